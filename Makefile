@@ -1,0 +1,53 @@
+# Everything runs from .venv, which the first target that needs it builds from requirements.lock.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST_WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test check fmt lint types imports cluster bench lock clean
+
+help: ## Show what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(VENV)/.installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3,11) <= sys.version_info < (3,14) else "Everbeat needs Python 3.11 to 3.13; try: make PYTHON=python3.12 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing Everbeat into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+install: $(VENV)/.installed ## Install Everbeat and its development tools into .venv
+
+run: install ## Start Everbeat on this machine with a demo schedule
+	@$(BIN)/everbeat dev --demo
+
+test: install ## Run every test (starts its own PostgreSQL)
+	@$(BIN)/pytest -n $(PYTEST_WORKERS)
+
+lint: install ## Check style and formatting
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: install ## Check types
+	@$(BIN)/mypy
+
+imports: install ## Check the direction of imports
+	@$(BIN)/lint-imports
+
+check: lint types imports test ## All that CI runs
+
+fmt: install ## Format the code
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: install ## Measure against the raw database (about ten minutes)
+	@$(BIN)/python -m bench
+
+lock: install ## Renew requirements.lock
+	@$(BIN)/python -m pip install --quiet uv
+	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet -o requirements.lock
+
+clean: ## Remove what was built
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

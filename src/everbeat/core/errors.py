@@ -1,0 +1,64 @@
+"""The tree of errors Everbeat raises on purpose; each one knows what a user should do about it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class FieldError(NamedTuple):
+    """One thing wrong with one field of an input."""
+
+    field: str
+    message: str
+
+
+class EverbeatError(Exception):
+    """The root: anything below it is expected and explained."""
+
+
+class InvalidInput(EverbeatError):
+    """Well-formed input with a wrong value; names every field at fault."""
+
+    def __init__(self, *errors: FieldError) -> None:
+        super().__init__("; ".join(f"{error.field}: {error.message}" for error in errors))
+        self.errors = list(errors)
+
+    @classmethod
+    def of(cls, field: str, message: str) -> InvalidInput:
+        return cls(FieldError(field, message))
+
+    def under(self, prefix: str) -> InvalidInput:
+        """The same errors, seen from the object that holds this one."""
+        return InvalidInput(*(FieldError(f"{prefix}.{error.field}", error.message) for error in self.errors))
+
+
+class NotFound(EverbeatError):
+    """Nothing of that name or id, or it belongs to somebody else."""
+
+
+class Conflict(EverbeatError):
+    """The request is right but the present state forbids it."""
+
+
+class RevisionMismatch(Conflict):
+    """The caller changed a revision that is no longer the current one."""
+
+
+class StoreError(EverbeatError):
+    """The store did not do what was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """The database is away or did not answer in time; whether a write took place is unknown."""
+
+
+class StoreRefused(StoreError):
+    """The database refused this very write; trying it again as it is will not help."""
+
+
+class StoreBroken(StoreError):
+    """The database file or schema cannot be used as it is: corrupt, too old or too new."""
+
+
+class SettingsError(EverbeatError):
+    """A setting is missing, wrong or does not go with another."""

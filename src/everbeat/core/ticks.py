@@ -1,0 +1,56 @@
+"""What the ledger can say about a tick: outcomes and the closed list of reasons."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+from uuid import UUID
+
+
+class Outcome(StrEnum):
+    FIRED = "fired"
+    SKIPPED = "skipped"
+
+
+class SkipReason(StrEnum):
+    """Why a tick made no task. A closed list: adding one is a change of the contract."""
+
+    OVERLAP = "overlap"
+    MISFIRE = "misfire"
+    PAUSED = "paused"
+    CALENDAR = "calendar"
+    DST_GAP = "dst_gap"
+    QUOTA = "quota"
+    ENDED = "ended"
+
+
+class Occurrence(NamedTuple):
+    """One tick of a timeline, and why it would not fire, if it would not."""
+
+    at: datetime
+    skip: SkipReason | None
+
+
+class Skip(NamedTuple):
+    """A run of consecutive ticks that did not fire for one reason: first to last, both included."""
+
+    first: datetime
+    last: datetime
+    count: int
+    reason: SkipReason
+
+
+class Tick(NamedTuple):
+    """One row of the ledger."""
+
+    schedule_id: UUID
+    scheduled_for: datetime
+    outcome: Outcome
+    reason: SkipReason | None
+    task_id: UUID | None
+    fired_at: datetime
+    until: datetime | None
+    count: int
+    node: UUID | None = None
+    epoch: int | None = None

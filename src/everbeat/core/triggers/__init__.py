@@ -1,0 +1,1 @@
+"""Triggers: one file per kind, all behind the contract in base.py."""

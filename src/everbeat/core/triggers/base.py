@@ -1,0 +1,23 @@
+"""The Trigger contract: when a rule ticks, before windows and calendars. All instants are aware UTC datetimes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Protocol
+
+
+class Trigger(Protocol):
+    """A parsed trigger. Immutable, shared between schedules, and cheap: tens of microseconds a call."""
+
+    def next_after(self, t: datetime) -> datetime | None:
+        """The first tick strictly after t, or None if there is none."""
+
+    def last_until(self, t: datetime) -> datetime | None:
+        """The newest tick at or before t, or None if there is none."""
+
+    def count_between(self, after: datetime, until: datetime) -> int:
+        """How many ticks lie in (after, until]; exact, and fast for spans of years."""
+
+    def gaps_between(self, after: datetime, until: datetime) -> Sequence[datetime]:
+        """The instants in (after, until] at which a DST gap swallowed a tick; empty unless gap = skip."""
