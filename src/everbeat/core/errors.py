@@ -29,7 +29,11 @@ class InvalidInput(EverbeatError):
 
     def under(self, prefix: str) -> InvalidInput:
         """The same errors, seen from the object that holds this one."""
-        return InvalidInput(*(FieldError(f"{prefix}.{error.field}", error.message) for error in self.errors))
+        return type(self)(*(FieldError(f"{prefix}.{error.field}", error.message) for error in self.errors))
+
+
+class TooLarge(InvalidInput):
+    """Input that is right but bigger than allowed."""
 
 
 class NotFound(EverbeatError):

@@ -7,6 +7,8 @@ from enum import StrEnum
 from typing import NamedTuple
 from uuid import UUID
 
+import msgspec
+
 
 class Outcome(StrEnum):
     FIRED = "fired"
@@ -32,7 +34,7 @@ class Occurrence(NamedTuple):
     skip: SkipReason | None
 
 
-class Skip(NamedTuple):
+class Skip(msgspec.Struct, frozen=True):
     """A run of consecutive ticks that did not fire for one reason: first to last, both included."""
 
     first: datetime
@@ -41,7 +43,7 @@ class Skip(NamedTuple):
     reason: SkipReason
 
 
-class Tick(NamedTuple):
+class Tick(msgspec.Struct, frozen=True):
     """One row of the ledger."""
 
     schedule_id: UUID

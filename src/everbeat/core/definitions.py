@@ -1,0 +1,327 @@
+"""A schedule's definition as JSON: checking what users send, and writing what they are answered.
+
+Shape and types are msgspec's work; everything else is collected, so that one answer names every field at fault.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from everbeat.core.describe import describe
+from everbeat.core.errors import FieldError, InvalidInput, TooLarge
+from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
+from everbeat.core.rules import DstFold, DstGap, Rule, TriggerKind
+from everbeat.core.schedules import MAX_CONCURRENT, CatchUp, Overlap, Retry, Schedule, Spec
+from everbeat.core.targets import Target, target_errors, target_to_json
+
+MAX_PAYLOAD_BYTES = 64 * 1024
+MAX_DEPTH = 64
+_YEAR_SECONDS = 366 * 86_400
+
+TRIGGER_FIELDS = {
+    TriggerKind.CRON: "cron",
+    TriggerKind.EVERY: "every_seconds",
+    TriggerKind.RRULE: "rrule",
+    TriggerKind.AT: "at",
+}
+
+Instant = Annotated[datetime, msgspec.Meta(tz=True)]
+T = TypeVar("T")
+
+
+class Dst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    gap: DstGap = DstGap.AFTER
+    fold: DstFold = DstFold.FIRST
+
+
+class Calendars(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    exclude: Annotated[list[str], msgspec.Meta(max_length=16)] = []
+    only: Annotated[list[str], msgspec.Meta(max_length=16)] = []
+
+
+class TriggerInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields that make a rule; exactly one trigger among them."""
+
+    cron: str | None = None
+    every_seconds: float | None = None
+    anchor: Instant | None = None
+    rrule: str | None = None
+    at: Instant | None = None
+    timezone: str = "UTC"
+    dst: Dst = Dst()
+
+    def rule(self, **beside: Any) -> Rule:
+        """The rule these fields describe; raises InvalidInput unless exactly one trigger is given."""
+        given = {
+            TriggerKind.CRON: self.cron,
+            TriggerKind.EVERY: None
+            if self.every_seconds is None
+            else f"{self.every_seconds:.6f}".rstrip("0").rstrip("."),
+            TriggerKind.RRULE: self.rrule,
+            TriggerKind.AT: None if self.at is None else rfc3339(utc(self.at, "at")),
+        }
+        triggers = {kind: text for kind, text in given.items() if text is not None}
+        if len(triggers) != 1:
+            raise InvalidInput.of("cron", "give exactly one of cron, every_seconds, rrule and at")
+        ((kind, expression),) = triggers.items()
+        if self.anchor is not None and kind not in (TriggerKind.EVERY, TriggerKind.RRULE):
+            raise InvalidInput.of("anchor", "goes only with every_seconds and rrule")
+        return Rule(
+            kind=kind,
+            expression=expression,
+            timezone=self.timezone,
+            anchor=None if self.anchor is None else utc(self.anchor, "anchor"),
+            gap=self.dst.gap,
+            fold=self.dst.fold,
+            **beside,
+        )
+
+
+class Definition(TriggerInput, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A schedule as API.md writes it."""
+
+    name: str
+    target: Target
+    description: str = ""
+    payload: Any = {}
+    overlap: Overlap = Overlap.SKIP
+    max_concurrent: Annotated[int, msgspec.Meta(ge=1, le=MAX_CONCURRENT)] | None = None
+    catch_up: CatchUp = CatchUp.LATEST
+    misfire_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=_YEAR_SECONDS)] = 3600
+    jitter_seconds: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0
+    calendars: Calendars = Calendars()
+    starts_at: Instant | None = None
+    ends_at: Instant | None = None
+    priority: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 100
+    max_attempts: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
+    retry: Retry = Retry()
+    timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=7 * 86_400)] = 3600
+    labels: dict[str, str] = {}
+    enabled: bool = True
+
+
+_PATH = re.compile(r"(?s)(.*) - at `(?:key in )?\$(.*)`")
+_MISSING = re.compile(r"Object (?:missing required|contains unknown) field `(.*?)`")
+
+
+def convert(data: Any, type_: type[T]) -> T:
+    """Decoded JSON as one of our structs, with msgspec's complaint turned into a field and a message."""
+    try:
+        return msgspec.convert(data, type_)
+    except msgspec.ValidationError as error:
+        raise as_invalid_input(error) from None
+
+
+def as_invalid_input(error: msgspec.ValidationError) -> InvalidInput:
+    message, path = str(error), ""
+    if match := _PATH.fullmatch(message):
+        message, path = match[1], match[2].removeprefix(".").replace("[...]", "")
+    if match := _MISSING.match(message):
+        path = f"{path}.{match[1]}" if path else match[1]
+        message = "is required" if "missing" in message else "is not a known field"
+    return InvalidInput.of(path or "body", message)
+
+
+def parse_definition(data: Any, brokers: frozenset[str] = frozenset()) -> Spec:
+    """A spec from decoded JSON; raises InvalidInput with every error found, or TooLarge."""
+    definition = convert(data, Definition)
+    errors = [*_text_errors(definition), *target_errors(definition.target, brokers), *_policy_errors(definition)]
+    spec = None
+    try:
+        spec = _spec_of(definition)
+    except InvalidInput as error:
+        errors.extend(error.errors)
+    if errors or spec is None:
+        raise InvalidInput(*errors)
+    return spec
+
+
+def _spec_of(definition: Definition) -> Spec:
+    starts_at = None if definition.starts_at is None else utc(definition.starts_at, "starts_at")
+    ends_at = None if definition.ends_at is None else utc(definition.ends_at, "ends_at")
+    if starts_at is not None and ends_at is not None and ends_at <= starts_at:
+        raise InvalidInput.of("ends_at", "must be later than starts_at")
+    rule = definition.rule(
+        exclude=tuple(definition.calendars.exclude),
+        only=tuple(definition.calendars.only),
+        starts_at=starts_at,
+        ends_at=ends_at,
+    )
+    return Spec(
+        name=definition.name,
+        rule=rule,
+        target=target_to_json(definition.target),
+        payload=encode_payload(definition.payload),
+        description=definition.description,
+        overlap=definition.overlap,
+        max_concurrent=definition.max_concurrent,
+        catch_up=definition.catch_up,
+        misfire_grace_seconds=definition.misfire_grace_seconds,
+        jitter_seconds=definition.jitter_seconds,
+        priority=definition.priority,
+        max_attempts=definition.max_attempts,
+        retry=definition.retry,
+        timeout_seconds=definition.timeout_seconds,
+        labels=definition.labels,
+        enabled=definition.enabled,
+    )
+
+
+def encode_payload(payload: Any) -> bytes:
+    """A payload as compact JSON, within the limits of size and depth."""
+    if _depth(payload) > MAX_DEPTH:
+        raise InvalidInput.of("payload", f"is nested deeper than {MAX_DEPTH} levels")
+    try:
+        encoded = msgspec.json.encode(payload)
+    except (UnicodeEncodeError, msgspec.MsgspecError, OverflowError, RecursionError) as error:
+        raise InvalidInput.of("payload", f"cannot be written as JSON: {error}") from None
+    if len(encoded) > MAX_PAYLOAD_BYTES:
+        raise TooLarge.of("payload", f"is {len(encoded)} bytes; at most {MAX_PAYLOAD_BYTES} are allowed")
+    return encoded
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level and depth <= MAX_DEPTH:
+        depth += 1
+        level = [
+            child
+            for one in level
+            if isinstance(one, dict | list)
+            for child in (one.values() if isinstance(one, dict) else one)
+        ]
+    return depth
+
+
+def _text_errors(definition: Definition) -> list[FieldError]:
+    errors = []
+    if not is_name(definition.name):
+        errors.append(FieldError("name", NAME_MESSAGE))
+    text = definition.description
+    if len(text) > 2000 or has_control_characters(text) or not is_encodable(text):
+        errors.append(FieldError("description", "must be at most 2000 characters, without control characters"))
+    if len(definition.labels) > 32:
+        errors.append(FieldError("labels", "has more than 32 labels"))
+    for key, value in definition.labels.items():
+        if not is_name(key) or len(value) > 256 or has_control_characters(value) or not is_encodable(value):
+            errors.append(
+                FieldError(f"labels.{key[:40]!r}", "names are as for schedules; values at most 256 characters")
+            )
+    return errors
+
+
+def _policy_errors(definition: Definition) -> list[FieldError]:
+    errors = []
+    if definition.overlap in (Overlap.QUEUE, Overlap.CANCEL_PREVIOUS):
+        errors.append(FieldError("overlap", f"{definition.overlap.value} is not available yet; use skip or allow"))
+    retry = definition.retry
+    if not 0 <= retry.base_seconds <= 86_400:
+        errors.append(FieldError("retry.base_seconds", "must be from 0 to 86400"))
+    if not 1 <= retry.factor <= 100:
+        errors.append(FieldError("retry.factor", "must be from 1 to 100"))
+    if not 0 <= retry.max_seconds <= _YEAR_SECONDS:
+        errors.append(FieldError("retry.max_seconds", f"must be from 0 to {_YEAR_SECONDS}"))
+    return errors
+
+
+def utc(at: datetime, field: str) -> datetime:
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        raise InvalidInput.of(field, "is outside the years 1 to 9999 in UTC") from None
+
+
+def rfc3339(at: datetime) -> str:
+    """UTC with Z and microseconds, as every answer writes times."""
+    return at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
+def optional_rfc3339(at: datetime | None) -> str | None:
+    return None if at is None else rfc3339(at)
+
+
+def number(value: float) -> float | int:
+    """Whole numbers without a decimal point."""
+    return int(value) if value == int(value) else value
+
+
+def definition_of(spec: Spec) -> dict[str, Any]:
+    """A spec as users write it: what GET shows and PATCH merges into."""
+    rule = spec.rule
+    trigger: dict[str, Any] = {TRIGGER_FIELDS[rule.kind]: rule.expression}
+    if rule.kind is TriggerKind.EVERY:
+        trigger["every_seconds"] = number(float(rule.expression))
+    if rule.anchor is not None:
+        trigger["anchor"] = rfc3339(rule.anchor)
+    return {
+        "name": spec.name,
+        "description": spec.description,
+        **trigger,
+        "timezone": rule.timezone,
+        "target": spec.target,
+        "payload": msgspec.json.decode(spec.payload),
+        "overlap": spec.overlap.value,
+        "max_concurrent": spec.concurrency if spec.max_concurrent is None else spec.max_concurrent,
+        "catch_up": spec.catch_up.value,
+        "misfire_grace_seconds": number(spec.misfire_grace_seconds),
+        "jitter_seconds": number(spec.jitter_seconds),
+        "dst": {"gap": rule.gap.value, "fold": rule.fold.value},
+        "calendars": {"exclude": list(rule.exclude), "only": list(rule.only)},
+        "starts_at": optional_rfc3339(rule.starts_at),
+        "ends_at": optional_rfc3339(rule.ends_at),
+        "priority": spec.priority,
+        "max_attempts": spec.max_attempts,
+        "retry": {
+            "kind": spec.retry.kind.value,
+            "base_seconds": number(spec.retry.base_seconds),
+            "factor": number(spec.retry.factor),
+            "max_seconds": number(spec.retry.max_seconds),
+            "jitter": spec.retry.jitter,
+        },
+        "timeout_seconds": number(spec.timeout_seconds),
+        "labels": spec.labels,
+        "enabled": spec.enabled,
+    }
+
+
+_MERGED = frozenset({"dst", "retry", "calendars"})
+
+
+def patched(spec: Spec, patch: Any) -> dict[str, Any]:
+    """The definition with a patch laid over it. A new trigger replaces the old one; small policy objects are merged."""
+    if not isinstance(patch, dict):
+        raise InvalidInput.of("body", "must be a JSON object with the fields to change")
+    definition = definition_of(spec)
+    if spec.max_concurrent is None:
+        del definition["max_concurrent"]
+    if set(TRIGGER_FIELDS.values()) & {field for field, value in patch.items() if value is not None}:
+        for field in (*TRIGGER_FIELDS.values(), "anchor"):
+            definition.pop(field, None)
+    for field, value in patch.items():
+        if field in _MERGED and isinstance(value, dict):
+            definition[field] = {**definition[field], **value}
+        else:
+            definition[field] = value
+    return definition
+
+
+def schedule_answer(schedule: Schedule) -> dict[str, Any]:
+    """A schedule as the API answers it."""
+    return {
+        "id": str(schedule.id),
+        **definition_of(schedule.spec),
+        "status": schedule.status.value,
+        "next_tick_at": optional_rfc3339(schedule.next_tick_at),
+        "last_tick_at": optional_rfc3339(schedule.last_tick_at),
+        "revision": schedule.revision,
+        "partition": schedule.partition,
+        "trigger_text": describe(schedule.spec.rule),
+        "fault": schedule.fault,
+        "note": schedule.note,
+        "created_at": rfc3339(schedule.created_at),
+        "updated_at": rfc3339(schedule.updated_at),
+    }

@@ -1,0 +1,158 @@
+"""What to do with a schedule whose tick has come due: fire it, skip what cannot fire any more, and where to go next.
+
+The cursor is the last instant up to which the ledger is complete. A plan always accounts for every tick between the
+cursor and the point it moves the cursor to, so that no tick can vanish between two plans, whatever happens in between.
+A tick is late when it is older than `late_after_seconds`; only then does the catch-up policy decide.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import NamedTuple, assert_never
+
+from everbeat.core.schedules import CatchUp
+from everbeat.core.ticks import Skip, SkipReason
+from everbeat.core.timeline import Run, Timeline
+
+_MOMENT = timedelta(microseconds=1)
+
+
+class Lateness(NamedTuple):
+    """When a tick counts as late, and how much faster than its normal rate a schedule may catch up (0: no limit)."""
+
+    late_after_seconds: float = 5.0
+    catch_up_rate: float = 2.0
+
+
+class Due(NamedTuple):
+    """The part of a schedule that a plan is made from."""
+
+    cursor_at: datetime
+    next_tick_at: datetime
+    catch_up: CatchUp
+    grace_seconds: float
+    jitter: timedelta
+
+
+class Plan(NamedTuple):
+    """What one firing does: at most one task, the ledger rows beside it, and the schedule's next position."""
+
+    fires: datetime | None
+    skips: tuple[Skip, ...]
+    cursor_at: datetime
+    next_tick_at: datetime | None
+    due_at: datetime | None
+
+
+def plan_firing(due: Due, timeline: Timeline, now: datetime, lateness: Lateness = Lateness()) -> Plan:
+    """Decide for a schedule whose next tick is at or before now."""
+    late_before = now - due.jitter - timedelta(seconds=lateness.late_after_seconds)
+    if due.next_tick_at >= late_before:
+        return _fire(due, timeline, due.next_tick_at, now, lateness)
+    grace = timedelta(seconds=max(due.grace_seconds, lateness.late_after_seconds))
+    too_old = now - due.jitter - grace
+    match due.catch_up:
+        case CatchUp.LATEST:
+            return _fire_latest(due, timeline, now, too_old)
+        case CatchUp.NONE:
+            return _skip_until(due, timeline, late_before)
+        case CatchUp.ALL:
+            if due.next_tick_at < too_old:
+                return _skip_until(due, timeline, too_old - _MOMENT)
+            return _fire(due, timeline, due.next_tick_at, now, lateness)
+        case _:
+            assert_never(due.catch_up)
+
+
+def settle(timeline: Timeline, cursor_at: datetime, until: datetime, reason: SkipReason) -> tuple[Skip, ...]:
+    """Account for every tick in (cursor, until] without firing any: how an edit, a pause or a resume closes the past."""
+    skips: list[Skip] = []
+    while cursor_at < until:
+        runs = timeline.runs_between(cursor_at, until)
+        if not runs:
+            break
+        skips.extend(_skip(run, reason) for run in runs)
+        cursor_at = runs[-1].last
+    return tuple(skips)
+
+
+def _fire(due: Due, timeline: Timeline, tick: datetime, now: datetime, lateness: Lateness) -> Plan:
+    before, fireable = _runs_to(due, timeline, tick)
+    following = timeline.next_tick(tick)
+    return Plan(
+        fires=tick if fireable else None,
+        skips=before,
+        cursor_at=tick,
+        next_tick_at=following,
+        due_at=_due_at(due, tick, following, now, lateness),
+    )
+
+
+def _runs_to(due: Due, timeline: Timeline, tick: datetime) -> tuple[tuple[Skip, ...], bool]:
+    """The skipped ticks between the cursor and this tick, and whether the tick itself may fire (a checkpoint may not)."""
+    if not timeline.has_skips:
+        return (), True
+    skips: list[Skip] = []
+    cursor, fireable = due.cursor_at, True
+    while cursor < tick:
+        runs = timeline.runs_between(cursor, tick)
+        if not runs:
+            break
+        cursor, fireable = runs[-1].last, runs[-1].skip is None
+        skips.extend(skip for run in runs for skip in _without(run, tick if fireable else None, timeline))
+    return tuple(skips), fireable
+
+
+def _fire_latest(due: Due, timeline: Timeline, now: datetime, too_old: datetime) -> Plan:
+    limit = now - due.jitter
+    runs = timeline.runs_between(due.cursor_at, limit)
+    fires = next((run.last for run in reversed(runs) if run.skip is None), None)
+    if fires is not None:
+        following = timeline.next_tick(runs[-1].last)
+        walk_stopped_early = following is not None and following <= limit
+        if fires < too_old or walk_stopped_early:
+            fires = None
+    return _account(due, timeline, runs, fires)
+
+
+def _skip_until(due: Due, timeline: Timeline, until: datetime) -> Plan:
+    return _account(due, timeline, timeline.runs_between(due.cursor_at, until), None)
+
+
+def _account(due: Due, timeline: Timeline, runs: list[Run], fires: datetime | None) -> Plan:
+    skips = [skip for run in runs for skip in _without(run, fires, timeline)]
+    cursor_at = runs[-1].last if runs else due.next_tick_at
+    following = timeline.next_tick(cursor_at)
+    return Plan(
+        fires=fires,
+        skips=tuple(skips),
+        cursor_at=cursor_at,
+        next_tick_at=following,
+        due_at=None if following is None else following + due.jitter,
+    )
+
+
+def _without(run: Run, fires: datetime | None, timeline: Timeline) -> list[Skip]:
+    """The run as a skip, less its last tick if that is the one that fires."""
+    if run.skip is not None or run.last != fires:
+        return [_skip(run, SkipReason.MISFIRE)]
+    if run.count == 1:
+        return []
+    last = timeline.last_until(run.last - _MOMENT)
+    assert last is not None
+    return [Skip(run.first, last, run.count - 1, SkipReason.MISFIRE)]
+
+
+def _skip(run: Run, reason: SkipReason) -> Skip:
+    return Skip(run.first, run.last, run.count, run.skip or reason)
+
+
+def _due_at(due: Due, tick: datetime, following: datetime | None, now: datetime, lateness: Lateness) -> datetime | None:
+    """Normally the tick plus its jitter; when catching up, no sooner than a fraction of the normal distance from now."""
+    if following is None:
+        return None
+    due_at = following + due.jitter
+    is_late = tick < now - due.jitter - timedelta(seconds=lateness.late_after_seconds)
+    if is_late and due_at <= now and lateness.catch_up_rate > 0:
+        return max(due_at, now + (following - tick) / lateness.catch_up_rate)
+    return due_at

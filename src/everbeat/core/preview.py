@@ -1,0 +1,260 @@
+"""A look at a rule before it is saved: its next ticks, and warnings about what its author may not expect."""
+
+from __future__ import annotations
+
+from calendar import monthrange
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from everbeat.core.calendars import Calendar
+from everbeat.core.describe import describe, listed, ordinal
+from everbeat.core.errors import InvalidInput
+from everbeat.core.rules import DstFold, DstGap, Rule, TriggerKind
+from everbeat.core.ticks import SkipReason
+from everbeat.core.timeline import Timeline, compile_rule
+from everbeat.core.triggers.cron_fields import NICKNAMES, read_fields, split_zone, uses_hash
+from everbeat.core.triggers.rrule_text import read_recurrence
+from everbeat.core.triggers.wall import LocalTrigger, Mode, to_instant, to_seconds
+from everbeat.core.zones import Transition, transitions
+
+MAX_COUNT = 100
+MAX_EXAMINED = 5000
+LOOK_AHEAD = timedelta(days=366)
+MAX_LOOK_AHEAD = timedelta(days=366 * 100)
+MAX_WARNINGS_OF_A_KIND = 3
+
+_MOMENT = timedelta(microseconds=1)
+# Local times need room before the end of what datetime can hold.
+_LAST = datetime(9999, 1, 1, tzinfo=UTC)
+_LAST_START = datetime(3000, 1, 1, tzinfo=UTC)
+_STEPPED_FIELDS = (("seconds", 60), ("minutes", 60), ("hours", 24))
+
+
+class PreviewTick(NamedTuple):
+    """A tick in UTC and as the rule's own wall clock shows it, in ISO 8601 with its offset."""
+
+    at: datetime
+    local: str
+
+
+class Preview(NamedTuple):
+    description: str
+    ticks: list[PreviewTick]
+    warnings: list[str]
+
+
+class _Upcoming(NamedTuple):
+    ticks: list[datetime]
+    excluded: int
+    gave_up: bool
+
+
+def preview(
+    rule: Rule, after: datetime, count: int, calendars: Mapping[str, Calendar], schedule_id: UUID | None = None
+) -> Preview:
+    """The next `count` ticks after an instant. A rule without an anchor counts from that instant."""
+    if not 1 <= count <= MAX_COUNT:
+        raise InvalidInput.of("count", f"must be 1 to {MAX_COUNT}")
+    if max(after, rule.starts_at or after) > _LAST_START:
+        raise InvalidInput.of("after", f"must be before the year {_LAST_START.year}")
+    if rule.anchor is None:
+        rule = msgspec.structs.replace(rule, anchor=after)
+    timeline = compile_rule(rule, schedule_id, calendars)
+    upcoming = _upcoming(timeline, after, count)
+    ticks = [PreviewTick(tick, tick.astimezone(timeline.zone).isoformat()) for tick in upcoming.ticks]
+    warnings = [
+        *_expression_warnings(rule, schedule_id),
+        *_dst_warnings(rule, timeline, after, upcoming.ticks),
+        *_calendar_warnings(upcoming),
+        *_rarity_warnings(timeline, upcoming.ticks),
+        *_end_warnings(rule, upcoming, after, count),
+    ]
+    return Preview(describe(rule, schedule_id), ticks, warnings)
+
+
+def _upcoming(timeline: Timeline, after: datetime, count: int) -> _Upcoming:
+    ticks: list[datetime] = []
+    excluded = examined = 0
+    for at, skip in islice(timeline.occurrences(after, _LAST), MAX_EXAMINED):
+        examined += 1
+        if skip is SkipReason.CALENDAR:
+            excluded += 1
+        elif skip is None:
+            ticks.append(at)
+            if len(ticks) == count:
+                break
+    return _Upcoming(ticks, excluded, examined == MAX_EXAMINED and len(ticks) < count)
+
+
+def _calendar_warnings(upcoming: _Upcoming) -> Iterator[str]:
+    if upcoming.gave_up:
+        yield f"Calendars exclude {upcoming.excluded} of the next {MAX_EXAMINED} ticks; no further ones were looked at."
+    elif upcoming.excluded:
+        ticks = "1 tick" if upcoming.excluded == 1 else f"{upcoming.excluded} ticks"
+        yield f"Calendars exclude {ticks} in the time shown."
+
+
+def _rarity_warnings(timeline: Timeline, ticks: list[datetime]) -> Iterator[str]:
+    if not ticks:
+        return
+    first, following = ticks[0], ticks[1:2] or _upcoming(timeline, ticks[0], 1).ticks
+    if following and following[0] - first > LOOK_AHEAD:
+        yield f"Runs less than once a year: after {first:%Y-%m-%d} it runs next on {following[0]:%Y-%m-%d}."
+
+
+def _end_warnings(rule: Rule, upcoming: _Upcoming, after: datetime, count: int) -> Iterator[str]:
+    shown = len(upcoming.ticks)
+    if upcoming.gave_up or shown == count or (rule.kind is TriggerKind.AT and shown):
+        return
+    if shown:
+        yield f"Ends after {'1 more tick' if shown == 1 else f'{shown} more ticks'}."
+    else:
+        yield f"Does not run at any time after {after.astimezone(UTC):%Y-%m-%d %H:%M} UTC."
+
+
+def _dst_warnings(rule: Rule, timeline: Timeline, after: datetime, ticks: list[datetime]) -> list[str]:
+    trigger = timeline.trigger
+    if not isinstance(trigger, LocalTrigger) or trigger.clock.fixed:
+        return []
+    if trigger.clock.mode is Mode.REAL and not _names_hours(rule):
+        return []
+    start = max(after, rule.starts_at or after)
+    until = min(max([start + LOOK_AHEAD, *ticks[-1:]]), start + MAX_LOOK_AHEAD, rule.ends_at or _LAST)
+    gaps: list[str] = []
+    folds: list[str] = []
+    for change in transitions(timeline.zone, start, until):
+        if change.after > change.before and len(gaps) < MAX_WARNINGS_OF_A_KIND:
+            gaps += _gap_warning(rule, timeline, trigger, change)
+        elif change.after < change.before and len(folds) < MAX_WARNINGS_OF_A_KIND:
+            folds += _fold_warning(rule, timeline, trigger, change)
+    return gaps + folds
+
+
+def _names_hours(rule: Rule) -> bool:
+    """Hourly and denser rules lose nothing to a change of the clock; those that name hours do."""
+    if rule.kind is not TriggerKind.CRON:
+        return False
+    hour = read_fields(split_zone(rule.expression)[1], b"")[2]
+    return hour not in ("*", "*/1")
+
+
+def _gap_warning(rule: Rule, timeline: Timeline, trigger: LocalTrigger, change: Transition) -> list[str]:
+    at = to_seconds(change.at)
+    low, high = at + _whole(change.before), at + _whole(change.after)
+    first = trigger.pattern.first(low, high, _whole(change.before))
+    last = trigger.pattern.last(low, high, _whole(change.before))
+    if first is None or last is None:
+        return []
+    missing = f"{_clock(first)} does not exist" if first == last else f"{_clock(first)} to {_clock(last)} do not exist"
+    where = f"on {to_instant(first):%Y-%m-%d} in {timeline.zone.key} because {missing}."
+    if trigger.clock.mode is Mode.REAL:
+        return [f"Skipped {where}"]
+    fates = [skip for _, skip in timeline.occurrences(change.at - _MOMENT, change.at)]
+    if rule.gap is DstGap.SKIP:
+        return [f"Skipped {where}"] if SkipReason.DST_GAP in fates else []
+    return [f"Moved to {_clock(high)} {where}"] if None in fates else []
+
+
+def _fold_warning(rule: Rule, timeline: Timeline, trigger: LocalTrigger, change: Transition) -> list[str]:
+    at = to_seconds(change.at)
+    before, after = _whole(change.before), _whole(change.after)
+    first = trigger.pattern.first(at + after, at + before, before)
+    last = trigger.pattern.last(at + after, at + before, before)
+    if first is None or last is None or not _fires(timeline, first - before, last - after):
+        return []
+    twice = f"{_clock(first)} happens twice" if first == last else f"{_clock(first)} to {_clock(last)} happen twice"
+    fold = DstFold.BOTH if trigger.clock.mode is Mode.REAL else rule.fold
+    runs = {DstFold.FIRST: "the first", DstFold.SECOND: "the second", DstFold.BOTH: "both"}[fold]
+    return [f"{twice} on {to_instant(first):%Y-%m-%d} in {timeline.zone.key}; runs at {runs}."]
+
+
+def _fires(timeline: Timeline, first: int, last: int) -> bool:
+    around = timeline.occurrences(to_instant(first) - _MOMENT, to_instant(last))
+    return any(skip is None for _, skip in islice(around, MAX_EXAMINED))
+
+
+def _whole(offset: timedelta) -> int:
+    return offset // timedelta(seconds=1)
+
+
+def _clock(local_seconds: int) -> str:
+    local = to_instant(local_seconds)
+    return f"{local:%H:%M:%S}" if local.second else f"{local:%H:%M}"
+
+
+def _expression_warnings(rule: Rule, schedule_id: UUID | None) -> list[str]:
+    if rule.kind is TriggerKind.CRON:
+        _, text = split_zone(rule.expression)
+        seed = b"" if schedule_id is None else schedule_id.bytes
+        return [*_hash_warnings(text, schedule_id), *_step_warnings(text), *_cron_day_warnings(text, seed)]
+    if rule.kind is TriggerKind.RRULE:
+        return _rrule_day_warnings(rule.expression)
+    return []
+
+
+def _hash_warnings(text: str, schedule_id: UUID | None) -> list[str]:
+    if schedule_id is None and uses_hash(text):
+        return ["H is chosen from the schedule's id when it is saved; the times shown are an example."]
+    return []
+
+
+def _step_warnings(text: str) -> Iterator[str]:
+    parts = NICKNAMES.get(text.strip().lower(), text).split()
+    for (unit, size), part in zip(_STEPPED_FIELDS, ["0", *parts][-6:], strict=False):
+        if not part.startswith("*/") or not part[2:].isdigit():
+            continue
+        step = int(part[2:])
+        if step >= size:
+            yield f"{part} in {unit} matches 0 only, because {unit} go up to {size - 1}."
+        elif size % step:
+            values = listed([str(value) for value in range(0, size, step)])
+            yield f"{part} in {unit} means {values}, then 0 again: the last step is shorter."
+    day = parts[-3]
+    if day.startswith("*/") and day[2:].isdigit() and int(day[2:]) > 1:
+        yield f"{day} in days starts again on the 1st of every month."
+
+
+def _cron_day_warnings(text: str, seed: bytes) -> Iterator[str]:
+    _, _, _, day, month, weekday = read_fields(text, seed)
+    months = tuple(range(1, 13)) if month.startswith("*") else tuple(int(each) for each in month.split(","))
+    both = day != "*" and weekday != "*"
+    if both and (day.startswith("*") or weekday.startswith("*")):
+        yield "Day-of-month and day-of-week are both set, one with *: runs when both match (crontab AND rule)."
+    elif both:
+        yield "Day-of-month and day-of-week are both set: runs when either matches (crontab OR rule)."
+    days = day.split(",")
+    if all(each.isdigit() for each in days):
+        yield from _short_month_warnings(tuple(int(each) for each in days), months, only_days=not both)
+
+
+def _rrule_day_warnings(expression: str) -> list[str]:
+    rule = read_recurrence(expression)
+    if rule.frequency not in ("MONTHLY", "YEARLY"):
+        return []
+    days, months = rule.by_month_day, rule.by_month
+    has_other_days = rule.by_day or rule.by_year_day or rule.by_week_number
+    if not days and not has_other_days and rule.start is not None:
+        days = (rule.start.at.day,)
+        months = months or ((rule.start.at.month,) if rule.frequency == "YEARLY" else ())
+    return list(_short_month_warnings(days, months or tuple(range(1, 13)), only_days=True))
+
+
+def _short_month_warnings(days: tuple[int, ...], months: tuple[int, ...], only_days: bool) -> Iterator[str]:
+    """A run such as 25 to 31 is taken to mean the end of the month; single late days are often a mistake."""
+    late = [day for day in days if day > 28 and day - 1 not in days]
+    for day in late:
+        if set(months) == {2}:
+            yield f"February {day} comes in leap years only."
+        elif any(monthrange(2001, month)[1] < day for month in months):
+            which = ordinal(day)
+            alone = only_days and len(days) == 1
+            yield (
+                f"Does not run in months without a {which}."
+                if alone
+                else f"Leaves out the {which} in months without one."
+            )

@@ -1,0 +1,137 @@
+"""Schedules: what a user declares (the spec), what the engine keeps beside it (the cursor), and how the two are compared."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from everbeat.core.rules import Rule, TriggerKind
+
+DEFAULT_TENANT = UUID(int=0)
+MAX_CONCURRENT = 10_000
+
+
+class Status(StrEnum):
+    ACTIVE = "active"
+    PAUSED = "paused"
+    FINISHED = "finished"
+
+
+class Overlap(StrEnum):
+    SKIP = "skip"
+    QUEUE = "queue"
+    CANCEL_PREVIOUS = "cancel_previous"
+    ALLOW = "allow"
+
+
+class CatchUp(StrEnum):
+    LATEST = "latest"
+    ALL = "all"
+    NONE = "none"
+
+
+class RetryKind(StrEnum):
+    FIXED = "fixed"
+    LINEAR = "linear"
+    EXPONENTIAL = "exponential"
+
+
+class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    kind: RetryKind = RetryKind.EXPONENTIAL
+    base_seconds: float = 1
+    factor: float = 2
+    max_seconds: float = 3600
+    jitter: bool = True
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """The definition of a schedule as its owner declares it. `max_concurrent` None means the policy's own default."""
+
+    name: str
+    rule: Rule
+    target: dict[str, Any]
+    payload: bytes = b"{}"
+    description: str = ""
+    overlap: Overlap = Overlap.SKIP
+    max_concurrent: int | None = None
+    catch_up: CatchUp = CatchUp.LATEST
+    misfire_grace_seconds: float = 3600
+    jitter_seconds: float = 0
+    priority: int = 100
+    max_attempts: int = 3
+    retry: Retry = Retry()
+    timeout_seconds: float = 3600
+    labels: dict[str, str] = {}
+    enabled: bool = True
+
+    @property
+    def concurrency(self) -> int:
+        """How many unfinished tasks of this schedule may exist before a tick overlaps."""
+        if self.overlap is not Overlap.ALLOW:
+            return 1
+        return MAX_CONCURRENT if self.max_concurrent is None else self.max_concurrent
+
+    @property
+    def target_kind(self) -> str:
+        return str(self.target["kind"])
+
+    @property
+    def queue(self) -> str:
+        return str(self.target.get("queue", "default")) if self.target_kind == "worker" else self.target_kind
+
+    @property
+    def task_type(self) -> str:
+        return str(self.target["type"]) if self.target_kind == "worker" else self.name
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A spec with its identity and its cursor.
+
+    `cursor_at`: every tick up to here is in the ledger. `next_tick_at`: the next tick to fire. `due_at`: when to fire it
+    (later than the tick by jitter, or by the pace of catch-up). `rule_at`: since when the present rule holds.
+    """
+
+    id: UUID
+    tenant_id: UUID
+    partition: int
+    spec: Spec
+    status: Status
+    revision: int
+    cursor_at: datetime
+    rule_at: datetime
+    created_at: datetime
+    updated_at: datetime
+    next_tick_at: datetime | None = None
+    due_at: datetime | None = None
+    last_tick_at: datetime | None = None
+    fault: str | None = None
+    note: str | None = None
+
+
+class PastRule(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule a schedule once had: kept so that the audit can recompute what was expected then. It held in (since, until]."""
+
+    schedule_id: UUID
+    rule: Rule
+    since: datetime
+    until: datetime
+
+
+def anchored(rule: Rule, previous: Rule | None, now: datetime) -> Rule:
+    """The rule with its origin fixed: given, kept from the rule it replaces, or now. An anchor is set once and never moves."""
+    if rule.anchor is not None or rule.kind not in (TriggerKind.EVERY, TriggerKind.RRULE):
+        return rule
+    if previous is not None and previous.kind is rule.kind and previous.anchor is not None:
+        return msgspec.structs.replace(rule, anchor=previous.anchor)
+    return msgspec.structs.replace(rule, anchor=now.replace(microsecond=0))
+
+
+def same_spec(one: Spec, other: Spec) -> bool:
+    """Whether two specs mean the same; the order of keys in the payload does not matter."""
+    if msgspec.structs.replace(one, payload=b"") != msgspec.structs.replace(other, payload=b""):
+        return False
+    return one.payload == other.payload or msgspec.json.decode(one.payload) == msgspec.json.decode(other.payload)

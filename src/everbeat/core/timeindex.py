@@ -1,0 +1,82 @@
+"""The time index: the near future of a node's schedules in memory, ordered by the instant they are due.
+
+Entries are replaced by id; the heap keeps stale slots until they surface (lazy deletion), so every operation is O(log n).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Generic, Protocol, TypeVar
+from uuid import UUID
+
+
+class Timed(Protocol):
+    @property
+    def id(self) -> UUID: ...
+    @property
+    def due_at(self) -> datetime: ...
+
+
+T = TypeVar("T", bound=Timed)
+
+
+class TimeIndex(Generic[T]):
+    def __init__(self) -> None:
+        self._entries: dict[UUID, tuple[int, T]] = {}
+        self._heap: list[tuple[datetime, int, UUID]] = []
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, id_: UUID) -> bool:
+        return id_ in self._entries
+
+    def get(self, id_: UUID) -> T | None:
+        slot = self._entries.get(id_)
+        return None if slot is None else slot[1]
+
+    def put(self, entry: T) -> None:
+        known = self._entries.get(entry.id)
+        if known is not None and known[1].due_at == entry.due_at:
+            self._entries[entry.id] = (known[0], entry)
+            return
+        self._sequence += 1
+        self._entries[entry.id] = (self._sequence, entry)
+        heapq.heappush(self._heap, (entry.due_at, self._sequence, entry.id))
+
+    def discard(self, ids: Iterable[UUID]) -> None:
+        for id_ in ids:
+            self._entries.pop(id_, None)
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self._heap.clear()
+
+    def next_due_at(self) -> datetime | None:
+        self._drop_stale()
+        return self._heap[0][0] if self._heap else None
+
+    def take_due(self, now: datetime, limit: int) -> list[T]:
+        """Remove and return up to limit entries due at or before now, oldest first."""
+        taken: list[T] = []
+        while len(taken) < limit and self._heap and self._heap[0][0] <= now:
+            _, sequence, id_ = heapq.heappop(self._heap)
+            slot = self._entries.get(id_)
+            if slot is not None and slot[0] == sequence:
+                taken.append(slot[1])
+                del self._entries[id_]
+        return taken
+
+    def values(self) -> list[T]:
+        return [entry for _, entry in self._entries.values()]
+
+    def _drop_stale(self) -> None:
+        while self._heap:
+            _, sequence, id_ = self._heap[0]
+            slot = self._entries.get(id_)
+            if slot is not None and slot[0] == sequence:
+                return
+            heapq.heappop(self._heap)

@@ -1,0 +1,231 @@
+"""A timeline: one rule's trigger inside its window, with the ticks its calendars and DST gaps skip."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from threading import Lock
+from typing import NamedTuple, Protocol, assert_never
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from everbeat.core.errors import FieldError, InvalidInput
+from everbeat.core.rules import Rule, TriggerKind
+from everbeat.core.ticks import Occurrence, SkipReason
+from everbeat.core.triggers import cron, rrule
+from everbeat.core.triggers.base import Trigger
+from everbeat.core.triggers.cron_fields import uses_hash
+from everbeat.core.triggers.interval import parse_every
+from everbeat.core.triggers.once import parse_at
+from everbeat.core.triggers.wall import LocalTrigger
+from everbeat.core.zones import load_zone
+
+# Enough to pass a year of hourly ticks on excluded days; a denser rule gets a checkpoint and looks again from there.
+MAX_EXAMINED = 10_000
+
+_MOMENT = timedelta(microseconds=1)
+_FIRST = datetime.min.replace(tzinfo=UTC)
+_LAST = datetime.max.replace(tzinfo=UTC)
+
+
+class Days(Protocol):
+    """What a timeline needs of a calendar."""
+
+    def covers(self, local: datetime) -> bool:
+        """Is this wall-clock time, aware in the schedule's zone, in the calendar?"""
+
+
+class Run(NamedTuple):
+    """Consecutive ticks of one fate, first to last; no skip reason means that they fire."""
+
+    first: datetime
+    last: datetime
+    count: int  # type: ignore[assignment]  # it hides tuple.count, which nobody calls on a run
+    skip: SkipReason | None
+
+
+class Timeline:
+    """The ticks of one rule. Immutable, so schedules with the same rule share it."""
+
+    def __init__(
+        self,
+        trigger: Trigger,
+        zone: ZoneInfo,
+        starts_at: datetime | None = None,
+        ends_at: datetime | None = None,
+        exclude: tuple[Days, ...] = (),
+        only: tuple[Days, ...] = (),
+    ) -> None:
+        self.trigger = trigger
+        self.zone = zone
+        self._before = None if starts_at is None or starts_at <= _FIRST else starts_at - _MOMENT
+        self._ends_at = ends_at or _LAST
+        self._exclude = exclude
+        self._only = only
+        self._has_calendars = bool(exclude or only)
+        self._skips_gaps = isinstance(trigger, LocalTrigger) and trigger.skips_gaps
+        self.has_skips = self._has_calendars or self._skips_gaps
+
+    def next_tick(self, after: datetime) -> datetime | None:
+        """The next tick that fires; if calendars exclude all that were examined, the last of those, as a checkpoint."""
+        tick = self._next(after)
+        if not self._has_calendars:
+            return tick
+        examined = None
+        for _ in range(MAX_EXAMINED):
+            if tick is None or self._calendar_skip(tick) is None:
+                break
+            examined = tick
+            tick = self._next(tick)
+        else:
+            return examined
+        return tick or examined
+
+    def last_until(self, t: datetime) -> datetime | None:
+        """The newest tick at or before t, whether it fires or is skipped."""
+        until = min(t, self._ends_at)
+        tick = self.trigger.last_until(until)
+        if self._skips_gaps and (gaps := self.trigger.gaps_between(tick or _FIRST, until)):
+            tick = gaps[-1]
+        return None if tick is None or (self._before is not None and tick <= self._before) else tick
+
+    def count_between(self, after: datetime, until: datetime) -> int:
+        """How many ticks lie in (after, until], those that calendars or DST gaps skip included."""
+        after, until = self._clip(after), min(until, self._ends_at)
+        return self.trigger.count_between(after, until) + len(self._gaps(after, until))
+
+    def runs_between(self, after: datetime, until: datetime, limit: int = 10_000) -> list[Run]:
+        """The ticks in (after, until] as runs, oldest first. With calendars or skipped gaps, at most `limit` ticks."""
+        if not self.has_skips:
+            return self._one_run(after, until)
+        runs: list[Run] = []
+        for at, skip in islice(self.occurrences(after, until), limit):
+            if runs and runs[-1].skip is skip:
+                runs[-1] = runs[-1]._replace(last=at, count=runs[-1].count + 1)
+            else:
+                runs.append(Run(at, at, 1, skip))
+        return runs
+
+    def occurrences(self, after: datetime, until: datetime | None = None) -> Iterator[Occurrence]:
+        """Every tick in (after, until], or without end, in order, with the reason if it is skipped."""
+        cursor = self._clip(after)
+        until = self._ends_at if until is None else min(until, self._ends_at)
+        while True:
+            tick = self.trigger.next_after(cursor)
+            at_end = tick is None or tick > until
+            for gap in self._gaps(cursor, until if tick is None or at_end else tick):
+                yield Occurrence(gap, SkipReason.DST_GAP)
+            if tick is None or at_end:
+                return
+            yield Occurrence(tick, self._calendar_skip(tick))
+            cursor = tick
+
+    def _one_run(self, after: datetime, until: datetime) -> list[Run]:
+        count = self.count_between(after, until)
+        first, last = self._next(after), self.last_until(until)
+        return [Run(first, last, count, None)] if count and first is not None and last is not None else []
+
+    def _next(self, after: datetime) -> datetime | None:
+        tick = self.trigger.next_after(self._clip(after))
+        return None if tick is None or tick > self._ends_at else tick
+
+    def _clip(self, after: datetime) -> datetime:
+        return after if self._before is None else max(after, self._before)
+
+    def _gaps(self, after: datetime, until: datetime) -> list[datetime]:
+        return list(self.trigger.gaps_between(after, until)) if self._skips_gaps else []
+
+    def _calendar_skip(self, tick: datetime) -> SkipReason | None:
+        if not self._has_calendars:
+            return None
+        local = tick.astimezone(self.zone)
+        if any(calendar.covers(local) for calendar in self._exclude):
+            return SkipReason.CALENDAR
+        if self._only and not any(calendar.covers(local) for calendar in self._only):
+            return SkipReason.CALENDAR
+        return None
+
+
+def compile_rule(rule: Rule, schedule_id: UUID | None, calendars: Mapping[str, Days]) -> Timeline:
+    """The timeline of a rule, or InvalidInput naming the fields of the API at fault."""
+    _check_window(rule)
+    load_zone(rule.timezone)
+    exclude = _calendars("calendars.exclude", rule.exclude, calendars)
+    only = _calendars("calendars.only", rule.only, calendars)
+    trigger, zone = _trigger(rule, schedule_id)
+    return Timeline(trigger, zone, rule.starts_at, rule.ends_at, exclude, only)
+
+
+def _check_window(rule: Rule) -> None:
+    for field in ("starts_at", "ends_at", "anchor"):
+        moment: datetime | None = getattr(rule, field)
+        if moment is not None and moment.tzinfo is None:
+            raise InvalidInput.of(field, "needs an offset from UTC, such as Z or +01:00")
+    if rule.starts_at is not None and rule.ends_at is not None and rule.ends_at < rule.starts_at:
+        raise InvalidInput.of("ends_at", "is before starts_at")
+
+
+def _calendars(field: str, names: tuple[str, ...], calendars: Mapping[str, Days]) -> tuple[Days, ...]:
+    unknown = [FieldError(field, f'there is no calendar "{name}"') for name in names if name not in calendars]
+    if unknown:
+        raise InvalidInput(*unknown)
+    return tuple(calendars[name] for name in names)
+
+
+def _trigger(rule: Rule, schedule_id: UUID | None) -> tuple[Trigger, ZoneInfo]:
+    text, zone = rule.expression, rule.timezone
+    match rule.kind:
+        case TriggerKind.CRON:
+            seed = None if schedule_id is None else schedule_id.bytes
+            from_cron = cron.parse_cron(text, zone, rule.gap, rule.fold, seed)
+            return from_cron, from_cron.clock.zone
+        case TriggerKind.EVERY:
+            return parse_every(text, _anchor(rule, "every_seconds")), load_zone(zone)
+        case TriggerKind.RRULE:
+            anchor = _LAST if rrule.has_start(text) else _anchor(rule, "rrule")
+            from_rrule = rrule.parse_rrule(text, zone, anchor, rule.gap, rule.fold)
+            return from_rrule, from_rrule.clock.zone
+        case TriggerKind.AT:
+            return parse_at(text), load_zone(zone)
+        case _:
+            assert_never(rule.kind)
+
+
+def _anchor(rule: Rule, field: str) -> datetime:
+    if rule.anchor is None:
+        raise InvalidInput.of(field, "needs an anchor: the instant it counts from")
+    return rule.anchor
+
+
+class TimelineCache:
+    """Compiled timelines by rule, least recently used ones dropped. Calendars are told apart by identity."""
+
+    def __init__(self, size: int = 10_000) -> None:
+        self._size = size
+        self._entries: OrderedDict[object, Timeline] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, rule: Rule, schedule_id: UUID | None, calendars: Mapping[str, Days]) -> Timeline:
+        # Names and revisions repeat between tenants. An id does not while the entry lives: its timeline holds the
+        # calendar.
+        held = tuple(id(calendars.get(name)) for name in (*rule.exclude, *rule.only))
+        seeded = rule.kind is TriggerKind.CRON and uses_hash(rule.expression)
+        key = (rule, schedule_id if seeded else None, held)
+        with self._lock:
+            timeline = self._entries.get(key)
+            if timeline is not None:
+                self._entries.move_to_end(key)
+                return timeline
+        timeline = compile_rule(rule, schedule_id, calendars)
+        with self._lock:
+            self._entries[key] = timeline
+            while len(self._entries) > self._size:
+                self._entries.popitem(last=False)
+        return timeline
+
+    def clear(self) -> None:
+        """Forget all, as when the tz database changed."""
+        with self._lock:
+            self._entries.clear()

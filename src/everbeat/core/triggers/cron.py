@@ -1,0 +1,162 @@
+"""Cron: which days and times an expression names; reading the text is in cron_fields.py, DST in wall.py.
+
+An expression with a star in front of its minute or hour follows real time: it ticks whenever the wall clock matches.
+Any other, with seconds or without, names times of the wall clock, and the policies for gaps and folds apply.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from calendar import monthrange
+from collections.abc import Iterator
+from datetime import date, datetime
+
+from cronsim import CronSim
+
+from everbeat.core.errors import InvalidInput
+from everbeat.core.rules import DstFold, DstGap
+from everbeat.core.triggers.cron_fields import MAX_LENGTH, MONTH, follows_real_time, read_fields, refuse, split_zone
+from everbeat.core.triggers.days import CrossedTimes, DayPattern, Times
+from everbeat.core.triggers.wall import EPOCH_ORDINAL, FIRST_DAY, LAST_DAY, LocalTrigger, Mode, wall_clock
+from everbeat.core.zones import load_zone
+
+# A month is like any other of the same length that starts on the same weekday: there are 28 kinds, all met within
+# 28 years, so cronsim is asked about the days of each kind once.
+_SAMPLES = {monthrange(year, month): (year, month) for year in range(2000, 2028) for month in range(1, 13)}
+
+
+class CronTrigger(LocalTrigger):
+    """A cron expression in its zone."""
+
+
+def effective_zone(expression: str, timezone: str) -> str:
+    """The zone an expression is read in: that of its CRON_TZ= prefix, or else the schedule's."""
+    return split_zone(expression)[0] or timezone
+
+
+def parse_cron(expression: str, timezone: str, gap: DstGap, fold: DstFold, seed: bytes | None) -> CronTrigger:
+    """The trigger of an expression, or InvalidInput on `cron`. The seed decides H; None is enough to validate."""
+    if len(expression) > MAX_LENGTH:
+        raise refuse(f"has {len(expression)} characters; at most {MAX_LENGTH} are allowed")
+    prefix, rest = split_zone(expression)
+    try:
+        zone = load_zone(timezone if prefix is None else prefix)
+    except InvalidInput as invalid:
+        if prefix is None:
+            raise
+        raise refuse(f"CRON_TZ: {invalid.errors[0].message}") from None
+    fields = read_fields(rest, seed or b"")
+    pattern = CronPattern(fields)
+    if not pattern.ever_matches():
+        raise refuse(_never(fields, pattern.months))
+    mode = Mode.REAL if follows_real_time(rest) else Mode.of(fold)
+    return CronTrigger(pattern, wall_clock(zone, mode), gap)
+
+
+class CronPattern(DayPattern):
+    """The local times of an expression."""
+
+    def __init__(self, fields: tuple[str, ...]) -> None:
+        second, minute, hour, day, month, weekday = fields
+        # Only cronsim's parsing and day matching are used, not its iteration, so the date does not matter. The month
+        # goes apart because cronsim would refuse 31 4 with less than we can say.
+        start = datetime(2000, 1, 1)  # noqa: DTZ001
+        sim = CronSim(f"{second} {minute} {hour} {day} * {weekday}", start)
+        self.months: tuple[int, ...] = tuple(sorted(CronSim(f"0 0 1 {month} *", start).months))
+        self._sim = sim
+        self._times = CrossedTimes(list(sim.hours), list(sim.minutes), list(sim.seconds))
+        self._kinds: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._recent: tuple[int, int, tuple[int, ...]] = (0, 0, ())
+
+    def ever_matches(self) -> bool:
+        """Each of its months comes in every kind it can be within 400 years, after which the calendar repeats."""
+        lengths = {monthrange(year, month)[1] for year in (2000, 2001) for month in self.months}
+        return any(self._days_of_kind((weekday, length)) for length in lengths for weekday in range(7))
+
+    def times_on(self, day: int, offset: int) -> Times:
+        return self._times
+
+    def first_day(self, day: int, offset: int) -> int | None:
+        if day > LAST_DAY:
+            return None
+        _, end, days = self._month_around(day)
+        index = bisect_left(days, day)
+        if index < len(days):
+            return days[index]
+        for start, offsets in self._months_from(end):
+            if offsets:
+                return start + offsets[0]
+        return None
+
+    def last_day(self, day: int, offset: int) -> int | None:
+        if day < FIRST_DAY:
+            return None
+        start, _, days = self._month_around(min(day, LAST_DAY))
+        index = bisect_right(days, day)
+        if index:
+            return days[index - 1]
+        for first, offsets in self._months_before(start):
+            if offsets:
+                return first + offsets[-1]
+        return None
+
+    def count_on_days(self, first: int, end: int, offset: int) -> int:
+        if first >= end:
+            return 0
+        _, month_end, days = self._month_around(first)
+        total = bisect_left(days, end) - bisect_left(days, first)
+        for start, offsets in self._months_from(month_end):
+            if start >= end:
+                break
+            total += bisect_left(offsets, end - start)
+        return total * self._times.size
+
+    def _month_around(self, day: int) -> tuple[int, int, tuple[int, ...]]:
+        recent = self._recent
+        if recent[0] <= day < recent[1]:
+            return recent
+        on = date.fromordinal(day + EPOCH_ORDINAL)
+        kind = monthrange(on.year, on.month)
+        start = day - on.day + 1
+        offsets = self._days_of_kind(kind) if on.month in self.months else ()
+        self._recent = found = (start, start + kind[1], tuple(start + offset for offset in offsets))
+        return found
+
+    def _months_from(self, day: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """First day and matching offsets of each of its months, from the month that starts on this day."""
+        if day > LAST_DAY:
+            return
+        begin = date.fromordinal(day + EPOCH_ORDINAL)
+        for year in range(begin.year, date.max.year + 1):
+            for month in self.months:
+                if year > begin.year or month >= begin.month:
+                    yield self._month(year, month)
+
+    def _months_before(self, day: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+        if day <= FIRST_DAY:
+            return
+        begin = date.fromordinal(day - 1 + EPOCH_ORDINAL)
+        for year in range(begin.year, 0, -1):
+            for month in reversed(self.months):
+                if year < begin.year or month <= begin.month:
+                    yield self._month(year, month)
+
+    def _month(self, year: int, month: int) -> tuple[int, tuple[int, ...]]:
+        return date(year, month, 1).toordinal() - EPOCH_ORDINAL, self._days_of_kind(monthrange(year, month))
+
+    def _days_of_kind(self, kind: tuple[int, int]) -> tuple[int, ...]:
+        offsets = self._kinds.get(kind)
+        if offsets is None:
+            year, month = _SAMPLES[kind]
+            days = range(kind[1])
+            offsets = tuple(each for each in days if self._sim.match_day(date(year, month, each + 1)))
+            self._kinds[kind] = offsets
+        return offsets
+
+
+def _never(fields: tuple[str, ...], months: tuple[int, ...]) -> str:
+    names = list(MONTH.names)
+    where = "any month" if len(months) == 12 else " or ".join(names[month - 1] for month in months)
+    if fields[5] == "*":
+        return f"day-of-month: {fields[3]} never comes in {where}; use a day that these months have, or L for the last"
+    return f"day-of-month: {fields[3]} never meets day-of-week {fields[5]} in {where}; change one of the two"

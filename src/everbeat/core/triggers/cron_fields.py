@@ -1,0 +1,232 @@
+"""Reading cron expressions: prefix, nicknames, H and precise complaints; what is left is plain cronsim dialect."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from everbeat.core.errors import InvalidInput
+
+MAX_LENGTH = 256
+NICKNAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "@hourly": "0 * * * *",
+        "@daily": "0 0 * * *",
+        "@midnight": "0 0 * * *",
+        "@weekly": "0 0 * * 0",
+        "@monthly": "0 0 1 * *",
+        "@yearly": "0 0 1 1 *",
+        "@annually": "0 0 1 1 *",
+    }
+)
+
+_ZONE_PREFIX = re.compile(r"\s*(?:CRON_TZ|TZ)=(\S*)(?:\s+|$)", re.IGNORECASE)
+_NUMBER = re.compile(r"[0-9]+")
+_HASH = re.compile(r"H(?:\(([^()]*)\))?(?:/(.*))?", re.DOTALL)
+_MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
+_DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
+_SHOWN_LENGTH = 24
+
+
+class Field(NamedTuple):
+    """One field of an expression: its range, the values H may take, and the names it knows."""
+
+    name: str
+    low: int
+    high: int
+    hash_high: int
+    names: Mapping[str, int] = MappingProxyType({})
+    thing: str = "a number"
+
+
+SECOND = Field("second", 0, 59, 59)
+MINUTE = Field("minute", 0, 59, 59)
+HOUR = Field("hour", 0, 23, 23)
+# H stops at 28 so that every month has its day.
+DAY_OF_MONTH = Field("day-of-month", 1, 31, 28)
+MONTH = Field("month", 1, 12, 12, MappingProxyType({name: i + 1 for i, name in enumerate(_MONTHS)}), "a month")
+DAY_OF_WEEK = Field("day-of-week", 0, 7, 6, MappingProxyType({name: i for i, name in enumerate(_DAYS)}), "a day")
+FIELDS = (SECOND, MINUTE, HOUR, DAY_OF_MONTH, MONTH, DAY_OF_WEEK)
+
+
+def refuse(message: str) -> InvalidInput:
+    return InvalidInput.of("cron", message)
+
+
+def split_zone(expression: str) -> tuple[str | None, str]:
+    """The zone named by a CRON_TZ= or TZ= prefix, if any, and the rest of the expression."""
+    match = _ZONE_PREFIX.match(expression)
+    return (match[1], expression[match.end() :]) if match else (None, expression)
+
+
+def uses_hash(expression: str) -> bool:
+    """Does the expression depend on the seed?"""
+    _, rest = split_zone(expression)
+    return any(term.startswith(("H", "h")) for term in re.split(r"[\s,]+", rest))
+
+
+def read_fields(expression: str, seed: bytes) -> tuple[str, ...]:
+    """Six checked fields, seconds first, in cronsim's dialect. The zone prefix must be off already."""
+    text = expression.strip()
+    if text.startswith("@"):
+        text = _nickname(text)
+    parts = text.upper().split()
+    if len(parts) == 5:
+        parts.insert(0, "0")
+    if len(parts) != 6:
+        raise refuse(_wrong_number(len(parts)))
+    return tuple(_read_field(field, part, seed) for field, part in zip(FIELDS, parts, strict=True))
+
+
+def follows_real_time(expression: str) -> bool:
+    """Is the minute or the hour a wildcard? Seconds have no say. For an expression that read_fields took."""
+    text = expression.strip()
+    parts = NICKNAMES.get(text.lower(), text).split()
+    return parts[-5].startswith("*") or parts[-4].startswith("*")
+
+
+def _nickname(text: str) -> str:
+    try:
+        return NICKNAMES[text.lower()]
+    except KeyError:
+        hint = "; use the every_seconds trigger instead" if text.lower().startswith("@every") else ""
+        raise refuse(f"{_shown(text)} is not known; use one of {', '.join(NICKNAMES)}{hint}") from None
+
+
+def _wrong_number(count: int) -> str:
+    if count == 0:
+        return "is empty; write 5 fields (minute hour day-of-month month day-of-week), for example 0 9 * * MON-FRI"
+    fields = "1 field" if count == 1 else f"{count} fields"
+    return f"has {fields}; expected 5 (minute hour day-of-month month day-of-week) or 6 with seconds first"
+
+
+def _read_field(field: Field, text: str, seed: bytes) -> str:
+    if text == "?":
+        if field in (DAY_OF_MONTH, DAY_OF_WEEK):
+            return "*"
+        raise _wrong(field, "? is for day-of-month and day-of-week only; use *")
+    return ",".join(_read_term(field, term, seed) for term in text.split(","))
+
+
+def _read_term(field: Field, term: str, seed: bytes) -> str:
+    if not term:
+        raise _wrong(field, "has an empty entry in its list; remove the extra comma")
+    if field is DAY_OF_MONTH and term in ("L", "LW"):
+        return term
+    if field is DAY_OF_MONTH and term.startswith("L-"):
+        raise _wrong(field, f'"{_shown(term)}" is not supported; use L for the last day or LW for the last weekday')
+    if term.startswith("H"):
+        return _hashed(field, term, seed)
+    if field is DAY_OF_WEEK:
+        if "#" in term:
+            return _nth_weekday(term)
+        if term.endswith("L"):
+            return _last_weekday(term)
+    base, slash, step_text = term.partition("/")
+    if not slash:
+        return "*" if base == "*" else _list(_range(field, base))
+    step = _step(field, step_text)
+    if base == "*":
+        # Kept as it is: a leading star also says how the two day fields combine.
+        return f"*/{step}"
+    values = _range(field, base)
+    if "-" not in base:
+        values = range(values.start, field.high + 1)
+    return _list(values[::step])
+
+
+def _list(values: range) -> str:
+    return ",".join(map(str, values))
+
+
+def _range(field: Field, text: str) -> range:
+    low_text, dash, high_text = text.partition("-")
+    low = _value(field, low_text)
+    if not dash:
+        return range(low, low + 1)
+    high = _value(field, high_text)
+    if field is DAY_OF_WEEK and high == 0 and low > 0:
+        high = 7
+    if high < low:
+        raise _wrong(field, f"{_shown(text)} runs backwards; write the smaller value first, or two ranges in a list")
+    return range(low, high + 1)
+
+
+def _value(field: Field, text: str) -> int:
+    if text in field.names:
+        return field.names[text]
+    if not _NUMBER.fullmatch(text):
+        raise _wrong(field, _not_a_value(field, text))
+    value = int(text)
+    if not field.low <= value <= field.high:
+        raise _wrong(field, f"{_shown(text)} is out of range {field.low}–{field.high}")
+    return value
+
+
+def _not_a_value(field: Field, text: str) -> str:
+    if field is DAY_OF_MONTH and text.endswith("W") and len(text) > 1:
+        return f'"{_shown(text)}" is not supported; use LW for the last weekday, or plain days'
+    if field is DAY_OF_WEEK and text == "W":
+        return '"W" is not a day; use MON-FRI'
+    if "?" in text:
+        return "? stands alone in a field; use * here"
+    span = f"{field.low}–{field.high}"
+    if field.names:
+        names = list(field.names)
+        return f'"{_shown(text)}" is not {field.thing}; use {names[0]}–{names[-1]} or {span}'
+    return f'"{_shown(text)}" is not a number; use {span}, *, a range such as 1-5, or a step such as */5'
+
+
+def _step(field: Field, text: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise _wrong(field, f'"{_shown(text)}" is not a step; write a number of 1 or more after the slash')
+    step = int(text)
+    if step == 0:
+        raise _wrong(field, "a step of 0 never moves on; use 1 or more")
+    return step
+
+
+def _nth_weekday(term: str) -> str:
+    day_text, _, nth_text = term.partition("#")
+    day = _value(DAY_OF_WEEK, day_text)
+    if nth_text not in ("1", "2", "3", "4", "5"):
+        raise _wrong(DAY_OF_WEEK, f'"{_shown(term)}": after # comes which one of the month, 1–5')
+    return f"{day}#{nth_text}"
+
+
+def _last_weekday(term: str) -> str:
+    if term == "L":
+        raise _wrong(DAY_OF_WEEK, "L needs a day before it, such as FRIL for the last Friday of the month")
+    return f"{_value(DAY_OF_WEEK, term[:-1])}L"
+
+
+def _hashed(field: Field, term: str, seed: bytes) -> str:
+    match = _HASH.fullmatch(term)
+    if match is None:
+        raise _wrong(field, f'"{_shown(term)}" is not understood; use H, H/15, H(0-29) or H(0-29)/10')
+    span_text, step_text = match.groups()
+    values = range(field.low, field.hash_high + 1)
+    if span_text is not None:
+        if "-" not in span_text:
+            raise _wrong(field, f"H({_shown(span_text)}) needs a range, such as H({field.low}-{field.hash_high})")
+        values = _range(field, span_text)
+        if values[-1] > field.hash_high:
+            raise _wrong(field, f"H({_shown(span_text)}) is out of range {field.low}–{field.hash_high}")
+    digest = hashlib.blake2b(field.name.encode() + b":" + seed, digest_size=8).digest()
+    number = int.from_bytes(digest, "big")
+    if step_text is None:
+        return str(values[number % len(values)])
+    step = _step(field, step_text)
+    return _list(values[number % min(step, len(values)) :: step])
+
+
+def _wrong(field: Field, problem: str) -> InvalidInput:
+    return refuse(f"{field.name}: {problem}")
+
+
+def _shown(text: str) -> str:
+    printable = "".join(each if each.isprintable() else "�" for each in text)
+    return printable if len(printable) <= _SHOWN_LENGTH else f"{printable[:_SHOWN_LENGTH]}…"

@@ -1,0 +1,67 @@
+"""Every so many seconds of elapsed time from an anchor; wall clocks and zones have no say here."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+from everbeat.core.errors import InvalidInput
+
+MIN_SECONDS = 1
+MAX_SECONDS = 315_360_000
+
+_MICROSECOND = timedelta(microseconds=1)
+_LAST = datetime.max.replace(tzinfo=UTC)
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_MAX_LENGTH = 40
+
+
+def parse_every(expression: str, anchor: datetime) -> IntervalTrigger:
+    """The trigger of a number of seconds, or InvalidInput on `every_seconds`."""
+    text = expression.strip()
+    if len(text) > _MAX_LENGTH or not _NUMBER.fullmatch(text):
+        raise _refuse("must be a number of seconds, such as 90 or 1.5")
+    seconds = Decimal(text)
+    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
+        raise _refuse(f"must be between {MIN_SECONDS} and {MAX_SECONDS} (ten years)")
+    if seconds * 1_000_000 % 1:
+        raise _refuse("has more than six decimals; a microsecond is the finest step")
+    return IntervalTrigger(seconds, anchor)
+
+
+class IntervalTrigger:
+    """Ticks at anchor + n × seconds for n = 0, 1, 2, …"""
+
+    def __init__(self, seconds: Decimal | float, anchor: datetime) -> None:
+        self._step = round(Decimal(seconds) * 1_000_000)
+        if self._step < 1:
+            raise ValueError("an interval is at least a microsecond")
+        self._anchor = anchor.astimezone(UTC)
+        self._count = 1 + (_LAST - self._anchor) // _MICROSECOND // self._step
+
+    def next_after(self, t: datetime) -> datetime | None:
+        number = max(self._passed(t), 0)
+        return self._tick(number) if number < self._count else None
+
+    def last_until(self, t: datetime) -> datetime | None:
+        number = min(self._passed(t), self._count)
+        return self._tick(number - 1) if number > 0 else None
+
+    def count_between(self, after: datetime, until: datetime) -> int:
+        first, last = (min(max(self._passed(t), 0), self._count) for t in (after, until))
+        return max(last - first, 0)
+
+    def gaps_between(self, after: datetime, until: datetime) -> list[datetime]:
+        return []
+
+    def _passed(self, t: datetime) -> int:
+        """How many ticks lie at or before t; zero or less if none."""
+        return (t - self._anchor) // _MICROSECOND // self._step + 1
+
+    def _tick(self, number: int) -> datetime:
+        return self._anchor + timedelta(microseconds=number * self._step)
+
+
+def _refuse(message: str) -> InvalidInput:
+    return InvalidInput.of("every_seconds", message)

@@ -1,0 +1,54 @@
+"""A single tick at a given instant."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+from everbeat.core.errors import InvalidInput
+
+_EXAMPLE = "2026-12-24T18:00:00+01:00"
+_RFC3339 = re.compile(r"(\d{4}-\d{2}-\d{2})[Tt ](\d{2}:\d{2}:(\d{2})(?:\.(\d+))?)([Zz]|[+-]\d{2}:\d{2})?", re.ASCII)
+_MAX_LENGTH = 64
+
+
+def parse_at(expression: str) -> OnceTrigger:
+    """The trigger of an RFC 3339 instant, or InvalidInput on `at`."""
+    match = _RFC3339.fullmatch(expression.strip()) if len(expression) <= _MAX_LENGTH else None
+    if match is None:
+        raise _refuse(f"must be a date and time with an offset, such as {_EXAMPLE} or 2026-12-24T17:00:00Z")
+    day, time, second, fraction, offset = match.groups()
+    if offset is None:
+        raise _refuse(f"needs an offset from UTC, such as Z or +01:00 at its end: {_EXAMPLE}")
+    if second == "60":
+        raise _refuse("a leap second (:60) cannot be scheduled; use :59 or the next minute")
+    if fraction is not None and len(fraction) > 6:
+        raise _refuse("has more than six decimals; a microsecond is the finest step")
+    try:
+        moment = datetime.fromisoformat(f"{day}T{time}{'+00:00' if offset in 'Zz' else offset}")
+        return OnceTrigger(moment.astimezone(UTC))
+    except (ValueError, OverflowError):
+        raise _refuse("names a date, time or offset that does not exist") from None
+
+
+class OnceTrigger:
+    """One tick and no more."""
+
+    def __init__(self, at: datetime) -> None:
+        self.at = at
+
+    def next_after(self, t: datetime) -> datetime | None:
+        return self.at if t < self.at else None
+
+    def last_until(self, t: datetime) -> datetime | None:
+        return self.at if self.at <= t else None
+
+    def count_between(self, after: datetime, until: datetime) -> int:
+        return int(after < self.at <= until)
+
+    def gaps_between(self, after: datetime, until: datetime) -> list[datetime]:
+        return []
+
+
+def _refuse(message: str) -> InvalidInput:
+    return InvalidInput.of("at", message)

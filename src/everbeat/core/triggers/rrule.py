@@ -1,0 +1,102 @@
+"""RRULE: recurrence rules as triggers; text is read in rrule_text.py, times are in rrule_times.py, DST is in wall.py.
+
+YEARLY to DAILY rules name times of the wall clock, and the policies for gaps and folds apply. HOURLY, MINUTELY and
+SECONDLY rules count elapsed time from DTSTART, through gaps and folds alike, and their BY parts look at the wall clock.
+COUNT counts the times of a rule before a gap moves or swallows one or a fold shows one twice. UNTIL is included; as a
+bare date it lasts to the end of that day in the zone.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from everbeat.core.errors import InvalidInput
+from everbeat.core.rules import DstFold, DstGap
+from everbeat.core.triggers.rrule_text import Recurrence, read_recurrence, refuse
+from everbeat.core.triggers.rrule_times import UNITS, DatePattern, ElapsedPattern
+from everbeat.core.triggers.wall import DAY, MAX_INSTANT, LocalTrigger, Mode, to_seconds, wall_clock
+from everbeat.core.zones import load_zone
+
+# How many spans of one offset may pass without a tick before a rule of hours, minutes or seconds counts as silent.
+_PATIENCE = 64
+_COUNT_YEARS = 100
+
+
+class RRuleTrigger(LocalTrigger):
+    """A recurrence rule in its zone."""
+
+
+def effective_zone(expression: str, timezone: str) -> str:
+    """The zone a rule is read in: the TZID of its DTSTART, or else the schedule's."""
+    return read_recurrence(expression).zone or timezone
+
+
+def has_start(expression: str) -> bool:
+    """Does the rule bring its own DTSTART, so that it needs no anchor?"""
+    return read_recurrence(expression).start is not None
+
+
+def parse_rrule(expression: str, timezone: str, anchor: datetime, gap: DstGap, fold: DstFold) -> RRuleTrigger:
+    """The trigger of a rule, or InvalidInput on `rrule`. The anchor stands in for a missing DTSTART."""
+    rule = read_recurrence(expression)
+    zone = _zone(rule, timezone)
+    start = _start(rule, zone, anchor)
+    if rule.frequency in UNITS:
+        return _elapsed(rule, zone, start, gap)
+    wall = to_seconds(start.replace(tzinfo=UTC))
+    pattern = DatePattern(rule, wall, _until(rule, zone))
+    if pattern.none_before(wall) is None:
+        raise refuse(_silent(rule))
+    if rule.limit is not None:
+        pattern = pattern.ending_after(rule.limit)
+    return RRuleTrigger(pattern, wall_clock(zone, Mode.of(fold)), gap)
+
+
+def _elapsed(rule: Recurrence, zone: ZoneInfo, start: datetime, gap: DstGap) -> RRuleTrigger:
+    begin = to_seconds(start)
+    clock = wall_clock(zone, Mode.REAL)
+    trigger = RRuleTrigger(ElapsedPattern(rule, begin, _until(rule, zone)), clock, gap)
+    if trigger.search(begin - 1, _PATIENCE) is None:
+        raise refuse(_silent(rule))
+    if rule.limit is None:
+        return trigger
+    last = begin - 1
+    for _ in range(rule.limit):
+        found = trigger.search(last, _PATIENCE)
+        if found is None or found > begin + _COUNT_YEARS * 366 * DAY:
+            raise refuse(f"COUNT: {rule.limit} ticks would take more than {_COUNT_YEARS} years; use fewer, or UNTIL")
+        last = found
+    return RRuleTrigger(ElapsedPattern(rule, begin, last), clock, gap)
+
+
+def _zone(rule: Recurrence, timezone: str) -> ZoneInfo:
+    if rule.zone is None:
+        return load_zone(timezone)
+    try:
+        return load_zone(rule.zone)
+    except InvalidInput as invalid:
+        raise refuse(f"TZID: {invalid.errors[0].message}") from None
+
+
+def _start(rule: Recurrence, zone: ZoneInfo, anchor: datetime) -> datetime:
+    start = anchor.replace(microsecond=0) if rule.start is None else rule.start.at
+    return start.replace(tzinfo=zone) if start.tzinfo is None else start.astimezone(zone)
+
+
+def _until(rule: Recurrence, zone: ZoneInfo) -> int | None:
+    if rule.until is None:
+        return None
+    until = rule.until.at
+    if rule.until.is_date:
+        until = until + timedelta(seconds=DAY - 1)
+    if until.tzinfo is None:
+        # Of a time that the wall clock shows twice, the later one: UNTIL is included.
+        until = until.replace(tzinfo=zone, fold=1)
+    return min(to_seconds(until), MAX_INSTANT)
+
+
+def _silent(rule: Recurrence) -> str:
+    if rule.until is not None:
+        return "UNTIL: there is no tick between DTSTART and UNTIL; move UNTIL, or check the BY parts"
+    return "never matches: its BY parts, INTERVAL and DTSTART exclude each other"

@@ -1,0 +1,216 @@
+"""Which days a recurrence rule names, a year at a time; dateutil does the calendar, here are the intervals.
+
+dateutil walks from DTSTART and, for a rule that never matches, on to the year 9999. So it is only ever asked for a
+single year, and once per kind of year: Jan 1's weekday and leap years settle everything a rule can ask of its days.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from calendar import isleap
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import date, datetime
+from itertools import groupby
+
+from dateutil.rrule import YEARLY, rrule, weekday
+
+from everbeat.core.triggers.days import ListedTimes, Times
+from everbeat.core.triggers.rrule_text import Recurrence
+from everbeat.core.triggers.wall import EPOCH_ORDINAL, FIRST_DAY, LAST_DAY
+
+_KEPT_YEARS = 64
+# dateutil ends a yearly rule when the next year would be beyond 9999: the way to get one year of it.
+_ONE_YEAR_ONLY = 10_000
+
+
+class RecurrenceDays:
+    """The days of a rule, counted from 1970; those before DTSTART in the same phase are included."""
+
+    # The calendar repeats after 400 years, but INTERVAL and leap days may take longer to meet.
+    patience_years = 1000
+
+    def __init__(self, rule: Recurrence, start: date) -> None:
+        self._rule = with_defaults(rule, start)
+        self._start = start
+        self._start_day = start.toordinal() - EPOCH_ORDINAL
+        self._start_month = start.year * 12 + start.month - 1
+        self._week_origin = self._start_day - (start.weekday() - rule.week_start) % 7
+        self._kinds: dict[tuple[int, bool, bool, tuple[int, ...]], tuple[int, ...]] = {}
+        self._years: dict[int, tuple[int, ...]] = {}
+
+    def of_year(self, year: int) -> tuple[int, ...]:
+        days = self._years.get(year)
+        if days is None:
+            if len(self._years) >= _KEPT_YEARS:
+                self._years.clear()
+            self._years[year] = days = self._find(year)
+        return days
+
+    def first(self, day: int) -> int | None:
+        if day > LAST_DAY:
+            return None
+        begin = _year_of(max(day, FIRST_DAY))
+        for year in self._worth_asking(begin, 1):
+            days = self.of_year(year)
+            index = bisect_left(days, day)
+            if index < len(days):
+                return days[index]
+        return None
+
+    def last(self, day: int) -> int | None:
+        if day < FIRST_DAY:
+            return None
+        begin = _year_of(min(day, LAST_DAY))
+        for year in self._worth_asking(begin, -1):
+            days = self.of_year(year)
+            index = bisect_right(days, day)
+            if index:
+                return days[index - 1]
+        return None
+
+    def between(self, first: int, end: int) -> Iterable[tuple[int, ...]]:
+        """Those in [first, end), year by year."""
+        for year in range(_year_of(first), _year_of(end - 1) + 1) if first < end else ():
+            days = self.of_year(year)
+            yield days[bisect_left(days, first) : bisect_left(days, end)]
+
+    def _worth_asking(self, year: int, direction: int) -> Iterable[int]:
+        step = self._rule.interval if self._rule.frequency == "YEARLY" else 1
+        begin = year + direction * ((self._start.year - year) * direction % step)
+        end = date.max.year + 1 if direction > 0 else 0
+        return range(begin, end, direction * step)[: self.patience_years]
+
+    def _find(self, year: int) -> tuple[int, ...]:
+        rule = self._rule
+        months = rule.by_month
+        if rule.frequency == "YEARLY" and (year - self._start.year) % rule.interval:
+            return ()
+        if rule.frequency == "MONTHLY":
+            in_phase = (m for m in range(1, 13) if (year * 12 + m - 1 - self._start_month) % rule.interval == 0)
+            months = tuple(month for month in in_phase if not rule.by_month or month in rule.by_month)
+            if not months:
+                return ()
+        first = date(year, 1, 1).toordinal() - EPOCH_ORDINAL
+        days = (first + offset for offset in self._of_kind(year, months))
+        if rule.frequency == "WEEKLY" and rule.interval > 1:
+            days = (day for day in days if (day - self._week_origin) // 7 % rule.interval == 0)
+        elif rule.frequency == "DAILY" and rule.interval > 1:
+            days = (day for day in days if (day - self._start_day) % rule.interval == 0)
+        return tuple(days)
+
+    def _of_kind(self, year: int, months: tuple[int, ...]) -> tuple[int, ...]:
+        kind = (date(year, 1, 1).weekday(), isleap(year), isleap(year - 1), months)
+        offsets = self._kinds.get(kind)
+        if offsets is None:
+            self._kinds[kind] = offsets = _ask_dateutil(self._rule, 2000 + year % 400, months)
+        return offsets
+
+
+class ChosenDays(RecurrenceDays):
+    """The days of a rule with BYSETPOS, which picks times out of each year, month, week or day."""
+
+    # Grouping a year costs more; the rarest choices, fifth Mondays of February, are forty years apart.
+    patience_years = 120
+
+    def __init__(self, rule: Recurrence, start: date, times: Times) -> None:
+        super().__init__(rule, start)
+        self._all_times = times
+        self._plans: dict[int, dict[int, Times]] = {}
+
+    def of_year(self, year: int) -> tuple[int, ...]:
+        return tuple(self._plan(year))
+
+    def times_on(self, day: int) -> Times:
+        return self._plan(_year_of(day))[day]
+
+    def _plan(self, year: int) -> dict[int, Times]:
+        plan = self._plans.get(year)
+        if plan is None:
+            if len(self._plans) >= _KEPT_YEARS:
+                self._plans.clear()
+            chosen: dict[int, set[int]] = defaultdict(set)
+            for days in self._periods_touching(year):
+                for day, time in self._choose(days):
+                    chosen[day].add(time)
+            plan = {day: ListedTimes(sorted(chosen[day])) for day in sorted(chosen) if _year_of(day) == year}
+            self._plans[year] = plan
+        return plan
+
+    def _choose(self, days: list[int]) -> Iterable[tuple[int, int]]:
+        total = len(days) * self._all_times.size
+        for position in self._rule.by_position:
+            index = position - 1 if position > 0 else total + position
+            if 0 <= index < total:
+                day, time = divmod(index, self._all_times.size)
+                yield days[day], self._all_times[time]
+
+    def _periods_touching(self, year: int) -> Iterable[list[int]]:
+        """The days of the year by period; the weeks at its ends are whole, with their days in other years."""
+        days = list(super().of_year(year))
+        if self._rule.frequency == "WEEKLY":
+            before, after = super().of_year(max(year - 1, 1)), super().of_year(min(year + 1, date.max.year))
+            days = sorted({*before[-7:], *days, *after[:7]})
+        return (list(group) for _, group in groupby(days, self._period_of))
+
+    def _period_of(self, day: int) -> int:
+        match self._rule.frequency:
+            case "YEARLY":
+                return 0
+            case "MONTHLY":
+                return date.fromordinal(day + EPOCH_ORDINAL).month
+            case "WEEKLY":
+                return (day - self._week_origin) // 7
+            case _:
+                return day
+
+
+def with_defaults(rule: Recurrence, start: date) -> Recurrence:
+    """A rule without day parts takes them from DTSTART, as RFC 5545 has it."""
+    if rule.by_week_number or rule.by_year_day or rule.by_month_day or rule.by_day:
+        return rule
+    match rule.frequency:
+        case "YEARLY":
+            return rule._replace(by_month=rule.by_month or (start.month,), by_month_day=(start.day,))
+        case "MONTHLY":
+            return rule._replace(by_month_day=(start.day,))
+        case "WEEKLY":
+            return rule._replace(by_day=((start.weekday(), None),))
+        case _:
+            return rule
+
+
+def _ask_dateutil(rule: Recurrence, year: int, months: tuple[int, ...]) -> tuple[int, ...]:
+    month_days = rule.by_month_day
+    if not (rule.by_week_number or rule.by_year_day or rule.by_month_day or rule.by_day):
+        if not months:
+            return tuple(range(365 + isleap(year)))
+        month_days = tuple(range(1, 32))
+    start = datetime(year, 1, 1)  # noqa: DTZ001
+    found = rrule(
+        YEARLY,
+        dtstart=start,
+        interval=_ONE_YEAR_ONLY,
+        wkst=rule.week_start,
+        bymonth=months or None,
+        bymonthday=month_days or None,
+        byyearday=rule.by_year_day or None,
+        byweekno=rule.by_week_number or None,
+        byweekday=_weekdays(rule, bool(months)) or None,
+        byhour=0,
+        byminute=0,
+        bysecond=0,
+    )
+    return tuple((day - start).days for day in found)
+
+
+def _weekdays(rule: Recurrence, within_months: bool) -> list[weekday]:
+    """dateutil reads MO,1TU as Mondays that are also the first Tuesday; spelled out as 1MO,2MO,… it reads it right."""
+    if all(nth is None for _, nth in rule.by_day):
+        return [weekday(day) for day, _ in rule.by_day]
+    every = range(1, 6 if within_months else 54)
+    return [weekday(day, each) for day, nth in rule.by_day for each in (every if nth is None else (nth,))]
+
+
+def _year_of(day: int) -> int:
+    return date.fromordinal(min(day, LAST_DAY) + EPOCH_ORDINAL).year

@@ -1,0 +1,244 @@
+"""The local times of a recurrence rule: days crossed with times of day, or elapsed time filtered by the wall clock."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from copy import copy
+from datetime import timedelta
+from math import gcd
+from typing import NamedTuple
+
+from everbeat.core.triggers.days import CrossedTimes, DayPattern, ListedTimes, Times
+from everbeat.core.triggers.rrule_days import ChosenDays, RecurrenceDays
+from everbeat.core.triggers.rrule_text import Recurrence
+from everbeat.core.triggers.wall import DAY, EPOCH, FIRST_DAY, LAST_DAY, MAX_INSTANT, MIN_INSTANT
+
+UNITS = {"HOURLY": 3600, "MINUTELY": 60, "SECONDLY": 1}
+
+_REACH = 2 * DAY
+_KEPT_TIMES = 64
+_PATIENCE_DAYS = 2000
+
+
+class BoundedPattern(DayPattern):
+    """A pattern between DTSTART and UNTIL."""
+
+    @abstractmethod
+    def lowest(self, offset: int) -> int:
+        """The first local time allowed."""
+
+    @abstractmethod
+    def end(self, offset: int) -> int:
+        """The first local time too late."""
+
+    def first(self, low: int, high: int, offset: int) -> int | None:
+        return super().first(max(low, self.lowest(offset)), min(high, self.end(offset)), offset)
+
+    def last(self, low: int, high: int, offset: int) -> int | None:
+        return super().last(max(low, self.lowest(offset)), min(high, self.end(offset)), offset)
+
+    def count(self, low: int, high: int, offset: int) -> int:
+        return super().count(max(low, self.lowest(offset)), min(high, self.end(offset)), offset)
+
+
+class DatePattern(BoundedPattern):
+    """YEARLY to DAILY. The start is wall clock, `until` an instant."""
+
+    def __init__(self, rule: Recurrence, start: int, until: int | None) -> None:
+        wall = EPOCH + timedelta(seconds=start)
+        self._start = start
+        self._until = until
+        self._last: int | None = None
+        self._times: Times = CrossedTimes(
+            rule.by_hour or (wall.hour,), rule.by_minute or (wall.minute,), rule.by_second or (wall.second,)
+        )
+        self._chosen = ChosenDays(rule, wall.date(), self._times) if rule.by_position else None
+        self._days = self._chosen or RecurrenceDays(rule, wall.date())
+
+    def ending_after(self, count: int) -> DatePattern:
+        """The same, with only so many times."""
+        last: int | None = self._start - 1
+        for _ in range(count):
+            last = None if last is None else self.first(last + 1, MAX_INSTANT + 1, 0)
+        ended = copy(self)
+        ended._last = last
+        return ended
+
+    def lowest(self, offset: int) -> int:
+        return self._start
+
+    def end(self, offset: int) -> int:
+        end = MAX_INSTANT + 1 if self._last is None else self._last + 1
+        return end if self._until is None else min(end, self._until + offset + 1)
+
+    def first_day(self, day: int, offset: int) -> int | None:
+        return self._days.first(day)
+
+    def last_day(self, day: int, offset: int) -> int | None:
+        return self._days.last(day)
+
+    def times_on(self, day: int, offset: int) -> Times:
+        return self._times if self._chosen is None else self._chosen.times_on(day)
+
+    def count_on_days(self, first: int, end: int, offset: int) -> int:
+        years = self._days.between(first, end)
+        if self._chosen is None:
+            return sum(map(len, years)) * self._times.size
+        return sum(self._chosen.times_on(day).size for days in years for day in days)
+
+    def none_before(self, low: int) -> int | None:
+        # At the largest offset UNTIL lies latest.
+        return self.first(low, MAX_INSTANT + 1, DAY)
+
+    def none_after(self, high: int) -> int | None:
+        return self.last(MIN_INSTANT, high + 1, DAY)
+
+
+class ElapsedPattern(BoundedPattern):
+    """HOURLY to SECONDLY. Start and `until` are instants; at each offset the phase is that of elapsed time."""
+
+    def __init__(self, rule: Recurrence, start: int, until: int | None) -> None:
+        self._rule = rule
+        self._unit = UNITS[rule.frequency]
+        self._step = self._unit * rule.interval
+        self._same_every_day = DAY % self._step == 0
+        self._start = start
+        self._until = MAX_INSTANT + DAY if until is None else until
+        self._minutes = frozenset(rule.by_minute if self._unit < 3600 else ())
+        self._seconds = frozenset(rule.by_second if self._unit == 1 else ())
+        self._filters_times = bool(rule.by_hour or self._minutes or self._seconds)
+        filters_days = rule.by_month or rule.by_month_day or rule.by_year_day or rule.by_week_number or rule.by_day
+        self._days = RecurrenceDays(rule, (EPOCH + timedelta(seconds=start)).date()) if filters_days else None
+        self._frames: dict[int, Frame] = {}
+        self._times: dict[tuple[int, int], Times] = {}
+
+    def lowest(self, offset: int) -> int:
+        return self._start + offset
+
+    def end(self, offset: int) -> int:
+        return self._until + offset + 1
+
+    def first_day(self, day: int, offset: int) -> int | None:
+        if not self._frame(offset).is_reachable:
+            return None
+        for _ in range(_PATIENCE_DAYS):
+            if self._step > DAY:
+                day += self._phase(day, offset) // DAY
+            if day > LAST_DAY:
+                return None
+            found = day if self._days is None else self._days.first(day)
+            if found is None or found == day:
+                return found
+            day = found
+        return None
+
+    def last_day(self, day: int, offset: int) -> int | None:
+        if not self._frame(offset).is_reachable:
+            return None
+        for _ in range(_PATIENCE_DAYS):
+            if self._step > DAY:
+                day = ((day + 1) * DAY + self._phase(day + 1, offset) - self._step) // DAY
+            if day < FIRST_DAY:
+                return None
+            found = day if self._days is None else self._days.last(day)
+            if found is None or found == day:
+                return found
+            day = found
+        return None
+
+    def times_on(self, day: int, offset: int) -> Times:
+        key = (self._phase(day, offset), offset)
+        times = self._times.get(key)
+        if times is None:
+            if len(self._times) >= _KEPT_TIMES:
+                self._times.clear()
+            self._times[key] = times = self._find_times(*key)
+        return times
+
+    def count_on_days(self, first: int, end: int, offset: int) -> int:
+        if first >= end or not self._frame(offset).is_reachable:
+            return 0
+        if self._days is None and not self._filters_times:
+            periods = -(-((end - first) * DAY - self._phase(first, offset)) // self._step)
+            return max(periods, 0) * len(self._frame(offset).within)
+        days = [range(first, end)] if self._days is None else self._days.between(first, end)
+        if self._same_every_day:
+            return sum(map(len, days)) * self.times_on(first, offset).size
+        return sum(self.times_on(day, offset).size for each in days for day in each)
+
+    def none_before(self, low: int) -> int | None:
+        low = max(low, self._start - DAY)
+        if low > self._until + _REACH:
+            return None
+        if self._days is not None:
+            day = self._days.first(low // DAY)
+            if day is None:
+                return None
+            low = max(low, day * DAY)
+        period = low - _REACH + (self._start - low + _REACH) % self._step
+        return max(low, period - DAY - self._unit)
+
+    def none_after(self, high: int) -> int | None:
+        if high < self._start - _REACH:
+            return None
+        day = high // DAY if self._days is None else self._days.last(high // DAY)
+        return None if day is None else min(high, (day + 1) * DAY - 1)
+
+    def _phase(self, day: int, offset: int) -> int:
+        """How far into the day, or beyond it, the first period from its midnight on begins."""
+        return (self._frame(offset).origin - day * DAY) % self._step
+
+    def _frame(self, offset: int) -> Frame:
+        frame = self._frames.get(offset)
+        if frame is None:
+            self._frames[offset] = frame = self._find_frame(offset)
+        return frame
+
+    def _find_frame(self, offset: int) -> Frame:
+        rule, origin = self._rule, self._start + offset
+        minute, second = origin // 60 % 60, origin % 60
+        within: Sequence[int] = (0,)
+        if self._unit == 3600 and (rule.by_minute or rule.by_second):
+            within = [m * 60 + s for m in rule.by_minute or (minute,) for s in rule.by_second or (second,)]
+        elif self._unit == 60 and rule.by_second:
+            within = rule.by_second
+        if within != (0,):
+            origin -= origin % self._unit
+        if rule.by_position:
+            size = len(within)
+            within = sorted({within[p - (p > 0)] for p in rule.by_position if -size <= p - (p > 0) < size})
+        # Day by day the phase moves by multiples of this, and in time meets them all.
+        common = gcd(self._step, DAY)
+        reachable = bool(within) and any(True for _ in self._periods(origin % common, common))
+        return Frame(origin, tuple(within), reachable)
+
+    def _find_times(self, phase: int, offset: int) -> Times:
+        rule, frame = self._rule, self._frame(offset)
+        if rule.interval == 1 and not rule.by_position:
+            local = self._start + offset
+            minutes = rule.by_minute or (range(60) if self._unit < 3600 else (local // 60 % 60,))
+            seconds = rule.by_second or (range(60) if self._unit == 1 else (local % 60,))
+            return CrossedTimes(rule.by_hour or range(24), minutes, seconds)
+        if not self._filters_times and frame.within == (0,):
+            return ListedTimes(range(phase, DAY, self._step))
+        return ListedTimes([each + more for each in self._periods(phase, self._step) for more in frame.within])
+
+    def _periods(self, phase: int, step: int) -> Iterator[int]:
+        """The periods of a day that pass the filters."""
+        hours = self._rule.by_hour
+        spans = [(hour * 3600, (hour + 1) * 3600) for hour in hours] if hours else [(0, DAY)]
+        for low, high in spans:
+            for each in range(low + (phase - low) % step, high, step):
+                if (not self._minutes or each // 60 % 60 in self._minutes) and (
+                    not self._seconds or each % 60 in self._seconds
+                ):
+                    yield each
+
+
+class Frame(NamedTuple):
+    """An elapsed pattern at one offset: where its periods begin, its times within each, and whether any is allowed."""
+
+    origin: int
+    within: tuple[int, ...]
+    is_reachable: bool

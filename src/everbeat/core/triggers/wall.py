@@ -1,0 +1,268 @@
+"""From a pattern of wall-clock times to instants: windows of one offset, and what gaps and folds do at their edges.
+
+A zone is a row of windows, each a span of UTC with one offset. A pattern is asked window by window, so instants come
+out in order by construction and no policy can double or reverse a tick. Everything here counts whole seconds since
+1970: UTC ones (instants) or local ones (instant + offset), because integers neither overflow nor need a fold flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from enum import Enum
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+from zoneinfo import ZoneInfo
+
+from everbeat.core.rules import DstFold, DstGap
+from everbeat.core.zones import transitions
+
+DAY = 86400
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH_ORDINAL = EPOCH.toordinal()
+FIRST_DAY = date.min.toordinal() - EPOCH_ORDINAL
+LAST_DAY = date.max.toordinal() - EPOCH_ORDINAL
+MIN_INSTANT = FIRST_DAY * DAY
+MAX_INSTANT = (LAST_DAY + 1) * DAY - 1
+
+# Offsets are less than a day either way, so a nominal time and its instant are never further apart than this.
+_REACH = 2 * DAY
+_KEPT_YEARS = 256
+# Only rules of elapsed time ever need more than a few: they may meet their filters at one of a zone's offsets alone.
+_PATIENCE = 512
+
+
+class Mode(Enum):
+    """How a pattern meets a zone: by elapsed time, or by the wall clock with a choice for times shown twice."""
+
+    REAL = "real"
+    FIRST = "first"
+    SECOND = "second"
+    BOTH = "both"
+
+    @classmethod
+    def of(cls, fold: DstFold) -> Mode:
+        return cls(fold.value)
+
+
+class Window(NamedTuple):
+    """A span of one offset, answering for local times from `low` to `high`; a gap before it began at `gap_low`."""
+
+    start: int
+    end: int
+    offset: int
+    low: int
+    high: int
+    gap_low: int | None
+    offset_before: int
+
+
+class Pattern(Protocol):
+    """A set of local times. The offset in force lets a pattern of elapsed time keep its phase."""
+
+    def first(self, low: int, high: int, offset: int) -> int | None:
+        """The earliest time in [low, high)."""
+
+    def last(self, low: int, high: int, offset: int) -> int | None:
+        """The latest time in [low, high)."""
+
+    def count(self, low: int, high: int, offset: int) -> int:
+        """How many times lie in [low, high)."""
+
+    def none_before(self, low: int) -> int | None:
+        """A time from low on before which, at whatever offset, there is none; None if there is none ever after."""
+
+    def none_after(self, high: int) -> int | None:
+        """A time up to high after which, at whatever offset, there is none; None if there is none ever before."""
+
+
+def to_seconds(instant: datetime) -> int:
+    elapsed = instant - EPOCH
+    return elapsed.days * DAY + elapsed.seconds
+
+
+def to_instant(seconds: int) -> datetime:
+    return EPOCH + timedelta(0, seconds)
+
+
+class WallClock:
+    """The windows of one zone in one mode."""
+
+    def __init__(self, zone: ZoneInfo, mode: Mode) -> None:
+        self.zone = zone
+        self.mode = mode
+        self.fixed = zone.utcoffset(None) is not None
+        self._years: dict[int, tuple[Window, ...]] = {}
+        self._recent = self._find(0)
+
+    def at(self, instant: int) -> Window:
+        window = self._recent
+        if not window.start <= instant < window.end:
+            self._recent = window = self._find(instant)
+        return window
+
+    def _find(self, instant: int) -> Window:
+        if self.fixed:
+            offset = _offset_at(self.zone, instant)
+            start, end = MIN_INSTANT, MAX_INSTANT + 1
+            return Window(start, end, offset, start + offset, end + offset, None, offset)
+        year = date.fromordinal(instant // DAY + EPOCH_ORDINAL).year
+        return next(window for window in self._windows_of(year) if instant < window.end)
+
+    def _windows_of(self, year: int) -> tuple[Window, ...]:
+        windows = self._years.get(year)
+        if windows is None:
+            if len(self._years) >= _KEPT_YEARS:
+                self._years.clear()
+            self._years[year] = windows = tuple(self._build(year))
+        return windows
+
+    def _build(self, year: int) -> Iterator[Window]:
+        """Windows also end with the year, which bounds how far a search for transitions has to look."""
+        start, end = _year_start(year), _year_start(year + 1)
+        changes = transitions(self.zone, to_instant(max(start - 1, MIN_INSTANT)), to_instant(end - 1))
+        edges = [start, *(edge for change in changes if (edge := to_seconds(change.at)) > start), end]
+        for low, high in pairwise(edges):
+            yield self._window(low, high)
+
+    def _window(self, start: int, end: int) -> Window:
+        offset = _offset_at(self.zone, start)
+        before, after = _offset_at(self.zone, start - 1), _offset_at(self.zone, end)
+        low, high = start + offset, end + offset
+        gap_low = start + before if offset > before and self.mode is not Mode.REAL else None
+        if self.mode is Mode.FIRST:
+            low = max(low, start + before)
+        elif self.mode is Mode.SECOND:
+            high = min(high, end + after)
+        return Window(start, end, offset, low, high, gap_low, before)
+
+
+@lru_cache(maxsize=4096)
+def wall_clock(zone: ZoneInfo, mode: Mode) -> WallClock:
+    """One clock for all triggers of a zone. Zones are told apart by identity, so a new tz database has new clocks."""
+    return WallClock(zone, mode)
+
+
+class LocalTrigger:
+    """A trigger made of a pattern and a clock. Base of cron and rrule."""
+
+    def __init__(self, pattern: Pattern, clock: WallClock, gap: DstGap) -> None:
+        self.pattern = pattern
+        self.clock = clock
+        self.skips_gaps = gap is DstGap.SKIP and clock.mode is not Mode.REAL and not clock.fixed
+        self._moves = gap is DstGap.AFTER
+        # A herd of schedules shares this object and asks one question; a single tuple is safe to swap between threads.
+        self._memo: tuple[int, int, datetime | None] = (0, 0, None)
+
+    def next_after(self, t: datetime) -> datetime | None:
+        after = to_seconds(t)
+        since, until, answer = self._memo
+        if since <= after < until:
+            return answer
+        found = self.search(after)
+        answer = None if found is None else to_instant(found)
+        self._memo = (after, MAX_INSTANT + 1 if found is None else found, answer)
+        return answer
+
+    def search(self, after: int, patience: int = _PATIENCE) -> int | None:
+        """As next_after, in seconds; gives up after this many windows without a tick."""
+        if after >= MAX_INSTANT:
+            return None
+        earliest = after + 1
+        window: Window | None = self.clock.at(earliest)
+        while window is not None and patience > 0:
+            if self._moves and earliest <= window.start and self._swallows(window):
+                return window.start
+            found = self.pattern.first(max(window.low, earliest + window.offset), window.high, window.offset)
+            if found is not None:
+                return found - window.offset
+            window = self._following(window)
+            patience -= 1
+        return None
+
+    def last_until(self, t: datetime) -> datetime | None:
+        until = to_seconds(t)
+        window: Window | None = self.clock.at(until)
+        while window is not None:
+            high = min(window.high, until + 1 + window.offset)
+            found = self.pattern.last(window.low, high, window.offset)
+            if found is not None:
+                return to_instant(found - window.offset)
+            if self._moves and window.start <= until and self._swallows(window):
+                return to_instant(window.start)
+            window = self._preceding(window)
+        return None
+
+    def count_between(self, after: datetime, until: datetime) -> int:
+        low, high = to_seconds(after), to_seconds(until)
+        total = 0
+        for window in self._windows(low, high):
+            first = max(window.low, low + 1 + window.offset)
+            last = min(window.high, high + 1 + window.offset)
+            if first < last:
+                total += self.pattern.count(first, last, window.offset)
+            if self._moves and low < window.start <= high and self._lost_in_gap(window):
+                total += 1
+        return total
+
+    def gaps_between(self, after: datetime, until: datetime) -> list[datetime]:
+        if not self.skips_gaps:
+            return []
+        low, high = to_seconds(after), to_seconds(until)
+        return [
+            to_instant(window.start)
+            for window in self._windows(low, high)
+            if low < window.start <= high and self._lost_in_gap(window)
+        ]
+
+    def _windows(self, low: int, high: int) -> Iterator[Window]:
+        """Those that may hold a tick or a gap in (low, high]."""
+        if low >= min(high, MAX_INSTANT):
+            return
+        window: Window | None = self.clock.at(low + 1)
+        while window is not None and window.start <= high:
+            yield window
+            window = self._following(window)
+
+    def _following(self, window: Window) -> Window | None:
+        """The next window worth asking: a pattern may be silent for decades, and a fold may show old times again."""
+        hint = self.pattern.none_before(window.end + window.offset - _REACH)
+        if hint is None or window.end > MAX_INSTANT:
+            return None
+        target = max(window.end, hint - _REACH)
+        return self.clock.at(target) if target <= MAX_INSTANT else None
+
+    def _preceding(self, window: Window) -> Window | None:
+        hint = self.pattern.none_after(window.start + window.offset + _REACH)
+        if hint is None or window.start <= MIN_INSTANT:
+            return None
+        target = min(window.start - 1, hint + _REACH)
+        return self.clock.at(target) if target >= MIN_INSTANT else None
+
+    def _swallows(self, window: Window) -> bool:
+        """Did the gap before this window swallow a nominal time?"""
+        if window.gap_low is None:
+            return False
+        return self.pattern.first(window.gap_low, window.start + window.offset, window.offset_before) is not None
+
+    def _lost_in_gap(self, window: Window) -> bool:
+        """As above, unless a tick of its own stands where the gap ends."""
+        if not self._swallows(window):
+            return False
+        end = window.start + window.offset
+        return self.pattern.first(end, end + 1, window.offset) is None
+
+
+def _year_start(year: int) -> int:
+    if year > date.max.year:
+        return MAX_INSTANT + 1
+    return (date(year, 1, 1).toordinal() - EPOCH_ORDINAL) * DAY
+
+
+def _offset_at(zone: ZoneInfo, instant: int) -> int:
+    """At the very ends of time a local datetime would overflow; the offset of a day nearer is the same."""
+    clamped = min(max(instant, MIN_INSTANT + _REACH), MAX_INSTANT - _REACH)
+    offset = to_instant(clamped).astimezone(zone).utcoffset()
+    assert offset is not None
+    return offset.days * DAY + offset.seconds

@@ -1,0 +1,1 @@
+"""One file, one loop or one use-case room: what Everbeat does, on any store."""

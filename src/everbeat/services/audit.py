@@ -1,0 +1,184 @@
+"""The audit: recompute from the rules what should have happened, and hold the ledger against it.
+
+Expected comes from the rules alone (present and past ones), fired and skipped from the ledger, doubled from the tasks:
+three sources that never read each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from everbeat.core.calendars import Calendar
+from everbeat.core.errors import InvalidInput
+from everbeat.core.rules import Rule
+from everbeat.core.schedules import PastRule, Schedule
+from everbeat.core.ticks import Outcome, Tick
+from everbeat.core.timeline import Timeline, TimelineCache
+from everbeat.services.ledger import accounted_until
+from everbeat.store.base import ScheduleFilter, Store, TickTotal
+
+_MOMENT = timedelta(microseconds=1)
+_PAGE = 500
+_LONGEST = timedelta(days=366)
+
+_Row = TypeVar("_Row", TickTotal, Tick, PastRule)
+
+
+class Count(msgspec.Struct):
+    """What was expected of a window and what became of it."""
+
+    expected: int = 0
+    fired: int = 0
+    skipped: Counter[str] = msgspec.field(default_factory=Counter)
+    missing: int = 0
+    doubled: int = 0
+
+    def add(self, other: Count) -> None:
+        self.expected += other.expected
+        self.fired += other.fired
+        self.skipped.update(other.skipped)
+        self.missing += other.missing
+        self.doubled += other.doubled
+
+
+class ScheduleCount(NamedTuple):
+    schedule: Schedule
+    counted: Count
+
+
+class Audit(NamedTuple):
+    from_: datetime
+    to: datetime
+    total: Count
+    schedules: list[ScheduleCount]
+    faulty: list[Schedule]
+
+
+class _Period(NamedTuple):
+    """A rule held in (since, until]."""
+
+    since: datetime
+    until: datetime
+    timeline: Timeline
+
+    def ticks_in(self, from_: datetime, to: datetime) -> int:
+        """Its ticks in [from, to)."""
+        after, until = max(self.since, from_ - _MOMENT), min(self.until, to - _MOMENT)
+        return self.timeline.count_between(after, until) if until > after else 0
+
+
+class Auditing:
+    def __init__(self, store: Store, timelines: TimelineCache, *, late_seconds: float) -> None:
+        self._store = store
+        self._timelines = timelines
+        self._late_seconds = late_seconds
+
+    async def run(
+        self,
+        tenant_id: UUID,
+        *,
+        from_: datetime | None,
+        to: datetime | None,
+        after_name: str | None = None,
+        limit: int = 50,
+        now: datetime | None = None,
+    ) -> Audit:
+        """The whole tenant is counted; the schedules listed are the page after the given name."""
+        moment = await self._store.clock(now=now)
+        end = min(to, moment) if to is not None else moment
+        start = from_ if from_ is not None else end - timedelta(days=1)
+        if start > end:
+            raise InvalidInput.of("from", "must be earlier than to, and not in the future")
+        if end - start > _LONGEST:
+            raise InvalidInput.of("from", "the window may be 366 days at most")
+        end += _MOMENT if to is None or to > moment else timedelta(0)
+        total, listed = Count(), list[ScheduleCount]()
+        name: str | None = None
+        calendars = {calendar.name: calendar for calendar in await self._store.calendar_list(tenant_id)}
+        while True:
+            page = await self._store.schedule_list(tenant_id, ScheduleFilter(), after_name=name, limit=_PAGE)
+            for one in await self._page(page, calendars, start, end, moment):
+                total.add(one.counted)
+                if len(listed) < limit and (after_name is None or one.schedule.spec.name > after_name):
+                    listed.append(one)
+            if len(page) < _PAGE:
+                break
+            name = page[-1].spec.name
+        faulty = await self._store.schedule_faulty(tenant_id, limit=100)
+        return Audit(start, end, total, listed, faulty)
+
+    async def _page(
+        self,
+        schedules: Sequence[Schedule],
+        calendars: Mapping[str, Calendar],
+        start: datetime,
+        end: datetime,
+        now: datetime,
+    ) -> list[ScheduleCount]:
+        ids = [schedule.id for schedule in schedules]
+        totals = _grouped(await self._store.tick_totals(ids, from_=start, to=end))
+        ranges = _grouped(await self._store.tick_ranges(ids, from_=start, to=end))
+        past = _grouped(await self._store.schedule_past_rules(ids))
+        doubled = await self._store.tick_doubled(ids, from_=start, to=end)
+        counted = []
+        for index, schedule in enumerate(schedules):
+            if index % 50 == 0:
+                await asyncio.sleep(0)
+            periods = self._periods(schedule, past.get(schedule.id, []), calendars, now)
+            count = _recorded(totals.get(schedule.id, []), ranges.get(schedule.id, []), periods, start, end)
+            count.expected = sum(period.ticks_in(start, end) for period in periods)
+            count.missing = max(0, count.expected - count.fired - count.skipped.total()) if periods else 0
+            count.doubled = doubled.get(schedule.id, 0)
+            counted.append(ScheduleCount(schedule, count))
+        return counted
+
+    def _periods(
+        self, schedule: Schedule, past: Sequence[PastRule], calendars: Mapping[str, Calendar], now: datetime
+    ) -> list[_Period]:
+        present = (schedule.spec.rule, schedule.rule_at, accounted_until(schedule, now, self._late_seconds))
+        periods = []
+        for rule, since, until in [*((one.rule, one.since, one.until) for one in past), present]:
+            timeline = self._timeline(rule, schedule.id, calendars)
+            if timeline is not None:
+                periods.append(_Period(since, until, timeline))
+        return periods
+
+    def _timeline(self, rule: Rule, id_: UUID, calendars: Mapping[str, Calendar]) -> Timeline | None:
+        try:
+            return self._timelines.get(rule, id_, calendars)
+        except InvalidInput:  # a faulty rule is reported as such; nothing can be expected of it
+            return None
+
+
+def _recorded(
+    totals: Sequence[TickTotal], ranges: Sequence[Tick], periods: Sequence[_Period], start: datetime, end: datetime
+) -> Count:
+    """What the ledger holds for the window; a skipped range that reaches over an edge counts with its part inside."""
+    count = Count()
+    for total in totals:
+        if total.outcome is Outcome.FIRED:
+            count.fired += total.count
+        else:
+            count.skipped[str(total.reason)] += total.count
+    for tick in ranges:
+        assert tick.until is not None
+        inside = sum(
+            period.ticks_in(max(start, tick.scheduled_for), min(end, tick.until + _MOMENT)) for period in periods
+        )
+        begins_inside = tick.scheduled_for >= start
+        count.skipped[str(tick.reason)] += inside - (tick.count if begins_inside else 0)
+    return count
+
+
+def _grouped(rows: Sequence[_Row]) -> dict[UUID, list[_Row]]:
+    groups: dict[UUID, list[_Row]] = {}
+    for row in rows:
+        groups.setdefault(row.schedule_id, []).append(row)
+    return groups

@@ -1,0 +1,61 @@
+"""Operations on calendars; changing one moves the schedules that use it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from everbeat.core.calendars import Calendar, parse_calendar
+from everbeat.core.errors import Conflict, InvalidInput, NotFound
+from everbeat.core.names import NAME_MESSAGE, is_name
+from everbeat.core.schedules import Schedule
+from everbeat.services.schedules import Schedules
+from everbeat.store.base import Notice, Store
+
+
+class CalendarRoom:
+    def __init__(self, store: Store, schedules: Schedules) -> None:
+        self._store = store
+        self._schedules = schedules
+
+    async def page(self, tenant_id: UUID, *, after_name: str | None, limit: int) -> list[Calendar]:
+        calendars = await self._store.calendar_list(tenant_id)
+        return [one for one in calendars if after_name is None or one.name > after_name][:limit]
+
+    async def get(self, tenant_id: UUID, name: str) -> Calendar:
+        for calendar in await self._store.calendar_list(tenant_id):
+            if calendar.name == name:
+                return calendar
+        raise NotFound(f'there is no calendar named "{name[:200]}"')
+
+    async def put(
+        self, tenant_id: UUID, name: str, definition: Any, *, now: datetime | None = None
+    ) -> tuple[Calendar, bool]:
+        """Create or replace; true if it is new. The ticks of schedules that use it are computed anew."""
+        if not is_name(name):
+            raise InvalidInput.of("name", NAME_MESSAGE)
+        if not isinstance(definition, dict):
+            raise InvalidInput.of("body", "must be a JSON object")
+        known = {one.name: one for one in await self._store.calendar_list(tenant_id)}.get(name)
+        today = (await self._store.clock(now=now)).date()
+        calendar = parse_calendar(name, definition, revision=1 if known is None else known.revision + 1, today=today)
+        if known is not None and known.to_definition() == calendar.to_definition():
+            return known, False
+        is_new = await self._store.calendar_write(tenant_id, calendar, now=now)
+        await self._schedules.recompute(tenant_id, await self._users(tenant_id, name), now=now)
+        await self._store.publish(Notice.CALENDARS)
+        return calendar, is_new
+
+    async def delete(self, tenant_id: UUID, name: str) -> None:
+        users = await self._users(tenant_id, name)
+        if users:
+            names = ", ".join(one.spec.name for one in users[:5])
+            raise Conflict(f"{len(users)} schedules use this calendar ({names}); change them first")
+        if await self._store.calendar_delete(tenant_id, name) == 0:
+            raise NotFound(f'there is no calendar named "{name[:200]}"')
+
+    async def _users(self, tenant_id: UUID, name: str) -> Sequence[Schedule]:
+        found = await self._store.schedule_using_calendar(tenant_id, name)
+        return [one for one in found if name in (*one.spec.rule.exclude, *one.spec.rule.only)]

@@ -1,0 +1,105 @@
+"""Singleton chores of the owner of partition 0: the auditor, the pruner, and the reaper of lost leases."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from everbeat.core.schedules import Schedule
+from everbeat.services.events import Emit, Pruned, TicksOverdue, ignore
+from everbeat.services.loops import Periodic
+from everbeat.services.ownership import Ownership
+from everbeat.store.base import Store
+
+_SINGLETON_PARTITION = 0
+_OVERDUE_LISTED = 100
+
+
+class Auditor(Periodic):
+    """Looks for ticks that should have fired and did not, and says so."""
+
+    name = "auditor"
+    deadline_seconds = 30.0
+
+    def __init__(
+        self,
+        store: Store,
+        ownership: Ownership,
+        *,
+        late_seconds: float,
+        emit: Emit = ignore,
+        interval_seconds: float = 15,
+    ) -> None:
+        super().__init__(interval_seconds)
+        self._store = store
+        self._ownership = ownership
+        self._late_seconds = late_seconds
+        self._emit = emit
+
+    async def run_once(self, now: datetime | None = None) -> bool:
+        if not self._ownership.owns(_SINGLETON_PARTITION):
+            return False
+        overdue = await self._store.schedule_overdue(late_seconds=self._late_seconds, limit=_OVERDUE_LISTED, now=now)
+        moment = await self._store.clock(now=now)
+        self._emit(TicksOverdue(len(overdue), _oldest_seconds(overdue, moment), [one.spec.name for one in overdue[:5]]))
+        return False
+
+
+def _oldest_seconds(overdue: list[Schedule], moment: datetime) -> float:
+    return max(((moment - one.due_at).total_seconds() for one in overdue if one.due_at is not None), default=0.0)
+
+
+class Pruner(Periodic):
+    """Makes the months to come, and removes what is past retention, a bounded piece at a time."""
+
+    name = "pruner"
+    deadline_seconds = 120.0
+
+    def __init__(
+        self,
+        store: Store,
+        ownership: Ownership,
+        *,
+        retention_days: float,
+        emit: Emit = ignore,
+        interval_seconds: float = 600,
+        piece: int = 5000,
+    ) -> None:
+        super().__init__(interval_seconds)
+        self._store = store
+        self._ownership = ownership
+        self._retention = timedelta(days=retention_days)
+        self._emit = emit
+        self._piece = piece
+
+    async def run_once(self, now: datetime | None = None) -> bool:
+        if not self._ownership.owns(_SINGLETON_PARTITION):
+            return False
+        moment = await self._store.clock(now=now)
+        await self._store.month_ensure([moment + timedelta(days=days) for days in (0, 31, 62)])
+        await self._store.node_prune(unseen_seconds=86_400, now=now)
+        pruned = {
+            "answers": await self._store.answer_prune(limit=self._piece, now=now),
+            "months": await self._store.month_prune(before=moment - self._retention, limit=self._piece),
+        }
+        for what, count in pruned.items():
+            if count:
+                self._emit(Pruned(what, count))
+        return any(count >= self._piece for count in pruned.values())
+
+
+class Reaper(Periodic):
+    """Puts tasks whose lease has expired back to ready."""
+
+    name = "reaper"
+    deadline_seconds = 30.0
+
+    def __init__(self, store: Store, ownership: Ownership, *, interval_seconds: float = 5, piece: int = 1000) -> None:
+        super().__init__(interval_seconds)
+        self._store = store
+        self._ownership = ownership
+        self._piece = piece
+
+    async def run_once(self, now: datetime | None = None) -> bool:
+        if not self._ownership.owns(_SINGLETON_PARTITION):
+            return False
+        return await self._store.task_reap(limit=self._piece, now=now) >= self._piece

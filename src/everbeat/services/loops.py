@@ -1,0 +1,88 @@
+"""The one way a loop runs: iterate while there is work, wait as the loop says, back off when it fails, never die."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from datetime import datetime
+from typing import Protocol
+
+from everbeat.core.errors import EverbeatError
+from everbeat.services.events import Emit, LoopFailed, LoopRan
+
+_FIRST_DELAY, _LONGEST_DELAY = 0.1, 2.0
+
+
+class Loop(Protocol):
+    """A service that works in iterations. `deadline_seconds` bounds one of them."""
+
+    name: str
+    deadline_seconds: float
+
+    async def run_once(self, now: datetime | None = None) -> bool:
+        """One iteration; true if there is more to do at once."""
+
+    async def wait(self) -> None:
+        """Until the next iteration makes sense."""
+
+
+class Periodic:
+    """The waiting of loops that simply run every so often, and can be woken."""
+
+    def __init__(self, interval_seconds: float) -> None:
+        self._interval = interval_seconds
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def wait(self) -> None:
+        await wait_for_event(self._woken, self._interval)
+
+
+async def wait_for_event(event: asyncio.Event, timeout_seconds: float) -> None:
+    """Until the event or the timeout; the event is cleared."""
+    if timeout_seconds > 0:
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await event.wait()
+        except TimeoutError:
+            pass
+    else:
+        await asyncio.sleep(0)
+    event.clear()
+
+
+class Pulse:
+    """When each loop last went round, so that a stuck one can be seen from outside."""
+
+    def __init__(self) -> None:
+        self._beats: dict[str, float] = {}
+
+    def beat(self, loop: str) -> None:
+        self._beats[loop] = time.monotonic()
+
+    def ages(self) -> dict[str, float]:
+        now = time.monotonic()
+        return {loop: now - beat for loop, beat in self._beats.items()}
+
+
+async def run_forever(loop: Loop, emit: Emit, pulse: Pulse) -> None:
+    """Run until cancelled. Any failure is told and survived: one bad iteration must not end the engine."""
+    delay = _FIRST_DELAY
+    while True:
+        pulse.beat(loop.name)
+        started = time.perf_counter()
+        try:
+            async with asyncio.timeout(loop.deadline_seconds):
+                more = await loop.run_once()
+            delay = _FIRST_DELAY
+        except Exception as error:
+            emit(LoopFailed(loop.name, error, isinstance(error, EverbeatError | TimeoutError)))
+            await asyncio.sleep(random.uniform(delay / 2, delay))
+            delay = min(delay * 2, _LONGEST_DELAY)
+            continue
+        emit(LoopRan(loop.name, time.perf_counter() - started))
+        if not more:
+            await loop.wait()

@@ -1,0 +1,423 @@
+"""Operations on schedules: register, change, pause, resume, remove. Quotas and tenancy belong here too.
+
+Every change is read, decide, write-if-still-so: the decision is pure, the write names the revision and the position it was
+based on, and whoever comes second decides anew. A change of rule, a pause or a resume first settles the past: every tick
+up to now gets its ledger row under the old rule, so that nothing is ever replayed and nothing vanishes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+import uuid_utils.compat
+
+from everbeat.core.calendars import Calendar
+from everbeat.core.definitions import TRIGGER_FIELDS, parse_definition, patched, schedule_answer
+from everbeat.core.errors import Conflict, FieldError, InvalidInput, NotFound, RevisionMismatch
+from everbeat.core.jitter import jitter_of
+from everbeat.core.misfire import settle
+from everbeat.core.names import is_name
+from everbeat.core.partitioning import partition_of
+from everbeat.core.schedules import PastRule, Schedule, Spec, Status, anchored, same_spec
+from everbeat.core.ticks import Skip, SkipReason
+from everbeat.core.timeline import Timeline, TimelineCache
+from everbeat.store.base import IdempotentAnswer, Notice, ScheduleFilter, ScheduleWrite, Store
+
+MAX_BATCH = 1000
+_TRIES = 20
+_NOTICE_HORIZON = timedelta(seconds=60)
+_SLICE = 25
+
+
+class Idempotency(NamedTuple):
+    """The key a client sent, and a fingerprint of the request it came with."""
+
+    key: str
+    fingerprint: bytes
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+
+
+class Registered(NamedTuple):
+    schedule: Schedule
+    status: str  # created | updated | unchanged
+
+
+Calendars = Mapping[str, Calendar]
+
+
+class Schedules:
+    """The room behind /v1/schedules. `now` is None in production: the database's clock decides."""
+
+    def __init__(self, store: Store, timelines: TimelineCache) -> None:
+        self._store = store
+        self._timelines = timelines
+
+    # Reading
+
+    async def get(self, tenant_id: UUID, ref: str) -> Schedule:
+        return (await self._find(tenant_id, ref, None))[1]
+
+    async def page(
+        self, tenant_id: UUID, filter_: ScheduleFilter, *, after_name: str | None, limit: int
+    ) -> list[Schedule]:
+        return await self._store.schedule_list(tenant_id, filter_, after_name=after_name, limit=limit)
+
+    # Registering
+
+    async def create(
+        self, tenant_id: UUID, data: Any, *, idempotency: Idempotency | None = None, now: datetime | None = None
+    ) -> Answer:
+        spec = parse_definition(data)
+        for _ in range(_TRIES):
+            key = None if idempotency is None else idempotency.key
+            found = await self._store.schedule_find(tenant_id, names=[spec.name], key=key, now=now)
+            if found.answer is not None and idempotency is not None:
+                return _repeated(found.answer, idempotency)
+            if found.schedules:
+                raise Conflict(f'a schedule named "{spec.name}" exists already; PUT replaces it')
+            schedule = self._new(tenant_id, spec, found.now, await self._calendars(tenant_id, [spec]))
+            body = msgspec.json.encode(schedule_answer(schedule))
+            answer = None
+            if idempotency is not None:
+                answer = IdempotentAnswer(
+                    key=idempotency.key, fingerprint=idempotency.fingerprint, status=201, body=body
+                )
+            if await self._write(tenant_id, [ScheduleWrite(schedule)], found.now, now, answer):
+                return Answer(201, body)
+        raise _too_busy(spec.name)
+
+    async def put(self, tenant_id: UUID, name: str, data: Any, *, now: datetime | None = None) -> Registered:
+        if isinstance(data, dict):
+            if data.get("name", name) != name:
+                raise InvalidInput.of("name", "differs from the name in the path; leave it out or make them equal")
+            data = {**data, "name": name}
+        return (await self._register(tenant_id, [parse_definition(data)], now))[0]
+
+    async def put_batch(
+        self, tenant_id: UUID, items: Sequence[Any], *, now: datetime | None = None
+    ) -> list[Registered]:
+        """Create or replace up to 1,000 by name, all or nothing."""
+        if not 1 <= len(items) <= MAX_BATCH:
+            raise InvalidInput.of("schedules", f"must have 1 to {MAX_BATCH} items, has {len(items)}")
+        specs = await self._parse_batch(items)
+        return await self._register(tenant_id, specs, now)
+
+    async def _parse_batch(self, items: Sequence[Any]) -> list[Spec]:
+        specs: list[Spec] = []
+        errors: list[FieldError] = []
+        seen: set[str] = set()
+        for index, item in enumerate(items):
+            if index % _SLICE == 0:
+                await asyncio.sleep(0)  # the tick loop of this process must not wait for a big batch
+            try:
+                spec = parse_definition(item)
+            except InvalidInput as error:
+                errors.extend(error.under(f"schedules[{index}]").errors)
+                continue
+            if spec.name in seen:
+                errors.append(FieldError(f"schedules[{index}].name", f'"{spec.name}" is in the batch twice'))
+            seen.add(spec.name)
+            specs.append(spec)
+        if errors:
+            raise InvalidInput(*errors[:100])
+        return specs
+
+    async def _register(self, tenant_id: UUID, specs: Sequence[Spec], now: datetime | None) -> list[Registered]:
+        is_batch = len(specs) > 1
+        for _ in range(_TRIES):
+            found = await self._store.schedule_find(tenant_id, names=[spec.name for spec in specs], now=now)
+            known = {schedule.spec.name: schedule for schedule in found.schedules}
+            calendars = await self._calendars(tenant_id, [*specs, *(one.spec for one in found.schedules)])
+            registered, writes = [], []
+            for index, spec in enumerate(specs):
+                if index % _SLICE == 0:
+                    await asyncio.sleep(0)
+                try:
+                    write = self._registering(tenant_id, spec, known.get(spec.name), found.now, calendars)
+                except InvalidInput as error:
+                    raise (error.under(f"schedules[{index}]") if is_batch else error) from None
+                existing = known.get(spec.name)
+                if write is None:
+                    assert existing is not None
+                    registered.append(Registered(existing, "unchanged"))
+                    continue
+                writes.append(write)
+                registered.append(Registered(write.schedule, "created" if existing is None else "updated"))
+            if not writes or await self._write(tenant_id, writes, found.now, now):
+                return registered
+        raise _too_busy(specs[0].name)
+
+    def _registering(
+        self, tenant_id: UUID, spec: Spec, existing: Schedule | None, moment: datetime, calendars: Calendars
+    ) -> ScheduleWrite | None:
+        if existing is None:
+            return ScheduleWrite(self._new(tenant_id, spec, moment, calendars))
+        return self._changed(existing, spec, moment, calendars)
+
+    # Changing
+
+    async def patch(
+        self,
+        tenant_id: UUID,
+        ref: str,
+        patch: Any,
+        *,
+        if_match: int | None = None,
+        now: datetime | None = None,
+    ) -> Schedule:
+        def decide(existing: Schedule, moment: datetime, calendars: Calendars) -> ScheduleWrite | None:
+            if if_match is not None and existing.revision != if_match:
+                raise RevisionMismatch(
+                    f"the schedule is at revision {existing.revision}, not {if_match}; read it again"
+                )
+            spec = parse_definition(patched(existing.spec, patch))
+            is_asked = isinstance(patch, dict) and "enabled" in patch
+            return self._changed(existing, spec, moment, calendars, enabled=spec.enabled if is_asked else None)
+
+        return await self._decide(tenant_id, ref, decide, now)
+
+    async def pause(self, tenant_id: UUID, ref: str, *, note: str | None, now: datetime | None = None) -> Schedule:
+        def decide(existing: Schedule, moment: datetime, calendars: Calendars) -> ScheduleWrite | None:
+            if existing.status is Status.FINISHED:
+                raise Conflict("the schedule is finished; there is nothing to pause")
+            if existing.status is Status.PAUSED and note in (None, existing.note):
+                return None
+            return self._moved(existing, moment, calendars, status=Status.PAUSED, note=note)
+
+        return await self._decide(tenant_id, ref, decide, now)
+
+    async def resume(self, tenant_id: UUID, ref: str, *, now: datetime | None = None) -> Schedule:
+        def decide(existing: Schedule, moment: datetime, calendars: Calendars) -> ScheduleWrite | None:
+            if existing.status is Status.FINISHED:
+                raise Conflict("the schedule is finished; change its trigger or its end to start it again")
+            if existing.status is Status.ACTIVE:
+                return None
+            enabled = msgspec.structs.replace(existing, spec=msgspec.structs.replace(existing.spec, enabled=True))
+            write = self._moved(enabled, moment, calendars, status=Status.ACTIVE, note=None)
+            return write._replace(expected=existing)
+
+        return await self._decide(tenant_id, ref, decide, now)
+
+    async def delete(self, tenant_id: UUID, ref: str) -> None:
+        _, schedule = await self._find(tenant_id, ref, None)
+        if await self._store.schedule_delete(tenant_id, [schedule.id]) == 0:
+            raise NotFound(_missing(ref))
+
+    async def recompute(self, tenant_id: UUID, schedules: Sequence[Schedule], *, now: datetime | None = None) -> None:
+        """Compute the next tick of active schedules anew, after a calendar of theirs has changed."""
+
+        def decide(existing: Schedule, moment: datetime, calendars: Calendars) -> ScheduleWrite | None:
+            if existing.status is not Status.ACTIVE:
+                return None
+            return self._moved(existing, moment, calendars, status=Status.ACTIVE, note=existing.note)
+
+        for schedule in schedules:
+            await self._decide(tenant_id, str(schedule.id), decide, now)
+
+    async def _decide(
+        self,
+        tenant_id: UUID,
+        ref: str,
+        decide: Callable[[Schedule, datetime, Calendars], ScheduleWrite | None],
+        now: datetime | None,
+    ) -> Schedule:
+        for _ in range(_TRIES):
+            moment, existing = await self._find(tenant_id, ref, now)
+            write = decide(existing, moment, await self._calendars(tenant_id))
+            if write is None:
+                return existing
+            if await self._write(tenant_id, [write], moment, now):
+                return write.schedule
+            name = write.schedule.spec.name
+            if name != existing.spec.name and await self._is_taken(tenant_id, name):
+                raise Conflict(f'a schedule named "{name}" exists already')
+        raise _too_busy(ref)
+
+    # Pure decisions
+
+    def _new(self, tenant_id: UUID, spec: Spec, moment: datetime, calendars: Calendars) -> Schedule:
+        id_ = uuid_utils.compat.uuid7()
+        spec = msgspec.structs.replace(spec, rule=anchored(spec.rule, None, moment))
+        first = self._first_tick(spec, id_, moment, calendars)
+        is_active = spec.enabled
+        return Schedule(
+            id=id_,
+            tenant_id=tenant_id,
+            partition=partition_of(id_),
+            spec=spec,
+            status=Status.ACTIVE if is_active else Status.PAUSED,
+            revision=1,
+            cursor_at=moment,
+            rule_at=moment,
+            created_at=moment,
+            updated_at=moment,
+            next_tick_at=first if is_active else None,
+            due_at=first + jitter_of(id_, spec.jitter_seconds) if is_active else None,
+        )
+
+    def _changed(
+        self,
+        existing: Schedule,
+        spec: Spec,
+        moment: datetime,
+        calendars: Calendars,
+        *,
+        enabled: bool | None = None,
+    ) -> ScheduleWrite | None:
+        """The write that turns a schedule into this spec; None if nothing differs. `enabled` given: asked for in so many
+        words, so that it also undoes a pause; a mere PUT of an unchanged spec does not."""
+        spec = msgspec.structs.replace(spec, rule=anchored(spec.rule, existing.spec.rule, moment))
+        if enabled is None and spec.enabled != existing.spec.enabled:
+            enabled = spec.enabled
+        status = _status_after(existing, enabled)
+        is_same = same_spec(spec, existing.spec)
+        if is_same and status is existing.status and existing.fault is None:
+            return None
+        is_new_rule = spec.rule != existing.spec.rule
+        if is_new_rule:
+            self._first_tick(spec, existing.id, max(moment, existing.cursor_at), calendars)
+            if status is Status.FINISHED:
+                status = Status.ACTIVE if spec.enabled else Status.PAUSED
+        if existing.fault is not None and enabled is not False:
+            status = Status.ACTIVE
+        if not is_new_rule and status is existing.status and existing.fault is None:
+            return self._rewritten(existing, spec, moment)
+        write = self._moved(existing, moment, calendars, status=status, note=existing.note, spec=spec)
+        if not is_new_rule:
+            return write
+        past = PastRule(schedule_id=existing.id, rule=existing.spec.rule, since=existing.rule_at, until=moment)
+        schedule = msgspec.structs.replace(write.schedule, rule_at=moment)
+        return write._replace(schedule=schedule, past_rule=None if existing.fault else past)
+
+    def _rewritten(self, existing: Schedule, spec: Spec, moment: datetime) -> ScheduleWrite:
+        """A change that leaves the ticks where they are."""
+        due_at = existing.due_at
+        if existing.next_tick_at is not None and spec.jitter_seconds != existing.spec.jitter_seconds:
+            due_at = existing.next_tick_at + jitter_of(existing.id, spec.jitter_seconds)
+        schedule = msgspec.structs.replace(
+            existing, spec=spec, due_at=due_at, revision=existing.revision + 1, updated_at=moment
+        )
+        return ScheduleWrite(schedule, expected=existing)
+
+    def _moved(
+        self,
+        existing: Schedule,
+        moment: datetime,
+        calendars: Calendars,
+        *,
+        status: Status,
+        note: str | None,
+        spec: Spec | None = None,
+    ) -> ScheduleWrite:
+        """Settle the past under the old rule, then stand where the new one goes on."""
+        spec = spec or existing.spec
+        cursor_at = max(moment, existing.cursor_at)
+        next_tick_at = None
+        if status is Status.ACTIVE:
+            timeline = self._timelines.get(spec.rule, existing.id, calendars)
+            next_tick_at = timeline.next_tick(cursor_at)
+            status = Status.ACTIVE if next_tick_at is not None else Status.FINISHED
+        schedule = msgspec.structs.replace(
+            existing,
+            spec=spec,
+            status=status,
+            note=note,
+            fault=None,
+            cursor_at=cursor_at,
+            next_tick_at=next_tick_at,
+            due_at=None if next_tick_at is None else next_tick_at + jitter_of(existing.id, spec.jitter_seconds),
+            revision=existing.revision + 1,
+            updated_at=moment,
+        )
+        return ScheduleWrite(schedule, expected=existing, skips=self._settled(existing, status, moment, calendars))
+
+    def _settled(self, existing: Schedule, status: Status, moment: datetime, calendars: Calendars) -> tuple[Skip, ...]:
+        if existing.status is Status.FINISHED:
+            return ()
+        is_pausing = existing.status is Status.PAUSED or status is Status.PAUSED
+        reason = SkipReason.PAUSED if is_pausing else SkipReason.MISFIRE
+        if status is Status.FINISHED:
+            reason = SkipReason.ENDED if existing.status is Status.ACTIVE else SkipReason.PAUSED
+        try:
+            timeline = self._timelines.get(existing.spec.rule, existing.id, calendars)
+        except InvalidInput:  # a rule that was set aside as faulty has no ticks that could be named
+            return ()
+        return settle(timeline, existing.cursor_at, moment, reason)
+
+    def _first_tick(self, spec: Spec, id_: UUID, after: datetime, calendars: Calendars) -> datetime:
+        timeline: Timeline = self._timelines.get(spec.rule, id_, calendars)
+        first = timeline.next_tick(after)
+        if first is not None:
+            return first
+        field = TRIGGER_FIELDS[spec.rule.kind]
+        if spec.rule.ends_at is not None:
+            raise InvalidInput.of("ends_at", "no tick is left before it")
+        raise InvalidInput.of(field, "is in the past" if field == "at" else "never fires again")
+
+    # IO
+
+    async def _find(self, tenant_id: UUID, ref: str, now: datetime | None) -> tuple[datetime, Schedule]:
+        try:
+            ids = [UUID(ref)]
+        except ValueError:
+            ids = []
+        names = [ref] if is_name(ref) else []
+        if not ids and not names:
+            raise NotFound(_missing(ref))
+        found = await self._store.schedule_find(tenant_id, names=names, ids=ids, now=now)
+        by_id = [schedule for schedule in found.schedules if schedule.id in ids]
+        for schedule in by_id or found.schedules:
+            return found.now, schedule
+        raise NotFound(_missing(ref))
+
+    async def _calendars(self, tenant_id: UUID, specs: Sequence[Spec] | None = None) -> Calendars:
+        if specs is not None and not any(spec.rule.exclude or spec.rule.only for spec in specs):
+            return {}
+        return {calendar.name: calendar for calendar in await self._store.calendar_list(tenant_id)}
+
+    async def _is_taken(self, tenant_id: UUID, name: str) -> bool:
+        return bool((await self._store.schedule_find(tenant_id, names=[name])).schedules)
+
+    async def _write(
+        self,
+        tenant_id: UUID,
+        writes: Sequence[ScheduleWrite],
+        moment: datetime,
+        now: datetime | None,
+        answer: IdempotentAnswer | None = None,
+    ) -> bool:
+        if not await self._store.schedule_write(tenant_id, writes, answer=answer, now=now):
+            return False
+        soon = moment + _NOTICE_HORIZON
+        if any(write.schedule.due_at is not None and write.schedule.due_at <= soon for write in writes):
+            await self._store.publish(Notice.SCHEDULES)
+        return True
+
+
+def _status_after(existing: Schedule, enabled: bool | None) -> Status:
+    if enabled is None or existing.status is Status.FINISHED:
+        return existing.status
+    return Status.ACTIVE if enabled else Status.PAUSED
+
+
+def _repeated(answer: IdempotentAnswer, idempotency: Idempotency) -> Answer:
+    if answer.fingerprint != idempotency.fingerprint:
+        raise InvalidInput.of("Idempotency-Key", "was used before with another request; use a new key")
+    return Answer(answer.status, answer.body)
+
+
+def _missing(ref: str) -> str:
+    return f'there is no schedule with the name or id "{ref[:200]}"'
+
+
+def _too_busy(ref: str) -> Conflict:
+    return Conflict(f'"{ref}" is being changed by others again and again; try once more')

@@ -1,0 +1,312 @@
+"""The ticker: fires the ticks of this node's partitions, on time and once.
+
+It keeps the near future in a time index, filled by a scan of the horizon and kept current by notices, sleeps until the
+exact next instant, and fires what is due in batches: one statement writes ledger, tasks and the moved-on schedules.
+Everything here only decides *when to ask*; whether a tick fires is decided by the guards in the database.
+
+Failures: a batch whose outcome is unknown is forgotten and scanned again (what did fire has moved on); a batch that the
+database refuses is halved until the one schedule at fault stands alone and is set aside; a row that cannot be computed is
+set aside when it is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+import uuid_utils.compat
+
+from everbeat.clock import DatabaseClock
+from everbeat.core.calendars import Calendar
+from everbeat.core.errors import InvalidInput, StoreRefused
+from everbeat.core.jitter import jitter_of
+from everbeat.core.misfire import Due, Lateness, plan_firing
+from everbeat.core.ticks import Outcome
+from everbeat.core.timeindex import TimeIndex
+from everbeat.core.timeline import Timeline, TimelineCache
+from everbeat.services.events import (
+    Emit,
+    LagHigh,
+    ScheduleFaulted,
+    TicksAlreadyRecorded,
+    TicksFired,
+    TicksRefused,
+    TicksSkipped,
+    ignore,
+)
+from everbeat.services.loops import wait_for_event
+from everbeat.services.ownership import Ownership
+from everbeat.store.base import DueSchedule, Fired, FireResult, Firing, Notice, Store
+
+_LOAD_SLICE = 200
+_SHORTEST_SCAN_GAP_SECONDS = 0.05
+
+
+class TickerSettings(NamedTuple):
+    horizon_seconds: float = 5.0
+    scan_seconds: float = 2.0
+    batch_size: int = 1000
+    index_size: int = 65_536
+    lag_alert_seconds: float = 5.0
+    lateness: Lateness = Lateness()
+
+
+class _Entry(NamedTuple):
+    due: DueSchedule
+    timeline: Timeline
+
+    @property
+    def id(self) -> UUID:
+        return self.due.id
+
+    @property
+    def due_at(self) -> datetime:
+        return self.due.due_at
+
+
+class Ticker:
+    name = "ticker"
+    deadline_seconds = 30.0
+
+    def __init__(
+        self,
+        store: Store,
+        ownership: Ownership,
+        clock: DatabaseClock,
+        timelines: TimelineCache,
+        *,
+        settings: TickerSettings = TickerSettings(),
+        emit: Emit = ignore,
+    ) -> None:
+        self._store = store
+        self._ownership = ownership
+        self._clock = clock
+        self._timelines = timelines
+        self._settings = settings
+        self._emit = emit
+        self._index: TimeIndex[_Entry] = TimeIndex()
+        self._woken = asyncio.Event()
+        self._scanned: frozenset[tuple[int, int]] = frozenset()
+        self._scanned_at = float("-inf")
+        self._is_partial = False
+        self._is_stale = True
+        store.subscribe(self._heard)
+
+    async def run_once(self, now: datetime | None = None) -> bool:
+        owned = self._ownership.current()
+        if not owned:
+            self._index.clear()
+            self._is_stale = True
+            return False
+        if self._should_scan(owned, now):
+            await self._scan(owned, now)
+        moment = now if now is not None else self._clock.now()
+        entries = self._index.take_due(moment, self._settings.batch_size)
+        if not entries:
+            return False
+        self._watch_lag(entries[0], moment)
+        await self._fire(entries, owned, moment, now)
+        return True
+
+    async def wait(self) -> None:
+        if not self._ownership.current():
+            await wait_for_event(self._woken, 0.2)
+            return
+        seconds = self._scanned_at + self._settings.scan_seconds - self._clock.monotonic()
+        if self._is_stale:
+            seconds = self._scanned_at + _SHORTEST_SCAN_GAP_SECONDS - self._clock.monotonic()
+        due_at = self._index.next_due_at()
+        if due_at is not None:
+            seconds = min(seconds, self._clock.seconds_until(due_at))
+        await wait_for_event(self._woken, seconds)
+
+    # Loading
+
+    def _heard(self, notice: Notice) -> None:
+        self._is_stale = True
+        self._woken.set()
+
+    def _should_scan(self, owned: Mapping[int, int], now: datetime | None) -> bool:
+        if now is not None or self._scanned != frozenset(owned.items()):
+            return True
+        age = self._clock.monotonic() - self._scanned_at
+        if self._is_partial and not len(self._index):
+            return True
+        return age >= self._settings.scan_seconds or (self._is_stale and age >= _SHORTEST_SCAN_GAP_SECONDS)
+
+    async def _scan(self, owned: Mapping[int, int], now: datetime | None) -> None:
+        self._is_stale = False
+        limit = max(16, self._settings.index_size // len(owned))
+        sent = self._clock.monotonic()
+        scan = await self._store.schedule_due(
+            list(owned), horizon_seconds=self._settings.horizon_seconds, limit=limit, now=now
+        )
+        self._clock.observe(sent, scan.now)
+        if self._scanned != frozenset(owned.items()):
+            self._index.clear()
+        self._scanned, self._scanned_at = frozenset(owned.items()), sent
+        loaded = Counter(schedule.partition for schedule in scan.schedules)
+        self._is_partial = any(count >= limit for count in loaded.values())
+        faults = dict(scan.faults)
+        calendars = await self._calendars(scan.schedules)
+        for start in range(0, len(scan.schedules), _LOAD_SLICE):
+            for schedule in scan.schedules[start : start + _LOAD_SLICE]:
+                self._load(schedule, calendars.get(schedule.tenant_id, {}), faults)
+            await asyncio.sleep(0)
+        await self._set_aside(faults, now)
+
+    async def _calendars(self, schedules: Iterable[DueSchedule]) -> dict[UUID, dict[str, Calendar]]:
+        """Fresh with every scan that needs them: a stale calendar would compute wrong ticks in silence."""
+        tenants = {schedule.tenant_id for schedule in schedules if schedule.rule.exclude or schedule.rule.only}
+        return {
+            tenant: {calendar.name: calendar for calendar in await self._store.calendar_list(tenant)}
+            for tenant in tenants
+        }
+
+    def _load(self, schedule: DueSchedule, calendars: Mapping[str, Calendar], faults: dict[UUID, str]) -> None:
+        known = self._index.get(schedule.id)
+        if known is not None and known.due == schedule and not (schedule.rule.exclude or schedule.rule.only):
+            return
+        try:
+            timeline = self._timelines.get(schedule.rule, schedule.id, calendars)
+            # Asked now, so that the answer is remembered when the tick is due.
+            timeline.next_tick(schedule.next_tick_at)
+        except (InvalidInput, ValueError, ArithmeticError) as error:
+            faults[schedule.id] = str(error)
+            return
+        self._index.put(_Entry(schedule, timeline))
+
+    # Firing
+
+    async def _fire(
+        self, entries: list[_Entry], owned: Mapping[int, int], moment: datetime, now: datetime | None
+    ) -> None:
+        planned: dict[UUID, tuple[_Entry, Firing]] = {}
+        faults: dict[UUID, str] = {}
+        for entry in entries:
+            epoch = owned.get(entry.due.partition)
+            if epoch is None:
+                continue
+            try:
+                planned[entry.id] = (entry, self._plan(entry, epoch, moment))
+            except (InvalidInput, ValueError, ArithmeticError) as error:
+                faults[entry.id] = str(error)
+        await self._set_aside(faults, now)
+        sent = self._clock.monotonic()
+        try:
+            result = await self._store.tick_fire(
+                self._ownership.node_id, [firing for _, firing in planned.values()], now=now
+            )
+        except StoreRefused as error:
+            await self._fire_halves([entry for entry, _ in planned.values()], owned, moment, now, error)
+            return
+        except BaseException:
+            self._is_stale, self._scanned_at = True, float("-inf")
+            raise
+        self._clock.observe(sent, result.now)
+        self._settle(planned, result)
+
+    async def _fire_halves(
+        self,
+        entries: list[_Entry],
+        owned: Mapping[int, int],
+        moment: datetime,
+        now: datetime | None,
+        error: StoreRefused,
+    ) -> None:
+        if len(entries) == 1:
+            await self._set_aside({entries[0].id: str(error)}, now)
+            return
+        middle = len(entries) // 2
+        await self._fire(entries[:middle], owned, moment, now)
+        await self._fire(entries[middle:], owned, moment, now)
+
+    def _plan(self, entry: _Entry, epoch: int, moment: datetime) -> Firing:
+        schedule = entry.due
+        due = Due(
+            schedule.cursor_at,
+            schedule.next_tick_at,
+            schedule.catch_up,
+            schedule.misfire_grace_seconds,
+            jitter_of(schedule.id, schedule.jitter_seconds),
+        )
+        plan = plan_firing(due, entry.timeline, moment, self._settings.lateness)
+        return Firing(
+            schedule_id=schedule.id,
+            partition=schedule.partition,
+            epoch=epoch,
+            revision=schedule.revision,
+            expected=schedule.next_tick_at,
+            fires=plan.fires,
+            task_id=uuid_utils.compat.uuid7(),
+            cursor_at=plan.cursor_at,
+            next_tick_at=plan.next_tick_at,
+            due_at=plan.due_at,
+            skips=plan.skips,
+        )
+
+    def _settle(self, planned: dict[UUID, tuple[_Entry, Firing]], result: FireResult) -> None:
+        """Keep in memory what the batch did; what it did not do is forgotten, and the next scan tells."""
+        horizon = self._settings.horizon_seconds
+        for fired in result.fired:
+            entry, firing = planned[fired.schedule_id]
+            if firing.due_at is None or firing.next_tick_at is None:
+                continue
+            if (firing.due_at - result.now).total_seconds() <= horizon:
+                due = entry.due._replace(
+                    cursor_at=firing.cursor_at, next_tick_at=firing.next_tick_at, due_at=firing.due_at
+                )
+                self._index.put(_Entry(due, entry.timeline))
+        done = {fired.schedule_id for fired in result.fired}
+        refused = 0
+        for id_, (entry, _) in planned.items():
+            if id_ in done:
+                continue
+            if entry.due_at > result.now:  # asked a moment too early
+                self._index.put(entry)
+            else:
+                refused += 1
+        if refused:
+            self._is_stale = True
+            self._emit(TicksRefused(refused))
+        self._tell([firing for _, firing in planned.values() if firing.schedule_id in done], result.fired)
+
+    def _tell(self, firings: list[Firing], fired: list[Fired]) -> None:
+        expected = {firing.schedule_id: firing.fires for firing in firings}
+        lags, known = [], 0
+        skipped: Counter[str] = Counter()
+        for one in fired:
+            tick = expected[one.schedule_id]
+            if one.outcome is Outcome.FIRED and tick is not None and one.fired_at is not None:
+                lags.append((one.fired_at - tick).total_seconds())
+            elif one.reason is not None:
+                skipped[one.reason.value] += 1
+            elif tick is not None:
+                known += 1
+        for firing in firings:
+            for skip in firing.skips:
+                skipped[skip.reason.value] += skip.count
+        self._ownership.fired += len(lags)
+        if lags:
+            self._emit(TicksFired(lags))
+        if skipped:
+            self._emit(TicksSkipped(skipped))
+        if known:
+            self._emit(TicksAlreadyRecorded(known))
+
+    async def _set_aside(self, faults: Mapping[UUID, str], now: datetime | None) -> None:
+        if not faults:
+            return
+        await self._store.schedule_fault(faults, now=now)
+        for schedule_id, reason in faults.items():
+            self._emit(ScheduleFaulted(schedule_id, reason))
+
+    def _watch_lag(self, oldest: _Entry, moment: datetime) -> None:
+        lag = max(0.0, (moment - oldest.due_at).total_seconds())
+        self._ownership.lag_seconds = lag
+        if lag > self._settings.lag_alert_seconds:
+            self._emit(LagHigh(lag, len(self._index)))

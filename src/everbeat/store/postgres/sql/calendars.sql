@@ -1,0 +1,15 @@
+-- name: calendar_list
+-- The tenant's calendars by name.
+SELECT name, revision, definition FROM calendars WHERE tenant_id = :tenant_id ORDER BY name;
+
+-- name: calendar_write
+-- Create or replace a calendar.
+INSERT INTO calendars (tenant_id, name, revision, definition, updated_at)
+VALUES (:tenant_id, :name, :revision, :definition, coalesce(:now::timestamptz, now()))
+ON CONFLICT (tenant_id, name) DO UPDATE SET revision = excluded.revision, definition = excluded.definition,
+  updated_at = excluded.updated_at
+RETURNING (xmax = 0) AS is_new;
+
+-- name: calendar_delete
+-- Remove a calendar.
+DELETE FROM calendars WHERE tenant_id = :tenant_id AND name = :name;

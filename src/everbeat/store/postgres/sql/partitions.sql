@@ -1,0 +1,56 @@
+-- name: partition_renew
+-- One heartbeat: renew what is owned and wanted, release what is owned and not wanted, take what is wanted and free.
+-- A lease that ends later than any lease can (the clock was set back) counts as expired. Rows are locked in order, so
+-- that two nodes never wait for each other.
+WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
+beat AS (
+  INSERT INTO nodes (id, name, roles, version, started_at, seen_at, lease_seconds, lag_seconds, fired_per_second)
+  SELECT :node, :name, :roles, :version, at, at, :lease_seconds, :lag_seconds, :fired_per_second FROM moment
+  ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, lease_seconds = excluded.lease_seconds,
+    lag_seconds = excluded.lag_seconds, fired_per_second = excluded.fired_per_second
+),
+locked AS (
+  SELECT p.partition FROM partitions AS p, moment AS m
+  WHERE p.owner = :node OR (p.partition = ANY(:wanted::smallint[]) AND (
+    p.owner IS NULL OR p.lease_until <= m.at OR p.lease_until > m.at + make_interval(secs => p.lease_seconds * 1.5)))
+  ORDER BY p.partition FOR UPDATE OF p
+),
+changed AS (
+  UPDATE partitions AS p SET
+    owner = CASE WHEN p.partition = ANY(:wanted::smallint[]) THEN :node END,
+    epoch = p.epoch + CASE WHEN p.partition = ANY(:wanted::smallint[]) AND p.owner IS DISTINCT FROM :node THEN 1 ELSE 0 END,
+    lease_until = CASE WHEN p.partition = ANY(:wanted::smallint[]) THEN m.at + make_interval(secs => :lease_seconds) END,
+    lease_seconds = :lease_seconds
+  FROM locked AS l, moment AS m WHERE p.partition = l.partition
+  RETURNING p.partition, p.owner, p.epoch
+)
+SELECT m.at AS moment,
+  ARRAY(SELECT partition FROM changed WHERE owner IS NOT NULL ORDER BY partition) AS owned,
+  ARRAY(SELECT epoch FROM changed WHERE owner IS NOT NULL ORDER BY partition) AS epochs,
+  ARRAY(
+    SELECT n.id FROM nodes AS n WHERE strpos(n.roles, 'scheduler') > 0
+      AND n.seen_at > m.at - make_interval(secs => n.lease_seconds)
+      AND n.seen_at < m.at + make_interval(secs => n.lease_seconds)
+  ) AS live,
+  coalesce(extract(epoch FROM (SELECT max(seen_at) FROM nodes) - m.at)::double precision, 0) AS clock_back_seconds
+FROM moment AS m;
+
+-- name: partition_release
+-- Release everything a node owns.
+UPDATE partitions SET owner = NULL, lease_until = NULL WHERE owner = :node;
+
+-- name: partition_list
+-- Who owns what.
+SELECT partition, owner, epoch, lease_until FROM partitions ORDER BY partition;
+
+-- name: node_delete
+-- Sign a node off.
+DELETE FROM nodes WHERE id = :node;
+
+-- name: node_list
+-- The nodes known, with the clock to judge their age by.
+SELECT coalesce(:now::timestamptz, now()) AS moment, n.* FROM nodes AS n ORDER BY started_at, id;
+
+-- name: node_prune
+-- Forget nodes that have not been seen for long.
+DELETE FROM nodes WHERE seen_at < coalesce(:now::timestamptz, now()) - make_interval(secs => :unseen_seconds);

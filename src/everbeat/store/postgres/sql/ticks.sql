@@ -1,0 +1,97 @@
+-- name: tick_fire
+-- Fire a batch in one statement: schedules moved on, ledger rows, tasks. Three guards stand against a double: the
+-- owner's epoch and lease, the compare-and-set on next_tick_at and revision, and the ledger's primary key.
+WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
+firing AS (
+  SELECT f.*, m.at FROM moment AS m CROSS JOIN unnest(
+    :ids::uuid[], :partitions::smallint[], :epochs::bigint[], :revisions::integer[], :expected::timestamptz[], :fires::timestamptz[], :task_ids::uuid[],
+    :cursors::timestamptz[], :next_ticks::timestamptz[], :dues::timestamptz[]
+  ) AS f(schedule_id, partition, epoch, revision, expected, fires, task_id, cursor_at, next_tick_at, due_at)
+  JOIN partitions AS p ON p.partition = f.partition AND p.owner = :node AND p.epoch = f.epoch AND p.lease_until > m.at
+),
+advanced AS (
+  UPDATE schedules AS s SET next_tick_at = f.next_tick_at, due_at = f.due_at, cursor_at = f.cursor_at,
+    last_tick_at = coalesce(f.fires, s.last_tick_at),
+    status = CASE WHEN f.next_tick_at IS NULL THEN 'finished' ELSE 'active' END
+  FROM firing AS f
+  WHERE s.id = f.schedule_id AND s.status = 'active' AND s.revision = f.revision AND s.next_tick_at = f.expected
+    AND s.due_at <= f.at
+  RETURNING s.id, s.tenant_id, s.partition, s.queue, s.task_type, s.target, s.payload, s.priority, s.max_attempts,
+    s.retry, s.timeout_seconds, s.labels, s.concurrency, f.fires, f.task_id, f.epoch, f.at
+),
+decided AS (
+  SELECT a.*, (
+    SELECT count(*) FROM (SELECT 1 FROM tasks AS t WHERE t.schedule_id = a.id LIMIT a.concurrency) AS live
+  ) >= a.concurrency AS is_overlap
+  FROM advanced AS a WHERE a.fires IS NOT NULL
+),
+ledger AS (
+  INSERT INTO ticks (schedule_id, scheduled_for, tenant_id, outcome, reason, task_id, fired_at, node, epoch)
+  SELECT id, fires, tenant_id, CASE WHEN is_overlap THEN 'skipped' ELSE 'fired' END,
+    CASE WHEN is_overlap THEN 'overlap' END, CASE WHEN is_overlap THEN NULL ELSE task_id END,
+    coalesce(:now::timestamptz, clock_timestamp()), :node, epoch
+  FROM decided
+  ON CONFLICT DO NOTHING
+  RETURNING schedule_id, outcome, reason, fired_at
+),
+queued AS (
+  INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, scheduled_for, run_at,
+    priority, state, max_attempts, retry, timeout_seconds, labels, created_at)
+  SELECT d.task_id, d.tenant_id, d.partition, d.queue, d.task_type, d.target, d.payload, 'tick', d.id, d.fires, d.fires,
+    d.priority, 'ready', d.max_attempts, d.retry, d.timeout_seconds, d.labels, l.fired_at
+  FROM ledger AS l JOIN decided AS d ON d.id = l.schedule_id
+  WHERE l.outcome = 'fired'
+),
+skipped AS (
+  INSERT INTO ticks (schedule_id, scheduled_for, tenant_id, outcome, reason, fired_at, node, epoch, until, count)
+  SELECT a.id, k.first, a.tenant_id, 'skipped', k.reason, coalesce(:now::timestamptz, clock_timestamp()), :node, a.epoch,
+    CASE WHEN k.count > 1 THEN k.last END, k.count
+  FROM unnest(:skip_ids::uuid[], :skip_firsts::timestamptz[], :skip_lasts::timestamptz[], :skip_counts::bigint[], :skip_reasons::text[])
+    AS k(schedule_id, first, last, count, reason)
+  JOIN advanced AS a ON a.id = k.schedule_id
+  ON CONFLICT DO NOTHING
+)
+SELECT m.at AS moment, a.id, l.outcome, l.reason, l.fired_at
+FROM moment AS m LEFT JOIN advanced AS a ON true LEFT JOIN ledger AS l ON l.schedule_id = a.id;
+
+-- name: tick_skip
+-- Ledger rows of ticks that an edit, a pause or a resume closed without firing.
+INSERT INTO ticks (schedule_id, scheduled_for, tenant_id, outcome, reason, fired_at, until, count)
+SELECT k.schedule_id, k.first, :tenant_id, 'skipped', k.reason, coalesce(:now::timestamptz, clock_timestamp()),
+  CASE WHEN k.count > 1 THEN k.last END, k.count
+FROM unnest(:skip_ids::uuid[], :skip_firsts::timestamptz[], :skip_lasts::timestamptz[], :skip_counts::bigint[], :skip_reasons::text[])
+  AS k(schedule_id, first, last, count, reason)
+ON CONFLICT DO NOTHING;
+
+-- name: tick_list
+-- Ledger rows of a schedule that touch a window, oldest first.
+SELECT * FROM (
+  (SELECT * FROM ticks WHERE schedule_id = :schedule_id AND scheduled_for < :from_at AND until >= :from_at ORDER BY scheduled_for)
+  UNION ALL
+  (SELECT * FROM ticks WHERE schedule_id = :schedule_id AND scheduled_for >= :from_at AND scheduled_for < :to_at
+   ORDER BY scheduled_for LIMIT :limit)
+) AS touching ORDER BY scheduled_for LIMIT :limit;
+
+-- name: tick_totals
+-- Ledger rows that begin in a window, summed per schedule, outcome and reason.
+SELECT schedule_id, outcome, reason, sum(count)::bigint AS count FROM ticks
+WHERE schedule_id = ANY(:ids::uuid[]) AND scheduled_for >= :from_at AND scheduled_for < :to_at
+GROUP BY schedule_id, outcome, reason;
+
+-- name: tick_ranges
+-- Skipped ranges that reach over an edge of a window.
+SELECT * FROM ticks
+WHERE schedule_id = ANY(:ids::uuid[]) AND until IS NOT NULL
+  AND ((scheduled_for < :from_at AND until >= :from_at) OR (scheduled_for >= :from_at AND scheduled_for < :to_at AND until >= :to_at));
+
+-- name: tick_doubled
+-- Ticks with more than one task, live or finished: there should be none.
+SELECT schedule_id, count(*) AS count FROM (
+  SELECT schedule_id, scheduled_for FROM (
+    SELECT schedule_id, scheduled_for FROM tasks
+    WHERE schedule_id = ANY(:ids::uuid[]) AND origin = 'tick' AND scheduled_for >= :from_at AND scheduled_for < :to_at
+    UNION ALL
+    SELECT schedule_id, scheduled_for FROM task_history
+    WHERE schedule_id = ANY(:ids::uuid[]) AND origin = 'tick' AND scheduled_for >= :from_at AND scheduled_for < :to_at
+  ) AS made GROUP BY schedule_id, scheduled_for HAVING count(*) > 1
+) AS doubled GROUP BY schedule_id;

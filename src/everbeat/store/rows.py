@@ -1,0 +1,252 @@
+"""Between domain objects and table rows, for both dialects: each store only converts the scalar types of its driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from everbeat.core.calendars import Calendar, parse_calendar
+from everbeat.core.errors import EverbeatError, StoreBroken
+from everbeat.core.rules import DstFold, DstGap, Rule, TriggerKind
+from everbeat.core.schedules import CatchUp, Overlap, PastRule, Retry, Schedule, Spec, Status
+from everbeat.core.tasks import ClaimedTask
+from everbeat.core.ticks import Outcome, Skip, SkipReason, Tick
+from everbeat.store.base import DueSchedule, Fired, NodeInfo, ScheduleWrite, TickTotal
+
+Row = Mapping[str, Any]
+
+_encode = msgspec.json.Encoder().encode
+_retry_from_json = msgspec.json.Decoder(Retry).decode
+_rule_from_json = msgspec.json.Decoder(Rule).decode
+_calendars_from_json = msgspec.json.Decoder(dict[str, tuple[str, ...]]).decode
+_decode = msgspec.json.Decoder().decode
+
+
+def text_of(value: Any) -> str:
+    return _encode(value).decode()
+
+
+def schedule_to_row(schedule: Schedule) -> dict[str, Any]:
+    spec, rule = schedule.spec, schedule.spec.rule
+    return {
+        "id": schedule.id,
+        "tenant_id": schedule.tenant_id,
+        "name": spec.name,
+        "description": spec.description,
+        "partition": schedule.partition,
+        "trigger_kind": rule.kind.value,
+        "trigger_text": rule.expression,
+        "timezone": rule.timezone,
+        "anchor": rule.anchor,
+        "dst_gap": rule.gap.value,
+        "dst_fold": rule.fold.value,
+        "calendars": _calendars_to_text(rule),
+        "starts_at": rule.starts_at,
+        "ends_at": rule.ends_at,
+        "target": text_of(spec.target),
+        "target_kind": spec.target_kind,
+        "queue": spec.queue,
+        "task_type": spec.task_type,
+        "payload": spec.payload.decode(),
+        "overlap": spec.overlap.value,
+        "max_concurrent": spec.max_concurrent,
+        "concurrency": spec.concurrency,
+        "catch_up": spec.catch_up.value,
+        "misfire_grace_seconds": spec.misfire_grace_seconds,
+        "jitter_seconds": spec.jitter_seconds,
+        "priority": spec.priority,
+        "max_attempts": spec.max_attempts,
+        "retry": text_of(spec.retry),
+        "timeout_seconds": spec.timeout_seconds,
+        "labels": text_of(spec.labels),
+        "enabled": spec.enabled,
+        "status": schedule.status.value,
+        "revision": schedule.revision,
+        "cursor_at": schedule.cursor_at,
+        "rule_at": schedule.rule_at,
+        "next_tick_at": schedule.next_tick_at,
+        "due_at": schedule.due_at,
+        "last_tick_at": schedule.last_tick_at,
+        "fault": schedule.fault,
+        "note": schedule.note,
+        "created_at": schedule.created_at,
+        "updated_at": schedule.updated_at,
+    }
+
+
+def schedule_from_row(row: Row) -> Schedule:
+    return Schedule(
+        id=row["id"],
+        tenant_id=row["tenant_id"],
+        partition=row["partition"],
+        spec=_spec_from_row(row),
+        status=Status(row["status"]),
+        revision=row["revision"],
+        cursor_at=row["cursor_at"],
+        rule_at=row["rule_at"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        next_tick_at=row["next_tick_at"],
+        due_at=row["due_at"],
+        last_tick_at=row["last_tick_at"],
+        fault=row["fault"],
+        note=row["note"],
+    )
+
+
+def _spec_from_row(row: Row) -> Spec:
+    return Spec(
+        name=row["name"],
+        rule=rule_from_row(row),
+        target=_decode(row["target"]),
+        payload=row["payload"].encode(),
+        description=row["description"],
+        overlap=Overlap(row["overlap"]),
+        max_concurrent=row["max_concurrent"],
+        catch_up=CatchUp(row["catch_up"]),
+        misfire_grace_seconds=row["misfire_grace_seconds"],
+        jitter_seconds=row["jitter_seconds"],
+        priority=row["priority"],
+        max_attempts=row["max_attempts"],
+        retry=_retry_from_json(row["retry"]),
+        timeout_seconds=row["timeout_seconds"],
+        labels=_decode(row["labels"]),
+        enabled=row["enabled"],
+    )
+
+
+def rule_from_row(row: Row) -> Rule:
+    calendars = _calendars_from_json(row["calendars"]) if row["calendars"] else {}
+    return Rule(
+        kind=TriggerKind(row["trigger_kind"]),
+        expression=row["trigger_text"],
+        timezone=row["timezone"],
+        anchor=row["anchor"],
+        gap=DstGap(row["dst_gap"]),
+        fold=DstFold(row["dst_fold"]),
+        exclude=calendars.get("exclude", ()),
+        only=calendars.get("only", ()),
+        starts_at=row["starts_at"],
+        ends_at=row["ends_at"],
+    )
+
+
+def due_from_row(row: Row) -> DueSchedule:
+    return DueSchedule(
+        id=row["id"],
+        tenant_id=row["tenant_id"],
+        partition=row["partition"],
+        revision=row["revision"],
+        cursor_at=row["cursor_at"],
+        next_tick_at=row["next_tick_at"],
+        due_at=row["due_at"],
+        catch_up=CatchUp(row["catch_up"]),
+        misfire_grace_seconds=row["misfire_grace_seconds"],
+        jitter_seconds=row["jitter_seconds"],
+        rule=rule_from_row(row),
+    )
+
+
+def due_from_rows(rows: Iterable[Row]) -> tuple[list[DueSchedule], dict[UUID, str]]:
+    """The schedules that can be read, and the faults of those that cannot: one bad row must not fail the scan."""
+    schedules, faults = [], {}
+    for row in rows:
+        try:
+            schedules.append(due_from_row(row))
+        except (ValueError, msgspec.DecodeError) as error:
+            faults[row["id"]] = str(error)
+    return schedules, faults
+
+
+def past_rule_from_row(row: Row) -> PastRule:
+    return PastRule(
+        schedule_id=row["schedule_id"], rule=_rule_from_json(row["rule"]), since=row["since"], until=row["until"]
+    )
+
+
+def _calendars_to_text(rule: Rule) -> str | None:
+    if not rule.exclude and not rule.only:
+        return None
+    return text_of({"exclude": rule.exclude, "only": rule.only})
+
+
+class SkipColumns:
+    """Skips of many schedules as columns, the shape both the firing and the settling statement take."""
+
+    def __init__(self, skips: Iterable[tuple[UUID, Sequence[Skip]]]) -> None:
+        flat = [(schedule_id, skip) for schedule_id, some in skips for skip in some]
+        self.columns: dict[str, list[Any]] = {
+            "skip_ids": [schedule_id for schedule_id, _ in flat],
+            "skip_firsts": [skip.first for _, skip in flat],
+            "skip_lasts": [skip.last for _, skip in flat],
+            "skip_counts": [skip.count for _, skip in flat],
+            "skip_reasons": [skip.reason.value for _, skip in flat],
+        }
+
+    @classmethod
+    def of_writes(cls, writes: Sequence[ScheduleWrite]) -> SkipColumns:
+        return cls((write.schedule.id, write.skips) for write in writes)
+
+    def __bool__(self) -> bool:
+        return bool(self.columns["skip_ids"])
+
+
+def months_of(instants: Iterable[datetime]) -> set[datetime]:
+    """The first instants of the months these fall in."""
+    return {at.replace(day=1, hour=0, minute=0, second=0, microsecond=0) for at in instants}
+
+
+def tick_from_row(row: Row) -> Tick:
+    return Tick(
+        schedule_id=row["schedule_id"],
+        scheduled_for=row["scheduled_for"],
+        outcome=Outcome(row["outcome"]),
+        reason=_reason(row),
+        task_id=row["task_id"],
+        fired_at=row["fired_at"],
+        until=row["until"],
+        count=row["count"],
+        node=row["node"],
+        epoch=row["epoch"],
+    )
+
+
+def node_from_row(row: Row) -> NodeInfo:
+    return NodeInfo(
+        id=row["id"],
+        name=row["name"],
+        roles=tuple(row["roles"].split(",")),
+        version=row["version"],
+        started_at=row["started_at"],
+        seen_at=row["seen_at"],
+        lease_seconds=row["lease_seconds"],
+        lag_seconds=row["lag_seconds"],
+        fired_per_second=row["fired_per_second"],
+    )
+
+
+def calendar_from_row(row: Row) -> Calendar:
+    try:
+        return parse_calendar(row["name"], _decode(row["definition"]), revision=row["revision"])
+    except EverbeatError as error:
+        raise StoreBroken(f"calendar {row['name']} cannot be read: {error}") from error
+
+
+def total_from_row(row: Row) -> TickTotal:
+    return TickTotal(row["schedule_id"], Outcome(row["outcome"]), _reason(row), row["count"])
+
+
+def fired_from_row(row: Row) -> Fired:
+    return Fired(row["id"], Outcome(row["outcome"]) if row["outcome"] else None, _reason(row), row["fired_at"])
+
+
+def claimed_from_row(row: Row) -> ClaimedTask:
+    return ClaimedTask(**{**row, "payload": row["payload"].encode()})
+
+
+def _reason(row: Row) -> SkipReason | None:
+    return SkipReason(row["reason"]) if row["reason"] else None

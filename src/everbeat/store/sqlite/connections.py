@@ -1,0 +1,197 @@
+"""Connections to an SQLite file: one writer thread for all writes and checkpoints, a few reader threads beside it.
+
+synchronous=FULL, because with NORMAL a power cut loses commits that were already acknowledged. Writes begin IMMEDIATE,
+so that another process's write is waited for at the start and never fails half-way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+import apsw
+
+from everbeat.core.errors import StoreBroken, StoreRefused, StoreUnavailable
+from everbeat.store.base import Observer
+
+T = TypeVar("T")
+Row = dict[str, Any]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_BUSY_MILLISECONDS = 10_000
+
+_INSTANTS = frozenset({"scheduled_for", "until", "since", "anchor", "lease_until"})
+_IDS = frozenset({"id", "owner", "node"})
+_CLAIMS = frozenset({"enabled", "cancel_requested", "is_there", "is_new"})
+
+
+def to_microseconds(at: datetime) -> int:
+    return (at - _EPOCH) // _MICROSECOND
+
+
+def from_microseconds(value: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=value)
+
+
+def _bind(_cursor: apsw.Cursor, _number: int, value: Any) -> Any:
+    if isinstance(value, UUID):
+        return value.bytes
+    if isinstance(value, datetime):
+        return to_microseconds(value)
+    raise TypeError(f"SQLite cannot hold a {type(value).__name__}")
+
+
+def _converter(column: str) -> Callable[[Any], Any] | None:
+    if column.endswith("_at") or column in _INSTANTS:
+        return from_microseconds
+    if column.endswith("_id") or column in _IDS:
+        return lambda value: UUID(bytes=value)
+    return bool if column in _CLAIMS else None
+
+
+def meaning_of(error: apsw.Error, path: Path) -> Exception:
+    """The Everbeat error that a driver error stands for."""
+    if isinstance(error, apsw.CorruptError | apsw.NotADBError):
+        return StoreBroken(f"{path} is damaged or not a database ({error}); restore a backup, nothing was changed")
+    if isinstance(error, apsw.ConstraintError | apsw.MismatchError | apsw.TooBigError | apsw.RangeError):
+        return StoreRefused(str(error))
+    if isinstance(error, apsw.ReadOnlyError | apsw.CantOpenError | apsw.PermissionsError | apsw.AuthError):
+        return StoreUnavailable(f"{path} cannot be written ({error}); check the folder's permissions and free space")
+    return StoreUnavailable(f"{path}: {error}")
+
+
+class Session:
+    """One connection, used by one thread: rows as dicts with ids and instants converted."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self.connection = connection
+        self._converters: dict[tuple[str, ...], list[tuple[str, Callable[[Any], Any] | None]]] = {}
+
+    def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> list[Row]:
+        cursor = self._cursor()
+        rows: list[Row] = []
+        columns: list[tuple[str, Callable[[Any], Any] | None]] | None = None
+        for row in cursor.execute(sql, values):
+            if columns is None:  # only known while rows are coming
+                columns = self._columns(cursor)
+            rows.append(
+                {
+                    name: value if value is None or convert is None else convert(value)
+                    for (name, convert), value in zip(columns, row, strict=True)
+                }
+            )
+        return rows
+
+    def change(self, sql: str, values: Mapping[str, Any] | None = None) -> int:
+        """How many rows the statement changed."""
+        before = self.connection.total_changes()
+        for _ in self._cursor().execute(sql, values):
+            pass
+        return self.connection.total_changes() - before
+
+    def change_many(self, sql: str, many: Iterable[Any]) -> int:
+        before = self.connection.total_changes()
+        self._cursor().executemany(sql, many)
+        return self.connection.total_changes() - before
+
+    def script(self, sql: str) -> None:
+        for _ in self.connection.execute(sql):
+            pass
+
+    def _cursor(self) -> apsw.Cursor:
+        cursor = self.connection.cursor()
+        cursor.convert_binding = _bind
+        return cursor
+
+    def _columns(self, cursor: apsw.Cursor) -> list[tuple[str, Callable[[Any], Any] | None]]:
+        names = tuple(column[0] for column in cursor.get_description())
+        if names not in self._converters:
+            self._converters[names] = [(name, _converter(name)) for name in names]
+        return self._converters[names]
+
+
+class Connections:
+    """The threads and connections of one process on one file."""
+
+    def __init__(self, path: Path, *, on_writer: str = "", readers: int = 2, observer: Observer | None = None) -> None:
+        self._path = path
+        self._on_writer = on_writer
+        self._observer = observer
+        self._writer = ThreadPoolExecutor(1, "everbeat-sqlite-writer")
+        self._readers = ThreadPoolExecutor(readers, "everbeat-sqlite-reader")
+        self._local = threading.local()
+        self._opened: list[apsw.Connection] = []
+        self._lock = threading.Lock()
+
+    async def read(self, verb: str, work: Callable[[Session], T]) -> T:
+        return await self._run(self._readers, verb, work)
+
+    async def write(self, verb: str, work: Callable[[Session], T]) -> T:
+        return await self._run(self._writer, verb, lambda session: _in_transaction(session, work))
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._shut)
+
+    def _shut(self) -> None:
+        self._writer.shutdown()
+        self._readers.shutdown()
+        for connection in reversed(self._opened):
+            connection.close()
+
+    async def _run(self, threads: ThreadPoolExecutor, verb: str, work: Callable[[Session], T]) -> T:
+        started, failed = time.perf_counter(), True
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(threads, self._call, work)
+            failed = False
+            return result
+        except apsw.Error as error:
+            raise meaning_of(error, self._path) from error
+        finally:
+            if self._observer is not None:
+                self._observer(verb, time.perf_counter() - started, failed)
+
+    def _call(self, work: Callable[[Session], T]) -> T:
+        session = getattr(self._local, "session", None)
+        if session is None:
+            session = self._local.session = self._open()
+        return work(session)
+
+    def _open(self) -> Session:
+        with self._lock:
+            is_new = not self._path.exists()
+            connection = apsw.Connection(str(self._path))
+            if is_new:
+                os.chmod(self._path, 0o600)
+            connection.set_busy_timeout(_BUSY_MILLISECONDS)
+            for pragma in (
+                "journal_mode = WAL",
+                "synchronous = FULL",
+                "temp_store = MEMORY",
+                "cache_size = -32000",
+                "journal_size_limit = 67108864",
+            ):
+                connection.execute(f"PRAGMA {pragma}")
+            if self._on_writer and threading.current_thread().name.startswith("everbeat-sqlite-writer"):
+                connection.execute(self._on_writer)
+            self._opened.append(connection)
+            return Session(connection)
+
+
+def _in_transaction(session: Session, work: Callable[[Session], T]) -> T:
+    session.connection.execute("BEGIN IMMEDIATE")
+    try:
+        result = work(session)
+    except BaseException:
+        session.connection.execute("ROLLBACK")
+        raise
+    session.connection.execute("COMMIT")
+    return result

@@ -1,0 +1,44 @@
+-- name: answer_find
+-- The answer kept under an idempotency key, if it has not expired.
+SELECT key, fingerprint, status, body FROM idempotent_answers
+WHERE tenant_id = :tenant_id AND key = :key AND expires_at > :now;
+
+-- name: answer_insert
+-- Keep an answer for a day; an expired one under the same key gives way.
+INSERT INTO idempotent_answers (tenant_id, key, fingerprint, status, body, expires_at)
+VALUES (:tenant_id, :key, :fingerprint, :status, :body, :now + 86400000000)
+ON CONFLICT (tenant_id, key) DO UPDATE SET fingerprint = excluded.fingerprint, status = excluded.status,
+  body = excluded.body, expires_at = excluded.expires_at
+WHERE idempotent_answers.expires_at <= :now;
+
+-- name: answer_prune
+-- Forget answers past their time.
+DELETE FROM idempotent_answers WHERE (tenant_id, key) IN (
+  SELECT tenant_id, key FROM idempotent_answers WHERE expires_at < :now ORDER BY expires_at LIMIT :limit);
+
+-- name: month_prune_ticks
+-- Remove a piece of the ledger of before an instant.
+DELETE FROM ticks WHERE (schedule_id, scheduled_for) IN (
+  SELECT schedule_id, scheduled_for FROM ticks WHERE scheduled_for < :before_at ORDER BY scheduled_for LIMIT :limit);
+
+-- name: month_prune_history
+-- Remove a piece of the history of before an instant.
+DELETE FROM task_history WHERE (id, finished_at) IN (
+  SELECT id, finished_at FROM task_history WHERE finished_at < :before_at ORDER BY finished_at LIMIT :limit);
+
+-- name: migration_table
+-- Where the applied migrations are kept.
+CREATE TABLE IF NOT EXISTS everbeat_migrations (
+  number INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL) STRICT;
+
+-- name: migration_version
+-- The newest migration applied.
+SELECT coalesce(max(number), 0) AS version FROM everbeat_migrations;
+
+-- name: migration_exists
+-- Whether this database was ever migrated.
+SELECT count(*) > 0 AS is_there FROM sqlite_schema WHERE name = 'everbeat_migrations';
+
+-- name: migration_insert
+-- Note an applied migration.
+INSERT INTO everbeat_migrations (number, name, applied_at) VALUES (:number, :name, :now);

@@ -1,0 +1,47 @@
+-- name: partition_renew
+-- Renew what is owned and wanted, release what is owned and not wanted, take what is wanted and free.
+-- A lease that ends later than any lease can (the clock was set back) counts as expired.
+UPDATE partitions SET
+  owner = iif(partition IN (SELECT value FROM json_each(:wanted)), :node, NULL),
+  epoch = epoch + iif(partition IN (SELECT value FROM json_each(:wanted)) AND owner IS NOT :node, 1, 0),
+  lease_until = iif(partition IN (SELECT value FROM json_each(:wanted)), :now + CAST(:lease_seconds * 1000000 AS INTEGER), NULL),
+  lease_seconds = :lease_seconds
+WHERE owner = :node OR (partition IN (SELECT value FROM json_each(:wanted)) AND (
+  owner IS NULL OR lease_until <= :now OR lease_until > :now + CAST(lease_seconds * 1500000 AS INTEGER)))
+RETURNING partition, owner, epoch;
+
+-- name: partition_renew_beat
+-- The node's heartbeat.
+INSERT INTO nodes (id, name, roles, version, started_at, seen_at, lease_seconds, lag_seconds, fired_per_second)
+VALUES (:node, :name, :roles, :version, :now, :now, :lease_seconds, :lag_seconds, :fired_per_second)
+ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, lease_seconds = excluded.lease_seconds,
+  lag_seconds = excluded.lag_seconds, fired_per_second = excluded.fired_per_second;
+
+-- name: partition_renew_live
+-- The live scheduler nodes.
+SELECT id FROM nodes
+WHERE instr(roles, 'scheduler') > 0 AND seen_at > :now - lease_seconds * 1000000 AND seen_at < :now + lease_seconds * 1000000;
+
+-- name: partition_renew_newest
+-- The newest heartbeat there is: later than now if the clock was set back.
+SELECT max(seen_at) AS newest_at FROM nodes;
+
+-- name: partition_release
+-- Release everything a node owns.
+UPDATE partitions SET owner = NULL, lease_until = NULL WHERE owner = :node;
+
+-- name: partition_list
+-- Who owns what.
+SELECT partition, owner, epoch, lease_until FROM partitions ORDER BY partition;
+
+-- name: node_delete
+-- Sign a node off.
+DELETE FROM nodes WHERE id = :node;
+
+-- name: node_list
+-- The nodes known.
+SELECT * FROM nodes ORDER BY started_at, id;
+
+-- name: node_prune
+-- Forget nodes that have not been seen for long.
+DELETE FROM nodes WHERE seen_at < :now - :unseen_seconds * 1000000;

@@ -1,0 +1,108 @@
+-- Differs from postgres: a firing is several statements in one immediate transaction over a temporary table, because
+-- SQLite has no data-modifying common table expressions. Nothing else can write in between.
+
+-- name: tick_fire_table
+-- The batch being fired.
+CREATE TEMP TABLE firing (
+  schedule_id BLOB PRIMARY KEY, partition INTEGER, epoch INTEGER, revision INTEGER, expected INTEGER, fires INTEGER,
+  task_id BLOB, cursor_at INTEGER, next_tick_at INTEGER, due_at INTEGER, is_overlap INTEGER, is_new INTEGER);
+
+-- name: tick_fire_input
+-- One firing of the batch.
+INSERT INTO temp.firing (schedule_id, partition, epoch, revision, expected, fires, task_id, cursor_at, next_tick_at, due_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: tick_fire_guard
+-- Drop what lost its right to fire: the owner's epoch and lease, then the compare-and-set on position and revision.
+DELETE FROM temp.firing WHERE NOT EXISTS (
+  SELECT 1 FROM schedules AS s CROSS JOIN partitions AS p
+  WHERE s.id = firing.schedule_id AND s.status = 'active' AND s.revision = firing.revision
+    AND s.next_tick_at = firing.expected AND s.due_at <= :now
+    AND p.partition = firing.partition AND p.owner = :node AND p.epoch = firing.epoch AND p.lease_until > :now);
+
+-- name: tick_fire_decide
+-- Which ticks overlap with unfinished tasks, and which the ledger already holds.
+UPDATE temp.firing SET
+  is_overlap = (
+    SELECT CASE s.concurrency
+      WHEN 1 THEN EXISTS (SELECT 1 FROM tasks AS t WHERE t.schedule_id = firing.schedule_id)
+      ELSE (SELECT count(*) FROM tasks AS t WHERE t.schedule_id = firing.schedule_id) >= s.concurrency END
+    FROM schedules AS s WHERE s.id = firing.schedule_id),
+  is_new = NOT EXISTS (
+    SELECT 1 FROM ticks AS t WHERE t.schedule_id = firing.schedule_id AND t.scheduled_for = firing.fires)
+WHERE fires IS NOT NULL;
+
+-- name: tick_fire_ledger
+-- The ledger rows; the primary key is the last guard.
+INSERT INTO ticks (schedule_id, scheduled_for, tenant_id, outcome, reason, task_id, fired_at, node, epoch)
+SELECT f.schedule_id, f.fires, s.tenant_id, iif(f.is_overlap, 'skipped', 'fired'), iif(f.is_overlap, 'overlap', NULL),
+  iif(f.is_overlap, NULL, f.task_id), :now, :node, f.epoch
+FROM temp.firing AS f CROSS JOIN schedules AS s ON s.id = f.schedule_id
+WHERE f.fires IS NOT NULL AND f.is_new;
+
+-- name: tick_fire_tasks
+-- The tasks of the ticks that fire.
+INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, scheduled_for, run_at,
+  priority, state, max_attempts, retry, timeout_seconds, labels, created_at)
+SELECT f.task_id, s.tenant_id, s.partition, s.queue, s.task_type, s.target, s.payload, 'tick', s.id, f.fires, f.fires,
+  s.priority, 'ready', s.max_attempts, s.retry, s.timeout_seconds, s.labels, :now
+FROM temp.firing AS f CROSS JOIN schedules AS s ON s.id = f.schedule_id
+WHERE f.fires IS NOT NULL AND f.is_new AND NOT f.is_overlap;
+
+-- name: tick_fire
+-- One schedule moved on to its next tick.
+UPDATE schedules SET next_tick_at = f.next_tick_at, due_at = f.due_at, cursor_at = f.cursor_at,
+  last_tick_at = coalesce(f.fires, schedules.last_tick_at),
+  status = iif(f.next_tick_at IS NULL, 'finished', 'active')
+FROM temp.firing AS f
+WHERE f.schedule_id = :id AND schedules.id = :id AND schedules.status = 'active';
+
+-- name: tick_fire_result
+-- What became of the batch.
+SELECT schedule_id AS id, iif(is_new, iif(is_overlap, 'skipped', 'fired'), NULL) AS outcome,
+  iif(is_new AND is_overlap, 'overlap', NULL) AS reason, iif(is_new, :now, NULL) AS fired_at
+FROM temp.firing;
+
+-- name: tick_fire_clear
+-- Make room for the next batch.
+DELETE FROM temp.firing;
+
+-- name: tick_skip
+-- A ledger row for a run of ticks that did not fire.
+INSERT INTO ticks (schedule_id, scheduled_for, tenant_id, outcome, reason, fired_at, node, epoch, until, count)
+SELECT :schedule_id, :first, s.tenant_id, 'skipped', :reason, :now, :node, :epoch, iif(:count > 1, :last, NULL), :count
+FROM schedules AS s WHERE s.id = :schedule_id
+ON CONFLICT DO NOTHING;
+
+-- name: tick_list
+-- Ledger rows of a schedule that touch a window, oldest first.
+SELECT * FROM ticks
+WHERE schedule_id = :schedule_id AND scheduled_for < :to_at AND (scheduled_for >= :from_at OR until >= :from_at)
+ORDER BY scheduled_for LIMIT :limit;
+
+-- name: tick_totals
+-- Ledger rows that begin in a window, summed per schedule, outcome and reason.
+SELECT schedule_id, outcome, reason, sum(count) AS count FROM ticks
+WHERE schedule_id IN (SELECT unhex(value) FROM json_each(:ids)) AND scheduled_for >= :from_at AND scheduled_for < :to_at
+GROUP BY schedule_id, outcome, reason;
+
+-- name: tick_ranges
+-- Skipped ranges that reach over an edge of a window.
+SELECT * FROM ticks
+WHERE schedule_id IN (SELECT unhex(value) FROM json_each(:ids)) AND until IS NOT NULL
+  AND ((scheduled_for < :from_at AND until >= :from_at)
+    OR (scheduled_for >= :from_at AND scheduled_for < :to_at AND until >= :to_at));
+
+-- name: tick_doubled
+-- Ticks with more than one task, live or finished: there should be none.
+SELECT schedule_id, count(*) AS count FROM (
+  SELECT schedule_id, scheduled_for FROM (
+    SELECT schedule_id, scheduled_for FROM tasks
+    WHERE schedule_id IN (SELECT unhex(value) FROM json_each(:ids)) AND origin = 'tick'
+      AND scheduled_for >= :from_at AND scheduled_for < :to_at
+    UNION ALL
+    SELECT schedule_id, scheduled_for FROM task_history
+    WHERE schedule_id IN (SELECT unhex(value) FROM json_each(:ids)) AND origin = 'tick'
+      AND scheduled_for >= :from_at AND scheduled_for < :to_at
+  ) GROUP BY schedule_id, scheduled_for HAVING count(*) > 1
+) GROUP BY schedule_id;

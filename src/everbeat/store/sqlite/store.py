@@ -1,0 +1,428 @@
+"""The SQLite store: each verb runs the block of its name, writes in one immediate transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from everbeat.core.calendars import Calendar
+from everbeat.core.schedules import PastRule, Schedule
+from everbeat.core.tasks import ClaimedTask
+from everbeat.core.ticks import Skip, Tick
+from everbeat.store.base import (
+    DueScan,
+    FireResult,
+    Firing,
+    Found,
+    IdempotentAnswer,
+    Listener,
+    NodeBeat,
+    NodeInfo,
+    Notice,
+    Observer,
+    PartitionInfo,
+    QueueDepth,
+    Renewal,
+    ScheduleFilter,
+    ScheduleWrite,
+    TickTotal,
+)
+from everbeat.store.migrate import load_migrations, missing_migrations
+from everbeat.store.notices import Notices
+from everbeat.store.queries import load_blocks
+from everbeat.store.rows import (
+    calendar_from_row,
+    claimed_from_row,
+    due_from_rows,
+    fired_from_row,
+    node_from_row,
+    past_rule_from_row,
+    schedule_from_row,
+    schedule_to_row,
+    text_of,
+    tick_from_row,
+    total_from_row,
+)
+from everbeat.store.sqlite.connections import Connections, Row, Session, from_microseconds
+
+_PACKAGE = "everbeat.store.sqlite"
+
+
+class _Undo(Exception):
+    """Raised inside a transaction to roll it back."""
+
+
+def _hex(ids: Sequence[UUID]) -> str:
+    return text_of([id_.hex for id_ in ids])
+
+
+class SqliteStore:
+    """All verbs of the Store contract on one SQLite file. Its clock is the machine's."""
+
+    dialect = "sqlite"
+
+    def __init__(self, path: str | Path, *, observer: Observer | None = None) -> None:
+        self.description = str(path)
+        self._sql = load_blocks(_PACKAGE)
+        self._migrations = load_migrations(_PACKAGE)
+        self._connections = Connections(Path(path), on_writer=self._sql["tick_fire_table"], observer=observer)
+        self._notices = Notices()
+
+    async def open(self) -> None:
+        await self._connections.read("open", lambda session: session.rows(self._sql["migration_exists"]))
+
+    async def close(self) -> None:
+        await self._notices.close()
+        await self._connections.close()
+
+    # Migrations
+
+    async def schema_version(self) -> tuple[int, int]:
+        def work(session: Session) -> int:
+            if not session.rows(self._sql["migration_exists"])[0]["is_there"]:
+                return 0
+            return int(session.rows(self._sql["migration_version"])[0]["version"])
+
+        return await self._connections.read("migration_version", work), self._migrations[-1].number
+
+    async def migrate(self) -> list[str]:
+        def work(session: Session) -> list[str]:
+            session.script(self._sql["migration_table"])
+            version = int(session.rows(self._sql["migration_version"])[0]["version"])
+            missing = missing_migrations(self._migrations, version)
+            for migration in missing:
+                session.script(migration.sql)
+                noted = {"number": migration.number, "name": migration.name, "now": self._moment(None)}
+                session.change(self._sql["migration_insert"], noted)
+            return [migration.name for migration in missing]
+
+        return await self._connections.write("migrate", work)
+
+    # Clock and notices
+
+    def _moment(self, now: datetime | None) -> datetime:
+        return now if now is not None else from_microseconds(time.time_ns() // 1000)
+
+    async def clock(self, *, now: datetime | None = None) -> datetime:
+        return self._moment(now)
+
+    def subscribe(self, listener: Listener) -> None:
+        self._notices.subscribe(listener)
+
+    async def publish(self, notice: Notice) -> None:
+        self._notices.publish(notice)
+
+    # Schedules
+
+    async def schedule_find(
+        self,
+        tenant_id: UUID,
+        *,
+        names: Sequence[str] = (),
+        ids: Sequence[UUID] = (),
+        key: str | None = None,
+        now: datetime | None = None,
+    ) -> Found:
+        moment = self._moment(now)
+
+        def work(session: Session) -> tuple[list[Row], list[Row]]:
+            wanted = {"tenant_id": tenant_id, "names": text_of(list(names)), "ids": _hex(ids)}
+            found = session.rows(self._sql["schedule_find"], wanted)
+            if key is None:
+                return found, []
+            return found, session.rows(self._sql["answer_find"], {"tenant_id": tenant_id, "key": key, "now": moment})
+
+        rows, answers = await self._connections.read("schedule_find", work)
+        answer = IdempotentAnswer(**answers[0]) if answers else None
+        return Found(moment, [schedule_from_row(row) for row in rows], answer)
+
+    async def schedule_write(
+        self,
+        tenant_id: UUID,
+        writes: Sequence[ScheduleWrite],
+        *,
+        answer: IdempotentAnswer | None = None,
+        now: datetime | None = None,
+    ) -> bool:
+        def work(session: Session) -> None:
+            moment = self._moment(now)
+            self._write_rows(session, writes)
+            self._write_past(session, writes, moment)
+            if answer is not None:
+                values = {**msgspec.structs.asdict(answer), "tenant_id": tenant_id, "now": moment}
+                if session.change(self._sql["answer_insert"], values) != 1:
+                    raise _Undo
+
+        try:
+            await self._connections.write("schedule_write", work)
+        except _Undo:
+            return False
+        return True
+
+    def _write_rows(self, session: Session, writes: Sequence[ScheduleWrite]) -> None:
+        new = [schedule_to_row(write.schedule) for write in writes if write.expected is None]
+        if session.change_many(self._sql["schedule_insert"], new) != len(new):
+            raise _Undo
+        old = [
+            {
+                **schedule_to_row(write.schedule),
+                "expected_revision": write.expected.revision,
+                "expected_status": write.expected.status.value,
+                "expected_next_tick_at": write.expected.next_tick_at,
+            }
+            for write in writes
+            if write.expected is not None
+        ]
+        if session.change_many(self._sql["schedule_replace"], old) != len(old):
+            raise _Undo
+
+    def _write_past(self, session: Session, writes: Sequence[ScheduleWrite], moment: datetime) -> None:
+        for write in writes:
+            self._skip(session, write.schedule.id, write.skips, moment, None, None)
+        past = [
+            {
+                "schedule_id": write.past_rule.schedule_id,
+                "since": write.past_rule.since,
+                "until": write.past_rule.until,
+                "rule": text_of(write.past_rule.rule),
+            }
+            for write in writes
+            if write.past_rule is not None
+        ]
+        session.change_many(self._sql["schedule_past_rule_insert"], past)
+
+    def _skip(
+        self,
+        session: Session,
+        schedule_id: UUID,
+        skips: Sequence[Skip],
+        moment: datetime,
+        node: UUID | None,
+        epoch: int | None,
+    ) -> None:
+        beside = {"schedule_id": schedule_id, "now": moment, "node": node, "epoch": epoch}
+        if skips:
+            session.change_many(self._sql["tick_skip"], [{**msgspec.structs.asdict(skip), **beside} for skip in skips])
+
+    async def schedule_list(
+        self, tenant_id: UUID, filter_: ScheduleFilter, *, after_name: str | None, limit: int
+    ) -> list[Schedule]:
+        rows = await self._read(
+            "schedule_list", tenant_id=tenant_id, after_name=after_name, limit=limit, **filter_._asdict()
+        )
+        return [schedule_from_row(row) for row in rows]
+
+    async def schedule_delete(self, tenant_id: UUID, ids: Sequence[UUID]) -> int:
+        return await self._change("schedule_delete", tenant_id=tenant_id, ids=_hex(ids))
+
+    async def schedule_count(self, tenant_id: UUID) -> dict[str, int]:
+        rows = await self._read("schedule_count", tenant_id=tenant_id)
+        return {row["status"]: row["count"] for row in rows}
+
+    async def schedule_due(
+        self, partitions: Sequence[int], *, horizon_seconds: float, limit: int, now: datetime | None = None
+    ) -> DueScan:
+        moment = self._moment(now)
+
+        def work(session: Session) -> list[Row]:
+            values = {"now": moment, "horizon_seconds": horizon_seconds, "limit": limit}
+            return [
+                row
+                for partition in partitions
+                for row in session.rows(self._sql["schedule_due"], {**values, "partition": partition})
+            ]
+
+        schedules, faults = due_from_rows(await self._connections.read("schedule_due", work))
+        return DueScan(moment, schedules, faults)
+
+    async def schedule_fault(self, faults: Mapping[UUID, str], *, now: datetime | None = None) -> int:
+        values = [{"id": id_, "fault": fault, "now": self._moment(now)} for id_, fault in faults.items()]
+        return await self._connections.write(
+            "schedule_fault", lambda session: session.change_many(self._sql["schedule_fault"], values)
+        )
+
+    async def schedule_overdue(self, *, late_seconds: float, limit: int, now: datetime | None = None) -> list[Schedule]:
+        rows = await self._read("schedule_overdue", now=self._moment(now), late_seconds=late_seconds, limit=limit)
+        return [schedule_from_row(row) for row in rows]
+
+    async def schedule_faulty(self, tenant_id: UUID | None, *, limit: int) -> list[Schedule]:
+        rows = await self._read("schedule_faulty", tenant_id=tenant_id, limit=limit)
+        return [schedule_from_row(row) for row in rows]
+
+    async def schedule_past_rules(self, ids: Sequence[UUID]) -> list[PastRule]:
+        return [past_rule_from_row(row) for row in await self._read("schedule_past_rules", ids=_hex(ids))]
+
+    async def schedule_using_calendar(self, tenant_id: UUID, name: str) -> list[Schedule]:
+        rows = await self._read("schedule_using_calendar", tenant_id=tenant_id, name=f'"{name}"')
+        return [schedule_from_row(row) for row in rows]
+
+    # Ticks
+
+    async def tick_fire(self, node_id: UUID, firings: Sequence[Firing], *, now: datetime | None = None) -> FireResult:
+        def work(session: Session) -> tuple[datetime, list[Row]]:
+            moment = self._moment(now)
+            at = {"now": moment, "node": node_id}
+            session.change(self._sql["tick_fire_clear"])
+            session.change_many(self._sql["tick_fire_input"], [firing[:10] for firing in firings])
+            session.change(self._sql["tick_fire_guard"], at)
+            session.change(self._sql["tick_fire_decide"])
+            session.change(self._sql["tick_fire_ledger"], at)
+            session.change(self._sql["tick_fire_tasks"], at)
+            rows = session.rows(self._sql["tick_fire_result"], at)
+            session.change_many(self._sql["tick_fire"], [{"id": row["id"]} for row in rows])
+            advanced = {row["id"] for row in rows}
+            for firing in firings:
+                if firing.skips and firing.schedule_id in advanced:
+                    self._skip(session, firing.schedule_id, firing.skips, moment, node_id, firing.epoch)
+            return moment, rows
+
+        moment, rows = await self._connections.write("tick_fire", work)
+        return FireResult(moment, [fired_from_row(row) for row in rows])
+
+    async def tick_list(self, schedule_id: UUID, *, from_: datetime, to: datetime, limit: int) -> list[Tick]:
+        rows = await self._read("tick_list", schedule_id=schedule_id, from_at=from_, to_at=to, limit=limit)
+        return [tick_from_row(row) for row in rows]
+
+    async def tick_totals(self, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> list[TickTotal]:
+        rows = await self._read("tick_totals", ids=_hex(ids), from_at=from_, to_at=to)
+        return [total_from_row(row) for row in rows]
+
+    async def tick_ranges(self, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> list[Tick]:
+        rows = await self._read("tick_ranges", ids=_hex(ids), from_at=from_, to_at=to)
+        return [tick_from_row(row) for row in rows]
+
+    async def tick_doubled(self, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> dict[UUID, int]:
+        rows = await self._read("tick_doubled", ids=_hex(ids), from_at=from_, to_at=to)
+        return {row["schedule_id"]: row["count"] for row in rows}
+
+    # Ownership
+
+    async def partition_renew(self, beat: NodeBeat, wanted: frozenset[int], *, now: datetime | None = None) -> Renewal:
+        def work(session: Session) -> Renewal:
+            moment = self._moment(now)
+            values = {
+                "now": moment,
+                "node": beat.id,
+                "name": beat.name,
+                "roles": ",".join(beat.roles),
+                "version": beat.version,
+                "lease_seconds": beat.lease_seconds,
+                "lag_seconds": beat.lag_seconds,
+                "fired_per_second": beat.fired_per_second,
+                "wanted": text_of(sorted(wanted)),
+            }
+            newest = session.rows(self._sql["partition_renew_newest"])[0]["newest_at"]
+            session.change(self._sql["partition_renew_beat"], values)
+            changed = session.rows(self._sql["partition_renew"], values)
+            live = session.rows(self._sql["partition_renew_live"], values)
+            return Renewal(
+                now=moment,
+                owned={row["partition"]: row["epoch"] for row in changed if row["owner"] is not None},
+                live=frozenset(row["id"] for row in live),
+                clock_back_seconds=0.0 if newest is None else (newest - moment).total_seconds(),
+            )
+
+        return await self._connections.write("partition_renew", work)
+
+    async def partition_release(self, node_id: UUID) -> int:
+        def work(session: Session) -> int:
+            session.change(self._sql["node_delete"], {"node": node_id})
+            return session.change(self._sql["partition_release"], {"node": node_id})
+
+        return await self._connections.write("partition_release", work)
+
+    async def partition_list(self) -> list[PartitionInfo]:
+        return [PartitionInfo(**row) for row in await self._read("partition_list")]
+
+    async def node_list(self, *, now: datetime | None = None) -> tuple[datetime, list[NodeInfo]]:
+        return self._moment(now), [node_from_row(row) for row in await self._read("node_list")]
+
+    async def node_prune(self, *, unseen_seconds: float, now: datetime | None = None) -> int:
+        return await self._change("node_prune", now=self._moment(now), unseen_seconds=unseen_seconds)
+
+    # Tasks
+
+    async def task_claim(
+        self,
+        worker: str,
+        queues: Sequence[str],
+        *,
+        limit: int,
+        lease_seconds: float,
+        now: datetime | None = None,
+    ) -> list[ClaimedTask]:
+        def work(session: Session) -> list[Row]:
+            values = {"worker": worker, "queues": text_of(list(queues)), "limit": limit, "lease_seconds": lease_seconds}
+            return session.rows(self._sql["task_claim"], {**values, "now": self._moment(now)})
+
+        return [claimed_from_row(row) for row in await self._connections.write("task_claim", work)]
+
+    async def task_complete(self, results: Sequence[tuple[UUID, int]], *, now: datetime | None = None) -> list[UUID]:
+        def work(session: Session) -> list[UUID]:
+            moment, finished = self._moment(now), []
+            for id_, fence in results:
+                values = {"id": id_, "fence": fence, "now": moment}
+                session.change(self._sql["task_complete_insert"], values)
+                finished += [row["id"] for row in session.rows(self._sql["task_complete"], values)]
+            return finished
+
+        return await self._connections.write("task_complete", work)
+
+    async def task_reap(self, *, limit: int, now: datetime | None = None) -> int:
+        return await self._change("task_reap", limit=limit, now=self._moment(now))
+
+    async def task_depths(self) -> list[QueueDepth]:
+        return [QueueDepth(**row) for row in await self._read("task_depths")]
+
+    # Calendars
+
+    async def calendar_list(self, tenant_id: UUID) -> list[Calendar]:
+        return [calendar_from_row(row) for row in await self._read("calendar_list", tenant_id=tenant_id)]
+
+    async def calendar_write(self, tenant_id: UUID, calendar: Calendar, *, now: datetime | None = None) -> bool:
+        values = {
+            "tenant_id": tenant_id,
+            "name": calendar.name,
+            "revision": calendar.revision,
+            "definition": text_of(calendar.to_definition()),
+            "now": self._moment(now),
+        }
+
+        def work(session: Session) -> bool:
+            is_new = not session.rows(self._sql["calendar_exists"], values)
+            session.change(self._sql["calendar_write"], values)
+            return is_new
+
+        return await self._connections.write("calendar_write", work)
+
+    async def calendar_delete(self, tenant_id: UUID, name: str) -> int:
+        return await self._change("calendar_delete", tenant_id=tenant_id, name=name)
+
+    # Chores
+
+    async def month_ensure(self, months: Sequence[datetime]) -> list[str]:
+        return []
+
+    async def month_prune(self, *, before: datetime, limit: int) -> int:
+        values = {"before_at": before, "limit": limit}
+
+        def work(session: Session) -> int:
+            ticks = session.change(self._sql["month_prune_ticks"], values)
+            return ticks + session.change(self._sql["month_prune_history"], values)
+
+        return await self._connections.write("month_prune", work)
+
+    async def answer_prune(self, *, limit: int, now: datetime | None = None) -> int:
+        return await self._change("answer_prune", limit=limit, now=self._moment(now))
+
+    async def _read(self, block: str, /, **values: Any) -> list[Row]:
+        return await self._connections.read(block, lambda session: session.rows(self._sql[block], values))
+
+    async def _change(self, block: str, /, **values: Any) -> int:
+        return await self._connections.write(block, lambda session: session.change(self._sql[block], values))

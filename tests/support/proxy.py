@@ -1,0 +1,299 @@
+"""A TCP proxy that breaks connections the way networks do: cut, half-open, slow, or losing replies.
+
+"Reply lost after commit": the request reaches the server and is carried out, but the answer never comes back. A client
+cannot tell this from a request that was never carried out; Everbeat must be right in both cases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+from tests.support.processes import free_port
+
+T = TypeVar("T")
+RequestTest = Callable[[bytes], bool]
+
+CHUNK_BYTES = 65_536
+QUEUED_CHUNKS = 64
+DRAIN_SECONDS = 5.0
+
+
+def postgres_executes(request: bytes) -> bool:
+    """Whether a request to PostgreSQL carries something out (Query or Execute), rather than only preparing it.
+
+    asyncpg sends Parse and Bind/Execute in two round trips: losing the reply to the first loses no commit.
+    """
+    position = 0
+    while position + 5 <= len(request):
+        if request[position : position + 1] in (b"Q", b"E"):
+            return True
+        position += 1 + int.from_bytes(request[position + 1 : position + 5])
+    return False
+
+
+class FaultyProxy:
+    """Listens on a loopback port of its own and passes bytes to the target, until told otherwise.
+
+    Faults that are attributes apply from now on, also to open connections:
+    `delay_seconds` in each direction; `lose_replies` to lose every reply, `lose_reply_probability` to lose some, both
+    only where `losable(request)` holds. A lost reply closes its connection.
+    """
+
+    host = "127.0.0.1"
+
+    def __init__(self, target_host: str, target_port: int, *, seed: int = 0) -> None:
+        self.port = free_port()
+        self.delay_seconds = 0.0
+        self.lose_replies = False
+        self.lose_reply_probability = 0.0
+        self.losable: RequestTest = lambda request: True
+        self.accepted = 0
+        self.lost_replies = 0
+        self._target = (target_host, target_port)
+        self._random = random.Random(seed)
+        self._armed: RequestTest | None = None
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+
+    async def __aenter__(self) -> Self:
+        await self.heal()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.cut()
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._connections)
+
+    def through(self, url: str) -> str:
+        """The same URL, but leading through this proxy."""
+        parts = urlsplit(url)
+        user, at, _ = parts.netloc.rpartition("@")
+        return urlunsplit(parts._replace(netloc=f"{user}{at}{self.host}:{self.port}"))
+
+    async def cut(self) -> None:
+        """Close all connections and refuse new ones."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        connections = list(self._connections)
+        for connection in connections:
+            connection.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+        if server is not None:
+            await server.wait_closed()
+
+    async def heal(self) -> None:
+        """Accept connections again, on the same port, and let bytes flow. Attributes keep their values."""
+        self.thaw()
+        if self._server is None:
+            self._server = await asyncio.start_server(self._serve, self.host, self.port)
+
+    def freeze(self) -> None:
+        """Half-open: connections are accepted and stay open, but no byte, and no closing, passes either way."""
+        self._flowing.clear()
+
+    def thaw(self) -> None:
+        """Deliver what was held back and let bytes flow."""
+        self._flowing.set()
+
+    def drop_replies_after(self, condition: int | RequestTest) -> None:
+        """Lose one reply and close its connection: the one after so many replies, or to the first matching request."""
+        if isinstance(condition, int):
+            remaining = iter(range(condition))
+            self._armed = lambda request: next(remaining, None) is None
+        else:
+            self._armed = condition
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        self.accepted += 1
+        try:
+            await self._join(reader, writer)
+        except (OSError, asyncio.CancelledError):
+            # Cancelled by cut(): ending quietly is the point, and asyncio would report it as an error otherwise.
+            pass
+        finally:
+            writer.transport.abort()
+            self._connections.discard(task)
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._flowing.wait()
+        server_reader, server_writer = await asyncio.open_connection(*self._target)
+        link = _Link(self, reader, writer, server_reader, server_writer)
+        try:
+            await link.run()
+        finally:
+            server_writer.transport.abort()
+
+    def _loses(self, request: bytes) -> bool:
+        if self._armed is not None and self._armed(request):
+            self._armed = None
+            return True
+        if not (self.lose_replies or self.lose_reply_probability) or not self.losable(request):
+            return False
+        return self.lose_replies or self._random.random() < self.lose_reply_probability
+
+
+class _Link:
+    """One client connection and its connection to the target."""
+
+    def __init__(
+        self,
+        proxy: FaultyProxy,
+        client_reader: asyncio.StreamReader,
+        client_writer: asyncio.StreamWriter,
+        server_reader: asyncio.StreamReader,
+        server_writer: asyncio.StreamWriter,
+    ) -> None:
+        self._proxy = proxy
+        self._client_reader, self._client_writer = client_reader, client_writer
+        self._server_reader, self._server_writer = server_reader, server_writer
+        self._request = bytearray()
+
+    async def run(self) -> None:
+        """Pass bytes until either side closes or a reply is lost."""
+        to_server: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(QUEUED_CHUNKS)
+        to_client: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(QUEUED_CHUNKS)
+        reply_lost = asyncio.create_task(self._read_replies(to_client))
+        ends = [
+            asyncio.create_task(self._deliver(to_server, self._server_writer)),
+            asyncio.create_task(self._deliver(to_client, self._client_writer)),
+        ]
+        others = [asyncio.create_task(self._read_requests(to_server)), reply_lost]
+        try:
+            waiting: set[asyncio.Task[Any]] = {*ends, reply_lost}
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if reply_lost in done and reply_lost.exception() is None and reply_lost.result():
+                    self._client_writer.transport.abort()
+                    await self._let_server_finish()
+                    return
+                if not done.isdisjoint(ends):
+                    return
+        finally:
+            for task in (*ends, *others):
+                task.cancel()
+            await asyncio.gather(*ends, *others, return_exceptions=True)
+
+    async def _read_requests(self, queue: asyncio.Queue[tuple[float, bytes]]) -> None:
+        while chunk := await _read(self._client_reader):
+            await self._hold(queue, chunk)
+        await self._hold(queue, b"")
+
+    async def _read_replies(self, queue: asyncio.Queue[tuple[float, bytes]]) -> bool:
+        """Read the server's side until it closes; true when a reply was lost instead."""
+        while chunk := await _read(self._server_reader):
+            request = bytes(self._request)
+            self._request.clear()
+            if self._proxy._loses(request):
+                self._proxy.lost_replies += 1
+                return True
+            await self._hold(queue, chunk)
+        await self._hold(queue, b"")
+        return False
+
+    async def _hold(self, queue: asyncio.Queue[tuple[float, bytes]], chunk: bytes) -> None:
+        # The delay is a latency: chunks in flight overlap, so throughput does not suffer.
+        await queue.put((asyncio.get_running_loop().time() + self._proxy.delay_seconds, chunk))
+
+    async def _deliver(self, queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+        """Write chunks when they are due; returns when the side they come from has closed."""
+        while True:
+            due_at, chunk = await queue.get()
+            await asyncio.sleep(due_at - asyncio.get_running_loop().time())
+            await self._proxy._flowing.wait()
+            if not chunk:
+                await self._pass_close(writer)
+                return
+            if writer is self._server_writer:
+                self._remember(chunk)
+            writer.write(chunk)
+            await writer.drain()
+
+    def _remember(self, chunk: bytes) -> None:
+        if len(self._request) < CHUNK_BYTES:
+            self._request += chunk
+
+    async def _pass_close(self, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        await writer.wait_closed()
+
+    async def _let_server_finish(self) -> None:
+        """Tell the server that the client has gone and wait until it has done what it was asked."""
+        self._server_writer.write_eof()
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while await _read(self._server_reader):
+                    pass
+        except TimeoutError:
+            pass
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read(CHUNK_BYTES)
+    except OSError:
+        return b""
+
+
+class ProxyThread:
+    """A FaultyProxy in a thread and event loop of its own, for plain tests and for code that blocks the loop.
+
+    Set attributes on `.proxy` directly; they are read afresh for every chunk.
+    """
+
+    def __init__(self, target_host: str, target_port: int, *, seed: int = 0) -> None:
+        self.proxy = FaultyProxy(target_host, target_port, seed=seed)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="faulty-proxy", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.heal()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cut()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @property
+    def port(self) -> int:
+        return self.proxy.port
+
+    def through(self, url: str) -> str:
+        return self.proxy.through(url)
+
+    def cut(self) -> None:
+        self._call(self.proxy.cut())
+
+    def heal(self) -> None:
+        self._call(self.proxy.heal())
+
+    def freeze(self) -> None:
+        self._call(_later(self.proxy.freeze))
+
+    def thaw(self) -> None:
+        self._call(_later(self.proxy.thaw))
+
+    def drop_replies_after(self, condition: int | RequestTest) -> None:
+        self._call(_later(lambda: self.proxy.drop_replies_after(condition)))
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10.0)
+
+
+async def _later(action: Callable[[], None]) -> None:
+    action()
