@@ -1,7 +1,7 @@
 """Clocks: the monotonic one for local timers, and the database's, followed from a distance.
 
-The database clock decides what is due. A node only needs to know when to ask, so it keeps an estimate that is never ahead:
-each round trip brackets the moment the database looked at its clock between sending and receiving.
+The database clock decides what is due. A node only needs to know when to ask, so it keeps an estimate that is never
+ahead: each round trip brackets the moment the database looked at its clock between sending and receiving.
 """
 
 from __future__ import annotations

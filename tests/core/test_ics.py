@@ -87,6 +87,12 @@ def test_until_counts_on_the_clock_of_the_event() -> None:
     assert [start for start, _ in hours] == [datetime(2027, 1, day, 3, tzinfo=UTC) for day in (5, 6, 7)]
 
 
+@pytest.mark.parametrize("until", ["99991231T235959Z", "99991231"])
+def test_the_last_year_there_is_means_without_end(until: str) -> None:
+    rule = f"DTSTART;TZID=Europe/Berlin:20261201T090000\nDURATION:PT1H\nRRULE:FREQ=YEARLY;UNTIL={until}"
+    assert len(imported(rule).hours) == 10
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -104,6 +110,7 @@ def test_until_counts_on_the_clock_of_the_event() -> None:
         (ics("DTSTART;VALUE=DATE:20261225\nRRULE:FREQ=MINUTELY"), "event 1: RRULE: FREQ must be one of DAILY, "),
         (ics("DTSTART;VALUE=DATE:20261225\nRRULE:FREQ=DAILY;BYHOUR=1"), "event 1: RRULE: BYHOUR is not supported"),
         (ics("DTSTART;VALUE=DATE:20261225\nRRULE:FREQ=DAILY;INTERVAL=0"), "event 1: RRULE: INTERVAL must be at least"),
+        (ics("DTSTART;VALUE=DATE:20261225\nRRULE:FREQ=DAILY;UNTIL=00010101T000000Z"), "event 1: RRULE: UNTIL must be"),
         (ics("DTSTART;VALUE=DATE:20261225\nRRULE:INTERVAL=2"), "event 1: RRULE: FREQ must be one of"),
     ],
 )
@@ -205,9 +212,7 @@ def test_rules_expand_as_dateutil_expands_them(rule: str, first: date) -> None:
         st.one_of(
             st.sampled_from(["BEGIN:VEVENT", "END:VEVENT", "DTSTART;VALUE=DATE:20261225", "RRULE:FREQ=DAILY;COUNT=3"]),
             st.sampled_from(["DTEND", "DTSTART;", "DTSTART;VALUE=PERIOD:x", "EXDATE:,", "DURATION:-P1D", "RRULE:="]),
-            st.tuples(st.sampled_from(["DTSTART:", "RRULE:", "EXDATE;TZID=", "RDATE;VALUE=", "UID:"]), st.text()).map(
-                "".join
-            ),
+            st.tuples(st.sampled_from(["DTSTART:", "RRULE:", "EXDATE;TZID=", "RDATE;VALUE=", "UID:"]), st.text()).map("".join),
         ),
         max_size=12,
     )

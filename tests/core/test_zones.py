@@ -55,9 +55,7 @@ def test_every_hint_for_an_abbreviation_is_itself_a_zone() -> None:
             load_zone(name)
 
 
-@pytest.mark.parametrize(
-    "name", ["EST", "MST", "HST", "EST5EDT", "CST6CDT", "PST8PDT", "MST7MDT", "CET", "MET", "EET", "WET"]
-)
+@pytest.mark.parametrize("name", ["EST", "MST", "HST", "EST5EDT", "CST6CDT", "PST8PDT", "MST7MDT", "CET", "MET", "EET", "WET"])
 def test_it_refuses_the_abbreviations_that_the_tz_database_ships(name: str) -> None:
     assert "is an abbreviation" in refusal(name)
 

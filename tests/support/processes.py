@@ -52,9 +52,7 @@ def free_port() -> int:
     raise AssertionError("no free port found")
 
 
-def wait_until(
-    predicate: Callable[[], T], deadline_seconds: float = 10.0, message: str | Callable[[], str] = "condition"
-) -> T:
+def wait_until(predicate: Callable[[], T], deadline_seconds: float = 10.0, message: str | Callable[[], str] = "condition") -> T:
     """Poll until the predicate is true and return its value; after the deadline, fail with the message."""
     give_up_at = time.monotonic() + deadline_seconds
     while True:
@@ -203,9 +201,7 @@ class ServerProcess:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.kill9()
 
     def start(self) -> None:

@@ -90,9 +90,7 @@ async def test_cut_closes_and_refuses_until_healed(proxy: FaultyProxy, client: S
     again[1].transport.abort()
 
 
-async def test_freeze_holds_every_byte_and_accepts_connections(
-    proxy: FaultyProxy, echo: EchoServer, client: Streams
-) -> None:
+async def test_freeze_holds_every_byte_and_accepts_connections(proxy: FaultyProxy, echo: EchoServer, client: Streams) -> None:
     assert await ask(client, b"one") == b"one"
     proxy.freeze()
     late = await asyncio.open_connection(proxy.host, proxy.port)

@@ -80,9 +80,7 @@ class Calendar(msgspec.Struct, frozen=True, kw_only=True):
         return index > 0 and day <= self.dates[index - 1].last
 
 
-def parse_calendar(
-    name: str, definition: Mapping[str, Any], *, revision: int = 1, today: date | None = None
-) -> Calendar:
+def parse_calendar(name: str, definition: Mapping[str, Any], *, revision: int = 1, today: date | None = None) -> Calendar:
     """The calendar of this definition, or InvalidInput naming each field at fault; an ICS needs `today` to expand."""
     errors: list[FieldError] = []
     if not _NAME.fullmatch(name):

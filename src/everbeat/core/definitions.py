@@ -58,9 +58,7 @@ class TriggerInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """The rule these fields describe; raises InvalidInput unless exactly one trigger is given."""
         given = {
             TriggerKind.CRON: self.cron,
-            TriggerKind.EVERY: None
-            if self.every_seconds is None
-            else f"{self.every_seconds:.6f}".rstrip("0").rstrip("."),
+            TriggerKind.EVERY: None if self.every_seconds is None else f"{self.every_seconds:.6f}".rstrip("0").rstrip("."),
             TriggerKind.RRULE: self.rrule,
             TriggerKind.AT: None if self.at is None else rfc3339(utc(self.at, "at")),
         }
@@ -189,10 +187,7 @@ def _depth(value: Any) -> int:
     while level and depth <= MAX_DEPTH:
         depth += 1
         level = [
-            child
-            for one in level
-            if isinstance(one, dict | list)
-            for child in (one.values() if isinstance(one, dict) else one)
+            child for one in level if isinstance(one, dict | list) for child in (one.values() if isinstance(one, dict) else one)
         ]
     return depth
 
@@ -208,9 +203,7 @@ def _text_errors(definition: Definition) -> list[FieldError]:
         errors.append(FieldError("labels", "has more than 32 labels"))
     for key, value in definition.labels.items():
         if not is_name(key) or len(value) > 256 or has_control_characters(value) or not is_encodable(value):
-            errors.append(
-                FieldError(f"labels.{key[:40]!r}", "names are as for schedules; values at most 256 characters")
-            )
+            errors.append(FieldError(f"labels.{key[:40]!r}", "names are as for schedules; values at most 256 characters"))
     return errors
 
 
@@ -319,7 +312,7 @@ def schedule_answer(schedule: Schedule) -> dict[str, Any]:
         "last_tick_at": optional_rfc3339(schedule.last_tick_at),
         "revision": schedule.revision,
         "partition": schedule.partition,
-        "trigger_text": describe(schedule.spec.rule),
+        "trigger_text": describe(schedule.spec.rule, schedule.id),
         "fault": schedule.fault,
         "note": schedule.note,
         "created_at": rfc3339(schedule.created_at),

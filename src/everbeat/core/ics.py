@@ -235,7 +235,7 @@ def _recurrence(rule: Any, start: date | datetime) -> Recurrence:
         frequency=frequency,
         interval=_positive(parts, "INTERVAL") or 1,
         times=_positive(parts, "COUNT"),
-        until=parts["UNTIL"][0] if "UNTIL" in parts else None,
+        until=_last_moment(parts),
         week_start=_WEEKDAYS.index(str(parts.get("WKST", ["MO"])[0]).upper()),
         months=months,
         month_days=month_days,
@@ -243,6 +243,16 @@ def _recurrence(rule: Any, start: date | datetime) -> Recurrence:
         weekdays=weekdays,
         positions=tuple(_integers(parts, "BYSETPOS")),
     )
+
+
+def _last_moment(parts: dict[str, list[Any]]) -> date | datetime | None:
+    if "UNTIL" not in parts:
+        return None
+    until = parts["UNTIL"][0]
+    if not isinstance(until, date) or until.year < _YEARS.start:
+        raise ValueError(f"RRULE: UNTIL must be a date from {_YEARS.start} on")
+    # Some programs write the year 9999 for "without end"; converting that to a zone would overflow.
+    return until if until.year in _YEARS else None
 
 
 def _weekday(value: object) -> tuple[int, int]:
@@ -273,9 +283,7 @@ def _starts(event: _Event, window: tuple[date, date], budget: _Budget) -> Iterat
     first = _day_of(event.start)
     at, zone = (event.start.time(), event.start.tzinfo) if isinstance(event.start, datetime) else (time(), None)
     until = _until(event.recurrence.until, zone)
-    for day in recurring_days(
-        event.recurrence, first, window, lambda day: datetime.combine(day, at) > until, budget.spend
-    ):
+    for day in recurring_days(event.recurrence, first, window, lambda day: datetime.combine(day, at) > until, budget.spend):
         yield datetime.combine(day, at, zone) if isinstance(event.start, datetime) else day
 
 

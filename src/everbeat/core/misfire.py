@@ -24,6 +24,9 @@ class Lateness(NamedTuple):
     catch_up_rate: float = 2.0
 
 
+DEFAULT_LATENESS = Lateness()
+
+
 class Due(NamedTuple):
     """The part of a schedule that a plan is made from."""
 
@@ -44,7 +47,7 @@ class Plan(NamedTuple):
     due_at: datetime | None
 
 
-def plan_firing(due: Due, timeline: Timeline, now: datetime, lateness: Lateness = Lateness()) -> Plan:
+def plan_firing(due: Due, timeline: Timeline, now: datetime, lateness: Lateness = DEFAULT_LATENESS) -> Plan:
     """Decide for a schedule whose next tick is at or before now."""
     late_before = now - due.jitter - timedelta(seconds=lateness.late_after_seconds)
     if due.next_tick_at >= late_before:
@@ -65,7 +68,7 @@ def plan_firing(due: Due, timeline: Timeline, now: datetime, lateness: Lateness 
 
 
 def settle(timeline: Timeline, cursor_at: datetime, until: datetime, reason: SkipReason) -> tuple[Skip, ...]:
-    """Account for every tick in (cursor, until] without firing any: how an edit, a pause or a resume closes the past."""
+    """Account for every tick in (cursor, until] without firing any: how an edit or a pause closes the past."""
     skips: list[Skip] = []
     while cursor_at < until:
         runs = timeline.runs_between(cursor_at, until)
@@ -89,7 +92,7 @@ def _fire(due: Due, timeline: Timeline, tick: datetime, now: datetime, lateness:
 
 
 def _runs_to(due: Due, timeline: Timeline, tick: datetime) -> tuple[tuple[Skip, ...], bool]:
-    """The skipped ticks between the cursor and this tick, and whether the tick itself may fire (a checkpoint may not)."""
+    """The skipped ticks between the cursor and this tick, and whether the tick itself may fire (a checkpoint not)."""
     if not timeline.has_skips:
         return (), True
     skips: list[Skip] = []

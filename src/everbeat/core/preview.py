@@ -253,8 +253,4 @@ def _short_month_warnings(days: tuple[int, ...], months: tuple[int, ...], only_d
         elif any(monthrange(2001, month)[1] < day for month in months):
             which = ordinal(day)
             alone = only_days and len(days) == 1
-            yield (
-                f"Does not run in months without a {which}."
-                if alone
-                else f"Leaves out the {which} in months without one."
-            )
+            yield (f"Does not run in months without a {which}." if alone else f"Leaves out the {which} in months without one.")

@@ -17,7 +17,22 @@ _SUCCESS = re.compile(r"[1-5](xx|\d\d)(,[1-5](xx|\d\d)){0,9}")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _DENIED_HEADERS = frozenset(
-    ["host", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade", "te", "trailer", "expect", "proxy-authorization", "proxy-connection", "webhook-id", "webhook-timestamp", "webhook-signature"]
+    [
+        "host",
+        "content-length",
+        "transfer-encoding",
+        "connection",
+        "keep-alive",
+        "upgrade",
+        "te",
+        "trailer",
+        "expect",
+        "proxy-authorization",
+        "proxy-connection",
+        "webhook-id",
+        "webhook-timestamp",
+        "webhook-signature",
+    ]
 )
 
 

@@ -169,9 +169,7 @@ def _recorded(
             count.skipped[str(total.reason)] += total.count
     for tick in ranges:
         assert tick.until is not None
-        inside = sum(
-            period.ticks_in(max(start, tick.scheduled_for), min(end, tick.until + _MOMENT)) for period in periods
-        )
+        inside = sum(period.ticks_in(max(start, tick.scheduled_for), min(end, tick.until + _MOMENT)) for period in periods)
         begins_inside = tick.scheduled_for >= start
         count.skipped[str(tick.reason)] += inside - (tick.count if begins_inside else 0)
     return count

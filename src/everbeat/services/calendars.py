@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -30,9 +31,7 @@ class CalendarRoom:
                 return calendar
         raise NotFound(f'there is no calendar named "{name[:200]}"')
 
-    async def put(
-        self, tenant_id: UUID, name: str, definition: Any, *, now: datetime | None = None
-    ) -> tuple[Calendar, bool]:
+    async def put(self, tenant_id: UUID, name: str, definition: Any, *, now: datetime | None = None) -> tuple[Calendar, bool]:
         """Create or replace; true if it is new. The ticks of schedules that use it are computed anew."""
         if not is_name(name):
             raise InvalidInput.of("name", NAME_MESSAGE)
@@ -40,7 +39,9 @@ class CalendarRoom:
             raise InvalidInput.of("body", "must be a JSON object")
         known = {one.name: one for one in await self._store.calendar_list(tenant_id)}.get(name)
         today = (await self._store.clock(now=now)).date()
-        calendar = parse_calendar(name, definition, revision=1 if known is None else known.revision + 1, today=today)
+        revision = 1 if known is None else known.revision + 1
+        # A large ICS file takes seconds to expand; the tick loop must not wait for it.
+        calendar = await asyncio.to_thread(parse_calendar, name, definition, revision=revision, today=today)
         if known is not None and known.to_definition() == calendar.to_definition():
             return known, False
         is_new = await self._store.calendar_write(tenant_id, calendar, now=now)

@@ -22,9 +22,7 @@ class ClusterView(NamedTuple):
 
     @property
     def unowned(self) -> int:
-        return sum(
-            one.owner is None or one.lease_until is None or one.lease_until <= self.now for one in self.partitions
-        )
+        return sum(one.owner is None or one.lease_until is None or one.lease_until <= self.now for one in self.partitions)
 
 
 class ClusterRoom:

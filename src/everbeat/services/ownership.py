@@ -68,6 +68,11 @@ class Ownership:
         """The partitions this node may fire now, with their epochs: none once the lease may have run out."""
         return self._owned if self._monotonic() < self._trusted_until else {}
 
+    @property
+    def has_heard(self) -> bool:
+        """Whether the database has answered a heartbeat lately; a node with nothing to own is healthy too."""
+        return self._monotonic() < self._trusted_until
+
     def owns(self, partition: int) -> bool:
         return partition in self.current()
 

@@ -66,9 +66,7 @@ class Schedules:
     async def get(self, tenant_id: UUID, ref: str) -> Schedule:
         return (await self._find(tenant_id, ref, None))[1]
 
-    async def page(
-        self, tenant_id: UUID, filter_: ScheduleFilter, *, after_name: str | None, limit: int
-    ) -> list[Schedule]:
+    async def page(self, tenant_id: UUID, filter_: ScheduleFilter, *, after_name: str | None, limit: int) -> list[Schedule]:
         return await self._store.schedule_list(tenant_id, filter_, after_name=after_name, limit=limit)
 
     # Registering
@@ -88,9 +86,7 @@ class Schedules:
             body = msgspec.json.encode(schedule_answer(schedule))
             answer = None
             if idempotency is not None:
-                answer = IdempotentAnswer(
-                    key=idempotency.key, fingerprint=idempotency.fingerprint, status=201, body=body
-                )
+                answer = IdempotentAnswer(key=idempotency.key, fingerprint=idempotency.fingerprint, status=201, body=body)
             if await self._write(tenant_id, [ScheduleWrite(schedule)], found.now, now, answer):
                 return Answer(201, body)
         raise _too_busy(spec.name)
@@ -102,9 +98,7 @@ class Schedules:
             data = {**data, "name": name}
         return (await self._register(tenant_id, [parse_definition(data)], now))[0]
 
-    async def put_batch(
-        self, tenant_id: UUID, items: Sequence[Any], *, now: datetime | None = None
-    ) -> list[Registered]:
+    async def put_batch(self, tenant_id: UUID, items: Sequence[Any], *, now: datetime | None = None) -> list[Registered]:
         """Create or replace up to 1,000 by name, all or nothing."""
         if not 1 <= len(items) <= MAX_BATCH:
             raise InvalidInput.of("schedules", f"must have 1 to {MAX_BATCH} items, has {len(items)}")
@@ -176,9 +170,7 @@ class Schedules:
     ) -> Schedule:
         def decide(existing: Schedule, moment: datetime, calendars: Calendars) -> ScheduleWrite | None:
             if if_match is not None and existing.revision != if_match:
-                raise RevisionMismatch(
-                    f"the schedule is at revision {existing.revision}, not {if_match}; read it again"
-                )
+                raise RevisionMismatch(f"the schedule is at revision {existing.revision}, not {if_match}; read it again")
             spec = parse_definition(patched(existing.spec, patch))
             is_asked = isinstance(patch, dict) and "enabled" in patch
             return self._changed(existing, spec, moment, calendars, enabled=spec.enabled if is_asked else None)

@@ -55,6 +55,9 @@ class TickerSettings(NamedTuple):
     lateness: Lateness = Lateness()
 
 
+DEFAULT_SETTINGS = TickerSettings()
+
+
 class _Entry(NamedTuple):
     due: DueSchedule
     timeline: Timeline
@@ -79,7 +82,7 @@ class Ticker:
         clock: DatabaseClock,
         timelines: TimelineCache,
         *,
-        settings: TickerSettings = TickerSettings(),
+        settings: TickerSettings = DEFAULT_SETTINGS,
         emit: Emit = ignore,
     ) -> None:
         self._store = store
@@ -142,9 +145,7 @@ class Ticker:
         self._is_stale = False
         limit = max(16, self._settings.index_size // len(owned))
         sent = self._clock.monotonic()
-        scan = await self._store.schedule_due(
-            list(owned), horizon_seconds=self._settings.horizon_seconds, limit=limit, now=now
-        )
+        scan = await self._store.schedule_due(list(owned), horizon_seconds=self._settings.horizon_seconds, limit=limit, now=now)
         self._clock.observe(sent, scan.now)
         if self._scanned != frozenset(owned.items()):
             self._index.clear()
@@ -162,10 +163,7 @@ class Ticker:
     async def _calendars(self, schedules: Iterable[DueSchedule]) -> dict[UUID, dict[str, Calendar]]:
         """Fresh with every scan that needs them: a stale calendar would compute wrong ticks in silence."""
         tenants = {schedule.tenant_id for schedule in schedules if schedule.rule.exclude or schedule.rule.only}
-        return {
-            tenant: {calendar.name: calendar for calendar in await self._store.calendar_list(tenant)}
-            for tenant in tenants
-        }
+        return {tenant: {calendar.name: calendar for calendar in await self._store.calendar_list(tenant)} for tenant in tenants}
 
     def _load(self, schedule: DueSchedule, calendars: Mapping[str, Calendar], faults: dict[UUID, str]) -> None:
         known = self._index.get(schedule.id)
@@ -182,9 +180,7 @@ class Ticker:
 
     # Firing
 
-    async def _fire(
-        self, entries: list[_Entry], owned: Mapping[int, int], moment: datetime, now: datetime | None
-    ) -> None:
+    async def _fire(self, entries: list[_Entry], owned: Mapping[int, int], moment: datetime, now: datetime | None) -> None:
         planned: dict[UUID, tuple[_Entry, Firing]] = {}
         faults: dict[UUID, str] = {}
         for entry in entries:
@@ -198,9 +194,7 @@ class Ticker:
         await self._set_aside(faults, now)
         sent = self._clock.monotonic()
         try:
-            result = await self._store.tick_fire(
-                self._ownership.node_id, [firing for _, firing in planned.values()], now=now
-            )
+            result = await self._store.tick_fire(self._ownership.node_id, [firing for _, firing in planned.values()], now=now)
         except StoreRefused as error:
             await self._fire_halves([entry for entry, _ in planned.values()], owned, moment, now, error)
             return
@@ -257,9 +251,7 @@ class Ticker:
             if firing.due_at is None or firing.next_tick_at is None:
                 continue
             if (firing.due_at - result.now).total_seconds() <= horizon:
-                due = entry.due._replace(
-                    cursor_at=firing.cursor_at, next_tick_at=firing.next_tick_at, due_at=firing.due_at
-                )
+                due = entry.due._replace(cursor_at=firing.cursor_at, next_tick_at=firing.next_tick_at, due_at=firing.due_at)
                 self._index.put(_Entry(due, entry.timeline))
         done = {fired.schedule_id for fired in result.fired}
         refused = 0

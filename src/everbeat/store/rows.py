@@ -163,9 +163,7 @@ def due_from_rows(rows: Iterable[Row]) -> tuple[list[DueSchedule], dict[UUID, st
 
 
 def past_rule_from_row(row: Row) -> PastRule:
-    return PastRule(
-        schedule_id=row["schedule_id"], rule=_rule_from_json(row["rule"]), since=row["since"], until=row["until"]
-    )
+    return PastRule(schedule_id=row["schedule_id"], rule=_rule_from_json(row["rule"]), since=row["since"], until=row["until"])
 
 
 def _calendars_to_text(rule: Rule) -> str | None:

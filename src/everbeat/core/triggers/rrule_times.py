@@ -198,13 +198,14 @@ class ElapsedPattern(BoundedPattern):
     def _find_frame(self, offset: int) -> Frame:
         rule, origin = self._rule, self._start + offset
         minute, second = origin // 60 % 60, origin % 60
-        within: Sequence[int] = (0,)
+        within: Sequence[int] = ()
         if self._unit == 3600 and (rule.by_minute or rule.by_second):
             within = [m * 60 + s for m in rule.by_minute or (minute,) for s in rule.by_second or (second,)]
-        elif self._unit == 60 and rule.by_second:
+        elif self._unit == 60:
             within = rule.by_second
-        if within != (0,):
+        if within:
             origin -= origin % self._unit
+        within = within or (0,)
         if rule.by_position:
             size = len(within)
             within = sorted({within[p - (p > 0)] for p in rule.by_position if -size <= p - (p > 0) < size})

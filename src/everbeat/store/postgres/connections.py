@@ -149,9 +149,7 @@ class Connections:
             delay = min(delay * 2, 10)
 
     async def _listen_once(self, heard: Callable[[Notice], None]) -> None:
-        connection = await asyncpg.connect(
-            self._url, timeout=10, server_settings={"application_name": "everbeat-listen"}
-        )
+        connection = await asyncpg.connect(self._url, timeout=10, server_settings={"application_name": "everbeat-listen"})
 
         def on_notice(_connection: Any, _pid: int, _channel: str, payload: str) -> None:
             kind, _, sender = payload.partition(":")

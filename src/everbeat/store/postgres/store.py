@@ -115,9 +115,7 @@ class PostgresStore:
                 if not missing:
                     return applied
                 await connection.execute(missing[0].sql)
-                await execute_on(
-                    connection, self._queries["migration_insert"], number=missing[0].number, name=missing[0].name
-                )
+                await execute_on(connection, self._queries["migration_insert"], number=missing[0].number, name=missing[0].name)
                 applied.append(missing[0].name)
 
     # Clock and notices
@@ -226,9 +224,7 @@ class PostgresStore:
     async def schedule_list(
         self, tenant_id: UUID, filter_: ScheduleFilter, *, after_name: str | None, limit: int
     ) -> list[Schedule]:
-        rows = await self._fetch(
-            "schedule_list", tenant_id=tenant_id, after_name=after_name, limit=limit, **filter_._asdict()
-        )
+        rows = await self._fetch("schedule_list", tenant_id=tenant_id, after_name=after_name, limit=limit, **filter_._asdict())
         return [schedule_from_row(row) for row in rows]
 
     async def schedule_delete(self, tenant_id: UUID, ids: Sequence[UUID]) -> int:

@@ -213,9 +213,7 @@ class SqliteStore:
     async def schedule_list(
         self, tenant_id: UUID, filter_: ScheduleFilter, *, after_name: str | None, limit: int
     ) -> list[Schedule]:
-        rows = await self._read(
-            "schedule_list", tenant_id=tenant_id, after_name=after_name, limit=limit, **filter_._asdict()
-        )
+        rows = await self._read("schedule_list", tenant_id=tenant_id, after_name=after_name, limit=limit, **filter_._asdict())
         return [schedule_from_row(row) for row in rows]
 
     async def schedule_delete(self, tenant_id: UUID, ids: Sequence[UUID]) -> int:

@@ -1,0 +1,38 @@
+"""Commands on the database itself."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from everbeat.cli.options import CONFIG, DATABASE_URL
+from everbeat.config import Settings, load_settings
+from everbeat.server import make_store
+
+
+@click.command()
+@DATABASE_URL
+@CONFIG
+@click.option("--check", is_flag=True, help="Only say whether migrations are missing; exit with 1 if so.")
+@click.pass_context
+def migrate(context: click.Context, database_url: str | None, config: Path | None, check: bool) -> None:
+    """Bring the database to the schema this version needs. Safe with older nodes running."""
+    settings = load_settings({"database_url": database_url}, file=config)
+    before, needed, applied = asyncio.run(_migrate(settings, check))
+    if check:
+        click.echo(f"the database is at migration {before} of {needed}")
+        context.exit(0 if before >= needed else 1)
+    for name in applied:
+        click.echo(f"applied {name}")
+    click.echo(f"the database is at migration {needed}" + ("" if applied else "; nothing was missing"))
+
+
+async def _migrate(settings: Settings, check: bool) -> tuple[int, int, list[str]]:
+    store = make_store(settings)
+    try:
+        before, needed = await store.schema_version()
+        return before, needed, [] if check else await store.migrate()
+    finally:
+        await store.close()

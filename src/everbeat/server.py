@@ -1,0 +1,284 @@
+"""The composition root: the only file that knows concrete stores. Builds a node, runs it, and takes it down in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from granian.constants import Interfaces
+from granian.http import HTTP1Settings
+from granian.server.embed import Server as Granian
+
+from everbeat.api.app import Health, Rooms, build_app
+from everbeat.clock import DatabaseClock
+from everbeat.config import Settings
+from everbeat.core.errors import EverbeatError, SettingsError, StoreBroken, StoreUnavailable
+from everbeat.core.misfire import Lateness
+from everbeat.core.timeline import TimelineCache
+from everbeat.services.audit import Auditing
+from everbeat.services.calendars import CalendarRoom
+from everbeat.services.chores import Auditor, Pruner, Reaper
+from everbeat.services.cluster import ClusterRoom
+from everbeat.services.events import EventLoopBlocked
+from everbeat.services.ledger import Ledger
+from everbeat.services.loops import Loop, Pulse, run_forever
+from everbeat.services.ownership import Ownership
+from everbeat.services.schedules import Schedules
+from everbeat.services.ticker import Ticker, TickerSettings
+from everbeat.store.base import NodeBeat, Store
+from everbeat.store.postgres.store import PostgresStore
+from everbeat.store.sqlite.store import SqliteStore
+from everbeat.telemetry import Telemetry
+from everbeat.version import __version__
+
+_STUCK_AFTER_SECONDS = 45.0
+_BLOCKED_AFTER_SECONDS = 2.0
+
+
+def make_store(settings: Settings, telemetry: Telemetry | None = None) -> Store:
+    observer = None if telemetry is None else telemetry.observe_store
+    if settings.database_url.startswith("sqlite:///"):
+        path = Path(settings.database_url.removeprefix("sqlite:///"))
+        if not path.parent.is_dir():
+            raise SettingsError(f"the folder {path.parent} of the SQLite file does not exist; create it first")
+        return SqliteStore(path, observer=observer)
+    return PostgresStore(
+        settings.database_url,
+        listen=settings.database_notices and "scheduler" in settings.roles,
+        observer=observer,
+        api_connections=settings.database_connections,
+        timeout_seconds=settings.database_timeout_seconds,
+        lease_timeout_seconds=settings.lease_timeout_seconds,
+    )
+
+
+class Node:
+    """One server process: the API, the engine, or both, on one store."""
+
+    def __init__(self, settings: Settings, *, auto_migrate: bool = False, extra: Callable[[Node], list[Loop]] | None = None):
+        self.settings = settings
+        self.telemetry = Telemetry()
+        self.store = make_store(settings, self.telemetry)
+        self.pulse = Pulse()
+        self.is_ready = False
+        self._auto_migrate = auto_migrate
+        timelines = TimelineCache()
+        self.schedules = Schedules(self.store, timelines)
+        self._clock = DatabaseClock()
+        self._ownership = Ownership(
+            self.store,
+            NodeBeat(uuid4(), settings.node_name, settings.roles, __version__, settings.lease_seconds),
+            self._clock,
+            margin_seconds=settings.lease_margin_seconds,
+            emit=self.telemetry.on_event,
+        )
+        self._loops: list[Loop] = self._engine(timelines) if "scheduler" in settings.roles else []
+        if extra is not None:
+            self._loops += extra(self)
+        self._app = build_app(self._rooms(timelines)) if "api" in settings.roles else None
+
+    def _engine(self, timelines: TimelineCache) -> list[Loop]:
+        settings, emit = self.settings, self.telemetry.on_event
+        ticker = Ticker(
+            self.store,
+            self._ownership,
+            self._clock,
+            timelines,
+            settings=TickerSettings(
+                horizon_seconds=settings.horizon_seconds,
+                scan_seconds=settings.scan_seconds,
+                batch_size=settings.batch_size,
+                lag_alert_seconds=settings.lag_alert_seconds,
+                lateness=Lateness(settings.late_after_seconds, settings.catch_up_rate),
+            ),
+            emit=emit,
+        )
+        late = settings.late_after_seconds + settings.lease_seconds + settings.scan_seconds
+        return [
+            self._ownership,
+            ticker,
+            Auditor(self.store, self._ownership, late_seconds=late, emit=emit),
+            Pruner(self.store, self._ownership, retention_days=settings.retention_days, emit=emit),
+            Reaper(self.store, self._ownership),
+        ]
+
+    def _rooms(self, timelines: TimelineCache) -> Rooms:
+        late = self.settings.late_after_seconds
+        return Rooms(
+            schedules=self.schedules,
+            ledger=Ledger(self.store, timelines, late_seconds=late),
+            audit=Auditing(self.store, timelines, late_seconds=late),
+            cluster=ClusterRoom(self.store),
+            calendars=CalendarRoom(self.store, self.schedules),
+            timelines=timelines,
+            store=self.store,
+            health=self.health,
+            ready=self.ready,
+            metrics=self.telemetry.exposition,
+            allowed_hosts=frozenset({"localhost", "127.0.0.1", "[::1]", self.settings.host}),
+        )
+
+    # Health
+
+    def health(self) -> Health:
+        """Alive: every loop of the engine has gone round lately."""
+        ages = {loop: round(age, 3) for loop, age in self.pulse.ages().items() if loop in ("ticker", "ownership")}
+        return Health(all(age < _STUCK_AFTER_SECONDS for age in ages.values()), {"loops": ages})
+
+    async def ready(self) -> Health:
+        """Ready: the database answers, it is migrated, and the engine has heard from its lease."""
+        try:
+            version, needed = await self.store.schema_version()
+        except EverbeatError as error:
+            return Health(False, {"database": str(error)})
+        is_migrated = version >= needed
+        owns = len(self._ownership.current())
+        is_engine_ready = "scheduler" not in self.settings.roles or self._ownership.has_heard
+        detail = {"database": "ok", "migration": version, "needed": needed, "partitions": owns}
+        return Health(self.is_ready and is_migrated and is_engine_ready, detail)
+
+    # Life
+
+    async def run(self, stop: asyncio.Event, on_started: Callable[[Node], Awaitable[None]] | None = None) -> None:
+        """Run until told to stop; then release ownership first, so that others take over while this one tidies up."""
+        listener = _reserve(self.settings) if self._app is not None else None
+        await self.store.open()
+        await self._prepare(stop)
+        if stop.is_set():
+            await self.store.close()
+            return
+        loops = {loop.name: asyncio.create_task(run_forever(loop, self.telemetry.on_event, self.pulse)) for loop in self._loops}
+        server = self._serve(listener)
+        watchdog = _Watchdog(self.telemetry)
+        self.is_ready = True
+        gc.freeze()
+        self.telemetry.log.info(
+            "everbeat_started",
+            roles=list(self.settings.roles),
+            node=str(self._ownership.node_id),
+            store=self.store.dialect,
+        )
+        try:
+            if on_started is not None:
+                await on_started(self)
+            await self._until(stop, server)
+        finally:
+            watchdog.stop()
+            await self._take_down(loops, server)
+
+    async def _prepare(self, stop: asyncio.Event) -> None:
+        """Wait for a database that is away; migrate where that is wanted or where there is nothing yet."""
+        while not stop.is_set():
+            try:
+                version, needed = await self.store.schema_version()
+                if version == 0 or (self._auto_migrate and version < needed):
+                    for name in await self.store.migrate():
+                        self.telemetry.log.info("migrated", migration=name)
+                    version, needed = await self.store.schema_version()
+            except StoreUnavailable as error:
+                self.telemetry.log.warning("waiting_for_database", error=str(error))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), 1)
+                continue
+            if version < needed:
+                raise StoreBroken(
+                    f"the database is at migration {version}, this Everbeat needs {needed}; run: everbeat migrate"
+                )
+            return
+
+    def _serve(self, listener: Any) -> Granian | None:
+        if self._app is None:
+            return None
+        listener.close()
+        server = Granian(
+            self._app,
+            address=self.settings.host,
+            port=self.settings.port,
+            interface=Interfaces.ASGINL,
+            log_enabled=False,
+            websockets=False,
+            backlog=1024,
+            http1_settings=HTTP1Settings(header_read_timeout=15_000),
+        )
+        self._serving = asyncio.create_task(server.serve())
+        return server
+
+    async def _until(self, stop: asyncio.Event, server: Granian | None) -> None:
+        stopping = asyncio.create_task(stop.wait())
+        waiting = {stopping} if server is None else {stopping, self._serving}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if server is not None and self._serving.done() and not stop.is_set():
+            self._serving.result()
+            raise SettingsError("the HTTP server ended unexpectedly")
+
+    async def _take_down(self, loops: dict[str, asyncio.Task[None]], server: Granian | None) -> None:
+        self.is_ready = False
+        self.telemetry.log.info("stopping")
+        for task in loops.values():
+            task.cancel()
+        await asyncio.gather(*loops.values(), return_exceptions=True)
+        if "scheduler" in self.settings.roles:
+            with contextlib.suppress(EverbeatError, TimeoutError):
+                await asyncio.wait_for(self._ownership.stop(), 3)
+        if server is not None and not self._serving.done():
+            server.stop()
+            with contextlib.suppress(TimeoutError, asyncio.CancelledError):
+                await asyncio.wait_for(self._serving, 10)
+        await self.store.close()
+        self.telemetry.log.info("stopped")
+
+
+def _reserve(settings: Settings) -> socket.socket:
+    """Hold the port until the server takes it: the server shares ports in silence, so a taken one must be noticed here."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+        listener.listen(1)
+    except OSError as error:
+        listener.close()
+        raise SettingsError(
+            f"cannot listen on {settings.host}:{settings.port} ({error.strerror}); "
+            "is another Everbeat running there? choose another one with --port"
+        ) from None
+    return listener
+
+
+class _Watchdog:
+    """A thread that notices when the event loop stands still, since nothing inside the loop can."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._loop = asyncio.get_running_loop()
+        self._beaten = time.monotonic()
+        self._stopped = threading.Event()
+        self._beat()
+        threading.Thread(target=self._watch, name="everbeat-watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _beat(self) -> None:
+        self._beaten = time.monotonic()
+        if not self._stopped.is_set():
+            self._loop.call_later(0.25, self._beat)
+
+    def _watch(self) -> None:
+        told = 0.0
+        while not self._stopped.wait(0.5):
+            age = time.monotonic() - self._beaten
+            if age > _BLOCKED_AFTER_SECONDS and age - told > _BLOCKED_AFTER_SECONDS:
+                self._telemetry.on_event(EventLoopBlocked(age - told))
+                told = age
+            elif age < _BLOCKED_AFTER_SECONDS:
+                told = 0.0

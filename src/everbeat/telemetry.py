@@ -1,0 +1,169 @@
+"""The one place that turns events into logs and metrics."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, assert_never
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from everbeat.services.events import (
+    ClockSetBack,
+    Event,
+    EventLoopBlocked,
+    LagHigh,
+    LoopFailed,
+    LoopRan,
+    OwnershipChanged,
+    OwnershipLost,
+    Pruned,
+    ScheduleFaulted,
+    TicksAlreadyRecorded,
+    TicksFired,
+    TicksOverdue,
+    TicksRefused,
+    TicksSkipped,
+)
+
+_LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
+_CALL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+def configure_logging(level: str, form: str) -> None:
+    """Console lines for people, JSON lines for machines; both escape what could forge a line."""
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()) if form == "console" else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.StackInfoRenderer(),
+            *([] if form == "console" else [structlog.processors.format_exc_info]),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+class Metrics:
+    """What Prometheus sees."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        self.ticks = Counter("everbeat_ticks", "Ticks by outcome and reason", ["outcome", "reason"], registry=registry)
+        self.lag = Histogram(
+            "everbeat_fire_lag_seconds", "Fired at minus scheduled for", buckets=_LAG_BUCKETS, registry=registry
+        )
+        self.refused = Counter("everbeat_ticks_refused", "Firings that lost a guard", registry=registry)
+        self.known = Counter("everbeat_ticks_already_recorded", "Ticks the ledger already held", registry=registry)
+        self.overdue = Gauge("everbeat_overdue_schedules", "Schedules whose tick is overdue", registry=registry)
+        self.faulted = Counter("everbeat_schedules_faulted", "Schedules set aside as faulty", registry=registry)
+        self.partitions = Gauge("everbeat_partitions_owned", "Partitions this node owns", registry=registry)
+        self.nodes = Gauge("everbeat_live_nodes", "Live scheduler nodes", registry=registry)
+        self.ownership = Counter("everbeat_ownership_changes", "Partitions gained and lost", ["change"], registry=registry)
+        self.clock_back = Counter("everbeat_clock_set_back", "Times the database clock went back", registry=registry)
+        self.loops = Histogram("everbeat_loop_seconds", "Loop iterations", ["loop"], buckets=_CALL_BUCKETS, registry=registry)
+        self.loop_errors = Counter("everbeat_loop_errors", "Failed iterations", ["loop"], registry=registry)
+        self.blocked = Counter("everbeat_event_loop_blocked_seconds", "Time the loop stood still", registry=registry)
+        self.store = Histogram("everbeat_store_seconds", "Store calls", ["verb"], buckets=_CALL_BUCKETS, registry=registry)
+        self.store_errors = Counter("everbeat_store_errors", "Failed store calls", ["verb"], registry=registry)
+
+
+class Telemetry:
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+        self.log = structlog.get_logger("everbeat")
+
+    def exposition(self) -> bytes:
+        return generate_latest(self.metrics.registry)
+
+    def observe_store(self, verb: str, seconds: float, failed: bool) -> None:
+        self.metrics.store.labels(verb).observe(seconds)
+        if failed:
+            self.metrics.store_errors.labels(verb).inc()
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, TicksFired | TicksSkipped | TicksRefused | TicksAlreadyRecorded):
+            self._on_ticks(event)
+        elif isinstance(event, OwnershipChanged | OwnershipLost | ClockSetBack):
+            self._on_ownership(event)
+        elif isinstance(event, LoopRan | LoopFailed | EventLoopBlocked):
+            self._on_loop(event)
+        else:
+            self._on_trouble(event)
+
+    def _on_ticks(self, event: TicksFired | TicksSkipped | TicksRefused | TicksAlreadyRecorded) -> None:
+        if isinstance(event, TicksFired):
+            self.metrics.ticks.labels("fired", "").inc(len(event.lags_seconds))
+            for lag in event.lags_seconds:
+                self.metrics.lag.observe(lag)
+        elif isinstance(event, TicksSkipped):
+            for reason, count in event.counts.items():
+                self.metrics.ticks.labels("skipped", reason).inc(count)
+        elif isinstance(event, TicksRefused):
+            self.metrics.refused.inc(event.count)
+            self.log.debug("firings_refused", count=event.count)
+        elif isinstance(event, TicksAlreadyRecorded):
+            self.metrics.known.inc(event.count)
+            self.log.warning("ticks_already_recorded", count=event.count)
+        else:
+            assert_never(event)
+
+    def _on_ownership(self, event: OwnershipChanged | OwnershipLost | ClockSetBack) -> None:
+        if isinstance(event, OwnershipChanged):
+            self.metrics.partitions.set(event.owned)
+            self.metrics.nodes.set(event.live_nodes)
+            self.metrics.ownership.labels("gained").inc(event.gained)
+            self.metrics.ownership.labels("lost").inc(event.lost)
+            self.log.info("ownership_changed", **event._asdict())
+        elif isinstance(event, OwnershipLost):
+            self.metrics.partitions.set(0)
+            self.log.error("ownership_lost", partitions=event.partitions, meaning="the lease could not be renewed in time")
+        elif isinstance(event, ClockSetBack):
+            self.metrics.clock_back.inc()
+            self.log.error("database_clock_set_back", seconds=round(event.seconds, 3), meaning="nothing fires twice")
+        else:
+            assert_never(event)
+
+    def _on_loop(self, event: LoopRan | LoopFailed | EventLoopBlocked) -> None:
+        if isinstance(event, LoopRan):
+            self.metrics.loops.labels(event.loop).observe(event.seconds)
+        elif isinstance(event, LoopFailed):
+            self.metrics.loop_errors.labels(event.loop).inc()
+            error = f"{type(event.error).__name__}: {event.error}"
+            if event.is_expected:
+                self.log.warning("loop_failed", loop=event.loop, error=error)
+            else:
+                self.log.error("loop_failed", loop=event.loop, error=error, exc_info=event.error)
+        elif isinstance(event, EventLoopBlocked):
+            self.metrics.blocked.inc(event.seconds)
+            self.log.error("event_loop_blocked", seconds=round(event.seconds, 3))
+        else:
+            assert_never(event)
+
+    def _on_trouble(self, event: LagHigh | ScheduleFaulted | TicksOverdue | Pruned) -> None:
+        if isinstance(event, LagHigh):
+            self.log.warning("fire_lag_high", lag_seconds=round(event.lag_seconds, 3), waiting=event.waiting)
+        elif isinstance(event, ScheduleFaulted):
+            self.metrics.faulted.inc()
+            self.log.error("schedule_set_aside", schedule_id=str(event.schedule_id), reason=event.reason)
+        elif isinstance(event, TicksOverdue):
+            self.metrics.overdue.set(event.count)
+            if event.count:
+                self.log.error(
+                    "ticks_overdue", count=event.count, oldest_seconds=round(event.oldest_seconds, 1), names=event.names
+                )
+        elif isinstance(event, Pruned):
+            self.log.info("pruned", what=event.what, count=event.count)
+        else:
+            assert_never(event)
