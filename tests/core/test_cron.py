@@ -9,9 +9,10 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from everbeat.core.errors import InvalidInput
 from everbeat.core.rules import DstFold, DstGap
 from everbeat.core.triggers.base import Trigger
 from everbeat.core.triggers.cron import CronTrigger, effective_zone, parse_cron
@@ -234,7 +235,12 @@ MOMENTS = st.integers(473_385_600, 3_786_912_000).map(lambda seconds: datetime.f
 def test_ticks_increase_and_are_found_again_from_the_other_side(
     fields: tuple[str, ...], zone: str, gap: DstGap, fold: DstFold, start: datetime
 ) -> None:
-    trigger = cron(" ".join(fields), zone, gap, fold)
+    try:
+        trigger = cron(" ".join(fields), zone, gap, fold)
+    except InvalidInput as invalid:
+        never = "never" in invalid.errors[0].message
+        assume(not never)
+        raise
     found = ticks(trigger, start, 40)
     assert found
     assert found == sorted(set(found))

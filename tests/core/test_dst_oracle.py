@@ -18,8 +18,8 @@ from everbeat.core.triggers.cron import parse_cron
 from everbeat.core.zones import load_zone
 
 MINUTE = timedelta(minutes=1)
-WALKED = timedelta(hours=30)
-COMPARED = timedelta(hours=27)
+WALKED = timedelta(hours=28)
+COMPARED = timedelta(hours=25)
 POLICIES = list(product(DstGap, DstFold))
 
 

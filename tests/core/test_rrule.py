@@ -147,6 +147,12 @@ def test_it_ticks_when_the_rule_says(text: str, timezone: str, expected: list[st
         assert trigger.next_after(last) is None
 
 
+def test_a_week_that_crosses_the_year_is_still_one_set() -> None:
+    trigger = rule("FREQ=WEEKLY;BYDAY=MO,WE,FR;BYSETPOS=1,-1;BYHOUR=6,18")
+    after = datetime(2026, 12, 27, tzinfo=UTC)
+    assert texts(trigger, 4, after) == ["12-28 06:30:15", "01-01 18:30:15", "01-04 06:30:15", "01-08 18:30:15"]
+
+
 def test_a_tzid_overrides_the_zone() -> None:
     text = "DTSTART;TZID=America/New_York:20260301T060000\nRRULE:FREQ=DAILY"
     assert effective_zone(text, "Asia/Tokyo") == "America/New_York"

@@ -98,6 +98,16 @@ def test_what_never_matches_is_refused_soon(expression: str) -> None:
     assert best_of_three(lambda: refusal(expression)) < 0.05
 
 
+def test_a_phase_that_never_meets_its_filters_is_refused_in_a_zone_without_transitions_too() -> None:
+    text = "FREQ=HOURLY;INTERVAL=7;BYHOUR=4;BYDAY=MO"
+
+    def attempt() -> None:
+        with pytest.raises(InvalidInput, match="never matches"):
+            parse_rrule(text, "UTC", START, DstGap.AFTER, DstFold.FIRST)
+
+    assert best_of_three(attempt) < 0.1
+
+
 @pytest.mark.parametrize(
     "expression",
     [

@@ -231,6 +231,7 @@ class Ticker:
         plan = plan_firing(due, entry.timeline, moment, self._settings.lateness)
         return Firing(
             schedule_id=schedule.id,
+            tenant_id=schedule.tenant_id,
             partition=schedule.partition,
             epoch=epoch,
             revision=schedule.revision,

@@ -95,6 +95,7 @@ class Firing(NamedTuple):
     """One schedule's firing: guarded by epoch, revision and expected tick; `fires` None only records skips."""
 
     schedule_id: UUID
+    tenant_id: UUID
     partition: int
     epoch: int
     revision: int

@@ -15,7 +15,7 @@ from everbeat.core.rules import DstFold, DstGap, Rule, TriggerKind
 from everbeat.core.schedules import CatchUp, Overlap, PastRule, Retry, Schedule, Spec, Status
 from everbeat.core.tasks import ClaimedTask
 from everbeat.core.ticks import Outcome, Skip, SkipReason, Tick
-from everbeat.store.base import DueSchedule, Fired, NodeInfo, ScheduleWrite, TickTotal
+from everbeat.store.base import DueSchedule, Fired, Firing, NodeInfo, ScheduleWrite, TickTotal
 
 Row = Mapping[str, Any]
 
@@ -175,19 +175,24 @@ def _calendars_to_text(rule: Rule) -> str | None:
 class SkipColumns:
     """Skips of many schedules as columns, the shape both the firing and the settling statement take."""
 
-    def __init__(self, skips: Iterable[tuple[UUID, Sequence[Skip]]]) -> None:
-        flat = [(schedule_id, skip) for schedule_id, some in skips for skip in some]
+    def __init__(self, flat: Sequence[tuple[UUID, UUID, int | None, Skip]]) -> None:
         self.columns: dict[str, list[Any]] = {
-            "skip_ids": [schedule_id for schedule_id, _ in flat],
-            "skip_firsts": [skip.first for _, skip in flat],
-            "skip_lasts": [skip.last for _, skip in flat],
-            "skip_counts": [skip.count for _, skip in flat],
-            "skip_reasons": [skip.reason.value for _, skip in flat],
+            "skip_ids": [schedule_id for schedule_id, _, _, _ in flat],
+            "skip_tenants": [tenant_id for _, tenant_id, _, _ in flat],
+            "skip_epochs": [epoch for _, _, epoch, _ in flat],
+            "skip_firsts": [skip.first for _, _, _, skip in flat],
+            "skip_lasts": [skip.last for _, _, _, skip in flat],
+            "skip_counts": [skip.count for _, _, _, skip in flat],
+            "skip_reasons": [skip.reason.value for _, _, _, skip in flat],
         }
 
     @classmethod
     def of_writes(cls, writes: Sequence[ScheduleWrite]) -> SkipColumns:
-        return cls((write.schedule.id, write.skips) for write in writes)
+        return cls([(one.schedule.id, one.schedule.tenant_id, None, skip) for one in writes for skip in one.skips])
+
+    @classmethod
+    def of_firings(cls, firings: Sequence[Firing]) -> SkipColumns:
+        return cls([(one.schedule_id, one.tenant_id, one.epoch, skip) for one in firings for skip in one.skips])
 
     def __bool__(self) -> bool:
         return bool(self.columns["skip_ids"])

@@ -9,6 +9,9 @@ from typing import Protocol
 
 from everbeat.core.triggers.wall import DAY, MAX_INSTANT, MIN_INSTANT
 
+# Only elapsed time filtered by the clock has days without times: every 7 hours at 3 on Mondays may never come about.
+_PATIENCE_DAYS = 2000
+
 
 class Times(Protocol):
     """Some seconds of a day, in order."""
@@ -87,7 +90,9 @@ class DayPattern(ABC):
         low = max(low, MIN_INSTANT)
         day, time = divmod(low, DAY)
         found = self.first_day(day, offset)
-        while found is not None and found * DAY < high:
+        for _ in range(_PATIENCE_DAYS):
+            if found is None or found * DAY >= high:
+                break
             times = self.times_on(found, offset)
             rank = times.rank(time) if found == day else 0
             if rank < times.size:
@@ -100,7 +105,9 @@ class DayPattern(ABC):
         high = min(high, MAX_INSTANT + 1)
         day, time = divmod(high, DAY)
         found = self.last_day(day, offset)
-        while found is not None and (found + 1) * DAY > low:
+        for _ in range(_PATIENCE_DAYS):
+            if found is None or (found + 1) * DAY <= low:
+                break
             times = self.times_on(found, offset)
             rank = times.rank(time) if found == day else times.size
             if rank > 0:

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 from everbeat.core.errors import InvalidInput
 from everbeat.core.rules import DstFold, DstGap
-from everbeat.core.triggers.rrule_text import Recurrence, read_recurrence, refuse
+from everbeat.core.triggers.rrule_text import START_YEARS, Recurrence, read_recurrence, refuse
 from everbeat.core.triggers.rrule_times import UNITS, DatePattern, ElapsedPattern
 from everbeat.core.triggers.wall import DAY, MAX_INSTANT, LocalTrigger, Mode, to_seconds, wall_clock
 from everbeat.core.zones import load_zone
@@ -80,6 +80,8 @@ def _zone(rule: Recurrence, timezone: str) -> ZoneInfo:
 
 
 def _start(rule: Recurrence, zone: ZoneInfo, anchor: datetime) -> datetime:
+    if rule.start is None and anchor.year not in START_YEARS:
+        raise refuse(f"the year of the anchor must be {START_YEARS.start}–{START_YEARS.stop - 1}")
     start = anchor.replace(microsecond=0) if rule.start is None else rule.start.at
     return start.replace(tzinfo=zone) if start.tzinfo is None else start.astimezone(zone)
 

@@ -92,12 +92,20 @@ class RecurrenceDays:
             if not months:
                 return ()
         first = date(year, 1, 1).toordinal() - EPOCH_ORDINAL
-        days = (first + offset for offset in self._of_kind(year, months))
-        if rule.frequency == "WEEKLY" and rule.interval > 1:
-            days = (day for day in days if (day - self._week_origin) // 7 % rule.interval == 0)
-        elif rule.frequency == "DAILY" and rule.interval > 1:
-            days = (day for day in days if (day - self._start_day) % rule.interval == 0)
-        return tuple(days)
+        wanted = self._in_phase(first)
+        if wanted is None:
+            return tuple(first + offset for offset in self._of_kind(year, months))
+        return tuple(day for offset in self._of_kind(year, months) if (day := first + offset) in wanted) if wanted else ()
+
+    def _in_phase(self, first: int) -> set[int] | None:
+        """The days of every so many weeks or days of the year that begins with this one; None if that is all."""
+        if self._rule.interval == 1 or self._rule.frequency not in ("WEEKLY", "DAILY"):
+            return None
+        origin, length = (self._week_origin, 7) if self._rule.frequency == "WEEKLY" else (self._start_day, 1)
+        step = self._rule.interval * length
+        earliest = first - length + 1
+        begins = range(earliest + (origin - earliest) % step, first + 366, step)
+        return {begin + each for begin in begins for each in range(length)}
 
     def _of_kind(self, year: int, months: tuple[int, ...]) -> tuple[int, ...]:
         kind = (date(year, 1, 1).weekday(), isleap(year), isleap(year - 1), months)

@@ -15,7 +15,7 @@ MAX_INTERVAL = 315_360_000
 FREQUENCIES = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY")
 WEEKDAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
 
-_START_YEARS = range(1900, 9999)
+START_YEARS = range(1900, 9999)
 _BY_NUMBERS = {
     "BYMONTH": (1, 12, False),
     "BYMONTHDAY": (1, 31, True),
@@ -107,8 +107,8 @@ def _read_start(parameters: list[str], value: str) -> tuple[Moment, str | None]:
         elif key.upper() != "VALUE" or content.upper() not in ("DATE", "DATE-TIME"):
             raise refuse(f'DTSTART: "{_shown(parameter)}" is not supported; use TZID=Zone or VALUE=DATE')
     start = _read_moment("DTSTART", value)
-    if start.at.year not in _START_YEARS:
-        raise refuse(f"DTSTART: the year must be {_START_YEARS.start}–{_START_YEARS.stop - 1}")
+    if start.at.year not in START_YEARS:
+        raise refuse(f"DTSTART: the year must be {START_YEARS.start}–{START_YEARS.stop - 1}")
     if zone is not None and start.at.tzinfo is not None:
         raise refuse("DTSTART: has both TZID and Z; keep one")
     return start, zone

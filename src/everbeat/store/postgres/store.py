@@ -171,7 +171,7 @@ class PostgresStore:
         try:
             async with self._connections.use("api", "schedule_write") as connection, connection.transaction():
                 await self._write_rows(connection, writes)
-                await self._write_past(connection, tenant_id, writes, now)
+                await self._write_past(connection, writes, now)
                 if answer is not None:
                     await self._write_answer(connection, tenant_id, answer, now)
         except _Undo:
@@ -198,11 +198,9 @@ class PostgresStore:
         if changed != len(old):
             raise _Undo
 
-    async def _write_past(
-        self, connection: Connection, tenant_id: UUID, writes: Sequence[ScheduleWrite], now: datetime | None
-    ) -> None:
+    async def _write_past(self, connection: Connection, writes: Sequence[ScheduleWrite], now: datetime | None) -> None:
         if skips := SkipColumns.of_writes(writes):
-            await execute_on(connection, self._queries["tick_skip"], now=now, tenant_id=tenant_id, **skips.columns)
+            await execute_on(connection, self._queries["tick_skip"], now=now, **skips.columns)
         past = [write.past_rule for write in writes if write.past_rule is not None]
         if past:
             await execute_on(
@@ -280,10 +278,10 @@ class PostgresStore:
             return await self._tick_fire(node_id, firings, now)
 
     async def _tick_fire(self, node_id: UUID, firings: Sequence[Firing], now: datetime | None) -> FireResult:
-        skips = SkipColumns((firing.schedule_id, firing.skips) for firing in firings)
+        skips = SkipColumns.of_firings(firings)
         await self._month_cover([*(firing.fires for firing in firings if firing.fires), *skips.columns["skip_firsts"]])
-        ids, partitions, epochs, revisions, expected, fires, task_ids, cursors, next_ticks, dues, _ = (
-            map(list, zip(*firings, strict=True)) if firings else ([] for _ in range(11))
+        ids, _, partitions, epochs, revisions, expected, fires, task_ids, cursors, next_ticks, dues, _ = (
+            map(list, zip(*firings, strict=True)) if firings else ([] for _ in range(12))
         )
         rows = await self._connections.fetch(
             "engine",

@@ -267,7 +267,7 @@ class SqliteStore:
             moment = self._moment(now)
             at = {"now": moment, "node": node_id}
             session.change(self._sql["tick_fire_clear"])
-            session.change_many(self._sql["tick_fire_input"], [firing[:10] for firing in firings])
+            session.change_many(self._sql["tick_fire_input"], [(firing[0], *firing[2:11]) for firing in firings])
             session.change(self._sql["tick_fire_guard"], at)
             session.change(self._sql["tick_fire_decide"])
             session.change(self._sql["tick_fire_ledger"], at)

@@ -32,35 +32,43 @@ ledger AS (
     coalesce(:now::timestamptz, clock_timestamp()), :node, epoch
   FROM decided
   ON CONFLICT DO NOTHING
-  RETURNING schedule_id, outcome, reason, fired_at
+  RETURNING schedule_id, outcome, reason, task_id, fired_at
 ),
 queued AS (
   INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, scheduled_for, run_at,
     priority, state, max_attempts, retry, timeout_seconds, labels, created_at)
   SELECT d.task_id, d.tenant_id, d.partition, d.queue, d.task_type, d.target, d.payload, 'tick', d.id, d.fires, d.fires,
-    d.priority, 'ready', d.max_attempts, d.retry, d.timeout_seconds, d.labels, l.fired_at
-  FROM ledger AS l JOIN decided AS d ON d.id = l.schedule_id
-  WHERE l.outcome = 'fired'
+    d.priority, 'ready', d.max_attempts, d.retry, d.timeout_seconds, d.labels,
+    coalesce(:now::timestamptz, clock_timestamp())
+  FROM decided AS d
+  -- IS TRUE keeps this a hashed look-up: the planner expects one row and would join with a loop in a loop.
+  WHERE (d.task_id IN (SELECT l.task_id FROM ledger AS l WHERE l.task_id IS NOT NULL)) IS TRUE
 ),
 skipped AS (
   INSERT INTO ticks (schedule_id, scheduled_for, tenant_id, outcome, reason, fired_at, node, epoch, until, count)
-  SELECT a.id, k.first, a.tenant_id, 'skipped', k.reason, coalesce(:now::timestamptz, clock_timestamp()), :node, a.epoch,
-    CASE WHEN k.count > 1 THEN k.last END, k.count
-  FROM unnest(:skip_ids::uuid[], :skip_firsts::timestamptz[], :skip_lasts::timestamptz[], :skip_counts::bigint[], :skip_reasons::text[])
-    AS k(schedule_id, first, last, count, reason)
-  JOIN advanced AS a ON a.id = k.schedule_id
+  SELECT k.schedule_id, k.first, k.tenant_id, 'skipped', k.reason, coalesce(:now::timestamptz, clock_timestamp()), :node,
+    k.epoch, CASE WHEN k.count > 1 THEN k.last END, k.count
+  FROM unnest(:skip_ids::uuid[], :skip_tenants::uuid[], :skip_epochs::bigint[], :skip_firsts::timestamptz[],
+    :skip_lasts::timestamptz[], :skip_counts::bigint[], :skip_reasons::text[])
+    AS k(schedule_id, tenant_id, epoch, first, last, count, reason)
+  WHERE (k.schedule_id IN (SELECT a.id FROM advanced AS a)) IS TRUE
   ON CONFLICT DO NOTHING
 )
-SELECT m.at AS moment, a.id, l.outcome, l.reason, l.fired_at
-FROM moment AS m LEFT JOIN advanced AS a ON true LEFT JOIN ledger AS l ON l.schedule_id = a.id;
+SELECT m.at AS moment, NULL::uuid AS id, NULL::text AS outcome, NULL::text AS reason, NULL::timestamptz AS fired_at
+FROM moment AS m
+UNION ALL
+SELECT NULL, l.schedule_id, l.outcome, l.reason, l.fired_at FROM ledger AS l
+UNION ALL
+SELECT NULL, a.id, NULL, NULL, NULL FROM advanced AS a
+WHERE (a.id IN (SELECT l.schedule_id FROM ledger AS l)) IS NOT TRUE;
 
 -- name: tick_skip
 -- Ledger rows of ticks that an edit, a pause or a resume closed without firing.
 INSERT INTO ticks (schedule_id, scheduled_for, tenant_id, outcome, reason, fired_at, until, count)
-SELECT k.schedule_id, k.first, :tenant_id, 'skipped', k.reason, coalesce(:now::timestamptz, clock_timestamp()),
+SELECT k.schedule_id, k.first, k.tenant_id, 'skipped', k.reason, coalesce(:now::timestamptz, clock_timestamp()),
   CASE WHEN k.count > 1 THEN k.last END, k.count
-FROM unnest(:skip_ids::uuid[], :skip_firsts::timestamptz[], :skip_lasts::timestamptz[], :skip_counts::bigint[], :skip_reasons::text[])
-  AS k(schedule_id, first, last, count, reason)
+FROM unnest(:skip_ids::uuid[], :skip_tenants::uuid[], :skip_firsts::timestamptz[], :skip_lasts::timestamptz[],
+  :skip_counts::bigint[], :skip_reasons::text[]) AS k(schedule_id, tenant_id, first, last, count, reason)
 ON CONFLICT DO NOTHING;
 
 -- name: tick_list

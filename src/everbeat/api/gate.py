@@ -1,0 +1,107 @@
+"""The gate every request passes: its id, where it may come from, the headers of every answer, and the last resort.
+
+Without keys, whoever reaches the port may do everything. A web page must not be able to: neither by a name of its own that
+resolves to this machine (the Host would be that name), nor by posting across sites (the Origin would be another).
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+import uuid_utils.compat
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from everbeat.api.problems import FORBIDDEN, MEDIA_TYPE, Refusal, log_failure, problem_body, unexpected
+
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]@/]+)(?::(\d{1,5}))?")
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
+_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
+
+
+class Gate:
+    def __init__(self, app: ASGIApp, allowed_hosts: frozenset[str] | None) -> None:
+        self._app = app
+        self._hosts = None
+        if allowed_hosts is not None:
+            self._hosts = _LOOPBACK | {host.lower().strip("[]") for host in allowed_hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        scope["state"] = {**scope["state"], "request_id": request_id}
+        has_started = False
+
+        async def stamped(message: Message) -> None:
+            nonlocal has_started
+            if message["type"] == "http.response.start":
+                has_started = True
+                added = [*_HEADERS, (b"x-request-id", request_id.encode())]
+                message["headers"] = [*message["headers"], *added]
+            await send(message)
+
+        if (refusal := self._refusal(scope)) is not None:
+            await _send_problem(refusal, request_id, stamped)
+            return
+        try:
+            await self._app(scope, receive, stamped)
+        except Exception as error:
+            log_failure(scope, error)
+            if has_started:  # half an answer cannot be taken back; the server closes the connection
+                raise
+            await _send_problem(unexpected(), request_id, stamped)
+
+    def _refusal(self, scope: Scope) -> Refusal | None:
+        if self._hosts is None:
+            return None
+        hosts = _values(scope, b"host")
+        host = _authority(hosts[0]) if len(hosts) == 1 else None
+        if host is None or host[0] not in self._hosts:
+            return Refusal(FORBIDDEN, "The Host header does not name this server.")
+        if scope.get("method") in _SAFE_METHODS:
+            return None
+        if any(_origin(origin) != _with_port(host, scope["scheme"]) for origin in _values(scope, b"origin")):
+            return Refusal(FORBIDDEN, "The Origin header names another site.")
+        return None
+
+
+def _request_id(scope: Scope) -> str:
+    given = _values(scope, b"x-request-id")
+    if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]):
+        return given[0]
+    return str(uuid_utils.compat.uuid7())
+
+
+def _values(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1").strip() for key, value in scope["headers"] if key == name]
+
+
+def _authority(text: str) -> tuple[str, str | None] | None:
+    match = _AUTHORITY.fullmatch(text.lower())
+    return None if match is None else (match[1].strip("[]"), match[2])
+
+
+def _with_port(authority: tuple[str, str | None], scheme: str) -> tuple[str, str | None]:
+    host, port = authority
+    return host, port or _DEFAULT_PORTS.get(scheme)
+
+
+def _origin(text: str) -> tuple[str, str | None] | None:
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return None
+    authority = _authority(parts.netloc)
+    return None if authority is None else _with_port(authority, parts.scheme)
+
+
+async def _send_problem(refusal: Refusal, request_id: str, send: Send) -> None:
+    body = problem_body(refusal, request_id)
+    headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": refusal.kind.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

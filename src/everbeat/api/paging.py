@@ -1,0 +1,155 @@
+"""Query strings: strict parameters, cursors that clients pass back as they are, and times."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from everbeat.api.problems import MALFORMED, Refusal
+from everbeat.api.rooms import ApiRequest
+from everbeat.core.definitions import convert, rfc3339, utc
+from everbeat.core.errors import InvalidInput
+from everbeat.core.names import is_name
+
+MAX_LIMIT = 1000
+NAME_PATTERN = "^[A-Za-z0-9._:-]+$"
+
+Optional = msgspec.UnsetType
+NameText = Annotated[
+    str, msgspec.Meta(extra_json_schema={"pattern": NAME_PATTERN, "minLength": 1, "maxLength": 200, "type": "string"})
+]
+TimeText = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
+Q = TypeVar("Q", bound=msgspec.Struct)
+Item = TypeVar("Item")
+
+_MOST_PARAMETERS = 100
+_WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
+_LOST_PLUS = re.compile(r"(.*:\d\d(?:\.\d+)?) (\d\d:?\d\d)")
+_EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+_LATEST = datetime(9999, 1, 1, tzinfo=UTC)
+
+
+class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class PageQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMIT, description="How many items to answer at most.")] = 50
+    cursor: Annotated[str, msgspec.Meta(description="The next_cursor of the page before.")] | Optional = msgspec.UNSET
+
+
+class WindowQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    from_: Annotated[TimeText, msgspec.Meta(description="The first instant of the window.")] | Optional = msgspec.field(
+        default=msgspec.UNSET, name="from"
+    )
+    to: Annotated[TimeText, msgspec.Meta(description="The end of the window, not part of it.")] | Optional = msgspec.UNSET
+
+
+def query_of(request: ApiRequest, type_: type[Q]) -> Q:
+    """The query string as this struct; a parameter that comes twice counts with its last value."""
+    try:
+        text = request.scope["query_string"].decode()
+        pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_PARAMETERS)
+    except UnicodeDecodeError:
+        raise Refusal(MALFORMED, "The query string is not valid UTF-8.") from None
+    except ValueError:
+        raise Refusal(MALFORMED, f"The query string has more than {_MOST_PARAMETERS} parameters.") from None
+    values: dict[str, str | int] = dict(pairs)
+    limit = values.get("limit")
+    if isinstance(limit, str) and _WHOLE.fullmatch(limit):
+        values["limit"] = int(limit)
+    return convert(values, type_)
+
+
+def given(value: str | Optional) -> str | None:
+    return None if isinstance(value, Optional) else value
+
+
+def name_given(field: str, value: str | Optional) -> str | None:
+    if isinstance(value, Optional):
+        return None
+    if not is_name(value):
+        raise InvalidInput.of(field, "must be 1 to 200 of the letters A-Z a-z, digits and . _ : -")
+    return value
+
+
+def time_given(field: str, value: str | Optional) -> datetime | None:
+    return None if isinstance(value, Optional) else instant_of(field, value)
+
+
+def instant_of(field: str, text: str) -> datetime:
+    """A time of a query string, where an unescaped plus arrives as a space."""
+    if match := _LOST_PLUS.fullmatch(text):
+        text = f"{match[1]}+{match[2]}"
+    try:
+        at = msgspec.convert(text, datetime)
+    except msgspec.ValidationError:
+        raise InvalidInput.of(field, "must be a time such as 2026-01-31T09:00:00Z") from None
+    if at.tzinfo is None:
+        raise InvalidInput.of(field, "needs an offset from UTC, such as Z or +01:00")
+    return bounded(field, utc(at, field))
+
+
+def bounded(field: str, at: datetime) -> datetime:
+    """Times at the edge of what datetime can hold overflow in the first addition."""
+    if not _EARLIEST <= at < _LATEST:
+        raise InvalidInput.of(field, "must be in the years 1970 to 9998")
+    return at
+
+
+def name_cursor(name: str) -> str:
+    return _encoded(f"n{name}")
+
+
+def name_after(cursor: str | Optional) -> str | None:
+    if isinstance(cursor, Optional):
+        return None
+    kind, name = _decoded(cursor)
+    if kind != "n" or not is_name(name):
+        raise _bad_cursor()
+    return name
+
+
+def time_cursor(at: datetime) -> str:
+    return _encoded(f"t{rfc3339(at)}")
+
+
+def time_after(cursor: str | Optional) -> datetime | None:
+    if isinstance(cursor, Optional):
+        return None
+    kind, text = _decoded(cursor)
+    if kind != "t":
+        raise _bad_cursor()
+    try:
+        return instant_of("cursor", text)
+    except InvalidInput:
+        raise _bad_cursor() from None
+
+
+def cut(found: Sequence[Item], limit: int) -> tuple[Sequence[Item], Item | None]:
+    """A page of what was found with one more than asked for; and the last of it, if there is more."""
+    return (found[:limit], found[limit - 1]) if len(found) > limit else (found, None)
+
+
+def _encoded(text: str) -> str:
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def _decoded(cursor: str) -> tuple[str, str]:
+    try:
+        padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
+        text = base64.b64decode(padded, altchars=b"-_", validate=True).decode()
+    except (UnicodeError, binascii.Error):
+        raise _bad_cursor() from None
+    return text[:1], text[1:]
+
+
+def _bad_cursor() -> InvalidInput:
+    return InvalidInput.of("cursor", "is not a cursor of this list; pass a next_cursor back as it is")
