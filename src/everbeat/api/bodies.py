@@ -97,7 +97,7 @@ async def _received(request: ApiRequest) -> bytes:
 
 
 def _too_large() -> Refusal:
-    return Refusal(TOO_LARGE, f"A body may have {MAX_BODY_BYTES} bytes at most.", {"Connection": "close"})
+    return Refusal(TOO_LARGE, f"A body may have {MAX_BODY_BYTES} bytes at most.")
 
 
 def _check_content_type(content_type: str) -> None:
@@ -116,7 +116,7 @@ def _decode(raw: bytes) -> Any:
         raise Refusal(MALFORMED, "The body is not valid UTF-8.") from None
     except RecursionError:
         raise Refusal(MALFORMED, "The body is nested too deeply.") from None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         raise Refusal(MALFORMED, f"The body is not valid JSON: {error}") from None
     return data
 

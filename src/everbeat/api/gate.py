@@ -10,6 +10,7 @@ import re
 from urllib.parse import urlsplit
 
 import uuid_utils.compat
+from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from everbeat.api.problems import FORBIDDEN, MEDIA_TYPE, Refusal, log_failure, problem_body, unexpected
@@ -30,7 +31,7 @@ class Gate:
             self._hosts = _LOOPBACK | {host.lower().strip("[]") for host in allowed_hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)

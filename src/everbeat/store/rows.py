@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -233,10 +234,16 @@ def node_from_row(row: Row) -> NodeInfo:
 
 
 def calendar_from_row(row: Row) -> Calendar:
+    return _calendar(row["name"], row["revision"], row["definition"])
+
+
+@lru_cache(maxsize=256)
+def _calendar(name: str, revision: int, definition: str) -> Calendar:
+    """The same object for the same text: timelines are cached by the calendars they hold."""
     try:
-        return parse_calendar(row["name"], _decode(row["definition"]), revision=row["revision"])
+        return parse_calendar(name, _decode(definition), revision=revision)
     except EverbeatError as error:
-        raise StoreBroken(f"calendar {row['name']} cannot be read: {error}") from error
+        raise StoreBroken(f"calendar {name} cannot be read: {error}") from error
 
 
 def total_from_row(row: Row) -> TickTotal:

@@ -64,6 +64,8 @@ def split_zone(expression: str) -> tuple[str | None, str]:
 
 def uses_hash(expression: str) -> bool:
     """Does the expression depend on the seed?"""
+    if "H" not in expression and "h" not in expression:
+        return False
     _, rest = split_zone(expression)
     return any(term.startswith(("H", "h")) for term in re.split(r"[\s,]+", rest))
 

@@ -223,7 +223,7 @@ class LocalTrigger:
         window: Window | None = self.clock.at(low + 1)
         while window is not None and window.start <= high:
             yield window
-            window = self._following(window)
+            window = self._following(window) if window.end <= high else None
 
     def _following(self, window: Window) -> Window | None:
         """The next window worth asking: a pattern may be silent for decades, and a fold may show old times again."""

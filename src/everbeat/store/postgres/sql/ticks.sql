@@ -3,11 +3,15 @@
 -- owner's epoch and lease, the compare-and-set on next_tick_at and revision, and the ledger's primary key.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 firing AS (
-  SELECT f.*, m.at FROM moment AS m CROSS JOIN unnest(
-    :ids::uuid[], :partitions::smallint[], :epochs::bigint[], :revisions::integer[], :expected::timestamptz[], :fires::timestamptz[], :task_ids::uuid[],
-    :cursors::timestamptz[], :next_ticks::timestamptz[], :dues::timestamptz[]
+  SELECT f.* FROM unnest(
+    :ids::uuid[], :partitions::smallint[], :epochs::bigint[], :revisions::integer[], :expected::timestamptz[],
+    :fires::timestamptz[], :task_ids::uuid[], :cursors::timestamptz[], :next_ticks::timestamptz[], :dues::timestamptz[]
   ) AS f(schedule_id, partition, epoch, revision, expected, fires, task_id, cursor_at, next_tick_at, due_at)
-  JOIN partitions AS p ON p.partition = f.partition AND p.owner = :node AND p.epoch = f.epoch AND p.lease_until > m.at
+  -- IS TRUE keeps the look-ups here hashed: the planner cannot know how long the arrays are, and would join them with a
+  -- loop in a loop.
+  WHERE ((f.partition, f.epoch) IN (
+    SELECT p.partition, p.epoch FROM partitions AS p
+    WHERE p.owner = :node AND p.lease_until > (SELECT at FROM moment))) IS TRUE
 ),
 advanced AS (
   UPDATE schedules AS s SET next_tick_at = f.next_tick_at, due_at = f.due_at, cursor_at = f.cursor_at,
@@ -15,9 +19,9 @@ advanced AS (
     status = CASE WHEN f.next_tick_at IS NULL THEN 'finished' ELSE 'active' END
   FROM firing AS f
   WHERE s.id = f.schedule_id AND s.status = 'active' AND s.revision = f.revision AND s.next_tick_at = f.expected
-    AND s.due_at <= f.at
+    AND s.due_at <= (SELECT at FROM moment)
   RETURNING s.id, s.tenant_id, s.partition, s.queue, s.task_type, s.target, s.payload, s.priority, s.max_attempts,
-    s.retry, s.timeout_seconds, s.labels, s.concurrency, f.fires, f.task_id, f.epoch, f.at
+    s.retry, s.timeout_seconds, s.labels, s.concurrency, f.fires, f.task_id, f.epoch
 ),
 decided AS (
   SELECT a.*, (
@@ -41,7 +45,6 @@ queued AS (
     d.priority, 'ready', d.max_attempts, d.retry, d.timeout_seconds, d.labels,
     coalesce(:now::timestamptz, clock_timestamp())
   FROM decided AS d
-  -- IS TRUE keeps this a hashed look-up: the planner expects one row and would join with a loop in a loop.
   WHERE (d.task_id IN (SELECT l.task_id FROM ledger AS l WHERE l.task_id IS NOT NULL)) IS TRUE
 ),
 skipped AS (

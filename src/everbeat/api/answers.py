@@ -1,0 +1,223 @@
+"""The shapes of what the API answers: they document it, and the tests hold every answer against them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from litestar import Response
+
+from everbeat.core.calendars import WEEKDAYS
+from everbeat.core.definitions import Calendars, Dst
+from everbeat.core.schedules import CatchUp, Overlap, Retry, Status
+from everbeat.core.targets import Target
+from everbeat.core.ticks import SkipReason
+
+Time = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
+Id = Annotated[str, msgspec.Meta(extra_json_schema={"format": "uuid"})]
+Absent = msgspec.UnsetType
+_ABSENT = msgspec.UNSET
+
+
+def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response[bytes]:
+    body = value if isinstance(value, bytes) else msgspec.json.encode(value)
+    return Response(content=body, status_code=status, media_type="application/json", headers=headers)
+
+
+class ScheduleAnswer(msgspec.Struct, kw_only=True):
+    """A schedule: its definition, and what the engine keeps beside it."""
+
+    id: Id
+    name: str
+    description: str
+    cron: str | Absent = _ABSENT
+    every_seconds: float | int | Absent = _ABSENT
+    rrule: str | Absent = _ABSENT
+    at: Time | Absent = _ABSENT
+    anchor: Time | Absent = _ABSENT
+    timezone: str
+    target: Target
+    payload: Any
+    overlap: Overlap
+    max_concurrent: int
+    catch_up: CatchUp
+    misfire_grace_seconds: float | int
+    jitter_seconds: float | int
+    dst: Dst
+    calendars: Calendars
+    starts_at: Time | None
+    ends_at: Time | None
+    priority: int
+    max_attempts: int
+    retry: Retry
+    timeout_seconds: float | int
+    labels: dict[str, str]
+    enabled: bool
+    status: Status
+    next_tick_at: Time | None
+    last_tick_at: Time | None
+    revision: int
+    partition: int
+    trigger_text: str
+    fault: str | None
+    note: str | None
+    created_at: Time
+    updated_at: Time
+
+
+class SchedulePage(msgspec.Struct):
+    items: list[ScheduleAnswer]
+    next_cursor: str | None
+
+
+class RegisteredAnswer(msgspec.Struct):
+    """What became of one schedule of a batch."""
+
+    id: Id
+    name: str
+    status: Literal["created", "updated", "unchanged"]
+
+
+class BatchAnswer(msgspec.Struct):
+    items: list[RegisteredAnswer]
+
+
+class TickAnswer(msgspec.Struct, kw_only=True):
+    """One line of the ledger; `until` and `count` only where it stands for a run of skipped ticks."""
+
+    scheduled_for: Time
+    outcome: Literal["fired", "skipped", "upcoming", "missing"]
+    reason: SkipReason | None
+    task_id: Id | None
+    fired_at: Time | None
+    lag_ms: float | None
+    until: Time | Absent = _ABSENT
+    count: int | Absent = _ABSENT
+
+
+class TickPage(msgspec.Struct):
+    items: list[TickAnswer]
+    next_cursor: str | None
+
+
+class PreviewTickAnswer(msgspec.Struct):
+    at: Time
+    local: Time
+
+
+class PreviewAnswer(msgspec.Struct):
+    description: str
+    ticks: list[PreviewTickAnswer]
+    warnings: list[str]
+
+
+class CountAnswer(msgspec.Struct, kw_only=True):
+    """What was expected and what became of it; skipped ticks by reason."""
+
+    expected: int
+    fired: int
+    skipped: dict[str, int]
+    missing: int
+    doubled: int
+
+
+class TenantCount(CountAnswer, kw_only=True):
+    tenant_id: Id
+
+
+class ScheduleCount(CountAnswer, kw_only=True):
+    id: Id
+    name: str
+    status: Status
+
+
+class Faulty(msgspec.Struct):
+    """A schedule set aside because it cannot be computed or fired."""
+
+    id: Id
+    name: str
+    fault: str | None
+
+
+class AuditAnswer(CountAnswer, kw_only=True):
+    from_: Time = msgspec.field(name="from")
+    to: Time
+    tenants: list[TenantCount]
+    schedules: list[ScheduleCount]
+    faulty: list[Faulty]
+    next_cursor: str | None
+
+
+class NodeAnswer(msgspec.Struct, kw_only=True):
+    id: Id
+    name: str
+    roles: list[str]
+    version: str
+    started_at: Time
+    seen_at: Time
+    is_alive: bool
+    lag_seconds: float | None
+    fired_per_second: float | None
+    partitions: int
+
+
+class PartitionAnswer(msgspec.Struct):
+    partition: int
+    owner: Id | None
+    epoch: int
+    lease_until: Time | None
+
+
+class QueueAnswer(msgspec.Struct):
+    queue: str
+    state: str
+    count: int
+
+
+class Rates(msgspec.Struct):
+    ticks_fired_per_second: float
+
+
+class ClusterAnswer(msgspec.Struct, kw_only=True):
+    """The cluster as the database shows it; `lag_seconds` is that of the slowest live node."""
+
+    now: Time
+    nodes: list[NodeAnswer]
+    partitions: list[PartitionAnswer]
+    unowned: int
+    lag_seconds: float | None
+    queues: list[QueueAnswer]
+    schedules: dict[str, int]
+    faulty: int
+    rates: Rates
+
+
+class Span(msgspec.Struct, forbid_unknown_fields=True):
+    """From one day or moment to another."""
+
+    from_: str = msgspec.field(name="from")
+    to: str
+
+
+Weekday = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(WEEKDAYS)})]
+
+
+class CalendarAnswer(msgspec.Struct, kw_only=True):
+    name: str
+    description: str
+    dates: list[str | Span]
+    weekdays: list[Weekday]
+    yearly: list[str]
+    intervals: list[Span]
+    revision: int
+
+
+class CalendarPage(msgspec.Struct):
+    items: list[CalendarAnswer]
+    next_cursor: str | None
+
+
+class HealthAnswer(msgspec.Struct):
+    """`ok`, or what is wrong; other fields say more."""
+
+    status: Literal["ok", "stuck", "unready"]

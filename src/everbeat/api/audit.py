@@ -1,0 +1,69 @@
+"""/v1/audit: what was expected of every schedule, held against what the ledger and the tasks say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Response, get
+
+from everbeat.api import paging
+from everbeat.api.answers import AuditAnswer, json_answer
+from everbeat.api.openapi import Operation, Success, documented
+from everbeat.api.paging import WindowQuery
+from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
+from everbeat.core.definitions import rfc3339
+from everbeat.services.audit import Count, ScheduleCount
+
+
+@get(
+    "/v1/audit",
+    opt=documented(
+        Operation(
+            id="audit",
+            tag="Operations",
+            summary="Count expected, fired, skipped, missing and doubled ticks of a window; by default the last day",
+            answers={200: Success("The totals, and a page of schedules.", AuditAnswer)},
+            query=WindowQuery,
+        )
+    ),
+)
+async def audit(request: ApiRequest) -> Response[bytes]:
+    query = paging.query_of(request, WindowQuery)
+    tenant_id = tenant_of(request)
+    found = await rooms_of(request).audit.run(
+        tenant_id,
+        from_=paging.time_given("from", query.from_),
+        to=paging.time_given("to", query.to),
+        after_name=paging.name_after(query.cursor),
+        limit=query.limit + 1,
+    )
+    page, last = paging.cut(found.schedules, query.limit)
+    answer = {
+        "from": rfc3339(found.from_),
+        "to": rfc3339(found.to),
+        **_counts(found.total),
+        "tenants": [{"tenant_id": str(tenant_id), **_counts(found.total)}],
+        "schedules": [_schedule(one) for one in page],
+        "faulty": [{"id": str(one.id), "name": one.spec.name, "fault": one.fault} for one in found.faulty],
+        "next_cursor": None if last is None else paging.name_cursor(last.schedule.spec.name),
+    }
+    return json_answer(answer)
+
+
+def _schedule(one: ScheduleCount) -> dict[str, Any]:
+    schedule = one.schedule
+    head = {"id": str(schedule.id), "name": schedule.spec.name, "status": schedule.status.value}
+    return {**head, **_counts(one.counted)}
+
+
+def _counts(count: Count) -> dict[str, Any]:
+    return {
+        "expected": count.expected,
+        "fired": count.fired,
+        "skipped": {reason: number for reason, number in sorted(count.skipped.items()) if number},
+        "missing": count.missing,
+        "doubled": count.doubled,
+    }
+
+
+HANDLERS = [audit]

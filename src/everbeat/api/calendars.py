@@ -1,0 +1,130 @@
+"""/v1/calendars: named sets of days and hours that schedules leave out or keep to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Response, delete, get, put
+
+from everbeat.api import paging
+from everbeat.api.answers import CalendarAnswer, CalendarPage, Span, Weekday, json_answer
+from everbeat.api.bodies import read_json
+from everbeat.api.openapi import Body, Operation, Success, documented
+from everbeat.api.paging import NoQuery, PageQuery
+from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
+from everbeat.core.calendars import Calendar
+from everbeat.core.errors import InvalidInput
+from everbeat.core.names import has_control_characters
+
+
+class CalendarInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Days and hours: single dates or spans, days of the week, yearly days, intervals, or an ICS file to take them from."""
+
+    description: str | None = None
+    dates: list[str | Span] | None = None
+    weekdays: list[Weekday] | None = None
+    yearly: list[str] | None = None
+    intervals: list[Span] | None = None
+    ics: str | None = None
+
+
+_EXAMPLE = {"description": "Days off", "dates": ["2026-12-24", {"from": "2026-12-28", "to": "2026-12-31"}], "yearly": ["01-01"]}
+
+
+@get(
+    "/v1/calendars",
+    opt=documented(
+        Operation(
+            id="listCalendars",
+            tag="Calendars",
+            summary="List calendars by name",
+            answers={200: Success("A page of calendars.", CalendarPage)},
+            query=PageQuery,
+        )
+    ),
+)
+async def list_calendars(request: ApiRequest) -> Response[bytes]:
+    query = paging.query_of(request, PageQuery)
+    after_name = paging.name_after(query.cursor)
+    found = await rooms_of(request).calendars.page(tenant_of(request), after_name=after_name, limit=query.limit + 1)
+    page, last = paging.cut(found, query.limit)
+    next_cursor = None if last is None else paging.name_cursor(last.name)
+    return json_answer({"items": [_answer(calendar) for calendar in page], "next_cursor": next_cursor})
+
+
+@get(
+    "/v1/calendars/{name:str}",
+    opt=documented(
+        Operation(
+            id="getCalendar",
+            tag="Calendars",
+            summary="Read a calendar",
+            answers={200: Success("The calendar.", CalendarAnswer, headers=("ETag",))},
+            query=NoQuery,
+            problems=(404,),
+        )
+    ),
+)
+async def get_calendar(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    return _one(await rooms_of(request).calendars.get(tenant_of(request), request.path_params["name"]))
+
+
+@put(
+    "/v1/calendars/{name:str}",
+    opt=documented(
+        Operation(
+            id="putCalendar",
+            tag="Calendars",
+            summary="Create or replace a calendar; schedules that use it follow",
+            answers={
+                200: Success("The calendar.", CalendarAnswer, headers=("ETag",)),
+                201: Success("The new calendar.", CalendarAnswer, headers=("ETag", "Location")),
+            },
+            query=NoQuery,
+            body=Body(CalendarInput, {"days off": _EXAMPLE}),
+            problems=(409,),
+        )
+    ),
+)
+async def put_calendar(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    data = await read_json(request)
+    if isinstance(data, dict) and has_control_characters(str(data.get("description", ""))):
+        raise InvalidInput.of("description", "must be without control characters")
+    room = rooms_of(request).calendars
+    calendar, is_new = await room.put(tenant_of(request), request.path_params["name"], data)
+    return _one(calendar, 201 if is_new else 200)
+
+
+@delete(
+    "/v1/calendars/{name:str}",
+    opt=documented(
+        Operation(
+            id="deleteCalendar",
+            tag="Calendars",
+            summary="Remove a calendar that no schedule uses",
+            answers={204: Success("It is gone.")},
+            query=NoQuery,
+            problems=(404, 409),
+        )
+    ),
+)
+async def delete_calendar(request: ApiRequest) -> None:
+    paging.query_of(request, NoQuery)
+    await rooms_of(request).calendars.delete(tenant_of(request), request.path_params["name"])
+
+
+def _one(calendar: Calendar, status: int = 200) -> Response[bytes]:
+    headers = {"ETag": f'"{calendar.revision}"'}
+    if status == 201:
+        headers["Location"] = f"/v1/calendars/{calendar.name}"
+    return json_answer(_answer(calendar), status, headers)
+
+
+def _answer(calendar: Calendar) -> dict[str, Any]:
+    return {"name": calendar.name, **calendar.to_definition(), "revision": calendar.revision}
+
+
+HANDLERS = [list_calendars, get_calendar, put_calendar, delete_calendar]

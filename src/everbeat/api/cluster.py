@@ -1,0 +1,80 @@
+"""/v1/cluster: nodes, partitions by owner, lag, queue depths and rates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from litestar import Response, get
+
+from everbeat.api import paging
+from everbeat.api.answers import ClusterAnswer, json_answer
+from everbeat.api.openapi import Operation, Success, documented
+from everbeat.api.paging import NoQuery
+from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
+from everbeat.core.definitions import optional_rfc3339, rfc3339
+from everbeat.services.cluster import ClusterView
+
+
+@get(
+    "/v1/cluster",
+    opt=documented(
+        Operation(
+            id="cluster",
+            tag="Operations",
+            summary="See the nodes, who owns what, the lag and the queues",
+            answers={200: Success("The cluster.", ClusterAnswer)},
+            query=NoQuery,
+        )
+    ),
+)
+async def cluster(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    view = await rooms_of(request).cluster.view(tenant_of(request))
+    alive = [node for node in view.nodes if view.is_alive(node)]
+    answer = {
+        "now": rfc3339(view.now),
+        "nodes": _nodes(view),
+        "partitions": _partitions(view),
+        "unowned": view.unowned,
+        "lag_seconds": max((node.lag_seconds for node in alive if node.lag_seconds is not None), default=None),
+        "queues": [{"queue": one.queue, "state": one.state, "count": one.count} for one in view.queues],
+        "schedules": view.schedules,
+        "faulty": view.faulty,
+        "rates": {"ticks_fired_per_second": sum(node.fired_per_second or 0.0 for node in alive)},
+    }
+    return json_answer(answer)
+
+
+def _nodes(view: ClusterView) -> list[dict[str, Any]]:
+    owned = Counter(one.owner for one in view.partitions)
+    return [
+        {
+            "id": str(node.id),
+            "name": node.name,
+            "roles": list(node.roles),
+            "version": node.version,
+            "started_at": rfc3339(node.started_at),
+            "seen_at": rfc3339(node.seen_at),
+            "is_alive": view.is_alive(node),
+            "lag_seconds": node.lag_seconds,
+            "fired_per_second": node.fired_per_second,
+            "partitions": owned[node.id],
+        }
+        for node in view.nodes
+    ]
+
+
+def _partitions(view: ClusterView) -> list[dict[str, Any]]:
+    return [
+        {
+            "partition": one.partition,
+            "owner": None if one.owner is None else str(one.owner),
+            "epoch": one.epoch,
+            "lease_until": optional_rfc3339(one.lease_until),
+        }
+        for one in view.partitions
+    ]
+
+
+HANDLERS = [cluster]

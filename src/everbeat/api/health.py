@@ -1,0 +1,88 @@
+"""/healthz, /readyz, /metrics and the OpenAPI document: what machines ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Response, get
+
+from everbeat.api.answers import HealthAnswer, json_answer
+from everbeat.api.openapi import JSON, Operation, Success, documented
+from everbeat.api.rooms import ApiRequest, Health, rooms_of
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def _answers(good: str, bad: str) -> dict[int, Success]:
+    return {
+        200: Success(good, HealthAnswer),
+        503: Success(bad, HealthAnswer, headers=("Retry-After",), may_be_problem=True),
+    }
+
+
+@get(
+    "/healthz",
+    opt=documented(
+        Operation(
+            id="healthz",
+            tag="Health",
+            summary="Does the process live, and does its tick loop go round?",
+            answers=_answers("It lives.", "It is stuck; restart it."),
+        )
+    ),
+)
+async def healthz(request: ApiRequest) -> Response[bytes]:
+    return _health(rooms_of(request).health(), "stuck")
+
+
+@get(
+    "/readyz",
+    opt=documented(
+        Operation(
+            id="readyz",
+            tag="Health",
+            summary="Can it serve: database, migrations, ownership?",
+            answers=_answers("It can serve.", "It cannot serve yet, or not now."),
+        )
+    ),
+)
+async def readyz(request: ApiRequest) -> Response[bytes]:
+    return _health(await rooms_of(request).ready(), "unready")
+
+
+@get(
+    "/metrics",
+    opt=documented(
+        Operation(
+            id="metrics",
+            tag="Health",
+            summary="Metrics in the text format of Prometheus",
+            answers={200: Success("The metrics.", str, media_type="text/plain")},
+        )
+    ),
+)
+async def metrics(request: ApiRequest) -> Response[bytes]:
+    return Response(content=rooms_of(request).metrics(), headers={"Content-Type": METRICS_TYPE})
+
+
+@get(
+    "/v1/openapi.json",
+    opt=documented(
+        Operation(
+            id="openapi",
+            tag="Health",
+            summary="This document",
+            answers={200: Success("The OpenAPI document.", dict[str, Any], media_type=JSON)},
+        )
+    ),
+)
+async def openapi(request: ApiRequest) -> Response[bytes]:
+    return json_answer(request.app.state.openapi)
+
+
+def _health(health: Health, bad: str) -> Response[bytes]:
+    body = {"status": "ok" if health.is_alive else bad, **health.detail}
+    return json_answer(body) if health.is_alive else json_answer(body, 503, {"Retry-After": "1"})
+
+
+HANDLERS = [healthz, readyz, metrics, openapi]

@@ -1,0 +1,66 @@
+"""/v1/preview: what a rule would do, without saving anything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+from litestar import Response, post
+
+from everbeat.api import paging
+from everbeat.api.answers import PreviewAnswer, json_answer
+from everbeat.api.bodies import read_json
+from everbeat.api.openapi import Body, Operation, Success, documented
+from everbeat.api.paging import NoQuery
+from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
+from everbeat.core.calendars import Calendar
+from everbeat.core.definitions import Calendars, Instant, TriggerInput, convert, rfc3339, utc
+from everbeat.core.preview import MAX_COUNT, preview
+
+
+class PreviewInput(TriggerInput, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A trigger to look at: how many of its ticks, after which instant."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)] = 10
+    after: Instant | None = None
+    calendars: Calendars = Calendars()
+
+
+@post(
+    "/v1/preview",
+    status_code=200,
+    opt=documented(
+        Operation(
+            id="preview",
+            tag="Schedules",
+            summary="Describe a trigger and show its next ticks; saves nothing",
+            answers={200: Success("What the trigger would do.", PreviewAnswer)},
+            query=NoQuery,
+            body=Body(
+                PreviewInput,
+                {
+                    "cron": {"cron": "30 2 * * *", "timezone": "Europe/Paris", "count": 5},
+                    "rrule": {"rrule": "FREQ=MONTHLY;BYDAY=-1FR", "timezone": "UTC", "after": "2026-01-01T00:00:00Z"},
+                },
+            ),
+        )
+    ),
+)
+async def preview_trigger(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    asked = convert(await read_json(request), PreviewInput)
+    rule = asked.rule(exclude=tuple(asked.calendars.exclude), only=tuple(asked.calendars.only))
+    store = rooms_of(request).store
+    after = await store.clock() if asked.after is None else paging.bounded("after", utc(asked.after, "after"))
+    calendars: Mapping[str, Calendar] = {}
+    if rule.exclude or rule.only:
+        calendars = {one.name: one for one in await store.calendar_list(tenant_of(request))}
+    # A rare rule takes a while to compute; the tick loop of this process must not wait for it.
+    shown = await asyncio.to_thread(preview, rule, after, asked.count, calendars)
+    ticks = [{"at": rfc3339(tick.at), "local": tick.local} for tick in shown.ticks]
+    return json_answer({"description": shown.description, "ticks": ticks, "warnings": shown.warnings})
+
+
+HANDLERS = [preview_trigger]

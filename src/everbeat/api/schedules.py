@@ -1,0 +1,319 @@
+"""/v1/schedules: register, read, change, pause, resume and remove schedules."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+import msgspec
+from litestar import Response, delete, get, patch, post, put
+
+from everbeat.api import paging
+from everbeat.api.answers import BatchAnswer, ScheduleAnswer, SchedulePage, json_answer
+from everbeat.api.bodies import (
+    decode,
+    idempotency_of,
+    read_body,
+    read_json,
+    read_optional_json,
+    revision_wanted,
+)
+from everbeat.api.openapi import Body, Operation, SchedulePatch, ScheduleReplacement, Success, documented
+from everbeat.api.paging import NameText, NoQuery, Optional, PageQuery
+from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
+from everbeat.core.definitions import Definition, convert, schedule_answer
+from everbeat.core.errors import InvalidInput
+from everbeat.core.names import has_control_characters
+from everbeat.core.schedules import Schedule, Status
+from everbeat.services.schedules import MAX_BATCH
+from everbeat.store.base import ScheduleFilter
+
+MAX_NOTE_LENGTH = 2000
+_ENCODED_AT_ONCE = 50
+
+_EXAMPLE = {
+    "name": "nightly-report",
+    "cron": "0 2 * * *",
+    "timezone": "America/New_York",
+    "target": {"kind": "worker", "queue": "reports", "type": "nightly-report"},
+}
+_INTERVAL = {"name": "heartbeat", "every_seconds": 30, "target": {"kind": "worker", "type": "heartbeat"}}
+_IDEMPOTENCY = {
+    "Idempotency-Key": (
+        "The same key gives the same answer for 24 hours; with another body it is refused.",
+        {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+    )
+}
+_IF_MATCH = {
+    "If-Match": (
+        "Change it only if it is still at this revision.",
+        {"type": "string", "pattern": r'^(\*|[0-9]{1,18}|(W/)?"[0-9]{1,18}")$'},
+    )
+}
+_LINKS = {
+    name: {"operationId": name, "parameters": {"ref": "$response.body#/id"}}
+    for name in ("getSchedule", "patchSchedule", "pauseSchedule", "resumeSchedule", "listTicks", "deleteSchedule")
+}
+_ONE = {200: Success("The schedule.", ScheduleAnswer, headers=("ETag",))}
+_CREATED = Success("The new schedule.", ScheduleAnswer, headers=("ETag", "Location"), links=_LINKS)
+
+
+class ScheduleQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    status: Status | Optional = msgspec.UNSET
+    name_prefix: NameText | Optional = msgspec.UNSET
+    queue: NameText | Optional = msgspec.UNSET
+    type: NameText | Optional = msgspec.UNSET
+    target: Literal["worker", "http", "celery", "sqs", "kafka", "redis", "amqp", "nats"] | Optional = msgspec.UNSET
+
+
+class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Schedules to create or replace by name, all or nothing."""
+
+    schedules: Annotated[
+        list[Any],
+        msgspec.Meta(
+            extra_json_schema={
+                "items": {"$ref": "#/components/schemas/Definition"},
+                "minItems": 1,
+                "maxItems": MAX_BATCH,
+            }
+        ),
+    ]
+
+
+class Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    note: Annotated[str, msgspec.Meta(max_length=MAX_NOTE_LENGTH)] | None = None
+
+
+class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nothing can be said when resuming."""
+
+
+@post(
+    "/v1/schedules",
+    opt=documented(
+        Operation(
+            id="createSchedule",
+            tag="Schedules",
+            summary="Create a schedule",
+            answers={201: _CREATED},
+            query=NoQuery,
+            body=Body(Definition, {"cron": _EXAMPLE, "interval": _INTERVAL}),
+            headers=_IDEMPOTENCY,
+            problems=(409,),
+        )
+    ),
+)
+async def create_schedule(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    raw = await read_body(request)
+    idempotency = idempotency_of(request, raw)
+    data = await decode(raw)
+    answer = await rooms_of(request).schedules.create(tenant_of(request), data, idempotency=idempotency)
+    created = msgspec.json.decode(answer.body)
+    headers = {"Location": f"/v1/schedules/{created['id']}", "ETag": f'"{created["revision"]}"'}
+    return json_answer(answer.body, answer.status, headers)
+
+
+@post(
+    "/v1/schedules/batch",
+    status_code=200,
+    opt=documented(
+        Operation(
+            id="putSchedules",
+            tag="Schedules",
+            summary="Create or replace up to 1,000 schedules by name, all or nothing",
+            answers={200: Success("What became of each, in the order given.", BatchAnswer)},
+            query=NoQuery,
+            body=Body(Batch, {"two": {"schedules": [_EXAMPLE, _INTERVAL]}}),
+            headers={
+                "Idempotency-Key": (
+                    "Accepted, not needed: a repeated batch changes nothing.",
+                    {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+                )
+            },
+            problems=(409,),
+        )
+    ),
+)
+async def put_schedules(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    raw = await read_body(request)
+    idempotency_of(request, b"")
+    batch = convert(await decode(raw), Batch)
+    registered = await rooms_of(request).schedules.put_batch(tenant_of(request), batch.schedules)
+    items = [{"id": str(one.schedule.id), "name": one.schedule.spec.name, "status": one.status} for one in registered]
+    return json_answer({"items": items})
+
+
+@get(
+    "/v1/schedules",
+    opt=documented(
+        Operation(
+            id="listSchedules",
+            tag="Schedules",
+            summary="List schedules by name",
+            answers={200: Success("A page of schedules.", SchedulePage)},
+            query=ScheduleQuery,
+        )
+    ),
+)
+async def list_schedules(request: ApiRequest) -> Response[bytes]:
+    query = paging.query_of(request, ScheduleQuery)
+    filter_ = ScheduleFilter(
+        status=None if isinstance(query.status, Optional) else query.status.value,
+        name_prefix=paging.name_given("name_prefix", query.name_prefix),
+        queue=paging.name_given("queue", query.queue),
+        type=paging.name_given("type", query.type),
+        target=paging.given(query.target),
+    )
+    found = await rooms_of(request).schedules.page(
+        tenant_of(request), filter_, after_name=paging.name_after(query.cursor), limit=query.limit + 1
+    )
+    page, last = paging.cut(found, query.limit)
+    items = []
+    for index, schedule in enumerate(page):
+        if index % _ENCODED_AT_ONCE == 0:
+            await asyncio.sleep(0)  # the tick loop of this process must not wait for a big page
+        items.append(schedule_answer(schedule))
+    return json_answer({"items": items, "next_cursor": None if last is None else paging.name_cursor(last.spec.name)})
+
+
+@get(
+    "/v1/schedules/{ref:str}",
+    opt=documented(
+        Operation(
+            id="getSchedule",
+            tag="Schedules",
+            summary="Read a schedule",
+            answers=_ONE,
+            query=NoQuery,
+            problems=(404,),
+        )
+    ),
+)
+async def get_schedule(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    return _one(await rooms_of(request).schedules.get(tenant_of(request), request.path_params["ref"]))
+
+
+@put(
+    "/v1/schedules/{ref:str}",
+    opt=documented(
+        Operation(
+            id="putSchedule",
+            tag="Schedules",
+            summary="Create or replace a schedule by name; nothing changes if nothing differs",
+            answers={**_ONE, 201: _CREATED},
+            query=NoQuery,
+            body=Body(ScheduleReplacement, {"cron": {key: _EXAMPLE[key] for key in ("cron", "timezone", "target")}}),
+            problems=(409,),
+        )
+    ),
+)
+async def put_schedule(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    data = await read_json(request)
+    registered = await rooms_of(request).schedules.put(tenant_of(request), request.path_params["ref"], data)
+    return _one(registered.schedule, 201 if registered.status == "created" else 200)
+
+
+@patch(
+    "/v1/schedules/{ref:str}",
+    opt=documented(
+        Operation(
+            id="patchSchedule",
+            tag="Schedules",
+            summary="Change some fields of a schedule",
+            answers=_ONE,
+            query=NoQuery,
+            body=Body(SchedulePatch, {"pace": {"every_seconds": 60}, "off": {"enabled": False}}),
+            headers=_IF_MATCH,
+            problems=(404, 409),
+        )
+    ),
+)
+async def patch_schedule(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    if_match = revision_wanted(request)
+    data = await read_json(request)
+    schedules, ref = rooms_of(request).schedules, request.path_params["ref"]
+    return _one(await schedules.patch(tenant_of(request), ref, data, if_match=if_match))
+
+
+@delete(
+    "/v1/schedules/{ref:str}",
+    opt=documented(
+        Operation(
+            id="deleteSchedule",
+            tag="Schedules",
+            summary="Remove a schedule; its ledger stays",
+            answers={204: Success("It is gone.")},
+            query=NoQuery,
+            problems=(404,),
+        )
+    ),
+)
+async def delete_schedule(request: ApiRequest) -> None:
+    paging.query_of(request, NoQuery)
+    await rooms_of(request).schedules.delete(tenant_of(request), request.path_params["ref"])
+
+
+@post(
+    "/v1/schedules/{ref:str}/pause",
+    status_code=200,
+    opt=documented(
+        Operation(
+            id="pauseSchedule",
+            tag="Schedules",
+            summary="Pause a schedule; its ticks are recorded as skipped",
+            answers=_ONE,
+            query=NoQuery,
+            body=Body(Pause, {"note": {"note": "until the migration is done"}}, is_required=False),
+            problems=(404, 409),
+        )
+    ),
+)
+async def pause_schedule(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    data = await read_optional_json(request)
+    note = convert({} if data is None else data, Pause).note
+    if note is not None and has_control_characters(note):
+        raise InvalidInput.of("note", "must be without control characters")
+    schedules = rooms_of(request).schedules
+    return _one(await schedules.pause(tenant_of(request), request.path_params["ref"], note=note))
+
+
+@post(
+    "/v1/schedules/{ref:str}/resume",
+    status_code=200,
+    opt=documented(
+        Operation(
+            id="resumeSchedule",
+            tag="Schedules",
+            summary="Resume a paused schedule from its next tick on",
+            answers=_ONE,
+            query=NoQuery,
+            body=Body(Resume, is_required=False),
+            problems=(404, 409),
+        )
+    ),
+)
+async def resume_schedule(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    data = await read_optional_json(request)
+    convert({} if data is None else data, Resume)
+    return _one(await rooms_of(request).schedules.resume(tenant_of(request), request.path_params["ref"]))
+
+
+def _one(schedule: Schedule, status: int = 200) -> Response[bytes]:
+    headers = {"ETag": f'"{schedule.revision}"'}
+    if status == 201:
+        headers["Location"] = f"/v1/schedules/{schedule.id}"
+    return json_answer(schedule_answer(schedule), status, headers)
+
+
+HANDLERS = [
+    *(create_schedule, put_schedules, list_schedules, get_schedule, put_schedule),
+    *(patch_schedule, delete_schedule, pause_schedule, resume_schedule),
+]

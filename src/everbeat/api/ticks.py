@@ -1,0 +1,57 @@
+"""/v1/schedules/{ref}/ticks: the ledger of a schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Response, get
+
+from everbeat.api import paging
+from everbeat.api.answers import TickPage, json_answer
+from everbeat.api.openapi import Operation, Success, documented
+from everbeat.api.paging import WindowQuery
+from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
+from everbeat.core.definitions import optional_rfc3339, rfc3339
+from everbeat.services.ledger import LedgerLine
+
+
+@get(
+    "/v1/schedules/{ref:str}/ticks",
+    opt=documented(
+        Operation(
+            id="listTicks",
+            tag="Schedules",
+            summary="Read the ledger: what fired, what was skipped and why, what is to come, what is missing",
+            answers={200: Success("A page of the ledger, oldest first.", TickPage)},
+            query=WindowQuery,
+            problems=(404,),
+        )
+    ),
+)
+async def list_ticks(request: ApiRequest) -> Response[bytes]:
+    query = paging.query_of(request, WindowQuery)
+    from_, to = paging.time_given("from", query.from_), paging.time_given("to", query.to)
+    after = paging.time_after(query.cursor)
+    rooms = rooms_of(request)
+    schedule = await rooms.schedules.get(tenant_of(request), request.path_params["ref"])
+    found = await rooms.ledger.lines(schedule, from_=from_, to=to, after=after, limit=query.limit + 1)
+    page, last = paging.cut(found, query.limit)
+    next_cursor = None if last is None else paging.time_cursor(last.until or last.scheduled_for)
+    return json_answer({"items": [_line(line) for line in page], "next_cursor": next_cursor})
+
+
+def _line(line: LedgerLine) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "scheduled_for": rfc3339(line.scheduled_for),
+        "outcome": line.outcome,
+        "reason": line.reason,
+        "task_id": None if line.task_id is None else str(line.task_id),
+        "fired_at": optional_rfc3339(line.fired_at),
+        "lag_ms": line.lag_ms,
+    }
+    if line.until is not None:
+        answer.update(until=rfc3339(line.until), count=line.count)
+    return answer
+
+
+HANDLERS = [list_ticks]

@@ -1,0 +1,275 @@
+"""Small builders for tests: schedules, firings, raw SQL on either dialect, and a node whose time is stepped by hand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+import apsw
+import asyncpg
+import msgspec
+
+from everbeat.clock import DatabaseClock
+from everbeat.core.partitioning import PARTITIONS, partition_of
+from everbeat.core.rules import Rule, TriggerKind
+from everbeat.core.schedules import DEFAULT_TENANT, Schedule, Spec, Status
+from everbeat.core.ticks import Skip, SkipReason, Tick
+from everbeat.core.timeline import TimelineCache
+from everbeat.services.audit import Auditing, Count
+from everbeat.services.events import Event
+from everbeat.services.ownership import Ownership
+from everbeat.services.schedules import Schedules
+from everbeat.services.ticker import Ticker, TickerSettings
+from everbeat.store.base import Firing, NodeBeat, ScheduleWrite, Store
+from everbeat.store.postgres.store import PostgresStore
+from everbeat.store.sqlite.connections import to_microseconds
+from everbeat.store.sqlite.store import SqliteStore
+
+NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
+OTHER_TENANT = UUID(int=7)
+EVERYTHING = frozenset(range(PARTITIONS))
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+FAR_AHEAD = datetime(2036, 1, 1, tzinfo=UTC)
+
+E = TypeVar("E")
+
+
+def seconds(number: float) -> timedelta:
+    return timedelta(seconds=number)
+
+
+def minutes(number: float) -> timedelta:
+    return timedelta(minutes=number)
+
+
+def every(number: int, *, anchor: datetime = NOW, **more: Any) -> Rule:
+    return Rule(kind=TriggerKind.EVERY, expression=str(number), anchor=anchor, **more)
+
+
+def cron(expression: str, **more: Any) -> Rule:
+    return Rule(kind=TriggerKind.CRON, expression=expression, **more)
+
+
+def make_spec(name: str = "job", **more: Any) -> Spec:
+    return Spec(**{"name": name, "rule": every(60), "target": {"kind": "worker", "type": "work", "queue": "default"}, **more})
+
+
+def make_schedule(name: str = "job", *, at: datetime | None = NOW, **more: Any) -> Schedule:
+    """An active schedule whose next tick is at that instant; fields of Schedule as they are, the rest goes to the spec."""
+    own = {field: more.pop(field) for field in list(more) if field in Schedule.__struct_fields__}
+    id_ = own.pop("id", None) or uuid4()
+    defaults: dict[str, Any] = {
+        "tenant_id": DEFAULT_TENANT,
+        "partition": partition_of(id_),
+        "status": Status.ACTIVE if at is not None else Status.PAUSED,
+        "revision": 1,
+        "cursor_at": NOW - minutes(1),
+        "rule_at": NOW - minutes(1),
+        "created_at": NOW - minutes(1),
+        "updated_at": NOW - minutes(1),
+        "next_tick_at": at,
+        "due_at": at,
+    }
+    spec = own.pop("spec", None) or make_spec(name, **more)
+    return Schedule(id=id_, spec=spec, **{**defaults, **own})
+
+
+def definition(name: str = "job", **more: Any) -> dict[str, Any]:
+    """A schedule as users write it: every minute on the minute, unless another trigger is given."""
+    trigger = {} if {"cron", "every_seconds", "rrule", "at"} & more.keys() else {"cron": "* * * * *"}
+    return {"name": name, **trigger, "target": {"kind": "worker", "type": "work"}, **more}
+
+
+def changed(schedule: Schedule, **more: Any) -> Schedule:
+    """The schedule at its next revision, with some fields of it or of its spec changed."""
+    own = {field: value for field, value in more.items() if field in Schedule.__struct_fields__}
+    spec = {field: value for field, value in more.items() if field not in own}
+    return msgspec.structs.replace(
+        schedule, **{"revision": schedule.revision + 1, "spec": msgspec.structs.replace(schedule.spec, **spec), **own}
+    )
+
+
+def firing_of(schedule: Schedule, epoch: int = 1, **more: Any) -> Firing:
+    """The firing of the schedule's next tick, moving on by a minute."""
+    assert schedule.next_tick_at is not None
+    following = schedule.next_tick_at + minutes(1)
+    firing = Firing(
+        schedule_id=schedule.id,
+        partition=schedule.partition,
+        epoch=epoch,
+        revision=schedule.revision,
+        expected=schedule.next_tick_at,
+        fires=schedule.next_tick_at,
+        task_id=uuid4(),
+        cursor_at=schedule.next_tick_at,
+        next_tick_at=following,
+        due_at=following,
+    )
+    return firing._replace(**more)
+
+
+def skip(first: datetime, last: datetime | None = None, count: int = 1, reason: SkipReason = SkipReason.MISFIRE) -> Skip:
+    return Skip(first, last or first, count, reason)
+
+
+def beat(node: UUID, *, lease_seconds: float = 10, roles: tuple[str, ...] = ("scheduler",), name: str = "node") -> NodeBeat:
+    return NodeBeat(node, name, roles, "test", lease_seconds)
+
+
+async def insert(store: Store, *schedules: Schedule, tenant_id: UUID = DEFAULT_TENANT) -> None:
+    assert await store.schedule_write(tenant_id, [ScheduleWrite(one) for one in schedules], now=NOW)
+
+
+async def find(store: Store, schedule: Schedule) -> Schedule:
+    (found,) = (await store.schedule_find(schedule.tenant_id, ids=[schedule.id])).schedules
+    return found
+
+
+async def take_all(store: Store, node: UUID, *, now: datetime = NOW, lease_seconds: float = 10) -> Mapping[int, int]:
+    """Make a node the owner of every partition that is free."""
+    return (await store.partition_renew(beat(node, lease_seconds=lease_seconds), EVERYTHING, now=now)).owned
+
+
+async def ledger(store: Store, schedule_id: UUID) -> list[Tick]:
+    return await store.tick_list(schedule_id, from_=LONG_AGO, to=FAR_AHEAD, limit=100_000)
+
+
+async def count_rows(store: Store, table: str, schedule_id: UUID | None = None) -> int:
+    where, values = ("", ()) if schedule_id is None else (" WHERE schedule_id = ?", (schedule_id,))
+    ((count,),) = await execute_raw(store, f"SELECT count(*) FROM {table}{where}", *values)
+    return int(count)
+
+
+async def execute_raw(store: Store, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+    """Run one statement behind the store's back; parameters are `?`. Rows come as the driver gives them."""
+    if isinstance(store, SqliteStore):
+        connection = apsw.Connection(store.description)
+        try:
+            connection.set_busy_timeout(10_000)
+            bound = [
+                value.bytes if isinstance(value, UUID) else to_microseconds(value) if isinstance(value, datetime) else value
+                for value in values
+            ]
+            return list(connection.execute(sql, bound))
+        finally:
+            connection.close()
+    numbers = itertools.count(1)
+    numbered = "".join(f"${next(numbers)}" if character == "?" else character for character in sql)
+    connection = await asyncpg.connect(url_of(store))
+    try:
+        return [tuple(row) for row in await connection.fetch(numbered, *values)]
+    finally:
+        await connection.close()
+
+
+def url_of(store: Store) -> str:
+    assert isinstance(store, PostgresStore)
+    return str(store._connections._url)
+
+
+def open_twin(store: Store) -> Store:
+    """A second store on the same database, as another process would have it."""
+    if isinstance(store, SqliteStore):
+        return SqliteStore(store.description)
+    return PostgresStore(url_of(store), listen=False)
+
+
+class Overriding:
+    """A store of which a subclass replaces some verbs; the others go through."""
+
+    def __init__(self, store: Store) -> None:
+        self.inner = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class SteppedNode:
+    """A node on a store, without loops: its monotonic clock and the database's `now` move only when a test says so."""
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        now: datetime = NOW,
+        lease_seconds: float = 10,
+        settings: TickerSettings | None = None,
+        name: str = "node",
+    ) -> None:
+        self.store: Store = store
+        self.now = now
+        self.monotonic = 1000.0
+        self.events: list[Event] = []
+        self.timelines = TimelineCache()
+        self.id = uuid4()
+        clock = DatabaseClock(lambda: self.monotonic)
+        self.ownership = Ownership(
+            self.store,
+            beat(self.id, lease_seconds=lease_seconds, name=name),
+            clock,
+            emit=self.events.append,
+            monotonic=lambda: self.monotonic,
+        )
+        self.ticker = Ticker(
+            self.store,
+            self.ownership,
+            clock,
+            self.timelines,
+            settings=settings or TickerSettings(),
+            emit=self.events.append,
+        )
+        self.schedules = Schedules(self.store, self.timelines)
+        self.audit = Auditing(self.store, self.timelines, late_seconds=5)
+
+    @property
+    def owned(self) -> frozenset[int]:
+        return frozenset(self.ownership.current())
+
+    def move_to(self, now: datetime) -> None:
+        """Let time pass without doing anything."""
+        self.monotonic += max((now - self.now).total_seconds(), 0)
+        self.now = now
+
+    async def renew(self, now: datetime | None = None) -> None:
+        """Beat until the view of the cluster is settled."""
+        self.move_to(now or self.now)
+        for _ in range(5):
+            if not await self.ownership.run_once(self.now):
+                return
+        raise AssertionError("the live nodes keep changing")
+
+    async def tick(self, now: datetime | None = None) -> None:
+        """Fire everything that is due, under the lease as it is."""
+        self.move_to(now or self.now)
+        for _ in range(10_000):
+            if not await self.ticker.run_once(self.now):
+                return
+        raise AssertionError("there is always more to fire")
+
+    async def step(self, now: datetime) -> None:
+        """What a node does all the time: renew, then fire."""
+        await self.renew(now)
+        await self.tick(now)
+
+    async def run(self, until: datetime, *, by_seconds: float = 1) -> None:
+        """Step through time to the given instant."""
+        while self.now < until:
+            await self.step(min(self.now + seconds(by_seconds), until))
+
+    async def put(self, name: str = "job", **more: Any) -> Schedule:
+        return (await self.schedules.put(DEFAULT_TENANT, name, definition(name, **more), now=self.now)).schedule
+
+    async def count(self, *, from_: datetime = NOW - timedelta(days=1), to: datetime | None = None) -> Count:
+        """The audit of the default tenant."""
+        return (await self.audit.run(DEFAULT_TENANT, from_=from_, to=to, now=self.now)).total
+
+    def heard(self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def lines_of(ticks: Sequence[Tick], start: datetime = NOW) -> list[tuple[float, str, int]]:
+    """Ledger rows in short: seconds since the start, `fired` or the reason, how many ticks."""
+    return [((one.scheduled_for - start).total_seconds(), str(one.reason or one.outcome), one.count) for one in ticks]
