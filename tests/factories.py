@@ -98,6 +98,7 @@ def firing_of(schedule: Schedule, epoch: int = 1, **more: Any) -> Firing:
     following = schedule.next_tick_at + minutes(1)
     firing = Firing(
         schedule_id=schedule.id,
+        tenant_id=schedule.tenant_id,
         partition=schedule.partition,
         epoch=epoch,
         revision=schedule.revision,

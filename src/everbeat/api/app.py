@@ -49,9 +49,9 @@ def _options() -> HTTPRouteHandler:
     methods: dict[str, list[str]] = {}
     for handler in _HANDLERS:
         for path in handler.paths:
-            methods.setdefault(path, ["OPTIONS"]).extend(handler.http_methods)
+            methods.setdefault(path.replace(":str}", "}"), ["OPTIONS"]).extend(handler.http_methods)
 
-    @route(list(methods), http_method=["OPTIONS"], status_code=204)
+    @route([template.replace("}", ":str}") for template in methods], http_method=["OPTIONS"], status_code=204)
     async def options(request: ApiRequest) -> Response[None]:
         template = request.scope["path_template"]
         return Response(None, status_code=204, headers={"Allow": ", ".join(sorted(methods[template]))})

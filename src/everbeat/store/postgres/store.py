@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -55,6 +55,8 @@ from everbeat.store.rows import (
     tick_from_row,
     total_from_row,
 )
+
+T = TypeVar("T")
 
 _PACKAGE = "everbeat.store.postgres"
 _MONTH_TABLE = re.compile(r"(ticks|task_history)_(\d{4})_(\d{2})")
@@ -167,16 +169,18 @@ class PostgresStore:
         answer: IdempotentAnswer | None = None,
         now: datetime | None = None,
     ) -> bool:
-        await self._month_cover(skip.first for write in writes for skip in write.skips)
-        try:
-            async with self._connections.use("api", "schedule_write") as connection, connection.transaction():
-                await self._write_rows(connection, writes)
-                await self._write_past(connection, writes, now)
-                if answer is not None:
-                    await self._write_answer(connection, tenant_id, answer, now)
-        except _Undo:
-            return False
-        return True
+        async def write() -> bool:
+            try:
+                async with self._connections.use("api", "schedule_write") as connection, connection.transaction():
+                    await self._write_rows(connection, writes)
+                    await self._write_past(connection, writes, now)
+                    if answer is not None:
+                        await self._write_answer(connection, tenant_id, answer, now)
+            except _Undo:
+                return False
+            return True
+
+        return await self._with_months([skip.first for write in writes for skip in write.skips], write)
 
     async def _write_rows(self, connection: Connection, writes: Sequence[ScheduleWrite]) -> None:
         new = [schedule_to_row(write.schedule) for write in writes if write.expected is None]
@@ -186,15 +190,18 @@ class PostgresStore:
         if not old:
             return
         expected = [write.expected for write in old if write.expected is not None]
-        changed = await execute_on(
-            connection,
-            self._queries["schedule_replace"],
-            rows=text_of([schedule_to_row(write.schedule) for write in old]),
-            ids=[schedule.id for schedule in expected],
-            revisions=[schedule.revision for schedule in expected],
-            next_ticks=[schedule.next_tick_at for schedule in expected],
-            statuses=[schedule.status.value for schedule in expected],
-        )
+        try:
+            changed = await execute_on(
+                connection,
+                self._queries["schedule_replace"],
+                rows=text_of([schedule_to_row(write.schedule) for write in old]),
+                ids=[schedule.id for schedule in expected],
+                revisions=[schedule.revision for schedule in expected],
+                next_ticks=[schedule.next_tick_at for schedule in expected],
+                statuses=[schedule.status.value for schedule in expected],
+            )
+        except asyncpg.UniqueViolationError:  # the new name of one is taken
+            raise _Undo from None
         if changed != len(old):
             raise _Undo
 
@@ -269,37 +276,31 @@ class PostgresStore:
     # Ticks
 
     async def tick_fire(self, node_id: UUID, firings: Sequence[Firing], *, now: datetime | None = None) -> FireResult:
-        try:
-            return await self._tick_fire(node_id, firings, now)
-        except StoreRefused as error:
-            if "no partition of relation" not in str(error):
-                raise
-            self._months.clear()  # another node's retention removed a month this one believed in
-            return await self._tick_fire(node_id, firings, now)
-
-    async def _tick_fire(self, node_id: UUID, firings: Sequence[Firing], now: datetime | None) -> FireResult:
         skips = SkipColumns.of_firings(firings)
-        await self._month_cover([*(firing.fires for firing in firings if firing.fires), *skips.columns["skip_firsts"]])
         ids, _, partitions, epochs, revisions, expected, fires, task_ids, cursors, next_ticks, dues, _ = (
             map(list, zip(*firings, strict=True)) if firings else ([] for _ in range(12))
         )
-        rows = await self._connections.fetch(
-            "engine",
-            self._queries["tick_fire"],
-            now=now,
-            node=node_id,
-            ids=ids,
-            partitions=partitions,
-            epochs=epochs,
-            revisions=revisions,
-            expected=expected,
-            fires=fires,
-            task_ids=task_ids,
-            cursors=cursors,
-            next_ticks=next_ticks,
-            dues=dues,
-            **skips.columns,
-        )
+
+        def fire() -> Awaitable[list[asyncpg.Record]]:
+            return self._connections.fetch(
+                "engine",
+                self._queries["tick_fire"],
+                now=now,
+                node=node_id,
+                ids=ids,
+                partitions=partitions,
+                epochs=epochs,
+                revisions=revisions,
+                expected=expected,
+                fires=fires,
+                task_ids=task_ids,
+                cursors=cursors,
+                next_ticks=next_ticks,
+                dues=dues,
+                **skips.columns,
+            )
+
+        rows = await self._with_months([*filter(None, fires), *skips.columns["skip_firsts"]], fire)
         return FireResult(rows[0]["moment"], [fired_from_row(row) for row in rows if row["id"] is not None])
 
     async def tick_list(self, schedule_id: UUID, *, from_: datetime, to: datetime, limit: int) -> list[Tick]:
@@ -427,11 +428,23 @@ class PostgresStore:
     async def answer_prune(self, *, limit: int, now: datetime | None = None) -> int:
         return await self._execute("answer_prune", limit=limit, now=now)
 
-    async def _month_cover(self, instants: Any) -> None:
+    async def _month_cover(self, instants: Iterable[datetime]) -> None:
         """A tick may be of a month that has no table yet: a long outage, a stepped clock, a backfill."""
         missing = months_of(instants) - self._months
         if missing:
             await self.month_ensure(sorted(missing))
+
+    async def _with_months(self, instants: Sequence[datetime], write: Callable[[], Awaitable[T]]) -> T:
+        """Write ledger rows of these instants; once more if another node's retention removed a month believed in."""
+        await self._month_cover(instants)
+        try:
+            return await write()
+        except StoreRefused as error:
+            if "no partition of relation" not in str(error):
+                raise
+        self._months.clear()
+        await self._month_cover(instants)
+        return await write()
 
     async def _fetch(self, block: str, /, **values: Any) -> list[asyncpg.Record]:
         return await self._connections.fetch("api", self._queries[block], **values)

@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.core.calendars import Calendar
+from everbeat.core.errors import StoreRefused
 from everbeat.core.schedules import PastRule, Schedule
 from everbeat.core.tasks import ClaimedTask
 from everbeat.core.ticks import Skip, Tick
@@ -52,6 +53,7 @@ from everbeat.store.rows import (
 from everbeat.store.sqlite.connections import Connections, Row, Session, from_microseconds
 
 _PACKAGE = "everbeat.store.sqlite"
+_NAME_TAKEN = "UNIQUE constraint failed: schedules.tenant_id, schedules.name"
 
 
 class _Undo(Exception):
@@ -162,6 +164,10 @@ class SqliteStore:
         try:
             await self._connections.write("schedule_write", work)
         except _Undo:
+            return False
+        except StoreRefused as error:
+            if _NAME_TAKEN not in str(error):
+                raise
             return False
         return True
 

@@ -1,0 +1,59 @@
+"""Schedule rows as Everbeat would write them, made without its API: made once per template, then only what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import uuid_utils.compat
+
+from everbeat.core.definitions import parse_definition
+from everbeat.core.partitioning import partition_of
+from everbeat.core.schedules import DEFAULT_TENANT, Schedule, Status, anchored
+from everbeat.store.rows import schedule_to_row
+
+Row = dict[str, Any]
+
+PAYLOAD = {"report": "nightly", "customer": "c-0123456789", "options": {"format": "pdf", "pages": 12, "notify": True}}
+TARGET = {"kind": "worker", "queue": "reports", "type": "report"}
+
+
+def template(definition: dict[str, Any], now: datetime) -> Row:
+    """The row of this definition at that moment; the caller varies it."""
+    spec = parse_definition({"name": "template", "target": TARGET, "payload": PAYLOAD, **definition})
+    spec = type(spec)(**{name: getattr(spec, name) for name in spec.__struct_fields__ if name != "rule"}, rule=anchored(spec.rule, None, now))
+    return schedule_to_row(
+        Schedule(
+            id=UUID(int=0),
+            tenant_id=DEFAULT_TENANT,
+            partition=0,
+            spec=spec,
+            status=Status.ACTIVE,
+            revision=1,
+            cursor_at=now,
+            rule_at=now,
+            created_at=now,
+            updated_at=now,
+            next_tick_at=now,
+            due_at=now,
+        )
+    )
+
+
+def herd_rows(count: int, now: datetime, at: datetime, instants: int, apart: timedelta) -> Iterator[Row]:
+    """Hourly schedules with their next tick at that instant, or spread over a few instants from it on."""
+    base = template({"every_seconds": 3600, "overlap": "allow"}, now)
+    for number in range(count):
+        tick = at + (number * 7919 % instants) * apart
+        id_ = uuid_utils.compat.uuid7()
+        yield {
+            **base,
+            "id": id_,
+            "name": f"herd-{number:06d}",
+            "partition": partition_of(id_),
+            "anchor": tick - timedelta(hours=1),
+            "next_tick_at": tick,
+            "due_at": tick,
+        }

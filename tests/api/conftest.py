@@ -1,0 +1,141 @@
+"""The API in process over ASGI, on a real store; every answer is held against the served OpenAPI document."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from litestar import Litestar
+
+from everbeat.api import answers
+from everbeat.api.app import Health, Rooms, build_app
+from everbeat.api.problems import Problem
+from everbeat.core.timeline import TimelineCache
+from everbeat.services.audit import Auditing
+from everbeat.services.calendars import CalendarRoom
+from everbeat.services.cluster import ClusterRoom
+from everbeat.services.ledger import Ledger
+from everbeat.services.schedules import Schedules
+from everbeat.store.base import Store
+from everbeat.store.sqlite.store import SqliteStore
+
+LATE_SECONDS = 5.0
+OPEN_ENDED = {"HealthAnswer"}
+
+
+@pytest.fixture
+async def store(sqlite_path: Path) -> AsyncIterator[Store]:
+    store = SqliteStore(sqlite_path)
+    await store.open()
+    await store.migrate()
+    yield store
+    await store.close()
+
+
+def make_rooms(store: Store) -> Rooms:
+    timelines = TimelineCache()
+    schedules = Schedules(store, timelines)
+
+    async def ready() -> Health:
+        return Health(True, {"database": "ok"})
+
+    return Rooms(
+        schedules=schedules,
+        ledger=Ledger(store, timelines, late_seconds=LATE_SECONDS),
+        audit=Auditing(store, timelines, late_seconds=LATE_SECONDS),
+        cluster=ClusterRoom(store),
+        calendars=CalendarRoom(store, schedules),
+        timelines=timelines,
+        store=store,
+        health=lambda: Health(True, {"loops": {"ticker": 0.1}}),
+        ready=ready,
+        metrics=lambda: b"# HELP everbeat_up Up.\n",
+        allowed_hosts=frozenset(),
+    )
+
+
+@pytest.fixture
+def rooms(store: Store) -> Rooms:
+    return make_rooms(store)
+
+
+def make_client(rooms: Rooms, *, raises: bool = True) -> httpx.AsyncClient:
+    app = build_app(rooms)
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app, raise_app_exceptions=raises),
+        base_url="http://localhost:8080",
+        event_hooks={"response": [conformance(app)]},
+    )
+
+
+@pytest.fixture
+async def client(rooms: Rooms) -> AsyncIterator[httpx.AsyncClient]:
+    async with make_client(rooms) as client:
+        yield client
+
+
+def definition(**changed: Any) -> dict[str, Any]:
+    """The smallest schedule, with some fields changed; ... leaves a field out."""
+    whole = {"name": "nightly", "cron": "0 2 * * *", "target": {"kind": "worker", "type": "report"}, **changed}
+    return {field: value for field, value in whole.items() if value is not ...}
+
+
+def problem_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The problem of an answer that must be one."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = response.json()
+    assert problem["status"] == status
+    assert problem["type"].startswith("urn:everbeat:problem:")
+    assert problem["request_id"] == response.headers["x-request-id"]
+    return problem
+
+
+def fields_of(response: httpx.Response, status: int = 422) -> list[str]:
+    return [error["field"] for error in problem_of(response, status)["errors"]]
+
+
+def message_of(response: httpx.Response, field: str, status: int = 422) -> str:
+    messages = {error["field"]: error["message"] for error in problem_of(response, status)["errors"]}
+    assert field in messages, messages
+    return str(messages[field])
+
+
+def conformance(app: Litestar) -> Callable[[httpx.Response], Awaitable[None]]:
+    """A check that every answer is documented: its status, its type, its headers and every field of its body."""
+    document = msgspec.json.decode(app.state.openapi)
+    shapes = {"Problem": Problem, **{name: one for name, one in vars(answers).items() if isinstance(one, type)}}
+
+    async def check(response: httpx.Response) -> None:
+        await response.aread()
+        assert response.headers["x-content-type-options"] == "nosniff"
+        operation = documented_operation(document, response.request)
+        if operation is None or response.status_code in (405, 500):
+            return
+        assert str(response.status_code) in operation["responses"], (response.status_code, response.text)
+        documented = operation["responses"][str(response.status_code)]
+        assert {name.lower() for name in documented["headers"]} <= set(response.headers)
+        if response.status_code == 204:
+            return
+        media_type = response.headers["content-type"].partition(";")[0]
+        schema = documented["content"][media_type]["schema"]
+        name = schema.get("$ref", "").rpartition("/")[2]
+        if name:
+            body = response.json()
+            seen = msgspec.to_builtins(msgspec.convert(body, shapes[name]))
+            assert name in OPEN_ENDED or seen == body
+
+    return check
+
+
+def documented_operation(document: dict[str, Any], request: httpx.Request) -> dict[str, Any] | None:
+    for path in sorted(document["paths"], key=lambda path: path.count("{")):
+        if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", path), request.url.path):
+            operation: dict[str, Any] | None = document["paths"][path].get(request.method.lower())
+            return operation
+    return None

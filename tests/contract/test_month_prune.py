@@ -1,0 +1,111 @@
+"""month_ensure and month_prune: retention by month tables on PostgreSQL, by rows on SQLite."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import UTC, datetime
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.store.base import ScheduleWrite, Store
+from everbeat.store.postgres.store import PostgresStore
+from tests.factories import count_rows, execute_raw, firing_of, insert, ledger, make_schedule, minutes, skip, take_all
+
+NODE = UUID(int=1)
+JANUARY, FEBRUARY, MARCH = (datetime(2026, month, 15, tzinfo=UTC) for month in (1, 2, 3))
+
+
+async def record(store: Store, *moments: datetime) -> UUID:
+    schedule = make_schedule()
+    writes = [ScheduleWrite(schedule, skips=tuple(skip(at) for at in moments))]
+    assert await store.schedule_write(DEFAULT_TENANT, writes, now=moments[-1])
+    return schedule.id
+
+
+async def months(store: Store) -> list[str]:
+    listed = "SELECT c.relname FROM pg_class AS c WHERE c.relname ~ '^(ticks|task_history)_[0-9_]+$' ORDER BY 1"
+    return [name for (name,) in await execute_raw(store, listed)]
+
+
+async def test_month_prune_removes_what_is_before_and_keeps_the_rest(store: Store) -> None:
+    id_ = await record(store, JANUARY, FEBRUARY, MARCH)
+    while await store.month_prune(before=datetime(2026, 3, 1, tzinfo=UTC), limit=1):
+        pass
+    assert [tick.scheduled_for for tick in await ledger(store, id_)] == [MARCH]
+
+
+async def test_month_prune_removes_finished_tasks_too(store: Store) -> None:
+    for number, moment in enumerate((JANUARY, MARCH)):
+        schedule = make_schedule(f"job-{number}", at=moment)
+        await insert(store, schedule)
+        await take_all(store, NODE, now=moment)
+        await store.tick_fire(NODE, [firing_of(schedule)], now=moment)
+        (task,) = await store.task_claim("worker", ["default"], limit=1, lease_seconds=30, now=moment)
+        await store.task_complete([(task.id, task.fence)], now=moment)
+    while await store.month_prune(before=datetime(2026, 3, 1, tzinfo=UTC), limit=10):
+        pass
+    assert await count_rows(store, "task_history") == await count_rows(store, "ticks") == 1
+
+
+async def test_month_prune_works_in_pieces_of_rows_or_months(store: Store) -> None:
+    await record(store, *(JANUARY + minutes(number) for number in range(5)))
+    removed = await store.month_prune(before=MARCH, limit=1)
+    assert removed == 1
+    if store.dialect == "sqlite":
+        assert await count_rows(store, "ticks") == 4
+
+
+async def test_month_prune_drops_month_tables_and_leaves_the_others(postgres_url: str) -> None:
+    store = PostgresStore(postgres_url, listen=False)
+    await record(store, JANUARY, FEBRUARY, MARCH)
+    assert await store.month_prune(before=MARCH, limit=100) == 4
+    assert await months(store) == ["task_history_2026_03", "ticks_2026_03"]
+    # A later tick of a removed month gets its table again.
+    assert await store.month_ensure([FEBRUARY]) == ["ticks_2026_02", "task_history_2026_02"]
+    await store.close()
+
+
+async def test_month_prune_drops_what_an_earlier_run_only_detached(postgres_url: str) -> None:
+    store = PostgresStore(postgres_url, listen=False)
+    await record(store, JANUARY, MARCH)
+    await execute_raw(store, "ALTER TABLE ticks DETACH PARTITION ticks_2026_01")
+    assert await store.month_prune(before=MARCH, limit=100) == 2
+    assert await months(store) == ["task_history_2026_03", "ticks_2026_03"]
+    await store.close()
+
+
+async def test_month_prune_goes_on_after_a_reader_held_it_up(postgres_url: str) -> None:
+    """Detaching waits for readers; if it gives up, the month stays half detached until somebody finishes the work."""
+    store = PostgresStore(postgres_url, listen=False, timeout_seconds=0.5)
+    id_ = await record(store, JANUARY, MARCH)
+    reader = await asyncpg.connect(postgres_url)
+    async with reader.transaction():
+        await reader.fetch("SELECT * FROM ticks")
+        with pytest.raises(Exception, match="statement timeout|TimeoutError|QueryCanceled"):
+            await store.month_prune(before=MARCH, limit=100)
+    await reader.close()
+    while await store.month_prune(before=MARCH, limit=100):
+        pass
+    assert await months(store) == ["task_history_2026_03", "ticks_2026_03"]
+    assert len(await ledger(store, id_)) == 1
+    await store.close()
+
+
+async def test_month_ensure_makes_each_month_once_even_from_many_sides(postgres_url: str) -> None:
+    stores = [PostgresStore(postgres_url, listen=False) for _ in range(4)]
+    made = await asyncio.gather(*(store.month_ensure([MARCH, FEBRUARY, MARCH + minutes(1)]) for store in stores))
+    names = [name for one in made for name in one]
+    assert sorted(names) == ["task_history_2026_02", "task_history_2026_03", "ticks_2026_02", "ticks_2026_03"]
+    for store in stores:
+        with contextlib.suppress(Exception):
+            await store.close()
+
+
+async def test_month_ensure_is_for_databases_with_month_tables(store: Store) -> None:
+    made = await store.month_ensure([MARCH])
+    assert made == ([] if store.dialect == "sqlite" else ["ticks_2026_03", "task_history_2026_03"])
+    assert await store.month_ensure([MARCH]) == []

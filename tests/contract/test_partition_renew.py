@@ -1,0 +1,155 @@
+"""partition_renew, partition_release and partition_list: leases and epochs; node_list and node_prune."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from uuid import UUID
+
+import pytest
+
+from everbeat.store.base import NodeInfo, PartitionInfo, Store
+from tests.factories import EVERYTHING, NOW, beat, minutes, open_twin, seconds
+
+ONE, TWO, THREE = UUID(int=1), UUID(int=2), UUID(int=3)
+SOME = frozenset({0, 7, 255})
+
+
+async def renew(store: Store, node: UUID, wanted: frozenset[int], at: float = 0, lease: float = 10) -> dict[int, int]:
+    return dict((await store.partition_renew(beat(node, lease_seconds=lease), wanted, now=NOW + seconds(at))).owned)
+
+
+async def info(store: Store, partition: int) -> PartitionInfo:
+    return (await store.partition_list())[partition]
+
+
+async def test_partition_list_has_every_partition_free_at_first(store: Store) -> None:
+    assert await store.partition_list() == [PartitionInfo(number, None, 0, None) for number in range(256)]
+
+
+async def test_partition_renew_takes_what_is_free_with_a_first_epoch(store: Store) -> None:
+    assert await renew(store, ONE, SOME) == {0: 1, 7: 1, 255: 1}
+    assert await info(store, 7) == PartitionInfo(7, ONE, 1, NOW + seconds(10))
+    assert await info(store, 8) == PartitionInfo(8, None, 0, None)
+
+
+async def test_partition_renew_by_the_owner_extends_the_lease_and_keeps_the_epoch(store: Store) -> None:
+    await renew(store, ONE, SOME)
+    assert await renew(store, ONE, SOME, at=3) == {0: 1, 7: 1, 255: 1}
+    assert await info(store, 7) == PartitionInfo(7, ONE, 1, NOW + seconds(13))
+
+
+async def test_partition_renew_by_the_owner_after_expiry_keeps_the_epoch_if_nobody_came_between(store: Store) -> None:
+    await renew(store, ONE, SOME)
+    assert await renew(store, ONE, SOME, at=60) == {0: 1, 7: 1, 255: 1}
+
+
+async def test_partition_renew_leaves_a_live_lease_alone(store: Store) -> None:
+    await renew(store, ONE, SOME)
+    assert await renew(store, TWO, SOME, at=9.999) == {}
+    assert await info(store, 7) == PartitionInfo(7, ONE, 1, NOW + seconds(10))
+
+
+async def test_partition_renew_takes_an_expired_lease_with_a_higher_epoch(store: Store) -> None:
+    await renew(store, ONE, SOME)
+    assert await renew(store, TWO, SOME, at=10) == {0: 2, 7: 2, 255: 2}
+    assert await renew(store, ONE, SOME, at=11) == {}
+    assert await renew(store, ONE, SOME, at=20) == {0: 3, 7: 3, 255: 3}
+
+
+async def test_partition_renew_releases_what_is_no_longer_wanted(store: Store) -> None:
+    await renew(store, ONE, SOME)
+    assert await renew(store, ONE, frozenset({7}), at=1) == {7: 1}
+    assert await info(store, 0) == PartitionInfo(0, None, 1, None)
+    assert await renew(store, TWO, SOME, at=1) == {0: 2, 255: 2}
+
+
+async def test_partition_renew_counts_an_impossibly_long_lease_as_expired(store: Store) -> None:
+    """The clock was set back by an hour: nobody should wait an hour for the lease."""
+    await renew(store, ONE, SOME, at=3600)
+    assert await renew(store, TWO, SOME) == {0: 2, 7: 2, 255: 2}
+
+
+async def test_partition_renew_believes_a_lease_after_a_small_step_back(store: Store) -> None:
+    await renew(store, ONE, SOME)
+    assert await renew(store, TWO, SOME, at=-4) == {}
+
+
+async def test_partition_renew_goes_by_the_lease_of_each_owner(store: Store) -> None:
+    await renew(store, ONE, SOME, lease=100)
+    assert await renew(store, TWO, SOME, at=50, lease=10) == {}
+    assert await renew(store, TWO, SOME, at=100, lease=10) == {0: 2, 7: 2, 255: 2}
+
+
+async def test_partition_renew_tells_the_live_scheduler_nodes(store: Store) -> None:
+    await store.partition_renew(beat(ONE), frozenset(), now=NOW)
+    await store.partition_renew(beat(TWO, roles=("api",)), frozenset(), now=NOW)
+    await store.partition_renew(beat(THREE, roles=("api", "scheduler"), lease_seconds=30), frozenset(), now=NOW)
+
+    async def live(at: float) -> frozenset[UUID]:
+        asker = beat(UUID(int=9), roles=("api",))
+        return (await store.partition_renew(asker, frozenset(), now=NOW + seconds(at))).live
+
+    assert await live(9.9) == {ONE, THREE}
+    assert await live(10) == {THREE}
+    assert await live(30) == frozenset()
+    assert await live(-10) == {THREE}  # seen further ahead than its lease: from before the clock was set back
+    assert await live(-30) == frozenset()
+
+
+@pytest.mark.parametrize(("at", "back"), [(-3600.0, 3600.0), (5.0, -5.0)])
+async def test_partition_renew_tells_how_far_the_clock_is_behind_an_earlier_heartbeat(
+    store: Store, at: float, back: float
+) -> None:
+    first = await store.partition_renew(beat(ONE), SOME, now=NOW)
+    assert first.clock_back_seconds <= 0
+    again = await store.partition_renew(beat(ONE), SOME, now=NOW + seconds(at))
+    assert again.clock_back_seconds == back
+    assert again.now == NOW + seconds(at)
+
+
+async def test_partition_renew_of_many_nodes_at_once_gives_each_partition_to_one(store: Store) -> None:
+    twins = [open_twin(store) for _ in range(3)]
+    nodes = [UUID(int=10 + number) for number in range(3)]
+    renewals = await asyncio.gather(
+        *(twin.partition_renew(beat(node), EVERYTHING, now=NOW) for twin, node in zip(twins, nodes, strict=True))
+    )
+    for twin in twins:
+        await twin.close()
+    owned = [set(renewal.owned) for renewal in renewals]
+    assert sum(len(one) for one in owned) == 256
+    assert set().union(*owned) == EVERYTHING
+
+
+async def test_partition_release_frees_everything_and_signs_the_node_off(store: Store) -> None:
+    await renew(store, ONE, SOME)
+    await renew(store, TWO, frozenset({1}))
+    assert await store.partition_release(ONE) == 3
+    assert await store.partition_release(ONE) == 0
+    assert await info(store, 7) == PartitionInfo(7, None, 1, None)
+    assert await info(store, 1) == PartitionInfo(1, TWO, 1, NOW + seconds(10))
+    assert [node.id for node in (await store.node_list(now=NOW))[1]] == [TWO]
+    assert await renew(store, TWO, SOME) == {0: 2, 7: 2, 255: 2}
+
+
+async def test_node_list_shows_each_heartbeat(store: Store) -> None:
+    first = beat(ONE, roles=("api", "scheduler"))._replace(lag_seconds=0.5, fired_per_second=12.5)
+    await store.partition_renew(first, frozenset(), now=NOW)
+    await store.partition_renew(first._replace(lag_seconds=None), frozenset(), now=NOW + seconds(3))
+    moment, nodes = await store.node_list(now=NOW + seconds(4))
+    assert moment == NOW + seconds(4)
+    assert nodes == [NodeInfo(ONE, "node", ("api", "scheduler"), "test", NOW, NOW + seconds(3), 10, None, 12.5)]
+
+
+async def test_node_list_says_the_time_even_without_nodes(store: Store) -> None:
+    assert await store.node_list(now=NOW) == (NOW, [])
+    moment, _ = await store.node_list()
+    assert isinstance(moment, datetime)
+
+
+async def test_node_prune_forgets_nodes_unseen_for_long(store: Store) -> None:
+    await renew(store, ONE, frozenset())
+    await renew(store, TWO, frozenset(), at=60)
+    assert await store.node_prune(unseen_seconds=60, now=NOW + minutes(1)) == 0
+    assert await store.node_prune(unseen_seconds=60, now=NOW + minutes(1) + seconds(1)) == 1
+    assert [node.id for node in (await store.node_list())[1]] == [TWO]

@@ -1,0 +1,304 @@
+"""tick_fire: ledger, task and position move together or not at all, and only for the one who may."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from everbeat.core.schedules import Overlap, Schedule, Status
+from everbeat.core.ticks import Outcome, SkipReason
+from everbeat.store.base import Fired, Firing, Store
+from tests.factories import (
+    NOW,
+    OTHER_TENANT,
+    beat,
+    count_rows,
+    execute_raw,
+    find,
+    firing_of,
+    insert,
+    ledger,
+    lines_of,
+    make_schedule,
+    minutes,
+    open_twin,
+    seconds,
+    skip,
+    take_all,
+)
+
+NODE = UUID(int=1)
+RIVAL = UUID(int=2)
+
+
+async def fire(store: Store, *firings: Firing, node: UUID = NODE, **more: Any) -> list[Fired]:
+    return (await store.tick_fire(node, firings, **{"now": NOW, **more})).fired
+
+
+async def own(store: Store, *schedules: Schedule) -> None:
+    await insert(store, *schedules)
+    await take_all(store, NODE)
+
+
+async def has_only_waited(store: Store, schedule: Schedule) -> bool:
+    """Whether nothing at all came of a firing."""
+    tasks = await count_rows(store, "tasks", schedule.id)
+    return await find(store, schedule) == schedule and await ledger(store, schedule.id) == [] and tasks == 0
+
+
+async def test_tick_fire_writes_ledger_task_and_position_together(store: Store) -> None:
+    schedule = make_schedule(payload=b'{"a":1}', priority=5, target={"kind": "worker", "type": "mail", "queue": "slow"})
+    await own(store, schedule)
+    firing = firing_of(schedule)
+    assert await fire(store, firing) == [Fired(schedule.id, Outcome.FIRED, None, NOW)]
+    (tick,) = await ledger(store, schedule.id)
+    assert (tick.scheduled_for, tick.outcome, tick.task_id, tick.fired_at) == (NOW, Outcome.FIRED, firing.task_id, NOW)
+    assert (tick.node, tick.epoch, tick.until, tick.count) == (NODE, 1, None, 1)
+    moved = await find(store, schedule)
+    assert (moved.next_tick_at, moved.due_at, moved.cursor_at, moved.last_tick_at) == (*[NOW + minutes(1)] * 2, NOW, NOW)
+    assert (moved.revision, moved.status) == (schedule.revision, Status.ACTIVE)
+    (task,) = await store.task_claim("worker", ["slow"], limit=5, lease_seconds=30, now=NOW)
+    assert (task.id, task.type, task.payload, task.scheduled_for) == (firing.task_id, "mail", b'{"a":1}', NOW)
+
+
+async def test_tick_fire_says_the_time_even_of_an_empty_batch(store: Store) -> None:
+    assert await store.tick_fire(NODE, [], now=NOW) == (NOW, [])
+
+
+async def test_tick_fire_by_the_databases_own_clock(store: Store) -> None:
+    moment = await store.clock()
+    schedule = make_schedule(at=moment - seconds(1))
+    await insert(store, schedule)
+    await store.partition_renew(beat(NODE, lease_seconds=60), frozenset({schedule.partition}))
+    result = await store.tick_fire(NODE, [firing_of(schedule)])
+    assert [one.outcome for one in result.fired] == [Outcome.FIRED]
+    assert moment <= result.now <= moment + minutes(1)
+
+
+async def test_tick_fire_skips_a_tick_that_overlaps_with_an_unfinished_task(store: Store) -> None:
+    schedule = make_schedule()
+    await own(store, schedule)
+    await fire(store, firing_of(schedule))
+    second = await find(store, schedule)
+    await take_all(store, NODE, now=NOW + minutes(1))
+    fired = await fire(store, firing_of(second), now=NOW + minutes(1))
+    assert fired == [Fired(schedule.id, Outcome.SKIPPED, SkipReason.OVERLAP, NOW + minutes(1))]
+    assert lines_of(await ledger(store, schedule.id)) == [(0, "fired", 1), (60, "overlap", 1)]
+    assert await count_rows(store, "tasks") == 1
+
+
+async def test_tick_fire_goes_on_when_the_task_before_has_finished(store: Store) -> None:
+    schedule = make_schedule()
+    await own(store, schedule)
+    await fire(store, firing_of(schedule))
+    (task,) = await store.task_claim("worker", ["default"], limit=1, lease_seconds=30, now=NOW)
+    await store.task_complete([(task.id, task.fence)], now=NOW)
+    await take_all(store, NODE, now=NOW + minutes(1))
+    (fired,) = await fire(store, firing_of(await find(store, schedule)), now=NOW + minutes(1))
+    assert fired.outcome is Outcome.FIRED
+
+
+async def test_tick_fire_allows_as_many_unfinished_tasks_as_the_schedule_does(store: Store) -> None:
+    schedule = make_schedule(overlap=Overlap.ALLOW, max_concurrent=2)
+    await own(store, schedule)
+    for number in range(4):
+        now = NOW + minutes(number)
+        await take_all(store, NODE, now=now)
+        await fire(store, firing_of(await find(store, schedule)), now=now)
+    outcomes = [line for _, line, _ in lines_of(await ledger(store, schedule.id))]
+    assert outcomes == ["fired", "fired", "overlap", "overlap"]
+
+
+async def test_tick_fire_records_skipped_ranges_beside_the_tick(store: Store) -> None:
+    schedule = make_schedule(tenant_id=OTHER_TENANT)
+    await insert(store, schedule, tenant_id=OTHER_TENANT)
+    await take_all(store, NODE)
+    skips = (skip(NOW - minutes(9), NOW - minutes(5), 5), skip(NOW - minutes(2), reason=SkipReason.DST_GAP))
+    await fire(store, firing_of(schedule, skips=skips))
+    assert lines_of(await ledger(store, schedule.id)) == [(-540, "misfire", 5), (-120, "dst_gap", 1), (0, "fired", 1)]
+    first, second, _ = await ledger(store, schedule.id)
+    assert (first.until, second.until) == (NOW - minutes(5), None)
+    assert (first.node, first.epoch, first.fired_at) == (NODE, 1, NOW)
+    tenants = await execute_raw(store, "SELECT DISTINCT tenant_id FROM ticks")
+    assert [UUID(bytes=one) if isinstance(one, bytes) else one for (one,) in tenants] == [OTHER_TENANT]
+
+
+async def test_tick_fire_may_only_skip(store: Store) -> None:
+    schedule = make_schedule(last_tick_at=NOW - minutes(5))
+    await own(store, schedule)
+    skips = (skip(NOW - minutes(1), NOW, 2),)
+    assert await fire(store, firing_of(schedule, fires=None, skips=skips)) == [Fired(schedule.id, None, None, None)]
+    assert lines_of(await ledger(store, schedule.id)) == [(-60, "misfire", 2)]
+    assert await count_rows(store, "tasks") == 0
+    moved = await find(store, schedule)
+    assert (moved.next_tick_at, moved.last_tick_at) == (NOW + minutes(1), NOW - minutes(5))
+
+
+async def test_tick_fire_finishes_a_schedule_without_a_next_tick(store: Store) -> None:
+    schedule = make_schedule()
+    await own(store, schedule)
+    await fire(store, firing_of(schedule, next_tick_at=None, due_at=None))
+    done = await find(store, schedule)
+    assert (done.status, done.next_tick_at, done.due_at, done.last_tick_at) == (Status.FINISHED, None, None, NOW)
+
+
+async def take_over(store: Store, _schedule: Schedule) -> None:
+    await take_all(store, RIVAL, now=NOW + seconds(11))
+
+
+async def let_expire(store: Store, _schedule: Schedule) -> None:
+    await take_all(store, NODE, now=NOW - seconds(10))
+
+
+async def release(store: Store, _schedule: Schedule) -> None:
+    await store.partition_release(NODE)
+
+
+async def pause(store: Store, schedule: Schedule) -> None:
+    await execute_raw(store, "UPDATE schedules SET status = 'paused' WHERE id = ?", schedule.id)
+
+
+async def delete(store: Store, schedule: Schedule) -> None:
+    await store.schedule_delete(schedule.tenant_id, [schedule.id])
+
+
+async def nothing(_store: Store, _schedule: Schedule) -> None:
+    """Leave things as they are."""
+
+
+REFUSALS = {
+    "not due yet": (nothing, {}, {"now": NOW - seconds(1)}),
+    "another revision": (nothing, {"revision": 2}, {}),
+    "another position": (nothing, {"expected": NOW - minutes(1)}, {}),
+    "an older epoch": (nothing, {"epoch": 0}, {}),
+    "a newer epoch": (nothing, {"epoch": 2}, {}),
+    "another partition's epoch": (nothing, {"partition": 300}, {}),
+    "not the owner": (nothing, {}, {"node": RIVAL}),
+    "taken over": (take_over, {}, {"now": NOW + seconds(11)}),
+    "expired lease": (nothing, {}, {"now": NOW + seconds(10)}),
+    "lease ending now": (let_expire, {}, {}),
+    "released": (release, {}, {}),
+}
+
+
+@pytest.mark.parametrize("case", list(REFUSALS))
+async def test_tick_fire_without_the_right_to_changes_nothing(store: Store, case: str) -> None:
+    before, wrong, call = REFUSALS[case]
+    schedule = make_schedule()
+    await own(store, schedule)
+    await before(store, schedule)
+    firing = firing_of(schedule, **wrong, skips=(skip(NOW - minutes(1)),))
+    assert await fire(store, firing, **call) == []
+    assert await has_only_waited(store, schedule)
+
+
+@pytest.mark.parametrize("before", [pause, delete])
+async def test_tick_fire_of_a_schedule_at_rest_or_gone_makes_nothing(
+    store: Store, before: Callable[[Store, Schedule], Any]
+) -> None:
+    schedule = make_schedule()
+    await own(store, schedule)
+    await before(store, schedule)
+    assert await fire(store, firing_of(schedule, skips=(skip(NOW - minutes(1)),))) == []
+    assert await count_rows(store, "tasks") == await count_rows(store, "ticks") == 0
+
+
+async def test_tick_fire_waits_for_due_at_even_when_the_tick_is_past(store: Store) -> None:
+    schedule = make_schedule(due_at=NOW + seconds(2))
+    await own(store, schedule)
+    assert await fire(store, firing_of(schedule), now=NOW + seconds(1)) == []
+    assert len(await fire(store, firing_of(schedule), now=NOW + seconds(2))) == 1
+
+
+async def test_tick_fire_of_a_batch_with_losers_fires_the_others(store: Store) -> None:
+    schedules = [make_schedule(f"job-{number}") for number in range(6)]
+    await own(store, *schedules)
+    wrong: list[dict[str, Any]] = [{}, {"epoch": 9}, {}, {"revision": 9}, {"expected": NOW - minutes(1)}, {}]
+    batch = [firing_of(schedule, **more) for schedule, more in zip(schedules, wrong, strict=True)]
+    winners = {schedules[number].id for number in (0, 2, 5)}
+    assert {one.schedule_id for one in await fire(store, *batch)} == winners
+    for schedule in schedules:
+        assert await has_only_waited(store, schedule) is (schedule.id not in winners)
+
+
+@pytest.mark.parametrize("days", [-240, 400], ids=["eight months ago", "next year"])
+async def test_tick_fire_works_for_a_month_nobody_has_prepared(store: Store, days: int) -> None:
+    moment = NOW + minutes(60 * 24 * days)
+    schedule = make_schedule(at=moment)
+    await insert(store, schedule)
+    await take_all(store, NODE, now=max(NOW, moment))
+    skips = (skip(moment - minutes(60 * 24 * 40), moment - minutes(1), 9),)
+    await fire(store, firing_of(schedule, skips=skips), now=max(NOW, moment))
+    assert [tick.count for tick in await ledger(store, schedule.id)] == [9, 1]
+
+
+# The three guards, each with the other two out of the way.
+
+
+async def test_the_epoch_alone_stops_an_owner_that_was_replaced(store: Store) -> None:
+    schedule = make_schedule()
+    await own(store, schedule)
+    later = NOW + seconds(11)
+    await take_all(store, RIVAL, now=later)
+    # Neither position nor ledger know of any firing.
+    assert await fire(store, firing_of(schedule, epoch=1), now=later) == []
+    assert await fire(store, firing_of(schedule, epoch=2), now=later) == []
+    assert await has_only_waited(store, schedule)
+    assert len(await fire(store, firing_of(schedule, epoch=2), node=RIVAL, now=later)) == 1
+
+
+async def test_the_position_alone_stops_a_second_firing_by_the_rightful_owner(store: Store) -> None:
+    schedule = make_schedule(overlap=Overlap.ALLOW)
+    await own(store, schedule)
+    await fire(store, firing_of(schedule))
+    await execute_raw(store, "DELETE FROM ticks")
+    assert await fire(store, firing_of(schedule)) == []
+    assert (await count_rows(store, "ticks"), await count_rows(store, "tasks")) == (0, 1)
+
+
+async def test_the_ledger_alone_stops_a_second_task_when_the_position_was_set_back(store: Store) -> None:
+    schedule = make_schedule(overlap=Overlap.ALLOW)
+    await own(store, schedule)
+    await fire(store, firing_of(schedule))
+    await execute_raw(store, "UPDATE schedules SET next_tick_at = ?, due_at = ?", NOW, NOW)
+    assert await fire(store, firing_of(schedule)) == [Fired(schedule.id, None, None, None)]
+    assert (await count_rows(store, "ticks"), await count_rows(store, "tasks")) == (1, 1)
+    assert (await find(store, schedule)).next_tick_at == NOW + minutes(1)
+
+
+async def test_two_connections_firing_the_same_ticks_at_once_make_one_task_each(store: Store) -> None:
+    twin = open_twin(store)
+    schedule = make_schedule(overlap=Overlap.ALLOW)
+    await own(store, schedule)
+    await take_all(store, NODE, lease_seconds=36_000)
+    for number in range(50):
+        now = NOW + minutes(number)
+        current = await find(store, schedule)
+        results = await _at_once([(store, current), (twin, current), (store, current), (twin, current)], now)
+        assert sum(len(fired) for fired in results) == 1
+    await twin.close()
+    assert await count_rows(store, "tasks") == await count_rows(store, "ticks") == 50
+    assert await store.tick_doubled([schedule.id], from_=NOW, to=NOW + minutes(60)) == {}
+
+
+async def test_two_owners_at_once_make_one_task_even_if_both_leases_seem_good(store: Store) -> None:
+    """The ownership of a partition passes over while both are about to fire."""
+    twin = open_twin(store)
+    schedules = [make_schedule(f"job-{number}") for number in range(20)]
+    await insert(store, *schedules)
+    await take_all(store, NODE)
+    ours = [firing_of(one, epoch=1) for one in schedules]
+    theirs = [firing_of(one, epoch=2) for one in reversed(schedules)]
+    await execute_raw(store, "UPDATE partitions SET owner = ?, epoch = 2, lease_until = ?", RIVAL, NOW + seconds(10))
+    one, two = await asyncio.gather(fire(store, *ours), fire(twin, *theirs, node=RIVAL))
+    await twin.close()
+    assert (len(one), len(two)) == (0, 20)
+    assert await count_rows(store, "tasks") == 20
+
+
+async def _at_once(attempts: list[tuple[Store, Schedule]], now: Any) -> list[list[Fired]]:
+    return await asyncio.gather(*(fire(store, firing_of(schedule, task_id=uuid4()), now=now) for store, schedule in attempts))

@@ -1,0 +1,91 @@
+"""tick_list, tick_totals, tick_ranges and tick_doubled: how the ledger is read."""
+
+from __future__ import annotations
+
+from uuid import UUID, uuid4
+
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.ticks import Outcome, SkipReason
+from everbeat.store.base import ScheduleWrite, Store, TickTotal
+from tests.factories import NOW, execute_raw, firing_of, insert, make_schedule, minutes, skip, take_all
+
+NODE = UUID(int=1)
+FROM, TO = NOW - minutes(10), NOW
+
+
+async def test_tick_list_gives_the_rows_that_touch_the_window_oldest_first(store: Store) -> None:
+    schedule, other = make_schedule(), make_schedule("other")
+    skips = (
+        skip(NOW - minutes(30), NOW - minutes(20), 5),  # before it
+        skip(NOW - minutes(19), NOW - minutes(10), 5),  # reaches in
+        skip(NOW - minutes(8)),
+        skip(NOW - minutes(3), NOW + minutes(3), 7),  # reaches out
+        skip(NOW),  # at its end: outside
+    )
+    await insert(store, other)
+    writes = [ScheduleWrite(schedule, skips=skips)]
+    assert await store.schedule_write(DEFAULT_TENANT, writes, now=NOW)
+    rows = await store.tick_list(schedule.id, from_=FROM, to=TO, limit=10)
+    assert [row.scheduled_for for row in rows] == [NOW - minutes(19), NOW - minutes(8), NOW - minutes(3)]
+    assert len(await store.tick_list(schedule.id, from_=FROM, to=TO, limit=2)) == 2
+    assert await store.tick_list(other.id, from_=FROM, to=TO, limit=10) == []
+
+
+async def test_tick_totals_sum_what_begins_in_the_window(store: Store) -> None:
+    one, two = make_schedule("one", at=NOW - minutes(10)), make_schedule("two")
+    await insert(store, one)
+    await take_all(store, NODE)
+    await store.tick_fire(NODE, [firing_of(one)], now=NOW)
+    skips = (
+        skip(NOW - minutes(11), NOW - minutes(9), 3),
+        skip(NOW - minutes(8), NOW - minutes(7), 2),
+        skip(NOW - minutes(6)),
+        skip(NOW - minutes(5), reason=SkipReason.PAUSED),
+        skip(NOW, NOW + minutes(1), 2),
+    )
+    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(two, skips=skips)], now=NOW)
+    totals = await store.tick_totals([one.id, two.id], from_=FROM, to=TO)
+    assert {(total.schedule_id, total.reason): total for total in totals} == {
+        (one.id, None): TickTotal(one.id, Outcome.FIRED, None, 1),
+        (two.id, SkipReason.MISFIRE): TickTotal(two.id, Outcome.SKIPPED, SkipReason.MISFIRE, 3),
+        (two.id, SkipReason.PAUSED): TickTotal(two.id, Outcome.SKIPPED, SkipReason.PAUSED, 1),
+    }
+    assert [total.schedule_id for total in await store.tick_totals([one.id], from_=FROM, to=TO)] == [one.id]
+
+
+async def test_tick_ranges_are_those_over_an_edge_of_the_window(store: Store) -> None:
+    schedule = make_schedule()
+    skips = (
+        skip(NOW - minutes(30), NOW - minutes(11), 5),
+        skip(NOW - minutes(9), NOW - minutes(1), 9),
+        skip(NOW - minutes(10.5), NOW - minutes(10), 2),
+        skip(NOW - minutes(0.5), NOW, 2),
+    )
+    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(schedule, skips=skips)], now=NOW)
+    ranges = await store.tick_ranges([schedule.id, uuid4()], from_=FROM, to=TO)
+    assert sorted(row.scheduled_for for row in ranges) == [NOW - minutes(10.5), NOW - minutes(0.5)]
+    whole = await store.tick_ranges([schedule.id], from_=NOW - minutes(20), to=NOW - minutes(20) + minutes(1))
+    assert [row.count for row in whole] == [5]
+
+
+async def test_tick_doubled_counts_ticks_with_two_tasks_live_or_finished(store: Store) -> None:
+    schedule, honest = make_schedule(), make_schedule("honest")
+    await insert(store, schedule, honest)
+    await take_all(store, NODE)
+    await store.tick_fire(NODE, [firing_of(schedule), firing_of(honest)], now=NOW)
+    window = {"from_": NOW, "to": NOW + minutes(1)}
+    assert await store.tick_doubled([schedule.id, honest.id], **window) == {}
+    await duplicate_task(store, schedule.id)
+    assert await store.tick_doubled([schedule.id, honest.id], **window) == {schedule.id: 1}
+    for task in await store.task_claim("worker", ["default"], limit=1, lease_seconds=30, now=NOW):
+        await store.task_complete([(task.id, task.fence)], now=NOW)
+    assert await store.tick_doubled([schedule.id, honest.id], **window) == {schedule.id: 1}
+    assert await store.tick_doubled([schedule.id], from_=NOW - minutes(5), to=NOW) == {}
+
+
+async def duplicate_task(store: Store, schedule_id: UUID) -> None:
+    columns = "queue, type, target, payload, origin, schedule_id, scheduled_for, run_at, priority, state, max_attempts, retry"
+    columns += ", timeout_seconds, labels, created_at, tenant_id, partition"
+    await execute_raw(
+        store, f"INSERT INTO tasks (id, {columns}) SELECT ?, {columns} FROM tasks WHERE schedule_id = ?", uuid4(), schedule_id
+    )
