@@ -32,7 +32,9 @@ async def test_schedule_due_looks_only_at_the_given_partitions(store: Store) -> 
 
 async def test_schedule_due_takes_the_oldest_of_each_partition_up_to_the_limit(store: Store) -> None:
     schedules = [
-        make_schedule(f"{partition}-{age}", at=NOW - seconds(age), partition=partition) for partition in (1, 2) for age in range(6)
+        make_schedule(f"{partition}-{age}", at=NOW - seconds(age), partition=partition)
+        for partition in (1, 2)
+        for age in range(6)
     ]
     await insert(store, *schedules)
     found = await due(store, 1, 2, limit=2)

@@ -8,7 +8,18 @@ from uuid import UUID
 
 from everbeat.core.tasks import ClaimedTask
 from everbeat.store.base import QueueDepth, Store
-from tests.factories import NOW, count_rows, execute_raw, firing_of, insert, make_schedule, minutes, open_twin, seconds, take_all
+from tests.factories import (
+    NOW,
+    count_rows,
+    execute_raw,
+    firing_of,
+    insert,
+    make_schedule,
+    minutes,
+    open_twin,
+    seconds,
+    take_all,
+)
 
 NODE = UUID(int=1)
 

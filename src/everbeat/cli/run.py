@@ -49,16 +49,17 @@ async def _greet(node: Node, demo: bool) -> None:
     settings: Settings = node.settings
     base = f"http://{settings.host}:{settings.port}"
     click.echo(f"Everbeat is running: {base}/v1/schedules   (database: {settings.database_url}, stop: Ctrl-C)")
-    if demo:
-        await node.schedules.put(DEFAULT_TENANT, DEMO_SCHEDULE["name"], DEMO_SCHEDULE)
-        click.echo(f"The schedule {DEMO_SCHEDULE['name']} fires every five seconds:")
     click.echo("Try next, in another terminal:")
     click.echo(
         f"""  curl -s {base}/v1/preview -H 'Content-Type: application/json' """
         """-d '{"cron": "30 2 * * *", "timezone": "America/New_York", "count": 3}'"""
     )
     name = DEMO_SCHEDULE["name"] if demo else "NAME"
-    click.echo(f"  curl -s '{base}/v1/schedules/{name}/ticks?limit=5'      and  {base}/v1/audit")
+    click.echo(f"  curl -s '{base}/v1/schedules/{name}/ticks?limit=5'")
+    click.echo(f"  curl -s {base}/v1/audit")
+    if demo:
+        await node.schedules.put(DEFAULT_TENANT, DEMO_SCHEDULE["name"], DEMO_SCHEDULE)
+        click.echo(f"The schedule {DEMO_SCHEDULE['name']} fires every five seconds:")
 
 
 def _run(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:

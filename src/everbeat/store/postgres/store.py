@@ -417,10 +417,12 @@ class PostgresStore:
             match = _MONTH_TABLE.fullmatch(row["name"])
             if match is None or (int(match[2]), int(match[3])) >= (before.year, before.month) or dropped >= limit:
                 continue
-            detach = self._queries["month_detach"].sql.replace("parent_table", match[1])
+            detach = "month_detach_finish" if row["is_pending"] else "month_detach"
+            blocks = [detach, "month_drop"] if row["is_attached"] else ["month_drop"]
             async with self._connections.use("api", "month_prune") as connection:
-                await connection.execute(detach.replace("month_table", match[0]))
-                await connection.execute(self._queries["month_drop"].sql.replace("month_table", match[0]))
+                for block in blocks:
+                    sql = self._queries[block].sql.replace("parent_table", match[1])
+                    await connection.execute(sql.replace("month_table", match[0]))
             self._months.clear()
             dropped += 1
         return dropped

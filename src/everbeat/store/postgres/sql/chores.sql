@@ -22,9 +22,12 @@ DELETE FROM idempotent_answers WHERE (tenant_id, key) IN (
   ORDER BY expires_at LIMIT :limit);
 
 -- name: month_list
--- The month tables there are.
-SELECT c.relname AS name FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
-WHERE i.inhparent IN ('ticks'::regclass, 'task_history'::regclass) ORDER BY c.relname;
+-- The month tables there are, also those that a run of retention left detached, or half detached when a reader held it up.
+SELECT c.relname AS name, i.inhrelid IS NOT NULL AS is_attached, coalesce(i.inhdetachpending, false) AS is_pending
+FROM pg_class AS c LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid
+WHERE c.relkind = 'r' AND c.relname ~ '^(ticks|task_history)_[0-9]{4}_[0-9]{2}$'
+  AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'ticks'::regclass)
+ORDER BY c.relname;
 
 -- name: month_ensure
 -- Make the month tables that are missing.
@@ -33,6 +36,10 @@ SELECT everbeat_month_ensure(month) AS name FROM unnest(:months::timestamptz[]) 
 -- name: month_detach
 -- Take a month out of the ledger or the history without stopping those who use the other months.
 ALTER TABLE parent_table DETACH PARTITION month_table CONCURRENTLY;
+
+-- name: month_detach_finish
+-- Finish a detaching that was interrupted.
+ALTER TABLE parent_table DETACH PARTITION month_table FINALIZE;
 
 -- name: month_drop
 -- Remove a month that was detached.

@@ -1,7 +1,7 @@
 -- name: task_claim
 -- Take ready tasks under a lease; attempts are counted here, so that a task that kills its worker still dies in the end.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
-picked AS (
+picked AS MATERIALIZED (
   SELECT id FROM tasks WHERE state = 'ready' AND queue = ANY(:queues::text[])
   ORDER BY priority, run_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
 )
@@ -26,11 +26,13 @@ RETURNING id;
 
 -- name: task_reap
 -- Put running tasks whose lease has expired back to ready.
-UPDATE tasks SET state = 'ready', lease_owner = NULL, lease_until = NULL
-WHERE id IN (
+-- A common table expression and not a subquery, which the planner may run more than once, past the limit.
+WITH expired AS MATERIALIZED (
   SELECT id FROM tasks WHERE state = 'running' AND lease_until < coalesce(:now::timestamptz, now())
   ORDER BY lease_until LIMIT :limit FOR UPDATE SKIP LOCKED
-) AND state = 'running';
+)
+UPDATE tasks AS t SET state = 'ready', lease_owner = NULL, lease_until = NULL
+FROM expired AS e WHERE t.id = e.id AND t.state = 'running';
 
 -- name: task_depths
 -- Live tasks by queue and state.

@@ -1,0 +1,52 @@
+"""`python -m bench [NAME …] [--store postgres|sqlite] [--quick]`: run benchmarks, print a table per store, keep them as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from bench import herd
+from bench.postgres import PostgresSite
+from bench.report import Line, print_tables, save, say
+from bench.sites import Site
+
+
+class Benchmark(Protocol):
+    def __call__(self, site: Site, *, quick: bool) -> Awaitable[list[Line]]: ...
+
+
+BENCHMARKS: dict[str, Benchmark] = {"herd": herd.run}
+SITES: dict[str, Callable[[], Site]] = {"postgres": PostgresSite}
+
+
+async def _run(names: Sequence[str], stores: Sequence[str], quick: bool) -> list[Line]:
+    lines: list[Line] = []
+    for store in stores:
+        site = SITES[store]()
+        try:
+            for name in names:
+                say(f"{site.name}: {name}")
+                lines += await BENCHMARKS[name](site, quick=quick)
+        finally:
+            await site.close()
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure Everbeat against the raw database.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to measure: {', '.join(BENCHMARKS)} (all)")
+    parser.add_argument("--store", action="append", choices=list(SITES), help="only this store; may be given twice")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer rounds: a look, not a measurement")
+    wanted = parser.parse_args()
+    names = wanted.names or list(BENCHMARKS)
+    if unknown := [name for name in names if name not in BENCHMARKS]:
+        parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    lines = asyncio.run(_run(names, wanted.store or list(SITES), wanted.quick))
+    print_tables(lines)
+    print(f"\nsaved as {save(lines, quick=wanted.quick, names=names)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""A herd: very many schedules due at one instant, fired by a real server; beside it the same writes by the plain driver."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from bench.report import Line, against_raw, at_least, at_most, median, rounds, say
+from bench.rows import herd_rows
+from bench.sites import Batch, Site, serving
+
+_LEASE_SECONDS = 10.0
+_SAMPLE_SECONDS = 0.3
+_HOUR = timedelta(hours=1)
+
+
+async def run(site: Site, *, quick: bool) -> list[Line]:
+    count, times = (20_000, 2) if quick else (100_000, 3)
+    raw, fired, ages = [], [], []
+    for number in range(times):
+        raw.append(await _raw(site, count))
+        say(f"{site.name}: raw herd {number + 1}: {raw[-1]:,.0f} ticks/s")
+        herd = await _everbeat(site, count, instants=1)
+        fired.append(herd.rate)
+        ages.append(herd.heartbeat_age)
+        say(f"{site.name}: Everbeat herd {number + 1}: {fired[-1]:,.0f} ticks/s, oldest heartbeat {ages[-1]:.1f} s")
+    mixed = await _everbeat(site, count, instants=100)
+    ages.append(mixed.heartbeat_age)
+    inversions = _inversions(mixed.batches)
+    what = f"herd of {count:,}"
+    return [
+        against_raw(
+            site.name, f"{what}, ticks fired", median(fired), "/s", 0.5, median(raw), f"{rounds(fired)}; raw {rounds(raw)}"
+        ),
+        at_most(
+            site.name,
+            f"{what}, batches fired before an older one",
+            inversions,
+            "",
+            0,
+            detail=f"due at 100 instants 10 ms apart, {len(mixed.batches)} batches",
+        ),
+        at_most(site.name, f"{what}, oldest heartbeat", max(ages), "s", _LEASE_SECONDS),
+        at_least(site.name, f"{what}, rounds without ownership lost", 1.0 - herd.lost, "", 1.0),
+    ]
+
+
+class _Herd:
+    def __init__(self, rate: float, heartbeat_age: float, batches: list[Batch], lost: int) -> None:
+        self.rate = rate
+        self.heartbeat_age = heartbeat_age
+        self.batches = batches
+        self.lost = lost
+
+
+async def _raw(site: Site, count: int) -> float:
+    await site.fresh()
+    now = await site.now()
+    await site.load(list(herd_rows(count, now, now + _HOUR, 1, timedelta())))
+    await site.settle()
+    return count / await site.raw_fire(_HOUR)
+
+
+async def _everbeat(site: Site, count: int, instants: int) -> _Herd:
+    await site.fresh()
+    now = await site.now()
+    at = (now + timedelta(seconds=18 + count / 12_000)).replace(microsecond=0)
+    await site.load(list(herd_rows(count, now, at, instants, timedelta(milliseconds=10))))
+    await site.settle()
+    with serving(site) as (process, _):
+        spare = (at - await site.now()).total_seconds()
+        if spare < 6:
+            raise RuntimeError(f"the server was ready only {spare:.1f} s before the herd; this machine is too busy")
+        await asyncio.sleep(spare - 1)
+        age = await _watch(site, count)
+        logs = process.logs()
+    batches = await site.batches()
+    seconds = (batches[-1].fired_at - at).total_seconds()
+    return _Herd(count / seconds, age, batches, int("ownership_lost" in logs))
+
+
+async def _watch(site: Site, count: int) -> float:
+    """Wait until all have fired; the greatest age of the heartbeat on the way."""
+    oldest, samples = 0.0, 0
+    while samples < 600:
+        oldest = max(oldest, await site.heartbeat_age())
+        if samples % 4 == 3 and await site.count_ticks() >= count:
+            return oldest
+        samples += 1
+        await asyncio.sleep(_SAMPLE_SECONDS)
+    raise TimeoutError(f"only {await site.count_ticks():,} of {count:,} ticks fired")
+
+
+def _inversions(batches: list[Batch]) -> int:
+    """Batches that hold a tick older than one that an earlier batch had already fired."""
+    wrong, newest = 0, batches[0].first_due_at
+    for batch in batches:
+        wrong += batch.first_due_at < newest
+        newest = max(newest, batch.last_due_at)
+    return wrong

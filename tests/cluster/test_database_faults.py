@@ -1,0 +1,158 @@
+"""A database that stops, loses replies or freezes: nothing acknowledged is lost, nothing fires twice."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cluster.harness import running_cluster
+from tests.support.postgres import PostgresAdmin, PostgresServer
+from tests.support.processes import wait_until
+from tests.support.proxy import ProxyThread, postgres_executes
+
+
+def _wait(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    wait_until(lambda: time.monotonic() >= until, seconds + 10, "time to pass")
+
+
+@pytest.mark.timeout(180)
+def test_a_database_away_for_twenty_seconds_costs_no_tick(private_postgres: PostgresServer, tmp_path: Path) -> None:
+    url = private_postgres.url(private_postgres.create_database())
+    with running_cluster(url, tmp_path) as cluster:
+        for _ in range(2):
+            cluster.add()
+        cluster.wait_settled(2)
+        cluster.register(20)
+        cluster.register(5, prefix="newest", catch_up="latest")
+        cluster.wait_firing(private_postgres, 40)
+        private_postgres.stop("fast")
+        stopped_at = time.monotonic()
+        answer = cluster.alive.client.get("/v1/schedules")
+        assert answer.status_code == 503
+        assert int(answer.headers["Retry-After"]) >= 1
+        assert cluster.alive.client.get("/healthz").status_code == 200
+        assert cluster.alive.client.get("/readyz").status_code == 503
+        wait_until(lambda: time.monotonic() > stopped_at + 20, 40, "twenty seconds without a database")
+        private_postgres.start()
+        cluster.wait_settled(2, 30)
+        cluster.wait_firing(private_postgres, 60)
+        audit = cluster.assert_accounted(90)
+        assert set(audit["skipped"]) <= {"misfire"}  # of the schedules that catch up on the newest tick only
+        assert audit["skipped"].get("misfire", 0) > 0
+
+
+def test_a_database_that_crashes_loses_nothing_acknowledged(private_postgres: PostgresServer, tmp_path: Path) -> None:
+    url = private_postgres.url(private_postgres.create_database())
+    with running_cluster(url, tmp_path) as cluster:
+        cluster.add()
+        cluster.register(20)
+        cluster.wait_firing(private_postgres, 40)
+        private_postgres.stop("immediate")
+        private_postgres.start()
+        cluster.wait_firing(private_postgres, 60, 40)
+        audit = cluster.assert_accounted()
+        assert len(audit["schedules"]) == 20
+
+
+def test_replies_lost_after_the_commit_double_nothing(
+    postgres_server: PostgresServer, postgres_url: str, tmp_path: Path
+) -> None:
+    with (
+        ProxyThread("127.0.0.1", postgres_server.port, seed=7) as thread,
+        running_cluster(postgres_url, tmp_path) as cluster,
+    ):
+        for _ in range(2):
+            cluster.add(url=thread.through(postgres_url))
+        cluster.wait_settled(2)
+        cluster.register(20)
+        cluster.wait_firing(postgres_server, 20)
+        thread.proxy.losable = postgres_executes
+        thread.proxy.lose_reply_probability = 0.1
+        _wait(12)
+        thread.proxy.lose_reply_probability = 0.0
+        assert thread.proxy.lost_replies > 5
+        cluster.wait_settled(2, 30)
+        cluster.wait_firing(postgres_server, 60, 40)
+        cluster.assert_accounted()
+
+
+def test_a_registration_whose_reply_is_lost_can_simply_be_repeated(
+    postgres_server: PostgresServer, postgres_url: str, tmp_path: Path
+) -> None:
+    with (
+        ProxyThread("127.0.0.1", postgres_server.port) as thread,
+        running_cluster(postgres_url, tmp_path) as cluster,
+    ):
+        node = cluster.add(url=thread.through(postgres_url), flags=("--scan-seconds", "5"))
+        body = {"name": "once", "cron": "0 0 1 1 *", "target": {"kind": "worker", "type": "t"}}
+        headers = {"Idempotency-Key": "first-try"}
+        thread.drop_replies_after(lambda request: b"COMMIT" in request)
+        first = node.client.post("/v1/schedules", json=body, headers=headers)
+        assert first.status_code == 503
+        again = node.client.post("/v1/schedules", json=body, headers=headers)
+        assert again.status_code == 201, again.text
+        assert [one["id"] for one in node.get("/v1/schedules")["items"]] == [again.json()["id"]]
+
+
+def test_a_node_cut_off_from_the_database_is_replaced_and_comes_back(
+    postgres_server: PostgresServer, postgres_url: str, tmp_path: Path
+) -> None:
+    with (
+        ProxyThread("127.0.0.1", postgres_server.port) as thread,
+        running_cluster(postgres_url, tmp_path) as cluster,
+    ):
+        cluster.add()
+        cluster.add(url=thread.through(postgres_url))
+        cluster.wait_settled(2)
+        cluster.register(20)
+        cluster.wait_firing(postgres_server, 40)
+        thread.freeze()  # half-open: connections stay up and nothing passes
+        cluster.wait_settled(1, 15)
+        cluster.wait_firing(postgres_server, 60)
+        thread.thaw()
+        cluster.wait_settled(2, 30)
+        cluster.wait_firing(postgres_server, 60)
+        cluster.assert_accounted()
+
+
+def test_nodes_started_before_their_database_wait_for_it(private_postgres: PostgresServer, tmp_path: Path) -> None:
+    url = private_postgres.url(private_postgres.create_database())
+    private_postgres.stop()
+    with running_cluster(url, tmp_path) as cluster:
+        for _ in range(3):
+            cluster.add(wait=False)
+        wait_until(
+            lambda: all("waiting_for_database" in node.process.logs() for node in cluster.nodes), 20, "nodes that wait"
+        )
+        private_postgres.start()
+        for node in cluster.nodes:
+            node.process.wait_ready(f"{node.base}/readyz", 30)
+        cluster.wait_settled(3)
+        cluster.register(10)
+        cluster.wait_firing(private_postgres, 20)
+        cluster.assert_accounted()
+
+
+@pytest.mark.timeout(60)
+def test_one_poison_schedule_is_set_aside_and_harms_nobody(
+    postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path
+) -> None:
+    with running_cluster(postgres_url, tmp_path) as cluster:
+        node = cluster.add()
+        cluster.register(1000)
+        postgres_server.execute("UPDATE schedules SET timezone = 'Mars/Olympus' WHERE name = 'beat-13'", cluster.database)
+        wait_until(lambda: node.get("/v1/schedules/beat-13")["status"] == "paused", 20, "the poison set aside")
+        poison = node.get("/v1/schedules/beat-13")
+        assert "Mars/Olympus" in poison["fault"]
+        cluster.wait_firing(postgres_server, 2000)
+        audit = cluster.assert_accounted()
+        assert [one["name"] for one in audit["faulty"]] == ["beat-13"]
+        assert "schedule_set_aside" in node.process.logs()
+        fixed = node.client.patch("/v1/schedules/beat-13", json={"timezone": "Europe/Berlin"})
+        assert (fixed.status_code, fixed.json()["status"], fixed.json()["fault"]) == (200, "active", None), fixed.text
+        wait_until(lambda: node.get("/v1/schedules/beat-13")["last_tick_at"], 15, "the mended schedule firing")
+        assert isinstance(httpx.get(f"{node.base}/metrics", trust_env=False).text, str)

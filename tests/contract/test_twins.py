@@ -1,0 +1,115 @@
+"""The two dialects are twins: the same files, blocks and migrations; what differs by need is listed here."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from everbeat.store.base import Store
+from everbeat.store.migrate import load_migrations
+from everbeat.store.queries import load_blocks
+
+PACKAGES = {"sqlite": "everbeat.store.sqlite", "postgres": "everbeat.store.postgres"}
+
+# SQLite's clock is the process's; months are rows; a firing, a heartbeat and a completion are several statements.
+ONLY_SQLITE = {
+    "calendar_exists",
+    "month_prune_history",
+    "month_prune_ticks",
+    "partition_renew_beat",
+    "partition_renew_live",
+    "partition_renew_newest",
+    "task_complete_insert",
+    "tick_fire_clear",
+    "tick_fire_decide",
+    "tick_fire_guard",
+    "tick_fire_input",
+    "tick_fire_ledger",
+    "tick_fire_result",
+    "tick_fire_table",
+    "tick_fire_tasks",
+}
+# PostgreSQL has a clock, month tables, notices between processes, and nodes that migrate at the same time.
+ONLY_POSTGRES = {
+    "clock",
+    "migration_lock",
+    "month_detach",
+    "month_detach_finish",
+    "month_drop",
+    "month_ensure",
+    "month_list",
+    "notice_send",
+}
+
+TABLES = ["schedules", "past_rules", "ticks", "tasks", "task_history", "partitions", "nodes", "calendars", "idempotent_answers"]
+
+# Not verbs on rows: tested where their subject is (tests/migration, tests/services) or by every test.
+PLUMBING = {"open", "close", "migrate", "schema_version", "subscribe", "publish"}
+
+
+def sql_texts(dialect: str) -> dict[str, str]:
+    folder = files(PACKAGES[dialect]).joinpath("sql")
+    return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir() if path.name.endswith(".sql")}
+
+
+def blocks_of(text: str) -> set[str]:
+    return set(re.findall(r"(?m)^-- name: (\w+)$", text))
+
+
+def test_both_dialects_have_the_same_sql_files() -> None:
+    assert sorted(sql_texts("sqlite")) == sorted(sql_texts("postgres"))
+
+
+def test_both_dialects_have_the_same_blocks_but_for_a_short_list() -> None:
+    sqlite, postgres = (set(load_blocks(PACKAGES[dialect])) for dialect in ("sqlite", "postgres"))
+    assert sqlite - postgres == ONLY_SQLITE
+    assert postgres - sqlite == ONLY_POSTGRES
+
+
+def test_a_block_is_in_the_same_file_on_both_sides() -> None:
+    places = {
+        dialect: {block: name for name, text in sql_texts(dialect).items() for block in blocks_of(text)} for dialect in PACKAGES
+    }
+    shared = places["sqlite"].keys() & places["postgres"].keys()
+    assert {block: places["sqlite"][block] for block in shared} == {block: places["postgres"][block] for block in shared}
+
+
+def test_both_dialects_have_the_same_migrations() -> None:
+    names = {dialect: [migration.name for migration in load_migrations(package)] for dialect, package in PACKAGES.items()}
+    assert names["sqlite"] == names["postgres"]
+
+
+@pytest.mark.parametrize("dialect", list(PACKAGES))
+def test_every_block_says_what_it_does(dialect: str) -> None:
+    for name, text in load_blocks(PACKAGES[dialect]).items():
+        first = text.splitlines()[0]
+        assert re.fullmatch(r"-- [A-Z].+[^ ]", first), f"{dialect} {name} begins with {first!r}"
+
+
+@pytest.mark.parametrize("dialect", list(PACKAGES))
+def test_every_block_belongs_to_a_verb_and_is_used(dialect: str) -> None:
+    source = files(PACKAGES[dialect]).joinpath("store.py").read_text(encoding="utf-8")
+    unused = [name for name in load_blocks(PACKAGES[dialect]) if f'"{name}"' not in source]
+    assert unused == []
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_tables_have_the_same_columns(table: str) -> None:
+    found = {}
+    for dialect, package in PACKAGES.items():
+        text = "\n".join(migration.sql for migration in load_migrations(package))
+        match = re.search(rf"(?ms)^CREATE TABLE {table} \((.*?)^\)", text)
+        assert match is not None, f"{dialect} has no table {table}"
+        found[dialect] = re.findall(r"(?m)^  ([a-z_]+) ", match[1])
+    assert found["sqlite"] == found["postgres"]
+
+
+def test_every_verb_has_a_contract_test_of_its_name() -> None:
+    verbs = {name for name, _ in inspect.getmembers(Store, inspect.isfunction) if not name.startswith("_")} - PLUMBING
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
+    tested = set(re.findall(r"def (test_\w+)", tests))
+    assert sorted(verb for verb in verbs if not any(name.startswith(f"test_{verb}_") for name in tested)) == []
