@@ -1,4 +1,4 @@
-"""`python -m bench [NAME …] [--store postgres|sqlite] [--quick]`: run benchmarks, print a table per store, keep them as JSON."""
+"""`python -m bench [NAME …] [--store postgres|sqlite] [--quick]`: print a table per store, keep it as JSON."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from bench import herd
+from bench import herd, idle, lag, registering, ticks
 from bench.postgres import PostgresSite
 from bench.report import Line, print_tables, save, say
 from bench.sites import Site
+from bench.sqlite import SqliteSite
 
 
 class Benchmark(Protocol):
     def __call__(self, site: Site, *, quick: bool) -> Awaitable[list[Line]]: ...
 
 
-BENCHMARKS: dict[str, Benchmark] = {"herd": herd.run}
-SITES: dict[str, Callable[[], Site]] = {"postgres": PostgresSite}
+BENCHMARKS: dict[str, Benchmark] = {"herd": herd.run, "lag": lag.run, "registering": registering.run, "idle": idle.run}
+SITES: dict[str, Callable[[], Site]] = {"postgres": PostgresSite, "sqlite": SqliteSite}
+NAMES = [*BENCHMARKS, "ticks"]
 
 
-async def _run(names: Sequence[str], stores: Sequence[str], quick: bool) -> list[Line]:
+async def _on_stores(names: Sequence[str], stores: Sequence[str], quick: bool) -> list[Line]:
     lines: list[Line] = []
     for store in stores:
         site = SITES[store]()
@@ -36,14 +38,18 @@ async def _run(names: Sequence[str], stores: Sequence[str], quick: bool) -> list
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure Everbeat against the raw database.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to measure: {', '.join(BENCHMARKS)} (all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to measure: {', '.join(NAMES)} (all)")
     parser.add_argument("--store", action="append", choices=list(SITES), help="only this store; may be given twice")
     parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer rounds: a look, not a measurement")
     wanted = parser.parse_args()
-    names = wanted.names or list(BENCHMARKS)
-    if unknown := [name for name in names if name not in BENCHMARKS]:
-        parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
-    lines = asyncio.run(_run(names, wanted.store or list(SITES), wanted.quick))
+    names = wanted.names or NAMES
+    if unknown := [name for name in names if name not in NAMES]:
+        parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    lines: list[Line] = []
+    if on_stores := [name for name in names if name in BENCHMARKS]:
+        lines += asyncio.run(_on_stores(on_stores, wanted.store or list(SITES), wanted.quick))
+    if "ticks" in names:
+        lines += ticks.run(quick=wanted.quick)
     print_tables(lines)
     print(f"\nsaved as {save(lines, quick=wanted.quick, names=names)}")
 

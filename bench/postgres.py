@@ -11,12 +11,12 @@ from typing import Any
 
 import asyncpg
 import uuid_utils.compat
+from tests.support.postgres import PostgresServer
+from tests.support.processes import make_folder
 
 from bench.rows import Row
 from bench.sites import BATCH, Batch
 from everbeat.store.postgres.store import PostgresStore
-from tests.support.postgres import PostgresServer
-from tests.support.processes import make_folder
 
 _DATABASE = "bench"
 _SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "4GB", "checkpoint_timeout": "15min", "log_line_prefix": "%a|"}
@@ -24,7 +24,8 @@ _EXECUTED = re.compile(r"(?m)^everbeat[^|\n]*\|LOG:  (?:execute|statement)")
 
 _LEDGER = """
 INSERT INTO ticks (schedule_id, scheduled_for, tenant_id, outcome, task_id, fired_at, node, epoch)
-SELECT * FROM unnest($1::uuid[], $2::timestamptz[], $3::uuid[], $4::text[], $5::uuid[], $6::timestamptz[], $7::uuid[], $8::bigint[])
+SELECT * FROM unnest($1::uuid[], $2::timestamptz[], $3::uuid[], $4::text[], $5::uuid[], $6::timestamptz[], $7::uuid[],
+  $8::bigint[])
 """
 _TASKS = """
 INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, scheduled_for, run_at,
@@ -34,7 +35,8 @@ SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::smallint[], $4::text[], $5::tex
   $16::double precision[], $17::text[], $18::timestamptz[])
 """
 _ADVANCE = """
-UPDATE schedules AS s SET next_tick_at = f.next_tick_at, due_at = f.due_at, cursor_at = f.cursor_at, last_tick_at = f.last_tick_at
+UPDATE schedules AS s SET next_tick_at = f.next_tick_at, due_at = f.due_at, cursor_at = f.cursor_at,
+  last_tick_at = f.last_tick_at
 FROM unnest($1::uuid[], $2::timestamptz[], $3::timestamptz[], $4::timestamptz[], $5::timestamptz[])
   AS f(id, next_tick_at, due_at, cursor_at, last_tick_at)
 WHERE s.id = f.id
@@ -99,7 +101,8 @@ class PostgresSite:
         sql = f"""
             INSERT INTO schedules ({", ".join([*made, *plain])})
             SELECT {", ".join(wanted)}
-            FROM (SELECT n, date_trunc('minute', $1::timestamptz) + interval '1 hour' + (n % (22 * 60)) * interval '1 minute' AS at
+            FROM (
+              SELECT n, date_trunc('minute', $1::timestamptz) + interval '1 hour' + (n % 1320) * interval '1 minute' AS at
               FROM generate_series(1, $2::int) AS n) AS days"""
         connection = await self._connect()
         await connection.execute(sql, now, count, *(base[name] for name in plain), timeout=600)
@@ -115,7 +118,9 @@ class PostgresSite:
         connection = await self._connect()
         schedules = await connection.fetch("SELECT * FROM schedules")
         node, now = uuid_utils.compat.uuid7(), await self.now()
-        batches = [_raw_batch(schedules[start : start + BATCH], node, now, tick_for) for start in range(0, len(schedules), BATCH)]
+        batches = [
+            _raw_batch(schedules[start : start + BATCH], node, now, tick_for) for start in range(0, len(schedules), BATCH)
+        ]
         statements = [await connection.prepare(sql) for sql in (_LEDGER, _TASKS, _ADVANCE)]
         started = time.perf_counter()
         for batch in batches:
@@ -202,7 +207,9 @@ class PostgresSite:
             await connection.close()
 
 
-def _raw_batch(schedules: Sequence[asyncpg.Record], node: Any, now: datetime, every: timedelta) -> tuple[Columns, Columns, Columns]:
+def _raw_batch(
+    schedules: Sequence[asyncpg.Record], node: Any, now: datetime, every: timedelta
+) -> tuple[Columns, Columns, Columns]:
     """The columns of the three writes, ready to be sent."""
     ledger, tasks, advance = [], [], []
     for one in schedules:
@@ -218,5 +225,3 @@ def _raw_batch(schedules: Sequence[asyncpg.Record], node: Any, now: datetime, ev
 
 def _columns(rows: list[tuple[Any, ...]]) -> Columns:
     return list(zip(*rows, strict=True))
-
-

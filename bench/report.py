@@ -46,7 +46,9 @@ class Line(NamedTuple):
         )
 
 
-def at_least(store: str, what: str, figure: float, unit: str, target: float, raw: float | None = None, detail: str = "") -> Line:
+def at_least(
+    store: str, what: str, figure: float, unit: str, target: float, raw: float | None = None, detail: str = ""
+) -> Line:
     return Line(store, what, f">= {_number(target)} {unit}", figure, unit, raw, figure >= target, detail)
 
 

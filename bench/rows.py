@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import uuid_utils.compat
 
 from everbeat.core.definitions import parse_definition
@@ -23,7 +24,7 @@ TARGET = {"kind": "worker", "queue": "reports", "type": "report"}
 def template(definition: dict[str, Any], now: datetime) -> Row:
     """The row of this definition at that moment; the caller varies it."""
     spec = parse_definition({"name": "template", "target": TARGET, "payload": PAYLOAD, **definition})
-    spec = type(spec)(**{name: getattr(spec, name) for name in spec.__struct_fields__ if name != "rule"}, rule=anchored(spec.rule, None, now))
+    spec = msgspec.structs.replace(spec, rule=anchored(spec.rule, None, now))
     return schedule_to_row(
         Schedule(
             id=UUID(int=0),

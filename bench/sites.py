@@ -8,8 +8,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from bench.rows import Row
 from tests.support.processes import ServerProcess, free_port
+
+from bench.rows import Row
 
 BATCH = 1000
 

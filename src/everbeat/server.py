@@ -29,7 +29,7 @@ from everbeat.services.chores import Auditor, Pruner, Reaper
 from everbeat.services.cluster import ClusterRoom
 from everbeat.services.events import EventLoopBlocked
 from everbeat.services.ledger import Ledger
-from everbeat.services.loops import Loop, Pulse, run_forever
+from everbeat.services.loops import Loop, Pulse, Runner
 from everbeat.services.ownership import Ownership
 from everbeat.services.schedules import Schedules
 from everbeat.services.ticker import Ticker, TickerSettings
@@ -41,6 +41,7 @@ from everbeat.version import __version__
 
 _STUCK_AFTER_SECONDS = 45.0
 _BLOCKED_AFTER_SECONDS = 2.0
+_PATIENCE_SECONDS = 2.0
 
 
 def make_store(settings: Settings, telemetry: Telemetry | None = None) -> Store:
@@ -155,7 +156,7 @@ class Node:
         if stop.is_set():
             await self.store.close()
             return
-        loops = {loop.name: asyncio.create_task(run_forever(loop, self.telemetry.on_event, self.pulse)) for loop in self._loops}
+        runners = [Runner(loop, self.telemetry.on_event, self.pulse) for loop in self._loops]
         server = self._serve(listener)
         watchdog = _Watchdog(self.telemetry)
         self.is_ready = True
@@ -172,7 +173,7 @@ class Node:
             await self._until(stop, server)
         finally:
             watchdog.stop()
-            await self._take_down(loops, server)
+            await self._take_down(runners, server)
 
     async def _prepare(self, stop: asyncio.Event) -> None:
         """Wait for a database that is away; migrate where that is wanted or where there is nothing yet."""
@@ -220,12 +221,10 @@ class Node:
             self._serving.result()
             raise SettingsError("the HTTP server ended unexpectedly")
 
-    async def _take_down(self, loops: dict[str, asyncio.Task[None]], server: Granian | None) -> None:
+    async def _take_down(self, runners: list[Runner], server: Granian | None) -> None:
         self.is_ready = False
         self.telemetry.log.info("stopping")
-        for task in loops.values():
-            task.cancel()
-        await asyncio.gather(*loops.values(), return_exceptions=True)
+        await asyncio.gather(*(runner.stop(_PATIENCE_SECONDS) for runner in runners))
         if "scheduler" in self.settings.roles:
             with contextlib.suppress(EverbeatError, TimeoutError):
                 await asyncio.wait_for(self._ownership.stop(), 3)

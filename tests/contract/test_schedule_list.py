@@ -20,12 +20,11 @@ from tests.factories import (
     take_all,
 )
 
+EVERY = ScheduleFilter()
 HTTP = {"kind": "http", "url": "https://example.com"}
 
 
-async def names(
-    store: Store, filter_: ScheduleFilter = ScheduleFilter(), after: str | None = None, limit: int = 50
-) -> list[str]:
+async def names(store: Store, filter_: ScheduleFilter = EVERY, after: str | None = None, limit: int = 50) -> list[str]:
     found = await store.schedule_list(DEFAULT_TENANT, filter_, after_name=after, limit=limit)
     return [one.spec.name for one in found]
 

@@ -170,7 +170,7 @@ async def nothing(_store: Store, _schedule: Schedule) -> None:
     """Leave things as they are."""
 
 
-REFUSALS = {
+REFUSALS: dict[str, tuple[Callable[[Store, Schedule], Any], dict[str, Any], dict[str, Any]]] = {
     "not due yet": (nothing, {}, {"now": NOW - seconds(1)}),
     "another revision": (nothing, {"revision": 2}, {}),
     "another position": (nothing, {"expected": NOW - minutes(1)}, {}),

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from everbeat.core.schedules import Schedule
 from everbeat.services.events import Emit, Pruned, TicksOverdue, ignore
-from everbeat.services.loops import Periodic
+from everbeat.services.loops import Periodic, wait_for_event
 from everbeat.services.ownership import Ownership
 from everbeat.store.base import Store
 
@@ -14,7 +14,21 @@ _SINGLETON_PARTITION = 0
 _OVERDUE_LISTED = 100
 
 
-class Auditor(Periodic):
+class Singleton(Periodic):
+    """A chore that only the owner of partition 0 does; the others look now and then whether they have become it."""
+
+    def __init__(self, ownership: Ownership, interval_seconds: float) -> None:
+        super().__init__(interval_seconds)
+        self._ownership = ownership
+
+    def is_mine(self) -> bool:
+        return self._ownership.owns(_SINGLETON_PARTITION)
+
+    async def wait(self) -> None:
+        await wait_for_event(self._woken, self._interval if self.is_mine() else min(self._interval, 2.0))
+
+
+class Auditor(Singleton):
     """Looks for ticks that should have fired and did not, and says so."""
 
     name = "auditor"
@@ -29,14 +43,13 @@ class Auditor(Periodic):
         emit: Emit = ignore,
         interval_seconds: float = 15,
     ) -> None:
-        super().__init__(interval_seconds)
+        super().__init__(ownership, interval_seconds)
         self._store = store
-        self._ownership = ownership
         self._late_seconds = late_seconds
         self._emit = emit
 
     async def run_once(self, now: datetime | None = None) -> bool:
-        if not self._ownership.owns(_SINGLETON_PARTITION):
+        if not self.is_mine():
             return False
         overdue = await self._store.schedule_overdue(late_seconds=self._late_seconds, limit=_OVERDUE_LISTED, now=now)
         moment = await self._store.clock(now=now)
@@ -48,7 +61,7 @@ def _oldest_seconds(overdue: list[Schedule], moment: datetime) -> float:
     return max(((moment - one.due_at).total_seconds() for one in overdue if one.due_at is not None), default=0.0)
 
 
-class Pruner(Periodic):
+class Pruner(Singleton):
     """Makes the months to come, and removes what is past retention, a bounded piece at a time."""
 
     name = "pruner"
@@ -64,15 +77,14 @@ class Pruner(Periodic):
         interval_seconds: float = 600,
         piece: int = 5000,
     ) -> None:
-        super().__init__(interval_seconds)
+        super().__init__(ownership, interval_seconds)
         self._store = store
-        self._ownership = ownership
         self._retention = timedelta(days=retention_days)
         self._emit = emit
         self._piece = piece
 
     async def run_once(self, now: datetime | None = None) -> bool:
-        if not self._ownership.owns(_SINGLETON_PARTITION):
+        if not self.is_mine():
             return False
         moment = await self._store.clock(now=now)
         await self._store.month_ensure([moment + timedelta(days=days) for days in (0, 31, 62)])
@@ -87,19 +99,18 @@ class Pruner(Periodic):
         return any(count >= self._piece for count in pruned.values())
 
 
-class Reaper(Periodic):
+class Reaper(Singleton):
     """Puts tasks whose lease has expired back to ready."""
 
     name = "reaper"
     deadline_seconds = 30.0
 
     def __init__(self, store: Store, ownership: Ownership, *, interval_seconds: float = 5, piece: int = 1000) -> None:
-        super().__init__(interval_seconds)
+        super().__init__(ownership, interval_seconds)
         self._store = store
-        self._ownership = ownership
         self._piece = piece
 
     async def run_once(self, now: datetime | None = None) -> bool:
-        if not self._ownership.owns(_SINGLETON_PARTITION):
+        if not self.is_mine():
             return False
         return await self._store.task_reap(limit=self._piece, now=now) >= self._piece

@@ -68,21 +68,45 @@ class Pulse:
         return {loop: now - beat for loop, beat in self._beats.items()}
 
 
-async def run_forever(loop: Loop, emit: Emit, pulse: Pulse) -> None:
-    """Run until cancelled. Any failure is told and survived: one bad iteration must not end the engine."""
-    delay = _FIRST_DELAY
-    while True:
-        pulse.beat(loop.name)
+class Runner:
+    """Runs one loop until told to stop. Any failure is told and survived: one bad iteration must not end the engine."""
+
+    def __init__(self, loop: Loop, emit: Emit, pulse: Pulse) -> None:
+        self._loop = loop
+        self._emit = emit
+        self._pulse = pulse
+        self._is_stopping = False
+        self._is_idle = False
+        self._delay = _FIRST_DELAY
+        self.task = asyncio.create_task(self._run(), name=loop.name)
+
+    async def stop(self, patience_seconds: float) -> None:
+        """Let the iteration under way end; a loop that only waits ends at once."""
+        self._is_stopping = True
+        if not self._is_idle:
+            await asyncio.wait({self.task}, timeout=patience_seconds)
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while not self._is_stopping:
+            self._pulse.beat(self._loop.name)
+            more = await self._iterate()
+            if not more and not self._is_stopping:
+                self._is_idle = True
+                await self._loop.wait()
+                self._is_idle = False
+
+    async def _iterate(self) -> bool:
         started = time.perf_counter()
         try:
-            async with asyncio.timeout(loop.deadline_seconds):
-                more = await loop.run_once()
-            delay = _FIRST_DELAY
+            async with asyncio.timeout(self._loop.deadline_seconds):
+                more = await self._loop.run_once()
         except Exception as error:
-            emit(LoopFailed(loop.name, error, isinstance(error, EverbeatError | TimeoutError)))
-            await asyncio.sleep(random.uniform(delay / 2, delay))
-            delay = min(delay * 2, _LONGEST_DELAY)
-            continue
-        emit(LoopRan(loop.name, time.perf_counter() - started))
-        if not more:
-            await loop.wait()
+            self._emit(LoopFailed(self._loop.name, error, isinstance(error, EverbeatError | TimeoutError)))
+            await asyncio.sleep(random.uniform(self._delay / 2, self._delay))
+            self._delay = min(self._delay * 2, _LONGEST_DELAY)
+            return True
+        self._delay = _FIRST_DELAY
+        self._emit(LoopRan(self._loop.name, time.perf_counter() - started))
+        return more

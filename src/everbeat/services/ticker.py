@@ -44,12 +44,14 @@ from everbeat.store.base import DueSchedule, Fired, FireResult, Firing, Notice, 
 
 _LOAD_SLICE = 200
 _SHORTEST_SCAN_GAP_SECONDS = 0.05
+_ALERT_GAP_SECONDS = 10.0
 
 
 class TickerSettings(NamedTuple):
     horizon_seconds: float = 5.0
     scan_seconds: float = 2.0
     batch_size: int = 1000
+    parallel_batches: int = 3
     index_size: int = 65_536
     lag_alert_seconds: float = 5.0
     lateness: Lateness = Lateness()
@@ -97,6 +99,7 @@ class Ticker:
         self._scanned_at = float("-inf")
         self._is_partial = False
         self._is_stale = True
+        self._alerted_at = float("-inf")
         store.subscribe(self._heard)
 
     async def run_once(self, now: datetime | None = None) -> bool:
@@ -108,11 +111,17 @@ class Ticker:
         if self._should_scan(owned, now):
             await self._scan(owned, now)
         moment = now if now is not None else self._clock.now()
-        entries = self._index.take_due(moment, self._settings.batch_size)
+        size = self._settings.batch_size
+        entries = self._index.take_due(moment, size * self._settings.parallel_batches)
         if not entries:
             return False
         self._watch_lag(entries[0], moment)
-        await self._fire(entries, owned, moment, now)
+        # One batch is planned here while the database works on another.
+        batches = [entries[start : start + size] for start in range(0, len(entries), size)]
+        results = await asyncio.gather(*(self._fire(batch, owned, moment, now) for batch in batches), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
         return True
 
     async def wait(self) -> None:
@@ -301,5 +310,7 @@ class Ticker:
     def _watch_lag(self, oldest: _Entry, moment: datetime) -> None:
         lag = max(0.0, (moment - oldest.due_at).total_seconds())
         self._ownership.lag_seconds = lag
-        if lag > self._settings.lag_alert_seconds:
+        ticking = self._clock.monotonic()
+        if lag > self._settings.lag_alert_seconds and ticking - self._alerted_at > _ALERT_GAP_SECONDS:
+            self._alerted_at = ticking
             self._emit(LagHigh(lag, len(self._index)))

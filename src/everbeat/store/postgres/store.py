@@ -79,11 +79,12 @@ class PostgresStore:
         self._notices = Notices(self._send_notice)
         self._listen = listen
         self._listening: asyncio.Task[None] | None = None
+        self._observer = observer
         self._months: set[datetime] = set()
 
     async def open(self) -> None:
         if self._listen and self._listening is None:
-            self._listening = asyncio.create_task(self._connections.listen(self._notices.tell, lambda _error: None))
+            self._listening = asyncio.create_task(self._connections.listen(self._notices.tell, self._on_deaf))
 
     async def close(self) -> None:
         with contextlib.suppress(EverbeatError):
@@ -132,6 +133,10 @@ class PostgresStore:
 
     async def publish(self, notice: Notice) -> None:
         self._notices.publish(notice)
+
+    def _on_deaf(self, _error: Exception) -> None:
+        if self._observer is not None:
+            self._observer("listen", 0.0, True)
 
     async def _send_notice(self, notice: Notice) -> None:
         with contextlib.suppress(StoreUnavailable):  # a notice is a hint; the next scan finds what it hinted at

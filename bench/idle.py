@@ -1,0 +1,34 @@
+"""A node with nothing to do: how often it asks the database, and how much of a core it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from bench.client import get
+from bench.report import Line, at_most
+from bench.sites import Site, cpu_seconds, serving
+
+_CALLS = re.compile(rb"(?m)^everbeat_store_seconds_count\S* (\S+)$")
+
+
+async def run(site: Site, *, quick: bool) -> list[Line]:
+    seconds = 10 if quick else 20
+    await site.fresh()
+    has_log = await site.log_statements()
+    with serving(site) as (process, port):
+        await asyncio.sleep(8)
+        statements = site.statements() if has_log else 0
+        calls, busy = await _calls(port), cpu_seconds(process.pid)
+        await asyncio.sleep(seconds)
+        busy = (cpu_seconds(process.pid) - busy) / seconds
+        calls = await _calls(port) - calls
+        statements = (site.statements() if has_log else 0) - statements
+    detail = f"{calls / seconds:.2f} store calls a second, {busy:.1%} of a core"
+    figure = statements / seconds if has_log else calls / seconds
+    what = "idle node, statements" if has_log else "idle node, store calls"
+    return [at_most(site.name, what, figure, "/s", 3, detail=detail)]
+
+
+async def _calls(port: int) -> float:
+    return sum(float(found) for found in _CALLS.findall(await get(port, "/metrics")))

@@ -1,0 +1,65 @@
+"""Fire lag at a steady pace with very many schedules registered, and the memory the server takes for them."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+from typing import Any
+
+from bench.client import batch_request, send_all
+from bench.report import Line, at_least, at_most, percentile, say
+from bench.rows import PAYLOAD, TARGET, template
+from bench.sites import BATCH, Site, cpu_seconds, resident_megabytes, serving
+
+_PER_MINUTE = 10_000
+
+
+async def run(site: Site, *, quick: bool) -> list[Line]:
+    registered, window_seconds = (100_000, 30) if quick else (1_000_000, 120)
+    await site.fresh()
+    now = await site.now()
+    say(f"{site.name}: putting in {registered - _PER_MINUTE:,} daily crons")
+    await site.load_daily(template({"cron": "0 0 * * *"}, now), registered - _PER_MINUTE, now)
+    with serving(site) as (process, port):
+        now = await site.now()
+        requests = [batch_request(port, part) for part in _every_minute(now)]
+        await send_all(port, requests, 2)
+        await site.settle()
+        say(f"{site.name}: registered; warming up")
+        begins = await site.now() + timedelta(seconds=20 if quick else 65)
+        await asyncio.sleep((begins - await site.now()).total_seconds())
+        ends, busy = begins + timedelta(seconds=window_seconds), cpu_seconds(process.pid)
+        await asyncio.sleep(window_seconds)
+        busy = (cpu_seconds(process.pid) - busy) / window_seconds
+        megabytes = resident_megabytes(process.pid)
+        await asyncio.sleep(2)
+        lags = [lag * 1000 for lag in await site.lags(begins, ends)]
+    what = f"{_PER_MINUTE:,} ticks a minute, {registered:,} registered"
+    expected = _PER_MINUTE * window_seconds / 60
+    tail = ", ".join(f"p{share} {percentile(lags, share / 100):.1f} ms" for share in (90, 95, 99.9))
+    tail += f", worst {max(lags):.1f} ms; {busy:.0%} of a core"
+    return [
+        at_most(site.name, f"{what}: lag p50", percentile(lags, 0.5), "ms", 5, detail=tail),
+        at_most(site.name, f"{what}: lag p99", percentile(lags, 0.99), "ms", 50),
+        at_least(site.name, f"{what}: ticks fired in {window_seconds} s", len(lags), "", expected * 0.999),
+        at_most(site.name, f"{what}: resident memory", megabytes, "MB", 200),
+    ]
+
+
+def _every_minute(now: datetime) -> list[list[dict[str, Any]]]:
+    """Batches of one-minute schedules whose anchors spread them evenly over the minute."""
+    apart = timedelta(minutes=1) / _PER_MINUTE
+    # Neighbours in time are not neighbours in the table.
+    order = [number * 7919 % _PER_MINUTE for number in range(_PER_MINUTE)]
+    made = [
+        {
+            "name": f"minutely-{number:05d}",
+            "every_seconds": 60,
+            "anchor": (now - timedelta(hours=1) + place * apart).isoformat(),
+            "overlap": "allow",
+            "target": TARGET,
+            "payload": PAYLOAD,
+        }
+        for number, place in enumerate(order)
+    ]
+    return [made[start : start + BATCH] for start in range(0, len(made), BATCH)]

@@ -1,0 +1,63 @@
+"""Registering schedules through POST /v1/schedules/batch; beside it the plain insert of the very rows that came of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from bench.client import batch_request, send_all
+from bench.report import Line, at_least, median, rounds, say
+from bench.rows import PAYLOAD, TARGET
+from bench.sites import BATCH, Site, serving
+
+_TARGET_RATE = 5000
+_ZONES = (
+    *("UTC", "Europe/Berlin", "Europe/London", "Europe/Madrid", "America/New_York", "America/Chicago", "America/Sao_Paulo"),
+    *("America/Los_Angeles", "Asia/Tokyo", "Asia/Kolkata", "Asia/Singapore", "Australia/Sydney", "Africa/Johannesburg"),
+)
+
+
+def definitions(count: int) -> list[dict[str, Any]]:
+    """Mostly crons that occur once each, in a dozen zones; some that many share; one in ten an interval."""
+    made = []
+    for number in range(count):
+        minute, hour, zone = number % 60, number // 60 % 24, _ZONES[number % len(_ZONES)]
+        triggers: list[dict[str, Any]] = [
+            {"cron": f"{minute} {hour} * * *", "timezone": zone},
+            {"cron": f"{minute} {hour} * * MON-FRI", "timezone": zone},
+            {"cron": f"{minute} {hour} {1 + number % 28} * *", "timezone": zone},
+            {"cron": f"*/{5 + number % 25} * * * *", "timezone": zone},
+            {"every_seconds": 600 + number % 3000},
+        ]
+        kind = (0, 0, 0, 0, 1, 1, 2, 3, 3, 4)[number // 7 % 10]
+        made.append({"name": f"report-{number:07d}", "target": TARGET, "payload": PAYLOAD, **triggers[kind]})
+    return made
+
+
+async def run(site: Site, *, quick: bool) -> list[Line]:
+    count, times = (10_000, 2) if quick else (50_000, 3)
+    made = definitions(count)
+    lines = []
+    for clients in (1, 4):
+        raw, registered = [], []
+        for number in range(times):
+            registered.append(await _everbeat(site, made, clients))
+            rows = await site.rows()
+            await site.fresh()
+            await site.settle()
+            raw.append(count / await site.raw_register(rows, clients))
+            say(f"{site.name}: registering {number + 1}, clients {clients}: {registered[-1]:,.0f}/s, raw {raw[-1]:,.0f}/s")
+        what = f"registering {count:,} schedules, {clients} client{'s' if clients > 1 else ''}"
+        detail = f"{rounds(registered)}; raw {rounds(raw)}"
+        lines.append(at_least(site.name, what, median(registered), "/s", _TARGET_RATE, median(raw), detail))
+    return lines
+
+
+async def _everbeat(site: Site, made: list[dict[str, Any]], clients: int) -> float:
+    await site.fresh()
+    await site.settle()
+    with serving(site) as (_, port):
+        requests = [batch_request(port, made[start : start + BATCH]) for start in range(0, len(made), BATCH)]
+        started = time.perf_counter()
+        await send_all(port, requests, clients)
+        return len(made) / (time.perf_counter() - started)

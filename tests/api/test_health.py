@@ -1,0 +1,54 @@
+"""GET /healthz, /readyz and /metrics."""
+
+from __future__ import annotations
+
+import httpx
+
+from everbeat.api.app import Health, Rooms
+from everbeat.core.errors import StoreUnavailable
+from tests.api.conftest import make_client, problem_of
+
+
+async def test_a_process_that_lives_says_so(client: httpx.AsyncClient) -> None:
+    response = await client.get("/healthz")
+
+    assert (response.status_code, response.json()) == (200, {"status": "ok", "loops": {"ticker": 0.1}})
+
+
+async def test_a_stuck_process_says_so(rooms: Rooms) -> None:
+    async with make_client(rooms._replace(health=lambda: Health(False, {"loops": {"ticker": 99.0}}))) as client:
+        response = await client.get("/healthz")
+
+    assert (response.status_code, response.json()["status"]) == (503, "stuck")
+    assert response.headers["retry-after"] == "1"
+
+
+async def test_a_server_that_can_serve_is_ready(client: httpx.AsyncClient) -> None:
+    response = await client.get("/readyz")
+
+    assert (response.status_code, response.json()) == (200, {"status": "ok", "database": "ok"})
+
+
+async def test_a_server_that_cannot_serve_is_not_ready(rooms: Rooms) -> None:
+    async def not_ready() -> Health:
+        return Health(False, {"database": "away"})
+
+    async with make_client(rooms._replace(ready=not_ready)) as client:
+        response = await client.get("/readyz")
+
+    assert (response.status_code, response.json()) == (503, {"status": "unready", "database": "away"})
+
+
+async def test_a_database_that_is_away_is_no_failure_of_ours(rooms: Rooms) -> None:
+    async def away() -> Health:
+        raise StoreUnavailable("gone")
+
+    async with make_client(rooms._replace(ready=away)) as client:
+        problem_of(await client.get("/readyz"), 503)
+
+
+async def test_metrics_are_text_for_prometheus(client: httpx.AsyncClient) -> None:
+    response = await client.get("/metrics")
+
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert response.content == b"# HELP everbeat_up Up.\n"

@@ -1,0 +1,172 @@
+"""GET /v1/schedules/{ref}/ticks."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from everbeat.api.app import Rooms
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.store.base import Firing, NodeBeat, Store
+from tests.api.conftest import definition, fields_of, problem_of
+
+HOURLY = definition(name="hourly", cron="0 * * * *")
+
+
+async def registered_ago(rooms: Rooms, **ago: float) -> datetime:
+    """Register the hourly schedule as of some time ago, with nobody there to fire it; answers the present."""
+    now = await rooms.store.clock()
+    await rooms.schedules.create(DEFAULT_TENANT, HOURLY, now=now - timedelta(**ago))
+    return now
+
+
+async def lines(client: httpx.AsyncClient, **query: Any) -> list[dict[str, Any]]:
+    response = await client.get("/v1/schedules/hourly/ticks", params=query)
+    assert response.status_code == 200, response.text
+    items: list[dict[str, Any]] = response.json()["items"]
+    return items
+
+
+async def fire(store: Store, rooms: Rooms) -> datetime:
+    """Fire the next tick of the hourly schedule, as the ticker would."""
+    schedule = await rooms.schedules.get(DEFAULT_TENANT, "hourly")
+    assert schedule.next_tick_at is not None
+    node = uuid4()
+    renewed = await store.partition_renew(NodeBeat(node, "test", ("scheduler",), "0", 60.0), frozenset({schedule.partition}))
+    following = schedule.next_tick_at + timedelta(hours=1)
+    firing = Firing(
+        schedule_id=schedule.id,
+        partition=schedule.partition,
+        epoch=renewed.owned[schedule.partition],
+        revision=schedule.revision,
+        expected=schedule.next_tick_at,
+        fires=schedule.next_tick_at,
+        task_id=uuid4(),
+        cursor_at=schedule.next_tick_at,
+        next_tick_at=following,
+        due_at=following,
+    )
+    await store.month_ensure([schedule.next_tick_at])
+    assert len((await store.tick_fire(node, [firing])).fired) == 1
+    return schedule.next_tick_at
+
+
+async def test_a_new_schedule_shows_what_is_to_come(client: httpx.AsyncClient) -> None:
+    created = (await client.post("/v1/schedules", json=HOURLY)).json()
+    items = await lines(client)
+
+    assert len(items) == 24
+    assert items[0] == {
+        **{"scheduled_for": created["next_tick_at"], "outcome": "upcoming"},
+        **{"reason": None, "task_id": None, "fired_at": None, "lag_ms": None},
+    }
+
+
+async def test_what_fired_shows_its_task_and_its_lag(client: httpx.AsyncClient, rooms: Rooms) -> None:
+    await registered_ago(rooms, hours=1.5)
+    tick = await fire(rooms.store, rooms)
+    first = (await lines(client))[0]
+
+    assert datetime.fromisoformat(first["scheduled_for"]) == tick
+    assert first["outcome"] == "fired"
+    assert first["task_id"] is not None
+    lag = datetime.fromisoformat(first["fired_at"]) - tick
+    assert first["lag_ms"] == pytest.approx(lag.total_seconds() * 1000, abs=0.01)
+
+
+async def test_what_should_be_there_and_is_not_is_missing(client: httpx.AsyncClient, rooms: Rooms) -> None:
+    await registered_ago(rooms, hours=5)
+
+    outcomes = [item["outcome"] for item in await lines(client)]
+    assert outcomes.count("missing") >= 4
+    assert outcomes == sorted(outcomes, key=["missing", "upcoming"].index)
+
+
+async def test_a_run_of_skipped_ticks_is_one_line(client: httpx.AsyncClient, rooms: Rooms) -> None:
+    now = await registered_ago(rooms, hours=10)
+    await rooms.schedules.pause(DEFAULT_TENANT, "hourly", note=None, now=now - timedelta(hours=9.5))
+    await client.post("/v1/schedules/hourly/resume")
+    skipped = [item for item in await lines(client) if item["outcome"] == "skipped" and "until" in item]
+
+    (run,) = skipped
+    assert run["reason"] == "paused"
+    assert run["until"] > run["scheduled_for"]
+    assert run["count"] >= 9
+
+
+async def test_the_pages_hold_every_line_once(client: httpx.AsyncClient, rooms: Rooms) -> None:
+    now = await registered_ago(rooms, hours=10)
+    await rooms.schedules.pause(DEFAULT_TENANT, "hourly", note=None, now=now - timedelta(hours=7))
+    await rooms.schedules.resume(DEFAULT_TENANT, "hourly", now=now - timedelta(hours=4))
+    query = {"from": (now - timedelta(days=1)).isoformat(), "to": (now + timedelta(days=1)).isoformat()}
+    whole = await lines(client, **query, limit=1000)
+    seen: list[dict[str, Any]] = []
+    cursor: dict[str, str] = {}
+    while True:
+        page = (await client.get("/v1/schedules/hourly/ticks", params={**query, "limit": 4, **cursor})).json()
+        seen += page["items"]
+        if page["next_cursor"] is None:
+            break
+        assert len(page["items"]) == 4
+        cursor = {"cursor": page["next_cursor"]}
+
+    assert seen == whole
+    assert {item["outcome"] for item in whole} >= {"skipped", "upcoming"}
+
+
+async def test_the_window_begins_with_from_and_ends_before_to(client: httpx.AsyncClient) -> None:
+    await client.post("/v1/schedules", json=HOURLY)
+    items = await lines(client, **{"from": "2998-01-01T00:00:00Z", "to": "2998-01-01T03:00:00Z"})
+
+    assert [item["scheduled_for"] for item in items] == [f"2998-01-01T0{hour}:00:00.000000Z" for hour in range(3)]
+
+
+@pytest.mark.parametrize("offset", ["%2B02:00", "+02:00", " 02:00", "%2B0200"])
+async def test_a_time_may_carry_any_offset_even_with_a_plus_that_was_not_escaped(
+    client: httpx.AsyncClient, offset: str
+) -> None:
+    await client.post("/v1/schedules", json=HOURLY)
+    query = f"from=2998-01-01T02:00:00{offset}&to=2998-01-01T03:00:00.000001{offset}"
+    response = await client.get(f"/v1/schedules/hourly/ticks?{query}")
+
+    times = [item["scheduled_for"] for item in response.json()["items"]]
+    assert times == ["2998-01-01T00:00:00.000000Z", "2998-01-01T01:00:00.000000Z"]
+
+
+@pytest.mark.parametrize(
+    "time", ["2026-01-01T00:00:00", "2026-01-01", "yesterday", "", "1", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z"]
+)
+@pytest.mark.parametrize("field", ["from", "to"])
+async def test_it_rejects_a_naive_or_impossible_time(client: httpx.AsyncClient, field: str, time: str) -> None:
+    await client.post("/v1/schedules", json=HOURLY)
+
+    assert fields_of(await client.get("/v1/schedules/hourly/ticks", params={field: time})) == [field]
+
+
+async def test_it_rejects_a_window_that_ends_before_it_begins(client: httpx.AsyncClient) -> None:
+    await client.post("/v1/schedules", json=HOURLY)
+    window = {"from": "2026-01-02T00:00:00Z", "to": "2026-01-01T00:00:00Z"}
+
+    assert fields_of(await client.get("/v1/schedules/hourly/ticks", params=window)) == ["to"]
+
+
+@pytest.mark.parametrize("query", ["cursor=x", "cursor=bmE", "limit=0", "state=fired"])
+async def test_it_rejects_bad_parameters(client: httpx.AsyncClient, query: str) -> None:
+    await client.post("/v1/schedules", json=HOURLY)
+
+    assert fields_of(await client.get(f"/v1/schedules/hourly/ticks?{query}")) == [query.partition("=")[0]]
+
+
+async def test_a_wide_window_of_a_dense_schedule_is_a_page(client: httpx.AsyncClient) -> None:
+    await client.post("/v1/schedules", json=definition(name="hourly", cron=..., every_seconds=1))
+    window = {"from": "1970-01-01T00:00:00Z", "to": "9998-12-31T00:00:00Z", "limit": 1000}
+
+    assert len(await lines(client, **window)) == 1000
+
+
+async def test_what_is_not_there_is_not_found(client: httpx.AsyncClient) -> None:
+    problem_of(await client.get("/v1/schedules/hourly/ticks"), 404)

@@ -1,0 +1,117 @@
+"""GET /v1/openapi.json."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from litestar.routes import HTTPRoute
+
+from everbeat.api.app import Rooms, build_app
+
+CONTRACT = {
+    "/v1/schedules": {"get", "post"},
+    "/v1/schedules/batch": {"post"},
+    "/v1/schedules/{ref}": {"get", "put", "patch", "delete"},
+    "/v1/schedules/{ref}/pause": {"post"},
+    "/v1/schedules/{ref}/resume": {"post"},
+    "/v1/schedules/{ref}/ticks": {"get"},
+    "/v1/preview": {"post"},
+    "/v1/audit": {"get"},
+    "/v1/cluster": {"get"},
+    "/v1/calendars": {"get"},
+    "/v1/calendars/{name}": {"get", "put", "delete"},
+    "/v1/openapi.json": {"get"},
+    "/healthz": {"get"},
+    "/readyz": {"get"},
+    "/metrics": {"get"},
+}
+
+
+@pytest.fixture
+async def document(client: httpx.AsyncClient) -> dict[str, Any]:
+    response = await client.get("/v1/openapi.json")
+    assert response.headers["content-type"] == "application/json"
+    document: dict[str, Any] = response.json()
+    return document
+
+
+def operations(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [operation for path in document["paths"].values() for operation in path.values()]
+
+
+async def test_it_describes_every_route_and_no_other(document: dict[str, Any], rooms: Rooms) -> None:
+    served = {
+        (route.path_format, method.lower())
+        for route in build_app(rooms).routes
+        if isinstance(route, HTTPRoute)
+        for method in route.methods
+        if method != "OPTIONS"
+    }
+    described = {(path, method) for path, methods in document["paths"].items() for method in methods}
+
+    assert described == served
+    assert {path: set(methods) for path, methods in document["paths"].items()} == CONTRACT
+
+
+async def test_every_operation_has_a_name_of_its_own_and_documented_problems(document: dict[str, Any]) -> None:
+    ids = [operation["operationId"] for operation in operations(document)]
+
+    assert len(set(ids)) == len(ids)
+    for operation in operations(document):
+        assert operation["summary"]
+        assert {"400", "403", "503"} <= set(operation["responses"])
+        for response in operation["responses"].values():
+            assert "X-Request-Id" in response["headers"]
+        if "requestBody" in operation:
+            assert {"408", "413", "415", "422"} <= set(operation["responses"])
+
+
+async def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    text = msgspec.json.encode(document).decode()
+
+    for reference in set(re.findall(r'"#/([^"]+)"', text)):
+        found: Any = document
+        for part in reference.split("/"):
+            found = found[part]
+        assert found
+
+
+async def test_bodies_refuse_unknown_fields(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    for operation in operations(document):
+        if "requestBody" in operation:
+            reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+            assert schemas[reference.rpartition("/")[2]]["additionalProperties"] is False
+
+
+async def test_lists_say_how_long_a_page_may_be(document: dict[str, Any]) -> None:
+    for path in ("/v1/schedules", "/v1/calendars", "/v1/audit", "/v1/schedules/{ref}/ticks"):
+        parameters = {one["name"]: one for one in document["paths"][path]["get"]["parameters"]}
+        schema = parameters["limit"]["schema"]
+        assert (schema["minimum"], schema["maximum"], schema["default"]) == (1, 1000, 50)
+        assert "cursor" in parameters
+
+
+async def test_its_examples_are_accepted(client: httpx.AsyncClient, document: dict[str, Any]) -> None:
+    paths = {
+        "/v1/schedules": "/v1/schedules",
+        "/v1/schedules/batch": "/v1/schedules/batch",
+        "/v1/schedules/{ref}": "/v1/schedules/nightly-report",
+        "/v1/preview": "/v1/preview",
+        "/v1/calendars/{name}": "/v1/calendars/days-off",
+    }
+    for template, path in paths.items():
+        for method in ("post", "put", "patch"):
+            body = document["paths"][template].get(method, {}).get("requestBody")
+            for example in body["content"]["application/json"]["examples"].values() if body else ():
+                response = await client.request(method, path, json=example["value"])
+                assert response.status_code in (200, 201), (path, response.text)
+
+
+async def test_it_is_served_relative_to_wherever_it_is(document: dict[str, Any]) -> None:
+    assert document["servers"] == [{"url": "/"}]
+    assert document["openapi"].startswith("3.1")

@@ -1,0 +1,105 @@
+"""How failures look from outside: problem documents, never internals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from everbeat.api.app import Rooms
+from everbeat.core.errors import Conflict, EverbeatError, StoreBroken, StoreRefused, StoreUnavailable
+from everbeat.services.schedules import Schedules
+from tests.api.conftest import definition, make_client, problem_of
+
+
+class FailingSchedules(Schedules):
+    """A service that always fails in the same way."""
+
+    def __init__(self, rooms: Rooms, error: Exception) -> None:
+        super().__init__(rooms.store, rooms.timelines)
+        self._error = error
+
+    async def get(self, *_args: Any, **_options: Any) -> Any:
+        raise self._error
+
+    create = patch = get
+
+
+def failing(rooms: Rooms, error: Exception) -> httpx.AsyncClient:
+    return make_client(rooms._replace(schedules=FailingSchedules(rooms, error)))
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/nothing", "/v1/schedules/a/b/c", "/v2/schedules", "/schema", "/docs"])
+async def test_an_unknown_path_is_not_found(client: httpx.AsyncClient, path: str) -> None:
+    assert problem_of(await client.get(path), 404)["type"] == "urn:everbeat:problem:not-found"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("DELETE", "/v1/schedules", {"GET", "POST", "OPTIONS"}),
+        ("POST", "/v1/schedules/a", {"GET", "PUT", "PATCH", "DELETE", "OPTIONS"}),
+        ("GET", "/v1/schedules/batch", {"POST", "OPTIONS"}),
+        ("GET", "/v1/schedules/a/pause", {"POST", "OPTIONS"}),
+        ("POST", "/v1/cluster", {"GET", "OPTIONS"}),
+        ("TRACE", "/healthz", {"GET", "OPTIONS"}),
+        ("BREW", "/metrics", {"GET", "OPTIONS"}),
+    ],
+)
+async def test_a_wrong_method_is_told_the_right_ones(
+    client: httpx.AsyncClient, method: str, path: str, allowed: set[str]
+) -> None:
+    response = await client.request(method, path)
+
+    problem_of(response, 405)
+    assert set(response.headers["allow"].split(", ")) == allowed
+    options = await client.options(path)
+    assert options.status_code == 204
+    assert set(options.headers["allow"].split(", ")) == allowed
+
+
+async def test_a_database_that_is_away_asks_to_come_back(rooms: Rooms) -> None:
+    async with failing(rooms, StoreUnavailable("host=db password=secret")) as client:
+        response = await client.get("/v1/schedules/a")
+
+    assert "secret" not in problem_of(response, 503)["detail"]
+    assert 1 <= int(response.headers["retry-after"]) <= 5
+
+
+async def test_a_broken_database_asks_to_come_back_later(rooms: Rooms) -> None:
+    async with failing(rooms, StoreBroken("page 5 is corrupt")) as client:
+        response = await client.get("/v1/schedules/a")
+
+    assert problem_of(response, 503)["type"] == "urn:everbeat:problem:database-unusable"
+    assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_a_write_that_the_database_refused_is_a_conflict_and_logged(rooms: Rooms) -> None:
+    with capture_logs() as logs:
+        async with failing(rooms, StoreRefused("constraint schedules_check")) as client:
+            response = await client.post("/v1/schedules", json=definition())
+
+    assert "schedules_check" not in problem_of(response, 409)["detail"]
+    assert [entry["event"] for entry in logs] == ["request_failed"]
+
+
+async def test_a_conflict_says_what_is_in_the_way(rooms: Rooms) -> None:
+    async with failing(rooms, Conflict("it is being changed")) as client:
+        problem = problem_of(await client.patch("/v1/schedules/a", json={}), 409)
+
+    assert problem["detail"] == "it is being changed"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("secret"), KeyError("secret"), EverbeatError("secret"), RecursionError()])
+async def test_the_unexpected_is_logged_and_not_shown(rooms: Rooms, error: Exception) -> None:
+    with capture_logs() as logs:
+        async with failing(rooms, error) as client:
+            response = await client.get("/v1/schedules/a")
+
+    problem = problem_of(response, 500)
+    assert "secret" not in response.text
+    (entry,) = logs
+    assert (entry["event"], entry["request_id"]) == ("request_failed", problem["request_id"])
+    assert entry["exc_info"] is error
