@@ -9,7 +9,7 @@ from typing import Protocol
 
 from bench import herd, idle, lag, registering, ticks
 from bench.postgres import PostgresSite
-from bench.report import Line, print_tables, save, say
+from bench.report import Line, print_tables, save, say, source_digest
 from bench.sites import Site
 from bench.sqlite import SqliteSite
 
@@ -46,11 +46,14 @@ def main() -> None:
     if unknown := [name for name in names if name not in NAMES]:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
     lines: list[Line] = []
+    source = source_digest()
     if on_stores := [name for name in names if name in BENCHMARKS]:
         lines += asyncio.run(_on_stores(on_stores, wanted.store or list(SITES), wanted.quick))
     if "ticks" in names:
         lines += ticks.run(quick=wanted.quick)
     print_tables(lines)
+    if source != source_digest():
+        print("\nThe source of Everbeat changed during the run: the lines above may be of different code.")
     print(f"\nsaved as {save(lines, quick=wanted.quick, names=names)}")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import platform
 import statistics
 import time
@@ -10,6 +12,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import everbeat
 
 FOLDER = Path("bench-results")
 _HEADS = ("what", "target", "Everbeat", "raw", "ratio", "")
@@ -94,11 +98,20 @@ def save(lines: Sequence[Line], *, quick: bool, names: Sequence[str]) -> Path:
     found: dict[str, Any] = {
         "at": at.isoformat(),
         "quick": quick,
+        "source": source_digest(),
         "machine": {"python": platform.python_version(), "system": platform.platform(), "cores": _cores()},
         "lines": [{**line._asdict(), "ratio": line.ratio, "verdict": line.verdict} for line in lines],
     }
     path.write_text(json.dumps(found, indent=2) + "\n")
     return path
+
+
+def source_digest() -> str:
+    """Which code was measured: two runs with the same digest ran the same Everbeat."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in Path(everbeat.__path__[0]).rglob("*") if path.suffix in (".py", ".sql")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def say(text: str) -> None:
@@ -107,8 +120,6 @@ def say(text: str) -> None:
 
 
 def _cores() -> int:
-    import os
-
     return len(os.sched_getaffinity(0))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import msgspec
@@ -64,10 +64,10 @@ def rooms(store: Store) -> Rooms:
     return make_rooms(store)
 
 
-def make_client(rooms: Rooms, *, raises: bool = True) -> httpx.AsyncClient:
+def make_client(rooms: Rooms) -> httpx.AsyncClient:
     app = build_app(rooms)
     return httpx.AsyncClient(
-        transport=httpx.ASGITransport(app, raise_app_exceptions=raises),
+        transport=httpx.ASGITransport(cast(Any, app)),
         base_url="http://localhost:8080",
         event_hooks={"response": [conformance(app)]},
     )

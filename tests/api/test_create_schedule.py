@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import httpx
@@ -69,7 +70,7 @@ async def test_only_name_trigger_and_target_are_required(client: httpx.AsyncClie
 
 
 async def test_it_takes_every_kind_of_trigger(client: httpx.AsyncClient) -> None:
-    triggers = [
+    triggers: list[dict[str, Any]] = [
         {"every_seconds": 90},
         {"every_seconds": 1.5, "anchor": "2026-01-01T00:00:00+02:00"},
         {"rrule": "FREQ=WEEKLY;BYDAY=MO"},

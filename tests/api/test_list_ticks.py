@@ -40,6 +40,7 @@ async def fire(store: Store, rooms: Rooms) -> datetime:
     following = schedule.next_tick_at + timedelta(hours=1)
     firing = Firing(
         schedule_id=schedule.id,
+        tenant_id=schedule.tenant_id,
         partition=schedule.partition,
         epoch=renewed.owned[schedule.partition],
         revision=schedule.revision,

@@ -20,7 +20,7 @@ def deep(levels: int) -> Any:
     return value
 
 
-WRONG_TYPES = {
+WRONG_TYPES: dict[str, Any] = {
     "name": 5,
     "description": None,
     "cron": 5,

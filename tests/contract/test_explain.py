@@ -106,9 +106,7 @@ async def test_postgres_finds_rows_by_index(big_postgres: str, verb: str, mode: 
     plan = json.loads(row[0])[0]["Plan"]
     scanned = [(node["Node Type"], node["Relation Name"]) for node in nodes_of(plan) if node.get("Relation Name") in HOT_TABLES]
     assert [scan for scan in scanned if scan[0] == "Seq Scan"] == [], json.dumps(plan, indent=1)
-    assert {table for _, table in scanned} == {"schedule_due": {"schedules"}, "task_claim": {"tasks"}}.get(
-        verb, set(HOT_TABLES)
-    )
+    assert {table for _, table in scanned} == TOUCHED[verb]
 
 
 def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

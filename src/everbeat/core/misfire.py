@@ -58,7 +58,7 @@ def plan_firing(due: Due, timeline: Timeline, now: datetime, lateness: Lateness 
         case CatchUp.LATEST:
             return _fire_latest(due, timeline, now, too_old)
         case CatchUp.NONE:
-            return _skip_until(due, timeline, late_before)
+            return _skip_until(due, timeline, late_before - _MOMENT)
         case CatchUp.ALL:
             if due.next_tick_at < too_old:
                 return _skip_until(due, timeline, too_old - _MOMENT)

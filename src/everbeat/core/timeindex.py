@@ -1,6 +1,7 @@
 """The time index: the near future of a node's schedules in memory, ordered by the instant they are due.
 
-Entries are replaced by id; the heap keeps stale slots until they surface (lazy deletion), so every operation is O(log n).
+Entries are replaced by id; the heap keeps stale slots until they surface or outnumber the others (lazy deletion), so
+every operation is O(log n) and memory stays bounded by the entries.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
+
+_SPARE_SLOTS = 64
 
 
 class Timed(Protocol):
@@ -46,6 +49,9 @@ class TimeIndex(Generic[T]):
         self._sequence += 1
         self._entries[entry.id] = (self._sequence, entry)
         heapq.heappush(self._heap, (entry.due_at, self._sequence, entry.id))
+        if len(self._heap) > 2 * len(self._entries) + _SPARE_SLOTS:
+            self._heap = [(entry.due_at, sequence, id_) for id_, (sequence, entry) in self._entries.items()]
+            heapq.heapify(self._heap)
 
     def discard(self, ids: Iterable[UUID]) -> None:
         for id_ in ids:

@@ -77,7 +77,7 @@ ON CONFLICT DO NOTHING;
 -- name: tick_list
 -- Ledger rows of a schedule that touch a window, oldest first.
 SELECT * FROM (
-  (SELECT * FROM ticks WHERE schedule_id = :schedule_id AND scheduled_for < :from_at AND until >= :from_at ORDER BY scheduled_for)
+  (SELECT * FROM ticks WHERE schedule_id = :schedule_id AND until >= :from_at AND scheduled_for < :from_at)
   UNION ALL
   (SELECT * FROM ticks WHERE schedule_id = :schedule_id AND scheduled_for >= :from_at AND scheduled_for < :to_at
    ORDER BY scheduled_for LIMIT :limit)

@@ -78,6 +78,9 @@ CREATE TABLE ticks (
   CHECK ((outcome = 'fired') = (task_id IS NOT NULL))
 ) STRICT, WITHOUT ROWID;
 
+-- Finds the skipped range that covers an instant without reading the ticks before it.
+CREATE INDEX ticks_ranges ON ticks (schedule_id, until) WHERE until IS NOT NULL;
+
 -- Differs from postgres: retention finds old rows by this index, because there are no month tables to drop.
 CREATE INDEX ticks_by_time ON ticks (scheduled_for);
 

@@ -76,9 +76,13 @@ ON CONFLICT DO NOTHING;
 
 -- name: tick_list
 -- Ledger rows of a schedule that touch a window, oldest first.
-SELECT * FROM ticks
-WHERE schedule_id = :schedule_id AND scheduled_for < :to_at AND (scheduled_for >= :from_at OR until >= :from_at)
-ORDER BY scheduled_for LIMIT :limit;
+SELECT * FROM (
+  SELECT * FROM ticks WHERE schedule_id = :schedule_id AND until >= :from_at AND scheduled_for < :from_at
+  UNION ALL
+  SELECT * FROM (
+    SELECT * FROM ticks WHERE schedule_id = :schedule_id AND scheduled_for >= :from_at AND scheduled_for < :to_at
+    ORDER BY scheduled_for LIMIT :limit)
+) ORDER BY scheduled_for LIMIT :limit;
 
 -- name: tick_totals
 -- Ledger rows that begin in a window, summed per schedule, outcome and reason.

@@ -1,0 +1,103 @@
+"""The API behind its real server: what only shows on a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from granian.constants import Interfaces
+from granian.server.embed import Server
+
+from everbeat.api.app import Rooms, build_app
+from tests.api.conftest import definition, problem_of
+
+HEAD = b"POST /v1/schedules HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+async def port(rooms: Rooms) -> AsyncIterator[int]:
+    port = free_port()
+    server = Server(
+        build_app(rooms),
+        address="127.0.0.1",
+        port=port,
+        interface=Interfaces.ASGINL,
+        log_enabled=False,
+        websockets=False,
+    )
+    serving = asyncio.create_task(server.serve())
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                break
+            await asyncio.sleep(0.02)
+    yield port
+    server.stop()
+    async with asyncio.timeout(20):
+        await serving
+
+
+async def exchange(port: int, *pieces: bytes) -> bytes:
+    """Send until the server has had enough, and read what it says."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        with contextlib.suppress(ConnectionError):
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionError):
+                return await reader.read(65_536)
+        return b""
+    finally:
+        writer.close()
+
+
+async def test_it_creates_and_answers_a_schedule(port: int) -> None:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        created = await client.post("/v1/schedules", json=definition())
+        assert created.status_code == 201
+        assert (await client.get(created.headers["location"])).json() == created.json()
+        problem_of(await client.get("/v1/schedules/%FF%00"), 404)
+
+
+async def test_it_refuses_a_large_body_before_it_is_sent(port: int) -> None:
+    answer = await exchange(port, HEAD + b"Content-Length: 104857600\r\nExpect: 100-continue\r\n\r\n")
+
+    assert answer.startswith(b"HTTP/1.1 413")
+
+
+async def test_an_endless_body_ends_the_connection_and_nothing_else(port: int) -> None:
+    chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+    answer = await exchange(port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 64)
+
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 413")
+    assert (await exchange(port, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_client_that_leaves_in_the_middle_harms_nobody(port: int) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD + b"Content-Length: 1000\r\n\r\n{")
+    await writer.drain()
+    writer.close()
+
+    assert (await exchange(port, b"GET /v1/schedules HTTP/1.1\r\nHost: localhost\r\n\r\n")).endswith(
+        b'{"items":[],"next_cursor":null}'
+    )
+
+
+async def test_a_request_without_a_host_is_refused(port: int) -> None:
+    assert b" 403 " in await exchange(port, b"GET /healthz HTTP/1.0\r\n\r\n")

@@ -1,0 +1,72 @@
+"""States are said in four places (enums, TRANSITIONS, both databases, the docs); they say the same."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from pathlib import Path
+
+import pytest
+
+from everbeat.core.rules import DstFold, DstGap, TriggerKind
+from everbeat.core.schedules import CatchUp, Overlap, Status
+from everbeat.core.tasks import LIVE_STATES, TRANSITIONS, Origin, TaskState
+from everbeat.core.ticks import Outcome, SkipReason
+from everbeat.store.migrate import load_migrations
+
+STATES_PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "states.md"
+PACKAGES = ["everbeat.store.sqlite", "everbeat.store.postgres"]
+CHECKED: list[tuple[str, str, set[str]]] = [
+    ("schedules", "status", set(Status)),
+    ("schedules", "trigger_kind", set(TriggerKind)),
+    ("schedules", "dst_gap", set(DstGap)),
+    ("schedules", "dst_fold", set(DstFold)),
+    ("schedules", "overlap", set(Overlap)),
+    ("schedules", "catch_up", set(CatchUp)),
+    ("ticks", "outcome", set(Outcome)),
+    ("ticks", "reason", set(SkipReason)),
+    ("tasks", "origin", set(Origin)),
+    ("tasks", "state", set(LIVE_STATES)),
+    ("task_history", "state", set(TaskState) - LIVE_STATES),
+]
+
+
+def checked_values(package: str, table: str, column: str) -> set[str]:
+    text = "\n".join(migration.sql for migration in load_migrations(package))
+    body = re.search(rf"(?ms)^CREATE TABLE {table} \((.*?)^\)", text)
+    assert body is not None
+    check = re.search(rf"(?m)^  {column} .*CHECK \({column} IN \((.*?)\)\)", body[1])
+    assert check is not None, f"{table}.{column} has no CHECK"
+    return set(re.findall(r"'(\w+)'", check[1]))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize(("table", "column", "expected"), CHECKED)
+def test_a_database_allows_exactly_the_states_that_core_knows(
+    package: str, table: str, column: str, expected: set[str]
+) -> None:
+    assert checked_values(package, table, column) == {str(value) for value in expected}
+
+
+def test_every_state_of_a_task_has_its_transitions() -> None:
+    assert set(TRANSITIONS) == set(TaskState)
+    assert {state for state, following in TRANSITIONS.items() if following} == LIVE_STATES
+
+
+def test_every_state_of_a_task_can_be_reached_and_left() -> None:
+    reached = {state for following in TRANSITIONS.values() for state in following}
+    assert reached == set(TaskState) - {TaskState.HELD}
+    for state in LIVE_STATES:
+        seen, edge = {state}, {state}
+        while edge:
+            edge = {following for one in edge for following in TRANSITIONS[one]} - seen
+            seen |= edge
+        assert seen - LIVE_STATES, f"{state} never ends"
+
+
+@pytest.mark.parametrize("states", [Status, TaskState, Outcome, SkipReason])
+def test_the_page_about_states_names_each_of_them(states: type[StrEnum]) -> None:
+    if not STATES_PAGE.exists():
+        pytest.skip("docs/concepts/states.md is not written yet")
+    page = STATES_PAGE.read_text(encoding="utf-8")
+    assert [state.value for state in states if not re.search(rf"\b{state.value}\b", page)] == []

@@ -1,0 +1,78 @@
+"""Settings come from flags, variables, the file and the defaults, in that order, and wrong ones explain themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everbeat.config import Settings, load_settings
+from everbeat.core.errors import SettingsError
+
+
+def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "everbeat.toml"
+    file.write_text('port = 1\nlease_seconds = 20\nnode_name = "from-file"\n')
+    environment = {"EVERBEAT_PORT": "2", "EVERBEAT_LEASE_SECONDS": "30"}
+    settings = load_settings({"port": 3, "host": None}, environment=environment, file=file)
+    assert (settings.port, settings.lease_seconds, settings.node_name) == (3, 30.0, "from-file")
+    assert settings.host == "127.0.0.1"
+
+
+def test_defaults_of_a_command_give_way_to_everything_else() -> None:
+    defaults = {"log_format": "console", "log_level": "warning"}
+    settings = load_settings({}, environment={"EVERBEAT_LOG_LEVEL": "debug"}, defaults=defaults)
+    assert (settings.log_format, settings.log_level) == ("console", "debug")
+
+
+def test_roles_are_a_list_with_commas() -> None:
+    assert load_settings({"roles": "scheduler, api"}, environment={}).roles == ("scheduler", "api")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"port": 99_999}, "port"),
+        ({"port": "eighty"}, "port"),
+        ({"roles": "api,cook"}, "roles"),
+        ({"roles": ""}, "roles is empty"),
+        ({"lease_seconds": 0.1}, "lease_seconds"),
+        ({"scan_seconds": 9, "horizon_seconds": 3}, "scan_seconds"),
+        ({"database_url": "mysql://host/db"}, "sqlite:/// or postgresql://"),
+        ({"log_level": "chatty"}, "log_level"),
+        ({"host": "0.0.0.0"}, "loopback only"),
+        ({"host": "example.org"}, "loopback only"),
+    ],
+)
+def test_a_wrong_setting_names_itself(flags: dict[str, object], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        load_settings(flags, environment={})
+
+
+def test_an_unknown_key_in_the_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "everbeat.toml"
+    file.write_text("prot = 8080\n")
+    with pytest.raises(SettingsError, match="prot"):
+        load_settings({}, environment={}, file=file)
+
+
+def test_a_file_that_is_not_there_or_not_toml_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="there is no file"):
+        load_settings({}, environment={}, file=tmp_path / "missing.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("port = = 1")
+    with pytest.raises(SettingsError, match="not valid TOML"):
+        load_settings({}, environment={}, file=broken)
+
+
+@pytest.mark.parametrize("lease_seconds", [1.0, 2.0, 3.0, 10.0, 60.0, 300.0])
+def test_a_lease_leaves_time_for_two_attempts_at_renewing_it(lease_seconds: float) -> None:
+    settings = Settings(lease_seconds=lease_seconds)
+    needed = lease_seconds / 3 + 2 * settings.lease_timeout_seconds + settings.lease_margin_seconds
+    assert needed <= lease_seconds + 1e-9
+    assert settings.lease_timeout_seconds > 0.1
+
+
+def test_every_loopback_address_is_one() -> None:
+    assert all(Settings(host=host).is_loopback for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"))
+    assert not any(Settings(host=host).is_loopback for host in ("0.0.0.0", "10.0.0.1", "::", "example.org"))

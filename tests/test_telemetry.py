@@ -1,0 +1,59 @@
+"""Every event becomes a log line or a number, and log lines cannot be forged."""
+
+from __future__ import annotations
+
+import json
+from uuid import uuid4
+
+import pytest
+
+from everbeat.core.errors import StoreUnavailable
+from everbeat.services import events
+from everbeat.telemetry import Telemetry, configure_logging
+
+_EVENTS: list[events.Event] = [
+    events.TicksFired([0.002, 0.3]),
+    events.TicksSkipped({"overlap": 2, "misfire": 5}),
+    events.TicksRefused(1),
+    events.TicksAlreadyRecorded(1),
+    events.LagHigh(7.5, 12),
+    events.ScheduleFaulted(uuid4(), "unknown time zone"),
+    events.OwnershipChanged(128, 128, 0, 2),
+    events.OwnershipLost(128),
+    events.ClockSetBack(3600.0),
+    events.TicksOverdue(3, 42.0, ["a", "b"]),
+    events.LoopRan("ticker", 0.01),
+    events.LoopFailed("ticker", StoreUnavailable("away"), True),
+    events.LoopFailed("ticker", RuntimeError("a bug"), False),
+    events.EventLoopBlocked(3.0),
+    events.Pruned("months", 2),
+]
+
+
+@pytest.mark.parametrize("event", _EVENTS, ids=lambda event: type(event).__name__)
+def test_every_event_is_understood(event: events.Event) -> None:
+    Telemetry().on_event(event)
+
+
+def test_every_kind_of_event_is_tried() -> None:
+    assert {type(event) for event in _EVENTS} == set(events.Event.__args__)  # type: ignore[attr-defined]
+
+
+def test_ticks_are_counted_by_outcome_and_reason() -> None:
+    telemetry = Telemetry()
+    telemetry.on_event(events.TicksFired([0.002, 0.3]))
+    telemetry.on_event(events.TicksSkipped({"overlap": 2}))
+    telemetry.observe_store("tick_fire", 0.01, True)
+    text = telemetry.exposition().decode()
+    assert 'everbeat_ticks_total{outcome="fired",reason=""} 2.0' in text
+    assert 'everbeat_ticks_total{outcome="skipped",reason="overlap"} 2.0' in text
+    assert "everbeat_fire_lag_seconds_count 2.0" in text
+    assert 'everbeat_store_errors_total{verb="tick_fire"} 1.0' in text
+
+
+def test_json_lines_escape_what_could_forge_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("info", "json")
+    Telemetry().on_event(events.TicksOverdue(1, 1.0, ['evil\n{"level": "info"}']))
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert json.loads(lines[0])["names"] == ['evil\n{"level": "info"}']
