@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import datetime, timedelta
 from typing import Any
 
-from bench.client import batch_request, send_all
+from bench.client import batch_request, get, send_all
 from bench.report import Line, at_least, at_most, percentile, say
 from bench.rows import PAYLOAD, TARGET, template
 from bench.sites import BATCH, Site, cpu_seconds, resident_megabytes, serving
 
 _PER_MINUTE = 10_000
+_STORE_SECONDS = re.compile(r'(?m)^everbeat_store_seconds_(sum|count)\{verb="(\w+)"\} (\S+)$')
 
 
 async def run(site: Site, *, quick: bool) -> list[Line]:
@@ -31,19 +33,27 @@ async def run(site: Site, *, quick: bool) -> list[Line]:
         ends, busy = begins + timedelta(seconds=window_seconds), cpu_seconds(process.pid)
         await asyncio.sleep(window_seconds)
         busy = (cpu_seconds(process.pid) - busy) / window_seconds
+        calls = _mean_calls((await get(port, "/metrics")).decode())
         megabytes = resident_megabytes(process.pid)
         await asyncio.sleep(2)
         lags = [lag * 1000 for lag in await site.lags(begins, ends)]
     what = f"{_PER_MINUTE:,} ticks a minute, {registered:,} registered"
     expected = _PER_MINUTE * window_seconds / 60
     tail = ", ".join(f"p{share} {percentile(lags, share / 100):.1f} ms" for share in (90, 95, 99.9))
-    tail += f", worst {max(lags):.1f} ms; {busy:.0%} of a core"
+    tail += f", worst {max(lags):.1f} ms; {busy:.0%} of a core; mean of a call: {calls}"
     return [
         at_most(site.name, f"{what}: lag p50", percentile(lags, 0.5), "ms", 5, detail=tail),
         at_most(site.name, f"{what}: lag p99", percentile(lags, 0.99), "ms", 50),
         at_least(site.name, f"{what}: ticks fired in {window_seconds} s", len(lags), "", expected * 0.999),
         at_most(site.name, f"{what}: resident memory", megabytes, "MB", 200),
     ]
+
+
+def _mean_calls(metrics: str) -> str:
+    """How long the two verbs of the tick loop take, as the server itself saw it since it started."""
+    found = {(kind, verb): float(value) for kind, verb, value in _STORE_SECONDS.findall(metrics)}
+    verbs = [verb for verb in ("tick_fire", "schedule_due") if ("count", verb) in found]
+    return ", ".join(f"{verb} {found['sum', verb] / found['count', verb] * 1000:.1f} ms" for verb in verbs)
 
 
 def _every_minute(now: datetime) -> list[list[dict[str, Any]]]:

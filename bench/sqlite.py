@@ -161,6 +161,7 @@ class SqliteSite:
     def _insert(self, values: Iterable[Sequence[Any]], columns: list[str]) -> None:
         connection = self._connect()
         connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("PRAGMA cache_size = -1000000")
         connection.execute("BEGIN IMMEDIATE")
         connection.executemany(_insert_sql(columns), values)
         connection.execute("COMMIT")

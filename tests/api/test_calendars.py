@@ -81,7 +81,11 @@ async def test_it_takes_an_ics_file(client: httpx.AsyncClient) -> None:
         *(({"dates": ["2026-02-30"]}, "dates[0]"), ({"dates": "2026-01-01"}, "dates"), ({"weekdays": ["XXX"]}, "weekdays[0]")),
         *(({"yearly": ["13-01"]}, "yearly[0]"), ({"intervals": [{"from": "x", "to": "y"}]}, "intervals[0]")),
         *(({"holidays": []}, "holidays"), ({"name": "x"}, "name"), ([], "body"), ({"ics": 5}, "ics"), ({"ics": "x"}, "ics")),
-        *(({"description": "x" * 2001}, "description"), ({"description": "a\x00"}, "description")),
+        *(
+            ({"description": {}}, "description"),
+            ({"description": "x" * 2001}, "description"),
+            ({"description": "a\x00"}, "description"),
+        ),
     ],
 )
 async def test_it_rejects_a_bad_calendar(client: httpx.AsyncClient, body: Any, field: str) -> None:

@@ -74,6 +74,7 @@ async def test_a_malformed_body_is_refused_though_none_is_needed(client: httpx.A
     headers = {"Content-Type": "application/json"}
     problem_of(await client.post("/v1/schedules/nightly/pause", content=b"{", headers=headers), 400)
     problem_of(await client.post("/v1/schedules/nightly/pause", content=b"{}"), 415)
+    assert fields_of(await client.post("/v1/schedules/nightly/pause", content=b"null", headers=headers)) == ["body"]
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])

@@ -78,9 +78,9 @@ def _check_policies(cluster: Cluster) -> None:
 
 
 def _skipped(cluster: Cluster, name: str) -> list[dict[str, Any]]:
-    def settled() -> list[dict[str, Any]] | None:
+    def settled() -> list[dict[str, Any]]:
         lines = _lines(cluster, name)
-        return lines if lines and lines[-1]["outcome"] == "fired" and len(lines) > 3 else None
+        return lines if lines and lines[-1]["outcome"] == "fired" and len(lines) > 3 else []
 
     lines = wait_until(settled, 40, lambda: f"{name} firing again: {_lines(cluster, name)}")
     assert all(line["reason"] == "misfire" for line in lines if line["outcome"] == "skipped")

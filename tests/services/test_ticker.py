@@ -52,7 +52,7 @@ async def test_a_tick_fires_on_time_and_not_before(store: Store) -> None:
 async def test_every_tick_of_an_hour_fires_once(store: Store) -> None:
     node = SteppedNode(store)
     job = await node.put(overlap="allow")
-    await node.run(NOW + minutes(60), by_seconds=7)
+    await node.run(NOW + minutes(60), by_seconds=30)
     assert lines_of(await ledger(store, job.id)) == [(60 * number, "fired", 1) for number in range(1, 61)]
     assert await count_rows(store, "tasks") == 60
     count = await node.count()
@@ -85,12 +85,12 @@ async def test_catching_up_on_all_is_spread_over_time(store: Store) -> None:
     back = NOW + minutes(5) + seconds(10)
     await node.step(back)
     assert await count_rows(store, "tasks") == 1
-    await node.run(NOW + minutes(12), by_seconds=1)
+    await node.run(NOW + minutes(12), by_seconds=5)
     ticks = await ledger(store, job.id)
     assert [tick.scheduled_for for tick in ticks] == [NOW + minutes(number) for number in range(1, 13)]
     caught_up = [tick.fired_at - back for tick in ticks if tick.fired_at - tick.scheduled_for > seconds(5)]
     assert caught_up == [seconds(30 * number) for number in range(len(caught_up))]
-    assert len(caught_up) >= 9
+    assert len(caught_up) == 8
 
 
 async def test_ticks_past_the_grace_are_recorded_and_not_fired(store: Store) -> None:
@@ -119,10 +119,10 @@ async def test_jitter_moves_the_firing_and_the_ledger_keeps_the_nominal_time(sto
     node = SteppedNode(store)
     job = await node.put(jitter_seconds=30, overlap="allow")
     jitter = jitter_of(job.id, 30)
-    await node.run(NOW + minutes(3), by_seconds=0.5)
+    await node.run(NOW + minutes(3), by_seconds=4)
     ticks = await ledger(store, job.id)
     assert [tick.scheduled_for for tick in ticks] == [NOW + minutes(1), NOW + minutes(2)]
-    assert all(seconds(0) <= tick.fired_at - tick.scheduled_for - jitter <= seconds(0.5) for tick in ticks)
+    assert all(seconds(0) <= tick.fired_at - tick.scheduled_for - jitter <= seconds(4) for tick in ticks)
 
 
 async def test_a_schedule_with_an_end_finishes_after_its_last_tick(store: Store) -> None:
@@ -151,11 +151,11 @@ async def test_a_pause_honoured_means_that_nothing_fires(store: Store) -> None:
     job = await node.put()
     await node.step(NOW + seconds(58))  # the tick is in the index already
     await node.schedules.pause(DEFAULT_TENANT, "job", note=None, now=node.now)
-    await node.run(NOW + minutes(3), by_seconds=1)
+    await node.run(NOW + minutes(3), by_seconds=8)
     assert await count_rows(store, "tasks") == 0
     await node.schedules.resume(DEFAULT_TENANT, "job", now=node.now)
     assert lines_of(await ledger(store, job.id)) == [(60, "paused", 3)]
-    await node.run(NOW + minutes(4), by_seconds=1)
+    await node.run(NOW + minutes(4), by_seconds=8)
     assert await count_rows(store, "tasks") == 1
 
 
@@ -247,7 +247,7 @@ class Deaf(Overriding):
 
 async def test_a_firing_whose_outcome_is_unknown_is_neither_doubled_nor_lost(store: Store) -> None:
     deaf = Deaf(store)
-    node = SteppedNode(deaf, settings=TickerSettings(batch_size=10))
+    node = SteppedNode(deaf, settings=TickerSettings(batch_size=10, parallel_batches=1))
     for number in range(25):
         await node.put(f"job-{number}", overlap="allow")
     for minute in range(1, 4):
@@ -295,12 +295,12 @@ async def test_a_zombie_that_wakes_after_a_take_over_changes_nothing(store: Stor
     zombie.now = NOW + seconds(71)
     assert zombie.owned
     before = await find(store, job)
-    await zombie.tick()
+    await zombie.ticker.run_once(zombie.now)
     assert await find(store, job) == before
     assert await count_rows(store, "tasks") == 1
     # Even for a tick that nobody has fired yet.
     zombie.now = NOW + seconds(120)
-    await zombie.tick()
+    assert await zombie.ticker.run_once(zombie.now)
     assert await count_rows(store, "tasks") == 1
     assert zombie.heard(TicksRefused)
 
@@ -344,7 +344,7 @@ async def test_a_herd_of_thousands_fires_whole_oldest_first_with_a_small_index(s
 
 
 async def test_what_is_due_first_fires_first(store: Store) -> None:
-    node = SteppedNode(store, settings=TickerSettings(batch_size=3))
+    node = SteppedNode(store, settings=TickerSettings(batch_size=3, parallel_batches=1))
     batch = [make_schedule(f"job-{number}", at=NOW + seconds(number), jitter_seconds=0) for number in (4, 2, 0, 3, 1)]
     await insert(store, *batch)
     await node.renew(NOW + seconds(4))
@@ -380,8 +380,9 @@ async def test_a_clock_that_jumps_an_hour_ahead_fires_each_tick_at_most_once(sto
     node = SteppedNode(store)
     job = await node.put(overlap="allow")
     await node.run(NOW + minutes(2), by_seconds=20)
-    node.now = NOW + minutes(62)
-    await node.step(node.now)
+    node.now = NOW + minutes(62)  # the database's clock; no more than a moment has really passed
+    await node.renew()
+    await node.tick()
     assert lines_of(await ledger(store, job.id)) == [
         (60, "fired", 1),
         (120, "fired", 1),

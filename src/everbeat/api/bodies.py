@@ -30,9 +30,9 @@ async def read_json(request: ApiRequest) -> Any:
 
 
 async def read_optional_json(request: ApiRequest) -> Any:
-    """None if there is no body."""
+    """An empty object if there is no body."""
     raw = await read_body(request, is_required=False)
-    return await decode(raw) if raw else None
+    return await decode(raw) if raw else {}
 
 
 async def read_body(request: ApiRequest, *, is_required: bool = True) -> bytes:

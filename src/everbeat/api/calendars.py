@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from litestar import Response, delete, get, put
 
 from everbeat.api import paging
-from everbeat.api.answers import CalendarAnswer, CalendarPage, Span, Weekday, json_answer
+from everbeat.api.answers import CalendarAnswer, CalendarPage, Span, json_answer
 from everbeat.api.bodies import read_json
 from everbeat.api.openapi import Body, Operation, Success, documented
 from everbeat.api.paging import NoQuery, PageQuery
@@ -17,13 +17,17 @@ from everbeat.core.calendars import Calendar
 from everbeat.core.errors import InvalidInput
 from everbeat.core.names import has_control_characters
 
+WeekdayText = Annotated[
+    str, msgspec.Meta(description="MON to SUN, in any case.", extra_json_schema={"pattern": "^[A-Za-z]{3}$"})
+]
+
 
 class CalendarInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Days and hours: single dates or spans, days of the week, yearly days, intervals, or an ICS file to take them from."""
 
     description: str | None = None
     dates: list[str | Span] | None = None
-    weekdays: list[Weekday] | None = None
+    weekdays: list[WeekdayText] | None = None
     yearly: list[str] | None = None
     intervals: list[Span] | None = None
     ics: str | None = None
@@ -91,8 +95,9 @@ async def get_calendar(request: ApiRequest) -> Response[bytes]:
 async def put_calendar(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
     data = await read_json(request)
-    if isinstance(data, dict) and has_control_characters(str(data.get("description", ""))):
-        raise InvalidInput.of("description", "must be without control characters")
+    description = data.get("description") if isinstance(data, dict) else None
+    if description is not None and (not isinstance(description, str) or has_control_characters(description)):
+        raise InvalidInput.of("description", "must be text without control characters")
     room = rooms_of(request).calendars
     calendar, is_new = await room.put(tenant_of(request), request.path_params["name"], data)
     return _one(calendar, 201 if is_new else 200)

@@ -276,8 +276,7 @@ async def delete_schedule(request: ApiRequest) -> None:
 )
 async def pause_schedule(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
-    data = await read_optional_json(request)
-    note = convert({} if data is None else data, Pause).note
+    note = convert(await read_optional_json(request), Pause).note
     if note is not None and has_control_characters(note):
         raise InvalidInput.of("note", "must be without control characters")
     schedules = rooms_of(request).schedules
@@ -301,8 +300,7 @@ async def pause_schedule(request: ApiRequest) -> Response[bytes]:
 )
 async def resume_schedule(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
-    data = await read_optional_json(request)
-    convert({} if data is None else data, Resume)
+    convert(await read_optional_json(request), Resume)
     return _one(await rooms_of(request).schedules.resume(tenant_of(request), request.path_params["ref"]))
 
 

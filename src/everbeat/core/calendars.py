@@ -12,6 +12,7 @@ import msgspec
 
 from everbeat.core.errors import FieldError, InvalidInput
 from everbeat.core.ics import MAX_ENTRIES, import_ics
+from everbeat.core.names import has_control_characters
 
 MAX_DESCRIPTION_LENGTH = 2000
 MAX_ERRORS = 20
@@ -140,9 +141,9 @@ def _merged_intervals(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
 
 
 def _description(definition: Mapping[str, Any], errors: list[FieldError]) -> str:
-    description = definition.get("description") or ""
-    if not isinstance(description, str):
-        errors.append(FieldError("description", "must be text"))
+    description = definition.get("description", "")
+    if not isinstance(description, str) or has_control_characters(description):
+        errors.append(FieldError("description", "must be text without control characters"))
         return ""
     if len(description) > MAX_DESCRIPTION_LENGTH:
         errors.append(FieldError("description", f"at most {MAX_DESCRIPTION_LENGTH} characters"))

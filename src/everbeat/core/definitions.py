@@ -29,6 +29,8 @@ TRIGGER_FIELDS = {
     TriggerKind.AT: "at",
 }
 
+_RESERVED_NAMES = frozenset({"batch", ".", ".."})
+
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 T = TypeVar("T")
 
@@ -132,6 +134,8 @@ def parse_definition(data: Any, brokers: frozenset[str] = frozenset()) -> Spec:
     try:
         spec = _spec_of(definition)
     except InvalidInput as error:
+        if isinstance(error, TooLarge) and not errors:
+            raise
         errors.extend(error.errors)
     if errors or spec is None:
         raise InvalidInput(*errors)
@@ -196,6 +200,8 @@ def _text_errors(definition: Definition) -> list[FieldError]:
     errors = []
     if not is_name(definition.name):
         errors.append(FieldError("name", NAME_MESSAGE))
+    elif definition.name in _RESERVED_NAMES:
+        errors.append(FieldError("name", "is reserved: its address means something else"))
     text = definition.description
     if len(text) > 2000 or has_control_characters(text) or not is_encodable(text):
         errors.append(FieldError("description", "must be at most 2000 characters, without control characters"))
@@ -222,10 +228,10 @@ def _policy_errors(definition: Definition) -> list[FieldError]:
 
 
 def utc(at: datetime, field: str) -> datetime:
-    try:
-        return at.astimezone(UTC)
-    except OverflowError:
-        raise InvalidInput.of(field, "is outside the years 1 to 9999 in UTC") from None
+    """The instant in UTC, far enough from both ends of the calendar that every zone can show it."""
+    if not 2 <= at.year <= 9998:
+        raise InvalidInput.of(field, "must be in the years 2 to 9998")
+    return at.astimezone(UTC)
 
 
 def rfc3339(at: datetime) -> str:

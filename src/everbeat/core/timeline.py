@@ -24,6 +24,7 @@ from everbeat.core.zones import load_zone
 
 # Enough to pass a year of hourly ticks on excluded days; a denser rule gets a checkpoint and looks again from there.
 MAX_EXAMINED = 10_000
+_LOOK_AHEAD = timedelta(days=3660)
 
 _MOMENT = timedelta(microseconds=1)
 _FIRST = datetime.min.replace(tzinfo=UTC)
@@ -78,6 +79,8 @@ class Timeline:
             if tick is None or self._calendar_skip(tick) is None:
                 break
             examined = tick
+            if tick - after > _LOOK_AHEAD:  # a rare rule must not be followed through the millennia
+                return examined
             tick = self._next(tick)
         else:
             return examined

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -74,7 +75,9 @@ class Ledger:
         if after is not None:
             rows = [row for row in rows if row.scheduled_for >= start]
         timeline = await self._timeline(schedule)
-        return _Merge(schedule, timeline, moment, self._late_seconds).lines(rows, start, end, limit)
+        merge = _Merge(schedule, timeline, moment, self._late_seconds)
+        # Rules that tick once in years take a while to follow; the tick loop must not wait for that.
+        return await asyncio.to_thread(merge.lines, rows, start, end, limit)
 
     async def _timeline(self, schedule: Schedule) -> Timeline | None:
         rule = schedule.spec.rule

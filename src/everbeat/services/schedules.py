@@ -23,6 +23,7 @@ from everbeat.core.jitter import jitter_of
 from everbeat.core.misfire import settle
 from everbeat.core.names import is_name
 from everbeat.core.partitioning import partition_of
+from everbeat.core.rules import Rule
 from everbeat.core.schedules import PastRule, Schedule, Spec, Status, anchored, same_spec
 from everbeat.core.ticks import Skip, SkipReason
 from everbeat.core.timeline import Timeline, TimelineCache
@@ -103,7 +104,7 @@ class Schedules:
         if not 1 <= len(items) <= MAX_BATCH:
             raise InvalidInput.of("schedules", f"must have 1 to {MAX_BATCH} items, has {len(items)}")
         specs = await self._parse_batch(items)
-        return await self._register(tenant_id, specs, now)
+        return await self._register(tenant_id, specs, now, is_batch=True)
 
     async def _parse_batch(self, items: Sequence[Any]) -> list[Spec]:
         specs: list[Spec] = []
@@ -125,8 +126,9 @@ class Schedules:
             raise InvalidInput(*errors[:100])
         return specs
 
-    async def _register(self, tenant_id: UUID, specs: Sequence[Spec], now: datetime | None) -> list[Registered]:
-        is_batch = len(specs) > 1
+    async def _register(
+        self, tenant_id: UUID, specs: Sequence[Spec], now: datetime | None, *, is_batch: bool = False
+    ) -> list[Registered]:
         for _ in range(_TRIES):
             found = await self._store.schedule_find(tenant_id, names=[spec.name for spec in specs], now=now)
             known = {schedule.spec.name: schedule for schedule in found.schedules}
@@ -238,7 +240,7 @@ class Schedules:
 
     def _new(self, tenant_id: UUID, spec: Spec, moment: datetime, calendars: Calendars) -> Schedule:
         id_ = uuid_utils.compat.uuid7()
-        spec = msgspec.structs.replace(spec, rule=anchored(spec.rule, None, moment))
+        spec = _with_anchor(spec, None, moment)
         first = self._first_tick(spec, id_, moment, calendars)
         is_active = spec.enabled
         return Schedule(
@@ -267,7 +269,7 @@ class Schedules:
     ) -> ScheduleWrite | None:
         """The write that turns a schedule into this spec; None if nothing differs. `enabled` given: asked for in so many
         words, so that it also undoes a pause; a mere PUT of an unchanged spec does not."""
-        spec = msgspec.structs.replace(spec, rule=anchored(spec.rule, existing.spec.rule, moment))
+        spec = _with_anchor(spec, existing.spec.rule, moment)
         if enabled is None and spec.enabled != existing.spec.enabled:
             enabled = spec.enabled
         status = _status_after(existing, enabled)
@@ -286,8 +288,10 @@ class Schedules:
         write = self._moved(existing, moment, calendars, status=status, note=existing.note, spec=spec)
         if not is_new_rule:
             return write
-        past = PastRule(schedule_id=existing.id, rule=existing.spec.rule, since=existing.rule_at, until=moment)
-        schedule = msgspec.structs.replace(write.schedule, rule_at=moment)
+        # Not the moment: when the clock was set back, the old rule has already been accounted for beyond it.
+        changed_at = write.schedule.cursor_at
+        past = PastRule(schedule_id=existing.id, rule=existing.spec.rule, since=existing.rule_at, until=changed_at)
+        schedule = msgspec.structs.replace(write.schedule, rule_at=changed_at)
         return write._replace(schedule=schedule, past_rule=None if existing.fault else past)
 
     def _rewritten(self, existing: Schedule, spec: Spec, moment: datetime) -> ScheduleWrite:
@@ -393,6 +397,11 @@ class Schedules:
         if any(write.schedule.due_at is not None and write.schedule.due_at <= soon for write in writes):
             await self._store.publish(Notice.SCHEDULES)
         return True
+
+
+def _with_anchor(spec: Spec, previous: Rule | None, moment: datetime) -> Spec:
+    rule = anchored(spec.rule, previous, moment)
+    return spec if rule is spec.rule else msgspec.structs.replace(spec, rule=rule)
 
 
 def _status_after(existing: Schedule, enabled: bool | None) -> Status:

@@ -121,18 +121,44 @@ def _spec_from_row(row: Row) -> Spec:
 
 
 def rule_from_row(row: Row) -> Rule:
-    calendars = _calendars_from_json(row["calendars"]) if row["calendars"] else {}
+    return _rule(
+        row["trigger_kind"],
+        row["trigger_text"],
+        row["timezone"],
+        row["anchor"],
+        row["dst_gap"],
+        row["dst_fold"],
+        row["calendars"],
+        row["starts_at"],
+        row["ends_at"],
+    )
+
+
+@lru_cache(maxsize=4096)
+def _rule(
+    kind: str,
+    expression: str,
+    timezone: str,
+    anchor: datetime | None,
+    gap: str,
+    fold: str,
+    calendars: str | None,
+    starts_at: datetime | None,
+    ends_at: datetime | None,
+) -> Rule:
+    """Remembered, because a herd of schedules has few rules, and the scan reads all of them before they are due."""
+    named = _calendars_from_json(calendars) if calendars else {}
     return Rule(
-        kind=TriggerKind(row["trigger_kind"]),
-        expression=row["trigger_text"],
-        timezone=row["timezone"],
-        anchor=row["anchor"],
-        gap=DstGap(row["dst_gap"]),
-        fold=DstFold(row["dst_fold"]),
-        exclude=calendars.get("exclude", ()),
-        only=calendars.get("only", ()),
-        starts_at=row["starts_at"],
-        ends_at=row["ends_at"],
+        kind=TriggerKind(kind),
+        expression=expression,
+        timezone=timezone,
+        anchor=anchor,
+        gap=DstGap(gap),
+        fold=DstFold(fold),
+        exclude=named.get("exclude", ()),
+        only=named.get("only", ()),
+        starts_at=starts_at,
+        ends_at=ends_at,
     )
 
 

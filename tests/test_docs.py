@@ -1,0 +1,221 @@
+"""The docs keep up with the code: every setting, option, route, metric, state and problem is there, and links lead on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+
+import click
+import msgspec
+import pytest
+from litestar.routes import HTTPRoute
+
+import everbeat
+from everbeat.api import problems
+from everbeat.api.app import Rooms, build_app
+from everbeat.cli.main import cli
+from everbeat.config import PREFIX, Settings
+from everbeat.core.tasks import TRANSITIONS, TaskState
+from everbeat.core.ticks import SkipReason
+from everbeat.telemetry import Metrics
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+COMMANDS: dict[str, click.Command] = dict(cli.commands)
+FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
+SHOWN_BY_WORDS = {"node_name": "the host name"}
+
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"(?ms)^```.*?^```")
+_MOVE = re.compile(r"(?m)^\s*(\w+) --> (\w+)")
+
+
+def read(path: str) -> str:
+    return (DOCS / path).read_text(encoding="utf-8")
+
+
+def page_id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def flag_of(setting: str) -> str:
+    return "--" + setting.replace("_", "-")
+
+
+# Settings
+
+
+def shown_default(setting: str) -> str:
+    default = FIELDS[setting].default
+    if setting in SHOWN_BY_WORDS:
+        return SHOWN_BY_WORDS[setting]
+    if isinstance(default, tuple):
+        return f"`{','.join(default)}`"
+    return f"`{default:g}`" if isinstance(default, float) else f"`{str(default).lower()}`"
+
+
+@pytest.mark.parametrize("setting", list(FIELDS))
+def test_every_setting_has_its_row(setting: str) -> None:
+    rows = [line for line in read("reference/settings.md").splitlines() if line.startswith(f"| `{setting}` |")]
+    assert len(rows) == 1
+    _, _, flag, variable, default, meaning, _ = (cell.strip() for cell in rows[0].split("|"))
+    assert f"`{flag_of(setting)}`" in flag
+    assert variable == f"`{PREFIX}{setting.upper()}`"
+    assert default == shown_default(setting)
+    assert len(meaning) > 10
+
+
+def test_no_row_is_about_a_setting_that_is_gone() -> None:
+    named = re.findall(r"(?m)^\| `(\w+)` \|", read("reference/settings.md"))
+    assert named == list(FIELDS)
+
+
+# The command line
+
+
+def section_of(command: str) -> str:
+    match = re.search(rf"(?ms)^## everbeat {command}\n(.*?)(?=^## |\Z)", read("reference/cli.md"))
+    assert match is not None, f"reference/cli.md has no section on everbeat {command}"
+    return match[1]
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_every_option_is_in_the_section_of_its_command(command: str) -> None:
+    text = section_of(command)
+    if "all options of `everbeat serve`" in text:
+        text += section_of("serve")
+    options = [option for one in COMMANDS[command].params for option in (*one.opts, *one.secondary_opts)]
+    assert [option for option in options if not re.search(rf"`{option}[` ]", text)] == []
+
+
+def test_no_section_is_about_an_option_that_is_gone() -> None:
+    known = {option for command in COMMANDS.values() for one in command.params for option in (*one.opts, *one.secondary_opts)}
+    named = set(re.findall(r"(?m)^\| `(--[a-z-]+)", read("reference/cli.md")))
+    assert named - known == set()
+
+
+# The API
+
+
+def routes() -> list[str]:
+    """Every route a server has, but OPTIONS, which every path answers; the rooms behind them are not asked."""
+    app = build_app(cast(Rooms, SimpleNamespace(allowed_hosts=frozenset())))
+    found = [
+        f"{method} {route.path_format}"
+        for route in app.routes
+        if isinstance(route, HTTPRoute)
+        for handler in route.route_handlers
+        for method in handler.http_methods
+        if str(method) != "OPTIONS"
+    ]
+    document: dict[str, Any] = msgspec.json.decode(app.state.openapi)
+    in_document = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
+    assert set(found) == in_document
+    return sorted(found)
+
+
+def test_every_route_is_in_the_reference_and_no_other() -> None:
+    named = re.findall(r"(?m)^\| \[`((?:GET|POST|PUT|PATCH|DELETE) /\S*)`\]", read("reference/api.md"))
+    assert sorted(named) == routes()
+
+
+def test_every_problem_is_in_the_reference_with_its_status() -> None:
+    kinds = {(one.slug, one.status) for one in vars(problems).values() if isinstance(one, problems.Kind)}
+    rows = re.findall(r"(?m)^\| `([a-z-]+)` \| (\d{3}) \|", read("reference/errors.md"))
+    assert {(slug, int(status)) for slug, status in rows} == kinds
+
+
+# Metrics
+
+
+def test_every_metric_is_in_the_reference_with_its_type() -> None:
+    families = {
+        (family.name + ("_total" if family.type == "counter" else ""), family.type) for family in Metrics().registry.collect()
+    }
+    rows = re.findall(r"(?m)^\| `(\w+)` \| (\w+) \|", read("reference/metrics.md"))
+    assert sorted(families - set(rows)) == []
+    ours = {(name, kind) for name, kind in rows if name.startswith("everbeat_")}
+    assert sorted(ours - families) == []
+
+
+def test_every_metric_named_anywhere_exists() -> None:
+    known = {sample for family in Metrics().registry.collect() for sample in (family.name, f"{family.name}_total")}
+    named = {name for page in PAGES for name in re.findall(r"\beverbeat_[a-z_]+\b", page.read_text(encoding="utf-8"))}
+    others = {"everbeat_started", "everbeat_migrations", "everbeat_month_ensure"}
+    assert sorted(named - known - others) == []
+
+
+# States
+
+
+def test_the_diagram_of_tasks_has_exactly_the_legal_moves() -> None:
+    states = set(TaskState)
+    drawn = {(one, other) for one, other in _MOVE.findall(read("concepts/states.md")) if {one, other} <= states}
+    assert drawn == {(one.value, other.value) for one, following in TRANSITIONS.items() for other in following}
+
+
+@pytest.mark.parametrize("state", list(TaskState))
+def test_every_state_of_a_task_is_named(state: TaskState) -> None:
+    assert f"`{state.value}`" in read("concepts/states.md")
+
+
+@pytest.mark.parametrize("reason", list(SkipReason))
+def test_every_reason_for_a_skip_is_explained(reason: SkipReason) -> None:
+    assert re.search(rf"(?m)^\| `{reason.value}` \| .{{10,}} \|$", read("concepts/ledger-and-audit.md"))
+
+
+# Links, and what the docs say about files and tests
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as code forges make them."""
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"(?m)^#+ (.+)$", text)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_inside_the_docs_lead_somewhere(page: Path) -> None:
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    broken = []
+    for link in _LINK.findall(text):
+        if link.startswith(("http://", "https://", "mailto:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors_of(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    seen, edge = {ROOT / "README.md"}, {ROOT / "README.md"}
+    while edge:
+        links = {
+            (page.parent / link.partition("#")[0]).resolve() for page in edge for link in _LINK.findall(page.read_text("utf-8"))
+        }
+        edge = {one for one in links if one in PAGES} - seen
+        seen |= edge
+    assert [page_id(page) for page in PAGES if page not in seen] == []
+
+
+def test_files_and_tests_that_the_docs_name_exist() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    files = set(re.findall(r"\b(?:tests|src|bench|docs)/[\w./-]*\w", text))
+    assert sorted(name for name in files if not (ROOT / name).exists()) == []
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    tests = {name for name in re.findall(r"`(test_\w+)`", text) if not name.endswith("_")}
+    assert sorted(name for name in tests if f"def {name}(" not in code) == []
+
+
+# The package
+
+
+def test_the_public_names_are_sorted_and_complete() -> None:
+    public = {name for name, value in vars(everbeat).items() if not name.startswith("_") and not isinstance(value, ModuleType)}
+    assert everbeat.__all__ == sorted(everbeat.__all__)
+    assert public | {"__version__"} == set(everbeat.__all__)
+    assert all(hasattr(everbeat, name) for name in everbeat.__all__)
