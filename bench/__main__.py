@@ -10,12 +10,12 @@ from typing import Protocol
 from bench import herd, idle, lag, registering, ticks
 from bench.postgres import PostgresSite
 from bench.report import Line, print_tables, save, say, source_digest
-from bench.sites import Site
+from bench.sites import Scale, Site
 from bench.sqlite import SqliteSite
 
 
 class Benchmark(Protocol):
-    def __call__(self, site: Site, *, quick: bool) -> Awaitable[list[Line]]: ...
+    def __call__(self, site: Site, scale: Scale) -> Awaitable[list[Line]]: ...
 
 
 BENCHMARKS: dict[str, Benchmark] = {"herd": herd.run, "lag": lag.run, "registering": registering.run, "idle": idle.run}
@@ -23,14 +23,14 @@ SITES: dict[str, Callable[[], Site]] = {"postgres": PostgresSite, "sqlite": Sqli
 NAMES = [*BENCHMARKS, "ticks"]
 
 
-async def _on_stores(names: Sequence[str], stores: Sequence[str], quick: bool) -> list[Line]:
+async def _on_stores(names: Sequence[str], stores: Sequence[str], scale: Scale) -> list[Line]:
     lines: list[Line] = []
     for store in stores:
         site = SITES[store]()
         try:
             for name in names:
                 say(f"{site.name}: {name}")
-                lines += await BENCHMARKS[name](site, quick=quick)
+                lines += await BENCHMARKS[name](site, scale)
         finally:
             await site.close()
     return lines
@@ -41,14 +41,16 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to measure: {', '.join(NAMES)} (all)")
     parser.add_argument("--store", action="append", choices=list(SITES), help="only this store; may be given twice")
     parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer rounds: a look, not a measurement")
+    parser.add_argument("--rounds", type=int, help="rounds to take the median of (3; quick 1)")
     wanted = parser.parse_args()
+    scale = Scale(wanted.quick, wanted.rounds or (1 if wanted.quick else 3))
     names = wanted.names or NAMES
     if unknown := [name for name in names if name not in NAMES]:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
     lines: list[Line] = []
     source = source_digest()
     if on_stores := [name for name in names if name in BENCHMARKS]:
-        lines += asyncio.run(_on_stores(on_stores, wanted.store or list(SITES), wanted.quick))
+        lines += asyncio.run(_on_stores(on_stores, wanted.store or list(SITES), scale))
     if "ticks" in names:
         lines += ticks.run(quick=wanted.quick)
     print_tables(lines)

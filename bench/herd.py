@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 from bench.report import Line, against_raw, at_least, at_most, median, rounds, say
 from bench.rows import herd_rows
-from bench.sites import Batch, Site, cpu_seconds, serving
+from bench.sites import Batch, Scale, Site, cpu_seconds, serving
 
 _LEASE_SECONDS = 10.0
 _SAMPLE_SECONDS = 0.3
 _HOUR = timedelta(hours=1)
 
 
-async def run(site: Site, *, quick: bool) -> list[Line]:
-    count, times = (20_000, 2) if quick else (100_000, 3)
+async def run(site: Site, scale: Scale) -> list[Line]:
+    count, times = 20_000 if scale.is_quick else 100_000, scale.rounds
     raw, fired, ages, lost = [], [], [], 0
     for number in range(times):
         raw.append(await _raw(site, count))

@@ -7,13 +7,13 @@ import re
 
 from bench.client import get
 from bench.report import Line, at_most
-from bench.sites import Site, cpu_seconds, serving
+from bench.sites import Scale, Site, cpu_seconds, serving
 
 _CALLS = re.compile(rb"(?m)^everbeat_store_seconds_count\S* (\S+)$")
 
 
-async def run(site: Site, *, quick: bool) -> list[Line]:
-    seconds = 10 if quick else 20
+async def run(site: Site, scale: Scale) -> list[Line]:
+    seconds = 10 if scale.is_quick else 20
     await site.fresh()
     has_log = await site.log_statements()
     with serving(site) as (process, port):

@@ -10,14 +10,14 @@ from typing import Any
 from bench.client import batch_request, get, send_all
 from bench.report import Line, at_least, at_most, percentile, say
 from bench.rows import PAYLOAD, TARGET, template
-from bench.sites import BATCH, Site, cpu_seconds, resident_megabytes, serving
+from bench.sites import BATCH, Scale, Site, cpu_seconds, resident_megabytes, serving
 
 _PER_MINUTE = 10_000
 _STORE_SECONDS = re.compile(r'(?m)^everbeat_store_seconds_(sum|count)\{verb="(\w+)"\} (\S+)$')
 
 
-async def run(site: Site, *, quick: bool) -> list[Line]:
-    registered, window_seconds = (100_000, 30) if quick else (1_000_000, 120)
+async def run(site: Site, scale: Scale) -> list[Line]:
+    registered, window_seconds = (100_000, 30) if scale.is_quick else (1_000_000, 120)
     await site.fresh()
     now = await site.now()
     say(f"{site.name}: putting in {registered - _PER_MINUTE:,} daily crons")
@@ -28,7 +28,7 @@ async def run(site: Site, *, quick: bool) -> list[Line]:
         await send_all(port, requests, 2)
         await site.settle()
         say(f"{site.name}: registered; warming up")
-        begins = await site.now() + timedelta(seconds=20 if quick else 65)
+        begins = await site.now() + timedelta(seconds=20 if scale.is_quick else 65)
         await asyncio.sleep((begins - await site.now()).total_seconds())
         ends, busy = begins + timedelta(seconds=window_seconds), cpu_seconds(process.pid)
         await asyncio.sleep(window_seconds)

@@ -8,7 +8,7 @@ from typing import Any
 from bench.client import batch_request, send_all
 from bench.report import Line, at_least, median, rounds, say
 from bench.rows import PAYLOAD, TARGET
-from bench.sites import BATCH, Site, serving
+from bench.sites import BATCH, Scale, Site, serving
 
 _TARGET_RATE = 5000
 _ZONES = (
@@ -34,8 +34,8 @@ def definitions(count: int) -> list[dict[str, Any]]:
     return made
 
 
-async def run(site: Site, *, quick: bool) -> list[Line]:
-    count, times = (10_000, 2) if quick else (50_000, 3)
+async def run(site: Site, scale: Scale) -> list[Line]:
+    count, times = 10_000 if scale.is_quick else 50_000, scale.rounds
     made = definitions(count)
     lines = []
     for clients in (1, 4):

@@ -15,6 +15,13 @@ from bench.rows import Row
 BATCH = 1000
 
 
+class Scale(NamedTuple):
+    """How much to measure: a quick look takes smaller sizes; rates are the median of so many rounds."""
+
+    is_quick: bool
+    rounds: int
+
+
 class Batch(NamedTuple):
     """A batch as the ledger shows it: the ticks one transaction fired."""
 

@@ -118,7 +118,7 @@ def test_every_field_at_fault_is_named() -> None:
         }
     ) == {
         "colour": "unknown field",
-        "description": "must be text",
+        "description": "must be text without control characters",
         "dates[1]": "there is no 2026-02-30",
         "dates[2]": "must be a date such as 2026-12-25",
         "dates[3]": "`to` is before `from`",
