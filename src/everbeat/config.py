@@ -25,7 +25,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     database_url: str = "sqlite:///everbeat.db"
     host: str = "127.0.0.1"
-    port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8080
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 8080
     roles: tuple[Role, ...] = ("api", "scheduler")
     node_name: str = msgspec.field(default_factory=socket.gethostname)
     lease_seconds: Annotated[float, msgspec.Meta(ge=1, le=300)] = 10.0
@@ -63,6 +63,14 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+_CHOICES = {
+    "roles": "api, scheduler or both with a comma between",
+    "log_level": "debug, info, warning or error",
+    "log_format": "console or json",
+    "database_notices": "true or false",
+}
 
 
 def load_settings(
@@ -108,9 +116,13 @@ def _from_file(file: Path | None) -> dict[str, Any]:
             raise SettingsError(f"settings: there is no file {file}")
         return {}
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"settings: {path} is not valid TOML: {error}") from None
+    unknown = sorted(found.keys() - set(Settings.__struct_fields__))
+    if unknown:
+        raise SettingsError(f"settings: {path} has the unknown key {unknown[0]}; docs/reference/settings.md lists them")
+    return found
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -121,4 +133,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def _plain(message: str) -> str:
     """msgspec's words with the setting's name in front: `Expected int - at $.port` becomes `port: Expected int`."""
     text, _, path = message.partition(" - at `$.")
-    return f"{path.rstrip('`')}: {text}" if path else text
+    if not path:
+        return text
+    name = path.rstrip("`").partition("[")[0]
+    choices = _CHOICES.get(name)
+    return f"{name}: {text}" + (f"; use {choices}" if choices else "")

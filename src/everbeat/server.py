@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from granian.constants import Interfaces
@@ -81,10 +80,12 @@ class Node:
             margin_seconds=settings.lease_margin_seconds,
             emit=self.telemetry.on_event,
         )
-        self._loops: list[Loop] = self._engine(timelines) if "scheduler" in settings.roles else []
+        self._loops: list[Loop] = [self._ownership]
+        if "scheduler" in settings.roles:
+            self._loops += self._engine(timelines)
         if extra is not None:
             self._loops += extra(self)
-        self._app = build_app(self._rooms(timelines)) if "api" in settings.roles else None
+        self._app = build_app(self._rooms(timelines), only_health="api" not in settings.roles)
 
     def _engine(self, timelines: TimelineCache) -> list[Loop]:
         settings, emit = self.settings, self.telemetry.on_event
@@ -104,7 +105,6 @@ class Node:
         )
         late = settings.late_after_seconds + settings.lease_seconds + settings.scan_seconds
         return [
-            self._ownership,
             ticker,
             Auditor(self.store, self._ownership, late_seconds=late, emit=emit),
             Pruner(self.store, self._ownership, retention_days=settings.retention_days, emit=emit),
@@ -142,15 +142,14 @@ class Node:
             return Health(False, {"database": str(error)})
         is_migrated = version >= needed
         owns = len(self._ownership.current())
-        is_engine_ready = "scheduler" not in self.settings.roles or self._ownership.has_heard
         detail = {"database": "ok", "migration": version, "needed": needed, "partitions": owns}
-        return Health(self.is_ready and is_migrated and is_engine_ready, detail)
+        return Health(self.is_ready and is_migrated and self._ownership.has_heard, detail)
 
     # Life
 
     async def run(self, stop: asyncio.Event, on_started: Callable[[Node], Awaitable[None]] | None = None) -> None:
         """Run until told to stop; then release ownership first, so that others take over while this one tidies up."""
-        listener = _reserve(self.settings) if self._app is not None else None
+        listener = _reserve(self.settings)
         await self.store.open()
         await self._prepare(stop)
         if stop.is_set():
@@ -170,7 +169,7 @@ class Node:
         try:
             if on_started is not None:
                 await on_started(self)
-            await self._until(stop, server)
+            await self._until(stop)
         finally:
             watchdog.stop()
             await self._take_down(runners, server)
@@ -195,9 +194,7 @@ class Node:
                 )
             return
 
-    def _serve(self, listener: Any) -> Granian | None:
-        if self._app is None:
-            return None
+    def _serve(self, listener: socket.socket) -> Granian:
         listener.close()
         server = Granian(
             self._app,
@@ -212,23 +209,21 @@ class Node:
         self._serving = asyncio.create_task(server.serve())
         return server
 
-    async def _until(self, stop: asyncio.Event, server: Granian | None) -> None:
+    async def _until(self, stop: asyncio.Event) -> None:
         stopping = asyncio.create_task(stop.wait())
-        waiting = {stopping} if server is None else {stopping, self._serving}
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({stopping, self._serving}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        if server is not None and self._serving.done() and not stop.is_set():
+        if self._serving.done() and not stop.is_set():
             self._serving.result()
             raise SettingsError("the HTTP server ended unexpectedly")
 
-    async def _take_down(self, runners: list[Runner], server: Granian | None) -> None:
+    async def _take_down(self, runners: list[Runner], server: Granian) -> None:
         self.is_ready = False
         self.telemetry.log.info("stopping")
         await asyncio.gather(*(runner.stop(_PATIENCE_SECONDS) for runner in runners))
-        if "scheduler" in self.settings.roles:
-            with contextlib.suppress(EverbeatError, TimeoutError):
-                await asyncio.wait_for(self._ownership.stop(), 3)
-        if server is not None and not self._serving.done():
+        with contextlib.suppress(EverbeatError, TimeoutError):
+            await asyncio.wait_for(self._ownership.stop(), 3)
+        if not self._serving.done():
             server.stop()
             with contextlib.suppress(TimeoutError, asyncio.CancelledError):
                 await asyncio.wait_for(self._serving, 10)

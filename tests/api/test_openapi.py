@@ -25,6 +25,7 @@ CONTRACT = {
     "/v1/calendars": {"get"},
     "/v1/calendars/{name}": {"get", "put", "delete"},
     "/v1/openapi.json": {"get"},
+    "/": {"get"},
     "/healthz": {"get"},
     "/readyz": {"get"},
     "/metrics": {"get"},

@@ -31,7 +31,7 @@ def failing(rooms: Rooms, error: Exception) -> httpx.AsyncClient:
     return make_client(rooms._replace(schedules=FailingSchedules(rooms, error)))
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/nothing", "/v1/schedules/a/b/c", "/v2/schedules", "/schema", "/docs"])
+@pytest.mark.parametrize("path", ["/v1", "/v1/nothing", "/v1/schedules/a/b/c", "/v2/schedules", "/schema", "/docs"])
 async def test_an_unknown_path_is_not_found(client: httpx.AsyncClient, path: str) -> None:
     assert problem_of(await client.get(path), 404)["type"] == "urn:everbeat:problem:not-found"
 

@@ -26,9 +26,11 @@ _HANDLERS: tuple[HTTPRouteHandler, ...] = (
 )
 
 
-def build_app(rooms: Rooms) -> Litestar:
+def build_app(rooms: Rooms, *, only_health: bool = False) -> Litestar:
+    """The whole API, or for a node without it only what its supervisor and its monitoring ask."""
+    handlers = tuple(health.HANDLERS) if only_health else _HANDLERS
     app = Litestar(
-        route_handlers=[_options(), *_HANDLERS],
+        route_handlers=[_options(handlers), *handlers],
         exception_handlers={Exception: answer_problem},
         # Ours is written from the structs that decode the bodies, and the bodies are read within our own limits.
         openapi_config=None,
@@ -44,10 +46,10 @@ def build_app(rooms: Rooms) -> Litestar:
     return app
 
 
-def _options() -> HTTPRouteHandler:
+def _options(handlers: tuple[HTTPRouteHandler, ...]) -> HTTPRouteHandler:
     """OPTIONS of every path; Litestar's own answer forgets the methods that were registered after the first."""
     methods: dict[str, list[str]] = {}
-    for handler in _HANDLERS:
+    for handler in handlers:
         for path in handler.paths:
             methods.setdefault(path.replace(":str}", "}"), ["OPTIONS"]).extend(handler.http_methods)
 

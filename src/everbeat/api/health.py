@@ -9,6 +9,7 @@ from litestar import Response, get
 from everbeat.api.answers import HealthAnswer, json_answer
 from everbeat.api.openapi import JSON, Operation, Success, documented
 from everbeat.api.rooms import ApiRequest, Health, rooms_of
+from everbeat.version import __version__
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -80,9 +81,24 @@ async def openapi(request: ApiRequest) -> Response[bytes]:
     return json_answer(request.app.state.openapi)
 
 
+@get(
+    "/",
+    opt=documented(
+        Operation(
+            id="root",
+            tag="Health",
+            summary="Where to go from here",
+            answers={200: Success("The first addresses to know.", dict[str, str], media_type=JSON)},
+        )
+    ),
+)
+async def root(request: ApiRequest) -> Response[bytes]:
+    return json_answer({"everbeat": __version__, "api": "/v1/openapi.json", "schedules": "/v1/schedules"})
+
+
 def _health(health: Health, bad: str) -> Response[bytes]:
     body = {"status": "ok" if health.is_alive else bad, **health.detail}
     return json_answer(body) if health.is_alive else json_answer(body, 503, {"Retry-After": "1"})
 
 
-HANDLERS = [healthz, readyz, metrics, openapi]
+HANDLERS = [root, healthz, readyz, metrics, openapi]

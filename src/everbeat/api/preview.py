@@ -18,6 +18,7 @@ from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
 from everbeat.core.calendars import Calendar
 from everbeat.core.definitions import Calendars, Instant, TriggerInput, convert, rfc3339, utc
 from everbeat.core.preview import MAX_COUNT, preview
+from everbeat.core.schedules import anchored
 
 
 class PreviewInput(TriggerInput, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,6 +55,7 @@ async def preview_trigger(request: ApiRequest) -> Response[bytes]:
     rule = asked.rule(exclude=tuple(asked.calendars.exclude), only=tuple(asked.calendars.only))
     store = rooms_of(request).store
     after = await store.clock() if asked.after is None else paging.bounded("after", utc(asked.after, "after"))
+    rule = anchored(rule, None, after)
     calendars: Mapping[str, Calendar] = {}
     if rule.exclude or rule.only:
         calendars = {one.name: one for one in await store.calendar_list(tenant_of(request))}

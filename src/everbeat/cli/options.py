@@ -31,7 +31,7 @@ _SERVER = [
     click.option("--catch-up-rate", type=float, help="Catch up at so many times the normal rate; 0: no limit (2)."),
     click.option("--lag-alert-seconds", type=float, help="Warn when the oldest due tick is later than this (5)."),
     click.option("--retention-days", type=float, help="How long the ledger and the history are kept (90)."),
-    click.option("--database-connections", type=int, help="Connections for the API, beside the engine's own 4 (8)."),
+    click.option("--database-connections", type=int, help="Connections for the API, beside the engine's own 5 (8)."),
     click.option("--database-timeout-seconds", type=float, help="Deadline of one database call (10)."),
     click.option("--database-notices/--no-database-notices", default=None, help="Use LISTEN/NOTIFY (yes)."),
     click.option("--log-level", help="debug, info, warning or error (info)."),

@@ -41,6 +41,7 @@ def dev(config: Path | None, demo: bool, **flags: Any) -> None:
     async def run(stop: asyncio.Event) -> None:
         node = Node(settings, auto_migrate=True, extra=(lambda node: [DemoHandler(node.store)]) if demo else None)
         await node.run(stop, lambda started: _greet(started, demo))
+        click.echo("Stopped. What comes due meanwhile is caught up by each schedule's catch_up policy.")
 
     _run(run)
 
@@ -48,7 +49,7 @@ def dev(config: Path | None, demo: bool, **flags: Any) -> None:
 async def _greet(node: Node, demo: bool) -> None:
     settings: Settings = node.settings
     base = f"http://{settings.host}:{settings.port}"
-    click.echo(f"Everbeat is running: {base}/v1/schedules   (database: {settings.database_url}, stop: Ctrl-C)")
+    click.echo(f"Everbeat is running: {base}/v1/schedules   (database: {node.store.description}, stop: Ctrl-C)")
     click.echo("Try next, in another terminal:")
     click.echo(
         f"""  curl -s {base}/v1/preview -H 'Content-Type: application/json' """

@@ -6,6 +6,7 @@ Shape and types are msgspec's work; everything else is collected, so that one an
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
@@ -15,8 +16,8 @@ from everbeat.core.describe import describe
 from everbeat.core.errors import FieldError, InvalidInput, TooLarge
 from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
 from everbeat.core.rules import DstFold, DstGap, Rule, TriggerKind
-from everbeat.core.schedules import MAX_CONCURRENT, CatchUp, Overlap, Retry, Schedule, Spec
-from everbeat.core.targets import Target, target_errors, target_to_json
+from everbeat.core.schedules import MAX_CONCURRENT, CatchUp, Overlap, Retry, RetryKind, Schedule, Spec
+from everbeat.core.targets import TARGET_KINDS, Target, target_errors, target_to_json
 
 MAX_PAYLOAD_BYTES = 64 * 1024
 MAX_DEPTH = 64
@@ -104,6 +105,14 @@ class Definition(TriggerInput, frozen=True, kw_only=True, forbid_unknown_fields=
     enabled: bool = True
 
 
+_CHOICES: dict[str, Iterable[str]] = {
+    "overlap": Overlap,
+    "catch_up": CatchUp,
+    "dst.gap": DstGap,
+    "dst.fold": DstFold,
+    "retry.kind": RetryKind,
+    "target.kind": TARGET_KINDS,
+}
 _PATH = re.compile(r"(?s)(.*) - at `(?:key in )?\$(.*)`")
 _MISSING = re.compile(r"Object (?:missing required|contains unknown) field `(.*?)`")
 
@@ -123,6 +132,8 @@ def as_invalid_input(error: msgspec.ValidationError) -> InvalidInput:
     if match := _MISSING.match(message):
         path = f"{path}.{match[1]}" if path else match[1]
         message = "is required" if "missing" in message else "is not a known field"
+    if message.startswith("Invalid") and (choices := _CHOICES.get(re.sub(r"^schedules\[\d+\]\.", "", path))):
+        message = f"{message}; use one of {', '.join(choices)}"
     return InvalidInput.of(path or "body", message)
 
 
@@ -264,7 +275,7 @@ def definition_of(spec: Spec) -> dict[str, Any]:
         "target": spec.target,
         "payload": msgspec.json.decode(spec.payload),
         "overlap": spec.overlap.value,
-        "max_concurrent": spec.concurrency if spec.max_concurrent is None else spec.max_concurrent,
+        "max_concurrent": spec.concurrency,
         "catch_up": spec.catch_up.value,
         "misfire_grace_seconds": number(spec.misfire_grace_seconds),
         "jitter_seconds": number(spec.jitter_seconds),

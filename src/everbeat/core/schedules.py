@@ -71,9 +71,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def concurrency(self) -> int:
         """How many unfinished tasks of this schedule may exist before a tick overlaps."""
-        if self.overlap is not Overlap.ALLOW:
-            return 1
-        return MAX_CONCURRENT if self.max_concurrent is None else self.max_concurrent
+        if self.max_concurrent is not None:
+            return self.max_concurrent
+        return MAX_CONCURRENT if self.overlap is Overlap.ALLOW else 1
 
     @property
     def target_kind(self) -> str:

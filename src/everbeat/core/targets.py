@@ -90,6 +90,9 @@ BrokerTarget = CeleryTarget | SqsTarget | KafkaTarget | RedisTarget | AmqpTarget
 Target = WorkerTarget | HttpTarget | BrokerTarget
 
 
+TARGET_KINDS = ("worker", "http", "celery", "sqs", "kafka", "redis", "amqp", "nats")
+
+
 def target_errors(target: Target, brokers: frozenset[str] = frozenset()) -> list[FieldError]:
     """What is wrong with a target beyond its shape. Broker connections are configured on the server, by name."""
     if isinstance(target, WorkerTarget):

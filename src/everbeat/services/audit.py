@@ -134,7 +134,10 @@ class Auditing:
             periods = self._periods(schedule, past.get(schedule.id, []), calendars, now)
             count = _recorded(totals.get(schedule.id, []), ranges.get(schedule.id, []), periods, start, end)
             count.expected = sum(period.ticks_in(start, end) for period in periods)
-            count.missing = max(0, count.expected - count.fired - count.skipped.total()) if periods else 0
+            recorded = count.fired + count.skipped.total()
+            if schedule.fault is not None:  # set aside: its rule cannot say what was expected, the ledger is all there is
+                count.expected = recorded
+            count.missing = max(0, count.expected - recorded)
             count.doubled = doubled.get(schedule.id, 0)
             counted.append(ScheduleCount(schedule, count))
         return counted

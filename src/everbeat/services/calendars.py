@@ -53,7 +53,7 @@ class CalendarRoom:
         users = await self._users(tenant_id, name)
         if users:
             names = ", ".join(one.spec.name for one in users[:5])
-            raise Conflict(f"{len(users)} schedules use this calendar ({names}); change them first")
+            raise Conflict(f"in use by {len(users)} schedule(s), among them {names}; change them first")
         if await self._store.calendar_delete(tenant_id, name) == 0:
             raise NotFound(f'there is no calendar named "{name[:200]}"')
 

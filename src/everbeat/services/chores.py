@@ -50,6 +50,7 @@ class Auditor(Singleton):
 
     async def run_once(self, now: datetime | None = None) -> bool:
         if not self.is_mine():
+            self._emit(TicksOverdue(0, 0.0, []))
             return False
         overdue = await self._store.schedule_overdue(late_seconds=self._late_seconds, limit=_OVERDUE_LISTED, now=now)
         moment = await self._store.clock(now=now)
@@ -88,7 +89,7 @@ class Pruner(Singleton):
             return False
         moment = await self._store.clock(now=now)
         await self._store.month_ensure([moment + timedelta(days=days) for days in (0, 31, 62)])
-        await self._store.node_prune(unseen_seconds=86_400, now=now)
+        await self._store.node_prune(unseen_seconds=3600, now=now)
         pruned = {
             "answers": await self._store.answer_prune(limit=self._piece, now=now),
             "months": await self._store.month_prune(before=moment - self._retention, limit=self._piece),

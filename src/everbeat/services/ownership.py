@@ -79,7 +79,8 @@ class Ownership:
     async def run_once(self, now: datetime | None = None) -> bool:
         if self._is_stopped:
             return False
-        wanted = fair_share(self.node_id, self._live) if self._live else frozenset()
+        is_scheduler = "scheduler" in self._beat.roles
+        wanted = fair_share(self.node_id, self._live) if self._live and is_scheduler else frozenset()
         sent = self._monotonic()
         if self._owned and sent >= self._trusted_until:
             self._emit(OwnershipLost(len(self._owned)))
@@ -94,7 +95,7 @@ class Ownership:
         self._renewed, self._fired_before = sent, self.fired
         self._trusted_until = sent + self._beat.lease_seconds - self._margin
         await self._take_in(renewal)
-        live = renewal.live | {self.node_id}
+        live = renewal.live | ({self.node_id} if is_scheduler else frozenset())
         has_changed, self._live = live != self._live, live
         return has_changed
 
@@ -113,8 +114,9 @@ class Ownership:
             self._emit(ClockSetBack(renewal.clock_back_seconds))
         before, self._owned = self._owned, renewal.owned
         gained, lost = len(renewal.owned.keys() - before.keys()), len(before.keys() - renewal.owned.keys())
-        if gained or lost or not self._live:
+        if gained or lost:
             self._emit(OwnershipChanged(len(renewal.owned), gained, lost, len(renewal.live | {self.node_id})))
+        if gained or lost or not self._live:
             await self._store.publish(Notice.OWNERSHIP)
 
     def _heard(self, notice: Notice) -> None:

@@ -288,11 +288,12 @@ class Schedules:
         write = self._moved(existing, moment, calendars, status=status, note=existing.note, spec=spec)
         if not is_new_rule:
             return write
-        # Not the moment: when the clock was set back, the old rule has already been accounted for beyond it.
+        # Not the moment: when the clock was set back, the old rule has already been accounted for beyond it. A rule that
+        # cannot be computed any more was accounted for only as far as it got.
         changed_at = write.schedule.cursor_at
-        past = PastRule(schedule_id=existing.id, rule=existing.spec.rule, since=existing.rule_at, until=changed_at)
-        schedule = msgspec.structs.replace(write.schedule, rule_at=changed_at)
-        return write._replace(schedule=schedule, past_rule=None if existing.fault else past)
+        until = changed_at if self._known_timeline(existing, calendars) is not None else existing.cursor_at
+        past = PastRule(schedule_id=existing.id, rule=existing.spec.rule, since=existing.rule_at, until=until)
+        return write._replace(schedule=msgspec.structs.replace(write.schedule, rule_at=changed_at), past_rule=past)
 
     def _rewritten(self, existing: Schedule, spec: Spec, moment: datetime) -> ScheduleWrite:
         """A change that leaves the ticks where they are."""
@@ -343,11 +344,14 @@ class Schedules:
         reason = SkipReason.PAUSED if is_pausing else SkipReason.MISFIRE
         if status is Status.FINISHED:
             reason = SkipReason.ENDED if existing.status is Status.ACTIVE else SkipReason.PAUSED
+        timeline = self._known_timeline(existing, calendars)
+        return () if timeline is None else settle(timeline, existing.cursor_at, moment, reason)
+
+    def _known_timeline(self, existing: Schedule, calendars: Calendars) -> Timeline | None:
         try:
-            timeline = self._timelines.get(existing.spec.rule, existing.id, calendars)
+            return self._timelines.get(existing.spec.rule, existing.id, calendars)
         except InvalidInput:  # a rule that was set aside as faulty has no ticks that could be named
-            return ()
-        return settle(timeline, existing.cursor_at, moment, reason)
+            return None
 
     def _first_tick(self, spec: Spec, id_: UUID, after: datetime, calendars: Calendars) -> datetime:
         timeline: Timeline = self._timelines.get(spec.rule, id_, calendars)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import NamedTuple
 from uuid import UUID
 
@@ -100,6 +100,7 @@ class Ticker:
         self._is_partial = False
         self._is_stale = True
         self._alerted_at = float("-inf")
+        self._watching_since = datetime.max.replace(tzinfo=UTC)
         store.subscribe(self._heard)
 
     async def run_once(self, now: datetime | None = None) -> bool:
@@ -158,6 +159,7 @@ class Ticker:
         self._clock.observe(sent, scan.now)
         if self._scanned != frozenset(owned.items()):
             self._index.clear()
+            self._watching_since = scan.now
         self._scanned, self._scanned_at = frozenset(owned.items()), sent
         loaded = Counter(schedule.partition for schedule in scan.schedules)
         self._is_partial = any(count >= limit for count in loaded.values())
@@ -308,7 +310,8 @@ class Ticker:
             self._emit(ScheduleFaulted(schedule_id, reason))
 
     def _watch_lag(self, oldest: _Entry, moment: datetime) -> None:
-        lag = max(0.0, (moment - oldest.due_at).total_seconds())
+        # What came due while nobody owned it is a misfire, not this node's lag.
+        lag = max(0.0, (moment - max(oldest.due_at, self._watching_since)).total_seconds())
         self._ownership.lag_seconds = lag
         ticking = self._clock.monotonic()
         if lag > self._settings.lag_alert_seconds and ticking - self._alerted_at > _ALERT_GAP_SECONDS:

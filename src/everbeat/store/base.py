@@ -180,6 +180,7 @@ class Store(Protocol):
     """All that Everbeat asks of a database."""
 
     dialect: str
+    description: str
 
     async def open(self) -> None:
         """Connect; fails with a message that says what to do."""

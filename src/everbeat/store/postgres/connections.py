@@ -31,6 +31,10 @@ Connection: TypeAlias = PoolConnectionProxy
 
 def meaning_of(error: BaseException) -> Exception:
     """The Everbeat error that a driver error stands for."""
+    if isinstance(error, TimeoutError):
+        return StoreUnavailable("the database did not answer in time")
+    if isinstance(error, OSError):
+        return StoreUnavailable(f"the database cannot be reached ({error}); is it running, is the URL right?")
     if isinstance(error, asyncpg.PostgresError):
         state = getattr(error, "sqlstate", "") or ""
         if state.startswith(_REFUSED):

@@ -71,13 +71,15 @@ class SqliteStore:
 
     def __init__(self, path: str | Path, *, observer: Observer | None = None) -> None:
         self.description = str(path)
+        self._path = Path(path)
         self._sql = load_blocks(_PACKAGE)
         self._migrations = load_migrations(_PACKAGE)
         self._connections = Connections(Path(path), on_writer=self._sql["tick_fire_table"], observer=observer)
         self._notices = Notices()
 
     async def open(self) -> None:
-        await self._connections.read("open", lambda session: session.rows(self._sql["migration_exists"]))
+        if self._path.exists():
+            await self._connections.read("open", lambda session: session.rows(self._sql["migration_exists"]))
 
     async def close(self) -> None:
         await self._notices.close()
@@ -86,6 +88,9 @@ class SqliteStore:
     # Migrations
 
     async def schema_version(self) -> tuple[int, int]:
+        if not self._path.exists():
+            return 0, self._migrations[-1].number
+
         def work(session: Session) -> int:
             if not session.rows(self._sql["migration_exists"])[0]["is_there"]:
                 return 0

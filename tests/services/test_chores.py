@@ -1,0 +1,102 @@
+"""The singleton chores: the auditor's alarm, retention, and tasks whose worker is gone; and the view of the cluster."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from everbeat.core.schedules import DEFAULT_TENANT, Schedule
+from everbeat.services.chores import Auditor, Pruner, Reaper
+from everbeat.services.cluster import ClusterRoom
+from everbeat.services.events import Pruned, TicksOverdue
+from everbeat.store.base import IdempotentAnswer, QueueDepth, ScheduleWrite, Store
+from tests.factories import NOW, SteppedNode, beat, count_rows, insert, ledger, make_schedule, minutes, seconds, skip
+
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def node(store: Store) -> SteppedNode:
+    return SteppedNode(store)
+
+
+async def test_the_auditor_tells_what_should_have_fired_and_did_not(node: SteppedNode) -> None:
+    await insert(node.store, make_schedule("late", at=NOW - minutes(5)), make_schedule("fine"))
+    auditor = Auditor(node.store, node.ownership, late_seconds=60, emit=node.events.append)
+    await node.renew()
+    assert not await auditor.run_once(NOW)
+    assert node.heard(TicksOverdue) == [TicksOverdue(1, 300.0, ["late"])]
+    await node.store.schedule_delete(DEFAULT_TENANT, [one.id for one in await _all(node)])
+    await auditor.run_once(NOW)
+    assert node.heard(TicksOverdue)[-1] == TicksOverdue(0, 0.0, [])
+
+
+async def _all(node: SteppedNode) -> list[Schedule]:
+    return await node.store.schedule_overdue(late_seconds=60, limit=10, now=NOW)
+
+
+async def test_the_pruner_removes_what_is_past_retention_and_keeps_the_rest(node: SteppedNode) -> None:
+    await node.renew()
+    job = make_schedule()
+    moments = [NOW - 100 * DAY, NOW - 95 * DAY, NOW - 10 * DAY, NOW]
+    write = ScheduleWrite(job, skips=tuple(skip(at) for at in moments))
+    answer = IdempotentAnswer(key="old", fingerprint=b"", status=201, body=b"")
+    assert await node.store.schedule_write(DEFAULT_TENANT, [write], answer=answer, now=NOW - 2 * DAY)
+    await node.store.partition_renew(beat(job.id), frozenset(), now=NOW - 2 * DAY)
+    pruner = Pruner(node.store, node.ownership, retention_days=30, emit=node.events.append)
+    while await pruner.run_once(NOW):
+        pass
+    assert [tick.scheduled_for for tick in await ledger(node.store, job.id)] == moments[2:]
+    assert await count_rows(node.store, "idempotent_answers") == 0
+    assert [one.id for one in (await node.store.node_list(now=NOW))[1]] == [node.id]
+    assert {event.what for event in node.heard(Pruned)} == {"answers", "months"}
+
+
+async def test_the_pruner_says_when_there_is_more_to_do(node: SteppedNode) -> None:
+    await node.renew()
+    skips = tuple(skip(datetime(2025, month, 1, tzinfo=UTC)) for month in range(1, 7))
+    assert await node.store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule(), skips=skips)], now=NOW)
+    pruner = Pruner(node.store, node.ownership, retention_days=30, piece=4)
+    turns = 1
+    while await pruner.run_once(NOW):
+        turns += 1
+    assert turns > 1
+    assert await count_rows(node.store, "ticks") == 0
+
+
+async def test_the_reaper_puts_lost_tasks_back(node: SteppedNode) -> None:
+    await node.put()
+    await node.step(NOW + minutes(1))
+    await node.store.task_claim("gone", ["default"], limit=1, lease_seconds=30, now=node.now)
+    reaper = Reaper(node.store, node.ownership, piece=1)
+    assert not await reaper.run_once(node.now)
+    assert await reaper.run_once(node.now + seconds(31))
+    assert await node.store.task_depths() == [QueueDepth("default", "ready", 1)]
+
+
+async def test_chores_are_only_for_the_owner_of_the_first_partition(node: SteppedNode) -> None:
+    await insert(node.store, make_schedule("late", at=NOW - minutes(5)))
+    skips = (skip(NOW - 300 * DAY),)
+    assert await node.store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule("x"), skips=skips)], now=NOW)
+    for chore in (
+        Auditor(node.store, node.ownership, late_seconds=60, emit=node.events.append),
+        Pruner(node.store, node.ownership, retention_days=30),
+        Reaper(node.store, node.ownership),
+    ):
+        assert not await chore.run_once(NOW)
+    assert node.events == []
+    assert await count_rows(node.store, "ticks") == 1
+
+
+async def test_the_view_of_the_cluster_tells_the_living_from_the_dead(node: SteppedNode) -> None:
+    dead = SteppedNode(node.store, name="dead")
+    await dead.renew()
+    await node.put()
+    await node.run(NOW + minutes(1), by_seconds=20)
+    view = await ClusterRoom(node.store).view(DEFAULT_TENANT, now=node.now)
+    assert {one.name: view.is_alive(one) for one in view.nodes} == {"dead": False, "node": True}
+    assert (view.now, view.unowned, view.schedules, view.faulty) == (node.now, 0, {"active": 1}, 0)
+    assert view.queues == [QueueDepth("default", "ready", 1)]
+    later = await ClusterRoom(node.store).view(DEFAULT_TENANT, now=node.now + minutes(1))
+    assert later.unowned == 256
