@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from bench import herd, idle, lag, registering, ticks
+from bench import growth, herd, idle, lag, registering, ticks
 from bench.postgres import PostgresSite
 from bench.report import Line, print_tables, save, say, source_digest
 from bench.sites import Scale, Site
@@ -18,7 +18,13 @@ class Benchmark(Protocol):
     def __call__(self, site: Site, scale: Scale) -> Awaitable[list[Line]]: ...
 
 
-BENCHMARKS: dict[str, Benchmark] = {"herd": herd.run, "lag": lag.run, "registering": registering.run, "idle": idle.run}
+BENCHMARKS: dict[str, Benchmark] = {
+    "herd": herd.run,
+    "growth": growth.run,
+    "lag": lag.run,
+    "registering": registering.run,
+    "idle": idle.run,
+}
 SITES: dict[str, Callable[[], Site]] = {"postgres": PostgresSite, "sqlite": SqliteSite}
 NAMES = [*BENCHMARKS, "ticks"]
 

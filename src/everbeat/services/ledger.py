@@ -71,13 +71,14 @@ class Ledger:
             raise InvalidInput.of("to", "must be later than from")
         if after is not None:
             start = max(start, after + _MOMENT)
-        rows = await self._store.tick_list(schedule.id, from_=start, to=end, limit=limit)
-        if after is not None:
-            rows = [row for row in rows if row.scheduled_for >= start]
+        rows = await self._store.tick_list(schedule.id, from_=start, to=end, limit=limit + 1)
+        # A range that ended the page before reaches into this one: go on where it ends.
+        passed = [row for row in rows if after is not None and row.scheduled_for <= after]
+        position = max([start - _MOMENT, *(row.until for row in passed if row.until is not None)])
         timeline = await self._timeline(schedule)
         merge = _Merge(schedule, timeline, moment, self._late_seconds)
         # Rules that tick once in years take a while to follow; the tick loop must not wait for that.
-        return await asyncio.to_thread(merge.lines, rows, start, end, limit)
+        return await asyncio.to_thread(merge.lines, rows[len(passed) :], position, end, limit)
 
     async def _timeline(self, schedule: Schedule) -> Timeline | None:
         rule = schedule.spec.rule
@@ -99,9 +100,8 @@ class _Merge:
         self._now = now
         self._accounted = accounted_until(schedule, now, late_seconds)
 
-    def lines(self, rows: list[Tick], start: datetime, end: datetime, limit: int) -> list[LedgerLine]:
+    def lines(self, rows: list[Tick], position: datetime, end: datetime, limit: int) -> list[LedgerLine]:
         lines: list[LedgerLine] = []
-        position = start - _MOMENT
         pending = list(reversed(rows))
         while len(lines) < limit:
             row = pending[-1] if pending else None

@@ -1,7 +1,8 @@
 -- name: schedule_find
 -- The tenant's schedules of these names or ids.
-SELECT * FROM schedules
-WHERE tenant_id = :tenant_id AND (name = ANY(:names::text[]) OR id = ANY(:ids::uuid[]));
+SELECT * FROM schedules WHERE tenant_id = :tenant_id AND name = ANY(:names::text[])
+UNION ALL
+SELECT * FROM schedules WHERE id = ANY(:ids::uuid[]) AND tenant_id = :tenant_id AND name <> ALL(:names::text[]);
 
 -- name: schedule_insert
 -- New rows from one JSON array; a name already taken leaves its row out.

@@ -1,8 +1,9 @@
 -- name: schedule_find
 -- The tenant's schedules of these names or ids.
 SELECT * FROM schedules WHERE tenant_id = :tenant_id AND name IN (SELECT value FROM json_each(:names))
-UNION
-SELECT * FROM schedules WHERE tenant_id = :tenant_id AND id IN (SELECT unhex(value) FROM json_each(:ids));
+UNION ALL
+SELECT * FROM schedules WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND tenant_id = :tenant_id
+  AND name NOT IN (SELECT value FROM json_each(:names));
 
 -- name: schedule_insert
 -- One new row; a name already taken leaves it out.

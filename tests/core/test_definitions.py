@@ -1,0 +1,223 @@
+"""Definitions: what users write becomes a spec or a list of every fault, and a spec becomes what users read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everbeat.core.definitions import (
+    MAX_DEPTH,
+    MAX_PAYLOAD_BYTES,
+    definition_of,
+    number,
+    parse_definition,
+    patched,
+    rfc3339,
+    schedule_answer,
+)
+from everbeat.core.errors import InvalidInput, TooLarge
+from everbeat.core.rules import DstFold, DstGap, TriggerKind
+from everbeat.core.schedules import Overlap, Spec, same_spec
+from tests.factories import definition, make_schedule
+
+
+def faults(data: Any) -> list[str]:
+    with pytest.raises(InvalidInput) as refused:
+        parse_definition(data)
+    return [error.field for error in refused.value.errors]
+
+
+def test_a_small_definition_gets_the_defaults() -> None:
+    spec = parse_definition(definition())
+    assert (spec.rule.kind, spec.rule.expression, spec.rule.timezone) == (TriggerKind.CRON, "* * * * *", "UTC")
+    assert (spec.overlap, spec.concurrency, spec.payload, spec.priority, spec.enabled) == (Overlap.SKIP, 1, b"{}", 100, True)
+
+
+def test_a_full_definition_comes_back_as_it_was_written() -> None:
+    data = definition(
+        "full",
+        description="words\nand more",
+        rrule="FREQ=DAILY",
+        anchor="2026-01-01T08:00:00.000000Z",
+        timezone="Europe/Berlin",
+        payload={"a": [1, 2.5, None, "ü"]},
+        overlap="allow",
+        max_concurrent=4,
+        catch_up="all",
+        misfire_grace_seconds=90,
+        jitter_seconds=1.5,
+        dst={"gap": "skip", "fold": "both"},
+        calendars={"exclude": ["holidays"], "only": ["office"]},
+        starts_at="2026-01-01T00:00:00.000000Z",
+        ends_at="2027-01-01T00:00:00.000000Z",
+        priority=5,
+        max_attempts=9,
+        retry={"kind": "linear", "base_seconds": 2, "factor": 1, "max_seconds": 60, "jitter": False},
+        timeout_seconds=30,
+        labels={"team": "ops"},
+        enabled=False,
+    )
+    data["target"] = {"kind": "worker", "type": "work", "queue": "slow"}
+    spec = parse_definition(data)
+    assert definition_of(spec) == data
+    assert parse_definition(definition_of(spec)) == spec
+    assert (spec.rule.gap, spec.rule.fold) == (DstGap.SKIP, DstFold.BOTH)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"cron": "* * * * *", "every_seconds": 5}, "cron"),
+        ({"cron": None}, "cron"),
+        ({"cron": "* * * * *", "anchor": "2026-01-01T00:00:00Z"}, "anchor"),
+        ({"at": "2026-01-01T00:00:00"}, "at"),
+        ({"at": "0001-01-01T00:00:00+14:00"}, "at"),
+        ({"name": "bad name"}, "name"),
+        ({"name": ""}, "name"),
+        ({"name": "x" * 201}, "name"),
+        ({"name": 5}, "name"),
+        ({"surprise": 1}, "surprise"),
+        ({"target": {"kind": "worker"}}, "target.type"),
+        ({"target": {"kind": "worker", "type": "t", "url": "x"}}, "target.url"),
+        ({"target": {"kind": "pigeon"}}, "target.kind"),
+        ({"overlap": "queue"}, "overlap"),
+        ({"overlap": "cancel_previous"}, "overlap"),
+        ({"overlap": "sometimes"}, "overlap"),
+        ({"max_concurrent": 0}, "max_concurrent"),
+        ({"priority": 1001}, "priority"),
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"timeout_seconds": 0}, "timeout_seconds"),
+        ({"misfire_grace_seconds": -1}, "misfire_grace_seconds"),
+        ({"jitter_seconds": 86_401}, "jitter_seconds"),
+        ({"retry": {"factor": 0.5}}, "retry.factor"),
+        ({"retry": {"base_seconds": -1}}, "retry.base_seconds"),
+        ({"retry": {"max_seconds": 1e12}}, "retry.max_seconds"),
+        ({"retry": {"kind": "magic"}}, "retry.kind"),
+        ({"description": "x" * 2001}, "description"),
+        ({"description": "bell\x07"}, "description"),
+        ({"description": "\ud800"}, "description"),
+        ({"labels": {f"l{n}": "v" for n in range(33)}}, "labels"),
+        ({"labels": {"bad key": "v"}}, "labels.'bad key'"),
+        ({"starts_at": "2026-01-02T00:00:00Z", "ends_at": "2026-01-01T00:00:00Z"}, "ends_at"),
+        ({"calendars": {"exclude": ["x"] * 17}}, "calendars.exclude"),
+        ({"dst": {"gap": "jump"}}, "dst.gap"),
+        ({"payload": {"a": "\ud800"}}, "payload"),
+    ],
+)
+def test_what_is_refused_names_its_field(fields: dict[str, Any], field: str) -> None:
+    assert faults({**definition(), **fields} if "cron" in fields else definition(**fields)) == [field]
+
+
+@pytest.mark.parametrize("data", [None, [], "text", 5])
+def test_something_that_is_no_object_is_refused(data: Any) -> None:
+    assert faults(data) == ["body"]
+
+
+def test_every_fault_is_named_at_once() -> None:
+    data = definition(
+        "bad name", overlap="queue", retry={"factor": 0}, target={"kind": "http", "url": "x"}, every_seconds=5, cron="x"
+    )
+    assert set(faults(data)) == {"name", "overlap", "retry.factor", "target.url", "cron"}
+
+
+def test_missing_fields_are_named() -> None:
+    assert faults({"cron": "* * * * *", "target": {"kind": "worker", "type": "t"}}) == ["name"]
+
+
+def test_a_payload_has_a_limit_of_size_and_depth() -> None:
+    nested: Any = 1
+    for _ in range(MAX_DEPTH):
+        nested = [nested]
+    assert faults(definition(payload=nested)) == ["payload"]
+    parse_definition(definition(payload=nested[0]))
+    parse_definition(definition(payload="x" * (MAX_PAYLOAD_BYTES - 2)))
+    with pytest.raises(TooLarge):
+        parse_definition(definition(payload="x" * (MAX_PAYLOAD_BYTES - 1)))
+
+
+@pytest.mark.parametrize(
+    ("given", "text"), [(5, "5"), (0.5, "0.5"), (100, "100"), (1.25, "1.25"), (3600.0, "3600"), (1e6, "1000000")]
+)
+def test_an_interval_is_kept_as_plain_text(given: float, text: str) -> None:
+    assert parse_definition(definition(every_seconds=given)).rule.expression == text
+
+
+def test_times_are_kept_in_utc() -> None:
+    spec = parse_definition(definition(at="2026-03-02T13:00:00+01:00"))
+    assert spec.rule.expression == "2026-03-02T12:00:00.000000Z"
+
+
+def test_a_patch_merges_small_objects_and_replaces_the_rest() -> None:
+    spec = parse_definition(definition(payload={"a": 1}, labels={"x": "y"}, retry={"factor": 3}, dst={"gap": "skip"}))
+    merged = patched(spec, {"payload": {"b": 2}, "labels": {}, "retry": {"base_seconds": 9}, "dst": {"fold": "both"}})
+    after = parse_definition(merged)
+    assert (after.payload, after.labels) == (b'{"b":2}', {})
+    assert (after.retry.factor, after.retry.base_seconds) == (3, 9)
+    assert (after.rule.gap, after.rule.fold) == (DstGap.SKIP, DstFold.BOTH)
+
+
+def test_a_patch_of_nothing_means_the_same() -> None:
+    spec = parse_definition(definition(every_seconds=90, overlap="allow"))
+    assert same_spec(parse_definition(patched(spec, {})), spec)
+
+
+@pytest.mark.parametrize("patch", [None, [], 5])
+def test_a_patch_that_is_no_object_is_refused(patch: Any) -> None:
+    with pytest.raises(InvalidInput, match="must be a JSON object"):
+        patched(parse_definition(definition()), patch)
+
+
+def test_the_order_of_keys_in_a_payload_does_not_matter() -> None:
+    one, two = (parse_definition(definition(payload=payload)) for payload in ({"a": 1, "b": 2}, {"b": 2, "a": 1}))
+    assert one != two
+    assert same_spec(one, two)
+    assert not same_spec(one, parse_definition(definition(payload={"a": 1, "b": 3})))
+
+
+def test_an_answer_has_times_with_microseconds_and_z() -> None:
+    answer = schedule_answer(make_schedule())
+    assert answer["next_tick_at"] == "2026-03-02T12:00:00.000000Z"
+    assert answer["last_tick_at"] is None
+    assert rfc3339(datetime(2026, 1, 1, 12, 0, 0, 5, tzinfo=UTC)) == "2026-01-01T12:00:00.000005Z"
+
+
+def test_whole_numbers_have_no_decimal_point() -> None:
+    assert (number(5.0), number(5.5)) == (5, 5.5)
+    assert isinstance(number(5.0), int)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=8), children, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None)
+@given(JSON)
+def test_any_json_is_a_payload_that_comes_back_or_is_refused_in_words(payload: Any) -> None:
+    found = outcome(definition(payload=payload))
+    if isinstance(found, InvalidInput):
+        assert [error.field for error in found.errors] == ["payload"]
+    else:
+        assert definition_of(found)["payload"] == payload
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from([*definition_of(make_schedule().spec), "surprise"]), JSON))
+def test_any_json_as_a_definition_is_refused_with_fields_and_never_breaks(data: dict[str, Any]) -> None:
+    found = outcome({**definition(), **data})
+    if isinstance(found, InvalidInput):
+        assert found.errors
+        assert all(error.field and error.message for error in found.errors)
+
+
+def outcome(data: Any) -> Spec | InvalidInput:
+    try:
+        return parse_definition(data)
+    except InvalidInput as refused:
+        return refused
