@@ -18,7 +18,9 @@ async def test_it_finds_a_schedule_by_id_and_by_name(client: httpx.AsyncClient) 
     assert (await client.get(f"/v1/schedules/{created['id']}")).json() == created
 
 
-@pytest.mark.parametrize("ref", ["unknown", "a%20b", "%00", "%F0%9F%98%80", "x" * 5000, "%FF", "0192d1b2-0000-7000-8000-000000000001"])
+@pytest.mark.parametrize(
+    "ref", ["unknown", "a%20b", "%00", "%F0%9F%98%80", "x" * 5000, "%FF", "0192d1b2-0000-7000-8000-000000000001"]
+)
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 async def test_what_is_not_there_is_not_found(client: httpx.AsyncClient, method: str, ref: str) -> None:
     problem = problem_of(await client.request(method, f"/v1/schedules/{ref}"), 404)

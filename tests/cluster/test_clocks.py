@@ -105,9 +105,7 @@ def test_a_database_clock_that_jumps_an_hour_ahead_and_back_doubles_nothing(
         assert audit["skipped"]["misfire"] > 20 * 3500
         assert audit["fired"] < 20 * 120
         clock_shim.set_offset(0)
-        wait_until(
-            lambda: any("database_clock_set_back" in node.process.logs() for node in cluster.nodes), 20, "an alert"
-        )
+        wait_until(lambda: any("database_clock_set_back" in node.process.logs() for node in cluster.nodes), 20, "an alert")
         cluster.wait_settled(2, 40)
         audit = cluster.alive.get("/v1/audit")
         assert (audit["missing"], audit["doubled"]) == (0, 0)

@@ -68,9 +68,7 @@ def test_a_short_freeze_keeps_ownership(postgres_server: PostgresAdmin, postgres
         cluster.assert_accounted()
 
 
-def test_a_clean_stop_hands_over_within_a_second(
-    postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path
-) -> None:
+def test_a_clean_stop_hands_over_within_a_second(postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path) -> None:
     with running_cluster(postgres_url, tmp_path) as cluster:
         for _ in range(3):
             cluster.add()

@@ -125,9 +125,7 @@ def test_nodes_started_before_their_database_wait_for_it(private_postgres: Postg
     with running_cluster(url, tmp_path) as cluster:
         for _ in range(3):
             cluster.add(wait=False)
-        wait_until(
-            lambda: all("waiting_for_database" in node.process.logs() for node in cluster.nodes), 20, "nodes that wait"
-        )
+        wait_until(lambda: all("waiting_for_database" in node.process.logs() for node in cluster.nodes), 20, "nodes that wait")
         private_postgres.start()
         for node in cluster.nodes:
             node.process.wait_ready(f"{node.base}/readyz", 30)

@@ -44,13 +44,13 @@ async def test_tick_totals_sum_what_begins_in_the_window(store: Store) -> None:
         skip(NOW, NOW + minutes(1), 2),
     )
     assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(two, skips=skips)], now=NOW)
-    totals = await store.tick_totals([one.id, two.id], from_=FROM, to=TO)
+    totals = await store.tick_totals({one.id: TO, two.id: TO}, from_=FROM)
     assert {(total.schedule_id, total.reason): total for total in totals} == {
         (one.id, None): TickTotal(one.id, Outcome.FIRED, None, 1),
         (two.id, SkipReason.MISFIRE): TickTotal(two.id, Outcome.SKIPPED, SkipReason.MISFIRE, 3),
         (two.id, SkipReason.PAUSED): TickTotal(two.id, Outcome.SKIPPED, SkipReason.PAUSED, 1),
     }
-    assert [total.schedule_id for total in await store.tick_totals([one.id], from_=FROM, to=TO)] == [one.id]
+    assert [total.schedule_id for total in await store.tick_totals({one.id: TO}, from_=FROM)] == [one.id]
 
 
 async def test_tick_ranges_are_those_over_an_edge_of_the_window(store: Store) -> None:
@@ -62,9 +62,9 @@ async def test_tick_ranges_are_those_over_an_edge_of_the_window(store: Store) ->
         skip(NOW - minutes(0.5), NOW, 2),
     )
     assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(schedule, skips=skips)], now=NOW)
-    ranges = await store.tick_ranges([schedule.id, uuid4()], from_=FROM, to=TO)
+    ranges = await store.tick_ranges({schedule.id: TO, uuid4(): TO}, from_=FROM)
     assert sorted(row.scheduled_for for row in ranges) == [NOW - minutes(10.5), NOW - minutes(0.5)]
-    whole = await store.tick_ranges([schedule.id], from_=NOW - minutes(20), to=NOW - minutes(20) + minutes(1))
+    whole = await store.tick_ranges({schedule.id: NOW - minutes(20) + minutes(1)}, from_=NOW - minutes(20))
     assert [row.count for row in whole] == [5]
 
 

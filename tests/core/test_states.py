@@ -27,7 +27,7 @@ CHECKED: list[tuple[str, str, set[str]]] = [
     ("ticks", "reason", set(SkipReason)),
     ("tasks", "origin", set(Origin)),
     ("tasks", "state", set(LIVE_STATES)),
-    ("task_history", "state", set(TaskState) - LIVE_STATES),
+    ("task_history", "state", {state for state in TaskState if state not in LIVE_STATES}),
 ]
 
 

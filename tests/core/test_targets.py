@@ -13,7 +13,7 @@ BROKERS = frozenset({"main"})
 
 
 def errors(**fields: Any) -> list[tuple[str, str]]:
-    return [tuple(error) for error in target_errors(msgspec.convert(fields, Target), BROKERS)]
+    return [(error.field, error.message) for error in target_errors(msgspec.convert(fields, Target), BROKERS)]
 
 
 def fields_at_fault(**fields: Any) -> list[str]:

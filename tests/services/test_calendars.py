@@ -73,7 +73,7 @@ async def test_a_paused_schedule_stays_where_it_is(node: SteppedNode, room: Cale
 async def test_a_calendar_in_use_cannot_be_deleted(node: SteppedNode, room: CalendarRoom) -> None:
     await room.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     await node.put("user", cron=NOON, calendars={"exclude": ["closed"]})
-    with pytest.raises(Conflict, match="1 schedules use this calendar"):
+    with pytest.raises(Conflict, match="in use by 1 schedule"):
         await room.delete(DEFAULT_TENANT, "closed")
     await node.schedules.delete(DEFAULT_TENANT, "user")
     await room.delete(DEFAULT_TENANT, "closed")

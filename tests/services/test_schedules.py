@@ -455,15 +455,15 @@ async def test_an_edit_that_meets_a_firing_decides_anew(store: Store) -> None:
         async def schedule_write(self, *args: Any, **more: Any) -> bool:
             if self.is_racing:
                 self.is_racing = False
-                await node.step(NOW + minutes(1))
+                await firer.step(NOW + minutes(1))
             written: bool = await self.inner.schedule_write(*args, **more)
             return written
 
     racing = Racing(store)
-    node = SteppedNode(racing)
-    job = await node.put()
+    firer = SteppedNode(racing)
+    job = await firer.put()
     racing.is_racing = True
-    await node.schedules.pause(TENANT, "job", note=None, now=NOW + minutes(1))
+    await firer.schedules.pause(TENANT, "job", note=None, now=NOW + minutes(1))
     assert lines_of(await ledger(store, job.id)) == [(60, "fired", 1)]
     assert (await find(store, job)).status is Status.PAUSED
 

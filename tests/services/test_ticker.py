@@ -328,7 +328,8 @@ async def test_a_ledger_that_already_has_the_tick_moves_on_and_says_so(store: St
 
 async def test_a_herd_of_thousands_fires_whole_oldest_first_with_a_small_index(store: Store) -> None:
     herd = 5000
-    node = SteppedNode(store, settings=TickerSettings(batch_size=500, index_size=256))
+    node = SteppedNode(store, lease_seconds=60, settings=TickerSettings(batch_size=500, index_size=256))
+    await node.step(NOW - seconds(1))
     batch = [make_schedule(f"job-{number:04}", at=NOW + seconds(number % 5)) for number in range(herd)]
     for start in range(0, herd, 1000):
         await insert(store, *batch[start : start + 1000])

@@ -123,8 +123,11 @@ class Auditing:
         now: datetime,
     ) -> list[ScheduleCount]:
         ids = [schedule.id for schedule in schedules]
-        totals = _grouped(await self._store.tick_totals(ids, from_=start, to=end))
-        ranges = _grouped(await self._store.tick_ranges(ids, from_=start, to=end))
+        # What fired after the page was read is not counted: up to each cursor, rules and ledger speak of the same ticks.
+        until = {one.id: accounted_until(one, now, self._late_seconds) for one in schedules}
+        ends = {id_: max(start, min(end, at + _MOMENT)) for id_, at in until.items()}
+        totals = _grouped(await self._store.tick_totals(ends, from_=start))
+        ranges = _grouped(await self._store.tick_ranges(ends, from_=start))
         past = _grouped(await self._store.schedule_past_rules(ids))
         doubled = await self._store.tick_doubled(ids, from_=start, to=end)
         counted = []
@@ -132,7 +135,8 @@ class Auditing:
             if index % 50 == 0:
                 await asyncio.sleep(0)
             periods = self._periods(schedule, past.get(schedule.id, []), calendars, now)
-            count = _recorded(totals.get(schedule.id, []), ranges.get(schedule.id, []), periods, start, end)
+            last = ends[schedule.id]
+            count = _recorded(totals.get(schedule.id, []), ranges.get(schedule.id, []), periods, start, last)
             count.expected = sum(period.ticks_in(start, end) for period in periods)
             recorded = count.fired + count.skipped.total()
             if schedule.fault is not None:  # set aside: its rule cannot say what was expected, the ledger is all there is

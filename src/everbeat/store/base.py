@@ -262,11 +262,11 @@ class Store(Protocol):
     async def tick_list(self, schedule_id: UUID, *, from_: datetime, to: datetime, limit: int) -> list[Tick]:
         """Ledger rows of a schedule that touch [from, to), oldest first."""
 
-    async def tick_totals(self, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> list[TickTotal]:
-        """Ledger rows that begin in [from, to), summed per schedule, outcome and reason."""
+    async def tick_totals(self, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[TickTotal]:
+        """Ledger rows that begin in [from, end), summed per schedule, outcome and reason; each schedule has its own end."""
 
-    async def tick_ranges(self, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> list[Tick]:
-        """Skipped ranges that reach over an edge of [from, to)."""
+    async def tick_ranges(self, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[Tick]:
+        """Skipped ranges that reach over an edge of [from, end); each schedule has its own end."""
 
     async def tick_doubled(self, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> dict[UUID, int]:
         """Ticks in [from, to) that have more than one task: there should be none."""

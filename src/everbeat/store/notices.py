@@ -18,7 +18,7 @@ class Notices:
         self._interval = interval_seconds
         self._listeners: list[Listener] = []
         self._sending: dict[Notice, asyncio.Task[None]] = {}
-        self._again: set[Notice] = set()
+        self._waiting: set[Notice] = set()
 
     def subscribe(self, listener: Listener) -> None:
         self._listeners.append(listener)
@@ -31,9 +31,8 @@ class Notices:
         self.tell(notice)
         if self._send is None:
             return
-        if notice in self._sending:
-            self._again.add(notice)
-        else:
+        self._waiting.add(notice)
+        if notice not in self._sending:
             self._sending[notice] = asyncio.create_task(self._send_paced(self._send, notice))
 
     async def close(self) -> None:
@@ -42,15 +41,18 @@ class Notices:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._send is not None:
-            for notice in self._again:
-                await self._send(notice)
+        while self._send is not None and self._waiting:
+            await self._send(self._waiting.pop())
 
     async def _send_paced(self, send: Send, notice: Notice) -> None:
-        while True:
-            self._again.discard(notice)
-            await send(notice)
-            await asyncio.sleep(self._interval)
-            if notice not in self._again:
-                self._sending.pop(notice, None)
-                return
+        try:
+            while notice in self._waiting:
+                self._waiting.discard(notice)
+                try:
+                    await send(notice)
+                except asyncio.CancelledError:  # whether it was sent is unknown; said twice does no harm
+                    self._waiting.add(notice)
+                    raise
+                await asyncio.sleep(self._interval)
+        finally:
+            self._sending.pop(notice, None)

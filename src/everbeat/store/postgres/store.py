@@ -312,12 +312,12 @@ class PostgresStore:
         rows = await self._fetch("tick_list", schedule_id=schedule_id, from_at=from_, to_at=to, limit=limit)
         return [tick_from_row(row) for row in rows]
 
-    async def tick_totals(self, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> list[TickTotal]:
-        rows = await self._fetch("tick_totals", ids=list(ids), from_at=from_, to_at=to)
+    async def tick_totals(self, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[TickTotal]:
+        rows = await self._fetch("tick_totals", ids=list(ends), ends=list(ends.values()), from_at=from_)
         return [total_from_row(row) for row in rows]
 
-    async def tick_ranges(self, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> list[Tick]:
-        rows = await self._fetch("tick_ranges", ids=list(ids), from_at=from_, to_at=to)
+    async def tick_ranges(self, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[Tick]:
+        rows = await self._fetch("tick_ranges", ids=list(ends), ends=list(ends.values()), from_at=from_)
         return [tick_from_row(row) for row in rows]
 
     async def tick_doubled(self, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> dict[UUID, int]:

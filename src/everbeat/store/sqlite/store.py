@@ -50,7 +50,7 @@ from everbeat.store.rows import (
     tick_from_row,
     total_from_row,
 )
-from everbeat.store.sqlite.connections import Connections, Row, Session, from_microseconds
+from everbeat.store.sqlite.connections import Connections, Row, Session, from_microseconds, to_microseconds
 
 _PACKAGE = "everbeat.store.sqlite"
 _NAME_TAKEN = "UNIQUE constraint failed: schedules.tenant_id, schedules.name"
@@ -62,6 +62,10 @@ class _Undo(Exception):
 
 def _hex(ids: Sequence[UUID]) -> str:
     return text_of([id_.hex for id_ in ids])
+
+
+def _hex_ends(ends: Mapping[UUID, datetime]) -> str:
+    return text_of([[id_.hex, to_microseconds(end)] for id_, end in ends.items()])
 
 
 class SqliteStore:
@@ -239,16 +243,17 @@ class SqliteStore:
     ) -> DueScan:
         moment = self._moment(now)
 
-        def work(session: Session) -> list[Row]:
+        def work(session: Session) -> DueScan:
+            scan = DueScan(moment, [], {})
             values = {"now": moment, "horizon_seconds": horizon_seconds, "limit": limit}
-            return [
-                row
-                for partition in partitions
-                for row in session.rows(self._sql["schedule_due"], {**values, "partition": partition})
-            ]
+            for partition in partitions:
+                rows = session.rows(self._sql["schedule_due"], {**values, "partition": partition})
+                schedules, faults = due_from_rows(rows)
+                scan.schedules.extend(schedules)
+                scan.faults.update(faults)
+            return scan
 
-        schedules, faults = due_from_rows(await self._connections.read("schedule_due", work))
-        return DueScan(moment, schedules, faults)
+        return await self._connections.read("schedule_due", work)
 
     async def schedule_fault(self, faults: Mapping[UUID, str], *, now: datetime | None = None) -> int:
         values = [{"id": id_, "fault": fault, "now": self._moment(now)} for id_, fault in faults.items()]
@@ -298,12 +303,12 @@ class SqliteStore:
         rows = await self._read("tick_list", schedule_id=schedule_id, from_at=from_, to_at=to, limit=limit)
         return [tick_from_row(row) for row in rows]
 
-    async def tick_totals(self, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> list[TickTotal]:
-        rows = await self._read("tick_totals", ids=_hex(ids), from_at=from_, to_at=to)
+    async def tick_totals(self, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[TickTotal]:
+        rows = await self._read("tick_totals", ends=_hex_ends(ends), from_at=from_)
         return [total_from_row(row) for row in rows]
 
-    async def tick_ranges(self, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> list[Tick]:
-        rows = await self._read("tick_ranges", ids=_hex(ids), from_at=from_, to_at=to)
+    async def tick_ranges(self, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[Tick]:
+        rows = await self._read("tick_ranges", ends=_hex_ends(ends), from_at=from_)
         return [tick_from_row(row) for row in rows]
 
     async def tick_doubled(self, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> dict[UUID, int]:

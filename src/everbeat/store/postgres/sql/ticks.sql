@@ -85,15 +85,21 @@ SELECT * FROM (
 
 -- name: tick_totals
 -- Ledger rows that begin in a window, summed per schedule, outcome and reason.
-SELECT schedule_id, outcome, reason, sum(count)::bigint AS count FROM ticks
-WHERE schedule_id = ANY(:ids::uuid[]) AND scheduled_for >= :from_at AND scheduled_for < :to_at
-GROUP BY schedule_id, outcome, reason;
+SELECT t.schedule_id, t.outcome, t.reason, sum(t.count)::bigint AS count
+FROM unnest(:ids::uuid[], :ends::timestamptz[]) AS w(id, end_at)
+CROSS JOIN LATERAL (
+  SELECT * FROM ticks WHERE schedule_id = w.id AND scheduled_for >= :from_at AND scheduled_for < w.end_at OFFSET 0
+) AS t
+GROUP BY t.schedule_id, t.outcome, t.reason;
 
 -- name: tick_ranges
 -- Skipped ranges that reach over an edge of a window.
-SELECT * FROM ticks
-WHERE schedule_id = ANY(:ids::uuid[]) AND until IS NOT NULL
-  AND ((scheduled_for < :from_at AND until >= :from_at) OR (scheduled_for >= :from_at AND scheduled_for < :to_at AND until >= :to_at));
+SELECT t.* FROM unnest(:ids::uuid[], :ends::timestamptz[]) AS w(id, end_at)
+CROSS JOIN LATERAL (
+  SELECT * FROM ticks
+  WHERE schedule_id = w.id AND until >= :from_at AND scheduled_for < w.end_at
+    AND (scheduled_for < :from_at OR until >= w.end_at) OFFSET 0
+) AS t;
 
 -- name: tick_doubled
 -- Ticks with more than one task, live or finished: there should be none.

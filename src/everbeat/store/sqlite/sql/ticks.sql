@@ -86,16 +86,16 @@ SELECT * FROM (
 
 -- name: tick_totals
 -- Ledger rows that begin in a window, summed per schedule, outcome and reason.
-SELECT schedule_id, outcome, reason, sum(count) AS count FROM ticks
-WHERE schedule_id IN (SELECT unhex(value) FROM json_each(:ids)) AND scheduled_for >= :from_at AND scheduled_for < :to_at
-GROUP BY schedule_id, outcome, reason;
+SELECT t.schedule_id, t.outcome, t.reason, sum(t.count) AS count
+FROM json_each(:ends) AS w CROSS JOIN ticks AS t
+WHERE t.schedule_id = unhex(w.value ->> 0) AND t.scheduled_for >= :from_at AND t.scheduled_for < w.value ->> 1
+GROUP BY t.schedule_id, t.outcome, t.reason;
 
 -- name: tick_ranges
 -- Skipped ranges that reach over an edge of a window.
-SELECT * FROM ticks
-WHERE schedule_id IN (SELECT unhex(value) FROM json_each(:ids)) AND until IS NOT NULL
-  AND ((scheduled_for < :from_at AND until >= :from_at)
-    OR (scheduled_for >= :from_at AND scheduled_for < :to_at AND until >= :to_at));
+SELECT t.* FROM json_each(:ends) AS w CROSS JOIN ticks AS t
+WHERE t.schedule_id = unhex(w.value ->> 0) AND t.until >= :from_at AND t.scheduled_for < w.value ->> 1
+  AND (t.scheduled_for < :from_at OR t.until >= w.value ->> 1);
 
 -- name: tick_doubled
 -- Ticks with more than one task, live or finished: there should be none.
