@@ -67,7 +67,7 @@ async def _raw(site: Site, count: int) -> float:
 async def _everbeat(site: Site, count: int, instants: int) -> _Herd:
     await site.fresh()
     now = await site.now()
-    at = (now + timedelta(seconds=18 + count / 12_000)).replace(microsecond=0)
+    at = (now + timedelta(seconds=12 + count / 12_000)).replace(microsecond=0)
     await site.load(list(herd_rows(count, now, at, instants, timedelta(milliseconds=10))))
     await site.settle()
     with serving(site) as (process, _):
