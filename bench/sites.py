@@ -13,6 +13,7 @@ from tests.support.processes import ServerProcess, free_port
 from bench.rows import Row
 
 BATCH = 1000
+_LOG_TAIL = 4000
 
 
 class Scale(NamedTuple):
@@ -99,7 +100,11 @@ def serving(site: Site, *args: str) -> Iterator[tuple[ServerProcess, int]]:
     )
     with process:
         process.wait_ready(f"http://127.0.0.1:{port}/readyz", 30)
-        yield process, port
+        try:
+            yield process, port
+        except BaseException:
+            print(process.logs()[-_LOG_TAIL:])
+            raise
         process.terminate()
 
 

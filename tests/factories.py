@@ -13,6 +13,7 @@ import asyncpg
 import msgspec
 
 from everbeat.clock import DatabaseClock
+from everbeat.core.changes import ScheduleWrite
 from everbeat.core.partitioning import PARTITIONS, partition_of
 from everbeat.core.rules import Rule, TriggerKind
 from everbeat.core.schedules import DEFAULT_TENANT, Schedule, Spec, Status
@@ -23,7 +24,7 @@ from everbeat.services.events import Event, TicksRefused
 from everbeat.services.ownership import Ownership
 from everbeat.services.schedules import Schedules
 from everbeat.services.ticker import Ticker, TickerSettings
-from everbeat.store.base import Firing, NodeBeat, ScheduleWrite, Store
+from everbeat.store.base import Firing, NodeBeat, Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.connections import to_microseconds
 from everbeat.store.sqlite.store import SqliteStore

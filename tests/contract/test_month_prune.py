@@ -10,9 +10,10 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import StoreUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.store.base import ScheduleWrite, Store
+from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from tests.factories import count_rows, execute_raw, firing_of, insert, ledger, make_schedule, minutes, skip, take_all
 

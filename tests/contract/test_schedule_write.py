@@ -7,9 +7,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from everbeat.core.changes import ScheduleWrite
 from everbeat.core.schedules import DEFAULT_TENANT, PastRule, Schedule, Status
 from everbeat.core.ticks import SkipReason
-from everbeat.store.base import IdempotentAnswer, ScheduleWrite, Store
+from everbeat.store.base import IdempotentAnswer, Store
 from everbeat.store.postgres.store import PostgresStore
 from tests.factories import (
     NOW,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from uuid import UUID, uuid4
 
+from everbeat.core.changes import ScheduleWrite
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.ticks import Outcome, SkipReason
-from everbeat.store.base import ScheduleWrite, Store, TickTotal
+from everbeat.store.base import Store, TickTotal
 from tests.factories import NOW, execute_raw, firing_of, insert, make_schedule, minutes, skip, take_all
 
 NODE = UUID(int=1)

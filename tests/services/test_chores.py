@@ -6,11 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from everbeat.core.changes import ScheduleWrite
 from everbeat.core.schedules import DEFAULT_TENANT, Schedule
 from everbeat.services.chores import Auditor, Pruner, Reaper
 from everbeat.services.cluster import ClusterRoom
 from everbeat.services.events import Pruned, TicksOverdue
-from everbeat.store.base import IdempotentAnswer, QueueDepth, ScheduleWrite, Store
+from everbeat.store.base import IdempotentAnswer, QueueDepth, Store
 from tests.factories import NOW, SteppedNode, beat, count_rows, insert, ledger, make_schedule, minutes, seconds, skip
 
 DAY = timedelta(days=1)

@@ -11,11 +11,12 @@ from uuid import UUID
 
 import pytest
 
+from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import Conflict, InvalidInput, NotFound, RevisionMismatch
 from everbeat.core.jitter import jitter_of
 from everbeat.core.schedules import DEFAULT_TENANT, Schedule, Status
 from everbeat.services.schedules import Idempotency, Registered
-from everbeat.store.base import Notice, ScheduleFilter, ScheduleWrite, Store
+from everbeat.store.base import Notice, ScheduleFilter, Store
 from tests.factories import (
     NOW,
     OTHER_TENANT,

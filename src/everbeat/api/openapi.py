@@ -12,7 +12,8 @@ from litestar.routes import HTTPRoute
 from everbeat.api.paging import NAME_PATTERN
 from everbeat.api.problems import MEDIA_TYPE as PROBLEM_TYPE
 from everbeat.api.problems import Problem
-from everbeat.core.definitions import TRIGGER_FIELDS, Definition
+from everbeat.core.definitions import Definition
+from everbeat.core.rules import TRIGGER_FIELDS
 from everbeat.version import __version__
 
 JSON = "application/json"

@@ -15,20 +15,13 @@ import msgspec
 from everbeat.core.describe import describe
 from everbeat.core.errors import FieldError, InvalidInput, TooLarge
 from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
-from everbeat.core.rules import DstFold, DstGap, Rule, TriggerKind
-from everbeat.core.schedules import MAX_CONCURRENT, CatchUp, Overlap, Retry, RetryKind, Schedule, Spec
+from everbeat.core.rules import TRIGGER_FIELDS, DstFold, DstGap, Rule, TriggerKind
+from everbeat.core.schedules import MAX_CONCURRENT, CatchUp, Overlap, Retry, RetryKind, Schedule, Spec, default_concurrency
 from everbeat.core.targets import TARGET_KINDS, Target, target_errors, target_to_json
 
 MAX_PAYLOAD_BYTES = 64 * 1024
 MAX_DEPTH = 64
 _YEAR_SECONDS = 366 * 86_400
-
-TRIGGER_FIELDS = {
-    TriggerKind.CRON: "cron",
-    TriggerKind.EVERY: "every_seconds",
-    TriggerKind.RRULE: "rrule",
-    TriggerKind.AT: "at",
-}
 
 _RESERVED_NAMES = frozenset({"batch", ".", ".."})
 
@@ -171,7 +164,9 @@ def _spec_of(definition: Definition) -> Spec:
         payload=encode_payload(definition.payload),
         description=definition.description,
         overlap=definition.overlap,
-        max_concurrent=definition.max_concurrent,
+        max_concurrent=None
+        if definition.max_concurrent == default_concurrency(definition.overlap)
+        else definition.max_concurrent,
         catch_up=definition.catch_up,
         misfire_grace_seconds=definition.misfire_grace_seconds,
         jitter_seconds=definition.jitter_seconds,

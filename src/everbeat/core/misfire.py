@@ -74,7 +74,7 @@ def settle(timeline: Timeline, cursor_at: datetime, until: datetime, reason: Ski
         runs = timeline.runs_between(cursor_at, until)
         if not runs:
             break
-        skips.extend(_skip(run, reason) for run in runs)
+        skips.extend(piece for run in runs for piece in _by_month(_skip(run, reason), timeline))
         cursor_at = runs[-1].last
     return tuple(skips)
 
@@ -102,7 +102,8 @@ def _runs_to(due: Due, timeline: Timeline, tick: datetime) -> tuple[tuple[Skip, 
         if not runs:
             break
         cursor, fireable = runs[-1].last, runs[-1].skip is None
-        skips.extend(skip for run in runs for skip in _without(run, tick if fireable else None, timeline))
+        fires = tick if fireable else None
+        skips.extend(piece for run in runs for skip in _without(run, fires, timeline) for piece in _by_month(skip, timeline))
     return tuple(skips), fireable
 
 
@@ -123,7 +124,7 @@ def _skip_until(due: Due, timeline: Timeline, until: datetime) -> Plan:
 
 
 def _account(due: Due, timeline: Timeline, runs: list[Run], fires: datetime | None) -> Plan:
-    skips = [skip for run in runs for skip in _without(run, fires, timeline)]
+    skips = [piece for run in runs for skip in _without(run, fires, timeline) for piece in _by_month(skip, timeline)]
     cursor_at = runs[-1].last if runs else due.next_tick_at
     following = timeline.next_tick(cursor_at)
     return Plan(
@@ -144,6 +145,21 @@ def _without(run: Run, fires: datetime | None, timeline: Timeline) -> list[Skip]
     last = timeline.last_until(run.last - _MOMENT)
     assert last is not None
     return [Skip(run.first, last, run.count - 1, SkipReason.MISFIRE)]
+
+
+def _by_month(skip: Skip, timeline: Timeline) -> list[Skip]:
+    """The skip in pieces that end with their month: retention removes the ledger by months, each with its own ticks."""
+    pieces, first, count = [], skip.first, skip.count
+    while (first.year, first.month) != (skip.last.year, skip.last.month):
+        edge = (first.replace(day=1) + timedelta(days=32)).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        last = timeline.last_until(edge - _MOMENT)
+        following = next(timeline.occurrences(edge - _MOMENT), None)
+        assert last is not None
+        assert following is not None
+        inside = timeline.count_between(first - _MOMENT, last)
+        pieces.append(Skip(first, last, inside, skip.reason))
+        first, count = following.at, count - inside
+    return [*pieces, Skip(first, skip.last, count, skip.reason)]
 
 
 def _skip(run: Run, reason: SkipReason) -> Skip:

@@ -15,6 +15,14 @@ class TriggerKind(StrEnum):
     AT = "at"
 
 
+TRIGGER_FIELDS = {
+    TriggerKind.CRON: "cron",
+    TriggerKind.EVERY: "every_seconds",
+    TriggerKind.RRULE: "rrule",
+    TriggerKind.AT: "at",
+}
+
+
 class DstGap(StrEnum):
     """What becomes of a tick at a wall-clock time that a zone jumps over."""
 

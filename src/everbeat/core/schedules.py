@@ -48,6 +48,10 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     jitter: bool = True
 
 
+def default_concurrency(overlap: Overlap) -> int:
+    return MAX_CONCURRENT if overlap is Overlap.ALLOW else 1
+
+
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """The definition of a schedule as its owner declares it. `max_concurrent` None means the policy's own default."""
 
@@ -71,9 +75,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def concurrency(self) -> int:
         """How many unfinished tasks of this schedule may exist before a tick overlaps."""
-        if self.max_concurrent is not None:
-            return self.max_concurrent
-        return MAX_CONCURRENT if self.overlap is Overlap.ALLOW else 1
+        return default_concurrency(self.overlap) if self.max_concurrent is None else self.max_concurrent
 
     @property
     def target_kind(self) -> str:

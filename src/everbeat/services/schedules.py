@@ -1,14 +1,13 @@
 """Operations on schedules: register, change, pause, resume, remove. Quotas and tenancy belong here too.
 
-Every change is read, decide, write-if-still-so: the decision is pure, the write names the revision and the position it was
-based on, and whoever comes second decides anew. A change of rule, a pause or a resume first settles the past: every tick
-up to now gets its ledger row under the old rule, so that nothing is ever replayed and nothing vanishes.
+Every change is read, decide, write-if-still-so: the decisions are pure (core/changes.py), the write names the revision and
+the position it was based on, and whoever comes second decides anew.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -16,18 +15,13 @@ from uuid import UUID
 import msgspec
 import uuid_utils.compat
 
-from everbeat.core.calendars import Calendar
-from everbeat.core.definitions import TRIGGER_FIELDS, parse_definition, patched, schedule_answer
+from everbeat.core.changes import Calendars, Changes, ScheduleWrite
+from everbeat.core.definitions import parse_definition, patched, schedule_answer
 from everbeat.core.errors import Conflict, FieldError, InvalidInput, NotFound, RevisionMismatch
-from everbeat.core.jitter import jitter_of
-from everbeat.core.misfire import settle
 from everbeat.core.names import is_name
-from everbeat.core.partitioning import partition_of
-from everbeat.core.rules import Rule
-from everbeat.core.schedules import PastRule, Schedule, Spec, Status, anchored, same_spec
-from everbeat.core.ticks import Skip, SkipReason
-from everbeat.core.timeline import Timeline, TimelineCache
-from everbeat.store.base import IdempotentAnswer, Notice, ScheduleFilter, ScheduleWrite, Store
+from everbeat.core.schedules import Schedule, Spec, Status
+from everbeat.core.timeline import TimelineCache
+from everbeat.store.base import IdempotentAnswer, Notice, ScheduleFilter, Store
 
 MAX_BATCH = 1000
 _TRIES = 20
@@ -52,15 +46,12 @@ class Registered(NamedTuple):
     status: str  # created | updated | unchanged
 
 
-Calendars = Mapping[str, Calendar]
-
-
 class Schedules:
     """The room behind /v1/schedules. `now` is None in production: the database's clock decides."""
 
     def __init__(self, store: Store, timelines: TimelineCache) -> None:
         self._store = store
-        self._timelines = timelines
+        self._changes = Changes(timelines)
 
     # Reading
 
@@ -83,12 +74,13 @@ class Schedules:
                 return _repeated(found.answer, idempotency)
             if found.schedules:
                 raise Conflict(f'a schedule named "{spec.name}" exists already; PUT replaces it')
-            schedule = self._new(tenant_id, spec, found.now, await self._calendars(tenant_id, [spec]))
-            body = msgspec.json.encode(schedule_answer(schedule))
+            write = self._registering(tenant_id, spec, None, found.now, await self._calendars(tenant_id, [spec]))
+            assert write is not None
+            body = msgspec.json.encode(schedule_answer(write.schedule))
             answer = None
             if idempotency is not None:
                 answer = IdempotentAnswer(key=idempotency.key, fingerprint=idempotency.fingerprint, status=201, body=body)
-            if await self._write(tenant_id, [ScheduleWrite(schedule)], found.now, now, answer):
+            if await self._write(tenant_id, [write], found.now, now, answer):
                 return Answer(201, body)
         raise _too_busy(spec.name)
 
@@ -156,8 +148,8 @@ class Schedules:
         self, tenant_id: UUID, spec: Spec, existing: Schedule | None, moment: datetime, calendars: Calendars
     ) -> ScheduleWrite | None:
         if existing is None:
-            return ScheduleWrite(self._new(tenant_id, spec, moment, calendars))
-        return self._changed(existing, spec, moment, calendars)
+            return self._changes.created(uuid_utils.compat.uuid7(), tenant_id, spec, moment, calendars)
+        return self._changes.changed(existing, spec, moment, calendars)
 
     # Changing
 
@@ -175,7 +167,7 @@ class Schedules:
                 raise RevisionMismatch(f"the schedule is at revision {existing.revision}, not {if_match}; read it again")
             spec = parse_definition(patched(existing.spec, patch))
             is_asked = isinstance(patch, dict) and "enabled" in patch
-            return self._changed(existing, spec, moment, calendars, enabled=spec.enabled if is_asked else None)
+            return self._changes.changed(existing, spec, moment, calendars, enabled=spec.enabled if is_asked else None)
 
         return await self._decide(tenant_id, ref, decide, now)
 
@@ -185,7 +177,7 @@ class Schedules:
                 raise Conflict("the schedule is finished; there is nothing to pause")
             if existing.status is Status.PAUSED and note in (None, existing.note):
                 return None
-            return self._moved(existing, moment, calendars, status=Status.PAUSED, note=note)
+            return self._changes.moved(existing, moment, calendars, status=Status.PAUSED, note=note)
 
         return await self._decide(tenant_id, ref, decide, now)
 
@@ -196,7 +188,7 @@ class Schedules:
             if existing.status is Status.ACTIVE:
                 return None
             enabled = msgspec.structs.replace(existing, spec=msgspec.structs.replace(existing.spec, enabled=True))
-            write = self._moved(enabled, moment, calendars, status=Status.ACTIVE, note=None)
+            write = self._changes.moved(enabled, moment, calendars, status=Status.ACTIVE, note=None)
             return write._replace(expected=existing)
 
         return await self._decide(tenant_id, ref, decide, now)
@@ -212,7 +204,7 @@ class Schedules:
         def decide(existing: Schedule, moment: datetime, calendars: Calendars) -> ScheduleWrite | None:
             if existing.status is not Status.ACTIVE:
                 return None
-            return self._moved(existing, moment, calendars, status=Status.ACTIVE, note=existing.note)
+            return self._changes.moved(existing, moment, calendars, status=Status.ACTIVE, note=existing.note)
 
         for schedule in schedules:
             await self._decide(tenant_id, str(schedule.id), decide, now)
@@ -235,133 +227,6 @@ class Schedules:
             if name != existing.spec.name and await self._is_taken(tenant_id, name):
                 raise Conflict(f'a schedule named "{name}" exists already')
         raise _too_busy(ref)
-
-    # Pure decisions
-
-    def _new(self, tenant_id: UUID, spec: Spec, moment: datetime, calendars: Calendars) -> Schedule:
-        id_ = uuid_utils.compat.uuid7()
-        spec = _with_anchor(spec, None, moment)
-        first = self._first_tick(spec, id_, moment, calendars)
-        is_active = spec.enabled
-        return Schedule(
-            id=id_,
-            tenant_id=tenant_id,
-            partition=partition_of(id_),
-            spec=spec,
-            status=Status.ACTIVE if is_active else Status.PAUSED,
-            revision=1,
-            cursor_at=moment,
-            rule_at=moment,
-            created_at=moment,
-            updated_at=moment,
-            next_tick_at=first if is_active else None,
-            due_at=first + jitter_of(id_, spec.jitter_seconds) if is_active else None,
-        )
-
-    def _changed(
-        self,
-        existing: Schedule,
-        spec: Spec,
-        moment: datetime,
-        calendars: Calendars,
-        *,
-        enabled: bool | None = None,
-    ) -> ScheduleWrite | None:
-        """The write that turns a schedule into this spec; None if nothing differs. `enabled` given: asked for in so many
-        words, so that it also undoes a pause; a mere PUT of an unchanged spec does not."""
-        spec = _with_anchor(spec, existing.spec.rule, moment)
-        if enabled is None and spec.enabled != existing.spec.enabled:
-            enabled = spec.enabled
-        status = _status_after(existing, enabled)
-        is_same = same_spec(spec, existing.spec)
-        if is_same and status is existing.status and existing.fault is None:
-            return None
-        is_new_rule = spec.rule != existing.spec.rule
-        if is_new_rule:
-            self._first_tick(spec, existing.id, max(moment, existing.cursor_at), calendars)
-            if status is Status.FINISHED:
-                status = Status.ACTIVE if spec.enabled else Status.PAUSED
-        if existing.fault is not None and enabled is not False:
-            status = Status.ACTIVE
-        if not is_new_rule and status is existing.status and existing.fault is None:
-            return self._rewritten(existing, spec, moment)
-        write = self._moved(existing, moment, calendars, status=status, note=existing.note, spec=spec)
-        if not is_new_rule:
-            return write
-        # Not the moment: when the clock was set back, the old rule has already been accounted for beyond it. A rule that
-        # cannot be computed any more was accounted for only as far as it got.
-        changed_at = write.schedule.cursor_at
-        until = changed_at if self._known_timeline(existing, calendars) is not None else existing.cursor_at
-        past = PastRule(schedule_id=existing.id, rule=existing.spec.rule, since=existing.rule_at, until=until)
-        return write._replace(schedule=msgspec.structs.replace(write.schedule, rule_at=changed_at), past_rule=past)
-
-    def _rewritten(self, existing: Schedule, spec: Spec, moment: datetime) -> ScheduleWrite:
-        """A change that leaves the ticks where they are."""
-        due_at = existing.due_at
-        if existing.next_tick_at is not None and spec.jitter_seconds != existing.spec.jitter_seconds:
-            due_at = existing.next_tick_at + jitter_of(existing.id, spec.jitter_seconds)
-        schedule = msgspec.structs.replace(
-            existing, spec=spec, due_at=due_at, revision=existing.revision + 1, updated_at=moment
-        )
-        return ScheduleWrite(schedule, expected=existing)
-
-    def _moved(
-        self,
-        existing: Schedule,
-        moment: datetime,
-        calendars: Calendars,
-        *,
-        status: Status,
-        note: str | None,
-        spec: Spec | None = None,
-    ) -> ScheduleWrite:
-        """Settle the past under the old rule, then stand where the new one goes on."""
-        spec = spec or existing.spec
-        cursor_at = max(moment, existing.cursor_at)
-        next_tick_at = None
-        if status is Status.ACTIVE:
-            timeline = self._timelines.get(spec.rule, existing.id, calendars)
-            next_tick_at = timeline.next_tick(cursor_at)
-            status = Status.ACTIVE if next_tick_at is not None else Status.FINISHED
-        schedule = msgspec.structs.replace(
-            existing,
-            spec=spec,
-            status=status,
-            note=note,
-            fault=None,
-            cursor_at=cursor_at,
-            next_tick_at=next_tick_at,
-            due_at=None if next_tick_at is None else next_tick_at + jitter_of(existing.id, spec.jitter_seconds),
-            revision=existing.revision + 1,
-            updated_at=moment,
-        )
-        return ScheduleWrite(schedule, expected=existing, skips=self._settled(existing, status, moment, calendars))
-
-    def _settled(self, existing: Schedule, status: Status, moment: datetime, calendars: Calendars) -> tuple[Skip, ...]:
-        if existing.status is Status.FINISHED:
-            return ()
-        is_pausing = existing.status is Status.PAUSED or status is Status.PAUSED
-        reason = SkipReason.PAUSED if is_pausing else SkipReason.MISFIRE
-        if status is Status.FINISHED:
-            reason = SkipReason.ENDED if existing.status is Status.ACTIVE else SkipReason.PAUSED
-        timeline = self._known_timeline(existing, calendars)
-        return () if timeline is None else settle(timeline, existing.cursor_at, moment, reason)
-
-    def _known_timeline(self, existing: Schedule, calendars: Calendars) -> Timeline | None:
-        try:
-            return self._timelines.get(existing.spec.rule, existing.id, calendars)
-        except InvalidInput:  # a rule that was set aside as faulty has no ticks that could be named
-            return None
-
-    def _first_tick(self, spec: Spec, id_: UUID, after: datetime, calendars: Calendars) -> datetime:
-        timeline: Timeline = self._timelines.get(spec.rule, id_, calendars)
-        first = timeline.next_tick(after)
-        if first is not None:
-            return first
-        field = TRIGGER_FIELDS[spec.rule.kind]
-        if spec.rule.ends_at is not None:
-            raise InvalidInput.of("ends_at", "no tick is left before it")
-        raise InvalidInput.of(field, "is in the past" if field == "at" else "never fires again")
 
     # IO
 
@@ -401,17 +266,6 @@ class Schedules:
         if any(write.schedule.due_at is not None and write.schedule.due_at <= soon for write in writes):
             await self._store.publish(Notice.SCHEDULES)
         return True
-
-
-def _with_anchor(spec: Spec, previous: Rule | None, moment: datetime) -> Spec:
-    rule = anchored(spec.rule, previous, moment)
-    return spec if rule is spec.rule else msgspec.structs.replace(spec, rule=rule)
-
-
-def _status_after(existing: Schedule, enabled: bool | None) -> Status:
-    if enabled is None or existing.status is Status.FINISHED:
-        return existing.status
-    return Status.ACTIVE if enabled else Status.PAUSED
 
 
 def _repeated(answer: IdempotentAnswer, idempotency: Idempotency) -> Answer:

@@ -16,6 +16,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.core.calendars import Calendar
+from everbeat.core.changes import ScheduleWrite
 from everbeat.core.rules import Rule
 from everbeat.core.schedules import CatchUp, PastRule, Schedule
 from everbeat.core.tasks import ClaimedTask
@@ -40,15 +41,6 @@ class IdempotentAnswer(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: bytes
     status: int
     body: bytes
-
-
-class ScheduleWrite(NamedTuple):
-    """One row to write: new when `expected` is None, else replacing exactly that revision and position."""
-
-    schedule: Schedule
-    expected: Schedule | None = None
-    skips: tuple[Skip, ...] = ()
-    past_rule: PastRule | None = None
 
 
 class ScheduleFilter(NamedTuple):

@@ -11,12 +11,13 @@ from uuid import UUID
 import msgspec
 
 from everbeat.core.calendars import Calendar, parse_calendar
+from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import EverbeatError, StoreBroken
 from everbeat.core.rules import DstFold, DstGap, Rule, TriggerKind
 from everbeat.core.schedules import CatchUp, Overlap, PastRule, Retry, Schedule, Spec, Status
 from everbeat.core.tasks import ClaimedTask
 from everbeat.core.ticks import Outcome, Skip, SkipReason, Tick
-from everbeat.store.base import DueSchedule, Fired, Firing, NodeInfo, ScheduleWrite, TickTotal
+from everbeat.store.base import DueSchedule, Fired, Firing, NodeInfo, TickTotal
 
 Row = Mapping[str, Any]
 

@@ -45,6 +45,11 @@ def meaning_of(error: BaseException) -> Exception:
     return StoreUnavailable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 
+def lost_a_race(error: StoreUnavailable) -> bool:
+    """A deadlock or a serialisation failure: nothing was changed, and trying again is right."""
+    return getattr(error.__cause__, "sqlstate", None) in _RETRYABLE
+
+
 class Connections:
     """The pools of one process, opened lazily: a database that is away at the start is no reason to die."""
 
@@ -133,7 +138,7 @@ class Connections:
                 async with self.use(pool, query.name) as connection:
                     return await fetch_on(connection, query, **values)
             except StoreUnavailable as error:
-                if attempt == 3 or getattr(error.__cause__, "sqlstate", None) not in _RETRYABLE:
+                if attempt == 3 or not lost_a_race(error):
                     raise
         raise AssertionError("unreachable")
 

@@ -14,6 +14,7 @@ import asyncpg
 import msgspec
 
 from everbeat.core.calendars import Calendar
+from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import EverbeatError, StoreRefused, StoreUnavailable
 from everbeat.core.schedules import PastRule, Schedule
 from everbeat.core.tasks import ClaimedTask
@@ -33,12 +34,11 @@ from everbeat.store.base import (
     QueueDepth,
     Renewal,
     ScheduleFilter,
-    ScheduleWrite,
     TickTotal,
 )
 from everbeat.store.migrate import load_migrations, missing_migrations
 from everbeat.store.notices import Notices
-from everbeat.store.postgres.connections import Connection, Connections, describe_url, execute_on, fetch_on
+from everbeat.store.postgres.connections import Connection, Connections, describe_url, execute_on, fetch_on, lost_a_race
 from everbeat.store.queries import load_numbered
 from everbeat.store.rows import (
     SkipColumns,
@@ -182,6 +182,10 @@ class PostgresStore:
                     if answer is not None:
                         await self._write_answer(connection, tenant_id, answer, now)
             except _Undo:
+                return False
+            except StoreUnavailable as error:
+                if not lost_a_race(error):
+                    raise
                 return False
             return True
 

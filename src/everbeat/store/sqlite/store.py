@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.core.calendars import Calendar
+from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import StoreRefused
 from everbeat.core.schedules import PastRule, Schedule
 from everbeat.core.tasks import ClaimedTask
@@ -31,7 +32,6 @@ from everbeat.store.base import (
     QueueDepth,
     Renewal,
     ScheduleFilter,
-    ScheduleWrite,
     TickTotal,
 )
 from everbeat.store.migrate import load_migrations, missing_migrations

@@ -1,0 +1,179 @@
+"""Changes to schedules as pure decisions: what to write when one is created, edited, paused or resumed.
+
+A change of rule, a pause or a resume first settles the past: every tick up to now gets its ledger row under the old rule,
+so that nothing is ever replayed and nothing vanishes. A write names the row it was decided on; whoever comes second
+decides anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from everbeat.core.calendars import Calendar
+from everbeat.core.errors import InvalidInput
+from everbeat.core.jitter import jitter_of
+from everbeat.core.misfire import settle
+from everbeat.core.partitioning import partition_of
+from everbeat.core.rules import TRIGGER_FIELDS, Rule
+from everbeat.core.schedules import PastRule, Schedule, Spec, Status, anchored, same_spec
+from everbeat.core.ticks import Skip, SkipReason
+from everbeat.core.timeline import Timeline, TimelineCache
+
+Calendars = Mapping[str, Calendar]
+
+
+class ScheduleWrite(NamedTuple):
+    """One row to write: new when `expected` is None, else replacing exactly that revision and position."""
+
+    schedule: Schedule
+    expected: Schedule | None = None
+    skips: tuple[Skip, ...] = ()
+    past_rule: PastRule | None = None
+
+
+class Changes:
+    """Decides; the timelines it asks are remembered between decisions."""
+
+    def __init__(self, timelines: TimelineCache) -> None:
+        self._timelines = timelines
+
+    def created(self, id_: UUID, tenant_id: UUID, spec: Spec, moment: datetime, calendars: Calendars) -> ScheduleWrite:
+        spec = _with_anchor(spec, None, moment)
+        first = self._first_tick(spec, id_, moment, calendars)
+        is_active = spec.enabled
+        schedule = Schedule(
+            id=id_,
+            tenant_id=tenant_id,
+            partition=partition_of(id_),
+            spec=spec,
+            status=Status.ACTIVE if is_active else Status.PAUSED,
+            revision=1,
+            cursor_at=moment,
+            rule_at=moment,
+            created_at=moment,
+            updated_at=moment,
+            next_tick_at=first if is_active else None,
+            due_at=first + jitter_of(id_, spec.jitter_seconds) if is_active else None,
+        )
+        return ScheduleWrite(schedule)
+
+    def changed(
+        self,
+        existing: Schedule,
+        spec: Spec,
+        moment: datetime,
+        calendars: Calendars,
+        *,
+        enabled: bool | None = None,
+    ) -> ScheduleWrite | None:
+        """The write that turns a schedule into this spec; None if nothing differs. `enabled` given: asked for in so many
+        words, so that it also undoes a pause; a mere PUT of an unchanged spec does not."""
+        spec = _with_anchor(spec, existing.spec.rule, moment)
+        if enabled is None and spec.enabled != existing.spec.enabled:
+            enabled = spec.enabled
+        status = _status_after(existing, enabled)
+        is_same = same_spec(spec, existing.spec)
+        if is_same and status is existing.status and existing.fault is None:
+            return None
+        is_new_rule = spec.rule != existing.spec.rule
+        if is_new_rule:
+            self._first_tick(spec, existing.id, max(moment, existing.cursor_at), calendars)
+            if status is Status.FINISHED:
+                status = Status.ACTIVE if spec.enabled else Status.PAUSED
+        if existing.fault is not None and enabled is not False:
+            status = Status.ACTIVE
+        if not is_new_rule and status is existing.status and existing.fault is None:
+            return self._rewritten(existing, spec, moment)
+        write = self.moved(existing, moment, calendars, status=status, note=existing.note, spec=spec)
+        if not is_new_rule:
+            return write
+        # Not the moment: when the clock was set back, the old rule has already been accounted for beyond it. A rule that
+        # cannot be computed any more was accounted for only as far as it got.
+        changed_at = write.schedule.cursor_at
+        until = changed_at if self._known_timeline(existing, calendars) is not None else existing.cursor_at
+        past = PastRule(schedule_id=existing.id, rule=existing.spec.rule, since=existing.rule_at, until=until)
+        return write._replace(schedule=msgspec.structs.replace(write.schedule, rule_at=changed_at), past_rule=past)
+
+    def _rewritten(self, existing: Schedule, spec: Spec, moment: datetime) -> ScheduleWrite:
+        """A change that leaves the ticks where they are."""
+        due_at = existing.due_at
+        if existing.next_tick_at is not None and spec.jitter_seconds != existing.spec.jitter_seconds:
+            due_at = existing.next_tick_at + jitter_of(existing.id, spec.jitter_seconds)
+        schedule = msgspec.structs.replace(
+            existing, spec=spec, due_at=due_at, revision=existing.revision + 1, updated_at=moment
+        )
+        return ScheduleWrite(schedule, expected=existing)
+
+    def moved(
+        self,
+        existing: Schedule,
+        moment: datetime,
+        calendars: Calendars,
+        *,
+        status: Status,
+        note: str | None,
+        spec: Spec | None = None,
+    ) -> ScheduleWrite:
+        """Settle the past under the old rule, then stand where the new one goes on."""
+        spec = spec or existing.spec
+        cursor_at = max(moment, existing.cursor_at)
+        next_tick_at = None
+        if status is Status.ACTIVE:
+            timeline = self._timelines.get(spec.rule, existing.id, calendars)
+            next_tick_at = timeline.next_tick(cursor_at)
+            status = Status.ACTIVE if next_tick_at is not None else Status.FINISHED
+        schedule = msgspec.structs.replace(
+            existing,
+            spec=spec,
+            status=status,
+            note=note,
+            fault=None,
+            cursor_at=cursor_at,
+            next_tick_at=next_tick_at,
+            due_at=None if next_tick_at is None else next_tick_at + jitter_of(existing.id, spec.jitter_seconds),
+            revision=existing.revision + 1,
+            updated_at=moment,
+        )
+        return ScheduleWrite(schedule, expected=existing, skips=self._settled(existing, status, moment, calendars))
+
+    def _settled(self, existing: Schedule, status: Status, moment: datetime, calendars: Calendars) -> tuple[Skip, ...]:
+        if existing.status is Status.FINISHED:
+            return ()
+        is_pausing = existing.status is Status.PAUSED or status is Status.PAUSED
+        reason = SkipReason.PAUSED if is_pausing else SkipReason.MISFIRE
+        if status is Status.FINISHED:
+            reason = SkipReason.ENDED if existing.status is Status.ACTIVE else SkipReason.PAUSED
+        timeline = self._known_timeline(existing, calendars)
+        return () if timeline is None else settle(timeline, existing.cursor_at, moment, reason)
+
+    def _known_timeline(self, existing: Schedule, calendars: Calendars) -> Timeline | None:
+        try:
+            return self._timelines.get(existing.spec.rule, existing.id, calendars)
+        except InvalidInput:  # a rule that was set aside as faulty has no ticks that could be named
+            return None
+
+    def _first_tick(self, spec: Spec, id_: UUID, after: datetime, calendars: Calendars) -> datetime:
+        timeline: Timeline = self._timelines.get(spec.rule, id_, calendars)
+        first = timeline.next_tick(after)
+        if first is not None:
+            return first
+        field = TRIGGER_FIELDS[spec.rule.kind]
+        if spec.rule.ends_at is not None:
+            raise InvalidInput.of("ends_at", "no tick is left before it")
+        raise InvalidInput.of(field, "is in the past" if field == "at" else "never fires again")
+
+
+def _with_anchor(spec: Spec, previous: Rule | None, moment: datetime) -> Spec:
+    rule = anchored(spec.rule, previous, moment)
+    return spec if rule is spec.rule else msgspec.structs.replace(spec, rule=rule)
+
+
+def _status_after(existing: Schedule, enabled: bool | None) -> Status:
+    if enabled is None or existing.status is Status.FINISHED:
+        return existing.status
+    return Status.ACTIVE if enabled else Status.PAUSED
