@@ -62,13 +62,27 @@ FIRING = {
     **{f"skip_{part}": [] for part in ("ids", "tenants", "epochs", "firsts", "lasts", "counts", "reasons")},
 }
 ARGUMENTS: dict[str, dict[str, Any]] = {
+    "schedule_find": {"tenant_id": UUID(int=0), "names": ["job-7", "job-8"], "ids": [UUID(int=9)]},
+    "schedule_list": {
+        "tenant_id": UUID(int=0),
+        "after_name": "job-3",
+        "limit": 50,
+        **dict.fromkeys(("status", "name_prefix", "queue", "type", "target"), "x"),
+    },
     "schedule_due": {"now": NOW, "partitions": list(range(256)), "horizon_seconds": 5, "limit": 16},
     "tick_fire": {"now": NOW, **FIRING},
     "task_claim": {"now": NOW, "queues": ["default", "mail"], "limit": 10, "worker": "w", "lease_seconds": 30},
     "task_reap": {"now": NOW, "limit": 1000},
 }
 HOT_TABLES = ("schedules", "tasks")
-TOUCHED = {"schedule_due": {"schedules"}, "tick_fire": {"schedules", "tasks"}, "task_claim": {"tasks"}, "task_reap": {"tasks"}}
+TOUCHED = {
+    "schedule_find": {"schedules"},
+    "schedule_list": {"schedules"},
+    "schedule_due": {"schedules"},
+    "tick_fire": {"schedules", "tasks"},
+    "task_claim": {"tasks"},
+    "task_reap": {"tasks"},
+}
 
 
 @pytest.fixture(scope="module", params=["fresh", "analyzed"])
@@ -151,6 +165,7 @@ async def _migrate(path: Path) -> None:
 
 
 SQLITE_HOT = [
+    "schedule_find",
     "schedule_due",
     "tick_fire",
     "tick_fire_guard",

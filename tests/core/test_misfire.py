@@ -48,6 +48,14 @@ def compiled(rule: Rule) -> Timeline:
 MINUTELY = compiled(every(60))
 
 
+def test_a_range_over_the_end_of_a_month_is_recorded_in_each_month() -> None:
+    cursor = datetime(2026, 1, 30, 12, 30, tzinfo=UTC)
+    timeline = compiled(cron("0 12 * * *"))
+    skips = settle(timeline, cursor, datetime(2026, 3, 2, 13, tzinfo=UTC), SkipReason.PAUSED)
+    assert [(skip.first.day, skip.last.day, skip.count) for skip in skips] == [(31, 31, 1), (1, 28, 28), (1, 2, 2)]
+    assert [skip.first.month for skip in skips] == [1, 2, 3]
+
+
 def due_of(timeline: Timeline, cursor_at: datetime, **more: Any) -> Due:
     """A schedule that stands after this cursor."""
     following = timeline.next_tick(cursor_at)
