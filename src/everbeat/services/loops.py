@@ -26,6 +26,9 @@ class Loop(Protocol):
     async def wait(self) -> None:
         """Until the next iteration makes sense."""
 
+    async def close(self) -> None:
+        """Let go of what still runs on the side."""
+
 
 class Periodic:
     """The waiting of loops that simply run every so often, and can be woken."""
@@ -39,6 +42,9 @@ class Periodic:
 
     async def wait(self) -> None:
         await wait_for_event(self._woken, self._interval)
+
+    async def close(self) -> None:
+        """Nothing runs on the side."""
 
 
 async def wait_for_event(event: asyncio.Event, timeout_seconds: float) -> None:
@@ -87,6 +93,7 @@ class Runner:
             await asyncio.wait({self.task}, timeout=patience_seconds)
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
+        await self._loop.close()
 
     async def _run(self) -> None:
         while not self._is_stopping:

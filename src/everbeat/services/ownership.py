@@ -109,6 +109,9 @@ class Ownership:
     async def wait(self) -> None:
         await wait_for_event(self._woken, self._renewed + self._beat.lease_seconds / 3 - self._monotonic())
 
+    async def close(self) -> None:
+        """Nothing runs on the side; `stop` releases what is owned."""
+
     async def _take_in(self, renewal: Renewal) -> None:
         if renewal.clock_back_seconds > _CLOCK_BACK_TOLERANCE_SECONDS:
             self._emit(ClockSetBack(renewal.clock_back_seconds))

@@ -40,7 +40,7 @@ from everbeat.services.events import (
 )
 from everbeat.services.loops import wait_for_event
 from everbeat.services.ownership import Ownership
-from everbeat.store.base import DueSchedule, Fired, FireResult, Firing, Notice, Store
+from everbeat.store.base import DueScan, DueSchedule, Fired, FireResult, Firing, Notice, Store
 
 _LOAD_SLICE = 200
 _SHORTEST_SCAN_GAP_SECONDS = 0.05
@@ -52,7 +52,7 @@ class TickerSettings(NamedTuple):
     scan_seconds: float = 2.0
     batch_size: int = 1000
     parallel_batches: int = 3
-    index_size: int = 65_536
+    index_size: int = 32_768
     lag_alert_seconds: float = 5.0
     lateness: Lateness = Lateness()
 
@@ -97,7 +97,10 @@ class Ticker:
         self._woken = asyncio.Event()
         self._scanned: frozenset[tuple[int, int]] = frozenset()
         self._scanned_at = float("-inf")
-        self._is_partial = False
+        self._scanning: asyncio.Task[None] | None = None
+        self._touched: set[UUID] | None = None
+        self._frontier: datetime | None = None
+        self._firing = asyncio.Lock()
         self._is_stale = True
         self._alerted_at = float("-inf")
         self._watching_since = datetime.max.replace(tzinfo=UTC)
@@ -109,15 +112,16 @@ class Ticker:
             self._index.clear()
             self._is_stale = True
             return False
-        if self._should_scan(owned, now):
+        if now is not None:  # stepped by hand: everything in order
             await self._scan(owned, now)
+        elif self._should_scan(owned):
+            self._scanning = asyncio.create_task(self._scan(owned, None))
         moment = now if now is not None else self._clock.now()
-        size = self._settings.batch_size
-        entries = self._index.take_due(moment, size * self._settings.parallel_batches)
+        entries = self._take(moment)
         if not entries:
             return False
         self._watch_lag(entries[0], moment)
-        # One batch is planned here while the database works on another.
+        size = self._settings.batch_size
         batches = [entries[start : start + size] for start in range(0, len(entries), size)]
         results = await asyncio.gather(*(self._fire(batch, owned, moment, now) for batch in batches), return_exceptions=True)
         for result in results:
@@ -129,13 +133,27 @@ class Ticker:
         if not self._ownership.current():
             await wait_for_event(self._woken, 0.2)
             return
-        seconds = self._scanned_at + self._settings.scan_seconds - self._clock.monotonic()
-        if self._is_stale:
-            seconds = self._scanned_at + _SHORTEST_SCAN_GAP_SECONDS - self._clock.monotonic()
+        seconds = self._settings.scan_seconds
+        if self._scanning is None:
+            gap = _SHORTEST_SCAN_GAP_SECONDS if self._is_stale else self._settings.scan_seconds
+            seconds = self._scanned_at + gap - self._clock.monotonic()
         due_at = self._index.next_due_at()
-        if due_at is not None:
+        if due_at is not None and (self._frontier is None or due_at <= self._frontier):
             seconds = min(seconds, self._clock.seconds_until(due_at))
         await wait_for_event(self._woken, seconds)
+
+    async def close(self) -> None:
+        if self._scanning is not None:
+            self._scanning.cancel()
+            await asyncio.gather(self._scanning, return_exceptions=True)
+
+    def _take(self, moment: datetime) -> list[_Entry]:
+        """What is due, oldest first. Beyond the frontier of a scan that was cut short lie older ticks not yet loaded."""
+        until = moment if self._frontier is None else min(moment, self._frontier)
+        entries = self._index.take_due(until, self._settings.batch_size * self._settings.parallel_batches)
+        if self._touched is not None:
+            self._touched.update(entry.id for entry in entries)
+        return entries
 
     # Loading
 
@@ -143,31 +161,51 @@ class Ticker:
         self._is_stale = True
         self._woken.set()
 
-    def _should_scan(self, owned: Mapping[int, int], now: datetime | None) -> bool:
-        if now is not None or self._scanned != frozenset(owned.items()):
+    def _should_scan(self, owned: Mapping[int, int]) -> bool:
+        """Beside the firing, and not while what is loaded is overdue: then firing is what matters."""
+        if self._scanning is not None:
+            if not self._scanning.done():
+                return False
+            finished, self._scanning = self._scanning, None
+            finished.result()
+        if self._scanned != frozenset(owned.items()):
             return True
+        due_at = self._index.next_due_at()
+        if self._frontier is not None and (due_at is None or due_at > self._frontier):
+            return True
+        if due_at is not None and due_at <= self._clock.now():
+            # Cut short: the rest is fetched before what is loaded runs out.
+            return self._frontier is not None and len(self._index) <= self._settings.index_size // 2
         age = self._clock.monotonic() - self._scanned_at
-        if self._is_partial and not len(self._index):
-            return True
         return age >= self._settings.scan_seconds or (self._is_stale and age >= _SHORTEST_SCAN_GAP_SECONDS)
 
     async def _scan(self, owned: Mapping[int, int], now: datetime | None) -> None:
         self._is_stale = False
         limit = max(16, self._settings.index_size // len(owned))
-        sent = self._clock.monotonic()
-        scan = await self._store.schedule_due(list(owned), horizon_seconds=self._settings.horizon_seconds, limit=limit, now=now)
-        self._clock.observe(sent, scan.now)
-        if self._scanned != frozenset(owned.items()):
-            self._index.clear()
-            self._watching_since = scan.now
-        self._scanned, self._scanned_at = frozenset(owned.items()), sent
-        loaded = Counter(schedule.partition for schedule in scan.schedules)
-        self._is_partial = any(count >= limit for count in loaded.values())
+        sent, self._touched = self._clock.monotonic(), set()
+        try:
+            scan = await self._store.schedule_due(
+                list(owned), horizon_seconds=self._settings.horizon_seconds, limit=limit, now=now
+            )
+            self._clock.observe(sent, scan.now)
+            if self._scanned != frozenset(owned.items()):
+                self._index.clear()
+                self._watching_since = scan.now
+            self._scanned = frozenset(owned.items())
+            await self._load_all(scan, now)
+            self._frontier = _frontier(scan.schedules, limit)
+        finally:
+            self._scanned_at, self._touched = self._clock.monotonic(), None
+            self._woken.set()
+
+    async def _load_all(self, scan: DueScan, now: datetime | None) -> None:
         faults = dict(scan.faults)
         calendars = await self._calendars(scan.schedules)
         for start in range(0, len(scan.schedules), _LOAD_SLICE):
             for schedule in scan.schedules[start : start + _LOAD_SLICE]:
-                self._load(schedule, calendars.get(schedule.tenant_id, {}), faults)
+                # What was taken to be fired since the scan was sent has moved on, or will be found by the next one.
+                if self._touched is None or schedule.id not in self._touched:
+                    self._load(schedule, calendars.get(schedule.tenant_id, {}), faults)
             await asyncio.sleep(0)
         await self._set_aside(faults, now)
 
@@ -205,7 +243,11 @@ class Ticker:
         await self._set_aside(faults, now)
         sent = self._clock.monotonic()
         try:
-            result = await self._store.tick_fire(self._ownership.node_id, [firing for _, firing in planned.values()], now=now)
+            # One batch is planned while the database works on the one before it, in the order they are due.
+            async with self._firing:
+                result = await self._store.tick_fire(
+                    self._ownership.node_id, [firing for _, firing in planned.values()], now=now
+                )
         except StoreRefused as error:
             await self._fire_halves([entry for entry, _ in planned.values()], owned, moment, now, error)
             return
@@ -317,3 +359,11 @@ class Ticker:
         if lag > self._settings.lag_alert_seconds and ticking - self._alerted_at > _ALERT_GAP_SECONDS:
             self._alerted_at = ticking
             self._emit(LagHigh(lag, len(self._index)))
+
+
+def _frontier(schedules: list[DueSchedule], limit: int) -> datetime | None:
+    """Up to when everything due is loaded, if some partition had more than the limit; None if all of it is."""
+    loaded: dict[int, list[datetime]] = {}
+    for schedule in schedules:
+        loaded.setdefault(schedule.partition, []).append(schedule.due_at)
+    return min((dues[-1] for dues in loaded.values() if len(dues) >= limit), default=None)

@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from calendar import monthrange
 from collections.abc import Iterator
 from datetime import date, datetime
+from functools import lru_cache
 
 from cronsim import CronSim
 
@@ -53,25 +54,72 @@ def parse_cron(expression: str, timezone: str, gap: DstGap, fold: DstFold, seed:
     return CronTrigger(pattern, wall_clock(zone, mode), gap)
 
 
+class MonthDays:
+    """The days of an expression. Shared: many expressions differ in their times only."""
+
+    def __init__(self, day: str, month: str, weekday: str) -> None:
+        # Only cronsim's parsing and day matching are used, not its iteration, so the date does not matter. The month
+        # goes apart because cronsim would refuse 31 4 with less than we can say.
+        start = datetime(2000, 1, 1)  # noqa: DTZ001
+        self._sim = CronSim(f"0 0 {day} * {weekday}", start)
+        self.months: tuple[int, ...] = tuple(sorted(CronSim(f"0 0 1 {month} *", start).months))
+        self._kinds: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._recent: tuple[int, int, tuple[int, ...]] = (0, 0, ())
+        self.ever_match = self._ever_match()
+
+    def around(self, day: int) -> tuple[int, int, tuple[int, ...]]:
+        """First day of the month around a day, first day of the next, and the matching days between."""
+        recent = self._recent
+        if recent[0] <= day < recent[1]:
+            return recent
+        on = date.fromordinal(day + EPOCH_ORDINAL)
+        kind = monthrange(on.year, on.month)
+        start = day - on.day + 1
+        offsets = self._of_kind(kind) if on.month in self.months else ()
+        self._recent = found = (start, start + kind[1], tuple(start + offset for offset in offsets))
+        return found
+
+    def of_month(self, year: int, month: int) -> tuple[int, tuple[int, ...]]:
+        """First day and matching offsets of one of its months."""
+        return date(year, month, 1).toordinal() - EPOCH_ORDINAL, self._of_kind(monthrange(year, month))
+
+    def _ever_match(self) -> bool:
+        """Each of its months comes in every kind it can be within 400 years, after which the calendar repeats."""
+        lengths = {monthrange(year, month)[1] for year in (2000, 2001) for month in self.months}
+        return any(self._of_kind((weekday, length)) for length in lengths for weekday in range(7))
+
+    def _of_kind(self, kind: tuple[int, int]) -> tuple[int, ...]:
+        offsets = self._kinds.get(kind)
+        if offsets is None:
+            year, month = _SAMPLES[kind]
+            days = range(kind[1])
+            offsets = tuple(each for each in days if self._sim.match_day(date(year, month, each + 1)))
+            self._kinds[kind] = offsets
+        return offsets
+
+
+@lru_cache(maxsize=1024)
+def _days_of(day: str, month: str, weekday: str) -> MonthDays:
+    return MonthDays(day, month, weekday)
+
+
+@lru_cache(maxsize=4096)
+def _times_of(second: str, minute: str, hour: str) -> CrossedTimes:
+    sim = CronSim(f"{second} {minute} {hour} * * *", datetime(2000, 1, 1))  # noqa: DTZ001
+    return CrossedTimes(list(sim.hours), list(sim.minutes), list(sim.seconds))
+
+
 class CronPattern(DayPattern):
     """The local times of an expression."""
 
     def __init__(self, fields: tuple[str, ...]) -> None:
         second, minute, hour, day, month, weekday = fields
-        # Only cronsim's parsing and day matching are used, not its iteration, so the date does not matter. The month
-        # goes apart because cronsim would refuse 31 4 with less than we can say.
-        start = datetime(2000, 1, 1)  # noqa: DTZ001
-        sim = CronSim(f"{second} {minute} {hour} {day} * {weekday}", start)
-        self.months: tuple[int, ...] = tuple(sorted(CronSim(f"0 0 1 {month} *", start).months))
-        self._sim = sim
-        self._times = CrossedTimes(list(sim.hours), list(sim.minutes), list(sim.seconds))
-        self._kinds: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._recent: tuple[int, int, tuple[int, ...]] = (0, 0, ())
+        self._days = _days_of(day, month, weekday)
+        self._times = _times_of(second, minute, hour)
+        self.months = self._days.months
 
     def ever_matches(self) -> bool:
-        """Each of its months comes in every kind it can be within 400 years, after which the calendar repeats."""
-        lengths = {monthrange(year, month)[1] for year in (2000, 2001) for month in self.months}
-        return any(self._days_of_kind((weekday, length)) for length in lengths for weekday in range(7))
+        return self._days.ever_match
 
     def times_on(self, day: int, offset: int) -> Times:
         return self._times
@@ -79,7 +127,7 @@ class CronPattern(DayPattern):
     def first_day(self, day: int, offset: int) -> int | None:
         if day > LAST_DAY:
             return None
-        _, end, days = self._month_around(day)
+        _, end, days = self._days.around(day)
         index = bisect_left(days, day)
         if index < len(days):
             return days[index]
@@ -91,7 +139,7 @@ class CronPattern(DayPattern):
     def last_day(self, day: int, offset: int) -> int | None:
         if day < FIRST_DAY:
             return None
-        start, _, days = self._month_around(min(day, LAST_DAY))
+        start, _, days = self._days.around(min(day, LAST_DAY))
         index = bisect_right(days, day)
         if index:
             return days[index - 1]
@@ -103,24 +151,13 @@ class CronPattern(DayPattern):
     def count_on_days(self, first: int, end: int, offset: int) -> int:
         if first >= end:
             return 0
-        _, month_end, days = self._month_around(first)
+        _, month_end, days = self._days.around(first)
         total = bisect_left(days, end) - bisect_left(days, first)
         for start, offsets in self._months_from(month_end):
             if start >= end:
                 break
             total += bisect_left(offsets, end - start)
         return total * self._times.size
-
-    def _month_around(self, day: int) -> tuple[int, int, tuple[int, ...]]:
-        recent = self._recent
-        if recent[0] <= day < recent[1]:
-            return recent
-        on = date.fromordinal(day + EPOCH_ORDINAL)
-        kind = monthrange(on.year, on.month)
-        start = day - on.day + 1
-        offsets = self._days_of_kind(kind) if on.month in self.months else ()
-        self._recent = found = (start, start + kind[1], tuple(start + offset for offset in offsets))
-        return found
 
     def _months_from(self, day: int) -> Iterator[tuple[int, tuple[int, ...]]]:
         """First day and matching offsets of each of its months, from the month that starts on this day."""
@@ -130,7 +167,7 @@ class CronPattern(DayPattern):
         for year in range(begin.year, date.max.year + 1):
             for month in self.months:
                 if year > begin.year or month >= begin.month:
-                    yield self._month(year, month)
+                    yield self._days.of_month(year, month)
 
     def _months_before(self, day: int) -> Iterator[tuple[int, tuple[int, ...]]]:
         if day <= FIRST_DAY:
@@ -139,19 +176,7 @@ class CronPattern(DayPattern):
         for year in range(begin.year, 0, -1):
             for month in reversed(self.months):
                 if year < begin.year or month <= begin.month:
-                    yield self._month(year, month)
-
-    def _month(self, year: int, month: int) -> tuple[int, tuple[int, ...]]:
-        return date(year, month, 1).toordinal() - EPOCH_ORDINAL, self._days_of_kind(monthrange(year, month))
-
-    def _days_of_kind(self, kind: tuple[int, int]) -> tuple[int, ...]:
-        offsets = self._kinds.get(kind)
-        if offsets is None:
-            year, month = _SAMPLES[kind]
-            days = range(kind[1])
-            offsets = tuple(each for each in days if self._sim.match_day(date(year, month, each + 1)))
-            self._kinds[kind] = offsets
-        return offsets
+                    yield self._days.of_month(year, month)
 
 
 def _never(fields: tuple[str, ...], months: tuple[int, ...]) -> str:

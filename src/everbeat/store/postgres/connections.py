@@ -96,6 +96,8 @@ class Connections:
             "lock_timeout": milliseconds,
             "idle_in_transaction_session_timeout": "30000",
             "jit": "off",
+            # Every statement here finds its rows by an index; a plan made while a table was small must not outlive that.
+            "enable_seqscan": "off",
             "timezone": "UTC",
         }
 

@@ -59,6 +59,7 @@ from everbeat.store.rows import (
 T = TypeVar("T")
 
 _PACKAGE = "everbeat.store.postgres"
+_SLICE = 500
 _MONTH_TABLE = re.compile(r"(ticks|task_history)_(\d{4})_(\d{2})")
 
 
@@ -259,8 +260,13 @@ class PostgresStore:
             horizon_seconds=horizon_seconds,
             limit=limit,
         )
-        schedules, faults = due_from_rows(row for row in rows if row["id"] is not None)
-        return DueScan(rows[0]["moment"], schedules, faults)
+        scan = DueScan(rows[0]["moment"], [], {})
+        for start in range(0, len(rows), _SLICE):
+            schedules, faults = due_from_rows(row for row in rows[start : start + _SLICE] if row["id"] is not None)
+            scan.schedules.extend(schedules)
+            scan.faults.update(faults)
+            await asyncio.sleep(0)  # a big scan must not keep what is due from firing
+        return scan
 
     async def schedule_fault(self, faults: Mapping[UUID, str], *, now: datetime | None = None) -> int:
         return await self._connections.execute(

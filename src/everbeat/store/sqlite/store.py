@@ -289,11 +289,14 @@ class SqliteStore:
             session.change(self._sql["tick_fire_ledger"], at)
             session.change(self._sql["tick_fire_tasks"], at)
             rows = session.rows(self._sql["tick_fire_result"], at)
-            session.change_many(self._sql["tick_fire"], [{"id": row["id"]} for row in rows])
             advanced = {row["id"] for row in rows}
-            for firing in firings:
-                if firing.skips and firing.schedule_id in advanced:
-                    self._skip(session, firing.schedule_id, firing.skips, moment, node_id, firing.epoch)
+            moved = [firing for firing in firings if firing.schedule_id in advanced]
+            session.change_many(
+                self._sql["tick_fire"],
+                [(one.next_tick_at, one.due_at, one.cursor_at, one.fires, one.schedule_id) for one in moved],
+            )
+            for one in moved:
+                self._skip(session, one.schedule_id, one.skips, moment, node_id, one.epoch)
             return moment, rows
 
         moment, rows = await self._connections.write("tick_fire", work)

@@ -18,8 +18,10 @@ advanced AS (
     last_tick_at = coalesce(f.fires, s.last_tick_at),
     status = CASE WHEN f.next_tick_at IS NULL THEN 'finished' ELSE 'active' END
   FROM firing AS f
-  WHERE s.id = f.schedule_id AND s.status = 'active' AND s.revision = f.revision AND s.next_tick_at = f.expected
-    AND s.due_at <= (SELECT at FROM moment)
+  -- Here IS TRUE leaves only the primary key to find the row by: a plan made while the table was small would go through
+  -- all that is due for each row of the batch.
+  WHERE s.id = f.schedule_id AND (s.status = 'active' AND s.revision = f.revision AND s.next_tick_at = f.expected
+    AND s.due_at <= (SELECT at FROM moment)) IS TRUE
   RETURNING s.id, s.tenant_id, s.partition, s.queue, s.task_type, s.target, s.payload, s.priority, s.max_attempts,
     s.retry, s.timeout_seconds, s.labels, s.concurrency, f.fires, f.task_id, f.epoch
 ),

@@ -51,11 +51,9 @@ WHERE f.fires IS NOT NULL AND f.is_new AND NOT f.is_overlap;
 
 -- name: tick_fire
 -- One schedule moved on to its next tick.
-UPDATE schedules SET next_tick_at = f.next_tick_at, due_at = f.due_at, cursor_at = f.cursor_at,
-  last_tick_at = coalesce(f.fires, schedules.last_tick_at),
-  status = iif(f.next_tick_at IS NULL, 'finished', 'active')
-FROM temp.firing AS f
-WHERE f.schedule_id = :id AND schedules.id = :id AND schedules.status = 'active';
+UPDATE schedules SET next_tick_at = ?1, due_at = ?2, cursor_at = ?3, last_tick_at = coalesce(?4, last_tick_at),
+  status = iif(?1 IS NULL, 'finished', 'active')
+WHERE id = ?5 AND status = 'active';
 
 -- name: tick_fire_result
 -- What became of the batch.
