@@ -51,7 +51,7 @@ def plan_firing(due: Due, timeline: Timeline, now: datetime, lateness: Lateness 
     """Decide for a schedule whose next tick is at or before now."""
     late_before = now - due.jitter - timedelta(seconds=lateness.late_after_seconds)
     if due.next_tick_at >= late_before:
-        return _fire(due, timeline, due.next_tick_at, now, lateness)
+        return _fire(due, timeline, now, 0)
     grace = timedelta(seconds=max(due.grace_seconds, lateness.late_after_seconds))
     too_old = now - due.jitter - grace
     match due.catch_up:
@@ -62,7 +62,7 @@ def plan_firing(due: Due, timeline: Timeline, now: datetime, lateness: Lateness 
         case CatchUp.ALL:
             if due.next_tick_at < too_old:
                 return _skip_until(due, timeline, too_old - _MOMENT)
-            return _fire(due, timeline, due.next_tick_at, now, lateness)
+            return _fire(due, timeline, now, lateness.catch_up_rate)
         case _:
             assert_never(due.catch_up)
 
@@ -79,7 +79,9 @@ def settle(timeline: Timeline, cursor_at: datetime, until: datetime, reason: Ski
     return tuple(skips)
 
 
-def _fire(due: Due, timeline: Timeline, tick: datetime, now: datetime, lateness: Lateness) -> Plan:
+def _fire(due: Due, timeline: Timeline, now: datetime, rate: float) -> Plan:
+    """Fire the next tick. A rate: the schedule is catching up, and the tick after that keeps its distance."""
+    tick = due.next_tick_at
     before, fireable = _runs_to(due, timeline, tick)
     following = timeline.next_tick(tick)
     return Plan(
@@ -87,7 +89,7 @@ def _fire(due: Due, timeline: Timeline, tick: datetime, now: datetime, lateness:
         skips=before,
         cursor_at=tick,
         next_tick_at=following,
-        due_at=_due_at(due, tick, following, now, lateness),
+        due_at=_due_at(due, following, now, rate),
     )
 
 
@@ -166,12 +168,11 @@ def _skip(run: Run, reason: SkipReason) -> Skip:
     return Skip(run.first, run.last, run.count, run.skip or reason)
 
 
-def _due_at(due: Due, tick: datetime, following: datetime | None, now: datetime, lateness: Lateness) -> datetime | None:
+def _due_at(due: Due, following: datetime | None, now: datetime, rate: float) -> datetime | None:
     """Normally the tick plus its jitter; when catching up, no sooner than a fraction of the normal distance from now."""
     if following is None:
         return None
     due_at = following + due.jitter
-    is_late = tick < now - due.jitter - timedelta(seconds=lateness.late_after_seconds)
-    if is_late and due_at <= now and lateness.catch_up_rate > 0:
-        return max(due_at, now + (following - tick) / lateness.catch_up_rate)
+    if rate > 0 and due_at <= now:
+        return max(due_at, now + (following - due.next_tick_at) / rate)
     return due_at

@@ -28,7 +28,8 @@ T = TypeVar("T", bound=Timed)
 class TimeIndex(Generic[T]):
     def __init__(self) -> None:
         self._entries: dict[UUID, tuple[int, T]] = {}
-        self._heap: list[tuple[datetime, int, UUID]] = []
+        # Among equals by id: schedules made together lie together in the database, and are then written together.
+        self._heap: list[tuple[datetime, int, int, UUID]] = []
         self._sequence = 0
 
     def __len__(self) -> int:
@@ -48,9 +49,9 @@ class TimeIndex(Generic[T]):
             return
         self._sequence += 1
         self._entries[entry.id] = (self._sequence, entry)
-        heapq.heappush(self._heap, (entry.due_at, self._sequence, entry.id))
+        heapq.heappush(self._heap, (entry.due_at, entry.id.int, self._sequence, entry.id))
         if len(self._heap) > 2 * len(self._entries) + _SPARE_SLOTS:
-            self._heap = [(entry.due_at, sequence, id_) for id_, (sequence, entry) in self._entries.items()]
+            self._heap = [(entry.due_at, id_.int, sequence, id_) for id_, (sequence, entry) in self._entries.items()]
             heapq.heapify(self._heap)
 
     def discard(self, ids: Iterable[UUID]) -> None:
@@ -69,7 +70,7 @@ class TimeIndex(Generic[T]):
         """Remove and return up to limit entries due at or before now, oldest first."""
         taken: list[T] = []
         while len(taken) < limit and self._heap and self._heap[0][0] <= now:
-            _, sequence, id_ = heapq.heappop(self._heap)
+            _, _, sequence, id_ = heapq.heappop(self._heap)
             slot = self._entries.get(id_)
             if slot is not None and slot[0] == sequence:
                 taken.append(slot[1])
@@ -81,7 +82,7 @@ class TimeIndex(Generic[T]):
 
     def _drop_stale(self) -> None:
         while self._heap:
-            _, sequence, id_ = self._heap[0]
+            _, _, sequence, id_ = self._heap[0]
             slot = self._entries.get(id_)
             if slot is not None and slot[0] == sequence:
                 return

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
@@ -34,12 +35,20 @@ _IDS = frozenset({"id", "owner", "node"})
 _CLAIMS = frozenset({"enabled", "cancel_requested", "is_there", "is_new"})
 
 
+# The instants of a herd are few, and each is converted many times.
+@lru_cache(maxsize=8192)
 def to_microseconds(at: datetime) -> int:
     return (at - _EPOCH) // _MICROSECOND
 
 
+@lru_cache(maxsize=8192)
 def from_microseconds(value: int) -> datetime:
     return _EPOCH + timedelta(microseconds=value)
+
+
+@lru_cache(maxsize=1024)
+def _tenant(value: bytes) -> UUID:
+    return UUID(bytes=value)
 
 
 def _bind(_cursor: apsw.Cursor, _number: int, value: Any) -> Any:
@@ -53,6 +62,8 @@ def _bind(_cursor: apsw.Cursor, _number: int, value: Any) -> Any:
 def _converter(column: str) -> Callable[[Any], Any] | None:
     if column.endswith("_at") or column in _INSTANTS:
         return from_microseconds
+    if column == "tenant_id":
+        return _tenant
     if column.endswith("_id") or column in _IDS:
         return lambda value: UUID(bytes=value)
     return bool if column in _CLAIMS else None
@@ -92,6 +103,10 @@ class Session:
                 }
             )
         return rows
+
+    def tuples(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        """Rows as SQLite gives them, for results where converting each would cost more than reading it."""
+        return list(self._cursor().execute(sql, values))
 
     def change(self, sql: str, values: Mapping[str, Any] | None = None) -> int:
         """How many rows the statement changed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import StoreRefused
 from everbeat.core.schedules import PastRule, Schedule
 from everbeat.core.tasks import ClaimedTask
-from everbeat.core.ticks import Skip, Tick
+from everbeat.core.ticks import Outcome, Skip, SkipReason, Tick
 from everbeat.store.base import (
     DueScan,
+    Fired,
     FireResult,
     Firing,
     Found,
@@ -41,7 +42,6 @@ from everbeat.store.rows import (
     calendar_from_row,
     claimed_from_row,
     due_from_rows,
-    fired_from_row,
     node_from_row,
     past_rule_from_row,
     schedule_from_row,
@@ -54,6 +54,14 @@ from everbeat.store.sqlite.connections import Connections, Row, Session, from_mi
 
 _PACKAGE = "everbeat.store.sqlite"
 _NAME_TAKEN = "UNIQUE constraint failed: schedules.tenant_id, schedules.name"
+
+
+# What became of a firing: outcome, reason and moment of its ledger row; none if the ledger held it already.
+_FATES: dict[str, Callable[[datetime], tuple[Outcome | None, SkipReason | None, datetime | None]]] = {
+    "fired": lambda moment: (Outcome.FIRED, None, moment),
+    "overlap": lambda moment: (Outcome.SKIPPED, SkipReason.OVERLAP, moment),
+    "known": lambda _moment: (None, None, None),
+}
 
 
 class _Undo(Exception):
@@ -279,28 +287,37 @@ class SqliteStore:
     # Ticks
 
     async def tick_fire(self, node_id: UUID, firings: Sequence[Firing], *, now: datetime | None = None) -> FireResult:
-        def work(session: Session) -> tuple[datetime, list[Row]]:
+        by_key = {one.schedule_id.bytes: one for one in firings}
+
+        def work(session: Session) -> tuple[datetime, list[tuple[Any, ...]]]:
             moment = self._moment(now)
             at = {"now": moment, "node": node_id}
             session.change(self._sql["tick_fire_clear"])
-            session.change_many(self._sql["tick_fire_input"], [(firing[0], *firing[2:11]) for firing in firings])
+            session.change_many(
+                self._sql["tick_fire_input"],
+                [
+                    (key, one.partition, one.epoch, one.revision, one.expected, one.fires, one.task_id.bytes)
+                    for key, one in by_key.items()
+                ],
+            )
             session.change(self._sql["tick_fire_guard"], at)
             session.change(self._sql["tick_fire_decide"])
             session.change(self._sql["tick_fire_ledger"], at)
             session.change(self._sql["tick_fire_tasks"], at)
-            rows = session.rows(self._sql["tick_fire_result"], at)
-            advanced = {row["id"] for row in rows}
-            moved = [firing for firing in firings if firing.schedule_id in advanced]
-            session.change_many(
-                self._sql["tick_fire"],
-                [(one.next_tick_at, one.due_at, one.cursor_at, one.fires, one.schedule_id) for one in moved],
-            )
-            for one in moved:
-                self._skip(session, one.schedule_id, one.skips, moment, node_id, one.epoch)
-            return moment, rows
+            results = session.tuples(self._sql["tick_fire_result"])
+            self._advance(session, [(key, by_key[key]) for key, _ in results], moment, node_id)
+            return moment, results
 
-        moment, rows = await self._connections.write("tick_fire", work)
-        return FireResult(moment, [fired_from_row(row) for row in rows])
+        moment, results = await self._connections.write("tick_fire", work)
+        return FireResult(moment, [Fired(by_key[key].schedule_id, *_FATES[fate](moment)) for key, fate in results])
+
+    def _advance(self, session: Session, moved: list[tuple[bytes, Firing]], moment: datetime, node_id: UUID) -> None:
+        """Move the schedules on by key: an UPDATE joined with the batch costs five times as much."""
+        session.change_many(
+            self._sql["tick_fire"], [(one.next_tick_at, one.due_at, one.cursor_at, one.fires, key) for key, one in moved]
+        )
+        for _, one in moved:
+            self._skip(session, one.schedule_id, one.skips, moment, node_id, one.epoch)
 
     async def tick_list(self, schedule_id: UUID, *, from_: datetime, to: datetime, limit: int) -> list[Tick]:
         rows = await self._read("tick_list", schedule_id=schedule_id, from_at=from_, to_at=to, limit=limit)

@@ -5,12 +5,11 @@
 -- The batch being fired.
 CREATE TEMP TABLE firing (
   schedule_id BLOB PRIMARY KEY, partition INTEGER, epoch INTEGER, revision INTEGER, expected INTEGER, fires INTEGER,
-  task_id BLOB, cursor_at INTEGER, next_tick_at INTEGER, due_at INTEGER, is_overlap INTEGER, is_new INTEGER);
+  task_id BLOB, is_overlap INTEGER, is_new INTEGER);
 
 -- name: tick_fire_input
 -- One firing of the batch.
-INSERT INTO temp.firing (schedule_id, partition, epoch, revision, expected, fires, task_id, cursor_at, next_tick_at, due_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO temp.firing (schedule_id, partition, epoch, revision, expected, fires, task_id) VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: tick_fire_guard
 -- Drop what lost its right to fire: the owner's epoch and lease, then the compare-and-set on position and revision.
@@ -57,8 +56,7 @@ WHERE id = ?5 AND status = 'active';
 
 -- name: tick_fire_result
 -- What became of the batch.
-SELECT schedule_id AS id, iif(is_new, iif(is_overlap, 'skipped', 'fired'), NULL) AS outcome,
-  iif(is_new AND is_overlap, 'overlap', NULL) AS reason, iif(is_new, :now, NULL) AS fired_at
+SELECT schedule_id, CASE WHEN fires IS NULL OR NOT is_new THEN 'known' WHEN is_overlap THEN 'overlap' ELSE 'fired' END
 FROM temp.firing;
 
 -- name: tick_fire_clear
