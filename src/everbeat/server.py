@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import socket
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -160,6 +161,10 @@ class Node:
         watchdog = _Watchdog(self.telemetry)
         self.is_ready = True
         gc.freeze()
+        if self.store.dialect == "sqlite":
+            # The writer thread asks for the interpreter after every row; by default it would wait 5 ms for it each time
+            # that the event loop is busy.
+            sys.setswitchinterval(0.0002)
         self.telemetry.log.info(
             "everbeat_started",
             roles=list(self.settings.roles),
