@@ -42,7 +42,7 @@ fmt: install ## Format the code
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: install ## Measure against the raw database (about ten minutes)
+bench: install ## Measure against the raw database (about half an hour; python -m bench --quick is shorter)
 	@$(BIN)/python -m bench
 
 lock: install ## Renew requirements.lock
