@@ -1,26 +1,34 @@
-# Everything runs from .venv, which the first target that needs it builds from requirements.lock.
+# Everything runs from .venv. What Everbeat needs to run comes from requirements.lock, and so does `make run`; the tools for
+# working on it come on top, from requirements-dev.lock.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+UV_COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet
 PYTEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check fmt lint types imports cluster bench lock clean
+.PHONY: help install run test check fmt lint types imports bench lock clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-$(VENV)/.installed: requirements.lock pyproject.toml
+$(VENV)/.runnable: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3,11) <= sys.version_info < (3,14) else "Everbeat needs Python 3.11 to 3.13; try: make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing Everbeat into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@$(PIP) --require-hashes -r requirements.lock
+	@$(PIP) --no-deps -e .
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.runnable requirements-dev.lock
+	@echo "Installing the development tools ..."
+	@$(PIP) --require-hashes -r requirements-dev.lock
 	@touch $@
 
 install: $(VENV)/.installed ## Install Everbeat and its development tools into .venv
 
-run: install ## Start Everbeat on this machine with a demo schedule
+run: $(VENV)/.runnable ## Start Everbeat on this machine with a demo schedule
 	@$(BIN)/everbeat dev --demo
 
 test: install ## Run every test (starts its own PostgreSQL)
@@ -45,9 +53,10 @@ fmt: install ## Format the code
 bench: install ## Measure against the raw database (about half an hour; python -m bench --quick is shorter)
 	@$(BIN)/python -m bench
 
-lock: install ## Renew requirements.lock
-	@$(BIN)/python -m pip install --quiet uv
-	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet -o requirements.lock
+lock: install ## Renew requirements.lock and requirements-dev.lock
+	@$(PIP) uv
+	@$(UV_COMPILE) --extra dev -o requirements-dev.lock
+	@$(UV_COMPILE) --constraint requirements-dev.lock -o requirements.lock
 
 clean: ## Remove what was built
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
