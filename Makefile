@@ -8,7 +8,7 @@ UV_COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 
 PYTEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check fmt lint types imports bench lock clean
+.PHONY: help install run test chaos check fmt lint types imports bench lock clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ run: $(VENV)/.runnable ## Start Everbeat on this machine with a demo schedule
 
 test: install ## Run every test (starts its own PostgreSQL)
 	@$(BIN)/pytest -n $(PYTEST_WORKERS)
+
+chaos: install ## Random faults on a cluster of three for CHAOS_SECONDS (180), then the audit
+	@$(BIN)/pytest -n 0 -s -m chaos tests/cluster/test_chaos.py
 
 lint: install ## Check style and formatting
 	@$(BIN)/ruff check .

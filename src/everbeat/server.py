@@ -23,6 +23,7 @@ from everbeat.config import Settings
 from everbeat.core.errors import EverbeatError, SettingsError, StoreBroken, StoreUnavailable
 from everbeat.core.misfire import Lateness
 from everbeat.core.timeline import TimelineCache
+from everbeat.core.zones import load_zone
 from everbeat.services.audit import Auditing
 from everbeat.services.calendars import CalendarRoom
 from everbeat.services.chores import Auditor, Pruner, Reaper
@@ -71,6 +72,7 @@ class Node:
         self.pulse = Pulse()
         self.is_ready = False
         self._auto_migrate = auto_migrate
+        load_zone("UTC")  # lists all zones once, so that the first request need not
         timelines = TimelineCache()
         self.schedules = Schedules(self.store, timelines)
         self._clock = DatabaseClock()

@@ -194,6 +194,9 @@ class Ticker:
             self._scanned = frozenset(owned.items())
             await self._load_all(scan, now)
             self._frontier = _frontier(scan.schedules, limit)
+        except BaseException:
+            self._is_stale = True
+            raise
         finally:
             self._scanned_at, self._touched = self._clock.monotonic(), None
             self._woken.set()
