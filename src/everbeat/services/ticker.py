@@ -175,7 +175,7 @@ class Ticker:
             return True
         if due_at is not None and due_at <= self._clock.now():
             # Cut short: the rest is fetched before what is loaded runs out.
-            return self._frontier is not None and len(self._index) <= self._settings.index_size // 2
+            return self._frontier is not None and len(self._index) <= self._settings.index_size // 4
         age = self._clock.monotonic() - self._scanned_at
         return age >= self._settings.scan_seconds or (self._is_stale and age >= _SHORTEST_SCAN_GAP_SECONDS)
 
