@@ -135,18 +135,19 @@ def test_nodes_started_before_their_database_wait_for_it(private_postgres: Postg
         cluster.assert_accounted()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_one_poison_schedule_is_set_aside_and_harms_nobody(
     postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path
 ) -> None:
     with running_cluster(postgres_url, tmp_path) as cluster:
         node = cluster.add()
-        cluster.register(1000)
+        for prefix in ("beat", "more", "most"):
+            cluster.register(1000, prefix=prefix, cron="*/3 * * * * *")
         postgres_server.execute("UPDATE schedules SET timezone = 'Mars/Olympus' WHERE name = 'beat-13'", cluster.database)
         wait_until(lambda: node.get("/v1/schedules/beat-13")["status"] == "paused", 20, "the poison set aside")
         poison = node.get("/v1/schedules/beat-13")
         assert "Mars/Olympus" in poison["fault"]
-        cluster.wait_firing(postgres_server, 2000)
+        cluster.wait_firing(postgres_server, 6000, 60)
         audit = cluster.assert_accounted()
         assert [one["name"] for one in audit["faulty"]] == ["beat-13"]
         assert "schedule_set_aside" in node.process.logs()
