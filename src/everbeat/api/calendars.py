@@ -14,8 +14,6 @@ from everbeat.api.openapi import Body, Operation, Success, documented
 from everbeat.api.paging import NoQuery, PageQuery
 from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
 from everbeat.core.calendars import Calendar
-from everbeat.core.errors import InvalidInput
-from everbeat.core.names import has_control_characters
 
 WeekdayText = Annotated[
     str, msgspec.Meta(description="MON to SUN, in any case.", extra_json_schema={"pattern": "^[A-Za-z]{3}$"})
@@ -95,9 +93,6 @@ async def get_calendar(request: ApiRequest) -> Response[bytes]:
 async def put_calendar(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
     data = await read_json(request)
-    description = data.get("description") if isinstance(data, dict) else None
-    if description is not None and (not isinstance(description, str) or has_control_characters(description)):
-        raise InvalidInput.of("description", "must be text without control characters")
     room = rooms_of(request).calendars
     calendar, is_new = await room.put(tenant_of(request), request.path_params["name"], data)
     return _one(calendar, 201 if is_new else 200)

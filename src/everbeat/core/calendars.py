@@ -141,7 +141,9 @@ def _merged_intervals(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
 
 
 def _description(definition: Mapping[str, Any], errors: list[FieldError]) -> str:
-    description = definition.get("description", "")
+    description = definition.get("description")
+    if description is None:
+        return ""
     if not isinstance(description, str) or has_control_characters(description):
         errors.append(FieldError("description", "must be text without control characters"))
         return ""

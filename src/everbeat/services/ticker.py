@@ -115,6 +115,7 @@ class Ticker:
         if now is not None:  # stepped by hand: everything in order
             await self._scan(owned, now)
         elif self._should_scan(owned):
+            self._touched = set()  # before anything is taken: the scan begins only when this iteration first waits
             self._scanning = asyncio.create_task(self._scan(owned, None))
         moment = now if now is not None else self._clock.now()
         entries = self._take(moment)
@@ -182,7 +183,7 @@ class Ticker:
     async def _scan(self, owned: Mapping[int, int], now: datetime | None) -> None:
         self._is_stale = False
         limit = max(16, self._settings.index_size // len(owned))
-        sent, self._touched = self._clock.monotonic(), set()
+        sent = self._clock.monotonic()
         try:
             scan = await self._store.schedule_due(
                 list(owned), horizon_seconds=self._settings.horizon_seconds, limit=limit, now=now

@@ -1,0 +1,61 @@
+"""A scan beside the firing: what was taken to be fired is not loaded again from what the scan read before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID, uuid4
+
+from everbeat.clock import DatabaseClock
+from everbeat.core.schedules import CatchUp
+from everbeat.core.ticks import Outcome
+from everbeat.core.timeline import TimelineCache
+from everbeat.services.ownership import Ownership
+from everbeat.services.ticker import Ticker
+from everbeat.store.base import DueScan, DueSchedule, Fired, FireResult, Firing, Store
+from tests.factories import every
+
+
+class _SlowToCommit:
+    """A store whose scans still see a schedule as it was before a firing that has not been committed yet."""
+
+    def __init__(self, due: DueSchedule) -> None:
+        self._due = due
+        self.scans = asyncio.Semaphore(0)
+        self.fired: list[UUID] = []
+
+    def subscribe(self, _listener: Any) -> None: ...
+
+    async def schedule_due(self, *_: Any, **__: Any) -> DueScan:
+        self.scans.release()
+        return DueScan(datetime.now(UTC), [self._due], {})
+
+    async def tick_fire(self, _node: UUID, firings: Sequence[Firing], **_: Any) -> FireResult:
+        await asyncio.wait_for(self.scans.acquire(), 5)
+        for _turn in range(20):  # until the scan under way has loaded what it read
+            await asyncio.sleep(0)
+        self.fired += [firing.schedule_id for firing in firings]
+        now = datetime.now(UTC)
+        return FireResult(now, [Fired(firing.schedule_id, Outcome.FIRED, None, now) for firing in firings])
+
+
+async def test_a_scan_begun_with_a_firing_does_not_bring_its_schedules_back() -> None:
+    now = datetime.now(UTC)
+    tick = now - timedelta(seconds=1)
+    rule = every(3600)
+    due = DueSchedule(uuid4(), UUID(int=0), 0, 1, tick - timedelta(hours=1), tick, tick, CatchUp.LATEST, 3600, 0, rule)
+    store, owned, clock = _SlowToCommit(due), {0: 1}, DatabaseClock()
+    clock.observe(clock.monotonic(), now)
+    ownership = SimpleNamespace(current=lambda: dict(owned), node_id=uuid4(), lag_seconds=None, fired=0)
+    ticker = Ticker(cast(Store, store), cast(Ownership, ownership), clock, TimelineCache())
+    await ticker.run_once()
+    await ticker.wait()
+    await store.scans.acquire()
+    owned[1] = 1  # a new partition: the next iteration scans and fires at once
+    assert await ticker.run_once()
+    assert not await ticker.run_once()
+    assert store.fired == [due.id]
+    await ticker.close()
