@@ -19,7 +19,7 @@ from everbeat.core.calendars import Calendar
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.rules import Rule
 from everbeat.core.schedules import CatchUp, PastRule, Schedule
-from everbeat.core.tasks import ClaimedTask
+from everbeat.core.tasks import Attempt, ClaimedTask, DeadLetter, Ending, LogLine, NewTask, RunningTask, Task
 from everbeat.core.ticks import Outcome, Skip, SkipReason, Tick
 
 
@@ -29,6 +29,7 @@ class Notice(StrEnum):
     SCHEDULES = "schedules"
     OWNERSHIP = "ownership"
     CALENDARS = "calendars"
+    TASKS = "tasks"
 
 
 Listener = Callable[[Notice], None]
@@ -107,6 +108,8 @@ class Fired(NamedTuple):
     outcome: Outcome | None
     reason: SkipReason | None
     fired_at: datetime | None
+    queue: str | None = None
+    is_held: bool = False
 
 
 class FireResult(NamedTuple):
@@ -166,6 +169,121 @@ class QueueDepth(msgspec.Struct, frozen=True):
     queue: str
     state: str
     count: int
+
+
+class Submitted(NamedTuple):
+    """What became of a batch of new tasks: the id each has under its key, and those whose key was used for something else.
+
+    If there is any of the latter, nothing was written. `run_at` of a new task is its own, or `now` and its delay.
+    """
+
+    now: datetime
+    ids: list[UUID]
+    repeated: frozenset[int]
+    mismatched: frozenset[int]
+
+
+class Claimer(NamedTuple):
+    """One worker's share in a claim."""
+
+    worker: str
+    limit: int
+    lease_seconds: float
+
+
+class LeaseRef(NamedTuple):
+    """A lease as its worker names it."""
+
+    tenant_id: UUID
+    id: UUID
+    fence: int
+
+
+class BeatWrite(NamedTuple):
+    lease: LeaseRef
+    fraction: float | None = None
+    message: str | None = None
+    log: str | None = None
+
+
+class Beaten(NamedTuple):
+    """A lease that a heartbeat found alive; one that is not among the answers is lost."""
+
+    id: UUID
+    fence: int
+    lease_until: datetime
+    cancel_requested: bool
+
+
+class Completed(NamedTuple):
+    """`finished`: by this very call. `repeated`: by an earlier one under the same fence, whose answer was perhaps lost."""
+
+    finished: frozenset[tuple[UUID, int]]
+    repeated: frozenset[tuple[UUID, int]]
+    schedule_ids: frozenset[UUID]
+
+
+class Ended(NamedTuple):
+    ids: frozenset[tuple[UUID, int]]
+    schedule_ids: frozenset[UUID]
+
+
+class PastEnding(NamedTuple):
+    """How an attempt under that fence was ended before: for a worker that asks again."""
+
+    id: UUID
+    fence: int
+    outcome: str
+    state: str | None  # the final state of the task, if that attempt ended it
+
+
+class Promoted(NamedTuple):
+    """`next_at`: when the next delayed task comes due, if there is one."""
+
+    now: datetime
+    queues: frozenset[str]
+    count: int  # type: ignore[assignment]  # it hides tuple.count, which nobody calls here
+    next_at: datetime | None
+
+
+class Cancelled(NamedTuple):
+    """`ended` were not started and are gone; `told` are running, and hear of it with their next heartbeat."""
+
+    ended: frozenset[UUID]
+    told: frozenset[UUID]
+    schedule_ids: frozenset[UUID]
+
+
+class TaskFilter(NamedTuple):
+    state: str | None = None
+    queue: str | None = None
+    type: str | None = None
+    schedule_id: UUID | None = None
+    label_key: str | None = None
+    label_value: str | None = None
+
+
+class TaskScan(NamedTuple):
+    """Tasks found, newest first. `scanned_to`: where to go on if the scan was cut short before it found enough."""
+
+    tasks: list[Task]
+    scanned_to: UUID | None
+
+
+class DeadFilter(NamedTuple):
+    queue: str | None = None
+    type: str | None = None
+    schedule_id: UUID | None = None
+    from_at: datetime | None = None
+    to_at: datetime | None = None
+    task_ids: tuple[UUID, ...] | None = None
+
+
+class Replay(NamedTuple):
+    """A dead letter and the new task it becomes."""
+
+    task_id: UUID
+    task: NewTask
 
 
 class Store(Protocol):
@@ -282,22 +400,91 @@ class Store(Protocol):
 
     # Tasks
 
+    async def task_submit(self, tasks: Sequence[NewTask], *, now: datetime | None = None) -> Submitted:
+        """Write new tasks all or nothing: ready, or scheduled if their time is to come; each idempotency key once."""
+
     async def task_claim(
         self,
-        worker: str,
+        tenant_id: UUID,
         queues: Sequence[str],
+        claimers: Sequence[Claimer],
         *,
-        limit: int,
-        lease_seconds: float,
+        types: Sequence[str] | None = None,
+        total_seconds: float = 7 * 86_400,
         now: datetime | None = None,
-    ) -> list[ClaimedTask]:
-        """Take ready tasks of these queues, each under a lease with a new fence."""
+    ) -> list[list[ClaimedTask]]:
+        """Take ready tasks for each claimer in turn, under leases with new fences, the most urgent first."""
 
-    async def task_complete(self, results: Sequence[tuple[UUID, int]], *, now: datetime | None = None) -> list[UUID]:
-        """Finish running tasks under their fence and move them to history; a stale fence changes nothing."""
+    async def task_heartbeat(self, beats: Sequence[BeatWrite], *, now: datetime | None = None) -> list[Beaten]:
+        """Renew leases up to their deadlines, with progress and log lines; one that is to be cancelled is not renewed."""
 
-    async def task_reap(self, *, limit: int, now: datetime | None = None) -> int:
-        """Put running tasks whose lease has expired back to ready."""
+    async def task_complete(
+        self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None
+    ) -> Completed:
+        """Finish running tasks under their lease and move them to history; a stale fence changes nothing."""
+
+    async def task_running(self, leases: Sequence[LeaseRef], *, now: datetime | None = None) -> tuple[datetime, list[RunningTask]]:
+        """Those of these leases that hold, with what deciding about them needs."""
+
+    async def task_expired(self, *, limit: int, now: datetime | None = None) -> tuple[datetime, list[RunningTask]]:
+        """Running tasks whose lease has run out, the oldest first."""
+
+    async def task_end(self, endings: Sequence[Ending], *, is_expired: bool, now: datetime | None = None) -> Ended:
+        """End attempts whose lease holds (or has expired), and put the task back, or into history and the dead letters."""
+
+    async def task_ended(self, leases: Sequence[LeaseRef]) -> list[PastEnding]:
+        """How attempts under these fences were ended before."""
+
+    async def task_promote(self, *, limit: int, now: datetime | None = None) -> Promoted:
+        """Make delayed tasks ready whose time has come, and say when the next one comes due."""
+
+    async def task_turn(self, schedule_ids: Sequence[UUID] | None, *, limit: int, now: datetime | None = None) -> frozenset[str]:
+        """Release held tasks of these schedules (None: of any) as far as their policies allow; the queues they went to."""
+
+    async def task_cancel(self, tenant_id: UUID, ids: Sequence[UUID], *, now: datetime | None = None) -> Cancelled:
+        """End tasks that have not started, and ask those that run to stop."""
+
+    async def task_reschedule(self, tenant_id: UUID, id_: UUID, run_at: datetime, *, now: datetime | None = None) -> int:
+        """Move a task that has not started to another time."""
+
+    async def task_find(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[Task]:
+        """The tenant's tasks of these ids, live or finished."""
+
+    async def task_list(
+        self, tenant_id: UUID, filter_: TaskFilter, *, before: UUID | None, limit: int, live: bool
+    ) -> TaskScan:
+        """Live or finished tasks, newest first; a filter that matches little ends the scan early, not the database."""
+
+    async def task_attempts(self, tenant_id: UUID, id_: UUID) -> list[Attempt]:
+        """The attempts at a task that did not end it, oldest first."""
+
+    async def task_log(self, tenant_id: UUID, id_: UUID, *, after: UUID | None, limit: int) -> list[LogLine]:
+        """The log lines of a task, oldest first."""
+
+    async def task_ticks(self, schedule_id: UUID, *, from_: datetime, to: datetime) -> list[datetime]:
+        """The ticks in [from, to) that have a backfilled task, live or finished."""
+
+    # Dead letters
+
+    async def dead_find(self, tenant_id: UUID, task_ids: Sequence[UUID]) -> list[DeadLetter]:
+        """The tenant's dead letters of these tasks."""
+
+    async def dead_list(
+        self,
+        tenant_id: UUID,
+        filter_: DeadFilter,
+        *,
+        before: tuple[datetime, UUID] | None,
+        limit: int,
+        only_unplayed: bool = False,
+    ) -> list[DeadLetter]:
+        """Dead letters, newest first; optionally those never replayed."""
+
+    async def dead_replay(self, tenant_id: UUID, replays: Sequence[Replay], *, again: bool, now: datetime | None = None) -> list[UUID]:
+        """Make new tasks of dead letters and note it there; those replayed before only if `again`. The dead letters it did."""
+
+    async def dead_purge(self, tenant_id: UUID, filter_: DeadFilter, *, limit: int, now: datetime | None = None) -> int:
+        """Empty dead letters and hide them, a bounded piece at a time; that they were there stays on record."""
 
     async def task_depths(self) -> list[QueueDepth]:
         """Live tasks by queue and state."""
@@ -323,6 +510,9 @@ class Store(Protocol):
 
     async def month_prune(self, *, before: datetime, limit: int) -> int:
         """Remove ledger and history of before that instant, a bounded piece at a time."""
+
+    async def key_prune(self, *, limit: int, now: datetime | None = None) -> int:
+        """Forget idempotency keys of tasks past their time."""
 
     async def answer_prune(self, *, limit: int, now: datetime | None = None) -> int:
         """Forget idempotent answers past their time."""

@@ -1,0 +1,90 @@
+"""What becomes of a task whose attempt failed, was lost or ran out of time: pure decisions, with chance as an argument."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import NamedTuple, assert_never
+
+import msgspec
+
+from everbeat.core.schedules import Retry, RetryKind
+from everbeat.core.tasks import AttemptOutcome, RunningTask, TaskError, TaskState
+
+CANCELLED_KIND = "cancelled"
+_MOST_DOUBLINGS = 64
+_decode_retry = msgspec.json.Decoder(Retry).decode
+
+
+class RetryDecision(NamedTuple):
+    """`run_at` None with `ready`: at once. `reason` says why a task is not tried again."""
+
+    outcome: AttemptOutcome
+    state: TaskState
+    run_at: datetime | None = None
+    reason: str | None = None
+
+
+def backoff_seconds(retry: Retry, attempt: int, chance: float) -> float:
+    """How long to wait after that many attempts; with full jitter, anything from nothing to that. `chance` is in [0, 1)."""
+    match retry.kind:
+        case RetryKind.FIXED:
+            seconds = retry.base_seconds
+        case RetryKind.LINEAR:
+            seconds = retry.base_seconds * attempt
+        case RetryKind.EXPONENTIAL:
+            seconds = retry.base_seconds * retry.factor ** min(attempt - 1, _MOST_DOUBLINGS)
+        case _:
+            assert_never(retry.kind)
+    seconds = min(seconds, retry.max_seconds)
+    return seconds * chance if retry.jitter else seconds
+
+
+def after_failure(
+    task: RunningTask,
+    error: TaskError,
+    *,
+    now: datetime,
+    chance: float,
+    total_seconds: float,
+    is_retryable: bool = True,
+    retry_in_seconds: float | None = None,
+) -> RetryDecision:
+    """A worker said that its attempt failed."""
+    if task.cancel_requested:
+        if error.kind == CANCELLED_KIND:
+            return RetryDecision(AttemptOutcome.CANCELLED, TaskState.CANCELLED)
+        return RetryDecision(AttemptOutcome.FAILED, TaskState.FAILED, reason="it failed after a cancel was requested")
+    if not is_retryable:
+        return RetryDecision(AttemptOutcome.FAILED, TaskState.DEAD, reason="its worker said that trying again will not help")
+    return _again(task, AttemptOutcome.FAILED, now, chance, total_seconds, retry_in_seconds)
+
+
+def after_expiry(task: RunningTask, *, now: datetime, chance: float, total_seconds: float) -> RetryDecision:
+    """A lease has run out: with the attempt's time, or because its worker was not heard of again."""
+    if task.cancel_requested:
+        return RetryDecision(AttemptOutcome.CANCELLED, TaskState.CANCELLED)
+    if now >= task.deadline_at:
+        return _again(task, AttemptOutcome.TIMEOUT, now, chance, total_seconds, None)
+    # A lost worker says nothing against the task: at once, and the attempts bound a task that kills its workers.
+    return _again(task, AttemptOutcome.LOST, now, chance, total_seconds, 0)
+
+
+def _again(
+    task: RunningTask,
+    outcome: AttemptOutcome,
+    now: datetime,
+    chance: float,
+    total_seconds: float,
+    wait_seconds: float | None,
+) -> RetryDecision:
+    if task.attempt >= task.max_attempts:
+        attempts = "its only attempt" if task.max_attempts == 1 else f"all {task.max_attempts} attempts"
+        return RetryDecision(outcome, TaskState.DEAD, reason=f"{attempts} failed, the last one: {outcome.value}")
+    if wait_seconds is None:
+        wait_seconds = backoff_seconds(_decode_retry(task.retry), task.attempt, chance)
+    run_at = now + timedelta(seconds=wait_seconds)
+    if run_at >= task.first_started_at + timedelta(seconds=total_seconds):
+        return RetryDecision(outcome, TaskState.DEAD, reason=f"it has been tried for {total_seconds:.0f} seconds in total")
+    if wait_seconds <= 0:
+        return RetryDecision(outcome, TaskState.READY)
+    return RetryDecision(outcome, TaskState.SCHEDULED, run_at)

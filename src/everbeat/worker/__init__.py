@@ -1,0 +1,1 @@
+"""The pull worker: claim, run, heartbeat, shut down."""
