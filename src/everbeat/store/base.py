@@ -108,13 +108,15 @@ class Fired(NamedTuple):
     outcome: Outcome | None
     reason: SkipReason | None
     fired_at: datetime | None
-    queue: str | None = None
-    is_held: bool = False
 
 
 class FireResult(NamedTuple):
+    """`queues` got tasks that are ready; `holders` are schedules whose new task waits for its turn."""
+
     now: datetime
     fired: list[Fired]
+    queues: frozenset[str]
+    holders: frozenset[UUID]
 
 
 class NodeInfo(NamedTuple):
@@ -418,12 +420,12 @@ class Store(Protocol):
     async def task_heartbeat(self, beats: Sequence[BeatWrite], *, now: datetime | None = None) -> list[Beaten]:
         """Renew leases up to their deadlines, with progress and log lines; one that is to be cancelled is not renewed."""
 
-    async def task_complete(
-        self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None
-    ) -> Completed:
+    async def task_complete(self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None) -> Completed:
         """Finish running tasks under their lease and move them to history; a stale fence changes nothing."""
 
-    async def task_running(self, leases: Sequence[LeaseRef], *, now: datetime | None = None) -> tuple[datetime, list[RunningTask]]:
+    async def task_running(
+        self, leases: Sequence[LeaseRef], *, now: datetime | None = None
+    ) -> tuple[datetime, list[RunningTask]]:
         """Those of these leases that hold, with what deciding about them needs."""
 
     async def task_expired(self, *, limit: int, now: datetime | None = None) -> tuple[datetime, list[RunningTask]]:
@@ -438,7 +440,9 @@ class Store(Protocol):
     async def task_promote(self, *, limit: int, now: datetime | None = None) -> Promoted:
         """Make delayed tasks ready whose time has come, and say when the next one comes due."""
 
-    async def task_turn(self, schedule_ids: Sequence[UUID] | None, *, limit: int, now: datetime | None = None) -> frozenset[str]:
+    async def task_turn(
+        self, schedule_ids: Sequence[UUID] | None, *, limit: int, now: datetime | None = None
+    ) -> frozenset[str]:
         """Release held tasks of these schedules (None: of any) as far as their policies allow; the queues they went to."""
 
     async def task_cancel(self, tenant_id: UUID, ids: Sequence[UUID], *, now: datetime | None = None) -> Cancelled:
@@ -450,9 +454,7 @@ class Store(Protocol):
     async def task_find(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[Task]:
         """The tenant's tasks of these ids, live or finished."""
 
-    async def task_list(
-        self, tenant_id: UUID, filter_: TaskFilter, *, before: UUID | None, limit: int, live: bool
-    ) -> TaskScan:
+    async def task_list(self, tenant_id: UUID, filter_: TaskFilter, *, before: UUID | None, limit: int, live: bool) -> TaskScan:
         """Live or finished tasks, newest first; a filter that matches little ends the scan early, not the database."""
 
     async def task_attempts(self, tenant_id: UUID, id_: UUID) -> list[Attempt]:
@@ -480,7 +482,9 @@ class Store(Protocol):
     ) -> list[DeadLetter]:
         """Dead letters, newest first; optionally those never replayed."""
 
-    async def dead_replay(self, tenant_id: UUID, replays: Sequence[Replay], *, again: bool, now: datetime | None = None) -> list[UUID]:
+    async def dead_replay(
+        self, tenant_id: UUID, replays: Sequence[Replay], *, again: bool, now: datetime | None = None
+    ) -> list[UUID]:
         """Make new tasks of dead letters and note it there; those replayed before only if `again`. The dead letters it did."""
 
     async def dead_purge(self, tenant_id: UUID, filter_: DeadFilter, *, limit: int, now: datetime | None = None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -15,9 +15,19 @@ from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import EverbeatError, StoreBroken
 from everbeat.core.rules import DstFold, DstGap, Rule, TriggerKind
 from everbeat.core.schedules import CatchUp, Overlap, PastRule, Retry, Schedule, Spec, Status
-from everbeat.core.tasks import ClaimedTask
+from everbeat.core.tasks import (
+    Attempt,
+    AttemptOutcome,
+    ClaimedTask,
+    DeadLetter,
+    NewTask,
+    Origin,
+    RunningTask,
+    Task,
+    TaskState,
+)
 from everbeat.core.ticks import Outcome, Skip, SkipReason, Tick
-from everbeat.store.base import DueSchedule, Fired, Firing, NodeInfo, TickTotal
+from everbeat.store.base import BeatWrite, DueSchedule, Fired, FireResult, Firing, NodeInfo, Submitted, TickTotal
 
 Row = Mapping[str, Any]
 
@@ -277,12 +287,137 @@ def total_from_row(row: Row) -> TickTotal:
     return TickTotal(row["schedule_id"], Outcome(row["outcome"]), _reason(row), row["count"])
 
 
-def fired_from_row(row: Row) -> Fired:
-    return Fired(row["id"], Outcome(row["outcome"]) if row["outcome"] else None, _reason(row), row["fired_at"])
+def fire_result_from_rows(rows: Sequence[Row]) -> FireResult:
+    """The first row has the moment; those with a queue tell of tasks, the others of schedules that moved on."""
+    fired, queues, holders = [], set(), set()
+    for row in rows[1:]:
+        if row["queue"] is None:
+            outcome = Outcome(row["outcome"]) if row["outcome"] else None
+            fired.append(Fired(row["id"], outcome, _reason(row), row["fired_at"]))
+        elif row["id"] is None:
+            queues.add(row["queue"])
+        else:
+            holders.add(row["id"])
+    return FireResult(rows[0]["moment"], fired, frozenset(queues), frozenset(holders))
+
+
+_ORIGINS = {origin.value: origin for origin in Origin}
 
 
 def claimed_from_row(row: Row) -> ClaimedTask:
-    return ClaimedTask(**{**row, "payload": row["payload"].encode()})
+    return ClaimedTask(
+        id=row["id"],
+        type=row["type"],
+        queue=row["queue"],
+        payload=msgspec.Raw(row["payload"].encode()),
+        attempt=row["attempt"],
+        max_attempts=row["max_attempts"],
+        fence=row["fence"],
+        lease_until=row["lease_until"],
+        lease_seconds=row["lease_seconds"],
+        scheduled_for=row["scheduled_for"],
+        schedule=row["schedule"],
+        schedule_id=row["schedule_id"],
+        origin=_ORIGINS[row["origin"]],
+        timeout_seconds=row["timeout_seconds"],
+        traceparent=row["traceparent"],
+    )
+
+
+def task_from_row(row: Row) -> Task:
+    return Task(
+        **{
+            **row,
+            "state": TaskState(row["state"]),
+            "origin": Origin(row["origin"]),
+            "target": _decode(row["target"]),
+            "labels": _decode(row["labels"]),
+            "payload": row["payload"].encode(),
+            "retry": row["retry"].encode(),
+            "result": _bytes(row["result"]),
+            "error": _bytes(row["error"]),
+        }
+    )
+
+
+def running_from_row(row: Row) -> RunningTask:
+    return RunningTask(**row)
+
+
+def attempt_from_row(row: Row) -> Attempt:
+    return Attempt(**{**row, "outcome": AttemptOutcome(row["outcome"]), "error": _bytes(row["error"])})
+
+
+def dead_letter_from_row(row: Row) -> DeadLetter:
+    return DeadLetter(
+        **{
+            **row,
+            "origin": Origin(row["origin"]),
+            "target": _decode(row["target"]),
+            "labels": _decode(row["labels"]),
+            "payload": row["payload"].encode(),
+            "retry": row["retry"].encode(),
+            "error": _bytes(row["error"]),
+        }
+    )
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+class Keyed(NamedTuple):
+    """New tasks by their idempotency keys: those that stand for a key, those without one, and who repeats whom."""
+
+    firsts: dict[tuple[UUID, str], int]
+    unkeyed: list[int]
+    repeats: dict[int, int]
+    mismatched: set[int]
+
+
+def by_key(tasks: Sequence[NewTask]) -> Keyed:
+    keyed = Keyed({}, [], {}, set())
+    for index, task in enumerate(tasks):
+        if task.key is None:
+            keyed.unkeyed.append(index)
+            continue
+        first = keyed.firsts.setdefault((task.tenant_id, task.key.key), index)
+        if first != index:
+            keyed.repeats[index] = first
+            known = tasks[first].key
+            if known is not None and known.fingerprint != task.key.fingerprint:
+                keyed.mismatched.add(index)
+    return keyed
+
+
+def submitted_of(
+    tasks: Sequence[NewTask], keyed: Keyed, now: datetime, taken: Mapping[int, tuple[UUID, bytes]], mismatched: set[int]
+) -> Submitted:
+    """What a batch answers: `taken` are the firsts whose key stood for an earlier task already."""
+    ids = [task.id for task in tasks]
+    for index, (task_id, _) in taken.items():
+        ids[index] = task_id
+    for index, first in keyed.repeats.items():
+        ids[index] = ids[first]
+    return Submitted(now, ids, frozenset(taken) | frozenset(keyed.repeats), frozenset(mismatched))
+
+
+MOST_LOG_BYTES = 1024 * 1024
+
+
+def log_texts(beats: Sequence[BeatWrite]) -> list[str]:
+    """Log text as the databases take it: NUL is the one character that PostgreSQL's text cannot hold."""
+    return [(beat.log or "").replace("\x00", "\N{REPLACEMENT CHARACTER}") for beat in beats]
+
+
+def kept_log(text: str, logged_before: int) -> str | None:
+    """What of a log text is kept when so much is there already; the last line kept says that more was cut."""
+    if not text or logged_before > MOST_LOG_BYTES:
+        return None
+    if logged_before + len(text.encode()) <= MOST_LOG_BYTES:
+        return text
+    start = text.encode()[: MOST_LOG_BYTES - logged_before].decode(errors="ignore")
+    return f"{start}\n… the log is cut here, at {MOST_LOG_BYTES} bytes"
 
 
 def _reason(row: Row) -> SkipReason | None:

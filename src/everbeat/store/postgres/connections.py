@@ -98,6 +98,8 @@ class Connections:
             "jit": "off",
             # Every statement here finds its rows by an index; a plan made while a table was small must not outlive that.
             "enable_seqscan": "off",
+            "enable_mergejoin": "off",
+            "enable_hashjoin": "off",
             "timezone": "UTC",
         }
 

@@ -16,8 +16,7 @@ import msgspec
 from everbeat.core.calendars import Calendar
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import EverbeatError, StoreRefused, StoreUnavailable
-from everbeat.core.schedules import PastRule, Schedule
-from everbeat.core.tasks import ClaimedTask
+from everbeat.core.schedules import PastRule, Schedule, Status
 from everbeat.core.ticks import Tick
 from everbeat.store.base import (
     DueScan,
@@ -31,7 +30,6 @@ from everbeat.store.base import (
     Notice,
     Observer,
     PartitionInfo,
-    QueueDepth,
     Renewal,
     ScheduleFilter,
     TickTotal,
@@ -39,13 +37,13 @@ from everbeat.store.base import (
 from everbeat.store.migrate import load_migrations, missing_migrations
 from everbeat.store.notices import Notices
 from everbeat.store.postgres.connections import Connection, Connections, describe_url, execute_on, fetch_on, lost_a_race
+from everbeat.store.postgres.tasks import PostgresTasks
 from everbeat.store.queries import load_numbered
 from everbeat.store.rows import (
     SkipColumns,
     calendar_from_row,
-    claimed_from_row,
     due_from_rows,
-    fired_from_row,
+    fire_result_from_rows,
     months_of,
     node_from_row,
     past_rule_from_row,
@@ -60,14 +58,15 @@ T = TypeVar("T")
 
 _PACKAGE = "everbeat.store.postgres"
 _SLICE = 500
-_MONTH_TABLE = re.compile(r"(ticks|task_history)_(\d{4})_(\d{2})")
+_NO_MONTH = "no partition of relation"
+_MONTH_TABLE = re.compile(r"(ticks|task_history|attempts|task_log)_(\d{4})_(\d{2})")
 
 
 class _Undo(Exception):
     """Raised inside a transaction to roll it back."""
 
 
-class PostgresStore:
+class PostgresStore(PostgresTasks):
     """All verbs of the Store contract on PostgreSQL 14 and newer."""
 
     dialect = "postgres"
@@ -179,6 +178,8 @@ class PostgresStore:
             try:
                 async with self._connections.use("api", "schedule_write") as connection, connection.transaction():
                     await self._write_rows(connection, writes)
+                    if paused := [write.schedule.id for write in writes if write.schedule.status is Status.PAUSED]:
+                        await execute_on(connection, self._queries["task_hold"], ids=paused)
                     await self._write_past(connection, writes, now)
                     if answer is not None:
                         await self._write_answer(connection, tenant_id, answer, now)
@@ -316,7 +317,7 @@ class PostgresStore:
             )
 
         rows = await self._with_months([*filter(None, fires), *skips.columns["skip_firsts"]], fire)
-        return FireResult(rows[0]["moment"], [fired_from_row(row) for row in rows if row["id"] is not None])
+        return fire_result_from_rows(rows)
 
     async def tick_list(self, schedule_id: UUID, *, from_: datetime, to: datetime, limit: int) -> list[Tick]:
         rows = await self._fetch("tick_list", schedule_id=schedule_id, from_at=from_, to_at=to, limit=limit)
@@ -370,35 +371,6 @@ class PostgresStore:
     async def node_prune(self, *, unseen_seconds: float, now: datetime | None = None) -> int:
         return await self._execute("node_prune", now=now, unseen_seconds=unseen_seconds)
 
-    # Tasks
-
-    async def task_claim(
-        self,
-        worker: str,
-        queues: Sequence[str],
-        *,
-        limit: int,
-        lease_seconds: float,
-        now: datetime | None = None,
-    ) -> list[ClaimedTask]:
-        rows = await self._fetch(
-            "task_claim", worker=worker, queues=list(queues), limit=limit, lease_seconds=lease_seconds, now=now
-        )
-        return [claimed_from_row(row) for row in rows]
-
-    async def task_complete(self, results: Sequence[tuple[UUID, int]], *, now: datetime | None = None) -> list[UUID]:
-        await self._month_cover([await self.clock(now=now)])
-        rows = await self._fetch(
-            "task_complete", ids=[id_ for id_, _ in results], fences=[fence for _, fence in results], now=now
-        )
-        return [row["id"] for row in rows]
-
-    async def task_reap(self, *, limit: int, now: datetime | None = None) -> int:
-        return await self._execute("task_reap", limit=limit, now=now)
-
-    async def task_depths(self) -> list[QueueDepth]:
-        return [QueueDepth(**row) for row in await self._fetch("task_depths")]
-
     # Calendars
 
     async def calendar_list(self, tenant_id: UUID) -> list[Calendar]:
@@ -442,6 +414,9 @@ class PostgresStore:
             dropped += 1
         return dropped
 
+    async def key_prune(self, *, limit: int, now: datetime | None = None) -> int:
+        return await self._execute("key_prune", limit=limit, now=now)
+
     async def answer_prune(self, *, limit: int, now: datetime | None = None) -> int:
         return await self._execute("answer_prune", limit=limit, now=now)
 
@@ -457,11 +432,21 @@ class PostgresStore:
         try:
             return await write()
         except StoreRefused as error:
-            if "no partition of relation" not in str(error):
+            if _NO_MONTH not in str(error):
                 raise
         self._months.clear()
         await self._month_cover(instants)
         return await write()
+
+    async def _this_month(self, now: datetime | None, write: Callable[[], Awaitable[T]]) -> T:
+        """Write rows of the present month; which one that is, is asked only when its table is found missing."""
+        try:
+            return await write()
+        except StoreRefused as error:
+            if _NO_MONTH not in str(error):
+                raise
+        self._months.clear()
+        return await self._with_months([await self.clock(now=now)], write)
 
     async def _fetch(self, block: str, /, **values: Any) -> list[asyncpg.Record]:
         return await self._connections.fetch("api", self._queries[block], **values)

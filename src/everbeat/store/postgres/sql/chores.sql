@@ -25,7 +25,7 @@ DELETE FROM idempotent_answers WHERE (tenant_id, key) IN (
 -- The month tables there are, also those that a run of retention left detached, or half detached when a reader held it up.
 SELECT c.relname AS name, i.inhrelid IS NOT NULL AS is_attached, coalesce(i.inhdetachpending, false) AS is_pending
 FROM pg_class AS c LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid
-WHERE c.relkind = 'r' AND c.relname ~ '^(ticks|task_history)_[0-9]{4}_[0-9]{2}$'
+WHERE c.relkind = 'r' AND c.relname ~ '^(ticks|task_history|attempts|task_log)_[0-9]{4}_[0-9]{2}$'
   AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'ticks'::regclass)
 ORDER BY c.relname;
 

@@ -1,44 +1,391 @@
+-- name: task_submit
+-- New tasks: ready, or scheduled if their time is to come.
+WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
+queued AS (
+  INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, schedule_name,
+    scheduled_for, run_at, priority, state, max_attempts, retry, timeout_seconds, labels, traceparent, created_at)
+  SELECT t.id, t.tenant_id, t.partition, t.queue, t.type, t.target, t.payload, t.origin, t.schedule_id, t.schedule_name,
+    t.scheduled_for, r.run_at, t.priority, CASE WHEN r.run_at > m.at THEN 'scheduled' ELSE 'ready' END, t.max_attempts,
+    t.retry, t.timeout_seconds, t.labels, t.traceparent, m.at
+  FROM moment AS m, unnest(
+    :ids::uuid[], :tenant_ids::uuid[], :partitions::smallint[], :queues::text[], :types::text[], :targets::text[],
+    :payloads::text[], :origins::text[], :priorities::integer[], :max_attempts::integer[], :retries::text[],
+    :timeouts::double precision[], :labels::text[], :run_ats::timestamptz[], :delays::double precision[],
+    :schedule_ids::uuid[], :schedule_names::text[], :scheduled_fors::timestamptz[], :traceparents::text[]
+  ) AS t(id, tenant_id, partition, queue, type, target, payload, origin, priority, max_attempts, retry, timeout_seconds,
+    labels, run_at, delay_seconds, schedule_id, schedule_name, scheduled_for, traceparent)
+  CROSS JOIN LATERAL (
+    SELECT coalesce(t.run_at, m.at + make_interval(secs => t.delay_seconds), m.at)
+  ) AS r(run_at)
+)
+SELECT at AS moment FROM moment;
+
+-- name: task_key_insert
+-- Take idempotency keys for a day; an expired one gives way. Only those that could be taken come back.
+INSERT INTO task_keys AS k (tenant_id, key, task_id, fingerprint, expires_at)
+SELECT n.tenant_id, n.key, n.task_id, n.fingerprint, coalesce(:now::timestamptz, now()) + interval '24 hours'
+FROM unnest(:tenant_ids::uuid[], :keys::text[], :task_ids::uuid[], :fingerprints::bytea[])
+  AS n(tenant_id, key, task_id, fingerprint)
+-- In one order everywhere, so that two batches with the same keys wait for each other and do not deadlock.
+ORDER BY n.tenant_id, n.key
+ON CONFLICT (tenant_id, key) DO UPDATE SET task_id = excluded.task_id, fingerprint = excluded.fingerprint,
+  expires_at = excluded.expires_at
+WHERE k.expires_at <= coalesce(:now::timestamptz, now())
+RETURNING task_id;
+
+-- name: task_key_find
+-- What keys stand for.
+SELECT k.tenant_id, k.key, k.task_id, k.fingerprint
+FROM unnest(:tenant_ids::uuid[], :keys::text[]) AS n(tenant_id, key)
+JOIN task_keys AS k ON k.tenant_id = n.tenant_id AND k.key = n.key;
+
 -- name: task_claim
 -- Take ready tasks under a lease; attempts are counted here, so that a task that kills its worker still dies in the end.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 picked AS MATERIALIZED (
   -- One short index scan for each queue: asked for all queues at once, the planner would sort everything that is ready.
-  SELECT t.id FROM (SELECT DISTINCT unnest(:queues::text[]) AS queue) AS q
+  SELECT t.id, row_number() OVER (ORDER BY t.priority, t.run_at, t.id) AS place
+  FROM (SELECT DISTINCT unnest(:queues::text[]) AS queue) AS q
   CROSS JOIN LATERAL (
-    SELECT id, priority, run_at FROM tasks WHERE tasks.queue = q.queue AND state = 'ready'
+    SELECT id, priority, run_at FROM tasks
+    WHERE tasks.queue = q.queue AND tenant_id = :tenant_id AND state = 'ready'
+      AND (:types::text[] IS NULL OR type = ANY(:types::text[]))
     ORDER BY priority, run_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
   ) AS t
-  ORDER BY t.priority, t.run_at, t.id LIMIT :limit
+  ORDER BY place LIMIT :limit
 )
-UPDATE tasks AS t SET state = 'running', attempt = t.attempt + 1, fence = t.fence + 1, lease_owner = :worker,
-  lease_until = m.at + make_interval(secs => :lease_seconds), started_at = m.at
-FROM moment AS m WHERE t.id = ANY(ARRAY(SELECT id FROM picked)) AND t.state = 'ready'
-RETURNING t.id, t.tenant_id, t.queue, t.type, t.payload, t.attempt, t.fence, t.lease_until, t.schedule_id, t.scheduled_for;
+UPDATE tasks AS t SET state = 'running', attempt = t.attempt + 1, fence = t.fence + 1,
+  lease_owner = (:workers::text[])[c.claimer], lease_seconds = c.lease_seconds, started_at = m.at,
+  first_started_at = coalesce(t.first_started_at, m.at), deadline_at = d.at,
+  lease_until = least(m.at + make_interval(secs => c.lease_seconds), d.at),
+  progress_fraction = NULL, progress_message = NULL
+FROM picked AS p
+CROSS JOIN moment AS m
+CROSS JOIN LATERAL (SELECT width_bucket(p.place, :firsts::bigint[])) AS b(claimer)
+CROSS JOIN LATERAL (SELECT b.claimer, (:lease_seconds::double precision[])[b.claimer]) AS c(claimer, lease_seconds)
+JOIN tasks AS o ON o.id = p.id
+CROSS JOIN LATERAL (
+  SELECT least(m.at + make_interval(secs => o.timeout_seconds),
+    coalesce(o.first_started_at, m.at) + make_interval(secs => :total_seconds::double precision))
+) AS d(at)
+WHERE t.id = p.id AND t.state = 'ready'
+RETURNING c.claimer, p.place, t.id, t.type, t.queue, t.payload, t.attempt, t.max_attempts, t.fence, t.lease_until,
+  t.lease_seconds, t.scheduled_for, t.schedule_name AS schedule, t.schedule_id, t.origin, t.timeout_seconds,
+  t.traceparent;
+
+-- name: task_heartbeat
+-- Renew leases up to their deadlines; one that is to be cancelled, or has run out, is not renewed.
+WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at)
+UPDATE tasks AS t SET
+  lease_until = CASE WHEN t.cancel_requested THEN t.lease_until
+    ELSE least(m.at + make_interval(secs => t.lease_seconds), t.deadline_at) END,
+  progress_fraction = coalesce(b.fraction, t.progress_fraction),
+  progress_message = coalesce(b.message, t.progress_message),
+  log_bytes = t.log_bytes + b.log_bytes
+FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :fractions::double precision[], :messages::text[],
+  :log_bytes::integer[]) AS b(tenant_id, id, fence, fraction, message, log_bytes)
+CROSS JOIN moment AS m
+WHERE t.id = b.id AND t.fence = b.fence AND t.tenant_id = b.tenant_id AND t.state = 'running' AND t.lease_until > m.at
+RETURNING t.id, t.fence, t.lease_until, t.cancel_requested, t.attempt, t.lease_owner AS worker, t.log_bytes, m.at AS moment;
+
+-- name: task_log_insert
+-- Log lines of attempts.
+INSERT INTO task_log (task_id, id, tenant_id, at, attempt, worker, text)
+SELECT * FROM unnest(:task_ids::uuid[], :ids::uuid[], :tenant_ids::uuid[], :ats::timestamptz[], :attempts::integer[],
+  :workers::text[], :texts::text[]);
 
 -- name: task_complete
--- Move running tasks to history under their fence.
-WITH finished AS (
-  DELETE FROM tasks AS t USING unnest(:ids::uuid[], :fences::bigint[]) AS r(id, fence)
-  WHERE t.id = r.id AND t.fence = r.fence AND t.state = 'running'
+-- Move running tasks to history under their lease.
+WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
+finished AS (
+  DELETE FROM tasks AS t
+  USING unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :results::text[]) AS r(tenant_id, id, fence, result),
+    moment AS m
+  WHERE t.id = r.id AND t.fence = r.fence AND t.tenant_id = r.tenant_id AND t.state = 'running' AND t.lease_until > m.at
+  RETURNING t.*, r.result, m.at AS finished_at
+)
+INSERT INTO task_history (id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for,
+  run_at, priority, state, attempt, max_attempts, retry, timeout_seconds, labels, worker, fence, traceparent,
+  progress_fraction, progress_message, result, outcome, created_at, started_at, finished_at)
+SELECT id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for, run_at, priority,
+  'completed', attempt, max_attempts, retry, timeout_seconds, labels, lease_owner, fence, traceparent, progress_fraction,
+  progress_message, result, 'completed', created_at, started_at, finished_at
+FROM finished
+RETURNING id, fence, schedule_id;
+
+-- name: task_completed
+-- Which of these were completed before under the same fence.
+SELECT h.id, h.fence FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[]) AS r(tenant_id, id, fence)
+JOIN task_history AS h ON h.id = r.id AND h.fence = r.fence AND h.tenant_id = r.tenant_id AND h.state = 'completed';
+
+-- name: task_running
+-- Leases that hold, with what deciding about them needs.
+SELECT t.id, t.tenant_id, t.queue, t.fence, t.attempt, t.max_attempts, t.retry, t.cancel_requested,
+  coalesce(t.deadline_at, t.started_at + make_interval(secs => t.timeout_seconds)) AS deadline_at,
+  coalesce(t.first_started_at, t.started_at) AS first_started_at
+FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[]) AS r(tenant_id, id, fence)
+JOIN tasks AS t ON t.id = r.id AND t.fence = r.fence AND t.tenant_id = r.tenant_id
+WHERE t.state = 'running' AND t.lease_until > coalesce(:now::timestamptz, now());
+
+-- name: task_expired
+-- Running tasks whose lease has run out.
+SELECT t.id, t.tenant_id, t.queue, t.fence, t.attempt, t.max_attempts, t.retry, t.cancel_requested,
+  coalesce(t.deadline_at, t.started_at + make_interval(secs => t.timeout_seconds)) AS deadline_at,
+  coalesce(t.first_started_at, t.started_at) AS first_started_at
+FROM tasks AS t
+WHERE t.state = 'running' AND t.lease_until <= coalesce(:now::timestamptz, now())
+ORDER BY t.lease_until LIMIT :limit;
+
+-- name: task_end
+-- Put tasks back whose attempt ended without ending them; the attempt is kept. Released work does not count as one.
+WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
+ending AS (
+  SELECT * FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :outcomes::text[], :states::text[],
+    :run_ats::timestamptz[], :errors::text[]) AS e(tenant_id, id, fence, outcome, state, run_at, error)
+),
+old AS MATERIALIZED (
+  SELECT t.id, t.tenant_id, t.fence, t.attempt, t.lease_owner, t.started_at, e.outcome, e.state, e.run_at, e.error
+  FROM ending AS e CROSS JOIN moment AS m JOIN tasks AS t ON t.id = e.id AND t.fence = e.fence AND t.tenant_id = e.tenant_id
+  WHERE t.state = 'running' AND (t.lease_until <= m.at) = :is_expired::boolean
+  FOR UPDATE OF t
+),
+moved AS (
+  UPDATE tasks AS t SET state = o.state, run_at = coalesce(o.run_at, t.run_at),
+    attempt = t.attempt - CASE WHEN o.outcome = 'released' THEN 1 ELSE 0 END,
+    error = coalesce(o.error, t.error), lease_owner = NULL, lease_until = NULL
+  FROM old AS o WHERE t.id = o.id AND t.state = 'running'
+  RETURNING t.id, t.fence, t.schedule_id
+),
+kept AS (
+  INSERT INTO attempts (task_id, tenant_id, fence, attempt, worker, started_at, ended_at, outcome, error)
+  SELECT o.id, o.tenant_id, o.fence, o.attempt, o.lease_owner, o.started_at, m.at, o.outcome, o.error
+  FROM old AS o CROSS JOIN moment AS m
+)
+SELECT id, fence, schedule_id FROM moved;
+
+-- name: task_finish
+-- Move tasks to history whose attempt ended them without completing; the dead ones get a dead letter.
+WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
+finished AS (
+  DELETE FROM tasks AS t
+  USING unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :outcomes::text[], :states::text[], :errors::text[],
+    :reasons::text[]) AS e(tenant_id, id, fence, outcome, state, error, reason), moment AS m
+  WHERE t.id = e.id AND t.fence = e.fence AND t.tenant_id = e.tenant_id AND t.state = 'running'
+    AND (t.lease_until <= m.at) = :is_expired::boolean
+  RETURNING t.id, t.tenant_id, t.queue, t.type, t.target, t.payload, t.origin, t.schedule_id, t.schedule_name,
+    t.scheduled_for, t.run_at, t.priority, t.attempt, t.max_attempts, t.retry, t.timeout_seconds, t.labels, t.lease_owner,
+    t.fence, t.traceparent, t.progress_fraction, t.progress_message, t.created_at, t.started_at,
+    e.outcome, e.state AS final_state, coalesce(e.error, t.error) AS final_error, e.reason, m.at AS finished_at
+),
+buried AS (
+  INSERT INTO dead_letters (task_id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name,
+    scheduled_for, priority, max_attempts, retry, timeout_seconds, labels, attempt, reason, error, worker, created_at, died_at)
+  SELECT id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for, priority,
+    max_attempts, retry, timeout_seconds, labels, attempt, coalesce(reason, outcome), final_error, lease_owner, created_at,
+    finished_at
+  FROM finished WHERE final_state = 'dead'
+)
+INSERT INTO task_history (id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for,
+  run_at, priority, state, attempt, max_attempts, retry, timeout_seconds, labels, worker, fence, traceparent,
+  progress_fraction, progress_message, error, reason, outcome, created_at, started_at, finished_at)
+SELECT id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for, run_at, priority,
+  final_state, attempt, max_attempts, retry, timeout_seconds, labels, lease_owner, fence, traceparent, progress_fraction,
+  progress_message, final_error, reason, outcome, created_at, started_at, finished_at
+FROM finished
+RETURNING id, fence, schedule_id;
+
+-- name: task_ended
+-- How attempts under these fences were ended before.
+SELECT a.task_id AS id, a.fence, a.outcome, NULL::text AS state
+FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[]) AS r(tenant_id, id, fence)
+JOIN attempts AS a ON a.task_id = r.id AND a.fence = r.fence AND a.tenant_id = r.tenant_id
+UNION ALL
+SELECT h.id, h.fence, h.outcome, h.state
+FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[]) AS r(tenant_id, id, fence)
+JOIN task_history AS h ON h.id = r.id AND h.fence = r.fence AND h.tenant_id = r.tenant_id
+WHERE h.outcome IS NOT NULL;
+
+-- name: task_promote
+-- Make delayed tasks ready whose time has come. Every node may: rows that another one has locked are passed over.
+WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
+due AS MATERIALIZED (
+  SELECT id FROM tasks WHERE state = 'scheduled' AND run_at <= (SELECT at FROM moment)
+  ORDER BY run_at LIMIT :limit FOR UPDATE SKIP LOCKED
+),
+promoted AS (
+  UPDATE tasks AS t SET state = 'ready' FROM due AS d WHERE t.id = d.id AND t.state = 'scheduled' RETURNING t.queue
+)
+SELECT m.at AS moment,
+  (SELECT coalesce(array_agg(DISTINCT queue), '{}') FROM promoted) AS queues,
+  (SELECT count(*) FROM promoted) AS count,
+  (SELECT min(run_at) FROM tasks WHERE state = 'scheduled' AND run_at > m.at) AS next_at
+FROM moment AS m;
+
+-- name: task_turn_schedules
+-- Schedules with held tasks, locked: whoever fires or counts them waits. Paused ones keep what they hold.
+SELECT s.id, s.overlap, s.concurrency FROM schedules AS s
+WHERE s.id = ANY(:ids::uuid[]) AND s.status <> 'paused' ORDER BY s.id FOR UPDATE;
+
+-- name: task_turn_held
+-- Schedules that hold tasks; those that are gone are told apart.
+SELECT h.schedule_id, EXISTS (SELECT 1 FROM schedules AS s WHERE s.id = h.schedule_id) AS is_there
+FROM (
+  SELECT DISTINCT schedule_id FROM tasks
+  WHERE state = 'held' AND schedule_id IS NOT NULL AND (:ids::uuid[] IS NULL OR schedule_id = ANY(:ids::uuid[]))
+  LIMIT :limit
+) AS h;
+
+-- name: task_turn_supersede
+-- What a newer held task of the same schedule replaces: gone if it has not started, else asked to stop.
+SELECT t.id, t.tenant_id FROM tasks AS t
+WHERE t.schedule_id = ANY(:ids::uuid[]) AND t.origin = 'tick' AND NOT t.cancel_requested AND EXISTS (
+  SELECT 1 FROM tasks AS n WHERE n.schedule_id = t.schedule_id AND n.state = 'held' AND n.scheduled_for > t.scheduled_for);
+
+-- name: task_turn
+-- Release held tasks in the order of their ticks, as many as their schedules have room for.
+WITH room AS (
+  SELECT s.id, s.concurrency - (
+    SELECT count(*) FROM tasks AS t WHERE t.schedule_id = s.id AND t.state <> 'held' AND t.origin <> 'backfill'
+  ) AS free
+  FROM unnest(:ids::uuid[], :concurrencies::bigint[]) AS s(id, concurrency)
+),
+turn AS MATERIALIZED (
+  SELECT h.id FROM room AS r CROSS JOIN LATERAL (
+    SELECT id FROM tasks WHERE state = 'held' AND schedule_id = r.id ORDER BY scheduled_for, id LIMIT greatest(r.free, 0)
+  ) AS h
+)
+UPDATE tasks AS t SET
+  state = CASE WHEN t.run_at > coalesce(:now::timestamptz, now()) THEN 'scheduled' ELSE 'ready' END
+FROM turn AS h WHERE t.id = h.id AND t.state = 'held'
+RETURNING t.queue;
+
+-- name: task_hold
+-- Keep what a schedule has fired and nobody has started, while it is paused.
+UPDATE tasks SET state = 'held'
+WHERE schedule_id = ANY(:ids::uuid[]) AND origin = 'tick' AND state IN ('ready', 'scheduled');
+
+-- name: task_cancel
+-- Tasks that have not started end here.
+WITH gone AS (
+  DELETE FROM tasks AS t
+  WHERE t.id = ANY(:ids::uuid[]) AND t.tenant_id = :tenant_id AND t.state IN ('held', 'scheduled', 'ready')
   RETURNING t.*
 )
-INSERT INTO task_history (id, tenant_id, queue, type, target, payload, origin, schedule_id, scheduled_for, run_at,
-  priority, state, attempt, max_attempts, labels, worker, fence, created_at, started_at, finished_at)
-SELECT id, tenant_id, queue, type, target, payload, origin, schedule_id, scheduled_for, run_at, priority, 'completed',
-  attempt, max_attempts, labels, lease_owner, fence, created_at, started_at, coalesce(:now::timestamptz, now())
-FROM finished
-RETURNING id;
+INSERT INTO task_history (id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for,
+  run_at, priority, state, attempt, max_attempts, retry, timeout_seconds, labels, worker, fence, traceparent, error, reason,
+  created_at, started_at, finished_at)
+SELECT id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for, run_at, priority,
+  'cancelled', attempt, max_attempts, retry, timeout_seconds, labels, lease_owner, fence, traceparent, error, :reason,
+  created_at, started_at, coalesce(:now::timestamptz, now())
+FROM gone
+RETURNING id, schedule_id;
 
--- name: task_reap
--- Put running tasks whose lease has expired back to ready.
--- A common table expression and not a subquery, which the planner may run more than once, past the limit.
-WITH expired AS MATERIALIZED (
-  SELECT id FROM tasks WHERE state = 'running' AND lease_until < coalesce(:now::timestamptz, now())
-  ORDER BY lease_until LIMIT :limit FOR UPDATE SKIP LOCKED
-)
-UPDATE tasks AS t SET state = 'ready', lease_owner = NULL, lease_until = NULL
-WHERE t.id = ANY(ARRAY(SELECT id FROM expired)) AND t.state = 'running';
+-- name: task_cancel_running
+-- Tasks that run are asked to stop.
+UPDATE tasks SET cancel_requested = true
+WHERE id = ANY(:ids::uuid[]) AND tenant_id = :tenant_id AND state = 'running' RETURNING id;
+
+-- name: task_reschedule
+-- Move a task that has not started to another time.
+UPDATE tasks SET run_at = :run_at,
+  state = CASE WHEN :run_at::timestamptz > coalesce(:now::timestamptz, now()) THEN 'scheduled' ELSE 'ready' END
+WHERE id = :id AND tenant_id = :tenant_id AND state IN ('scheduled', 'ready');
+
+-- name: task_find
+-- Tasks by id, live or finished.
+SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
+  labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message,
+  NULL::text AS result, error, created_at, started_at, NULL::timestamptz AS finished_at, lease_owner AS worker, lease_until,
+  fence, cancel_requested, traceparent
+FROM tasks WHERE tenant_id = :tenant_id AND id = ANY(:ids::uuid[])
+UNION ALL
+SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
+  labels, origin, schedule_id, schedule_name, scheduled_for, progress_fraction, progress_message, result, error, created_at,
+  started_at, finished_at, worker, NULL, fence, false, traceparent
+FROM task_history WHERE tenant_id = :tenant_id AND id = ANY(:ids::uuid[]);
+
+-- name: task_list
+-- Live tasks between two ids, newest first.
+SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
+  labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message,
+  NULL::text AS result, error, created_at, started_at, NULL::timestamptz AS finished_at, lease_owner AS worker, lease_until,
+  fence, cancel_requested, traceparent
+FROM tasks WHERE tenant_id = :tenant_id AND id < :before AND id >= :floor
+  AND (:state::text IS NULL OR state = :state) AND (:queue::text IS NULL OR queue = :queue)
+  AND (:type::text IS NULL OR type = :type)
+  AND (:label_key::text IS NULL OR jsonb_exists(labels::jsonb, :label_key))
+  AND (:label_value::text IS NULL OR labels::jsonb ->> :label_key = :label_value)
+ORDER BY id DESC LIMIT :limit;
+
+-- name: task_list_of_schedule
+-- Live tasks of a schedule, newest first.
+SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
+  labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message,
+  NULL::text AS result, error, created_at, started_at, NULL::timestamptz AS finished_at, lease_owner AS worker, lease_until,
+  fence, cancel_requested, traceparent
+FROM tasks WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND id < :before
+  AND (:state::text IS NULL OR state = :state) AND (:queue::text IS NULL OR queue = :queue)
+  AND (:type::text IS NULL OR type = :type)
+  AND (:label_key::text IS NULL OR jsonb_exists(labels::jsonb, :label_key))
+  AND (:label_value::text IS NULL OR labels::jsonb ->> :label_key = :label_value)
+ORDER BY id DESC LIMIT :limit;
+
+-- name: task_list_floor
+-- How far down a list may look before it answers with what it has.
+SELECT id FROM tasks WHERE tenant_id = :tenant_id AND id < :before ORDER BY id DESC OFFSET :scan LIMIT 1;
+
+-- name: task_list_past
+-- Finished tasks between two ids, newest first.
+SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
+  labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message, result, error,
+  created_at, started_at, finished_at, worker, NULL::timestamptz AS lease_until, fence, false AS cancel_requested, traceparent
+FROM task_history WHERE tenant_id = :tenant_id AND id < :before AND id >= :floor
+  AND (:state::text IS NULL OR state = :state) AND (:queue::text IS NULL OR queue = :queue)
+  AND (:type::text IS NULL OR type = :type)
+  AND (:label_key::text IS NULL OR jsonb_exists(labels::jsonb, :label_key))
+  AND (:label_value::text IS NULL OR labels::jsonb ->> :label_key = :label_value)
+ORDER BY id DESC LIMIT :limit;
+
+-- name: task_list_past_of_schedule
+-- Finished tasks of a schedule, newest first.
+SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
+  labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message, result, error,
+  created_at, started_at, finished_at, worker, NULL::timestamptz AS lease_until, fence, false AS cancel_requested, traceparent
+FROM task_history WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND id < :before
+  AND (:state::text IS NULL OR state = :state) AND (:queue::text IS NULL OR queue = :queue)
+  AND (:type::text IS NULL OR type = :type)
+  AND (:label_key::text IS NULL OR jsonb_exists(labels::jsonb, :label_key))
+  AND (:label_value::text IS NULL OR labels::jsonb ->> :label_key = :label_value)
+ORDER BY id DESC LIMIT :limit;
+
+-- name: task_list_past_floor
+-- How far down a list of finished tasks may look before it answers with what it has.
+SELECT id FROM task_history WHERE tenant_id = :tenant_id AND id < :before ORDER BY id DESC OFFSET :scan LIMIT 1;
+
+-- name: task_attempts
+-- The attempts at a task that did not end it.
+SELECT attempt, fence, worker, started_at, ended_at, outcome, error FROM attempts
+WHERE task_id = :id AND tenant_id = :tenant_id ORDER BY fence;
+
+-- name: task_log
+-- The log lines of a task.
+SELECT id, at, attempt, worker, text FROM task_log
+WHERE task_id = :id AND tenant_id = :tenant_id AND id > :after ORDER BY id LIMIT :limit;
+
+-- name: task_ticks
+-- Ticks that have a backfilled task.
+SELECT scheduled_for FROM tasks
+WHERE schedule_id = :schedule_id AND origin = 'backfill' AND scheduled_for >= :from_at AND scheduled_for < :to_at
+UNION
+SELECT scheduled_for FROM task_history
+WHERE schedule_id = :schedule_id AND origin = 'backfill' AND scheduled_for >= :from_at AND scheduled_for < :to_at;
 
 -- name: task_depths
 -- Live tasks by queue and state.
 SELECT queue, state, count(*) AS count FROM tasks GROUP BY queue, state ORDER BY queue, state;
+
+-- name: key_prune
+-- Forget idempotency keys past their time.
+DELETE FROM task_keys WHERE (tenant_id, key) IN (
+  SELECT tenant_id, key FROM task_keys WHERE expires_at < coalesce(:now::timestamptz, now())
+  ORDER BY expires_at LIMIT :limit);

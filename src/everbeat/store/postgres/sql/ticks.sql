@@ -22,14 +22,19 @@ advanced AS (
   -- all that is due for each row of the batch.
   WHERE s.id = f.schedule_id AND (s.status = 'active' AND s.revision = f.revision AND s.next_tick_at = f.expected
     AND s.due_at <= (SELECT at FROM moment)) IS TRUE
-  RETURNING s.id, s.tenant_id, s.partition, s.queue, s.task_type, s.target, s.payload, s.priority, s.max_attempts,
-    s.retry, s.timeout_seconds, s.labels, s.concurrency, f.fires, f.task_id, f.epoch
+  RETURNING s.id, s.tenant_id, s.name, s.partition, s.queue, s.task_type, s.target, s.payload, s.priority, s.max_attempts,
+    s.retry, s.timeout_seconds, s.labels, s.concurrency, f.fires, f.task_id, f.epoch,
+    -- How many unfinished tasks there may be before a tick is skipped: those that wait for their turn are bounded too.
+    s.concurrency + CASE WHEN s.overlap IN ('queue', 'cancel_previous') THEN 1000 ELSE 0 END AS bound
 ),
 decided AS (
-  SELECT a.*, (
-    SELECT count(*) FROM (SELECT 1 FROM tasks AS t WHERE t.schedule_id = a.id LIMIT a.concurrency) AS live
-  ) >= a.concurrency AS is_overlap
-  FROM advanced AS a WHERE a.fires IS NOT NULL
+  SELECT a.*, l.live >= a.bound AS is_overlap, l.live >= a.concurrency AND l.live < a.bound AS is_held
+  FROM advanced AS a CROSS JOIN LATERAL (
+    SELECT count(*) AS live FROM (
+      SELECT 1 FROM tasks AS t WHERE t.schedule_id = a.id AND t.origin <> 'backfill' LIMIT a.bound
+    ) AS unfinished
+  ) AS l
+  WHERE a.fires IS NOT NULL
 ),
 ledger AS (
   INSERT INTO ticks (schedule_id, scheduled_for, tenant_id, outcome, reason, task_id, fired_at, node, epoch)
@@ -41,13 +46,14 @@ ledger AS (
   RETURNING schedule_id, outcome, reason, task_id, fired_at
 ),
 queued AS (
-  INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, scheduled_for, run_at,
-    priority, state, max_attempts, retry, timeout_seconds, labels, created_at)
-  SELECT d.task_id, d.tenant_id, d.partition, d.queue, d.task_type, d.target, d.payload, 'tick', d.id, d.fires, d.fires,
-    d.priority, 'ready', d.max_attempts, d.retry, d.timeout_seconds, d.labels,
-    coalesce(:now::timestamptz, clock_timestamp())
+  INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, schedule_name,
+    scheduled_for, run_at, priority, state, max_attempts, retry, timeout_seconds, labels, created_at)
+  SELECT d.task_id, d.tenant_id, d.partition, d.queue, d.task_type, d.target, d.payload, 'tick', d.id, d.name, d.fires,
+    d.fires, d.priority, CASE WHEN d.is_held THEN 'held' ELSE 'ready' END, d.max_attempts, d.retry, d.timeout_seconds,
+    d.labels, coalesce(:now::timestamptz, clock_timestamp())
   FROM decided AS d
   WHERE (d.task_id IN (SELECT l.task_id FROM ledger AS l WHERE l.task_id IS NOT NULL)) IS TRUE
+  RETURNING queue, CASE WHEN state = 'held' THEN schedule_id END AS holder
 ),
 skipped AS (
   INSERT INTO ticks (schedule_id, scheduled_for, tenant_id, outcome, reason, fired_at, node, epoch, until, count)
@@ -59,12 +65,15 @@ skipped AS (
   WHERE (k.schedule_id IN (SELECT a.id FROM advanced AS a)) IS TRUE
   ON CONFLICT DO NOTHING
 )
-SELECT m.at AS moment, NULL::uuid AS id, NULL::text AS outcome, NULL::text AS reason, NULL::timestamptz AS fired_at
+SELECT m.at AS moment, NULL::uuid AS id, NULL::text AS outcome, NULL::text AS reason, NULL::timestamptz AS fired_at,
+  NULL::text AS queue
 FROM moment AS m
 UNION ALL
-SELECT NULL, l.schedule_id, l.outcome, l.reason, l.fired_at FROM ledger AS l
+SELECT NULL, l.schedule_id, l.outcome, l.reason, l.fired_at, NULL FROM ledger AS l
 UNION ALL
-SELECT NULL, a.id, NULL, NULL, NULL FROM advanced AS a
+SELECT DISTINCT NULL::timestamptz, q.holder, NULL, NULL, NULL::timestamptz, q.queue FROM queued AS q
+UNION ALL
+SELECT NULL, a.id, NULL, NULL, NULL, NULL FROM advanced AS a
 WHERE (a.id IN (SELECT l.schedule_id FROM ledger AS l)) IS NOT TRUE;
 
 -- name: tick_skip

@@ -1,0 +1,441 @@
+"""The verbs on tasks and dead letters of the PostgreSQL store: each runs the block of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
+
+import asyncpg
+import uuid_utils.compat
+
+from everbeat.core.tasks import Attempt, ClaimedTask, DeadLetter, Ending, LogLine, NewTask, RunningTask, Task, TaskState
+from everbeat.store.base import (
+    Beaten,
+    BeatWrite,
+    Cancelled,
+    Claimer,
+    Completed,
+    DeadFilter,
+    Ended,
+    LeaseRef,
+    PastEnding,
+    Promoted,
+    QueueDepth,
+    Replay,
+    Submitted,
+    TaskFilter,
+    TaskScan,
+)
+from everbeat.store.postgres.connections import Connection, Connections, execute_on, fetch_on
+from everbeat.store.queries import Query
+from everbeat.store.rows import (
+    attempt_from_row,
+    by_key,
+    claimed_from_row,
+    dead_letter_from_row,
+    kept_log,
+    log_texts,
+    running_from_row,
+    submitted_of,
+    task_from_row,
+)
+
+T = TypeVar("T")
+
+_FIRST_ID, _LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
+_EARLIEST, _LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
+_MOST_SCANNED = 20_000
+_SUPERSEDED = "a newer tick of its schedule takes its place"
+_CANCELLED = "cancelled before it started"
+
+
+class _Undo(Exception):
+    """Raised inside a transaction to roll it back."""
+
+
+def _refs(leases: Sequence[LeaseRef]) -> dict[str, list[Any]]:
+    return {
+        "tenant_ids": [lease.tenant_id for lease in leases],
+        "ids": [lease.id for lease in leases],
+        "fences": [lease.fence for lease in leases],
+    }
+
+
+class _Base(Protocol):
+    """What the other half of the store lends to this one."""
+
+    _connections: Connections
+    _queries: dict[str, Query]
+
+    async def clock(self, *, now: datetime | None = None) -> datetime: ...
+    async def _fetch(self, block: str, /, **values: Any) -> list[asyncpg.Record]: ...
+    async def _execute(self, block: str, /, **values: Any) -> int: ...
+    async def _with_months(self, instants: Sequence[datetime], write: Callable[[], Awaitable[T]]) -> T: ...
+    async def _this_month(self, now: datetime | None, write: Callable[[], Awaitable[T]]) -> T: ...
+
+
+class PostgresTasks(_Base):
+    # Submitting
+
+    async def task_submit(self, tasks: Sequence[NewTask], *, now: datetime | None = None) -> Submitted:
+        keyed = by_key(tasks)
+        if not keyed.firsts:
+            (row,) = await self._fetch("task_submit", now=now, **_columns(tasks))
+            return submitted_of(tasks, keyed, row["moment"], {}, set())
+        mismatched = set(keyed.mismatched)
+        taken: dict[int, tuple[UUID, bytes]] = {}
+        moment = await self.clock(now=now)
+        try:
+            async with self._connections.use("api", "task_submit") as connection, connection.transaction():
+                taken = await self._take_keys(connection, tasks, keyed.firsts, now)
+                for index in [*taken, *(index for index, first in keyed.repeats.items() if first in taken)]:
+                    key = tasks[index].key
+                    if key is not None and taken[keyed.repeats.get(index, index)][1] != key.fingerprint:
+                        mismatched.add(index)
+                if mismatched:
+                    raise _Undo
+                new = [*keyed.unkeyed, *(index for index in keyed.firsts.values() if index not in taken)]
+                if new:
+                    (row,) = await fetch_on(
+                        connection, self._queries["task_submit"], now=now, **_columns([tasks[index] for index in sorted(new)])
+                    )
+                    moment = row["moment"]
+        except _Undo:
+            pass
+        return submitted_of(tasks, keyed, moment, taken, mismatched)
+
+    async def _take_keys(
+        self, connection: Connection, tasks: Sequence[NewTask], firsts: Mapping[tuple[UUID, str], int], now: datetime | None
+    ) -> dict[int, tuple[UUID, bytes]]:
+        """Take the keys that are free; what the others stand for already, by the place of the task that asked."""
+        rows = await fetch_on(
+            connection,
+            self._queries["task_key_insert"],
+            now=now,
+            tenant_ids=[tenant_id for tenant_id, _ in firsts],
+            keys=[key for _, key in firsts],
+            task_ids=[tasks[index].id for index in firsts.values()],
+            fingerprints=[_fingerprint(tasks[index]) for index in firsts.values()],
+        )
+        won = {row["task_id"] for row in rows}
+        lost = {pair: index for pair, index in firsts.items() if tasks[index].id not in won}
+        if not lost:
+            return {}
+        found = await fetch_on(
+            connection,
+            self._queries["task_key_find"],
+            tenant_ids=[tenant_id for tenant_id, _ in lost],
+            keys=[key for _, key in lost],
+        )
+        return {lost[row["tenant_id"], row["key"]]: (row["task_id"], row["fingerprint"]) for row in found}
+
+    # Leases
+
+    async def task_claim(
+        self,
+        tenant_id: UUID,
+        queues: Sequence[str],
+        claimers: Sequence[Claimer],
+        *,
+        types: Sequence[str] | None = None,
+        total_seconds: float = 7 * 86_400,
+        now: datetime | None = None,
+    ) -> list[list[ClaimedTask]]:
+        firsts, limit = [], 0
+        for claimer in claimers:
+            firsts.append(limit + 1)
+            limit += claimer.limit
+        rows = await self._fetch(
+            "task_claim",
+            now=now,
+            tenant_id=tenant_id,
+            queues=list(queues),
+            types=None if types is None else list(types),
+            limit=limit,
+            firsts=firsts,
+            workers=[claimer.worker for claimer in claimers],
+            lease_seconds=[claimer.lease_seconds for claimer in claimers],
+            total_seconds=total_seconds,
+        )
+        claimed: list[list[ClaimedTask]] = [[] for _ in claimers]
+        for row in sorted(rows, key=lambda row: row["place"]):
+            claimed[row["claimer"] - 1].append(claimed_from_row(row))
+        return claimed
+
+    async def task_heartbeat(self, beats: Sequence[BeatWrite], *, now: datetime | None = None) -> list[Beaten]:
+        texts = log_texts(beats)
+        values = {
+            **_refs([beat.lease for beat in beats]),
+            "fractions": [beat.fraction for beat in beats],
+            "messages": [beat.message for beat in beats],
+            "log_bytes": [len(text.encode()) for text in texts],
+        }
+        if not any(texts):
+            rows = await self._fetch("task_heartbeat", now=now, **values)
+        else:
+            by_id = {beat.lease.id: text for beat, text in zip(beats, texts, strict=True)}
+            tenants = {beat.lease.id: beat.lease.tenant_id for beat in beats}
+
+            async def write() -> list[asyncpg.Record]:
+                async with self._connections.use("api", "task_heartbeat") as connection, connection.transaction():
+                    rows = await fetch_on(connection, self._queries["task_heartbeat"], now=now, **values)
+                    await self._write_log(connection, rows, by_id, tenants)
+                    return rows
+
+            rows = await self._this_month(now, write)
+        return [Beaten(row["id"], row["fence"], row["lease_until"], row["cancel_requested"]) for row in rows]
+
+    async def _write_log(
+        self, connection: Connection, rows: Sequence[asyncpg.Record], texts: Mapping[UUID, str], tenants: Mapping[UUID, UUID]
+    ) -> None:
+        lines = []
+        for row in rows:
+            text = texts[row["id"]]
+            kept = kept_log(text, row["log_bytes"] - len(text.encode()))
+            if kept is not None:
+                line = (row["id"], uuid_utils.compat.uuid7(), tenants[row["id"]], row["moment"], row["attempt"], row["worker"])
+                lines.append((*line, kept))
+        if lines:
+            names = ("task_ids", "ids", "tenant_ids", "ats", "attempts", "workers", "texts")
+            columns = dict(zip(names, map(list, zip(*lines, strict=True)), strict=True))
+            await execute_on(connection, self._queries["task_log_insert"], **columns)
+
+    async def task_complete(self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None) -> Completed:
+        refs = [lease for lease, _ in results]
+        values = {**_refs(refs), "results": [result for _, result in results]}
+        rows = await self._this_month(now, lambda: self._fetch("task_complete", now=now, **values))
+        finished = frozenset((row["id"], row["fence"]) for row in rows)
+        missed = [lease for lease in refs if (lease.id, lease.fence) not in finished]
+        repeated: frozenset[tuple[UUID, int]] = frozenset()
+        if missed:
+            repeated = frozenset((row["id"], row["fence"]) for row in await self._fetch("task_completed", **_refs(missed)))
+        return Completed(finished, repeated, _schedules(rows))
+
+    async def task_running(
+        self, leases: Sequence[LeaseRef], *, now: datetime | None = None
+    ) -> tuple[datetime, list[RunningTask]]:
+        moment = await self.clock(now=now)
+        rows = await self._fetch("task_running", now=now, **_refs(leases))
+        return moment, [running_from_row(row) for row in rows]
+
+    async def task_expired(self, *, limit: int, now: datetime | None = None) -> tuple[datetime, list[RunningTask]]:
+        moment = await self.clock(now=now)
+        rows = await self._fetch("task_expired", now=now, limit=limit)
+        return moment, [running_from_row(row) for row in rows]
+
+    async def task_end(self, endings: Sequence[Ending], *, is_expired: bool, now: datetime | None = None) -> Ended:
+        back = [one for one in endings if one.state in (TaskState.READY, TaskState.SCHEDULED)]
+        final = [one for one in endings if one.state not in (TaskState.READY, TaskState.SCHEDULED)]
+
+        async def write() -> list[asyncpg.Record]:
+            rows: list[asyncpg.Record] = []
+            async with self._connections.use("api", "task_end") as connection, connection.transaction():
+                for block, part in (("task_end", back), ("task_finish", final)):
+                    if part:
+                        values = {**_endings(part), "is_expired": is_expired, "now": now}
+                        rows += await fetch_on(connection, self._queries[block], **values)
+            return rows
+
+        rows = await self._this_month(now, write)
+        ended = {(one.id, one.fence) for one in final}
+        finished = [row for row in rows if (row["id"], row["fence"]) in ended]
+        return Ended(frozenset((row["id"], row["fence"]) for row in rows), _schedules(finished))
+
+    async def task_ended(self, leases: Sequence[LeaseRef]) -> list[PastEnding]:
+        return [PastEnding(**row) for row in await self._fetch("task_ended", **_refs(leases))]
+
+    # Moving
+
+    async def task_promote(self, *, limit: int, now: datetime | None = None) -> Promoted:
+        (row,) = await self._connections.fetch("engine", self._queries["task_promote"], limit=limit, now=now)
+        return Promoted(row["moment"], frozenset(row["queues"]), row["count"], row["next_at"])
+
+    async def task_turn(
+        self, schedule_ids: Sequence[UUID] | None, *, limit: int, now: datetime | None = None
+    ) -> frozenset[str]:
+        asked = None if schedule_ids is None else list(schedule_ids)
+        held = await self._fetch("task_turn_held", ids=asked, limit=limit)
+        if not held:
+            return frozenset()
+
+        async def write() -> frozenset[str]:
+            async with self._connections.use("api", "task_turn") as connection, connection.transaction():
+                wanted = [row["schedule_id"] for row in held if row["is_there"]]
+                schedules = await fetch_on(connection, self._queries["task_turn_schedules"], ids=wanted)
+                replacing = [row["id"] for row in schedules if row["overlap"] == "cancel_previous"]
+                if replacing:
+                    await self._supersede(connection, replacing, now)
+                rooms = {row["id"]: row["concurrency"] for row in schedules}
+                rooms |= {row["schedule_id"]: 1 for row in held if not row["is_there"]}
+                values = {"ids": list(rooms), "concurrencies": list(rooms.values()), "now": now}
+                rows = await fetch_on(connection, self._queries["task_turn"], **values)
+                return frozenset(row["queue"] for row in rows)
+
+        return await self._this_month(now, write)
+
+    async def _supersede(self, connection: Connection, schedule_ids: list[UUID], now: datetime | None) -> None:
+        rows = await fetch_on(connection, self._queries["task_turn_supersede"], ids=schedule_ids)
+        for tenant_id in {row["tenant_id"] for row in rows}:
+            ids = [row["id"] for row in rows if row["tenant_id"] == tenant_id]
+            await self._cancel(connection, tenant_id, ids, _SUPERSEDED, now)
+
+    async def task_cancel(self, tenant_id: UUID, ids: Sequence[UUID], *, now: datetime | None = None) -> Cancelled:
+        async def write() -> Cancelled:
+            async with self._connections.use("api", "task_cancel") as connection, connection.transaction():
+                return await self._cancel(connection, tenant_id, list(ids), _CANCELLED, now)
+
+        return await self._this_month(now, write)
+
+    async def _cancel(
+        self, connection: Connection, tenant_id: UUID, ids: list[UUID], reason: str, now: datetime | None
+    ) -> Cancelled:
+        # Two statements: one that is claimed while the first waits for its row is seen as running by the second.
+        values = {"tenant_id": tenant_id, "ids": ids}
+        ended = await fetch_on(connection, self._queries["task_cancel"], reason=reason, now=now, **values)
+        told = await fetch_on(connection, self._queries["task_cancel_running"], **values)
+        return Cancelled(frozenset(row["id"] for row in ended), frozenset(row["id"] for row in told), _schedules(ended))
+
+    async def task_reschedule(self, tenant_id: UUID, id_: UUID, run_at: datetime, *, now: datetime | None = None) -> int:
+        return await self._execute("task_reschedule", tenant_id=tenant_id, id=id_, run_at=run_at, now=now)
+
+    # Reading
+
+    async def task_find(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[Task]:
+        return [task_from_row(row) for row in await self._fetch("task_find", tenant_id=tenant_id, ids=list(ids))]
+
+    async def task_list(self, tenant_id: UUID, filter_: TaskFilter, *, before: UUID | None, limit: int, live: bool) -> TaskScan:
+        block = "task_list" if live else "task_list_past"
+        values = {**filter_._asdict(), "tenant_id": tenant_id, "before": before or _LAST_ID, "limit": limit}
+        if filter_.schedule_id is not None:
+            rows = await self._fetch(f"{block}_of_schedule", **values)
+            return TaskScan([task_from_row(row) for row in rows], None)
+        floor = None
+        if any(value is not None for value in filter_):
+            beneath = await self._fetch(
+                f"{block}_floor", tenant_id=tenant_id, before=values["before"], scan=max(_MOST_SCANNED, limit)
+            )
+            floor = beneath[0]["id"] if beneath else None
+        rows = await self._fetch(block, floor=floor or _FIRST_ID, **values)
+        return TaskScan([task_from_row(row) for row in rows], floor if len(rows) < limit else None)
+
+    async def task_attempts(self, tenant_id: UUID, id_: UUID) -> list[Attempt]:
+        return [attempt_from_row(row) for row in await self._fetch("task_attempts", tenant_id=tenant_id, id=id_)]
+
+    async def task_log(self, tenant_id: UUID, id_: UUID, *, after: UUID | None, limit: int) -> list[LogLine]:
+        rows = await self._fetch("task_log", tenant_id=tenant_id, id=id_, after=after or _FIRST_ID, limit=limit)
+        return [LogLine(**row) for row in rows]
+
+    async def task_ticks(self, schedule_id: UUID, *, from_: datetime, to: datetime) -> list[datetime]:
+        rows = await self._fetch("task_ticks", schedule_id=schedule_id, from_at=from_, to_at=to)
+        return [row["scheduled_for"] for row in rows]
+
+    async def task_depths(self) -> list[QueueDepth]:
+        return [QueueDepth(**row) for row in await self._fetch("task_depths")]
+
+    # Dead letters
+
+    async def dead_find(self, tenant_id: UUID, task_ids: Sequence[UUID]) -> list[DeadLetter]:
+        rows = await self._fetch("dead_find", tenant_id=tenant_id, task_ids=list(task_ids))
+        return [dead_letter_from_row(row) for row in rows]
+
+    async def dead_list(
+        self,
+        tenant_id: UUID,
+        filter_: DeadFilter,
+        *,
+        before: tuple[datetime, UUID] | None,
+        limit: int,
+        only_unplayed: bool = False,
+    ) -> list[DeadLetter]:
+        before_at, before_id = before or (_LATEST, _LAST_ID)
+        rows = await self._fetch(
+            "dead_list",
+            **_dead_filter(filter_),
+            tenant_id=tenant_id,
+            before_at=before_at,
+            before_id=before_id,
+            limit=limit,
+            only_unplayed=only_unplayed,
+        )
+        return [dead_letter_from_row(row) for row in rows]
+
+    async def dead_replay(
+        self, tenant_id: UUID, replays: Sequence[Replay], *, again: bool, now: datetime | None = None
+    ) -> list[UUID]:
+        async with self._connections.use("api", "dead_replay") as connection, connection.transaction():
+            rows = await fetch_on(
+                connection,
+                self._queries["dead_replay"],
+                tenant_id=tenant_id,
+                task_ids=[one.task_id for one in replays],
+                replayed_as=[one.task.id for one in replays],
+                again=again,
+                now=now,
+            )
+            done = {row["task_id"] for row in rows}
+            tasks = [one.task for one in replays if one.task_id in done]
+            if tasks:
+                await fetch_on(connection, self._queries["task_submit"], now=now, **_columns(tasks))
+        return [one.task_id for one in replays if one.task_id in done]
+
+    async def dead_purge(self, tenant_id: UUID, filter_: DeadFilter, *, limit: int, now: datetime | None = None) -> int:
+        return await self._execute("dead_purge", **_dead_filter(filter_), tenant_id=tenant_id, limit=limit, now=now)
+
+
+def _fingerprint(task: NewTask) -> bytes:
+    assert task.key is not None
+    return task.key.fingerprint
+
+
+_COLUMNS = [
+    "ids",
+    "tenant_ids",
+    "partitions",
+    "queues",
+    "types",
+    "targets",
+    "payloads",
+    "origins",
+    "priorities",
+    "max_attempts",
+    "retries",
+    "timeouts",
+    "labels",
+    "run_ats",
+    "delays",
+    "schedule_ids",
+    "schedule_names",
+    "scheduled_fors",
+    "traceparents",
+]
+
+
+def _columns(tasks: Sequence[NewTask]) -> dict[str, Sequence[Any]]:
+    """New tasks as columns; the key is not one of them."""
+    return dict(zip(_COLUMNS, zip(*tasks, strict=True), strict=False))
+
+
+def _endings(endings: Sequence[Ending]) -> dict[str, Any]:
+    ids, tenant_ids, fences, outcomes, states, run_ats, errors, reasons = map(list, zip(*endings, strict=True))
+    return {
+        "ids": ids,
+        "tenant_ids": tenant_ids,
+        "fences": fences,
+        "outcomes": outcomes,
+        "states": states,
+        "run_ats": run_ats,
+        "errors": errors,
+        "reasons": reasons,
+    }
+
+
+def _dead_filter(filter_: DeadFilter) -> dict[str, Any]:
+    task_ids = None if filter_.task_ids is None else list(filter_.task_ids)
+    from_at, to_at = filter_.from_at or _EARLIEST, filter_.to_at or _LATEST
+    return {**filter_._asdict(), "from_at": from_at, "to_at": to_at, "task_ids": task_ids}
+
+
+def _schedules(rows: Sequence[Mapping[str, Any]]) -> frozenset[UUID]:
+    return frozenset(row["schedule_id"] for row in rows if row["schedule_id"] is not None)
