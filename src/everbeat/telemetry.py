@@ -12,6 +12,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from everbeat.services.events import (
+    AttemptEnded,
     ClockSetBack,
     Event,
     EventLoopBlocked,
@@ -22,6 +23,11 @@ from everbeat.services.events import (
     OwnershipLost,
     Pruned,
     ScheduleFaulted,
+    TaskEvent,
+    TasksClaimed,
+    TasksFinished,
+    TasksPromoted,
+    TasksSubmitted,
     TicksAlreadyRecorded,
     TicksFired,
     TicksOverdue,
@@ -75,6 +81,10 @@ class Metrics:
         self.loops = Histogram("everbeat_loop_seconds", "Loop iterations", ["loop"], buckets=_CALL_BUCKETS, registry=registry)
         self.loop_errors = Counter("everbeat_loop_errors", "Failed iterations", ["loop"], registry=registry)
         self.blocked = Counter("everbeat_event_loop_blocked_seconds", "Time the loop stood still", registry=registry)
+        self.tasks = Counter("everbeat_tasks", "Tasks, by what happened to them", ["event"], registry=registry)
+        self.attempts = Counter(
+            "everbeat_attempts", "Attempts that did not complete their task", ["outcome", "state"], registry=registry
+        )
         self.store = Histogram("everbeat_store_seconds", "Store calls", ["verb"], buckets=_CALL_BUCKETS, registry=registry)
         self.store_errors = Counter("everbeat_store_errors", "Failed store calls", ["verb"], registry=registry)
 
@@ -99,6 +109,8 @@ class Telemetry:
             self._on_ownership(event)
         elif isinstance(event, LoopRan | LoopFailed | EventLoopBlocked):
             self._on_loop(event)
+        elif isinstance(event, TaskEvent):
+            self._on_tasks(event)
         else:
             self._on_trouble(event)
 
@@ -116,6 +128,22 @@ class Telemetry:
         elif isinstance(event, TicksAlreadyRecorded):
             self.metrics.known.inc(event.count)
             self.log.warning("ticks_already_recorded", count=event.count)
+        else:
+            assert_never(event)
+
+    def _on_tasks(self, event: TaskEvent) -> None:
+        if isinstance(event, TasksSubmitted):
+            self.metrics.tasks.labels("submitted").inc(event.count)
+        elif isinstance(event, TasksClaimed):
+            self.metrics.tasks.labels("claimed").inc(event.count)
+        elif isinstance(event, TasksPromoted):
+            self.metrics.tasks.labels("promoted").inc(event.count)
+        elif isinstance(event, TasksFinished):
+            self.metrics.tasks.labels(event.state).inc(event.count)
+        elif isinstance(event, AttemptEnded):
+            self.metrics.attempts.labels(event.outcome, event.state).inc()
+            if event.state in ("dead", "failed", "cancelled"):
+                self.metrics.tasks.labels(event.state).inc()
         else:
             assert_never(event)
 

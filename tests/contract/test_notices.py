@@ -22,8 +22,8 @@ async def test_publish_tells_the_listeners_of_this_process_at_once(store: Store)
     two: list[Notice] = []
     store.subscribe(one.append)
     store.subscribe(two.append)
-    await store.publish(Notice.SCHEDULES)
-    await store.publish(Notice.CALENDARS)
+    store.publish(Notice.SCHEDULES)
+    store.publish(Notice.CALENDARS)
     assert one == two == [Notice.SCHEDULES, Notice.CALENDARS]
 
 
@@ -39,12 +39,12 @@ async def test_publish_reaches_other_processes_as_one_notice_for_many(postgres_u
     await until(lambda: set(own) == set(heard) == set(Notice))
     own.clear()
     heard.clear()
-    await speaker.publish(Notice.SCHEDULES)
+    speaker.publish(Notice.SCHEDULES)
     await until(lambda: len(heard) == 1)
     for _ in range(49):
-        await speaker.publish(Notice.SCHEDULES)
+        speaker.publish(Notice.SCHEDULES)
     await until(lambda: len(heard) == 2)
-    await speaker.publish(Notice.CALENDARS)
+    speaker.publish(Notice.CALENDARS)
     await until(lambda: Notice.CALENDARS in heard)
     assert heard == [Notice.SCHEDULES, Notice.SCHEDULES, Notice.CALENDARS], "one at once, and one for all that came after it"
     assert own == [*[Notice.SCHEDULES] * 50, Notice.CALENDARS], "no echo of what it said itself"
@@ -62,10 +62,10 @@ async def test_a_store_that_closes_sends_what_still_waits(postgres_url: str, has
     await until(lambda: set(heard) == set(Notice))
     heard.clear()
     if has_spoken_before:
-        await speaker.publish(Notice.OWNERSHIP)
+        speaker.publish(Notice.OWNERSHIP)
         await until(lambda: len(heard) == 1)
         heard.clear()
-    await speaker.publish(Notice.OWNERSHIP)
+    speaker.publish(Notice.OWNERSHIP)
     await speaker.close()
     await until(lambda: heard == [Notice.OWNERSHIP])
     await listener.close()

@@ -141,7 +141,7 @@ async def test_a_stopped_node_never_beats_again(store: Store) -> None:
 async def test_a_notice_of_ownership_wakes_the_loop(store: Store) -> None:
     node = SteppedNode(store, lease_seconds=600)
     await node.renew()
-    await store.publish(Notice.OWNERSHIP)
+    store.publish(Notice.OWNERSHIP)
     await node.ownership.wait()  # would be 200 seconds
 
 

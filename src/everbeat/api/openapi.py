@@ -229,7 +229,6 @@ def _refine_definition(properties: dict[str, Any], name: dict[str, Any]) -> None
     properties["description"].update(maxLength=2000)
     properties["labels"].update(maxProperties=32, propertyNames=name)
     properties["labels"]["additionalProperties"] = {"type": "string", "maxLength": 256}
-    properties["overlap"] = {"enum": ["skip", "allow"]}
 
 
 def _only_trigger(field: str) -> dict[str, Any]:

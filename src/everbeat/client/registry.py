@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from everbeat.client.errors import RegistrationError
 from everbeat.core.schedules import Retry
+
+ExceptionKinds = tuple[type[BaseException], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskDefinition:
-    """A function that handles tasks of one type. `arguments` checks keyword arguments; `wants_context`: ctx comes first."""
+    """A function that handles tasks of one type. `wants_context`: ctx comes first; `signature` is without it."""
 
     type: str
     queue: str
@@ -21,10 +25,13 @@ class TaskDefinition:
     max_attempts: int = 3
     priority: int = 100
     timeout_seconds: float = 3600
-    retry: Retry = Retry()
+    retry: Retry = field(default_factory=Retry)
     labels: dict[str, str] = field(default_factory=dict)
     # Exceptions that must not be retried; raised by a handler they go to the dead letters at once.
-    non_retryable: tuple[type[BaseException], ...] = ()
+    non_retryable: ExceptionKinds = ()
+    signature: inspect.Signature = field(default_factory=inspect.Signature)
+    # File and line, to tell two declarations of one name apart from one that was loaded twice.
+    where: str = ""
 
 
 Hook = Callable[..., Awaitable[None] | None]
@@ -43,6 +50,34 @@ class Registry:
     before: list[Hook] = field(default_factory=list)
     after: list[Hook] = field(default_factory=list)
     on_error: list[Hook] = field(default_factory=list)
+    _scheduled_at: dict[str, str] = field(default_factory=dict)
 
     def queues(self) -> list[str]:
         return sorted({task.queue for task in self.tasks.values()})
+
+    def add_task(self, task: TaskDefinition) -> None:
+        """The same place twice is a module loaded again, and replaces; another place is a mistake."""
+        known = self.tasks.get(task.type)
+        if known is not None and (known.where != task.where or not task.where):
+            raise RegistrationError(
+                f'two tasks are named "{task.type}": at {known.where or "an unknown place"} and at {task.where}; '
+                f'name one of them otherwise, as in @eb.task(name="…")'
+            )
+        if known is not None:
+            self._forget_schedules(task)
+        self.tasks[task.type] = task
+
+    def add_schedule(self, definition: dict[str, Any], where: str) -> None:
+        name = definition["name"]
+        if name in self.schedules:
+            raise RegistrationError(
+                f'two schedules are named "{name}": at {self._scheduled_at[name]} and at {where}; '
+                f'give one of them a name of its own, as in name="{name}-2"'
+            )
+        self._scheduled_at[name] = where
+        self.schedules[name] = definition
+
+    def _forget_schedules(self, task: TaskDefinition) -> None:
+        for name, definition in list(self.schedules.items()):
+            if definition["target"]["type"] == task.type and self._scheduled_at.get(name) == task.where:
+                del self.schedules[name], self._scheduled_at[name]

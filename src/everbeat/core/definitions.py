@@ -133,7 +133,7 @@ def as_invalid_input(error: msgspec.ValidationError) -> InvalidInput:
 def parse_definition(data: Any, brokers: frozenset[str] = frozenset()) -> Spec:
     """A spec from decoded JSON; raises InvalidInput with every error found, or TooLarge."""
     definition = convert(data, Definition)
-    errors = [*_text_errors(definition), *target_errors(definition.target, brokers), *_policy_errors(definition)]
+    errors = [*_text_errors(definition), *target_errors(definition.target, brokers), *retry_errors(definition.retry)]
     spec = None
     try:
         spec = _spec_of(definition)
@@ -211,19 +211,21 @@ def _text_errors(definition: Definition) -> list[FieldError]:
     text = definition.description
     if len(text) > 2000 or has_control_characters(text) or not is_encodable(text):
         errors.append(FieldError("description", "must be at most 2000 characters, without control characters"))
-    if len(definition.labels) > 32:
+    return errors + label_errors(definition.labels)
+
+
+def label_errors(labels: dict[str, str]) -> list[FieldError]:
+    errors = []
+    if len(labels) > 32:
         errors.append(FieldError("labels", "has more than 32 labels"))
-    for key, value in definition.labels.items():
+    for key, value in labels.items():
         if not is_name(key) or len(value) > 256 or has_control_characters(value) or not is_encodable(value):
             errors.append(FieldError(f"labels.{key[:40]!r}", "names are as for schedules; values at most 256 characters"))
     return errors
 
 
-def _policy_errors(definition: Definition) -> list[FieldError]:
+def retry_errors(retry: Retry) -> list[FieldError]:
     errors = []
-    if definition.overlap in (Overlap.QUEUE, Overlap.CANCEL_PREVIOUS):
-        errors.append(FieldError("overlap", f"{definition.overlap.value} is not available yet; use skip or allow"))
-    retry = definition.retry
     if not 0 <= retry.base_seconds <= 86_400:
         errors.append(FieldError("retry.base_seconds", "must be from 0 to 86400"))
     if not 1 <= retry.factor <= 100:

@@ -46,7 +46,7 @@ class CalendarRoom:
             return known, False
         is_new = await self._store.calendar_write(tenant_id, calendar, now=now)
         await self._schedules.recompute(tenant_id, await self._users(tenant_id, name), now=now)
-        await self._store.publish(Notice.CALENDARS)
+        self._store.publish(Notice.CALENDARS)
         return calendar, is_new
 
     async def delete(self, tenant_id: UUID, name: str) -> None:

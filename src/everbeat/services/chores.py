@@ -1,4 +1,4 @@
-"""Singleton chores of the owner of partition 0: the auditor, the pruner, and the reaper of lost leases."""
+"""Singleton chores of the owner of partition 0: the auditor and the pruner."""
 
 from __future__ import annotations
 
@@ -92,26 +92,10 @@ class Pruner(Singleton):
         await self._store.node_prune(unseen_seconds=3600, now=now)
         pruned = {
             "answers": await self._store.answer_prune(limit=self._piece, now=now),
+            "keys": await self._store.key_prune(limit=self._piece, now=now),
             "months": await self._store.month_prune(before=moment - self._retention, limit=self._piece),
         }
         for what, count in pruned.items():
             if count:
                 self._emit(Pruned(what, count))
         return any(count >= self._piece for count in pruned.values())
-
-
-class Reaper(Singleton):
-    """Puts tasks whose lease has expired back to ready."""
-
-    name = "reaper"
-    deadline_seconds = 30.0
-
-    def __init__(self, store: Store, ownership: Ownership, *, interval_seconds: float = 5, piece: int = 1000) -> None:
-        super().__init__(ownership, interval_seconds)
-        self._store = store
-        self._piece = piece
-
-    async def run_once(self, now: datetime | None = None) -> bool:
-        if not self.is_mine():
-            return False
-        return await self._store.task_reap(limit=self._piece, now=now) >= self._piece

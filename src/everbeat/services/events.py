@@ -82,8 +82,35 @@ class Pruned(msgspec.Struct, frozen=True):
     count: int
 
 
+class TasksSubmitted(msgspec.Struct, frozen=True):
+    count: int
+
+
+class TasksClaimed(msgspec.Struct, frozen=True):
+    count: int
+
+
+class TasksPromoted(msgspec.Struct, frozen=True):
+    count: int
+
+
+class TasksFinished(msgspec.Struct, frozen=True):
+    state: str
+    count: int
+
+
+class AttemptEnded(NamedTuple):
+    """An attempt that did not complete its task, and the state the task went to."""
+
+    outcome: str
+    state: str
+
+
+TaskEvent = TasksSubmitted | TasksClaimed | TasksPromoted | TasksFinished | AttemptEnded
+
 Event = (
-    TicksFired
+    TaskEvent
+    | TicksFired
     | TicksSkipped
     | TicksRefused
     | TicksAlreadyRecorded

@@ -104,7 +104,7 @@ class Ownership:
         self._is_stopped = True
         self._owned, self._trusted_until = {}, 0.0
         await self._store.partition_release(self.node_id)
-        await self._store.publish(Notice.OWNERSHIP)
+        self._store.publish(Notice.OWNERSHIP)
 
     async def wait(self) -> None:
         await wait_for_event(self._woken, self._renewed + self._beat.lease_seconds / 3 - self._monotonic())
@@ -120,7 +120,7 @@ class Ownership:
         if gained or lost:
             self._emit(OwnershipChanged(len(renewal.owned), gained, lost, len(renewal.live | {self.node_id})))
         if gained or lost or not self._live:
-            await self._store.publish(Notice.OWNERSHIP)
+            self._store.publish(Notice.OWNERSHIP)
 
     def _heard(self, notice: Notice) -> None:
         if notice is Notice.OWNERSHIP:

@@ -264,7 +264,7 @@ class Schedules:
             return False
         soon = moment + _NOTICE_HORIZON
         if any(write.schedule.due_at is not None and write.schedule.due_at <= soon for write in writes):
-            await self._store.publish(Notice.SCHEDULES)
+            self._store.publish(Notice.SCHEDULES)
         return True
 
 

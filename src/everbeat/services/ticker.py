@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -59,6 +59,13 @@ class TickerSettings(NamedTuple):
 
 DEFAULT_SETTINGS = TickerSettings()
 
+# The queues that got ready tasks, and the schedules whose new task waits for its turn.
+OnTasks = Callable[[frozenset[str], frozenset[UUID]], None]
+
+
+def _ignore_tasks(_queues: frozenset[str], _holders: frozenset[UUID]) -> None:
+    """For tickers on which nobody waits."""
+
 
 class _Entry(NamedTuple):
     due: DueSchedule
@@ -86,6 +93,7 @@ class Ticker:
         *,
         settings: TickerSettings = DEFAULT_SETTINGS,
         emit: Emit = ignore,
+        on_tasks: OnTasks = _ignore_tasks,
     ) -> None:
         self._store = store
         self._ownership = ownership
@@ -93,6 +101,7 @@ class Ticker:
         self._timelines = timelines
         self._settings = settings
         self._emit = emit
+        self._on_tasks = on_tasks
         self._index: TimeIndex[_Entry] = TimeIndex()
         self._woken = asyncio.Event()
         self._scanned: frozenset[tuple[int, int]] = frozenset()
@@ -159,8 +168,9 @@ class Ticker:
     # Loading
 
     def _heard(self, notice: Notice) -> None:
-        self._is_stale = True
-        self._woken.set()
+        if notice not in (Notice.TASKS, Notice.DELAYED):
+            self._is_stale = True
+            self._woken.set()
 
     def _should_scan(self, owned: Mapping[int, int]) -> bool:
         """Beside the firing, and not while what is loaded is overdue: then firing is what matters."""
@@ -258,6 +268,7 @@ class Ticker:
         except BaseException:
             self._is_stale, self._scanned_at = True, float("-inf")
             raise
+        self._on_tasks(result.queues, result.holders)
         self._clock.observe(sent, result.now)
         self._settle(planned, result)
 

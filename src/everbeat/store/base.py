@@ -30,6 +30,7 @@ class Notice(StrEnum):
     OWNERSHIP = "ownership"
     CALENDARS = "calendars"
     TASKS = "tasks"
+    DELAYED = "delayed"
 
 
 Listener = Callable[[Notice], None]
@@ -312,7 +313,7 @@ class Store(Protocol):
     def subscribe(self, listener: Listener) -> None:
         """Call listener for every notice, from this process or another."""
 
-    async def publish(self, notice: Notice) -> None:
+    def publish(self, notice: Notice) -> None:
         """Tell every node; calls that come close together are sent as one."""
 
     # Schedules

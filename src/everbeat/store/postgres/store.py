@@ -131,7 +131,7 @@ class PostgresStore(PostgresTasks):
     def subscribe(self, listener: Listener) -> None:
         self._notices.subscribe(listener)
 
-    async def publish(self, notice: Notice) -> None:
+    def publish(self, notice: Notice) -> None:
         self._notices.publish(notice)
 
     def _on_deaf(self, _error: Exception) -> None:

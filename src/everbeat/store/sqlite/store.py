@@ -134,7 +134,7 @@ class SqliteStore:
     def subscribe(self, listener: Listener) -> None:
         self._notices.subscribe(listener)
 
-    async def publish(self, notice: Notice) -> None:
+    def publish(self, notice: Notice) -> None:
         self._notices.publish(notice)
 
     # Schedules

@@ -1,0 +1,219 @@
+"""Where an app's flows run: over HTTP, on a node in this process, or on one that a background thread keeps for submitting.
+
+A connection hides from its callers which thread and event loop the transport belongs to. The one thing that cannot be
+hidden: blocking the very loop that has to do the work would wait for ever, and is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import NamedTuple, Protocol, TypeVar
+
+from everbeat.client.base import Transport
+from everbeat.client.errors import BlockingCall
+from everbeat.client.flows import Flow, run, run_blocking
+from everbeat.client.http import HttpTransport, SyncHttp
+from everbeat.client.inprocess import InProcessTransport, LocalNode
+
+T = TypeVar("T")
+
+_CLOSING_SECONDS = 10.0
+
+
+class Place(NamedTuple):
+    """A transport and the event loop it belongs to. `is_local`: the answers come from this process."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: Transport
+    is_local: bool
+
+
+class OwnedNode(LocalNode, Protocol):
+    """A node that was started for this app."""
+
+    async def stop(self) -> None: ...
+
+
+class Connection(Protocol):
+    """Runs flows for sync and for async callers; while attached to a place, there."""
+
+    def blocking(self, flow: Flow[T]) -> T: ...
+
+    async def awaiting(self, flow: Flow[T]) -> T: ...
+
+    def attach(self, place: Place) -> None: ...
+
+    def detach(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Attachable:
+    def __init__(self) -> None:
+        self.place: Place | None = None
+
+    def attach(self, place: Place) -> None:
+        self.place = place
+
+    def detach(self) -> None:
+        self.place = None
+
+
+class HttpConnection(_Attachable):
+    """One sync shell for all threads, one async transport per event loop; new ones in a forked process."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        super().__init__()
+        self._url = url
+        self._api_key = api_key
+        self._lock = threading.Lock()
+        self._sync: SyncHttp | None = None
+        self._pid = os.getpid()
+        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Kept] = weakref.WeakKeyDictionary()
+
+    def blocking(self, flow: Flow[T]) -> T:
+        if self.place is not None and self.place.is_local:
+            return _from_thread(self.place, flow)
+        with self._lock:
+            if self._sync is None or self._pid != os.getpid():
+                self._sync, self._pid = SyncHttp(self._url, self._api_key), os.getpid()
+            shell = self._sync
+        return run_blocking(shell, flow)
+
+    async def awaiting(self, flow: Flow[T]) -> T:
+        place = self.place
+        if place is not None and (place.is_local or place.loop is asyncio.get_running_loop()):
+            return await _from_loop(place, flow)
+        return await run(await self._transport(), flow)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._sync is not None:
+                self._sync.close()
+                self._sync = None
+
+    async def _transport(self) -> HttpTransport:
+        """asyncio closes suspended generators before it closes a loop; this one closes the connections with it."""
+        loop = asyncio.get_running_loop()
+        if (kept := self._by_loop.get(loop)) is None:
+            keeper = self._keep(loop)
+            kept = self._by_loop[loop] = _Kept(await anext(keeper), keeper)
+        return kept.transport
+
+    async def _keep(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[HttpTransport, None]:
+        transport = HttpTransport(self._url, self._api_key)
+        try:
+            yield transport
+        finally:
+            self._by_loop.pop(loop, None)
+            await transport.close()
+
+
+class _Kept(NamedTuple):
+    transport: HttpTransport
+    keeper: AsyncGenerator[HttpTransport, None]
+
+
+class NodeConnection(_Attachable):
+    """A node in this process: the running one, or else one without loops in a thread of its own, started when needed."""
+
+    def __init__(self, start_node: Callable[[], Awaitable[OwnedNode]]) -> None:
+        super().__init__()
+        self._start_node = start_node
+        self._lock = threading.Lock()
+        self._background: _Background | None = None
+
+    def blocking(self, flow: Flow[T]) -> T:
+        return _from_thread(self.place or self._background_place(), flow)
+
+    async def awaiting(self, flow: Flow[T]) -> T:
+        place = self.place
+        if place is None:
+            place = await asyncio.to_thread(self._background_place)
+        return await _from_loop(place, flow)
+
+    def close(self) -> None:
+        with self._lock:
+            background, self._background = self._background, None
+        if background is not None:
+            background.close()
+
+    def _background_place(self) -> Place:
+        with self._lock:
+            if self._background is None or self._background.pid != os.getpid():
+                self._background = _Background(self._start_node)
+            return self._background.place
+
+
+class _Background:
+    """A thread with an event loop that hosts a node; ends with the process, or when closed."""
+
+    def __init__(self, start_node: Callable[[], Awaitable[OwnedNode]]) -> None:
+        self.pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="everbeat-submit", daemon=True)
+        self._thread.start()
+        self._node: OwnedNode | None = None
+        try:
+            self.place = asyncio.run_coroutine_threadsafe(self._open(start_node), self._loop).result()
+        except BaseException:
+            self._end()
+            raise
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        if self.pid != os.getpid() or self._loop.is_closed():
+            return
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(_CLOSING_SECONDS)
+        self._end()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSING_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _open(self, start_node: Callable[[], Awaitable[OwnedNode]]) -> Place:
+        self._node = await start_node()
+        return Place(asyncio.get_running_loop(), InProcessTransport(self._node), is_local=True)
+
+    async def _stop(self) -> None:
+        await self.place.transport.close()
+        if self._node is not None:
+            await self._node.stop()
+
+
+def _from_thread(place: Place, flow: Flow[T]) -> T:
+    try:
+        running = asyncio.get_running_loop()
+    except RuntimeError:
+        running = None
+    if running is place.loop:
+        raise BlockingCall(
+            "a blocking call on the event loop that Everbeat itself runs on would wait for ever; "
+            "use its async twin: await task.submit_async(…), handle.wait_async(…), eb.async_client"
+        )
+    future = asyncio.run_coroutine_threadsafe(run(place.transport, flow), place.loop)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+async def _from_loop(place: Place, flow: Flow[T]) -> T:
+    if asyncio.get_running_loop() is place.loop:
+        return await run(place.transport, flow)
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(place.transport, flow), place.loop))

@@ -1,0 +1,225 @@
+"""Functions turned into declared tasks and schedules; what cannot work is refused here, at import, with the place named."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from everbeat.client.arguments import bind
+from everbeat.client.durations import seconds_of
+from everbeat.client.errors import InvalidArguments, RegistrationError
+from everbeat.client.options import (
+    SUBMIT_OPTIONS,
+    ScheduleOptions,
+    TaskOptions,
+    as_datetime,
+    exception_kinds,
+    instant,
+    refuse_unknown,
+    task_fields,
+)
+from everbeat.client.registry import TaskDefinition
+from everbeat.core.definitions import parse_definition, rfc3339
+from everbeat.core.errors import InvalidInput
+from everbeat.core.names import NAME_MESSAGE, is_name
+from everbeat.core.schedules import Spec
+from everbeat.core.timeline import Timeline, compile_rule
+from everbeat.core.wire import DEFAULT_QUEUE
+from everbeat.core.zones import load_zone
+
+APP_LABEL = "everbeat.app"
+CONTEXT = "ctx"
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """File and line of a function, and its name."""
+    inner = inspect.unwrap(function)
+    while isinstance(inner, functools.partial):
+        inner = inspect.unwrap(inner.func)
+    code = getattr(inner, "__code__", None) or getattr(getattr(inner, "__func__", None), "__code__", None)
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    return f"{code.co_filename}:{code.co_firstlineno} ({name})" if code is not None else name
+
+
+@contextlib.contextmanager
+def _telling(what: str, where: str) -> Iterator[None]:
+    try:
+        yield
+    except (InvalidInput, InvalidArguments) as error:
+        raise RegistrationError(f"{what} at {where}: {error}") from None
+
+
+def define_task(function: Callable[..., Any], name: str | None, options: Mapping[str, Any]) -> TaskDefinition:
+    where = place_of(function)
+    type_ = _task_name(function, name, where)
+    with _telling(f"task {type_}", where):
+        refuse_unknown(options, TaskOptions)
+        signature, wants_context = _signature(function)
+        spec = _probed(type_, options)
+        return TaskDefinition(
+            type=type_,
+            queue=spec.queue,
+            function=function,
+            is_async=_is_async(function),
+            wants_context=wants_context,
+            max_attempts=spec.max_attempts,
+            priority=spec.priority,
+            timeout_seconds=spec.timeout_seconds,
+            retry=spec.retry,
+            labels=spec.labels,
+            non_retryable=exception_kinds(options.get("non_retryable", ())),
+            signature=signature,
+            where=where,
+        )
+
+
+def _task_name(function: Callable[..., Any], name: str | None, where: str) -> str:
+    """Without the module: moving a function to another file must not orphan the tasks that wait for it."""
+    if not callable(function) or isinstance(function, type):
+        raise RegistrationError(f"{function!r} is not a function; @eb.task goes on top of one")
+    found = name if name is not None else getattr(function, "__name__", None)
+    if found is None or found == "<lambda>":
+        raise RegistrationError(f'{where}: a lambda or object has no name of its own; give one: eb.task(…, name="…")')
+    if not isinstance(found, str) or not is_name(found):
+        raise RegistrationError(f"{where}: the task name {found!r} {NAME_MESSAGE}")
+    return found
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, bool]:
+    """The arguments that a submit gives, and whether the context comes before them."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidArguments("it is a generator; a handler returns its result, it does not yield")
+    parameters = list(inspect.signature(function).parameters.values())
+    wants_context = bool(parameters) and parameters[0].name == CONTEXT
+    arguments = parameters[1:] if wants_context else parameters
+    for parameter in arguments:
+        if problem := _parameter_problem(parameter, is_first=parameter is parameters[0]):
+            raise InvalidArguments(problem)
+    if wants_context and parameters[0].kind not in _POSITIONAL:
+        raise InvalidArguments(f"{CONTEXT} is passed by position; take the * before it away")
+    return inspect.Signature(arguments), wants_context
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _parameter_problem(parameter: inspect.Parameter, *, is_first: bool) -> str | None:
+    name = parameter.name
+    if is_first and name in ("self", "cls"):
+        return f"its first parameter is {name}; tasks are plain functions, not methods: call the method from one"
+    if name == CONTEXT:
+        return f"{CONTEXT} must be its first parameter"
+    if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+        return f"its parameter {name} is positional-only, but arguments arrive by name; take the / away"
+    if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+        return f"it takes *{name}, but arguments arrive by name; take a list instead"
+    if name in SUBMIT_OPTIONS:
+        return (
+            f"its parameter {name} is also an option of submit ({', '.join(SUBMIT_OPTIONS)}), which could then not be told "
+            f"from it; rename the parameter, as in task_{name}"
+        )
+    return None
+
+
+def _probed(type_: str, options: Mapping[str, Any]) -> Spec:
+    """The options as a schedule would hold them: one place knows what is allowed."""
+    target = {"kind": "worker", "type": type_, "queue": options.get("queue", DEFAULT_QUEUE)}
+    return parse_definition({"name": type_, "every_seconds": 60, "target": target, **task_fields(options)})
+
+
+# Schedules
+
+
+def define_schedule(
+    app: str, task: TaskDefinition, trigger: Mapping[str, Any], options: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    """A schedule of a task as API.md writes it; checked as the server would, and computed once."""
+    name = options.get("name") or task.type
+    with _telling(f"schedule {name}", where):
+        refuse_unknown(options, ScheduleOptions)
+        definition = {
+            "name": name,
+            "description": options.get("description", _first_line(task.function)),
+            **_trigger_fields(trigger, options),
+            "target": {"kind": "worker", "queue": task.queue, "type": task.type},
+            "payload": _payload(task, options.get("payload", {})),
+            "priority": task.priority,
+            "max_attempts": task.max_attempts,
+            "retry": msgspec.to_builtins(task.retry),
+            "timeout_seconds": task.timeout_seconds,
+            **_policy_fields(options),
+            **task_fields(options),
+            "labels": {**task.labels, **options.get("labels", {}), APP_LABEL: app},
+        }
+        if options.get("queue", task.queue) != task.queue:
+            raise InvalidInput.of("queue", f"belongs to the task, which is on {task.queue}; set it there")
+        timeline_of(definition)
+    return definition
+
+
+def timeline_of(definition: Mapping[str, Any]) -> Timeline:
+    """The timeline of a definition; calendars are the server's, and left out."""
+    rule = parse_definition(definition).rule
+    anchor = rule.anchor or datetime.now(UTC)
+    return compile_rule(msgspec.structs.replace(rule, anchor=anchor, exclude=(), only=()), None, {})
+
+
+def _trigger_fields(trigger: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    fields = dict(trigger)
+    zone = options.get("tz")
+    if "every_seconds" in fields:
+        fields["every_seconds"] = seconds_of(fields["every_seconds"], "every")
+    if "at" in fields:
+        at = as_datetime(fields["at"], "at")
+        if at.tzinfo is None and zone is not None:
+            at = at.replace(tzinfo=load_zone(str(zone)))
+        fields["at"] = rfc3339(instant(at, "at"))
+    if fields.get("anchor") is not None:
+        fields["anchor"] = rfc3339(instant(fields["anchor"], "anchor"))
+    if zone is not None:
+        fields["timezone"] = str(zone)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _policy_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {name: options[name] for name in ("overlap", "max_concurrent", "catch_up", "enabled") if name in options}
+    for option, field in (("misfire_grace", "misfire_grace_seconds"), ("jitter", "jitter_seconds")):
+        if option in options:
+            fields[field] = seconds_of(options[option], option)
+    for option in ("starts_at", "ends_at"):
+        if options.get(option) is not None:
+            fields[option] = rfc3339(instant(options[option], option))
+    dst = {name.removeprefix("dst_"): options[name] for name in ("dst_gap", "dst_fold") if name in options}
+    calendars = {name: _names(options[name]) for name in ("exclude", "only") if name in options}
+    return {**fields, **({"dst": dst} if dst else {}), **({"calendars": calendars} if calendars else {})}
+
+
+def _names(given: str | list[str]) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _payload(task: TaskDefinition, payload: Any) -> dict[str, Any]:
+    """Bound now: an argument that no tick would give must not be missed in the middle of the night."""
+    if not isinstance(payload, Mapping):
+        raise InvalidInput.of("payload", f"must be a dict of arguments, not a {type(payload).__name__}")
+    try:
+        return bind(task.type, task.signature, (), payload)
+    except InvalidArguments as error:
+        raise InvalidArguments(
+            f'{error}. A tick gives it the payload: payload={{"…": …}}, or give the parameter a default'
+        ) from None
+
+
+def _first_line(function: Callable[..., Any]) -> str:
+    lines = (inspect.getdoc(function) or "").strip().splitlines() if hasattr(function, "__code__") else []
+    return lines[0][:2000] if lines else ""

@@ -1,0 +1,83 @@
+"""One exchange with a server, with its repetitions, written once: a generator that the sync and the async shell drive.
+
+It yields what to do, a request to send or a pause to make, and is sent what came of it. A request that is safe to repeat is
+sent again after a lost connection, 429 or 503, with full jitter, so that clients turned away together do not come back
+together; until the deadline. Others are repeated only if they were surely not processed: not connected, or 429.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Generator
+from typing import NamedTuple
+
+from everbeat.client.errors import NotReachable
+from everbeat.client.requests import Answer, Repeat, Request, raise_for_problem, retry_after_seconds
+
+_FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.1, 5.0
+_MOST_DOUBLINGS = 10
+
+
+class Send(NamedTuple):
+    request: Request
+
+
+class Pause(NamedTuple):
+    seconds: float
+
+
+class Lost(NamedTuple):
+    """No answer came. `was_sent` False: the server cannot have seen the request."""
+
+    reason: str
+    was_sent: bool
+
+
+Exchange = Generator[Send | Pause, Answer | Lost | None, Answer]
+
+
+class Patience(NamedTuple):
+    """For how long to try again. Time and chance are arguments, so that tests need neither."""
+
+    deadline_seconds: float = 30.0
+    monotonic: Callable[[], float] = time.monotonic
+    chance: Callable[[], float] = random.random
+
+
+def exchange(request: Request, url: str, patience: Patience) -> Exchange:
+    """The answer to a request, or the problem raised; repeated as the module says."""
+    give_up_at = patience.monotonic() + patience.deadline_seconds
+    tries = lost = 0
+    while True:
+        outcome = yield Send(request)
+        tries += 1
+        if isinstance(outcome, Answer) and (outcome.status < 400 or _is_done_already(request, outcome, lost)):
+            return outcome
+        wait = _wait_seconds(request, outcome, tries, patience.chance())
+        if wait is None or patience.monotonic() + wait > give_up_at:
+            if isinstance(outcome, Answer):
+                raise_for_problem(outcome)
+            raise NotReachable(url, outcome.reason if isinstance(outcome, Lost) else "no answer")
+        lost += not isinstance(outcome, Answer)
+        yield Pause(wait)
+
+
+def _is_done_already(request: Request, answer: Answer, lost: int) -> bool:
+    """A removal whose answer was lost finds nothing the second time: it has done what was asked."""
+    return request.method == "DELETE" and answer.status == 404 and lost > 0
+
+
+def _wait_seconds(request: Request, outcome: Answer | Lost | None, tries: int, chance: float) -> float | None:
+    if request.repeat is Repeat.NEVER:
+        return None
+    is_safe = request.repeat is Repeat.SAFE
+    backoff = min(_FIRST_DELAY_SECONDS * float(1 << min(tries - 1, _MOST_DOUBLINGS)), _LONGEST_DELAY_SECONDS) * chance
+    if isinstance(outcome, Lost):
+        return backoff if is_safe or not outcome.was_sent else None
+    if outcome is None:
+        return None
+    if outcome.status == 429 or (outcome.status == 503 and is_safe):
+        asked = retry_after_seconds(outcome)
+        return backoff if asked is None else asked + backoff
+    return None

@@ -1,0 +1,90 @@
+"""Operations written once for sync and async code: generators that yield requests and are sent the answers.
+
+A flow knows nothing about IO; `run` and `run_blocking` drive it over a transport of either kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+from uuid import UUID
+
+from everbeat.client.base import Reply, Transport
+from everbeat.client.exchange import Pause
+from everbeat.core.wire import TaskInput
+
+T = TypeVar("T")
+
+
+class Call(NamedTuple):
+    """A request of API.md; answered with its Reply."""
+
+    method: str
+    path: str
+    query: Mapping[str, Any] | None = None
+    body: Any = None
+    headers: Mapping[str, str] | None = None
+
+
+class Submit(NamedTuple):
+    """Tasks to submit; answered with their ids."""
+
+    tasks: Sequence[TaskInput]
+
+
+Step = Call | Submit | Pause
+Flow = Generator[Step, Any, T]
+
+
+class BlockingTransport(Protocol):
+    """What flows need of a sync shell."""
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply: ...
+
+    def submit(self, tasks: Sequence[TaskInput]) -> list[UUID]: ...
+
+
+async def run(transport: Transport, flow: Flow[T]) -> T:
+    sent: Any = None
+    while True:
+        try:
+            step = flow.send(sent)
+        except StopIteration as done:
+            value: T = done.value
+            return value
+        match step:
+            case Call(method, path, query, body, headers):
+                sent = await transport.request(method, path, query=query, body=body, headers=headers)
+            case Submit(tasks):
+                sent = await transport.submit(tasks)
+            case Pause(seconds):
+                await asyncio.sleep(seconds)
+                sent = None
+
+
+def run_blocking(transport: BlockingTransport, flow: Flow[T]) -> T:
+    sent: Any = None
+    while True:
+        try:
+            step = flow.send(sent)
+        except StopIteration as done:
+            value: T = done.value
+            return value
+        match step:
+            case Call(method, path, query, body, headers):
+                sent = transport.request(method, path, query=query, body=body, headers=headers)
+            case Submit(tasks):
+                sent = transport.submit(tasks)
+            case Pause(seconds):
+                time.sleep(seconds)
+                sent = None

@@ -1,0 +1,90 @@
+"""A submitted task from its submitter's side: look at it, wait for its result, cancel it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from uuid import UUID
+
+from everbeat.client.connections import Connection
+from everbeat.client.durations import Duration, seconds_of
+from everbeat.client.errors import TaskCancelled, TaskFailed, TaskNotFinished
+from everbeat.client.exchange import Pause
+from everbeat.client.flows import Call, Flow
+from everbeat.core.tasks import LIVE_STATES, TaskState
+
+_FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS, _GROWTH = 0.02, 1.0, 1.5
+
+
+def getting(task_id: UUID | str) -> Flow[dict[str, Any]]:
+    reply = yield Call("GET", f"/v1/tasks/{task_id}")
+    task: dict[str, Any] = reply.body
+    return task
+
+
+def cancelling(task_id: UUID | str) -> Flow[dict[str, Any]]:
+    reply = yield Call("POST", f"/v1/tasks/{task_id}/cancel")
+    task: dict[str, Any] = reply.body
+    return task
+
+
+def waiting(task_id: UUID, timeout: Duration | None) -> Flow[Any]:
+    """Look again and again, ever more rarely; the result, or what went wrong."""
+    timeout_seconds = None if timeout is None else seconds_of(timeout, "timeout")
+    started = time.monotonic()
+    pause = _FIRST_LOOK_SECONDS
+    while True:
+        task = yield from getting(task_id)
+        if task["state"] not in LIVE_STATES:
+            return _result_of(task)
+        left = float("inf") if timeout_seconds is None else started + timeout_seconds - time.monotonic()
+        if left <= 0:
+            raise TaskNotFinished(task_id, task["state"], timeout_seconds or 0)
+        yield Pause(min(pause, left))
+        pause = min(pause * _GROWTH, _LONGEST_LOOK_SECONDS)
+
+
+def _result_of(task: dict[str, Any]) -> Any:
+    if task["state"] == TaskState.COMPLETED:
+        return task.get("result")
+    raise (TaskCancelled if task["state"] == TaskState.CANCELLED else TaskFailed)(task)
+
+
+class TaskHandle:
+    """One submitted task."""
+
+    __slots__ = ("_connection", "id")
+
+    def __init__(self, id_: UUID, connection: Connection) -> None:
+        self.id = id_
+        self._connection = connection
+
+    def __repr__(self) -> str:
+        return f"TaskHandle({self.id})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TaskHandle) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def get(self) -> dict[str, Any]:
+        """The task as it is now: state, attempt, progress, result, error."""
+        return self._connection.blocking(getting(self.id))
+
+    async def get_async(self) -> dict[str, Any]:
+        return await self._connection.awaiting(getting(self.id))
+
+    def wait(self, timeout: Duration | None = None) -> Any:
+        """The task's result once it has completed; raises TaskFailed or TaskCancelled, or TaskNotFinished after the timeout."""
+        return self._connection.blocking(waiting(self.id, timeout))
+
+    async def wait_async(self, timeout: Duration | None = None) -> Any:
+        return await self._connection.awaiting(waiting(self.id, timeout))
+
+    def cancel(self) -> dict[str, Any]:
+        """Cancel it: gone if it has not started, told to stop if it runs. Raises ConflictProblem if it has finished."""
+        return self._connection.blocking(cancelling(self.id))
+
+    async def cancel_async(self) -> dict[str, Any]:
+        return await self._connection.awaiting(cancelling(self.id))

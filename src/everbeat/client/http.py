@@ -1,0 +1,213 @@
+"""Transports over HTTP: async for programs with an event loop, and a sync one for everything else and for threads.
+
+Both send what client/requests.py builds and repeat as client/exchange.py says; here is only the IO.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from everbeat.client import requests
+from everbeat.client.base import Reply
+from everbeat.client.exchange import Exchange, Lost, Patience, Pause, exchange
+from everbeat.client.requests import Answer, Request
+from everbeat.core.tasks import ClaimedTask
+from everbeat.core.wire import BeatAnswer, Claim, Completion, Failures, Heartbeat, Release, Settled, TaskInput
+from everbeat.version import __version__
+
+if TYPE_CHECKING:
+    import httpx
+
+_TIMEOUT_SECONDS = 15.0
+_CONNECT_SECONDS = 5.0
+_MOST_CONNECTIONS = 100
+_KEPT_ALIVE_SECONDS = 60.0
+_THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def _client_options(url: str, api_key: str | None) -> dict[str, Any]:
+    import httpx
+
+    parts = urlsplit(url)
+    headers = {"user-agent": f"everbeat-python/{__version__}", "accept": "application/json"}
+    if api_key is not None:
+        headers["authorization"] = f"Bearer {api_key}"
+    return {
+        "base_url": url,
+        "headers": headers,
+        "timeout": httpx.Timeout(_TIMEOUT_SECONDS, connect=_CONNECT_SECONDS),
+        "limits": httpx.Limits(
+            max_connections=_MOST_CONNECTIONS,
+            max_keepalive_connections=_MOST_CONNECTIONS,
+            keepalive_expiry=_KEPT_ALIVE_SECONDS,
+        ),
+        # Loading certificates takes long and a plain connection has no use for them; no proxy leads to this machine.
+        "verify": parts.scheme == "https",
+        "trust_env": parts.hostname not in _THIS_MACHINE,
+    }
+
+
+def _send_options(request: Request) -> dict[str, Any]:
+    import httpx
+
+    options: dict[str, Any] = {"headers": request.headers, "content": request.body}
+    if request.timeout_seconds is not None:
+        options["timeout"] = httpx.Timeout(request.timeout_seconds, connect=_CONNECT_SECONDS)
+    return options
+
+
+def _answer_of(response: httpx.Response) -> Answer:
+    return Answer(response.status_code, response.headers, response.content)
+
+
+def _lost(error: httpx.TransportError) -> Lost:
+    import httpx
+
+    was_sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+    return Lost(str(error) or type(error).__name__, was_sent)
+
+
+class SyncHttp:
+    """The blocking shell; may be shared by threads."""
+
+    def __init__(self, url: str, api_key: str | None = None, *, patience: Patience | None = None) -> None:
+        import httpx
+
+        self.url = url
+        self._patience = patience or Patience()
+        self._client = httpx.Client(**_client_options(url, api_key))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        return requests.reply_of(self._exchange(requests.build(method, path, query=query, body=body, headers=headers)))
+
+    def submit(self, tasks: Sequence[TaskInput]) -> list[UUID]:
+        return [id_ for request in requests.submit(tasks) for id_ in requests.ids_of(self._exchange(request), request)]
+
+    def heartbeat(self, heartbeat: Heartbeat) -> list[BeatAnswer]:
+        return requests.beats_of(self._exchange(requests.heartbeat(heartbeat)))
+
+    def complete(self, completion: Completion) -> list[Settled]:
+        return requests.settled_of(self._exchange(requests.complete(completion)))
+
+    def fail(self, failures: Failures) -> list[Settled]:
+        return requests.settled_of(self._exchange(requests.fail(failures)))
+
+    def release(self, release: Release) -> list[Settled]:
+        return requests.settled_of(self._exchange(requests.release(release)))
+
+    def _exchange(self, request: Request) -> Answer:
+        steps: Exchange = exchange(request, self.url, self._patience)
+        outcome: Answer | Lost | None = None
+        while True:
+            try:
+                step = steps.send(outcome)
+            except StopIteration as done:
+                answer: Answer = done.value
+                return answer
+            if isinstance(step, Pause):
+                time.sleep(step.seconds)
+                outcome = None
+            else:
+                outcome = self._send(step.request)
+
+    def _send(self, request: Request) -> Answer | Lost:
+        import httpx
+
+        try:
+            return _answer_of(self._client.request(request.method, request.path, **_send_options(request)))
+        except httpx.TransportError as error:
+            return _lost(error)
+
+
+class HttpTransport:
+    """The async shell; belongs to the event loop it is first used on."""
+
+    def __init__(self, url: str, api_key: str | None = None, *, patience: Patience | None = None) -> None:
+        import httpx
+
+        self.url = url
+        self._api_key = api_key
+        self._patience = patience or Patience()
+        self._client = httpx.AsyncClient(**_client_options(url, api_key))
+
+    async def open(self) -> None:
+        """Connections are made when they are needed."""
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    def blocking(self, patience: Patience | None = None) -> SyncHttp:
+        """A sync shell on the same server, as for heartbeats from a thread of their own; the caller closes it."""
+        return SyncHttp(self.url, self._api_key, patience=patience or self._patience)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        request = requests.build(method, path, query=query, body=body, headers=headers)
+        return requests.reply_of(await self._exchange(request))
+
+    async def submit(self, tasks: Sequence[TaskInput]) -> list[UUID]:
+        ids: list[UUID] = []
+        for request in requests.submit(tasks):
+            ids += requests.ids_of(await self._exchange(request), request)
+        return ids
+
+    async def claim(self, claim: Claim) -> list[ClaimedTask]:
+        return requests.claimed_of(await self._exchange(requests.claim(claim)))
+
+    async def heartbeat(self, heartbeat: Heartbeat) -> list[BeatAnswer]:
+        return requests.beats_of(await self._exchange(requests.heartbeat(heartbeat)))
+
+    async def complete(self, completion: Completion) -> list[Settled]:
+        return requests.settled_of(await self._exchange(requests.complete(completion)))
+
+    async def fail(self, failures: Failures) -> list[Settled]:
+        return requests.settled_of(await self._exchange(requests.fail(failures)))
+
+    async def release(self, release: Release) -> list[Settled]:
+        return requests.settled_of(await self._exchange(requests.release(release)))
+
+    async def _exchange(self, request: Request) -> Answer:
+        steps: Exchange = exchange(request, self.url, self._patience)
+        outcome: Answer | Lost | None = None
+        while True:
+            try:
+                step = steps.send(outcome)
+            except StopIteration as done:
+                answer: Answer = done.value
+                return answer
+            if isinstance(step, Pause):
+                await asyncio.sleep(step.seconds)
+                outcome = None
+            else:
+                outcome = await self._send(step.request)
+
+    async def _send(self, request: Request) -> Answer | Lost:
+        import httpx
+
+        try:
+            return _answer_of(await self._client.request(request.method, request.path, **_send_options(request)))
+        except httpx.TransportError as error:
+            return _lost(error)

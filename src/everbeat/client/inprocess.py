@@ -1,0 +1,137 @@
+"""The transport to a node in this very process: services called directly, the rest of the API over ASGI without a socket."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+from uuid import UUID
+
+from everbeat.client import requests
+from everbeat.client.base import Reply
+from everbeat.client.errors import problem_of_error
+from everbeat.client.requests import Answer
+from everbeat.core.errors import EverbeatError
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.tasks import ClaimedTask
+from everbeat.core.wire import (
+    MAX_SUBMITTED,
+    BeatAnswer,
+    Claim,
+    Completion,
+    Failures,
+    Heartbeat,
+    Release,
+    Settled,
+    TaskInput,
+)
+
+if TYPE_CHECKING:
+    import httpx
+
+
+class TaskRoom(Protocol):
+    async def submit_batch(
+        self, tenant_id: UUID, tasks: Sequence[TaskInput], *, traceparent: str | None = None
+    ) -> list[UUID]: ...
+
+
+class WorkRoom(Protocol):
+    async def claim(self, tenant_id: UUID, claim: Claim, /) -> list[ClaimedTask]: ...
+
+    async def heartbeat(self, tenant_id: UUID, heartbeat: Heartbeat, /) -> list[BeatAnswer]: ...
+
+    async def complete(self, tenant_id: UUID, completion: Completion, /) -> list[Settled]: ...
+
+    async def fail(self, tenant_id: UUID, failures: Failures, /) -> list[Settled]: ...
+
+    async def release(self, tenant_id: UUID, release: Release, /) -> list[Settled]: ...
+
+
+class LocalNode(Protocol):
+    """What this transport needs of a node; the node lives and dies by its owner's hand."""
+
+    @property
+    def tasks(self) -> TaskRoom: ...
+
+    @property
+    def work(self) -> WorkRoom: ...
+
+    @property
+    def asgi(self) -> Any: ...
+
+
+@contextlib.contextmanager
+def _same_errors() -> Iterator[None]:
+    try:
+        yield
+    except EverbeatError as error:
+        raise problem_of_error(error) from error
+
+
+class InProcessTransport:
+    """Nothing is repeated here: there is no answer to lose between two objects of one process."""
+
+    def __init__(self, node: LocalNode, *, tenant_id: UUID = DEFAULT_TENANT) -> None:
+        self._node = node
+        self._tenant = tenant_id
+        self._client: httpx.AsyncClient | None = None
+
+    async def open(self) -> None:
+        """The node is open already."""
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        request = requests.build(method, path, query=query, body=body, headers=headers)
+        response = await self._asgi().request(request.method, request.path, headers=request.headers, content=request.body)
+        answer = Answer(response.status_code, response.headers, response.content)
+        requests.raise_for_problem(answer)
+        return requests.reply_of(answer)
+
+    async def submit(self, tasks: Sequence[TaskInput]) -> list[UUID]:
+        ids: list[UUID] = []
+        with _same_errors():
+            for start in range(0, len(tasks), MAX_SUBMITTED):
+                ids += await self._node.tasks.submit_batch(self._tenant, tasks[start : start + MAX_SUBMITTED])
+        return ids
+
+    async def claim(self, claim: Claim) -> list[ClaimedTask]:
+        with _same_errors():
+            return await self._node.work.claim(self._tenant, claim)
+
+    async def heartbeat(self, heartbeat: Heartbeat) -> list[BeatAnswer]:
+        with _same_errors():
+            return await self._node.work.heartbeat(self._tenant, heartbeat)
+
+    async def complete(self, completion: Completion) -> list[Settled]:
+        with _same_errors():
+            return await self._node.work.complete(self._tenant, completion)
+
+    async def fail(self, failures: Failures) -> list[Settled]:
+        with _same_errors():
+            return await self._node.work.fail(self._tenant, failures)
+
+    async def release(self, release: Release) -> list[Settled]:
+        with _same_errors():
+            return await self._node.work.release(self._tenant, release)
+
+    def _asgi(self) -> httpx.AsyncClient:
+        if self._client is None:
+            import httpx
+
+            self._client = httpx.AsyncClient(
+                transport=httpx.ASGITransport(self._node.asgi), base_url="http://localhost", trust_env=False
+            )
+        return self._client

@@ -1,0 +1,167 @@
+"""The options of decorators and of submit: their types, and their values checked and turned into fields of the API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, tzinfo
+from typing import Any, Literal, TypedDict
+
+import msgspec
+
+from everbeat.client.durations import Duration, seconds_of
+from everbeat.core.errors import FieldError, InvalidInput
+from everbeat.core.names import NAME_MESSAGE, is_name
+from everbeat.core.schedules import Retry
+from everbeat.core.wire import LONGEST_DELAY_SECONDS
+
+RetryOption = Retry | Mapping[str, Any]
+Zone = str | tzinfo
+
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+
+
+class SubmitOptions(TypedDict, total=False):
+    """When and how one task is to run; none of these names can be the name of a handler's argument."""
+
+    delay: Duration | None
+    run_at: datetime | None
+    priority: int | None
+    key: str | None
+    labels: Mapping[str, str] | None
+
+
+class TaskOptions(TypedDict, total=False):
+    """How tasks of one type are to run."""
+
+    queue: str
+    max_attempts: int
+    timeout: Duration
+    retry: RetryOption
+    priority: int
+    labels: Mapping[str, str]
+    non_retryable: type[BaseException] | tuple[type[BaseException], ...]
+
+
+class ScheduleOptions(TaskOptions, total=False):
+    """How a schedule ticks, and how the tasks of its ticks are to run."""
+
+    tz: Zone
+    name: str | None
+    description: str
+    payload: Mapping[str, Any]
+    overlap: Literal["skip", "queue", "cancel_previous", "allow"]
+    max_concurrent: int
+    catch_up: Literal["latest", "all", "none"]
+    misfire_grace: Duration
+    jitter: Duration
+    dst_gap: Literal["after", "skip"]
+    dst_fold: Literal["first", "second", "both"]
+    exclude: str | list[str]
+    only: str | list[str]
+    starts_at: datetime | str
+    ends_at: datetime | str
+    enabled: bool
+
+
+SUBMIT_OPTIONS = tuple(SubmitOptions.__annotations__)
+TASK_OPTIONS = tuple(TaskOptions.__annotations__)
+
+
+def refuse_unknown(options: Mapping[str, Any], known: type) -> None:
+    names = known.__annotations__
+    if unknown := [name for name in options if name not in names]:
+        raise InvalidInput(*(FieldError(name, f"is not an option; there are {', '.join(names)}") for name in unknown))
+
+
+def task_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the API for what a task and a schedule have in common."""
+    fields = {name: options[name] for name in ("max_attempts", "priority") if name in options}
+    if "timeout" in options:
+        fields["timeout_seconds"] = seconds_of(options["timeout"], "timeout")
+    if "retry" in options:
+        fields["retry"] = retry_fields(options["retry"])
+    if "labels" in options:
+        fields["labels"] = dict(options["labels"])
+    return fields
+
+
+def retry_fields(retry: RetryOption) -> dict[str, Any]:
+    if isinstance(retry, Retry):
+        plain: dict[str, Any] = msgspec.to_builtins(retry)
+        return plain
+    if isinstance(retry, Mapping):
+        return dict(retry)
+    raise InvalidInput.of("retry", f"{retry!r} is no retry policy; use Retry(kind=…, base_seconds=…)")
+
+
+def exception_kinds(given: Any) -> tuple[type[BaseException], ...]:
+    kinds = given if isinstance(given, tuple | list) else (given,)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise InvalidInput.of("non_retryable", f"{kind!r} is not an exception class")
+    return tuple(kinds)
+
+
+def submit_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a TaskInput for the options of a submit; each value is checked."""
+    fields: dict[str, Any] = {}
+    given = {name: value for name, value in options.items() if value is not None}
+    if "delay" in given and "run_at" in given:
+        raise InvalidInput.of("run_at", "give delay or run_at, not both")
+    if "delay" in given:
+        fields["delay_seconds"] = seconds_of(given["delay"], "delay")
+        if fields["delay_seconds"] > LONGEST_DELAY_SECONDS:
+            raise InvalidInput.of("delay", f"is longer than {LONGEST_DELAY_SECONDS} seconds, ten years")
+    if "run_at" in given:
+        fields["run_at"] = instant(given["run_at"], "run_at")
+    if "priority" in given:
+        fields["priority"] = _priority(given["priority"])
+    if "key" in given:
+        fields["idempotency_key"] = _key(given["key"])
+    if "labels" in given:
+        fields["labels"] = _labels(given["labels"])
+    return fields
+
+
+def instant(value: Any, field: str) -> datetime:
+    """An aware datetime in UTC; text in ISO 8601 with an offset will do."""
+    at = as_datetime(value, field)
+    if at.tzinfo is None or at.utcoffset() is None:
+        raise InvalidInput.of(field, "has no time zone; use datetime.now(UTC) or datetime(…, tzinfo=ZoneInfo(…))")
+    if not 2 <= at.year <= 9998:
+        raise InvalidInput.of(field, "must be in the years 2 to 9998")
+    return at.astimezone(UTC)
+
+
+def as_datetime(value: Any, field: str) -> datetime:
+    try:
+        at = datetime.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        raise InvalidInput.of(field, f"{value!r} is not a time; write it as 2026-03-01T02:00:00+01:00") from None
+    if not isinstance(at, datetime):
+        raise InvalidInput.of(field, f"{value!r} is not a datetime")
+    return at
+
+
+def _priority(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 1000:
+        raise InvalidInput.of("priority", f"{value!r} is not an integer from 0 (first) to 1000 (last)")
+    return value
+
+
+def _key(value: Any) -> str:
+    if not isinstance(value, str) or not _KEY.fullmatch(value):
+        raise InvalidInput.of("key", f"{value!r} is not 1 to 255 visible ASCII characters without spaces")
+    return value
+
+
+def _labels(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise InvalidInput.of("labels", f"{value!r} is not a dict of text")
+    for name, text in value.items():
+        if not isinstance(name, str) or not is_name(name):
+            raise InvalidInput.of(f"labels.{name}", NAME_MESSAGE)
+        if not isinstance(text, str) or len(text) > 256:
+            raise InvalidInput.of(f"labels.{name}", "must be text of at most 256 characters")
+    return dict(value)

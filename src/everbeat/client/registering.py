@@ -1,0 +1,62 @@
+"""Declared schedules brought to a server, and those no longer declared taken away: only ones that this app owns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from everbeat.client.api import deleting, fetch_all, putting
+from everbeat.client.declaring import APP_LABEL, timeline_of
+from everbeat.client.errors import NotFoundProblem
+from everbeat.client.flows import Flow
+from everbeat.client.registry import Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registration:
+    """Names of schedules by what became of them. `over`: no tick of theirs is left, so there is nothing to register."""
+
+    created: list[str] = field(default_factory=list)
+    updated: list[str] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
+    over: list[str] = field(default_factory=list)
+    pruned: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        parts = [f"{len(names)} {what}" for what, names in vars(self).items() if names]
+        return "schedules: " + (", ".join(parts) or "none declared")
+
+
+def registering(registry: Registry, *, prune: bool) -> Flow[Registration]:
+    done = Registration()
+    wanted: list[dict[str, Any]] = []
+    for name, definition in registry.schedules.items():
+        if _is_over(definition):
+            done.over.append(name)
+        else:
+            wanted.append(definition)
+    for item in (yield from putting(wanted)):
+        getattr(done, item["status"]).append(item["name"])
+    if prune:
+        yield from _pruning(registry, done)
+    return done
+
+
+def _is_over(definition: Mapping[str, Any]) -> bool:
+    """A server refuses a new schedule that will never tick; in code, the day after its last tick must not be an error."""
+    if "at" not in definition and "ends_at" not in definition and "rrule" not in definition:
+        return False
+    return timeline_of(definition).next_tick(datetime.now(UTC)) is None
+
+
+def _pruning(registry: Registry, done: Registration) -> Flow[None]:
+    for schedule in (yield from fetch_all("/v1/schedules", None, {"target": "worker"})):
+        if schedule["labels"].get(APP_LABEL) != registry.app or schedule["name"] in registry.schedules:
+            continue
+        try:
+            yield from deleting(schedule["id"])
+        except NotFoundProblem:
+            continue  # another process of this app was faster
+        done.pruned.append(schedule["name"])

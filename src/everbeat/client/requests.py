@@ -1,0 +1,231 @@
+"""The one builder of requests and reader of answers, shared by the sync and the async shell; no IO here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from enum import Enum
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote, urlencode
+from uuid import UUID, uuid4
+
+import msgspec
+
+from everbeat.client.base import Reply
+from everbeat.client.errors import BadAnswer, problem_of
+from everbeat.core.definitions import rfc3339
+from everbeat.core.tasks import ClaimedTask
+from everbeat.core.wire import (
+    MAX_SUBMITTED,
+    BeatAnswer,
+    Claim,
+    Claimed,
+    Completion,
+    Failures,
+    Heartbeat,
+    HeartbeatAnswer,
+    Release,
+    Settled,
+    SettledAnswer,
+    TaskInput,
+)
+
+# The server's limit for a body is 12 MiB; a batch is cut before it, with room for what surrounds the tasks.
+MAX_BODY_BYTES = 8 * 1024 * 1024
+CLAIM_SLACK_SECONDS = 10.0
+
+T = TypeVar("T")
+
+
+class Repeat(Enum):
+    """When a request may be sent again: always; only if it was surely not processed; never by the transport."""
+
+    SAFE = "safe"
+    UNPROCESSED = "unprocessed"
+    NEVER = "never"
+
+
+class Request(NamedTuple):
+    """One request, ready to be sent. `timeout_seconds` None: the transport's own."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes | None = None
+    repeat: Repeat = Repeat.UNPROCESSED
+    timeout_seconds: float | None = None
+
+
+class Answer(NamedTuple):
+    """An answer as it came; names of headers in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+_JSON = {"content-type": "application/json"}
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
+# Done twice, these are as good as done once.
+_SAFE_POSTS = re.compile(r"/v1/(preview|schedules/batch|schedules/[^/]+/(pause|resume)|tasks/[^/]+/cancel)")
+_encode = msgspec.json.Encoder().encode
+
+
+def build(
+    method: str,
+    path: str,
+    *,
+    query: Mapping[str, Any] | None = None,
+    body: Any = None,
+    headers: Mapping[str, str] | None = None,
+) -> Request:
+    """Any request of API.md. Safe to repeat if what it does is, or if it carries an idempotency key."""
+    given = {name.lower(): value for name, value in (headers or {}).items()}
+    is_safe = method in _SAFE_METHODS or "idempotency-key" in given or _SAFE_POSTS.fullmatch(path) is not None
+    text = urlencode({name: _query_text(value) for name, value in (query or {}).items() if value is not None})
+    return Request(
+        method,
+        f"{path}?{text}" if text else path,
+        given if body is None else {**_JSON, **given},
+        None if body is None else _encode(body),
+        Repeat.SAFE if is_safe else Repeat.UNPROCESSED,
+    )
+
+
+def segment(text: str) -> str:
+    """A name or id as one segment of a path."""
+    return quote(text, safe="")
+
+
+def new_key() -> str:
+    return f"sdk-{uuid4().hex}"
+
+
+def submit(tasks: Sequence[TaskInput]) -> Iterator[Request]:
+    """The requests that submit these tasks; each carries a key, so that one whose answer was lost can be sent again."""
+    if len(tasks) == 1:
+        yield _submit_one(tasks[0])
+        return
+    for chunk in _chunks(tasks):
+        body = b'{"tasks":[' + b",".join(chunk) + b"]}"
+        yield _post("/v1/tasks/batch", body, Repeat.SAFE)
+
+
+def _submit_one(task: TaskInput) -> Request:
+    headers = {"idempotency-key": task.idempotency_key or new_key()}
+    if task.idempotency_key is not None:
+        task = msgspec.structs.replace(task, idempotency_key=None)
+    return _post("/v1/tasks", _encode(task), Repeat.SAFE, headers)
+
+
+def _chunks(tasks: Sequence[TaskInput]) -> Iterator[list[bytes]]:
+    chunk: list[bytes] = []
+    size = 0
+    for task in tasks:
+        keyed = task if task.idempotency_key is not None else msgspec.structs.replace(task, idempotency_key=new_key())
+        encoded = _encode(keyed)
+        if chunk and (len(chunk) == MAX_SUBMITTED or size + len(encoded) > MAX_BODY_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(encoded)
+        size += len(encoded) + 1
+    if chunk:
+        yield chunk
+
+
+def claim(wanted: Claim) -> Request:
+    """Never repeated by the transport: tasks of an answer that was lost are running already, as far as the server knows."""
+    timeout = wanted.wait_seconds + CLAIM_SLACK_SECONDS
+    return _post("/v1/worker/claim", _encode(wanted), Repeat.NEVER)._replace(timeout_seconds=timeout)
+
+
+def heartbeat(beat: Heartbeat) -> Request:
+    return _post("/v1/worker/heartbeat", _encode(beat), Repeat.SAFE)
+
+
+def complete(completion: Completion) -> Request:
+    return _post("/v1/worker/complete", _encode(completion), Repeat.SAFE)
+
+
+def fail(failures: Failures) -> Request:
+    return _post("/v1/worker/fail", _encode(failures), Repeat.SAFE)
+
+
+def release(leases: Release) -> Request:
+    return _post("/v1/worker/release", _encode(leases), Repeat.SAFE)
+
+
+def _post(path: str, body: bytes, repeat: Repeat, headers: Mapping[str, str] | None = None) -> Request:
+    return Request("POST", path, {**_JSON, **(headers or {})}, body, repeat)
+
+
+def _query_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return rfc3339(value) if isinstance(value, datetime) else str(value)
+
+
+# Answers
+
+
+class _Submitted(msgspec.Struct):
+    id: UUID
+
+
+class _SubmittedBatch(msgspec.Struct):
+    ids: list[UUID]
+
+
+_decode_one = msgspec.json.Decoder(_Submitted).decode
+_decode_batch = msgspec.json.Decoder(_SubmittedBatch).decode
+_decode_claimed = msgspec.json.Decoder(Claimed).decode
+_decode_beats = msgspec.json.Decoder(HeartbeatAnswer).decode
+_decode_settled = msgspec.json.Decoder(SettledAnswer).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+def reply_of(answer: Answer) -> Reply:
+    return Reply(answer.status, _read(_decode_any, answer) if answer.body else None, answer.headers)
+
+
+def ids_of(answer: Answer, request: Request) -> list[UUID]:
+    if request.path == "/v1/tasks":
+        return [_read(_decode_one, answer).id]
+    return _read(_decode_batch, answer).ids
+
+
+def claimed_of(answer: Answer) -> list[ClaimedTask]:
+    return _read(_decode_claimed, answer).tasks
+
+
+def beats_of(answer: Answer) -> list[BeatAnswer]:
+    return _read(_decode_beats, answer).leases
+
+
+def settled_of(answer: Answer) -> list[Settled]:
+    return _read(_decode_settled, answer).results
+
+
+def raise_for_problem(answer: Answer) -> None:
+    if answer.status < 400:
+        return
+    try:
+        body = _decode_any(answer.body) if answer.body else None
+    except msgspec.DecodeError:
+        body = answer.body.decode("utf-8", "replace")
+    raise problem_of(answer.status, body, retry_after_seconds(answer))
+
+
+def retry_after_seconds(answer: Answer) -> float | None:
+    """Everbeat answers with seconds; a proxy's date is not worth the trouble."""
+    text = answer.headers.get("retry-after", "")
+    return float(text) if text.isdigit() else None
+
+
+def _read(decode: Callable[[bytes], T], answer: Answer) -> T:
+    try:
+        return decode(answer.body)
+    except msgspec.DecodeError as error:
+        kind = answer.headers.get("content-type", "no content type")
+        raise BadAnswer(f"the answer ({answer.status}, {kind}) is not Everbeat's: {error}; is this the right URL?") from None

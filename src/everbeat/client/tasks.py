@@ -1,0 +1,174 @@
+"""A declared task, as its decorator returns it: still the plain function when called, and submitted by `submit`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from everbeat.client.arguments import bind
+from everbeat.client.connections import Connection
+from everbeat.client.durations import Duration
+from everbeat.client.errors import InvalidArguments
+from everbeat.client.flows import Flow, Submit
+from everbeat.client.handles import TaskHandle
+from everbeat.client.options import SUBMIT_OPTIONS, SubmitOptions, refuse_unknown, submit_fields
+from everbeat.client.registry import TaskDefinition
+from everbeat.core.wire import TaskInput
+
+# All that the function takes; what of it a submit gives (all but the context); what it returns.
+Whole = ParamSpec("Whole")
+Given = ParamSpec("Given")
+R = TypeVar("R")
+
+Labels = Mapping[str, str]
+KeyOf = Callable[[Mapping[str, Any]], str]
+
+
+def submitting(connection: Connection, tasks: list[TaskInput]) -> Flow[list[TaskHandle]]:
+    ids = (yield Submit(tasks)) if tasks else []
+    return [TaskHandle(id_, connection) for id_ in ids]
+
+
+def submitting_one(connection: Connection, task: TaskInput) -> Flow[TaskHandle]:
+    (handle,) = yield from submitting(connection, [task])
+    return handle
+
+
+def input_of(task: TaskDefinition, payload: dict[str, Any], options: Mapping[str, Any]) -> TaskInput:
+    fields = submit_fields(options)
+    return TaskInput(
+        type=task.type,
+        queue=task.queue,
+        payload=payload,
+        max_attempts=task.max_attempts,
+        retry=task.retry,
+        timeout_seconds=task.timeout_seconds,
+        **{"priority": task.priority, **fields, "labels": {**task.labels, **fields.get("labels", {})}},
+    )
+
+
+class Submission(Generic[Given]):
+    """A task with options chosen, as `build_report.options(delay="10m")`: its submits are typed as the function is."""
+
+    def __init__(self, definition: TaskDefinition, connection: Connection, options: SubmitOptions) -> None:
+        self._definition = definition
+        self._connection = connection
+        self._options = options
+
+    def submit(self, *args: Given.args, **kwargs: Given.kwargs) -> TaskHandle:
+        return self._connection.blocking(self._flow(args, kwargs))
+
+    async def submit_async(self, *args: Given.args, **kwargs: Given.kwargs) -> TaskHandle:
+        return await self._connection.awaiting(self._flow(args, kwargs))
+
+    def _flow(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Flow[TaskHandle]:
+        payload = bind(self._definition.type, self._definition.signature, args, kwargs)
+        return submitting_one(self._connection, input_of(self._definition, payload, self._options))
+
+
+class Task(Generic[Whole, Given, R]):
+    """Calling it calls the function, here and now; `submit` has a worker call it."""
+
+    def __init__(self, function: Callable[Whole, R], definition: TaskDefinition, connection: Connection) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._connection = connection
+        self.definition = definition
+
+    @property
+    def name(self) -> str:
+        return self.definition.type
+
+    def __repr__(self) -> str:
+        return f"<task {self.name} on queue {self.definition.queue}>"
+
+    def __call__(self, *args: Whole.args, **kwargs: Whole.kwargs) -> R:
+        return self._function(*args, **kwargs)
+
+    def options(
+        self,
+        *,
+        delay: Duration | None = None,
+        run_at: datetime | None = None,
+        priority: int | None = None,
+        key: str | None = None,
+        labels: Labels | None = None,
+    ) -> Submission[Given]:
+        """Options apart from arguments: `task.options(delay="10m").submit(account=7)` is checked by type checkers in full."""
+        chosen = SubmitOptions(delay=delay, run_at=run_at, priority=priority, key=key, labels=labels)
+        submit_fields(chosen)
+        return Submission(self.definition, self._connection, chosen)
+
+    # One overload per option that may come first among those given: without any, the arguments alone are checked as the
+    # function declares them; with one, a type checker takes arguments as they come and they are checked when submitting.
+    @overload
+    def submit(self, *args: Given.args, **kwargs: Given.kwargs) -> TaskHandle: ...
+    @overload
+    def submit(
+        self, *args: Any, delay: Duration, priority: int = ..., key: str = ..., labels: Labels = ..., **arguments: Any
+    ) -> TaskHandle: ...
+    @overload
+    def submit(
+        self, *args: Any, run_at: datetime, priority: int = ..., key: str = ..., labels: Labels = ..., **arguments: Any
+    ) -> TaskHandle: ...
+    @overload
+    def submit(self, *args: Any, priority: int, key: str = ..., labels: Labels = ..., **arguments: Any) -> TaskHandle: ...
+    @overload
+    def submit(self, *args: Any, key: str, labels: Labels = ..., **arguments: Any) -> TaskHandle: ...
+    @overload
+    def submit(self, *args: Any, labels: Labels, **arguments: Any) -> TaskHandle: ...
+    def submit(self, *args: Any, **kwargs: Any) -> TaskHandle:
+        """Submit the task: its arguments by name, and the options delay, run_at, priority, key and labels."""
+        return self._connection.blocking(self._flow(args, kwargs))
+
+    @overload
+    async def submit_async(self, *args: Given.args, **kwargs: Given.kwargs) -> TaskHandle: ...
+    @overload
+    async def submit_async(
+        self, *args: Any, delay: Duration, priority: int = ..., key: str = ..., labels: Labels = ..., **arguments: Any
+    ) -> TaskHandle: ...
+    @overload
+    async def submit_async(
+        self, *args: Any, run_at: datetime, priority: int = ..., key: str = ..., labels: Labels = ..., **arguments: Any
+    ) -> TaskHandle: ...
+    @overload
+    async def submit_async(
+        self, *args: Any, priority: int, key: str = ..., labels: Labels = ..., **arguments: Any
+    ) -> TaskHandle: ...
+    @overload
+    async def submit_async(self, *args: Any, key: str, labels: Labels = ..., **arguments: Any) -> TaskHandle: ...
+    @overload
+    async def submit_async(self, *args: Any, labels: Labels, **arguments: Any) -> TaskHandle: ...
+    async def submit_async(self, *args: Any, **kwargs: Any) -> TaskHandle:
+        """As `submit`, without blocking the event loop."""
+        return await self._connection.awaiting(self._flow(args, kwargs))
+
+    def submit_many(self, items: Iterable[Mapping[str, Any]], *, key: KeyOf | None = None, **options: Any) -> list[TaskHandle]:
+        """Submit many at once, each item the arguments of one task; all or nothing up to 10,000. `key` makes each one's key."""
+        return self._connection.blocking(self._many(items, key, options))
+
+    async def submit_many_async(
+        self, items: Iterable[Mapping[str, Any]], *, key: KeyOf | None = None, **options: Any
+    ) -> list[TaskHandle]:
+        return await self._connection.awaiting(self._many(items, key, options))
+
+    def _flow(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Flow[TaskHandle]:
+        options = {name: kwargs[name] for name in SUBMIT_OPTIONS if name in kwargs}
+        arguments = {name: value for name, value in kwargs.items() if name not in options}
+        payload = bind(self.name, self.definition.signature, args, arguments)
+        return submitting_one(self._connection, input_of(self.definition, payload, options))
+
+    def _many(
+        self, items: Iterable[Mapping[str, Any]], key: KeyOf | None, options: Mapping[str, Any]
+    ) -> Flow[list[TaskHandle]]:
+        refuse_unknown(options, SubmitOptions)
+        inputs = []
+        for index, item in enumerate(items):
+            if not isinstance(item, Mapping):
+                raise InvalidArguments(f"{self.name}: item {index} is a {type(item).__name__}, not a dict of arguments")
+            payload = bind(f"{self.name}, item {index}", self.definition.signature, (), item)
+            keyed = options if key is None else {**options, "key": key(item)}
+            inputs.append(input_of(self.definition, payload, keyed))
+        return submitting(self._connection, inputs)

@@ -1,0 +1,137 @@
+"""Running a schedule by hand: once now, or for ticks of the past that made no task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import uuid_utils.compat
+
+from everbeat.core.calendars import Calendar
+from everbeat.core.definitions import encode_payload, rfc3339
+from everbeat.core.errors import Conflict, InvalidInput
+from everbeat.core.schedules import Schedule, Status
+from everbeat.core.submissions import fresh_task, task_of_schedule
+from everbeat.core.tasks import NewTask, Origin, Task, TaskKey
+from everbeat.core.ticks import Outcome
+from everbeat.core.timeline import Timeline, TimelineCache
+from everbeat.services.schedules import Schedules
+from everbeat.services.tasks import Tasks
+from everbeat.store.base import Store
+
+MOST_TICKS = 10_000
+_PIECE = 1000
+_MOMENT = timedelta(microseconds=1)
+
+
+class Backfilled(NamedTuple):
+    """How many tasks there are (or, on a dry run, would be), and their ticks."""
+
+    count: int  # type: ignore[assignment]  # it hides tuple.count, which nobody calls here
+    ticks: list[datetime]
+
+
+class Backfill:
+    def __init__(self, store: Store, schedules: Schedules, tasks: Tasks, timelines: TimelineCache) -> None:
+        self._store = store
+        self._schedules = schedules
+        self._tasks = tasks
+        self._timelines = timelines
+
+    async def trigger(self, tenant_id: UUID, ref: str, payload: Any = None, *, now: datetime | None = None) -> Task:
+        """A task of the schedule now, beside its ticks; also while it is paused."""
+        schedule = await self._schedules.get(tenant_id, ref)
+        encoded = None if payload is None else encode_payload(payload)
+        task = task_of_schedule(schedule, uuid_utils.compat.uuid7(), Origin.TRIGGER, payload=encoded)
+        submitted = await self._tasks.add([task], now=now)
+        return fresh_task(task, submitted.now)
+
+    async def backfill(
+        self,
+        tenant_id: UUID,
+        ref: str,
+        *,
+        from_: datetime,
+        to: datetime,
+        missing_only: bool = True,
+        dry_run: bool = False,
+        rate_per_second: float | None = None,
+        now: datetime | None = None,
+    ) -> Backfilled:
+        """Tasks for the ticks in [from, to) that lie behind the schedule; by default only for those that have none."""
+        if to <= from_:
+            raise InvalidInput.of("to", "must be later than from")
+        schedule = await self._schedules.get(tenant_id, ref)
+        moment = await self._store.clock(now=now)
+        # What lies ahead of the cursor of an active schedule it will fire, or account for, by itself.
+        end = min(to, moment, schedule.cursor_at + _MOMENT) if schedule.status is Status.ACTIVE else min(to, moment)
+        timeline = await self._timeline(schedule)
+        ticks = await asyncio.to_thread(_ticks_between, timeline, from_, end)
+        if missing_only and ticks:
+            ticks = await self._missing(schedule, ticks)
+        if dry_run or not ticks:
+            return Backfilled(len(ticks), ticks)
+        made = await self._write(schedule, ticks, moment, missing_only, rate_per_second, now)
+        return Backfilled(len(made), made)
+
+    async def _missing(self, schedule: Schedule, ticks: list[datetime]) -> list[datetime]:
+        from_, to = ticks[0], ticks[-1] + _MOMENT
+        rows = await self._store.tick_list(schedule.id, from_=from_, to=to, limit=MOST_TICKS + 1)
+        done = {row.scheduled_for for row in rows if row.outcome is Outcome.FIRED}
+        done.update(await self._store.task_ticks(schedule.id, from_=from_, to=to))
+        return [tick for tick in ticks if tick not in done]
+
+    async def _write(
+        self,
+        schedule: Schedule,
+        ticks: list[datetime],
+        moment: datetime,
+        is_once: bool,
+        rate_per_second: float | None,
+        now: datetime | None,
+    ) -> list[datetime]:
+        """A key for each tick keeps two that backfill at the same time from doing it twice."""
+        made: list[datetime] = []
+        for start in range(0, len(ticks), _PIECE):
+            tasks: list[NewTask] = []
+            for place, tick in enumerate(ticks[start : start + _PIECE], start=start):
+                tasks.append(
+                    task_of_schedule(
+                        schedule,
+                        uuid_utils.compat.uuid7(),
+                        Origin.BACKFILL,
+                        scheduled_for=tick,
+                        run_at=moment + timedelta(seconds=place / rate_per_second) if rate_per_second else None,
+                        key=TaskKey(f"backfill {schedule.id} {rfc3339(tick)}", b"") if is_once else None,
+                    )
+                )
+            submitted = await self._tasks.add(tasks, now=now)
+            made += [ticks[start + place] for place in range(len(tasks)) if place not in submitted.repeated]
+        return made
+
+    async def _timeline(self, schedule: Schedule) -> Timeline:
+        rule = schedule.spec.rule
+        calendars: Mapping[str, Calendar] = {}
+        if rule.exclude or rule.only:
+            calendars = {one.name: one for one in await self._store.calendar_list(schedule.tenant_id)}
+        try:
+            return self._timelines.get(rule, schedule.id, calendars)
+        except InvalidInput as error:
+            raise Conflict(f"the schedule cannot be computed: {error}") from None
+
+
+def _ticks_between(timeline: Timeline, from_: datetime, to: datetime) -> list[datetime]:
+    ticks: list[datetime] = []
+    if to <= from_:
+        return ticks
+    for occurrence in timeline.occurrences(from_ - _MOMENT):
+        if occurrence.at >= to:
+            break
+        if occurrence.skip is None:
+            ticks.append(occurrence.at)
+        if len(ticks) > MOST_TICKS:
+            raise InvalidInput.of("to", f"the window has more than {MOST_TICKS} ticks; take a shorter one")
+    return ticks

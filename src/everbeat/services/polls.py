@@ -1,0 +1,217 @@
+"""Long polls: idle workers wait here, and hear of work within milliseconds of its becoming ready.
+
+Polls that ask for the same (tenant, queues, types) stand in one line. When a queue of theirs is rung, one claim serves the
+line from its front, however many wait. After a claim that found less than it asked for, the line is known to be empty: whoever
+comes then waits without asking the database, so thousands of idle polls cost one look a second for each line.
+
+Who rings: whatever in this process makes a task ready, and, through a notice that is sent at most ten times a second, other
+nodes. Defends against: a notice that is lost (the look a second), a worker that went away while it waited (what was claimed
+for it is given back at once), a claim that fails (those who wait are told, and ask again).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from everbeat.core.tasks import ClaimedTask
+from everbeat.core.wire import Claim
+from everbeat.store.base import Claimer, Notice, Store
+
+_MOST_AT_ONCE = 2000
+
+GiveBack = Callable[[UUID, list[ClaimedTask]], Awaitable[None]]
+
+
+async def _leave(_tenant_id: UUID, _tasks: list[ClaimedTask]) -> None:
+    """Until there is a way to give work back, its lease runs out."""
+
+
+class LineKey(NamedTuple):
+    tenant_id: UUID
+    queues: tuple[str, ...]
+    types: tuple[str, ...] | None
+
+
+class _Poll:
+    __slots__ = ("claimer", "done", "is_patient", "timer")
+
+    def __init__(self, claimer: Claimer, done: asyncio.Future[list[ClaimedTask]], is_patient: bool) -> None:
+        self.claimer = claimer
+        self.done = done
+        self.is_patient = is_patient
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class _Line:
+    """Those who wait for the same work, in the order they came."""
+
+    def __init__(self, key: LineKey, polls: Polls) -> None:
+        self.key = key
+        self.waiting: deque[_Poll] = deque()
+        self.is_rung = True
+        self._polls = polls
+        self._serving: asyncio.Task[None] | None = None
+
+    def join(self, poll: _Poll) -> None:
+        self.waiting.append(poll)
+        if self.is_rung or not poll.is_patient:
+            self.ring()
+
+    def ring(self) -> None:
+        self.is_rung = True
+        if self._serving is None and self.waiting:
+            self._serving = asyncio.create_task(self._serve())
+
+    def tidy(self) -> None:
+        while self.waiting and self.waiting[0].done.done():
+            self.waiting.popleft()
+
+    async def _serve(self) -> None:
+        try:
+            while self.is_rung and self.waiting:
+                self.is_rung = False
+                front = self._front()
+                if front:
+                    await self._claim(front)
+        finally:
+            self._serving = None
+            if self.is_rung and self.waiting:
+                self.ring()
+
+    def _front(self) -> list[_Poll]:
+        front: list[_Poll] = []
+        asked = 0
+        while self.waiting and asked < _MOST_AT_ONCE:
+            poll = self.waiting.popleft()
+            if not poll.done.done():
+                front.append(poll)
+                asked += poll.claimer.limit
+        return front
+
+    async def _claim(self, front: list[_Poll]) -> None:
+        try:
+            shares = await self._polls.take(self.key, [poll.claimer for poll in front])
+        except Exception as error:
+            self.is_rung = True
+            for poll in front:
+                if not poll.done.done():
+                    poll.done.set_exception(error)
+            return
+        left: list[_Poll] = []
+        orphans: list[ClaimedTask] = []
+        for poll, share in zip(front, shares, strict=True):
+            if poll.done.done():
+                orphans += share
+            elif share or not poll.is_patient:
+                poll.done.set_result(share)
+            else:
+                left.append(poll)
+        self.waiting.extendleft(reversed(left))
+        if all(len(share) == poll.claimer.limit for poll, share in zip(front, shares, strict=True)):
+            self.is_rung = True
+        if orphans:
+            await self._polls.give_back(self.key.tenant_id, orphans)
+
+
+class Polls:
+    """All lines of this node."""
+
+    name = "polls"
+    deadline_seconds = 10.0
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        look_seconds: float = 1.0,
+        total_seconds: float = 7 * 86_400,
+    ) -> None:
+        self._store = store
+        self.give_back: GiveBack = _leave
+        self._look_seconds = look_seconds
+        self._total_seconds = total_seconds
+        self._lines: dict[LineKey, _Line] = {}
+        self._is_own = False
+        store.subscribe(self._heard)
+
+    async def ask(self, tenant_id: UUID, claim: Claim, *, now: datetime | None = None) -> list[ClaimedTask]:
+        """Tasks for a worker: at once if there are any, else as soon as there are, within its patience."""
+        claimer = Claimer(claim.worker, claim.max, claim.lease_seconds)
+        key = LineKey(tenant_id, tuple(sorted(set(claim.queues))), None if claim.types is None else tuple(sorted(claim.types)))
+        if now is not None:  # stepped by hand
+            return (await self.take(key, [claimer], now=now))[0]
+        line = self._lines.setdefault(key, _Line(key, self))
+        loop = asyncio.get_running_loop()
+        poll = _Poll(claimer, loop.create_future(), claim.wait_seconds > 0)
+        if poll.is_patient:
+            poll.timer = loop.call_later(claim.wait_seconds, _give_up, poll.done)
+        line.join(poll)
+        try:
+            return await poll.done
+        except asyncio.CancelledError:
+            if poll.done.done() and not poll.done.cancelled() and poll.done.exception() is None and poll.done.result():
+                await self.give_back(tenant_id, poll.done.result())
+            raise
+        finally:
+            if poll.timer is not None:
+                poll.timer.cancel()
+            line.tidy()
+
+    async def take(self, key: LineKey, claimers: list[Claimer], *, now: datetime | None = None) -> list[list[ClaimedTask]]:
+        return await self._store.task_claim(
+            key.tenant_id, key.queues, claimers, types=key.types, total_seconds=self._total_seconds, now=now
+        )
+
+    # Bells
+
+    def ring(self, queues: Iterable[str]) -> None:
+        """Tasks of these queues have become ready, here or by what this node did: tell the lines, and other nodes."""
+        rung = frozenset(queues)
+        if not rung:
+            return
+        for line in self._lines.values():
+            if not rung.isdisjoint(line.key.queues):
+                line.ring()
+        self._announce()
+
+    def _announce(self) -> None:
+        self._is_own = True
+        try:
+            self._store.publish(Notice.TASKS)
+        finally:
+            self._is_own = False
+
+    def _heard(self, notice: Notice) -> None:
+        if notice is Notice.TASKS and not self._is_own:
+            for line in self._lines.values():
+                line.ring()
+
+    # The look now and then, as a loop
+
+    async def run_once(self, now: datetime | None = None) -> bool:
+        for key, line in list(self._lines.items()):
+            line.tidy()
+            if line.waiting:
+                line.ring()
+            else:
+                del self._lines[key]
+        return False
+
+    async def wait(self) -> None:
+        await asyncio.sleep(self._look_seconds)
+
+    async def close(self) -> None:
+        """Let everybody who waits go home with nothing."""
+        for line in self._lines.values():
+            for poll in line.waiting:
+                _give_up(poll.done)
+
+
+def _give_up(done: asyncio.Future[list[ClaimedTask]]) -> None:
+    if not done.done():
+        done.set_result([])

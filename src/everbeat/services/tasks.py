@@ -1,0 +1,265 @@
+"""Operations on tasks: submit, read, cancel, reschedule, do again. Quotas and tenancy belong here too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+import uuid_utils.compat
+
+from everbeat.core.errors import Conflict, FieldError, InvalidInput, NotFound, TooLarge
+from everbeat.core.submissions import fresh_task, new_task, task_again
+from everbeat.core.tasks import LIVE_STATES, Attempt, AttemptOutcome, LogLine, NewTask, Task, TaskState
+from everbeat.core.wire import MAX_SUBMITTED, TaskInput
+from everbeat.services.events import Emit, TasksFinished, TasksSubmitted, ignore
+from everbeat.services.groups import GroupCommit
+from everbeat.services.polls import Polls
+from everbeat.services.turns import Turns
+from everbeat.store.base import Notice, Store, Submitted, TaskFilter
+
+# What is due later than this is found by the promoter's own look.
+_SOON = timedelta(seconds=5)
+_MOST_ROWS = 1000
+_ALONE = 100
+_SLICE = 250
+_TRIES = 5
+
+_FINAL_OUTCOMES = {
+    TaskState.COMPLETED: AttemptOutcome.COMPLETED,
+    TaskState.CANCELLED: AttemptOutcome.CANCELLED,
+}
+
+
+class _Share(NamedTuple):
+    """What became of one request's tasks in a shared write."""
+
+    now: datetime
+    ids: list[UUID]
+    repeated: frozenset[int]
+    mismatched: frozenset[int]
+
+
+class TaskPage(NamedTuple):
+    """`next_before`: where the next page begins, if there may be more."""
+
+    tasks: list[Task]
+    next_before: UUID | None
+
+
+class Tasks:
+    """The room behind /v1/tasks. `now` is None in production: the database's clock decides."""
+
+    def __init__(self, store: Store, polls: Polls, turns: Turns, *, emit: Emit = ignore) -> None:
+        self._store = store
+        self._polls = polls
+        self._turns = turns
+        self._emit = emit
+        self._submits: GroupCommit[list[NewTask], _Share] = GroupCommit(self._write_together, most=_MOST_ROWS, weigh=len)
+
+    # Submitting
+
+    async def submit(
+        self,
+        tenant_id: UUID,
+        given: TaskInput,
+        *,
+        key: str | None = None,
+        traceparent: str | None = None,
+        now: datetime | None = None,
+    ) -> tuple[Task, bool]:
+        """The task, and whether it is new: a key that was used before stands for the task it made then."""
+        task = new_task(given, uuid_utils.compat.uuid7(), tenant_id, key=key, traceparent=traceparent)
+        share = await self._write([task], now)
+        if share.mismatched:
+            raise InvalidInput.of("Idempotency-Key", "was used before with another task; use a new key")
+        if share.repeated:
+            return await self.get(tenant_id, share.ids[0]), False
+        return fresh_task(task, share.now), True
+
+    async def submit_batch(
+        self,
+        tenant_id: UUID,
+        given: Sequence[TaskInput],
+        *,
+        traceparent: str | None = None,
+        now: datetime | None = None,
+    ) -> list[UUID]:
+        """All or nothing; a task that is wrong is named by its place."""
+        if not 1 <= len(given) <= MAX_SUBMITTED:
+            raise InvalidInput.of("tasks", f"must have 1 to {MAX_SUBMITTED} items, has {len(given)}")
+        tasks: list[NewTask] = []
+        errors: list[FieldError] = []
+        for index, one in enumerate(given):
+            if index % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)  # the tick loop of this process must not wait for a big batch
+            try:
+                tasks.append(
+                    new_task(one, uuid_utils.compat.uuid7(), tenant_id, key=one.idempotency_key, traceparent=traceparent)
+                )
+            except TooLarge as error:
+                raise error.under(f"tasks[{index}]") from None
+            except InvalidInput as error:
+                errors.extend(error.under(f"tasks[{index}]").errors)
+        if errors:
+            raise InvalidInput(*errors[:100])
+        share = await self._write(tasks, now)
+        if share.mismatched:
+            message = "was used before with another task; nothing of the batch was submitted"
+            raise InvalidInput(*(FieldError(f"tasks[{at}].idempotency_key", message) for at in sorted(share.mismatched)[:100]))
+        return share.ids
+
+    async def add(self, tasks: Sequence[NewTask], *, now: datetime | None = None) -> Submitted:
+        """Write tasks that others have made: triggers, backfills, replays."""
+        submitted = await self._store.task_submit(tasks, now=now)
+        self.tell(tasks, submitted.now)
+        return submitted
+
+    async def _write(self, tasks: list[NewTask], now: datetime | None) -> _Share:
+        if now is None and len(tasks) <= _ALONE:
+            return await self._submits.add(tasks)
+        return (await self._write_together([tasks], now))[0]
+
+    async def _write_together(self, groups: list[list[NewTask]], now: datetime | None = None) -> list[_Share]:
+        """One write for many requests; one whose key stands for something else is left out, and the rest is written."""
+        flat = [task for group in groups for task in group]
+        submitted = await self._store.task_submit(flat, now=now)
+        if submitted.mismatched:
+            return await self._write_apart(groups, submitted, now)
+        self.tell([task for index, task in enumerate(flat) if index not in submitted.repeated], submitted.now)
+        shares, start = [], 0
+        for group in groups:
+            end = start + len(group)
+            repeated = frozenset(index - start for index in submitted.repeated if start <= index < end)
+            shares.append(_Share(submitted.now, submitted.ids[start:end], repeated, frozenset()))
+            start = end
+        return shares
+
+    async def _write_apart(self, groups: list[list[NewTask]], submitted: Submitted, now: datetime | None) -> list[_Share]:
+        refused: dict[int, _Share] = {}
+        start = 0
+        for place, group in enumerate(groups):
+            wrong = frozenset(index - start for index in submitted.mismatched if start <= index < start + len(group))
+            if wrong:
+                refused[place] = _Share(submitted.now, [], frozenset(), wrong)
+            start += len(group)
+        rest = [group for place, group in enumerate(groups) if place not in refused]
+        written = iter(await self._write_together(rest, now) if rest else [])
+        return [refused[place] if place in refused else next(written) for place in range(len(groups))]
+
+    def tell(self, tasks: Sequence[NewTask], moment: datetime) -> None:
+        """Wake whoever waits for these tasks, written just now."""
+        self._emit(TasksSubmitted(len(tasks)))
+        soon = moment + _SOON
+        queues: set[str] = set()
+        is_soon = False
+        for task in tasks:
+            if task.run_at is None and task.delay_seconds is None:
+                queues.add(task.queue)
+                continue
+            run_at = task.run_at or moment + timedelta(seconds=task.delay_seconds or 0)
+            if run_at <= moment:
+                queues.add(task.queue)
+            elif run_at <= soon:
+                is_soon = True
+        self._polls.ring(queues)
+        if is_soon:
+            self._store.publish(Notice.DELAYED)
+
+    # Reading
+
+    async def get(self, tenant_id: UUID, id_: UUID) -> Task:
+        for task in await self._store.task_find(tenant_id, [id_]):
+            return task
+        raise NotFound(f"there is no task {id_}")
+
+    async def page(self, tenant_id: UUID, filter_: TaskFilter, *, before: UUID | None, limit: int) -> TaskPage:
+        """Newest first, live and finished in one order; a page of a filter that matches little may be short, or empty."""
+        state = None if filter_.state is None else TaskState(filter_.state)
+        found: dict[UUID, Task] = {}
+        reached: list[UUID] = []
+        # Finished tasks last: one that ends in between is then found twice, never missed.
+        for live in (True, False):
+            if state is not None and (state in LIVE_STATES) != live:
+                continue
+            scan = await self._store.task_list(tenant_id, filter_, before=before, limit=limit + 1, live=live)
+            found.update({task.id: task for task in scan.tasks})
+            if scan.scanned_to is not None:
+                reached.append(scan.scanned_to)
+            elif len(scan.tasks) > limit:
+                reached.append(scan.tasks[limit].id)
+        floor = max(reached, default=None)
+        tasks = [found[id_] for id_ in sorted(found, reverse=True) if floor is None or id_ >= floor]
+        if len(tasks) > limit:
+            return TaskPage(tasks[:limit], tasks[limit - 1].id)
+        return TaskPage(tasks, floor)
+
+    async def attempts(self, tenant_id: UUID, id_: UUID) -> list[Attempt]:
+        """Oldest first: those that did not end the task, and the one that did or is under way."""
+        task = await self.get(tenant_id, id_)
+        attempts = await self._store.task_attempts(tenant_id, id_)
+        if task.started_at is not None and all(one.fence < task.fence for one in attempts):
+            attempts.append(_last_attempt(task))
+        return attempts
+
+    async def log(self, tenant_id: UUID, id_: UUID, *, after: UUID | None, limit: int) -> list[LogLine]:
+        await self.get(tenant_id, id_)
+        return await self._store.task_log(tenant_id, id_, after=after, limit=limit)
+
+    # Changing
+
+    async def cancel(self, tenant_id: UUID, id_: UUID, *, now: datetime | None = None) -> Task:
+        """Gone if it has not started; else told with the next heartbeat, and fenced when its lease runs out."""
+        for _ in range(_TRIES):
+            cancelled = await self._store.task_cancel(tenant_id, [id_], now=now)
+            if cancelled.ended:
+                self._emit(TasksFinished("cancelled", 1))
+                self._turns.expect(cancelled.schedule_ids)
+            task = await self.get(tenant_id, id_)
+            if cancelled.ended or cancelled.told or task.state is TaskState.CANCELLED:
+                return task
+            if task.state not in LIVE_STATES:
+                raise Conflict(f"the task is {task.state.value} already; there is nothing to cancel")
+        raise _too_busy(id_)
+
+    async def retry(self, tenant_id: UUID, id_: UUID, *, now: datetime | None = None) -> Task:
+        task = await self.get(tenant_id, id_)
+        if task.state in LIVE_STATES:
+            raise Conflict(f"the task is {task.state.value}; only a finished one can be done again")
+        again = task_again(task, uuid_utils.compat.uuid7())
+        submitted = await self.add([again], now=now)
+        return fresh_task(again, submitted.now)
+
+    async def reschedule(self, tenant_id: UUID, id_: UUID, run_at: datetime, *, now: datetime | None = None) -> Task:
+        for _ in range(_TRIES):
+            if await self._store.task_reschedule(tenant_id, id_, run_at, now=now):
+                task = await self.get(tenant_id, id_)
+                self._polls.ring([task.queue])
+                self._store.publish(Notice.DELAYED)
+                return task
+            task = await self.get(tenant_id, id_)
+            if task.state not in (TaskState.SCHEDULED, TaskState.READY):
+                raise Conflict(f"the task is {task.state.value}; only one that waits for its time can be rescheduled")
+        raise _too_busy(id_)
+
+
+def _last_attempt(task: Task) -> Attempt:
+    assert task.started_at is not None
+    outcome = None
+    if task.finished_at is not None:
+        outcome = _FINAL_OUTCOMES.get(task.state, AttemptOutcome.FAILED)
+    return Attempt(
+        attempt=task.attempt,
+        fence=task.fence,
+        worker=task.worker,
+        started_at=task.started_at,
+        ended_at=task.finished_at,
+        outcome=outcome,
+        error=task.error if outcome is not None else None,
+    )
+
+
+def _too_busy(id_: UUID) -> Conflict:
+    return Conflict(f"the task {id_} is being changed by others again and again; try once more")

@@ -1,0 +1,171 @@
+"""Turns: delayed tasks whose time has come, held tasks whose turn it is, and tasks whose lease has run out.
+
+Each is a conditional update that passes over what another node is at, so every node may do it and none is the only one: a
+node that dies costs no time. The promoter sleeps until the next delayed task is due, which the database says with each look;
+what becomes due sooner than that wakes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Protocol
+from uuid import UUID
+
+from everbeat.clock import DatabaseClock
+from everbeat.core.retries import RetryDecision, after_expiry
+from everbeat.core.submissions import error_text
+from everbeat.core.tasks import AttemptOutcome, Ending, RunningTask, TaskState
+from everbeat.services.events import AttemptEnded, Emit, TasksPromoted, ignore
+from everbeat.services.loops import Periodic, wait_for_event
+from everbeat.store.base import Ended, Notice, Store
+
+_EXPLAINED = {
+    AttemptOutcome.LOST: "the lease ran out: its worker was not heard of again",
+    AttemptOutcome.TIMEOUT: "the attempt took longer than it may",
+    AttemptOutcome.CANCELLED: "it was asked to stop, and its worker did not say that it had",
+}
+
+
+class Bells(Protocol):
+    def ring(self, queues: Iterable[str]) -> None: ...
+
+
+class Promoter:
+    name = "promoter"
+    deadline_seconds = 30.0
+
+    def __init__(
+        self,
+        store: Store,
+        bells: Bells,
+        clock: DatabaseClock,
+        *,
+        emit: Emit = ignore,
+        look_seconds: float = 2.0,
+        piece: int = 1000,
+    ) -> None:
+        self._store = store
+        self._bells = bells
+        self._clock = clock
+        self._emit = emit
+        self._look_seconds = look_seconds
+        self._piece = piece
+        self._next_at: datetime | None = None
+        self._woken = asyncio.Event()
+        store.subscribe(self._heard)
+
+    def _heard(self, notice: Notice) -> None:
+        if notice is Notice.DELAYED:
+            self._woken.set()
+
+    async def run_once(self, now: datetime | None = None) -> bool:
+        sent = self._clock.monotonic()
+        promoted = await self._store.task_promote(limit=self._piece, now=now)
+        if now is None:
+            self._clock.observe(sent, promoted.now)
+        self._next_at = promoted.next_at
+        if promoted.count:
+            self._emit(TasksPromoted(promoted.count))
+            self._bells.ring(promoted.queues)
+        return promoted.count >= self._piece
+
+    async def wait(self) -> None:
+        seconds = self._look_seconds
+        if self._next_at is not None:
+            seconds = min(seconds, max(self._clock.seconds_until(self._next_at), 0.001))
+        await wait_for_event(self._woken, seconds)
+
+    async def close(self) -> None:
+        """Nothing runs on the side."""
+
+
+class Turns(Periodic):
+    """Releases held tasks: of schedules that are known to have room now, and of all of them once in a while."""
+
+    name = "turns"
+    deadline_seconds = 30.0
+
+    def __init__(
+        self,
+        store: Store,
+        bells: Bells,
+        *,
+        emit: Emit = ignore,
+        look_seconds: float = 2.0,
+        piece: int = 500,
+    ) -> None:
+        super().__init__(look_seconds)
+        self._store = store
+        self._bells = bells
+        self._emit = emit
+        self._piece = piece
+        self._expected: set[UUID] = set()
+
+    def expect(self, schedule_ids: Iterable[UUID]) -> None:
+        """A task of these schedules has ended, or a new one waits behind it."""
+        known = len(self._expected)
+        self._expected.update(schedule_ids)
+        if len(self._expected) > known:
+            self.wake()
+
+    def after(self, endings: Iterable[Ending], ended: Ended, queues: Mapping[UUID, str]) -> None:
+        """Tell of attempts that have ended, and wake whoever waits for what became of their tasks."""
+        counted = [one for one in endings if (one.id, one.fence) in ended.ids]
+        for one in counted:
+            self._emit(AttemptEnded(one.outcome.value, one.state.value))
+        self._bells.ring({queues[one.id] for one in counted if one.state is TaskState.READY})
+        if any(one.state is TaskState.SCHEDULED for one in counted):
+            self._store.publish(Notice.DELAYED)
+        self.expect(ended.schedule_ids)
+
+    async def run_once(self, now: datetime | None = None) -> bool:
+        expected, self._expected = self._expected, set()
+        queues = await self._store.task_turn(list(expected) or None, limit=self._piece, now=now)
+        self._bells.ring(queues)
+        return bool(self._expected)
+
+
+class Reaper(Periodic):
+    """Ends attempts whose lease has run out: again, or dead, or cancelled."""
+
+    name = "reaper"
+    deadline_seconds = 30.0
+
+    def __init__(
+        self,
+        store: Store,
+        turns: Turns,
+        *,
+        total_seconds: float = 7 * 86_400,
+        interval_seconds: float = 1.0,
+        piece: int = 500,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        super().__init__(interval_seconds)
+        self._store = store
+        self._turns = turns
+        self._total_seconds = total_seconds
+        self._piece = piece
+        self._chance = chance
+
+    async def run_once(self, now: datetime | None = None) -> bool:
+        moment, expired = await self._store.task_expired(limit=self._piece, now=now)
+        if not expired:
+            return False
+        endings = [self._ending(task, moment) for task in expired]
+        ended = await self._store.task_end(endings, is_expired=True, now=now)
+        self._turns.after(endings, ended, {task.id: task.queue for task in expired})
+        return len(expired) >= self._piece
+
+    def _ending(self, task: RunningTask, moment: datetime) -> Ending:
+        decision = after_expiry(task, now=moment, chance=self._chance(), total_seconds=self._total_seconds)
+        return ending_of(task, decision, error_text(_EXPLAINED[decision.outcome], kind=decision.outcome.value))
+
+
+def ending_of(task: RunningTask, decision: RetryDecision, error: str | None) -> Ending:
+    return Ending(
+        task.id, task.tenant_id, task.fence, decision.outcome, decision.state, decision.run_at, error, decision.reason
+    )

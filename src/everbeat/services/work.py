@@ -1,0 +1,234 @@
+"""The workers' side: claim, heartbeat, complete, fail, release. Every write carries its fence; a stale one changes nothing.
+
+A lease is a right with an end: what comes after it is answered `stale` or `lost`, also when nobody else has the task yet. An
+answer that was lost is given again: a repeated completion or failure under the same fence says what the first one said.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from everbeat.core.errors import InvalidInput
+from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
+from everbeat.core.retries import RetryDecision, after_failure
+from everbeat.core.submissions import error_text, result_text
+from everbeat.core.tasks import AttemptOutcome, ClaimedTask, RunningTask, TaskError, TaskState
+from everbeat.core.wire import (
+    BeatAnswer,
+    Claim,
+    Completion,
+    Failure,
+    Failures,
+    Heartbeat,
+    Lease,
+    Release,
+    Settled,
+)
+from everbeat.services.events import Emit, TasksClaimed, TasksFinished, ignore
+from everbeat.services.groups import GroupCommit
+from everbeat.services.polls import Polls
+from everbeat.services.turns import Turns, ending_of
+from everbeat.store.base import Beaten, BeatWrite, LeaseRef, PastEnding, Store
+
+_MOST_ROWS = 1000
+Next = Literal["retry", "dead", "failed"]
+
+_NEXT: dict[TaskState, Next] = {
+    TaskState.READY: "retry",
+    TaskState.SCHEDULED: "retry",
+    TaskState.DEAD: "dead",
+    TaskState.FAILED: "failed",
+}
+_PAST_NEXT: dict[str | None, Next] = {None: "retry", "dead": "dead", "failed": "failed", "cancelled": "failed"}
+
+Results = list[tuple[LeaseRef, str | None]]
+Held = set[tuple[UUID, int]]
+
+
+class Work:
+    """The room behind /v1/worker. `now` is None in production: the database's clock decides."""
+
+    def __init__(
+        self,
+        store: Store,
+        polls: Polls,
+        turns: Turns,
+        *,
+        total_seconds: float = 7 * 86_400,
+        emit: Emit = ignore,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._store = store
+        self._turns = turns
+        self._total_seconds = total_seconds
+        self._emit = emit
+        self._chance = chance
+        self._polls = polls
+        polls.give_back = self._take_back
+        self._completions: GroupCommit[Results, Held] = GroupCommit(self._write_completions, most=_MOST_ROWS, weigh=len)
+        self._beats: GroupCommit[list[BeatWrite], dict[tuple[UUID, int], Beaten]] = GroupCommit(
+            self._write_beats, most=_MOST_ROWS, weigh=len
+        )
+
+    # Claiming
+
+    async def claim(self, tenant_id: UUID, claim: Claim, *, now: datetime | None = None) -> list[ClaimedTask]:
+        _check_worker(claim.worker)
+        for field, names in (("queues", claim.queues), ("types", claim.types or ())):
+            if bad := [name for name in names if not is_name(name)]:
+                raise InvalidInput.of(field, f"{bad[0][:100]!r} {NAME_MESSAGE}")
+        tasks = await self._polls.ask(tenant_id, claim, now=now)
+        if tasks:
+            self._emit(TasksClaimed(len(tasks)))
+        return tasks
+
+    async def _take_back(self, tenant_id: UUID, tasks: list[ClaimedTask]) -> None:
+        """Of a worker that went away while it was served."""
+        leases = [Lease(id=task.id, fence=task.fence) for task in tasks]
+        await self.release(tenant_id, Release(worker="everbeat", leases=leases))
+
+    # Heartbeats
+
+    async def heartbeat(self, tenant_id: UUID, heartbeat: Heartbeat, *, now: datetime | None = None) -> list[BeatAnswer]:
+        _check_worker(heartbeat.worker)
+        beats: dict[tuple[UUID, int], BeatWrite] = {}
+        for beat in heartbeat.leases:
+            progress = beat.progress
+            message = None if progress is None else progress.message
+            if message is not None and not _is_storable(message):
+                raise InvalidInput.of("progress.message", "must be without NUL characters and lone surrogates")
+            write = BeatWrite(
+                LeaseRef(tenant_id, beat.id, beat.fence), None if progress is None else progress.fraction, message, beat.log
+            )
+            known = beats.get((beat.id, beat.fence))
+            beats[beat.id, beat.fence] = write if known is None else _merged(known, write)
+        if not beats:
+            return []
+        writes = list(beats.values())
+        found = await self._beats.add(writes) if now is None else (await self._write_beats([writes], now))[0]
+        return [_beat_answer(beat.id, found.get((beat.id, beat.fence))) for beat in heartbeat.leases]
+
+    async def _write_beats(
+        self, groups: list[list[BeatWrite]], now: datetime | None = None
+    ) -> list[dict[tuple[UUID, int], Beaten]]:
+        merged: dict[tuple[UUID, int], BeatWrite] = {}
+        for beat in (beat for group in groups for beat in group):
+            key = (beat.lease.id, beat.lease.fence)
+            merged[key] = beat if key not in merged else _merged(merged[key], beat)
+        found = {(one.id, one.fence): one for one in await self._store.task_heartbeat(list(merged.values()), now=now)}
+        return [found for _ in groups]
+
+    # Endings
+
+    async def complete(self, tenant_id: UUID, completion: Completion, *, now: datetime | None = None) -> list[Settled]:
+        _check_worker(completion.worker)
+        if not completion.results:
+            return []
+        results: Results = [(LeaseRef(tenant_id, one.id, one.fence), result_text(one.result)) for one in completion.results]
+        done = await self._completions.add(results) if now is None else (await self._write_completions([results], now))[0]
+        return [Settled(one.id, "ok" if (one.id, one.fence) in done else "stale") for one in completion.results]
+
+    async def _write_completions(self, groups: list[Results], now: datetime | None = None) -> list[Held]:
+        completed = await self._store.task_complete([result for group in groups for result in group], now=now)
+        if completed.finished:
+            self._emit(TasksFinished("completed", len(completed.finished)))
+        self._turns.expect(completed.schedule_ids)
+        done = set(completed.finished | completed.repeated)
+        return [done for _ in groups]
+
+    async def fail(self, tenant_id: UUID, failures: Failures, *, now: datetime | None = None) -> list[Settled]:
+        _check_worker(failures.worker)
+        given = {(one.id, one.fence): one for one in failures.failures}
+
+        def decide(task: RunningTask, moment: datetime) -> tuple[RetryDecision, str | None]:
+            failure: Failure = given[task.id, task.fence]
+            error = failure.error
+            decision = after_failure(
+                task,
+                TaskError(message=error.message, kind=error.kind),
+                now=moment,
+                chance=self._chance(),
+                total_seconds=self._total_seconds,
+                is_retryable=failure.retryable,
+                retry_in_seconds=failure.retry_in_seconds,
+            )
+            return decision, error_text(error.message, error.kind, error.trace)
+
+        leases = [LeaseRef(tenant_id, id_, fence) for id_, fence in given]
+        answers = await self._end(leases, decide, now, before={"failed", "cancelled"})
+        return [answers[one.id, one.fence] for one in failures.failures]
+
+    async def release(self, tenant_id: UUID, release: Release, *, now: datetime | None = None) -> list[Settled]:
+        _check_worker(release.worker)
+
+        def decide(task: RunningTask, _moment: datetime) -> tuple[RetryDecision, str | None]:
+            if task.cancel_requested:
+                return RetryDecision(AttemptOutcome.CANCELLED, TaskState.CANCELLED), None
+            return RetryDecision(AttemptOutcome.RELEASED, TaskState.READY), None
+
+        leases = [LeaseRef(tenant_id, one.id, one.fence) for one in release.leases]
+        answers = await self._end(leases, decide, now, before={"released", "cancelled"})
+        return [Settled(one.id, answers[one.id, one.fence].status) for one in release.leases]
+
+    async def _end(
+        self,
+        leases: Sequence[LeaseRef],
+        decide: Callable[[RunningTask, datetime], tuple[RetryDecision, str | None]],
+        now: datetime | None,
+        *,
+        before: set[str],
+    ) -> dict[tuple[UUID, int], Settled]:
+        """End attempts as decided; for those that do not hold, what was said before if it was one of `before`."""
+        answers = {(lease.id, lease.fence): Settled(lease.id, "stale") for lease in leases}
+        if not leases:
+            return answers
+        moment, running = await self._store.task_running(leases, now=now)
+        endings = []
+        for task in running:
+            decision, error = decide(task, moment)
+            endings.append(ending_of(task, decision, error))
+        if endings:
+            ended = await self._store.task_end(endings, is_expired=False, now=now)
+            for one in endings:
+                if (one.id, one.fence) in ended.ids:
+                    answers[one.id, one.fence] = Settled(one.id, "ok", _NEXT.get(one.state, "failed"))
+            self._turns.after(endings, ended, {task.id: task.queue for task in running})
+        stale = [lease for lease in leases if answers[lease.id, lease.fence].status == "stale"]
+        if stale:
+            for past in await self._store.task_ended(stale):
+                if past.outcome in before:
+                    answers[past.id, past.fence] = _said_before(past)
+        return answers
+
+
+def _said_before(past: PastEnding) -> Settled:
+    return Settled(past.id, "ok", _PAST_NEXT.get(past.state))
+
+
+def _merged(one: BeatWrite, other: BeatWrite) -> BeatWrite:
+    logs = [beat.log for beat in (one, other) if beat.log]
+    return BeatWrite(
+        other.lease,
+        one.fraction if other.fraction is None else other.fraction,
+        one.message if other.message is None else other.message,
+        "\n".join(logs) or None,
+    )
+
+
+def _beat_answer(id_: UUID, beaten: Beaten | None) -> BeatAnswer:
+    if beaten is None:
+        return BeatAnswer(id_, "lost", None)
+    return BeatAnswer(id_, "cancel" if beaten.cancel_requested else "ok", beaten.lease_until)
+
+
+def _is_storable(text: str) -> bool:
+    return "\x00" not in text and is_encodable(text)
+
+
+def _check_worker(worker: str) -> None:
+    if has_control_characters(worker) or not is_encodable(worker):
+        raise InvalidInput.of("worker", "must be 1 to 200 characters without control characters")

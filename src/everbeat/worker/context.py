@@ -1,0 +1,215 @@
+"""What a handler sees of its task, and how it says how far it is; light to import, and of no use to the runtime's IO."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from everbeat.core.errors import EverbeatError
+from everbeat.core.tasks import ClaimedTask, Origin
+from everbeat.core.wire import Progress
+
+LONGEST_LINE = 8_000
+MOST_BUFFERED = 64_000
+LONGEST_MESSAGE = 2_000
+_CUT = " … (cut)"
+
+
+class Cancelled(EverbeatError):
+    """Raised by ctx.raise_if_cancelled(): the work is no longer wanted here; let it pass."""
+
+
+class News(NamedTuple):
+    """What a handler told since the last heartbeat."""
+
+    progress: Progress | None
+    log: str | None
+
+
+class Context:
+    """The attempt at hand: which task, which try, until when; and where its progress and log lines go."""
+
+    __slots__ = (
+        "_buffered",
+        "_dropped",
+        "_fraction",
+        "_has_progress",
+        "_is_cancelled",
+        "_lines",
+        "_lock",
+        "_message",
+        "_payload",
+        "_task",
+        "_until",
+        "lease_until",
+        "worker",
+    )
+
+    def __init__(self, task: ClaimedTask, *, worker: str) -> None:
+        self._task = task
+        self.worker = worker
+        self.lease_until = task.lease_until
+        self._until = monotonic() + task.timeout_seconds
+        self._payload: Any = msgspec.UNSET
+        self._is_cancelled = False
+        self._lock = threading.Lock()
+        self._lines: list[str] = []
+        self._buffered = self._dropped = 0
+        self._has_progress = False
+        self._fraction: float | None = None
+        self._message: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Context {self.type} {self.task_id} attempt {self.attempt}/{self.max_attempts}>"
+
+    @property
+    def task_id(self) -> UUID:
+        return self._task.id
+
+    @property
+    def type(self) -> str:
+        return self._task.type
+
+    @property
+    def queue(self) -> str:
+        return self._task.queue
+
+    @property
+    def payload(self) -> Any:
+        if self._payload is msgspec.UNSET:
+            self._payload = msgspec.json.decode(self._task.payload)
+        return self._payload
+
+    @property
+    def attempt(self) -> int:
+        return self._task.attempt
+
+    @property
+    def max_attempts(self) -> int:
+        return self._task.max_attempts
+
+    @property
+    def fence(self) -> int:
+        """Grows with every attempt of every worker: what it wrote last wins, so a late writer can be told apart."""
+        return self._task.fence
+
+    @property
+    def origin(self) -> Origin:
+        return self._task.origin
+
+    @property
+    def schedule(self) -> str | None:
+        """The name of the schedule whose tick this is, if it is one."""
+        return self._task.schedule
+
+    @property
+    def schedule_id(self) -> UUID | None:
+        return self._task.schedule_id
+
+    @property
+    def scheduled_for(self) -> datetime | None:
+        return self._task.scheduled_for
+
+    @property
+    def traceparent(self) -> str | None:
+        return self._task.traceparent
+
+    @property
+    def timeout_seconds(self) -> float:
+        return self._task.timeout_seconds
+
+    @property
+    def seconds_left(self) -> float:
+        """How long this attempt may still take; below zero: it is over."""
+        return self._until - monotonic()
+
+    @property
+    def deadline(self) -> datetime:
+        """When this attempt times out, by the clock of this machine."""
+        return datetime.now(UTC) + timedelta(seconds=self.seconds_left)
+
+    # Stopping
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether to stop: cancelled by a user, timed out, lost to another worker, or this worker shuts down."""
+        return self._is_cancelled
+
+    def raise_if_cancelled(self) -> None:
+        if self._is_cancelled:
+            raise Cancelled(f"task {self.task_id} is no longer wanted here")
+
+    def cancel(self) -> None:
+        """For the runtime: tell the handler to stop."""
+        self._is_cancelled = True
+
+    # News
+
+    def progress(self, fraction: float | None = None, message: str | None = None) -> None:
+        """How far it is, from 0 to 1, and in words. Only the latest is sent; cheap enough to call in a loop."""
+        if fraction is not None:
+            fraction = min(max(float(fraction), 0.0), 1.0)
+            if fraction != fraction:
+                raise ValueError("progress: the fraction is not a number")
+        with self._lock:
+            self._has_progress = True
+            if fraction is not None:
+                self._fraction = fraction
+            if message is not None:
+                self._message = cut(str(message), LONGEST_MESSAGE)
+
+    def log(self, text: str) -> None:
+        """Keep a line in the task's log. Lines are sent together; past a limit they are dropped, and the log says so."""
+        line = cut(str(text), LONGEST_LINE)
+        with self._lock:
+            if self._buffered + len(line) > MOST_BUFFERED:
+                self._dropped += 1
+                return
+            self._lines.append(line)
+            self._buffered += len(line) + 1
+
+    @property
+    def has_news(self) -> bool:
+        return self._has_progress or bool(self._lines)
+
+    def take_news(self) -> News | None:
+        """For the runtime: what is to be sent, removed from the buffer; `return_news` if it could not be."""
+        with self._lock:
+            if not self._has_progress and not self._lines:
+                return None
+            progress = Progress(fraction=self._fraction, message=self._message) if self._has_progress else None
+            if self._dropped:
+                self._lines.append(f"[{self._dropped} more lines were dropped: too many at once]")
+            log = "\n".join(self._lines) if self._lines else None
+            self._lines = []
+            self._buffered = self._dropped = 0
+            self._has_progress = False
+        return News(progress, log)
+
+    def return_news(self, news: News) -> None:
+        """For the runtime: news that did not arrive goes back in front of what came since."""
+        with self._lock:
+            # The fraction and message kept here are at least as new as the ones that come back.
+            self._has_progress = self._has_progress or news.progress is not None
+            if news.log is not None:
+                self._lines.insert(0, news.log)
+                self._buffered += len(news.log) + 1
+
+
+def cut(text: str, most: int) -> str:
+    """The text, or its beginning with a note that it was longer; without what UTF-8 or PostgreSQL cannot hold."""
+    if len(text) > most:
+        text = text[: most - len(_CUT)] + _CUT
+    return storable(text)
+
+
+def storable(text: str) -> str:
+    """The text without halves of surrogate pairs and without NUL."""
+    if "\0" in text:
+        text = text.replace("\0", "\ufffd")
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,133 @@
+"""What a worker counts and says: quiet while all is well, one line when an outage begins and one when it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+import structlog
+
+from everbeat.core.tasks import ClaimedTask
+from everbeat.worker.held import Held
+
+_MOST_LINES_A_SECOND = 20
+
+
+@dataclass
+class Stats:
+    """`stale`: reports that came too late to count; `lost`: tasks given up because they are, or may be, somebody else's."""
+
+    claimed: int = 0
+    completed: int = 0
+    failed: int = 0
+    released: int = 0
+    stale: int = 0
+    lost: int = 0
+
+
+class Journal:
+    """Called from the event loop, from handler threads and from the heartbeat thread."""
+
+    def __init__(self, worker: str) -> None:
+        self.stats = Stats()
+        self._log = structlog.get_logger("everbeat").bind(worker=worker)
+        self._lock = threading.Lock()
+        self._away: set[str] = set()
+        self._away_since = 0.0
+        self._second = 0
+        self._lines = 0
+
+    def started(self, *, queues: Sequence[str], types: int, concurrency: int) -> None:
+        self._log.info("worker_started", queues=list(queues), types=types, concurrency=concurrency)
+
+    def stopping(self, *, running: int, grace_seconds: float) -> None:
+        self._log.info("worker_stopping", running=running, grace_seconds=grace_seconds)
+
+    def stopped(self) -> None:
+        stats = self.stats
+        self._log.info("worker_stopped", completed=stats.completed, failed=stats.failed, released=stats.released)
+
+    # Tasks
+
+    def failed(self, task: ClaimedTask, error: str, place: str | None) -> None:
+        if self._may_speak():
+            attempts = f"{task.attempt}/{task.max_attempts}"
+            self._log.warning("task_failed", task=str(task.id), type=task.type, attempt=attempts, error=error, at=place)
+
+    def stale(self, stale: Sequence[Held], verb: str) -> None:
+        with self._lock:
+            self.stats.stale += len(stale)
+        meaning = "the task is somebody else's by now, or was ended; the report changed nothing"
+        self._log.warning("report_stale", report=verb, count=len(stale), **_example(stale), meaning=meaning)
+
+    def lost(self, held: Held, why: str) -> None:
+        with self._lock:
+            self.stats.lost += 1
+        if self._may_speak():
+            self._log.warning("task_lost", task=str(held.task.id), type=held.task.type, why=why)
+
+    def unreported(self, held: Sequence[Held], verb: str) -> None:
+        with self._lock:
+            self.stats.lost += len(held)
+        meaning = "their leases may have expired before the server could be told; they will be tried again"
+        self._log.error("report_given_up", report=verb, count=len(held), **_example(held), meaning=meaning)
+
+    def refused(self, held: Held, verb: str, error: Exception) -> None:
+        self._log.error("report_refused", report=verb, task=str(held.task.id), type=held.task.type, error=str(error))
+
+    def gave_back(self, count: int) -> None:
+        self._log.debug("waiting_tasks_given_back", count=count)
+
+    def hook_failed(self, hook: str, task: ClaimedTask, error: BaseException) -> None:
+        self._log.error("hook_failed", hook=hook, task=str(task.id), type=task.type, exc_info=error)
+
+    def broken(self, what: str, error: BaseException) -> None:
+        self._log.error("worker_fault", what=what, exc_info=error)
+
+    # The server, and this process
+
+    def away(self, verb: str, error: BaseException) -> None:
+        with self._lock:
+            is_first = not self._away
+            self._away.add(verb)
+            if not is_first:
+                return
+            self._away_since = monotonic()
+        self._log.warning("server_away", request=verb, error=str(error) or type(error).__name__, meaning="retrying")
+
+    def back(self, verb: str) -> None:
+        if not self._away:
+            return
+        with self._lock:
+            if verb not in self._away:
+                return
+            self._away.discard(verb)
+            if self._away:
+                return
+        self._log.warning("server_back", away_seconds=round(monotonic() - self._away_since, 1))
+
+    def blocked(self, seconds: float, place: str | None, can_renew: bool) -> None:
+        meaning = "a handler does not let the event loop go on; make it sync, or give blocking calls to a thread"
+        if not can_renew:
+            meaning += "; leases cannot be renewed meanwhile"
+        self._log.error(f"event loop blocked for {seconds:.1f} s", at=place, meaning=meaning)
+
+    def unblocked(self, seconds: float) -> None:
+        self._log.warning(f"event loop goes on after {seconds:.1f} s")
+
+    def _may_speak(self) -> bool:
+        """A flood of failures must not become a flood of lines."""
+        with self._lock:
+            second = int(monotonic())
+            if second != self._second:
+                hidden, self._second, self._lines = self._lines - _MOST_LINES_A_SECOND, second, 0
+                if hidden > 0:
+                    self._log.warning("more_lines_left_out", count=hidden)
+            self._lines += 1
+            return self._lines <= _MOST_LINES_A_SECOND
+
+
+def _example(held: Sequence[Held]) -> dict[str, str]:
+    return {"task": str(held[0].task.id), "type": held[0].task.type}

@@ -1,0 +1,189 @@
+"""Turns what a handler returned or raised into what is reported: results and errors of any size, cut with a note."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import msgspec
+
+from everbeat.client.errors import NonRetryable, RetryLater
+from everbeat.client.registry import TaskDefinition
+from everbeat.core.retries import CANCELLED_KIND
+from everbeat.core.tasks import ClaimedTask
+from everbeat.core.wire import LONGEST_DELAY_SECONDS, ErrorInput, Failure, Result
+from everbeat.worker.context import cut, storable
+
+MOST_RESULT_BYTES = 64 * 1024
+MOST_MESSAGE = 4_000
+MOST_TRACE = 16_000
+TIMEOUT_KIND = "timeout"
+_START_CHARACTERS = 1_000
+_OURS = str(Path(__file__).parent)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Misfit(NonRetryable):
+    """A payload the handler cannot be called with, or a result JSON cannot hold: another attempt would end the same."""
+
+
+# Results
+
+
+def result_of(task: ClaimedTask, value: Any) -> Result:
+    """The result as it is sent; raises Misfit if JSON cannot hold it."""
+    if value is None:
+        return Result(id=task.id, fence=task.fence)
+    encoded = _encoded(task, value)
+    if len(encoded) > MOST_RESULT_BYTES:
+        encoded = _encode(_stub(encoded))
+    return Result(id=task.id, fence=task.fence, result=msgspec.Raw(encoded))
+
+
+def _encoded(task: ClaimedTask, value: Any) -> bytes:
+    try:
+        return _encode(value)
+    except Exception as error:
+        if inspect.iscoroutine(value):
+            value.close()
+        raise Misfit(
+            f"the handler of {task.type} ran to its end, but returned a {type(value).__name__} that JSON cannot hold "
+            f"({type(error).__name__}: {error}); its work is done, so it is not run again. Return text, numbers, True, "
+            "False, None, or lists and dicts of these"
+        ) from None
+
+
+def _stub(encoded: bytes) -> dict[str, Any]:
+    start = encoded[: _START_CHARACTERS * 4].decode("utf-8", "ignore")[:_START_CHARACTERS]
+    note = f"the result was {len(encoded):,} bytes of JSON; at most {MOST_RESULT_BYTES:,} are kept, so only its start is here"
+    return {"cut": True, "bytes": len(encoded), "note": note, "start": start}
+
+
+# Failures
+
+
+def failure_of(task: ClaimedTask, error: BaseException, definition: TaskDefinition | None = None) -> Failure:
+    """A handler raised: with its own frames, and whether and when it makes sense to try again."""
+    message = text_of(error) or type(error).__name__
+    trace = None if isinstance(error, Misfit) else trace_of(error)
+    lasting = (NonRetryable, *(definition.non_retryable if definition is not None else ()))
+    return Failure(
+        id=task.id,
+        fence=task.fence,
+        error=ErrorInput(message=cut(message, MOST_MESSAGE), kind=kind_of(error), trace=trace),
+        retryable=not isinstance(error, lasting),
+        retry_in_seconds=min(error.seconds, LONGEST_DELAY_SECONDS) if isinstance(error, RetryLater) else None,
+    )
+
+
+def timeout_of(task: ClaimedTask, trace: str | None) -> Failure:
+    message = f"the attempt took longer than its timeout of {task.timeout_seconds:g} seconds"
+    return Failure(id=task.id, fence=task.fence, error=ErrorInput(message=message, kind=TIMEOUT_KIND, trace=trace))
+
+
+def cancelled_of(task: ClaimedTask, trace: str | None = None) -> Failure:
+    error = ErrorInput(message="the task was cancelled", kind=CANCELLED_KIND, trace=trace)
+    return Failure(id=task.id, fence=task.fence, error=error)
+
+
+def unknown_type_of(task: ClaimedTask) -> Failure:
+    message = f"this worker has no handler for tasks of type {task.type}; is another version of the app still running?"
+    return Failure(id=task.id, fence=task.fence, error=ErrorInput(message=message, kind="unknown_type"))
+
+
+def refused_of(task: ClaimedTask, reason: str) -> Failure:
+    """The server would not take what the handler returned or raised; its work is done, so it is not run again."""
+    message = cut(f"the handler ran to its end, but the server refused its outcome: {reason}", MOST_MESSAGE)
+    return Failure(id=task.id, fence=task.fence, error=ErrorInput(message=message, kind="refused"), retryable=False)
+
+
+def kind_of(error: BaseException) -> str:
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    return cut(name, 200)
+
+
+def text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return f"<a {type(error).__name__} that cannot be shown>"
+
+
+def trace_of(error: BaseException) -> str:
+    """The traceback from the handler's first frame on; of a long one, its end."""
+    told = traceback.TracebackException(type(error), error, _without_ours(error.__traceback__), compact=True)
+    try:
+        # Each part is cut by itself, so that a message of megabytes does not push out the frames.
+        text = "".join(cut(part.rstrip("\n"), MOST_MESSAGE) + "\n" for part in told.format())
+    except Exception:
+        text = f"<the traceback of a {type(error).__name__} that cannot be shown>"
+    return _tail(text)
+
+
+def stack_of(frame: FrameType) -> str:
+    """Where a thread is at the moment, from the handler's first frame on."""
+    frames = [one for one in traceback.extract_stack(frame) if not one.filename.startswith(_OURS)]
+    while frames and frames[0].filename.endswith(("threading.py", "runners.py", "base_events.py", "events.py")):
+        frames.pop(0)
+    return _tail("Where it was when its time was over:\n" + "".join(traceback.format_list(frames)))
+
+
+def place_of(error: BaseException) -> str | None:
+    """The line that raised, for a log line: file.py:12 in function."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or last.tb_frame.f_code.co_filename.startswith(_OURS):
+        return None
+    code = last.tb_frame.f_code
+    return f"{Path(code.co_filename).name}:{last.tb_lineno} in {code.co_name}"
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+        trace = trace.tb_next
+    return trace
+
+
+def _tail(text: str) -> str:
+    if len(text) > MOST_TRACE:
+        note = f"… (the first {len(text) - MOST_TRACE:,} characters are cut)\n"
+        text = note + text[len(note) - MOST_TRACE :]
+    return storable(text)
+
+
+# Payloads
+
+
+def check_call(definition: TaskDefinition, payload: Any) -> None:
+    """Raises Misfit if the handler cannot be called with this payload; asked only after a TypeError."""
+    if not isinstance(payload, dict):
+        kind = type(payload).__name__
+        raise Misfit(f"the payload of {definition.type} must be an object with the handler's arguments, but is a {kind}")
+    signature = _signature(definition.function)
+    if signature is None:
+        return
+    try:
+        signature.bind(*([None] if definition.wants_context else []), **payload)
+    except TypeError as error:
+        names = list(signature.parameters)[1 if definition.wants_context else 0 :]
+        takes = ", ".join(names) or "no arguments"
+        raise Misfit(f"the payload does not fit the handler of {definition.type}: {error}; it takes {takes}") from None
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def frame_of_thread(thread_id: int | None) -> FrameType | None:
+    return None if thread_id is None else sys._current_frames().get(thread_id)

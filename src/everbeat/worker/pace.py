@@ -1,0 +1,70 @@
+"""How much to claim ahead, tuned by itself to how fast this worker gets through its tasks; pure arithmetic.
+
+Claims in batches are what makes short tasks cheap; but a long task must not wait in one worker while another has nothing to
+do. Both follow from one rule: beside the free slots, claim what the next tenth of a second needs, if tasks are short at all.
+"""
+
+from __future__ import annotations
+
+from everbeat.core.wire import MAX_CLAIMED
+
+MOST_AHEAD = 1000
+_AHEAD_SECONDS = 0.1
+_SHORT_TASK_SECONDS = 0.5
+_LONGEST_WAIT_SECONDS = 1.0
+_WINDOW_SECONDS = 0.02
+
+
+class Pace:
+    """Tasks a second while there is work in hand, and what follows from it."""
+
+    def __init__(self, concurrency: int, lease_seconds: float) -> None:
+        # A task that has waited this long for a slot is better off with another worker; far below the lease in any case.
+        self.longest_wait_seconds = min(_LONGEST_WAIT_SECONDS, lease_seconds / 10)
+        self.rate = 0.0
+        self._concurrency = concurrency
+        self._finished = 0
+        self._since: float | None = None
+        self._shortest_timeout = float("inf")
+
+    @property
+    def ahead(self) -> int:
+        """How many tasks to hold beyond the slots."""
+        if self.rate * _SHORT_TASK_SECONDS < self._concurrency:
+            return 0
+        # The server counts an attempt's time from the claim on: waiting here must not use it up.
+        seconds = min(_AHEAD_SECONDS, self.longest_wait_seconds, self._shortest_timeout / 10)
+        return min(int(self.rate * seconds), MOST_AHEAD)
+
+    def to_claim(self, in_hand: int) -> int:
+        """How many to claim now: none until it is worth a request."""
+        ahead = self.ahead
+        room = self._concurrency + ahead - in_hand
+        return min(room, MAX_CLAIMED) if room >= max(1, ahead // 2) else 0
+
+    def received(self, shortest_timeout: float, now: float) -> None:
+        if self._since is None:
+            self._since, self._finished = now, 0
+        self._shortest_timeout = min(shortest_timeout, self._shortest_timeout * 2)
+
+    def finished(self) -> None:
+        self._finished += 1
+
+    def sample(self, in_hand: int, now: float) -> None:
+        """Learn from what was finished since the last sample."""
+        if self._since is None:
+            return
+        seconds = now - self._since
+        if seconds < _WINDOW_SECONDS and in_hand:
+            return
+        seen = self._finished / max(seconds, 1e-4)
+        if seen >= self.rate:
+            self.rate = seen
+        elif in_hand >= self._concurrency:
+            self.rate = (self.rate + seen) / 2
+        # With free slots, it was the work that was missing: more may be possible than was seen.
+        self._since, self._finished = (now if in_hand else None), 0
+
+    def stalled(self) -> None:
+        """Tasks waited too long for a slot: whatever the rate was, it is over."""
+        self.rate = 0.0
