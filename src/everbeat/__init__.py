@@ -1,5 +1,33 @@
 """Everbeat: a distributed cron and task scheduler. The public names, and nothing else."""
 
+from everbeat.app import Everbeat
+from everbeat.client.errors import (
+    NonRetryable,
+    NotReachable,
+    RetryLater,
+    ServerProblem,
+    TaskCancelled,
+    TaskFailed,
+    TaskNotFinished,
+)
+from everbeat.client.handles import TaskHandle
+from everbeat.core.errors import EverbeatError
+from everbeat.core.schedules import Retry
 from everbeat.version import __version__
+from everbeat.worker.context import Context
 
-__all__ = ["__version__"]
+__all__ = [
+    "Context",
+    "Everbeat",
+    "EverbeatError",
+    "NonRetryable",
+    "NotReachable",
+    "Retry",
+    "RetryLater",
+    "ServerProblem",
+    "TaskCancelled",
+    "TaskFailed",
+    "TaskHandle",
+    "TaskNotFinished",
+    "__version__",
+]

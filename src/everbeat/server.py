@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from uuid import uuid4
+from typing import Any, Self
+from uuid import UUID, uuid4
 
 from granian.constants import Interfaces
 from granian.http import HTTP1Settings
@@ -26,14 +27,20 @@ from everbeat.core.timeline import TimelineCache
 from everbeat.core.zones import load_zone
 from everbeat.services.audit import Auditing
 from everbeat.services.calendars import CalendarRoom
-from everbeat.services.chores import Auditor, Pruner, Reaper
+from everbeat.services.backfill import Backfill
+from everbeat.services.chores import Auditor, Pruner
 from everbeat.services.cluster import ClusterRoom
+from everbeat.services.dead_letters import DeadLetters
 from everbeat.services.events import EventLoopBlocked
 from everbeat.services.ledger import Ledger
 from everbeat.services.loops import Loop, Pulse, Runner
 from everbeat.services.ownership import Ownership
+from everbeat.services.polls import Polls
 from everbeat.services.schedules import Schedules
+from everbeat.services.tasks import Tasks
 from everbeat.services.ticker import Ticker, TickerSettings
+from everbeat.services.turns import Promoter, Reaper, Turns
+from everbeat.services.work import Work
 from everbeat.store.base import NodeBeat, Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
@@ -43,6 +50,8 @@ from everbeat.version import __version__
 _STUCK_AFTER_SECONDS = 45.0
 _BLOCKED_AFTER_SECONDS = 2.0
 _PATIENCE_SECONDS = 2.0
+# How often long polls look for work that nobody told of; processes on one SQLite file have no other way to hear of it.
+_LOOK_SECONDS = {"postgres": 1.0, "sqlite": 0.2}
 
 
 def make_store(settings: Settings, telemetry: Telemetry | None = None) -> Store:
@@ -54,7 +63,7 @@ def make_store(settings: Settings, telemetry: Telemetry | None = None) -> Store:
         return SqliteStore(path, observer=observer)
     return PostgresStore(
         settings.database_url,
-        listen=settings.database_notices and "scheduler" in settings.roles,
+        listen=settings.database_notices and bool(settings.roles),
         observer=observer,
         api_connections=settings.database_connections,
         timeout_seconds=settings.database_timeout_seconds,
@@ -62,10 +71,13 @@ def make_store(settings: Settings, telemetry: Telemetry | None = None) -> Store:
     )
 
 
-class Node:
-    """One server process: the API, the engine, or both, on one store."""
+class EmbeddedNode:
+    """A node without a port: the engine and the rooms, for a process that has its own business besides.
 
-    def __init__(self, settings: Settings, *, auto_migrate: bool = False, extra: Callable[[Node], list[Loop]] | None = None):
+    Without roles it has no loops either: good for asking and submitting, and nothing fires or waits in it.
+    """
+
+    def __init__(self, settings: Settings, *, auto_migrate: bool = True, extra: Callable[[Self], list[Loop]] | None = None):
         self.settings = settings
         self.telemetry = Telemetry()
         self.store = make_store(settings, self.telemetry)
@@ -75,6 +87,7 @@ class Node:
         load_zone("UTC")  # lists all zones once, so that the first request need not
         timelines = TimelineCache()
         self.schedules = Schedules(self.store, timelines)
+        self._build_tasks(timelines)
         self._clock = DatabaseClock()
         self._ownership = Ownership(
             self.store,
@@ -83,12 +96,23 @@ class Node:
             margin_seconds=settings.lease_margin_seconds,
             emit=self.telemetry.on_event,
         )
-        self._loops: list[Loop] = [self._ownership]
+        self._loops: list[Loop] = [self._ownership, self._polls, self._turns] if settings.roles else []
         if "scheduler" in settings.roles:
             self._loops += self._engine(timelines)
         if extra is not None:
             self._loops += extra(self)
-        self._app = build_app(self._rooms(timelines), only_health="api" not in settings.roles)
+        self._runners: list[Runner] = []
+        self.asgi: Any = build_app(self._rooms(timelines), only_health="api" not in settings.roles)
+
+    def _build_tasks(self, timelines: TimelineCache) -> None:
+        store, emit, total = self.store, self.telemetry.on_event, self.settings.task_total_seconds
+        look = _LOOK_SECONDS[store.dialect]
+        self._polls = Polls(store, look_seconds=look, total_seconds=total)
+        self._turns = Turns(store, self._polls, emit=emit)
+        self.work = Work(store, self._polls, self._turns, total_seconds=total, emit=emit)
+        self.tasks = Tasks(store, self._polls, self._turns, emit=emit)
+        self.dead_letters = DeadLetters(store, self.tasks)
+        self.backfill = Backfill(store, self.schedules, self.tasks, timelines)
 
     def _engine(self, timelines: TimelineCache) -> list[Loop]:
         settings, emit = self.settings, self.telemetry.on_event
@@ -105,14 +129,20 @@ class Node:
                 lateness=Lateness(settings.late_after_seconds, settings.catch_up_rate),
             ),
             emit=emit,
+            on_tasks=self._on_tasks,
         )
         late = settings.late_after_seconds + settings.lease_seconds + settings.scan_seconds
         return [
             ticker,
+            Promoter(self.store, self._polls, self._clock, emit=emit),
+            Reaper(self.store, self._turns, total_seconds=settings.task_total_seconds),
             Auditor(self.store, self._ownership, late_seconds=late, emit=emit),
             Pruner(self.store, self._ownership, retention_days=settings.retention_days, emit=emit),
-            Reaper(self.store, self._ownership),
         ]
+
+    def _on_tasks(self, queues: frozenset[str], holders: frozenset[UUID]) -> None:
+        self._polls.ring(queues)
+        self._turns.expect(holders)
 
     def _rooms(self, timelines: TimelineCache) -> Rooms:
         late = self.settings.late_after_seconds
@@ -122,6 +152,10 @@ class Node:
             audit=Auditing(self.store, timelines, late_seconds=late),
             cluster=ClusterRoom(self.store),
             calendars=CalendarRoom(self.store, self.schedules),
+            tasks=self.tasks,
+            work=self.work,
+            dead_letters=self.dead_letters,
+            backfill=self.backfill,
             timelines=timelines,
             store=self.store,
             health=self.health,
@@ -150,36 +184,27 @@ class Node:
 
     # Life
 
-    async def run(self, stop: asyncio.Event, on_started: Callable[[Node], Awaitable[None]] | None = None) -> None:
-        """Run until told to stop; then release ownership first, so that others take over while this one tidies up."""
-        listener = _reserve(self.settings)
+    async def start(self) -> None:
+        """Open the store, migrate where that is wanted, and run the loops. A database that is away is waited for."""
         await self.store.open()
-        await self._prepare(stop)
-        if stop.is_set():
-            await self.store.close()
-            return
-        runners = [Runner(loop, self.telemetry.on_event, self.pulse) for loop in self._loops]
-        server = self._serve(listener)
-        watchdog = _Watchdog(self.telemetry)
+        await self._prepare(asyncio.Event())
+        self._run_loops()
+
+    async def stop(self) -> None:
+        """Release ownership first, so that others take over while this one tidies up."""
+        await self._stop_loops()
+        await self.store.close()
+
+    def _run_loops(self) -> None:
+        self._runners = [Runner(loop, self.telemetry.on_event, self.pulse) for loop in self._loops]
         self.is_ready = True
-        gc.freeze()
-        if self.store.dialect == "sqlite":
-            # The writer thread asks for the interpreter after every row; by default it would wait 5 ms for it each time
-            # that the event loop is busy.
-            sys.setswitchinterval(0.0002)
-        self.telemetry.log.info(
-            "everbeat_started",
-            roles=list(self.settings.roles),
-            node=str(self._ownership.node_id),
-            store=self.store.dialect,
-        )
-        try:
-            if on_started is not None:
-                await on_started(self)
-            await self._until(stop)
-        finally:
-            watchdog.stop()
-            await self._take_down(runners, server)
+
+    async def _stop_loops(self) -> None:
+        self.is_ready = False
+        await asyncio.gather(*(runner.stop(_PATIENCE_SECONDS) for runner in self._runners))
+        self._runners = []
+        with contextlib.suppress(EverbeatError, TimeoutError):
+            await asyncio.wait_for(self._ownership.stop(), 3)
 
     async def _prepare(self, stop: asyncio.Event) -> None:
         """Wait for a database that is away; migrate where that is wanted or where there is nothing yet."""
@@ -201,10 +226,44 @@ class Node:
                 )
             return
 
+
+class Node(EmbeddedNode):
+    """One server process: the API, the engine, or both, on one store, with a port of its own."""
+
+    async def run(self, stop: asyncio.Event, on_started: Callable[[Self], Awaitable[None]] | None = None) -> None:
+        """Run until told to stop."""
+        listener = _reserve(self.settings)
+        await self.store.open()
+        await self._prepare(stop)
+        if stop.is_set():
+            await self.store.close()
+            return
+        self._run_loops()
+        server = self._serve(listener)
+        watchdog = _Watchdog(self.telemetry)
+        gc.freeze()
+        if self.store.dialect == "sqlite":
+            # The writer thread asks for the interpreter after every row; by default it would wait 5 ms for it each time
+            # that the event loop is busy.
+            sys.setswitchinterval(0.0002)
+        self.telemetry.log.info(
+            "everbeat_started",
+            roles=list(self.settings.roles),
+            node=str(self._ownership.node_id),
+            store=self.store.dialect,
+        )
+        try:
+            if on_started is not None:
+                await on_started(self)
+            await self._until(stop)
+        finally:
+            watchdog.stop()
+            await self._take_down(server)
+
     def _serve(self, listener: socket.socket) -> Granian:
         listener.close()
         server = Granian(
-            self._app,
+            self.asgi,
             address=self.settings.host,
             port=self.settings.port,
             interface=Interfaces.ASGINL,
@@ -224,12 +283,9 @@ class Node:
             self._serving.result()
             raise SettingsError("the HTTP server ended unexpectedly")
 
-    async def _take_down(self, runners: list[Runner], server: Granian) -> None:
-        self.is_ready = False
+    async def _take_down(self, server: Granian) -> None:
         self.telemetry.log.info("stopping")
-        await asyncio.gather(*(runner.stop(_PATIENCE_SECONDS) for runner in runners))
-        with contextlib.suppress(EverbeatError, TimeoutError):
-            await asyncio.wait_for(self._ownership.stop(), 3)
+        await self._stop_loops()
         if not self._serving.done():
             server.stop()
             with contextlib.suppress(TimeoutError, asyncio.CancelledError):

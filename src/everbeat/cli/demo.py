@@ -1,4 +1,4 @@
-"""The demo: a schedule, and a tiny handler that consumes its tasks through the same store verbs as any worker."""
+"""The demo: a schedule, and a tiny handler that takes its tasks as any worker does."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.wire import Claim, Completion, Result
+from everbeat.server import Node
 from everbeat.services.loops import Periodic
-from everbeat.store.base import Store
 
 _QUEUE = "demo"
 
@@ -24,18 +26,20 @@ class DemoHandler(Periodic):
     name = "demo"
     deadline_seconds = 10.0
 
-    def __init__(self, store: Store) -> None:
-        super().__init__(0.2)
-        self._store = store
+    def __init__(self, node: Node) -> None:
+        super().__init__(0)
+        self._node = node
 
     async def run_once(self, now: datetime | None = None) -> bool:
-        tasks = await self._store.task_claim("demo", [_QUEUE], limit=100, lease_seconds=30, now=now)
+        claim = Claim(worker="demo", queues=[_QUEUE], max=100, wait_seconds=5)
+        tasks = await self._node.work.claim(DEFAULT_TENANT, claim, now=now)
         if not tasks:
             return False
-        moment = await self._store.clock(now=now)
+        moment = await self._node.store.clock(now=now)
         for task in tasks:
             if task.scheduled_for is not None:
                 late = (moment - task.scheduled_for).total_seconds() * 1000
                 click.echo(f"  ♥ {task.scheduled_for:%H:%M:%S} UTC  handled {late:.0f} ms after the tick  (task {task.id})")
-        await self._store.task_complete([(task.id, task.fence) for task in tasks], now=now)
+        results = [Result(id=task.id, fence=task.fence) for task in tasks]
+        await self._node.work.complete(DEFAULT_TENANT, Completion(worker="demo", results=results), now=now)
         return True

@@ -30,6 +30,7 @@ _SERVER = [
     click.option("--late-after-seconds", type=float, help="A tick later than this is late: catch_up decides (5)."),
     click.option("--catch-up-rate", type=float, help="Catch up at so many times the normal rate; 0: no limit (2)."),
     click.option("--lag-alert-seconds", type=float, help="Warn when the oldest due tick is later than this (5)."),
+    click.option("--task-total-seconds", type=float, help="How long a task may be tried in total, all attempts (604800)."),
     click.option("--retention-days", type=float, help="How long the ledger and the history are kept (90)."),
     click.option("--database-connections", type=int, help="Connections for the API, beside the engine's own 5 (8)."),
     click.option("--database-timeout-seconds", type=float, help="Deadline of one database call (10)."),

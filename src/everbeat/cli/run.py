@@ -39,7 +39,7 @@ def dev(config: Path | None, demo: bool, **flags: Any) -> None:
     configure_logging(settings.log_level, settings.log_format)
 
     async def run(stop: asyncio.Event) -> None:
-        node = Node(settings, auto_migrate=True, extra=(lambda node: [DemoHandler(node.store)]) if demo else None)
+        node = Node(settings, auto_migrate=True, extra=(lambda node: [DemoHandler(node)]) if demo else None)
         await node.run(stop, lambda started: _greet(started, demo))
         click.echo("Stopped. What comes due meanwhile is caught up by each schedule's catch_up policy.")
 

@@ -15,7 +15,7 @@ from uuid import UUID
 from everbeat.client.connections import Connection
 from everbeat.client.flows import Call, Flow
 from everbeat.client.handles import cancelling, getting
-from everbeat.client.requests import new_key, segment
+from everbeat.client.requests import segment
 from everbeat.core.errors import InvalidInput
 
 P = ParamSpec("P")
@@ -84,11 +84,6 @@ def fetch_all(path: str, limit: int | None, query: Mapping[str, Any] | None = No
     return items
 
 
-def _creating(path: str, body: Any = None) -> Call:
-    """Makes a task: with a key, so that a lost answer does not make two."""
-    return Call("POST", path, body=body, headers={"idempotency-key": new_key()})
-
-
 def _schedule(ref: Ref, rest: str = "") -> str:
     return f"/v1/schedules/{segment(str(ref))}{rest}"
 
@@ -136,7 +131,7 @@ class Schedules(Room[Mode]):
     @operation
     def trigger(self, ref: Ref, payload: Any = None) -> Flow[Item]:
         """Run it now, once, beside its ticks: the new task. A payload replaces the schedule's."""
-        return fetch(_creating(_schedule(ref, "/trigger"), {} if payload is None else {"payload": payload}))
+        return fetch(Call("POST", _schedule(ref, "/trigger"), body={} if payload is None else {"payload": payload}))
 
     @operation
     def delete(self, ref: Ref) -> Flow[None]:
@@ -194,7 +189,7 @@ class Tasks(Room[Mode]):
     @operation
     def retry(self, task_id: Ref) -> Flow[Item]:
         """A finished task again, as a new task."""
-        return fetch(_creating(f"/v1/tasks/{task_id}/retry", {}))
+        return fetch(Call("POST", f"/v1/tasks/{task_id}/retry", body={}))
 
     @operation
     def attempts(self, task_id: Ref, *, limit: int | None = 100) -> Flow[Items]:
@@ -228,7 +223,7 @@ class DeadLetters(Room[Mode]):
     @operation
     def replay(self, task_id: Ref) -> Flow[Item]:
         """The same work as a new task; the dead letter stays, and says so."""
-        return fetch(_creating(f"/v1/dead-letters/{task_id}/replay", {}))
+        return fetch(Call("POST", f"/v1/dead-letters/{task_id}/replay", body={}))
 
     @operation
     def replay_all(self, filter: Mapping[str, Any], *, rate_per_second: float | None = None) -> Flow[Item]:
@@ -236,7 +231,7 @@ class DeadLetters(Room[Mode]):
         body: Item = {"filter": dict(filter)}
         if rate_per_second is not None:
             body["rate_per_second"] = rate_per_second
-        return fetch(_creating("/v1/dead-letters/replay", body))
+        return fetch(Call("POST", "/v1/dead-letters/replay", body=body))
 
 
 class Client(Generic[Mode]):

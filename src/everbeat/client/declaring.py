@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +21,7 @@ from everbeat.client.options import (
     as_datetime,
     exception_kinds,
     instant,
+    probed,
     refuse_unknown,
     task_fields,
 )
@@ -28,9 +29,7 @@ from everbeat.client.registry import TaskDefinition
 from everbeat.core.definitions import parse_definition, rfc3339
 from everbeat.core.errors import InvalidInput
 from everbeat.core.names import NAME_MESSAGE, is_name
-from everbeat.core.schedules import Spec
 from everbeat.core.timeline import Timeline, compile_rule
-from everbeat.core.wire import DEFAULT_QUEUE
 from everbeat.core.zones import load_zone
 
 APP_LABEL = "everbeat.app"
@@ -61,7 +60,7 @@ def define_task(function: Callable[..., Any], name: str | None, options: Mapping
     with _telling(f"task {type_}", where):
         refuse_unknown(options, TaskOptions)
         signature, wants_context = _signature(function)
-        spec = _probed(type_, options)
+        spec = probed(type_, options)
         return TaskDefinition(
             type=type_,
             queue=spec.queue,
@@ -131,21 +130,23 @@ def _parameter_problem(parameter: inspect.Parameter, *, is_first: bool) -> str |
     return None
 
 
-def _probed(type_: str, options: Mapping[str, Any]) -> Spec:
-    """The options as a schedule would hold them: one place knows what is allowed."""
-    target = {"kind": "worker", "type": type_, "queue": options.get("queue", DEFAULT_QUEUE)}
-    return parse_definition({"name": type_, "every_seconds": 60, "target": target, **task_fields(options)})
+def check_hook(hook: Any, arguments: Sequence[str]) -> None:
+    """A hook takes these arguments by position."""
+    where = place_of(hook) if callable(hook) else repr(hook)
+    takes = ", ".join(arguments)
+    try:
+        inspect.signature(hook).bind(*arguments)
+    except (TypeError, ValueError) as error:
+        raise RegistrationError(f"the hook at {where} is called with ({takes}): {error}") from None
 
 
 # Schedules
 
 
-def define_schedule(
-    app: str, task: TaskDefinition, trigger: Mapping[str, Any], options: Mapping[str, Any], where: str
-) -> dict[str, Any]:
+def define_schedule(app: str, task: TaskDefinition, trigger: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """A schedule of a task as API.md writes it; checked as the server would, and computed once."""
     name = options.get("name") or task.type
-    with _telling(f"schedule {name}", where):
+    with _telling(f"schedule {name}", task.where):
         refuse_unknown(options, ScheduleOptions)
         definition = {
             "name": name,

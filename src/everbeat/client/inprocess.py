@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 class TaskRoom(Protocol):
     async def submit_batch(
-        self, tenant_id: UUID, tasks: Sequence[TaskInput], *, traceparent: str | None = None
+        self, tenant_id: UUID, tasks: Sequence[TaskInput], /, *, traceparent: str | None = None
     ) -> list[UUID]: ...
 
 

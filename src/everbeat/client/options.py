@@ -10,10 +10,11 @@ from typing import Any, Literal, TypedDict
 import msgspec
 
 from everbeat.client.durations import Duration, seconds_of
+from everbeat.core.definitions import parse_definition
 from everbeat.core.errors import FieldError, InvalidInput
 from everbeat.core.names import NAME_MESSAGE, is_name
-from everbeat.core.schedules import Retry
-from everbeat.core.wire import LONGEST_DELAY_SECONDS
+from everbeat.core.schedules import Retry, Spec
+from everbeat.core.wire import DEFAULT_QUEUE, LONGEST_DELAY_SECONDS
 
 RetryOption = Retry | Mapping[str, Any]
 Zone = str | tzinfo
@@ -43,6 +44,15 @@ class TaskOptions(TypedDict, total=False):
     non_retryable: type[BaseException] | tuple[type[BaseException], ...]
 
 
+class NamedOptions(SubmitOptions, total=False):
+    """What can be said of a task that is known by its name only."""
+
+    queue: str
+    max_attempts: int
+    timeout: Duration
+    retry: RetryOption
+
+
 class ScheduleOptions(TaskOptions, total=False):
     """How a schedule ticks, and how the tasks of its ticks are to run."""
 
@@ -66,6 +76,7 @@ class ScheduleOptions(TaskOptions, total=False):
 
 SUBMIT_OPTIONS = tuple(SubmitOptions.__annotations__)
 TASK_OPTIONS = tuple(TaskOptions.__annotations__)
+_FIELDS = {"timeout": "timeout_seconds"}
 
 
 def refuse_unknown(options: Mapping[str, Any], known: type) -> None:
@@ -84,6 +95,19 @@ def task_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     if "labels" in options:
         fields["labels"] = dict(options["labels"])
     return fields
+
+
+def probed(type_: str, options: Mapping[str, Any]) -> Spec:
+    """The options as a schedule would hold them: one place knows what is allowed."""
+    target = {"kind": "worker", "type": type_, "queue": options.get("queue", DEFAULT_QUEUE)}
+    return parse_definition({"name": type_, "every_seconds": 60, "target": target, **task_fields(options)})
+
+
+def checked_task_fields(type_: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a TaskInput among the options of a task that are given."""
+    given = {option: options[option] for option in ("queue", "max_attempts", "timeout", "retry") if option in options}
+    spec = probed(type_, given) if given else None
+    return {_FIELDS.get(option, option): getattr(spec, _FIELDS.get(option, option)) for option in given}
 
 
 def retry_fields(retry: RetryOption) -> dict[str, Any]:

@@ -7,15 +7,26 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
+import msgspec
+
 from everbeat.client.arguments import bind
 from everbeat.client.connections import Connection
 from everbeat.client.durations import Duration
 from everbeat.client.errors import InvalidArguments
 from everbeat.client.flows import Flow, Submit
 from everbeat.client.handles import TaskHandle
-from everbeat.client.options import SUBMIT_OPTIONS, SubmitOptions, refuse_unknown, submit_fields
-from everbeat.client.registry import TaskDefinition
-from everbeat.core.wire import TaskInput
+from everbeat.client.options import (
+    SUBMIT_OPTIONS,
+    NamedOptions,
+    SubmitOptions,
+    checked_task_fields,
+    refuse_unknown,
+    submit_fields,
+)
+from everbeat.client.registry import Registry, TaskDefinition
+from everbeat.core.errors import InvalidInput
+from everbeat.core.names import NAME_MESSAGE, is_name
+from everbeat.core.wire import DEFAULT_QUEUE, TaskInput
 
 # All that the function takes; what of it a submit gives (all but the context); what it returns.
 Whole = ParamSpec("Whole")
@@ -47,6 +58,17 @@ def input_of(task: TaskDefinition, payload: dict[str, Any], options: Mapping[str
         timeout_seconds=task.timeout_seconds,
         **{"priority": task.priority, **fields, "labels": {**task.labels, **fields.get("labels", {})}},
     )
+
+
+def named_input(registry: Registry, type_: str, payload: Any, options: Mapping[str, Any]) -> TaskInput:
+    """A task known by its name only; if this app declares one of that name, by its options too."""
+    refuse_unknown(options, NamedOptions)
+    if not isinstance(type_, str) or not is_name(type_):
+        raise InvalidInput.of("type", NAME_MESSAGE)
+    known = registry.tasks.get(type_)
+    task = input_of(known, payload, {}) if known is not None else TaskInput(type=type_, queue=DEFAULT_QUEUE, payload=payload)
+    given = {**checked_task_fields(type_, options), **submit_fields(options)}
+    return msgspec.structs.replace(task, **{**given, "labels": {**task.labels, **given.get("labels", {})}})
 
 
 class Submission(Generic[Given]):

@@ -21,6 +21,7 @@ from everbeat.core.targets import TARGET_KINDS, Target, target_errors, target_to
 
 MAX_PAYLOAD_BYTES = 64 * 1024
 MAX_DEPTH = 64
+_encode = msgspec.json.Encoder().encode
 _YEAR_SECONDS = 366 * 86_400
 
 _RESERVED_NAMES = frozenset({"batch", ".", ".."})
@@ -181,12 +182,13 @@ def _spec_of(definition: Definition) -> Spec:
 
 def encode_payload(payload: Any) -> bytes:
     """A payload as compact JSON, within the limits of size and depth."""
-    if _depth(payload) > MAX_DEPTH:
-        raise InvalidInput.of("payload", f"is nested deeper than {MAX_DEPTH} levels")
     try:
-        encoded = msgspec.json.encode(payload)
-    except (UnicodeEncodeError, msgspec.MsgspecError, OverflowError, RecursionError) as error:
+        encoded = _encode(payload)
+    except (UnicodeEncodeError, msgspec.MsgspecError, OverflowError, RecursionError, TypeError) as error:
         raise InvalidInput.of("payload", f"cannot be written as JSON: {error}") from None
+    # Most have fewer brackets than levels are allowed: no need to walk them.
+    if encoded.count(b"{") + encoded.count(b"[") > MAX_DEPTH and _depth(payload) > MAX_DEPTH:
+        raise InvalidInput.of("payload", f"is nested deeper than {MAX_DEPTH} levels")
     if len(encoded) > MAX_PAYLOAD_BYTES:
         raise TooLarge.of("payload", f"is {len(encoded)} bytes; at most {MAX_PAYLOAD_BYTES} are allowed")
     return encoded

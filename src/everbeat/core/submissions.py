@@ -38,6 +38,7 @@ _DEFAULT_RETRY = Retry()
 
 _encode = msgspec.json.encode
 _ordered = msgspec.json.Encoder(order="deterministic").encode
+_decode_retry = msgspec.json.Decoder(Retry).decode
 _is_name = lru_cache(4096)(is_name)
 
 
@@ -45,12 +46,8 @@ def _text(value: Any) -> str:
     return _encode(value).decode()
 
 
-_RETRY_TEXT = _text(_DEFAULT_RETRY)
-
-
-@lru_cache(4096)
-def _worker_target(queue: str, type_: str) -> str:
-    return _text({"kind": "worker", "type": type_, "queue": queue})
+# Written so often that they are kept short: a worker's target says nothing that queue and type do not.
+_PLAIN = "{}"
 
 
 def new_task(
@@ -71,9 +68,9 @@ def new_task(
         origin=Origin.SUBMIT,
         priority=given.priority,
         max_attempts=given.max_attempts,
-        retry=_RETRY_TEXT if given.retry is _DEFAULT_RETRY or given.retry == _DEFAULT_RETRY else _text(given.retry),
+        retry=_PLAIN if given.retry is _DEFAULT_RETRY or given.retry == _DEFAULT_RETRY else _text(given.retry),
         timeout_seconds=given.timeout_seconds,
-        labels=_text(given.labels) if given.labels else "{}",
+        labels=_text(given.labels) if given.labels else _PLAIN,
         run_at=None if given.run_at is None else utc(given.run_at, "run_at"),
         delay_seconds=given.delay_seconds,
         traceparent=traceparent if traceparent is not None and _TRACEPARENT.fullmatch(traceparent) else None,
@@ -129,10 +126,9 @@ def _target_errors(given: TaskInput) -> list[FieldError]:
 def _destination(given: TaskInput) -> tuple[str, str]:
     target = given.target
     if target is None:
-        queue = given.queue or DEFAULT_QUEUE
-        return queue, _worker_target(queue, given.type)
+        return given.queue or DEFAULT_QUEUE, _PLAIN
     if isinstance(target, WorkerTarget):
-        return target.queue, _worker_target(target.queue, target.type)
+        return target.queue, _PLAIN
     kind = "http" if isinstance(target, HttpTarget) else str(target_to_json(target)["kind"])
     return kind, _text(target_to_json(target))
 
@@ -199,6 +195,14 @@ def task_again(task: Task | DeadLetter, id_: UUID, *, run_at: datetime | None = 
     )
 
 
+def target_of(text: str, queue: str, type_: str) -> dict[str, Any]:
+    """A target as users see it, from what is kept of it."""
+    if text == _PLAIN:
+        return {"kind": "worker", "type": type_, "queue": queue}
+    target: dict[str, Any] = msgspec.json.decode(text)
+    return target
+
+
 def fresh_task(new: NewTask, now: datetime) -> Task:
     """A task as it stands in the moment it was written."""
     run_at = new.run_at or now + timedelta(seconds=new.delay_seconds or 0)
@@ -207,7 +211,7 @@ def fresh_task(new: NewTask, now: datetime) -> Task:
         tenant_id=new.tenant_id,
         type=new.type,
         queue=new.queue,
-        target=msgspec.json.decode(new.target),
+        target=target_of(new.target, new.queue, new.type),
         payload=new.payload.encode(),
         state=TaskState.SCHEDULED if run_at > now else TaskState.READY,
         priority=new.priority,
@@ -298,7 +302,7 @@ def task_answer(task: Task) -> dict[str, Any]:
         "run_at": rfc3339(task.run_at),
         "attempt": task.attempt,
         "max_attempts": task.max_attempts,
-        "retry": msgspec.Raw(task.retry),
+        "retry": msgspec.to_builtins(_decode_retry(task.retry)),
         "timeout_seconds": number(task.timeout_seconds),
         "labels": task.labels,
         "origin": task.origin.value,

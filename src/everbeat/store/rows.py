@@ -15,6 +15,7 @@ from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import EverbeatError, StoreBroken
 from everbeat.core.rules import DstFold, DstGap, Rule, TriggerKind
 from everbeat.core.schedules import CatchUp, Overlap, PastRule, Retry, Schedule, Spec, Status
+from everbeat.core.submissions import target_of
 from everbeat.core.tasks import (
     Attempt,
     AttemptOutcome,
@@ -330,7 +331,7 @@ def task_from_row(row: Row) -> Task:
             **row,
             "state": TaskState(row["state"]),
             "origin": Origin(row["origin"]),
-            "target": _decode(row["target"]),
+            "target": target_of(row["target"], row["queue"], row["type"]),
             "labels": _decode(row["labels"]),
             "payload": row["payload"].encode(),
             "retry": row["retry"].encode(),
@@ -353,7 +354,7 @@ def dead_letter_from_row(row: Row) -> DeadLetter:
         **{
             **row,
             "origin": Origin(row["origin"]),
-            "target": _decode(row["target"]),
+            "target": target_of(row["target"], row["queue"], row["type"]),
             "labels": _decode(row["labels"]),
             "payload": row["payload"].encode(),
             "retry": row["retry"].encode(),

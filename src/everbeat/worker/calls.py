@@ -17,18 +17,7 @@ from everbeat.core.wire import Failure, Result
 from everbeat.worker.context import Cancelled, Context
 from everbeat.worker.held import Held, Stop
 from everbeat.worker.journal import Journal
-from everbeat.worker.outcomes import (
-    MOST_TRACE,
-    check_call,
-    cut_line,
-    failure_of,
-    kind_of,
-    place_of,
-    result_of,
-    text_of,
-    timeout_of,
-    trace_of,
-)
+from everbeat.worker.outcomes import check_call, failure_of, line_of, place_of, result_of, timeout_of, trace_of
 
 _decode = msgspec.json.Decoder().decode
 
@@ -107,14 +96,14 @@ class Caller:
             error = _told_by_nobody(error)
         task = held.task
         failure = failure_of(task, error, held.definition)
-        self._journal.failed(task, cut_line(f"{kind_of(error)}: {text_of(error)}"), place_of(error))
+        self._journal.failed(task, line_of(error), place_of(error))
         await self._tell(held, "on_error", self._on_error, error)
         return failure
 
     async def _timed_out(self, held: Held, error: BaseException) -> Failure:
-        trace = trace_of(error)[-MOST_TRACE:]
-        failure = timeout_of(held.task, trace)
-        self._journal.failed(held.task, f"timeout: {failure.error.message}", place_of(error))
+        failure = timeout_of(held.task, trace_of(error))
+        if not held.is_settled:
+            self._journal.failed(held.task, failure.error.message, place_of(error))
         await self._tell(held, "on_error", self._on_error, _too_late(held))
         return failure
 

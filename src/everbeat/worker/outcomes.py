@@ -25,6 +25,7 @@ MOST_TRACE = 16_000
 TIMEOUT_KIND = "timeout"
 _START_CHARACTERS = 1_000
 _OURS = str(Path(__file__).parent)
+_LIBRARY = str(Path(traceback.__file__).parent)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -72,7 +73,7 @@ def failure_of(task: ClaimedTask, error: BaseException, definition: TaskDefiniti
     """A handler raised: with its own frames, and whether and when it makes sense to try again."""
     message = text_of(error) or type(error).__name__
     trace = None if isinstance(error, Misfit) else trace_of(error)
-    lasting = (NonRetryable, *(definition.non_retryable if definition is not None else ()))
+    lasting: tuple[type[BaseException], ...] = (NonRetryable, *(definition.non_retryable if definition is not None else ()))
     return Failure(
         id=task.id,
         fence=task.fence,
@@ -114,6 +115,13 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception:
         return f"<a {type(error).__name__} that cannot be shown>"
+
+
+def line_of(error: BaseException) -> str:
+    """The error in one short line, for a log."""
+    text = text_of(error)
+    first = text.strip().partition("\n")[0]
+    return cut(f"{kind_of(error)}: {first}", 300)
 
 
 def trace_of(error: BaseException) -> str:
@@ -187,3 +195,10 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
 
 def frame_of_thread(thread_id: int | None) -> FrameType | None:
     return None if thread_id is None else sys._current_frames().get(thread_id)
+
+
+def line_of_frame(frame: FrameType) -> str:
+    """Where a thread is: the innermost lines that are neither ours nor the standard library's."""
+    outside = [one for one in traceback.extract_stack(frame) if not one.filename.startswith((_OURS, _LIBRARY))]
+    shown = outside[-2:] or traceback.extract_stack(frame)[-1:]
+    return ", ".join(f"{Path(one.filename).name}:{one.lineno} in {one.name}" for one in reversed(shown))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
@@ -389,32 +390,38 @@ def _fingerprint(task: NewTask) -> bytes:
     return task.key.fingerprint
 
 
-_COLUMNS = [
-    "ids",
-    "tenant_ids",
-    "partitions",
-    "queues",
-    "types",
-    "targets",
-    "payloads",
-    "origins",
-    "priorities",
-    "max_attempts",
-    "retries",
-    "timeouts",
-    "labels",
-    "run_ats",
-    "delays",
-    "schedule_ids",
-    "schedule_names",
-    "scheduled_fors",
-    "traceparents",
-]
+_SHAPE = {
+    "tenant_ids": "tenant_id",
+    "queues": "queue",
+    "types": "type",
+    "targets": "target",
+    "origins": "origin",
+    "priorities": "priority",
+    "max_attempts": "max_attempts",
+    "retries": "retry",
+    "timeouts": "timeout_seconds",
+    "labels": "labels",
+    "run_ats": "run_at",
+    "delays": "delay_seconds",
+    "schedule_ids": "schedule_id",
+    "schedule_names": "schedule_name",
+    "scheduled_fors": "scheduled_for",
+    "traceparents": "traceparent",
+}
+_shape_of = itemgetter(*(NewTask._fields.index(field) for field in _SHAPE.values()))
 
 
 def _columns(tasks: Sequence[NewTask]) -> dict[str, Sequence[Any]]:
-    """New tasks as columns; the key is not one of them."""
-    return dict(zip(_COLUMNS, zip(*tasks, strict=True), strict=False))
+    """New tasks as columns: what is each one's own, and their shapes, of which a batch has few; arrays begin at 1."""
+    shapes: dict[tuple[Any, ...], int] = {}
+    places = [shapes.setdefault(_shape_of(task), len(shapes) + 1) for task in tasks]
+    return {
+        "ids": [task.id for task in tasks],
+        "partitions": [task.partition for task in tasks],
+        "payloads": [task.payload for task in tasks],
+        "shapes": places,
+        **dict(zip(_SHAPE, zip(*shapes, strict=True), strict=True)),
+    }
 
 
 def _endings(endings: Sequence[Ending]) -> dict[str, Any]:

@@ -1,21 +1,20 @@
 -- name: task_submit
--- New tasks: ready, or scheduled if their time is to come.
+-- New tasks: ready, or scheduled if their time is to come. What many tasks have in common, their shape, is sent once.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 queued AS (
   INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, schedule_name,
     scheduled_for, run_at, priority, state, max_attempts, retry, timeout_seconds, labels, traceparent, created_at)
-  SELECT t.id, t.tenant_id, t.partition, t.queue, t.type, t.target, t.payload, t.origin, t.schedule_id, t.schedule_name,
-    t.scheduled_for, r.run_at, t.priority, CASE WHEN r.run_at > m.at THEN 'scheduled' ELSE 'ready' END, t.max_attempts,
-    t.retry, t.timeout_seconds, t.labels, t.traceparent, m.at
-  FROM moment AS m, unnest(
-    :ids::uuid[], :tenant_ids::uuid[], :partitions::smallint[], :queues::text[], :types::text[], :targets::text[],
-    :payloads::text[], :origins::text[], :priorities::integer[], :max_attempts::integer[], :retries::text[],
-    :timeouts::double precision[], :labels::text[], :run_ats::timestamptz[], :delays::double precision[],
-    :schedule_ids::uuid[], :schedule_names::text[], :scheduled_fors::timestamptz[], :traceparents::text[]
-  ) AS t(id, tenant_id, partition, queue, type, target, payload, origin, priority, max_attempts, retry, timeout_seconds,
-    labels, run_at, delay_seconds, schedule_id, schedule_name, scheduled_for, traceparent)
+  SELECT t.id, (:tenant_ids::uuid[])[t.shape], t.partition, (:queues::text[])[t.shape], (:types::text[])[t.shape],
+    (:targets::text[])[t.shape], t.payload, (:origins::text[])[t.shape], (:schedule_ids::uuid[])[t.shape],
+    (:schedule_names::text[])[t.shape], (:scheduled_fors::timestamptz[])[t.shape], r.run_at,
+    (:priorities::integer[])[t.shape], CASE WHEN r.run_at > m.at THEN 'scheduled' ELSE 'ready' END,
+    (:max_attempts::integer[])[t.shape], (:retries::text[])[t.shape], (:timeouts::double precision[])[t.shape],
+    (:labels::text[])[t.shape], (:traceparents::text[])[t.shape], m.at
+  FROM moment AS m, unnest(:ids::uuid[], :partitions::smallint[], :payloads::text[], :shapes::integer[])
+    AS t(id, partition, payload, shape)
   CROSS JOIN LATERAL (
-    SELECT coalesce(t.run_at, m.at + make_interval(secs => t.delay_seconds), m.at)
+    SELECT coalesce((:run_ats::timestamptz[])[t.shape],
+      m.at + make_interval(secs => (:delays::double precision[])[t.shape]), m.at)
   ) AS r(run_at)
 )
 SELECT at AS moment FROM moment;
@@ -55,21 +54,19 @@ picked AS MATERIALIZED (
   ORDER BY place LIMIT :limit
 )
 UPDATE tasks AS t SET state = 'running', attempt = t.attempt + 1, fence = t.fence + 1,
-  lease_owner = (:workers::text[])[c.claimer], lease_seconds = c.lease_seconds, started_at = m.at,
-  first_started_at = coalesce(t.first_started_at, m.at), deadline_at = d.at,
-  lease_until = least(m.at + make_interval(secs => c.lease_seconds), d.at),
+  lease_owner = (:workers::text[])[b.claimer], lease_seconds = (:lease_seconds::double precision[])[b.claimer],
+  started_at = m.at, first_started_at = coalesce(t.first_started_at, m.at),
+  deadline_at = least(m.at + make_interval(secs => t.timeout_seconds),
+    coalesce(t.first_started_at, m.at) + make_interval(secs => :total_seconds::double precision)),
+  lease_until = least(m.at + make_interval(secs => (:lease_seconds::double precision[])[b.claimer]),
+    m.at + make_interval(secs => t.timeout_seconds),
+    coalesce(t.first_started_at, m.at) + make_interval(secs => :total_seconds::double precision)),
   progress_fraction = NULL, progress_message = NULL
 FROM picked AS p
 CROSS JOIN moment AS m
 CROSS JOIN LATERAL (SELECT width_bucket(p.place, :firsts::bigint[])) AS b(claimer)
-CROSS JOIN LATERAL (SELECT b.claimer, (:lease_seconds::double precision[])[b.claimer]) AS c(claimer, lease_seconds)
-JOIN tasks AS o ON o.id = p.id
-CROSS JOIN LATERAL (
-  SELECT least(m.at + make_interval(secs => o.timeout_seconds),
-    coalesce(o.first_started_at, m.at) + make_interval(secs => :total_seconds::double precision))
-) AS d(at)
-WHERE t.id = p.id AND t.state = 'ready'
-RETURNING c.claimer, p.place, t.id, t.type, t.queue, t.payload, t.attempt, t.max_attempts, t.fence, t.lease_until,
+WHERE t.id = p.id AND (t.state = 'ready') IS TRUE
+RETURNING b.claimer, p.place, t.id, t.type, t.queue, t.payload, t.attempt, t.max_attempts, t.fence, t.lease_until,
   t.lease_seconds, t.scheduled_for, t.schedule_name AS schedule, t.schedule_id, t.origin, t.timeout_seconds,
   t.traceparent;
 
@@ -85,7 +82,8 @@ UPDATE tasks AS t SET
 FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :fractions::double precision[], :messages::text[],
   :log_bytes::integer[]) AS b(tenant_id, id, fence, fraction, message, log_bytes)
 CROSS JOIN moment AS m
-WHERE t.id = b.id AND t.fence = b.fence AND t.tenant_id = b.tenant_id AND t.state = 'running' AND t.lease_until > m.at
+WHERE t.id = b.id
+  AND (t.fence = b.fence AND t.tenant_id = b.tenant_id AND t.state = 'running' AND t.lease_until > m.at) IS TRUE
 RETURNING t.id, t.fence, t.lease_until, t.cancel_requested, t.attempt, t.lease_owner AS worker, t.log_bytes, m.at AS moment;
 
 -- name: task_log_insert
@@ -101,7 +99,9 @@ finished AS (
   DELETE FROM tasks AS t
   USING unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :results::text[]) AS r(tenant_id, id, fence, result),
     moment AS m
-  WHERE t.id = r.id AND t.fence = r.fence AND t.tenant_id = r.tenant_id AND t.state = 'running' AND t.lease_until > m.at
+  -- IS TRUE leaves only the primary key to find the row by, whatever the planner believes of the other indexes.
+  WHERE t.id = r.id
+    AND (t.fence = r.fence AND t.tenant_id = r.tenant_id AND t.state = 'running' AND t.lease_until > m.at) IS TRUE
   RETURNING t.*, r.result, m.at AS finished_at
 )
 INSERT INTO task_history (id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for,
@@ -124,8 +124,9 @@ SELECT t.id, t.tenant_id, t.queue, t.fence, t.attempt, t.max_attempts, t.retry, 
   coalesce(t.deadline_at, t.started_at + make_interval(secs => t.timeout_seconds)) AS deadline_at,
   coalesce(t.first_started_at, t.started_at) AS first_started_at
 FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[]) AS r(tenant_id, id, fence)
-JOIN tasks AS t ON t.id = r.id AND t.fence = r.fence AND t.tenant_id = r.tenant_id
-WHERE t.state = 'running' AND t.lease_until > coalesce(:now::timestamptz, now());
+JOIN tasks AS t ON t.id = r.id
+WHERE (t.fence = r.fence AND t.tenant_id = r.tenant_id AND t.state = 'running'
+  AND t.lease_until > coalesce(:now::timestamptz, now())) IS TRUE;
 
 -- name: task_expired
 -- Running tasks whose lease has run out.
@@ -145,15 +146,16 @@ ending AS (
 ),
 old AS MATERIALIZED (
   SELECT t.id, t.tenant_id, t.fence, t.attempt, t.lease_owner, t.started_at, e.outcome, e.state, e.run_at, e.error
-  FROM ending AS e CROSS JOIN moment AS m JOIN tasks AS t ON t.id = e.id AND t.fence = e.fence AND t.tenant_id = e.tenant_id
-  WHERE t.state = 'running' AND (t.lease_until <= m.at) = :is_expired::boolean
+  FROM ending AS e CROSS JOIN moment AS m JOIN tasks AS t ON t.id = e.id
+  WHERE (t.fence = e.fence AND t.tenant_id = e.tenant_id AND t.state = 'running'
+    AND (t.lease_until <= m.at) = :is_expired::boolean) IS TRUE
   FOR UPDATE OF t
 ),
 moved AS (
   UPDATE tasks AS t SET state = o.state, run_at = coalesce(o.run_at, t.run_at),
     attempt = t.attempt - CASE WHEN o.outcome = 'released' THEN 1 ELSE 0 END,
     error = coalesce(o.error, t.error), lease_owner = NULL, lease_until = NULL
-  FROM old AS o WHERE t.id = o.id AND t.state = 'running'
+  FROM old AS o WHERE t.id = o.id AND (t.state = 'running') IS TRUE
   RETURNING t.id, t.fence, t.schedule_id
 ),
 kept AS (
@@ -170,8 +172,8 @@ finished AS (
   DELETE FROM tasks AS t
   USING unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :outcomes::text[], :states::text[], :errors::text[],
     :reasons::text[]) AS e(tenant_id, id, fence, outcome, state, error, reason), moment AS m
-  WHERE t.id = e.id AND t.fence = e.fence AND t.tenant_id = e.tenant_id AND t.state = 'running'
-    AND (t.lease_until <= m.at) = :is_expired::boolean
+  WHERE t.id = e.id AND (t.fence = e.fence AND t.tenant_id = e.tenant_id AND t.state = 'running'
+    AND (t.lease_until <= m.at) = :is_expired::boolean) IS TRUE
   RETURNING t.id, t.tenant_id, t.queue, t.type, t.target, t.payload, t.origin, t.schedule_id, t.schedule_name,
     t.scheduled_for, t.run_at, t.priority, t.attempt, t.max_attempts, t.retry, t.timeout_seconds, t.labels, t.lease_owner,
     t.fence, t.traceparent, t.progress_fraction, t.progress_message, t.created_at, t.started_at,
@@ -213,7 +215,8 @@ due AS MATERIALIZED (
   ORDER BY run_at LIMIT :limit FOR UPDATE SKIP LOCKED
 ),
 promoted AS (
-  UPDATE tasks AS t SET state = 'ready' FROM due AS d WHERE t.id = d.id AND t.state = 'scheduled' RETURNING t.queue
+  UPDATE tasks AS t SET state = 'ready' FROM due AS d WHERE t.id = d.id AND (t.state = 'scheduled') IS TRUE
+  RETURNING t.queue
 )
 SELECT m.at AS moment,
   (SELECT coalesce(array_agg(DISTINCT queue), '{}') FROM promoted) AS queues,
@@ -256,7 +259,7 @@ turn AS MATERIALIZED (
 )
 UPDATE tasks AS t SET
   state = CASE WHEN t.run_at > coalesce(:now::timestamptz, now()) THEN 'scheduled' ELSE 'ready' END
-FROM turn AS h WHERE t.id = h.id AND t.state = 'held'
+FROM turn AS h WHERE t.id = h.id AND (t.state = 'held') IS TRUE
 RETURNING t.queue;
 
 -- name: task_hold

@@ -26,6 +26,14 @@ DELETE FROM ticks WHERE (schedule_id, scheduled_for) IN (
 DELETE FROM task_history WHERE (id, finished_at) IN (
   SELECT id, finished_at FROM task_history WHERE finished_at < :before_at ORDER BY finished_at LIMIT :limit);
 
+-- name: month_prune_attempts
+-- Remove a piece of the attempts of before an instant.
+DELETE FROM attempts WHERE rowid IN (SELECT rowid FROM attempts WHERE ended_at < :before_at ORDER BY ended_at LIMIT :limit);
+
+-- name: month_prune_log
+-- Remove a piece of the log lines of before an instant.
+DELETE FROM task_log WHERE rowid IN (SELECT rowid FROM task_log WHERE at < :before_at ORDER BY at LIMIT :limit);
+
 -- name: migration_table
 -- Where the applied migrations are kept.
 CREATE TABLE IF NOT EXISTS everbeat_migrations (

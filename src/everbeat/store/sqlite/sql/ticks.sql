@@ -2,10 +2,10 @@
 -- SQLite has no data-modifying common table expressions. Nothing else can write in between.
 
 -- name: tick_fire_table
--- The batch being fired.
+-- The batch being fired. Without a state its task would be one too many.
 CREATE TEMP TABLE firing (
   schedule_id BLOB PRIMARY KEY, partition INTEGER, epoch INTEGER, revision INTEGER, expected INTEGER, fires INTEGER,
-  task_id BLOB, is_overlap INTEGER, is_new INTEGER);
+  task_id BLOB, state TEXT, queue TEXT, is_new INTEGER);
 
 -- name: tick_fire_input
 -- One firing of the batch.
@@ -20,12 +20,19 @@ DELETE FROM temp.firing WHERE NOT EXISTS (
     AND p.partition = firing.partition AND p.owner = :node AND p.epoch = firing.epoch AND p.lease_until > :now);
 
 -- name: tick_fire_decide
--- Which ticks overlap with unfinished tasks, and which the ledger already holds.
+-- What becomes of each tick beside the unfinished tasks of its schedule, and which ticks the ledger already holds.
 UPDATE temp.firing SET
-  is_overlap = (
-    SELECT CASE s.concurrency
-      WHEN 1 THEN EXISTS (SELECT 1 FROM tasks AS t WHERE t.schedule_id = firing.schedule_id)
-      ELSE (SELECT count(*) FROM tasks AS t WHERE t.schedule_id = firing.schedule_id) >= s.concurrency END
+  (state, queue) = (
+    SELECT CASE
+      WHEN NOT EXISTS (SELECT 1 FROM tasks AS t WHERE t.schedule_id = firing.schedule_id AND t.origin <> 'backfill') THEN 'ready'
+      WHEN s.concurrency = 1 AND s.overlap NOT IN ('queue', 'cancel_previous') THEN NULL
+      ELSE (
+        SELECT CASE
+          WHEN count(*) < s.concurrency THEN 'ready'
+          -- How many unfinished tasks there may be before a tick is skipped: those that wait for their turn are bounded too.
+          WHEN s.overlap IN ('queue', 'cancel_previous') AND count(*) < s.concurrency + 1000 THEN 'held' END
+        FROM tasks AS t WHERE t.schedule_id = firing.schedule_id AND t.origin <> 'backfill') END,
+      s.queue
     FROM schedules AS s WHERE s.id = firing.schedule_id),
   is_new = NOT EXISTS (
     SELECT 1 FROM ticks AS t WHERE t.schedule_id = firing.schedule_id AND t.scheduled_for = firing.fires)
@@ -34,19 +41,23 @@ WHERE fires IS NOT NULL;
 -- name: tick_fire_ledger
 -- The ledger rows; the primary key is the last guard.
 INSERT INTO ticks (schedule_id, scheduled_for, tenant_id, outcome, reason, task_id, fired_at, node, epoch)
-SELECT f.schedule_id, f.fires, s.tenant_id, iif(f.is_overlap, 'skipped', 'fired'), iif(f.is_overlap, 'overlap', NULL),
-  iif(f.is_overlap, NULL, f.task_id), :now, :node, f.epoch
+SELECT f.schedule_id, f.fires, s.tenant_id, iif(f.state IS NULL, 'skipped', 'fired'), iif(f.state IS NULL, 'overlap', NULL),
+  iif(f.state IS NULL, NULL, f.task_id), :now, :node, f.epoch
 FROM temp.firing AS f CROSS JOIN schedules AS s ON s.id = f.schedule_id
 WHERE f.fires IS NOT NULL AND f.is_new;
 
 -- name: tick_fire_tasks
 -- The tasks of the ticks that fire.
-INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, scheduled_for, run_at,
-  priority, state, max_attempts, retry, timeout_seconds, labels, created_at)
-SELECT f.task_id, s.tenant_id, s.partition, s.queue, s.task_type, s.target, s.payload, 'tick', s.id, f.fires, f.fires,
-  s.priority, 'ready', s.max_attempts, s.retry, s.timeout_seconds, s.labels, :now
+INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for,
+  run_at, priority, state, max_attempts, retry, timeout_seconds, labels, created_at)
+SELECT f.task_id, s.tenant_id, s.partition, s.queue, s.task_type, s.target, s.payload, 'tick', s.id, s.name, f.fires, f.fires,
+  s.priority, f.state, s.max_attempts, s.retry, s.timeout_seconds, s.labels, :now
 FROM temp.firing AS f CROSS JOIN schedules AS s ON s.id = f.schedule_id
-WHERE f.fires IS NOT NULL AND f.is_new AND NOT f.is_overlap;
+WHERE f.fires IS NOT NULL AND f.is_new AND f.state IS NOT NULL;
+
+-- name: tick_fire_queues
+-- The queues that got tasks that are ready.
+SELECT DISTINCT queue FROM temp.firing WHERE is_new AND state = 'ready';
 
 -- name: tick_fire
 -- One schedule moved on to its next tick.
@@ -56,8 +67,7 @@ WHERE id = ?5 AND status = 'active';
 
 -- name: tick_fire_result
 -- What became of the batch.
-SELECT schedule_id, CASE WHEN fires IS NULL OR NOT is_new THEN 'known' WHEN is_overlap THEN 'overlap' ELSE 'fired' END
-FROM temp.firing;
+SELECT schedule_id, iif(fires IS NULL OR NOT is_new, 'known', coalesce(state, 'overlap')) FROM temp.firing;
 
 -- name: tick_fire_clear
 -- Make room for the next batch.

@@ -1,0 +1,284 @@
+"""Everbeat, the app: tasks and schedules declared by decorators, submitted, registered, and run in this process if wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+
+from everbeat.client.api import Awaiting, Blocking, Client
+from everbeat.client.arguments import plain
+from everbeat.client.base import Transport
+from everbeat.client.connections import Connection, HttpConnection, NodeConnection, OwnedNode, Place
+from everbeat.client.declaring import check_hook, define_schedule, define_task
+from everbeat.client.durations import Duration
+from everbeat.client.errors import RegistrationError
+from everbeat.client.flows import Flow
+from everbeat.client.handles import TaskHandle
+from everbeat.client.http import HttpTransport
+from everbeat.client.inprocess import InProcessTransport
+from everbeat.client.options import TASK_OPTIONS, ScheduleOptions, TaskOptions
+from everbeat.client.registering import Registration, registering
+from everbeat.client.registry import Hook, Registry
+from everbeat.client.tasks import Task, named_input, submitting_one
+from everbeat.client.urls import DEFAULT_URL, checked_url, is_server
+from everbeat.core.names import NAME_MESSAGE, is_name
+from everbeat.core.wire import DEFAULT_LEASE_SECONDS
+from everbeat.worker.context import Context
+
+DEFAULT_NAME = "everbeat"
+
+Given = ParamSpec("Given")
+Whole = ParamSpec("Whole")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+H = TypeVar("H", bound=Callable[..., Any])
+
+
+class WithContext(Protocol[Given, R_co]):
+    """A function whose first parameter is called ctx."""
+
+    def __call__(self, ctx: Context, *args: Given.args, **kwargs: Given.kwargs) -> R_co: ...
+
+
+class Decorator(Protocol):
+    """Makes a task of a function; of what is a task already, the same task."""
+
+    @overload
+    def __call__(self, function: Task[Whole, Given, R], /) -> Task[Whole, Given, R]: ...
+    @overload
+    def __call__(self, function: WithContext[Given, R], /) -> Task[Concatenate[Context, Given], Given, R]: ...
+    @overload
+    def __call__(self, function: Callable[Given, R], /) -> Task[Given, Given, R]: ...
+
+
+class Everbeat:
+    """An app. The URL is that of a server, or of a database to run on in this process; EVERBEAT_URL if none is given.
+
+    `name` marks the schedules that this app declares as its own, so that those it no longer declares can be pruned.
+    """
+
+    def __init__(self, url: str | None = None, *, name: str = DEFAULT_NAME, api_key: str | None = None) -> None:
+        self.url = checked_url(url if url is not None else os.environ.get("EVERBEAT_URL") or DEFAULT_URL)
+        if not is_name(name):
+            raise RegistrationError(f"the app's name {name!r} {NAME_MESSAGE}")
+        self.name = name
+        self.registry = Registry(app=name)
+        self._api_key = api_key if api_key is not None else os.environ.get("EVERBEAT_API_KEY") or None
+        self._connection: Connection
+        if is_server(self.url):
+            self._connection = HttpConnection(self.url, self._api_key)
+        else:
+            self._connection = NodeConnection(lambda: _start_node(self.url, ()))
+        self.client: Client[Blocking] = Client(self._connection, Blocking)
+        self.async_client: Client[Awaiting] = Client(self._connection, Awaiting)
+        self._is_running = False
+
+    def __repr__(self) -> str:
+        return f"<Everbeat {self.name}: {len(self.registry.tasks)} tasks, {len(self.registry.schedules)} schedules>"
+
+    # Declaring
+
+    @overload
+    def task(self, function: WithContext[Given, R], /) -> Task[Concatenate[Context, Given], Given, R]: ...
+    @overload
+    def task(self, function: Callable[Given, R], /) -> Task[Given, Given, R]: ...
+    @overload
+    def task(self, *, name: str | None = None, **options: Unpack[TaskOptions]) -> Decorator: ...
+    def task(self, *function: Any, name: str | None = None, **options: Any) -> Any:
+        """Declare a task; its name is the function's unless given. With or without parentheses."""
+
+        def declare(function: Any) -> Task[..., ..., Any]:
+            if isinstance(function, Task):
+                raise RegistrationError(f"{function.name} is a task already; put @eb.task below @eb.cron, next to the function")
+            return self._declared(function, name, options)
+
+        return declare(*function) if function else declare
+
+    def cron(self, expression: str, **options: Unpack[ScheduleOptions]) -> Decorator:
+        """Run the function by a cron expression: `@eb.cron("0 2 * * *", tz="America/New_York")`."""
+        return self._scheduled({"cron": expression}, options)
+
+    def every(
+        self, interval: Duration, *, anchor: datetime | str | None = None, **options: Unpack[ScheduleOptions]
+    ) -> Decorator:
+        """Run it every so often, in elapsed time: `@eb.every("30s")`."""
+        return self._scheduled({"every_seconds": interval, "anchor": anchor}, options)
+
+    def rrule(self, rule: str, *, anchor: datetime | str | None = None, **options: Unpack[ScheduleOptions]) -> Decorator:
+        """Run it by a recurrence rule of RFC 5545."""
+        return self._scheduled({"rrule": rule, "anchor": anchor}, options)
+
+    def at(self, when: datetime | str, **options: Unpack[ScheduleOptions]) -> Decorator:
+        """Run it once, at that time."""
+        return self._scheduled({"at": when}, options)
+
+    def before(self, hook: H) -> H:
+        """Call this before each handler: before(ctx)."""
+        return self._hooked(self.registry.before, hook, "ctx")
+
+    def after(self, hook: H) -> H:
+        """Call this after each handler that returned: after(ctx, result)."""
+        return self._hooked(self.registry.after, hook, "ctx", "result")
+
+    def on_error(self, hook: H) -> H:
+        """Call this when a handler raised: on_error(ctx, error)."""
+        return self._hooked(self.registry.on_error, hook, "ctx", "error")
+
+    def _declared(self, function: Callable[..., Any], name: str | None, options: Mapping[str, Any]) -> Task[..., ..., Any]:
+        definition = define_task(function, name, options)
+        self.registry.add_task(definition)
+        return Task(function, definition, self._connection)
+
+    def _scheduled(self, trigger: Mapping[str, Any], options: Mapping[str, Any]) -> Decorator:
+        def declare(function: Any) -> Task[..., ..., Any]:
+            task = function
+            if not isinstance(function, Task):
+                task_options = {option: options[option] for option in TASK_OPTIONS if option in options}
+                task = self._declared(function, None, task_options)
+            elif self.registry.tasks.get(function.name) is not function.definition:
+                raise RegistrationError(f"{function.name} is a task of another app; declare its schedules there")
+            definition = define_schedule(self.name, task.definition, trigger, options)
+            self.registry.add_schedule(definition, task.definition.where)
+            return cast(Task[..., ..., Any], task)
+
+        return cast(Decorator, declare)
+
+    def _hooked(self, hooks: list[Hook], hook: H, *arguments: str) -> H:
+        check_hook(hook, arguments)
+        hooks.append(hook)
+        return hook
+
+    # Submitting by name
+
+    def submit(self, type: str, payload: Mapping[str, Any] | None = None, **options: Any) -> TaskHandle:
+        """Submit a task by its name, as for a producer without the code. Options: those of a task and of its submit."""
+        return self._connection.blocking(self._by_name(type, payload, options))
+
+    async def submit_async(self, type: str, payload: Mapping[str, Any] | None = None, **options: Any) -> TaskHandle:
+        return await self._connection.awaiting(self._by_name(type, payload, options))
+
+    def _by_name(self, type_: str, payload: Any, options: Mapping[str, Any]) -> Flow[TaskHandle]:
+        arguments = plain({} if payload is None else payload, f"{type_}: the payload")
+        return submitting_one(self._connection, named_input(self.registry, type_, arguments, options))
+
+    # Registering
+
+    def register(self, *, prune: bool = False) -> Registration:
+        """Bring the declared schedules to the server; `prune` removes those of this app that are no longer declared."""
+        return self._connection.blocking(self._registering(prune))
+
+    async def register_async(self, *, prune: bool = False) -> Registration:
+        return await self._connection.awaiting(self._registering(prune))
+
+    def _registering(self, prune: bool) -> Flow[Registration]:
+        if prune and self.name == DEFAULT_NAME:
+            raise RegistrationError(
+                "an app without a name of its own cannot prune: it would remove what other apps declared; "
+                'name it, as in Everbeat(name="billing"), register once, and prune from then on'
+            )
+        return registering(self.registry, prune=prune)
+
+    # Running
+
+    @contextlib.asynccontextmanager
+    async def running(
+        self,
+        *,
+        concurrency: int = 50,
+        queues: Sequence[str] | None = None,
+        worker: bool = True,
+        register: bool = True,
+        prune: bool = False,
+        grace_seconds: float = 30.0,
+        lease_seconds: float = DEFAULT_LEASE_SECONDS,
+    ) -> AsyncIterator[Everbeat]:
+        """Run the app in this process while the block lasts.
+
+        With a database as its URL: the scheduler and a worker; any number of such processes on one database fire each tick
+        once. With a server as its URL: a worker.
+        """
+        if self._is_running:
+            raise RegistrationError("this app is running already in this process")
+        self._is_running = True
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(setattr, self, "_is_running", False)
+            transport = await self._reach(stack)
+            stack.enter_context(self.attached(transport))
+            if register and self.registry.schedules:
+                await self.register_async(prune=prune)
+            if worker and self.registry.tasks:
+                await self._work(stack, transport, queues, concurrency, grace_seconds, lease_seconds)
+            yield self
+
+    @contextlib.contextmanager
+    def attached(self, transport: Transport) -> Iterator[None]:
+        """While the block lasts, submits go over this transport of the running event loop."""
+        is_local = not isinstance(transport, HttpTransport)
+        self._connection.attach(Place(asyncio.get_running_loop(), transport, is_local))
+        try:
+            yield
+        finally:
+            self._connection.detach()
+
+    def http_transport(self) -> HttpTransport:
+        """A transport to the server of this app, for a worker; the caller closes it."""
+        if not is_server(self.url):
+            raise RegistrationError(f"{self.url.partition('://')[0]} is a database, not a server; use async with eb.running()")
+        return HttpTransport(self.url, self._api_key)
+
+    async def _reach(self, stack: contextlib.AsyncExitStack) -> Transport:
+        transport: Transport
+        if is_server(self.url):
+            transport = self.http_transport()
+        else:
+            node = await _start_node(self.url, ("api", "scheduler"))
+            stack.push_async_callback(node.stop)
+            transport = InProcessTransport(node)
+        await transport.open()
+        stack.push_async_callback(transport.close)
+        return transport
+
+    async def _work(
+        self,
+        stack: contextlib.AsyncExitStack,
+        transport: Transport,
+        queues: Sequence[str] | None,
+        concurrency: int,
+        grace_seconds: float,
+        lease_seconds: float,
+    ) -> None:
+        from everbeat.worker.runtime import Worker
+
+        worker = Worker(
+            self.registry,
+            transport,
+            queues=list(queues) if queues is not None else self.registry.queues(),
+            concurrency=concurrency,
+            name=f"{self.name}@{socket.gethostname()[:100]}:{os.getpid()}",
+            grace_seconds=grace_seconds,
+            lease_seconds=lease_seconds,
+        )
+        await worker.start()
+        stack.push_async_callback(worker.stop)
+
+    def close(self) -> None:
+        """Close what sync calls have opened; it opens again when needed."""
+        self._connection.close()
+
+
+async def _start_node(url: str, roles: tuple[str, ...]) -> OwnedNode:
+    """A node in this process; without roles, one that only answers. Imported here: producers need none of it."""
+    import msgspec
+
+    from everbeat.config import load_settings
+    from everbeat.server import EmbeddedNode
+
+    settings = load_settings({"database_url": url, "host": "127.0.0.1", "roles": "api,scheduler"})
+    node = EmbeddedNode(msgspec.structs.replace(settings, roles=roles))
+    await node.start()
+    return cast(OwnedNode, node)

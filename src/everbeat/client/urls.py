@@ -1,0 +1,68 @@
+"""The URL of an app: a server over HTTP, or a database to run everything on in this process; wrong ones are told at once."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from everbeat.client.errors import InvalidUrl
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+_FORMS = (
+    "http://host:port or https://host for a server; sqlite:///file.db or postgresql://user@host/name to run in this process"
+)
+
+
+def checked_url(url: str) -> str:
+    """The URL as it is used; raises InvalidUrl that says what would be right."""
+    if not isinstance(url, str):
+        raise InvalidUrl(f"the URL is a {type(url).__name__}, not text; use {_FORMS}")
+    text = url.strip()
+    scheme, separator, _ = text.partition("://")
+    if not separator:
+        raise InvalidUrl(f'"{url}" is not a URL; use {_FORMS}{_guess(text)}')
+    match scheme.lower():
+        case "http" | "https":
+            return _server(text)
+        case "sqlite":
+            return _sqlite(text)
+        case "postgresql" | "postgres":
+            return text
+        case other if other.startswith(("postgresql+", "postgres+", "sqlite+")):
+            raise InvalidUrl(f'"{other}://…" names a driver; write {other.partition("+")[0]}://…')
+        case other:
+            raise InvalidUrl(f'"{other}://" is not supported; use {_FORMS}')
+
+
+def is_server(url: str) -> bool:
+    return url.lower().startswith(("http://", "https://"))
+
+
+def _server(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise InvalidUrl(f'"{url}" is not a URL: {error}') from None
+    if not parts.hostname:
+        raise InvalidUrl(f'"{url}" names no host; use {_FORMS}')
+    if parts.username is not None or parts.password is not None:
+        raise InvalidUrl("the URL carries a user name or password; give the API key as api_key= or in EVERBEAT_API_KEY")
+    if parts.query or parts.fragment:
+        raise InvalidUrl(f'"{url}" has a query or fragment; give only the address of the server')
+    return url.rstrip("/")
+
+
+def _sqlite(url: str) -> str:
+    if not url.startswith("sqlite:///"):
+        raise InvalidUrl(f'"{url}" has two slashes; write sqlite:///app.db, or sqlite:////folder/app.db for an absolute path')
+    path = url.removeprefix("sqlite:///")
+    if not path or path.endswith("/") or path == ":memory:":
+        raise InvalidUrl(f'"{url}" names no file; Everbeat keeps its promises on disk only: write sqlite:///app.db')
+    return url
+
+
+def _guess(text: str) -> str:
+    if text.endswith((".db", ".sqlite", ".sqlite3")):
+        return f"; did you mean sqlite:///{text}?"
+    host = text.partition("/")[0]
+    return f"; did you mean http://{text}?" if ":" in host or host == "localhost" else ""

@@ -1,0 +1,39 @@
+-- name: dead_find
+-- Dead letters by task.
+SELECT task_id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name AS schedule, scheduled_for, priority,
+  max_attempts, retry, timeout_seconds, labels, attempt, reason, error, worker, created_at, died_at, replayed_at, replayed_as,
+  replays
+FROM dead_letters
+WHERE task_id IN (SELECT unhex(value) FROM json_each(:task_ids)) AND tenant_id = :tenant_id AND purged_at IS NULL;
+
+-- name: dead_list
+-- Dead letters, newest first.
+SELECT task_id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name AS schedule, scheduled_for, priority,
+  max_attempts, retry, timeout_seconds, labels, attempt, reason, error, worker, created_at, died_at, replayed_at, replayed_as,
+  replays
+FROM dead_letters
+WHERE tenant_id = :tenant_id AND purged_at IS NULL
+  AND (died_at, task_id) < (:before_at, :before_id) AND died_at >= :from_at AND died_at < :to_at
+  AND (:queue IS NULL OR queue = :queue) AND (:type IS NULL OR type = :type)
+  AND (:schedule_id IS NULL OR schedule_id = :schedule_id)
+  AND (:task_ids IS NULL OR task_id IN (SELECT unhex(value) FROM json_each(:task_ids)))
+  AND (NOT :only_unplayed OR replayed_at IS NULL)
+ORDER BY died_at DESC, task_id DESC LIMIT :limit;
+
+-- name: dead_replay
+-- Note that a dead letter is replayed, and as what; only one it could note may become a task.
+UPDATE dead_letters SET replayed_at = ?4, replayed_as = ?3, replays = replays + 1
+WHERE task_id = ?1 AND tenant_id = ?2 AND purged_at IS NULL AND (?5 OR replayed_at IS NULL)
+RETURNING replayed_as;
+
+-- name: dead_purge
+-- Empty dead letters and hide them; that they were there stays on record.
+UPDATE dead_letters SET purged_at = :now, payload = 'null', error = NULL
+WHERE task_id IN (
+  SELECT task_id FROM dead_letters
+  WHERE tenant_id = :tenant_id AND purged_at IS NULL AND died_at >= :from_at AND died_at < :to_at
+    AND (:queue IS NULL OR queue = :queue) AND (:type IS NULL OR type = :type)
+    AND (:schedule_id IS NULL OR schedule_id = :schedule_id)
+    AND (:task_ids IS NULL OR task_id IN (SELECT unhex(value) FROM json_each(:task_ids)))
+  ORDER BY died_at LIMIT :limit
+) AND purged_at IS NULL;

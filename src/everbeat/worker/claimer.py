@@ -1,0 +1,99 @@
+"""Asks the server for work: one long poll at a time, sent while the tasks of the last one still run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from time import monotonic
+
+from everbeat.client.base import Transport
+from everbeat.client.errors import ServerProblem
+from everbeat.core.tasks import ClaimedTask
+from everbeat.core.wire import Claim
+from everbeat.worker.faults import Backoff
+from everbeat.worker.held import margin_seconds
+from everbeat.worker.journal import Journal
+
+_LONGEST_POLL_SECONDS = 25.0
+_SLACK_SECONDS = 15.0
+
+
+class Claimer:
+    """`room` says how many to claim, `receive` takes the tasks with the time before the claim was sent."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        claim: Claim,
+        journal: Journal,
+        *,
+        room: Callable[[], int],
+        receive: Callable[[list[ClaimedTask], float], None],
+    ) -> None:
+        self._transport = transport
+        self._claim = claim
+        self._journal = journal
+        self._room = room
+        self._receive = receive
+        self._has_room = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self.is_waiting = False
+        # A task handed out at the end of a poll must still be trusted until the first heartbeat has renewed it.
+        self._poll_seconds = min(
+            _LONGEST_POLL_SECONDS, claim.lease_seconds * 0.8, claim.lease_seconds - 2 * margin_seconds(5.0)
+        )
+
+    def wake(self) -> None:
+        """There may be room again."""
+        self._has_room.set()
+
+    def finish(self) -> None:
+        """No further claim. The poll under way goes on: tasks in the answer to a cancelled one would wait for their leases' end."""
+        self._stopping.set()
+        self._has_room.set()
+
+    async def run(self) -> None:
+        backoff = Backoff()
+        while not self._stopping.is_set():
+            count = self._room()
+            if count < 1:
+                await self._wait()
+                continue
+            sent_at = monotonic()
+            try:
+                tasks = await self._ask(count)
+            except Exception as error:
+                if isinstance(error, ServerProblem) and error.status in (400, 422):
+                    raise
+                self._journal.away("claim", error)
+                await self._pause(backoff.seconds(error))
+                continue
+            backoff.reset()
+            self._journal.back("claim")
+            if tasks:
+                self._receive(tasks, sent_at)
+
+    async def _ask(self, count: int) -> list[ClaimedTask]:
+        first = self._claim
+        claim = Claim(
+            worker=first.worker,
+            queues=first.queues,
+            types=first.types,
+            max=count,
+            wait_seconds=self._poll_seconds,
+            lease_seconds=first.lease_seconds,
+        )
+        async with asyncio.timeout(self._poll_seconds + _SLACK_SECONDS):
+            return await self._transport.claim(claim)
+
+    async def _wait(self) -> None:
+        self.is_waiting = True
+        await self._has_room.wait()
+        self._has_room.clear()
+        self.is_waiting = False
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()

@@ -1,0 +1,137 @@
+"""Repetitions, without a network and without waiting: the exchange is stepped by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from everbeat.client import requests
+from everbeat.client.errors import NotFoundProblem, NotReachable, ServerProblem
+from everbeat.client.exchange import Lost, Patience, Pause, Send, exchange
+from everbeat.client.requests import Answer, Request
+from everbeat.core.wire import Claim, TaskInput
+
+OK = Answer(200, {}, b"{}")
+AWAY = Answer(503, {"retry-after": "2"}, b'{"detail": "away"}')
+BUSY = Answer(429, {"retry-after": "1"}, b'{"detail": "too many"}')
+CUT = Lost("reset", was_sent=True)
+REFUSED = Lost("refused", was_sent=False)
+
+(SUBMIT,) = requests.submit([TaskInput(type="a")])
+TRIGGER = requests.build("POST", "/v1/schedules/a/trigger")
+CLAIM = requests.claim(Claim(worker="w", queues=["a"]))
+DELETE = requests.build("DELETE", "/v1/schedules/a")
+
+
+class Stepped:
+    """Plays outcomes to an exchange; time passes only in pauses."""
+
+    def __init__(self, request: Request, *outcomes: Answer | Lost, deadline: float = 30, chance: float = 1.0) -> None:
+        self.request = request
+        self.outcomes = list(outcomes)
+        self.sent: list[Request] = []
+        self.pauses: list[float] = []
+        self.patience = Patience(deadline, lambda: sum(self.pauses), lambda: chance)
+
+    def run(self) -> Answer:
+        steps = exchange(self.request, "http://test", self.patience)
+        outcome: Any = None
+        while True:
+            try:
+                step = steps.send(outcome)
+            except StopIteration as done:
+                answer: Answer = done.value
+                return answer
+            if isinstance(step, Send):
+                self.sent.append(step.request)
+                outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
+            else:
+                assert isinstance(step, Pause)
+                self.pauses.append(step.seconds)
+                outcome = None
+
+
+def test_an_answer_ends_it() -> None:
+    assert Stepped(SUBMIT, OK).run() is OK
+
+
+@pytest.mark.parametrize("trouble", [CUT, REFUSED, AWAY, BUSY])
+def test_a_submit_is_repeated_with_the_same_key(trouble: Answer | Lost) -> None:
+    stepped = Stepped(SUBMIT, trouble, trouble, OK)
+    assert stepped.run() is OK
+    assert len(stepped.sent) == 3
+    assert len({request.headers["idempotency-key"] for request in stepped.sent}) == 1
+    assert len({request.body for request in stepped.sent}) == 1
+
+
+def test_what_is_not_safe_to_repeat_is_not_repeated_once_sent() -> None:
+    stepped = Stepped(TRIGGER, CUT, OK)
+    with pytest.raises(NotReachable, match="cannot reach Everbeat at http://test \\(reset\\)"):
+        stepped.run()
+    assert len(stepped.sent) == 1
+    with pytest.raises(ServerProblem, match="away"):
+        Stepped(TRIGGER, AWAY, OK).run()
+
+
+@pytest.mark.parametrize("trouble", [REFUSED, BUSY])
+def test_what_was_surely_not_processed_is_repeated(trouble: Answer | Lost) -> None:
+    assert Stepped(TRIGGER, trouble, OK).run() is OK
+
+
+@pytest.mark.parametrize("trouble", [CUT, REFUSED, AWAY, BUSY])
+def test_a_claim_is_never_repeated(trouble: Answer | Lost) -> None:
+    stepped = Stepped(CLAIM, trouble, OK)
+    with pytest.raises((NotReachable, ServerProblem)):
+        stepped.run()
+    assert len(stepped.sent) == 1
+
+
+def test_pauses_grow_to_a_limit_and_end_at_the_deadline() -> None:
+    stepped = Stepped(SUBMIT, CUT)
+    with pytest.raises(NotReachable):
+        stepped.run()
+    assert stepped.pauses[:7] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
+    assert sum(stepped.pauses) <= 30
+
+
+def test_pauses_have_full_jitter() -> None:
+    stepped = Stepped(SUBMIT, CUT, CUT, OK, chance=0.25)
+    stepped.run()
+    assert stepped.pauses == [0.025, 0.05]
+
+
+def test_it_waits_as_long_as_the_server_asks_at_least() -> None:
+    stepped = Stepped(SUBMIT, AWAY, OK)
+    stepped.run()
+    assert stepped.pauses == [2.1]
+
+
+def test_it_does_not_wait_beyond_the_deadline_for_a_server_that_is_away_for_long() -> None:
+    stepped = Stepped(SUBMIT, Answer(503, {"retry-after": "60"}, b"{}"))
+    with pytest.raises(ServerProblem) as raised:
+        stepped.run()
+    assert stepped.pauses == []
+    assert raised.value.retry_after_seconds == 60
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 409, 413, 422, 500])
+def test_a_refusal_is_not_repeated(status: int) -> None:
+    stepped = Stepped(SUBMIT, Answer(status, {}, b"{}"), OK)
+    with pytest.raises(ServerProblem):
+        stepped.run()
+    assert len(stepped.sent) == 1
+
+
+def test_a_removal_whose_answer_was_lost_is_done() -> None:
+    gone = Answer(404, {}, b"{}")
+    assert Stepped(DELETE, CUT, gone).run() is gone
+    with pytest.raises(NotFoundProblem):
+        Stepped(DELETE, gone).run()
+
+
+def test_an_unreachable_server_is_named_with_what_to_do() -> None:
+    run: Callable[[], Answer] = Stepped(SUBMIT, REFUSED, deadline=0).run
+    with pytest.raises(NotReachable, match=r"http://test.*everbeat dev.*EVERBEAT_URL"):
+        run()

@@ -1,0 +1,167 @@
+"""The request builder: what is sent, what may be repeated, and how answers are read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from everbeat.client import requests
+from everbeat.client.errors import BadAnswer, ConflictProblem, NotAllowed, NotFoundProblem, ServerProblem
+from everbeat.client.requests import Answer, Repeat, Request
+from everbeat.core.errors import Conflict, EverbeatError, NotFound
+from everbeat.core.wire import Claim, Heartbeat, TaskInput
+
+
+def body_of(request: Request) -> Any:
+    assert request.body is not None
+    return msgspec.json.decode(request.body)
+
+
+def answer(status: int = 200, body: Any = None, **headers: str) -> Answer:
+    return Answer(status, {name.replace("_", "-"): value for name, value in headers.items()}, msgspec.json.encode(body))
+
+
+# Submitting
+
+
+def test_one_task_travels_with_its_key_in_the_header() -> None:
+    (request,) = requests.submit([TaskInput(type="report", queue="reports", payload={"account": 7}, idempotency_key="r-7")])
+    assert (request.method, request.path, request.repeat) == ("POST", "/v1/tasks", Repeat.SAFE)
+    assert request.headers == {"content-type": "application/json", "idempotency-key": "r-7"}
+    assert body_of(request) == {"type": "report", "queue": "reports", "payload": {"account": 7}}
+
+
+def test_a_task_without_a_key_is_given_one_of_its_own() -> None:
+    (one,), (other,) = requests.submit([TaskInput(type="a")]), requests.submit([TaskInput(type="a")])
+    assert one.headers["idempotency-key"] != other.headers["idempotency-key"]
+
+
+def test_many_tasks_travel_together_each_with_its_key() -> None:
+    tasks = [TaskInput(type="a", idempotency_key="mine"), TaskInput(type="b")]
+    (request,) = requests.submit(tasks)
+    assert (request.path, request.repeat) == ("/v1/tasks/batch", Repeat.SAFE)
+    assert "idempotency-key" not in request.headers
+    first, second = body_of(request)["tasks"]
+    assert first == {"type": "a", "idempotency_key": "mine"}
+    assert second["idempotency_key"]
+
+
+def test_more_than_a_batch_holds_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MAX_SUBMITTED", 3)
+    batches = [len(body_of(request)["tasks"]) for request in requests.submit([TaskInput(type="a")] * 8)]
+    assert batches == [3, 3, 2]
+
+
+def test_a_batch_is_cut_before_its_body_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MAX_BODY_BYTES", 400)
+    made = list(requests.submit([TaskInput(type="a", payload={"text": "x" * 150})] * 4))
+    assert [len(body_of(request)["tasks"]) for request in made] == [1, 1, 1, 1]
+    assert sum(len(request.body or b"") for request in made) > 400
+
+
+def test_what_is_sent_is_what_the_server_decodes() -> None:
+    task = TaskInput(type="a", run_at=datetime(2026, 1, 1, tzinfo=UTC), priority=3, labels={"a": "b"}, max_attempts=9)
+    (request,) = requests.submit([task])
+    assert msgspec.json.decode(request.body or b"", type=TaskInput) == task
+
+
+# Everything else
+
+
+def test_a_claim_is_never_repeated_and_waits_longer_than_its_poll() -> None:
+    request = requests.claim(Claim(worker="w", queues=["a"], wait_seconds=20))
+    assert (request.repeat, request.timeout_seconds) == (Repeat.NEVER, 30)
+
+
+def test_a_heartbeat_may_be_repeated() -> None:
+    assert requests.heartbeat(Heartbeat(worker="w", leases=[])).repeat is Repeat.SAFE
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "repeat"),
+    [
+        ("GET", "/v1/tasks", Repeat.SAFE),
+        ("PUT", "/v1/schedules/a", Repeat.SAFE),
+        ("DELETE", "/v1/schedules/a", Repeat.SAFE),
+        ("POST", "/v1/schedules/batch", Repeat.SAFE),
+        ("POST", "/v1/schedules/a/pause", Repeat.SAFE),
+        ("POST", "/v1/schedules/a/resume", Repeat.SAFE),
+        ("POST", f"/v1/tasks/{UUID(int=1)}/cancel", Repeat.SAFE),
+        ("POST", "/v1/schedules/a/trigger", Repeat.UNPROCESSED),
+        ("POST", f"/v1/tasks/{UUID(int=1)}/retry", Repeat.UNPROCESSED),
+        ("POST", "/v1/dead-letters/replay", Repeat.UNPROCESSED),
+        ("POST", "/v1/schedules", Repeat.UNPROCESSED),
+        ("PATCH", "/v1/schedules/a", Repeat.UNPROCESSED),
+    ],
+)
+def test_it_knows_what_may_be_done_twice(method: str, path: str, repeat: Repeat) -> None:
+    assert requests.build(method, path).repeat is repeat
+
+
+def test_a_key_makes_a_request_safe_to_repeat() -> None:
+    assert requests.build("POST", "/v1/schedules", headers={"Idempotency-Key": "k"}).repeat is Repeat.SAFE
+
+
+def test_a_query_leaves_out_what_is_not_given() -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    request = requests.build("GET", "/v1/x", query={"a": None, "b": "x y", "from": at, "dry": True})
+    assert request.path == "/v1/x?b=x+y&from=2026-01-01T00%3A00%3A00.000000Z&dry=true"
+
+
+def test_a_name_is_one_segment_of_a_path() -> None:
+    assert requests.segment("a/b c:d") == "a%2Fb%20c%3Ad"
+
+
+# Answers
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "also"),
+    [
+        (404, NotFoundProblem, NotFound),
+        (409, ConflictProblem, Conflict),
+        (401, NotAllowed, EverbeatError),
+        (500, ServerProblem, EverbeatError),
+    ],
+)
+def test_a_problem_becomes_an_exception(status: int, kind: type[Exception], also: type[Exception]) -> None:
+    problem = {"type": "urn:everbeat:problem:some-slug", "title": "T", "status": status, "detail": "D", "request_id": "r1"}
+    with pytest.raises(kind) as raised:
+        requests.raise_for_problem(answer(status, problem, retry_after="7"))
+    assert isinstance(raised.value, ServerProblem)
+    assert isinstance(raised.value, also)
+    assert raised.value.slug == "some-slug"
+    assert raised.value.retry_after_seconds == 7
+    assert f"D (HTTP {status}, request r1)" in str(raised.value)
+
+
+def test_a_problem_shows_the_fields_at_fault_once() -> None:
+    errors = [{"field": "priority", "message": "is too large"}, {"field": "queue", "message": "is odd"}]
+    with pytest.raises(ServerProblem) as raised:
+        requests.raise_for_problem(answer(422, {"detail": "priority: is too large", "errors": errors}))
+    assert str(raised.value) == "priority: is too large; queue: is odd (HTTP 422)"
+
+
+def test_a_missing_key_names_the_variable() -> None:
+    with pytest.raises(NotAllowed, match="EVERBEAT_API_KEY"):
+        requests.raise_for_problem(answer(401, {"detail": "no key"}))
+
+
+def test_a_refused_host_does_not_ask_for_a_key() -> None:
+    with pytest.raises(ServerProblem) as raised:
+        requests.raise_for_problem(answer(403, {"type": "urn:everbeat:problem:forbidden-origin", "detail": "no"}))
+    assert "EVERBEAT_API_KEY" not in str(raised.value)
+
+
+def test_a_problem_of_a_proxy_is_shown_as_it_came() -> None:
+    with pytest.raises(ServerProblem, match="Bad Gateway"):
+        requests.raise_for_problem(Answer(502, {}, b"<html>Bad Gateway</html>"))
+
+
+def test_an_answer_of_something_else_is_told_apart() -> None:
+    with pytest.raises(BadAnswer, match=r"text/html\) is not Everbeat's.*right URL"):
+        requests.claimed_of(Answer(200, {"content-type": "text/html"}, b"<html>"))
