@@ -6,42 +6,72 @@ import asyncio
 import hashlib
 import json
 import re
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from litestar.exceptions import HTTPException
+from litestar.types import Receive
 
 from everbeat.api.problems import MALFORMED, MEDIA_TYPE_REFUSED, TOO_LARGE, TOO_SLOW, Refusal
-from everbeat.api.rooms import ApiRequest
-from everbeat.core.errors import InvalidInput
+from everbeat.api.rooms import Asked
+from everbeat.core.definitions import as_invalid_input
+from everbeat.core.errors import FieldError, InvalidInput
+from everbeat.core.wire import MAX_SUBMITTED
 from everbeat.services.schedules import Idempotency
 
 MAX_BODY_BYTES = 12 * 1024 * 1024
 BODY_DEADLINE_SECONDS = 30.0
 
 _DECODED_AT_ONCE = 64 * 1024
+_MOST_ERRORS = 100
 _JSON_TYPE = re.compile(r"application/(json|[a-z0-9!#$&^_.+-]+\+json)", re.IGNORECASE)
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _REVISION = re.compile(r'(?:W/)?"(\d{1,18})"|(\d{1,18})')
 
+T = TypeVar("T")
 
-async def read_json(request: ApiRequest) -> Any:
+_decode_json = msgspec.json.Decoder().decode
+_encode_json = msgspec.json.Encoder().encode
+
+
+class Items(NamedTuple):
+    """The list that a body is about, so that an error can name the item it is in."""
+
+    field: str
+    type: Any
+
+
+async def read_json(request: Asked) -> Any:
     return await decode(await read_body(request))
 
 
-async def read_optional_json(request: ApiRequest) -> Any:
+async def read_optional_json(request: Asked) -> Any:
     """An empty object if there is no body."""
     raw = await read_body(request, is_required=False)
     return await decode(raw) if raw else {}
 
 
-async def read_body(request: ApiRequest, *, is_required: bool = True) -> bytes:
-    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+async def read_as(request: Asked, type_: type[T], items: Items | None = None) -> T:
+    """The body as this struct."""
+    return as_struct(await read_json(request), type_, items)
+
+
+def as_struct(data: Any, type_: type[T], items: Items | None = None) -> T:
+    try:
+        return msgspec.convert(data, type_)
+    except msgspec.ValidationError as error:
+        raise _explained(data, error, items) from None
+
+
+async def read_body(request: Asked, *, is_required: bool = True) -> bytes:
+    headers = dict(request.scope["headers"])
+    encoding = headers.get(b"content-encoding")
+    if encoding is not None and encoding.strip().lower() != b"identity":
         raise Refusal(MEDIA_TYPE_REFUSED, "Compressed bodies are not accepted.", {"Accept-Encoding": "identity"})
-    content_type = request.headers.get("content-type")
-    if content_type is not None:
-        _check_content_type(content_type)
-    raw = await _received(request)
+    content_type = headers.get(b"content-type")
+    if content_type is not None and content_type != b"application/json":
+        _check_content_type(content_type.decode("latin-1"))
+    _check_length(headers.get(b"content-length"))
+    raw = await _received(request.receive)
     if not raw and is_required:
         raise Refusal(MALFORMED, "A JSON body is required.")
     if raw and content_type is None:
@@ -50,25 +80,50 @@ async def read_body(request: ApiRequest, *, is_required: bool = True) -> bytes:
 
 
 async def decode(raw: bytes) -> Any:
-    """Big bodies are decoded in a thread: the tick loop of this process must not wait for them."""
+    """Strict JSON. A big body is decoded in steps, so that the tick loop of this process gets its turn in between.
+
+    Not in a thread: the decoder never lets go of the interpreter, so a thread would cost its start and spare nothing.
+    """
+    data = _decoded(raw)
     if len(raw) <= _DECODED_AT_ONCE:
-        return _decode(raw)
-    return await asyncio.to_thread(_decode, raw)
+        if not _is_whole(raw, data):
+            _look_for_duplicates(raw)
+        return data
+    await asyncio.sleep(0)
+    is_whole = _is_whole(raw, data)
+    await asyncio.sleep(0)
+    if not is_whole:
+        await asyncio.to_thread(_look_for_duplicates, raw)
+    return data
 
 
-def idempotency_of(request: ApiRequest, raw: bytes) -> Idempotency | None:
-    key = request.headers.get("idempotency-key")
+def header(request: Asked, name: bytes) -> str | None:
+    for key, value in request.scope["headers"]:
+        if key == name:
+            return bytes(value).decode("latin-1")
+    return None
+
+
+def key_of(request: Asked) -> str | None:
+    """The idempotency key of a request."""
+    key = header(request, b"idempotency-key")
+    if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
+        raise InvalidInput.of("Idempotency-Key", "must be 1 to 255 visible ASCII characters")
+    return key
+
+
+def idempotency_of(request: Asked, raw: bytes) -> Idempotency | None:
+    key = key_of(request)
     if key is None:
         return None
-    if not _IDEMPOTENCY_KEY.fullmatch(key):
-        raise InvalidInput.of("Idempotency-Key", "must be 1 to 255 visible ASCII characters")
-    head = f"{request.method}\n{request.scope['path']}\n".encode()
+    scope = request.scope
+    head = f"{scope['method']}\n{scope['path']}\n".encode()  # type: ignore[typeddict-item]
     return Idempotency(key, hashlib.sha256(head + raw).digest())
 
 
-def revision_wanted(request: ApiRequest) -> int | None:
+def revision_wanted(request: Asked) -> int | None:
     """The revision named by If-Match; None if there is none or any will do."""
-    text = request.headers.get("if-match")
+    text = header(request, b"if-match")
     if text is None or text.strip() == "*":
         return None
     match = _REVISION.fullmatch(text.strip())
@@ -77,23 +132,36 @@ def revision_wanted(request: ApiRequest) -> int | None:
     return int(match[1] or match[2])
 
 
-async def _received(request: ApiRequest) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
+async def _received(receive: Receive) -> bytes:
     try:
-        if (request.content_length or 0) > MAX_BODY_BYTES:
-            raise _too_large()
         async with asyncio.timeout(BODY_DEADLINE_SECONDS):
-            async for chunk in request.stream():
+            message: Any = await receive()
+            chunks: list[bytes] = []
+            size = 0
+            while message["type"] == "http.request":
+                chunk = message.get("body", b"")
+                if not chunks and not message.get("more_body", False) and len(chunk) <= MAX_BODY_BYTES:
+                    return bytes(chunk)
                 size += len(chunk)
                 if size > MAX_BODY_BYTES:
                     raise _too_large()
                 chunks.append(chunk)
+                if not message.get("more_body", False):
+                    return b"".join(chunks)
+                message = await receive()
     except TimeoutError:
         raise Refusal(TOO_SLOW, f"The body did not arrive within {BODY_DEADLINE_SECONDS:.0f} seconds.") from None
-    except HTTPException:
-        raise Refusal(MALFORMED, "The body ended before it was complete.") from None
-    return b"".join(chunks)
+    raise Refusal(MALFORMED, "The body ended before it was complete.")
+
+
+def _check_length(length: bytes | None) -> None:
+    """A body that says it is too large is not even read."""
+    if length is None:
+        return
+    if not length.isdigit():
+        raise Refusal(MALFORMED, "Content-Length is not a number.")
+    if len(length) > 18 or int(length) > MAX_BODY_BYTES:
+        raise _too_large()
 
 
 def _too_large() -> Refusal:
@@ -107,20 +175,36 @@ def _check_content_type(content_type: str) -> None:
         raise Refusal(MEDIA_TYPE_REFUSED, "Send Content-Type: application/json, in UTF-8.")
 
 
-def _decode(raw: bytes) -> Any:
+def _decoded(raw: bytes) -> Any:
     try:
-        data = msgspec.json.decode(raw)
-        # msgspec is strict about everything but keys that come twice, of which one would silently be lost. What it
-        # writes back as it came lost none; else, as with escapes, a slower look decides.
-        if msgspec.json.format(raw, indent=-1) != msgspec.json.encode(data):
-            json.loads(raw, object_pairs_hook=_refuse_duplicates)
+        return _decode_json(raw)
     except UnicodeDecodeError:
         raise Refusal(MALFORMED, "The body is not valid UTF-8.") from None
     except RecursionError:
         raise Refusal(MALFORMED, "The body is nested too deeply.") from None
     except (msgspec.MsgspecError, ValueError) as error:
         raise Refusal(MALFORMED, f"The body is not valid JSON: {error}") from None
-    return data
+
+
+def _is_whole(raw: bytes, data: Any) -> bool:
+    """Whether nothing of the body was lost: msgspec is strict about everything but keys that come twice.
+
+    What it writes back as it came lost none; else, as with escapes, a slower look decides.
+    """
+    try:
+        written = _encode_json(data)
+        return written == raw or written == msgspec.json.format(raw, indent=-1)
+    except (RecursionError, msgspec.MsgspecError, ValueError):
+        return False
+
+
+def _look_for_duplicates(raw: bytes) -> None:
+    try:
+        json.loads(raw, object_pairs_hook=_refuse_duplicates)
+    except RecursionError:
+        raise Refusal(MALFORMED, "The body is nested too deeply.") from None
+    except ValueError as error:
+        raise Refusal(MALFORMED, f"The body is not valid JSON: {error}") from None
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
@@ -131,3 +215,21 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
         if key in seen:
             raise Refusal(MALFORMED, f'An object of the body has the key "{key[:100]}" twice.')
         seen.add(key)
+
+
+def _explained(data: Any, error: msgspec.ValidationError, items: Items | None) -> InvalidInput:
+    """msgspec does not say which item of a list is wrong, and ends at the first: look again, one by one."""
+    found = data.get(items.field) if items is not None and isinstance(data, dict) else None
+    if items is None or not isinstance(found, list) or f"`$.{items.field}[...]" not in str(error):
+        return as_invalid_input(error)
+    errors: list[FieldError] = []
+    for index, item in enumerate(found[:MAX_SUBMITTED]):
+        try:
+            msgspec.convert(item, items.type)
+        except msgspec.ValidationError as wrong:
+            place = f"{items.field}[{index}]"
+            for one in as_invalid_input(wrong).errors:
+                errors.append(FieldError(f"{place}.{one.field}" if isinstance(item, dict) else place, one.message))
+            if len(errors) >= _MOST_ERRORS:
+                break
+    return InvalidInput(*errors) if errors else as_invalid_input(error)

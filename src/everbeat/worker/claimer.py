@@ -12,7 +12,6 @@ from everbeat.client.errors import ServerProblem
 from everbeat.core.tasks import ClaimedTask
 from everbeat.core.wire import Claim
 from everbeat.worker.faults import Backoff
-from everbeat.worker.held import margin_seconds
 from everbeat.worker.journal import Journal
 
 _LONGEST_POLL_SECONDS = 25.0
@@ -40,16 +39,14 @@ class Claimer:
         self._stopping = asyncio.Event()
         self.is_waiting = False
         # A task handed out at the end of a poll must still be trusted until the first heartbeat has renewed it.
-        self._poll_seconds = min(
-            _LONGEST_POLL_SECONDS, claim.lease_seconds * 0.8, claim.lease_seconds - 2 * margin_seconds(5.0)
-        )
+        self._poll_seconds = min(_LONGEST_POLL_SECONDS, claim.lease_seconds * 0.8)
 
     def wake(self) -> None:
         """There may be room again."""
         self._has_room.set()
 
     def finish(self) -> None:
-        """No further claim. The poll under way goes on: tasks in the answer to a cancelled one would wait for their leases' end."""
+        """No further claim. The poll under way goes on: what is in the answer to a cancelled one waits for its lease to end."""
         self._stopping.set()
         self._has_room.set()
 

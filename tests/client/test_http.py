@@ -1,0 +1,136 @@
+"""Both shells over a real socket: what they send, what they repeat, and that a repeated submit never makes two tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from everbeat.client.errors import NotReachable, ServerProblem
+from everbeat.client.exchange import Patience
+from everbeat.client.http import HttpTransport, SyncHttp
+from everbeat.core.wire import Claim, TaskInput
+from tests.client.scripted import Mood, ScriptedServer
+
+QUICK = Patience(deadline_seconds=5, chance=lambda: 0.05)
+TASK = TaskInput(type="report", payload={"account": 7})
+
+
+@pytest.fixture
+async def transport(server: ScriptedServer) -> AsyncIterator[HttpTransport]:
+    made = HttpTransport(server.url, "eb_secret", patience=QUICK)
+    await made.open()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def shell(server: ScriptedServer) -> Iterator[SyncHttp]:
+    made = SyncHttp(server.url, "eb_secret", patience=QUICK)
+    yield made
+    made.close()
+
+
+TROUBLE: list[list[Mood]] = [
+    ["cut after"],
+    ["cut before"],
+    ["away"],
+    ["busy"],
+    ["cut after", "cut after", "away", "cut before", "busy"],
+]
+
+
+@pytest.mark.parametrize("moods", TROUBLE)
+async def test_a_submit_that_is_repeated_makes_one_task(
+    server: ScriptedServer, transport: HttpTransport, moods: list[Mood]
+) -> None:
+    server.moods = list(moods)
+    (id_,) = await transport.submit([TASK])
+    assert list(server.tasks) == [id_]
+    assert len(server.seen) == len(moods) + 1
+
+
+@pytest.mark.parametrize("moods", TROUBLE)
+def test_so_does_one_of_sync_code(server: ScriptedServer, shell: SyncHttp, moods: list[Mood]) -> None:
+    server.moods = list(moods)
+    (id_,) = shell.submit([TASK])
+    assert list(server.tasks) == [id_]
+
+
+@pytest.mark.parametrize("moods", TROUBLE)
+async def test_a_batch_that_is_repeated_makes_each_task_once(
+    server: ScriptedServer, transport: HttpTransport, shell: SyncHttp, moods: list[Mood]
+) -> None:
+    server.moods = list(moods)
+    ids = await transport.submit([TASK] * 5)
+    assert list(server.tasks) == ids
+    server.moods = list(moods)
+    assert list(server.tasks)[5:] == shell.submit([TASK] * 5)
+
+
+async def test_nothing_is_sent_for_no_tasks(server: ScriptedServer, transport: HttpTransport, shell: SyncHttp) -> None:
+    assert await transport.submit([]) == []
+    assert shell.submit([]) == []
+    assert server.seen == []
+
+
+async def test_it_shows_its_key_and_says_what_it_is(server: ScriptedServer, transport: HttpTransport, shell: SyncHttp) -> None:
+    await transport.request("GET", "/v1/cluster")
+    shell.request("GET", "/v1/cluster")
+    for seen in server.seen:
+        assert seen.headers["authorization"] == "Bearer eb_secret"
+        assert seen.headers["user-agent"].startswith("everbeat-python/")
+
+
+async def test_connections_are_kept(server: ScriptedServer, transport: HttpTransport, shell: SyncHttp) -> None:
+    for _ in range(5):
+        await transport.request("GET", "/v1/cluster")
+        shell.request("GET", "/v1/cluster")
+    assert len(server.connections) == 2
+
+
+async def test_a_claim_that_was_cut_is_told_at_once(server: ScriptedServer, transport: HttpTransport) -> None:
+    server.moods = ["cut after"]
+    with pytest.raises(NotReachable):
+        await transport.claim(Claim(worker="w", queues=["a"]))
+    assert len(server.seen) == 1
+    assert await transport.claim(Claim(worker="w", queues=["a"])) == []
+
+
+async def test_a_problem_is_raised_with_its_detail(server: ScriptedServer, transport: HttpTransport) -> None:
+    with pytest.raises(ServerProblem, match="no such task"):
+        await transport.request("GET", "/v1/tasks/00000000-0000-0000-0000-000000000001")
+
+
+async def test_nobody_there_is_told_with_the_url() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        shell = SyncHttp(url, patience=Patience(deadline_seconds=0))
+        with pytest.raises(NotReachable, match=url):
+            shell.submit([TASK])
+        shell.close()
+        transport = HttpTransport(url, patience=Patience(deadline_seconds=0))
+        with pytest.raises(NotReachable, match=url):
+            await transport.submit([TASK])
+        await transport.close()
+
+
+def test_threads_share_a_shell(server: ScriptedServer, shell: SyncHttp) -> None:
+    threads = [threading.Thread(target=lambda: [shell.submit([TASK]) for _ in range(10)]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(server.tasks) == 80
+
+
+async def test_the_sync_shell_of_a_transport_asks_the_same_server(server: ScriptedServer, transport: HttpTransport) -> None:
+    shell = transport.blocking()
+    (id_,) = await asyncio.to_thread(shell.submit, [TASK])
+    shell.close()
+    assert list(server.tasks) == [id_]
+    assert server.seen[-1].headers["authorization"] == "Bearer eb_secret"

@@ -1,0 +1,337 @@
+"""A server in memory with leases, fences and faults on demand: what the runtime is tested against, one rule at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+from typing import Any
+from uuid import UUID, uuid4
+
+import msgspec
+
+from everbeat.client.base import Reply
+from everbeat.client.errors import NotReachable, ServerProblem
+from everbeat.client.registry import Registry, TaskDefinition
+from everbeat.core.tasks import ClaimedTask, Origin
+from everbeat.core.wire import (
+    BeatAnswer,
+    Claim,
+    Completion,
+    ErrorInput,
+    Failure,
+    Failures,
+    Heartbeat,
+    Progress,
+    Release,
+    Settled,
+    TaskInput,
+)
+
+
+def definition(function: Callable[..., Any], type: str = "job", **options: Any) -> TaskDefinition:
+    """As the decorators would make it: async by its function, with a context if its first argument is ctx."""
+    code = getattr(function, "__code__", None)
+    first = code.co_varnames[:1] if code is not None and code.co_argcount else ()
+    given: dict[str, Any] = {
+        "queue": "default",
+        "is_async": asyncio.iscoroutinefunction(function),
+        "wants_context": first == ("ctx",),
+        **options,
+    }
+    return TaskDefinition(type=type, function=function, **given)
+
+
+def registry_of(*definitions: TaskDefinition | Callable[..., Any]) -> Registry:
+    made = [one if isinstance(one, TaskDefinition) else definition(one) for one in definitions]
+    return Registry(tasks={one.type: one for one in made})
+
+
+@dataclass(eq=False)
+class FakeTask:
+    type: str
+    payload: bytes
+    timeout_seconds: float
+    max_attempts: int
+    id: UUID = field(default_factory=uuid4)
+    state: str = "ready"
+    attempt: int = 0
+    fence: int = 0
+    worker: str | None = None
+    lease_seconds: float = 0.0
+    lease_until: float = 0.0
+    cancel_requested: bool = False
+    result: Any = None
+    error: ErrorInput | None = None
+    failure: Failure | None = None
+    progress: Progress | None = None
+    log: list[str] = field(default_factory=list)
+    ended_fence: int | None = None
+
+
+class FakeServer:
+    """All that a worker sees of a server. Called from the worker's event loop and from its heartbeat thread."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[UUID, FakeTask] = {}
+        self.ready: dict[UUID, FakeTask] = {}
+        self.calls: Counter[str] = Counter()
+        self.batches: dict[str, list[int]] = {}
+        self.claims: list[Claim] = []
+        self.is_down = False
+        self.latency_seconds = 0.0
+        self.faults: dict[str, list[Exception]] = {}
+        self.lost_replies: Counter[str] = Counter()
+        self.refuse: Callable[[str, Any], str | None] | None = None
+        self.lock = threading.RLock()
+        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+
+    # What users do
+
+    def submit(self, type: str = "job", payload: Any = None, *, timeout_seconds: float = 60, max_attempts: int = 3) -> FakeTask:
+        task = FakeTask(type, msgspec.json.encode(payload or {}), timeout_seconds, max_attempts)
+        self.submit_many([task])
+        return task
+
+    def submit_raw(self, payload: bytes) -> FakeTask:
+        task = FakeTask("job", payload, 60, 3)
+        self.submit_many([task])
+        return task
+
+    def submit_many(self, tasks: list[FakeTask]) -> None:
+        with self.lock:
+            for task in tasks:
+                self.tasks[task.id] = self.ready[task.id] = task
+        self._wake()
+
+    def cancel(self, task: FakeTask) -> None:
+        task.cancel_requested = True
+
+    def steal(self, task: FakeTask) -> None:
+        """As if its lease had run out and another worker had it now."""
+        with self.lock:
+            task.fence += 1
+            task.worker = "thief"
+            task.lease_until = monotonic() + 60
+
+    def states(self) -> Counter[str]:
+        return Counter(task.state for task in self.tasks.values())
+
+    def expired(self) -> list[FakeTask]:
+        now = monotonic()
+        return [task for task in self.tasks.values() if task.state == "running" and task.lease_until < now]
+
+    # What workers ask
+
+    def take(self, claim: Claim) -> list[ClaimedTask]:
+        with self.lock:
+            fitting = (task for task in self.ready.values() if claim.types is None or task.type in claim.types)
+            chosen = list(itertools.islice(fitting, claim.max))
+            for task in chosen:
+                del self.ready[task.id]
+                task.state, task.worker = "running", claim.worker
+                task.attempt += 1
+                task.fence += 1
+                task.lease_seconds, task.lease_until = claim.lease_seconds, monotonic() + claim.lease_seconds
+            return [_claimed(task) for task in chosen]
+
+    def beat(self, heartbeat: Heartbeat) -> list[BeatAnswer]:
+        with self.lock:
+            return [self._beat_one(heartbeat.worker, beat.id, beat.fence, beat.progress, beat.log) for beat in heartbeat.leases]
+
+    def _beat_one(self, worker: str, id: UUID, fence: int, progress: Progress | None, log: str | None) -> BeatAnswer:
+        task = self.tasks.get(id)
+        if task is None or task.state != "running" or task.fence != fence:
+            return BeatAnswer(id, "lost", None)
+        task.lease_until = monotonic() + task.lease_seconds
+        task.progress = progress or task.progress
+        if log is not None:
+            task.log.append(log)
+        return BeatAnswer(id, "cancel" if task.cancel_requested else "ok", _until(task.lease_seconds))
+
+    def end(self, id: UUID, fence: int, state: str) -> tuple[FakeTask | None, Settled]:
+        task = self.tasks.get(id)
+        if task is None or task.fence != fence or (task.state != "running" and task.ended_fence != fence):
+            return None, Settled(id, "stale")
+        if task.state != "running":
+            return None, Settled(id, "ok")
+        task.state, task.ended_fence = state, fence
+        return task, Settled(id, "ok")
+
+    def complete(self, completion: Completion) -> list[Settled]:
+        with self.lock:
+            answers = []
+            for result in completion.results:
+                task, answer = self.end(result.id, result.fence, "completed")
+                if task is not None and result.result is not None:
+                    task.result = msgspec.json.decode(msgspec.json.encode(result.result))
+                answers.append(answer)
+            return answers
+
+    def fail(self, failures: Failures) -> list[Settled]:
+        with self.lock:
+            answers = []
+            for failure in failures.failures:
+                task, answer = self.end(failure.id, failure.fence, "failed")
+                if task is not None:
+                    task.error, task.failure = failure.error, failure
+                answers.append(answer)
+            return answers
+
+    def release(self, release: Release) -> list[Settled]:
+        with self.lock:
+            answers = []
+            for lease in release.leases:
+                task, answer = self.end(lease.id, lease.fence, "ready")
+                if task is not None:
+                    task.attempt -= 1
+                    task.ended_fence = None
+                    self.ready[task.id] = task
+                answers.append(answer)
+        self._wake()
+        return answers
+
+    def _wake(self) -> None:
+        for loop, event in list(self._waiting):
+            loop.call_soon_threadsafe(event.set)
+
+    async def wait_for_work(self, seconds: float) -> None:
+        entry = (asyncio.get_running_loop(), asyncio.Event())
+        self._waiting.add(entry)
+        try:
+            await asyncio.wait_for(entry[1].wait(), seconds)
+        except TimeoutError:
+            pass
+        finally:
+            self._waiting.discard(entry)
+
+
+class FakeTransport:
+    """One client's connection to a fake server. Without `own_thread` it behaves as an in-process one."""
+
+    def __init__(self, server: FakeServer) -> None:
+        self.server = server
+        self.is_cut = False
+        self.threads: set[int] = set()
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        raise AssertionError("the runtime does not ask for this")
+
+    async def submit(self, tasks: Sequence[TaskInput]) -> list[UUID]:
+        raise AssertionError("the runtime does not submit")
+
+    async def claim(self, claim: Claim) -> list[ClaimedTask]:
+        await self._before("claim", claim)
+        self.server.claims.append(claim)
+        tasks = self.server.take(claim)
+        give_up_at = monotonic() + claim.wait_seconds
+        while not tasks and (left := give_up_at - monotonic()) > 0:
+            await self.server.wait_for_work(left)
+            self._check_link()
+            tasks = self.server.take(claim)
+        return self._after("claim", tasks)
+
+    async def heartbeat(self, heartbeat: Heartbeat) -> list[BeatAnswer]:
+        self.threads.add(threading.get_ident())
+        await self._before("heartbeat", heartbeat, heartbeat.leases)
+        return self._after("heartbeat", self.server.beat(heartbeat))
+
+    async def complete(self, completion: Completion) -> list[Settled]:
+        await self._before("complete", completion, completion.results)
+        return self._after("complete", self.server.complete(completion))
+
+    async def fail(self, failures: Failures) -> list[Settled]:
+        await self._before("fail", failures, failures.failures)
+        return self._after("fail", self.server.fail(failures))
+
+    async def release(self, release: Release) -> list[Settled]:
+        await self._before("release", release, release.leases)
+        return self._after("release", self.server.release(release))
+
+    async def _before(self, verb: str, request: Any, items: Sequence[Any] = ()) -> None:
+        server = self.server
+        server.calls[verb] += 1
+        server.batches.setdefault(verb, []).append(len(items))
+        self._check_link()
+        if server.latency_seconds:
+            await asyncio.sleep(server.latency_seconds)
+        if faults := server.faults.get(verb):
+            raise faults.pop(0)
+        for item in items:
+            if server.refuse is not None and (reason := server.refuse(verb, item)) is not None:
+                raise ServerProblem(422, {"title": "Invalid input", "detail": reason})
+
+    def _after(self, verb: str, answer: list[Any]) -> list[Any]:
+        if self.server.lost_replies[verb] > 0:
+            self.server.lost_replies[verb] -= 1
+            raise NotReachable("fake", "the reply was lost")
+        return answer
+
+    def _check_link(self) -> None:
+        if self.is_cut or self.server.is_down:
+            raise NotReachable("fake", "connection refused")
+
+
+class ThreadedTransport(FakeTransport):
+    """As over HTTP: the heartbeat thread gets a connection of its own."""
+
+    def __init__(self, server: FakeServer) -> None:
+        super().__init__(server)
+        self.made: list[FakeTransport] = []
+
+    def for_thread(self) -> FakeTransport:
+        self.made.append(FakeTransport(self.server))
+        self.made[-1].is_cut = self.is_cut
+        return self.made[-1]
+
+    def cut(self) -> None:
+        self.is_cut = True
+        for one in self.made:
+            one.is_cut = True
+
+    def heal(self) -> None:
+        self.is_cut = False
+        for one in self.made:
+            one.is_cut = False
+
+
+def _claimed(task: FakeTask) -> ClaimedTask:
+    return ClaimedTask(
+        id=task.id,
+        type=task.type,
+        queue="default",
+        payload=msgspec.Raw(task.payload),
+        attempt=task.attempt,
+        max_attempts=task.max_attempts,
+        fence=task.fence,
+        lease_until=_until(task.lease_seconds),
+        lease_seconds=task.lease_seconds,
+        scheduled_for=None,
+        schedule=None,
+        schedule_id=None,
+        origin=Origin.SUBMIT,
+        timeout_seconds=task.timeout_seconds,
+        traceparent=None,
+    )
+
+
+def _until(seconds: float) -> datetime:
+    # An hour off: a worker that compared wall clocks would see leases that ended long ago.
+    return datetime.now(UTC) + timedelta(seconds=seconds - 3600)
