@@ -218,9 +218,9 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _explained(data: Any, error: msgspec.ValidationError, items: Items | None) -> InvalidInput:
-    """msgspec does not say which item of a list is wrong, and ends at the first: look again, one by one."""
+    """msgspec ends at the first item of a list that is wrong: look again, one by one, to name them all."""
     found = data.get(items.field) if items is not None and isinstance(data, dict) else None
-    if items is None or not isinstance(found, list) or f"`$.{items.field}[...]" not in str(error):
+    if items is None or not isinstance(found, list) or f"`$.{items.field}[" not in str(error):
         return as_invalid_input(error)
     errors: list[FieldError] = []
     for index, item in enumerate(found[:MAX_SUBMITTED]):

@@ -7,9 +7,10 @@ resolves to this machine (the Host would be that name), nor by posting across si
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from urllib.parse import urlsplit
 
-import uuid_utils.compat
+import uuid_utils
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,7 +21,10 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]@/]+)(?::(\d{1,5}))?")
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
-_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
+_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+_LOOKED_AT = frozenset({b"host", b"origin", b"x-request-id"})
+
+Authority = tuple[str, str | None]
 
 
 class Gate:
@@ -34,7 +38,8 @@ class Gate:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope)
+        looked_at = [pair for pair in scope["headers"] if pair[0] in _LOOKED_AT]
+        request_id = _request_id(_values(looked_at, b"x-request-id"))
         scope["state"] = {**scope["state"], "request_id": request_id}
         has_started = False
 
@@ -42,11 +47,10 @@ class Gate:
             nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
-                added = [*_HEADERS, (b"x-request-id", request_id.encode())]
-                message["headers"] = [*message["headers"], *added]
+                message["headers"] = [*message["headers"], *_HEADERS, (b"x-request-id", request_id.encode())]
             await send(message)
 
-        if (refusal := self._refusal(scope)) is not None:
+        if self._hosts is not None and (refusal := self._refusal(self._hosts, scope, looked_at)) is not None:
             await _send_problem(refusal, request_id, stamped)
             return
         try:
@@ -57,47 +61,50 @@ class Gate:
                 raise
             await _send_problem(unexpected(), request_id, stamped)
 
-    def _refusal(self, scope: Scope) -> Refusal | None:
-        if self._hosts is None:
-            return None
-        hosts = _values(scope, b"host")
+    def _refusal(self, allowed: frozenset[str], scope: Scope, looked_at: list[tuple[bytes, bytes]]) -> Refusal | None:
+        hosts = _values(looked_at, b"host")
         host = _authority(hosts[0]) if len(hosts) == 1 else None
-        if host is None or host[0] not in self._hosts:
+        if host is None or host[0] not in allowed:
             return Refusal(FORBIDDEN, "The Host header does not name this server.")
         if scope.get("method") in _SAFE_METHODS:
             return None
-        if any(_origin(origin) != _with_port(host, scope["scheme"]) for origin in _values(scope, b"origin")):
+        origins = _values(looked_at, b"origin")
+        if origins and any(_origin(origin) != _with_port(host, scope["scheme"]) for origin in origins):
             return Refusal(FORBIDDEN, "The Origin header names another site.")
         return None
 
 
-def _request_id(scope: Scope) -> str:
-    given = _values(scope, b"x-request-id")
-    if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]):
-        return given[0]
-    return str(uuid_utils.compat.uuid7())
+def _request_id(given: list[bytes]) -> str:
+    if len(given) == 1 and _REQUEST_ID.fullmatch(text := _text(given[0])):
+        return text
+    return str(uuid_utils.uuid7())
 
 
-def _values(scope: Scope, name: bytes) -> list[str]:
-    return [value.decode("latin-1").strip() for key, value in scope["headers"] if key == name]
+def _values(headers: list[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
+    return [value for key, value in headers if key == name]
 
 
-def _authority(text: str) -> tuple[str, str | None] | None:
-    match = _AUTHORITY.fullmatch(text.lower())
+def _text(value: bytes) -> str:
+    return value.decode("latin-1").strip()
+
+
+@lru_cache(256)
+def _authority(value: bytes) -> Authority | None:
+    match = _AUTHORITY.fullmatch(_text(value).lower())
     return None if match is None else (match[1].strip("[]"), match[2])
 
 
-def _with_port(authority: tuple[str, str | None], scheme: str) -> tuple[str, str | None]:
+def _with_port(authority: Authority, scheme: str) -> Authority:
     host, port = authority
     return host, port or _DEFAULT_PORTS.get(scheme)
 
 
-def _origin(text: str) -> tuple[str, str | None] | None:
+def _origin(value: bytes) -> Authority | None:
     try:
-        parts = urlsplit(text)
+        parts = urlsplit(_text(value))
     except ValueError:
         return None
-    authority = _authority(parts.netloc)
+    authority = _authority(parts.netloc.encode("latin-1"))
     return None if authority is None else _with_port(authority, parts.scheme)
 
 

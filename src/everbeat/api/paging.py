@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from everbeat.api.problems import MALFORMED, Refusal
-from everbeat.api.rooms import ApiRequest
+from everbeat.api.rooms import Asked
 from everbeat.core.definitions import convert, rfc3339, utc
 from everbeat.core.errors import InvalidInput
 from everbeat.core.names import is_name
@@ -52,10 +52,13 @@ class WindowQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     to: Annotated[TimeText, msgspec.Meta(description="The end of the window, not part of it.")] | Optional = msgspec.UNSET
 
 
-def query_of(request: ApiRequest, type_: type[Q]) -> Q:
+def query_of(request: Asked, type_: type[Q]) -> Q:
     """The query string as this struct; a parameter that comes twice counts with its last value."""
+    query = request.scope["query_string"]
+    if not query:
+        return msgspec.convert({}, type_)
     try:
-        text = request.scope["query_string"].decode()
+        text = query.decode()
         pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_PARAMETERS)
     except UnicodeDecodeError:
         raise Refusal(MALFORMED, "The query string is not valid UTF-8.") from None

@@ -108,16 +108,17 @@ def problem_body(refusal: Refusal, request_id: str, errors: Sequence[FieldError]
 
 def answer_problem(request: ApiRequest, error: Exception) -> Response[bytes]:
     """The one exception handler of the app."""
+    refusal, body = problem_of(request.scope, error)
+    return Response(content=body, status_code=refusal.kind.status, media_type=MEDIA_TYPE, headers=refusal.headers)
+
+
+def problem_of(scope: Scope, error: Exception) -> tuple[Refusal, bytes]:
+    """What an error means to the one who asked, and the body that says so."""
     refusal = refusal_of(error)
     if refusal.kind is INTERNAL or refusal.kind is REFUSED:
-        log_failure(request.scope, error)
+        log_failure(scope, error)
     errors = error.errors if isinstance(error, InvalidInput) else None
-    return Response(
-        content=problem_body(refusal, request_id_of(request.scope), errors),
-        status_code=refusal.kind.status,
-        media_type=MEDIA_TYPE,
-        headers=refusal.headers,
-    )
+    return refusal, problem_body(refusal, request_id_of(scope), errors)
 
 
 def refusal_of(error: Exception) -> Refusal:

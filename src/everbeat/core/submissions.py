@@ -312,6 +312,7 @@ def task_answer(task: Task) -> dict[str, Any]:
         "progress": progress,
         "result": _raw(task.result),
         "error": _raw(task.error),
+        "reason": task.reason,
         "created_at": rfc3339(task.created_at),
         "started_at": optional_rfc3339(task.started_at),
         "finished_at": optional_rfc3339(task.finished_at),

@@ -156,6 +156,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     fence: int
     cancel_requested: bool
     traceparent: str | None
+    # How its last attempt ended, and why there is no other: only of a finished task.
+    outcome: AttemptOutcome | None = None
+    reason: str | None = None
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ import uuid_utils.compat
 
 from everbeat.core.errors import Conflict, FieldError, InvalidInput, NotFound, TooLarge
 from everbeat.core.submissions import fresh_task, new_task, task_again
-from everbeat.core.tasks import LIVE_STATES, Attempt, AttemptOutcome, LogLine, NewTask, Task, TaskState
+from everbeat.core.tasks import LIVE_STATES, Attempt, LogLine, NewTask, Task, TaskState
 from everbeat.core.wire import MAX_SUBMITTED, TaskInput
 from everbeat.services.events import Emit, TasksFinished, TasksSubmitted, ignore
 from everbeat.services.groups import GroupCommit
@@ -26,11 +26,6 @@ _MOST_ROWS = 1000
 _ALONE = 100
 _SLICE = 250
 _TRIES = 5
-
-_FINAL_OUTCOMES = {
-    TaskState.COMPLETED: AttemptOutcome.COMPLETED,
-    TaskState.CANCELLED: AttemptOutcome.CANCELLED,
-}
 
 
 class _Share(NamedTuple):
@@ -200,7 +195,8 @@ class Tasks:
         """Oldest first: those that did not end the task, and the one that did or is under way."""
         task = await self.get(tenant_id, id_)
         attempts = await self._store.task_attempts(tenant_id, id_)
-        if task.started_at is not None and all(one.fence < task.fence for one in attempts):
+        is_under_way = task.state is TaskState.RUNNING
+        if task.started_at is not None and (is_under_way or task.outcome is not None):
             attempts.append(_last_attempt(task))
         return attempts
 
@@ -247,17 +243,14 @@ class Tasks:
 
 def _last_attempt(task: Task) -> Attempt:
     assert task.started_at is not None
-    outcome = None
-    if task.finished_at is not None:
-        outcome = _FINAL_OUTCOMES.get(task.state, AttemptOutcome.FAILED)
     return Attempt(
         attempt=task.attempt,
         fence=task.fence,
         worker=task.worker,
         started_at=task.started_at,
         ended_at=task.finished_at,
-        outcome=outcome,
-        error=task.error if outcome is not None else None,
+        outcome=task.outcome,
+        error=None if task.outcome is None else task.error,
     )
 
 

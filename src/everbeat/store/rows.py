@@ -337,6 +337,7 @@ def task_from_row(row: Row) -> Task:
             "retry": row["retry"].encode(),
             "result": _bytes(row["result"]),
             "error": _bytes(row["error"]),
+            "outcome": AttemptOutcome(row["outcome"]) if row["outcome"] else None,
         }
     )
 

@@ -194,9 +194,9 @@ class Heart:
         seconds = patience_seconds(min(held.task.lease_seconds for held in batch))
         async with asyncio.timeout(seconds):
             answers = await self._send(lambda: self._transport.heartbeat(Heartbeat(worker=self._worker, leases=beats)))
-        by_id = {held.task.id: held for held in batch}
+        by_key = {held.key: held for held in batch}
         for answer in answers:
-            if (one := by_id.get(answer.id)) is not None:
+            if (one := by_key.get(answer.id.int)) is not None:
                 self._heard(one, answer, sent_at)
 
     def _heard(self, held: Held, answer: BeatAnswer, sent_at: float) -> None:

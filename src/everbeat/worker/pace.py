@@ -36,11 +36,14 @@ class Pace:
         seconds = min(_AHEAD_SECONDS, self.longest_wait_seconds, self._shortest_timeout / 10)
         return min(int(self.rate * seconds), MOST_AHEAD)
 
-    def to_claim(self, in_hand: int) -> int:
-        """How many to claim now: none until it is worth a request."""
+    @property
+    def claim_below(self) -> int:
+        """With fewer tasks than this in hand, a claim is worth a request."""
         ahead = self.ahead
-        room = self._concurrency + ahead - in_hand
-        return min(room, MAX_CLAIMED) if room >= max(1, ahead // 2) else 0
+        return self._concurrency + ahead - max(1, ahead // 2) + 1
+
+    def to_claim(self, in_hand: int) -> int:
+        return min(self._concurrency + self.ahead - in_hand, MAX_CLAIMED) if in_hand < self.claim_below else 0
 
     def received(self, shortest_timeout: float, now: float) -> None:
         if self._since is None:

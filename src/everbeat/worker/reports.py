@@ -228,8 +228,8 @@ class Reporter:
         hand = self._hand
         for held in batch:
             # The same task may have come back under a new fence meanwhile.
-            if hand.get(held.task.id) is held:
-                del hand[held.task.id]
+            if hand.get(held.key) is held:
+                del hand[held.key]
         if not self.backlog:
             self._drained.set()
         self._freed()

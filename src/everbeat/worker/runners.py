@@ -55,6 +55,10 @@ class Runners:
         self._next_check = float("inf")
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def in_hand(self) -> int:
+        return len(self.ready) + len(self.running)
+
     def put(self, held: Iterable[Held]) -> None:
         self.ready.extend(held)
         self.pump()
@@ -88,8 +92,7 @@ class Runners:
             if head.stop is not None:
                 ready.popleft()
             elif head.definition.is_async:
-                # As many as there may be handlers that wait; those that find nothing left to do end at once.
-                for _ in range(min(len(ready), self._concurrency - len(self.running)) - self._starting):
+                if not self._starting:
                     self._spawn()
                 return
             else:
@@ -102,9 +105,12 @@ class Runners:
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self) -> None:
-        self._starting -= 1
         me = asyncio.current_task()
         assert me is not None
+        self._starting -= 1
+        # One runner is always on its way while there is more to do: it begins as soon as a handler in this one waits.
+        if len(self.ready) > 1:
+            self.pump()
         while (held := self._next()) is not None:
             held.runner = me
             outcome = await self._caller.call(held)

@@ -63,6 +63,7 @@ class Worker:
         self._journal = Journal(self.name)
         self._hand: Hand = {}
         self._pace = Pace(concurrency, lease_seconds)
+        self._claim_below = concurrency
         self._is_stopping = False
         self._is_stopped = asyncio.Event()
         self._has_ended = asyncio.Event()
@@ -139,8 +140,9 @@ class Worker:
     def _room(self) -> int:
         if self._reporter.backlog > _MOST_UNREPORTED:
             return 0
-        in_hand = len(self._runners.ready) + len(self._runners.running)
+        in_hand = self._runners.in_hand
         self._pace.sample(in_hand, monotonic())
+        self._claim_below = self._pace.claim_below
         return self._pace.to_claim(in_hand)
 
     def _received(self, tasks: list[ClaimedTask], sent_at: float) -> None:
@@ -151,10 +153,10 @@ class Worker:
         taken = []
         for task in tasks:
             held = Held(task, definitions.get(task.type, _UNKNOWN), sent_at, now)
-            previous = self._hand.get(task.id)
+            previous = self._hand.get(held.key)
             if previous is not None and not previous.is_settled and previous.tell_to_stop(Stop.LOST):
                 self._told_to_stop(previous)
-            self._hand[task.id] = held
+            self._hand[held.key] = held
             taken.append(held)
         self._sort_out(taken, now)
 
@@ -194,7 +196,7 @@ class Worker:
         if self._is_stopping:
             if not self._runners.running:
                 self._has_ended.set()
-        elif self._claimer.is_waiting and self._pace.to_claim(len(self._runners.ready) + len(self._runners.running)):
+        elif self._claimer.is_waiting and self._runners.in_hand < self._claim_below:
             self._claimer.wake()
 
     def _told_to_stop(self, held: Held) -> None:
@@ -224,8 +226,8 @@ class Worker:
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
-            runners = self._runners
-            self._pace.sample(len(runners.ready) + len(runners.running), monotonic())
+            self._pace.sample(self._runners.in_hand, monotonic())
+            self._claim_below = self._pace.claim_below
             self._give_back_stalled()
             self._freed()
 

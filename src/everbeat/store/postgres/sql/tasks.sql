@@ -299,12 +299,12 @@ WHERE id = :id AND tenant_id = :tenant_id AND state IN ('scheduled', 'ready');
 SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
   labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message,
   NULL::text AS result, error, created_at, started_at, NULL::timestamptz AS finished_at, lease_owner AS worker, lease_until,
-  fence, cancel_requested, traceparent
+  fence, cancel_requested, traceparent, NULL::text AS outcome, NULL::text AS reason
 FROM tasks WHERE tenant_id = :tenant_id AND id = ANY(:ids::uuid[])
 UNION ALL
 SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
   labels, origin, schedule_id, schedule_name, scheduled_for, progress_fraction, progress_message, result, error, created_at,
-  started_at, finished_at, worker, NULL, fence, false, traceparent
+  started_at, finished_at, worker, NULL, fence, false, traceparent, outcome, reason
 FROM task_history WHERE tenant_id = :tenant_id AND id = ANY(:ids::uuid[]);
 
 -- name: task_list
@@ -312,7 +312,7 @@ FROM task_history WHERE tenant_id = :tenant_id AND id = ANY(:ids::uuid[]);
 SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
   labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message,
   NULL::text AS result, error, created_at, started_at, NULL::timestamptz AS finished_at, lease_owner AS worker, lease_until,
-  fence, cancel_requested, traceparent
+  fence, cancel_requested, traceparent, NULL::text AS outcome, NULL::text AS reason
 FROM tasks WHERE tenant_id = :tenant_id AND id < :before AND id >= :floor
   AND (:state::text IS NULL OR state = :state) AND (:queue::text IS NULL OR queue = :queue)
   AND (:type::text IS NULL OR type = :type)
@@ -325,7 +325,7 @@ ORDER BY id DESC LIMIT :limit;
 SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
   labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message,
   NULL::text AS result, error, created_at, started_at, NULL::timestamptz AS finished_at, lease_owner AS worker, lease_until,
-  fence, cancel_requested, traceparent
+  fence, cancel_requested, traceparent, NULL::text AS outcome, NULL::text AS reason
 FROM tasks WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND id < :before
   AND (:state::text IS NULL OR state = :state) AND (:queue::text IS NULL OR queue = :queue)
   AND (:type::text IS NULL OR type = :type)
@@ -341,7 +341,8 @@ SELECT id FROM tasks WHERE tenant_id = :tenant_id AND id < :before ORDER BY id D
 -- Finished tasks between two ids, newest first.
 SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
   labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message, result, error,
-  created_at, started_at, finished_at, worker, NULL::timestamptz AS lease_until, fence, false AS cancel_requested, traceparent
+  created_at, started_at, finished_at, worker, NULL::timestamptz AS lease_until, fence, false AS cancel_requested, traceparent,
+  outcome, reason
 FROM task_history WHERE tenant_id = :tenant_id AND id < :before AND id >= :floor
   AND (:state::text IS NULL OR state = :state) AND (:queue::text IS NULL OR queue = :queue)
   AND (:type::text IS NULL OR type = :type)
@@ -353,7 +354,8 @@ ORDER BY id DESC LIMIT :limit;
 -- Finished tasks of a schedule, newest first.
 SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
   labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message, result, error,
-  created_at, started_at, finished_at, worker, NULL::timestamptz AS lease_until, fence, false AS cancel_requested, traceparent
+  created_at, started_at, finished_at, worker, NULL::timestamptz AS lease_until, fence, false AS cancel_requested, traceparent,
+  outcome, reason
 FROM task_history WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND id < :before
   AND (:state::text IS NULL OR state = :state) AND (:queue::text IS NULL OR queue = :queue)
   AND (:type::text IS NULL OR type = :type)
