@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from bench import growth, herd, idle, lag, registering, ticks
+from bench import draining, growth, herd, history, idle, lag, minute, pickup, polls, registering, submitting, ticks
 from bench.postgres import PostgresSite
 from bench.report import Line, print_tables, save, say, source_digest
 from bench.sites import Scale, Site
@@ -24,6 +24,12 @@ BENCHMARKS: dict[str, Benchmark] = {
     "lag": lag.run,
     "registering": registering.run,
     "idle": idle.run,
+    "submitting": submitting.run,
+    "draining": draining.run,
+    "pickup": pickup.run,
+    "minute": minute.run,
+    "history": history.run,
+    "polls": polls.run,
 }
 SITES: dict[str, Callable[[], Site]] = {"postgres": PostgresSite, "sqlite": SqliteSite}
 NAMES = [*BENCHMARKS, "ticks"]

@@ -8,14 +8,20 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def batch_request(port: int, schedules: Sequence[dict[str, Any]]) -> bytes:
-    """The bytes of one POST /v1/schedules/batch."""
-    body = json.dumps({"schedules": list(schedules)}).encode()
+def post(port: int, path: str, content: Any, **headers: str) -> bytes:
+    """The bytes of one POST with a body of JSON."""
+    body = json.dumps(content).encode()
+    more = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
     head = (
-        f"POST /v1/schedules/batch HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n{more}\r\n"
     )
     return head.encode() + body
+
+
+def batch_request(port: int, schedules: Sequence[dict[str, Any]]) -> bytes:
+    """The bytes of one POST /v1/schedules/batch."""
+    return post(port, "/v1/schedules/batch", {"schedules": list(schedules)})
 
 
 async def send_all(port: int, requests: Sequence[bytes], clients: int) -> list[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -14,8 +15,10 @@ import uuid_utils.compat
 from tests.support.postgres import PostgresServer
 from tests.support.processes import make_folder
 
+from bench.postgres_queue import PostgresQueue
+from bench.queues import payload
 from bench.rows import Row
-from bench.sites import BATCH, Batch
+from bench.sites import BATCH, Batch, children, cpu_seconds
 from everbeat.store.postgres.store import PostgresStore
 
 _DATABASE = "bench"
@@ -41,6 +44,16 @@ FROM unnest($1::uuid[], $2::timestamptz[], $3::timestamptz[], $4::timestamptz[],
   AS f(id, next_tick_at, due_at, cursor_at, last_tick_at)
 WHERE s.id = f.id
 """
+_PAST_MONTHS = """
+SELECT everbeat_month_ensure(at) FROM generate_series(now() - interval '30 days', now(), interval '1 day') AS at
+"""
+_HISTORY = """
+INSERT INTO task_history (id, tenant_id, queue, type, target, payload, origin, run_at, priority, state, attempt, max_attempts,
+  labels, worker, fence, outcome, created_at, started_at, finished_at)
+SELECT uuidv7(at - now()), '00000000-0000-0000-0000-000000000000', 'bench', 'noop', '{}', $2, 'submit', at, 100, 'completed',
+  1, 3, '{}', 'host:1:abcdef', 1, 'completed', at, at, at
+FROM (SELECT now() - n * (interval '30 days' / $1::int) AS at FROM generate_series($1::int, 1, -1) AS n) AS past
+"""
 _BATCHES = """
 SELECT min(fired_at) AS fired_at, min(scheduled_for) AS first_due_at, max(scheduled_for) AS last_due_at, count(*) AS count
 FROM ticks GROUP BY xmin ORDER BY 1
@@ -52,25 +65,37 @@ Columns = list[tuple[Any, ...]]
 class PostgresSite:
     name = "PostgreSQL"
 
-    def __init__(self) -> None:
+    def __init__(self, trunk: PostgresSite | None = None, database: str = _DATABASE) -> None:
         self.folder = make_folder("everbeat-bench-")
-        self._server = PostgresServer(fsync=True, in_memory=False, settings=_SETTINGS)
-        self._server.start()
+        self._database = database
+        self._is_branch = trunk is not None
+        if trunk is not None:
+            self._server: PostgresServer = trunk._server
+        else:
+            self._server = PostgresServer(fsync=True, in_memory=False, settings=_SETTINGS)
+            self._server.start()
+        self.raw_queue = PostgresQueue(lambda: self._connect(self._server.url()))
 
     @property
     def url(self) -> str:
-        return self._server.url(_DATABASE)
+        return self._server.url(self._database)
+
+    def branch(self, name: str) -> PostgresSite:
+        return PostgresSite(self, f"{_DATABASE}_{name}")
 
     async def fresh(self) -> None:
-        self._server.drop_database(_DATABASE)
-        self._server.create_database(_DATABASE)
+        self._server.drop_database(self._database)
+        self._server.create_database(self._database)
         store = PostgresStore(self.url, listen=False)
         await store.migrate()
         await store.month_ensure([await self.now(), await self.now() + timedelta(days=31)])
         await store.close()
 
     async def close(self) -> None:
-        self._server.remove()
+        if self._is_branch:
+            self._server.drop_database(self._database)
+        else:
+            self._server.remove()
         for path in self.folder.iterdir():
             path.unlink()
         self.folder.rmdir()
@@ -181,11 +206,28 @@ class PostgresSite:
         return float(await self._value("SELECT extract(epoch FROM clock_timestamp() - max(seen_at)) FROM nodes") or 0)
 
     async def log_statements(self) -> bool:
-        await self._value(f"ALTER DATABASE {_DATABASE} SET log_statement = 'all'")
+        await self._value(f"ALTER DATABASE {self._database} SET log_statement = 'all'")
         return True
 
     def statements(self) -> int:
         return len(_EXECUTED.findall(self._server.logs()))
+
+    async def count_live(self) -> int:
+        return int(await self._value("SELECT count(*) FROM tasks"))
+
+    async def count_completed(self) -> int:
+        return int(await self._value("SELECT count(*) FROM task_history WHERE state = 'completed'"))
+
+    async def fill_history(self, count: int) -> None:
+        connection = await self._connect()
+        await connection.execute(_PAST_MONTHS)
+        await connection.execute(_HISTORY, count, json.dumps(payload(0)), timeout=1200)
+        await connection.execute("VACUUM (FREEZE, ANALYZE) task_history", timeout=1200)
+        await connection.execute("CHECKPOINT", timeout=1200)
+        await connection.close()
+
+    def database_cpu_seconds(self) -> float:
+        return sum(map(cpu_seconds, (self._server.pid, *children(self._server.pid))))
 
     async def _types(self) -> dict[str, str]:
         connection = await self._connect()
@@ -196,8 +238,8 @@ class PostgresSite:
         await connection.close()
         return {row["attname"]: row["type"] for row in found}
 
-    async def _connect(self) -> asyncpg.Connection:
-        return await asyncpg.connect(self.url, server_settings={"application_name": "bench", "jit": "off"})
+    async def _connect(self, url: str | None = None) -> asyncpg.Connection:
+        return await asyncpg.connect(url or self.url, server_settings={"application_name": "bench", "jit": "off"})
 
     async def _value(self, sql: str) -> Any:
         connection = await self._connect()

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from tests.support.processes import ServerProcess, free_port
 
+from bench.queues import RawQueue
 from bench.rows import Row
 
 BATCH = 1000
@@ -41,6 +42,10 @@ class Site(Protocol):
     @property
     def url(self) -> str:
         """What `everbeat serve --database-url` gets."""
+
+    @property
+    def raw_queue(self) -> RawQueue:
+        """The baseline of tasks."""
 
     async def fresh(self) -> None:
         """An empty migrated database."""
@@ -87,6 +92,21 @@ class Site(Protocol):
     def statements(self) -> int:
         """How many statements Everbeat's sessions have run, as the database's log has it."""
 
+    def branch(self, name: str) -> Site:
+        """Another database of the same server; closing it removes only that."""
+
+    async def count_live(self) -> int:
+        """How many tasks have not ended."""
+
+    async def count_completed(self) -> int:
+        """How many completed tasks the history has."""
+
+    async def fill_history(self, count: int) -> None:
+        """Put in so many completed tasks of the last 30 days, and settle."""
+
+    def database_cpu_seconds(self) -> float:
+        """CPU that the database's own processes have used so far; none if it has none."""
+
 
 @contextlib.contextmanager
 def serving(site: Site, *args: str) -> Iterator[tuple[ServerProcess, int]]:
@@ -116,5 +136,10 @@ def resident_megabytes(pid: int) -> float:
 
 
 def cpu_seconds(pid: int) -> float:
+    """User and system time of the process and all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
+
+
+def children(pid: int) -> list[int]:
+    return [int(one) for task in Path(f"/proc/{pid}/task").iterdir() for one in (task / "children").read_text().split()]

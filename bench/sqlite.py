@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -12,8 +14,10 @@ import apsw
 import uuid_utils.compat
 from tests.support.processes import make_folder
 
+from bench.queues import payload
 from bench.rows import Row
 from bench.sites import BATCH, Batch
+from bench.sqlite_queue import SqliteQueue
 from everbeat.store.sqlite.store import SqliteStore
 
 _PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "temp_store = MEMORY", "cache_size = -32000", "busy_timeout = 10000")
@@ -31,6 +35,16 @@ INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origi
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _ADVANCE = "UPDATE schedules SET next_tick_at = ?, due_at = ?, cursor_at = ?, last_tick_at = ? WHERE id = ?"
+_HISTORY = """
+WITH RECURSIVE past (n, at) AS (
+  SELECT :count, :now - :count * :every UNION ALL SELECT n - 1, at + :every FROM past WHERE n > 1)
+INSERT INTO task_history (id, tenant_id, queue, type, target, payload, origin, run_at, priority, state, attempt, max_attempts,
+  labels, worker, fence, outcome, created_at, started_at, finished_at)
+-- Ids that begin with the time, as version 7 has it.
+SELECT unhex(printf('%012x', at / 1000) || '7' || substr(hex(randomblob(10)), 2)), zeroblob(16), 'bench', 'noop', '{}',
+  :payload, 'submit', at, 100, 'completed', 1, 3, '{}', 'host:1:abcdef', 1, 'completed', at, at, at
+FROM past
+"""
 _BATCHES = """
 SELECT fired_at, min(scheduled_for), max(scheduled_for), count(*) FROM ticks GROUP BY fired_at ORDER BY fired_at
 """
@@ -44,10 +58,14 @@ class SqliteSite:
     def __init__(self) -> None:
         self.folder = make_folder("everbeat-bench-")
         self._path = self.folder / "bench.db"
+        self.raw_queue = SqliteQueue(lambda: self._connect(self.folder / "raw.db"))
 
     @property
     def url(self) -> str:
         return f"sqlite:///{self._path}"
+
+    def branch(self, name: str) -> SqliteSite:
+        return SqliteSite()
 
     async def fresh(self) -> None:
         for path in self.folder.glob("bench.db*"):
@@ -158,6 +176,26 @@ class SqliteSite:
     def statements(self) -> int:
         raise NotImplementedError
 
+    async def count_live(self) -> int:
+        return int(self._value("SELECT count(*) FROM tasks"))
+
+    async def count_completed(self) -> int:
+        return int(self._value("SELECT count(*) FROM task_history WHERE state = 'completed'"))
+
+    async def fill_history(self, count: int) -> None:
+        connection = self._connect()
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("PRAGMA cache_size = -1000000")
+        every = timedelta(days=30) // _MICROSECOND // count
+        given = {"count": count, "now": _bound(await self.now()), "every": every, "payload": json.dumps(payload(0))}
+        connection.execute(_HISTORY, given)
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.close()
+        await self.settle()
+
+    def database_cpu_seconds(self) -> float:
+        return 0.0
+
     def _insert(self, values: Iterable[Sequence[Any]], columns: list[str]) -> None:
         connection = self._connect()
         connection.execute("PRAGMA synchronous = OFF")
@@ -169,8 +207,8 @@ class SqliteSite:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         connection.close()
 
-    def _connect(self) -> apsw.Connection:
-        connection = apsw.Connection(str(self._path))
+    def _connect(self, path: Path | None = None) -> apsw.Connection:
+        connection = apsw.Connection(str(path or self._path))
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
         return connection

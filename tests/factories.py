@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -11,20 +11,28 @@ from uuid import UUID, uuid4
 import apsw
 import asyncpg
 import msgspec
+import uuid_utils.compat
 
 from everbeat.clock import DatabaseClock
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.partitioning import PARTITIONS, partition_of
 from everbeat.core.rules import Rule, TriggerKind
 from everbeat.core.schedules import DEFAULT_TENANT, Schedule, Spec, Status
+from everbeat.core.tasks import ClaimedTask, NewTask, Origin
 from everbeat.core.ticks import Skip, SkipReason, Tick
 from everbeat.core.timeline import TimelineCache
 from everbeat.services.audit import Auditing, Count
+from everbeat.services.backfill import Backfill
+from everbeat.services.dead_letters import DeadLetters
 from everbeat.services.events import Event, TicksRefused
 from everbeat.services.ownership import Ownership
+from everbeat.services.polls import Polls
 from everbeat.services.schedules import Schedules
+from everbeat.services.tasks import Tasks
 from everbeat.services.ticker import Ticker, TickerSettings
-from everbeat.store.base import Firing, NodeBeat, Store
+from everbeat.services.turns import Promoter, Reaper, Turns
+from everbeat.services.work import Work
+from everbeat.store.base import Claimer, Completed, Firing, LeaseRef, NodeBeat, Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.connections import to_microseconds
 from everbeat.store.sqlite.store import SqliteStore
@@ -113,6 +121,24 @@ def firing_of(schedule: Schedule, epoch: int = 1, **more: Any) -> Firing:
     return firing._replace(**more)
 
 
+def make_task(type_: str = "work", *, tenant_id: UUID = DEFAULT_TENANT, **more: Any) -> NewTask:
+    """A task to submit, with an id of its time."""
+    id_ = more.pop("id", None) or uuid_utils.compat.uuid7()
+    defaults: dict[str, Any] = {
+        "partition": partition_of(id_),
+        "queue": "default",
+        "target": "{}",
+        "payload": "{}",
+        "origin": Origin.SUBMIT,
+        "priority": 100,
+        "max_attempts": 3,
+        "retry": "{}",
+        "timeout_seconds": 3600.0,
+        "labels": "{}",
+    }
+    return NewTask(id=id_, tenant_id=tenant_id, type=type_, **{**defaults, **more})
+
+
 def skip(first: datetime, last: datetime | None = None, count: int = 1, reason: SkipReason = SkipReason.MISFIRE) -> Skip:
     return Skip(first, last or first, count, reason)
 
@@ -128,6 +154,30 @@ async def insert(store: Store, *schedules: Schedule, tenant_id: UUID = DEFAULT_T
 async def find(store: Store, schedule: Schedule) -> Schedule:
     (found,) = (await store.schedule_find(schedule.tenant_id, ids=[schedule.id])).schedules
     return found
+
+
+async def claim(
+    store: Store,
+    *queues: str,
+    limit: int = 10,
+    now: datetime = NOW,
+    worker: str = "worker",
+    lease_seconds: float = 30,
+    tenant_id: UUID = DEFAULT_TENANT,
+    **more: Any,
+) -> list[ClaimedTask]:
+    """What one worker gets."""
+    claimers = [Claimer(worker, limit, lease_seconds)]
+    (tasks,) = await store.task_claim(tenant_id, queues or ("default",), claimers, now=now, **more)
+    return tasks
+
+
+def lease_of(task: ClaimedTask, **more: Any) -> LeaseRef:
+    return LeaseRef(DEFAULT_TENANT, task.id, task.fence)._replace(**more)
+
+
+async def complete(store: Store, *tasks: ClaimedTask, now: datetime = NOW, result: str | None = None) -> Completed:
+    return await store.task_complete([(lease_of(task), result) for task in tasks], now=now)
 
 
 async def take_all(store: Store, node: UUID, *, now: datetime = NOW, lease_seconds: float = 10) -> Mapping[int, int]:
@@ -200,6 +250,8 @@ class SteppedNode:
         lease_seconds: float = 10,
         settings: TickerSettings | None = None,
         name: str = "node",
+        total_seconds: float = 7 * 86_400,
+        chance: Callable[[], float] = lambda: 0.5,
     ) -> None:
         self.store: Store = store
         self.now = now
@@ -210,6 +262,15 @@ class SteppedNode:
         self.timelines = TimelineCache()
         self.id = uuid4()
         clock = DatabaseClock(lambda: self.monotonic)
+        self.polls = Polls(self.store, total_seconds=total_seconds)
+        self.turns = Turns(self.store, self.polls, emit=self.events.append)
+        self.promoter = Promoter(self.store, self.polls, clock, emit=self.events.append)
+        self.reaper = Reaper(self.store, self.turns, total_seconds=total_seconds, chance=chance)
+        self.work = Work(
+            self.store, self.polls, self.turns, total_seconds=total_seconds, emit=self.events.append, chance=chance
+        )
+        self.tasks = Tasks(self.store, self.polls, self.turns, emit=self.events.append)
+        self.dead_letters = DeadLetters(self.store, self.tasks)
         self.ownership = Ownership(
             self.store,
             beat(self.id, lease_seconds=lease_seconds, name=name),
@@ -224,9 +285,15 @@ class SteppedNode:
             self.timelines,
             settings=settings or TickerSettings(),
             emit=self.events.append,
+            on_tasks=self._on_tasks,
         )
         self.schedules = Schedules(self.store, self.timelines)
+        self.backfill = Backfill(self.store, self.schedules, self.tasks, self.timelines)
         self.audit = Auditing(self.store, self.timelines, late_seconds=5)
+
+    def _on_tasks(self, queues: frozenset[str], holders: frozenset[UUID]) -> None:
+        self.polls.ring(queues)
+        self.turns.expect(holders)
 
     @property
     def owned(self) -> frozenset[int]:
@@ -268,6 +335,24 @@ class SteppedNode:
         """Step through time to the given instant."""
         while self.now < until:
             await self.step(min(self.now + seconds(by_seconds), until))
+
+    async def promote(self, now: datetime | None = None) -> None:
+        """Make ready whatever has come due."""
+        self.move_to(now or self.now)
+        while await self.promoter.run_once(self.now):
+            pass
+
+    async def reap(self, now: datetime | None = None) -> None:
+        """End every attempt whose lease has run out, and let those go on who waited for that."""
+        self.move_to(now or self.now)
+        while await self.reaper.run_once(self.now):
+            pass
+        await self.turn()
+
+    async def turn(self) -> None:
+        """Release held tasks: of those schedules that something was heard of, then of all."""
+        for _ in range(2):
+            await self.turns.run_once(self.now)
 
     async def put(self, name: str = "job", **more: Any) -> Schedule:
         return (await self.schedules.put(DEFAULT_TENANT, name, definition(name, **more), now=self.now)).schedule

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
@@ -257,9 +256,8 @@ class Everbeat:
         worker = Worker(
             self.registry,
             transport,
-            queues=list(queues) if queues is not None else self.registry.queues(),
+            queues=queues,
             concurrency=concurrency,
-            name=f"{self.name}@{socket.gethostname()[:100]}:{os.getpid()}",
             grace_seconds=grace_seconds,
             lease_seconds=lease_seconds,
         )

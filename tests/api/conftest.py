@@ -17,10 +17,16 @@ from everbeat.api.app import Health, Rooms, build_app
 from everbeat.api.problems import Problem
 from everbeat.core.timeline import TimelineCache
 from everbeat.services.audit import Auditing
+from everbeat.services.backfill import Backfill
 from everbeat.services.calendars import CalendarRoom
 from everbeat.services.cluster import ClusterRoom
+from everbeat.services.dead_letters import DeadLetters
 from everbeat.services.ledger import Ledger
+from everbeat.services.polls import Polls
 from everbeat.services.schedules import Schedules
+from everbeat.services.tasks import Tasks
+from everbeat.services.turns import Turns
+from everbeat.services.work import Work
 from everbeat.store.base import Store
 from everbeat.store.sqlite.store import SqliteStore
 
@@ -40,12 +46,19 @@ async def store(sqlite_path: Path) -> AsyncIterator[Store]:
 def make_rooms(store: Store) -> Rooms:
     timelines = TimelineCache()
     schedules = Schedules(store, timelines)
+    polls = Polls(store)
+    turns = Turns(store, polls)
+    tasks = Tasks(store, polls, turns)
 
     async def ready() -> Health:
         return Health(True, {"database": "ok"})
 
     return Rooms(
         schedules=schedules,
+        tasks=tasks,
+        work=Work(store, polls, turns),
+        dead_letters=DeadLetters(store, tasks),
+        backfill=Backfill(store, schedules, tasks, timelines),
         ledger=Ledger(store, timelines, late_seconds=LATE_SECONDS),
         audit=Auditing(store, timelines, late_seconds=LATE_SECONDS),
         cluster=ClusterRoom(store),

@@ -86,7 +86,7 @@ class ScriptedServer:
             return 200, {"ids": [self._submit(task.get("idempotency_key"), task) for task in seen.body["tasks"]]}
         if seen.path == "/v1/worker/claim":
             return 200, {"tasks": []}
-        if seen.method == "GET" and seen.path.startswith("/v1/tasks/"):
+        if seen.method == "GET" and seen.path.startswith("/v1/tasks/") and seen.path.count("/") == 3:
             id_ = UUID(seen.path.rpartition("/")[2])
             return (200, self.tasks[id_]) if id_ in self.tasks else (404, {"detail": "no such task"})
         return 200, {"method": seen.method, "path": seen.path, "items": [], "next_cursor": None}

@@ -312,9 +312,7 @@ def test_it_refuses_schedules_that_could_not_run(eb: Everbeat, decorate: Callabl
 
 
 def test_an_argument_that_no_tick_would_give_is_told(eb: Everbeat) -> None:
-    with pytest.raises(
-        RegistrationError, match=r"missing a required argument: 'account'.*payload=.*a default"
-    ):
+    with pytest.raises(RegistrationError, match=r"missing a required argument: 'account'.*payload=.*a default"):
 
         @eb.cron("0 2 * * *")
         def build(account: int) -> None: ...

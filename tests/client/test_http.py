@@ -129,9 +129,13 @@ def test_threads_share_a_shell(server: ScriptedServer, shell: SyncHttp) -> None:
     assert len(server.tasks) == 80
 
 
-async def test_the_sync_shell_of_a_transport_asks_the_same_server(server: ScriptedServer, transport: HttpTransport) -> None:
-    shell = transport.blocking()
-    (id_,) = await asyncio.to_thread(shell.submit, [TASK])
-    shell.close()
-    assert list(server.tasks) == [id_]
+async def test_a_transport_for_another_thread_asks_the_same_server(server: ScriptedServer, transport: HttpTransport) -> None:
+    other = transport.for_thread()
+
+    async def submit() -> None:
+        await other.submit([TASK])
+        await other.close()
+
+    await asyncio.to_thread(asyncio.run, submit())
+    assert len(server.tasks) == 1
     assert server.seen[-1].headers["authorization"] == "Bearer eb_secret"

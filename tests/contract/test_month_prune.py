@@ -15,7 +15,19 @@ from everbeat.core.errors import StoreUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
-from tests.factories import count_rows, execute_raw, firing_of, insert, ledger, make_schedule, minutes, skip, take_all
+from tests.factories import (
+    claim,
+    complete,
+    count_rows,
+    execute_raw,
+    firing_of,
+    insert,
+    ledger,
+    make_schedule,
+    minutes,
+    skip,
+    take_all,
+)
 
 NODE = UUID(int=1)
 JANUARY, FEBRUARY, MARCH = (datetime(2026, month, 15, tzinfo=UTC) for month in (1, 2, 3))
@@ -46,8 +58,7 @@ async def test_month_prune_removes_finished_tasks_too(store: Store) -> None:
         await insert(store, schedule)
         await take_all(store, NODE, now=moment)
         await store.tick_fire(NODE, [firing_of(schedule)], now=moment)
-        (task,) = await store.task_claim("worker", ["default"], limit=1, lease_seconds=30, now=moment)
-        await store.task_complete([(task.id, task.fence)], now=moment)
+        await complete(store, *await claim(store, now=moment), now=moment)
     while await store.month_prune(before=datetime(2026, 3, 1, tzinfo=UTC), limit=10):
         pass
     assert await count_rows(store, "task_history") == await count_rows(store, "ticks") == 1

@@ -16,6 +16,8 @@ from tests.factories import (
     NOW,
     OTHER_TENANT,
     beat,
+    claim,
+    complete,
     count_rows,
     execute_raw,
     find,
@@ -61,12 +63,12 @@ async def test_tick_fire_writes_ledger_task_and_position_together(store: Store) 
     moved = await find(store, schedule)
     assert (moved.next_tick_at, moved.due_at, moved.cursor_at, moved.last_tick_at) == (*[NOW + minutes(1)] * 2, NOW, NOW)
     assert (moved.revision, moved.status) == (schedule.revision, Status.ACTIVE)
-    (task,) = await store.task_claim("worker", ["slow"], limit=5, lease_seconds=30, now=NOW)
+    (task,) = await claim(store, "slow")
     assert (task.id, task.type, task.payload, task.scheduled_for) == (firing.task_id, "mail", b'{"a":1}', NOW)
 
 
 async def test_tick_fire_says_the_time_even_of_an_empty_batch(store: Store) -> None:
-    assert await store.tick_fire(NODE, [], now=NOW) == (NOW, [])
+    assert await store.tick_fire(NODE, [], now=NOW) == (NOW, [], frozenset(), frozenset())
 
 
 async def test_tick_fire_by_the_databases_own_clock(store: Store) -> None:
@@ -95,8 +97,7 @@ async def test_tick_fire_goes_on_when_the_task_before_has_finished(store: Store)
     schedule = make_schedule()
     await own(store, schedule)
     await fire(store, firing_of(schedule))
-    (task,) = await store.task_claim("worker", ["default"], limit=1, lease_seconds=30, now=NOW)
-    await store.task_complete([(task.id, task.fence)], now=NOW)
+    await complete(store, *await claim(store))
     await take_all(store, NODE, now=NOW + minutes(1))
     (fired,) = await fire(store, firing_of(await find(store, schedule)), now=NOW + minutes(1))
     assert fired.outcome is Outcome.FIRED

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.schedules import DEFAULT_TENANT, Schedule
-from everbeat.services.chores import Auditor, Pruner, Reaper
+from everbeat.services.chores import Auditor, Pruner
 from everbeat.services.cluster import ClusterRoom
 from everbeat.services.events import Pruned, TicksOverdue
+from everbeat.services.turns import Reaper, Turns
 from everbeat.store.base import IdempotentAnswer, QueueDepth, Store
-from tests.factories import NOW, SteppedNode, beat, count_rows, insert, ledger, make_schedule, minutes, seconds, skip
+from tests.factories import NOW, SteppedNode, beat, claim, count_rows, insert, ledger, make_schedule, minutes, seconds, skip
 
 DAY = timedelta(days=1)
+
+
+class NoBells:
+    def ring(self, _queues: Iterable[str]) -> None:
+        """Nobody waits."""
 
 
 @pytest.fixture
@@ -69,8 +76,8 @@ async def test_the_pruner_says_when_there_is_more_to_do(node: SteppedNode) -> No
 async def test_the_reaper_puts_lost_tasks_back(node: SteppedNode) -> None:
     await node.put()
     await node.step(NOW + minutes(1))
-    await node.store.task_claim("gone", ["default"], limit=1, lease_seconds=30, now=node.now)
-    reaper = Reaper(node.store, node.ownership, piece=1)
+    await claim(node.store, worker="gone", now=node.now)
+    reaper = Reaper(node.store, Turns(node.store, NoBells()), piece=1)
     assert not await reaper.run_once(node.now)
     assert await reaper.run_once(node.now + seconds(31))
     assert await node.store.task_depths() == [QueueDepth("default", "ready", 1)]
@@ -83,7 +90,6 @@ async def test_chores_are_only_for_the_owner_of_the_first_partition(node: Steppe
     for chore in (
         Auditor(node.store, node.ownership, late_seconds=60, emit=node.events.append),
         Pruner(node.store, node.ownership, retention_days=30),
-        Reaper(node.store, node.ownership),
     ):
         assert not await chore.run_once(NOW)
     assert node.events == [TicksOverdue(0, 0.0, [])], "the alarm of a former owner is taken back"

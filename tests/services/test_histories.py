@@ -14,7 +14,7 @@ from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.services.calendars import CalendarRoom
 from everbeat.services.ledger import Ledger
 from everbeat.store.base import Store
-from tests.factories import SteppedNode, ledger, seconds
+from tests.factories import SteppedNode, claim, complete, ledger, seconds
 
 START = datetime(2026, 3, 28, 22, tzinfo=UTC)  # hours before clocks go forward in Europe
 TRIGGERS: list[dict[str, Any]] = [
@@ -92,8 +92,8 @@ class History:
 
     async def finish_tasks(self) -> None:
         store, now = self.node.store, self.node.now
-        while tasks := await store.task_claim("w", ["default"], limit=1000, lease_seconds=30, now=now):
-            await store.task_complete([(task.id, task.fence) for task in tasks], now=now)
+        while tasks := await claim(store, limit=1000, now=now):
+            await complete(store, *tasks, now=now)
 
 
 @pytest.mark.parametrize("seed", range(3))

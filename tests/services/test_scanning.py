@@ -39,7 +39,8 @@ class _SlowToCommit:
             await asyncio.sleep(0)
         self.fired += [firing.schedule_id for firing in firings]
         now = datetime.now(UTC)
-        return FireResult(now, [Fired(firing.schedule_id, Outcome.FIRED, None, now) for firing in firings])
+        fired = [Fired(firing.schedule_id, Outcome.FIRED, None, now) for firing in firings]
+        return FireResult(now, fired, frozenset({"default"}), frozenset())
 
 
 async def test_a_scan_begun_with_a_firing_does_not_bring_its_schedules_back() -> None:

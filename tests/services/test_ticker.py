@@ -20,6 +20,8 @@ from tests.factories import (
     NOW,
     Overriding,
     SteppedNode,
+    claim,
+    complete,
     count_rows,
     definition,
     execute_raw,
@@ -35,8 +37,8 @@ from tests.factories import (
 
 async def finish_tasks(store: Store, now: datetime) -> None:
     """Work off what is ready, so that nothing overlaps."""
-    while tasks := await store.task_claim("worker", ["default"], limit=500, lease_seconds=30, now=now):
-        await store.task_complete([(task.id, task.fence) for task in tasks], now=now)
+    while tasks := await claim(store, limit=500, now=now):
+        await complete(store, *tasks, now=now)
 
 
 async def test_a_tick_fires_on_time_and_not_before(store: Store) -> None:

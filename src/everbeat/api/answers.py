@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import msgspec
 from litestar import Response
@@ -11,6 +12,7 @@ from everbeat.core.calendars import WEEKDAYS
 from everbeat.core.definitions import Calendars, Dst
 from everbeat.core.schedules import CatchUp, Overlap, Retry, Status
 from everbeat.core.targets import Target
+from everbeat.core.tasks import AttemptOutcome, Origin, TaskError, TaskState
 from everbeat.core.ticks import SkipReason
 
 Time = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
@@ -98,6 +100,172 @@ class TickAnswer(msgspec.Struct, kw_only=True):
 class TickPage(msgspec.Struct):
     items: list[TickAnswer]
     next_cursor: str | None
+
+
+class ProgressAnswer(msgspec.Struct):
+    fraction: float | int | None
+    message: str | None
+
+
+class TaskAnswer(msgspec.Struct, kw_only=True):
+    """A task, live or finished; `result` and `error` as its worker gave them, cut with a note if they were too large."""
+
+    id: Id
+    type: str
+    queue: str
+    target: Target
+    payload: Any
+    state: TaskState
+    priority: int
+    run_at: Time
+    attempt: int
+    max_attempts: int
+    retry: Retry
+    timeout_seconds: float | int
+    labels: dict[str, str]
+    origin: Origin
+    schedule_id: Id | None
+    schedule: str | None
+    scheduled_for: Time | None
+    progress: ProgressAnswer | None
+    result: Any
+    error: TaskError | None
+    created_at: Time
+    started_at: Time | None
+    finished_at: Time | None
+    duration_ms: float | int | None
+    worker: str | None
+    lease_until: Time | None
+    cancel_requested: bool
+
+
+class TaskPage(msgspec.Struct):
+    """Newest first. With a filter that matches little a page may be short, or empty, and still not the last."""
+
+    items: list[TaskAnswer]
+    next_cursor: str | None
+
+
+class IdsAnswer(msgspec.Struct):
+    """The ids of the tasks of a batch, in the order given."""
+
+    ids: list[Id]
+
+
+class AttemptAnswer(msgspec.Struct, kw_only=True):
+    """One try at a task; without an outcome it is running."""
+
+    attempt: int
+    fence: int
+    worker: str | None
+    started_at: Time
+    ended_at: Time | None
+    outcome: AttemptOutcome | None
+    error: TaskError | None
+    duration_ms: float | int | None
+
+
+class AttemptPage(msgspec.Struct):
+    items: list[AttemptAnswer]
+    next_cursor: str | None
+
+
+class LogLineAnswer(msgspec.Struct, kw_only=True):
+    at: Time
+    attempt: int
+    worker: str | None
+    text: str
+
+
+class LogPage(msgspec.Struct):
+    items: list[LogLineAnswer]
+    next_cursor: str | None
+
+
+class ClaimedTaskAnswer(msgspec.Struct):
+    """A task in the hands of a worker: `fence` proves the right to finish it, until `lease_until`."""
+
+    id: UUID
+    type: str
+    queue: str
+    payload: Any
+    attempt: int
+    max_attempts: int
+    fence: int
+    lease_until: Time
+    lease_seconds: float
+    scheduled_for: Time | None
+    schedule: str | None
+    schedule_id: UUID | None
+    origin: Origin
+    timeout_seconds: float
+    traceparent: str | None
+
+
+class ClaimAnswer(msgspec.Struct):
+    tasks: list[ClaimedTaskAnswer]
+
+
+class LeaseAnswer(msgspec.Struct):
+    """`ok`: renewed. `cancel`: stop the task. `lost`: it is no longer yours."""
+
+    id: UUID
+    status: Literal["ok", "lost", "cancel"]
+    lease_until: Time | None
+
+
+class LeasesAnswer(msgspec.Struct):
+    leases: list[LeaseAnswer]
+
+
+class DeadLetterAnswer(msgspec.Struct, kw_only=True):
+    """A task whose attempts are exhausted, with the reason, and what it was last replayed as."""
+
+    task_id: Id
+    type: str
+    queue: str
+    target: Target
+    payload: Any
+    origin: Origin
+    schedule_id: Id | None
+    schedule: str | None
+    scheduled_for: Time | None
+    priority: int
+    labels: dict[str, str]
+    attempts: int
+    max_attempts: int
+    reason: str
+    error: TaskError | None
+    worker: str | None
+    created_at: Time
+    died_at: Time
+    replayed_at: Time | None
+    replayed_as: Id | None
+    replays: int
+
+
+class DeadLetterPage(msgspec.Struct):
+    items: list[DeadLetterAnswer]
+    next_cursor: str | None
+
+
+class ReplayAnswer(msgspec.Struct):
+    """How many became new tasks, and the first 100 of those; if `has_more`, ask again."""
+
+    count: int
+    ids: list[Id]
+    has_more: bool
+
+
+class PurgeAnswer(msgspec.Struct):
+    count: int
+
+
+class BackfillAnswer(msgspec.Struct):
+    """How many tasks were made, or would be, and the first 100 of their ticks."""
+
+    count: int
+    ticks: list[Time]
 
 
 class PreviewTickAnswer(msgspec.Struct):

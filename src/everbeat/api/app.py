@@ -6,8 +6,21 @@ import msgspec
 from litestar import Litestar, Response, route
 from litestar.handlers import HTTPRouteHandler
 
-from everbeat.api import audit, calendars, cluster, health, preview, schedules, ticks
+from everbeat.api import (
+    audit,
+    calendars,
+    cluster,
+    dead_letters,
+    executions,
+    health,
+    preview,
+    schedules,
+    tasks,
+    ticks,
+    workers,
+)
 from everbeat.api.gate import Gate
+from everbeat.api.hot import Hot
 from everbeat.api.openapi import build_document
 from everbeat.api.problems import answer_problem
 from everbeat.api.rooms import ApiRequest, Health, Rooms
@@ -18,6 +31,10 @@ __all__ = ["Health", "Rooms", "build_app"]
 _HANDLERS: tuple[HTTPRouteHandler, ...] = (
     *schedules.HANDLERS,
     *ticks.HANDLERS,
+    *executions.HANDLERS,
+    *tasks.HANDLERS,
+    *workers.HANDLERS,
+    *dead_letters.HANDLERS,
     *preview.HANDLERS,
     *audit.HANDLERS,
     *cluster.HANDLERS,
@@ -41,8 +58,9 @@ def build_app(rooms: Rooms, *, only_health: bool = False) -> Litestar:
     )
     app.state.rooms = rooms
     app.state.openapi = msgspec.json.encode(build_document(app))
+    hot = Hot(app.asgi_handler, {} if only_health else {**tasks.HOT, **workers.HOT})
     # Litestar's own middleware does not see requests that match no route.
-    app.asgi_handler = Gate(app.asgi_handler, rooms.allowed_hosts)
+    app.asgi_handler = Gate(hot, rooms.allowed_hosts)
     return app
 
 

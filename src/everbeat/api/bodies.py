@@ -227,9 +227,8 @@ def _explained(data: Any, error: msgspec.ValidationError, items: Items | None) -
         try:
             msgspec.convert(item, items.type)
         except msgspec.ValidationError as wrong:
-            place = f"{items.field}[{index}]"
-            for one in as_invalid_input(wrong).errors:
-                errors.append(FieldError(f"{place}.{one.field}" if isinstance(item, dict) else place, one.message))
+            place, told = f"{items.field}[{index}]", as_invalid_input(wrong)
+            errors += told.under(place).errors if isinstance(item, dict) else [FieldError(place, told.errors[0].message)]
             if len(errors) >= _MOST_ERRORS:
                 break
     return InvalidInput(*errors) if errors else as_invalid_input(error)

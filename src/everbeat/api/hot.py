@@ -62,9 +62,7 @@ class Hot:
             headers = tuple((name.lower().encode(), value.encode("latin-1")) for name, value in refusal.headers.items())
             answer, content_type = Answer(refusal.kind.status, body, headers), _PROBLEM
         length = (b"content-length", b"%d" % len(answer.body))
-        await send(
-            {"type": "http.response.start", "status": answer.status, "headers": [content_type, length, *answer.headers]}
-        )
+        await send({"type": "http.response.start", "status": answer.status, "headers": [content_type, length, *answer.headers]})
         await send({"type": "http.response.body", "body": answer.body, "more_body": False})
 
 

@@ -14,6 +14,7 @@ from everbeat.api.problems import MEDIA_TYPE as PROBLEM_TYPE
 from everbeat.api.problems import Problem
 from everbeat.core.definitions import Definition
 from everbeat.core.rules import TRIGGER_FIELDS
+from everbeat.core.wire import TaskInput
 from everbeat.version import __version__
 
 JSON = "application/json"
@@ -36,6 +37,14 @@ _HEADERS: dict[str, dict[str, Any]] = {
     "Location": {"description": "Where the new thing is.", "required": True, "schema": {"type": "string"}},
     "ETag": {"description": "The revision, in quotes.", "required": True, "schema": {"type": "string"}},
     "Retry-After": {"description": "Seconds to wait.", "required": True, "schema": {"type": "integer", "minimum": 1}},
+}
+
+
+IDEMPOTENCY: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "Idempotency-Key": (
+        "The same key gives the same answer for 24 hours; with another body it is refused.",
+        {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+    )
 }
 
 
@@ -85,6 +94,17 @@ def loosened(name: str, type_: type[msgspec.Struct], required: tuple[str, ...] =
     return msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
 
 
+def without(name: str, type_: type[msgspec.Struct], left_out: str) -> type[msgspec.Struct]:
+    """The same struct without a field, to document bodies in which it is refused."""
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(type_):
+        if field.name == left_out:
+            continue
+        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        fields.append((field.name, field.type) if field.required else (field.name, field.type, default))
+    return msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
+
+
 class PathParameter(NamedTuple):
     description: str
     schema: dict[str, Any]
@@ -93,6 +113,8 @@ class PathParameter(NamedTuple):
 PATH_PARAMETERS = {
     "ref": PathParameter("The id or the name of a schedule.", {"type": "string", "minLength": 1}),
     "name": PathParameter("The name of a calendar.", {"type": "string", "minLength": 1}),
+    "id": PathParameter("The id of a task.", {"type": "string", "format": "uuid"}),
+    "task_id": PathParameter("The id of a dead task.", {"type": "string", "format": "uuid"}),
 }
 
 
@@ -205,30 +227,53 @@ def _headers(*names: str) -> dict[str, Any]:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in ("X-Request-Id", *names)}
 
 
+_NAME: dict[str, Any] = {"pattern": NAME_PATTERN, "minLength": 1, "maxLength": 200}
+_NAME_OR_NULL = {"anyOf": [{"type": "string", **_NAME}, {"type": "null"}], "default": None}
+
+
 def _refine(components: dict[str, Any]) -> None:
     """What is checked beyond the types of msgspec, said in the schema too."""
-    name = {"pattern": NAME_PATTERN, "minLength": 1, "maxLength": 200}
     for component, schema in components.items():
         properties = schema.get("properties", {})
         if schema.get("additionalProperties") is False and set(TRIGGER_FIELDS.values()) <= set(properties):
-            _refine_definition(properties, name)
+            _refine_definition(properties)
             if "SchedulePatch" not in component:
                 schema["oneOf"] = [_only_trigger(field) for field in TRIGGER_FIELDS.values()]
     for kind in ("type", "queue"):
-        components["WorkerTarget"]["properties"][kind].update(name)
+        components["WorkerTarget"]["properties"][kind].update(_NAME)
+    for component in ("TaskInput", "TaskSubmission"):
+        properties = components[component]["properties"]
+        properties["type"].update(_NAME)
+        properties["queue"] = _NAME_OR_NULL
+        _refine_labels(properties["labels"])
+    for field in ("queues", "types"):
+        _items_of(components["Claim"]["properties"][field]).update(_NAME)
     retry = components["Retry"]["properties"]
     retry["base_seconds"].update(minimum=0, maximum=86_400)
     retry["factor"].update(minimum=1, maximum=100)
     retry["max_seconds"].update(minimum=0, maximum=366 * 86_400)
 
 
-def _refine_definition(properties: dict[str, Any], name: dict[str, Any]) -> None:
+def _refine_definition(properties: dict[str, Any]) -> None:
     if "name" not in properties:
         return
-    properties["name"].update(name)
+    properties["name"].update(_NAME)
     properties["description"].update(maxLength=2000)
-    properties["labels"].update(maxProperties=32, propertyNames=name)
-    properties["labels"]["additionalProperties"] = {"type": "string", "maxLength": 256}
+    _refine_labels(properties["labels"])
+
+
+def _refine_labels(labels: dict[str, Any]) -> None:
+    labels.update(maxProperties=32, propertyNames=_NAME)
+    labels["additionalProperties"] = {"type": "string", "maxLength": 256}
+
+
+def _items_of(schema: dict[str, Any]) -> dict[str, Any]:
+    """The items of a list, also of one that may be null."""
+    for one in (schema, *schema.get("anyOf", ())):
+        if "items" in one:
+            items: dict[str, Any] = one["items"]
+            return items
+    return {}
 
 
 def _only_trigger(field: str) -> dict[str, Any]:
@@ -239,3 +284,4 @@ def _only_trigger(field: str) -> dict[str, Any]:
 
 ScheduleReplacement = loosened("ScheduleReplacement", Definition, required=("target",))
 SchedulePatch = loosened("SchedulePatch", Definition)
+TaskSubmission = without("TaskSubmission", TaskInput, "idempotency_key")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, TypeVar
 from urllib.parse import parse_qsl
+from uuid import UUID
 
 import msgspec
 
@@ -31,6 +32,7 @@ Item = TypeVar("Item")
 
 _MOST_PARAMETERS = 100
 _WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _LOST_PLUS = re.compile(r"(.*:\d\d(?:\.\d+)?) (\d\d:?\d\d)")
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9999, 1, 1, tzinfo=UTC)
@@ -134,6 +136,56 @@ def time_after(cursor: str | Optional) -> datetime | None:
         return instant_of("cursor", text)
     except InvalidInput:
         raise _bad_cursor() from None
+
+
+def id_cursor(id_: UUID) -> str:
+    return _encoded(f"i{id_}")
+
+
+def id_after(cursor: str | Optional) -> UUID | None:
+    if isinstance(cursor, Optional):
+        return None
+    kind, text = _decoded(cursor)
+    id_ = uuid_of(text)
+    if kind != "i" or id_ is None:
+        raise _bad_cursor()
+    return id_
+
+
+def death_cursor(died_at: datetime, task_id: UUID) -> str:
+    return _encoded(f"d{rfc3339(died_at)}/{task_id}")
+
+
+def death_before(cursor: str | Optional) -> tuple[datetime, UUID] | None:
+    if isinstance(cursor, Optional):
+        return None
+    kind, text = _decoded(cursor)
+    at, _, id_text = text.partition("/")
+    task_id = uuid_of(id_text)
+    if kind != "d" or task_id is None:
+        raise _bad_cursor()
+    try:
+        return instant_of("cursor", at), task_id
+    except InvalidInput:
+        raise _bad_cursor() from None
+
+
+def number_cursor(number: int) -> str:
+    return _encoded(f"f{number}")
+
+
+def number_after(cursor: str | Optional) -> int | None:
+    if isinstance(cursor, Optional):
+        return None
+    kind, text = _decoded(cursor)
+    if kind != "f" or not _WHOLE.fullmatch(text):
+        raise _bad_cursor()
+    return int(text)
+
+
+def uuid_of(text: str) -> UUID | None:
+    """An id as every answer writes it; None for anything else."""
+    return UUID(text) if _UUID.fullmatch(text) else None
 
 
 def cut(found: Sequence[Item], limit: int) -> tuple[Sequence[Item], Item | None]:

@@ -18,7 +18,7 @@ from everbeat.api.bodies import (
     read_optional_json,
     revision_wanted,
 )
-from everbeat.api.openapi import Body, Operation, SchedulePatch, ScheduleReplacement, Success, documented
+from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, SchedulePatch, ScheduleReplacement, Success, documented
 from everbeat.api.paging import NameText, NoQuery, Optional, PageQuery
 from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
 from everbeat.core.definitions import Definition, convert, schedule_answer
@@ -38,12 +38,6 @@ _EXAMPLE = {
     "target": {"kind": "worker", "queue": "reports", "type": "nightly-report"},
 }
 _INTERVAL = {"name": "heartbeat", "every_seconds": 30, "target": {"kind": "worker", "type": "heartbeat"}}
-_IDEMPOTENCY = {
-    "Idempotency-Key": (
-        "The same key gives the same answer for 24 hours; with another body it is refused.",
-        {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
-    )
-}
 _IF_MATCH = {
     "If-Match": (
         "Change it only if it is still at this revision.",
@@ -99,7 +93,7 @@ class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             answers={201: _CREATED},
             query=NoQuery,
             body=Body(Definition, {"cron": _EXAMPLE, "interval": _INTERVAL}),
-            headers=_IDEMPOTENCY,
+            headers=IDEMPOTENCY,
             problems=(409,),
         )
     ),

@@ -99,18 +99,6 @@ class SyncHttp:
     def submit(self, tasks: Sequence[TaskInput]) -> list[UUID]:
         return [id_ for request in requests.submit(tasks) for id_ in requests.ids_of(self._exchange(request), request)]
 
-    def heartbeat(self, heartbeat: Heartbeat) -> list[BeatAnswer]:
-        return requests.beats_of(self._exchange(requests.heartbeat(heartbeat)))
-
-    def complete(self, completion: Completion) -> list[Settled]:
-        return requests.settled_of(self._exchange(requests.complete(completion)))
-
-    def fail(self, failures: Failures) -> list[Settled]:
-        return requests.settled_of(self._exchange(requests.fail(failures)))
-
-    def release(self, release: Release) -> list[Settled]:
-        return requests.settled_of(self._exchange(requests.release(release)))
-
     def _exchange(self, request: Request) -> Answer:
         steps: Exchange = exchange(request, self.url, self._patience)
         outcome: Answer | Lost | None = None
@@ -152,9 +140,9 @@ class HttpTransport:
     async def close(self) -> None:
         await self._client.aclose()
 
-    def blocking(self, patience: Patience | None = None) -> SyncHttp:
-        """A sync shell on the same server, as for heartbeats from a thread of their own; the caller closes it."""
-        return SyncHttp(self.url, self._api_key, patience=patience or self._patience)
+    def for_thread(self) -> HttpTransport:
+        """Another transport to the same server, for an event loop in a thread of its own; the caller closes it."""
+        return HttpTransport(self.url, self._api_key, patience=self._patience)
 
     async def request(
         self,

@@ -93,6 +93,8 @@ class Submission(Generic[Given]):
 class Task(Generic[Whole, Given, R]):
     """Calling it calls the function, here and now; `submit` has a worker call it."""
 
+    __name__: str
+
     def __init__(self, function: Callable[Whole, R], definition: TaskDefinition, connection: Connection) -> None:
         functools.update_wrapper(self, function)
         self._function = function

@@ -101,6 +101,10 @@ class NewTask(NamedTuple):
     scheduled_for: datetime | None = None
     traceparent: str | None = None
     key: TaskKey | None = None
+    # Handed to a worker that waits for it, in the very write that makes it: it begins as running, under fence 1.
+    lease_owner: str | None = None
+    lease_seconds: float = 30.0
+    deadline_seconds: float | None = None
 
 
 class ClaimedTask(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from everbeat.core.calendars import Calendar
 from everbeat.core.definitions import encode_payload, rfc3339
 from everbeat.core.errors import Conflict, InvalidInput
 from everbeat.core.schedules import Schedule, Status
-from everbeat.core.submissions import fresh_task, task_of_schedule
+from everbeat.core.submissions import task_of_schedule
 from everbeat.core.tasks import NewTask, Origin, Task, TaskKey
 from everbeat.core.ticks import Outcome
 from everbeat.core.timeline import Timeline, TimelineCache
@@ -41,13 +41,14 @@ class Backfill:
         self._tasks = tasks
         self._timelines = timelines
 
-    async def trigger(self, tenant_id: UUID, ref: str, payload: Any = None, *, now: datetime | None = None) -> Task:
+    async def trigger(
+        self, tenant_id: UUID, ref: str, payload: Any = None, *, key: TaskKey | None = None, now: datetime | None = None
+    ) -> Task:
         """A task of the schedule now, beside its ticks; also while it is paused."""
         schedule = await self._schedules.get(tenant_id, ref)
         encoded = None if payload is None else encode_payload(payload)
-        task = task_of_schedule(schedule, uuid_utils.compat.uuid7(), Origin.TRIGGER, payload=encoded)
-        submitted = await self._tasks.add([task], now=now)
-        return fresh_task(task, submitted.now)
+        task = task_of_schedule(schedule, uuid_utils.compat.uuid7(), Origin.TRIGGER, payload=encoded, key=key)
+        return (await self._tasks.add_one(task, now=now))[0]
 
     async def backfill(
         self,

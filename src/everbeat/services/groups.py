@@ -39,6 +39,9 @@ class GroupCommit(Generic[I, R]):
         try:
             while self._waiting:
                 await self._settle(self._take())
+        except BaseException as error:  # broken off: whoever waits behind it would wait for ever
+            _fail([self._waiting.popleft() for _ in range(len(self._waiting))], error)
+            raise
         finally:
             self._writing = None
 
@@ -53,6 +56,7 @@ class GroupCommit(Generic[I, R]):
     async def _settle(self, batch: list[tuple[I, asyncio.Future[R]]]) -> None:
         try:
             results = await self._write([item for item, _ in batch])
+            answers = list(zip(batch, results, strict=True))
         except StoreRefused as error:
             if len(batch) == 1:
                 _fail(batch, error)
@@ -65,7 +69,7 @@ class GroupCommit(Generic[I, R]):
             if not isinstance(error, Exception):
                 raise
         else:
-            for (_, done), result in zip(batch, results, strict=True):
+            for (_, done), result in answers:
                 if not done.done():
                     done.set_result(result)
 

@@ -4,6 +4,9 @@ Polls that ask for the same (tenant, queues, types) stand in one line. When a qu
 line from its front, however many wait. After a claim that found less than it asked for, the line is known to be empty: whoever
 comes then waits without asking the database, so thousands of idle polls cost one look a second for each line.
 
+A task that is submitted on the same node while its line is known to be empty takes no such detour: it is written as running,
+under the lease of the worker that waits at the front (Seats). One commit lies between the submit and the worker.
+
 Who rings: whatever in this process makes a task ready, and, through a notice that is sent at most ten times a second, other
 nodes. Defends against: a notice that is lost (the look a second), a worker that went away while it waited (what was claimed
 for it is given back at once), a claim that fails (those who wait are told, and ask again).
@@ -13,12 +16,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
-from datetime import datetime
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from everbeat.core.tasks import ClaimedTask
+import msgspec
+
+from everbeat.core.tasks import ClaimedTask, NewTask
 from everbeat.core.wire import Claim
 from everbeat.store.base import Claimer, Notice, Store
 
@@ -71,6 +76,17 @@ class _Line:
         while self.waiting and self.waiting[0].done.done():
             self.waiting.popleft()
 
+    def serves(self, task: NewTask) -> bool:
+        key = self.key
+        return task.queue in key.queues and task.tenant_id == key.tenant_id and (key.types is None or task.type in key.types)
+
+    def leave_first(self) -> _Poll | None:
+        """Who is to be served next, taken out of the line; nobody if there may be other work for them."""
+        if self.is_rung or self._serving is not None:
+            return None
+        self.tidy()
+        return self.waiting.popleft() if self.waiting and self.waiting[0].is_patient else None
+
     async def _serve(self) -> None:
         try:
             while self.is_rung and self.waiting:
@@ -118,6 +134,72 @@ class _Line:
             await self._polls.give_back(self.key.tenant_id, orphans)
 
 
+class Seats:
+    """Waiting polls set aside for tasks that are about to be written: each task goes to its worker in that very write."""
+
+    def __init__(self, polls: Polls) -> None:
+        self._polls = polls
+        self._taken: dict[_Poll, tuple[_Line, list[NewTask]]] = {}
+
+    def seat(self, task: NewTask) -> NewTask:
+        """The task with the lease of a worker that waits for it, or as it is if nobody does."""
+        poll = self._poll_for(task)
+        if poll is None:
+            return task
+        seated = task._replace(
+            lease_owner=poll.claimer.worker,
+            lease_seconds=poll.claimer.lease_seconds,
+            deadline_seconds=min(task.timeout_seconds, self._polls.total_seconds),
+        )
+        self._taken[poll][1].append(seated)
+        return seated
+
+    def _poll_for(self, task: NewTask) -> _Poll | None:
+        for poll, (line, tasks) in self._taken.items():
+            if len(tasks) < poll.claimer.limit and line.serves(task):
+                return poll
+        for line in self._polls.lines():
+            if line.serves(task) and (poll := line.leave_first()) is not None:
+                self._taken[poll] = (line, [])
+                return poll
+        return None
+
+    async def serve(self, written: Collection[UUID], now: datetime | None) -> None:
+        """The write is done, or has failed: hand out what it wrote. Whoever got nothing waits on, at the front."""
+        for poll, (line, tasks) in self._taken.items():
+            share = [_handed(task, now) for task in tasks if task.id in written and now is not None]
+            if not poll.done.done():
+                if share:
+                    poll.done.set_result(share)
+                else:
+                    line.waiting.appendleft(poll)
+                    line.ring()
+            elif share:
+                await self._polls.give_back(line.key.tenant_id, share)
+
+
+def _handed(task: NewTask, now: datetime) -> ClaimedTask:
+    """A task as its claim would show it."""
+    seconds = min(task.lease_seconds, task.deadline_seconds or task.timeout_seconds)
+    return ClaimedTask(
+        id=task.id,
+        type=task.type,
+        queue=task.queue,
+        payload=msgspec.Raw(task.payload.encode()),
+        attempt=1,
+        max_attempts=task.max_attempts,
+        fence=1,
+        lease_until=now + timedelta(seconds=seconds),
+        lease_seconds=task.lease_seconds,
+        scheduled_for=task.scheduled_for,
+        schedule=task.schedule_name,
+        schedule_id=task.schedule_id,
+        origin=task.origin,
+        timeout_seconds=task.timeout_seconds,
+        traceparent=task.traceparent,
+    )
+
+
 class Polls:
     """All lines of this node."""
 
@@ -134,7 +216,7 @@ class Polls:
         self._store = store
         self.give_back: GiveBack = _leave
         self._look_seconds = look_seconds
-        self._total_seconds = total_seconds
+        self.total_seconds = total_seconds
         self._lines: dict[LineKey, _Line] = {}
         self._is_own = False
         store.subscribe(self._heard)
@@ -164,8 +246,11 @@ class Polls:
 
     async def take(self, key: LineKey, claimers: list[Claimer], *, now: datetime | None = None) -> list[list[ClaimedTask]]:
         return await self._store.task_claim(
-            key.tenant_id, key.queues, claimers, types=key.types, total_seconds=self._total_seconds, now=now
+            key.tenant_id, key.queues, claimers, types=key.types, total_seconds=self.total_seconds, now=now
         )
+
+    def lines(self) -> Iterable[_Line]:
+        return self._lines.values()
 
     # Bells
 

@@ -12,11 +12,11 @@ import uuid_utils.compat
 
 from everbeat.core.errors import Conflict, FieldError, InvalidInput, NotFound, TooLarge
 from everbeat.core.submissions import fresh_task, new_task, task_again
-from everbeat.core.tasks import LIVE_STATES, Attempt, LogLine, NewTask, Task, TaskState
+from everbeat.core.tasks import LIVE_STATES, Attempt, LogLine, NewTask, Task, TaskKey, TaskState
 from everbeat.core.wire import MAX_SUBMITTED, TaskInput
 from everbeat.services.events import Emit, TasksFinished, TasksSubmitted, ignore
 from everbeat.services.groups import GroupCommit
-from everbeat.services.polls import Polls
+from everbeat.services.polls import Polls, Seats
 from everbeat.services.turns import Turns
 from everbeat.store.base import Notice, Store, Submitted, TaskFilter
 
@@ -66,12 +66,17 @@ class Tasks:
         now: datetime | None = None,
     ) -> tuple[Task, bool]:
         """The task, and whether it is new: a key that was used before stands for the task it made then."""
-        task = new_task(given, uuid_utils.compat.uuid7(), tenant_id, key=key, traceparent=traceparent)
+        return await self.add_one(
+            new_task(given, uuid_utils.compat.uuid7(), tenant_id, key=key, traceparent=traceparent), now=now
+        )
+
+    async def add_one(self, task: NewTask, *, now: datetime | None = None) -> tuple[Task, bool]:
+        """A task that is made already, under its key if it has one; and whether it is new."""
         share = await self._write([task], now)
         if share.mismatched:
             raise InvalidInput.of("Idempotency-Key", "was used before with another task; use a new key")
         if share.repeated:
-            return await self.get(tenant_id, share.ids[0]), False
+            return await self.get(task.tenant_id, share.ids[0]), False
         return fresh_task(task, share.now), True
 
     async def submit_batch(
@@ -79,10 +84,11 @@ class Tasks:
         tenant_id: UUID,
         given: Sequence[TaskInput],
         *,
+        key: TaskKey | None = None,
         traceparent: str | None = None,
         now: datetime | None = None,
     ) -> list[UUID]:
-        """All or nothing; a task that is wrong is named by its place."""
+        """All or nothing; a task that is wrong is named by its place. `key` is for tasks that have none of their own."""
         if not 1 <= len(given) <= MAX_SUBMITTED:
             raise InvalidInput.of("tasks", f"must have 1 to {MAX_SUBMITTED} items, has {len(given)}")
         tasks: list[NewTask] = []
@@ -100,8 +106,10 @@ class Tasks:
                 errors.extend(error.under(f"tasks[{index}]").errors)
         if errors:
             raise InvalidInput(*errors[:100])
-        share = await self._write(tasks, now)
+        share = await self._write(tasks if key is None else _under(key, tasks), now)
         if share.mismatched:
+            if key is not None and any(tasks[at].key is None for at in share.mismatched):
+                raise InvalidInput.of("Idempotency-Key", "was used before with another batch; use a new key")
             message = "was used before with another task; nothing of the batch was submitted"
             raise InvalidInput(*(FieldError(f"tasks[{at}].idempotency_key", message) for at in sorted(share.mismatched)[:100]))
         return share.ids
@@ -120,10 +128,20 @@ class Tasks:
     async def _write_together(self, groups: list[list[NewTask]], now: datetime | None = None) -> list[_Share]:
         """One write for many requests; one whose key stands for something else is left out, and the rest is written."""
         flat = [task for group in groups for task in group]
-        submitted = await self._store.task_submit(flat, now=now)
+        seats = Seats(self._polls)
+        if now is None and len(flat) <= _ALONE:
+            flat = [seats.seat(task) if task.run_at is None and task.delay_seconds is None else task for task in flat]
+        try:
+            submitted = await self._store.task_submit(flat, now=now)
+        except BaseException:
+            await seats.serve((), None)
+            raise
         if submitted.mismatched:
+            await seats.serve((), None)
             return await self._write_apart(groups, submitted, now)
-        self.tell([task for index, task in enumerate(flat) if index not in submitted.repeated], submitted.now)
+        written = [task for index, task in enumerate(flat) if index not in submitted.repeated]
+        await seats.serve({task.id for task in written}, submitted.now)
+        self.tell(written, submitted.now)
         shares, start = [], 0
         for group in groups:
             end = start + len(group)
@@ -152,7 +170,8 @@ class Tasks:
         is_soon = False
         for task in tasks:
             if task.run_at is None and task.delay_seconds is None:
-                queues.add(task.queue)
+                if task.lease_owner is None:
+                    queues.add(task.queue)
                 continue
             run_at = task.run_at or moment + timedelta(seconds=task.delay_seconds or 0)
             if run_at <= moment:
@@ -220,13 +239,12 @@ class Tasks:
                 raise Conflict(f"the task is {task.state.value} already; there is nothing to cancel")
         raise _too_busy(id_)
 
-    async def retry(self, tenant_id: UUID, id_: UUID, *, now: datetime | None = None) -> Task:
+    async def retry(self, tenant_id: UUID, id_: UUID, *, key: TaskKey | None = None, now: datetime | None = None) -> Task:
         task = await self.get(tenant_id, id_)
         if task.state in LIVE_STATES:
             raise Conflict(f"the task is {task.state.value}; only a finished one can be done again")
-        again = task_again(task, uuid_utils.compat.uuid7())
-        submitted = await self.add([again], now=now)
-        return fresh_task(again, submitted.now)
+        again = task_again(task, uuid_utils.compat.uuid7())._replace(key=key)
+        return (await self.add_one(again, now=now))[0]
 
     async def reschedule(self, tenant_id: UUID, id_: UUID, run_at: datetime, *, now: datetime | None = None) -> Task:
         for _ in range(_TRIES):
@@ -239,6 +257,14 @@ class Tasks:
             if task.state not in (TaskState.SCHEDULED, TaskState.READY):
                 raise Conflict(f"the task is {task.state.value}; only one that waits for its time can be rescheduled")
         raise _too_busy(id_)
+
+
+def _under(key: TaskKey, tasks: list[NewTask]) -> list[NewTask]:
+    """Each task under a key of its own, made of that of the request; the space keeps it apart from keys that users give."""
+    return [
+        task._replace(key=TaskKey(f"{key.key} {place}", key.fingerprint)) if task.key is None else task
+        for place, task in enumerate(tasks)
+    ]
 
 
 def _last_attempt(task: Task) -> Attempt:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -28,9 +28,26 @@ from everbeat.core.tasks import (
     TaskState,
 )
 from everbeat.core.ticks import Outcome, Skip, SkipReason, Tick
-from everbeat.store.base import BeatWrite, DueSchedule, Fired, FireResult, Firing, NodeInfo, Submitted, TickTotal
+from everbeat.store.base import (
+    BeatWrite,
+    DueSchedule,
+    Fired,
+    FireResult,
+    Firing,
+    LeaseRef,
+    NodeInfo,
+    Submitted,
+    TickTotal,
+)
 
+T = TypeVar("T")
 Row = Mapping[str, Any]
+
+FIRST_ID, LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
+EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
+MOST_SCANNED = 20_000
+SUPERSEDED = "a newer tick of its schedule takes its place"
+CANCELLED = "cancelled before it started"
 
 _encode = msgspec.json.Encoder().encode
 _retry_from_json = msgspec.json.Decoder(Retry).decode
@@ -302,7 +319,7 @@ def fire_result_from_rows(rows: Sequence[Row]) -> FireResult:
     return FireResult(rows[0]["moment"], fired, frozenset(queues), frozenset(holders))
 
 
-_ORIGINS = {origin.value: origin for origin in Origin}
+ORIGINS = {origin.value: origin for origin in Origin}
 
 
 def claimed_from_row(row: Row) -> ClaimedTask:
@@ -319,7 +336,7 @@ def claimed_from_row(row: Row) -> ClaimedTask:
         scheduled_for=row["scheduled_for"],
         schedule=row["schedule"],
         schedule_id=row["schedule_id"],
-        origin=_ORIGINS[row["origin"]],
+        origin=ORIGINS[row["origin"]],
         timeout_seconds=row["timeout_seconds"],
         traceparent=row["traceparent"],
     )
@@ -362,6 +379,14 @@ def dead_letter_from_row(row: Row) -> DeadLetter:
             "error": _bytes(row["error"]),
         }
     )
+
+
+def without_repeats(items: Iterable[T], key: Callable[[T], Hashable]) -> list[T]:
+    """Without those that come again under a key: a batch of many requests may hold one of them twice."""
+    found: dict[Hashable, T] = {}
+    for item in items:
+        found.setdefault(key(item), item)
+    return list(found.values())
 
 
 def _bytes(text: str | None) -> bytes | None:
@@ -407,9 +432,23 @@ def submitted_of(
 MOST_LOG_BYTES = 1024 * 1024
 
 
-def log_texts(beats: Sequence[BeatWrite]) -> list[str]:
-    """Log text as the databases take it: NUL is the one character that PostgreSQL's text cannot hold."""
-    return [(beat.log or "").replace("\x00", "\N{REPLACEMENT CHARACTER}") for beat in beats]
+def merged_beats(beats: Sequence[BeatWrite]) -> list[BeatWrite]:
+    """One beat for each lease: later progress takes the place of earlier, and log texts follow each other."""
+    merged: dict[LeaseRef, BeatWrite] = {}
+    for beat in beats:
+        beat = beat._replace(message=_storable(beat.message), log=_storable(beat.log))
+        if (known := merged.get(beat.lease)) is not None:
+            fraction = known.fraction if beat.fraction is None else beat.fraction
+            message = known.message if beat.message is None else beat.message
+            log = "\n".join(text for text in (known.log, beat.log) if text) or None
+            beat = BeatWrite(beat.lease, fraction, message, log)
+        merged[beat.lease] = beat
+    return list(merged.values())
+
+
+def _storable(text: str | None) -> str | None:
+    """Text as the databases take it: NUL is the one character that PostgreSQL's text cannot hold."""
+    return None if text is None else text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
 
 
 def kept_log(text: str, logged_before: int) -> str | None:

@@ -67,7 +67,7 @@ class Claimer:
                 await self._pause(backoff.seconds(error))
                 continue
             backoff.reset()
-            self._journal.back("claim")
+            self._journal.back()
             if tasks:
                 self._receive(tasks, sent_at)
 

@@ -153,7 +153,7 @@ class Heart:
             finally:
                 for held in batch:
                     held.is_beating = False
-        self._journal.back("heartbeat")
+        self._journal.back()
         self._backoff.reset()
 
     async def _beat_without_the_refused(self, batch: list[Held], news: dict[Held, News]) -> None:

@@ -13,6 +13,7 @@ from everbeat.core.tasks import ClaimedTask
 from everbeat.worker.held import Held
 
 _MOST_LINES_A_SECOND = 20
+_QUIET_SECONDS = 10.0
 
 
 @dataclass
@@ -34,8 +35,9 @@ class Journal:
         self.stats = Stats()
         self._log = structlog.get_logger("everbeat").bind(worker=worker)
         self._lock = threading.Lock()
-        self._away: set[str] = set()
-        self._away_since = 0.0
+        self._away_since: float | None = None
+        self._is_away_told = False
+        self._quiet_until = 0.0
         self._second = 0
         self._lines = 0
 
@@ -89,24 +91,26 @@ class Journal:
     # The server, and this process
 
     def away(self, verb: str, error: BaseException) -> None:
+        now = monotonic()
         with self._lock:
-            is_first = not self._away
-            self._away.add(verb)
-            if not is_first:
+            if self._away_since is not None:
                 return
-            self._away_since = monotonic()
-        self._log.warning("server_away", request=verb, error=str(error) or type(error).__name__, meaning="retrying")
+            self._away_since = now
+            self._is_away_told = now >= self._quiet_until
+        if self._is_away_told:
+            self._log.warning("server_away", request=verb, error=str(error) or type(error).__name__, meaning="retrying")
 
-    def back(self, verb: str) -> None:
-        if not self._away:
+    def back(self) -> None:
+        """A request was answered."""
+        if self._away_since is None:
             return
         with self._lock:
-            if verb not in self._away:
-                return
-            self._away.discard(verb)
-            if self._away:
-                return
-        self._log.warning("server_back", away_seconds=round(monotonic() - self._away_since, 1))
+            since, self._away_since = self._away_since, None
+            # A server that refuses one kind of request and answers another must not fill the log.
+            if self._is_away_told:
+                self._quiet_until = monotonic() + _QUIET_SECONDS
+        if since is not None and self._is_away_told:
+            self._log.warning("server_back", away_seconds=round(monotonic() - since, 1))
 
     def blocked(self, seconds: float, place: str | None, can_renew: bool) -> None:
         meaning = "a handler does not let the event loop go on; make it sync, or give blocking calls to a thread"

@@ -140,7 +140,7 @@ class _Lane(Generic[Item]):
                 await asyncio.sleep(backoff.seconds(error))
                 batch = self._still_ours(batch)
                 continue
-            self._reporter.journal.back(self._verb)
+            self._reporter.journal.back()
             self._settle(batch, answers)
             return
 

@@ -108,7 +108,9 @@ class Runners:
         me = asyncio.current_task()
         assert me is not None
         self._starting -= 1
-        # One runner is always on its way while there is more to do: it begins as soon as a handler in this one waits.
+        if self._is_breathing:
+            return  # another one is about to go on, and handlers do not seem to wait for anything
+        # One more is always on its way while there is more to do: it begins as soon as a handler in this one waits.
         if len(self.ready) > 1:
             self.pump()
         while (held := self._next()) is not None:
@@ -151,6 +153,7 @@ class Runners:
     def _new_slice(self) -> None:
         self._is_breathing = False
         self._slice_ends = monotonic() + _SLICE_SECONDS
+        self.pump()
 
     # Ending
 

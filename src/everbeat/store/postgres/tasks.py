@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -32,12 +32,19 @@ from everbeat.store.base import (
 from everbeat.store.postgres.connections import Connection, Connections, execute_on, fetch_on
 from everbeat.store.queries import Query
 from everbeat.store.rows import (
+    CANCELLED,
+    EARLIEST,
+    FIRST_ID,
+    LAST_ID,
+    LATEST,
+    MOST_SCANNED,
+    SUPERSEDED,
     attempt_from_row,
     by_key,
     claimed_from_row,
     dead_letter_from_row,
     kept_log,
-    log_texts,
+    merged_beats,
     running_from_row,
     submitted_of,
     task_from_row,
@@ -45,11 +52,10 @@ from everbeat.store.rows import (
 
 T = TypeVar("T")
 
-_FIRST_ID, _LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
-_EARLIEST, _LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
-_MOST_SCANNED = 20_000
-_SUPERSEDED = "a newer tick of its schedule takes its place"
-_CANCELLED = "cancelled before it started"
+_LISTS = {
+    True: ("task_list", "task_list_of_schedule", "task_list_floor"),
+    False: ("task_list_past", "task_list_past_of_schedule", "task_list_past_floor"),
+}
 
 
 class _Undo(Exception):
@@ -82,6 +88,8 @@ class PostgresTasks(_Base):
 
     async def task_submit(self, tasks: Sequence[NewTask], *, now: datetime | None = None) -> Submitted:
         keyed = by_key(tasks)
+        if not tasks:
+            return submitted_of(tasks, keyed, await self.clock(now=now), {}, set())
         if not keyed.firsts:
             (row,) = await self._fetch("task_submit", now=now, **_columns(tasks))
             return submitted_of(tasks, keyed, row["moment"], {}, set())
@@ -166,37 +174,34 @@ class PostgresTasks(_Base):
         return claimed
 
     async def task_heartbeat(self, beats: Sequence[BeatWrite], *, now: datetime | None = None) -> list[Beaten]:
-        texts = log_texts(beats)
+        beats = merged_beats(beats)
+        texts = {beat.lease: beat.log or "" for beat in beats}
         values = {
             **_refs([beat.lease for beat in beats]),
             "fractions": [beat.fraction for beat in beats],
             "messages": [beat.message for beat in beats],
-            "log_bytes": [len(text.encode()) for text in texts],
+            "log_bytes": [len(text.encode()) for text in texts.values()],
         }
-        if not any(texts):
+        if not any(texts.values()):
             rows = await self._fetch("task_heartbeat", now=now, **values)
         else:
-            by_id = {beat.lease.id: text for beat, text in zip(beats, texts, strict=True)}
-            tenants = {beat.lease.id: beat.lease.tenant_id for beat in beats}
 
             async def write() -> list[asyncpg.Record]:
                 async with self._connections.use("api", "task_heartbeat") as connection, connection.transaction():
                     rows = await fetch_on(connection, self._queries["task_heartbeat"], now=now, **values)
-                    await self._write_log(connection, rows, by_id, tenants)
+                    await self._write_log(connection, rows, texts)
                     return rows
 
             rows = await self._this_month(now, write)
         return [Beaten(row["id"], row["fence"], row["lease_until"], row["cancel_requested"]) for row in rows]
 
-    async def _write_log(
-        self, connection: Connection, rows: Sequence[asyncpg.Record], texts: Mapping[UUID, str], tenants: Mapping[UUID, UUID]
-    ) -> None:
+    async def _write_log(self, connection: Connection, rows: Sequence[asyncpg.Record], texts: Mapping[LeaseRef, str]) -> None:
         lines = []
         for row in rows:
-            text = texts[row["id"]]
+            text = texts[LeaseRef(row["tenant_id"], row["id"], row["fence"])]
             kept = kept_log(text, row["log_bytes"] - len(text.encode()))
             if kept is not None:
-                line = (row["id"], uuid_utils.compat.uuid7(), tenants[row["id"]], row["moment"], row["attempt"], row["worker"])
+                line = (row["id"], uuid_utils.compat.uuid7(), row["tenant_id"], row["moment"], row["attempt"], row["worker"])
                 lines.append((*line, kept))
         if lines:
             names = ("task_ids", "ids", "tenant_ids", "ats", "attempts", "workers", "texts")
@@ -280,12 +285,12 @@ class PostgresTasks(_Base):
         rows = await fetch_on(connection, self._queries["task_turn_supersede"], ids=schedule_ids)
         for tenant_id in {row["tenant_id"] for row in rows}:
             ids = [row["id"] for row in rows if row["tenant_id"] == tenant_id]
-            await self._cancel(connection, tenant_id, ids, _SUPERSEDED, now)
+            await self._cancel(connection, tenant_id, ids, SUPERSEDED, now)
 
     async def task_cancel(self, tenant_id: UUID, ids: Sequence[UUID], *, now: datetime | None = None) -> Cancelled:
         async def write() -> Cancelled:
             async with self._connections.use("api", "task_cancel") as connection, connection.transaction():
-                return await self._cancel(connection, tenant_id, list(ids), _CANCELLED, now)
+                return await self._cancel(connection, tenant_id, list(ids), CANCELLED, now)
 
         return await self._this_month(now, write)
 
@@ -307,25 +312,24 @@ class PostgresTasks(_Base):
         return [task_from_row(row) for row in await self._fetch("task_find", tenant_id=tenant_id, ids=list(ids))]
 
     async def task_list(self, tenant_id: UUID, filter_: TaskFilter, *, before: UUID | None, limit: int, live: bool) -> TaskScan:
-        block = "task_list" if live else "task_list_past"
-        values = {**filter_._asdict(), "tenant_id": tenant_id, "before": before or _LAST_ID, "limit": limit}
+        block, of_schedule, beneath = _LISTS[live]
+        values = {**filter_._asdict(), "tenant_id": tenant_id, "before": before or LAST_ID, "limit": limit}
         if filter_.schedule_id is not None:
-            rows = await self._fetch(f"{block}_of_schedule", **values)
+            rows = await self._fetch(of_schedule, **values)
             return TaskScan([task_from_row(row) for row in rows], None)
         floor = None
         if any(value is not None for value in filter_):
-            beneath = await self._fetch(
-                f"{block}_floor", tenant_id=tenant_id, before=values["before"], scan=max(_MOST_SCANNED, limit)
-            )
-            floor = beneath[0]["id"] if beneath else None
-        rows = await self._fetch(block, floor=floor or _FIRST_ID, **values)
+            scan = max(MOST_SCANNED, limit)
+            below = await self._fetch(beneath, tenant_id=tenant_id, before=values["before"], scan=scan)
+            floor = below[0]["id"] if below else None
+        rows = await self._fetch(block, floor=floor or FIRST_ID, **values)
         return TaskScan([task_from_row(row) for row in rows], floor if len(rows) < limit else None)
 
     async def task_attempts(self, tenant_id: UUID, id_: UUID) -> list[Attempt]:
         return [attempt_from_row(row) for row in await self._fetch("task_attempts", tenant_id=tenant_id, id=id_)]
 
     async def task_log(self, tenant_id: UUID, id_: UUID, *, after: UUID | None, limit: int) -> list[LogLine]:
-        rows = await self._fetch("task_log", tenant_id=tenant_id, id=id_, after=after or _FIRST_ID, limit=limit)
+        rows = await self._fetch("task_log", tenant_id=tenant_id, id=id_, after=after or FIRST_ID, limit=limit)
         return [LogLine(**row) for row in rows]
 
     async def task_ticks(self, schedule_id: UUID, *, from_: datetime, to: datetime) -> list[datetime]:
@@ -350,7 +354,7 @@ class PostgresTasks(_Base):
         limit: int,
         only_unplayed: bool = False,
     ) -> list[DeadLetter]:
-        before_at, before_id = before or (_LATEST, _LAST_ID)
+        before_at, before_id = before or (LATEST, LAST_ID)
         rows = await self._fetch(
             "dead_list",
             **_dead_filter(filter_),
@@ -407,6 +411,9 @@ _SHAPE = {
     "schedule_names": "schedule_name",
     "scheduled_fors": "scheduled_for",
     "traceparents": "traceparent",
+    "lease_owners": "lease_owner",
+    "lease_seconds": "lease_seconds",
+    "deadlines": "deadline_seconds",
 }
 _shape_of = itemgetter(*(NewTask._fields.index(field) for field in _SHAPE.values()))
 
@@ -440,7 +447,7 @@ def _endings(endings: Sequence[Ending]) -> dict[str, Any]:
 
 def _dead_filter(filter_: DeadFilter) -> dict[str, Any]:
     task_ids = None if filter_.task_ids is None else list(filter_.task_ids)
-    from_at, to_at = filter_.from_at or _EARLIEST, filter_.to_at or _LATEST
+    from_at, to_at = filter_.from_at or EARLIEST, filter_.to_at or LATEST
     return {**filter_._asdict(), "from_at": from_at, "to_at": to_at, "task_ids": task_ids}
 
 

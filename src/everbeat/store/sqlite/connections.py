@@ -22,6 +22,7 @@ import apsw
 
 from everbeat.core.errors import StoreBroken, StoreRefused, StoreUnavailable
 from everbeat.store.base import Observer
+from everbeat.store.rows import text_of
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -30,8 +31,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _BUSY_MILLISECONDS = 10_000
 
-_INSTANTS = frozenset({"scheduled_for", "until", "since", "anchor", "lease_until"})
-_IDS = frozenset({"id", "owner", "node"})
+_INSTANTS = frozenset({"scheduled_for", "until", "since", "anchor", "lease_until", "at"})
+_IDS = frozenset({"id", "owner", "node", "replayed_as"})
 _CLAIMS = frozenset({"enabled", "cancel_requested", "is_there", "is_new"})
 
 
@@ -44,6 +45,11 @@ def to_microseconds(at: datetime) -> int:
 @lru_cache(maxsize=8192)
 def from_microseconds(value: int) -> datetime:
     return _EPOCH + timedelta(microseconds=value)
+
+
+def hex_text(ids: Iterable[UUID]) -> str:
+    """Ids as JSON: there are no arrays to bind."""
+    return text_of([id_.hex for id_ in ids])
 
 
 @lru_cache(maxsize=1024)
@@ -107,6 +113,10 @@ class Session:
     def tuples(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """Rows as SQLite gives them, for results where converting each would cost more than reading it."""
         return list(self._cursor().execute(sql, values))
+
+    def tuples_many(self, sql: str, many: Iterable[Any]) -> list[tuple[Any, ...]]:
+        """What a statement returns for each of many values."""
+        return list(self._cursor().executemany(sql, many))
 
     def change(self, sql: str, values: Mapping[str, Any] | None = None) -> int:
         """How many rows the statement changed."""

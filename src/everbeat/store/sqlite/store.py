@@ -14,8 +14,7 @@ import msgspec
 from everbeat.core.calendars import Calendar
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import StoreRefused
-from everbeat.core.schedules import PastRule, Schedule
-from everbeat.core.tasks import ClaimedTask
+from everbeat.core.schedules import PastRule, Schedule, Status
 from everbeat.core.ticks import Outcome, Skip, SkipReason, Tick
 from everbeat.store.base import (
     DueScan,
@@ -30,7 +29,6 @@ from everbeat.store.base import (
     Notice,
     Observer,
     PartitionInfo,
-    QueueDepth,
     Renewal,
     ScheduleFilter,
     TickTotal,
@@ -40,7 +38,6 @@ from everbeat.store.notices import Notices
 from everbeat.store.queries import load_blocks
 from everbeat.store.rows import (
     calendar_from_row,
-    claimed_from_row,
     due_from_rows,
     node_from_row,
     past_rule_from_row,
@@ -50,7 +47,8 @@ from everbeat.store.rows import (
     tick_from_row,
     total_from_row,
 )
-from everbeat.store.sqlite.connections import Connections, Row, Session, from_microseconds, to_microseconds
+from everbeat.store.sqlite.connections import Connections, Row, Session, from_microseconds, hex_text, to_microseconds
+from everbeat.store.sqlite.tasks import SqliteTasks
 
 _PACKAGE = "everbeat.store.sqlite"
 _NAME_TAKEN = "UNIQUE constraint failed: schedules.tenant_id, schedules.name"
@@ -58,7 +56,8 @@ _NAME_TAKEN = "UNIQUE constraint failed: schedules.tenant_id, schedules.name"
 
 # What became of a firing: outcome, reason and moment of its ledger row; none if the ledger held it already.
 _FATES: dict[str, Callable[[datetime], tuple[Outcome | None, SkipReason | None, datetime | None]]] = {
-    "fired": lambda moment: (Outcome.FIRED, None, moment),
+    "ready": lambda moment: (Outcome.FIRED, None, moment),
+    "held": lambda moment: (Outcome.FIRED, None, moment),
     "overlap": lambda moment: (Outcome.SKIPPED, SkipReason.OVERLAP, moment),
     "known": lambda _moment: (None, None, None),
 }
@@ -68,15 +67,11 @@ class _Undo(Exception):
     """Raised inside a transaction to roll it back."""
 
 
-def _hex(ids: Sequence[UUID]) -> str:
-    return text_of([id_.hex for id_ in ids])
-
-
 def _hex_ends(ends: Mapping[UUID, datetime]) -> str:
     return text_of([[id_.hex, to_microseconds(end)] for id_, end in ends.items()])
 
 
-class SqliteStore:
+class SqliteStore(SqliteTasks):
     """All verbs of the Store contract on one SQLite file. Its clock is the machine's."""
 
     dialect = "sqlite"
@@ -151,7 +146,7 @@ class SqliteStore:
         moment = self._moment(now)
 
         def work(session: Session) -> tuple[list[Row], list[Row]]:
-            wanted = {"tenant_id": tenant_id, "names": text_of(list(names)), "ids": _hex(ids)}
+            wanted = {"tenant_id": tenant_id, "names": text_of(list(names)), "ids": hex_text(ids)}
             found = session.rows(self._sql["schedule_find"], wanted)
             if key is None:
                 return found, []
@@ -172,6 +167,8 @@ class SqliteStore:
         def work(session: Session) -> None:
             moment = self._moment(now)
             self._write_rows(session, writes)
+            if paused := [write.schedule.id for write in writes if write.schedule.status is Status.PAUSED]:
+                session.change(self._sql["task_hold"], {"ids": hex_text(paused)})
             self._write_past(session, writes, moment)
             if answer is not None:
                 values = {**msgspec.structs.asdict(answer), "tenant_id": tenant_id, "now": moment}
@@ -240,7 +237,7 @@ class SqliteStore:
         return [schedule_from_row(row) for row in rows]
 
     async def schedule_delete(self, tenant_id: UUID, ids: Sequence[UUID]) -> int:
-        return await self._change("schedule_delete", tenant_id=tenant_id, ids=_hex(ids))
+        return await self._change("schedule_delete", tenant_id=tenant_id, ids=hex_text(ids))
 
     async def schedule_count(self, tenant_id: UUID) -> dict[str, int]:
         rows = await self._read("schedule_count", tenant_id=tenant_id)
@@ -278,7 +275,7 @@ class SqliteStore:
         return [schedule_from_row(row) for row in rows]
 
     async def schedule_past_rules(self, ids: Sequence[UUID]) -> list[PastRule]:
-        return [past_rule_from_row(row) for row in await self._read("schedule_past_rules", ids=_hex(ids))]
+        return [past_rule_from_row(row) for row in await self._read("schedule_past_rules", ids=hex_text(ids))]
 
     async def schedule_using_calendar(self, tenant_id: UUID, name: str) -> list[Schedule]:
         rows = await self._read("schedule_using_calendar", tenant_id=tenant_id, name=f'"{name}"')
@@ -289,7 +286,7 @@ class SqliteStore:
     async def tick_fire(self, node_id: UUID, firings: Sequence[Firing], *, now: datetime | None = None) -> FireResult:
         by_key = {one.schedule_id.bytes: one for one in firings}
 
-        def work(session: Session) -> tuple[datetime, list[tuple[Any, ...]]]:
+        def work(session: Session) -> tuple[datetime, list[tuple[Any, ...]], list[tuple[Any, ...]]]:
             moment = self._moment(now)
             at = {"now": moment, "node": node_id}
             session.change(self._sql["tick_fire_clear"])
@@ -305,11 +302,17 @@ class SqliteStore:
             session.change(self._sql["tick_fire_ledger"], at)
             session.change(self._sql["tick_fire_tasks"], at)
             results = session.tuples(self._sql["tick_fire_result"])
+            queues = session.tuples(self._sql["tick_fire_queues"])
             self._advance(session, [(key, by_key[key]) for key, _ in results], moment, node_id)
-            return moment, results
+            return moment, results, queues
 
-        moment, results = await self._connections.write("tick_fire", work)
-        return FireResult(moment, [Fired(by_key[key].schedule_id, *_FATES[fate](moment)) for key, fate in results])
+        moment, results, queues = await self._connections.write("tick_fire", work)
+        return FireResult(
+            moment,
+            [Fired(by_key[key].schedule_id, *_FATES[fate](moment)) for key, fate in results],
+            frozenset(queue for (queue,) in queues),
+            frozenset(by_key[key].schedule_id for key, fate in results if fate == "held"),
+        )
 
     def _advance(self, session: Session, moved: list[tuple[bytes, Firing]], moment: datetime, node_id: UUID) -> None:
         """Move the schedules on by key: an UPDATE joined with the batch costs five times as much."""
@@ -332,7 +335,7 @@ class SqliteStore:
         return [tick_from_row(row) for row in rows]
 
     async def tick_doubled(self, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> dict[UUID, int]:
-        rows = await self._read("tick_doubled", ids=_hex(ids), from_at=from_, to_at=to)
+        rows = await self._read("tick_doubled", ids=hex_text(ids), from_at=from_, to_at=to)
         return {row["schedule_id"]: row["count"] for row in rows}
 
     # Ownership
@@ -380,40 +383,6 @@ class SqliteStore:
     async def node_prune(self, *, unseen_seconds: float, now: datetime | None = None) -> int:
         return await self._change("node_prune", now=self._moment(now), unseen_seconds=unseen_seconds)
 
-    # Tasks
-
-    async def task_claim(
-        self,
-        worker: str,
-        queues: Sequence[str],
-        *,
-        limit: int,
-        lease_seconds: float,
-        now: datetime | None = None,
-    ) -> list[ClaimedTask]:
-        def work(session: Session) -> list[Row]:
-            values = {"worker": worker, "queues": text_of(list(queues)), "limit": limit, "lease_seconds": lease_seconds}
-            return session.rows(self._sql["task_claim"], {**values, "now": self._moment(now)})
-
-        return [claimed_from_row(row) for row in await self._connections.write("task_claim", work)]
-
-    async def task_complete(self, results: Sequence[tuple[UUID, int]], *, now: datetime | None = None) -> list[UUID]:
-        def work(session: Session) -> list[UUID]:
-            moment, finished = self._moment(now), []
-            for id_, fence in results:
-                values = {"id": id_, "fence": fence, "now": moment}
-                session.change(self._sql["task_complete_insert"], values)
-                finished += [row["id"] for row in session.rows(self._sql["task_complete"], values)]
-            return finished
-
-        return await self._connections.write("task_complete", work)
-
-    async def task_reap(self, *, limit: int, now: datetime | None = None) -> int:
-        return await self._change("task_reap", limit=limit, now=self._moment(now))
-
-    async def task_depths(self) -> list[QueueDepth]:
-        return [QueueDepth(**row) for row in await self._read("task_depths")]
-
     # Calendars
 
     async def calendar_list(self, tenant_id: UUID) -> list[Calendar]:
@@ -447,10 +416,13 @@ class SqliteStore:
         values = {"before_at": before, "limit": limit}
 
         def work(session: Session) -> int:
-            ticks = session.change(self._sql["month_prune_ticks"], values)
-            return ticks + session.change(self._sql["month_prune_history"], values)
+            blocks = ("month_prune_ticks", "month_prune_history", "month_prune_attempts", "month_prune_log")
+            return sum(session.change(self._sql[block], values) for block in blocks)
 
         return await self._connections.write("month_prune", work)
+
+    async def key_prune(self, *, limit: int, now: datetime | None = None) -> int:
+        return await self._change("key_prune", limit=limit, now=self._moment(now))
 
     async def answer_prune(self, *, limit: int, now: datetime | None = None) -> int:
         return await self._change("answer_prune", limit=limit, now=self._moment(now))

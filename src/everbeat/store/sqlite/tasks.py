@@ -41,13 +41,13 @@ from everbeat.store.rows import (
     attempt_from_row,
     by_key,
     dead_letter_from_row,
-    firsts,
     kept_log,
     merged_beats,
     running_from_row,
     submitted_of,
     task_from_row,
     text_of,
+    without_repeats,
 )
 from everbeat.store.sqlite.connections import Connections, Row, Session, from_microseconds, hex_text, to_microseconds
 
@@ -144,22 +144,20 @@ class SqliteTasks(_Base):
         ]
 
     async def task_heartbeat(self, beats: Sequence[BeatWrite], *, now: datetime | None = None) -> list[Beaten]:
-        by_lease = {(beat.lease.id.bytes, beat.lease.fence): beat for beat in merged_beats(beats)}
-        leases = _leases([beat.lease for beat in by_lease.values()])
+        merged = merged_beats(beats)
+        by_lease = {(beat.lease.tenant_id.bytes, beat.lease.id.bytes, beat.lease.fence): beat for beat in merged}
+        leases = _leases(beat.lease for beat in merged)
 
         def work(session: Session) -> list[Beaten]:
             moment = to_microseconds(self._moment(now))
             found = session.tuples(self._sql["task_heartbeat_find"], {"leases": leases, "now": moment})
             writes, lines, beaten = [], [], []
-            for row, _, id_, fence, lease_until, lease_seconds, deadline, is_cancelled, attempt, worker, logged in found:
-                beat = by_lease[id_, fence]
-                until = lease_until if is_cancelled else moment + _microseconds(lease_seconds)
-                until = until if deadline is None else min(until, deadline)
+            for row, tenant_id, id_, fence, is_cancelled, attempt, worker, logged, until in found:
+                beat = by_lease[tenant_id, id_, fence]
                 text = beat.log or ""
                 writes.append((row, until, beat.fraction, beat.message, len(text.encode())))
                 if (kept := kept_log(text, logged)) is not None:
-                    line = (id_, uuid_utils.compat.uuid7().bytes, beat.lease.tenant_id.bytes, moment, attempt, worker, kept)
-                    lines.append(line)
+                    lines.append((id_, uuid_utils.compat.uuid7().bytes, tenant_id, moment, attempt, worker, kept))
                 beaten.append(Beaten(beat.lease.id, fence, from_microseconds(until), bool(is_cancelled)))
             session.change_many(self._sql["task_heartbeat"], writes)
             session.change_many(self._sql["task_log_insert"], lines)
@@ -168,7 +166,7 @@ class SqliteTasks(_Base):
         return await self._connections.write("task_heartbeat", work)
 
     async def task_complete(self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None) -> Completed:
-        results = firsts(results, lambda one: one[0])
+        results = without_repeats(results, lambda one: one[0])
         ids = {lease.id.bytes: lease.id for lease, _ in results}
         given = text_of([(lease.tenant_id.hex, lease.id.hex, lease.fence, result) for lease, result in results])
 
@@ -196,12 +194,13 @@ class SqliteTasks(_Base):
         return moment, [running_from_row(row) for row in await self._read("task_expired", limit=limit, now=moment)]
 
     async def task_end(self, endings: Sequence[Ending], *, is_expired: bool, now: datetime | None = None) -> Ended:
-        endings = firsts(endings, lambda one: (one.id, one.fence))
+        endings = without_repeats(endings, lambda one: (one.id, one.fence))
         ids = {one.id.bytes: one.id for one in endings}
 
         def work(session: Session) -> list[Values]:
             moment = to_microseconds(self._moment(now))
-            back, final = [], []
+            back: list[Values] = []
+            final: list[Values] = []
             for one in endings:
                 row = _ending(one, is_expired, moment)
                 (back if one.state in (TaskState.READY, TaskState.SCHEDULED) else final).append(row)
@@ -333,7 +332,7 @@ class SqliteTasks(_Base):
     async def dead_replay(
         self, tenant_id: UUID, replays: Sequence[Replay], *, again: bool, now: datetime | None = None
     ) -> list[UUID]:
-        replays = firsts(replays, lambda one: one.task_id)
+        replays = without_repeats(replays, lambda one: one.task_id)
 
         def work(session: Session) -> list[UUID]:
             moment = to_microseconds(self._moment(now))
@@ -374,14 +373,26 @@ def _new_row(task: NewTask, now: int) -> Values:
         None if task.scheduled_for is None else to_microseconds(task.scheduled_for),
         run_at,
         task.priority,
-        "scheduled" if run_at > now else "ready",
+        "scheduled" if run_at > now else "ready" if task.lease_owner is None else "running",
         task.max_attempts,
         task.retry,
         task.timeout_seconds,
         task.labels,
         task.traceparent,
         now,
+        task.lease_owner,
+        task.lease_seconds,
+        *(_NOT_STARTED if task.lease_owner is None else _started(task, now)),
     )
+
+
+_NOT_STARTED = (0, 0, None, None, None, None)
+
+
+def _started(task: NewTask, now: int) -> Values:
+    """Attempt, fence, when it began, its deadline and its lease, of a task that begins in the hands of a worker."""
+    deadline = now + _microseconds(task.timeout_seconds if task.deadline_seconds is None else task.deadline_seconds)
+    return 1, 1, now, now, deadline, min(now + _microseconds(task.lease_seconds), deadline)
 
 
 def _lease(claimer: Claimer, share: Sequence[Values], now: int, total: int) -> dict[str, Any]:

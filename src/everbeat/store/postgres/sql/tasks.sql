@@ -3,19 +3,29 @@
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 queued AS (
   INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, schedule_name,
-    scheduled_for, run_at, priority, state, max_attempts, retry, timeout_seconds, labels, traceparent, created_at)
+    scheduled_for, run_at, priority, state, max_attempts, retry, timeout_seconds, labels, traceparent, created_at,
+    lease_owner, lease_seconds, attempt, fence, started_at, first_started_at, deadline_at, lease_until)
   SELECT t.id, (:tenant_ids::uuid[])[t.shape], t.partition, (:queues::text[])[t.shape], (:types::text[])[t.shape],
     (:targets::text[])[t.shape], t.payload, (:origins::text[])[t.shape], (:schedule_ids::uuid[])[t.shape],
     (:schedule_names::text[])[t.shape], (:scheduled_fors::timestamptz[])[t.shape], r.run_at,
-    (:priorities::integer[])[t.shape], CASE WHEN r.run_at > m.at THEN 'scheduled' ELSE 'ready' END,
+    (:priorities::integer[])[t.shape],
+    CASE WHEN l.owner IS NOT NULL THEN 'running' WHEN r.run_at > m.at THEN 'scheduled' ELSE 'ready' END,
     (:max_attempts::integer[])[t.shape], (:retries::text[])[t.shape], (:timeouts::double precision[])[t.shape],
-    (:labels::text[])[t.shape], (:traceparents::text[])[t.shape], m.at
+    (:labels::text[])[t.shape], (:traceparents::text[])[t.shape], m.at,
+    l.owner, l.seconds, l.count, l.count, l.at, l.at, l.at + l.deadline,
+    least(l.at + make_interval(secs => l.seconds), l.at + l.deadline)
   FROM moment AS m, unnest(:ids::uuid[], :partitions::smallint[], :payloads::text[], :shapes::integer[])
     AS t(id, partition, payload, shape)
   CROSS JOIN LATERAL (
     SELECT coalesce((:run_ats::timestamptz[])[t.shape],
       m.at + make_interval(secs => (:delays::double precision[])[t.shape]), m.at)
   ) AS r(run_at)
+  CROSS JOIN LATERAL (
+    SELECT (:lease_owners::text[])[t.shape], (:lease_seconds::double precision[])[t.shape],
+      CASE WHEN (:lease_owners::text[])[t.shape] IS NULL THEN 0 ELSE 1 END,
+      CASE WHEN (:lease_owners::text[])[t.shape] IS NULL THEN NULL ELSE m.at END,
+      make_interval(secs => (:deadlines::double precision[])[t.shape])
+  ) AS l(owner, seconds, count, at, deadline)
 )
 SELECT at AS moment FROM moment;
 
@@ -84,7 +94,8 @@ FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :fractions::do
 CROSS JOIN moment AS m
 WHERE t.id = b.id
   AND (t.fence = b.fence AND t.tenant_id = b.tenant_id AND t.state = 'running' AND t.lease_until > m.at) IS TRUE
-RETURNING t.id, t.fence, t.lease_until, t.cancel_requested, t.attempt, t.lease_owner AS worker, t.log_bytes, m.at AS moment;
+RETURNING t.tenant_id, t.id, t.fence, t.lease_until, t.cancel_requested, t.attempt, t.lease_owner AS worker, t.log_bytes,
+  m.at AS moment;
 
 -- name: task_log_insert
 -- Log lines of attempts.

@@ -24,7 +24,7 @@ ORDER BY died_at DESC, task_id DESC LIMIT :limit;
 -- Note that a dead letter is replayed, and as what; only one it could note may become a task.
 UPDATE dead_letters SET replayed_at = ?4, replayed_as = ?3, replays = replays + 1
 WHERE task_id = ?1 AND tenant_id = ?2 AND purged_at IS NULL AND (?5 OR replayed_at IS NULL)
-RETURNING replayed_as;
+RETURNING task_id;
 
 -- name: dead_purge
 -- Empty dead letters and hide them; that they were there stays on record.

@@ -4,8 +4,9 @@
 -- name: task_submit
 -- A new task: ready, or scheduled if its time is to come.
 INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for,
-  run_at, priority, state, max_attempts, retry, timeout_seconds, labels, traceparent, created_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+  run_at, priority, state, max_attempts, retry, timeout_seconds, labels, traceparent, created_at, lease_owner, lease_seconds,
+  attempt, fence, started_at, first_started_at, deadline_at, lease_until)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: task_key_insert
 -- Take an idempotency key for a day; an expired one gives way.
@@ -40,9 +41,10 @@ UPDATE tasks SET state = 'running', attempt = attempt + 1, fence = fence + 1, le
 WHERE rowid IN (SELECT value FROM json_each(:rows)) AND state = 'ready';
 
 -- name: task_heartbeat_find
--- Leases that hold, with what renewing them needs.
-SELECT t.rowid, t.tenant_id, t.id, t.fence, t.lease_until, t.lease_seconds, t.deadline_at, t.cancel_requested, t.attempt,
-  t.lease_owner, t.log_bytes
+-- Leases that hold, and until when they are renewed: up to their deadlines, and not if they are to be cancelled.
+SELECT t.rowid, t.tenant_id, t.id, t.fence, t.cancel_requested, t.attempt, t.lease_owner, t.log_bytes,
+  CASE WHEN t.cancel_requested THEN t.lease_until
+    ELSE min(:now + CAST(t.lease_seconds * 1000000 AS INTEGER), coalesce(t.deadline_at, 9223372036854775807)) END
 FROM json_each(:leases) AS r
 CROSS JOIN tasks AS t ON t.id = unhex(r.value ->> 1) AND t.tenant_id = unhex(r.value ->> 0) AND t.fence = r.value ->> 2
 WHERE t.state = 'running' AND t.lease_until > :now;
@@ -237,19 +239,21 @@ WHERE id = :id AND tenant_id = :tenant_id AND state IN ('scheduled', 'ready');
 -- Tasks by id, live or finished.
 SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
   labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message, NULL AS result,
-  error, created_at, started_at, NULL AS finished_at, lease_owner AS worker, lease_until, fence, cancel_requested, traceparent
+  error, created_at, started_at, NULL AS finished_at, lease_owner AS worker, lease_until, fence, cancel_requested, traceparent,
+  NULL AS outcome, NULL AS reason
 FROM tasks WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND tenant_id = :tenant_id
 UNION ALL
 SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
   labels, origin, schedule_id, schedule_name, scheduled_for, progress_fraction, progress_message, result, error, created_at,
-  started_at, finished_at, worker, NULL, fence, 0, traceparent
+  started_at, finished_at, worker, NULL, fence, 0, traceparent, outcome, reason
 FROM task_history WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND tenant_id = :tenant_id;
 
 -- name: task_list
 -- Live tasks between two ids, newest first.
 SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
   labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message, NULL AS result,
-  error, created_at, started_at, NULL AS finished_at, lease_owner AS worker, lease_until, fence, cancel_requested, traceparent
+  error, created_at, started_at, NULL AS finished_at, lease_owner AS worker, lease_until, fence, cancel_requested, traceparent,
+  NULL AS outcome, NULL AS reason
 FROM tasks WHERE tenant_id = :tenant_id AND id < :before AND id >= :floor
   AND (:state IS NULL OR state = :state) AND (:queue IS NULL OR queue = :queue) AND (:type IS NULL OR type = :type)
   AND (:label_key IS NULL OR EXISTS (SELECT 1 FROM json_each(labels) AS l WHERE l.key = :label_key
@@ -260,7 +264,8 @@ ORDER BY id DESC LIMIT :limit;
 -- Live tasks of a schedule, newest first.
 SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
   labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message, NULL AS result,
-  error, created_at, started_at, NULL AS finished_at, lease_owner AS worker, lease_until, fence, cancel_requested, traceparent
+  error, created_at, started_at, NULL AS finished_at, lease_owner AS worker, lease_until, fence, cancel_requested, traceparent,
+  NULL AS outcome, NULL AS reason
 FROM tasks WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND id < :before
   AND (:state IS NULL OR state = :state) AND (:queue IS NULL OR queue = :queue) AND (:type IS NULL OR type = :type)
   AND (:label_key IS NULL OR EXISTS (SELECT 1 FROM json_each(labels) AS l WHERE l.key = :label_key
@@ -275,7 +280,8 @@ SELECT id FROM tasks WHERE tenant_id = :tenant_id AND id < :before ORDER BY id D
 -- Finished tasks between two ids, newest first.
 SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
   labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message, result, error,
-  created_at, started_at, finished_at, worker, NULL AS lease_until, fence, 0 AS cancel_requested, traceparent
+  created_at, started_at, finished_at, worker, NULL AS lease_until, fence, 0 AS cancel_requested, traceparent,
+  outcome, reason
 FROM task_history WHERE tenant_id = :tenant_id AND id < :before AND id >= :floor
   AND (:state IS NULL OR state = :state) AND (:queue IS NULL OR queue = :queue) AND (:type IS NULL OR type = :type)
   AND (:label_key IS NULL OR EXISTS (SELECT 1 FROM json_each(labels) AS l WHERE l.key = :label_key
@@ -286,7 +292,8 @@ ORDER BY id DESC LIMIT :limit;
 -- Finished tasks of a schedule, newest first.
 SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
   labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message, result, error,
-  created_at, started_at, finished_at, worker, NULL AS lease_until, fence, 0 AS cancel_requested, traceparent
+  created_at, started_at, finished_at, worker, NULL AS lease_until, fence, 0 AS cancel_requested, traceparent,
+  outcome, reason
 FROM task_history WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND id < :before
   AND (:state IS NULL OR state = :state) AND (:queue IS NULL OR queue = :queue) AND (:type IS NULL OR type = :type)
   AND (:label_key IS NULL OR EXISTS (SELECT 1 FROM json_each(labels) AS l WHERE l.key = :label_key

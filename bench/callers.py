@@ -1,0 +1,103 @@
+"""Many connections at once, each with one request under way: leaner than streams, so that its own time counts for little."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+_LENGTH = b"content-length:"
+OnAnswer = Callable[["Caller", bytes], None]
+
+
+class Caller(asyncio.Protocol):
+    """One connection; `on_answer` gets the body of each answer. One that is not a 2xx ends `over` with an error."""
+
+    def __init__(self, on_answer: OnAnswer, over: asyncio.Future[None]) -> None:
+        self._on_answer = on_answer
+        self._over = over
+        self._buffer = b""
+        self._transport: asyncio.Transport | None = None
+        self._is_closed = False
+        self.sent_at = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._is_closed:
+            self._fail(f"the server closed a connection: {error}")
+
+    def send(self, request: bytes) -> None:
+        assert self._transport is not None
+        self.sent_at = time.perf_counter()
+        self._transport.write(request)
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        head, separator, rest = self._buffer.partition(b"\r\n\r\n")
+        if not separator:
+            return
+        length = _body_length(head)
+        if len(rest) < length:
+            return
+        self._buffer = rest[length:]
+        if head[9:10] != b"2":
+            self._fail(f"the server answered {head[9:12].decode()}: {rest[:500]!r}")
+            return
+        self._on_answer(self, rest[:length])
+
+    def _fail(self, message: str) -> None:
+        if not self._over.done():
+            self._over.set_exception(RuntimeError(message))
+
+
+def _body_length(head: bytes) -> int:
+    lower = head.lower()
+    at = lower.find(_LENGTH)
+    return int(lower[at + len(_LENGTH) :].partition(b"\r\n")[0]) if at >= 0 else 0
+
+
+async def connect(port: int, count: int, on_answer: OnAnswer, over: asyncio.Future[None]) -> list[Caller]:
+    loop = asyncio.get_running_loop()
+    callers = []
+    for _ in range(count):
+        _, caller = await loop.create_connection(lambda: Caller(on_answer, over), "127.0.0.1", port)
+        callers.append(caller)
+    return callers
+
+
+class Calls(NamedTuple):
+    seconds: float
+    latencies: list[float]
+
+
+async def call_all(port: int, requests: list[bytes], connections: int) -> Calls:
+    """Send all requests over so many connections, each with the next as soon as its last one is answered."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waiting: Iterator[bytes] = iter(requests)
+    latencies: list[float] = []
+
+    def answered(caller: Caller, _body: bytes) -> None:
+        latencies.append(time.perf_counter() - caller.sent_at)
+        if (request := next(waiting, None)) is not None:
+            caller.send(request)
+        elif len(latencies) == len(requests) and not done.done():
+            done.set_result(None)
+
+    callers = await connect(port, connections, answered, done)
+    started = time.perf_counter()
+    for caller in callers:
+        caller.send(next(waiting))
+    await done
+    seconds = time.perf_counter() - started
+    for caller in callers:
+        caller.close()
+    return Calls(seconds, latencies)

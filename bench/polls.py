@@ -1,0 +1,96 @@
+"""Thousands of idle long polls on one server: what they cost, and how soon one of them answers when there is work."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from bench.callers import Caller, connect
+from bench.client import post, send_all
+from bench.noop import QUEUE
+from bench.queues import payload
+from bench.report import Line, at_most, percentile, say
+from bench.sites import Scale, Site, cpu_seconds, resident_megabytes, serving
+
+_EMPTY = b'{"tasks":[]}'
+_WAIT_SECONDS = 30
+_SUBMITS = 20
+_SHARE_OF_A_CORE = 0.05
+_ANSWER_MILLISECONDS = 12
+
+
+async def run(site: Site, scale: Scale) -> list[Line]:
+    count, seconds = (500, 5) if scale.is_quick else (5_000, 20)
+    await site.fresh()
+    with serving(site) as (process, port):
+        await asyncio.sleep(5)
+        before = resident_megabytes(process.pid)
+        idle = await _busy(process.pid, seconds / 2)
+        polls = Polling(port)
+        started = time.monotonic()
+        await polls.open(count)
+        say(f"{site.name}: {count:,} polls open after {time.monotonic() - started:.1f} s")
+        await asyncio.sleep(1)
+        busy = await _busy(process.pid, seconds)
+        megabytes = resident_megabytes(process.pid)
+        waits = [await polls.answered() for _ in range(_SUBMITS)]
+        again = await _busy(process.pid, _WAIT_SECONDS)
+        polls.close()
+    what = f"{count:,} idle long polls"
+    detail = f"{idle:.1%} without them; {again:.1%} while each one ends and is asked again, every {_WAIT_SECONDS} s"
+    memory = f"{megabytes:.0f} MB with them, {before:.0f} MB without: {(megabytes - before) * 1024 / count:.1f} kB each"
+    return [
+        at_most(site.name, f"{what}, share of a core", busy, "", _SHARE_OF_A_CORE, detail=detail),
+        Line(site.name, f"{what}, memory", "", megabytes, "MB", detail=memory),
+        at_most(
+            *(site.name, f"{what}, from one submit to the one that answers: p50", percentile(waits, 0.5), "ms"),
+            _ANSWER_MILLISECONDS,
+            detail=f"{_SUBMITS} submits, worst {max(waits):.1f} ms",
+        ),
+    ]
+
+
+async def _busy(pid: int, seconds: float) -> float:
+    before = cpu_seconds(pid)
+    await asyncio.sleep(seconds)
+    return (cpu_seconds(pid) - before) / seconds
+
+
+class Polling:
+    """Connections that each ask for one task, and ask again when they were answered."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._callers: list[Caller] = []
+        self._answered_at: asyncio.Future[float] | None = None
+        claim = {"worker": "bench", "queues": [QUEUE], "max": 1, "wait_seconds": _WAIT_SECONDS}
+        self._request = post(port, "/v1/worker/claim", claim)
+
+    async def open(self, count: int) -> None:
+        self._callers = await connect(self._port, count, self._on_answer, self._over)
+        for number, caller in enumerate(self._callers):
+            caller.send(self._request)
+            if number % 100 == 99:
+                await asyncio.sleep(0.01)
+
+    def _on_answer(self, caller: Caller, body: bytes) -> None:
+        if body != _EMPTY and self._answered_at is not None and not self._answered_at.done():
+            self._answered_at.set_result(time.perf_counter())
+        caller.send(self._request)
+
+    async def answered(self) -> float:
+        """The milliseconds from a submit until one of the polls brings the task."""
+        if self._over.done():
+            self._over.result()
+        await asyncio.sleep(0.1)
+        self._answered_at = asyncio.get_running_loop().create_future()
+        request = post(self._port, "/v1/tasks", {"type": "noop", "queue": QUEUE, "payload": payload(0)})
+        started = time.perf_counter()
+        await send_all(self._port, [request], 1)
+        async with asyncio.timeout(10):
+            return 1000 * (await self._answered_at - started)
+
+    def close(self) -> None:
+        for caller in self._callers:
+            caller.close()

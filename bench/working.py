@@ -1,0 +1,108 @@
+"""Workers under measurement: one `everbeat worker`, or everything in one process; and how fast they drain a queue."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from tests.support.processes import ServerProcess
+
+from bench.client import post, send_all
+from bench.noop import QUEUE, producer
+from bench.queues import INSERTED_AT_ONCE, payload
+from bench.records import VARIABLE, Records
+from bench.sites import Scale, Site, cpu_seconds
+
+CONCURRENCY = 100
+_LOG_TAIL = 4000
+_PATIENCE_SECONDS = 30
+
+
+class Drain(NamedTuple):
+    """`cpu`: whose processor time it was."""
+
+    rate: float
+    cpu: str
+
+
+def drained_tasks(scale: Scale) -> int:
+    return 5_000 if scale.is_quick else 30_000
+
+
+@contextlib.contextmanager
+def working(site: Site, records: Records, url: str) -> Iterator[ServerProcess]:
+    """One `everbeat worker` on the server of that URL."""
+    args = ("worker", "bench.noop:eb", "--concurrency", str(CONCURRENCY))
+    with _running(ServerProcess(*args, folder=site.folder, env=_env(url, records), name="worker")) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def embedding(site: Site, records: Records, loop: str = "uvloop") -> Iterator[ServerProcess]:
+    """One process with `eb.running()` on the database."""
+    command = (sys.executable, "-m", "bench.embedded", loop, str(CONCURRENCY))
+    process = ServerProcess(folder=site.folder, env=_env(site.url, records), name="embedded", command=command)
+    with _running(process):
+        yield process
+
+
+def _env(url: str, records: Records) -> dict[str, str]:
+    return {"EVERBEAT_URL": url, VARIABLE: str(records.path)}
+
+
+@contextlib.contextmanager
+def _running(process: ServerProcess) -> Iterator[ServerProcess]:
+    with process:
+        try:
+            yield process
+        except BaseException:
+            print(process.logs()[-_LOG_TAIL:])
+            raise
+        process.terminate()
+
+
+def batches(port: int, count: int, type_: str = "noop", *, keyed: bool = False) -> list[bytes]:
+    """Requests that submit so many tasks; with keys as the SDK sends them, if wanted."""
+    tasks = [{"type": type_, "queue": QUEUE, "payload": payload(number)} for number in range(count)]
+    if keyed:
+        tasks = [{**task, "idempotency_key": f"sdk-{number:032x}"} for number, task in enumerate(tasks)]
+    starts = range(0, count, INSERTED_AT_ONCE)
+    return [post(port, "/v1/tasks/batch", {"tasks": tasks[start : start + INSERTED_AT_ONCE]}) for start in starts]
+
+
+async def submit_over_http(port: int, count: int, type_: str = "noop") -> None:
+    await send_all(port, batches(port, count, type_), 2)
+
+
+async def submit_in_process(site: Site, count: int) -> None:
+    app, noop = producer(site.url)
+    await asyncio.to_thread(noop.submit_many, [payload(number) for number in range(count)])
+    await asyncio.to_thread(app.close)
+
+
+async def drain(site: Site, records: Records, count: int, pids: Mapping[str, int]) -> Drain:
+    """From the first handler's start until nothing is left."""
+    await records.wait(1, _PATIENCE_SECONDS)
+    before = _cpu(site, pids)
+    await records.wait(count)
+    give_up_at = time.monotonic() + _PATIENCE_SECONDS
+    while left := await site.count_live():
+        if time.monotonic() > give_up_at:
+            raise TimeoutError(f"all handlers ran, but {left:,} tasks are left")
+        await asyncio.sleep(0.01)
+    ended = time.time()
+    after = _cpu(site, pids)
+    noted = records.read()
+    if len(noted) != count:
+        raise RuntimeError(f"{len(noted):,} handlers ran for {count:,} tasks")
+    seconds = ended - min(record.at for record in noted)
+    spent = ", ".join(f"{name} {after[name] - before[name]:.1f} s" for name in after if after[name] > before[name])
+    return Drain(count / seconds, f"{spent} of CPU in {seconds:.1f} s")
+
+
+def _cpu(site: Site, pids: Mapping[str, int]) -> dict[str, float]:
+    return {**{name: cpu_seconds(pid) for name, pid in pids.items()}, "database": site.database_cpu_seconds()}

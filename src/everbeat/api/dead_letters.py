@@ -1,0 +1,188 @@
+"""/v1/dead-letters: tasks whose attempts are exhausted, to look at, to replay as new tasks, to purge."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+import msgspec
+from litestar import Response, get, post
+
+from everbeat.api import paging
+from everbeat.api.answers import DeadLetterAnswer, DeadLetterPage, PurgeAnswer, ReplayAnswer, json_answer
+from everbeat.api.bodies import read_as, read_optional_json
+from everbeat.api.filters import schedule_id_of
+from everbeat.api.hot import response_of
+from everbeat.api.openapi import Body, Operation, Success, documented
+from everbeat.api.paging import NameText, NoQuery, Optional, WindowQuery
+from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
+from everbeat.api.tasks import CREATED, Nothing, created
+from everbeat.core.definitions import Instant, convert, utc
+from everbeat.core.errors import FieldError, InvalidInput, NotFound
+from everbeat.core.names import NAME_MESSAGE, is_name
+from everbeat.core.submissions import dead_letter_answer
+from everbeat.store.base import DeadFilter
+
+_MOST_IDS = 1000
+
+Rate = Annotated[float, msgspec.Meta(ge=0.001, le=100_000, description="Spread the new tasks over time: so many a second.")]
+
+
+class DeadLetterQuery(WindowQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    queue: NameText | Optional = msgspec.UNSET
+    type: NameText | Optional = msgspec.UNSET
+    schedule: Annotated[NameText, msgspec.Meta(description="The id or the name of a schedule.")] | Optional = msgspec.UNSET
+
+
+class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which dead letters; all of these must hold. {} means every one."""
+
+    queue: str | None = None
+    type: str | None = None
+    schedule: str | None = None
+    from_: Instant | None = msgspec.field(default=None, name="from")
+    to: Instant | None = None
+    task_ids: Annotated[list[UUID], msgspec.Meta(min_length=1, max_length=_MOST_IDS)] | None = None
+
+
+class ReplayInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    filter: DeadLetterFilter
+    rate_per_second: Rate | None = None
+
+
+class PurgeInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    filter: DeadLetterFilter
+
+
+@get(
+    "/v1/dead-letters",
+    opt=documented(
+        Operation(
+            id="listDeadLetters",
+            tag="Dead letters",
+            summary="List dead letters, newest first",
+            answers={200: Success("A page of dead letters.", DeadLetterPage)},
+            query=DeadLetterQuery,
+        )
+    ),
+)
+async def list_dead_letters(request: ApiRequest) -> Response[bytes]:
+    query = paging.query_of(request, DeadLetterQuery)
+    filter_ = DeadFilter(
+        queue=paging.name_given("queue", query.queue),
+        type=paging.name_given("type", query.type),
+        from_at=paging.time_given("from", query.from_),
+        to_at=paging.time_given("to", query.to),
+        schedule_id=await schedule_id_of(request, paging.given(query.schedule)),
+    )
+    before = paging.death_before(query.cursor)
+    found = await rooms_of(request).dead_letters.page(tenant_of(request), filter_, before=before, limit=query.limit + 1)
+    page, last = paging.cut(found, query.limit)
+    next_cursor = None if last is None else paging.death_cursor(last.died_at, last.task_id)
+    return json_answer({"items": [dead_letter_answer(letter) for letter in page], "next_cursor": next_cursor})
+
+
+@get(
+    "/v1/dead-letters/{task_id:str}",
+    opt=documented(
+        Operation(
+            id="getDeadLetter",
+            tag="Dead letters",
+            summary="Read a dead letter",
+            answers={200: Success("The dead letter.", DeadLetterAnswer)},
+            query=NoQuery,
+            problems=(404,),
+        )
+    ),
+)
+async def get_dead_letter(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    return json_answer(dead_letter_answer(await rooms_of(request).dead_letters.get(tenant_of(request), _id(request))))
+
+
+@post(
+    "/v1/dead-letters/{task_id:str}/replay",
+    opt=documented(
+        Operation(
+            id="replayDeadLetter",
+            tag="Dead letters",
+            summary="Replay one dead letter as a new task, also one that was replayed before",
+            answers={201: CREATED},
+            query=NoQuery,
+            body=Body(Nothing, is_required=False),
+            problems=(404,),
+        )
+    ),
+)
+async def replay_dead_letter(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    convert(await read_optional_json(request), Nothing)
+    return response_of(created(await rooms_of(request).dead_letters.replay(tenant_of(request), _id(request))))
+
+
+@post(
+    "/v1/dead-letters/replay",
+    status_code=200,
+    opt=documented(
+        Operation(
+            id="replayDeadLetters",
+            tag="Dead letters",
+            summary="Replay all that match and were never replayed, as new tasks",
+            answers={200: Success("How many, and the first of the new tasks.", ReplayAnswer)},
+            query=NoQuery,
+            body=Body(ReplayInput, {"queue": {"filter": {"queue": "reports"}, "rate_per_second": 10}}),
+        )
+    ),
+)
+async def replay_dead_letters(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    asked = await read_as(request, ReplayInput)
+    filter_ = await _filter_of(request, asked.filter)
+    done = await rooms_of(request).dead_letters.replay_all(tenant_of(request), filter_, rate_per_second=asked.rate_per_second)
+    return json_answer({"count": done.count, "ids": done.ids, "has_more": done.has_more})
+
+
+@post(
+    "/v1/dead-letters/purge",
+    status_code=200,
+    opt=documented(
+        Operation(
+            id="purgeDeadLetters",
+            tag="Dead letters",
+            summary="Remove all that match, payloads and errors included",
+            answers={200: Success("How many are gone.", PurgeAnswer)},
+            query=NoQuery,
+            body=Body(PurgeInput, {"old": {"filter": {"to": "2026-01-01T00:00:00Z"}}}),
+        )
+    ),
+)
+async def purge_dead_letters(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    filter_ = await _filter_of(request, (await read_as(request, PurgeInput)).filter)
+    return json_answer({"count": await rooms_of(request).dead_letters.purge(tenant_of(request), filter_)})
+
+
+async def _filter_of(request: ApiRequest, given: DeadLetterFilter) -> DeadFilter:
+    names = (("queue", given.queue), ("type", given.type), ("schedule", given.schedule))
+    errors = [FieldError(f"filter.{field}", NAME_MESSAGE) for field, name in names if name is not None and not is_name(name)]
+    if errors:
+        raise InvalidInput(*errors)
+    return DeadFilter(
+        queue=given.queue,
+        type=given.type,
+        schedule_id=await schedule_id_of(request, given.schedule),
+        from_at=None if given.from_ is None else utc(given.from_, "filter.from"),
+        to_at=None if given.to is None else utc(given.to, "filter.to"),
+        task_ids=None if given.task_ids is None else tuple(given.task_ids),
+    )
+
+
+def _id(request: ApiRequest) -> UUID:
+    text = request.path_params["task_id"]
+    id_ = paging.uuid_of(text)
+    if id_ is None:
+        raise NotFound(f"there is no dead letter of a task {text}")
+    return id_
+
+
+HANDLERS = [list_dead_letters, get_dead_letter, replay_dead_letter, replay_dead_letters, purge_dead_letters]

@@ -1,0 +1,117 @@
+"""/v1/schedules/{ref}/trigger, /backfill and /executions: running a schedule by hand, and what its runs came to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Response, get, post
+
+from everbeat.api import paging
+from everbeat.api.answers import BackfillAnswer, TaskPage, json_answer
+from everbeat.api.bodies import as_struct, decode, read_as, read_body
+from everbeat.api.dead_letters import Rate
+from everbeat.api.hot import response_of
+from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, documented
+from everbeat.api.paging import NoQuery
+from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
+from everbeat.api.tasks import CREATED, StateQuery, created, page_of, task_key_of
+from everbeat.core.definitions import Instant, rfc3339, utc
+from everbeat.store.base import TaskFilter
+
+_SHOWN = 100
+
+
+class Trigger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Without a payload, the schedule's own is used."""
+
+    payload: Any = None
+
+
+class BackfillInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A window of the past: its first instant, and its end, which is not part of it."""
+
+    from_: Instant = msgspec.field(name="from")
+    to: Instant
+    missing_only: bool = True
+    dry_run: bool = False
+    rate_per_second: Rate | None = None
+
+
+@post(
+    "/v1/schedules/{ref:str}/trigger",
+    opt=documented(
+        Operation(
+            id="triggerSchedule",
+            tag="Schedules",
+            summary="Make a task of the schedule now, beside its ticks",
+            answers={201: CREATED},
+            query=NoQuery,
+            body=Body(Trigger, {"other": {"payload": {"account": 7}}}, is_required=False),
+            headers=IDEMPOTENCY,
+            problems=(404,),
+        )
+    ),
+)
+async def trigger_schedule(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    raw = await read_body(request, is_required=False)
+    key = task_key_of(request, raw)
+    asked = as_struct(await decode(raw) if raw else {}, Trigger)
+    backfill, ref = rooms_of(request).backfill, request.path_params["ref"]
+    return response_of(created(await backfill.trigger(tenant_of(request), ref, asked.payload, key=key)))
+
+
+@post(
+    "/v1/schedules/{ref:str}/backfill",
+    status_code=200,
+    opt=documented(
+        Operation(
+            id="backfillSchedule",
+            tag="Schedules",
+            summary="Make tasks for ticks of the past, by default only for those that have none",
+            answers={200: Success("How many, and the first of the ticks.", BackfillAnswer)},
+            query=NoQuery,
+            body=Body(
+                BackfillInput,
+                {"dry": {"from": "2026-01-01T00:00:00Z", "to": "2026-01-03T00:00:00Z", "dry_run": True}},
+            ),
+            problems=(404, 409),
+        )
+    ),
+)
+async def backfill_schedule(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    asked = await read_as(request, BackfillInput)
+    done = await rooms_of(request).backfill.backfill(
+        tenant_of(request),
+        request.path_params["ref"],
+        from_=paging.bounded("from", utc(asked.from_, "from")),
+        to=paging.bounded("to", utc(asked.to, "to")),
+        missing_only=asked.missing_only,
+        dry_run=asked.dry_run,
+        rate_per_second=asked.rate_per_second,
+    )
+    return json_answer({"count": done.count, "ticks": [rfc3339(tick) for tick in done.ticks[:_SHOWN]]})
+
+
+@get(
+    "/v1/schedules/{ref:str}/executions",
+    opt=documented(
+        Operation(
+            id="listExecutions",
+            tag="Schedules",
+            summary="List the tasks of a schedule, live and finished, newest first",
+            answers={200: Success("A page of tasks.", TaskPage)},
+            query=StateQuery,
+            problems=(404,),
+        )
+    ),
+)
+async def list_executions(request: ApiRequest) -> Response[bytes]:
+    query = paging.query_of(request, StateQuery)
+    schedule = await rooms_of(request).schedules.get(tenant_of(request), request.path_params["ref"])
+    return await page_of(request, query, TaskFilter(schedule_id=schedule.id))
+
+
+HANDLERS = [trigger_schedule, backfill_schedule, list_executions]

@@ -1,0 +1,326 @@
+"""/v1/tasks: submit, read, cancel, do again and reschedule tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+from uuid import UUID
+
+import msgspec
+from litestar import Response, get, post
+
+from everbeat.api import paging
+from everbeat.api.answers import AttemptPage, IdsAnswer, LogPage, TaskAnswer, TaskPage, json_answer
+from everbeat.api.bodies import Items, as_struct, decode, header, idempotency_of, key_of, read_as, read_body, read_optional_json
+from everbeat.api.filters import label_of, schedule_id_of
+from everbeat.api.hot import Answer, response_of
+from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, TaskSubmission, documented
+from everbeat.api.paging import NameText, NoQuery, Optional, PageQuery
+from everbeat.api.rooms import ApiRequest, Asked, rooms_of, tenant_of
+from everbeat.core.definitions import Instant, convert, utc
+from everbeat.core.errors import InvalidInput, NotFound
+from everbeat.core.submissions import attempt_answer, log_answer, task_answer
+from everbeat.core.tasks import Task, TaskKey, TaskState
+from everbeat.core.wire import MAX_SUBMITTED, TaskInput
+from everbeat.store.base import TaskFilter
+
+_ENCODED_AT_ONCE = 50
+_encode = msgspec.json.Encoder().encode
+
+_EXAMPLE = {"type": "build-report", "queue": "reports", "payload": {"account": 7}}
+_LATER = {"type": "remind", "payload": {"user": 3}, "delay_seconds": 600, "priority": 10, "labels": {"team": "billing"}}
+_TRACED = {
+    "traceparent": (
+        "The W3C trace context of the caller, handed on to the worker.",
+        {"type": "string"},
+    )
+}
+_LINKS = {
+    name: {"operationId": name, "parameters": {"id": "$response.body#/id"}}
+    for name in ("getTask", "listAttempts", "readLog", "cancelTask", "rescheduleTask", "retryTask")
+}
+_ONE = {200: Success("The task.", TaskAnswer)}
+CREATED = Success("The new task.", TaskAnswer, headers=("Location",), links=_LINKS)
+
+
+class TaskBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tasks to submit, all or nothing; each may carry an idempotency key of its own."""
+
+    tasks: Annotated[list[TaskInput], msgspec.Meta(min_length=1, max_length=MAX_SUBMITTED)]
+
+
+class StateQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    state: TaskState | Optional = msgspec.UNSET
+
+
+class TaskQuery(StateQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    queue: NameText | Optional = msgspec.UNSET
+    type: NameText | Optional = msgspec.UNSET
+    schedule: Annotated[NameText, msgspec.Meta(description="The id or the name of a schedule.")] | Optional = msgspec.UNSET
+    label: Annotated[str, msgspec.Meta(description="A label, or a label and its value: key or key=value.")] | Optional = (
+        msgspec.UNSET
+    )
+
+
+class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nothing more is to be said."""
+
+
+class Reschedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A time of the past means now."""
+
+    run_at: Instant
+
+
+async def submit(request: Asked) -> Answer:
+    paging.query_of(request, NoQuery)
+    given = await read_as(request, TaskInput)
+    if given.idempotency_key is not None:
+        raise InvalidInput.of(
+            "idempotency_key", "belongs into the header Idempotency-Key; only tasks of a batch carry their own"
+        )
+    task, is_new = await rooms_of(request).tasks.submit(
+        tenant_of(request), given, key=key_of(request), traceparent=header(request, b"traceparent")
+    )
+    return created(task, 201 if is_new else 200)
+
+
+def created(task: Task, status: int = 201) -> Answer:
+    return Answer(status, _encode(task_answer(task)), ((b"location", b"/v1/tasks/" + str(task.id).encode()),))
+
+
+async def submit_batch(request: Asked) -> Answer:
+    paging.query_of(request, NoQuery)
+    raw = await read_body(request)
+    key = task_key_of(request, raw)
+    batch = as_struct(await decode(raw), TaskBatch, Items("tasks", TaskInput))
+    ids = await rooms_of(request).tasks.submit_batch(
+        tenant_of(request), batch.tasks, key=key, traceparent=header(request, b"traceparent")
+    )
+    return Answer(200, _encode({"ids": ids}))
+
+
+def task_key_of(request: Asked, raw: bytes) -> TaskKey | None:
+    """The key of a request that makes tasks by itself; another body, or another path, is another request."""
+    idempotency = idempotency_of(request, raw)
+    return None if idempotency is None else TaskKey(idempotency.key, idempotency.fingerprint)
+
+
+HOT = {"/v1/tasks": submit, "/v1/tasks/batch": submit_batch}
+
+
+@post(
+    "/v1/tasks",
+    opt=documented(
+        Operation(
+            id="submitTask",
+            tag="Tasks",
+            summary="Submit a task, to run now or later",
+            answers={201: CREATED, 200: Success("The task that the key made before.", TaskAnswer, headers=("Location",))},
+            query=NoQuery,
+            body=Body(TaskSubmission, {"now": _EXAMPLE, "later": _LATER}),
+            headers={**IDEMPOTENCY, **_TRACED},
+        )
+    ),
+)
+async def submit_task(request: ApiRequest) -> Response[bytes]:
+    return response_of(await submit(request))
+
+
+@post(
+    "/v1/tasks/batch",
+    status_code=200,
+    opt=documented(
+        Operation(
+            id="submitTasks",
+            tag="Tasks",
+            summary="Submit up to 10,000 tasks, all or nothing",
+            answers={200: Success("The id of each, in the order given.", IdsAnswer)},
+            query=NoQuery,
+            body=Body(TaskBatch, {"two": {"tasks": [_EXAMPLE, {**_LATER, "idempotency_key": "reminder-3"}]}}),
+            headers={**IDEMPOTENCY, **_TRACED},
+        )
+    ),
+)
+async def submit_tasks(request: ApiRequest) -> Response[bytes]:
+    return response_of(await submit_batch(request))
+
+
+@get(
+    "/v1/tasks",
+    opt=documented(
+        Operation(
+            id="listTasks",
+            tag="Tasks",
+            summary="List tasks, live and finished, newest first",
+            answers={200: Success("A page of tasks; a short one need not be the last.", TaskPage)},
+            query=TaskQuery,
+        )
+    ),
+)
+async def list_tasks(request: ApiRequest) -> Response[bytes]:
+    query = paging.query_of(request, TaskQuery)
+    label_key, label_value = label_of(paging.given(query.label))
+    filter_ = TaskFilter(
+        queue=paging.name_given("queue", query.queue),
+        type=paging.name_given("type", query.type),
+        label_key=label_key,
+        label_value=label_value,
+        schedule_id=await schedule_id_of(request, paging.given(query.schedule)),
+    )
+    return await page_of(request, query, filter_)
+
+
+async def page_of(request: ApiRequest, query: StateQuery, filter_: TaskFilter) -> Response[bytes]:
+    """A page of the tasks that match, of the state that is asked for."""
+    if not isinstance(query.state, Optional):
+        filter_ = filter_._replace(state=query.state.value)
+    before = paging.id_after(query.cursor)
+    page = await rooms_of(request).tasks.page(tenant_of(request), filter_, before=before, limit=query.limit)
+    items = []
+    for index, task in enumerate(page.tasks):
+        if index % _ENCODED_AT_ONCE == 0:
+            await asyncio.sleep(0)  # the tick loop of this process must not wait for a big page
+        items.append(task_answer(task))
+    return json_answer({"items": items, "next_cursor": page.next_before and paging.id_cursor(page.next_before)})
+
+
+@get(
+    "/v1/tasks/{id:str}",
+    opt=documented(
+        Operation(
+            id="getTask",
+            tag="Tasks",
+            summary="Read a task",
+            answers=_ONE,
+            query=NoQuery,
+            problems=(404,),
+        )
+    ),
+)
+async def get_task(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    return json_answer(task_answer(await rooms_of(request).tasks.get(tenant_of(request), _id(request))))
+
+
+@get(
+    "/v1/tasks/{id:str}/attempts",
+    opt=documented(
+        Operation(
+            id="listAttempts",
+            tag="Tasks",
+            summary="List the attempts at a task, oldest first",
+            answers={200: Success("A page of attempts.", AttemptPage)},
+            query=PageQuery,
+            problems=(404,),
+        )
+    ),
+)
+async def list_attempts(request: ApiRequest) -> Response[bytes]:
+    query = paging.query_of(request, PageQuery)
+    after = paging.number_after(query.cursor)
+    attempts = await rooms_of(request).tasks.attempts(tenant_of(request), _id(request))
+    page, last = paging.cut([one for one in attempts if after is None or one.fence > after], query.limit)
+    next_cursor = None if last is None else paging.number_cursor(last.fence)
+    return json_answer({"items": [attempt_answer(one) for one in page], "next_cursor": next_cursor})
+
+
+@get(
+    "/v1/tasks/{id:str}/log",
+    opt=documented(
+        Operation(
+            id="readLog",
+            tag="Tasks",
+            summary="Read what a task's workers logged, oldest first",
+            answers={200: Success("A page of the log.", LogPage)},
+            query=PageQuery,
+            problems=(404,),
+        )
+    ),
+)
+async def read_log(request: ApiRequest) -> Response[bytes]:
+    query = paging.query_of(request, PageQuery)
+    after = paging.id_after(query.cursor)
+    found = await rooms_of(request).tasks.log(tenant_of(request), _id(request), after=after, limit=query.limit + 1)
+    page, last = paging.cut(found, query.limit)
+    next_cursor = None if last is None else paging.id_cursor(last.id)
+    return json_answer({"items": [log_answer(line) for line in page], "next_cursor": next_cursor})
+
+
+@post(
+    "/v1/tasks/{id:str}/cancel",
+    status_code=200,
+    opt=documented(
+        Operation(
+            id="cancelTask",
+            tag="Tasks",
+            summary="Cancel a task: gone if it has not started, else told with its next heartbeat",
+            answers=_ONE,
+            query=NoQuery,
+            body=Body(Nothing, is_required=False),
+            problems=(404, 409),
+        )
+    ),
+)
+async def cancel_task(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    convert(await read_optional_json(request), Nothing)
+    return json_answer(task_answer(await rooms_of(request).tasks.cancel(tenant_of(request), _id(request))))
+
+
+@post(
+    "/v1/tasks/{id:str}/retry",
+    opt=documented(
+        Operation(
+            id="retryTask",
+            tag="Tasks",
+            summary="Do a finished task again, as a new task",
+            answers={201: CREATED},
+            query=NoQuery,
+            body=Body(Nothing, is_required=False),
+            headers=IDEMPOTENCY,
+            problems=(404, 409),
+        )
+    ),
+)
+async def retry_task(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    convert(await read_optional_json(request), Nothing)
+    key = task_key_of(request, b"")
+    return response_of(created(await rooms_of(request).tasks.retry(tenant_of(request), _id(request), key=key)))
+
+
+@post(
+    "/v1/tasks/{id:str}/reschedule",
+    status_code=200,
+    opt=documented(
+        Operation(
+            id="rescheduleTask",
+            tag="Tasks",
+            summary="Move a task that has not started to another time",
+            answers=_ONE,
+            query=NoQuery,
+            body=Body(Reschedule, {"later": {"run_at": "2027-01-31T09:00:00Z"}}),
+            problems=(404, 409),
+        )
+    ),
+)
+async def reschedule_task(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    run_at = utc((await read_as(request, Reschedule)).run_at, "run_at")
+    task = await rooms_of(request).tasks.reschedule(tenant_of(request), _id(request), run_at)
+    return json_answer(task_answer(task))
+
+
+def _id(request: ApiRequest) -> UUID:
+    text = request.path_params["id"]
+    id_ = paging.uuid_of(text)
+    if id_ is None:
+        raise NotFound(f"there is no task {text}")
+    return id_
+
+
+HANDLERS = [
+    *(submit_task, submit_tasks, list_tasks, get_task, list_attempts, read_log),
+    *(cancel_task, retry_task, reschedule_task),
+]

@@ -1,0 +1,252 @@
+"""/v1/worker: claim, heartbeat, complete, fail and release, as pull workers ask for them.
+
+A long poll whose client goes away must not swallow tasks: the claim waits for work and for the end of the connection at once,
+and what was claimed for nobody is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from litestar import Response, post
+from litestar.types import Receive
+
+from everbeat.api import paging
+from everbeat.api.answers import ClaimAnswer, ClaimedTaskAnswer, LeaseAnswer, LeasesAnswer
+from everbeat.api.bodies import Items, read_as
+from everbeat.api.hot import Answer, response_of
+from everbeat.api.openapi import Body, Operation, Success, documented
+from everbeat.api.paging import NoQuery
+from everbeat.api.rooms import ApiRequest, Asked, rooms_of, tenant_of
+from everbeat.core.definitions import rfc3339
+from everbeat.core.tasks import ClaimedTask
+from everbeat.core.wire import (
+    Beat,
+    BeatAnswer,
+    Claim,
+    Completion,
+    Failure,
+    Failures,
+    Heartbeat,
+    Lease,
+    Release,
+    Result,
+    Settled,
+    SettledAnswer,
+)
+from everbeat.services.work import Work
+
+_encode = msgspec.json.Encoder().encode
+
+_LEASE = {"id": "01a1e231-932d-71cb-8dab-e37075a3e37c", "fence": 1}
+_WORKER = {"worker": "host-1:4711"}
+
+
+async def claim(request: Asked) -> Answer:
+    paging.query_of(request, NoQuery)
+    wanted = await read_as(request, Claim)
+    work, tenant_id = rooms_of(request).work, tenant_of(request)
+    if wanted.wait_seconds > 0:
+        return Answer(200, claimed_body(await _claim_unless_gone(work, tenant_id, wanted, request.receive)))
+    return Answer(200, claimed_body(await work.claim(tenant_id, wanted)))
+
+
+async def heartbeat(request: Asked) -> Answer:
+    paging.query_of(request, NoQuery)
+    beat = await read_as(request, Heartbeat, Items("leases", Beat))
+    return Answer(200, _beats_body(await rooms_of(request).work.heartbeat(tenant_of(request), beat)))
+
+
+async def complete(request: Asked) -> Answer:
+    paging.query_of(request, NoQuery)
+    completion = await read_as(request, Completion, Items("results", Result))
+    return _settled(await rooms_of(request).work.complete(tenant_of(request), completion))
+
+
+async def fail(request: Asked) -> Answer:
+    paging.query_of(request, NoQuery)
+    failures = await read_as(request, Failures, Items("failures", Failure))
+    return _settled(await rooms_of(request).work.fail(tenant_of(request), failures))
+
+
+async def release(request: Asked) -> Answer:
+    paging.query_of(request, NoQuery)
+    leases = await read_as(request, Release, Items("leases", Lease))
+    return _settled(await rooms_of(request).work.release(tenant_of(request), leases))
+
+
+HOT = {
+    "/v1/worker/claim": claim,
+    "/v1/worker/heartbeat": heartbeat,
+    "/v1/worker/complete": complete,
+    "/v1/worker/fail": fail,
+    "/v1/worker/release": release,
+}
+
+
+async def _claim_unless_gone(work: Work, tenant_id: UUID, wanted: Claim, receive: Receive) -> list[ClaimedTask]:
+    asking = asyncio.create_task(work.claim(tenant_id, wanted))
+    leaving = asyncio.create_task(_left(receive))
+    try:
+        await asyncio.wait({asking, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not leaving.done():
+            return asking.result()
+        if asking.done() and (tasks := asking.result()):
+            leases = [Lease(id=task.id, fence=task.fence) for task in tasks]
+            await work.release(tenant_id, Release(worker=wanted.worker, leases=leases))
+        return []
+    finally:
+        leaving.cancel()
+        if asking.cancel():  # what it was given in this very moment goes back
+            with contextlib.suppress(asyncio.CancelledError):
+                await asking
+
+
+async def _left(receive: Receive) -> None:
+    """Until the client goes away. The body is read; what else a server may send of it ends the watch."""
+    message: Any = await receive()
+    if message["type"] != "http.disconnect":
+        await asyncio.get_running_loop().create_future()
+
+
+def claimed_body(tasks: Sequence[ClaimedTask]) -> bytes:
+    # The tasks of a claim share few instants, and writing one costs more than all else here.
+    written: dict[datetime | None, str | None] = {None: None}
+    answers = []
+    for task in tasks:
+        for at in (task.lease_until, task.scheduled_for):
+            if at not in written and at is not None:
+                written[at] = rfc3339(at)
+        answers.append(
+            ClaimedTaskAnswer(
+                task.id,
+                task.type,
+                task.queue,
+                task.payload,
+                task.attempt,
+                task.max_attempts,
+                task.fence,
+                written[task.lease_until] or "",
+                task.lease_seconds,
+                written[task.scheduled_for],
+                task.schedule,
+                task.schedule_id,
+                task.origin,
+                task.timeout_seconds,
+                task.traceparent,
+            )
+        )
+    return _encode(ClaimAnswer(answers))
+
+
+def _beats_body(beats: Sequence[BeatAnswer]) -> bytes:
+    written: dict[datetime | None, str | None] = {None: None}
+    for beat in beats:
+        if beat.lease_until is not None and beat.lease_until not in written:
+            written[beat.lease_until] = rfc3339(beat.lease_until)
+    return _encode(LeasesAnswer([LeaseAnswer(beat.id, beat.status, written[beat.lease_until]) for beat in beats]))
+
+
+def _settled(results: list[Settled]) -> Answer:
+    return Answer(200, _encode(SettledAnswer(results)))
+
+
+def _operation(name: str, summary: str, answer: Success, body: Any, **example: Any) -> dict[str, Any]:
+    return documented(
+        Operation(
+            id=name,
+            tag="Workers",
+            summary=summary,
+            answers={200: answer},
+            query=NoQuery,
+            body=Body(body, {"one": {**_WORKER, **example}}),
+        )
+    )
+
+
+_BECAME = Success("What became of each, in the order given.", SettledAnswer)
+
+
+@post(
+    "/v1/worker/claim",
+    status_code=200,
+    opt=_operation(
+        "claimTasks",
+        "Take ready tasks under leases, the most urgent first; waits up to wait_seconds for the first",
+        Success("The tasks; none if there are none in time.", ClaimAnswer),
+        Claim,
+        queues=["reports"],
+        max=10,
+    ),
+)
+async def claim_tasks(request: ApiRequest) -> Response[bytes]:
+    return response_of(await claim(request))
+
+
+@post(
+    "/v1/worker/heartbeat",
+    status_code=200,
+    opt=_operation(
+        "heartbeat",
+        "Renew leases, with progress and log lines; learn what is lost and what to cancel",
+        Success("What became of each lease, in the order given.", LeasesAnswer),
+        Heartbeat,
+        leases=[{**_LEASE, "progress": {"fraction": 0.4, "message": "fetching"}, "log": "page 4 of 10"}],
+    ),
+)
+async def heartbeat_leases(request: ApiRequest) -> Response[bytes]:
+    return response_of(await heartbeat(request))
+
+
+@post(
+    "/v1/worker/complete",
+    status_code=200,
+    opt=_operation(
+        "completeTasks",
+        "Finish tasks with their results",
+        _BECAME,
+        Completion,
+        results=[{**_LEASE, "result": {"rows": 12}}],
+    ),
+)
+async def complete_tasks(request: ApiRequest) -> Response[bytes]:
+    return response_of(await complete(request))
+
+
+@post(
+    "/v1/worker/fail",
+    status_code=200,
+    opt=_operation(
+        "failTasks",
+        "Report failed attempts: each is tried again later, or is dead",
+        _BECAME,
+        Failures,
+        failures=[{**_LEASE, "error": {"message": "timed out", "kind": "TimeoutError"}}],
+    ),
+)
+async def fail_tasks(request: ApiRequest) -> Response[bytes]:
+    return response_of(await fail(request))
+
+
+@post(
+    "/v1/worker/release",
+    status_code=200,
+    opt=_operation(
+        "releaseTasks",
+        "Give unstarted work back at once, without counting an attempt",
+        _BECAME,
+        Release,
+        leases=[_LEASE],
+    ),
+)
+async def release_tasks(request: ApiRequest) -> Response[bytes]:
+    return response_of(await release(request))
+
+
+HANDLERS = [claim_tasks, heartbeat_leases, complete_tasks, fail_tasks, release_tasks]

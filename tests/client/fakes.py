@@ -1,0 +1,87 @@
+"""A node of a few lines, for what does not depend on a real one: it keeps what it is given, and answers over ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID, uuid4
+
+import msgspec
+
+from everbeat.core.errors import EverbeatError
+from everbeat.core.tasks import ClaimedTask
+from everbeat.core.wire import BeatAnswer, Claim, Completion, Failures, Heartbeat, Release, Settled, TaskInput
+
+Respond = Callable[[str, str, Any], tuple[int, Any]]
+
+
+class FakeNode:
+    """Tasks, work and API in one; `error` is raised by the services if it is set."""
+
+    def __init__(self, respond: Respond | None = None) -> None:
+        self.submitted: list[TaskInput] = []
+        self.asked: list[tuple[str, str, Any]] = []
+        self.hosts: list[str] = []
+        self.error: EverbeatError | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.is_stopped = False
+        self._respond = respond or (lambda method, path, body: (200, {"method": method, "path": path, "body": body}))
+
+    @property
+    def tasks(self) -> FakeNode:
+        return self
+
+    @property
+    def work(self) -> FakeNode:
+        return self
+
+    async def start(self) -> FakeNode:
+        self.loop = asyncio.get_running_loop()
+        return self
+
+    async def stop(self) -> None:
+        self.is_stopped = True
+
+    async def submit_batch(
+        self, tenant_id: UUID, tasks: Sequence[TaskInput], /, *, traceparent: str | None = None
+    ) -> list[UUID]:
+        if self.loop is not None:
+            assert asyncio.get_running_loop() is self.loop
+        if self.error is not None:
+            raise self.error
+        self.submitted += tasks
+        return [uuid4() for _ in tasks]
+
+    async def claim(self, tenant_id: UUID, claim: Claim, /) -> list[ClaimedTask]:
+        return []
+
+    async def heartbeat(self, tenant_id: UUID, heartbeat: Heartbeat, /) -> list[BeatAnswer]:
+        return [BeatAnswer(lease.id, "ok", None) for lease in heartbeat.leases]
+
+    async def complete(self, tenant_id: UUID, completion: Completion, /) -> list[Settled]:
+        return [Settled(one.id, "ok") for one in completion.results]
+
+    async def fail(self, tenant_id: UUID, failures: Failures, /) -> list[Settled]:
+        return [Settled(one.id, "ok", "retry") for one in failures.failures]
+
+    async def release(self, tenant_id: UUID, release: Release, /) -> list[Settled]:
+        return [Settled(one.id, "ok") for one in release.leases]
+
+    @property
+    def asgi(self) -> Any:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            body = (await receive())["body"]
+            self.hosts += [value.decode() for name, value in scope["headers"] if name == b"host"]
+            query = scope["query_string"].decode()
+            asked = (
+                scope["method"],
+                scope["path"] + (f"?{query}" if query else ""),
+                msgspec.json.decode(body) if body else None,
+            )
+            self.asked.append(asked)
+            status, answer = self._respond(*asked)
+            await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]})
+            await send({"type": "http.response.body", "body": b"" if answer is None else msgspec.json.encode(answer)})
+
+        return app

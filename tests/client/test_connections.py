@@ -1,0 +1,177 @@
+"""Which thread and event loop a call runs on: over HTTP, on a node in this process, on one in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from everbeat import Everbeat
+from everbeat.client.connections import HttpConnection, NodeConnection, Place
+from everbeat.client.errors import BlockingCall, ConflictProblem, NotFoundProblem, ServerProblem
+from everbeat.client.flows import Call, Flow, Submit
+from everbeat.client.inprocess import InProcessTransport
+from everbeat.core.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
+from everbeat.core.wire import TaskInput
+from tests.client.fakes import FakeNode
+from tests.client.scripted import ScriptedServer
+
+
+def submitting() -> Flow[list[Any]]:
+    ids: list[Any] = yield Submit([TaskInput(type="a")])
+    return ids
+
+
+def asking() -> Flow[Any]:
+    return (yield Call("GET", "/v1/cluster", {"limit": 3})).body
+
+
+@contextlib.contextmanager
+def connected(node: FakeNode) -> Iterator[NodeConnection]:
+    connection = NodeConnection(node.start)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+# A node in the background
+
+
+def test_sync_code_submits_to_a_node_in_the_background() -> None:
+    node = FakeNode()
+    with connected(node) as connection:
+        assert len(connection.blocking(submitting())) == 1
+        assert connection.blocking(asking())["path"] == "/v1/cluster?limit=3"
+        assert node.hosts == ["localhost"]
+    assert node.is_stopped
+    assert "everbeat-submit" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_async_code_submits_to_it_too_and_may_block() -> None:
+    node = FakeNode()
+    with connected(node) as connection:
+        assert len(await connection.awaiting(submitting())) == 1
+        assert len(connection.blocking(submitting())) == 1
+        assert node.loop is not asyncio.get_running_loop()
+
+
+def test_threads_share_one_node_in_the_background() -> None:
+    started: list[FakeNode] = []
+
+    async def start() -> FakeNode:
+        started.append(FakeNode())
+        return await started[-1].start()
+
+    connection = NodeConnection(start)
+    threads = [threading.Thread(target=lambda: connection.blocking(submitting())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    connection.close()
+    assert len(started) == 1
+    assert len(started[0].submitted) == 8
+
+
+def test_a_node_that_does_not_start_is_told_and_tried_again() -> None:
+    starts = 0
+
+    async def start() -> FakeNode:
+        nonlocal starts
+        starts += 1
+        if starts == 1:
+            raise StoreUnavailable("the database is away")
+        return await FakeNode().start()
+
+    connection = NodeConnection(start)
+    with pytest.raises(StoreUnavailable):
+        connection.blocking(submitting())
+    assert len(connection.blocking(submitting())) == 1
+    connection.close()
+
+
+def test_it_opens_again_after_being_closed() -> None:
+    node = FakeNode()
+    with connected(node) as connection:
+        connection.blocking(submitting())
+        connection.close()
+        connection.blocking(submitting())
+    assert len(node.submitted) == 2
+
+
+# A node that runs in this loop
+
+
+async def test_while_attached_calls_go_to_the_running_node() -> None:
+    node = await FakeNode().start()
+    with connected(FakeNode()) as connection:
+        connection.attach(Place(asyncio.get_running_loop(), InProcessTransport(node), is_local=True))
+        await connection.awaiting(submitting())
+        await asyncio.to_thread(connection.blocking, submitting())
+        await asyncio.to_thread(lambda: asyncio.run(connection.awaiting(submitting())))
+        assert len(node.submitted) == 3
+
+
+async def test_blocking_the_loop_that_has_to_answer_is_refused() -> None:
+    node = await FakeNode().start()
+    with connected(FakeNode()) as connection:
+        connection.attach(Place(asyncio.get_running_loop(), InProcessTransport(node), is_local=True))
+        with pytest.raises(BlockingCall, match="submit_async"):
+            connection.blocking(submitting())
+
+
+async def test_an_app_of_a_server_in_this_process_does_not_go_over_http() -> None:
+    node = await FakeNode().start()
+    eb = Everbeat("http://127.0.0.1:1", name="x")
+    with eb.attached(InProcessTransport(node)):
+        await eb.submit_async("report", {"account": 7})
+        await asyncio.to_thread(eb.submit, "report", {"account": 7})
+        with pytest.raises(BlockingCall):
+            eb.submit("report")
+    assert [task.payload for task in node.submitted] == [{"account": 7}] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "status"),
+    [
+        (InvalidInput.of("tasks[0].type", "is odd"), ServerProblem, 422),
+        (NotFound("gone"), NotFoundProblem, 404),
+        (Conflict("taken"), ConflictProblem, 409),
+        (StoreUnavailable("away"), ServerProblem, 503),
+    ],
+)
+async def test_errors_in_process_are_those_of_http(error: Any, kind: type[ServerProblem], status: int) -> None:
+    node = await FakeNode().start()
+    node.error = error
+    with pytest.raises(kind) as raised:
+        await InProcessTransport(node).submit([TaskInput(type="a")])
+    assert raised.value.status == status
+    assert str(error) in str(raised.value)
+
+
+# HTTP
+
+
+def test_event_loops_come_and_go(server: ScriptedServer) -> None:
+    connection = HttpConnection(server.url, None)
+
+    async def several() -> None:
+        for _ in range(3):
+            await connection.awaiting(submitting())
+
+    asyncio.run(several())
+    asyncio.run(several())
+    assert len(server.tasks) == 6
+    assert len(server.connections) == 2
+    connection.close()
+
+
+async def test_http_may_block_any_loop(server: ScriptedServer) -> None:
+    connection = HttpConnection(server.url, None)
+    assert len(connection.blocking(submitting())) == 1
+    connection.close()

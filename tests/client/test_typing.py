@@ -1,0 +1,78 @@
+"""What type checkers know of decorated functions; the checks are mypy's, the run only proves that the calls work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, assert_type
+
+from everbeat import Context, Everbeat, TaskHandle
+
+eb = Everbeat(name="typed")
+
+
+@eb.task
+def plain(account: int, draft: bool = False) -> str:
+    return f"{account} {draft}"
+
+
+@eb.task(queue="reports", timeout="10m")
+async def build(ctx: Context, account: int) -> str:
+    return str(account)
+
+
+@eb.cron("@daily", tz="Europe/Berlin", overlap="skip")
+def nightly(ctx: Context) -> None: ...
+
+
+@eb.every("1h", name="hourly")
+@eb.task
+def stacked(account: int = 1) -> None: ...
+
+
+def check(function: Callable[[], Any]) -> None:
+    """Typed here, run by nobody: submitting needs a server."""
+    assert callable(function)
+
+
+def test_the_function_keeps_its_own_types() -> None:
+    assert_type(plain(1), str)
+    check(lambda: plain("1"))  # type: ignore[arg-type]
+    check(lambda: assert_type(build(Context.__new__(Context), 1), Coroutine[Any, Any, str]))
+
+
+def test_a_submit_takes_what_the_function_takes_but_the_context() -> None:
+    check(lambda: assert_type(plain.submit(account=1), TaskHandle))
+    check(lambda: build.submit(account=1))
+    check(lambda: build.submit(1))
+    check(lambda: nightly.submit())
+    check(lambda: stacked.submit(account=2))
+    check(lambda: build.submit(account="1"))  # type: ignore[call-overload]
+    check(lambda: build.submit(acount=1))  # type: ignore[call-overload]
+    check(lambda: build.submit())  # type: ignore[call-overload]
+    check(lambda: build.submit_async(account="1"))  # type: ignore[call-overload]
+
+
+def test_a_submit_takes_options_beside_arguments() -> None:
+    check(lambda: assert_type(build.submit(account=1, delay="10m", priority=10, key="report-1"), TaskHandle))
+    check(lambda: build.submit_async(account=1, key="report-1"))
+    check(lambda: build.submit(account=1, delay=[]))  # type: ignore[call-overload]
+    check(lambda: build.options(delay="10m").submit(account=1))
+    check(lambda: build.options(delay="10m").submit(account="1"))  # type: ignore[arg-type]
+
+
+def test_decorators_know_their_options() -> None:
+    check(lambda: eb.task(qeue="reports"))  # type: ignore[call-overload]
+    check(lambda: eb.cron("@daily", overlap="maybe"))  # type: ignore[arg-type]
+    check(lambda: eb.cron("@daily", timezone="UTC"))  # type: ignore[call-arg]
+
+
+def test_the_client_is_typed_for_sync_and_async_code() -> None:
+    def sync() -> None:
+        assert_type(eb.client.schedules.pause("nightly"), dict[str, Any])
+        eb.client.schedules.list(statu="paused")  # type: ignore[call-arg]
+
+    async def awaiting() -> None:
+        assert_type(await eb.async_client.tasks.list(limit=5), list[dict[str, Any]])
+
+    assert callable(sync)
+    assert callable(awaiting)

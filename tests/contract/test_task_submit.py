@@ -1,0 +1,198 @@
+"""task_submit and key_prune: new tasks all or nothing, and each idempotency key once."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+import pytest
+
+from everbeat.core.errors import StoreRefused
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.tasks import NewTask, Origin, TaskKey, TaskState
+from everbeat.store.base import Store
+from tests.factories import NOW, OTHER_TENANT, count_rows, make_task, minutes, open_twin, seconds
+
+DAY = seconds(86_400)
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def keyed(key: str = "k", fingerprint: bytes = b"same", tenant_id: UUID = DEFAULT_TENANT) -> NewTask:
+    return make_task(key=TaskKey(key, fingerprint), tenant_id=tenant_id)
+
+
+async def test_task_submit_keeps_every_field(store: Store) -> None:
+    task = make_task(
+        "mail",
+        tenant_id=OTHER_TENANT,
+        queue="slow",
+        target='{"kind":"worker","type":"mail","queue":"slow"}',
+        payload='{"to":"ä\\u0000"}',
+        origin=Origin.TRIGGER,
+        priority=-5,
+        max_attempts=7,
+        retry='{"kind":"fixed"}',
+        timeout_seconds=12.5,
+        labels='{"team":"a"}',
+        schedule_id=UUID(int=9),
+        schedule_name="nightly",
+        scheduled_for=NOW - minutes(1),
+        traceparent=TRACE,
+    )
+    submitted = await store.task_submit([task], now=NOW)
+    assert submitted == (NOW, [task.id], frozenset(), frozenset())
+    (found,) = await store.task_find(OTHER_TENANT, [task.id])
+    assert (found.id, found.tenant_id, found.type, found.queue) == (task.id, OTHER_TENANT, "mail", "slow")
+    assert found.target == {"kind": "worker", "type": "mail", "queue": "slow"}
+    assert (found.payload, found.retry, found.labels) == (task.payload.encode(), b'{"kind":"fixed"}', {"team": "a"})
+    assert (found.state, found.origin, found.priority) == (TaskState.READY, Origin.TRIGGER, -5)
+    assert (found.attempt, found.max_attempts, found.timeout_seconds, found.fence) == (0, 7, 12.5, 0)
+    assert (found.schedule_id, found.schedule, found.scheduled_for) == (UUID(int=9), "nightly", NOW - minutes(1))
+    assert (found.run_at, found.created_at, found.started_at, found.finished_at) == (NOW, NOW, None, None)
+    assert (found.worker, found.lease_until, found.cancel_requested, found.traceparent) == (None, None, False, TRACE)
+    assert (found.result, found.error, found.progress_fraction, found.progress_message) == (None,) * 4
+
+
+async def test_task_submit_of_a_task_for_later_is_scheduled(store: Store) -> None:
+    given = [
+        make_task(),
+        make_task(run_at=NOW),
+        make_task(run_at=NOW - minutes(5)),
+        make_task(run_at=NOW + seconds(0.000001)),
+        make_task(delay_seconds=0),
+        make_task(delay_seconds=1.5),
+    ]
+    await store.task_submit(given, now=NOW)
+    found = {task.id: task for task in await store.task_find(DEFAULT_TENANT, [task.id for task in given])}
+    states = [(found[task.id].state.value, (found[task.id].run_at - NOW).total_seconds()) for task in given]
+    ready, scheduled = "ready", "scheduled"
+    assert states == [(ready, 0), (ready, 0), (ready, -300), (scheduled, 0.000001), (ready, 0), (scheduled, 1.5)]
+
+
+async def test_task_submit_by_the_databases_own_clock(store: Store) -> None:
+    before = await store.clock()
+    task = make_task()
+    submitted = await store.task_submit([task])
+    assert before <= submitted.now <= await store.clock()
+    (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
+    assert found.created_at == found.run_at == submitted.now
+
+
+async def test_task_submit_of_nothing_says_the_time(store: Store) -> None:
+    assert await store.task_submit([], now=NOW) == (NOW, [], frozenset(), frozenset())
+
+
+async def test_task_submit_writes_all_or_nothing(store: Store) -> None:
+    good, bad = keyed("good"), make_task(partition=300)
+    with pytest.raises(StoreRefused):
+        await store.task_submit([make_task(), good, bad], now=NOW)
+    assert await count_rows(store, "tasks") == await count_rows(store, "task_keys") == 0
+
+
+async def test_task_submit_of_a_thousand(store: Store) -> None:
+    tasks = [make_task() for _ in range(1000)]
+    assert (await store.task_submit(tasks, now=NOW)).ids == [task.id for task in tasks]
+    assert await count_rows(store, "tasks") == 1000
+
+
+async def test_task_submit_under_a_known_key_gives_the_first_task(store: Store) -> None:
+    first, again, other = keyed(), keyed(), make_task()
+    assert (await store.task_submit([first], now=NOW)).repeated == frozenset()
+    submitted = await store.task_submit([other, again], now=NOW + seconds(5))
+    assert (submitted.ids, submitted.repeated, submitted.mismatched) == ([other.id, first.id], {1}, frozenset())
+    assert await count_rows(store, "tasks") == 2
+
+
+async def test_task_submit_under_a_key_used_for_something_else_writes_nothing(store: Store) -> None:
+    await store.task_submit([keyed("a"), keyed("b")], now=NOW)
+    batch = [make_task(), keyed("new"), keyed("a", b"other"), keyed("b")]
+    submitted = await store.task_submit(batch, now=NOW)
+    assert submitted.mismatched == {2}
+    assert (await count_rows(store, "tasks"), await count_rows(store, "task_keys")) == (2, 2)
+    # What was not written left no trace: the new key is still free.
+    assert (await store.task_submit([keyed("new")], now=NOW)).repeated == frozenset()
+
+
+async def test_task_submit_with_one_key_twice_in_a_batch_makes_one_task(store: Store) -> None:
+    one, two, three = keyed(), make_task(), keyed()
+    submitted = await store.task_submit([one, two, three], now=NOW)
+    assert (submitted.ids, submitted.repeated) == ([one.id, two.id, one.id], {2})
+    assert await count_rows(store, "tasks") == 2
+
+
+async def test_task_submit_with_one_key_twice_for_different_things_writes_nothing(store: Store) -> None:
+    submitted = await store.task_submit([keyed(), keyed(fingerprint=b"other")], now=NOW)
+    assert submitted.mismatched == {1}
+    assert await count_rows(store, "tasks") == await count_rows(store, "task_keys") == 0
+
+
+async def test_task_submit_with_a_known_key_twice_in_a_batch(store: Store) -> None:
+    (known,) = (await store.task_submit([keyed()], now=NOW)).ids
+    submitted = await store.task_submit([keyed(), keyed()], now=NOW)
+    assert (submitted.ids, submitted.repeated) == ([known, known], {0, 1})
+    submitted = await store.task_submit([keyed(), keyed(fingerprint=b"other")], now=NOW)
+    assert submitted.mismatched == {1}
+
+
+async def test_task_submit_keeps_the_keys_of_tenants_apart(store: Store) -> None:
+    ours, theirs = keyed(), keyed(fingerprint=b"theirs", tenant_id=OTHER_TENANT)
+    submitted = await store.task_submit([ours, theirs], now=NOW)
+    assert (submitted.ids, submitted.repeated, submitted.mismatched) == ([ours.id, theirs.id], frozenset(), frozenset())
+
+
+async def test_task_submit_forgets_a_key_after_a_day(store: Store) -> None:
+    await store.task_submit([keyed()], now=NOW)
+    late = keyed(fingerprint=b"other")
+    assert (await store.task_submit([late], now=NOW + DAY - seconds(0.000001))).mismatched == {0}
+    submitted = await store.task_submit([late], now=NOW + DAY)
+    assert (submitted.ids, submitted.repeated, submitted.mismatched) == ([late.id], frozenset(), frozenset())
+    # The new owner of the key has it for a day of its own.
+    assert (await store.task_submit([keyed(fingerprint=b"other")], now=NOW + DAY + minutes(60))).ids == [late.id]
+
+
+async def test_task_submit_remembers_a_key_when_its_task_is_long_gone(store: Store) -> None:
+    task = keyed()
+    await store.task_submit([task], now=NOW)
+    await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW)
+    assert (await store.task_submit([keyed()], now=NOW + minutes(5))).ids == [task.id]
+
+
+async def test_task_submit_from_many_sides_with_the_same_keys_makes_each_task_once(store: Store) -> None:
+    stores = [store, *(open_twin(store) for _ in range(3))]
+    for number in range(10):
+        keys = [f"{number}-{place}" for place in range(5)]
+        # Each side names them in an order of its own.
+        batches = [[keyed(key) for key in keys[turn:] + keys[:turn]] for turn in range(4)]
+        answers = await asyncio.gather(
+            *(one.task_submit(batch, now=NOW) for one, batch in zip(stores, batches, strict=True))
+        )
+        owners: dict[str, set[UUID]] = {}
+        for batch, answer in zip(batches, answers, strict=True):
+            for task, id_ in zip(batch, answer.ids, strict=True):
+                assert task.key is not None
+                owners.setdefault(task.key.key, set()).add(id_)
+        assert {len(ids) for ids in owners.values()} == {1}
+        assert sum(5 - len(answer.repeated) for answer in answers) == 5
+    for twin in stores[1:]:
+        await twin.close()
+    assert await count_rows(store, "tasks") == 50
+
+
+async def test_task_submit_from_two_sides_with_one_key_for_different_things(store: Store) -> None:
+    twin = open_twin(store)
+    for number in range(10):
+        one, two = await asyncio.gather(
+            store.task_submit([make_task(), keyed(str(number), b"one")], now=NOW),
+            twin.task_submit([make_task(), keyed(str(number), b"two")], now=NOW),
+        )
+        assert sorted([len(one.mismatched), len(two.mismatched)]) == [0, 1]
+    await twin.close()
+    assert await count_rows(store, "tasks") == 20
+
+
+async def test_key_prune_forgets_keys_past_their_time_in_pieces(store: Store) -> None:
+    for number in range(4):
+        await store.task_submit([keyed(str(number))], now=NOW + minutes(number))
+    at = NOW + DAY + minutes(2.5)
+    assert [await store.key_prune(limit=2, now=at) for _ in range(3)] == [2, 1, 0]
+    assert (await store.task_submit([keyed("3", b"other")], now=at)).mismatched == {0}

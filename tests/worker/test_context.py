@@ -1,0 +1,142 @@
+"""What handlers see, and how they say how far they are."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import msgspec
+import pytest
+
+from everbeat.core.tasks import ClaimedTask, Origin
+from everbeat.worker.context import LONGEST_LINE, MOST_BUFFERED, Cancelled, Context
+
+
+def make_context(**fields: object) -> Context:
+    given: dict[str, object] = {
+        "id": uuid4(),
+        "type": "job",
+        "queue": "default",
+        "payload": msgspec.Raw(b'{"account": 7}'),
+        "attempt": 2,
+        "max_attempts": 3,
+        "fence": 9,
+        "lease_until": datetime(2026, 1, 1, tzinfo=UTC),
+        "lease_seconds": 30.0,
+        "scheduled_for": datetime(2026, 1, 1, tzinfo=UTC),
+        "schedule": "nightly",
+        "schedule_id": uuid4(),
+        "origin": Origin.TICK,
+        "timeout_seconds": 60.0,
+        "traceparent": None,
+        **fields,
+    }
+    return Context(ClaimedTask(**given), worker="w1")  # type: ignore[arg-type]
+
+
+def test_it_shows_the_task() -> None:
+    ctx = make_context()
+    assert (ctx.type, ctx.queue, ctx.attempt, ctx.max_attempts, ctx.fence, ctx.worker) == ("job", "default", 2, 3, 9, "w1")
+    assert (ctx.schedule, ctx.origin, ctx.scheduled_for) == ("nightly", Origin.TICK, datetime(2026, 1, 1, tzinfo=UTC))
+    assert ctx.payload == {"account": 7}
+    assert 59 < ctx.seconds_left <= 60
+    assert timedelta(seconds=59) < ctx.deadline - datetime.now(UTC) <= timedelta(seconds=60)
+    assert "job" in repr(ctx)
+
+
+def test_it_raises_only_once_cancelled() -> None:
+    ctx = make_context()
+    ctx.raise_if_cancelled()
+    assert not ctx.cancelled
+    ctx.cancel()
+    assert ctx.cancelled
+    with pytest.raises(Cancelled):
+        ctx.raise_if_cancelled()
+
+
+def test_progress_is_the_latest_and_kept_within_bounds() -> None:
+    ctx = make_context()
+    ctx.progress(0.1, "first")
+    ctx.progress(7)
+    news = ctx.take_news()
+    assert news is not None
+    assert news.progress is not None
+    assert (news.progress.fraction, news.progress.message) == (1.0, "first")
+    assert ctx.take_news() is None
+    ctx.progress(message="x" * 5000)
+    news = ctx.take_news()
+    assert news is not None
+    assert news.progress is not None
+    assert len(news.progress.message or "") == 2000
+    with pytest.raises(ValueError):
+        ctx.progress(float("nan"))
+
+
+def test_log_lines_are_sent_together() -> None:
+    ctx = make_context()
+    ctx.log("one")
+    ctx.log("two")
+    news = ctx.take_news()
+    assert news is not None
+    assert news.log == "one\ntwo"
+
+
+def test_too_many_lines_are_dropped_with_a_note() -> None:
+    ctx = make_context()
+    for _ in range(MOST_BUFFERED):
+        ctx.log("x" * 20)
+    ctx.log("y" * 50_000_000)
+    news = ctx.take_news()
+    assert news is not None
+    assert news.log is not None
+    assert len(news.log) < MOST_BUFFERED + 100
+    assert news.log.endswith(f"[{MOST_BUFFERED - 64_000 // 21 + 1} more lines were dropped: too many at once]")
+    ctx.log("after")
+    after = ctx.take_news()
+    assert after is not None
+    assert after.log == "after"
+
+
+def test_what_no_database_can_hold_is_replaced() -> None:
+    ctx = make_context()
+    ctx.log("a\0b \ud800 c")
+    ctx.log("z" * (LONGEST_LINE * 2))
+    news = ctx.take_news()
+    assert news is not None
+    assert news.log is not None
+    news.log.encode()
+    assert "\0" not in news.log
+    assert news.log.endswith("(cut)")
+
+
+def test_news_that_did_not_arrive_come_back_in_order() -> None:
+    ctx = make_context()
+    ctx.log("one")
+    ctx.progress(0.2, "then")
+    news = ctx.take_news()
+    assert news is not None
+    ctx.progress(0.4, "now")
+    ctx.log("two")
+    ctx.return_news(news)
+    again = ctx.take_news()
+    assert again is not None
+    assert again.progress is not None
+    assert (again.log, again.progress.fraction, again.progress.message) == ("one\ntwo", 0.4, "now")
+
+
+def test_threads_lose_no_line() -> None:
+    ctx = make_context()
+    taken: list[str] = []
+
+    def talk(name: int) -> None:
+        for number in range(200):
+            ctx.log(f"{name}.{number}")
+
+    threads = [threading.Thread(target=talk, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads) or ctx.has_news:
+        if (news := ctx.take_news()) is not None and news.log is not None:
+            taken += news.log.split("\n")
+    assert len(taken) == len(set(taken)) == 800

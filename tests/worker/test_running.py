@@ -1,0 +1,265 @@
+"""Claiming and running: concurrency, batches, order, and nothing left behind from one handler to the next."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from everbeat.client.errors import ServerProblem
+from everbeat.worker.context import Context
+from everbeat.worker.runtime import Worker, new_worker_name
+from tests.support.processes import wait_until_async
+from tests.worker.conftest import Workers
+from tests.worker.fakes import FakeServer, FakeTask, FakeTransport, ThreadedTransport, definition, registry_of
+
+
+def many(count: int, payload: bytes = b"{}") -> list[FakeTask]:
+    return [FakeTask("job", payload, 60, 3) for _ in range(count)]
+
+
+async def test_it_runs_a_task_and_completes_it(workers: Workers, server: FakeServer, transport: FakeTransport) -> None:
+    async def job(ctx: Context, a: int, b: str = "x") -> dict[str, Any]:
+        return {"a": a, "b": b, "type": ctx.type, "attempt": ctx.attempt, "worker": ctx.worker}
+
+    task = server.submit(payload={"a": 7})
+    worker = await workers.start(job, transport=transport, name="w1")
+    await workers.until_ended()
+    assert task.result == {"a": 7, "b": "x", "type": "job", "attempt": 1, "worker": "w1"}
+    await wait_until_async(lambda: worker.stats.completed == 1)
+
+
+async def test_a_sync_handler_runs_in_a_thread(workers: Workers, server: FakeServer) -> None:
+    def job(ctx: Context) -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+    task = await workers.run_one(job)
+    assert (task.state, task.result) == ("completed", False)
+
+
+async def test_names_tell_workers_apart() -> None:
+    assert new_worker_name() != new_worker_name()
+
+
+async def test_it_claims_its_queues_and_types(workers: Workers, server: FakeServer) -> None:
+    async def job() -> None: ...
+
+    await workers.start(definition(job, "a", queue="mail"), definition(job, "b", queue="reports"), lease_seconds=12)
+    await workers.start(job, queues=["only"])
+    await wait_until_async(lambda: len(server.claims) == 2)
+    first, second = server.claims
+    assert (first.queues, first.types, first.lease_seconds) == (["mail", "reports"], ["a", "b"], 12)
+    assert second.queues == ["only"]
+    assert (first.wait_seconds, second.wait_seconds) == (pytest.approx(9.6), pytest.approx(24.0))
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_no_more_run_at_once_than_allowed(workers: Workers, server: FakeServer, is_async: bool) -> None:
+    running = most = 0
+    lock = threading.Lock()
+
+    def enter(step: int) -> None:
+        nonlocal running, most
+        with lock:
+            running += step
+            most = max(most, running)
+
+    async def job() -> None:
+        enter(1)
+        await asyncio.sleep(0.005)
+        enter(-1)
+
+    def sync_job() -> None:
+        enter(1)
+        time.sleep(0.005)
+        enter(-1)
+
+    server.submit_many(many(60))
+    await workers.start(job if is_async else sync_job, concurrency=7)
+    await workers.until_ended()
+    assert most == 7
+
+
+async def test_sync_and_async_handlers_share_the_slots(workers: Workers, server: FakeServer) -> None:
+    running = most = 0
+    lock = threading.Lock()
+
+    def enter(step: int) -> None:
+        nonlocal running, most
+        with lock:
+            running += step
+            most = max(most, running)
+
+    async def job() -> None:
+        enter(1)
+        await asyncio.sleep(0.005)
+        enter(-1)
+
+    def other() -> None:
+        enter(1)
+        time.sleep(0.005)
+        enter(-1)
+
+    server.submit_many([FakeTask("job" if number % 3 else "other", b"{}", 60, 3) for number in range(90)])
+    await workers.start(definition(job), definition(other, "other"), concurrency=9)
+    await workers.until_ended()
+    assert most == 9
+    assert server.states() == {"completed": 90}
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_short_tasks_travel_in_batches(workers: Workers, server: FakeServer, is_async: bool) -> None:
+    async def job() -> None: ...
+
+    def sync_job() -> None: ...
+
+    server.submit_many(many(20_000))
+    server.latency_seconds = 0.002
+    await workers.start(job if is_async else sync_job)
+    await workers.until_ended()
+    assert server.states() == {"completed": 20_000}
+    assert max(claim.max for claim in server.claims) == 1000
+    assert server.calls["claim"] < 250
+    assert server.calls["complete"] < 400
+    assert max(server.batches["complete"]) >= 200
+
+
+async def test_a_single_completion_of_an_idle_worker_leaves_at_once(workers: Workers, server: FakeServer) -> None:
+    async def job() -> None: ...
+
+    await workers.start(job)
+    await wait_until_async(lambda: server.calls["claim"] == 1)
+    began = time.monotonic()
+    task = server.submit()
+    while task.state != "completed":
+        await asyncio.sleep(0)
+    assert time.monotonic() - began < 0.05
+
+
+async def test_long_tasks_leave_the_rest_to_others(workers: Workers, server: FakeServer) -> None:
+    release = asyncio.Event()
+
+    async def job() -> None:
+        await release.wait()
+
+    server.submit_many(many(30))
+    await workers.start(job, concurrency=4)
+    await workers.start(job, concurrency=4)
+    await wait_until_async(lambda: server.states()["running"] == 8)
+    assert server.states()["ready"] == 22
+    assert Counter(task.worker for task in server.tasks.values() if task.state == "running").most_common()[0][1] == 4
+    release.set()
+    await workers.until_ended()
+
+
+async def test_tasks_claimed_ahead_go_back_when_those_before_them_turn_out_long(workers: Workers, server: FakeServer) -> None:
+    release = asyncio.Event()
+
+    async def job(long: bool = False) -> None:
+        if long:
+            await release.wait()
+
+    server.submit_many(many(3000))
+    worker = await workers.start(job, concurrency=4, lease_seconds=5)
+    await workers.until_ended()
+    server.submit_many(many(300, b'{"long": true}'))
+    await wait_until_async(lambda: server.states()["running"] > 4)
+    await wait_until_async(lambda: server.states()["running"] == 4, message="all but the slots given back")
+    assert worker.stats.released > 0
+    assert all(task.attempt == 0 for task in server.tasks.values() if task.state == "ready")
+    release.set()
+
+
+async def test_handlers_do_not_inherit_context_variables_from_each_other(workers: Workers, server: FakeServer) -> None:
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="clean")
+    seen: list[str] = []
+
+    async def job() -> None:
+        seen.append(variable.get())
+        variable.set("dirty")
+
+    def other() -> None:
+        seen.append(variable.get())
+        variable.set("dirty")
+
+    server.submit_many([FakeTask("job" if number % 2 else "other", b"{}", 60, 3) for number in range(200)])
+    await workers.start(definition(job), definition(other, "other"), concurrency=3)
+    await workers.until_ended()
+    assert seen == ["clean"] * 200
+
+
+async def test_a_handler_that_cancels_itself_harms_nobody_else(workers: Workers, server: FakeServer) -> None:
+    async def job(bad: bool = False) -> str:
+        if bad:
+            current = asyncio.current_task()
+            assert current is not None
+            current.cancel()
+            return "cancelled, but returned first"
+        async with asyncio.timeout(5):
+            await asyncio.sleep(0)
+        return "well"
+
+    for number in range(40):
+        server.submit(payload={"bad": number % 4 == 0})
+    await workers.start(job, concurrency=2)
+    await workers.until_ended()
+    assert server.states() == {"completed": 40}
+
+
+async def test_a_leaked_cancellation_of_something_else_is_an_ordinary_failure(workers: Workers) -> None:
+    async def job() -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    task = await workers.run_one(job)
+    assert task.failure is not None
+    assert task.failure.retryable
+    assert "nobody cancelled it" in task.failure.error.message
+
+
+async def test_handlers_that_never_wait_let_the_event_loop_breathe(workers: Workers, server: FakeServer) -> None:
+    async def job() -> None:
+        time.sleep(0.001)
+
+    server.submit_many(many(300))
+    gaps: list[float] = []
+
+    async def watch() -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(0.001)
+            gaps.append(time.monotonic() - last)
+            last = time.monotonic()
+
+    watching = asyncio.create_task(watch())
+    await workers.start(job)
+    await workers.until_ended()
+    watching.cancel()
+    assert sorted(gaps)[len(gaps) // 2] < 0.05
+
+
+async def test_a_claim_the_server_will_never_take_ends_the_worker(server: FakeServer) -> None:
+    async def job() -> None: ...
+
+    server.faults["claim"] = [ServerProblem(422, {"detail": "queues: bad name"})]
+    worker = Worker(registry_of(job), ThreadedTransport(server))
+    with pytest.raises(ServerProblem, match="bad name"):
+        await asyncio.wait_for(worker.run(), 5)
+
+
+async def test_run_goes_on_until_stop(server: FakeServer) -> None:
+    async def job() -> None: ...
+
+    worker = Worker(registry_of(job), ThreadedTransport(server))
+    running = asyncio.create_task(worker.run())
+    task = server.submit()
+    await wait_until_async(lambda: task.state == "completed")
+    assert not running.done()
+    await worker.stop()
+    await asyncio.wait_for(running, 1)

@@ -1,0 +1,194 @@
+"""Stopping: nothing new, what has not begun goes back at once, what runs may end, the rest is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from everbeat.core.tasks import ClaimedTask
+from everbeat.core.wire import Claim
+from everbeat.worker.context import Context
+from tests.support.processes import wait_until_async
+from tests.worker.conftest import Workers
+from tests.worker.fakes import FakeServer, ThreadedTransport, definition
+
+
+async def test_an_idle_worker_stops_at_once(workers: Workers, server: FakeServer) -> None:
+    async def job() -> None: ...
+
+    worker = await workers.start(job)
+    await wait_until_async(lambda: server.calls["claim"] == 1)
+    began = time.monotonic()
+    await worker.stop()
+    assert time.monotonic() - began < 1
+    assert threading.active_count() < 50
+
+
+async def test_what_runs_may_end_within_the_grace_time(workers: Workers, server: FakeServer) -> None:
+    async def job() -> str:
+        await asyncio.sleep(0.1)
+        return "done"
+
+    def other() -> str:
+        time.sleep(0.1)
+        return "done"
+
+    tasks = [server.submit("job"), server.submit("other")]
+    worker = await workers.start(definition(job), definition(other, "other"))
+    await wait_until_async(lambda: server.states()["running"] == 2)
+    await worker.stop(5)
+    assert [task.result for task in tasks] == ["done", "done"]
+    assert server.calls["release"] == 0
+
+
+async def test_nothing_new_is_claimed_and_what_has_not_begun_goes_back_at_once(workers: Workers, server: FakeServer) -> None:
+    release = asyncio.Event()
+
+    async def job(long: bool = False) -> None:
+        if long:
+            await release.wait()
+
+    for _ in range(2000):
+        server.submit()
+    worker = await workers.start(job, concurrency=2)
+    await workers.until_ended()
+    server.latency_seconds = 0.01
+    for _ in range(50):
+        server.submit(payload={"long": True})
+    await wait_until_async(lambda: server.states()["running"] > 2)
+    stopping = asyncio.create_task(worker.stop(5))
+    await wait_until_async(lambda: server.states()["running"] == 2, 1, "unstarted tasks given back")
+    assert not stopping.done()
+    assert all(task.attempt == 0 for task in server.tasks.values() if task.state == "ready")
+    release.set()
+    await stopping
+    assert server.states() == {"completed": 2002, "ready": 48}
+
+
+async def test_a_task_that_arrives_while_stopping_is_given_back(workers: Workers, server: FakeServer) -> None:
+    release = asyncio.Event()
+
+    async def job() -> None:
+        await release.wait()
+
+    first = server.submit()
+    worker = await workers.start(job, concurrency=5)
+    await wait_until_async(lambda: first.state == "running" and server.calls["claim"] == 2)
+    stopping = asyncio.create_task(worker.stop(5))
+    await asyncio.sleep(0.01)
+    late = server.submit()
+    await wait_until_async(lambda: server.calls["release"] == 1)
+    assert (late.state, late.attempt) == ("ready", 0)
+    release.set()
+    await stopping
+    assert (first.state, late.state) == ("completed", "ready")
+
+
+async def test_after_the_grace_time_async_handlers_are_cancelled_and_given_back(workers: Workers, server: FakeServer) -> None:
+    cleaned: list[bool] = []
+
+    async def job(ctx: Context) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cleaned.append(ctx.cancelled)
+
+    task = server.submit()
+    worker = await workers.start(job)
+    await wait_until_async(lambda: task.state == "running")
+    await worker.stop(0.05)
+    assert (task.state, task.attempt, cleaned) == ("ready", 0, [True])
+
+
+async def test_a_sync_handler_that_does_not_end_is_given_back(workers: Workers, server: FakeServer) -> None:
+    release = threading.Event()
+
+    def job(ctx: Context) -> None:
+        release.wait(30)
+
+    task = server.submit()
+    worker = await workers.start(job)
+    await wait_until_async(lambda: worker._runners.running)
+    await worker.stop(0.01)
+    release.set()
+    assert (task.state, task.attempt) == ("ready", 0)
+
+
+async def test_a_handler_that_ends_well_on_being_cancelled_has_completed(workers: Workers, server: FakeServer) -> None:
+    async def job() -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return "saved"
+        return "not reached"
+
+    task = server.submit()
+    worker = await workers.start(job)
+    await wait_until_async(lambda: task.state == "running")
+    await worker.stop(0.01)
+    assert (task.state, task.result) == ("completed", "saved")
+
+
+async def test_completions_are_flushed_before_the_end(workers: Workers, server: FakeServer) -> None:
+    began: list[int] = []
+
+    async def job() -> None:
+        began.append(1)
+        await asyncio.sleep(0.02)
+
+    for _ in range(40):
+        server.submit()
+    server.latency_seconds = 0.05
+    worker = await workers.start(job)
+    await wait_until_async(lambda: len(began) == 40)
+    await worker.stop(5)
+    assert server.states() == {"completed": 40}
+
+
+async def test_stopping_does_not_hang_on_a_server_that_is_away(workers: Workers, server: FakeServer) -> None:
+    transport = ThreadedTransport(server)
+
+    async def job() -> None:
+        transport.cut()
+
+    server.submit()
+    worker = await workers.start(job, transport=transport, lease_seconds=1)
+    await wait_until_async(lambda: transport.is_cut)
+    began = time.monotonic()
+    await worker.stop(0)
+    assert time.monotonic() - began < 7
+
+
+async def test_the_answer_to_a_poll_that_was_cancelled_too_late_is_given_back(workers: Workers, server: FakeServer) -> None:
+    class Stubborn(ThreadedTransport):
+        """Answers a claim in spite of being cancelled, as when the answer was already there."""
+
+        async def claim(self, claim: Claim) -> list[ClaimedTask]:
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                return self.server.take(claim)
+            raise AssertionError("not reached")
+
+    async def job() -> None: ...
+
+    task = server.submit()
+    worker = await workers.start(job, transport=Stubborn(server))
+    await asyncio.sleep(0.01)
+    await worker.stop()
+    assert (task.state, task.attempt) == ("ready", 0)
+
+
+async def test_everything_can_be_given_back_from_another_thread_while_the_loop_is_blocked(
+    workers: Workers, server: FakeServer
+) -> None:
+    async def job() -> None:
+        await asyncio.sleep(60)
+
+    for _ in range(5):
+        server.submit()
+    worker = await workers.start(job)
+    await wait_until_async(lambda: server.states()["running"] == 5)
+    worker.release_everything(1)
+    assert server.states() == {"ready": 5}
