@@ -30,7 +30,7 @@ class Drain(NamedTuple):
 
 
 def drained_tasks(scale: Scale) -> int:
-    return 5_000 if scale.is_quick else 30_000
+    return 10_000 if scale.is_quick else 50_000
 
 
 @contextlib.contextmanager

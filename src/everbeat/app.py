@@ -72,7 +72,7 @@ class Everbeat:
         if is_server(self.url):
             self._connection = HttpConnection(self.url, self._api_key)
         else:
-            self._connection = NodeConnection(lambda: _start_node(self.url, ()))
+            self._connection = NodeConnection(lambda: _start_node(self.url, ("api",)))
         self.client: Client[Blocking] = Client(self._connection, Blocking)
         self.async_client: Client[Awaiting] = Client(self._connection, Awaiting)
         self._is_running = False
@@ -208,7 +208,7 @@ class Everbeat:
             stack.callback(setattr, self, "_is_running", False)
             transport = await self._reach(stack)
             stack.enter_context(self.attached(transport))
-            if register and self.registry.schedules:
+            if register and (self.registry.schedules or prune):
                 await self.register_async(prune=prune)
             if worker and self.registry.tasks:
                 await self._work(stack, transport, queues, concurrency, grace_seconds, lease_seconds)
@@ -270,7 +270,7 @@ class Everbeat:
 
 
 async def _start_node(url: str, roles: tuple[str, ...]) -> OwnedNode:
-    """A node in this process; without roles, one that only answers. Imported here: producers need none of it."""
+    """A node in this process, with an engine if it has the role. Imported here: producers over HTTP need none of it."""
     import msgspec
 
     from everbeat.config import load_settings

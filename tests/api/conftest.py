@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import httpx
@@ -15,6 +15,8 @@ from litestar import Litestar
 from everbeat.api import answers
 from everbeat.api.app import Health, Rooms, build_app
 from everbeat.api.problems import Problem
+from everbeat.core import wire
+from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.timeline import TimelineCache
 from everbeat.services.audit import Auditing
 from everbeat.services.backfill import Backfill
@@ -28,15 +30,24 @@ from everbeat.services.tasks import Tasks
 from everbeat.services.turns import Turns
 from everbeat.services.work import Work
 from everbeat.store.base import Store
+from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
 
 LATE_SECONDS = 5.0
 OPEN_ENDED = {"HealthAnswer"}
 
 
+ON_BOTH_STORES = pytest.mark.parametrize("store", ["sqlite", "postgres"], indirect=True)
+
+
 @pytest.fixture
-async def store(sqlite_path: Path) -> AsyncIterator[Store]:
-    store = SqliteStore(sqlite_path)
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+    """On SQLite, unless a module is marked to run on both stores."""
+    store: Store
+    if getattr(request, "param", "sqlite") == "postgres":
+        store = PostgresStore(request.getfixturevalue("postgres_url"), listen=False)
+    else:
+        store = SqliteStore(request.getfixturevalue("sqlite_path"))
     await store.open()
     await store.migrate()
     yield store
@@ -98,6 +109,63 @@ def definition(**changed: Any) -> dict[str, Any]:
     return {field: value for field, value in whole.items() if value is not ...}
 
 
+async def submit(client: httpx.AsyncClient, type_: str = "work", **more: Any) -> dict[str, Any]:
+    """A task, submitted."""
+    response = await client.post("/v1/tasks", json={"type": type_, **more})
+    assert response.status_code == 201, response.text
+    task: dict[str, Any] = response.json()
+    return task
+
+
+async def read(client: httpx.AsyncClient, task: dict[str, Any]) -> dict[str, Any]:
+    """The task as it is now."""
+    response = await client.get(f"/v1/tasks/{task['id']}")
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+async def claim(client: httpx.AsyncClient, *queues: str, **more: Any) -> list[dict[str, Any]]:
+    """What a worker is given."""
+    body = {"worker": "w1", "queues": list(queues or ("default",)), "max": 100, **more}
+    response = await client.post("/v1/worker/claim", json=body)
+    assert response.status_code == 200, response.text
+    tasks: list[dict[str, Any]] = response.json()["tasks"]
+    return tasks
+
+
+def lease(task: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"id": task["id"], "fence": task["fence"], **more}
+
+
+async def settle(client: httpx.AsyncClient, verb: str, field: str, *items: dict[str, Any]) -> list[dict[str, Any]]:
+    """What became of results, failures or leases."""
+    response = await client.post(f"/v1/worker/{verb}", json={"worker": "w1", field: list(items)})
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    settled: list[dict[str, Any]] = answer.get("results", answer.get("leases"))
+    return settled
+
+
+async def complete(client: httpx.AsyncClient, task: dict[str, Any], **more: Any) -> str:
+    """The status a completion is answered with."""
+    return str((await settle(client, "complete", "results", lease(task, **more)))[0]["status"])
+
+
+async def fail(client: httpx.AsyncClient, task: dict[str, Any], message: str = "no", **more: Any) -> dict[str, Any]:
+    """What is answered to a failure, without the id."""
+    (answer,) = await settle(client, "fail", "failures", lease(task, error={"message": message}, **more))
+    assert answer.pop("id") == task["id"]
+    return answer
+
+
+async def claim_long_ago(rooms: Rooms, *, queue: str = "default") -> list[dict[str, Any]]:
+    """What a worker was given a minute ago for half a minute: its lease has run out."""
+    wanted = wire.Claim(worker="late", queues=[queue], max=100)
+    tasks = await rooms.work.claim(DEFAULT_TENANT, wanted, now=datetime.now(UTC) - timedelta(minutes=1))
+    return [{"id": str(task.id), "fence": task.fence} for task in tasks]
+
+
 def problem_of(response: httpx.Response, status: int) -> dict[str, Any]:
     """The problem of an answer that must be one."""
     assert response.status_code == status, response.text
@@ -122,7 +190,8 @@ def message_of(response: httpx.Response, field: str, status: int = 422) -> str:
 def conformance(app: Litestar) -> Callable[[httpx.Response], Awaitable[None]]:
     """A check that every answer is documented: its status, its type, its headers and every field of its body."""
     document = msgspec.json.decode(app.state.openapi)
-    shapes = {"Problem": Problem, **{name: one for name, one in vars(answers).items() if isinstance(one, type)}}
+    known = {**vars(wire), **vars(answers), "Problem": Problem}
+    shapes = {name: one for name, one in known.items() if isinstance(one, type)}
 
     async def check(response: httpx.Response) -> None:
         await response.aread()

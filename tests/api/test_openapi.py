@@ -19,6 +19,27 @@ CONTRACT = {
     "/v1/schedules/{ref}/pause": {"post"},
     "/v1/schedules/{ref}/resume": {"post"},
     "/v1/schedules/{ref}/ticks": {"get"},
+    "/v1/schedules/{ref}/trigger": {"post"},
+    "/v1/schedules/{ref}/backfill": {"post"},
+    "/v1/schedules/{ref}/executions": {"get"},
+    "/v1/tasks": {"get", "post"},
+    "/v1/tasks/batch": {"post"},
+    "/v1/tasks/{id}": {"get"},
+    "/v1/tasks/{id}/attempts": {"get"},
+    "/v1/tasks/{id}/log": {"get"},
+    "/v1/tasks/{id}/cancel": {"post"},
+    "/v1/tasks/{id}/retry": {"post"},
+    "/v1/tasks/{id}/reschedule": {"post"},
+    "/v1/worker/claim": {"post"},
+    "/v1/worker/heartbeat": {"post"},
+    "/v1/worker/complete": {"post"},
+    "/v1/worker/fail": {"post"},
+    "/v1/worker/release": {"post"},
+    "/v1/dead-letters": {"get"},
+    "/v1/dead-letters/{task_id}": {"get"},
+    "/v1/dead-letters/{task_id}/replay": {"post"},
+    "/v1/dead-letters/replay": {"post"},
+    "/v1/dead-letters/purge": {"post"},
     "/v1/preview": {"post"},
     "/v1/audit": {"get"},
     "/v1/cluster": {"get"},
@@ -90,7 +111,9 @@ async def test_bodies_refuse_unknown_fields(document: dict[str, Any]) -> None:
 
 
 async def test_lists_say_how_long_a_page_may_be(document: dict[str, Any]) -> None:
-    for path in ("/v1/schedules", "/v1/calendars", "/v1/audit", "/v1/schedules/{ref}/ticks"):
+    lists = ("/v1/schedules", "/v1/calendars", "/v1/audit", "/v1/schedules/{ref}/ticks", "/v1/schedules/{ref}/executions")
+    of_tasks = ("/v1/tasks", "/v1/tasks/{id}/attempts", "/v1/tasks/{id}/log", "/v1/dead-letters")
+    for path in (*lists, *of_tasks):
         parameters = {one["name"]: one for one in document["paths"][path]["get"]["parameters"]}
         schema = parameters["limit"]["schema"]
         assert (schema["minimum"], schema["maximum"], schema["default"]) == (1, 1000, 50)
@@ -104,6 +127,17 @@ async def test_its_examples_are_accepted(client: httpx.AsyncClient, document: di
         "/v1/schedules/{ref}": "/v1/schedules/nightly-report",
         "/v1/preview": "/v1/preview",
         "/v1/calendars/{name}": "/v1/calendars/days-off",
+        "/v1/schedules/{ref}/trigger": "/v1/schedules/nightly-report/trigger",
+        "/v1/schedules/{ref}/backfill": "/v1/schedules/nightly-report/backfill",
+        "/v1/tasks": "/v1/tasks",
+        "/v1/tasks/batch": "/v1/tasks/batch",
+        "/v1/worker/claim": "/v1/worker/claim",
+        "/v1/worker/heartbeat": "/v1/worker/heartbeat",
+        "/v1/worker/complete": "/v1/worker/complete",
+        "/v1/worker/fail": "/v1/worker/fail",
+        "/v1/worker/release": "/v1/worker/release",
+        "/v1/dead-letters/replay": "/v1/dead-letters/replay",
+        "/v1/dead-letters/purge": "/v1/dead-letters/purge",
     }
     for template, path in paths.items():
         for method in ("post", "put", "patch"):

@@ -271,8 +271,3 @@ async def test_it_names_every_field_at_fault_at_once(client: httpx.AsyncClient) 
     assert set(fields_of(await client.post("/v1/schedules", json=wrong))) == {
         *("name", "description", "retry.factor", "anchor")
     }
-
-
-@pytest.mark.parametrize("overlap", ["queue", "cancel_previous"])
-async def test_it_rejects_overlap_policies_that_do_not_exist_yet(client: httpx.AsyncClient, overlap: str) -> None:
-    assert "not available" in message_of(await client.post("/v1/schedules", json=definition(overlap=overlap)), "overlap")

@@ -83,7 +83,9 @@ class ScriptedServer:
             id_ = self._submit(seen.headers.get("idempotency-key"), seen.body)
             return 201, {"id": id_, **seen.body}
         if seen.path == "/v1/tasks/batch":
-            return 200, {"ids": [self._submit(task.get("idempotency_key"), task) for task in seen.body["tasks"]]}
+            key = seen.headers.get("idempotency-key")
+            keys = [task.get("idempotency_key") or f"{key} {place}" for place, task in enumerate(seen.body["tasks"])]
+            return 200, {"ids": [self._submit(*pair) for pair in zip(keys, seen.body["tasks"], strict=True)]}
         if seen.path == "/v1/worker/claim":
             return 200, {"tasks": []}
         if seen.method == "GET" and seen.path.startswith("/v1/tasks/") and seen.path.count("/") == 3:

@@ -40,14 +40,18 @@ def test_a_task_without_a_key_is_given_one_of_its_own() -> None:
     assert one.headers["idempotency-key"] != other.headers["idempotency-key"]
 
 
-def test_many_tasks_travel_together_each_with_its_key() -> None:
+def test_many_tasks_travel_together_under_one_key_but_for_those_with_their_own() -> None:
     tasks = [TaskInput(type="a", idempotency_key="mine"), TaskInput(type="b")]
     (request,) = requests.submit(tasks)
     assert (request.path, request.repeat) == ("/v1/tasks/batch", Repeat.SAFE)
-    assert "idempotency-key" not in request.headers
-    first, second = body_of(request)["tasks"]
-    assert first == {"type": "a", "idempotency_key": "mine"}
-    assert second["idempotency_key"]
+    assert body_of(request)["tasks"] == [{"type": "a", "idempotency_key": "mine"}, {"type": "b"}]
+    assert request.headers["idempotency-key"]
+
+
+def test_each_batch_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MAX_SUBMITTED", 2)
+    made = list(requests.submit([TaskInput(type="a")] * 4))
+    assert len({request.headers["idempotency-key"] for request in made}) == 2
 
 
 def test_more_than_a_batch_holds_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,10 +61,10 @@ def test_more_than_a_batch_holds_is_cut(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_batch_is_cut_before_its_body_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "MAX_BODY_BYTES", 400)
+    monkeypatch.setattr(requests, "MAX_BODY_BYTES", 300)
     made = list(requests.submit([TaskInput(type="a", payload={"text": "x" * 150})] * 4))
     assert [len(body_of(request)["tasks"]) for request in made] == [1, 1, 1, 1]
-    assert sum(len(request.body or b"") for request in made) > 400
+    assert sum(len(request.body or b"") for request in made) > 300
 
 
 def test_what_is_sent_is_what_the_server_decodes() -> None:

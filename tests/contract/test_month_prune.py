@@ -13,7 +13,8 @@ import pytest
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import StoreUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.store.base import Store
+from everbeat.core.tasks import AttemptOutcome, Ending, TaskState
+from everbeat.store.base import BeatWrite, Store
 from everbeat.store.postgres.store import PostgresStore
 from tests.factories import (
     claim,
@@ -22,14 +23,17 @@ from tests.factories import (
     execute_raw,
     firing_of,
     insert,
+    lease_of,
     ledger,
     make_schedule,
+    make_task,
     minutes,
     skip,
     take_all,
 )
 
 NODE = UUID(int=1)
+TABLES = ("ticks", "task_history", "attempts", "task_log")
 JANUARY, FEBRUARY, MARCH = (datetime(2026, month, 15, tzinfo=UTC) for month in (1, 2, 3))
 
 
@@ -40,8 +44,15 @@ async def record(store: Store, *moments: datetime) -> UUID:
     return schedule.id
 
 
+def tables_of(*names: str) -> list[str]:
+    """The month tables of these months."""
+    return sorted(f"{table}_{name}" for table in TABLES for name in names)
+
+
 async def months(store: Store) -> list[str]:
-    listed = "SELECT c.relname FROM pg_class AS c WHERE c.relname ~ '^(ticks|task_history)_[0-9_]+$' ORDER BY 1"
+    listed = (
+        "SELECT c.relname FROM pg_class AS c WHERE c.relname ~ '^(ticks|task_history|attempts|task_log)_[0-9_]+$' ORDER BY 1"
+    )
     return [name for (name,) in await execute_raw(store, listed)]
 
 
@@ -64,6 +75,19 @@ async def test_month_prune_removes_finished_tasks_too(store: Store) -> None:
     assert await count_rows(store, "task_history") == await count_rows(store, "ticks") == 1
 
 
+async def test_month_prune_removes_attempts_and_log_lines_too(store: Store) -> None:
+    await store.task_submit([make_task()], now=JANUARY)
+    for moment in (JANUARY, FEBRUARY, MARCH):
+        (task,) = await claim(store, now=moment, total_seconds=1e8)
+        await store.task_heartbeat([BeatWrite(lease_of(task), log="line")], now=moment)
+        back = Ending(task.id, DEFAULT_TENANT, task.fence, AttemptOutcome.RELEASED, TaskState.READY, None, None)
+        await store.task_end([back], is_expired=False, now=moment)
+    while await store.month_prune(before=datetime(2026, 3, 1, tzinfo=UTC), limit=1):
+        pass
+    assert [attempt.ended_at for attempt in await store.task_attempts(DEFAULT_TENANT, task.id)] == [MARCH]
+    assert [line.at for line in await store.task_log(DEFAULT_TENANT, task.id, after=None, limit=10)] == [MARCH]
+
+
 async def test_month_prune_works_in_pieces_of_rows_or_months(store: Store) -> None:
     await record(store, *(JANUARY + minutes(number) for number in range(5)))
     removed = await store.month_prune(before=MARCH, limit=1)
@@ -75,10 +99,10 @@ async def test_month_prune_works_in_pieces_of_rows_or_months(store: Store) -> No
 async def test_month_prune_drops_month_tables_and_leaves_the_others(postgres_url: str) -> None:
     store = PostgresStore(postgres_url, listen=False)
     await record(store, JANUARY, FEBRUARY, MARCH)
-    assert await store.month_prune(before=MARCH, limit=100) == 4
-    assert await months(store) == ["task_history_2026_03", "ticks_2026_03"]
+    assert await store.month_prune(before=MARCH, limit=100) == 8
+    assert await months(store) == tables_of("2026_03")
     # A later tick of a removed month gets its table again.
-    assert await store.month_ensure([FEBRUARY]) == ["ticks_2026_02", "task_history_2026_02"]
+    assert sorted(await store.month_ensure([FEBRUARY])) == tables_of("2026_02")
     await store.close()
 
 
@@ -86,8 +110,8 @@ async def test_month_prune_drops_what_an_earlier_run_only_detached(postgres_url:
     store = PostgresStore(postgres_url, listen=False)
     await record(store, JANUARY, MARCH)
     await execute_raw(store, "ALTER TABLE ticks DETACH PARTITION ticks_2026_01")
-    assert await store.month_prune(before=MARCH, limit=100) == 2
-    assert await months(store) == ["task_history_2026_03", "ticks_2026_03"]
+    assert await store.month_prune(before=MARCH, limit=100) == 4
+    assert await months(store) == tables_of("2026_03")
     await store.close()
 
 
@@ -103,7 +127,7 @@ async def test_month_prune_goes_on_after_a_reader_held_it_up(postgres_url: str) 
     await reader.close()
     while await store.month_prune(before=MARCH, limit=100):
         pass
-    assert await months(store) == ["task_history_2026_03", "ticks_2026_03"]
+    assert await months(store) == tables_of("2026_03")
     assert len(await ledger(store, id_)) == 1
     await store.close()
 
@@ -112,7 +136,7 @@ async def test_month_ensure_makes_each_month_once_even_from_many_sides(postgres_
     stores = [PostgresStore(postgres_url, listen=False) for _ in range(4)]
     made = await asyncio.gather(*(store.month_ensure([MARCH, FEBRUARY, MARCH + minutes(1)]) for store in stores))
     names = [name for one in made for name in one]
-    assert sorted(names) == ["task_history_2026_02", "task_history_2026_03", "ticks_2026_02", "ticks_2026_03"]
+    assert sorted(names) == tables_of("2026_02", "2026_03")
     for store in stores:
         with contextlib.suppress(Exception):
             await store.close()
@@ -120,5 +144,5 @@ async def test_month_ensure_makes_each_month_once_even_from_many_sides(postgres_
 
 async def test_month_ensure_is_for_databases_with_month_tables(store: Store) -> None:
     made = await store.month_ensure([MARCH])
-    assert made == ([] if store.dialect == "sqlite" else ["ticks_2026_03", "task_history_2026_03"])
+    assert sorted(made) == ([] if store.dialect == "sqlite" else tables_of("2026_03"))
     assert await store.month_ensure([MARCH]) == []

@@ -1,20 +1,25 @@
-"""task_claim, task_complete, task_reap and task_depths: leases and fences on the tasks that firing makes."""
+"""task_claim and task_depths: leases and fences on tasks, the most urgent first, each task to one worker."""
 
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
 from uuid import UUID
 
-from everbeat.core.tasks import ClaimedTask
-from everbeat.store.base import QueueDepth, Store
+import pytest
+import uuid_utils.compat
+
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.tasks import AttemptOutcome, ClaimedTask, Ending, Origin, TaskState
+from everbeat.store.base import Claimer, QueueDepth, Store
 from tests.factories import (
     NOW,
-    count_rows,
+    OTHER_TENANT,
+    claim,
     execute_raw,
     firing_of,
     insert,
     make_schedule,
+    make_task,
     minutes,
     open_twin,
     seconds,
@@ -24,112 +29,190 @@ from tests.factories import (
 NODE = UUID(int=1)
 
 
-async def queue_task(store: Store, name: str, *, at: datetime = NOW, queue: str = "default", priority: int = 100) -> UUID:
-    schedule = make_schedule(name, at=at, priority=priority, target={"kind": "worker", "type": name, "queue": queue})
-    await insert(store, schedule)
-    await take_all(store, NODE)
-    firing = firing_of(schedule)
-    assert (await store.tick_fire(NODE, [firing], now=NOW)).fired
-    return firing.task_id
-
-
-async def claim(store: Store, *queues: str, limit: int = 10, at: float = 0, worker: str = "worker") -> list[ClaimedTask]:
-    return await store.task_claim(worker, queues or ["default"], limit=limit, lease_seconds=30, now=NOW + seconds(at))
+def types_of(tasks: list[ClaimedTask]) -> list[str]:
+    return [task.type for task in tasks]
 
 
 async def test_task_claim_takes_by_priority_then_by_age(store: Store) -> None:
-    for name, priority, age in (("d", 100, 0), ("c", 100, 5), ("b", 100, 9), ("a", 1, 0)):
-        await queue_task(store, name, priority=priority, at=NOW - minutes(age))
-    taken = []
-    while tasks := await claim(store, limit=1):
-        taken += [task.type for task in tasks]
-    assert taken == ["a", "b", "c", "d"]
+    for type_, priority, age in (("d", 100, 0), ("c", 100, 5), ("b", 100, 9), ("a", 1, 0)):
+        await store.task_submit([make_task(type_, priority=priority, run_at=NOW - minutes(age))], now=NOW)
+    assert types_of(await claim(store, limit=3)) == ["a", "b", "c"]
+    assert types_of(await claim(store)) == ["d"]
+
+
+async def test_task_claim_takes_tasks_of_one_moment_in_the_order_of_their_ids(store: Store) -> None:
+    tasks = [make_task(str(number)) for number in range(20)]
+    await store.task_submit(list(reversed(tasks)), now=NOW)
+    assert types_of(await claim(store, limit=20)) == [str(number) for number in range(20)]
 
 
 async def test_task_claim_takes_the_most_urgent_of_several_queues(store: Store) -> None:
-    await queue_task(store, "slow", queue="slow", priority=5)
-    await queue_task(store, "fast", queue="fast", priority=1)
-    await queue_task(store, "last", queue="fast", priority=9)
-    await queue_task(store, "hidden", queue="hidden", priority=0)
-    assert {task.type for task in await claim(store, "slow", "fast", limit=2)} == {"slow", "fast"}
+    given = (("slow", 5), ("fast", 1), ("last", 9), ("hidden", 0))
+    queues = {"last": "fast"}
+    await store.task_submit([make_task(type_, queue=queues.get(type_, type_), priority=p) for type_, p in given], now=NOW)
+    assert types_of(await claim(store, "slow", "fast", "slow", limit=2)) == ["fast", "slow"]
 
 
-async def test_task_claim_gives_a_lease_a_fence_and_counts_the_attempt(store: Store) -> None:
-    id_ = await queue_task(store, "work")
-    (task,) = await claim(store)
-    assert (task.id, task.attempt, task.fence, task.lease_until) == (id_, 1, 1, NOW + seconds(30))
+async def test_task_claim_shows_what_a_worker_needs(store: Store) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    task = make_task(
+        "mail", payload='{"a": 1}', origin=Origin.TRIGGER, schedule_id=UUID(int=9), schedule_name="nightly",
+        scheduled_for=NOW - minutes(1), max_attempts=7, timeout_seconds=90.5, traceparent=trace,
+    )  # fmt: skip
+    await store.task_submit([task], now=NOW)
+    (found,) = await claim(store, lease_seconds=20)
+    assert (found.id, found.type, found.queue, bytes(found.payload)) == (task.id, "mail", "default", b'{"a": 1}')
+    assert (found.attempt, found.max_attempts, found.fence) == (1, 7, 1)
+    assert (found.lease_until, found.lease_seconds, found.timeout_seconds) == (NOW + seconds(20), 20, 90.5)
+    assert (found.origin, found.schedule, found.schedule_id) == (Origin.TRIGGER, "nightly", UUID(int=9))
+    assert (found.scheduled_for, found.traceparent) == (NOW - minutes(1), trace)
+    (kept,) = await store.task_find(DEFAULT_TENANT, [task.id])
+    assert (kept.state, kept.attempt, kept.fence, kept.worker) == (TaskState.RUNNING, 1, 1, "worker")
+    assert (kept.started_at, kept.lease_until) == (NOW, NOW + seconds(20))
     assert await claim(store) == []
 
 
-async def test_task_claim_by_many_at_once_gives_each_task_to_one(store: Store) -> None:
-    ids = {await queue_task(store, f"work-{number}") for number in range(12)}
-    twins = [open_twin(store) for _ in range(3)]
-    taken = await asyncio.gather(*(claim(twin, limit=4) for twin in twins))
-    for twin in twins:
-        await twin.close()
-    claimed = [task.id for tasks in taken for task in tasks]
-    # Rows that another claimer has locked are passed over, so a claim may come back with less; nothing comes twice.
-    claimed += [task.id for task in await claim(store, limit=12)]
-    assert len(claimed) == 12
-    assert set(claimed) == ids
-
-
-async def test_task_complete_moves_the_task_to_history(store: Store) -> None:
-    id_ = await queue_task(store, "work")
-    (task,) = await claim(store, worker="w1")
-    assert await store.task_complete([(task.id, task.fence)], now=NOW + seconds(5)) == [id_]
-    assert await count_rows(store, "tasks") == 0
-    ((state, worker, attempt),) = await execute_raw(store, "SELECT state, worker, attempt FROM task_history WHERE id = ?", id_)
-    assert (state, worker, attempt) == ("completed", "w1", 1)
-
-
-async def test_task_complete_a_second_time_changes_nothing(store: Store) -> None:
-    await queue_task(store, "work")
+async def test_task_claim_of_a_task_that_a_tick_made_names_its_schedule(store: Store) -> None:
+    schedule = make_schedule("nightly")
+    await insert(store, schedule)
+    await take_all(store, NODE)
+    await store.tick_fire(NODE, [firing_of(schedule)], now=NOW)
     (task,) = await claim(store)
-    await store.task_complete([(task.id, task.fence)], now=NOW)
-    assert await store.task_complete([(task.id, task.fence)], now=NOW + seconds(1)) == []
-    assert await count_rows(store, "task_history") == 1
+    assert (task.origin, task.schedule, task.schedule_id, task.scheduled_for) == (Origin.TICK, "nightly", schedule.id, NOW)
 
 
-async def test_task_complete_with_a_stale_fence_changes_nothing(store: Store) -> None:
-    await queue_task(store, "work")
-    (old,) = await claim(store, worker="slow")
-    assert await store.task_reap(limit=10, now=NOW + seconds(31)) == 1
-    (new,) = await claim(store, worker="fresh", at=31)
-    assert (new.fence, new.attempt) == (2, 2)
-    assert await store.task_complete([(old.id, old.fence)], now=NOW + seconds(32)) == []
-    assert await count_rows(store, "task_history") == 0
-    assert await store.task_complete([(new.id, new.fence)], now=NOW + seconds(32)) == [new.id]
+async def test_task_claim_serves_claimers_in_their_order(store: Store) -> None:
+    await store.task_submit([make_task(str(number)) for number in range(6)], now=NOW)
+    claimers = [Claimer("a", 2, 10), Claimer("none", 0, 10), Claimer("b", 3, 20), Claimer("c", 4, 30), Claimer("d", 1, 30)]
+    shares = await store.task_claim(DEFAULT_TENANT, ["default"], claimers, now=NOW)
+    assert [types_of(share) for share in shares] == [["0", "1"], [], ["2", "3", "4"], ["5"], []]
+    assert [{task.lease_until for task in share} for share in shares] == [
+        {NOW + seconds(10)}, set(), {NOW + seconds(20)}, {NOW + seconds(30)}, set()
+    ]  # fmt: skip
+    found = {task.type: task.worker for task in await store.task_find(DEFAULT_TENANT, [one.id for s in shares for one in s])}
+    assert found == {"0": "a", "1": "a", "2": "b", "3": "b", "4": "b", "5": "c"}
 
 
-async def test_task_complete_of_a_reaped_task_changes_nothing(store: Store) -> None:
-    await queue_task(store, "work")
-    (task,) = await claim(store)
-    await store.task_reap(limit=10, now=NOW + seconds(31))
-    assert await store.task_complete([(task.id, task.fence)], now=NOW + seconds(31)) == []
+async def test_task_claim_shares_several_queues_by_urgency(store: Store) -> None:
+    await store.task_submit(
+        [make_task(f"{queue}{number}", queue=queue, priority=number) for queue in "ab" for number in range(3)], now=NOW
+    )
+    claimers = [Claimer("one", 2, 10), Claimer("two", 3, 10)]
+    shares = await store.task_claim(DEFAULT_TENANT, ["b", "a"], claimers, now=NOW)
+    assert [types_of(share) for share in shares] == [["a0", "b0"], ["a1", "b1", "a2"]]
+    assert await store.task_depths() == [
+        QueueDepth("a", "running", 3), QueueDepth("b", "ready", 1), QueueDepth("b", "running", 2)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("queues", "claimers"), [([], [Claimer("w", 1, 10)]), (["default"], []), (["other"], [Claimer("w", 1, 10)])]
+)
+async def test_task_claim_without_queues_or_claimers_or_tasks_takes_nothing(
+    store: Store, queues: list[str], claimers: list[Claimer]
+) -> None:
+    await store.task_submit([make_task()], now=NOW)
+    assert await store.task_claim(DEFAULT_TENANT, queues, claimers, now=NOW) == [[] for _ in claimers]
     assert await store.task_depths() == [QueueDepth("default", "ready", 1)]
 
 
-async def test_task_complete_of_a_batch_finishes_those_it_may(store: Store) -> None:
-    await queue_task(store, "one")
-    await queue_task(store, "two")
-    one, two = await claim(store)
-    done = await store.task_complete([(one.id, one.fence), (two.id, two.fence + 1), (NODE, 1)], now=NOW)
-    assert done == [one.id]
+async def test_task_claim_of_certain_types_leaves_the_others(store: Store) -> None:
+    await store.task_submit([make_task(type_) for type_ in ("a", "b", "c", "b")], now=NOW)
+    assert types_of(await claim(store, types=["b", "x"])) == ["b", "b"]
+    assert await claim(store, types=[]) == []
+    assert types_of(await claim(store)) == ["a", "c"]
 
 
-async def test_task_reap_leaves_live_leases_alone_and_works_in_pieces(store: Store) -> None:
-    for number in range(3):
-        await queue_task(store, f"work-{number}")
-    await claim(store)
-    assert await store.task_reap(limit=10, now=NOW + seconds(30)) == 0
-    assert [await store.task_reap(limit=2, now=NOW + seconds(31)) for _ in range(3)] == [2, 1, 0]
+async def test_task_claim_keeps_tenants_apart(store: Store) -> None:
+    await store.task_submit([make_task("ours"), make_task("theirs", tenant_id=OTHER_TENANT, priority=0)], now=NOW)
+    assert types_of(await claim(store)) == ["ours"]
+    assert types_of(await claim(store, tenant_id=OTHER_TENANT)) == ["theirs"]
+
+
+async def test_task_claim_leaves_what_is_not_ready(store: Store) -> None:
+    await store.task_submit([make_task(run_at=NOW + minutes(1))], now=NOW)
+    assert await claim(store, now=NOW + minutes(2)) == [], "its time has come, but nobody has said so yet"
+
+
+async def test_task_claim_gives_no_lease_beyond_the_timeout(store: Store) -> None:
+    await store.task_submit([make_task(timeout_seconds=12.25)], now=NOW)
+    (task,) = await claim(store, lease_seconds=30)
+    assert (task.lease_until, task.lease_seconds) == (NOW + seconds(12.25), 30)
+
+
+async def test_task_claim_gives_no_lease_beyond_the_total_time_since_the_first_attempt(store: Store) -> None:
+    await store.task_submit([make_task()], now=NOW)
+    (task,) = await claim(store, lease_seconds=30, total_seconds=100)
+    back = Ending(task.id, DEFAULT_TENANT, 1, AttemptOutcome.FAILED, TaskState.READY, None, None)
+    await store.task_end([back], is_expired=False, now=NOW + seconds(5))
+    (task,) = await claim(store, lease_seconds=30, total_seconds=100, now=NOW + seconds(80))
+    assert (task.attempt, task.fence, task.lease_until) == (2, 2, NOW + seconds(100))
+    _, (running,) = await store.task_expired(limit=5, now=NOW + seconds(100))
+    assert (running.deadline_at, running.first_started_at) == (NOW + seconds(100), NOW)
+
+
+async def test_task_claim_begins_each_attempt_without_progress(store: Store) -> None:
+    await store.task_submit([make_task()], now=NOW)
+    (task,) = await claim(store)
+    await execute_raw(store, "UPDATE tasks SET progress_fraction = 0.5, progress_message = 'half'")
+    back = Ending(task.id, DEFAULT_TENANT, 1, AttemptOutcome.LOST, TaskState.READY, None, None)
+    await store.task_end([back], is_expired=True, now=NOW + minutes(1))
+    await claim(store, now=NOW + minutes(1))
+    (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
+    assert (found.progress_fraction, found.progress_message) == (None, None)
+
+
+async def test_task_claim_by_the_databases_own_clock(store: Store) -> None:
+    await store.task_submit([make_task()])
+    before = await store.clock()
+    ((task,),) = await store.task_claim(DEFAULT_TENANT, ["default"], [Claimer("w", 1, 30)])
+    assert before + seconds(30) <= task.lease_until <= await store.clock() + seconds(30)
+
+
+async def test_task_claim_by_many_at_once_gives_each_task_to_one(store: Store) -> None:
+    tasks = [make_task(queue=queue) for queue in ("a", "b") for _ in range(100)]
+    await store.task_submit(tasks, now=NOW)
+    twins = [open_twin(store) for _ in range(4)]
+
+    async def work(twin: Store, name: str) -> list[UUID]:
+        taken: list[UUID] = []
+        while len(taken) < 200:
+            claimers = [Claimer(f"{name}-{number}", 2, 30) for number in range(3)]
+            shares = await twin.task_claim(DEFAULT_TENANT, ["a", "b"], claimers, now=NOW)
+            if not any(shares):
+                break
+            taken += [task.id for share in shares for task in share]
+        return taken
+
+    taken = await asyncio.gather(*(work(twin, str(number)) for number, twin in enumerate(twins)))
+    for twin in twins:
+        await twin.close()
+    claimed = [id_ for ids in taken for id_ in ids]
+    # Rows that another claimer has locked are passed over, so a claim may come back with less; nothing comes twice.
+    claimed += [task.id for task in await claim(store, "a", "b", limit=200)]
+    assert len(claimed) == 200
+    assert set(claimed) == {task.id for task in tasks}
+
+
+async def test_task_submit_into_the_hands_of_a_worker_makes_a_running_task(store: Store) -> None:
+    task = make_task(lease_owner="w1", lease_seconds=20.0, deadline_seconds=50.0)
+    short = make_task(id=uuid_utils.compat.uuid7(), lease_owner="w1", lease_seconds=20.0, deadline_seconds=5.0)
+    await store.task_submit([task, short, make_task("other")], now=NOW)
+    assert types_of(await claim(store)) == ["other"]
+    found, bounded = sorted(await store.task_find(DEFAULT_TENANT, [task.id, short.id]), key=lambda one: one.id)
+    assert (found.state, found.worker, found.attempt, found.fence) == (TaskState.RUNNING, "w1", 1, 1)
+    assert (found.started_at, found.lease_until, bounded.lease_until) == (NOW, NOW + seconds(20), NOW + seconds(5))
+    _, (expired,) = await store.task_expired(limit=5, now=NOW + seconds(10))
+    assert (expired.id, expired.deadline_at, expired.first_started_at) == (short.id, NOW + seconds(5), NOW)
 
 
 async def test_task_depths_count_live_tasks_by_queue_and_state(store: Store) -> None:
-    for number in range(3):
-        await queue_task(store, f"work-{number}")
-    await queue_task(store, "mail", queue="mail")
+    await store.task_submit([make_task() for _ in range(3)], now=NOW)
+    await store.task_submit([make_task(queue="mail"), make_task(queue="mail", delay_seconds=5)], now=NOW)
     await claim(store, limit=1)
-    expected = [QueueDepth("default", "ready", 2), QueueDepth("default", "running", 1), QueueDepth("mail", "ready", 1)]
-    assert await store.task_depths() == expected
+    assert await store.task_depths() == [
+        QueueDepth("default", "ready", 2),
+        QueueDepth("default", "running", 1),
+        QueueDepth("mail", "ready", 1),
+        QueueDepth("mail", "scheduled", 1),
+    ]

@@ -163,9 +163,7 @@ async def test_task_submit_from_many_sides_with_the_same_keys_makes_each_task_on
         keys = [f"{number}-{place}" for place in range(5)]
         # Each side names them in an order of its own.
         batches = [[keyed(key) for key in keys[turn:] + keys[:turn]] for turn in range(4)]
-        answers = await asyncio.gather(
-            *(one.task_submit(batch, now=NOW) for one, batch in zip(stores, batches, strict=True))
-        )
+        answers = await asyncio.gather(*(one.task_submit(batch, now=NOW) for one, batch in zip(stores, batches, strict=True)))
         owners: dict[str, set[UUID]] = {}
         for batch, answer in zip(batches, answers, strict=True):
             for task, id_ in zip(batch, answer.ids, strict=True):

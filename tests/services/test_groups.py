@@ -170,7 +170,7 @@ async def test_a_caller_that_goes_away_loses_nothing_and_harms_nobody() -> None:
     await turn_over()
     assert (first.cancelled(), others[1].cancelled()) == (True, True)
     database.may_go.set()
-    assert await asyncio.gather(others[0], others[2]) == ["done a", "done c"]
+    assert [await others[0], await others[2]] == ["done a", "done c"]
     assert database.written == ["first", "a", "b", "c"], "it was accepted, so it is written"
     assert await group.add(("afterwards", 1)) == "done afterwards"
 

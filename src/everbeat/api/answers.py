@@ -130,6 +130,7 @@ class TaskAnswer(msgspec.Struct, kw_only=True):
     progress: ProgressAnswer | None
     result: Any
     error: TaskError | None
+    reason: str | None
     created_at: Time
     started_at: Time | None
     finished_at: Time | None

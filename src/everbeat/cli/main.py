@@ -8,6 +8,7 @@ import click
 
 from everbeat.cli.database import migrate
 from everbeat.cli.run import dev, serve
+from everbeat.cli.worker import worker
 from everbeat.core.errors import EverbeatError
 from everbeat.version import __version__
 
@@ -20,6 +21,7 @@ def cli() -> None:
 
 cli.add_command(dev)
 cli.add_command(serve)
+cli.add_command(worker)
 cli.add_command(migrate)
 
 

@@ -1,24 +1,25 @@
-"""Commands that run a node: `serve` for a cluster, `dev` for a laptop."""
+"""Commands that run a node: `serve` for a cluster, `dev` for a laptop, with an app's worker in it if wanted."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
 import sys
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import click
 
+from everbeat.app import Everbeat
 from everbeat.cli.demo import DEMO_SCHEDULE, DemoHandler
 from everbeat.cli.options import server_options
+from everbeat.cli.worker import load_app
+from everbeat.client.inprocess import InProcessTransport
 from everbeat.config import Settings, load_settings
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.server import Node
 from everbeat.telemetry import configure_logging
+from everbeat.worker.runtime import Worker
+from everbeat.worker.signals import Stopping, run_until_signalled
 
 
 @click.command()
@@ -27,23 +28,57 @@ def serve(config: Path | None, **flags: Any) -> None:
     """Run a node. As many as you like on one PostgreSQL database: together they fire each tick once."""
     settings = load_settings(flags, file=config)
     configure_logging(settings.log_level, settings.log_format)
-    _run(lambda stop: Node(settings).run(stop))
+    run_until_signalled(lambda stopping: Node(settings).run(stopping.asked))
 
 
 @click.command()
+@click.argument("app", metavar="[MODULE:APP]", required=False)
 @server_options
 @click.option("--demo", is_flag=True, help="Register a demo schedule and show its ticks.")
-def dev(config: Path | None, demo: bool, **flags: Any) -> None:
-    """Run everything in one process on an SQLite file: for development, and to try Everbeat out."""
+def dev(app: str | None, config: Path | None, demo: bool, **flags: Any) -> None:
+    """Run everything in one process on an SQLite file: for development, and to try Everbeat out.
+
+    With MODULE:APP, such as reports:eb, the schedules of that app are registered and its tasks are run, too.
+    """
     settings = load_settings(flags, file=config, defaults={"log_format": "console", "log_level": "warning"})
     configure_logging(settings.log_level, settings.log_format)
+    loaded = None if app is None else load_app(app)
 
-    async def run(stop: asyncio.Event) -> None:
+    async def run(stopping: Stopping) -> None:
         node = Node(settings, auto_migrate=True, extra=(lambda node: [DemoHandler(node)]) if demo else None)
-        await node.run(stop, lambda started: _greet(started, demo))
+        if loaded is None:
+            await node.run(stopping.asked, lambda started: _greet(started, demo))
+        else:
+            await _run_with_app(node, loaded, demo, stopping)
         click.echo("Stopped. What comes due meanwhile is caught up by each schedule's catch_up policy.")
 
-    _run(run)
+    run_until_signalled(run)
+    sys.stdout.flush()
+
+
+async def _run_with_app(node: Node, app: Everbeat, demo: bool, stopping: Stopping) -> None:
+    """The worker goes first when it stops, while the node can still take what it reports and gives back."""
+    transport = InProcessTransport(node)
+    worker = Worker(app.registry, transport)
+    node_stopping = asyncio.Event()
+
+    async def on_started(started: Node) -> None:
+        await _greet(started, demo)
+        with_schedules = await app.register_async() if app.registry.schedules else "no schedules declared"
+        if app.registry.tasks:
+            await worker.start()
+            stopping.in_haste = worker.release_everything
+        click.echo(f"{app!r} runs here: queues {', '.join(worker.queues)}; {with_schedules}.")
+
+    with app.attached(transport):
+        running = asyncio.create_task(node.run(node_stopping, on_started))
+        asked = asyncio.create_task(stopping.asked.wait())
+        await asyncio.wait({running, asked}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        await worker.stop()
+        node_stopping.set()
+        await running
+        await transport.close()
 
 
 async def _greet(node: Node, demo: bool) -> None:
@@ -61,28 +96,3 @@ async def _greet(node: Node, demo: bool) -> None:
     if demo:
         await node.schedules.put(DEFAULT_TENANT, DEMO_SCHEDULE["name"], DEMO_SCHEDULE)
         click.echo(f"The schedule {DEMO_SCHEDULE['name']} fires every five seconds:")
-
-
-def _run(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
-    """Run until SIGTERM or SIGINT; a second one ends the process at once."""
-
-    async def supervised() -> None:
-        stop = asyncio.Event()
-
-        def on_signal() -> None:
-            if stop.is_set():
-                os._exit(130)
-            stop.set()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, on_signal)
-        await main(stop)
-
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
-    with contextlib.suppress(ImportError):
-        import uvloop
-
-        loop_factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(supervised())
-    sys.stdout.flush()

@@ -15,7 +15,7 @@ from uuid import UUID
 from everbeat.client.connections import Connection
 from everbeat.client.flows import Call, Flow
 from everbeat.client.handles import cancelling, getting
-from everbeat.client.requests import segment
+from everbeat.client.requests import new_key, segment
 from everbeat.core.errors import InvalidInput
 
 P = ParamSpec("P")
@@ -84,6 +84,11 @@ def fetch_all(path: str, limit: int | None, query: Mapping[str, Any] | None = No
     return items
 
 
+def _creating(path: str, body: Any) -> Call:
+    """Makes a task: with a key, so that a lost answer does not make two."""
+    return Call("POST", path, body=body, headers={"idempotency-key": new_key()})
+
+
 def _schedule(ref: Ref, rest: str = "") -> str:
     return f"/v1/schedules/{segment(str(ref))}{rest}"
 
@@ -131,7 +136,7 @@ class Schedules(Room[Mode]):
     @operation
     def trigger(self, ref: Ref, payload: Any = None) -> Flow[Item]:
         """Run it now, once, beside its ticks: the new task. A payload replaces the schedule's."""
-        return fetch(Call("POST", _schedule(ref, "/trigger"), body={} if payload is None else {"payload": payload}))
+        return fetch(_creating(_schedule(ref, "/trigger"), {} if payload is None else {"payload": payload}))
 
     @operation
     def delete(self, ref: Ref) -> Flow[None]:
@@ -189,7 +194,7 @@ class Tasks(Room[Mode]):
     @operation
     def retry(self, task_id: Ref) -> Flow[Item]:
         """A finished task again, as a new task."""
-        return fetch(Call("POST", f"/v1/tasks/{task_id}/retry", body={}))
+        return fetch(_creating(f"/v1/tasks/{task_id}/retry", {}))
 
     @operation
     def attempts(self, task_id: Ref, *, limit: int | None = 100) -> Flow[Items]:

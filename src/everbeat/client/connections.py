@@ -12,8 +12,8 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from everbeat.client.base import Transport
 from everbeat.client.errors import BlockingCall
@@ -165,14 +165,23 @@ class _Background:
         except BaseException:
             self._end()
             raise
-        atexit.register(self.close)
+        atexit.register(self._abandon)
 
     def close(self) -> None:
-        atexit.unregister(self.close)
+        self._leave(self._stop())
+
+    def _abandon(self) -> None:
+        """At the end of the process no thread can be given work any more, so the node cannot be stopped in order. It has
+        nothing left to do: what was submitted is on disk."""
+        self._leave(_cancel_all())
+
+    def _leave(self, last: Coroutine[Any, Any, None]) -> None:
+        atexit.unregister(self._abandon)
         if self.pid != os.getpid() or self._loop.is_closed():
+            last.close()
             return
         with contextlib.suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(_CLOSING_SECONDS)
+            asyncio.run_coroutine_threadsafe(last, self._loop).result(_CLOSING_SECONDS)
         self._end()
 
     def _run(self) -> None:
@@ -193,6 +202,13 @@ class _Background:
         await self.place.transport.close()
         if self._node is not None:
             await self._node.stop()
+
+
+async def _cancel_all() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _from_thread(place: Place, flow: Flow[T]) -> T:

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from everbeat.client import requests
 from everbeat.client.base import Reply
+from everbeat.client.coalescing import Coalescer
 from everbeat.client.exchange import Exchange, Lost, Patience, Pause, exchange
 from everbeat.client.requests import Answer, Request
 from everbeat.core.tasks import ClaimedTask
@@ -133,11 +134,13 @@ class HttpTransport:
         self._api_key = api_key
         self._patience = patience or Patience()
         self._client = httpx.AsyncClient(**_client_options(url, api_key))
+        self._singles = Coalescer(self._submit)
 
     async def open(self) -> None:
         """Connections are made when they are needed."""
 
     async def close(self) -> None:
+        await self._singles.close()
         await self._client.aclose()
 
     def for_thread(self) -> HttpTransport:
@@ -157,6 +160,9 @@ class HttpTransport:
         return requests.reply_of(await self._exchange(request))
 
     async def submit(self, tasks: Sequence[TaskInput]) -> list[UUID]:
+        return [await self._singles.submit(tasks[0])] if len(tasks) == 1 else await self._submit(tasks)
+
+    async def _submit(self, tasks: Sequence[TaskInput]) -> list[UUID]:
         ids: list[UUID] = []
         for request in requests.submit(tasks):
             ids += requests.ids_of(await self._exchange(request), request)

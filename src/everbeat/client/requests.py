@@ -103,13 +103,16 @@ def new_key() -> str:
 
 
 def submit(tasks: Sequence[TaskInput]) -> Iterator[Request]:
-    """The requests that submit these tasks; each carries a key, so that one whose answer was lost can be sent again."""
+    """The requests that submit these tasks; each carries a key, so that one whose answer was lost can be sent again.
+
+    The key of a batch is for those of its tasks that have none of their own.
+    """
     if len(tasks) == 1:
         yield _submit_one(tasks[0])
         return
     for chunk in _chunks(tasks):
         body = b'{"tasks":[' + b",".join(chunk) + b"]}"
-        yield _post("/v1/tasks/batch", body, Repeat.SAFE)
+        yield _post("/v1/tasks/batch", body, Repeat.SAFE, {"idempotency-key": new_key()})
 
 
 def _submit_one(task: TaskInput) -> Request:
@@ -123,8 +126,7 @@ def _chunks(tasks: Sequence[TaskInput]) -> Iterator[list[bytes]]:
     chunk: list[bytes] = []
     size = 0
     for task in tasks:
-        keyed = task if task.idempotency_key is not None else msgspec.structs.replace(task, idempotency_key=new_key())
-        encoded = _encode(keyed)
+        encoded = _encode(task)
         if chunk and (len(chunk) == MAX_SUBMITTED or size + len(encoded) > MAX_BODY_BYTES):
             yield chunk
             chunk, size = [], 0

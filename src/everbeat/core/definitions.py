@@ -187,7 +187,7 @@ def encode_payload(payload: Any) -> bytes:
     except (UnicodeEncodeError, msgspec.MsgspecError, OverflowError, RecursionError, TypeError) as error:
         raise InvalidInput.of("payload", f"cannot be written as JSON: {error}") from None
     # Most have fewer brackets than levels are allowed: no need to walk them.
-    if encoded.count(b"{") + encoded.count(b"[") > MAX_DEPTH and _depth(payload) > MAX_DEPTH:
+    if encoded.count(b"{") + encoded.count(b"[") >= MAX_DEPTH and _depth(payload) > MAX_DEPTH:
         raise InvalidInput.of("payload", f"is nested deeper than {MAX_DEPTH} levels")
     if len(encoded) > MAX_PAYLOAD_BYTES:
         raise TooLarge.of("payload", f"is {len(encoded)} bytes; at most {MAX_PAYLOAD_BYTES} are allowed")

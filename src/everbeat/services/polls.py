@@ -159,9 +159,9 @@ class Seats:
             if len(tasks) < poll.claimer.limit and line.serves(task):
                 return poll
         for line in self._polls.lines():
-            if line.serves(task) and (poll := line.leave_first()) is not None:
-                self._taken[poll] = (line, [])
-                return poll
+            if line.serves(task) and (first := line.leave_first()) is not None:
+                self._taken[first] = (line, [])
+                return first
         return None
 
     async def serve(self, written: Collection[UUID], now: datetime | None) -> None:

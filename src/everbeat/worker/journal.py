@@ -41,8 +41,8 @@ class Journal:
         self._second = 0
         self._lines = 0
 
-    def started(self, *, queues: Sequence[str], types: int, concurrency: int) -> None:
-        self._log.info("worker_started", queues=list(queues), types=types, concurrency=concurrency)
+    def started(self, *, queues: Sequence[str], types: int, concurrency: int, server: str) -> None:
+        self._log.info("worker_started", queues=list(queues), types=types, concurrency=concurrency, server=server)
 
     def stopping(self, *, running: int, grace_seconds: float) -> None:
         self._log.info("worker_stopping", running=running, grace_seconds=grace_seconds)

@@ -15,15 +15,12 @@ import msgspec
 from everbeat.client.errors import NonRetryable, RetryLater
 from everbeat.client.registry import TaskDefinition
 from everbeat.core.retries import CANCELLED_KIND
+from everbeat.core.submissions import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES, MAX_TRACE_CHARACTERS, cut_result
 from everbeat.core.tasks import ClaimedTask
 from everbeat.core.wire import LONGEST_DELAY_SECONDS, ErrorInput, Failure, Result
 from everbeat.worker.context import cut, storable
 
-MOST_RESULT_BYTES = 64 * 1024
-MOST_MESSAGE = 4_000
-MOST_TRACE = 16_000
 TIMEOUT_KIND = "timeout"
-_START_CHARACTERS = 1_000
 _OURS = str(Path(__file__).parent)
 _LIBRARY = str(Path(traceback.__file__).parent)
 
@@ -42,8 +39,8 @@ def result_of(task: ClaimedTask, value: Any) -> Result:
     if value is None:
         return Result(id=task.id, fence=task.fence)
     encoded = _encoded(task, value)
-    if len(encoded) > MOST_RESULT_BYTES:
-        encoded = _encode(_stub(encoded))
+    if len(encoded) > MAX_RESULT_BYTES:
+        encoded = _encode(cut_result(encoded))
     return Result(id=task.id, fence=task.fence, result=msgspec.Raw(encoded))
 
 
@@ -60,12 +57,6 @@ def _encoded(task: ClaimedTask, value: Any) -> bytes:
         ) from None
 
 
-def _stub(encoded: bytes) -> dict[str, Any]:
-    start = encoded[: _START_CHARACTERS * 4].decode("utf-8", "ignore")[:_START_CHARACTERS]
-    note = f"the result was {len(encoded):,} bytes of JSON; at most {MOST_RESULT_BYTES:,} are kept, so only its start is here"
-    return {"cut": True, "bytes": len(encoded), "note": note, "start": start}
-
-
 # Failures
 
 
@@ -77,7 +68,7 @@ def failure_of(task: ClaimedTask, error: BaseException, definition: TaskDefiniti
     return Failure(
         id=task.id,
         fence=task.fence,
-        error=ErrorInput(message=cut(message, MOST_MESSAGE), kind=kind_of(error), trace=trace),
+        error=ErrorInput(message=cut(message, MAX_ERROR_CHARACTERS), kind=kind_of(error), trace=trace),
         retryable=not isinstance(error, lasting),
         retry_in_seconds=min(error.seconds, LONGEST_DELAY_SECONDS) if isinstance(error, RetryLater) else None,
     )
@@ -100,7 +91,7 @@ def unknown_type_of(task: ClaimedTask) -> Failure:
 
 def refused_of(task: ClaimedTask, reason: str) -> Failure:
     """The server would not take what the handler returned or raised; its work is done, so it is not run again."""
-    message = cut(f"the handler ran to its end, but the server refused its outcome: {reason}", MOST_MESSAGE)
+    message = cut(f"the handler ran to its end, but the server refused its outcome: {reason}", MAX_ERROR_CHARACTERS)
     return Failure(id=task.id, fence=task.fence, error=ErrorInput(message=message, kind="refused"), retryable=False)
 
 
@@ -129,7 +120,7 @@ def trace_of(error: BaseException) -> str:
     told = traceback.TracebackException(type(error), error, _without_ours(error.__traceback__), compact=True)
     try:
         # Each part is cut by itself, so that a message of megabytes does not push out the frames.
-        text = "".join(cut(part.rstrip("\n"), MOST_MESSAGE) + "\n" for part in told.format())
+        text = "".join(cut(part.rstrip("\n"), MAX_ERROR_CHARACTERS) + "\n" for part in told.format())
     except Exception:
         text = f"<the traceback of a {type(error).__name__} that cannot be shown>"
     return _tail(text)
@@ -161,9 +152,9 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _tail(text: str) -> str:
-    if len(text) > MOST_TRACE:
-        note = f"… (the first {len(text) - MOST_TRACE:,} characters are cut)\n"
-        text = note + text[len(note) - MOST_TRACE :]
+    if len(text) > MAX_TRACE_CHARACTERS:
+        note = f"… (the first {len(text) - MAX_TRACE_CHARACTERS:,} characters are cut)\n"
+        text = note + text[len(note) - MAX_TRACE_CHARACTERS :]
     return storable(text)
 
 

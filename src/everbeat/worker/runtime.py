@@ -95,7 +95,8 @@ class Worker:
         self._claimer = Claimer(self._transport, claim, self._journal, room=self._room, receive=self._received)
         self._heart.start()
         self._tasks = [loop.create_task(self._claimer.run()), loop.create_task(self._tick_forever())]
-        self._journal.started(queues=self.queues, types=len(self._types), concurrency=self._concurrency)
+        server = getattr(self._transport, "url", "in this process")
+        self._journal.started(queues=self.queues, types=len(self._types), concurrency=self._concurrency, server=server)
 
     async def run(self) -> None:
         """Start, and go on until `stop`; raises if the server will never take this worker's claims."""
@@ -112,6 +113,8 @@ class Worker:
 
     async def stop(self, grace_seconds: float | None = None) -> None:
         """Claim no more, give back what has not begun, let the rest end within the grace time, then give that back too."""
+        if not self._tasks:
+            return
         if self._is_stopping:
             await self._is_stopped.wait()
             return

@@ -48,6 +48,7 @@ from everbeat.store.rows import (
     running_from_row,
     submitted_of,
     task_from_row,
+    without_repeats,
 )
 
 T = TypeVar("T")
@@ -232,6 +233,7 @@ class PostgresTasks(_Base):
         return moment, [running_from_row(row) for row in rows]
 
     async def task_end(self, endings: Sequence[Ending], *, is_expired: bool, now: datetime | None = None) -> Ended:
+        endings = without_repeats(endings, lambda one: (one.id, one.fence))
         back = [one for one in endings if one.state in (TaskState.READY, TaskState.SCHEDULED)]
         final = [one for one in endings if one.state not in (TaskState.READY, TaskState.SCHEDULED)]
 

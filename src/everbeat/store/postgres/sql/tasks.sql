@@ -88,7 +88,7 @@ UPDATE tasks AS t SET
     ELSE least(m.at + make_interval(secs => t.lease_seconds), t.deadline_at) END,
   progress_fraction = coalesce(b.fraction, t.progress_fraction),
   progress_message = coalesce(b.message, t.progress_message),
-  log_bytes = t.log_bytes + b.log_bytes
+  log_bytes = least(t.log_bytes::bigint + b.log_bytes, 2147483647)
 FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :fractions::double precision[], :messages::text[],
   :log_bytes::integer[]) AS b(tenant_id, id, fence, fraction, message, log_bytes)
 CROSS JOIN moment AS m

@@ -1,0 +1,253 @@
+"""The command that runs an app's worker, and the loading of apps by MODULE:APP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import click
+
+from everbeat.app import Everbeat
+from everbeat.client.errors import NotReachable, ServerProblem
+from everbeat.client.http import HttpTransport
+from everbeat.client.urls import checked_url, is_server
+from everbeat.core.errors import EverbeatError
+from everbeat.core.wire import DEFAULT_LEASE_SECONDS
+from everbeat.telemetry import configure_logging
+from everbeat.worker.processes import Processes, command_of, has_lost_its_parent
+from everbeat.worker.runtime import DEFAULT_CONCURRENCY, DEFAULT_GRACE_SECONDS, Worker
+from everbeat.worker.signals import Stopping, run_until_signalled
+
+_PROBE_SECONDS = 3.0
+_AGAIN_SECONDS = 1.0
+
+
+class AppNotLoaded(EverbeatError):
+    """MODULE:APP does not lead to an app."""
+
+
+class _Options(NamedTuple):
+    queues: list[str] | None
+    concurrency: int
+    grace_seconds: float
+    lease_seconds: float
+    name: str | None
+    prune: bool
+    register: bool
+
+
+@click.command()
+@click.argument("app", metavar="MODULE:APP")
+@click.option("--url", help="The server, or a database to run everything on in this process  [EVERBEAT_URL]")
+@click.option("--queues", help="Only these queues, with commas between (those of the declared tasks).")
+@click.option("--concurrency", type=click.IntRange(1, 10_000), default=DEFAULT_CONCURRENCY, show_default=True)
+@click.option("--processes", type=click.IntRange(1, 256), default=1, show_default=True, help="For work that needs the CPU.")
+@click.option("--grace-seconds", type=click.FloatRange(0, 86_400), default=DEFAULT_GRACE_SECONDS, show_default=True)
+@click.option("--lease-seconds", type=click.FloatRange(5, 3600), default=DEFAULT_LEASE_SECONDS, show_default=True)
+@click.option("--name", help="What this worker is called (host:pid:random).")
+@click.option("--prune", is_flag=True, help="Remove schedules of this app that it no longer declares.")
+@click.option("--no-register", is_flag=True, help="Leave the schedules on the server as they are.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
+@click.pass_context
+def worker(context: click.Context, /, app: str, url: str | None, processes: int, log_level: str, **given: Any) -> None:
+    """Run the tasks of an app. As many workers as you like, anywhere; each task is given to one of them."""
+    configure_logging(log_level, "console" if sys.stderr.isatty() else "json")
+    if given["no_register"] and given["prune"]:
+        raise click.UsageError("--prune registers the declared schedules; leave out --no-register")
+    options = _Options(
+        queues=_names(given["queues"]),
+        concurrency=given["concurrency"],
+        grace_seconds=given["grace_seconds"],
+        lease_seconds=given["lease_seconds"],
+        name=given["name"],
+        prune=given["prune"],
+        register=not given["no_register"],
+    )
+    if url is not None:
+        os.environ["EVERBEAT_URL"] = checked_url(url)
+    loaded = load_app(app)
+    _check(loaded, app, options)
+    if processes > 1:
+        context.exit(Processes([_child(app, url, log_level, options, number) for number in range(processes)]).run())
+    if is_server(url or loaded.url):
+        run_until_signalled(lambda stopping: _work(loaded, url, options, stopping))
+    else:
+        run_until_signalled(lambda stopping: _work_in_process(loaded, url, options, stopping))
+
+
+def _names(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise click.BadParameter("name at least one queue, with commas between", param_hint="--queues")
+    return names
+
+
+def _check(app: Everbeat, target: str, options: _Options) -> None:
+    if not app.registry.tasks:
+        raise AppNotLoaded(f"{target} declares no tasks, so there is nothing to run; declare one with @eb.task")
+    unknown = sorted(set(options.queues or ()) - set(app.registry.queues()))
+    if unknown:
+        known = ", ".join(app.registry.queues())
+        click.echo(f"everbeat: no task of {target} is declared for the queue {unknown[0]} (they use {known})", err=True)
+
+
+def _child(app: str, url: str | None, log_level: str, options: _Options, number: int) -> list[str]:
+    """The command line of one of several processes; the first registers for all."""
+    arguments = ["worker", app, "--log-level", log_level, "--concurrency", str(options.concurrency)]
+    arguments += ["--grace-seconds", str(options.grace_seconds), "--lease-seconds", str(options.lease_seconds)]
+    if url is not None:
+        arguments += ["--url", url]
+    if options.queues is not None:
+        arguments += ["--queues", ",".join(options.queues)]
+    if options.name is not None:
+        arguments += ["--name", f"{options.name}/{number + 1}"]
+    if number > 0 or not options.register:
+        arguments.append("--no-register")
+    elif options.prune:
+        arguments.append("--prune")
+    return command_of(arguments)
+
+
+async def _work(app: Everbeat, url: str | None, options: _Options, stopping: Stopping) -> None:
+    transport = (
+        app.http_transport() if url is None or url == app.url else HttpTransport(url, os.environ.get("EVERBEAT_API_KEY"))
+    )
+    await transport.open()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(transport.close)
+        stack.enter_context(app.attached(transport))
+        if options.register and app.registry.schedules and not await _register(app, transport, options.prune, stopping):
+            return
+        runtime = Worker(
+            app.registry,
+            transport,
+            queues=options.queues,
+            concurrency=options.concurrency,
+            name=options.name,
+            grace_seconds=options.grace_seconds,
+            lease_seconds=options.lease_seconds,
+        )
+        stopping.in_haste = runtime.release_everything
+        running = asyncio.create_task(runtime.run())
+        await _until_asked(stopping, running)
+        if not running.done():
+            await runtime.stop()
+        await running
+
+
+async def _register(app: Everbeat, transport: HttpTransport, prune: bool, stopping: Stopping) -> bool:
+    """Bring the declared schedules to the server, however long it takes to be there; false if told to stop first."""
+    has_told = False
+    while not stopping.asked.is_set():
+        try:
+            await _probe(transport)
+            click.echo(f"Registered {await app.register_async(prune=prune)}", err=True)
+            return True
+        except (NotReachable, ServerProblem) as error:
+            if isinstance(error, ServerProblem) and error.status < 500 and error.status != 429:
+                raise
+            if not has_told:
+                click.echo(f"everbeat: {error}; trying again until it is", err=True)
+            has_told = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.asked.wait(), _AGAIN_SECONDS)
+    return False
+
+
+async def _probe(transport: HttpTransport) -> None:
+    """A quick look: the transport itself would try in silence for long."""
+    try:
+        async with asyncio.timeout(_PROBE_SECONDS):
+            await transport.request("GET", "/healthz")
+    except TimeoutError:
+        raise NotReachable(transport.url, "no answer") from None
+
+
+async def _work_in_process(app: Everbeat, url: str | None, options: _Options, stopping: Stopping) -> None:
+    if url is not None and url != app.url:
+        raise AppNotLoaded(f"the app names {app.url} in its code; remove it there to choose a database with --url")
+    async with app.running(
+        concurrency=options.concurrency,
+        queues=options.queues,
+        register=options.register,
+        prune=options.prune,
+        grace_seconds=options.grace_seconds,
+        lease_seconds=options.lease_seconds,
+    ):
+        await _until_asked(stopping)
+
+
+async def _until_asked(stopping: Stopping, *others: asyncio.Task[None]) -> None:
+    """Until a signal, the end of one of the others, or the end of the parent of several processes."""
+    asked = asyncio.create_task(stopping.asked.wait())
+    while not has_lost_its_parent():
+        done, _ = await asyncio.wait({asked, *others}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+        if done:
+            break
+    asked.cancel()
+
+
+# Loading
+
+
+def load_app(target: str) -> Everbeat:
+    """The app that MODULE:APP names; what is wrong with the module is shown with its traceback."""
+    module_name, _, path = target.partition(":")
+    if not module_name or target.count(":") > 1 or module_name.endswith(".py") or "/" in module_name:
+        guess = module_name.removesuffix(".py").strip("./").replace("/", ".") or "reports"
+        raise AppNotLoaded(f"{target!r} is not of the form MODULE:APP, as in {guess}:{path or 'eb'}")
+    module = _import(module_name)
+    found: Any = module
+    for name in path.split(".") if path else ():
+        found = getattr(found, name, None)
+    if path and isinstance(found, Everbeat):
+        return found
+    raise AppNotLoaded(_not_an_app(module, module_name, path, found))
+
+
+def _import(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise AppNotLoaded(f"there is no module {error.name}; looked in {here} and in sys.path") from None
+        _show(error)
+    except (Exception, SystemExit) as error:
+        _show(error)
+    raise AppNotLoaded(f"the module {name} cannot be imported; its traceback is above")
+
+
+def _show(error: BaseException) -> None:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and _is_machinery(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    click.echo("".join(traceback.format_exception(type(error), error, trace)), err=True, nl=False)
+
+
+def _is_machinery(file: str) -> bool:
+    return file in (__file__, importlib.__file__) or file.startswith("<frozen importlib")
+
+
+def _not_an_app(module: ModuleType, module_name: str, path: str, found: Any) -> str:
+    apps = sorted(name for name, value in vars(module).items() if isinstance(value, Everbeat))
+    if not path:
+        wrong = f"which app of {module_name}? write MODULE:APP"
+    elif found is None:
+        wrong = f"{module_name} has no {path}"
+    else:
+        wrong = f"{module_name}:{path} is a {type(found).__name__}, not an Everbeat"
+    if not apps:
+        return f"{wrong}; there is no Everbeat in it: make one with eb = Everbeat()"
+    return f"{wrong}; found: {', '.join(f'{module_name}:{name}' for name in apps)}"

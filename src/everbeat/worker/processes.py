@@ -1,0 +1,124 @@
+"""Several worker processes under one parent, for handlers that need more than one core: started, watched, restarted, stopped.
+
+Each child is the same command line again. Children have process groups of their own, so that Ctrl-C reaches only the parent,
+which passes it on once; a child whose parent has gone stops by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from time import monotonic
+from types import FrameType
+
+import structlog
+
+from everbeat.worker.signals import ENDED_BY_FORCE
+
+PARENT_VARIABLE = "EVERBEAT_WORKER_PARENT"
+_FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.5, 30.0
+_LIVED_LONG_SECONDS = 60.0
+_LOOK_SECONDS = 0.1
+_KILL_AFTER_SECONDS = 3.0
+
+
+class Child:
+    """One place among the processes, and the process that has it at the moment."""
+
+    def __init__(self, number: int, command: Sequence[str]) -> None:
+        self.number = number
+        self._command = list(command)
+        self._delay = _FIRST_DELAY_SECONDS
+        self._started_at = 0.0
+        self.start_at = 0.0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._started_at = monotonic()
+        environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
+        self.process = subprocess.Popen(self._command, env=environment, process_group=0)
+
+    def ended(self) -> int | None:
+        """The exit code of a process that has just ended; when to start the next is then set."""
+        code = None if self.process is None else self.process.poll()
+        if code is None:
+            return None
+        self.process = None
+        now = monotonic()
+        if now - self._started_at > _LIVED_LONG_SECONDS:
+            self._delay = _FIRST_DELAY_SECONDS
+        self.start_at = now + self._delay
+        self._delay = min(self._delay * 2, _LONGEST_DELAY_SECONDS)
+        return code
+
+    def send(self, number: int) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+
+class Processes:
+    """`run` returns the exit code for the parent."""
+
+    def __init__(self, commands: Sequence[Sequence[str]]) -> None:
+        self._children = [Child(number, command) for number, command in enumerate(commands, 1)]
+        self._log = structlog.get_logger("everbeat")
+        self._signals = 0
+        self._signalled = threading.Event()
+
+    def run(self) -> int:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        while not self._signals:
+            for child in self._children:
+                self._look_after(child)
+            self._signalled.wait(_LOOK_SECONDS)
+        return self._stop()
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._signals += 1
+        self._signalled.set()
+
+    def _look_after(self, child: Child) -> None:
+        if child.process is None:
+            if monotonic() >= child.start_at and not self._signals:
+                child.start()
+            return
+        if (code := child.ended()) is not None:
+            wait = round(child.start_at - monotonic(), 1)
+            self._log.error("worker_process_died", process=child.number, exit_code=code, starting_again_in_seconds=wait)
+
+    def _stop(self) -> int:
+        """Wait for all, however long their grace time is; a second signal is passed on, and then nobody waits long."""
+        self._tell_all(signal.SIGTERM)
+        codes: list[int] = []
+        told, kill_at = 1, float("inf")
+        while any(child.process is not None for child in self._children):
+            codes += [code for child in self._children if (code := child.ended()) is not None]
+            if self._signals > told:
+                told, kill_at = self._signals, min(kill_at, monotonic() + _KILL_AFTER_SECONDS)
+                self._tell_all(signal.SIGTERM)
+            if monotonic() > kill_at:
+                self._tell_all(signal.SIGKILL)
+            self._signalled.clear()
+            self._signalled.wait(_LOOK_SECONDS / 5)
+        if told > 1:
+            return ENDED_BY_FORCE
+        return 0 if not any(codes) else 1
+
+    def _tell_all(self, number: int) -> None:
+        for child in self._children:
+            child.send(number)
+
+
+def command_of(arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "everbeat", *arguments]
+
+
+def has_lost_its_parent() -> bool:
+    """Whether this process is a child of Processes whose parent is gone."""
+    parent = os.environ.get(PARENT_VARIABLE)
+    return parent is not None and parent != str(os.getppid())

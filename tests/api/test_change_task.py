@@ -1,0 +1,190 @@
+"""POST /v1/tasks/{id}/cancel, …/retry and …/reschedule."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from everbeat.store.base import Store
+from tests.api.conftest import (
+    ON_BOTH_STORES,
+    claim,
+    complete,
+    fail,
+    fields_of,
+    lease,
+    problem_of,
+    read,
+    settle,
+    submit,
+)
+from tests.factories import OTHER_TENANT, make_task
+
+pytestmark = ON_BOTH_STORES
+
+VERBS: dict[str, Any] = {"cancel": None, "retry": None, "reschedule": {"run_at": "2090-01-01T00:00:00Z"}}
+
+
+async def change(client: httpx.AsyncClient, task: dict[str, Any], verb: str, **more: Any) -> httpx.Response:
+    return await client.post(f"/v1/tasks/{task['id']}/{verb}", **more)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_task_that_is_not_there_is_not_found(client: httpx.AsyncClient, store: Store, verb: str) -> None:
+    other = make_task(tenant_id=OTHER_TENANT)
+    await store.task_submit([other])
+
+    for id_ in ("x", str(uuid4()), str(other.id)):
+        problem_of(await client.post(f"/v1/tasks/{id_}/{verb}", json=VERBS[verb]), 404)
+    assert [task.state for task in await store.task_find(OTHER_TENANT, [other.id])] == ["ready"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_unknown_fields_are_refused(client: httpx.AsyncClient, verb: str) -> None:
+    task = await submit(client)
+
+    assert fields_of(await change(client, task, verb, json={"force": True, **(VERBS[verb] or {})})) == ["force"]
+
+
+# Cancel
+
+
+@pytest.mark.parametrize("when", [{}, {"delay_seconds": 600}])
+async def test_a_task_that_waits_is_gone_at_once(client: httpx.AsyncClient, when: dict[str, Any]) -> None:
+    task = await submit(client, **when)
+    cancelled = (await change(client, task, "cancel")).json()
+
+    assert (cancelled["state"], cancelled["attempt"]) == ("cancelled", 0)
+    assert cancelled["finished_at"] is not None
+    assert await claim(client) == []
+    assert (await change(client, task, "cancel")).json() == cancelled
+
+
+async def test_a_running_task_is_told_with_its_heartbeat(client: httpx.AsyncClient) -> None:
+    task = await submit(client)
+    (held,) = await claim(client)
+    asked = (await change(client, task, "cancel")).json()
+    assert (asked["state"], asked["cancel_requested"]) == ("running", True)
+
+    (beat,) = await settle(client, "heartbeat", "leases", lease(held))
+    assert beat["status"] == "cancel"
+    (answer,) = await settle(
+        client, "fail", "failures", lease(held, error={"message": "stopped", "kind": "cancelled"})
+    )
+    assert answer["status"] == "ok"
+    assert (await read(client, task))["state"] == "cancelled"
+
+
+async def test_a_task_that_ends_before_it_hears_of_the_cancel_has_ended(client: httpx.AsyncClient) -> None:
+    task = await submit(client)
+    (held,) = await claim(client)
+    await change(client, task, "cancel")
+
+    assert await complete(client, held, result=1) == "ok"
+    assert (await read(client, task))["state"] == "completed"
+
+
+async def test_a_finished_task_cannot_be_cancelled(client: httpx.AsyncClient) -> None:
+    task = await submit(client)
+    (held,) = await claim(client)
+    await complete(client, held)
+
+    assert "completed" in problem_of(await change(client, task, "cancel"), 409)["detail"]
+
+
+# Retry
+
+
+async def test_a_finished_task_is_done_again_as_a_new_one(client: httpx.AsyncClient) -> None:
+    task = await submit(client, "report", payload={"a": 1}, priority=7, labels={"b": "c"}, timeout_seconds=60)
+    (held,) = await claim(client)
+    await complete(client, held, result=1)
+    response = await change(client, task, "retry")
+
+    assert response.status_code == 201
+    again = response.json()
+    assert response.headers["location"] == f"/v1/tasks/{again['id']}"
+    assert again["id"] != task["id"]
+    for field in ("type", "payload", "priority", "labels", "timeout_seconds", "max_attempts", "retry", "target"):
+        assert again[field] == task[field]
+    assert (again["origin"], again["state"], again["attempt"], again["result"]) == ("replay", "ready", 0, None)
+    assert [one["id"] for one in await claim(client)] == [again["id"]]
+    assert (await read(client, task))["result"] == 1
+
+
+@pytest.mark.parametrize("end", ["dead", "cancelled"])
+async def test_tasks_that_ended_badly_can_be_done_again(client: httpx.AsyncClient, end: str) -> None:
+    task = await submit(client, max_attempts=1)
+    if end == "dead":
+        (held,) = await claim(client)
+        await fail(client, held)
+    else:
+        await change(client, task, "cancel")
+    assert (await read(client, task))["state"] == end
+
+    assert (await change(client, task, "retry")).status_code == 201
+
+
+async def test_a_live_task_cannot_be_retried(client: httpx.AsyncClient) -> None:
+    task = await submit(client)
+    problem_of(await change(client, task, "retry"), 409)
+    await claim(client)
+    problem_of(await change(client, task, "retry"), 409)
+
+
+async def test_one_key_retries_once(client: httpx.AsyncClient) -> None:
+    task = await submit(client)
+    await change(client, task, "cancel")
+    headers = {"Idempotency-Key": "again"}
+    answers = await asyncio.gather(*(change(client, task, "retry", headers=headers) for _ in range(3)))
+
+    assert {answer.status_code for answer in answers} == {201}
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    other = await submit(client)
+    await change(client, other, "cancel")
+    assert fields_of(await change(client, other, "retry", headers=headers)) == ["Idempotency-Key"]
+
+
+# Reschedule
+
+
+async def test_a_task_is_moved_to_another_time_and_back(client: httpx.AsyncClient) -> None:
+    task = await submit(client)
+    later = (await change(client, task, "reschedule", json={"run_at": "2090-01-01T02:00:00+02:00"})).json()
+    assert (later["state"], later["run_at"]) == ("scheduled", "2090-01-01T00:00:00.000000Z")
+    assert await claim(client) == []
+
+    now = (await change(client, task, "reschedule", json={"run_at": "2020-01-01T00:00:00Z"})).json()
+    assert now["state"] == "ready"
+    assert [one["id"] for one in await claim(client)] == [task["id"]]
+
+
+@pytest.mark.parametrize(
+    "run_at", ["2030-01-01T00:00:00", "9999-01-01T00:00:00Z", "0001-01-01T00:00:00Z", "soon", 5, None, "2030-02-30T00:00:00Z"]
+)
+async def test_a_time_that_is_none_is_refused(client: httpx.AsyncClient, run_at: Any) -> None:
+    task = await submit(client)
+
+    assert fields_of(await change(client, task, "reschedule", json={"run_at": run_at})) == ["run_at"]
+    assert await read(client, task) == task
+
+
+async def test_it_needs_a_time(client: httpx.AsyncClient) -> None:
+    task = await submit(client)
+
+    assert fields_of(await change(client, task, "reschedule", json={})) == ["run_at"]
+    problem_of(await change(client, task, "reschedule"), 400)
+
+
+async def test_a_task_that_started_cannot_be_moved(client: httpx.AsyncClient) -> None:
+    task = await submit(client)
+    (held,) = await claim(client)
+    body = {"run_at": "2090-01-01T00:00:00Z"}
+
+    problem_of(await change(client, task, "reschedule", json=body), 409)
+    await complete(client, held)
+    problem_of(await change(client, task, "reschedule", json=body), 409)

@@ -1,0 +1,151 @@
+"""GET /v1/tasks/{id}, …/attempts and …/log."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from everbeat.store.base import Store
+from tests.api.conftest import (
+    ON_BOTH_STORES,
+    Rooms,
+    claim,
+    claim_long_ago,
+    complete,
+    fail,
+    fields_of,
+    lease,
+    problem_of,
+    read,
+    settle,
+    submit,
+)
+from tests.factories import OTHER_TENANT, make_task
+
+pytestmark = ON_BOTH_STORES
+
+VIEWS = ["", "/attempts", "/log"]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("id_", ["x", "5", "01a1e231", "01a1e231932d71cb8dabe37075a3e37c", "{}", "%00", "%FF", "x" * 2000])
+async def test_a_malformed_id_is_not_found(client: httpx.AsyncClient, view: str, id_: str) -> None:
+    assert "there is no task" in problem_of(await client.get(f"/v1/tasks/{id_}{view}"), 404)["detail"]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+async def test_a_task_of_another_tenant_is_not_found_and_looks_the_same(
+    client: httpx.AsyncClient, store: Store, view: str
+) -> None:
+    other = make_task(tenant_id=OTHER_TENANT)
+    await store.task_submit([other])
+    unknown = uuid4()
+
+    hidden = problem_of(await client.get(f"/v1/tasks/{other.id}{view}"), 404)
+    missing = problem_of(await client.get(f"/v1/tasks/{unknown}{view}"), 404)
+    malformed = problem_of(await client.get(f"/v1/tasks/x{view}"), 404)
+    for problem, id_ in ((hidden, str(other.id)), (missing, str(unknown)), (malformed, "x")):
+        del problem["request_id"]
+        assert problem.pop("detail") == f"there is no task {id_}"
+    assert hidden == missing == malformed
+
+
+async def test_an_id_in_capitals_is_the_same_id(client: httpx.AsyncClient) -> None:
+    task = await submit(client)
+
+    assert (await client.get(f"/v1/tasks/{task['id'].upper()}")).json() == task
+
+
+async def test_a_running_task_shows_its_worker_lease_and_progress(client: httpx.AsyncClient) -> None:
+    task = await submit(client)
+    (held,) = await claim(client)
+    await settle(client, "heartbeat", "leases", lease(held, progress={"fraction": 0.4, "message": "fetching"}))
+
+    now = await read(client, task)
+    assert (now["state"], now["worker"], now["attempt"]) == ("running", "w1", 1)
+    assert now["progress"] == {"fraction": 0.4, "message": "fetching"}
+    assert now["started_at"] < now["lease_until"]
+    assert (now["finished_at"], now["duration_ms"]) == (None, None)
+
+
+async def test_a_completed_task_shows_its_result_and_how_long_it_took(client: httpx.AsyncClient) -> None:
+    task = await submit(client)
+    (held,) = await claim(client)
+    await complete(client, held, result={"rows": 12})
+
+    now = await read(client, task)
+    assert (now["state"], now["result"], now["error"], now["worker"]) == ("completed", {"rows": 12}, None, "w1")
+    assert now["duration_ms"] >= 0
+    assert now["created_at"] <= now["started_at"] <= now["finished_at"]
+
+
+async def test_attempts_are_listed_oldest_first(client: httpx.AsyncClient) -> None:
+    task = await submit(client, max_attempts=3, retry={"kind": "fixed", "base_seconds": 0})
+    (first,) = await claim(client)
+    await fail(client, first, "first", retry_in_seconds=0)
+    (second,) = await claim(client)
+    await settle(client, "release", "leases", lease(second))
+    (third,) = await claim(client)
+
+    attempts = (await client.get(f"/v1/tasks/{task['id']}/attempts")).json()["items"]
+    assert [(one["attempt"], one["outcome"]) for one in attempts] == [(1, "failed"), (2, "released"), (2, None)]
+    assert attempts[0]["error"]["message"] == "first"
+    assert attempts[0]["duration_ms"] >= 0
+    await complete(client, third)
+    attempts = (await client.get(f"/v1/tasks/{task['id']}/attempts")).json()["items"]
+    assert [one["outcome"] for one in attempts] == ["failed", "released", "completed"]
+
+
+async def test_attempts_come_in_pages(client: httpx.AsyncClient) -> None:
+    task = await submit(client)
+    for _ in range(5):
+        (held,) = await claim(client)
+        await settle(client, "release", "leases", lease(held))
+    path = f"/v1/tasks/{task['id']}/attempts"
+
+    first = (await client.get(path, params={"limit": 3})).json()
+    second = (await client.get(path, params={"limit": 3, "cursor": first["next_cursor"]})).json()
+    assert [len(first["items"]), len(second["items"]), second["next_cursor"]] == [3, 2, None]
+    assert len({one["fence"] for one in first["items"] + second["items"]}) == 5
+    assert fields_of(await client.get(path, params={"cursor": "x"})) == ["cursor"]
+
+
+async def test_a_task_that_never_ran_has_no_attempts_and_no_log(client: httpx.AsyncClient) -> None:
+    task = await submit(client)
+
+    for view in ("attempts", "log"):
+        assert (await client.get(f"/v1/tasks/{task['id']}/{view}")).json() == {"items": [], "next_cursor": None}
+
+
+async def test_the_log_keeps_every_line_with_its_attempt(client: httpx.AsyncClient) -> None:
+    task = await submit(client)
+    (held,) = await claim(client)
+    for text in ("one", "two\nthree", "fünf\x00"):
+        await settle(client, "heartbeat", "leases", lease(held, log=text))
+    path = f"/v1/tasks/{task['id']}/log"
+
+    lines = (await client.get(path)).json()["items"]
+    assert [(line["text"], line["attempt"], line["worker"]) for line in lines] == [
+        *(("one", 1, "w1"), ("two\nthree", 1, "w1"), ("fünf\N{REPLACEMENT CHARACTER}", 1, "w1"))
+    ]
+    first = (await client.get(path, params={"limit": 2})).json()
+    rest = (await client.get(path, params={"limit": 2, "cursor": first["next_cursor"]})).json()
+    assert first["items"] + rest["items"] == lines
+    await complete(client, held)
+    assert (await client.get(path)).json()["items"] == lines
+
+
+async def test_a_lost_attempt_is_explained(client: httpx.AsyncClient, rooms: Rooms, store: Store) -> None:
+    from everbeat.services.polls import Polls
+    from everbeat.services.turns import Reaper, Turns
+
+    task = await submit(client)
+    await claim_long_ago(rooms)
+    await Reaper(store, Turns(store, Polls(store))).run_once()
+
+    (attempt,) = (await client.get(f"/v1/tasks/{task['id']}/attempts")).json()["items"]
+    assert (attempt["outcome"], attempt["worker"]) == ("lost", "late")
+    assert "not heard of" in attempt["error"]["message"]
+    assert (await read(client, task))["state"] == "ready"

@@ -1,0 +1,117 @@
+"""GET /v1/tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from everbeat.store.base import Store
+from tests.api.conftest import ON_BOTH_STORES, claim, complete, definition, fields_of, submit
+from tests.factories import OTHER_TENANT, make_task
+
+pytestmark = ON_BOTH_STORES
+
+
+async def listed(client: httpx.AsyncClient, **query: Any) -> list[str]:
+    """The types of all tasks that match, over all pages."""
+    found: list[str] = []
+    for _ in range(100):
+        response = await client.get("/v1/tasks", params=query)
+        assert response.status_code == 200, response.text
+        found += [task["type"] for task in response.json()["items"]]
+        if response.json()["next_cursor"] is None:
+            return found
+        query["cursor"] = response.json()["next_cursor"]
+    raise AssertionError("the list never ends")
+
+
+async def test_live_and_finished_tasks_are_listed_newest_first(client: httpx.AsyncClient) -> None:
+    for number in range(7):
+        await submit(client, f"t{number}")
+    for held in (await claim(client, max=3)) + []:
+        await complete(client, held)
+    await claim(client, max=1)
+
+    newest_first = [f"t{number}" for number in reversed(range(7))]
+    assert await listed(client) == newest_first
+    for limit in (1, 2, 3, 7):
+        assert await listed(client, limit=limit) == newest_first
+
+
+async def test_it_filters_by_state(client: httpx.AsyncClient) -> None:
+    await submit(client, "later", delay_seconds=600)
+    await submit(client, "done")
+    (held,) = await claim(client)
+    await complete(client, held)
+    await submit(client, "running")
+    await claim(client)
+    await submit(client, "ready")
+    cancelled = await submit(client, "gone")
+    await client.post(f"/v1/tasks/{cancelled['id']}/cancel")
+
+    states = {"scheduled": "later", "completed": "done", "running": "running", "ready": "ready", "cancelled": "gone"}
+    for state, type_ in states.items():
+        assert await listed(client, state=state) == [type_]
+    for state in ("held", "failed", "dead"):
+        assert await listed(client, state=state) == []
+
+
+async def test_it_filters_by_queue_type_and_label(client: httpx.AsyncClient) -> None:
+    await submit(client, "a", queue="q1", labels={"team": "billing", "tier": "1"})
+    await submit(client, "b", queue="q1", labels={"team": "search"})
+    await submit(client, "a", queue="q2")
+    (held,) = await claim(client, "q2")
+    await complete(client, held)
+
+    assert await listed(client, queue="q1") == ["b", "a"]
+    assert await listed(client, type="a") == ["a", "a"]
+    assert await listed(client, queue="q2", type="a") == ["a"]
+    assert await listed(client, label="team") == ["b", "a"]
+    assert await listed(client, label="team=billing") == ["a"]
+    assert await listed(client, label="team:search") == ["b"]
+    assert await listed(client, label="tier=2") == []
+    assert await listed(client, queue="nowhere") == []
+
+
+async def test_it_filters_by_schedule_by_id_and_name(client: httpx.AsyncClient) -> None:
+    schedule = (await client.post("/v1/schedules", json=definition(name="nightly"))).json()
+    await client.post("/v1/schedules/nightly/trigger")
+    await submit(client, "other")
+
+    for ref in ("nightly", schedule["id"]):
+        assert await listed(client, schedule=ref) == ["report"]
+    assert await listed(client, schedule="unknown") == []
+    await client.delete("/v1/schedules/nightly")
+    assert await listed(client, schedule=schedule["id"]) == ["report"]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ({"state": "asleep"}, "state"),
+        ({"queue": "a b"}, "queue"),
+        ({"type": ""}, "type"),
+        ({"schedule": "a/b"}, "schedule"),
+        ({"label": ""}, "label"),
+        ({"label": "=x"}, "label"),
+        ({"label": "a=\x00"}, "label"),
+        ({"label": "a=" + "x" * 257}, "label"),
+        ({"limit": "0"}, "limit"),
+        ({"limit": "1001"}, "limit"),
+        ({"limit": "many"}, "limit"),
+        ({"cursor": "x"}, "cursor"),
+        ({"cursor": "bmFiYw"}, "cursor"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+async def test_it_names_what_is_wrong(client: httpx.AsyncClient, query: dict[str, str], field: str) -> None:
+    assert fields_of(await client.get("/v1/tasks", params=query)) == [field]
+
+
+async def test_tasks_of_other_tenants_are_not_listed(client: httpx.AsyncClient, store: Store) -> None:
+    await store.task_submit([make_task(tenant_id=OTHER_TENANT)])
+
+    assert await listed(client) == []
+    assert await claim(client) == []

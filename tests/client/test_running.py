@@ -1,0 +1,115 @@
+"""Everything in this process: the engine, the worker and the app on one database, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from everbeat import Context, Everbeat
+from everbeat.client.errors import BlockingCall, RegistrationError
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest) -> str:
+    if request.param == "postgres":
+        url: str = request.getfixturevalue("postgres_url")
+        return url
+    path: Path = request.getfixturevalue("sqlite_path")
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def eb(url: str) -> Iterator[Everbeat]:
+    made = Everbeat(url, name="billing")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def ticks(eb: Everbeat) -> asyncio.Queue[datetime]:
+    seen: asyncio.Queue[datetime] = asyncio.Queue()
+
+    @eb.every(1)
+    async def beat(ctx: Context) -> None:
+        assert ctx.scheduled_for is not None
+        seen.put_nowait(ctx.scheduled_for)
+
+    return seen
+
+
+async def test_it_fires_and_works_in_this_process(eb: Everbeat, ticks: asyncio.Queue[datetime]) -> None:
+    @eb.task
+    def add(one: int, two: int) -> int:
+        return one + two
+
+    async with eb.running() as same:
+        assert same is eb
+        assert await (await add.submit_async(one=1, two=2)).wait_async(20) == 3
+        handle = await asyncio.to_thread(add.submit, one=3, two=4)
+        assert await asyncio.to_thread(handle.wait, 20) == 7
+        with pytest.raises(BlockingCall, match="submit_async"):
+            add.submit(one=1, two=1)
+        async with asyncio.timeout(20):
+            first, second = await ticks.get(), await ticks.get()
+        assert (second - first).total_seconds() == 1
+
+
+async def test_two_processes_on_one_database_fire_each_tick_once(
+    url: str, eb: Everbeat, ticks: asyncio.Queue[datetime]
+) -> None:
+    other = Everbeat(url, name="billing")
+
+    @other.every(1)
+    async def beat(ctx: Context) -> None:
+        assert ctx.scheduled_for is not None
+        ticks.put_nowait(ctx.scheduled_for)
+
+    async with eb.running(), other.running(), asyncio.timeout(30):
+        seen = [await ticks.get() for _ in range(4)]
+    assert len(set(seen)) == 4
+
+
+def test_before_it_runs_sync_code_submits_and_asks_all_the_same(eb: Everbeat) -> None:
+    @eb.task
+    def add(one: int, two: int) -> int:
+        return one + two
+
+    handle = add.submit(one=1, two=2, key="once")
+    assert add.submit(one=1, two=2, key="once") == handle
+    assert handle.get()["state"] == "ready"
+
+    async def run() -> int:
+        again = await add.submit_async(one=2, two=2)
+        async with eb.running():
+            assert await handle.wait_async(20) == 3
+            result: int = await again.wait_async(20)
+            return result
+
+    assert asyncio.run(run()) == 4
+    assert handle.wait(5) == 3
+
+
+async def test_it_runs_once_at_a_time(eb: Everbeat) -> None:
+    async with eb.running(worker=False):
+        with pytest.raises(RegistrationError, match="running already"):
+            async with eb.running():
+                pass
+    async with eb.running(worker=False):
+        pass
+
+
+async def test_a_failed_start_can_be_tried_again(eb: Everbeat, ticks: asyncio.Queue[datetime]) -> None:
+    with pytest.raises(RegistrationError, match="prune"):
+        async with Everbeat(eb.url).running(prune=True):
+            pass
+    eb.registry.schedules["beat"]["cron"] = "also"
+    with pytest.raises(Exception, match="exactly one of cron"):
+        async with eb.running():
+            pass
+    del eb.registry.schedules["beat"]["cron"]
+    async with eb.running(), asyncio.timeout(20):
+        await ticks.get()

@@ -1,0 +1,157 @@
+"""task_cancel: what has not started is gone, what runs is told; whatever else happens to it in that moment."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from uuid import UUID
+
+import apsw
+import asyncpg
+import pytest
+
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.tasks import AttemptOutcome, Ending, TaskState
+from everbeat.store.base import Cancelled, Store
+from everbeat.store.sqlite.store import SqliteStore
+from tests.factories import (
+    NOW,
+    OTHER_TENANT,
+    claim,
+    complete,
+    count_rows,
+    execute_raw,
+    make_task,
+    minutes,
+    open_twin,
+    url_of,
+)
+
+NOBODY = Cancelled(frozenset(), frozenset(), frozenset())
+SCHEDULE = UUID(int=9)
+
+
+@pytest.mark.parametrize("state", ["ready", "scheduled", "held"])
+async def test_task_cancel_ends_a_task_that_has_not_started(store: Store, state: str) -> None:
+    task = make_task("mail", payload="[1]", schedule_id=SCHEDULE, schedule_name="nightly", traceparent="00-a-b-01")
+    await store.task_submit([task], now=NOW)
+    await execute_raw(store, f"UPDATE tasks SET state = '{state}'")
+    cancelled = await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW + minutes(1))
+    assert cancelled == Cancelled(frozenset({task.id}), frozenset(), frozenset({SCHEDULE}))
+    assert await count_rows(store, "tasks") == 0
+    (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
+    assert (found.state, found.finished_at, found.started_at) == (TaskState.CANCELLED, NOW + minutes(1), None)
+    assert (found.outcome, found.reason) == (None, "cancelled before it started")
+    assert (found.type, found.payload, found.schedule, found.traceparent) == ("mail", b"[1]", "nightly", "00-a-b-01")
+    assert await count_rows(store, "dead_letters") == 0
+
+
+async def test_task_cancel_tells_a_task_that_runs(store: Store) -> None:
+    await store.task_submit([make_task(schedule_id=SCHEDULE)], now=NOW)
+    (task,) = await claim(store)
+    told = Cancelled(frozenset(), frozenset({task.id}), frozenset())
+    assert await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW) == told
+    (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
+    assert (found.state, found.cancel_requested, found.fence) == (TaskState.RUNNING, True, 1)
+    assert await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW) == told, "asked again, said again"
+
+
+async def test_task_cancel_of_a_task_that_waits_for_another_attempt_keeps_what_was(store: Store) -> None:
+    await store.task_submit([make_task()], now=NOW)
+    (task,) = await claim(store)
+    later = Ending(task.id, DEFAULT_TENANT, 1, AttemptOutcome.FAILED, TaskState.SCHEDULED, NOW + minutes(5), '"no"')
+    await store.task_end([later], is_expired=False, now=NOW)
+    await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW)
+    (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
+    assert (found.state, found.attempt, found.fence, found.error) == (TaskState.CANCELLED, 1, 1, b'"no"')
+    assert len(await store.task_attempts(DEFAULT_TENANT, task.id)) == 1
+
+
+async def test_task_cancel_of_what_is_finished_unknown_or_of_another_changes_nothing(store: Store) -> None:
+    await store.task_submit([make_task(), make_task(tenant_id=OTHER_TENANT)], now=NOW)
+    (done,) = await claim(store)
+    await complete(store, done)
+    (theirs,) = await claim(store, tenant_id=OTHER_TENANT)
+    assert await store.task_cancel(DEFAULT_TENANT, [done.id, theirs.id, UUID(int=5)], now=NOW) == NOBODY
+    assert await store.task_cancel(DEFAULT_TENANT, [], now=NOW) == NOBODY
+    (found,) = await store.task_find(OTHER_TENANT, [theirs.id])
+    assert not found.cancel_requested
+
+
+async def test_task_cancel_of_a_batch_does_each_its_own(store: Store) -> None:
+    tasks = [make_task() for _ in range(6)]
+    await store.task_submit(tasks, now=NOW)
+    running = await claim(store, limit=2)
+    cancelled = await store.task_cancel(DEFAULT_TENANT, [task.id for task in tasks] * 2, now=NOW)
+    assert cancelled.told == {task.id for task in running}
+    assert cancelled.ended == {task.id for task in tasks} - cancelled.told
+
+
+async def test_task_cancel_in_a_month_nobody_has_prepared(store: Store) -> None:
+    task = make_task()
+    await store.task_submit([task], now=NOW)
+    assert (await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW + minutes(60 * 24 * 400))).ended == {task.id}
+
+
+async def test_task_cancel_while_others_claim_ends_or_tells_each(store: Store) -> None:
+    twin = open_twin(store)
+    for _ in range(10):
+        tasks = [make_task() for _ in range(20)]
+        await store.task_submit(tasks, now=NOW)
+        ids = [task.id for task in tasks]
+        claimed, cancelled = await asyncio.gather(claim(store, limit=15), twin.task_cancel(DEFAULT_TENANT, ids, now=NOW))
+        running = {task.id for task in claimed}
+        assert cancelled.told <= running
+        assert cancelled.ended | cancelled.told == set(ids), "whoever was first, the other has seen it"
+        await complete(store, *claimed)
+    await twin.close()
+
+
+async def test_task_cancel_of_a_task_that_goes_back_in_that_moment_is_not_lost(store: Store) -> None:
+    """Its attempt ends, and is not yet committed, when the cancel comes: it must not fall between the two states."""
+    await store.task_submit([make_task()], now=NOW)
+    (task,) = await claim(store)
+    back = f"UPDATE tasks SET state = 'ready', lease_owner = NULL, lease_until = NULL WHERE state = 'running' -- {task.id}"
+    cancelled = await _beside(store, back, lambda: store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW))
+    assert cancelled == Cancelled(frozenset({task.id}), frozenset(), frozenset())
+
+
+async def _beside(store: Store, sql: str, work: Callable[[], object]) -> object:
+    """Run `work` while another connection has changed rows and not committed; commit once `work` waits for it."""
+    if isinstance(store, SqliteStore):
+        return await _beside_sqlite(store, sql, work)
+    connection, watcher = await asyncpg.connect(url_of(store)), await asyncpg.connect(url_of(store))
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    try:
+        async with connection.transaction():
+            await connection.execute(sql)
+            task = asyncio.ensure_future(work())  # type: ignore[call-overload]
+            async with asyncio.timeout(20):
+                while not await watcher.fetchval(waiting):
+                    await asyncio.sleep(0.01)
+        return await task
+    finally:
+        await connection.close()
+        await watcher.close()
+
+
+async def _beside_sqlite(store: SqliteStore, sql: str, work: Callable[[], object]) -> object:
+    changed, may_commit = threading.Event(), threading.Event()
+
+    def change() -> None:
+        connection = apsw.Connection(store.description)
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(sql)
+        changed.set()
+        may_commit.wait(20)
+        connection.execute("COMMIT")
+        connection.close()
+
+    other = asyncio.create_task(asyncio.to_thread(change))
+    await asyncio.to_thread(changed.wait, 20)
+    task = asyncio.ensure_future(work())  # type: ignore[call-overload]
+    await asyncio.sleep(0)
+    may_commit.set()
+    await other
+    return await task

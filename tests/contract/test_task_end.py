@@ -1,0 +1,339 @@
+"""task_running, task_expired, task_end, task_ended and task_attempts: how attempts end, and what becomes of their tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.tasks import AttemptOutcome, ClaimedTask, Ending, Origin, RunningTask, TaskState
+from everbeat.store.base import BeatWrite, Ended, PastEnding, Store
+from tests.factories import (
+    NOW,
+    OTHER_TENANT,
+    claim,
+    complete,
+    count_rows,
+    lease_of,
+    make_task,
+    minutes,
+    open_twin,
+    seconds,
+)
+
+NOBODY = Ended(frozenset(), frozenset())
+SCHEDULE = UUID(int=9)
+FAILED, LOST, RELEASED = AttemptOutcome.FAILED, AttemptOutcome.LOST, AttemptOutcome.RELEASED
+READY, DEAD = TaskState.READY, TaskState.DEAD
+
+
+async def start(store: Store, count: int = 1, **more: Any) -> list[ClaimedTask]:
+    await store.task_submit([make_task(**more) for _ in range(count)], now=NOW)
+    return await claim(store, limit=count)
+
+
+def ending(task: ClaimedTask, outcome: AttemptOutcome = FAILED, state: TaskState = READY, **more: Any) -> Ending:
+    return Ending(task.id, DEFAULT_TENANT, task.fence, outcome, state, None, None)._replace(**more)
+
+
+async def end(store: Store, *endings: Ending, at: float = 1, is_expired: bool = False) -> Ended:
+    return await store.task_end(endings, is_expired=is_expired, now=NOW + seconds(at))
+
+
+# Looking
+
+
+async def test_task_running_tells_what_deciding_needs(store: Store) -> None:
+    (task,) = await start(store, queue="default", max_attempts=7, retry='{"kind":"fixed"}', timeout_seconds=90.0)
+    await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW)
+    now, running = await store.task_running([lease_of(task)], now=NOW + seconds(5))
+    assert now == NOW + seconds(5)
+    assert running == [
+        RunningTask(
+            id=task.id,
+            tenant_id=DEFAULT_TENANT,
+            queue="default",
+            fence=1,
+            attempt=1,
+            max_attempts=7,
+            retry='{"kind":"fixed"}',
+            cancel_requested=True,
+            deadline_at=NOW + seconds(90),
+            first_started_at=NOW,
+        )
+    ]
+
+
+async def test_task_running_leaves_out_leases_that_do_not_hold(store: Store) -> None:
+    one, two, three, four = await start(store, 4)
+    await complete(store, two)
+    leases = [
+        lease_of(one), lease_of(two), lease_of(three, fence=2), lease_of(four, tenant_id=OTHER_TENANT),
+        lease_of(one, id=UUID(int=5)),
+    ]  # fmt: skip
+    _, running = await store.task_running(leases, now=NOW + seconds(29.999999))
+    assert [task.id for task in running] == [one.id]
+    assert await store.task_running(leases, now=NOW + seconds(30)) == (NOW + seconds(30), [])
+    assert await store.task_running([], now=NOW) == (NOW, [])
+
+
+async def test_task_expired_finds_leases_that_have_run_out_the_oldest_first(store: Store) -> None:
+    await store.task_submit([make_task(str(number)) for number in range(4)], now=NOW)
+    taken = []
+    for length in (30, 10, 20, 90):
+        taken += await claim(store, limit=1, lease_seconds=length)
+    now, expired = await store.task_expired(limit=10, now=NOW + seconds(30))
+    assert now == NOW + seconds(30)
+    assert [task.id for task in expired] == [taken[1].id, taken[2].id, taken[0].id]
+    assert [task.id for task in (await store.task_expired(limit=1, now=NOW + seconds(30)))[1]] == [taken[1].id]
+    assert (await store.task_expired(limit=10, now=NOW + seconds(9.999999)))[1] == []
+
+
+async def test_task_expired_finds_tasks_of_every_tenant(store: Store) -> None:
+    await store.task_submit([make_task(tenant_id=OTHER_TENANT)], now=NOW)
+    await claim(store, tenant_id=OTHER_TENANT)
+    _, (task,) = await store.task_expired(limit=10, now=NOW + minutes(1))
+    assert (task.tenant_id, task.attempt, task.cancel_requested) == (OTHER_TENANT, 1, False)
+
+
+async def test_task_expired_does_not_find_a_renewed_lease(store: Store) -> None:
+    (task,) = await start(store)
+    await store.task_heartbeat([BeatWrite(lease_of(task))], now=NOW + seconds(20))
+    assert (await store.task_expired(limit=10, now=NOW + seconds(49)))[1] == []
+    assert len((await store.task_expired(limit=10, now=NOW + seconds(50)))[1]) == 1
+
+
+# Back to the queue
+
+
+async def test_task_end_puts_a_task_back_to_be_tried_again_later(store: Store) -> None:
+    (task,) = await start(store, schedule_id=SCHEDULE)
+    later = NOW + minutes(5)
+    ended = await end(store, ending(task, state=TaskState.SCHEDULED, run_at=later, error='{"message":"no"}'))
+    assert ended == Ended(frozenset({(task.id, 1)}), frozenset()), "it still counts for its schedule"
+    (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
+    assert (found.state, found.run_at, found.error) == (TaskState.SCHEDULED, later, b'{"message":"no"}')
+    assert (found.attempt, found.fence, found.worker, found.lease_until) == (1, 1, None, None)
+    (attempt,) = await store.task_attempts(DEFAULT_TENANT, task.id)
+    assert (attempt.attempt, attempt.fence, attempt.worker, attempt.outcome) == (1, 1, "worker", FAILED)
+    assert (attempt.started_at, attempt.ended_at, attempt.error) == (NOW, NOW + seconds(1), b'{"message":"no"}')
+
+
+async def test_task_end_puts_a_task_back_to_be_tried_at_once(store: Store) -> None:
+    (task,) = await start(store)
+    await end(store, ending(task, LOST), at=30, is_expired=True)
+    (again,) = await claim(store, worker="w2", now=NOW + seconds(30))
+    assert (again.id, again.attempt, again.fence) == (task.id, 2, 2)
+    (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
+    assert (found.run_at, found.started_at, found.error) == (NOW, NOW + seconds(30), None)
+
+
+async def test_task_end_keeps_the_last_error_until_there_is_another(store: Store) -> None:
+    (task,) = await start(store)
+    await end(store, ending(task, error='"one"'))
+    (task,) = await claim(store, now=NOW + seconds(1))
+    await end(store, ending(task, LOST), at=31, is_expired=True)
+    (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
+    assert found.error == b'"one"'
+    assert [attempt.error for attempt in await store.task_attempts(DEFAULT_TENANT, task.id)] == [b'"one"', None]
+
+
+async def test_task_end_of_released_work_does_not_count_as_an_attempt(store: Store) -> None:
+    (task,) = await start(store)
+    await end(store, ending(task, RELEASED))
+    (again,) = await claim(store)
+    assert (again.attempt, again.fence) == (1, 2)
+    (attempt,) = await store.task_attempts(DEFAULT_TENANT, task.id)
+    assert (attempt.attempt, attempt.fence, attempt.outcome) == (1, 1, RELEASED)
+
+
+async def test_task_end_twice_for_one_lease_ends_it_once(store: Store) -> None:
+    """Endings of many requests may be written together, and one of them may have been sent twice."""
+    (one, two) = await start(store, 2)
+    done = await end(store, ending(one), ending(one), ending(two), ending(two, state=DEAD), ending(one, state=DEAD))
+    assert done.ids == {(one.id, 1), (two.id, 1)}
+    assert await count_rows(store, "attempts") == 2
+    assert await count_rows(store, "task_history") == await count_rows(store, "dead_letters") == 0
+    assert await end(store, ending(one)) == NOBODY
+
+
+# To the end
+
+
+async def test_task_end_of_a_dead_task_leaves_history_and_a_dead_letter(store: Store) -> None:
+    given = make_task(
+        "mail", target='{"kind":"http"}', payload='{"a": 1}', origin=Origin.TICK, priority=3, max_attempts=1,
+        labels='{"a":"b"}', retry='{"kind":"fixed"}', timeout_seconds=90.0, schedule_id=SCHEDULE, schedule_name="nightly",
+        scheduled_for=NOW, traceparent="00-a-b-01",
+    )  # fmt: skip
+    await store.task_submit([given], now=NOW)
+    (task,) = await claim(store, worker="w1")
+    await store.task_heartbeat([BeatWrite(lease_of(task), 0.4, "so far")], now=NOW)
+    ended = await end(store, ending(task, state=DEAD, error='{"message":"no"}', reason="no use"))
+    assert ended == Ended(frozenset({(task.id, 1)}), frozenset({SCHEDULE}))
+    assert await count_rows(store, "tasks") == await count_rows(store, "attempts") == 0
+    (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
+    assert (found.state, found.finished_at, found.started_at) == (DEAD, NOW + seconds(1), NOW)
+    assert (found.outcome, found.reason, found.error) == (FAILED, "no use", b'{"message":"no"}')
+    assert (found.worker, found.attempt, found.fence, found.traceparent) == ("w1", 1, 1, "00-a-b-01")
+    assert (found.progress_fraction, found.progress_message, found.result) == (0.4, "so far", None)
+    assert (found.schedule, found.schedule_id, found.scheduled_for) == ("nightly", SCHEDULE, NOW)
+    (letter,) = await store.dead_find(DEFAULT_TENANT, [task.id])
+    assert (letter.task_id, letter.tenant_id, letter.queue, letter.type) == (task.id, DEFAULT_TENANT, "default", "mail")
+    assert (letter.target, letter.payload, letter.labels) == ({"kind": "http"}, b'{"a": 1}', {"a": "b"})
+    assert (letter.origin, letter.priority, letter.max_attempts, letter.attempt) == (Origin.TICK, 3, 1, 1)
+    assert (letter.retry, letter.timeout_seconds) == (b'{"kind":"fixed"}', 90.0)
+    assert (letter.schedule, letter.schedule_id, letter.scheduled_for) == ("nightly", SCHEDULE, NOW)
+    assert (letter.reason, letter.error, letter.worker) == ("no use", b'{"message":"no"}', "w1")
+    assert (letter.created_at, letter.died_at) == (NOW, NOW + seconds(1))
+    assert (letter.replayed_at, letter.replayed_as, letter.replays) == (None, None, 0)
+
+
+@pytest.mark.parametrize("state", [TaskState.CANCELLED, TaskState.FAILED])
+async def test_task_end_of_a_cancelled_or_failed_task_leaves_only_history(store: Store, state: TaskState) -> None:
+    (task,) = await start(store)
+    outcome = AttemptOutcome(state.value)
+    ended = await end(store, ending(task, outcome, state, reason="why"))
+    assert ended == Ended(frozenset({(task.id, 1)}), frozenset())
+    (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
+    assert (found.state, found.outcome, found.reason) == (state, outcome, "why")
+    assert await count_rows(store, "dead_letters") == 0
+
+
+async def test_task_end_of_a_dead_task_without_words_tells_the_outcome_and_the_last_error(store: Store) -> None:
+    (task,) = await start(store)
+    await end(store, ending(task, error='"before"'))
+    (task,) = await claim(store, now=NOW)
+    await end(store, ending(task, LOST, DEAD), at=30, is_expired=True)
+    (letter,) = await store.dead_find(DEFAULT_TENANT, [task.id])
+    assert (letter.reason, letter.error, letter.attempt) == ("lost", b'"before"', 2)
+
+
+async def test_task_end_of_a_batch_does_each_its_own(store: Store) -> None:
+    tasks = await start(store, 5)
+    states = [READY, TaskState.SCHEDULED, DEAD, TaskState.CANCELLED, TaskState.FAILED]
+    runs = [None, NOW + minutes(1), None, None, None]
+    endings = [ending(task, state=state, run_at=at) for task, state, at in zip(tasks, states, runs, strict=True)]
+    assert (await end(store, *endings)).ids == {(task.id, 1) for task in tasks}
+    found = {task.id: task.state for task in await store.task_find(DEFAULT_TENANT, [task.id for task in tasks])}
+    assert [found[task.id] for task in tasks] == states
+
+
+async def test_task_end_of_nothing(store: Store) -> None:
+    assert await end(store) == NOBODY
+
+
+async def test_task_end_in_a_month_nobody_has_prepared(store: Store) -> None:
+    one, two = await start(store, 2)
+    days = 86_400 * 400
+    assert len((await end(store, ending(one, LOST), ending(two, LOST, DEAD), at=days, is_expired=True)).ids) == 2
+    assert len(await store.task_attempts(DEFAULT_TENANT, one.id)) == 1
+
+
+# Who may
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "another fence": {"fence": 2},
+    "another tenant": {"tenant_id": OTHER_TENANT},
+    "another task": {"id": UUID(int=5)},
+}
+
+
+@pytest.mark.parametrize("state", [READY, DEAD])
+@pytest.mark.parametrize("case", list(WRONG))
+async def test_task_end_without_the_lease_changes_nothing(store: Store, case: str, state: TaskState) -> None:
+    (task,) = await start(store)
+    for at, is_expired in ((1, False), (31, True)):
+        assert await end(store, ending(task, state=state, **WRONG[case]), at=at, is_expired=is_expired) == NOBODY
+    assert (await store.task_find(DEFAULT_TENANT, [task.id]))[0].state is TaskState.RUNNING
+    assert await count_rows(store, "attempts") == await count_rows(store, "dead_letters") == 0
+
+
+@pytest.mark.parametrize("state", [READY, DEAD])
+@pytest.mark.parametrize(("at", "is_expired"), [(30, False), (29.999999, True)])
+async def test_task_end_is_for_leases_that_hold_or_for_those_that_have_expired(
+    store: Store, state: TaskState, at: float, is_expired: bool
+) -> None:
+    (task,) = await start(store)
+    assert await end(store, ending(task, state=state), at=at, is_expired=is_expired) == NOBODY
+    assert (await store.task_find(DEFAULT_TENANT, [task.id]))[0].state is TaskState.RUNNING
+    assert len((await end(store, ending(task, state=state), at=at, is_expired=not is_expired)).ids) == 1
+
+
+async def test_task_end_of_a_lease_renewed_meanwhile_changes_nothing(store: Store) -> None:
+    """The reaper saw it expired; then its worker's heartbeat, sent before, was written."""
+    (task,) = await start(store)
+    _, expired = await store.task_expired(limit=1, now=NOW + seconds(30))
+    await store.task_heartbeat([BeatWrite(lease_of(task))], now=NOW + seconds(29))
+    assert len(expired) == 1
+    assert await end(store, ending(task, LOST), at=30, is_expired=True) == NOBODY
+
+
+async def test_task_end_from_many_sides_at_once_ends_each_once(store: Store) -> None:
+    tasks = await start(store, 60)
+    stores = [store, *(open_twin(store) for _ in range(3))]
+    batches = [tasks, tasks[::-1], tasks[30:] + tasks[:30], tasks[::2]]
+    states = [READY, DEAD, TaskState.CANCELLED, READY]
+    done = await asyncio.gather(
+        *(
+            end(one, *(ending(task, LOST, state) for task in batch), at=31, is_expired=True)
+            for one, batch, state in zip(stores, batches, states, strict=True)
+        )
+    )
+    for twin in stores[1:]:
+        await twin.close()
+    ended = [pair for one in done for pair in one.ids]
+    assert sorted(ended) == sorted((task.id, 1) for task in tasks)
+    assert await count_rows(store, "attempts") == len(done[0].ids) + len(done[3].ids)
+    assert await count_rows(store, "dead_letters") == len(done[1].ids)
+
+
+# Asking again
+
+
+async def test_task_ended_tells_how_attempts_ended_before(store: Store) -> None:
+    one, two, three, four, five = await start(store, 5)
+    await end(store, ending(one), ending(two, state=DEAD), ending(three, RELEASED))
+    await complete(store, four)
+    leases = [lease_of(task) for task in (one, two, three, four, five)]
+    assert {(past.id, past) for past in await store.task_ended(leases)} == {
+        (one.id, PastEnding(one.id, 1, "failed", None)),
+        (two.id, PastEnding(two.id, 1, "failed", "dead")),
+        (three.id, PastEnding(three.id, 1, "released", None)),
+        (four.id, PastEnding(four.id, 1, "completed", "completed")),
+    }
+
+
+async def test_task_ended_says_nothing_of_other_fences_tenants_and_tasks(store: Store) -> None:
+    one, two = await start(store, 2)
+    await end(store, ending(one), ending(two, state=DEAD))
+    for wrong in WRONG.values():
+        assert await store.task_ended([lease_of(task, **wrong) for task in (one, two)]) == []
+    assert await store.task_ended([]) == []
+
+
+async def test_task_ended_says_nothing_of_a_task_cancelled_before_it_started(store: Store) -> None:
+    (task,) = await start(store)
+    await end(store, ending(task, RELEASED))
+    await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW)
+    assert await store.task_ended([lease_of(task)]) == [PastEnding(task.id, 1, "released", None)]
+
+
+async def test_task_attempts_come_in_order_and_only_to_their_tenant(store: Store) -> None:
+    (task,) = await start(store)
+    for outcome in (FAILED, RELEASED, LOST, AttemptOutcome.TIMEOUT):
+        await end(store, ending(task, outcome))
+        (task,) = await claim(store, worker=f"after {outcome.value}")
+    attempts = await store.task_attempts(DEFAULT_TENANT, task.id)
+    assert [(one.fence, one.attempt, one.outcome, one.worker) for one in attempts] == [
+        (1, 1, FAILED, "worker"),
+        (2, 2, RELEASED, "after failed"),
+        (3, 2, LOST, "after released"),
+        (4, 3, AttemptOutcome.TIMEOUT, "after lost"),
+    ]
+    assert await store.task_attempts(OTHER_TENANT, task.id) == []
+    assert await store.task_attempts(DEFAULT_TENANT, UUID(int=5)) == []

@@ -1,0 +1,495 @@
+"""Long polls: woken within a ring, served in the order they came, cheap while they wait, and nothing lost when they go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from everbeat.core.errors import InvalidInput, StoreUnavailable
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.tasks import ClaimedTask, TaskState
+from everbeat.core.wire import Claim, TaskInput
+from everbeat.store.base import Claimer, Notice, Store
+from everbeat.store.postgres.store import PostgresStore
+from tests.factories import OTHER_TENANT, Overriding, SteppedNode, open_twin
+
+Poll = asyncio.Task[list[ClaimedTask]]
+
+
+class Counting(Overriding):
+    """Counts the claims, and can hold back their answers or make them fail."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.asked: list[list[str]] = []
+        self.error: Exception | None = None
+        self.taken = asyncio.Event()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    @property
+    def claims(self) -> int:
+        return len(self.asked)
+
+    async def task_claim(
+        self, tenant_id: UUID, queues: Sequence[str], claimers: Sequence[Claimer], **more: Any
+    ) -> list[list[ClaimedTask]]:
+        self.asked.append([claimer.worker for claimer in claimers])
+        if self.error is not None:
+            raise self.error
+        shares = await self.inner.task_claim(tenant_id, queues, claimers, **more)
+        self.taken.set()
+        await self.may_answer.wait()
+        return shares
+
+    def hold_back(self) -> None:
+        """Claims take place, but nobody hears of it yet."""
+        self.taken.clear()
+        self.may_answer.clear()
+
+
+class Room:
+    """A node whose polls wait for real, on the database's own clock."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = Counting(store)
+        self.node = SteppedNode(self.store)
+        self.polls = self.node.polls
+        self.open: list[Poll] = []
+
+    def poll(self, worker: str = "worker", *, most: int = 1, wait: float = 30, tenant: UUID = DEFAULT_TENANT, **more: Any) -> Poll:
+        claim = Claim(worker=worker, **{"queues": ["default"], **more}, max=most, wait_seconds=wait)
+        self.open.append(asyncio.create_task(self.node.work.claim(tenant, claim)))
+        return self.open[-1]
+
+    async def idle(self, worker: str = "worker", **more: Any) -> Poll:
+        """A poll that has found nothing and waits."""
+        poll = self.poll(worker, **more)
+        await self.settle()
+        assert not poll.done()
+        return poll
+
+    async def settle(self) -> None:
+        """Until no claim is under way and everybody has heard of its outcome."""
+        await turn_over()
+        async with asyncio.timeout(20):
+            while any(line._serving is not None for line in self.polls._lines.values()):
+                await asyncio.sleep(0.001)
+        await turn_over()
+
+    async def submit(self, count: int = 1, *, tenant: UUID = DEFAULT_TENANT, **more: Any) -> list[UUID]:
+        """Tasks that become ready and ring; a delay, even of nothing, keeps them from going to a worker directly."""
+        given = [TaskInput(type="work", **{"delay_seconds": 0, **more}) for _ in range(count)]
+        return await self.node.tasks.submit_batch(tenant, given)
+
+    async def states(self, ids: Sequence[UUID]) -> list[tuple[str, int]]:
+        tasks = {task.id: task for task in await self.store.task_find(DEFAULT_TENANT, ids)}
+        return [(tasks[id_].state.value, tasks[id_].attempt) for id_ in ids]
+
+    async def close(self) -> None:
+        self.store.may_answer.set()
+        for poll in self.open:
+            poll.cancel()
+        await asyncio.gather(*self.open, return_exceptions=True)
+        await self.settle()
+
+
+async def turn_over() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def answer(poll: Poll, deadline_seconds: float = 20) -> list[ClaimedTask]:
+    async with asyncio.timeout(deadline_seconds):
+        return await poll
+
+
+async def ids_of(*polls: Poll) -> list[UUID]:
+    return [task.id for poll in polls for task in await answer(poll)]
+
+
+@pytest.fixture
+async def room(store: Store) -> AsyncIterator[Room]:
+    room = Room(store)
+    yield room
+    await room.close()
+
+
+# Waking
+
+
+async def test_a_waiting_poll_hears_of_a_task_within_one_ring(room: Room) -> None:
+    poll = await room.idle()
+    claims = room.store.claims
+    ids = await room.submit()
+    assert await ids_of(poll) == ids
+    assert room.store.claims == claims + 1
+
+
+async def test_a_task_that_is_there_is_given_at_once(room: Room) -> None:
+    ids = await room.submit(3)
+    assert await ids_of(room.poll(most=2)) == ids[:2]
+
+
+async def test_a_poll_that_times_out_gets_nothing(room: Room) -> None:
+    assert await answer(room.poll(wait=0.01)) == []
+    assert await ids_of(room.poll(wait=30), *([] if await room.submit() else [])) != []
+
+
+async def test_without_patience_it_asks_at_once_and_does_not_wait(room: Room) -> None:
+    for number in range(3):
+        assert await answer(room.poll(wait=0)) == []
+        assert room.store.claims == number + 1, "it asks, although nothing was there a moment ago"
+
+
+async def test_a_line_that_is_known_to_be_empty_is_not_asked_again(room: Room) -> None:
+    await room.idle("first")
+    claims = room.store.claims
+    for number in range(10):
+        await room.idle(f"worker-{number}")
+    assert room.store.claims == claims
+
+
+async def test_a_ring_during_a_claim_is_not_lost(room: Room) -> None:
+    room.store.hold_back()
+    poll = room.poll()
+    await room.store.taken.wait()
+    ids = await room.submit()  # the claim under way has looked already
+    room.store.may_answer.set()
+    assert await ids_of(poll) == ids
+
+
+async def test_a_ring_while_nobody_waits_is_remembered(room: Room) -> None:
+    assert await answer(room.poll(wait=0.01)) == []
+    ids = await room.submit()
+    assert await ids_of(room.poll()) == ids
+
+
+async def test_a_ring_for_another_queue_wakes_nobody(room: Room) -> None:
+    await room.idle()
+    claims = room.store.claims
+    await room.submit(queue="other")
+    await room.settle()
+    assert room.store.claims == claims
+
+
+async def test_a_poll_for_several_queues_is_woken_by_each_of_them(room: Room) -> None:
+    for queue in ("a", "b"):
+        poll = await room.idle(queues=["a", "b"])
+        ids = await room.submit(queue=queue)
+        assert await ids_of(poll) == ids
+
+
+async def test_a_poll_gets_only_types_it_asked_for(room: Room) -> None:
+    picky = await room.idle(types=["other"])
+    poll = await room.idle()
+    ids = await room.submit()
+    assert await ids_of(poll) == ids
+    await room.settle()
+    assert not picky.done()
+
+
+async def test_tenants_do_not_hear_of_each_others_tasks(room: Room) -> None:
+    other = await room.idle(tenant=OTHER_TENANT)
+    mine = await room.idle()
+    ids = await room.submit()
+    assert await ids_of(mine) == ids
+    theirs = await room.submit(tenant=OTHER_TENANT)
+    assert await ids_of(other) == theirs
+
+
+async def test_bad_names_are_refused_before_anybody_waits(room: Room) -> None:
+    for bad in ({"queues": ["a b"]}, {"types": ["\x00"]}, {"worker": "a\x00b"}):
+        with pytest.raises(InvalidInput):
+            await answer(room.poll(**{"worker": "worker", **bad}))  # type: ignore[arg-type]
+    assert room.polls._lines == {}
+
+
+# Many
+
+
+async def test_five_thousand_waiting_polls_and_one_task_cost_a_few_claims(room: Room) -> None:
+    polls = [room.poll(f"worker-{number}") for number in range(5000)]
+    await room.settle()
+    assert room.store.claims <= 5
+    claims = room.store.claims
+    ids = await room.submit()
+    assert await ids_of(polls[0]) == ids, "who came first"
+    await room.settle()
+    assert room.store.claims - claims <= 2
+    assert sum(poll.done() for poll in polls) == 1
+    claims = room.store.claims
+    await room.polls.run_once()
+    await room.settle()
+    assert room.store.claims - claims <= 1, "a look costs one claim, however many wait"
+    await room.polls.close()
+    assert [await answer(poll) for poll in polls[1:]] == [[]] * 4999
+
+
+async def test_whoever_came_first_is_served_first(room: Room) -> None:
+    polls = [await room.idle(f"worker-{number}") for number in range(6)]
+    for poll in polls:
+        ids = await room.submit()
+        assert await ids_of(poll) == ids
+        await room.settle()
+    assert all(poll.done() for poll in polls)
+
+
+async def test_several_polls_are_served_by_one_claim(room: Room) -> None:
+    polls = [await room.idle(f"worker-{number}", most=2) for number in range(4)]
+    claims = room.store.claims
+    ids = await room.submit(5)
+    assert [[task.id for task in await answer(poll)] for poll in polls[:3]] == [ids[0:2], ids[2:4], ids[4:]]
+    await room.settle()
+    assert room.store.claims == claims + 1
+    assert not polls[3].done()
+
+
+async def test_a_claim_that_was_filled_is_followed_by_another(room: Room) -> None:
+    """More was there than the front of the line took: whoever comes next is not told to wait."""
+    ids = await room.submit(3)
+    assert [await ids_of(room.poll()) for _ in range(3)] == [[id_] for id_ in ids]
+
+
+async def test_without_patience_it_is_answered_although_many_wait_before_it(room: Room) -> None:
+    """A claim takes so many from the front of the line; what it found to be empty is empty for those behind, too."""
+    for number in range(3):
+        await room.idle(f"big-{number}", most=1000)
+    assert await answer(room.poll("hasty", wait=0), 5) == []
+
+
+# Going away
+
+
+async def test_a_poll_that_is_cancelled_while_it_waits_costs_nothing(room: Room) -> None:
+    gone, next_one = await room.idle("gone"), await room.idle("next")
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    ids = await room.submit()
+    assert await ids_of(next_one) == ids
+    assert await room.states(ids) == [("running", 1)]
+
+
+async def test_what_is_claimed_for_a_poll_that_is_gone_is_given_back_at_once(room: Room) -> None:
+    room.store.hold_back()
+    ids = await room.submit(2)
+    gone = room.poll("gone", most=2)
+    await room.store.taken.wait()
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    room.store.may_answer.set()
+    await room.settle()
+    assert await room.states(ids) == [("ready", 0)] * 2, "and no attempt is counted"
+    assert set(await ids_of(room.poll("next", most=2))) == set(ids)
+
+
+async def test_what_is_given_back_goes_to_the_next_in_line(room: Room) -> None:
+    gone, next_one = await room.idle("gone"), await room.idle("next")
+    room.store.hold_back()
+    ids = await room.submit()
+    await room.store.taken.wait()
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    room.store.may_answer.set()
+    assert await ids_of(next_one) == ids
+    assert await room.states(ids) == [("running", 1)]
+
+
+async def test_a_poll_that_times_out_while_its_claim_is_under_way_loses_nothing(room: Room) -> None:
+    ids = await room.submit()
+    room.store.hold_back()
+    poll = room.poll(wait=0.01)
+    await room.store.taken.wait()
+    assert await answer(poll) == []
+    room.store.may_answer.set()
+    await room.settle()
+    assert await room.states(ids) == [("ready", 0)]
+
+
+async def test_a_poll_that_is_cancelled_in_the_moment_of_its_answer_gives_it_back(room: Room) -> None:
+    poll = await room.idle()
+    (line,) = room.polls._lines.values()
+    done = line.waiting[0].done
+    submitting = asyncio.create_task(room.submit())
+    async with asyncio.timeout(20):
+        while not done.done():
+            await asyncio.sleep(0)
+    poll.cancel()
+    await asyncio.gather(poll, return_exceptions=True)
+    assert poll.cancelled()
+    assert await room.states(await submitting) == [("ready", 0)]
+
+
+async def test_giving_back_that_fails_stops_nobody(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the lease runs out; the line goes on."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+
+    async def fail(*_: Any, **__: Any) -> None:
+        raise StoreUnavailable("away")
+
+    gone, next_one = await room.idle("gone"), await room.idle("next")
+    room.store.hold_back()
+    lost = await room.submit()
+    await room.store.taken.wait()
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(room.polls, "give_back", fail)
+        room.store.may_answer.set()
+        await room.settle()
+    assert await room.states(lost) == [("running", 1)]
+    ids = await room.submit()
+    assert await ids_of(next_one) == ids
+    await room.settle()
+    assert complaints == []
+
+
+async def test_closing_sends_everybody_home(room: Room) -> None:
+    polls = [await room.idle(f"worker-{number}", queues=[f"queue-{number % 3}"]) for number in range(9)]
+    await room.polls.close()
+    assert [await answer(poll) for poll in polls] == [[]] * 9
+
+
+# Failing
+
+
+async def test_a_claim_that_fails_is_told_to_those_who_asked_and_later_polls_work(room: Room) -> None:
+    polls = [await room.idle(f"worker-{number}") for number in range(3)]
+    room.store.error = StoreUnavailable("away")
+    ids = await room.submit()
+    for poll in polls:
+        with pytest.raises(StoreUnavailable):
+            await answer(poll)
+    room.store.error = None
+    assert await ids_of(room.poll()) == ids, "it asks, and does not believe the line to be empty"
+
+
+async def test_whoever_comes_during_a_claim_that_fails_is_not_told_of_it(room: Room) -> None:
+    first = await room.idle("first")
+    asked, may_fail = asyncio.Event(), asyncio.Event()
+
+    async def fail(*_: Any, **__: Any) -> list[list[ClaimedTask]]:
+        asked.set()
+        await may_fail.wait()
+        raise StoreUnavailable("away")
+
+    room.store.task_claim = fail  # type: ignore[method-assign]
+    ids = await room.submit()
+    await asked.wait()
+    second = room.poll("second")
+    await turn_over()
+    del room.store.task_claim
+    may_fail.set()
+    with pytest.raises(StoreUnavailable):
+        await answer(first)
+    assert await ids_of(second) == ids
+
+
+# Other nodes
+
+
+async def test_a_notice_of_another_node_wakes_the_polls_of_this_one(postgres_url: str) -> None:
+    here, there = PostgresStore(postgres_url), PostgresStore(postgres_url, listen=False)
+    heard: list[Notice] = []
+    here.subscribe(heard.append)
+    room, other = Room(here), Room(there)
+    await here.open()
+    await until(lambda: set(heard) == set(Notice))
+    poll = await room.idle()
+    ids = await other.submit()
+    assert await ids_of(poll) == ids
+    poll = await room.idle()
+    ids = await other.submit()
+    assert await ids_of(poll) == ids, "and again"
+    await room.close()
+    await here.close()
+    await there.close()
+
+
+async def test_the_look_now_and_then_finds_what_no_notice_told_of(room: Room) -> None:
+    poll = await room.idle()
+    other = Room(open_twin(room.store.inner))
+    ids = await other.submit()
+    await room.settle()
+    assert not poll.done()
+    assert not await room.polls.run_once()
+    assert await ids_of(poll) == ids
+    await other.store.close()
+
+
+async def test_its_own_announcement_does_not_ring_every_line(room: Room) -> None:
+    await room.idle(queues=["a"])
+    claims = room.store.claims
+    for _ in range(5):
+        room.polls.ring(["b"])
+    await room.settle()
+    assert room.store.claims == claims
+    room.store.publish(Notice.TASKS)
+    await room.settle()
+    assert room.store.claims == claims + 1, "one that is not its own does"
+
+
+async def until(is_so: Callable[[], bool], deadline_seconds: float = 20) -> None:
+    async with asyncio.timeout(deadline_seconds):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+# Tidiness
+
+
+async def test_lines_are_tidied_when_nobody_waits_in_them(room: Room) -> None:
+    for number in range(20):
+        assert await answer(room.poll(wait=0.001, queues=[f"queue-{number}"])) == []
+    await room.polls.run_once()
+    assert room.polls._lines == {}
+
+
+async def test_polls_that_are_gone_are_not_kept(room: Room) -> None:
+    keeper = await room.idle("keeper")
+    for _ in range(3):
+        gone = [room.poll(f"gone-{number}") for number in range(100)]
+        await room.settle()
+        for poll in gone:
+            poll.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        await room.polls.run_once()
+        await room.settle()
+    (line,) = room.polls._lines.values()
+    assert len(line.waiting) == 1
+    assert not keeper.done()
+
+
+async def test_the_same_queues_in_another_order_are_the_same_line(room: Room) -> None:
+    await room.idle(queues=["b", "a"])
+    claims = room.store.claims
+    await room.idle(queues=["a", "b", "a"])
+    assert (len(room.polls._lines), room.store.claims) == (1, claims)
+
+
+async def test_a_look_during_a_claim_does_not_forget_the_line(room: Room) -> None:
+    """Those for whom a claim is under way wait in the line again when it has found nothing for them."""
+    room.store.hold_back()
+    poll = room.poll()
+    await room.store.taken.wait()
+    await room.polls.run_once()
+    room.store.may_answer.set()
+    await room.settle()
+    assert not poll.done()
+    ids = await room.submit()
+    assert await ids_of(poll) == ids
+
+
+async def test_what_was_claimed_can_be_completed(room: Room) -> None:
+    """The fence of a long poll is as good as any."""
+    poll = await room.idle()
+    ids = await room.submit()
+    (task,) = await answer(poll)
+    assert task.lease_until > await room.store.clock()
+    (found,) = await room.store.task_find(DEFAULT_TENANT, ids)
+    assert (found.state, found.worker, found.fence) == (TaskState.RUNNING, "worker", task.fence)
