@@ -20,7 +20,7 @@ from everbeat.client.flows import Flow
 from everbeat.client.handles import TaskHandle
 from everbeat.client.http import HttpTransport
 from everbeat.client.inprocess import InProcessTransport
-from everbeat.client.options import TASK_OPTIONS, ScheduleOptions, TaskOptions
+from everbeat.client.options import TASK_OPTIONS, NamedOptions, ScheduleOptions, TaskOptions
 from everbeat.client.registering import Registration, registering
 from everbeat.client.registry import Hook, Registry
 from everbeat.client.tasks import Task, named_input, submitting_one
@@ -154,11 +154,13 @@ class Everbeat:
 
     # Submitting by name
 
-    def submit(self, type: str, payload: Mapping[str, Any] | None = None, **options: Any) -> TaskHandle:
+    def submit(self, type: str, payload: Mapping[str, Any] | None = None, **options: Unpack[NamedOptions]) -> TaskHandle:
         """Submit a task by its name, as for a producer without the code. Options: those of a task and of its submit."""
         return self._connection.blocking(self._by_name(type, payload, options))
 
-    async def submit_async(self, type: str, payload: Mapping[str, Any] | None = None, **options: Any) -> TaskHandle:
+    async def submit_async(
+        self, type: str, payload: Mapping[str, Any] | None = None, **options: Unpack[NamedOptions]
+    ) -> TaskHandle:
         return await self._connection.awaiting(self._by_name(type, payload, options))
 
     def _by_name(self, type_: str, payload: Any, options: Mapping[str, Any]) -> Flow[TaskHandle]:
@@ -218,7 +220,13 @@ class Everbeat:
     def attached(self, transport: Transport) -> Iterator[None]:
         """While the block lasts, submits go over this transport of the running event loop."""
         is_local = not isinstance(transport, HttpTransport)
-        self._connection.attach(Place(asyncio.get_running_loop(), transport, is_local))
+        with self.placed(Place(asyncio.get_running_loop(), transport, is_local)):
+            yield
+
+    @contextlib.contextmanager
+    def placed(self, place: Place) -> Iterator[None]:
+        """As `attached`, for a transport of any event loop."""
+        self._connection.attach(place)
         try:
             yield
         finally:

@@ -26,8 +26,8 @@ from everbeat.core.misfire import Lateness
 from everbeat.core.timeline import TimelineCache
 from everbeat.core.zones import load_zone
 from everbeat.services.audit import Auditing
-from everbeat.services.calendars import CalendarRoom
 from everbeat.services.backfill import Backfill
+from everbeat.services.calendars import CalendarRoom
 from everbeat.services.chores import Auditor, Pruner
 from everbeat.services.cluster import ClusterRoom
 from everbeat.services.dead_letters import DeadLetters

@@ -29,9 +29,10 @@ from everbeat.services.schedules import Schedules
 from everbeat.services.tasks import Tasks
 from everbeat.services.turns import Turns
 from everbeat.services.work import Work
-from everbeat.store.base import Store
+from everbeat.store.base import Claimer, Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
+from tests.factories import OTHER_TENANT, make_task
 
 LATE_SECONDS = 5.0
 OPEN_ENDED = {"HealthAnswer"}
@@ -164,6 +165,13 @@ async def claim_long_ago(rooms: Rooms, *, queue: str = "default") -> list[dict[s
     wanted = wire.Claim(worker="late", queues=[queue], max=100)
     tasks = await rooms.work.claim(DEFAULT_TENANT, wanted, now=datetime.now(UTC) - timedelta(minutes=1))
     return [{"id": str(task.id), "fence": task.fence} for task in tasks]
+
+
+async def foreign_lease(store: Store) -> dict[str, Any]:
+    """A lease that another tenant holds."""
+    await store.task_submit([make_task(tenant_id=OTHER_TENANT)])
+    ((held,),) = await store.task_claim(OTHER_TENANT, ["default"], [Claimer("theirs", 1, 30)])
+    return {"id": str(held.id), "fence": held.fence}
 
 
 def problem_of(response: httpx.Response, status: int) -> dict[str, Any]:

@@ -72,9 +72,7 @@ async def test_a_running_task_is_told_with_its_heartbeat(client: httpx.AsyncClie
 
     (beat,) = await settle(client, "heartbeat", "leases", lease(held))
     assert beat["status"] == "cancel"
-    (answer,) = await settle(
-        client, "fail", "failures", lease(held, error={"message": "stopped", "kind": "cancelled"})
-    )
+    (answer,) = await settle(client, "fail", "failures", lease(held, error={"message": "stopped", "kind": "cancelled"}))
     assert answer["status"] == "ok"
     assert (await read(client, task))["state"] == "cancelled"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ import apsw
 import asyncpg
 import pytest
 
+from everbeat.store.postgres.connections import Connections
 from everbeat.store.queries import load_blocks, load_numbered
 from everbeat.store.sqlite.connections import to_microseconds
 from everbeat.store.sqlite.store import SqliteStore
 from tests.factories import NOW
 from tests.support.postgres import PostgresAdmin, run_outside_loop
 
-SCHEDULES, TASKS = 50_000, 20_000
+SCHEDULES, TASKS, PAST = 50_000, 200_000, 200_000
 NODE = UUID(int=1)
 BATCH = 100
 
@@ -29,8 +31,14 @@ SCHEDULE_COLUMNS = """id, tenant_id, name, description, partition, trigger_kind,
 SCHEDULE_TEXTS = """'', {partition}, 'cron', '* * * * *', 'UTC', 'after', 'first', '{{}}', 'worker', 'default', 'work', '{{}}',
   'skip', 1, 'latest', 3600.0, 0.0, 100, 3, '{{}}', 3600.0, '{{}}', {true}, 'active', 1"""
 TASK_COLUMNS = """id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, scheduled_for, run_at, priority,
-  state, max_attempts, retry, timeout_seconds, labels, created_at"""
-TASK_TEXTS = """0, CASE {n} % 3 WHEN 0 THEN 'default' WHEN 1 THEN 'mail' ELSE 'slow' END, 'work', '{{}}', '{{}}', 'tick'"""
+  state, max_attempts, retry, timeout_seconds, labels, created_at, lease_until, started_at"""
+TASK_TEXTS = """0, CASE n % 3 WHEN 0 THEN 'default' WHEN 1 THEN 'mail' ELSE 'slow' END, 'work', '{}', '{}', 'tick'"""
+# Mostly ready, and enough of the others that reading all of them would hurt; a hundred tasks to a schedule.
+TASK_STATE = "CASE n % 20 WHEN 0 THEN 'running' WHEN 1 THEN 'scheduled' WHEN 2 THEN 'held' WHEN 3 THEN 'held' ELSE 'ready' END"
+TASK_REST = "3, '{}', 3600.0, '{}', due, CASE n % 20 WHEN 0 THEN due END, due"
+PAST_COLUMNS = """id, tenant_id, queue, type, target, payload, origin, schedule_id, scheduled_for, run_at, priority, state,
+  attempt, max_attempts, labels, fence, created_at, finished_at"""
+PAST_TEXTS = "'default', 'work', '{}', '{}', 'tick'"
 
 START = f"'{NOW.isoformat()}'::timestamptz"
 POSTGRES_ROWS = f"""
@@ -41,9 +49,14 @@ SELECT lpad(to_hex(n), 32, '0')::uuid, '{UUID(int=0)}', 'job-' || n,
   {SCHEDULE_TEXTS.format(partition="n % 256", true="true")}, due, due, due, due, due, due
 FROM (SELECT n, {START} + n * interval '1 second' AS due FROM generate_series(1, {SCHEDULES}) AS n) AS made;
 INSERT INTO tasks ({TASK_COLUMNS})
-SELECT lpad(to_hex(n), 32, '0')::uuid, '{UUID(int=0)}', {TASK_TEXTS.format(n="n")}, lpad(to_hex(n), 32, '0')::uuid, due, due,
-  100, 'ready', 3, '{{}}', 3600, '{{}}', due
+SELECT lpad(to_hex(n), 32, '0')::uuid, '{UUID(int=0)}', {TASK_TEXTS}, lpad(to_hex(n / 100), 32, '0')::uuid, due, due, 100,
+  {TASK_STATE}, {TASK_REST}
 FROM (SELECT n, {START} - n * interval '1 second' AS due FROM generate_series(1, {TASKS}) AS n) AS made;
+SELECT everbeat_month_ensure({START}), everbeat_month_ensure({START} - interval '20 days');
+INSERT INTO task_history ({PAST_COLUMNS})
+SELECT lpad(to_hex(n), 32, '0')::uuid, '{UUID(int=0)}', {PAST_TEXTS}, lpad(to_hex(n / 100), 32, '0')::uuid, due, due, 100,
+  'completed', 1, 3, '{{}}', 1, due, due
+FROM (SELECT n, {START} - n * interval '10 second' AS due FROM generate_series(1, {PAST}) AS n) AS made;
 """
 
 IDS = [UUID(int=number) for number in range(1, BATCH + 1)]
@@ -61,28 +74,87 @@ FIRING = {
     "dues": [NOW] * BATCH,
     **{f"skip_{part}": [] for part in ("ids", "tenants", "epochs", "firsts", "lasts", "counts", "reasons")},
 }
+TENANT = UUID(int=0)
+LEASES = {"now": NOW, "tenant_ids": [TENANT] * BATCH, "ids": IDS, "fences": [1] * BATCH}
+ENDINGS = {
+    **LEASES,
+    "outcomes": ["lost"] * BATCH,
+    "states": ["ready"] * BATCH,
+    "run_ats": [None] * BATCH,
+    "errors": ["x"] * BATCH,
+    "reasons": ["x"] * BATCH,
+    "is_expired": True,
+}
+LIST = {
+    "tenant_id": TENANT,
+    "before": UUID(int=TASKS // 2),
+    "floor": UUID(int=TASKS // 4),
+    "limit": 50,
+    "schedule_id": UUID(int=7),
+    "scan": 20_000,
+    **dict.fromkeys(("state", "queue", "type", "label_key", "label_value")),
+}
+MATCHING = {**LIST, "state": "ready", "queue": "mail", "type": "work", "label_key": "team", "label_value": "red"}
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "schedule_find": {"tenant_id": UUID(int=0), "names": ["job-7", "job-8"], "ids": [UUID(int=9)]},
+    "schedule_find": {"tenant_id": TENANT, "names": ["job-7", "job-8"], "ids": [UUID(int=9)]},
     "schedule_list": {
-        "tenant_id": UUID(int=0),
+        "tenant_id": TENANT,
         "after_name": "job-3",
         "limit": 50,
         **dict.fromkeys(("status", "name_prefix", "queue", "type", "target"), "x"),
     },
     "schedule_due": {"now": NOW, "partitions": list(range(256)), "horizon_seconds": 5, "limit": 16},
     "tick_fire": {"now": NOW, **FIRING},
-    "task_claim": {"now": NOW, "queues": ["default", "mail"], "limit": 10, "worker": "w", "lease_seconds": 30},
-    "task_reap": {"now": NOW, "limit": 1000},
+    "task_claim": {
+        "now": NOW,
+        "tenant_id": TENANT,
+        "queues": ["default", "mail"],
+        "types": None,
+        "limit": 10,
+        "firsts": [1, 6],
+        "workers": ["a", "b"],
+        "lease_seconds": [30.0, 30.0],
+        "total_seconds": 604_800.0,
+    },
+    "task_heartbeat": {**LEASES, "fractions": [0.5] * BATCH, "messages": ["x"] * BATCH, "log_bytes": [0] * BATCH},
+    "task_complete": {**LEASES, "results": ["x"] * BATCH},
+    "task_completed": LEASES,
+    "task_running": LEASES,
+    "task_expired": {"now": NOW, "limit": 500},
+    "task_end": ENDINGS,
+    "task_finish": ENDINGS,
+    "task_ended": LEASES,
+    "task_promote": {"now": NOW, "limit": 1000},
+    "task_turn_schedules": {"ids": IDS},
+    "task_turn_held": {"ids": IDS, "limit": 500},
+    "task_turn_any": {"limit": 500},
+    "task_turn_supersede": {"ids": IDS},
+    "task_turn": {"now": NOW, "ids": IDS, "concurrencies": [1] * BATCH},
+    "task_hold": {"ids": IDS},
+    "task_cancel_lock": {"tenant_id": TENANT, "ids": IDS},
+    "task_cancel": {"now": NOW, "tenant_id": TENANT, "ids": IDS, "reason": "x"},
+    "task_cancel_running": {"tenant_id": TENANT, "ids": IDS},
+    "task_find": {"tenant_id": TENANT, "ids": IDS},
+    "task_list": MATCHING,
+    "task_list_of_schedule": MATCHING,
+    "task_list_floor": LIST,
+    "task_list_past": MATCHING,
+    "task_list_past_of_schedule": MATCHING,
+    "task_list_past_floor": LIST,
+    "task_ticks": {"schedule_id": UUID(int=7), "from_at": NOW, "to_at": NOW},
 }
-HOT_TABLES = ("schedules", "tasks")
+HOT_TABLES = ("schedules", "tasks", "task_history")
+LIVE, PASSED = {"tasks"}, {"task_history"}
 TOUCHED = {
-    "schedule_find": {"schedules"},
-    "schedule_list": {"schedules"},
-    "schedule_due": {"schedules"},
-    "tick_fire": {"schedules", "tasks"},
-    "task_claim": {"tasks"},
-    "task_reap": {"tasks"},
+    **{verb: LIVE for verb in ARGUMENTS if verb.startswith("task_")},
+    **{verb: PASSED for verb in ARGUMENTS if verb.startswith("task_list_past")},
+    **dict.fromkeys(("task_complete", "task_finish", "task_cancel", "task_find", "task_ticks"), LIVE | PASSED),
+    **{verb: {"schedules"} for verb in ("schedule_find", "schedule_list", "schedule_due", "task_turn_schedules")},
+    **{verb: {"schedules", "tasks"} for verb in ("tick_fire", "task_turn_held", "task_turn_any")},
+    **dict.fromkeys(("task_completed", "task_ended"), PASSED),
 }
+# Read as a whole, or from its start to where it stops: what these indexes hold is what is asked for.
+WHOLE = {"task_expired": "tasks_running", "task_turn_any": "tasks_held"}
 
 
 @pytest.fixture(scope="module", params=["fresh", "analyzed"])
@@ -90,7 +162,8 @@ def big_postgres(request: pytest.FixtureRequest, postgres_server: PostgresAdmin,
     """A database with many rows, as they stand right after being inserted, or with statistics."""
     name = postgres_server.create_database(template=postgres_template)
     url = postgres_server.url(name)
-    run_outside_loop(_fill(url, POSTGRES_ROWS + ("ANALYZE schedules; ANALYZE tasks;" if request.param == "analyzed" else "")))
+    statistics = "ANALYZE schedules; ANALYZE tasks; ANALYZE task_history;" if request.param == "analyzed" else ""
+    run_outside_loop(_fill(url, POSTGRES_ROWS + statistics))
     yield url
     postgres_server.drop_database(name)
 
@@ -103,24 +176,44 @@ async def _fill(url: str, sql: str) -> None:
 
 def literal(value: Any) -> str:
     if isinstance(value, list):
-        return "'{" + ",".join(str(one) for one in value) + "}'"
-    return str(value) if isinstance(value, int) else f"'{value}'"
+        return "'{" + ",".join("NULL" if one is None else str(one) for one in value) + "}'"
+    if value is None:
+        return "NULL"
+    return str(value) if isinstance(value, int | float) else f"'{value}'"
 
 
 @pytest.mark.parametrize("mode", ["force_generic_plan", "force_custom_plan"])
 @pytest.mark.parametrize("verb", list(ARGUMENTS))
 async def test_postgres_finds_rows_by_index(big_postgres: str, verb: str, mode: str) -> None:
+    plan = await plan_of(big_postgres, verb, mode)
+    shown = json.dumps(plan, indent=1)
+    touched = set()
+    for node in nodes_of(plan):
+        if (table := table_of(node)) is not None:
+            touched.add(table)
+            assert node["Node Type"] != "Seq Scan", shown
+        if node["Node Type"] in ("Index Scan", "Index Only Scan", "Bitmap Index Scan") and node["Index Name"] != WHOLE.get(
+            verb
+        ):
+            assert "Index Cond" in node, shown
+    assert touched == TOUCHED[verb]
+
+
+async def plan_of(url: str, verb: str, mode: str) -> dict[str, Any]:
     query = load_numbered("everbeat.store.postgres")[verb]
-    connection = await asyncpg.connect(big_postgres)
-    await connection.execute(f"SET plan_cache_mode = {mode}; SET jit = off")
+    connection = await asyncpg.connect(url, server_settings={**Connections(url)._session("api"), "plan_cache_mode": mode})
     await connection.execute(f"PREPARE hot AS {query.sql}")
     values = ", ".join(literal(ARGUMENTS[verb][name]) for name in query.parameters)
     (row,) = await connection.fetch(f"EXPLAIN (FORMAT JSON) EXECUTE hot ({values})")
     await connection.close()
-    plan = json.loads(row[0])[0]["Plan"]
-    scanned = [(node["Node Type"], node["Relation Name"]) for node in nodes_of(plan) if node.get("Relation Name") in HOT_TABLES]
-    assert [scan for scan in scanned if scan[0] == "Seq Scan"] == [], json.dumps(plan, indent=1)
-    assert {table for _, table in scanned} == TOUCHED[verb]
+    plan: dict[str, Any] = json.loads(row[0])[0]["Plan"]
+    return plan
+
+
+def table_of(node: dict[str, Any]) -> str | None:
+    """The hot table that a node reads or writes; a month counts for its parent."""
+    name = re.sub(r"_\d{4}_\d{2}$", "", node.get("Relation Name", ""))
+    return name if name in HOT_TABLES else None
 
 
 def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -136,9 +229,13 @@ SQLITE_ROWS = (
       due, due, due, due, due, due
     FROM (SELECT n, {to_microseconds(NOW)} + n * 1000000 AS due FROM numbers)""",
     f"""INSERT INTO tasks ({TASK_COLUMNS}) {NUMBERS.format(count=TASKS)}
-    SELECT unhex(printf('%032x', n)), zeroblob(16), {TASK_TEXTS.format(n="n")}, unhex(printf('%032x', n)), due, due, 100,
-      'ready', 3, '{{}}', 3600.0, '{{}}', due
+    SELECT unhex(printf('%032x', n)), zeroblob(16), {TASK_TEXTS}, unhex(printf('%032x', n / 100)), due, due, 100, {TASK_STATE},
+      {TASK_REST}
     FROM (SELECT n, {to_microseconds(NOW)} - n * 1000000 AS due FROM numbers)""",
+    f"""INSERT INTO task_history ({PAST_COLUMNS}) {NUMBERS.format(count=PAST)}
+    SELECT unhex(printf('%032x', n)), zeroblob(16), {PAST_TEXTS}, unhex(printf('%032x', n / 100)), due, due, 100, 'completed',
+      1, 3, '{{}}', 1, due, due
+    FROM (SELECT n, {to_microseconds(NOW)} - n * 10000000 AS due FROM numbers)""",
 )
 
 
@@ -164,29 +261,44 @@ async def _migrate(path: Path) -> None:
     await store.close()
 
 
-SQLITE_HOT = [
-    "schedule_find",
-    "schedule_due",
-    "tick_fire",
-    "tick_fire_guard",
-    "tick_fire_decide",
-    "tick_fire_ledger",
-    "tick_fire_tasks",
-    "task_claim",
-    "task_reap",
-]
+SQLITE_HOT = {
+    **dict.fromkeys(
+        ("schedule_find", "tick_fire", "tick_fire_guard", "tick_fire_decide", "tick_fire_ledger", "tick_fire_tasks")
+    ),
+    **dict.fromkeys(block for block in load_blocks("everbeat.store.sqlite") if block.startswith("task_")),
+    "schedule_due": "schedules_due",
+    "task_claim_pick": "tasks_ready",
+    "task_expired": "tasks_running",
+    "task_promote": "tasks_scheduled",
+    "task_promote_next": "tasks_scheduled",
+    "task_turn_held": "tasks_held",
+    "task_turn_any": "tasks_held",
+    "task_turn_supersede": "tasks_of_schedule",
+    "task_turn": "tasks_held",
+    "task_hold": "tasks_of_schedule",
+    "task_list_of_schedule": "tasks_of_schedule",
+    "task_list_past_of_schedule": "task_history_executions",
+    "task_ticks": "task_history_of_schedule",
+}
+del SQLITE_HOT["task_depths"]  # counts all there is
 
 
-@pytest.mark.parametrize("block", SQLITE_HOT)
+@pytest.mark.parametrize("block", list(SQLITE_HOT))
 def test_sqlite_finds_rows_by_index(big_sqlite: apsw.Connection, block: str) -> None:
     sql = load_blocks("everbeat.store.sqlite")[block]
-    details = [row[3] for row in big_sqlite.execute(f"EXPLAIN QUERY PLAN {sql}", _Nothing())]
-    aliases = {"schedules": ("schedules", "s"), "tasks": ("tasks", "t")}
-    for names in aliases.values():
-        assert [detail for detail in details if any(detail.split()[:2] == ["SCAN", name] for name in names)] == [], details
-    if block in ("schedule_due", "task_claim"):
-        index = {"schedule_due": "schedules_due", "task_claim": "tasks_ready"}[block]
-        assert any(detail.startswith("SEARCH") and f"INDEX {index}" in detail for detail in details), details
+    values = tuple(None for _ in range(sql.count("?"))) if re.search(r"\?(?!\d)", sql) else None
+    details = [row[3] for row in big_sqlite.execute(f"EXPLAIN QUERY PLAN {sql}", values or _bindings(sql))]
+    for table in ("schedules", "s", "tasks", "t", "n", "task_history", "h"):
+        assert [detail for detail in details if detail.split()[:2] == ["SCAN", table]] == [], details
+    assert [detail for detail in details if "AUTOMATIC" in detail] == [], details
+    if (index := SQLITE_HOT[block]) is not None:
+        assert any(detail.startswith("SEARCH") and re.search(rf"INDEX {index}\b", detail) for detail in details), details
+
+
+def _bindings(sql: str) -> Any:
+    """Every parameter is NULL; only the plan is asked for."""
+    numbers = [int(number) for number in re.findall(r"\?(\d+)", sql)]
+    return (None,) * max(numbers) if numbers else _Nothing()
 
 
 class _Nothing(dict[str, Any]):
@@ -200,4 +312,4 @@ async def test_the_rows_are_there_to_be_scanned(big_postgres: str) -> None:
     connection = await asyncpg.connect(big_postgres)
     counts = [await connection.fetchval(f"SELECT count(*) FROM {table}") for table in HOT_TABLES]
     await connection.close()
-    assert counts == [SCHEDULES, TASKS]
+    assert counts == [SCHEDULES, TASKS, PAST]

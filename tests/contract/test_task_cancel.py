@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 from uuid import UUID
 
 import apsw
@@ -28,6 +28,7 @@ from tests.factories import (
     url_of,
 )
 
+T = TypeVar("T")
 NOBODY = Cancelled(frozenset(), frozenset(), frozenset())
 SCHEDULE = UUID(int=9)
 
@@ -112,23 +113,22 @@ async def test_task_cancel_of_a_task_that_goes_back_in_that_moment_is_not_lost(s
     """Its attempt ends, and is not yet committed, when the cancel comes: it must not fall between the two states."""
     await store.task_submit([make_task()], now=NOW)
     (task,) = await claim(store)
-    back = f"UPDATE tasks SET state = 'ready', lease_owner = NULL, lease_until = NULL WHERE state = 'running' -- {task.id}"
-    cancelled = await _beside(store, back, lambda: store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW))
+    back = "UPDATE tasks SET state = 'ready', lease_owner = NULL, lease_until = NULL"
+    cancelled = await beside(store, back, store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW))
     assert cancelled == Cancelled(frozenset({task.id}), frozenset(), frozenset())
 
 
-async def _beside(store: Store, sql: str, work: Callable[[], object]) -> object:
-    """Run `work` while another connection has changed rows and not committed; commit once `work` waits for it."""
+async def beside(store: Store, sql: str, work: Coroutine[Any, Any, T]) -> T:
+    """Do the work while another connection has changed rows and not committed; it commits once the work waits for it."""
     if isinstance(store, SqliteStore):
         return await _beside_sqlite(store, sql, work)
     connection, watcher = await asyncpg.connect(url_of(store)), await asyncpg.connect(url_of(store))
-    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
     try:
         async with connection.transaction():
             await connection.execute(sql)
-            task = asyncio.ensure_future(work())  # type: ignore[call-overload]
+            task = asyncio.create_task(work)
             async with asyncio.timeout(20):
-                while not await watcher.fetchval(waiting):
+                while not await watcher.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
                     await asyncio.sleep(0.01)
         return await task
     finally:
@@ -136,22 +136,15 @@ async def _beside(store: Store, sql: str, work: Callable[[], object]) -> object:
         await watcher.close()
 
 
-async def _beside_sqlite(store: SqliteStore, sql: str, work: Callable[[], object]) -> object:
-    changed, may_commit = threading.Event(), threading.Event()
-
-    def change() -> None:
-        connection = apsw.Connection(store.description)
+async def _beside_sqlite(store: SqliteStore, sql: str, work: Coroutine[Any, Any, T]) -> T:
+    """Nobody can look into another connection's wait here, and it does not matter: all writes stand in one line."""
+    connection = apsw.Connection(store.description)
+    try:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute(sql)
-        changed.set()
-        may_commit.wait(20)
+        task = asyncio.create_task(work)
+        await asyncio.sleep(0.05)
         connection.execute("COMMIT")
+        return await task
+    finally:
         connection.close()
-
-    other = asyncio.create_task(asyncio.to_thread(change))
-    await asyncio.to_thread(changed.wait, 20)
-    task = asyncio.ensure_future(work())  # type: ignore[call-overload]
-    await asyncio.sleep(0)
-    may_commit.set()
-    await other
-    return await task

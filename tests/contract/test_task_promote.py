@@ -10,7 +10,7 @@ import pytest
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import AttemptOutcome, Ending, NewTask, TaskState
 from everbeat.store.base import Promoted, QueueDepth, Store
-from tests.factories import NOW, OTHER_TENANT, claim, execute_raw, make_task, minutes, open_twin, seconds
+from tests.factories import NOW, OTHER_TENANT, claim, complete, execute_raw, make_task, minutes, open_twin, seconds
 
 
 async def delayed(store: Store, *delays: float, queue: str = "default") -> list[NewTask]:
@@ -122,7 +122,7 @@ async def test_task_reschedule_leaves_every_other_task_alone(store: Store, state
     elif state in ("running", "completed"):
         (claimed,) = await claim(store)
         if state == "completed":
-            await store.task_complete([((DEFAULT_TENANT, claimed.id, 1), None)], now=NOW)  # type: ignore[list-item]
+            await complete(store, claimed)
     tenant_id = OTHER_TENANT if state == "other tenant" else DEFAULT_TENANT
     id_ = UUID(int=5) if state == "unknown" else task.id
     before = await store.task_find(DEFAULT_TENANT, [task.id])

@@ -15,25 +15,35 @@ from everbeat.store.queries import load_blocks
 
 PACKAGES = {"sqlite": "everbeat.store.sqlite", "postgres": "everbeat.store.postgres"}
 
-# SQLite's clock is the process's; months are rows; a firing, a heartbeat and a completion are several statements.
+# SQLite's clock is the process's; months are rows; a verb that moves rows between tables is several statements.
 ONLY_SQLITE = {
     "calendar_exists",
+    "month_prune_attempts",
     "month_prune_history",
+    "month_prune_log",
     "month_prune_ticks",
     "partition_renew_beat",
     "partition_renew_live",
     "partition_renew_newest",
+    "task_cancel_insert",
+    "task_claim_pick",
     "task_complete_insert",
+    "task_end_attempt",
+    "task_finish_bury",
+    "task_finish_insert",
+    "task_heartbeat_find",
+    "task_promote_next",
     "tick_fire_clear",
     "tick_fire_decide",
     "tick_fire_guard",
     "tick_fire_input",
     "tick_fire_ledger",
+    "tick_fire_queues",
     "tick_fire_result",
     "tick_fire_table",
     "tick_fire_tasks",
 }
-# PostgreSQL has a clock, month tables, notices between processes, and nodes that migrate at the same time.
+# PostgreSQL has a clock, month tables, notices between processes, and others who write at the same time.
 ONLY_POSTGRES = {
     "clock",
     "migration_lock",
@@ -43,9 +53,24 @@ ONLY_POSTGRES = {
     "month_ensure",
     "month_list",
     "notice_send",
+    "task_cancel_lock",
 }
 
-TABLES = ["schedules", "past_rules", "ticks", "tasks", "task_history", "partitions", "nodes", "calendars", "idempotent_answers"]
+TABLES = [
+    "schedules",
+    "past_rules",
+    "ticks",
+    "tasks",
+    "task_history",
+    "attempts",
+    "task_log",
+    "dead_letters",
+    "task_keys",
+    "partitions",
+    "nodes",
+    "calendars",
+    "idempotent_answers",
+]
 
 # Not verbs on rows: tested where their subject is (tests/migration, tests/services) or by every test.
 PLUMBING = {"open", "close", "migrate", "schema_version", "subscribe", "publish"}
@@ -92,7 +117,8 @@ def test_every_block_says_what_it_does(dialect: str) -> None:
 
 @pytest.mark.parametrize("dialect", list(PACKAGES))
 def test_every_block_belongs_to_a_verb_and_is_used(dialect: str) -> None:
-    source = files(PACKAGES[dialect]).joinpath("store.py").read_text(encoding="utf-8")
+    folder = files(PACKAGES[dialect])
+    source = "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in ("store.py", "tasks.py"))
     unused = [name for name in load_blocks(PACKAGES[dialect]) if f'"{name}"' not in source]
     assert unused == []
 
@@ -104,8 +130,15 @@ def test_tables_have_the_same_columns(table: str) -> None:
         text = "\n".join(migration.sql for migration in load_migrations(package))
         match = re.search(rf"(?ms)^CREATE TABLE {table} \((.*?)^\)", text)
         assert match is not None, f"{dialect} has no table {table}"
-        found[dialect] = re.findall(r"(?m)^  ([a-z_]+) ", match[1])
+        added = "".join(re.findall(rf"(?ms)^ALTER TABLE {table}\s(.*?);", text))
+        found[dialect] = re.findall(r"(?m)^  ([a-z_]+) ", match[1]) + re.findall(r"ADD COLUMN ([a-z_]+) ", added)
     assert found["sqlite"] == found["postgres"]
+
+
+def test_every_table_is_compared() -> None:
+    for package in PACKAGES.values():
+        text = "\n".join(migration.sql for migration in load_migrations(package))
+        assert set(re.findall(r"(?m)^CREATE TABLE (\w+)", text)) == set(TABLES)
 
 
 def test_every_verb_has_a_contract_test_of_its_name() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from everbeat.core.rules import DstFold, DstGap, TriggerKind
 from everbeat.core.schedules import CatchUp, Overlap, Status
-from everbeat.core.tasks import LIVE_STATES, TRANSITIONS, Origin, TaskState
+from everbeat.core.tasks import LIVE_STATES, TRANSITIONS, AttemptOutcome, Origin, TaskState
 from everbeat.core.ticks import Outcome, SkipReason
 from everbeat.store.migrate import load_migrations
 
@@ -28,6 +28,7 @@ CHECKED: list[tuple[str, str, set[str]]] = [
     ("tasks", "origin", set(Origin)),
     ("tasks", "state", set(LIVE_STATES)),
     ("task_history", "state", {state for state in TaskState if state not in LIVE_STATES}),
+    ("attempts", "outcome", set(AttemptOutcome)),
 ]
 
 
@@ -55,7 +56,7 @@ def test_every_state_of_a_task_has_its_transitions() -> None:
 
 def test_every_state_of_a_task_can_be_reached_and_left() -> None:
     reached = {state for following in TRANSITIONS.values() for state in following}
-    assert reached == set(TaskState) - {TaskState.HELD}
+    assert reached == set(TaskState)
     for state in LIVE_STATES:
         seen, edge = {state}, {state}
         while edge:
@@ -64,7 +65,12 @@ def test_every_state_of_a_task_can_be_reached_and_left() -> None:
         assert seen - LIVE_STATES, f"{state} never ends"
 
 
-@pytest.mark.parametrize("states", [Status, TaskState, Outcome, SkipReason])
+def test_an_attempt_ends_with_a_word_of_its_own_for_each_way_a_task_ends_with_it() -> None:
+    finals = {state.value for state in TaskState if state not in LIVE_STATES}
+    assert finals - {outcome.value for outcome in AttemptOutcome} == {"dead"}, "dead is said of a task, never of an attempt"
+
+
+@pytest.mark.parametrize("states", [Status, TaskState, AttemptOutcome, Outcome, SkipReason])
 def test_the_page_about_states_names_each_of_them(states: type[StrEnum]) -> None:
     page = STATES_PAGE.read_text(encoding="utf-8")
     assert [state.value for state in states if not re.search(rf"\b{state.value}\b", page)] == []

@@ -3,113 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
-from uuid import UUID
 
 import pytest
 
 from everbeat.core.errors import InvalidInput, StoreUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask, TaskState
-from everbeat.core.wire import Claim, TaskInput
-from everbeat.store.base import Claimer, Notice, Store
+from everbeat.store.base import Notice, Store
 from everbeat.store.postgres.store import PostgresStore
-from tests.factories import OTHER_TENANT, Overriding, SteppedNode, open_twin
-
-Poll = asyncio.Task[list[ClaimedTask]]
-
-
-class Counting(Overriding):
-    """Counts the claims, and can hold back their answers or make them fail."""
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store)
-        self.asked: list[list[str]] = []
-        self.error: Exception | None = None
-        self.taken = asyncio.Event()
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
-
-    @property
-    def claims(self) -> int:
-        return len(self.asked)
-
-    async def task_claim(
-        self, tenant_id: UUID, queues: Sequence[str], claimers: Sequence[Claimer], **more: Any
-    ) -> list[list[ClaimedTask]]:
-        self.asked.append([claimer.worker for claimer in claimers])
-        if self.error is not None:
-            raise self.error
-        shares = await self.inner.task_claim(tenant_id, queues, claimers, **more)
-        self.taken.set()
-        await self.may_answer.wait()
-        return shares
-
-    def hold_back(self) -> None:
-        """Claims take place, but nobody hears of it yet."""
-        self.taken.clear()
-        self.may_answer.clear()
-
-
-class Room:
-    """A node whose polls wait for real, on the database's own clock."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = Counting(store)
-        self.node = SteppedNode(self.store)
-        self.polls = self.node.polls
-        self.open: list[Poll] = []
-
-    def poll(self, worker: str = "worker", *, most: int = 1, wait: float = 30, tenant: UUID = DEFAULT_TENANT, **more: Any) -> Poll:
-        claim = Claim(worker=worker, **{"queues": ["default"], **more}, max=most, wait_seconds=wait)
-        self.open.append(asyncio.create_task(self.node.work.claim(tenant, claim)))
-        return self.open[-1]
-
-    async def idle(self, worker: str = "worker", **more: Any) -> Poll:
-        """A poll that has found nothing and waits."""
-        poll = self.poll(worker, **more)
-        await self.settle()
-        assert not poll.done()
-        return poll
-
-    async def settle(self) -> None:
-        """Until no claim is under way and everybody has heard of its outcome."""
-        await turn_over()
-        async with asyncio.timeout(20):
-            while any(line._serving is not None for line in self.polls._lines.values()):
-                await asyncio.sleep(0.001)
-        await turn_over()
-
-    async def submit(self, count: int = 1, *, tenant: UUID = DEFAULT_TENANT, **more: Any) -> list[UUID]:
-        """Tasks that become ready and ring; a delay, even of nothing, keeps them from going to a worker directly."""
-        given = [TaskInput(type="work", **{"delay_seconds": 0, **more}) for _ in range(count)]
-        return await self.node.tasks.submit_batch(tenant, given)
-
-    async def states(self, ids: Sequence[UUID]) -> list[tuple[str, int]]:
-        tasks = {task.id: task for task in await self.store.task_find(DEFAULT_TENANT, ids)}
-        return [(tasks[id_].state.value, tasks[id_].attempt) for id_ in ids]
-
-    async def close(self) -> None:
-        self.store.may_answer.set()
-        for poll in self.open:
-            poll.cancel()
-        await asyncio.gather(*self.open, return_exceptions=True)
-        await self.settle()
-
-
-async def turn_over() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
-async def answer(poll: Poll, deadline_seconds: float = 20) -> list[ClaimedTask]:
-    async with asyncio.timeout(deadline_seconds):
-        return await poll
-
-
-async def ids_of(*polls: Poll) -> list[UUID]:
-    return [task.id for poll in polls for task in await answer(poll)]
+from tests.factories import OTHER_TENANT, open_twin
+from tests.services.polling import Room, answer, ids_of, turn_over, until
 
 
 @pytest.fixture
@@ -137,7 +42,8 @@ async def test_a_task_that_is_there_is_given_at_once(room: Room) -> None:
 
 async def test_a_poll_that_times_out_gets_nothing(room: Room) -> None:
     assert await answer(room.poll(wait=0.01)) == []
-    assert await ids_of(room.poll(wait=30), *([] if await room.submit() else [])) != []
+    ids = await room.submit()
+    assert await ids_of(room.poll(wait=0.01)) == ids
 
 
 async def test_without_patience_it_asks_at_once_and_does_not_wait(room: Room) -> None:
@@ -310,7 +216,9 @@ async def test_a_poll_that_times_out_while_its_claim_is_under_way_loses_nothing(
     assert await room.states(ids) == [("ready", 0)]
 
 
-async def test_a_poll_that_is_cancelled_in_the_moment_of_its_answer_gives_it_back(room: Room) -> None:
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_poll_that_is_cancelled_in_the_moment_of_its_answer_gives_it_back(room: Room, times: int) -> None:
+    """Also if it is cancelled again and again, as servers do until a handler has ended."""
     poll = await room.idle()
     (line,) = room.polls._lines.values()
     done = line.waiting[0].done
@@ -318,9 +226,12 @@ async def test_a_poll_that_is_cancelled_in_the_moment_of_its_answer_gives_it_bac
     async with asyncio.timeout(20):
         while not done.done():
             await asyncio.sleep(0)
-    poll.cancel()
+    for _ in range(times):
+        poll.cancel()
+        await asyncio.sleep(0)
     await asyncio.gather(poll, return_exceptions=True)
     assert poll.cancelled()
+    await room.polls.close()
     assert await room.states(await submitting) == [("ready", 0)]
 
 
@@ -353,6 +264,18 @@ async def test_closing_sends_everybody_home(room: Room) -> None:
     polls = [await room.idle(f"worker-{number}", queues=[f"queue-{number % 3}"]) for number in range(9)]
     await room.polls.close()
     assert [await answer(poll) for poll in polls] == [[]] * 9
+
+
+async def test_closing_sends_those_home_for_whom_a_claim_is_under_way_and_those_who_come_later(room: Room) -> None:
+    room.store.hold_back()
+    poll = room.poll()
+    await room.store.taken.wait()
+    await room.polls.close()
+    room.store.may_answer.set()
+    assert await answer(poll, 5) == []
+    assert await answer(room.poll("late"), 5) == []
+    await room.polls.run_once()
+    await room.idle("in the next life")
 
 
 # Failing
@@ -434,18 +357,13 @@ async def test_its_own_announcement_does_not_ring_every_line(room: Room) -> None
     assert room.store.claims == claims + 1, "one that is not its own does"
 
 
-async def until(is_so: Callable[[], bool], deadline_seconds: float = 20) -> None:
-    async with asyncio.timeout(deadline_seconds):
-        while not is_so():
-            await asyncio.sleep(0.01)
-
-
 # Tidiness
 
 
 async def test_lines_are_tidied_when_nobody_waits_in_them(room: Room) -> None:
     for number in range(20):
         assert await answer(room.poll(wait=0.001, queues=[f"queue-{number}"])) == []
+    await room.settle()
     await room.polls.run_once()
     assert room.polls._lines == {}
 

@@ -70,8 +70,7 @@ async def read_body(request: Asked, *, is_required: bool = True) -> bytes:
     content_type = headers.get(b"content-type")
     if content_type is not None and content_type != b"application/json":
         _check_content_type(content_type.decode("latin-1"))
-    _check_length(headers.get(b"content-length"))
-    raw = await _received(request.receive)
+    raw = await _received(request.receive, _length_of(headers.get(b"content-length")))
     if not raw and is_required:
         raise Refusal(MALFORMED, "A JSON body is required.")
     if raw and content_type is None:
@@ -132,36 +131,36 @@ def revision_wanted(request: Asked) -> int | None:
     return int(match[1] or match[2])
 
 
-async def _received(receive: Receive) -> bytes:
+async def _received(receive: Receive, length: int | None) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
     try:
         async with asyncio.timeout(BODY_DEADLINE_SECONDS):
-            message: Any = await receive()
-            chunks: list[bytes] = []
-            size = 0
-            while message["type"] == "http.request":
+            while True:
+                message: Any = await receive()
+                if message["type"] != "http.request":
+                    raise Refusal(MALFORMED, "The body ended before it was complete.")
                 chunk = message.get("body", b"")
-                if not chunks and not message.get("more_body", False) and len(chunk) <= MAX_BODY_BYTES:
-                    return bytes(chunk)
                 size += len(chunk)
                 if size > MAX_BODY_BYTES:
                     raise _too_large()
                 chunks.append(chunk)
-                if not message.get("more_body", False):
+                # The server says in a message of its own that nothing follows; who knows the length need not wait for it.
+                if size == length or not message.get("more_body", False):
                     return b"".join(chunks)
-                message = await receive()
     except TimeoutError:
         raise Refusal(TOO_SLOW, f"The body did not arrive within {BODY_DEADLINE_SECONDS:.0f} seconds.") from None
-    raise Refusal(MALFORMED, "The body ended before it was complete.")
 
 
-def _check_length(length: bytes | None) -> None:
+def _length_of(text: bytes | None) -> int | None:
     """A body that says it is too large is not even read."""
-    if length is None:
-        return
-    if not length.isdigit():
+    if text is None:
+        return None
+    if not text.isdigit():
         raise Refusal(MALFORMED, "Content-Length is not a number.")
-    if len(length) > 18 or int(length) > MAX_BODY_BYTES:
+    if len(text) > 18 or int(text) > MAX_BODY_BYTES:
         raise _too_large()
+    return int(text)
 
 
 def _too_large() -> Refusal:

@@ -109,10 +109,12 @@ async def _claim_unless_gone(work: Work, tenant_id: UUID, wanted: Claim, receive
 
 
 async def _left(receive: Receive) -> None:
-    """Until the client goes away. The body is read; what else a server may send of it ends the watch."""
-    message: Any = await receive()
-    if message["type"] != "http.disconnect":
-        await asyncio.get_running_loop().create_future()
+    """Until the client goes away. What else the server has to say is at most the end of a body that is read already."""
+    for _ in range(2):
+        message: Any = await receive()
+        if message["type"] == "http.disconnect":
+            return
+    await asyncio.get_running_loop().create_future()
 
 
 def claimed_body(tasks: Sequence[ClaimedTask]) -> bytes:

@@ -231,7 +231,7 @@ def _import(name: str) -> ModuleType:
 
 def _show(error: BaseException) -> None:
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None and _is_machinery(trace.tb_frame.f_code.co_filename):
+    while trace is not None and _is_machinery(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     click.echo("".join(traceback.format_exception(type(error), error, trace)), err=True, nl=False)
 
@@ -247,7 +247,7 @@ def _not_an_app(module: ModuleType, module_name: str, path: str, found: Any) -> 
     elif found is None:
         wrong = f"{module_name} has no {path}"
     else:
-        wrong = f"{module_name}:{path} is a {type(found).__name__}, not an Everbeat"
+        wrong = f"{module_name}:{path} is of type {type(found).__name__}, not an Everbeat"
     if not apps:
         return f"{wrong}; there is no Everbeat in it: make one with eb = Everbeat()"
     return f"{wrong}; found: {', '.join(f'{module_name}:{name}' for name in apps)}"

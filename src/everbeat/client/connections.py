@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from everbeat.client.base import Transport
-from everbeat.client.errors import BlockingCall
+from everbeat.client.errors import BlockingCall, RegistrationError
 from everbeat.client.flows import Flow, run, run_blocking
 from everbeat.client.http import HttpTransport, SyncHttp
 from everbeat.client.inprocess import InProcessTransport, LocalNode
@@ -59,6 +59,8 @@ class _Attachable:
         self.place: Place | None = None
 
     def attach(self, place: Place) -> None:
+        if self.place is not None:
+            raise RegistrationError("this app is in use already: it runs in this process, or a test harness has it")
         self.place = place
 
     def detach(self) -> None:
@@ -127,7 +129,7 @@ class NodeConnection(_Attachable):
         super().__init__()
         self._start_node = start_node
         self._lock = threading.Lock()
-        self._background: _Background | None = None
+        self._background: Background | None = None
 
     def blocking(self, flow: Flow[T]) -> T:
         return _from_thread(self.place or self._background_place(), flow)
@@ -147,11 +149,11 @@ class NodeConnection(_Attachable):
     def _background_place(self) -> Place:
         with self._lock:
             if self._background is None or self._background.pid != os.getpid():
-                self._background = _Background(self._start_node)
+                self._background = Background(self._start_node)
             return self._background.place
 
 
-class _Background:
+class Background:
     """A thread with an event loop that hosts a node; ends with the process, or when closed."""
 
     def __init__(self, start_node: Callable[[], Awaitable[OwnedNode]]) -> None:

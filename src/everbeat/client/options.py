@@ -22,14 +22,19 @@ Zone = str | tzinfo
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 
-class SubmitOptions(TypedDict, total=False):
-    """When and how one task is to run; none of these names can be the name of a handler's argument."""
+class ManyOptions(TypedDict, total=False):
+    """When and how tasks are to run that are submitted together."""
 
     delay: Duration | None
     run_at: datetime | None
     priority: int | None
-    key: str | None
     labels: Mapping[str, str] | None
+
+
+class SubmitOptions(ManyOptions, total=False):
+    """When and how one task is to run; none of these names can be the name of a handler's argument."""
+
+    key: str | None
 
 
 class TaskOptions(TypedDict, total=False):

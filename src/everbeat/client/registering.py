@@ -30,25 +30,25 @@ class Registration:
 
 
 def registering(registry: Registry, *, prune: bool) -> Flow[Registration]:
-    done = Registration()
-    wanted: list[dict[str, Any]] = []
-    for name, definition in registry.schedules.items():
-        if _is_over(definition):
-            done.over.append(name)
-        else:
-            wanted.append(definition)
-    for item in (yield from putting(wanted)):
+    wanted = unfinished(registry, datetime.now(UTC))
+    done = Registration(over=[name for name in registry.schedules if name not in wanted])
+    for item in (yield from putting(list(wanted.values()))):
         getattr(done, item["status"]).append(item["name"])
     if prune:
         yield from _pruning(registry, done)
     return done
 
 
-def _is_over(definition: Mapping[str, Any]) -> bool:
-    """A server refuses a new schedule that will never tick; in code, the day after its last tick must not be an error."""
+def unfinished(registry: Registry, now: datetime) -> dict[str, dict[str, Any]]:
+    """The declared schedules that will tick again. A server refuses a new one that never will; in code, the day after the
+    last tick must not be an error."""
+    return {name: definition for name, definition in registry.schedules.items() if not _is_over(definition, now)}
+
+
+def _is_over(definition: Mapping[str, Any], now: datetime) -> bool:
     if "at" not in definition and "ends_at" not in definition and "rrule" not in definition:
         return False
-    return timeline_of(definition).next_tick(datetime.now(UTC)) is None
+    return timeline_of(definition).next_tick(now) is None
 
 
 def _pruning(registry: Registry, done: Registration) -> Flow[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -17,6 +17,7 @@ from everbeat.client.flows import Flow, Submit
 from everbeat.client.handles import TaskHandle
 from everbeat.client.options import (
     SUBMIT_OPTIONS,
+    ManyOptions,
     NamedOptions,
     SubmitOptions,
     checked_task_fields,
@@ -174,7 +175,7 @@ class Task(Generic[Whole, Given, R]):
         return self._connection.blocking(self._many(items, key, options))
 
     async def submit_many_async(
-        self, items: Iterable[Mapping[str, Any]], *, key: KeyOf | None = None, **options: Any
+        self, items: Iterable[Mapping[str, Any]], *, key: KeyOf | None = None, **options: Unpack[ManyOptions]
     ) -> list[TaskHandle]:
         return await self._connection.awaiting(self._many(items, key, options))
 
@@ -187,7 +188,7 @@ class Task(Generic[Whole, Given, R]):
     def _many(
         self, items: Iterable[Mapping[str, Any]], key: KeyOf | None, options: Mapping[str, Any]
     ) -> Flow[list[TaskHandle]]:
-        refuse_unknown(options, SubmitOptions)
+        refuse_unknown(options, ManyOptions)
         inputs = []
         for index, item in enumerate(items):
             if not isinstance(item, Mapping):

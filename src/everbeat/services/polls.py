@@ -15,6 +15,7 @@ for it is given back at once), a claim that fails (those who wait are told, and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from datetime import datetime, timedelta
@@ -23,6 +24,7 @@ from uuid import UUID
 
 import msgspec
 
+from everbeat.core.errors import EverbeatError
 from everbeat.core.tasks import ClaimedTask, NewTask
 from everbeat.core.wire import Claim
 from everbeat.store.base import Claimer, Notice, Store
@@ -59,8 +61,14 @@ class _Line:
         self.key = key
         self.waiting: deque[_Poll] = deque()
         self.is_rung = True
+        self.seated = 0
         self._polls = polls
         self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Nobody waits, and nobody who was taken out of the line may come back to it."""
+        return not self.waiting and not self.seated and self._serving is None
 
     def join(self, poll: _Poll) -> None:
         self.waiting.append(poll)
@@ -85,7 +93,17 @@ class _Line:
         if self.is_rung or self._serving is not None:
             return None
         self.tidy()
-        return self.waiting.popleft() if self.waiting and self.waiting[0].is_patient else None
+        if not self.waiting or not self.waiting[0].is_patient:
+            return None
+        self.seated += 1
+        return self.waiting.popleft()
+
+    def come_back(self, poll: _Poll) -> None:
+        """To the front, after there was nothing for it."""
+        if self._polls.is_closed:
+            _give_up(poll.done)
+        else:
+            self.waiting.appendleft(poll)
 
     async def _serve(self) -> None:
         try:
@@ -110,6 +128,7 @@ class _Line:
         return front
 
     async def _claim(self, front: list[_Poll]) -> None:
+        hasty = [poll for poll in self.waiting if not poll.is_patient]
         try:
             shares = await self._polls.take(self.key, [poll.claimer for poll in front])
         except Exception as error:
@@ -127,11 +146,15 @@ class _Line:
                 poll.done.set_result(share)
             else:
                 left.append(poll)
-        self.waiting.extendleft(reversed(left))
+        for poll in reversed(left):
+            self.come_back(poll)
         if all(len(share) == poll.claimer.limit for poll, share in zip(front, shares, strict=True)):
             self.is_rung = True
+        else:
+            for poll in hasty:  # what had nothing for all of the front has nothing for those behind it
+                _give_up(poll.done)
         if orphans:
-            await self._polls.give_back(self.key.tenant_id, orphans)
+            await self._polls.hand_back(self.key.tenant_id, orphans)
 
 
 class Seats:
@@ -166,16 +189,19 @@ class Seats:
 
     async def serve(self, written: Collection[UUID], now: datetime | None) -> None:
         """The write is done, or has failed: hand out what it wrote. Whoever got nothing waits on, at the front."""
-        for poll, (line, tasks) in self._taken.items():
+        orphans: list[tuple[UUID, list[ClaimedTask]]] = []
+        for poll, (line, tasks) in reversed(self._taken.items()):  # who came first is put back last, and so in front
+            line.seated -= 1
             share = [_handed(task, now) for task in tasks if task.id in written and now is not None]
-            if not poll.done.done():
-                if share:
-                    poll.done.set_result(share)
-                else:
-                    line.waiting.appendleft(poll)
-                    line.ring()
+            if poll.done.done():
+                orphans += [(line.key.tenant_id, share)] if share else []
             elif share:
-                await self._polls.give_back(line.key.tenant_id, share)
+                poll.done.set_result(share)
+            else:
+                line.come_back(poll)
+                line.ring()
+        for tenant_id, share in orphans:
+            await self._polls.hand_back(tenant_id, share)
 
 
 def _handed(task: NewTask, now: datetime) -> ClaimedTask:
@@ -215,6 +241,8 @@ class Polls:
     ) -> None:
         self._store = store
         self.give_back: GiveBack = _leave
+        self.is_closed = False
+        self._returning: set[asyncio.Task[None]] = set()
         self._look_seconds = look_seconds
         self.total_seconds = total_seconds
         self._lines: dict[LineKey, _Line] = {}
@@ -229,7 +257,7 @@ class Polls:
             return (await self.take(key, [claimer], now=now))[0]
         line = self._lines.setdefault(key, _Line(key, self))
         loop = asyncio.get_running_loop()
-        poll = _Poll(claimer, loop.create_future(), claim.wait_seconds > 0)
+        poll = _Poll(claimer, loop.create_future(), claim.wait_seconds > 0 and not self.is_closed)
         if poll.is_patient:
             poll.timer = loop.call_later(claim.wait_seconds, _give_up, poll.done)
         line.join(poll)
@@ -237,7 +265,11 @@ class Polls:
             return await poll.done
         except asyncio.CancelledError:
             if poll.done.done() and not poll.done.cancelled() and poll.done.exception() is None and poll.done.result():
-                await self.give_back(tenant_id, poll.done.result())
+                # On its own: whoever cancels may do so again, also while this is under way.
+                returning = asyncio.create_task(self.hand_back(tenant_id, poll.done.result()))
+                self._returning.add(returning)
+                returning.add_done_callback(self._returning.discard)
+                await asyncio.shield(returning)
             raise
         finally:
             if poll.timer is not None:
@@ -248,6 +280,11 @@ class Polls:
         return await self._store.task_claim(
             key.tenant_id, key.queues, claimers, types=key.types, total_seconds=self.total_seconds, now=now
         )
+
+    async def hand_back(self, tenant_id: UUID, tasks: list[ClaimedTask]) -> None:
+        """What was claimed for somebody who is gone; if that fails, its lease runs out."""
+        with contextlib.suppress(EverbeatError):
+            await self.give_back(tenant_id, tasks)
 
     def lines(self) -> Iterable[_Line]:
         return self._lines.values()
@@ -279,11 +316,12 @@ class Polls:
     # The look now and then, as a loop
 
     async def run_once(self, now: datetime | None = None) -> bool:
+        self.is_closed = False
         for key, line in list(self._lines.items()):
             line.tidy()
             if line.waiting:
                 line.ring()
-            else:
+            elif line.is_empty:
                 del self._lines[key]
         return False
 
@@ -291,10 +329,12 @@ class Polls:
         await asyncio.sleep(self._look_seconds)
 
     async def close(self) -> None:
-        """Let everybody who waits go home with nothing."""
+        """Let everybody who waits go home with nothing; whoever comes now does not wait."""
+        self.is_closed = True
         for line in self._lines.values():
             for poll in line.waiting:
                 _give_up(poll.done)
+        await asyncio.gather(*self._returning, return_exceptions=True)
 
 
 def _give_up(done: asyncio.Future[list[ClaimedTask]]) -> None:

@@ -18,6 +18,7 @@ from everbeat.core.retries import RetryDecision, after_failure
 from everbeat.core.submissions import error_text, result_text
 from everbeat.core.tasks import AttemptOutcome, ClaimedTask, RunningTask, TaskError, TaskState
 from everbeat.core.wire import (
+    Beat,
     BeatAnswer,
     Claim,
     Completion,
@@ -25,6 +26,7 @@ from everbeat.core.wire import (
     Failures,
     Heartbeat,
     Lease,
+    Progress,
     Release,
     Settled,
 )
@@ -95,32 +97,22 @@ class Work:
 
     async def heartbeat(self, tenant_id: UUID, heartbeat: Heartbeat, *, now: datetime | None = None) -> list[BeatAnswer]:
         _check_worker(heartbeat.worker)
-        beats: dict[tuple[UUID, int], BeatWrite] = {}
-        for beat in heartbeat.leases:
-            progress = beat.progress
-            message = None if progress is None else progress.message
-            if message is not None and not _is_storable(message):
-                raise InvalidInput.of("progress.message", "must be without NUL characters and lone surrogates")
-            write = BeatWrite(
-                LeaseRef(tenant_id, beat.id, beat.fence), None if progress is None else progress.fraction, message, beat.log
-            )
-            known = beats.get((beat.id, beat.fence))
-            beats[beat.id, beat.fence] = write if known is None else _merged(known, write)
-        if not beats:
+        if not heartbeat.leases:
             return []
-        writes = list(beats.values())
+        writes = [_beat_write(tenant_id, beat) for beat in heartbeat.leases]
         found = await self._beats.add(writes) if now is None else (await self._write_beats([writes], now))[0]
         return [_beat_answer(beat.id, found.get((beat.id, beat.fence))) for beat in heartbeat.leases]
 
     async def _write_beats(
         self, groups: list[list[BeatWrite]], now: datetime | None = None
     ) -> list[dict[tuple[UUID, int], Beaten]]:
-        merged: dict[tuple[UUID, int], BeatWrite] = {}
-        for beat in (beat for group in groups for beat in group):
-            key = (beat.lease.id, beat.lease.fence)
-            merged[key] = beat if key not in merged else _merged(merged[key], beat)
-        found = {(one.id, one.fence): one for one in await self._store.task_heartbeat(list(merged.values()), now=now)}
-        return [found for _ in groups]
+        answers: list[dict[tuple[UUID, int], Beaten]] = [{} for _ in groups]
+        for places in _rounds([[beat.lease for beat in group] for group in groups]):
+            beats = [beat for place in places for beat in groups[place]]
+            found = {(one.id, one.fence): one for one in await self._store.task_heartbeat(beats, now=now)}
+            for place in places:
+                answers[place] = found
+        return answers
 
     # Endings
 
@@ -133,12 +125,17 @@ class Work:
         return [Settled(one.id, "ok" if (one.id, one.fence) in done else "stale") for one in completion.results]
 
     async def _write_completions(self, groups: list[Results], now: datetime | None = None) -> list[Held]:
-        completed = await self._store.task_complete([result for group in groups for result in group], now=now)
-        if completed.finished:
-            self._emit(TasksFinished("completed", len(completed.finished)))
-        self._turns.expect(completed.schedule_ids)
-        done = set(completed.finished | completed.repeated)
-        return [done for _ in groups]
+        answers: list[Held] = [set() for _ in groups]
+        for places in _rounds([[lease for lease, _ in group] for group in groups]):
+            results = [result for place in places for result in groups[place]]
+            completed = await self._store.task_complete(results, now=now)
+            if completed.finished:
+                self._emit(TasksFinished("completed", len(completed.finished)))
+            self._turns.expect(completed.schedule_ids)
+            done = set(completed.finished | completed.repeated)
+            for place in places:
+                answers[place] = done
+        return answers
 
     async def fail(self, tenant_id: UUID, failures: Failures, *, now: datetime | None = None) -> list[Settled]:
         _check_worker(failures.worker)
@@ -209,13 +206,26 @@ def _said_before(past: PastEnding) -> Settled:
     return Settled(past.id, "ok", _PAST_NEXT.get(past.state))
 
 
-def _merged(one: BeatWrite, other: BeatWrite) -> BeatWrite:
-    logs = [beat.log for beat in (one, other) if beat.log]
+def _rounds(groups: Sequence[Sequence[LeaseRef]]) -> list[list[int]]:
+    """Which requests may be written together: no two tenants that name the same lease, for only one of them has it."""
+    if len({group[0].tenant_id for group in groups}) == 1:
+        return [list(range(len(groups)))]
+    rounds: list[tuple[dict[tuple[UUID, int], UUID], list[int]]] = []
+    for place, group in enumerate(groups):
+        named = {(lease.id, lease.fence): lease.tenant_id for lease in group}
+        fitting = (one for one in rounds if all(one[0].get(lease, tenant) == tenant for lease, tenant in named.items()))
+        taken, places = next(fitting, ({}, []))
+        if not places:
+            rounds.append((taken, places))
+        taken.update(named)
+        places.append(place)
+    return [places for _, places in rounds]
+
+
+def _beat_write(tenant_id: UUID, beat: Beat) -> BeatWrite:
+    progress = beat.progress or Progress()
     return BeatWrite(
-        other.lease,
-        one.fraction if other.fraction is None else other.fraction,
-        one.message if other.message is None else other.message,
-        "\n".join(logs) or None,
+        LeaseRef(tenant_id, beat.id, beat.fence), progress.fraction, _storable(progress.message), _storable(beat.log)
     )
 
 
@@ -225,8 +235,9 @@ def _beat_answer(id_: UUID, beaten: Beaten | None) -> BeatAnswer:
     return BeatAnswer(id_, "cancel" if beaten.cancel_requested else "ok", beaten.lease_until)
 
 
-def _is_storable(text: str) -> bool:
-    return "\x00" not in text and is_encodable(text)
+def _storable(text: str | None) -> str | None:
+    """Text that every database takes; refused, it would cost all the other leases of the heartbeat."""
+    return None if text is None else text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 
 def _check_worker(worker: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from time import monotonic
 
@@ -36,7 +35,8 @@ class Claimer:
         self._room = room
         self._receive = receive
         self._has_room = asyncio.Event()
-        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._is_stopping = False
         self.is_waiting = False
         # A task handed out at the end of a poll must still be trusted until the first heartbeat has renewed it.
         self._poll_seconds = min(_LONGEST_POLL_SECONDS, claim.lease_seconds * 0.8)
@@ -45,14 +45,20 @@ class Claimer:
         """There may be room again."""
         self._has_room.set()
 
-    def finish(self) -> None:
-        """No further claim. The poll under way goes on: what is in the answer to a cancelled one waits for its lease to end."""
-        self._stopping.set()
-        self._has_room.set()
+    async def stop(self) -> None:
+        """End the poll under way: the server gives back what it claims for somebody who has left."""
+        self._is_stopping = True
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait({self._task})
 
-    async def run(self) -> None:
+    def start(self) -> asyncio.Task[None]:
+        self._task = asyncio.create_task(self._run())
+        return self._task
+
+    async def _run(self) -> None:
         backoff = Backoff()
-        while not self._stopping.is_set():
+        while not self._is_stopping:
             count = self._room()
             if count < 1:
                 await self._wait()
@@ -64,7 +70,7 @@ class Claimer:
                 if isinstance(error, ServerProblem) and error.status in (400, 422):
                     raise
                 self._journal.away("claim", error)
-                await self._pause(backoff.seconds(error))
+                await asyncio.sleep(backoff.seconds(error))
                 continue
             backoff.reset()
             self._journal.back()
@@ -89,8 +95,3 @@ class Claimer:
         await self._has_room.wait()
         self._has_room.clear()
         self.is_waiting = False
-
-    async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()

@@ -94,7 +94,7 @@ class Worker:
         claim = Claim(worker=self.name, queues=self.queues, types=types, lease_seconds=self._lease_seconds)
         self._claimer = Claimer(self._transport, claim, self._journal, room=self._room, receive=self._received)
         self._heart.start()
-        self._tasks = [loop.create_task(self._claimer.run()), loop.create_task(self._tick_forever())]
+        self._tasks = [self._claimer.start(), loop.create_task(self._tick_forever())]
         server = getattr(self._transport, "url", "in this process")
         self._journal.started(queues=self.queues, types=len(self._types), concurrency=self._concurrency, server=server)
 
@@ -121,14 +121,15 @@ class Worker:
         self._is_stopping = True
         grace = self._grace_seconds if grace_seconds is None else grace_seconds
         self._journal.stopping(running=len(self._runners.running), grace_seconds=grace)
-        self._claimer.finish()
-        self._give_back(self._runners.take_ready())
         try:
+            # First: what is given back must not come again by this worker's own poll.
+            await self._claimer.stop()
+            self._give_back(self._runners.take_ready())
             await self._until_ended(grace)
             await self._interrupt_the_rest()
-            await self._end_claims()
             await self._reporter.drain(_FAREWELL_SECONDS)
         finally:
+            self._tasks[1].cancel()
             self._runners.close()
             await self._heart.stop()
             self._journal.stopped()
@@ -266,11 +267,6 @@ class Worker:
         # A thread cannot be stopped, but it ends with the process.
         left = [held for held in self._runners.running if not held.is_settled]
         self._give_back(left)
-
-    async def _end_claims(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.wait(self._tasks)
 
 
 def _unhandled() -> None:

@@ -31,8 +31,6 @@ class Stopping:
         elif self._count == 2:
             # In a thread: the event loop may be what is stuck.
             threading.Thread(target=self._end, daemon=True).start()
-        else:
-            os._exit(ENDED_BY_FORCE)
 
     def _end(self) -> None:
         try:

@@ -263,8 +263,10 @@ class PostgresTasks(_Base):
     async def task_turn(
         self, schedule_ids: Sequence[UUID] | None, *, limit: int, now: datetime | None = None
     ) -> frozenset[str]:
-        asked = None if schedule_ids is None else list(schedule_ids)
-        held = await self._fetch("task_turn_held", ids=asked, limit=limit)
+        if schedule_ids is None:
+            held = await self._fetch("task_turn_any", limit=limit)
+        else:
+            held = await self._fetch("task_turn_held", ids=list(schedule_ids), limit=limit)
         if not held:
             return frozenset()
 
@@ -299,8 +301,9 @@ class PostgresTasks(_Base):
     async def _cancel(
         self, connection: Connection, tenant_id: UUID, ids: list[UUID], reason: str, now: datetime | None
     ) -> Cancelled:
-        # Two statements: one that is claimed while the first waits for its row is seen as running by the second.
         values = {"tenant_id": tenant_id, "ids": ids}
+        # Locked first: one that is claimed or put back in this moment must not fall between the two statements.
+        await fetch_on(connection, self._queries["task_cancel_lock"], **values)
         ended = await fetch_on(connection, self._queries["task_cancel"], reason=reason, now=now, **values)
         told = await fetch_on(connection, self._queries["task_cancel_running"], **values)
         return Cancelled(frozenset(row["id"] for row in ended), frozenset(row["id"] for row in told), _schedules(ended))
@@ -371,6 +374,7 @@ class PostgresTasks(_Base):
     async def dead_replay(
         self, tenant_id: UUID, replays: Sequence[Replay], *, again: bool, now: datetime | None = None
     ) -> list[UUID]:
+        replays = without_repeats(replays, lambda one: one.task_id)
         async with self._connections.use("api", "dead_replay") as connection, connection.transaction():
             rows = await fetch_on(
                 connection,

@@ -241,13 +241,33 @@ SELECT s.id, s.overlap, s.concurrency FROM schedules AS s
 WHERE s.id = ANY(:ids::uuid[]) AND s.status <> 'paused' ORDER BY s.id FOR UPDATE;
 
 -- name: task_turn_held
--- Schedules that hold tasks; those that are gone are told apart.
-SELECT h.schedule_id, EXISTS (SELECT 1 FROM schedules AS s WHERE s.id = h.schedule_id) AS is_there
-FROM (
-  SELECT DISTINCT schedule_id FROM tasks
-  WHERE state = 'held' AND schedule_id IS NOT NULL AND (:ids::uuid[] IS NULL OR schedule_id = ANY(:ids::uuid[]))
-  LIMIT :limit
-) AS h;
+-- Which of these schedules hold tasks; those that are gone are told apart.
+SELECT r.id AS schedule_id, EXISTS (SELECT 1 FROM schedules AS s WHERE s.id = r.id) AS is_there
+FROM unnest(:ids::uuid[]) AS r(id)
+CROSS JOIN LATERAL (SELECT 1 FROM tasks AS t WHERE t.state = 'held' AND t.schedule_id = r.id LIMIT 1) AS held
+LIMIT :limit;
+
+-- name: task_turn_any
+-- Schedules that hold tasks and have room for one, or something to replace: those that can only wait must not use up the limit.
+WITH RECURSIVE held(schedule_id) AS (
+  (SELECT schedule_id FROM tasks WHERE state = 'held' ORDER BY schedule_id LIMIT 1)
+  UNION ALL
+  SELECT (
+    SELECT t.schedule_id FROM tasks AS t WHERE t.state = 'held' AND t.schedule_id > h.schedule_id ORDER BY t.schedule_id LIMIT 1
+  ) FROM held AS h WHERE h.schedule_id IS NOT NULL
+)
+SELECT h.schedule_id, s.id IS NOT NULL AS is_there
+FROM held AS h LEFT JOIN schedules AS s ON s.id = h.schedule_id
+WHERE h.schedule_id IS NOT NULL AND s.status IS DISTINCT FROM 'paused' AND (
+  (SELECT count(*) FROM (
+    SELECT 1 FROM tasks AS t WHERE t.schedule_id = h.schedule_id AND t.state <> 'held' AND t.origin <> 'backfill'
+    LIMIT coalesce(s.concurrency, 1)
+  ) AS unfinished) < coalesce(s.concurrency, 1)
+  -- Not EXISTS: that may be answered by hashing all tasks there are.
+  OR s.overlap = 'cancel_previous' AND (
+    SELECT true FROM tasks AS t
+    WHERE t.schedule_id = h.schedule_id AND t.state <> 'held' AND t.origin = 'tick' AND NOT t.cancel_requested LIMIT 1))
+LIMIT :limit;
 
 -- name: task_turn_supersede
 -- What a newer held task of the same schedule replaces: gone if it has not started, else asked to stop.
@@ -277,6 +297,10 @@ RETURNING t.queue;
 -- Keep what a schedule has fired and nobody has started, while it is paused.
 UPDATE tasks SET state = 'held'
 WHERE schedule_id = ANY(:ids::uuid[]) AND origin = 'tick' AND state IN ('ready', 'scheduled');
+
+-- name: task_cancel_lock
+-- Keep tasks as they are until they are cancelled; in one order everywhere, so that two who cancel do not deadlock.
+SELECT id FROM tasks WHERE id = ANY(:ids::uuid[]) AND tenant_id = :tenant_id ORDER BY id FOR UPDATE;
 
 -- name: task_cancel
 -- Tasks that have not started end here.

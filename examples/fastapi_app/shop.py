@@ -1,0 +1,59 @@
+"""A web app with Everbeat inside: it submits tasks, runs them and keeps a cron, without any other process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import UUID
+
+from fastapi import FastAPI, HTTPException
+
+from everbeat import Context, Everbeat, ServerProblem
+
+eb = Everbeat(os.environ.get("EVERBEAT_URL", "sqlite:///shop.db"), name="shop")
+
+
+@eb.task(queue="mail", max_attempts=5, timeout="1m")
+async def send_receipt(ctx: Context, order: int) -> str:
+    ctx.log(f"order {order}, attempt {ctx.attempt}")
+    return f"receipt of order {order} sent"
+
+
+@eb.cron("* * * * * *", catch_up="none")
+async def sweep(ctx: Context) -> str:
+    """Once a second, whatever the number of processes."""
+    return f"swept at {ctx.scheduled_for}"
+
+
+@contextlib.asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async with eb.running():
+        yield
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.post("/orders/{order}/receipt", status_code=202)
+async def request_receipt(order: int) -> dict[str, str]:
+    """A second request for the same order is the same task."""
+    handle = await send_receipt.submit_async(order=order, key=f"receipt-{order}")
+    return {"task": str(handle.id)}
+
+
+@app.get("/tasks/{task_id}")
+async def show_task(task_id: UUID) -> dict[str, Any]:
+    try:
+        task = await eb.async_client.tasks.get(task_id)
+    except ServerProblem as problem:
+        raise HTTPException(problem.status, str(problem)) from None
+    return {name: task[name] for name in ("id", "type", "state", "attempt", "progress", "result", "error")}
+
+
+@app.get("/sweeps")
+async def show_sweeps() -> list[dict[str, Any]]:
+    """What became of the latest ticks of the cron."""
+    ticks = await eb.async_client.schedules.ticks("sweep", limit=None)
+    return [tick for tick in ticks if tick["outcome"] != "upcoming"][-10:]

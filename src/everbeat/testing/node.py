@@ -1,0 +1,171 @@
+"""A node without loops, put together from the services of a real one; its store's clock is the fake one."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, Self
+from uuid import uuid4
+
+from everbeat.api.app import Health, Rooms, build_app
+from everbeat.client.registering import unfinished
+from everbeat.client.registry import Registry
+from everbeat.clock import DatabaseClock
+from everbeat.core.partitioning import PARTITIONS
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.tasks import ClaimedTask
+from everbeat.core.timeline import TimelineCache
+from everbeat.core.wire import DEFAULT_QUEUE, Beat, Claim, Completion, Failures, Heartbeat, Result
+from everbeat.services.audit import Auditing
+from everbeat.services.backfill import Backfill
+from everbeat.services.calendars import CalendarRoom
+from everbeat.services.cluster import ClusterRoom
+from everbeat.services.dead_letters import DeadLetters
+from everbeat.services.ledger import Ledger
+from everbeat.services.ownership import Ownership
+from everbeat.services.polls import Polls
+from everbeat.services.schedules import MAX_BATCH, Schedules
+from everbeat.services.tasks import Tasks
+from everbeat.services.ticker import Ticker
+from everbeat.services.turns import Promoter, Turns
+from everbeat.services.work import Work
+from everbeat.store.base import DueScan, NodeBeat, ScheduleFilter
+from everbeat.store.sqlite.store import SqliteStore
+from everbeat.testing.clock import FakeClock
+from everbeat.version import __version__
+from everbeat.worker.calls import Interrupted, Outcome
+from everbeat.worker.held import Held
+
+WORKER = "test"
+_LATE_SECONDS = 5.0
+_LONGEST_LEASE_SECONDS = 3600.0
+_FOR_EVER_SECONDS = 100 * 366 * 86_400.0
+_MOST_SCHEDULES = 100_000
+
+Ending = Literal["completed", "retry", "dead", "failed"]
+
+
+class _TimedStore(SqliteStore):
+    """A store whose database clock is the fake one."""
+
+    def __init__(self, path: Path, clock: FakeClock) -> None:
+        super().__init__(path)
+        self._fake = clock
+
+    def _moment(self, now: datetime | None) -> datetime:
+        return now if now is not None else self._fake.now()
+
+    async def schedule_due(
+        self, partitions: Sequence[int], *, horizon_seconds: float, limit: int, now: datetime | None = None
+    ) -> DueScan:
+        """Of the many partitions only those with schedules: a test looks often, and has few."""
+        active = await self.schedule_list(
+            DEFAULT_TENANT, ScheduleFilter(status="active"), after_name=None, limit=_MOST_SCHEDULES
+        )
+        used = sorted({schedule.partition for schedule in active}.intersection(partitions))
+        return await super().schedule_due(used, horizon_seconds=horizon_seconds, limit=limit, now=now)
+
+
+class SteppedNode:
+    """A node without loops, put together from the services of a real one; all of it in the background's event loop."""
+
+    def __init__(self, path: Path, clock: FakeClock, registry: Registry) -> None:
+        self._clock = clock
+        self._registry = registry
+        self._store = store = _TimedStore(path, clock)
+        self._timelines = timelines = TimelineCache()
+        still = DatabaseClock(lambda: 0.0)
+        polls = Polls(store)
+        self._turns = Turns(store, polls)
+        # Without jitter: a retry comes when the policy says.
+        self.work = Work(store, polls, self._turns, total_seconds=_FOR_EVER_SECONDS, chance=lambda: 1.0)
+        self.tasks = Tasks(store, polls, self._turns)
+        beat = NodeBeat(uuid4(), WORKER, ("api", "scheduler"), __version__, _FOR_EVER_SECONDS)
+        self._ownership = Ownership(store, beat, still, monotonic=lambda: 0.0)
+        self._ticker = Ticker(store, self._ownership, still, timelines, on_tasks=lambda _, held: self._turns.expect(held))
+        self._promoter = Promoter(store, polls, still)
+        self._schedules = Schedules(store, timelines)
+
+    @functools.cached_property
+    def asgi(self) -> Any:
+        """Made when it is first asked: most tests do without, and it takes longer than all the rest."""
+        return build_app(self._rooms())
+
+    def _rooms(self) -> Rooms:
+        store, schedules, timelines = self._store, self._schedules, self._timelines
+
+        async def ready() -> Health:
+            return Health(True, {})
+
+        return Rooms(
+            schedules=schedules,
+            tasks=self.tasks,
+            work=self.work,
+            dead_letters=DeadLetters(store, self.tasks),
+            backfill=Backfill(store, schedules, self.tasks, timelines),
+            ledger=Ledger(store, timelines, late_seconds=_LATE_SECONDS),
+            audit=Auditing(store, timelines, late_seconds=_LATE_SECONDS),
+            cluster=ClusterRoom(store),
+            calendars=CalendarRoom(store, schedules),
+            timelines=timelines,
+            store=store,
+            health=lambda: Health(True, {}),
+            ready=ready,
+            metrics=lambda: b"",
+        )
+
+    async def start(self) -> Self:
+        await self._store.migrate()
+        await self._store.open()
+        while await self._ownership.run_once():
+            pass
+        declared = list(unfinished(self._registry, self._clock.now()).values())
+        for start in range(0, len(declared), MAX_BATCH):
+            await self._schedules.put_batch(DEFAULT_TENANT, declared[start : start + MAX_BATCH])
+        return self
+
+    async def stop(self) -> None:
+        await self._ticker.close()
+        await self._store.close()
+
+    async def settle(self) -> None:
+        """All that is due in this very moment becomes tasks that are ready."""
+        now = self._clock.now()
+        for loop in (self._ticker, self._promoter, self._turns):
+            while await loop.run_once(now):
+                pass
+
+    async def claim(self) -> ClaimedTask | None:
+        claim = Claim(
+            worker=WORKER,
+            queues=self._registry.queues() or [DEFAULT_QUEUE],
+            types=sorted(self._registry.tasks) or None,
+            lease_seconds=_LONGEST_LEASE_SECONDS,
+        )
+        claimed = await self.work.claim(DEFAULT_TENANT, claim, now=self._clock.now())
+        return claimed[0] if claimed else None
+
+    async def report(self, held: Held, outcome: Outcome) -> Ending:
+        news = None if held.context is None else held.context.take_news()
+        if news is not None:
+            beat = Beat(id=held.task.id, fence=held.task.fence, progress=news.progress, log=news.log)
+            await self.work.heartbeat(DEFAULT_TENANT, Heartbeat(worker=WORKER, leases=[beat]))
+        if isinstance(outcome, Result):
+            await self.work.complete(DEFAULT_TENANT, Completion(worker=WORKER, results=[outcome]))
+            return "completed"
+        if isinstance(outcome, Interrupted):
+            raise asyncio.CancelledError
+        (settled,) = await self.work.fail(DEFAULT_TENANT, Failures(worker=WORKER, failures=[outcome]))
+        return settled.next or "failed"
+
+    async def next_at(self, until: datetime) -> datetime | None:
+        """When something is due next, if not later than that."""
+        now = self._clock.now()
+        horizon = (until - now).total_seconds()
+        scan = await self._store.schedule_due(range(PARTITIONS), horizon_seconds=horizon, limit=1, now=now)
+        promoted = await self._store.task_promote(limit=1, now=now)
+        dues = [*(schedule.due_at for schedule in scan.schedules), *([] if promoted.next_at is None else [promoted.next_at])]
+        return min((due for due in dues if now < due <= until), default=None)

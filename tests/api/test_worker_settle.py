@@ -1,0 +1,292 @@
+"""POST /v1/worker/complete, …/fail and …/release."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+
+from everbeat.api.bodies import MAX_BODY_BYTES
+from everbeat.services.polls import Polls
+from everbeat.services.turns import Reaper, Turns
+from everbeat.store.base import Store
+from tests.api.conftest import (
+    ON_BOTH_STORES,
+    Rooms,
+    claim,
+    claim_long_ago,
+    complete,
+    fail,
+    fields_of,
+    foreign_lease,
+    lease,
+    problem_of,
+    read,
+    settle,
+    submit,
+)
+from tests.factories import OTHER_TENANT, count_rows
+
+pytestmark = ON_BOTH_STORES
+
+VERBS: dict[str, tuple[str, dict[str, Any]]] = {
+    "complete": ("results", {}),
+    "fail": ("failures", {"error": {"message": "no"}}),
+    "release": ("leases", {}),
+}
+
+
+async def reap(store: Store) -> None:
+    """End the attempts whose leases have run out."""
+    await Reaper(store, Turns(store, Polls(store))).run_once()
+
+
+# What holds for all three
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_what_is_not_held_is_stale_and_changes_nothing(
+    client: httpx.AsyncClient, rooms: Rooms, store: Store, verb: str
+) -> None:
+    field, more = VERBS[verb]
+    late = await submit(client)
+    (expired,) = await claim_long_ago(rooms)
+    task = await submit(client)
+    (held,) = await claim(client)
+    foreign = await foreign_lease(store)
+    stale = [{"id": str(uuid4()), "fence": 1}, lease(held, fence=0), lease(held, fence=held["fence"] + 1), foreign, expired]
+
+    answers = await settle(client, verb, field, *({**one, **more} for one in stale))
+    assert answers == [{"id": one["id"], "status": "stale"} for one in stale]
+    assert (await read(client, task))["state"] == (await read(client, late))["state"] == "running"
+    assert [one.state for one in await store.task_find(OTHER_TENANT, [UUID(foreign["id"])])] == ["running"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        ({"id": "x"}, "id"),
+        ({"id": None}, "id"),
+        ({"id": ...}, "id"),
+        ({"fence": "1"}, "fence"),
+        ({"fence": -1}, "fence"),
+        ({"fence": 2**64}, "fence"),
+        ({"fence": True}, "fence"),
+        ({"fence": ...}, "fence"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+async def test_a_malformed_item_is_named_and_nothing_is_settled(
+    client: httpx.AsyncClient, verb: str, wrong: dict[str, Any], name: str
+) -> None:
+    field, more = VERBS[verb]
+    task = await submit(client)
+    (held,) = await claim(client)
+    bad = {key: value for key, value in lease(held, **more, **wrong).items() if value is not ...}
+    body = {"worker": "w1", field: [lease(held, **more), lease(held, **more), lease(held, **more), bad]}
+
+    assert fields_of(await client.post(f"/v1/worker/{verb}", json=body)) == [f"{field}[3].{name}"]
+    assert (await read(client, task))["state"] == "running"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_nothing_to_settle_is_no_fault_and_a_thousand_is_enough(client: httpx.AsyncClient, verb: str) -> None:
+    field, more = VERBS[verb]
+    items = [{"id": str(uuid4()), "fence": 1, **more} for _ in range(1001)]
+
+    assert await settle(client, verb, field) == []
+    assert {one["status"] for one in await settle(client, verb, field, *items[:1000])} == {"stale"}
+    assert fields_of(await client.post(f"/v1/worker/{verb}", json={"worker": "w1", field: items})) == [field]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_worker_must_have_a_name(client: httpx.AsyncClient, verb: str) -> None:
+    field, _ = VERBS[verb]
+    for worker in ("", "x" * 201, "a\x07", None):
+        assert fields_of(await client.post(f"/v1/worker/{verb}", json={"worker": worker, field: []})) == ["worker"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_an_answer_that_was_lost_is_given_again(client: httpx.AsyncClient, store: Store, verb: str) -> None:
+    field, more = VERBS[verb]
+    await submit(client, max_attempts=1)
+    (held,) = await claim(client)
+
+    answers = [await settle(client, verb, field, lease(held, **more)) for _ in range(6)]
+    assert answers[0][0]["status"] == "ok"
+    assert answers == [answers[0]] * 6
+    assert await count_rows(store, "task_history") == (0 if verb == "release" else 1)
+
+
+# Complete
+
+
+@pytest.mark.parametrize("result", [None, 0, False, "", [], {"a": [1, {"b": None}]}, 10**30, 1.5, "a\x00b", "😀"])
+async def test_a_result_is_kept_as_it_is(client: httpx.AsyncClient, result: Any) -> None:
+    task = await submit(client)
+    (held,) = await claim(client)
+    assert await complete(client, held, result=result) == "ok"
+
+    assert (await read(client, task))["result"] == result
+
+
+async def test_many_are_completed_at_once_each_with_its_own_result(client: httpx.AsyncClient) -> None:
+    for number in range(30):
+        await submit(client, payload=number)
+    held = await claim(client)
+    answers = await settle(client, "complete", "results", *(lease(one, result=one["payload"]) for one in held))
+
+    assert [one["status"] for one in answers] == ["ok"] * 30
+    listed = (await client.get("/v1/tasks?state=completed")).json()["items"]
+    assert {one["id"]: one["result"] for one in listed} == {one["id"]: one["payload"] for one in held}
+
+
+async def test_completions_that_arrive_together_are_told_apart(client: httpx.AsyncClient) -> None:
+    for _ in range(20):
+        await submit(client)
+    held = await claim(client)
+    wrong = [lease(one, fence=9) if index % 3 == 0 else lease(one) for index, one in enumerate(held)]
+
+    statuses = await asyncio.gather(*(complete(client, one) for one in wrong))
+    assert statuses == ["stale" if index % 3 == 0 else "ok" for index in range(20)]
+
+
+async def test_a_large_result_is_cut_with_a_note(client: httpx.AsyncClient) -> None:
+    task = await submit(client)
+    (held,) = await claim(client)
+    assert await complete(client, held, result="x" * 10_000_000) == "ok"
+
+    result = (await read(client, task))["result"]
+    assert (result["cut"], result["bytes"]) == (True, 10_000_002)
+    assert "65536" in result["note"]
+
+
+async def test_a_body_that_is_too_large_is_refused_and_nothing_is_lost(client: httpx.AsyncClient) -> None:
+    task = await submit(client)
+    (held,) = await claim(client)
+    body = {"worker": "w1", "results": [lease(held, result="x" * MAX_BODY_BYTES)]}
+
+    problem_of(await client.post("/v1/worker/complete", json=body), 413)
+    assert (await read(client, task))["state"] == "running"
+    assert await complete(client, held, result="small") == "ok"
+
+
+async def test_a_late_completion_changes_nothing_of_the_next_attempt(
+    client: httpx.AsyncClient, rooms: Rooms, store: Store
+) -> None:
+    task = await submit(client)
+    (late,) = await claim_long_ago(rooms)
+    await reap(store)
+    (held,) = await claim(client)
+
+    assert await complete(client, late, result="late") == "stale"
+    assert await complete(client, held, result="right") == "ok"
+    assert await complete(client, late, result="late") == "stale"
+    assert (await read(client, task))["result"] == "right"
+
+
+# Fail
+
+
+async def test_a_failed_task_is_tried_again_and_is_dead_in_the_end(client: httpx.AsyncClient) -> None:
+    task = await submit(client, max_attempts=2)
+    (first,) = await claim(client)
+    assert await fail(client, first, "one", retry_in_seconds=0) == {"status": "ok", "next": "retry"}
+    (second,) = await claim(client)
+    assert (second["attempt"], second["fence"]) == (2, 2)
+    assert await fail(client, second, "two") == {"status": "ok", "next": "dead"}
+
+    now = await read(client, task)
+    assert (now["state"], now["error"]["message"]) == ("dead", "two")
+    assert (await client.get(f"/v1/dead-letters/{task['id']}")).json()["attempts"] == 2
+
+
+async def test_it_waits_as_its_retry_says(client: httpx.AsyncClient) -> None:
+    retry = {"kind": "fixed", "base_seconds": 3000, "jitter": False}
+    task = await submit(client, retry=retry)
+    (held,) = await claim(client)
+    await fail(client, held)
+
+    now = await read(client, task)
+    assert now["state"] == "scheduled"
+    assert now["run_at"] > now["started_at"]
+    assert await claim(client) == []
+
+
+async def test_the_worker_may_say_how_long_to_wait(client: httpx.AsyncClient) -> None:
+    task = await submit(client, retry={"kind": "fixed", "base_seconds": 0})
+    (held,) = await claim(client)
+    await fail(client, held, retry_in_seconds=3000)
+
+    assert (await read(client, task))["state"] == "scheduled"
+
+
+async def test_what_cannot_be_helped_is_dead_at_once(client: httpx.AsyncClient) -> None:
+    task = await submit(client, max_attempts=10)
+    (held,) = await claim(client)
+
+    assert await fail(client, held, retryable=False) == {"status": "ok", "next": "dead"}
+    assert (await read(client, task))["attempt"] == 1
+
+
+async def test_the_error_is_kept_with_its_kind_and_trace(client: httpx.AsyncClient) -> None:
+    task = await submit(client, max_attempts=1)
+    (held,) = await claim(client)
+    error = {"message": "boom \x00 ä", "kind": "ValueError", "trace": "Traceback …\n  File"}
+    await settle(client, "fail", "failures", lease(held, error=error))
+
+    assert (await read(client, task))["error"] == error
+
+
+async def test_a_large_error_is_cut_with_a_note(client: httpx.AsyncClient) -> None:
+    task = await submit(client, max_attempts=1)
+    (held,) = await claim(client)
+    error = {"message": "m" * 1_000_000, "kind": "k" * 1000, "trace": "t" * 5_000_000}
+    await settle(client, "fail", "failures", lease(held, error=error))
+
+    kept = (await read(client, task))["error"]
+    assert "996000 characters cut" in kept["message"]
+    assert "characters cut" in kept["trace"]
+    assert len(kept["kind"]) == 200
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        ({"error": ...}, "error"),
+        ({"error": "no"}, "error"),
+        ({"error": {}}, "error.message"),
+        ({"error": {"message": 5}}, "error.message"),
+        ({"error": {"message": "a", "stack": "b"}}, "error.stack"),
+        ({"retryable": "yes"}, "retryable"),
+        ({"retry_in_seconds": -1}, "retry_in_seconds"),
+        ({"retry_in_seconds": 1e30}, "retry_in_seconds"),
+    ],
+)
+async def test_a_failure_that_says_nothing_is_named(client: httpx.AsyncClient, wrong: dict[str, Any], name: str) -> None:
+    item = {"id": str(uuid4()), "fence": 1, "error": {"message": "no"}, **wrong}
+    body = {"worker": "w1", "failures": [{key: value for key, value in item.items() if value is not ...}]}
+
+    assert fields_of(await client.post("/v1/worker/fail", json=body)) == [f"failures[0].{name}"]
+
+
+# Release
+
+
+async def test_released_work_is_there_for_others_at_once_and_counts_no_attempt(client: httpx.AsyncClient) -> None:
+    task = await submit(client, max_attempts=1)
+    waiting = None
+    for _ in range(3):
+        (held,) = await claim(client)
+        waiting = asyncio.create_task(claim(client, wait_seconds=10, worker="w2"))
+        await asyncio.sleep(0.05)
+        assert await settle(client, "release", "leases", lease(held)) == [{"id": task["id"], "status": "ok"}]
+        (taken,) = await waiting
+        assert (taken["id"], taken["attempt"]) == (task["id"], 1)
+        await settle(client, "release", "leases", lease(taken))
+
+    assert (await read(client, task))["state"] == "ready"

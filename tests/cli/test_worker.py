@@ -1,0 +1,153 @@
+"""`everbeat worker` and `everbeat dev MODULE:APP` as a user types them: how they find an app, and how they fail."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from everbeat.cli.main import cli
+from everbeat.cli.worker import AppNotLoaded, load_app
+from everbeat.core.errors import EverbeatError
+from tests.support.processes import ServerProcess
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, as a user's; what is imported from it is forgotten again."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["worker", *arguments])
+
+
+APP = "from everbeat import Everbeat\neb = Everbeat()\n@eb.task\nasync def job(): ...\n"
+
+
+def test_an_app_is_found_in_the_current_folder(folder: Path) -> None:
+    write(folder, "shop.py", APP)
+    write(folder, "package/__init__.py", "")
+    write(folder, "package/inner.py", "import shop\nclass Holder:\n    eb = shop.eb\n")
+    app = load_app("shop:eb")
+    assert list(app.registry.tasks) == ["job"]
+    assert load_app("package.inner:Holder.eb") is app
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("shop", "which app of shop? write MODULE:APP; found: shop:also, shop:eb"),
+        ("shop:", "which app of shop? write MODULE:APP; found: shop:also, shop:eb"),
+        ("shop:nope", "shop has no nope; found: shop:also, shop:eb"),
+        ("shop:other", "shop:other is of type int, not an Everbeat; found: shop:also, shop:eb"),
+        ("empty:eb", "empty has no eb; there is no Everbeat in it"),
+        ("nowhere:eb", "there is no module nowhere; looked in"),
+        ("shop.py:eb", "not of the form MODULE:APP, as in shop:eb"),
+        ("./shop:eb", "not of the form MODULE:APP, as in shop:eb"),
+        (":eb", "not of the form MODULE:APP"),
+        ("shop:eb:x", "not of the form MODULE:APP"),
+    ],
+)
+def test_what_is_not_an_app_is_explained(folder: Path, target: str, told: str) -> None:
+    write(folder, "shop.py", APP + "also = Everbeat()\nother = 3\n")
+    write(folder, "empty.py", "")
+    with pytest.raises(AppNotLoaded) as caught:
+        load_app(target)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import no_such_thing\n", "No module named 'no_such_thing'"),
+        ("def broken(:\n", "SyntaxError"),
+        ("def f():\n    raise ValueError('in the module')\nf()\n", "in f"),
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3"),
+        (APP + "@eb.task\nasync def job(): ...\n", 'two tasks are named "job"'),
+    ],
+)
+def test_errors_in_the_users_module_are_shown_with_their_traceback(
+    folder: Path, text: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder, "broken.py", text)
+    with pytest.raises(AppNotLoaded, match="the module broken cannot be imported; its traceback is above"):
+        load_app("broken:eb")
+    shown = capsys.readouterr().err
+    assert told in shown
+    assert "broken.py" in shown
+    assert "cli/worker.py" not in shown
+    assert "importlib" not in shown
+
+
+def test_an_app_without_tasks_is_refused(folder: Path) -> None:
+    write(folder, "idle.py", "from everbeat import Everbeat\neb = Everbeat()\n")
+    error = invoke("idle:eb").exception
+    assert isinstance(error, EverbeatError)
+    assert "idle:eb declares no tasks" in str(error)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--concurrency", "0"),
+        ("--concurrency", "many"),
+        ("--processes", "0"),
+        ("--lease-seconds", "1"),
+        ("--grace-seconds", "-1"),
+        ("--queues", " , "),
+        ("--prune", "--no-register"),
+        ("--log-level", "loud"),
+        ("--no-such-option",),
+    ],
+)
+def test_a_bad_option_is_wrong_usage(folder: Path, options: tuple[str, ...]) -> None:
+    write(folder, "shop.py", APP)
+    result = invoke("shop:eb", *options)
+    assert result.exit_code == 2
+    assert "Error:" in result.output
+
+
+def test_a_url_that_cannot_be_used_says_what_could(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERBEAT_URL", "")
+    write(folder, "shop.py", APP)
+    error = invoke("shop:eb", "--url", "localhost:8080").exception
+    assert isinstance(error, EverbeatError)
+    assert "did you mean http://localhost:8080?" in str(error)
+
+
+def test_a_database_cannot_replace_the_one_in_the_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERBEAT_URL", "")
+    write(folder, "shop.py", APP.replace("Everbeat()", 'Everbeat("sqlite:///mine.db")'))
+    error = invoke("shop:eb", "--url", "sqlite:///other.db").exception
+    assert isinstance(error, EverbeatError)
+    assert "the app names sqlite:///mine.db in its code" in str(error)
+
+
+def test_the_command_ends_with_one_line_and_code_one(folder: Path) -> None:
+    with ServerProcess("worker", "nowhere:eb", folder=folder) as process:
+        assert process.wait_exit(20) == 1
+    assert process.logs().startswith("everbeat: there is no module nowhere")
+    assert len(process.logs().strip().splitlines()) == 1
+
+
+def test_dev_explains_a_wrong_app_before_it_starts_anything(folder: Path) -> None:
+    with ServerProcess("dev", "nowhere:eb", folder=folder) as process:
+        assert process.wait_exit(20) == 1
+    assert process.logs().startswith("everbeat: there is no module nowhere")
+    assert not (folder / "everbeat.db").exists()

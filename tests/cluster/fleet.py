@@ -1,0 +1,277 @@
+"""Worker processes for the cluster tests, what they note, and the books that every such test asks in the end."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import apsw
+import asyncpg
+import httpx
+
+from tests.support.postgres import run_outside_loop
+from tests.support.processes import ServerProcess, wait_until
+from tests.support.proxy import FaultyProxy, ProxyThread, RequestTest
+
+WORKER_LEASE_SECONDS = 5.0
+REPOSITORY = Path(__file__).parents[2]
+APP = "tests.cluster.worker_app:eb"
+
+
+class Done(NamedTuple):
+    """A row of the history."""
+
+    id: UUID
+    state: str
+    attempt: int
+    fence: int
+    worker: str | None
+
+
+class Tried(NamedTuple):
+    """An attempt that did not end its task."""
+
+    id: UUID
+    fence: int
+    attempt: int
+    outcome: str
+    worker: str | None
+
+
+class Books:
+    """What the database itself says, past the server: SQLite or PostgreSQL, by the same statements."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        if self._url.startswith("sqlite:///"):
+            connection = apsw.Connection(self._url.removeprefix("sqlite:///"), flags=apsw.SQLITE_OPEN_READONLY)
+            try:
+                connection.set_busy_timeout(10_000)
+                return [tuple(map(_plain, row)) for row in connection.execute(sql)]
+            finally:
+                connection.close()
+
+        async def fetch() -> list[tuple[Any, ...]]:
+            connection = await asyncpg.connect(self._url)
+            try:
+                return [tuple(map(_plain, row.values())) for row in await connection.fetch(sql)]
+            finally:
+                await connection.close()
+
+        return run_outside_loop(fetch())
+
+    def value(self, sql: str) -> Any:
+        return self.rows(sql)[0][0]
+
+    def done(self, where: str = "true") -> list[Done]:
+        return [Done(*row) for row in self.rows(f"SELECT id, state, attempt, fence, worker FROM task_history WHERE {where}")]
+
+    def tried(self) -> list[Tried]:
+        return [Tried(*row) for row in self.rows("SELECT task_id, fence, attempt, outcome, worker FROM attempts")]
+
+    def assert_explained(self, ids: Iterable[UUID], *, outcomes: frozenset[str], state: str = "completed") -> Counter[str]:
+        """Each of these tasks has one end, and every claim it ever had is on record; how often each outcome came about.
+
+        The fence grows by one with each claim, so the fences of the attempts and of the history together have no gap.
+        """
+        wanted = set(ids)
+        ends: dict[UUID, list[Done]] = defaultdict(list)
+        tries: dict[UUID, list[Tried]] = defaultdict(list)
+        for done in self.done():
+            ends[done.id].append(done)
+        for tried in self.tried():
+            tries[tried.id].append(tried)
+        seen: Counter[str] = Counter()
+        for id_ in wanted:
+            assert len(ends[id_]) == 1, f"{id_} has {len(ends[id_])} rows of history: {ends[id_]}"
+            end, before = ends[id_][0], sorted(tries[id_], key=lambda one: one.fence)
+            assert end.state == state, (end, before)
+            fences = [*(one.fence for one in before), end.fence]
+            assert fences == list(range(1, end.fence + 1)), f"claims without a record: {end}, {before}"
+            counted = [one for one in before if one.outcome != "released"]
+            assert end.attempt == len(counted) + 1, f"the count of attempts is not explained: {end}, {before}"
+            assert {one.outcome for one in before} <= outcomes, (end, before)
+            seen.update(one.outcome for one in before)
+        return seen
+
+
+def _plain(value: Any) -> Any:
+    """Ids as UUID, instants as seconds, whatever the dialect."""
+    if isinstance(value, bytes) and len(value) == 16:
+        return UUID(bytes=value)
+    if isinstance(value, UUID):
+        return UUID(int=value.int)
+    return value.timestamp() if isinstance(value, datetime) else value
+
+
+class Journal:
+    """What handlers noted, in the order in which they wrote it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "journal.jsonl"
+
+    def events(self, task: UUID | None = None, event: str | None = None) -> list[dict[str, Any]]:
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        found = [json.loads(line) for line in lines]
+        return [
+            one
+            for one in found
+            if (task is None or one["task"] == str(task)) and (event is None or one["event"] == event)
+        ]
+
+    def wait(self, task: UUID, event: str, count: int = 1, deadline_seconds: float = 20.0) -> list[dict[str, Any]]:
+        return wait_until(
+            lambda: found if len(found := self.events(task, event)) >= count else [],
+            deadline_seconds,
+            lambda: f"{count} × {event} of {task}: {self.events(task)}",
+        )
+
+
+class RawWorker:
+    """The worker protocol by hand, for workers that misbehave."""
+
+    def __init__(self, client: httpx.Client, queue: str, name: str = "raw") -> None:
+        self._client = client
+        self._queue = queue
+        self.name = name
+
+    def ask(self, verb: str, **body: Any) -> Any:
+        answer = self._client.post(f"/v1/worker/{verb}", json={"worker": self.name, **body})
+        assert answer.status_code == 200, f"{verb}: {answer.status_code} {answer.text}"
+        return answer.json()
+
+    def claim(self, most: int = 1, **fields: Any) -> list[dict[str, Any]]:
+        fields = {"lease_seconds": WORKER_LEASE_SECONDS, "max": most, **fields}
+        tasks: list[dict[str, Any]] = self.ask("claim", queues=[self._queue], **fields)["tasks"]
+        return tasks
+
+    def claim_within(self, seconds: float) -> dict[str, Any]:
+        return wait_until(lambda: self.claim(wait_seconds=0.5), seconds, f"a task on {self._queue}")[0]
+
+    def heartbeat(self, task: Mapping[str, Any]) -> str:
+        return str(self.ask("heartbeat", leases=[_lease(task)])["leases"][0]["status"])
+
+    def complete(self, *tasks: Mapping[str, Any], result: Any = None) -> list[str]:
+        results = [{**_lease(task), "result": result} for task in tasks]
+        return [one["status"] for one in self.ask("complete", results=results)["results"]]
+
+    def fail(self, task: Mapping[str, Any], message: str = "it broke", **more: Any) -> dict[str, Any]:
+        failure = {**_lease(task), "error": {"message": message}, **more}
+        answer: dict[str, Any] = self.ask("fail", failures=[failure])["results"][0]
+        return answer
+
+
+def _lease(task: Mapping[str, Any]) -> dict[str, Any]:
+    return {"id": task["id"], "fence": task["fence"]}
+
+
+class Site:
+    """A server, its books and a queue of the test's own, with as many workers as it wants."""
+
+    def __init__(self, url: str, base: str, folder: Path) -> None:
+        self.base = base
+        self.books = Books(url)
+        self.folder = folder
+        self.journal = Journal(folder)
+        self.queue = f"q-{secrets.token_hex(4)}"
+        self.client = httpx.Client(base_url=base, trust_env=False, timeout=30.0)
+        self.workers: list[ServerProcess] = []
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.kill9()
+        self.client.close()
+
+    # Workers
+
+    def worker(self, *flags: str, url: str | None = None, queue: str | None = None, name: str = "", **env: str) -> ServerProcess:
+        """A worker process that has started; `flags` are added to those of a lease as short as can be."""
+        name = name or f"w{len(self.workers)}"
+        process = ServerProcess(
+            *("worker", APP, "--url", url or self.base, "--queues", queue or self.queue, "--no-register"),
+            *("--name", name, "--lease-seconds", str(WORKER_LEASE_SECONDS), "--log-level", "debug", *flags),
+            folder=self.folder,
+            env={"EVERBEAT_TEST_JOURNAL": str(self.journal.path), "PYTHONPATH": str(REPOSITORY), **env},
+            name=name,
+        )
+        self.workers.append(process)
+        process.start()
+        return process
+
+    def raw(self, queue: str | None = None, name: str = "raw") -> RawWorker:
+        return RawWorker(self.client, queue or self.queue, name)
+
+    # Tasks
+
+    def submit(self, type_: str, queue: str | None = None, *, payload: Any = None, **fields: Any) -> UUID:
+        body = {"type": type_, "queue": queue or self.queue, "payload": payload or {}, **fields}
+        answer = self.client.post("/v1/tasks", json=body)
+        assert answer.status_code == 201, answer.text
+        return UUID(answer.json()["id"])
+
+    def submit_many(self, type_: str, count: int, **fields: Any) -> list[UUID]:
+        tasks = [{"type": type_, "queue": self.queue, **fields} for _ in range(count)]
+        answer = self.client.post("/v1/tasks/batch", json={"tasks": tasks})
+        assert answer.status_code in (200, 201), answer.text
+        return [UUID(id_) for id_ in answer.json()["ids"]]
+
+    def task(self, id_: UUID) -> Any:
+        answer = self.client.get(f"/v1/tasks/{id_}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def attempts(self, id_: UUID) -> list[tuple[int, str, str]]:
+        """Number, outcome and worker of each attempt."""
+        answer = self.client.get(f"/v1/tasks/{id_}/attempts")
+        assert answer.status_code == 200, answer.text
+        return [(one["attempt"], one["outcome"], one["worker"]) for one in answer.json()["items"]]
+
+    def outcomes(self, id_: UUID) -> list[str]:
+        return [outcome for _, outcome, _ in self.attempts(id_)]
+
+    def wait_state(self, id_: UUID, state: str = "completed", deadline_seconds: float = 25.0) -> Any:
+        def is_there() -> Any:
+            task = self.task(id_)
+            return task if task["state"] == state else None
+
+        return wait_until(is_there, deadline_seconds, lambda: f"{state}: {self.task(id_)} {self.attempts(id_)}{self.logs()}")
+
+    def logs(self) -> str:
+        return "".join(f"\n--- {worker.name}\n{worker.logs()[-1500:]}" for worker in self.workers)
+
+
+class HoldingProxy(FaultyProxy):
+    """Lets a request through and then freezes with the reply in its hands."""
+
+    hold: RequestTest | None = None
+    held = 0
+
+    def _loses(self, request: bytes) -> bool:
+        if self.hold is not None and self.hold(request):
+            self.freeze()
+            self.held += 1
+        return super()._loses(request)
+
+
+def holding(port: int) -> ProxyThread:
+    thread = ProxyThread("127.0.0.1", port)
+    thread.proxy = HoldingProxy("127.0.0.1", port)
+    return thread
+
+
+def asks_for(*verbs: str) -> RequestTest:
+    """Whether a request is one of these, such as /v1/worker/complete."""
+    lines = [f"POST {verb} ".encode() for verb in verbs]
+    return lambda request: any(line in request for line in lines)
+
+
+def wait_all(checks: Sequence[Callable[[], bool]], deadline_seconds: float, message: Callable[[], str]) -> None:
+    wait_until(lambda: all(check() for check in checks), deadline_seconds, message)

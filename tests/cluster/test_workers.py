@@ -1,0 +1,234 @@
+"""Workers that die, freeze, hang or are cut off: every task is done, once in the books, and every attempt is explained."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from everbeat import Everbeat
+from tests.cluster.fleet import WORKER_LEASE_SECONDS, Site, asks_for, holding
+from tests.cluster.harness import Node
+from tests.support.processes import ServerProcess, wait_until
+from tests.support.proxy import ProxyThread
+
+LOST = frozenset({"lost"})
+
+
+def _port(site: Site) -> int:
+    return int(site.base.rpartition(":")[2])
+
+
+def _ended(worker: ServerProcess) -> None:
+    wait_until(lambda: not worker.is_running(), 25, lambda: f"{worker.name} dead\n{worker.logs()[-2000:]}")
+
+
+def test_a_killed_worker_costs_its_attempt_and_no_more(site: Site) -> None:
+    """Before the effect, after it, and after its completion was sent but before the answer was read."""
+    before, after, sent = (f"{site.queue}-{point}" for point in ("before", "after", "sent"))
+    with holding(_port(site)) as proxy:
+        proxy.proxy.hold = asks_for("/v1/worker/complete")  # type: ignore[attr-defined]
+        dying = [site.worker(queue=queue, name=queue) for queue in (before, after)]
+        silenced = site.worker(queue=sent, name=sent, url=proxy.through(site.base))
+        first = site.submit("die", before, payload={"before": 1})
+        second = site.submit("die", after, payload={"after": 1})
+        third = site.submit("effect", sent)
+        site.wait_state(third)
+        wait_until(lambda: proxy.proxy.held == 1, 10, "a reply held back")  # type: ignore[attr-defined]
+        silenced.kill9()
+        for worker in dying:
+            _ended(worker)
+        site.worker(queue=f"{before},{after},{sent}", name="heir")
+        for task in (first, second):
+            site.wait_state(task)
+    assert site.attempts(first) == [(1, "lost", before), (2, "completed", "heir")]
+    assert site.attempts(second) == [(1, "lost", after), (2, "completed", "heir")]
+    # The leases of the other two began no earlier, and have run out: this one has been left alone for good.
+    assert site.attempts(third) == [(1, "completed", sent)]
+    effects = {task: [one["attempt"] for one in site.journal.events(task, "effect")] for task in (first, second, third)}
+    assert effects == {first: [2], second: [1, 2], third: [1]}
+    site.books.assert_explained([first, second, third], outcomes=LOST)
+
+
+def test_a_paused_worker_that_completes_after_its_lease_changes_nothing(site: Site) -> None:
+    gate = site.folder / "gate"
+    worker = site.worker(name="sleeper")
+    task = site.submit("stubborn", payload={"gate": str(gate)})
+    site.journal.wait(task, "start")
+    worker.sigstop()
+    taken = site.raw(name="other").claim_within(WORKER_LEASE_SECONDS + 10)
+    assert (taken["id"], taken["attempt"], taken["fence"]) == (str(task), 2, 2)
+    gate.touch()
+    worker.sigcont()
+    wait_until(lambda: "report_stale" in worker.logs(), 20, worker.logs)
+    assert len(site.journal.events(task, "effect")) == 1
+    assert (site.task(task)["state"], site.task(task)["worker"]) == ("running", "other")
+    assert site.raw(name="other").heartbeat(taken) == "ok"
+    assert site.raw(name="other").complete(taken, result="the other's") == ["ok"]
+    assert site.attempts(task) == [(1, "lost", "sleeper"), (2, "completed", "other")]
+    assert site.task(task)["result"] == "the other's"
+    site.books.assert_explained([task], outcomes=LOST)
+    # And it works on as if nothing had been.
+    assert site.wait_state(site.submit("effect"))["worker"] == "sleeper"
+
+
+def test_silence_and_endless_heartbeats_both_come_to_an_end(site: Site) -> None:
+    quiet, endless = f"{site.queue}-quiet", f"{site.queue}-endless"
+    silent, talking = site.raw(quiet, "silent"), site.raw(endless, "talking")
+    forgotten = site.submit("t", quiet)
+    hung = site.submit("t", endless, timeout_seconds=7, max_attempts=1)
+    first, held = silent.claim()[0], talking.claim()[0]
+    began = time.monotonic()
+    wait_until(lambda: talking.heartbeat(held) == "lost", 25, "the end of its time")
+    assert time.monotonic() - began > 6
+    assert talking.complete(held) == ["stale"]
+    dead = site.wait_state(hung, "dead", 10)
+    assert "longer than it may" in dead["error"]["message"]
+    assert site.outcomes(hung) == ["timeout"]
+    assert site.client.get(f"/v1/dead-letters/{hung}").status_code == 200
+    second = site.raw(quiet, "heir").claim_within(10)
+    assert (second["id"], second["attempt"]) == (str(forgotten), 2)
+    assert (silent.heartbeat(first), silent.complete(first), silent.fail(first)["status"]) == ("lost", ["stale"], "stale")
+    assert [site.raw(quiet, "heir").complete(second) for _ in range(5)] == [["ok"]] * 5
+    assert silent.complete(first) == ["stale"]
+    site.books.assert_explained([forgotten], outcomes=LOST)
+    site.books.assert_explained([hung], outcomes=LOST, state="dead")
+
+
+def test_a_poison_task_dies_and_the_others_are_done(site: Site) -> None:
+    supervisor = site.worker("--processes", "2", "--concurrency", "4", "--grace-seconds", "1")
+    poison = site.submit("poison", max_attempts=2)
+    # Those that wait in the hands of a worker when it dies are lost with it, and tried again.
+    others = site.submit_many("effect", 30, max_attempts=5)
+    dead = site.wait_state(poison, "dead", 28)
+    assert "lease ran out" in dead["error"]["message"]
+    assert [attempt[:2] for attempt in site.attempts(poison)] == [(1, "lost"), (2, "lost")]
+    assert len(site.journal.events(poison, "start")) == 2
+    letter = site.client.get(f"/v1/dead-letters/{poison}").json()
+    assert letter["attempts"] == 2
+    last = site.submit("effect")
+    for task in (*others, last):
+        site.wait_state(task)
+    site.books.assert_explained([*others, last], outcomes=LOST)
+    site.books.assert_explained([poison], outcomes=LOST, state="dead")
+    assert "worker_process_died" in supervisor.logs()
+    assert supervisor.terminate(20) == 0
+
+
+# Lost replies
+
+
+def test_reports_whose_replies_are_lost_count_once(site: Site) -> None:
+    with ProxyThread("127.0.0.1", _port(site)) as proxy:
+        worker = site.worker(url=proxy.through(site.base))
+        site.wait_state(site.submit("effect"))
+        faults = proxy.proxy
+        faults.losable = asks_for("/v1/worker/complete", "/v1/worker/fail")
+        faults.lose_replies = True
+        completed = site.submit("effect")
+        retried = site.submit("fails", max_attempts=2, retry={"kind": "fixed", "base_seconds": 0.1, "jitter": False})
+        wait_until(lambda: faults.lost_replies >= 5, 20, "five replies lost")
+        faults.lose_replies = False
+        site.wait_state(completed)
+        site.wait_state(retried, "dead")
+        assert site.attempts(completed) == [(1, "completed", "w0")]
+        assert site.attempts(retried) == [(1, "failed", "w0"), (2, "failed", "w0")]
+        assert [len(site.journal.events(task, "effect")) for task in (completed, retried)] == [1, 2]
+        last = site.submit("effect")
+        site.wait_state(last)
+        site.books.assert_explained([completed, last], outcomes=frozenset())
+        site.books.assert_explained([retried], outcomes=frozenset({"failed"}), state="dead")
+        assert "report_stale" not in worker.logs()
+
+
+def test_a_claim_whose_reply_is_lost_is_made_again_after_the_lease(site: Site) -> None:
+    with ProxyThread("127.0.0.1", _port(site)) as proxy:
+        site.worker(url=proxy.through(site.base))
+        site.wait_state(site.submit("effect"))
+        proxy.proxy.losable = asks_for("/v1/worker/claim")
+        proxy.proxy.lose_replies = True
+        task = site.submit("effect")
+        site.wait_state(task, "running")
+        proxy.proxy.lose_replies = False
+        site.wait_state(task)
+        assert site.attempts(task) == [(1, "lost", "w0"), (2, "completed", "w0")]
+        assert [one["attempt"] for one in site.journal.events(task, "effect")] == [2]
+        site.books.assert_explained([task], outcomes=LOST)
+
+
+def test_a_submit_whose_reply_is_lost_makes_one_task(site: Site) -> None:
+    with ProxyThread("127.0.0.1", _port(site)) as proxy:
+        app = Everbeat(proxy.through(site.base))
+
+        @app.task(queue=site.queue)
+        def job(number: int) -> None: ...
+
+        made: list[UUID] = []
+        for path in ("/v1/tasks", "/v1/tasks/batch"):
+            proxy.drop_replies_after(asks_for(path))
+            many = path.endswith("batch")
+            made += [one.id for one in (job.submit_many([{"number": n} for n in range(20)]) if many else [job.submit(number=0)])]
+        proxy.drop_replies_after(asks_for("/v1/tasks"))
+        made.append(job.submit(number=1, key=f"own-{site.queue}").id)
+        assert job.submit(number=1, key=f"own-{site.queue}").id == made[-1]
+        assert proxy.proxy.lost_replies == 3
+        app.close()
+    there = [row[0] for row in site.books.rows(f"SELECT id FROM tasks WHERE queue = '{site.queue}'")]
+    assert sorted(there) == sorted(made)
+    assert len(set(made)) == 22
+
+
+# Cut off, or blocked
+
+
+def test_a_blocked_event_loop_keeps_its_lease(sqlite_site: Site) -> None:
+    site = sqlite_site
+    worker = site.worker()
+    task = site.submit("block", payload={"seconds": WORKER_LEASE_SECONDS * 1.8})
+    site.wait_state(task)
+    assert site.attempts(task) == [(1, "completed", "w0")]
+    assert "event loop blocked for" in worker.logs()
+    assert "worker_app.py" in worker.logs()
+    site.books.assert_explained([task], outcomes=frozenset())
+
+
+def test_a_worker_cut_off_stops_its_tasks_before_their_leases_end_and_goes_on_by_itself(sqlite_site: Site) -> None:
+    """Refused, and half-open: two workers with an async and a sync handler each."""
+    site = sqlite_site
+    with ProxyThread("127.0.0.1", _port(site)) as closed, ProxyThread("127.0.0.1", _port(site)) as frozen:
+        tasks: list[UUID] = []
+        for name, proxy in (("closed", closed), ("frozen", frozen)):
+            queue = f"{site.queue}-{name}"
+            site.worker(url=proxy.through(site.base), queue=queue, name=name)
+            tasks += [site.submit(kind, queue, payload={"seconds": 60}) for kind in ("busy", "busy_in_thread")]
+        for task in tasks:
+            site.journal.wait(task, "effect")
+        closed.cut()
+        frozen.freeze()
+        ends = _lease_ends(site)
+        for task in tasks:
+            site.journal.wait(task, "cancelled", deadline_seconds=WORKER_LEASE_SECONDS + 10)
+        for task in tasks:
+            last = site.journal.events(task)[-1]
+            assert last["event"] == "cancelled"
+            assert last["at"] < ends[task], f"{last['at'] - ends[task]:.3f} s after the end of its lease"
+        for task in tasks:
+            wait_until(lambda task=task: site.outcomes(task)[:1] == ["lost"], 15, "the lease's end")  # type: ignore[misc]
+        closed.heal()
+        frozen.thaw()
+        for name in ("closed", "frozen"):
+            assert site.wait_state(site.submit("effect", f"{site.queue}-{name}"))["worker"] == name
+        for task in tasks:
+            site.wait_state(task)
+            assert site.outcomes(task) == ["lost", "completed"]
+        site.books.assert_explained(tasks, outcomes=LOST)
+
+
+def _lease_ends(site: Site) -> dict[UUID, float]:
+    """By the monotonic clock, as long as nobody sets the clock of this machine in the meantime."""
+    behind = time.monotonic() - time.time()
+    rows = site.books.rows("SELECT id, lease_until FROM tasks WHERE state = 'running'")
+    return {id_: behind + (until / 1e6 if isinstance(until, int) else until) for id_, until in rows}

@@ -1,0 +1,378 @@
+"""task_turn: held tasks go when their schedule has room, in the order of their ticks; and what a pause holds back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from everbeat.core.changes import ScheduleWrite
+from everbeat.core.schedules import DEFAULT_TENANT, Overlap, Schedule, Status
+from everbeat.core.tasks import NewTask, Origin, Task, TaskState
+from everbeat.store.base import FireResult, Store, TaskFilter
+from tests.factories import (
+    NOW,
+    OTHER_TENANT,
+    changed,
+    claim,
+    complete,
+    execute_raw,
+    find,
+    firing_of,
+    insert,
+    make_schedule,
+    make_task,
+    minutes,
+    open_twin,
+    take_all,
+)
+
+NODE = UUID(int=1)
+
+
+async def make(store: Store, overlap: Overlap = Overlap.QUEUE, **more: Any) -> Schedule:
+    schedule = make_schedule(more.pop("name", "job"), overlap=overlap, **more)
+    await insert(store, schedule, tenant_id=schedule.tenant_id)
+    return schedule
+
+
+async def fire(store: Store, *schedules: Schedule, times: int = 1) -> FireResult:
+    """Fire the next ticks of each, whatever the clock shows."""
+    for _ in range(times):
+        firings = [firing_of(await find(store, schedule)) for schedule in schedules]
+        now = max(firing.expected for firing in firings)
+        epochs = await take_all(store, NODE, now=now)
+        result = await store.tick_fire(NODE, [one._replace(epoch=epochs[one.partition]) for one in firings], now=now)
+    return result
+
+
+async def tasks_of(store: Store, schedule: Schedule, *, live: bool = True) -> list[Task]:
+    """In the order of their ticks."""
+    filter_ = TaskFilter(schedule_id=schedule.id)
+    scan = await store.task_list(schedule.tenant_id, filter_, before=None, limit=2000, live=live)
+    return sorted(scan.tasks, key=lambda task: task.scheduled_for or NOW)
+
+
+async def states_of(store: Store, schedule: Schedule) -> list[str]:
+    return [task.state.value for task in await tasks_of(store, schedule)]
+
+
+async def turn(store: Store, *schedules: Schedule, limit: int = 100) -> frozenset[str]:
+    return await store.task_turn([one.id for one in schedules] or None, limit=limit, now=NOW + minutes(60))
+
+
+def of_schedule(schedule: Schedule, origin: Origin, **more: Any) -> NewTask:
+    return make_task(schedule_id=schedule.id, origin=origin, scheduled_for=NOW - minutes(99), **more)
+
+
+# Holding
+
+
+async def test_tick_fire_holds_a_task_that_must_wait_for_its_turn(store: Store) -> None:
+    schedule = await make(store, target={"kind": "worker", "type": "work", "queue": "slow"})
+    first = await fire(store, schedule)
+    assert (first.queues, first.holders) == ({"slow"}, frozenset())
+    second = await fire(store, schedule)
+    assert (second.queues, second.holders) == (frozenset(), {schedule.id})
+    assert [one.outcome for one in second.fired] == ["fired"]
+    assert await states_of(store, schedule) == ["ready", "held"]
+
+
+async def test_tick_fire_of_a_batch_tells_queues_and_holders_apart(store: Store) -> None:
+    policies = [Overlap.QUEUE, Overlap.CANCEL_PREVIOUS, Overlap.SKIP, Overlap.ALLOW]
+    schedules = [
+        await make(store, policy, name=policy.value, target={"kind": "worker", "type": "work", "queue": policy.value})
+        for policy in policies
+    ]
+    first = await fire(store, *schedules)
+    assert (first.queues, first.holders) == ({policy.value for policy in policies}, frozenset())
+    second = await fire(store, *schedules)
+    assert (second.queues, second.holders) == ({"allow"}, {schedules[0].id, schedules[1].id})
+    assert {one.schedule_id: one.reason for one in second.fired} == {
+        schedules[0].id: None, schedules[1].id: None, schedules[2].id: "overlap", schedules[3].id: None
+    }  # fmt: skip
+
+
+async def test_tick_fire_does_not_count_backfilled_tasks(store: Store) -> None:
+    schedules = [await make(store, policy, name=policy.value) for policy in (Overlap.SKIP, Overlap.QUEUE)]
+    await store.task_submit([of_schedule(one, Origin.BACKFILL) for one in schedules for _ in range(5)], now=NOW)
+    result = await fire(store, *schedules)
+    assert [one.outcome for one in result.fired] == ["fired", "fired"]
+    assert result.holders == frozenset()
+
+
+@pytest.mark.parametrize("origin", [Origin.TRIGGER, Origin.TICK, Origin.REPLAY])
+async def test_tick_fire_counts_every_other_task_of_the_schedule(store: Store, origin: Origin) -> None:
+    skipping, queueing = await make(store, Overlap.SKIP, name="skip"), await make(store, name="queue")
+    await store.task_submit([of_schedule(one, origin) for one in (skipping, queueing)], now=NOW)
+    result = await fire(store, skipping, queueing)
+    assert {one.schedule_id: one.reason for one in result.fired} == {skipping.id: "overlap", queueing.id: None}
+    assert result.holders == {queueing.id}
+
+
+@pytest.mark.parametrize("overlap", [Overlap.QUEUE, Overlap.CANCEL_PREVIOUS])
+async def test_tick_fire_holds_no_more_than_a_thousand(store: Store, overlap: Overlap) -> None:
+    schedule = await make(store, overlap, max_concurrent=2)
+    await store.task_submit([of_schedule(schedule, Origin.TICK) for _ in range(1001)], now=NOW)
+    assert (await fire(store, schedule)).holders == {schedule.id}
+    full = await fire(store, schedule)
+    assert ([one.reason for one in full.fired], full.holders) == (["overlap"], frozenset())
+
+
+# Turns
+
+
+async def test_task_turn_releases_in_the_order_of_the_ticks(store: Store) -> None:
+    schedule = await make(store, target={"kind": "worker", "type": "work", "queue": "slow"})
+    await fire(store, schedule, times=4)
+    ticks = []
+    while tasks := await claim(store, "slow", now=NOW):
+        assert len(tasks) == 1
+        ticks += [task.scheduled_for for task in tasks]
+        assert await turn(store, schedule) == frozenset(), "there is no room yet"
+        assert (await complete(store, *tasks)).schedule_ids == {schedule.id}
+        assert await turn(store, schedule) == ({"slow"} if len(ticks) < 4 else frozenset())
+    assert ticks == [NOW + minutes(number) for number in range(4)]
+
+
+async def test_task_turn_releases_as_many_as_there_is_room_for(store: Store) -> None:
+    schedule = await make(store, max_concurrent=3)
+    await fire(store, schedule, times=9)
+    assert await states_of(store, schedule) == ["ready"] * 3 + ["held"] * 6
+    await complete(store, *await claim(store, limit=2))
+    assert await turn(store, schedule) == {"default"}
+    assert await states_of(store, schedule) == ["ready"] * 3 + ["held"] * 4
+
+
+async def test_task_turn_counts_tasks_that_wait_for_another_attempt(store: Store) -> None:
+    schedule = await make(store)
+    await fire(store, schedule, times=2)
+    await execute_raw(store, "UPDATE tasks SET state = 'scheduled' WHERE state = 'ready'")
+    assert await turn(store, schedule) == frozenset()
+
+
+async def test_task_turn_does_not_count_backfilled_tasks(store: Store) -> None:
+    schedule = await make(store)
+    await fire(store, schedule, times=2)
+    await store.task_submit([of_schedule(schedule, Origin.BACKFILL, queue="slow") for _ in range(3)], now=NOW)
+    await complete(store, *await claim(store))
+    assert await turn(store, schedule) == {"default"}
+
+
+async def test_task_turn_of_a_task_for_later_makes_it_scheduled(store: Store) -> None:
+    schedule = await make(store)
+    await fire(store, schedule, times=2)
+    await execute_raw(store, "UPDATE tasks SET run_at = ? WHERE state = 'held'", NOW + minutes(61))
+    await complete(store, *await claim(store))
+    await turn(store, schedule)
+    assert await states_of(store, schedule) == ["scheduled"]
+
+
+@pytest.mark.parametrize("asks_for_all", [True, False])
+async def test_task_turn_leaves_a_paused_schedule_what_it_holds(store: Store, asks_for_all: bool) -> None:
+    schedule = await make(store)
+    await fire(store, schedule, times=2)
+    await complete(store, *await claim(store))
+    await execute_raw(store, "UPDATE schedules SET status = 'paused'")
+    asked = () if asks_for_all else (schedule,)
+    assert await turn(store, *asked) == frozenset()
+    await execute_raw(store, "UPDATE schedules SET status = 'active'")
+    assert await turn(store, *asked) == {"default"}
+
+
+@pytest.mark.parametrize("asks_for_all", [True, False])
+async def test_task_turn_works_off_what_a_deleted_schedule_left_one_by_one(store: Store, asks_for_all: bool) -> None:
+    schedule = await make(store, max_concurrent=2)
+    await fire(store, schedule, times=5)
+    await store.schedule_delete(DEFAULT_TENANT, [schedule.id])
+    asked = () if asks_for_all else (schedule,)
+    done = 0
+    while tasks := await claim(store):
+        done += len(tasks)
+        await complete(store, *tasks)
+        await turn(store, *asked)
+        assert (await states_of(store, schedule)).count("ready") <= 1
+    assert done == 5
+
+
+async def test_task_turn_of_a_finished_schedule_goes_on(store: Store) -> None:
+    schedule = await make(store)
+    await fire(store, schedule, times=2)
+    await execute_raw(store, "UPDATE schedules SET status = 'finished', next_tick_at = NULL, due_at = NULL")
+    await complete(store, *await claim(store))
+    assert await turn(store, schedule) == {"default"}
+
+
+async def test_task_turn_is_only_for_the_schedules_asked_for(store: Store) -> None:
+    one, two = [await make(store, name=name) for name in "ab"]
+    await fire(store, one, two, times=2)
+    await complete(store, *await claim(store))
+    await turn(store, one)
+    assert (await states_of(store, one), await states_of(store, two)) == (["ready"], ["held"])
+    assert await store.task_turn([], limit=10, now=NOW) == frozenset()
+    assert await store.task_turn([UUID(int=5)], limit=10, now=NOW) == frozenset()
+    await turn(store)
+    assert await states_of(store, two) == ["ready"]
+
+
+async def test_task_turn_of_any_goes_through_all_in_pieces(store: Store) -> None:
+    schedules = [await make(store, name=str(number)) for number in range(5)]
+    await fire(store, *schedules, times=2)
+    await complete(store, *await claim(store))
+    for _ in range(3):
+        await turn(store, limit=2)
+    assert [await states_of(store, one) for one in schedules] == [["ready"]] * 5
+
+
+async def test_task_turn_of_any_is_not_held_up_by_those_that_can_only_wait(store: Store) -> None:
+    names = ("full", "paused", "gone", "told", "free")
+    full, paused, gone, told, free = schedules = [
+        await make(store, Overlap.CANCEL_PREVIOUS if name == "told" else Overlap.QUEUE, name=name, id=UUID(int=number))
+        for number, name in enumerate(names, start=1)
+    ]
+    await fire(store, *schedules, times=2)
+    running = await claim(store)
+    await turn(store, told)
+    await complete(store, *(task for task in running if task.schedule_id in (paused.id, free.id)))
+    await execute_raw(store, "UPDATE schedules SET status = 'paused' WHERE id = ?", paused.id)
+    await store.schedule_delete(DEFAULT_TENANT, [gone.id])
+    assert await turn(store, limit=1) == {"default"}
+    assert await states_of(store, free) == ["ready"]
+    assert await states_of(store, paused) == ["held"]
+    for other in (full, gone, told):
+        assert await states_of(store, other) == ["running", "held"]
+
+
+async def test_task_turn_of_every_tenant(store: Store) -> None:
+    schedule = await make(store, tenant_id=OTHER_TENANT)
+    await fire(store, schedule, times=2)
+    await execute_raw(store, "DELETE FROM tasks WHERE state = 'ready'")
+    assert await turn(store) == {"default"}
+
+
+# Taking the place of the one before
+
+
+async def test_task_turn_replaces_what_has_not_started(store: Store) -> None:
+    schedule = await make(store, Overlap.CANCEL_PREVIOUS)
+    await fire(store, schedule, times=3)
+    assert await turn(store, schedule) == {"default"}
+    (left,) = await tasks_of(store, schedule)
+    assert (left.state, left.scheduled_for) == (TaskState.READY, NOW + minutes(2))
+    gone = await tasks_of(store, schedule, live=False)
+    assert [(task.state.value, task.reason) for task in gone] == [
+        ("cancelled", "a newer tick of its schedule takes its place")
+    ] * 2  # fmt: skip
+
+
+@pytest.mark.parametrize("asks_for_all", [True, False])
+async def test_task_turn_tells_what_runs_and_lets_the_newest_wait(store: Store, asks_for_all: bool) -> None:
+    schedule = await make(store, Overlap.CANCEL_PREVIOUS)
+    await fire(store, schedule)
+    running = await claim(store)
+    await fire(store, schedule, times=2)
+    asked = () if asks_for_all else (schedule,)
+    assert await turn(store, *asked) == frozenset()
+    first, last = await tasks_of(store, schedule)
+    assert (first.state, first.cancel_requested) == (TaskState.RUNNING, True)
+    assert (last.state, last.scheduled_for) == (TaskState.HELD, NOW + minutes(2))
+    await complete(store, *running)
+    assert await turn(store, *asked) == {"default"}
+    assert await states_of(store, schedule) == ["ready"]
+
+
+async def test_task_turn_replaces_nothing_that_was_triggered_or_backfilled(store: Store) -> None:
+    schedule = await make(store, Overlap.CANCEL_PREVIOUS)
+    await store.task_submit([of_schedule(schedule, origin) for origin in (Origin.TRIGGER, Origin.BACKFILL)], now=NOW)
+    await fire(store, schedule, times=2)
+    await turn(store, schedule)
+    assert sorted((task.origin.value, task.state.value) for task in await tasks_of(store, schedule)) == [
+        ("backfill", "ready"), ("tick", "held"), ("trigger", "ready")
+    ]  # fmt: skip
+
+
+async def test_task_turn_does_not_replace_when_the_policy_is_to_queue(store: Store) -> None:
+    schedule = await make(store, Overlap.QUEUE)
+    await fire(store, schedule, times=3)
+    await turn(store, schedule)
+    assert await states_of(store, schedule) == ["ready", "held", "held"]
+
+
+# At once
+
+
+async def test_task_turn_from_many_sides_at_once_keeps_to_the_room_there_is(store: Store) -> None:
+    schedules = [await make(store, name=str(number), max_concurrent=2) for number in range(4)]
+    await fire(store, *schedules, times=12)
+    stores = [store, *(open_twin(store) for _ in range(3))]
+    while tasks := await claim(store, limit=5):
+        await complete(store, *tasks)
+        ids = [one.id for one in schedules]
+        asked = [None, ids, ids[::-1], None]
+        await asyncio.gather(
+            *(one.task_turn(wanted, limit=100, now=NOW + minutes(60)) for one, wanted in zip(stores, asked, strict=True))
+        )
+        for schedule in schedules:
+            states = await states_of(store, schedule)
+            assert states.count("ready") == min(2, len(states))
+            assert states == sorted(states, reverse=True), "the oldest are released first"
+    for twin in stores[1:]:
+        await twin.close()
+
+
+async def test_task_turn_and_tick_fire_at_once_keep_to_the_room_there_is(store: Store) -> None:
+    twin = open_twin(store)
+    schedule = await make(store)
+    await fire(store, schedule)
+    for _ in range(15):
+        await asyncio.gather(fire(twin, schedule), turn(store, schedule), turn(store))
+        assert (await states_of(store, schedule)).count("ready") <= 1
+        await complete(store, *await claim(store))
+        await asyncio.gather(fire(twin, schedule), turn(store, schedule))
+        states = await states_of(store, schedule)
+        assert states.count("ready") <= 1
+        await turn(store, schedule)
+        assert (await states_of(store, schedule)).count("ready") == 1
+    await twin.close()
+
+
+# Pauses
+
+
+async def pause(store: Store, schedule: Schedule) -> Schedule:
+    known = await find(store, schedule)
+    paused = changed(known, status=Status.PAUSED, next_tick_at=None, due_at=None)
+    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(paused, known)], now=NOW)
+    return paused
+
+
+@pytest.mark.parametrize("overlap", [Overlap.SKIP, Overlap.ALLOW, Overlap.QUEUE])
+async def test_schedule_write_of_a_pause_holds_what_has_not_started(store: Store, overlap: Overlap) -> None:
+    schedule, other = await make(store, overlap, max_concurrent=3), await make(store, name="other")
+    await fire(store, schedule, times=3)
+    await claim(store, limit=1)
+    await execute_raw(store, "UPDATE tasks SET state = 'scheduled' WHERE scheduled_for = ?", NOW + minutes(1))
+    await fire(store, other)
+    beside = [of_schedule(schedule, origin, queue="slow") for origin in (Origin.TRIGGER, Origin.BACKFILL)]
+    await store.task_submit(beside, now=NOW)
+    paused = await pause(store, schedule)
+    found = [(task.origin.value, task.state.value) for task in await tasks_of(store, schedule)]
+    assert sorted(found[:2]) == [("backfill", "ready"), ("trigger", "ready")]
+    assert found[2:] == [("tick", "running"), ("tick", "held"), ("tick", "held")]
+    assert await states_of(store, other) == ["ready"]
+    assert await turn(store, schedule) == await turn(store) == frozenset()
+    resumed = changed(paused, status=Status.ACTIVE, next_tick_at=NOW + minutes(9), due_at=NOW + minutes(9))
+    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(resumed, paused)], now=NOW)
+    assert await turn(store, schedule) == {"default"}
+    # The triggered one and the one that runs take two of its three places.
+    assert [task.state.value for task in await tasks_of(store, schedule)][2:] == ["running", "ready", "held"]
+
+
+async def test_schedule_write_that_is_refused_holds_nothing(store: Store) -> None:
+    schedule = await make(store)
+    await fire(store, schedule)
+    wrong = changed(schedule, status=Status.PAUSED, next_tick_at=None, due_at=None)
+    assert not await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(wrong, schedule)], now=NOW)
+    assert await states_of(store, schedule) == ["ready"]

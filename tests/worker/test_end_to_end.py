@@ -1,0 +1,306 @@
+"""Real workers on a real server over HTTP: killed, paused, stopped, blocked, and several under one parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.processes import ServerProcess, free_port, is_alive, wait_until
+
+APP = '''
+import asyncio, os, time
+from pathlib import Path
+from everbeat import Everbeat
+
+eb = Everbeat(name="shop")
+FOLDER = Path(__file__).parent
+
+def note(name):
+    (FOLDER / name).touch()
+
+@eb.task
+async def greet(ctx, name: str):
+    ctx.progress(0.5, "halfway")
+    ctx.log(f"hello {name}")
+    return {"name": name, "worker": ctx.worker, "pid": os.getpid()}
+
+@eb.task
+async def hold(ctx, mark: str):
+    """Runs until a file says so; the first attempt on its own file."""
+    note(f"{mark}.began.{ctx.attempt}")
+    while not (FOLDER / f"{mark}.go.{ctx.attempt}").exists():
+        await asyncio.sleep(0.01)
+    return {"attempt": ctx.attempt}
+
+@eb.task
+def hold_in_thread(mark: str):
+    note(f"{mark}.began")
+    while not (FOLDER / f"{mark}.go").exists():
+        time.sleep(0.01)
+    return "done"
+
+@eb.task
+async def block(seconds: float):
+    time.sleep(seconds)
+    return "done"
+
+@eb.cron("0 0 1 1 *")
+def yearly(ctx):
+    return "done"
+'''
+
+LEASE = "5"
+
+
+class House:
+    """A server, and workers on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        (folder / "shop.py").write_text(APP)
+        self.env = {"PYTHONPATH": str(folder), "EVERBEAT_URL": self.url}
+        database = f"sqlite:///{folder}/everbeat.db"
+        self.server = ServerProcess("dev", "--port", str(self.port), "--database-url", database, folder=folder, name="server")
+        self.client = httpx.Client(base_url=self.url, trust_env=False, timeout=10)
+        self.workers: list[ServerProcess] = []
+
+    def start_server(self) -> None:
+        self.server.start()
+        self.server.wait_ready(f"{self.url}/readyz", 30)
+
+    def worker(self, name: str, *options: str) -> ServerProcess:
+        arguments = ("worker", "shop:eb", "--name", name, "--lease-seconds", LEASE, *options)
+        process = ServerProcess(*arguments, folder=self.folder, env=self.env, name=name)
+        process.start()
+        self.workers.append(process)
+        return process
+
+    def submit(self, type_: str, **payload: Any) -> str:
+        answer = self.client.post("/v1/tasks", json={"type": type_, "payload": payload})
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    def task(self, task_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.client.get(f"/v1/tasks/{task_id}").json()
+        return found
+
+    def attempts(self, task_id: str) -> list[tuple[str, str]]:
+        items = self.client.get(f"/v1/tasks/{task_id}/attempts").json()["items"]
+        return sorted((one["worker"], one["outcome"]) for one in items)
+
+    def wait_for(self, task_id: str, state: str = "completed", seconds: float = 20) -> dict[str, Any]:
+        wait_until(
+            lambda: self.task(task_id)["state"] == state, seconds, lambda: f"{state}: {self.task(task_id)} {self.logs()}"
+        )
+        return self.task(task_id)
+
+    def wait_file(self, name: str) -> None:
+        wait_until((self.folder / name).exists, 20, lambda: f"{name}: {self.logs()}")
+
+    def touch(self, name: str) -> None:
+        (self.folder / name).touch()
+
+    def logs(self) -> str:
+        return "\n".join(process.logs() for process in self.workers)
+
+    def close(self) -> None:
+        for process in self.workers:
+            process.kill9()
+        self.server.kill9()
+        self.client.close()
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path)
+    try:
+        yield house
+    finally:
+        house.close()
+
+
+def test_it_waits_for_its_server_registers_and_runs_a_task(house: House) -> None:
+    worker = house.worker("w1")
+    wait_until(lambda: "cannot reach Everbeat" in worker.logs(), 20, worker.logs)
+    house.start_server()
+    task_id = house.submit("greet", name="Ada")
+    task = house.wait_for(task_id)
+    assert task["result"]["name"] == "Ada"
+    assert (task["worker"], task["progress"]) == ("w1", {"fraction": 0.5, "message": "halfway"})
+    assert "hello Ada" in house.client.get(f"/v1/tasks/{task_id}/log").text
+    assert house.client.get("/v1/schedules/yearly").status_code == 200
+    assert worker.logs().count("cannot reach Everbeat") == 1
+    assert worker.terminate() == 0
+    assert "Traceback" not in worker.logs()
+
+
+def test_a_killed_workers_task_is_tried_again_after_its_lease(house: House) -> None:
+    house.start_server()
+    first = house.worker("w1", "--no-register")
+    task_id = house.submit("hold", mark="a")
+    house.wait_file("a.began.1")
+    first.kill9()
+    house.worker("w2", "--no-register")
+    house.touch("a.go.2")
+    task = house.wait_for(task_id)
+    assert (task["result"], task["attempt"], task["worker"]) == ({"attempt": 2}, 2, "w2")
+    assert house.attempts(task_id) == [("w1", "lost"), ("w2", "completed")]
+
+
+def test_a_worker_paused_past_its_lease_changes_nothing(house: House) -> None:
+    house.start_server()
+    first = house.worker("w1", "--no-register")
+    task_id = house.submit("hold", mark="a")
+    house.wait_file("a.began.1")
+    first.sigstop()
+    house.worker("w2", "--no-register")
+    house.wait_file("a.began.2")
+    house.touch("a.go.1")
+    first.sigcont()
+    wait_until(lambda: "task_lost" in first.logs() or "report_stale" in first.logs(), 20, first.logs)
+    assert house.task(task_id)["state"] == "running"
+    house.touch("a.go.2")
+    task = house.wait_for(task_id)
+    assert (task["result"], task["worker"]) == ({"attempt": 2}, "w2")
+    assert house.attempts(task_id) == [("w1", "lost"), ("w2", "completed")]
+    assert first.is_running()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_tasks_end(house: House, how: signal.Signals) -> None:
+    house.start_server()
+    worker = house.worker("w1", "--no-register")
+    first, second = house.submit("hold", mark="a"), house.submit("hold_in_thread", mark="b")
+    house.wait_file("a.began.1")
+    house.wait_file("b.began")
+    worker.send_signal(how)
+    wait_until(lambda: "worker_stopping" in worker.logs(), 10, worker.logs)
+    late = house.submit("greet", name="late")
+    house.touch("a.go.1")
+    house.touch("b.go")
+    assert worker.wait_exit(20) == 0
+    assert [house.task(one)["state"] for one in (first, second)] == ["completed", "completed"]
+    wait_until(lambda: house.task(late)["state"] == "ready", 5, lambda: str(house.task(late)))
+    assert house.task(late)["attempt"] == 0
+    assert "Traceback" not in worker.logs()
+
+
+def test_after_the_grace_time_the_rest_is_given_back_at_once(house: House) -> None:
+    house.start_server()
+    worker = house.worker("w1", "--no-register", "--grace-seconds", "0.1")
+    tasks = [house.submit("hold", mark="a"), house.submit("hold_in_thread", mark="b")]
+    house.wait_file("a.began.1")
+    house.wait_file("b.began")
+    assert worker.terminate() == 0
+    assert [(house.task(one)["state"], house.task(one)["attempt"]) for one in tasks] == [("ready", 0), ("ready", 0)]
+
+
+@pytest.mark.parametrize("type_", ["hold", "block"])
+def test_a_second_signal_ends_it_now_and_gives_everything_back(house: House, type_: str) -> None:
+    """Also when a handler blocks the event loop."""
+    house.start_server()
+    worker = house.worker("w1", "--no-register")
+    task_id = house.submit("hold", mark="a") if type_ == "hold" else house.submit("block", seconds=60)
+    wait_until(lambda: house.task(task_id)["state"] == "running", 20, worker.logs)
+    if type_ == "hold":
+        house.wait_file("a.began.1")
+    worker.send_signal(signal.SIGTERM)
+    if type_ == "hold":
+        wait_until(lambda: "worker_stopping" in worker.logs(), 10, worker.logs)
+
+    # Signals that are pending at the same time are delivered as one.
+    def has_ended() -> bool:
+        worker.send_signal(signal.SIGTERM)
+        return worker.returncode is not None
+
+    wait_until(has_ended, 10, worker.logs)
+    assert worker.returncode == 130
+    task = house.task(task_id)
+    assert (task["state"], task["attempt"]) == ("ready", 0)
+
+
+def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(house: House) -> None:
+    house.start_server()
+    worker = house.worker("w1", "--no-register")
+    house.worker("w2", "--no-register")
+    task_id = house.submit("block", seconds=7.5)
+    task = house.wait_for(task_id, seconds=30)
+    assert (task["result"], task["attempt"]) == ("done", 1)
+    told = worker.logs() + house.logs()
+    assert "event loop blocked for" in told
+    assert "in block" in told
+
+
+def test_several_processes_share_the_work_and_a_dead_one_is_replaced(house: House) -> None:
+    house.start_server()
+    worker = house.worker("fleet", "--processes", "2", "--concurrency", "1")
+
+    def pids() -> set[int]:
+        tasks = [house.submit("greet", name=str(number)) for number in range(10)]
+        return {house.wait_for(one)["result"]["pid"] for one in tasks}
+
+    seen: set[int] = set()
+
+    def both_have_worked() -> bool:
+        seen.update(pids())
+        return len(seen) == 2
+
+    wait_until(lambda: worker.logs().count("worker_started") >= 2, 30, worker.logs)
+    wait_until(both_have_worked, 20, worker.logs)
+    assert worker.pid not in seen
+    assert house.client.get("/v1/schedules/yearly").status_code == 200
+    os.kill(min(seen), signal.SIGKILL)
+    wait_until(lambda: "worker_process_died" in worker.logs(), 10, worker.logs)
+    wait_until(lambda: worker.logs().count("worker_started") >= 3, 20, worker.logs)
+    seen.update(pids())
+    assert worker.terminate() == 0
+    assert not any(is_alive(pid) for pid in seen)
+
+
+def test_processes_end_when_their_parent_is_killed(house: House) -> None:
+    house.start_server()
+    worker = house.worker("fleet", "--processes", "2", "--no-register")
+    wait_until(lambda: worker.logs().count("worker_started") >= 2, 30, worker.logs)
+    children = _children(worker.pid)
+    assert len(children) == 2
+    os.kill(worker.pid, signal.SIGKILL)
+    wait_until(lambda: not any(is_alive(pid) for pid in children), 10, worker.logs)
+
+
+def test_dev_runs_an_app_in_its_own_process(house: House) -> None:
+    database = f"sqlite:///{house.folder}/dev.db"
+    arguments = ("dev", "shop:eb", "--port", str(house.port), "--database-url", database)
+    house.server = ServerProcess(*arguments, folder=house.folder, env=house.env, name="dev")
+    house.start_server()
+    wait_until(lambda: "runs here" in house.server.logs(), 10, house.server.logs)
+    task = house.wait_for(house.submit("greet", name="Ada"))
+    assert task["result"]["pid"] == house.server.pid
+    assert house.client.get("/v1/schedules/yearly").status_code == 200
+    held = house.submit("hold", mark="a")
+    house.wait_file("a.began.1")
+    house.server.send_signal(signal.SIGTERM)
+    house.touch("a.go.1")
+    assert house.server.wait_exit(20) == 0
+    assert "Traceback" not in house.server.logs()
+    house.start_server()
+    assert house.task(held)["state"] == "completed"
+
+
+def test_a_worker_on_a_database_runs_everything_in_its_own_process(house: House) -> None:
+    house.env["EVERBEAT_URL"] = f"sqlite:///{house.folder}/own.db"
+    worker = house.worker("w1")
+    wait_until(lambda: "worker_started" in worker.logs(), 30, worker.logs)
+    assert worker.terminate() == 0
+    assert "Traceback" not in worker.logs()
+
+
+def _children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
