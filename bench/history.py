@@ -11,7 +11,7 @@ _SHARE = 0.9
 
 
 async def run(site: Site, scale: Scale) -> list[Line]:
-    past, count, times = 200_000 if scale.is_quick else 10_000_000, drained_tasks(scale), scale.rounds + 2
+    past, count, times = 200_000 if scale.is_quick else 10_000_000, drained_tasks(scale), scale.rounds
     long = site.branch("history")
     try:
         await site.fresh()

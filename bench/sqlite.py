@@ -108,6 +108,7 @@ class SqliteSite:
 
     async def settle(self) -> None:
         connection = self._connect()
+        connection.execute("PRAGMA analysis_limit = 1000")
         connection.execute("ANALYZE")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         connection.close()

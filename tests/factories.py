@@ -263,7 +263,7 @@ class SteppedNode:
         self.id = uuid4()
         clock = DatabaseClock(lambda: self.monotonic)
         self.polls = Polls(self.store, total_seconds=total_seconds)
-        self.turns = Turns(self.store, self.polls, emit=self.events.append)
+        self.turns = Turns(self.store, self.polls, emit=self.events.append, monotonic=lambda: self.monotonic)
         self.promoter = Promoter(self.store, self.polls, clock, emit=self.events.append)
         self.reaper = Reaper(self.store, self.turns, total_seconds=total_seconds, chance=chance)
         self.work = Work(

@@ -50,6 +50,8 @@ from everbeat.version import __version__
 _STUCK_AFTER_SECONDS = 45.0
 _BLOCKED_AFTER_SECONDS = 2.0
 _PATIENCE_SECONDS = 2.0
+_MOST_CONNECTIONS = 20_000
+_OTHER_FILES = 256
 # How often long polls look for work that nobody told of; processes on one SQLite file have no other way to hear of it.
 _LOOK_SECONDS = {"postgres": 1.0, "sqlite": 0.2}
 
@@ -270,6 +272,7 @@ class Node(EmbeddedNode):
             log_enabled=False,
             websockets=False,
             backlog=1024,
+            backpressure=_connections_allowed(),
             http1_settings=HTTP1Settings(header_read_timeout=15_000),
         )
         self._serving = asyncio.create_task(server.serve())
@@ -292,6 +295,25 @@ class Node(EmbeddedNode):
                 await asyncio.wait_for(self._serving, 10)
         await self.store.close()
         self.telemetry.log.info("stopped")
+
+
+def _connections_allowed() -> int:
+    """How many connections are accepted; whoever comes beyond that waits at the door.
+
+    Every idle worker holds one. Accepted without a limit, they would take the files that the database needs.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows
+        return _MOST_CONNECTIONS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_CONNECTIONS + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        wanted = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(64, wanted - _OTHER_FILES)
 
 
 def _reserve(settings: Settings) -> socket.socket:

@@ -17,10 +17,10 @@ from everbeat.store.postgres.connections import Connections
 from everbeat.store.queries import load_blocks, load_numbered
 from everbeat.store.sqlite.connections import to_microseconds
 from everbeat.store.sqlite.store import SqliteStore
-from tests.factories import NOW
+from tests.factories import NOW, minutes
 from tests.support.postgres import PostgresAdmin, run_outside_loop
 
-SCHEDULES, TASKS, PAST = 50_000, 200_000, 200_000
+SCHEDULES, TASKS, PAST = 50_000, 200_000, 50_000
 NODE = UUID(int=1)
 BATCH = 100
 
@@ -138,10 +138,10 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "task_list": MATCHING,
     "task_list_of_schedule": MATCHING,
     "task_list_floor": LIST,
-    "task_list_past": MATCHING,
-    "task_list_past_of_schedule": MATCHING,
+    "task_list_past": {**MATCHING, "state": "completed"},
+    "task_list_past_of_schedule": {**MATCHING, "state": "completed"},
     "task_list_past_floor": LIST,
-    "task_ticks": {"schedule_id": UUID(int=7), "from_at": NOW, "to_at": NOW},
+    "task_ticks": {"schedule_id": UUID(int=7), "from_at": NOW - minutes(60), "to_at": NOW},
 }
 HOT_TABLES = ("schedules", "tasks", "task_history")
 LIVE, PASSED = {"tasks"}, {"task_history"}
@@ -222,17 +222,19 @@ def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from nodes_of(child)
 
 
+# Fewer than in PostgreSQL: SQLite's planner does not look at how long a table is.
+FEW = 20_000
 NUMBERS = "WITH RECURSIVE numbers (n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM numbers WHERE n < {count})"
 SQLITE_ROWS = (
-    f"""INSERT INTO schedules ({SCHEDULE_COLUMNS}) {NUMBERS.format(count=SCHEDULES)}
+    f"""INSERT INTO schedules ({SCHEDULE_COLUMNS}) {NUMBERS.format(count=FEW)}
     SELECT unhex(printf('%032x', n)), zeroblob(16), 'job-' || n, {SCHEDULE_TEXTS.format(partition="n % 256", true="1")},
       due, due, due, due, due, due
     FROM (SELECT n, {to_microseconds(NOW)} + n * 1000000 AS due FROM numbers)""",
-    f"""INSERT INTO tasks ({TASK_COLUMNS}) {NUMBERS.format(count=TASKS)}
+    f"""INSERT INTO tasks ({TASK_COLUMNS}) {NUMBERS.format(count=FEW)}
     SELECT unhex(printf('%032x', n)), zeroblob(16), {TASK_TEXTS}, unhex(printf('%032x', n / 100)), due, due, 100, {TASK_STATE},
       {TASK_REST}
     FROM (SELECT n, {to_microseconds(NOW)} - n * 1000000 AS due FROM numbers)""",
-    f"""INSERT INTO task_history ({PAST_COLUMNS}) {NUMBERS.format(count=PAST)}
+    f"""INSERT INTO task_history ({PAST_COLUMNS}) {NUMBERS.format(count=FEW)}
     SELECT unhex(printf('%032x', n)), zeroblob(16), {PAST_TEXTS}, unhex(printf('%032x', n / 100)), due, due, 100, 'completed',
       1, 3, '{{}}', 1, due, due
     FROM (SELECT n, {to_microseconds(NOW)} - n * 10000000 AS due FROM numbers)""",
@@ -289,7 +291,8 @@ def test_sqlite_finds_rows_by_index(big_sqlite: apsw.Connection, block: str) -> 
     values = tuple(None for _ in range(sql.count("?"))) if re.search(r"\?(?!\d)", sql) else None
     details = [row[3] for row in big_sqlite.execute(f"EXPLAIN QUERY PLAN {sql}", values or _bindings(sql))]
     for table in ("schedules", "s", "tasks", "t", "n", "task_history", "h"):
-        assert [detail for detail in details if detail.split()[:2] == ["SCAN", table]] == [], details
+        scans = [detail for detail in details if detail.split()[:2] == ["SCAN", table] and "VIRTUAL TABLE" not in detail]
+        assert scans == [], details
     assert [detail for detail in details if "AUTOMATIC" in detail] == [], details
     if (index := SQLITE_HOT[block]) is not None:
         assert any(detail.startswith("SEARCH") and re.search(rf"INDEX {index}\b", detail) for detail in details), details

@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from everbeat.core.errors import StoreBroken, StoreError
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.store.base import Store
+from everbeat.core.tasks import AttemptOutcome, Ending, TaskState
+from everbeat.store.base import BeatWrite, LeaseRef, Store
 from everbeat.store.migrate import Migration, load_migrations, missing_migrations
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
-from tests.factories import NOW, execute_raw, insert, make_schedule, open_twin
+from tests.factories import NOW, claim, execute_raw, insert, lease_of, make_schedule, make_task, open_twin, seconds
 from tests.support.postgres import PostgresAdmin
 
 
@@ -115,6 +117,65 @@ async def test_a_new_sqlite_file_is_for_its_owner_only(sqlite_path: Path) -> Non
     await store.migrate()
     assert sqlite_path.stat().st_mode & 0o777 == 0o600
     await store.close()
+
+
+OLD_COLUMNS = """id, tenant_id, partition, queue, type, target, payload, origin, run_at, priority, state, attempt, max_attempts,
+  retry, timeout_seconds, labels, lease_owner, lease_until, fence, created_at, started_at"""
+OLD_TASK = f"""INSERT INTO tasks ({OLD_COLUMNS})
+VALUES (?, ?, 0, 'default', 'work', '{{}}', '{{}}', 'tick', ?, 100, ?, ?, 3, '{{}}', 90.0, '{{}}', ?, ?, ?, ?, ?)"""
+OLD_CLAIM = "UPDATE tasks SET state = 'running', attempt = 1, fence = 1, lease_owner = 'old', lease_until = ?, started_at = ?"
+OLD_HISTORY = """INSERT INTO task_history (id, tenant_id, queue, type, target, payload, origin, run_at, priority, state,
+  attempt, max_attempts, labels, fence, created_at, finished_at)
+VALUES (?, ?, 'default', 'work', '{}', '{}', 'tick', ?, 100, 'completed', 1, 3, '{}', 1, ?, ?)"""
+READY, RUNNING, PAST = (UUID(int=number) for number in (1, 2, 3))
+
+
+async def insert_as_before(store: Store) -> None:
+    """A ready, a running and a finished task, as a node of before the second migration writes them."""
+    until, tenant = NOW + seconds(30), DEFAULT_TENANT
+    await execute_raw(store, OLD_TASK, READY, tenant, NOW, "ready", 0, None, None, 0, NOW, None)
+    await execute_raw(store, OLD_TASK, RUNNING, tenant, NOW, "running", 1, "old", until, 1, NOW, NOW)
+    await store.month_ensure([NOW])
+    await execute_raw(store, OLD_HISTORY, PAST, tenant, NOW, NOW, NOW)
+
+
+@pytest.mark.parametrize("is_rolling", [False, True], ids=["before", "after"])
+async def test_tasks_written_by_a_node_of_before_are_worked_off(empty: SqliteStore | PostgresStore, is_rolling: bool) -> None:
+    """Also when it writes them after the migration: in a rolling upgrade old nodes go on for a while."""
+    migrations, empty._migrations = empty._migrations, empty._migrations[:1]
+    await empty.migrate()
+    if not is_rolling:
+        await insert_as_before(empty)
+    empty._migrations = migrations
+    assert await empty.migrate() == names_of(empty)[1:]
+    if is_rolling:
+        await insert_as_before(empty)
+    now, (expired,) = await empty.task_expired(limit=10, now=NOW + seconds(30))
+    assert (expired.id, expired.deadline_at, expired.first_started_at) == (RUNNING, now + seconds(60), NOW)
+    lease = LeaseRef(DEFAULT_TENANT, RUNNING, 1)
+    (beaten,) = await empty.task_heartbeat([BeatWrite(lease)], now=NOW + seconds(10))
+    assert beaten.lease_until == NOW + seconds(40)
+    (task,) = await claim(empty)
+    done = await empty.task_complete([(lease, None), (lease_of(task), None)], now=NOW)
+    assert done.finished == {(RUNNING, 1), (READY, 1)}
+    found = await empty.task_find(DEFAULT_TENANT, [READY, RUNNING, PAST])
+    assert [(one.state.value, one.retry) for one in found] == [("completed", b"{}")] * 3
+
+
+async def test_a_task_that_a_node_of_before_has_claimed_can_be_lost_and_die(empty: SqliteStore | PostgresStore) -> None:
+    await empty.migrate()
+    await empty.task_submit([make_task(), make_task()], now=NOW)
+    await execute_raw(empty, OLD_CLAIM, NOW + seconds(30), NOW)
+    _, (one, two) = await empty.task_expired(limit=10, now=NOW + seconds(31))
+    endings = [
+        Ending(task.id, DEFAULT_TENANT, 1, AttemptOutcome.LOST, state, None, None)
+        for task, state in ((one, TaskState.READY), (two, TaskState.DEAD))
+    ]
+    assert len((await empty.task_end(endings, is_expired=True, now=NOW + seconds(31))).ids) == 2
+    (attempt,) = await empty.task_attempts(DEFAULT_TENANT, one.id)
+    assert (attempt.worker, attempt.started_at) == ("old", NOW)
+    (letter,) = await empty.dead_find(DEFAULT_TENANT, [two.id])
+    assert letter.worker == "old"
 
 
 def test_missing_migrations_are_those_after_the_version() -> None:

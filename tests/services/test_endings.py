@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -13,11 +13,11 @@ import pytest
 from everbeat.core.errors import NotFound
 from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
 from everbeat.core.submissions import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES, MAX_TRACE_CHARACTERS
-from everbeat.core.tasks import TaskState
+from everbeat.core.tasks import RunningTask, TaskState
 from everbeat.core.wire import Completion, ErrorInput, Failure, Failures, Lease, Result, Settled
 from everbeat.services.events import AttemptEnded, TasksFinished
 from everbeat.store.base import DeadFilter, QueueDepth, Store
-from tests.factories import NOW, OTHER_TENANT, SteppedNode, count_rows, seconds
+from tests.factories import NOW, OTHER_TENANT, Overriding, SteppedNode, count_rows, seconds
 from tests.services.workers import Worker, attempts, error_of, get, submit, submit_many, told
 
 FIXED = Retry(kind=RetryKind.FIXED, base_seconds=10, jitter=False)
@@ -322,30 +322,44 @@ async def test_saying_cancelled_without_having_been_told_is_a_failure(node: Step
     assert (await worker.fail(await worker.claim_one(), kind="cancelled")).next == "retry"
 
 
-async def test_a_cancel_between_reading_and_ending_an_attempt_is_honoured(store: Store) -> None:
-    """Told to stop while its failure is being written: it must not start once more."""
+class CancelsInBetween(Overriding):
+    """Whenever somebody has read what runs or has expired, a user cancels it."""
 
-    class CancelsInBetween(SteppedNode):
-        async def cancel(self) -> None:
-            await self.tasks.cancel(DEFAULT_TENANT, task.id, now=self.now)
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.is_on = False
 
-    node = CancelsInBetween(store)
+    async def _cancel(self, found: tuple[datetime, list[RunningTask]]) -> tuple[datetime, list[RunningTask]]:
+        if self.is_on:
+            for task in found[1]:
+                assert task.id in (await self.inner.task_cancel(task.tenant_id, [task.id], now=found[0])).told
+        return found
+
+    async def task_running(self, *given: Any, **more: Any) -> tuple[datetime, list[RunningTask]]:
+        return await self._cancel(await self.inner.task_running(*given, **more))
+
+    async def task_expired(self, *given: Any, **more: Any) -> tuple[datetime, list[RunningTask]]:
+        return await self._cancel(await self.inner.task_expired(*given, **more))
+
+
+@pytest.mark.xfail(reason="task_end puts back what a cancel has asked to stop since it was read", strict=True)
+@pytest.mark.parametrize("ending", ["fail", "release", "expire"])
+async def test_a_cancel_between_reading_and_ending_an_attempt_is_honoured(store: Store, ending: str) -> None:
+    """Told to stop while the end of its attempt is being written: it must not start once more."""
+    between = CancelsInBetween(store)
+    node = SteppedNode(between)
     worker = Worker(node)
     task = await submit(node, max_attempts=5)
     claimed = await worker.claim_one()
-    inner = store.task_running
-
-    async def running_then_cancelled(*args: Any, **more: Any) -> Any:
-        found = await inner(*args, **more)
-        await node.cancel()
-        return found
-
-    store.task_running = running_then_cancelled  # type: ignore[method-assign]
-    try:
-        answer = await worker.fail(claimed, retry_in_seconds=0)
-    finally:
-        del store.task_running  # type: ignore[misc]
-    assert answer.status == "ok"
+    between.is_on = True
+    match ending:
+        case "fail":
+            assert (await worker.fail(claimed, retry_in_seconds=0)).status == "ok"
+        case "release":
+            assert await worker.release(claimed) == ["ok"]
+        case _:
+            await node.reap(NOW + seconds(31))
+            await node.reap()
     assert await worker.claim() == [], "nothing new starts after a cancel was acknowledged"
     assert (await get(node, task)).state in (TaskState.FAILED, TaskState.CANCELLED)
 

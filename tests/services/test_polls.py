@@ -43,7 +43,7 @@ async def test_a_task_that_is_there_is_given_at_once(room: Room) -> None:
 async def test_a_poll_that_times_out_gets_nothing(room: Room) -> None:
     assert await answer(room.poll(wait=0.01)) == []
     ids = await room.submit()
-    assert await ids_of(room.poll(wait=0.01)) == ids
+    assert await ids_of(room.poll()) == ids
 
 
 async def test_without_patience_it_asks_at_once_and_does_not_wait(room: Room) -> None:

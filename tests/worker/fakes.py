@@ -122,9 +122,14 @@ class FakeServer:
     def states(self) -> Counter[str]:
         return Counter(task.state for task in self.tasks.values())
 
-    def expired(self) -> list[FakeTask]:
+    def reap(self) -> None:
+        """Expired leases back to ready, as the server's reaper does."""
         now = monotonic()
-        return [task for task in self.tasks.values() if task.state == "running" and task.lease_until < now]
+        with self.lock:
+            expired = [task for task in self.tasks.values() if task.state == "running" and task.lease_until < now]
+            for task in expired:
+                task.state = "ready"
+        self.submit_many(expired)
 
     # What workers ask
 
@@ -148,11 +153,13 @@ class FakeServer:
         task = self.tasks.get(id)
         if task is None or task.state != "running" or task.fence != fence:
             return BeatAnswer(id, "lost", None)
-        task.lease_until = monotonic() + task.lease_seconds
         task.progress = progress or task.progress
         if log is not None:
             task.log.append(log)
-        return BeatAnswer(id, "cancel" if task.cancel_requested else "ok", _until(task.lease_seconds))
+        if task.cancel_requested:
+            return BeatAnswer(id, "cancel", _until(task.lease_until - monotonic()))
+        task.lease_until = monotonic() + task.lease_seconds
+        return BeatAnswer(id, "ok", _until(task.lease_seconds))
 
     def end(self, id: UUID, fence: int, state: str) -> tuple[FakeTask | None, Settled]:
         task = self.tasks.get(id)

@@ -56,11 +56,10 @@ def build_app(rooms: Rooms, *, only_health: bool = False) -> Litestar:
         debug=False,
         pdb_on_exception=False,
     )
-    app.state.rooms = rooms
     app.state.openapi = msgspec.json.encode(build_document(app))
     hot = Hot(app.asgi_handler, {} if only_health else {**tasks.HOT, **workers.HOT})
     # Litestar's own middleware does not see requests that match no route.
-    app.asgi_handler = Gate(hot, rooms.allowed_hosts)
+    app.asgi_handler = Gate(hot, rooms)
     return app
 
 

@@ -23,6 +23,7 @@ BODY_DEADLINE_SECONDS = 30.0
 
 _DECODED_AT_ONCE = 64 * 1024
 _MOST_ERRORS = 100
+_TOO_LATE = "the body is late"
 _JSON_TYPE = re.compile(r"application/(json|[a-z0-9!#$&^_.+-]+\+json)", re.IGNORECASE)
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _REVISION = re.compile(r'(?:W/)?"(\d{1,18})"|(\d{1,18})')
@@ -132,24 +133,35 @@ def revision_wanted(request: Asked) -> int | None:
 
 
 async def _received(receive: Receive, length: int | None) -> bytes:
+    reading = asyncio.current_task()
+    assert reading is not None
+    # As asyncio.timeout does it, for a third of its price: this is paid for every request.
+    deadline = asyncio.get_running_loop().call_later(BODY_DEADLINE_SECONDS, reading.cancel, _TOO_LATE)
+    try:
+        return await _read(receive, length)
+    except asyncio.CancelledError as cancelled:
+        if cancelled.args != (_TOO_LATE,) or reading.uncancel() > 0:
+            raise
+        raise Refusal(TOO_SLOW, f"The body did not arrive within {BODY_DEADLINE_SECONDS:.0f} seconds.") from None
+    finally:
+        deadline.cancel()
+
+
+async def _read(receive: Receive, length: int | None) -> bytes:
     chunks: list[bytes] = []
     size = 0
-    try:
-        async with asyncio.timeout(BODY_DEADLINE_SECONDS):
-            while True:
-                message: Any = await receive()
-                if message["type"] != "http.request":
-                    raise Refusal(MALFORMED, "The body ended before it was complete.")
-                chunk = message.get("body", b"")
-                size += len(chunk)
-                if size > MAX_BODY_BYTES:
-                    raise _too_large()
-                chunks.append(chunk)
-                # The server says in a message of its own that nothing follows; who knows the length need not wait for it.
-                if size == length or not message.get("more_body", False):
-                    return b"".join(chunks)
-    except TimeoutError:
-        raise Refusal(TOO_SLOW, f"The body did not arrive within {BODY_DEADLINE_SECONDS:.0f} seconds.") from None
+    while True:
+        message: Any = await receive()
+        if message["type"] != "http.request":
+            raise Refusal(MALFORMED, "The body ended before it was complete.")
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > MAX_BODY_BYTES:
+            raise _too_large()
+        chunks.append(chunk)
+        # The server says in a message of its own that nothing follows; who knows the length need not wait for it.
+        if size == length or not message.get("more_body", False):
+            return b"".join(chunks)
 
 
 def _length_of(text: bytes | None) -> int | None:

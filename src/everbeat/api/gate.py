@@ -15,6 +15,7 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from everbeat.api.problems import FORBIDDEN, MEDIA_TYPE, Refusal, log_failure, problem_body, unexpected
+from everbeat.api.rooms import Rooms
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -28,11 +29,14 @@ Authority = tuple[str, str | None]
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, allowed_hosts: frozenset[str] | None) -> None:
+    """Also brings along the rooms: what the framework would look up for every request."""
+
+    def __init__(self, app: ASGIApp, rooms: Rooms) -> None:
         self._app = app
+        self._rooms = rooms
         self._hosts = None
-        if allowed_hosts is not None:
-            self._hosts = _LOOPBACK | {host.lower().strip("[]") for host in allowed_hosts}
+        if rooms.allowed_hosts is not None:
+            self._hosts = _LOOPBACK | {host.lower().strip("[]") for host in rooms.allowed_hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
@@ -40,7 +44,7 @@ class Gate:
             return
         looked_at = [pair for pair in scope["headers"] if pair[0] in _LOOKED_AT]
         request_id = _request_id(_values(looked_at, b"x-request-id"))
-        scope["state"] = {**scope["state"], "request_id": request_id}
+        scope["state"] = {**scope["state"], "request_id": request_id, "rooms": self._rooms}
         has_started = False
 
         async def stamped(message: Message) -> None:

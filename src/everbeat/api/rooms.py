@@ -64,7 +64,7 @@ class Rooms(NamedTuple):
 
 
 def rooms_of(request: Asked) -> Rooms:
-    rooms: Rooms = request.scope["litestar_app"].state.rooms
+    rooms: Rooms = request.scope["state"]["rooms"]
     return rooms
 
 

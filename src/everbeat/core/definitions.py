@@ -246,6 +246,9 @@ def utc(at: datetime, field: str) -> datetime:
 
 def rfc3339(at: datetime) -> str:
     """UTC with Z and microseconds, as every answer writes times."""
+    if at.tzinfo is UTC and at.microsecond:  # msgspec writes the same ten times as fast, but leaves out microseconds of zero
+        text: str = msgspec.to_builtins(at)
+        return text
     return at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 

@@ -26,6 +26,7 @@ _MOST_ROWS = 1000
 _ALONE = 100
 _SLICE = 250
 _TRIES = 5
+_ROOM = 2 ** (MAX_SUBMITTED - 1).bit_length() - 1
 
 
 class _Share(NamedTuple):
@@ -93,19 +94,22 @@ class Tasks:
             raise InvalidInput.of("tasks", f"must have 1 to {MAX_SUBMITTED} items, has {len(given)}")
         tasks: list[NewTask] = []
         errors: list[FieldError] = []
+        is_one = key is not None and all(one.idempotency_key is None for one in given)
+        ids = _ids_from(_first_id(), len(given)) if is_one else None
         for index, one in enumerate(given):
             if index % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)  # the tick loop of this process must not wait for a big batch
             try:
-                tasks.append(
-                    new_task(one, uuid_utils.compat.uuid7(), tenant_id, key=one.idempotency_key, traceparent=traceparent)
-                )
+                id_ = uuid_utils.compat.uuid7() if ids is None else ids[index]
+                tasks.append(new_task(one, id_, tenant_id, key=one.idempotency_key, traceparent=traceparent))
             except TooLarge as error:
                 raise error.under(f"tasks[{index}]") from None
             except InvalidInput as error:
                 errors.extend(error.under(f"tasks[{index}]").errors)
         if errors:
             raise InvalidInput(*errors[:100])
+        if is_one and key is not None:
+            return await self._write_one(tasks, key, now)
         share = await self._write(tasks if key is None else _under(key, tasks), now)
         if share.mismatched:
             if key is not None and any(tasks[at].key is None for at in share.mismatched):
@@ -113,6 +117,17 @@ class Tasks:
             message = "was used before with another task; nothing of the batch was submitted"
             raise InvalidInput(*(FieldError(f"tasks[{at}].idempotency_key", message) for at in sorted(share.mismatched)[:100]))
         return share.ids
+
+    async def _write_one(self, tasks: list[NewTask], key: TaskKey, now: datetime | None) -> list[UUID]:
+        """A batch under one key. Its ids follow from the first one, so that the key need remember no other."""
+        tasks[0] = tasks[0]._replace(key=key)
+        submitted = await self._store.task_submit(tasks, is_one=True, now=now)
+        if submitted.mismatched:
+            raise InvalidInput.of("Idempotency-Key", "was used before with another batch; use a new key")
+        if submitted.repeated:
+            return _ids_from(submitted.ids[0], len(tasks))
+        self.tell(tasks, submitted.now)
+        return submitted.ids
 
     async def add(self, tasks: Sequence[NewTask], *, now: datetime | None = None) -> Submitted:
         """Write tasks that others have made: triggers, backfills, replays."""
@@ -257,6 +272,15 @@ class Tasks:
             if task.state not in (TaskState.SCHEDULED, TaskState.READY):
                 raise Conflict(f"the task is {task.state.value}; only one that waits for its time can be rescheduled")
         raise _too_busy(id_)
+
+
+def _first_id() -> UUID:
+    """An id after which there is room for those of a whole batch."""
+    return UUID(int=uuid_utils.compat.uuid7().int & ~_ROOM)
+
+
+def _ids_from(first: UUID, count: int) -> list[UUID]:
+    return [UUID(int=first.int + place) for place in range(count)]
 
 
 def _under(key: TaskKey, tasks: list[NewTask]) -> list[NewTask]:

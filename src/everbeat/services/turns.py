@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
-from everbeat.clock import DatabaseClock
+from everbeat.clock import DatabaseClock, Monotonic
 from everbeat.core.retries import RetryDecision, after_expiry
 from everbeat.core.submissions import error_text
 from everbeat.core.tasks import AttemptOutcome, Ending, RunningTask, TaskState
@@ -96,8 +97,11 @@ class Turns(Periodic):
         emit: Emit = ignore,
         look_seconds: float = 2.0,
         piece: int = 500,
+        monotonic: Monotonic = time.monotonic,
     ) -> None:
         super().__init__(look_seconds)
+        self._monotonic = monotonic
+        self._looked_at = float("-inf")
         self._store = store
         self._bells = bells
         self._emit = emit

@@ -34,9 +34,11 @@ from everbeat.services.events import Emit, TasksClaimed, TasksFinished, ignore
 from everbeat.services.groups import GroupCommit
 from everbeat.services.polls import Polls
 from everbeat.services.turns import Turns, ending_of
-from everbeat.store.base import Beaten, BeatWrite, LeaseRef, PastEnding, Store
+from everbeat.store.base import Beaten, BeatWrite, Ended, LeaseRef, PastEnding, Store
 
 _MOST_ROWS = 1000
+_TRIES = 3
+_NONE_ENDED = Ended(frozenset(), frozenset())
 Next = Literal["retry", "dead", "failed"]
 
 _NEXT: dict[TaskState, Next] = {
@@ -181,19 +183,17 @@ class Work:
     ) -> dict[tuple[UUID, int], Settled]:
         """End attempts as decided; for those that do not hold, what was said before if it was one of `before`."""
         answers = {(lease.id, lease.fence): Settled(lease.id, "stale") for lease in leases}
-        if not leases:
-            return answers
-        moment, running = await self._store.task_running(leases, now=now)
-        endings = []
-        for task in running:
-            decision, error = decide(task, moment)
-            endings.append(ending_of(task, decision, error))
-        if endings:
-            ended = await self._store.task_end(endings, is_expired=False, now=now)
-            for one in endings:
-                if (one.id, one.fence) in ended.ids:
-                    answers[one.id, one.fence] = Settled(one.id, "ok", _NEXT.get(one.state, "failed"))
+        undecided = list(leases)
+        for _ in range(_TRIES):  # one that is told to stop in between is decided anew
+            if not undecided:
+                break
+            moment, running = await self._store.task_running(undecided, now=now)
+            endings = [ending_of(task, *decide(task, moment)) for task in running]
+            ended = await self._store.task_end(endings, is_expired=False, now=now) if endings else _NONE_ENDED
+            counted = [one for one in endings if (one.id, one.fence) in ended.ids]
+            answers |= {(one.id, one.fence): Settled(one.id, "ok", _NEXT.get(one.state, "failed")) for one in counted}
             self._turns.after(endings, ended, {task.id: task.queue for task in running})
+            undecided = [LeaseRef(one.tenant_id, one.id, one.fence) for one in endings if one not in counted]
         stale = [lease for lease in leases if answers[lease.id, lease.fence].status == "stale"]
         if stale:
             for past in await self._store.task_ended(stale):

@@ -403,8 +403,11 @@ class Store(Protocol):
 
     # Tasks
 
-    async def task_submit(self, tasks: Sequence[NewTask], *, now: datetime | None = None) -> Submitted:
-        """Write new tasks all or nothing: ready, or scheduled if their time is to come; each idempotency key once."""
+    async def task_submit(self, tasks: Sequence[NewTask], *, is_one: bool = False, now: datetime | None = None) -> Submitted:
+        """Write new tasks all or nothing: ready, or scheduled if their time is to come; each idempotency key once.
+
+        `is_one`: the key of the first stands for all of them; if it was used before, none is written.
+        """
 
     async def task_claim(
         self,

@@ -79,7 +79,7 @@ class Caller:
     def context_of(self, held: Held) -> Context:
         context = held.context
         if context is None:
-            context = held.context = Context(held.task, worker=self._worker)
+            context = held.context = Context(held.task, worker=self._worker, ends_at=held.ends_at)
             # Set before it is asked: the heartbeat thread either sees the context, or its word is seen here.
             if held.stop is not None:
                 context.cancel()

@@ -57,7 +57,7 @@ class Claimer:
         return self._task
 
     async def _run(self) -> None:
-        backoff = Backoff()
+        backoff = Backoff(2.0)
         while not self._is_stopping:
             count = self._room()
             if count < 1:
@@ -76,6 +76,8 @@ class Claimer:
             self._journal.back()
             if tasks:
                 self._receive(tasks, sent_at)
+                # Handlers begin before the next claim is put together.
+                await asyncio.sleep(0)
 
     async def _ask(self, count: int) -> list[ClaimedTask]:
         first = self._claim

@@ -37,6 +37,7 @@ class Context:
     __slots__ = (
         "_buffered",
         "_dropped",
+        "_ends_at",
         "_fraction",
         "_has_progress",
         "_is_cancelled",
@@ -45,16 +46,16 @@ class Context:
         "_message",
         "_payload",
         "_task",
-        "_until",
         "lease_until",
         "worker",
     )
 
-    def __init__(self, task: ClaimedTask, *, worker: str) -> None:
+    def __init__(self, task: ClaimedTask, *, worker: str, ends_at: float | None = None) -> None:
+        """`ends_at` is on the monotonic clock; by default, all of the timeout is left."""
         self._task = task
         self.worker = worker
         self.lease_until = task.lease_until
-        self._until = monotonic() + task.timeout_seconds
+        self._ends_at = monotonic() + task.timeout_seconds if ends_at is None else ends_at
         self._payload: Any = msgspec.UNSET
         self._is_cancelled = False
         self._lock = threading.Lock()
@@ -126,7 +127,7 @@ class Context:
     @property
     def seconds_left(self) -> float:
         """How long this attempt may still take; below zero: it is over."""
-        return self._until - monotonic()
+        return self._ends_at - monotonic()
 
     @property
     def deadline(self) -> datetime:

@@ -32,6 +32,7 @@ NEWS_SECONDS = 1.0
 _TICK_SECONDS = 0.25
 _BLOCKED_SECONDS = 2.0
 _MOST_NEWS = 512 * 1024
+_NOT_RENEWED = frozenset({Stop.CANCEL, Stop.LOST, Stop.EXPIRED})
 
 
 class Heart:
@@ -128,10 +129,11 @@ class Heart:
             if one.trusted_until <= now and not one.is_settled:
                 self._tell_to_stop(one, Stop.EXPIRED)
 
-    def _due(self, held: Sequence[Held]) -> list[Held]:
+    def _due(self, in_hand: Sequence[Held]) -> list[Held]:
         now = monotonic()
         if now < self._not_before:
             return []
+        held = [one for one in in_hand if one.stop not in _NOT_RENEWED or _has_news(one)]
         interval = beat_seconds(min((one.task.lease_seconds for one in held), default=self._lease_seconds))
         if any(now - one.renewed_at >= interval - self._tick_seconds for one in held):
             return [one for one in held if now - one.renewed_at >= interval / 2 or _has_news(one)]
@@ -205,11 +207,14 @@ class Heart:
             if not held.is_settled:
                 self._tell_to_stop(held, Stop.LOST)
             return
+        if answer.status == "cancel":
+            # Its lease is not renewed any more: what is left of it is for cleaning up.
+            if not held.is_settled:
+                self._tell_to_stop(held, Stop.CANCEL)
+            return
         held.renew(sent_at)
         if held.context is not None and answer.lease_until is not None:
             held.context.lease_until = answer.lease_until
-        if answer.status == "cancel" and not held.is_settled:
-            self._tell_to_stop(held, Stop.CANCEL)
 
     def _tell_to_stop(self, held: Held, reason: Stop) -> None:
         if held.tell_to_stop(reason):

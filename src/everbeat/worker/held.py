@@ -31,13 +31,13 @@ class Held:
         "context",
         "deadline",
         "definition",
+        "ends_at",
         "is_beating",
         "is_settled",
         "key",
         "received_at",
         "renewed_at",
         "runner",
-        "started_at",
         "stop",
         "task",
         "thread_id",
@@ -51,7 +51,8 @@ class Held:
         self.received_at = received_at
         self.renewed_at = sent_at
         self.trusted_until = sent_at + task.lease_seconds - margin_seconds(task.lease_seconds)
-        self.started_at = self.deadline = 0.0
+        self.ends_at = received_at + attempt_seconds(task.timeout_seconds)
+        self.deadline = 0.0
         self.stop: Stop | None = None
         self.runner: asyncio.Task[None] | None = None
         self.thread_id: int | None = None
@@ -81,6 +82,11 @@ Hand = dict[int, Held]
 
 def margin_seconds(lease_seconds: float) -> float:
     return min(1.0, lease_seconds / 10)
+
+
+def attempt_seconds(timeout_seconds: float) -> float:
+    """The server ends an attempt so long after the claim, and then listens no more: the worker has to be first to say so."""
+    return timeout_seconds - min(0.5, timeout_seconds / 20)
 
 
 def beat_seconds(lease_seconds: float) -> float:

@@ -138,10 +138,8 @@ class Runners:
         return None
 
     def _begin(self, held: Held) -> Held:
-        now = monotonic()
-        held.started_at = now
         self.running.add(held)
-        self._watch(held, now + held.task.timeout_seconds)
+        self._watch(held, held.ends_at)
         return held
 
     async def _breathe(self) -> None:

@@ -29,6 +29,7 @@ _TICK_SECONDS = 0.25
 _CLEANUP_SECONDS = 2.0
 _FAREWELL_SECONDS = 5.0
 _MOST_UNREPORTED = 4000
+_TAKEN_AWAY = "the server ended the attempt, or gave the task to somebody else"
 
 
 def new_worker_name() -> str:
@@ -181,12 +182,12 @@ class Worker:
         self._pace.finished()
         if isinstance(outcome, Result):
             if held.stop is Stop.LOST:
-                self._drop(held, "the server gave it to somebody else")
+                self._drop(held, _TAKEN_AWAY)
             else:
                 # Also when the lease may have expired: the work is done, and the fence decides whether it counts.
                 self._reporter.complete(held, outcome)
         elif held.stop is Stop.LOST:
-            self._drop(held, "the server gave it to somebody else")
+            self._drop(held, _TAKEN_AWAY)
         elif held.stop is Stop.EXPIRED:
             self._drop(held, "its lease may have expired while the server could not be asked")
         elif held.stop is Stop.SHUTDOWN:

@@ -11,6 +11,7 @@ from uuid import UUID
 import asyncpg
 import uuid_utils.compat
 
+from everbeat.core.errors import StoreRefused
 from everbeat.core.tasks import Attempt, ClaimedTask, DeadLetter, Ending, LogLine, NewTask, RunningTask, Task, TaskState
 from everbeat.store.base import (
     Beaten,
@@ -39,6 +40,7 @@ from everbeat.store.rows import (
     LATEST,
     MOST_SCANNED,
     SUPERSEDED,
+    Keyed,
     attempt_from_row,
     by_key,
     claimed_from_row,
@@ -87,13 +89,21 @@ class _Base(Protocol):
 class PostgresTasks(_Base):
     # Submitting
 
-    async def task_submit(self, tasks: Sequence[NewTask], *, now: datetime | None = None) -> Submitted:
+    async def task_submit(self, tasks: Sequence[NewTask], *, is_one: bool = False, now: datetime | None = None) -> Submitted:
         keyed = by_key(tasks)
         if not tasks:
             return submitted_of(tasks, keyed, await self.clock(now=now), {}, set())
-        if not keyed.firsts:
-            (row,) = await self._fetch("task_submit", now=now, **_columns(tasks))
-            return submitted_of(tasks, keyed, row["moment"], {}, set())
+        if not keyed.repeats:
+            try:
+                (row,) = await self._fetch("task_submit", now=now, **_columns(tasks), **_keys(tasks, keyed.firsts))
+                return submitted_of(tasks, keyed, row["moment"], {}, set())
+            except StoreRefused as error:
+                if not keyed.firsts or not isinstance(error.__cause__, asyncpg.DivisionByZeroError):
+                    raise
+        return await self._submit_some(tasks, keyed, is_one, now)
+
+    async def _submit_some(self, tasks: Sequence[NewTask], keyed: Keyed, is_one: bool, now: datetime | None) -> Submitted:
+        """Some key is taken: find out which, and write what is new unless a key was used for something else."""
         mismatched = set(keyed.mismatched)
         taken: dict[int, tuple[UUID, bytes]] = {}
         moment = await self.clock(now=now)
@@ -104,13 +114,12 @@ class PostgresTasks(_Base):
                     key = tasks[index].key
                     if key is not None and taken[keyed.repeats.get(index, index)][1] != key.fingerprint:
                         mismatched.add(index)
-                if mismatched:
+                if mismatched or (is_one and taken):
                     raise _Undo
-                new = [*keyed.unkeyed, *(index for index in keyed.firsts.values() if index not in taken)]
+                new = sorted([*keyed.unkeyed, *(index for index in keyed.firsts.values() if index not in taken)])
                 if new:
-                    (row,) = await fetch_on(
-                        connection, self._queries["task_submit"], now=now, **_columns([tasks[index] for index in sorted(new)])
-                    )
+                    values = {**_columns([tasks[index] for index in new]), **_keys(tasks, {}), "now": now}
+                    (row,) = await fetch_on(connection, self._queries["task_submit"], **values)
                     moment = row["moment"]
         except _Undo:
             pass
@@ -120,15 +129,7 @@ class PostgresTasks(_Base):
         self, connection: Connection, tasks: Sequence[NewTask], firsts: Mapping[tuple[UUID, str], int], now: datetime | None
     ) -> dict[int, tuple[UUID, bytes]]:
         """Take the keys that are free; what the others stand for already, by the place of the task that asked."""
-        rows = await fetch_on(
-            connection,
-            self._queries["task_key_insert"],
-            now=now,
-            tenant_ids=[tenant_id for tenant_id, _ in firsts],
-            keys=[key for _, key in firsts],
-            task_ids=[tasks[index].id for index in firsts.values()],
-            fingerprints=[_fingerprint(tasks[index]) for index in firsts.values()],
-        )
+        rows = await fetch_on(connection, self._queries["task_key_insert"], now=now, **_keys(tasks, firsts))
         won = {row["task_id"] for row in rows}
         lost = {pair: index for pair, index in firsts.items() if tasks[index].id not in won}
         if not lost:
@@ -388,16 +389,21 @@ class PostgresTasks(_Base):
             done = {row["task_id"] for row in rows}
             tasks = [one.task for one in replays if one.task_id in done]
             if tasks:
-                await fetch_on(connection, self._queries["task_submit"], now=now, **_columns(tasks))
+                await fetch_on(connection, self._queries["task_submit"], now=now, **_columns(tasks), **_keys(tasks, {}))
         return [one.task_id for one in replays if one.task_id in done]
 
     async def dead_purge(self, tenant_id: UUID, filter_: DeadFilter, *, limit: int, now: datetime | None = None) -> int:
         return await self._execute("dead_purge", **_dead_filter(filter_), tenant_id=tenant_id, limit=limit, now=now)
 
 
-def _fingerprint(task: NewTask) -> bytes:
-    assert task.key is not None
-    return task.key.fingerprint
+def _keys(tasks: Sequence[NewTask], firsts: Mapping[tuple[UUID, str], int]) -> dict[str, list[Any]]:
+    keyed = [tasks[index] for index in firsts.values()]
+    return {
+        "key_tenant_ids": [tenant_id for tenant_id, _ in firsts],
+        "keys": [key for _, key in firsts],
+        "key_task_ids": [task.id for task in keyed],
+        "fingerprints": [task.key.fingerprint for task in keyed if task.key is not None],
+    }
 
 
 _SHAPE = {

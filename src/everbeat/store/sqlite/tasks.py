@@ -73,7 +73,7 @@ class _Base(Protocol):
 class SqliteTasks(_Base):
     # Submitting
 
-    async def task_submit(self, tasks: Sequence[NewTask], *, now: datetime | None = None) -> Submitted:
+    async def task_submit(self, tasks: Sequence[NewTask], *, is_one: bool = False, now: datetime | None = None) -> Submitted:
         keyed = by_key(tasks)
 
         def work(session: Session) -> Submitted:
@@ -84,7 +84,7 @@ class SqliteTasks(_Base):
                 key = tasks[index].key
                 if key is not None and taken[keyed.repeats.get(index, index)][1] != key.fingerprint:
                     mismatched.add(index)
-            if not mismatched:
+            if not mismatched and not (is_one and taken):
                 new = [task for index, task in enumerate(tasks) if index not in taken and index not in keyed.repeats]
                 self._insert(session, new, to_microseconds(moment))
             return submitted_of(tasks, keyed, moment, taken, mismatched)

@@ -1,6 +1,19 @@
 -- name: task_submit
 -- New tasks: ready, or scheduled if their time is to come. What many tasks have in common, their shape, is sent once.
+-- All of their idempotency keys must be free: if one is not, the division by zero undoes everything.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
+won AS (
+  INSERT INTO task_keys AS k (tenant_id, key, task_id, fingerprint, expires_at)
+  SELECT n.tenant_id, n.key, n.task_id, n.fingerprint, coalesce(:now::timestamptz, now()) + interval '24 hours'
+  FROM unnest(:key_tenant_ids::uuid[], :keys::text[], :key_task_ids::uuid[], :fingerprints::bytea[])
+    AS n(tenant_id, key, task_id, fingerprint)
+  -- In one order everywhere, so that two batches with the same keys wait for each other and do not deadlock.
+  ORDER BY n.tenant_id, n.key
+  ON CONFLICT (tenant_id, key) DO UPDATE SET task_id = excluded.task_id, fingerprint = excluded.fingerprint,
+    expires_at = excluded.expires_at
+  WHERE k.expires_at <= coalesce(:now::timestamptz, now())
+  RETURNING k.task_id
+),
 queued AS (
   INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, schedule_name,
     scheduled_for, run_at, priority, state, max_attempts, retry, timeout_seconds, labels, traceparent, created_at,
@@ -27,13 +40,14 @@ queued AS (
       make_interval(secs => (:deadlines::double precision[])[t.shape])
   ) AS l(owner, seconds, count, at, deadline)
 )
-SELECT at AS moment FROM moment;
+SELECT at AS moment, 1 / CASE WHEN (SELECT count(*) FROM won) = cardinality(:keys::text[]) THEN 1 ELSE 0 END AS is_free
+FROM moment;
 
 -- name: task_key_insert
 -- Take idempotency keys for a day; an expired one gives way. Only those that could be taken come back.
 INSERT INTO task_keys AS k (tenant_id, key, task_id, fingerprint, expires_at)
 SELECT n.tenant_id, n.key, n.task_id, n.fingerprint, coalesce(:now::timestamptz, now()) + interval '24 hours'
-FROM unnest(:tenant_ids::uuid[], :keys::text[], :task_ids::uuid[], :fingerprints::bytea[])
+FROM unnest(:key_tenant_ids::uuid[], :keys::text[], :key_task_ids::uuid[], :fingerprints::bytea[])
   AS n(tenant_id, key, task_id, fingerprint)
 -- In one order everywhere, so that two batches with the same keys wait for each other and do not deadlock.
 ORDER BY n.tenant_id, n.key
@@ -253,20 +267,21 @@ WITH RECURSIVE held(schedule_id) AS (
   (SELECT schedule_id FROM tasks WHERE state = 'held' ORDER BY schedule_id LIMIT 1)
   UNION ALL
   SELECT (
-    SELECT t.schedule_id FROM tasks AS t WHERE t.state = 'held' AND t.schedule_id > h.schedule_id ORDER BY t.schedule_id LIMIT 1
-  ) FROM held AS h WHERE h.schedule_id IS NOT NULL
+    SELECT t.schedule_id FROM tasks AS t WHERE t.state = 'held' AND t.schedule_id > held.schedule_id
+    ORDER BY t.schedule_id LIMIT 1
+  ) FROM held WHERE held.schedule_id IS NOT NULL
 )
-SELECT h.schedule_id, s.id IS NOT NULL AS is_there
-FROM held AS h LEFT JOIN schedules AS s ON s.id = h.schedule_id
-WHERE h.schedule_id IS NOT NULL AND s.status IS DISTINCT FROM 'paused' AND (
+SELECT held.schedule_id, s.id IS NOT NULL AS is_there
+FROM held LEFT JOIN schedules AS s ON s.id = held.schedule_id
+WHERE held.schedule_id IS NOT NULL AND s.status IS DISTINCT FROM 'paused' AND (
   (SELECT count(*) FROM (
-    SELECT 1 FROM tasks AS t WHERE t.schedule_id = h.schedule_id AND t.state <> 'held' AND t.origin <> 'backfill'
+    SELECT 1 FROM tasks AS t WHERE t.schedule_id = held.schedule_id AND t.state <> 'held' AND t.origin <> 'backfill'
     LIMIT coalesce(s.concurrency, 1)
   ) AS unfinished) < coalesce(s.concurrency, 1)
   -- Not EXISTS: that may be answered by hashing all tasks there are.
   OR s.overlap = 'cancel_previous' AND (
     SELECT true FROM tasks AS t
-    WHERE t.schedule_id = h.schedule_id AND t.state <> 'held' AND t.origin = 'tick' AND NOT t.cancel_requested LIMIT 1))
+    WHERE t.schedule_id = held.schedule_id AND t.state <> 'held' AND t.origin = 'tick' AND NOT t.cancel_requested LIMIT 1))
 LIMIT :limit;
 
 -- name: task_turn_supersede

@@ -175,17 +175,17 @@ LIMIT :limit;
 WITH RECURSIVE held (schedule_id) AS (
   SELECT min(schedule_id) FROM tasks WHERE state = 'held'
   UNION ALL
-  SELECT (SELECT min(t.schedule_id) FROM tasks AS t WHERE t.state = 'held' AND t.schedule_id > h.schedule_id)
-  FROM held AS h WHERE h.schedule_id IS NOT NULL
+  SELECT (SELECT min(t.schedule_id) FROM tasks AS t WHERE t.state = 'held' AND t.schedule_id > held.schedule_id)
+  FROM held WHERE held.schedule_id IS NOT NULL
 )
-SELECT h.schedule_id, s.id IS NOT NULL AS is_there
-FROM held AS h LEFT JOIN schedules AS s ON s.id = h.schedule_id
-WHERE h.schedule_id IS NOT NULL AND s.status IS NOT 'paused' AND (
-  (SELECT count(*) FROM tasks AS t WHERE t.schedule_id = h.schedule_id AND t.state <> 'held' AND t.origin <> 'backfill')
+SELECT held.schedule_id, s.id IS NOT NULL AS is_there
+FROM held LEFT JOIN schedules AS s ON s.id = held.schedule_id
+WHERE held.schedule_id IS NOT NULL AND s.status IS NOT 'paused' AND (
+  (SELECT count(*) FROM tasks AS t WHERE t.schedule_id = held.schedule_id AND t.state <> 'held' AND t.origin <> 'backfill')
     < coalesce(s.concurrency, 1)
   OR s.overlap = 'cancel_previous' AND EXISTS (
     SELECT 1 FROM tasks AS t
-    WHERE t.schedule_id = h.schedule_id AND t.state <> 'held' AND t.origin = 'tick' AND NOT t.cancel_requested))
+    WHERE t.schedule_id = held.schedule_id AND t.state <> 'held' AND t.origin = 'tick' AND NOT t.cancel_requested))
 LIMIT :limit;
 
 -- name: task_turn_supersede

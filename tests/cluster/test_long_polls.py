@@ -1,0 +1,134 @@
+"""Thousands of idle workers, and workers that hang up while they wait: work finds who is there, and costs stay small."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.fleet import Site
+from tests.cluster.harness import Node, running_cluster
+from tests.support.postgres import PostgresAdmin
+from tests.support.processes import wait_until
+
+MANY = 5_000
+
+
+@pytest.fixture
+def many() -> Iterator[int]:
+    """As many as the limit on open files allows here and, since it is inherited, in the server."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MANY + 1_000 if hard == resource.RLIM_INFINITY else min(MANY + 1_000, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    yield min(MANY, wanted - 1_000)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Polls:
+    """Long polls on sockets of their own, sent and not yet answered."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.sockets: list[socket.socket] = []
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> Polls:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.hang_up()
+        self._selector.close()
+
+    def open(self, count: int, queue: str, *, wait_seconds: float = 30, lease_seconds: float = 30) -> None:
+        claim = {"queues": [queue], "max": 1, "wait_seconds": wait_seconds, "lease_seconds": lease_seconds}
+        for number in range(count):
+            body = json.dumps({"worker": f"idle-{number}", **claim}).encode()
+            head = f"POST /v1/worker/claim HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+            poll = socket.create_connection(("127.0.0.1", self._port), timeout=10)
+            poll.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+            self.sockets.append(poll)
+            self._selector.register(poll, selectors.EVENT_READ)
+
+    def answers(self, seconds: float) -> list[str]:
+        """What has come, or comes within so long."""
+        found = []
+        for key, _ in self._selector.select(seconds):
+            assert isinstance(key.fileobj, socket.socket)
+            found.append(key.fileobj.recv(65_536).decode())
+            self._selector.unregister(key.fileobj)
+        return found
+
+    def hang_up(self, *, rudely: bool = False) -> None:
+        for poll in self.sockets:
+            if poll in self._selector.get_map():
+                self._selector.unregister(poll)
+            if rudely:
+                poll.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+            poll.close()
+        self.sockets = []
+
+
+def _memory_megabytes(node: Node) -> float:
+    lines = Path(f"/proc/{node.process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+
+
+def _cpu_seconds(node: Node) -> float:
+    fields = Path(f"/proc/{node.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+def test_thousands_of_idle_polls_cost_little_and_one_of_them_gets_the_task(
+    database: str, request: pytest.FixtureRequest, tmp_path: Path, many: int
+) -> None:
+    url = f"sqlite:///{tmp_path / 'x.sqlite'}" if database == "sqlite" else request.getfixturevalue("postgres_url")
+    with running_cluster(url, tmp_path) as cluster:
+        node = cluster.add()
+        before = _memory_megabytes(node)
+        with Polls(node.port) as polls:
+            polls.open(many, "idle")
+            assert node.get("/readyz")  # one more connection than all of these
+            used, since = _cpu_seconds(node), time.monotonic()
+            assert polls.answers(3) == []
+            busy = (_cpu_seconds(node) - used) / (time.monotonic() - since)
+            sent = time.monotonic()
+            answer = node.client.post("/v1/tasks", json={"type": "t", "queue": "idle"})
+            assert answer.status_code == 201
+            heard = polls.answers(10)
+            took = time.monotonic() - sent
+            assert [answer.json()["id"] in one for one in heard] == [True]
+            assert polls.answers(0.5) == []
+            grown = _memory_megabytes(node) - before
+            print(f"{many} polls: {took * 1000:.0f} ms to the task, {busy:.0%} of a core, {grown:.0f} MB")
+            assert took < 1
+            assert busy < 0.5
+            assert grown * 1024 / many < 60, f"{grown:.0f} MB for {many} polls"
+            began = time.monotonic()
+            assert node.process.terminate(20) == 0
+            assert time.monotonic() - began < 10
+
+
+def test_clients_that_hang_up_while_they_wait_swallow_nothing(site: Site) -> None:
+    with Polls(int(site.base.rpartition(":")[2])) as polls:
+        for rudely in (False, True):
+            polls.open(25, site.queue)
+            assert polls.answers(0.3) == []
+            polls.hang_up(rudely=rudely)
+            wait_until(lambda: site.client.get("/readyz").is_success, 5)
+            tasks = site.submit_many("t", 60)
+            taken = site.raw().claim(100, wait_seconds=2)
+            # Those that were handed to one who had gone come back at once, uncounted.
+            wait_until(lambda taken=taken: taken.extend(site.raw().claim(100)) or len(taken) == 60, 2, lambda: f"{len(taken)}")  # type: ignore[misc]
+            assert {one["attempt"] for one in taken} == {1}
+            assert sorted(one["id"] for one in taken) == sorted(map(str, tasks))
+            assert set(site.raw().complete(*taken)) == {"ok"}
+            site.books.assert_explained(tasks, outcomes=frozenset({"released"}))

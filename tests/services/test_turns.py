@@ -1,0 +1,417 @@
+"""Held tasks get their turn: in order, as many at once as the schedule allows, and none is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from everbeat.core.errors import StoreUnavailable
+from everbeat.core.schedules import DEFAULT_TENANT, Schedule
+from everbeat.core.tasks import ClaimedTask, Task, TaskState
+from everbeat.services.turns import Turns
+from everbeat.store.base import Store, TaskFilter
+from tests.factories import NOW, Overriding, SteppedNode, count_rows, execute_raw, minutes, open_twin, seconds
+from tests.services.workers import Worker, get, submit, told
+
+
+@pytest.fixture
+def node(store: Store) -> SteppedNode:
+    return SteppedNode(store)
+
+
+@pytest.fixture
+def worker(node: SteppedNode) -> Worker:
+    return Worker(node)
+
+
+async def fire(node: SteppedNode, ticks: int, **more: Any) -> Schedule:
+    """A schedule on the minute that has fired so often."""
+    job = await node.put(**more)
+    await node.run(node.now + minutes(ticks), by_seconds=60)
+    return job
+
+
+async def tasks_of(node: SteppedNode, job: Schedule) -> list[Task]:
+    """Live and finished, by tick."""
+    page = await node.tasks.page(DEFAULT_TENANT, TaskFilter(schedule_id=job.id), before=None, limit=1000)
+    return sorted(page.tasks, key=lambda task: task.scheduled_for or NOW)
+
+
+async def states(node: SteppedNode, job: Schedule) -> list[str]:
+    return [task.state.value for task in await tasks_of(node, job)]
+
+
+def tick_of(task: ClaimedTask | Task) -> float:
+    assert task.scheduled_for is not None
+    return (task.scheduled_for - NOW).total_seconds() / 60
+
+
+# Queue
+
+
+async def test_overlapping_ticks_are_held_and_released_one_by_one_in_order(node: SteppedNode, worker: Worker) -> None:
+    job = await fire(node, 4, overlap="queue")
+    assert await states(node, job) == ["ready", "held", "held", "held"]
+    order = []
+    for _ in range(4):
+        claimed = await worker.claim_one()
+        assert await worker.claim() == [], "one at a time"
+        await node.turn()
+        assert await worker.claim() == [], "whatever turns are taken"
+        order.append(tick_of(claimed))
+        assert await worker.complete(claimed) == ["ok"]
+        await node.turns.run_once(node.now)
+    assert order == [1, 2, 3, 4]
+    assert await states(node, job) == ["completed"] * 4
+
+
+async def test_so_many_run_at_once_as_the_schedule_allows(node: SteppedNode, worker: Worker) -> None:
+    job = await fire(node, 6, overlap="queue", max_concurrent=2)
+    assert await states(node, job) == ["ready", "ready", "held", "held", "held", "held"]
+    first = await worker.claim(10)
+    assert [tick_of(task) for task in first] == [1, 2]
+    await worker.complete(first[1])
+    await node.turn()
+    second = await worker.claim(10)
+    assert [tick_of(task) for task in second] == [3]
+    await worker.complete(first[0], second[0])
+    await node.turn()
+    assert [tick_of(task) for task in await worker.claim(10)] == [4, 5]
+
+
+@pytest.mark.parametrize("ending", ["complete", "dead", "cancel", "lost"])
+async def test_however_a_task_ends_the_next_one_gets_its_turn(node: SteppedNode, worker: Worker, ending: str) -> None:
+    job = await fire(node, 2, overlap="queue", max_attempts=1)
+    claimed = await worker.claim_one()
+    match ending:
+        case "complete":
+            await worker.complete(claimed)
+        case "dead":
+            await worker.fail(claimed)
+        case "cancel":
+            await node.tasks.cancel(DEFAULT_TENANT, claimed.id, now=node.now)
+            await worker.fail(claimed, kind="cancelled")
+        case _:
+            node.move_to(node.now + seconds(31))
+            await node.reaper.run_once(node.now)
+    await node.turns.run_once(node.now)
+    assert tick_of(await worker.claim_one()) == 2
+    assert len(await tasks_of(node, job)) == 2
+
+
+async def test_a_task_that_is_tried_again_keeps_its_turn(node: SteppedNode, worker: Worker) -> None:
+    await fire(node, 2, overlap="queue")
+    await worker.fail(await worker.claim_one(), retry_in_seconds=5)
+    await node.turn()
+    assert await worker.claim() == []
+    await node.promote(node.now + seconds(5))
+    await node.turn()
+    assert [tick_of(task) for task in await worker.claim(10)] == [1]
+
+
+async def test_a_cancelled_task_that_had_not_started_makes_room(node: SteppedNode, worker: Worker) -> None:
+    job = await fire(node, 3, overlap="queue")
+    ready, held, _ = await tasks_of(node, job)
+    await node.tasks.cancel(DEFAULT_TENANT, held.id, now=node.now)
+    await node.tasks.cancel(DEFAULT_TENANT, ready.id, now=node.now)
+    await node.turns.run_once(node.now)
+    assert [tick_of(task) for task in await worker.claim(10)] == [3]
+
+
+async def test_tasks_submitted_by_hand_and_of_other_schedules_take_no_turn(node: SteppedNode, worker: Worker) -> None:
+    job = await node.put("one", overlap="queue")
+    other = await node.put("two", overlap="queue")
+    await node.run(NOW + minutes(2), by_seconds=60)
+    await submit(node)
+    assert len(await worker.claim(10)) == 3
+    assert [await states(node, one) for one in (job, other)] == [["running", "held"]] * 2
+
+
+# Cancel the previous
+
+
+async def test_a_newer_tick_takes_the_place_of_one_that_has_not_started(node: SteppedNode, worker: Worker) -> None:
+    job = await fire(node, 1, overlap="cancel_previous")
+    await node.run(NOW + minutes(2), by_seconds=60)
+    await node.turns.run_once(node.now)
+    assert await states(node, job) == ["cancelled", "ready"]
+    assert "newer tick" in ((await tasks_of(node, job))[0].reason or "")
+    assert [tick_of(task) for task in await worker.claim(10)] == [2]
+
+
+async def test_a_newer_tick_tells_the_running_one_to_stop_and_waits_for_it(node: SteppedNode, worker: Worker) -> None:
+    job = await fire(node, 1, overlap="cancel_previous")
+    old = await worker.claim_one(lease_seconds=300)
+    await node.run(NOW + minutes(2), by_seconds=60)
+    await node.turn()
+    assert await states(node, job) == ["running", "held"]
+    assert (await worker.beat(old)).status == "cancel"
+    await worker.fail(old, "stopped", kind="cancelled")
+    await node.turns.run_once(node.now)
+    assert await states(node, job) == ["cancelled", "ready"]
+    assert tick_of(await worker.claim_one()) == 2
+
+
+async def test_a_running_one_that_does_not_stop_is_fenced_and_then_the_newer_one_runs(
+    node: SteppedNode, worker: Worker
+) -> None:
+    job = await fire(node, 1, overlap="cancel_previous")
+    old = await worker.claim_one(lease_seconds=90)
+    await node.run(NOW + minutes(2), by_seconds=60)
+    await node.turn()
+    assert (await worker.beat(old)).status == "cancel"
+    await node.reap(NOW + minutes(1) + seconds(89))
+    assert await worker.claim() == []
+    await node.reap(NOW + minutes(1) + seconds(90))
+    assert await worker.complete(old) == ["stale"]
+    assert await states(node, job) == ["cancelled", "ready"]
+    assert await told(node, (await tasks_of(node, job))[0]) == [(1, "cancelled")]
+    assert tick_of(await worker.claim_one()) == 2
+
+
+async def test_of_many_newer_ticks_only_the_newest_runs(node: SteppedNode, worker: Worker) -> None:
+    job = await fire(node, 1, overlap="cancel_previous")
+    old = await worker.claim_one(lease_seconds=3600)
+    for number in range(2, 6):
+        await node.run(NOW + minutes(number), by_seconds=60)
+        await node.turn()
+    await worker.fail(old, "stopped", kind="cancelled")
+    await node.turn()
+    assert await states(node, job) == ["cancelled"] * 4 + ["ready"]
+
+
+# Pausing
+
+
+async def test_a_pause_holds_what_is_ready_and_a_resume_releases_it(node: SteppedNode, worker: Worker) -> None:
+    job = await fire(node, 3, overlap="allow")
+    running = await worker.claim_one()
+    await node.schedules.pause(DEFAULT_TENANT, "job", note=None, now=node.now)
+    assert await states(node, job) == ["running", "held", "held"]
+    await node.turn()
+    assert await worker.claim() == [], "after a pause was acknowledged nothing new starts"
+    assert await worker.complete(running) == ["ok"], "and what runs is finished"
+    await node.turn()
+    assert await worker.claim() == []
+    await node.schedules.resume(DEFAULT_TENANT, "job", now=node.now)
+    await node.turn()
+    assert [tick_of(task) for task in await worker.claim(10)] == [2, 3]
+
+
+async def test_a_pause_keeps_delayed_retries_too(node: SteppedNode, worker: Worker) -> None:
+    job = await fire(node, 1)
+    await worker.fail(await worker.claim_one(), retry_in_seconds=30)
+    await node.schedules.pause(DEFAULT_TENANT, "job", note=None, now=node.now)
+    await node.promote(node.now + minutes(5))
+    await node.turn()
+    assert await states(node, job) == ["held"]
+    await node.schedules.resume(DEFAULT_TENANT, "job", now=node.now)
+    await node.turn()
+    claimed = await worker.claim_one()
+    assert (tick_of(claimed), claimed.attempt) == (1, 2)
+
+
+async def test_a_resumed_schedule_releases_no_more_than_it_may(node: SteppedNode, worker: Worker) -> None:
+    job = await fire(node, 4, overlap="queue", max_concurrent=2)
+    await node.schedules.pause(DEFAULT_TENANT, "job", note=None, now=node.now)
+    assert await states(node, job) == ["held"] * 4
+    await node.schedules.resume(DEFAULT_TENANT, "job", now=node.now)
+    await node.turn()
+    assert await states(node, job) == ["ready", "ready", "held", "held"]
+
+
+# Nobody is forgotten
+
+
+async def test_a_deleted_schedule_does_not_strand_what_it_held(node: SteppedNode, worker: Worker) -> None:
+    job = await fire(node, 4, overlap="queue")
+    await node.schedules.delete(DEFAULT_TENANT, "job")
+    order = []
+    for _ in range(4):
+        claimed = await worker.claim_one()
+        assert await worker.claim() == []
+        order.append(tick_of(claimed))
+        await worker.complete(claimed)
+        await node.turn()
+    assert order == [1, 2, 3, 4]
+    assert await states(node, job) == ["completed"] * 4
+
+
+async def test_a_schedule_deleted_while_paused_does_not_strand_what_it_held(node: SteppedNode, worker: Worker) -> None:
+    await fire(node, 1)
+    await node.schedules.pause(DEFAULT_TENANT, "job", note=None, now=node.now)
+    await node.schedules.delete(DEFAULT_TENANT, "job")
+    await node.turn()
+    assert tick_of(await worker.claim_one()) == 1
+
+
+async def test_what_another_node_did_is_found_by_the_look(store: Store) -> None:
+    node, other = SteppedNode(store), SteppedNode(store)
+    await fire(node, 2, overlap="queue")
+    await node.turn()
+    other.move_to(node.now)
+    worker = Worker(other)
+    await worker.complete(await worker.claim_one())
+    assert await worker.claim() == []
+    await node.turns.run_once(node.now)
+    assert tick_of(await worker.claim_one()) == 2
+
+
+async def held_jobs(node: SteppedNode, count: int) -> list[Schedule]:
+    """Schedules with one running task and one that waits behind it; then the running ones end, unheard."""
+    jobs = [await node.put(f"job-{number}", overlap="queue") for number in range(count)]
+    await node.run(node.now + minutes(2), by_seconds=60)
+    await node.turn()
+    running = await Worker(node).claim(count)
+    assert len(running) == count
+    other = SteppedNode(node.store, now=node.now)
+    assert set(await Worker(other).complete(*running)) == {"ok"}
+    return jobs
+
+
+async def test_more_schedules_than_one_piece_all_get_their_turn(node: SteppedNode) -> None:
+    jobs = await held_jobs(node, 7)
+    turns = Turns(node.store, node.polls, piece=2, monotonic=lambda: node.monotonic)
+    turns.expect(job.id for job in jobs)
+    for _ in range(10):
+        if not await turns.run_once(node.now):
+            break
+    assert len(await Worker(node).claim(10)) == 7, "none of those it was told of is dropped"
+
+
+async def test_what_nobody_told_of_is_released_although_there_is_always_something_expected(node: SteppedNode) -> None:
+    """On a busy node something is expected at every turn; the look at all of them must come all the same."""
+    await held_jobs(node, 3)
+    turns = Turns(node.store, node.polls, look_seconds=2, monotonic=lambda: node.monotonic)
+    await turns.run_once(node.now)
+    assert len(await Worker(node).claim(10)) == 3
+    await held_jobs(node, 3)
+    for _ in range(3):
+        turns.expect([UUID(int=7)])
+        await turns.run_once(node.now)
+        node.move_to(node.now + seconds(1))
+    assert len(await Worker(node).claim(10)) == 3
+
+
+async def test_schedules_that_can_only_wait_do_not_keep_the_others_from_their_turn(node: SteppedNode) -> None:
+    for number in range(5):
+        await node.put(f"blocked-{number}", overlap="queue")
+        await node.put(f"paused-{number}", overlap="queue")
+    await node.run(NOW + minutes(2), by_seconds=60)
+    await node.turn()
+    assert len(await Worker(node).claim(20)) == 10
+    for number in range(5):
+        await node.schedules.pause(DEFAULT_TENANT, f"paused-{number}", note=None, now=node.now)
+    for number in range(3):
+        await node.put(f"free-{number}", overlap="queue", every_seconds=60)
+    await node.run(NOW + minutes(4), by_seconds=60)
+    free = [task for task in await Worker(node).claim(20) if (task.schedule or "").startswith("free")]
+    assert len(free) == 3
+    assert set(await Worker(SteppedNode(node.store, now=node.now)).complete(*free)) == {"ok"}
+    turns = Turns(node.store, node.polls, piece=2, monotonic=lambda: node.monotonic)
+    for _ in range(3):
+        await turns.run_once(node.now)
+    assert {task.schedule for task in await Worker(node).claim(20)} == {f"free-{number}" for number in range(3)}
+
+
+async def test_a_turn_that_fails_is_taken_again(store: Store) -> None:
+    class Shaky(Overriding):
+        is_away = False
+
+        async def task_turn(self, *given: Any, **more: Any) -> frozenset[str]:
+            if self.is_away:
+                raise StoreUnavailable("away")
+            queues: frozenset[str] = await self.inner.task_turn(*given, **more)
+            return queues
+
+    shaky = Shaky(store)
+    node = SteppedNode(shaky)
+    jobs = await held_jobs(node, 2)
+    node.turns.expect(job.id for job in jobs)
+    shaky.is_away = True
+    with pytest.raises(StoreUnavailable):
+        await node.turns.run_once(node.now)
+    shaky.is_away = False
+    await node.turns.run_once(node.now)
+    assert len(await Worker(node).claim(10)) == 2
+
+
+async def test_it_is_woken_by_what_it_expects(node: SteppedNode) -> None:
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(node.turns.wait())
+    await asyncio.sleep(0)
+    node.turns.expect([UUID(int=1)])
+    await asyncio.wait_for(waiting, 1)
+
+
+# Two nodes
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_two_nodes_that_take_turns_at_once_never_release_too_much(store: Store, seed: int) -> None:
+    random = Random(seed)
+    twin = open_twin(store)
+    nodes = [SteppedNode(store), SteppedNode(twin)]
+    limit = random.choice([1, 2, 3])
+    job = await fire(nodes[0], 25, overlap="queue", max_concurrent=limit)
+    nodes[1].move_to(nodes[0].now)
+    running: list[ClaimedTask] = []
+    most = 0
+
+    async def act(node: SteppedNode) -> None:
+        worker = Worker(node)
+        for _ in range(random.randrange(3)):
+            await asyncio.sleep(0)
+        match random.randrange(4):
+            case 0:
+                running.extend(await worker.claim(random.randint(1, 3)))
+            case 1 if running:
+                task = running.pop(random.randrange(len(running)))
+                assert await worker.complete(task) == ["ok"]
+            case 2:
+                node.turns.expect([job.id])
+                await node.turns.run_once(node.now)
+            case _:
+                await node.turn()
+
+    while await count_rows(store, "task_history") < 25:
+        await asyncio.gather(*(act(random.choice(nodes)) for _ in range(6)))
+        ((live,),) = await execute_raw(store, "SELECT count(*) FROM tasks WHERE state <> 'held'")
+        most = max(most, live)
+        assert live <= limit
+    assert most == limit, "and they used what they may"
+    assert await states(nodes[0], job) == ["completed"] * 25
+    await twin.close()
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_firing_and_turns_at_once_never_release_too_much(store: Store, seed: int) -> None:
+    random = Random(seed)
+    twin = open_twin(store)
+    nodes = [SteppedNode(store), SteppedNode(twin)]
+    job = await nodes[0].put(overlap="queue", max_concurrent=2)
+    for number in range(1, 16):
+        nodes[1].move_to(NOW + minutes(number))
+        done = [task for task in await Worker(nodes[1]).claim(5) if random.random() < 0.7]
+        await asyncio.gather(
+            nodes[0].step(NOW + minutes(number)),
+            Worker(nodes[1]).complete(*done),
+            nodes[1].turn(),
+            nodes[1].turns.run_once(nodes[1].now),
+        )
+        ((live,),) = await execute_raw(store, "SELECT count(*) FROM tasks WHERE state <> 'held'")
+        assert live <= 2
+    assert len(await tasks_of(nodes[0], job)) == 15
+    await twin.close()
+
+
+async def test_a_triggered_task_runs_beside_the_ticks(node: SteppedNode, worker: Worker) -> None:
+    job = await fire(node, 2, overlap="queue")
+    triggered = await node.backfill.trigger(DEFAULT_TENANT, "job", now=node.now)
+    assert {task.origin.value for task in await worker.claim(10)} == {"tick", "trigger"}
+    assert (await get(node, triggered)).state is TaskState.RUNNING
+    assert await states(node, job) == ["running", "running", "held"] or len(await tasks_of(node, job)) == 3
