@@ -27,6 +27,12 @@ _EVENTS: list[events.Event] = [
     events.LoopFailed("ticker", RuntimeError("a bug"), False),
     events.EventLoopBlocked(3.0),
     events.Pruned("months", 2),
+    events.TasksSubmitted(3),
+    events.TasksClaimed(2),
+    events.TasksPromoted(1),
+    events.TasksFinished("completed", 2),
+    events.AttemptEnded("failed", "scheduled"),
+    events.AttemptEnded("lost", "dead"),
 ]
 
 
@@ -49,6 +55,18 @@ def test_ticks_are_counted_by_outcome_and_reason() -> None:
     assert 'everbeat_ticks_total{outcome="skipped",reason="overlap"} 2.0' in text
     assert "everbeat_fire_lag_seconds_count 2.0" in text
     assert 'everbeat_store_errors_total{verb="tick_fire"} 1.0' in text
+
+
+def test_tasks_are_counted_by_what_happened_to_them() -> None:
+    telemetry = Telemetry()
+    telemetry.on_event(events.TasksSubmitted(3))
+    telemetry.on_event(events.TasksFinished("completed", 2))
+    telemetry.on_event(events.AttemptEnded("lost", "dead"))
+    text = telemetry.exposition().decode()
+    assert 'everbeat_tasks_total{event="submitted"} 3.0' in text
+    assert 'everbeat_tasks_total{event="completed"} 2.0' in text
+    assert 'everbeat_tasks_total{event="dead"} 1.0' in text
+    assert 'everbeat_attempts_total{outcome="lost",state="dead"} 1.0' in text
 
 
 def test_json_lines_escape_what_could_forge_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,7 +72,7 @@ class Everbeat:
         if is_server(self.url):
             self._connection = HttpConnection(self.url, self._api_key)
         else:
-            self._connection = NodeConnection(lambda: _start_node(self.url, ("api",)))
+            self._connection = NodeConnection(lambda: _start_node(self.url, ()))
         self.client: Client[Blocking] = Client(self._connection, Blocking)
         self.async_client: Client[Awaiting] = Client(self._connection, Awaiting)
         self._is_running = False

@@ -104,7 +104,11 @@ class EmbeddedNode:
         if extra is not None:
             self._loops += extra(self)
         self._runners: list[Runner] = []
-        self.asgi: Any = build_app(self._rooms(timelines), only_health="api" not in settings.roles)
+        self.asgi: Any = build_app(self._rooms(timelines), only_health=self._shows_only_health())
+
+    def _shows_only_health(self) -> bool:
+        """In process, whoever has the node may ask it everything."""
+        return False
 
     def _build_tasks(self, timelines: TimelineCache) -> None:
         store, emit, total = self.store, self.telemetry.on_event, self.settings.task_total_seconds
@@ -231,6 +235,9 @@ class EmbeddedNode:
 
 class Node(EmbeddedNode):
     """One server process: the API, the engine, or both, on one store, with a port of its own."""
+
+    def _shows_only_health(self) -> bool:
+        return "api" not in self.settings.roles
 
     async def run(self, stop: asyncio.Event, on_started: Callable[[Self], Awaitable[None]] | None = None) -> None:
         """Run until told to stop."""

@@ -59,6 +59,19 @@ def configure_logging(level: str, form: str) -> None:
     )
 
 
+def _library_logger() -> Any:
+    """Inside somebody else's process, logs go where that process sends those of its libraries."""
+    return structlog.wrap_logger(
+        logging.getLogger("everbeat"),
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["event"]),
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
+
+
 class Metrics:
     """What Prometheus sees."""
 
@@ -92,7 +105,7 @@ class Metrics:
 class Telemetry:
     def __init__(self) -> None:
         self.metrics = Metrics()
-        self.log = structlog.get_logger("everbeat")
+        self.log = structlog.get_logger("everbeat") if structlog.is_configured() else _library_logger()
 
     def exposition(self) -> bytes:
         return generate_latest(self.metrics.registry)

@@ -13,7 +13,7 @@ from granian.constants import Interfaces
 from granian.server.embed import Server
 
 from everbeat.api.app import Rooms, build_app
-from tests.api.conftest import definition, problem_of
+from tests.api.conftest import claim, definition, problem_of, submit
 
 HEAD = b"POST /v1/schedules HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
@@ -101,3 +101,57 @@ async def test_a_client_that_leaves_in_the_middle_harms_nobody(port: int) -> Non
 
 async def test_a_request_without_a_host_is_refused(port: int) -> None:
     assert b" 403 " in await exchange(port, b"GET /healthz HTTP/1.0\r\n\r\n")
+
+
+# Long polls and bodies in pieces
+
+CLAIM = b'{"worker":"gone","queues":["default"],"wait_seconds":30}'
+
+
+async def test_a_worker_that_leaves_while_it_waits_takes_nothing(port: int) -> None:
+    head = b"POST /v1/worker/claim HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for _ in range(3):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(CLAIM) + CLAIM)
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.close()
+        await writer.wait_closed()
+    await asyncio.sleep(0.2)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        task = await submit(client)
+        (held,) = await claim(client, wait_seconds=5)
+        assert (held["id"], held["attempt"]) == (task["id"], 1)
+
+
+async def test_one_connection_may_wait_again_and_again(port: int) -> None:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", limits=httpx.Limits(max_connections=2)) as client:
+        for _ in range(5):
+            waiting = asyncio.create_task(claim(client, wait_seconds=10))
+            await asyncio.sleep(0.05)
+            task = await submit(client)
+            assert [one["id"] for one in await waiting] == [task["id"]]
+
+
+async def test_a_body_in_pieces_is_put_together(port: int) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in (b'{"type"', b':"a","pay', b'load":{"b":1}}'):
+            yield piece
+            await asyncio.sleep(0.01)
+
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        headers = {"Content-Type": "application/json"}
+        response = await client.post("/v1/tasks", content=pieces(), headers=headers)
+        assert (response.status_code, response.json()["payload"]) == (201, {"b": 1})
+        large = b'{"type":"a","payload":"' + b"x" * 60_000 + b'"}'
+        assert (await client.post("/v1/tasks", content=large, headers=headers)).status_code == 201
+
+
+async def test_a_submit_that_ends_too_early_is_not_written(port: int) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD.replace(b"schedules", b"tasks") + b'Content-Length: 1000\r\n\r\n{"type":"a"}')
+    await writer.drain()
+    writer.close()
+
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        assert (await client.get("/v1/tasks")).json()["items"] == []

@@ -239,6 +239,8 @@ def _refine(components: dict[str, Any]) -> None:
             _refine_definition(properties)
             if "SchedulePatch" not in component:
                 schema["oneOf"] = [_only_trigger(field) for field in TRIGGER_FIELDS.values()]
+    if "WorkerTarget" not in components:  # a node that only shows its health
+        return
     for kind in ("type", "queue"):
         components["WorkerTarget"]["properties"][kind].update(_NAME)
     for component in ("TaskInput", "TaskSubmission"):

@@ -8,6 +8,7 @@ what becomes due sooner than that wakes it.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -126,10 +127,20 @@ class Turns(Periodic):
         self.expect(ended.schedule_ids)
 
     async def run_once(self, now: datetime | None = None) -> bool:
-        expected, self._expected = self._expected, set()
-        queues = await self._store.task_turn(list(expected) or None, limit=self._piece, now=now)
-        self._bells.ring(queues)
-        return bool(self._expected)
+        expected = list(itertools.islice(self._expected, self._piece))
+        self._expected.difference_update(expected)
+        # Due also while there is always something expected: what nobody told of must not wait for a quiet moment.
+        is_look = not expected or self._monotonic() - self._looked_at >= self._interval
+        try:
+            queues = await self._store.task_turn(expected, limit=self._piece, now=now) if expected else frozenset()
+            found = await self._store.task_turn(None, limit=self._piece, now=now) if is_look else frozenset()
+        except BaseException:
+            self._expected.update(expected)
+            raise
+        if is_look:
+            self._looked_at = self._monotonic()
+        self._bells.ring(queues | found)
+        return bool(self._expected or found)
 
 
 class Reaper(Periodic):

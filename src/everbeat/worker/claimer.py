@@ -15,6 +15,8 @@ from everbeat.worker.journal import Journal
 
 _LONGEST_POLL_SECONDS = 25.0
 _SLACK_SECONDS = 15.0
+# A claim that is not answered after so long has found no work and waits for some.
+_BUSY_ANSWER_SECONDS, _IDLE_ANSWER_SECONDS = 2.0, 0.25
 
 
 class Claimer:
@@ -38,6 +40,8 @@ class Claimer:
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
         self.is_waiting = False
+        self._sent_at = 0.0
+        self._has_brought = False
         # A task handed out at the end of a poll must still be trusted until the first heartbeat has renewed it.
         self._poll_seconds = min(_LONGEST_POLL_SECONDS, claim.lease_seconds * 0.8)
 
@@ -63,7 +67,7 @@ class Claimer:
             if count < 1:
                 await self._wait()
                 continue
-            sent_at = monotonic()
+            sent_at = self._sent_at = monotonic()
             try:
                 tasks = await self._ask(count)
             except Exception as error:
@@ -74,6 +78,7 @@ class Claimer:
                 continue
             backoff.reset()
             self._journal.back()
+            self._has_brought = bool(tasks)
             if tasks:
                 self._receive(tasks, sent_at)
                 # Handlers begin before the next claim is put together.

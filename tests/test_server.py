@@ -1,0 +1,34 @@
+"""Nodes of every kind can be built, started and stopped; an embedded one keeps quiet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everbeat.config import Settings
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.wire import TaskInput
+from everbeat.server import EmbeddedNode, Node
+
+
+@pytest.mark.parametrize("roles", [("scheduler",), ("api",), ("api", "scheduler")])
+def test_a_node_of_any_roles_can_be_built(sqlite_path: Path, roles: tuple[str, ...]) -> None:
+    Node(Settings(database_url=f"sqlite:///{sqlite_path}", roles=roles))  # type: ignore[arg-type]
+
+
+async def test_a_node_without_roles_submits_and_runs_nothing(sqlite_path: Path) -> None:
+    node = EmbeddedNode(Settings(database_url=f"sqlite:///{sqlite_path}", roles=()))
+    await node.start()
+    task, is_new = await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="work"))
+    assert is_new
+    assert (await node.tasks.get(DEFAULT_TENANT, task.id)).state == "ready"
+    assert node.pulse.ages() == {}
+    await node.stop()
+
+
+async def test_an_embedded_node_prints_nothing(sqlite_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    node = EmbeddedNode(Settings(database_url=f"sqlite:///{sqlite_path}"))
+    await node.start()
+    await node.stop()
+    assert capfd.readouterr() == ("", "")
