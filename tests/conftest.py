@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+import structlog
 
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
@@ -22,6 +23,13 @@ async def _prepare_template(url: str) -> None:
     store = PostgresStore(url, listen=False)
     await store.migrate()
     await store.close()
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A command that a test runs in this process configures logging for its own captured output, which is closed then."""
+    yield
+    structlog.reset_defaults()
 
 
 def _skip_or_fail(missing: Exception) -> NoReturn:

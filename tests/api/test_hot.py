@@ -106,7 +106,6 @@ async def test_a_store_that_fails_is_a_problem_without_internals(
 
     async with make_client(rooms) as client:
         monkeypatch.setattr(rooms.tasks, "submit", fails)
-        client.event_hooks["response"].clear()
         response = await client.post(door, json={"type": "a"})
         assert "secret" not in response.text
         problem_of(response, status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -82,7 +83,7 @@ async def test_task_complete_twice_in_one_batch_finishes_once(store: Store) -> N
     assert await count_rows(store, "task_history") == 1
 
 
-WRONG = {
+WRONG: dict[str, dict[str, Any]] = {
     "a newer fence": {"fence": 2},
     "an older fence": {"fence": 0},
     "another tenant": {"tenant_id": OTHER_TENANT},
@@ -137,7 +138,7 @@ async def test_task_complete_of_a_batch_finishes_those_it_may(store: Store) -> N
     await complete(store, three)
     leases = [lease_of(one), lease_of(two, fence=9), lease_of(three), lease_of(one, id=UUID(int=5))]
     done = await store.task_complete([(lease, None) for lease in leases], now=NOW)
-    assert (done.finished, done.repeated) == ({(one.id, 1)}, {(three.id, 1)})
+    assert (done.finished, done.repeated) == (frozenset({(one.id, 1)}), frozenset({(three.id, 1)}))
 
 
 async def test_task_complete_of_a_thousand(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -13,8 +14,8 @@ from everbeat.store.rows import MOST_LOG_BYTES
 from tests.factories import NOW, OTHER_TENANT, claim, execute_raw, lease_of, make_task, minutes, seconds
 
 
-async def start(store: Store, *, lease_seconds: float = 30, **more: object) -> ClaimedTask:
-    await store.task_submit([make_task(**more)], now=NOW)  # type: ignore[arg-type]
+async def start(store: Store, *, lease_seconds: float = 30, **more: Any) -> ClaimedTask:
+    await store.task_submit([make_task(**more)], now=NOW)
     (task,) = await claim(store, lease_seconds=lease_seconds)
     return task
 
@@ -50,7 +51,7 @@ async def test_task_heartbeat_does_not_renew_what_is_to_be_cancelled(store: Stor
     assert await texts_of(store, task.id) == ["bye"]
 
 
-LOST = {
+LOST: dict[str, dict[str, Any]] = {
     "another fence": {"fence": 2},
     "an older fence": {"fence": 0},
     "another tenant": {"tenant_id": OTHER_TENANT},
@@ -115,7 +116,7 @@ async def test_task_heartbeat_with_a_lease_twice_keeps_all_that_was_said(store: 
 @pytest.mark.parametrize("wrong", [{"fence": 7}, {"tenant_id": OTHER_TENANT}])
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_task_heartbeat_keeps_the_log_of_the_lease_that_holds(
-    store: Store, wrong: dict[str, object], is_first: bool
+    store: Store, wrong: dict[str, Any], is_first: bool
 ) -> None:
     task = await start(store)
     beats = [BeatWrite(lease_of(task), 0.5, "ours", "ours"), BeatWrite(lease_of(task, **wrong), 0.9, "theirs", "theirs")]

@@ -99,7 +99,7 @@ async def test_task_submit_under_a_known_key_gives_the_first_task(store: Store) 
     first, again, other = keyed(), keyed(), make_task()
     assert (await store.task_submit([first], now=NOW)).repeated == frozenset()
     submitted = await store.task_submit([other, again], now=NOW + seconds(5))
-    assert (submitted.ids, submitted.repeated, submitted.mismatched) == ([other.id, first.id], {1}, frozenset())
+    assert (submitted.ids, submitted.repeated, submitted.mismatched) == ([other.id, first.id], frozenset({1}), frozenset())
     assert await count_rows(store, "tasks") == 2
 
 
@@ -116,7 +116,7 @@ async def test_task_submit_under_a_key_used_for_something_else_writes_nothing(st
 async def test_task_submit_with_one_key_twice_in_a_batch_makes_one_task(store: Store) -> None:
     one, two, three = keyed(), make_task(), keyed()
     submitted = await store.task_submit([one, two, three], now=NOW)
-    assert (submitted.ids, submitted.repeated) == ([one.id, two.id, one.id], {2})
+    assert (submitted.ids, submitted.repeated) == ([one.id, two.id, one.id], frozenset({2}))
     assert await count_rows(store, "tasks") == 2
 
 
@@ -129,7 +129,7 @@ async def test_task_submit_with_one_key_twice_for_different_things_writes_nothin
 async def test_task_submit_with_a_known_key_twice_in_a_batch(store: Store) -> None:
     (known,) = (await store.task_submit([keyed()], now=NOW)).ids
     submitted = await store.task_submit([keyed(), keyed()], now=NOW)
-    assert (submitted.ids, submitted.repeated) == ([known, known], {0, 1})
+    assert (submitted.ids, submitted.repeated) == ([known, known], frozenset({0, 1}))
     submitted = await store.task_submit([keyed(), keyed(fingerprint=b"other")], now=NOW)
     assert submitted.mismatched == {1}
 

@@ -73,9 +73,9 @@ def of_schedule(schedule: Schedule, origin: Origin, **more: Any) -> NewTask:
 async def test_tick_fire_holds_a_task_that_must_wait_for_its_turn(store: Store) -> None:
     schedule = await make(store, target={"kind": "worker", "type": "work", "queue": "slow"})
     first = await fire(store, schedule)
-    assert (first.queues, first.holders) == ({"slow"}, frozenset())
+    assert (first.queues, first.holders) == (frozenset({"slow"}), frozenset())
     second = await fire(store, schedule)
-    assert (second.queues, second.holders) == (frozenset(), {schedule.id})
+    assert (second.queues, second.holders) == (frozenset(), frozenset({schedule.id}))
     assert [one.outcome for one in second.fired] == ["fired"]
     assert await states_of(store, schedule) == ["ready", "held"]
 
@@ -87,9 +87,9 @@ async def test_tick_fire_of_a_batch_tells_queues_and_holders_apart(store: Store)
         for policy in policies
     ]
     first = await fire(store, *schedules)
-    assert (first.queues, first.holders) == ({policy.value for policy in policies}, frozenset())
+    assert (first.queues, first.holders) == (frozenset(policy.value for policy in policies), frozenset())
     second = await fire(store, *schedules)
-    assert (second.queues, second.holders) == ({"allow"}, {schedules[0].id, schedules[1].id})
+    assert (second.queues, second.holders) == (frozenset({"allow"}), frozenset(one.id for one in schedules[:2]))
     assert {one.schedule_id: one.reason for one in second.fired} == {
         schedules[0].id: None, schedules[1].id: None, schedules[2].id: "overlap", schedules[3].id: None
     }  # fmt: skip

@@ -78,8 +78,7 @@ async def test_tick_doubled_counts_ticks_with_two_tasks_live_or_finished(store: 
     assert await store.tick_doubled([schedule.id, honest.id], **window) == {}
     await duplicate_task(store, schedule.id)
     assert await store.tick_doubled([schedule.id, honest.id], **window) == {schedule.id: 1}
-    for task in await store.task_claim("worker", ["default"], limit=1, lease_seconds=30, now=NOW):
-        await store.task_complete([(task.id, task.fence)], now=NOW)
+    await complete(store, *await claim(store, limit=1))
     assert await store.tick_doubled([schedule.id, honest.id], **window) == {schedule.id: 1}
     assert await store.tick_doubled([schedule.id], from_=NOW - minutes(5), to=NOW) == {}
 

@@ -221,7 +221,7 @@ def test_a_task_that_kills_its_workers_dies_in_the_end(deadline: float, outcome:
 
 
 def test_there_is_no_attempt_beyond_the_time_in_total() -> None:
-    early = {"first_started_at": NOW - timedelta(seconds=90)}
+    early: dict[str, Any] = {"first_started_at": NOW - timedelta(seconds=90)}
     assert fail(total=100, retry_in_seconds=9.999999, **early) == later(9.999999)
     decision = fail(total=100, retry_in_seconds=10, **early)
     assert decision == RetryDecision(FAILED, TaskState.DEAD, reason="it has been tried for 100 seconds in total")
@@ -263,7 +263,7 @@ def test_every_decision_is_a_legal_move(
     running = task(
         retry=retry, attempt=attempt, max_attempts=max_attempts, cancel_requested=is_cancelled, first_started_at=first
     )
-    at = {"now": NOW, "chance": chance, "total_seconds": total}
+    at: dict[str, Any] = {"now": NOW, "chance": chance, "total_seconds": total}
     decisions = [
         after_failure(running, error, is_retryable=is_retryable, retry_in_seconds=retry_in, **at),
         after_expiry(running, **at),

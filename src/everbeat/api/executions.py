@@ -49,7 +49,7 @@ class BackfillInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             query=NoQuery,
             body=Body(Trigger, {"other": {"payload": {"account": 7}}}, is_required=False),
             headers=IDEMPOTENCY,
-            problems=(404,),
+            problems=(404, 409),
         )
     ),
 )

@@ -120,6 +120,7 @@ HOT = {"/v1/tasks": submit, "/v1/tasks/batch": submit_batch}
             query=NoQuery,
             body=Body(TaskSubmission, {"now": _EXAMPLE, "later": _LATER}),
             headers={**IDEMPOTENCY, **_TRACED},
+            problems=(409,),
         )
     ),
 )
@@ -139,6 +140,7 @@ async def submit_task(request: ApiRequest) -> Response[bytes]:
             query=NoQuery,
             body=Body(TaskBatch, {"two": {"tasks": [_EXAMPLE, {**_LATER, "idempotency_key": "reminder-3"}]}}),
             headers={**IDEMPOTENCY, **_TRACED},
+            problems=(409,),
         )
     ),
 )

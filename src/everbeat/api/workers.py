@@ -168,6 +168,7 @@ def _operation(name: str, summary: str, answer: Success, body: Any, **example: A
             answers={200: answer},
             query=NoQuery,
             body=Body(body, {"one": {**_WORKER, **example}}),
+            problems=(409,),
         )
     )
 

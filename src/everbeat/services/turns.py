@@ -132,14 +132,16 @@ class Turns(Periodic):
         # Due also while there is always something expected: what nobody told of must not wait for a quiet moment.
         is_look = not expected or self._monotonic() - self._looked_at >= self._interval
         try:
-            queues = await self._store.task_turn(expected, limit=self._piece, now=now) if expected else frozenset()
-            found = await self._store.task_turn(None, limit=self._piece, now=now) if is_look else frozenset()
+            if expected:
+                self._bells.ring(await self._store.task_turn(expected, limit=self._piece, now=now))
         except BaseException:
             self._expected.update(expected)
             raise
-        if is_look:
-            self._looked_at = self._monotonic()
-        self._bells.ring(queues | found)
+        if not is_look:
+            return bool(self._expected)
+        found = await self._store.task_turn(None, limit=self._piece, now=now)
+        self._looked_at = self._monotonic()
+        self._bells.ring(found)
         return bool(self._expected or found)
 
 
