@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -54,6 +55,6 @@ async def show_task(task_id: UUID) -> dict[str, Any]:
 
 @app.get("/sweeps")
 async def show_sweeps() -> list[dict[str, Any]]:
-    """What became of the latest ticks of the cron."""
-    ticks = await eb.async_client.schedules.ticks("sweep", limit=None)
-    return [tick for tick in ticks if tick["outcome"] != "upcoming"][-10:]
+    """What became of the cron's ticks of the last ten seconds."""
+    now = datetime.now(UTC)
+    return await eb.async_client.schedules.ticks("sweep", from_=now - timedelta(seconds=10), to=now)

@@ -52,6 +52,13 @@ def create_order() -> ResponseReturnValue:
     return jsonify(order=order, task=str(handle.id)), 202
 
 
+@app.get("/orders")
+def list_orders() -> ResponseReturnValue:
+    with orders() as database:
+        rows = database.execute("SELECT id, item, receipt FROM orders ORDER BY id").fetchall()
+    return jsonify([{"order": order, "item": item, "receipt": receipt} for order, item, receipt in rows])
+
+
 @app.get("/orders/<int:order>")
 def show_order(order: int) -> ResponseReturnValue:
     with orders() as database:

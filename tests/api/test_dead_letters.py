@@ -9,12 +9,12 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 
+from everbeat.api.app import Rooms
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.wire import Claim, ErrorInput, Failure, Failures
 from everbeat.store.base import Store
 from tests.api.conftest import (
     ON_BOTH_STORES,
-    Rooms,
     claim,
     complete,
     definition,
@@ -159,6 +159,7 @@ async def test_one_is_replayed_as_a_new_task_as_often_as_asked(client: httpx.Asy
         assert (again["origin"], again["state"], again["payload"], again["attempt"]) == ("replay", "ready", {"a": 1}, 0)
         letter = (await client.get(f"/v1/dead-letters/{task['id']}")).json()
         assert (letter["replays"], letter["replayed_as"]) == (count, again["id"])
+        assert await read(client, again) == again
         assert [one["id"] for one in await claim(client)] == [again["id"]]
     assert (await read(client, task))["state"] == "dead"
 

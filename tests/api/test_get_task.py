@@ -7,10 +7,12 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from everbeat.api.app import Rooms
+from everbeat.services.polls import Polls
+from everbeat.services.turns import Reaper, Turns
 from everbeat.store.base import Store
 from tests.api.conftest import (
     ON_BOTH_STORES,
-    Rooms,
     claim,
     claim_long_ago,
     complete,
@@ -138,9 +140,6 @@ async def test_the_log_keeps_every_line_with_its_attempt(client: httpx.AsyncClie
 
 
 async def test_a_lost_attempt_is_explained(client: httpx.AsyncClient, rooms: Rooms, store: Store) -> None:
-    from everbeat.services.polls import Polls
-    from everbeat.services.turns import Reaper, Turns
-
     task = await submit(client)
     await claim_long_ago(rooms)
     await Reaper(store, Turns(store, Polls(store))).run_once()

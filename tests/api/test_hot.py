@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from everbeat.api import tasks, workers
-from everbeat.api.app import build_app
+from everbeat.api.app import Rooms, build_app
 from everbeat.core.errors import StoreBroken, StoreRefused, StoreUnavailable
-from tests.api.conftest import Rooms, make_client, problem_of, submit
+from tests.api.conftest import make_client, problem_of, submit
 
 LEASE = {"id": str(uuid4()), "fence": 1}
 BODIES: dict[str, Any] = {

@@ -11,11 +11,11 @@ from uuid import UUID
 import httpx
 import pytest
 
+from everbeat.api.app import Rooms
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.wire import Claim
 from tests.api.conftest import (
     ON_BOTH_STORES,
-    Rooms,
     claim,
     fields_of,
     message_of,

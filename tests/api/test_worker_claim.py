@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from everbeat.api.app import build_app
+from everbeat.api.app import Rooms, build_app
 from everbeat.store.base import Store
-from tests.api.conftest import ON_BOTH_STORES, Rooms, claim, definition, fields_of, problem_of, read, submit
+from tests.api.conftest import ON_BOTH_STORES, claim, definition, fields_of, problem_of, read, submit
 from tests.factories import OTHER_TENANT, make_task
 
 pytestmark = ON_BOTH_STORES

@@ -8,10 +8,10 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from everbeat.api.app import Rooms
 from everbeat.store.base import Store
 from tests.api.conftest import (
     ON_BOTH_STORES,
-    Rooms,
     claim,
     claim_long_ago,
     complete,

@@ -9,13 +9,13 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 
+from everbeat.api.app import Rooms
 from everbeat.api.bodies import MAX_BODY_BYTES
 from everbeat.services.polls import Polls
 from everbeat.services.turns import Reaper, Turns
 from everbeat.store.base import Store
 from tests.api.conftest import (
     ON_BOTH_STORES,
-    Rooms,
     claim,
     claim_long_ago,
     complete,

@@ -77,7 +77,7 @@ def test_workers_that_come_and_go_under_load_leave_nothing_behind(site: Site) ->
         wait_until(lambda left=left: _states(site)["ready"] < left - 100, 20, "work under way")  # type: ignore[misc]
         assert worker.terminate(15) == 0
         states = _states(site)
-        assert (states["running"], states["counted"]) == (0, 0), states
+        assert (states["running"], states["counted"]) == (0, 0), f"{states}{site.logs()}"
     site.worker("--concurrency", "50")
     wait_until(lambda: _states(site)["ready"] + _states(site)["running"] == 0, 20, lambda: f"{_states(site)}")
     site.books.assert_explained(tasks, outcomes=frozenset({"released"}))

@@ -22,7 +22,7 @@ from tests.support.postgres import PostgresAdmin, run_outside_loop
 
 SCHEDULES, TASKS, PAST = 50_000, 200_000, 50_000
 NODE = UUID(int=1)
-BATCH = 100
+BATCH = 1000
 
 SCHEDULE_COLUMNS = """id, tenant_id, name, description, partition, trigger_kind, trigger_text, timezone, dst_gap, dst_fold,
   target, target_kind, queue, task_type, payload, overlap, concurrency, catch_up, misfire_grace_seconds, jitter_seconds,
@@ -195,7 +195,7 @@ async def test_postgres_finds_rows_by_index(big_postgres: str, verb: str, mode: 
         if node["Node Type"] in ("Index Scan", "Index Only Scan", "Bitmap Index Scan") and node["Index Name"] != WHOLE.get(
             verb
         ):
-            assert "Index Cond" in node, shown
+            assert re.search(r"[<=>]", node.get("Index Cond", "")), shown
     assert touched == TOUCHED[verb]
 
 

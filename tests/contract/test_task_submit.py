@@ -134,6 +134,27 @@ async def test_task_submit_with_a_known_key_twice_in_a_batch(store: Store) -> No
     assert submitted.mismatched == {1}
 
 
+async def test_task_submit_of_a_batch_that_is_one_writes_it_once(store: Store) -> None:
+    """The key of the first stands for the whole batch: repeated, nothing of it is written again."""
+    first, rest = keyed(), [make_task(), make_task()]
+    assert (await store.task_submit([first, *rest], is_one=True, now=NOW)).repeated == frozenset()
+    submitted = await store.task_submit([keyed(), make_task(), make_task()], is_one=True, now=NOW)
+    assert (submitted.ids[0], submitted.repeated, submitted.mismatched) == (first.id, frozenset({0}), frozenset())
+    assert (await store.task_submit([keyed(fingerprint=b"other"), make_task()], is_one=True, now=NOW)).mismatched == {0}
+    assert await count_rows(store, "tasks") == 3
+
+
+async def test_task_submit_of_a_batch_that_is_one_from_two_sides_writes_it_once(store: Store) -> None:
+    twin = open_twin(store)
+    for number in range(10):
+        answers = await asyncio.gather(
+            *(one.task_submit([keyed(str(number)), make_task(), make_task()], is_one=True, now=NOW) for one in (store, twin))
+        )
+        assert sorted(len(answer.repeated) for answer in answers) == [0, 1]
+    await twin.close()
+    assert await count_rows(store, "tasks") == 30
+
+
 async def test_task_submit_keeps_the_keys_of_tenants_apart(store: Store) -> None:
     ours, theirs = keyed(), keyed(fingerprint=b"theirs", tenant_id=OTHER_TENANT)
     submitted = await store.task_submit([ours, theirs], now=NOW)

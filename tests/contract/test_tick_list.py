@@ -8,7 +8,7 @@ from everbeat.core.changes import ScheduleWrite
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.ticks import Outcome, SkipReason
 from everbeat.store.base import Store, TickTotal
-from tests.factories import NOW, execute_raw, firing_of, insert, make_schedule, minutes, skip, take_all
+from tests.factories import NOW, claim, complete, execute_raw, firing_of, insert, make_schedule, minutes, skip, take_all
 
 NODE = UUID(int=1)
 FROM, TO = NOW - minutes(10), NOW

@@ -242,9 +242,7 @@ async def test_what_is_not_retryable_is_dead_at_once(node: SteppedNode, worker: 
 
 
 @pytest.mark.parametrize(("retry_in", "state"), [(0, TaskState.READY), (0.5, TaskState.SCHEDULED), (5000, TaskState.SCHEDULED)])
-async def test_a_worker_may_say_when_to_try_again(
-    node: SteppedNode, worker: Worker, retry_in: float, state: TaskState
-) -> None:
+async def test_a_worker_may_say_when_to_try_again(node: SteppedNode, worker: Worker, retry_in: float, state: TaskState) -> None:
     task = await submit(node, retry=FIXED)
     assert (await worker.fail(await worker.claim_one(), retry_in_seconds=retry_in)).next == "retry"
     again = await get(node, task)
@@ -282,7 +280,8 @@ async def test_another_kind_of_ending_under_the_same_fence_is_stale(node: Steppe
     assert await worker.release(failed) == ["stale"]
     assert await worker.complete(released) == ["stale"]
     assert (await worker.fail(released)).status == "stale"
-    assert [(await get(node, task)).state.value for task in (completed, failed, released)] == ["completed", "scheduled", "ready"]
+    states = [(await get(node, task)).state.value for task in (completed, failed, released)]
+    assert states == ["completed", "scheduled", "ready"]
 
 
 async def test_a_failure_after_a_cancel_is_failed_and_not_tried_again(node: SteppedNode, worker: Worker) -> None:

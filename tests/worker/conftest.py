@@ -55,6 +55,10 @@ class Workers:
         self.made.append(worker)
         return worker
 
+    async def until_begun(self, count: int = 1) -> None:
+        """So many handlers run; the server counts tasks as running before a worker has heard of them."""
+        await wait_until_async(lambda: sum(len(worker._runners.running) for worker in self.made) == count)
+
     async def until_ended(self, *tasks: FakeTask, seconds: float = 10.0) -> None:
         await wait_until_async(
             lambda: all(task.state not in ("ready", "running") for task in tasks or self.server.tasks.values()),

@@ -144,7 +144,7 @@ async def test_stale_reports_are_counted_and_logged(workers: Workers, server: Fa
 
     task = server.submit()
     worker = await workers.start(job)
-    await wait_until_async(lambda: task.state == "running")
+    await workers.until_begun()
     server.steal(task)
     release.set()
     await wait_until_async(lambda: worker.stats.stale == 1)

@@ -36,7 +36,7 @@ async def test_what_runs_may_end_within_the_grace_time(workers: Workers, server:
 
     tasks = [server.submit("job"), server.submit("other")]
     worker = await workers.start(definition(job), definition(other, "other"))
-    await wait_until_async(lambda: server.states()["running"] == 2)
+    await workers.until_begun(2)
     await worker.stop(5)
     assert [task.result for task in tasks] == ["done", "done"]
     assert server.calls["release"] == 0
@@ -56,7 +56,7 @@ async def test_nothing_new_is_claimed_and_what_has_not_begun_goes_back_at_once(w
     server.latency_seconds = 0.01
     for _ in range(50):
         server.submit(payload={"long": True})
-    await wait_until_async(lambda: server.states()["running"] > 2)
+    await wait_until_async(lambda: len(worker._runners.running) == 2 and worker._runners.ready)
     stopping = asyncio.create_task(worker.stop(5))
     await wait_until_async(lambda: server.states()["running"] == 2, 1, "unstarted tasks given back")
     assert not stopping.done()
@@ -74,9 +74,9 @@ async def test_a_task_that_becomes_ready_while_stopping_is_left_to_others(worker
 
     first = server.submit()
     worker = await workers.start(job, concurrency=5)
-    await wait_until_async(lambda: first.state == "running" and server.calls["claim"] == 2)
+    await wait_until_async(lambda: worker._runners.running and server.calls["claim"] == 2)
     stopping = asyncio.create_task(worker.stop(5))
-    await asyncio.sleep(0.01)
+    await wait_until_async(lambda: worker._tasks[0].done())
     late = server.submit()
     release.set()
     await stopping
@@ -95,7 +95,7 @@ async def test_after_the_grace_time_async_handlers_are_cancelled_and_given_back(
 
     task = server.submit()
     worker = await workers.start(job)
-    await wait_until_async(lambda: task.state == "running")
+    await workers.until_begun()
     await worker.stop(0.05)
     assert (task.state, task.attempt, cleaned) == ("ready", 0, [True])
 
@@ -108,7 +108,7 @@ async def test_a_sync_handler_that_does_not_end_is_given_back(workers: Workers, 
 
     task = server.submit()
     worker = await workers.start(job)
-    await wait_until_async(lambda: worker._runners.running)
+    await workers.until_begun()
     await worker.stop(0.01)
     release.set()
     assert (task.state, task.attempt) == ("ready", 0)
@@ -124,7 +124,7 @@ async def test_a_handler_that_ends_well_on_being_cancelled_has_completed(workers
 
     task = server.submit()
     worker = await workers.start(job)
-    await wait_until_async(lambda: task.state == "running")
+    await workers.until_begun()
     await worker.stop(0.01)
     assert (task.state, task.result) == ("completed", "saved")
 
@@ -188,6 +188,14 @@ async def test_everything_can_be_given_back_from_another_thread_while_the_loop_i
     for _ in range(5):
         server.submit()
     worker = await workers.start(job)
-    await wait_until_async(lambda: server.states()["running"] == 5)
+    await workers.until_begun(5)
     worker.release_everything(1)
     assert server.states() == {"ready": 5}
+
+
+async def test_it_can_be_stopped_in_the_moment_it_starts(workers: Workers, server: FakeServer) -> None:
+    async def job() -> None: ...
+
+    for _ in range(20):
+        worker = await workers.start(job)
+        await asyncio.wait_for(worker.stop(), 5)

@@ -33,7 +33,7 @@ async def test_a_cancelled_async_handler_cleans_up_and_is_reported(
 
     task = server.submit()
     await workers.start(job, transport=transport, lease_seconds=LEASE)
-    await wait_until_async(lambda: task.state == "running")
+    await workers.until_begun()
     server.cancel(task)
     await workers.until_ended()
     assert task.error is not None
@@ -51,7 +51,7 @@ async def test_a_cancelled_sync_handler_that_looks_stops(workers: Workers, serve
 
     task = server.submit()
     await workers.start(job, lease_seconds=LEASE)
-    await wait_until_async(lambda: task.state == "running")
+    await workers.until_begun()
     server.cancel(task)
     await workers.until_ended()
     assert task.error is not None
@@ -68,7 +68,7 @@ async def test_a_handler_that_finishes_in_spite_of_a_cancel_has_completed(worker
 
     task = server.submit()
     await workers.start(job, lease_seconds=LEASE)
-    await wait_until_async(lambda: task.state == "running")
+    await workers.until_begun()
     server.cancel(task)
     await workers.until_ended()
     assert (task.state, task.result) == ("completed", "done anyway")
@@ -89,7 +89,7 @@ async def test_a_task_cancelled_before_it_began_never_begins(workers: Workers, s
     await workers.until_ended()
     began.clear()
     first = server.submit(payload={"number": 0})
-    await wait_until_async(lambda: first.state == "running")
+    await workers.until_begun()
     # Claimed ahead by hand: the pace would give it back before the heartbeat.
     worker._pace.longest_wait_seconds = 60.0
     second = server.submit(payload={"number": 2})
@@ -123,7 +123,7 @@ async def test_a_lost_task_is_stopped_and_nothing_is_said_about_it(
 
     task = server.submit()
     worker = await workers.start(job if is_async else sync_job, lease_seconds=LEASE)
-    await wait_until_async(lambda: task.state == "running")
+    await workers.until_begun()
     server.steal(task)
     await wait_until_async(stopped.is_set)
     await wait_until_async(lambda: worker.stats.lost == 1)
@@ -147,7 +147,7 @@ async def test_a_worker_cut_off_stops_its_tasks_before_their_leases_can_have_exp
 
     task = server.submit()
     worker = await workers.start(job, transport=transport, lease_seconds=LEASE)
-    await wait_until_async(lambda: task.state == "running")
+    await workers.until_begun()
     transport.cut()
     await wait_until_async(lambda: stopped_at)
     assert stopped_at[0] <= task.lease_until
@@ -172,7 +172,7 @@ async def test_work_finished_after_the_lease_may_have_expired_is_decided_by_the_
 
     kept, stolen = server.submit(payload={"stolen": False}), server.submit(payload={"stolen": True})
     worker = await workers.start(job, transport=transport, lease_seconds=LEASE)
-    await wait_until_async(lambda: server.states()["running"] == 2)
+    await workers.until_begun(2)
     transport.cut()
     await wait_until_async(lambda: all(held.stop is not None for held in worker._hand.values()))
     server.steal(stolen)

@@ -42,8 +42,11 @@ class Gate:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
-        looked_at = [pair for pair in scope["headers"] if pair[0] in _LOOKED_AT]
-        request_id = _request_id(_values(looked_at, b"x-request-id"))
+        found: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            if name in _LOOKED_AT:
+                found.setdefault(name, []).append(value)
+        request_id = _request_id(found.get(b"x-request-id"))
         scope["state"] = {**scope["state"], "request_id": request_id, "rooms": self._rooms}
         has_started = False
 
@@ -54,7 +57,7 @@ class Gate:
                 message["headers"] = [*message["headers"], *_HEADERS, (b"x-request-id", request_id.encode())]
             await send(message)
 
-        if self._hosts is not None and (refusal := self._refusal(self._hosts, scope, looked_at)) is not None:
+        if self._hosts is not None and (refusal := self._refusal(self._hosts, scope, found)) is not None:
             await _send_problem(refusal, request_id, stamped)
             return
         try:
@@ -65,27 +68,23 @@ class Gate:
                 raise
             await _send_problem(unexpected(), request_id, stamped)
 
-    def _refusal(self, allowed: frozenset[str], scope: Scope, looked_at: list[tuple[bytes, bytes]]) -> Refusal | None:
-        hosts = _values(looked_at, b"host")
-        host = _authority(hosts[0]) if len(hosts) == 1 else None
+    def _refusal(self, allowed: frozenset[str], scope: Scope, found: dict[bytes, list[bytes]]) -> Refusal | None:
+        hosts = found.get(b"host")
+        host = _authority(hosts[0]) if hosts and len(hosts) == 1 else None
         if host is None or host[0] not in allowed:
             return Refusal(FORBIDDEN, "The Host header does not name this server.")
         if scope.get("method") in _SAFE_METHODS:
             return None
-        origins = _values(looked_at, b"origin")
+        origins = found.get(b"origin")
         if origins and any(_origin(origin) != _with_port(host, scope["scheme"]) for origin in origins):
             return Refusal(FORBIDDEN, "The Origin header names another site.")
         return None
 
 
-def _request_id(given: list[bytes]) -> str:
-    if len(given) == 1 and _REQUEST_ID.fullmatch(text := _text(given[0])):
+def _request_id(given: list[bytes] | None) -> str:
+    if given and len(given) == 1 and _REQUEST_ID.fullmatch(text := _text(given[0])):
         return text
     return str(uuid_utils.uuid7())
-
-
-def _values(headers: list[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
-    return [value for key, value in headers if key == name]
 
 
 def _text(value: bytes) -> str:

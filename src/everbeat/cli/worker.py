@@ -21,7 +21,7 @@ from everbeat.client.urls import checked_url, is_server
 from everbeat.core.errors import EverbeatError
 from everbeat.core.wire import DEFAULT_LEASE_SECONDS
 from everbeat.telemetry import configure_logging
-from everbeat.worker.processes import Processes, command_of, has_lost_its_parent
+from everbeat.worker.processes import Processes, command_of, take_parent
 from everbeat.worker.runtime import DEFAULT_CONCURRENCY, DEFAULT_GRACE_SECONDS, Worker
 from everbeat.worker.signals import Stopping, run_until_signalled
 
@@ -41,6 +41,7 @@ class _Options(NamedTuple):
     name: str | None
     prune: bool
     register: bool
+    parent: int | None
 
 
 @click.command()
@@ -69,6 +70,7 @@ def worker(context: click.Context, /, app: str, url: str | None, processes: int,
         name=given["name"],
         prune=given["prune"],
         register=not given["no_register"],
+        parent=take_parent(),
     )
     if url is not None:
         os.environ["EVERBEAT_URL"] = checked_url(url)
@@ -138,7 +140,7 @@ async def _work(app: Everbeat, url: str | None, options: _Options, stopping: Sto
         )
         stopping.in_haste = runtime.release_everything
         running = asyncio.create_task(runtime.run())
-        await _until_asked(stopping, running)
+        await _until_asked(stopping, options.parent, running)
         if not running.done():
             await runtime.stop()
         await running
@@ -183,13 +185,13 @@ async def _work_in_process(app: Everbeat, url: str | None, options: _Options, st
         grace_seconds=options.grace_seconds,
         lease_seconds=options.lease_seconds,
     ):
-        await _until_asked(stopping)
+        await _until_asked(stopping, options.parent)
 
 
-async def _until_asked(stopping: Stopping, *others: asyncio.Task[None]) -> None:
+async def _until_asked(stopping: Stopping, parent: int | None, *others: asyncio.Task[None]) -> None:
     """Until a signal, the end of one of the others, or the end of the parent of several processes."""
     asked = asyncio.create_task(stopping.asked.wait())
-    while not has_lost_its_parent():
+    while parent is None or parent == os.getppid():
         done, _ = await asyncio.wait({asked, *others}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
         if done:
             break

@@ -9,7 +9,7 @@ from uuid import UUID
 import uuid_utils.compat
 
 from everbeat.core.errors import NotFound
-from everbeat.core.submissions import fresh_task, task_again
+from everbeat.core.submissions import task_again
 from everbeat.core.tasks import DeadLetter, Task
 from everbeat.services.tasks import Tasks
 from everbeat.store.base import DeadFilter, Replay, Store
@@ -52,7 +52,7 @@ class DeadLetters:
         if not await self._store.dead_replay(tenant_id, [Replay(task_id, new)], again=True, now=now):
             raise NotFound(f"there is no dead letter of a task {task_id}")
         self._tasks.tell([new], moment)
-        return fresh_task(new, moment)
+        return await self._tasks.get(tenant_id, new.id)
 
     async def replay_all(
         self, tenant_id: UUID, filter_: DeadFilter, *, rate_per_second: float | None, now: datetime | None = None
@@ -78,7 +78,8 @@ class DeadLetters:
             self._tasks.tell(made, moment)
             count += len(made)
             ids += [task.id for task in made[: _SHOWN - len(ids)]]
-        return Replayed(count, ids, True)
+        left = await self._store.dead_list(tenant_id, filter_, before=before, limit=1, only_unplayed=True)
+        return Replayed(count, ids, bool(left))
 
     async def purge(self, tenant_id: UUID, filter_: DeadFilter, *, now: datetime | None = None) -> int:
         total = 0

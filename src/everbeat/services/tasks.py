@@ -10,7 +10,7 @@ from uuid import UUID
 
 import uuid_utils.compat
 
-from everbeat.core.errors import Conflict, FieldError, InvalidInput, NotFound, TooLarge
+from everbeat.core.errors import Conflict, EverbeatError, FieldError, InvalidInput, NotFound, TooLarge
 from everbeat.core.submissions import fresh_task, new_task, task_again
 from everbeat.core.tasks import LIVE_STATES, Attempt, LogLine, NewTask, Task, TaskKey, TaskState
 from everbeat.core.wire import MAX_SUBMITTED, TaskInput
@@ -36,6 +36,7 @@ class _Share(NamedTuple):
     ids: list[UUID]
     repeated: frozenset[int]
     mismatched: frozenset[int]
+    error: EverbeatError | None = None
 
 
 class TaskPage(NamedTuple):
@@ -137,8 +138,12 @@ class Tasks:
 
     async def _write(self, tasks: list[NewTask], now: datetime | None) -> _Share:
         if now is None and len(tasks) <= _ALONE:
-            return await self._submits.add(tasks)
-        return (await self._write_together([tasks], now))[0]
+            share = await self._submits.add(tasks)
+        else:
+            (share,) = await self._write_together([tasks], now)
+        if share.error is not None:
+            raise share.error
+        return share
 
     async def _write_together(self, groups: list[list[NewTask]], now: datetime | None = None) -> list[_Share]:
         """One write for many requests; one whose key stands for something else is left out, and the rest is written."""
@@ -166,16 +171,28 @@ class Tasks:
         return shares
 
     async def _write_apart(self, groups: list[list[NewTask]], submitted: Submitted, now: datetime | None) -> list[_Share]:
-        refused: dict[int, _Share] = {}
+        """Nothing was written yet. Beside others a key can seem to stand for what only they meant by it: asked alone, it is
+        told what it does stand for."""
+        wrong: dict[int, frozenset[int]] = {}
         start = 0
         for place, group in enumerate(groups):
-            wrong = frozenset(index - start for index in submitted.mismatched if start <= index < start + len(group))
-            if wrong:
-                refused[place] = _Share(submitted.now, [], frozenset(), wrong)
+            if at := frozenset(index - start for index in submitted.mismatched if start <= index < start + len(group)):
+                wrong[place] = at
             start += len(group)
-        rest = [group for place, group in enumerate(groups) if place not in refused]
+        if len(groups) == 1:
+            return [_Share(submitted.now, [], frozenset(), wrong[0])]
+        rest = [group for place, group in enumerate(groups) if place not in wrong]
         written = iter(await self._write_together(rest, now) if rest else [])
-        return [refused[place] if place in refused else next(written) for place in range(len(groups))]
+        return [
+            await self._write_alone(group, submitted.now, now) if place in wrong else next(written)
+            for place, group in enumerate(groups)
+        ]
+
+    async def _write_alone(self, group: list[NewTask], moment: datetime, now: datetime | None) -> _Share:
+        try:
+            return (await self._write_together([group], now))[0]
+        except EverbeatError as error:  # only this one: the others are written already
+            return _Share(moment, [], frozenset(), frozenset(), error)
 
     def tell(self, tasks: Sequence[NewTask], moment: datetime) -> None:
         """Wake whoever waits for these tasks, written just now."""

@@ -16,7 +16,7 @@ from everbeat.worker.journal import Journal
 _LONGEST_POLL_SECONDS = 25.0
 _SLACK_SECONDS = 15.0
 # A claim that is not answered after so long has found no work and waits for some.
-_BUSY_ANSWER_SECONDS, _IDLE_ANSWER_SECONDS = 2.0, 0.25
+_ANSWER_SECONDS = 2.0
 
 
 class Claimer:
@@ -41,7 +41,7 @@ class Claimer:
         self._is_stopping = False
         self.is_waiting = False
         self._sent_at = 0.0
-        self._has_brought = False
+        self._is_asking = self._was_filled = False
         # A task handed out at the end of a poll must still be trusted until the first heartbeat has renewed it.
         self._poll_seconds = min(_LONGEST_POLL_SECONDS, claim.lease_seconds * 0.8)
 
@@ -50,11 +50,18 @@ class Claimer:
         self._has_room.set()
 
     async def stop(self) -> None:
-        """End the poll under way: the server gives back what it claims for somebody who has left."""
+        """End the poll under way: the server gives back what it claims for somebody who has left.
+
+        Not what it has answered already: that would have to wait for its lease to end. If the last claim brought all it asked
+        for, there is more where that came from, and the answer to this one is as good as on its way: it is waited for.
+        """
         self._is_stopping = True
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        if self._task is None or self._task.done():
+            return
+        if self._is_asking and self._was_filled:
+            await asyncio.wait({self._task}, timeout=max(0.0, self._sent_at + _ANSWER_SECONDS - monotonic()))
+        self._task.cancel()
+        await asyncio.wait({self._task})
 
     def start(self) -> asyncio.Task[None]:
         self._task = asyncio.create_task(self._run())
@@ -78,7 +85,7 @@ class Claimer:
                 continue
             backoff.reset()
             self._journal.back()
-            self._has_brought = bool(tasks)
+            self._was_filled = len(tasks) >= count
             if tasks:
                 self._receive(tasks, sent_at)
                 # Handlers begin before the next claim is put together.
@@ -94,8 +101,12 @@ class Claimer:
             wait_seconds=self._poll_seconds,
             lease_seconds=first.lease_seconds,
         )
-        async with asyncio.timeout(self._poll_seconds + _SLACK_SECONDS):
-            return await self._transport.claim(claim)
+        self._is_asking = True
+        try:
+            async with asyncio.timeout(self._poll_seconds + _SLACK_SECONDS):
+                return await self._transport.claim(claim)
+        finally:
+            self._is_asking = False
 
     async def _wait(self) -> None:
         self.is_waiting = True

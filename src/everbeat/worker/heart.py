@@ -61,6 +61,7 @@ class Heart:
         self._worker_thread = threading.get_ident()
         self._watch = _LoopWatch(self._worker_loop, self._worker_thread, journal, can_renew=connect is not None)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_stopping = False
         self._stopped = asyncio.Event()
         self._ended = asyncio.Event()
         self._backoff = Backoff(1.0)
@@ -72,6 +73,8 @@ class Heart:
         self._thread.start()
 
     async def stop(self) -> None:
+        # The thread looks at this after it has said which loop is its own: one of the two sees the other.
+        self._is_stopping = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stopped.set)
@@ -97,6 +100,8 @@ class Heart:
 
     async def _beat_until_stopped(self) -> None:
         self._loop = asyncio.get_running_loop()
+        if self._is_stopping:
+            return
         if self._connect is None:
             await self._rounds()
             return

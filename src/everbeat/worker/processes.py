@@ -107,7 +107,8 @@ class Processes:
             self._signalled.wait(_LOOK_SECONDS / 5)
         if told > 1:
             return ENDED_BY_FORCE
-        return 0 if not any(codes) else 1
+        # One that was told while it was still starting ends by the signal itself.
+        return 0 if all(code in (0, -signal.SIGTERM) for code in codes) else 1
 
     def _tell_all(self, number: int) -> None:
         for child in self._children:
@@ -118,7 +119,7 @@ def command_of(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "everbeat", *arguments]
 
 
-def has_lost_its_parent() -> bool:
-    """Whether this process is a child of Processes whose parent is gone."""
-    parent = os.environ.get(PARENT_VARIABLE)
-    return parent is not None and parent != str(os.getppid())
+def take_parent() -> int | None:
+    """The parent, if this process is a child of Processes; taken from the environment, since it is not for its own children."""
+    parent = os.environ.pop(PARENT_VARIABLE, "")
+    return int(parent) if parent.isdigit() else None

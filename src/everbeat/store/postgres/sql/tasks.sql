@@ -256,7 +256,8 @@ WHERE s.id = ANY(:ids::uuid[]) AND s.status <> 'paused' ORDER BY s.id FOR UPDATE
 
 -- name: task_turn_held
 -- Which of these schedules hold tasks; those that are gone are told apart.
-SELECT r.id AS schedule_id, EXISTS (SELECT 1 FROM schedules AS s WHERE s.id = r.id) AS is_there
+-- LIMIT 1 keeps each look-up one by its index: EXISTS may be answered by hashing all rows there are.
+SELECT r.id AS schedule_id, (SELECT true FROM schedules AS s WHERE s.id = r.id LIMIT 1) IS TRUE AS is_there
 FROM unnest(:ids::uuid[]) AS r(id)
 CROSS JOIN LATERAL (SELECT 1 FROM tasks AS t WHERE t.state = 'held' AND t.schedule_id = r.id LIMIT 1) AS held
 LIMIT :limit;
@@ -278,7 +279,6 @@ WHERE held.schedule_id IS NOT NULL AND s.status IS DISTINCT FROM 'paused' AND (
     SELECT 1 FROM tasks AS t WHERE t.schedule_id = held.schedule_id AND t.state <> 'held' AND t.origin <> 'backfill'
     LIMIT coalesce(s.concurrency, 1)
   ) AS unfinished) < coalesce(s.concurrency, 1)
-  -- Not EXISTS: that may be answered by hashing all tasks there are.
   OR s.overlap = 'cancel_previous' AND (
     SELECT true FROM tasks AS t
     WHERE t.schedule_id = held.schedule_id AND t.state <> 'held' AND t.origin = 'tick' AND NOT t.cancel_requested LIMIT 1))

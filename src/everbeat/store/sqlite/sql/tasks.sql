@@ -181,9 +181,13 @@ WITH RECURSIVE held (schedule_id) AS (
 SELECT held.schedule_id, s.id IS NOT NULL AS is_there
 FROM held LEFT JOIN schedules AS s ON s.id = held.schedule_id
 WHERE held.schedule_id IS NOT NULL AND s.status IS NOT 'paused' AND (
-  (SELECT count(*) FROM tasks AS t WHERE t.schedule_id = held.schedule_id AND t.state <> 'held' AND t.origin <> 'backfill')
-    < coalesce(s.concurrency, 1)
-  OR s.overlap = 'cancel_previous' AND EXISTS (
+  -- The usual case apart: what runs is the oldest there is, and found without counting all that waits behind it.
+  CASE coalesce(s.concurrency, 1)
+    WHEN 1 THEN NOT EXISTS (
+      SELECT 1 FROM tasks AS t WHERE t.schedule_id = held.schedule_id AND t.state <> 'held' AND t.origin <> 'backfill')
+    ELSE s.concurrency > (
+      SELECT count(*) FROM tasks AS t WHERE t.schedule_id = held.schedule_id AND t.state <> 'held' AND t.origin <> 'backfill')
+  END OR s.overlap = 'cancel_previous' AND EXISTS (
     SELECT 1 FROM tasks AS t
     WHERE t.schedule_id = held.schedule_id AND t.state <> 'held' AND t.origin = 'tick' AND NOT t.cancel_requested))
 LIMIT :limit;

@@ -1,0 +1,63 @@
+"""examples/fastapi_app: Everbeat inside a web app, and inside two of them on one database."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import httpx
+
+from tests.examples.conftest import Stage
+from tests.support.processes import ServerProcess, free_port, wait_until, wait_until_async
+
+
+async def test_the_app_runs_what_it_submits(stage: Stage) -> None:
+    stage.env["EVERBEAT_URL"] = stage.database
+    shop = stage.load("fastapi_app", "shop")
+    transport = httpx.ASGITransport(shop.app)
+    async with shop.lifespan(shop.app), httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+        answer = await client.post("/orders/7/receipt")
+        assert answer.status_code == 202
+        task = answer.json()["task"]
+        assert (await client.post("/orders/7/receipt")).json()["task"] == task
+
+        async def ended() -> Any:
+            found = (await client.get(f"/tasks/{task}")).json()
+            return found if found["state"] == "completed" else None
+
+        assert (await wait_until_async(ended, 10))["result"] == "receipt of order 7 sent"
+        assert (await client.get(f"/tasks/{uuid4()}")).status_code == 404
+
+        async def swept() -> bool:
+            return any(tick["outcome"] == "fired" for tick in (await client.get("/sweeps")).json())
+
+        await wait_until_async(swept, 10)
+
+
+def test_two_processes_on_one_file_fire_each_tick_once(stage: Stage) -> None:
+    stage.env["EVERBEAT_URL"] = stage.database
+    ports = [free_port(), free_port()]
+    shops = [web(stage, port) for port in ports]
+    for shop, port in zip(shops, ports, strict=True):
+        shop.wait_ready(f"http://127.0.0.1:{port}/docs")
+    with httpx.Client(trust_env=False) as client:
+        wait_until(lambda: len(fired(client, ports[0])) >= 3, 15, shops[0].logs)
+        tasks = [client.post(f"http://127.0.0.1:{port}/orders/7/receipt").json()["task"] for port in ports]
+        assert tasks[0] == tasks[1]
+        stage.run("", "serve", "--roles", "api", *stage.where(), name="api").wait_ready(f"{stage.url}/readyz")
+        audit = client.get(f"{stage.url}/v1/audit").json()
+        executions = client.get(f"{stage.url}/v1/schedules/sweep/executions?limit=1000").json()["items"]
+    assert audit["fired"] >= 3
+    assert (audit["missing"], audit["doubled"], audit["skipped"]) == (0, 0, {})
+    ticks = [execution["scheduled_for"] for execution in executions]
+    assert len(ticks) == len(set(ticks))
+    assert [shop.terminate() for shop in shops] == [0, 0]
+
+
+def web(stage: Stage, port: int) -> ServerProcess:
+    arguments = ("--interface", "asgi", "--port", str(port), "shop:app")
+    return stage.run("fastapi_app", *arguments, name=f"web-{port}", module="granian")
+
+
+def fired(client: httpx.Client, port: int) -> list[Any]:
+    return [tick for tick in client.get(f"http://127.0.0.1:{port}/sweeps").json() if tick["outcome"] == "fired"]

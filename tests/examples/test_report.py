@@ -1,0 +1,18 @@
+"""examples/report: progress and log lines arrive while it works, and a long one can be called off."""
+
+from __future__ import annotations
+
+import re
+
+from tests.examples.conftest import Stage
+
+
+def test_the_caller_sees_progress_the_result_the_log_and_a_cancel(stage: Stage) -> None:
+    dev = stage.dev("report", "report:eb")
+    said = stage.script("report", "report.py", "7")
+    assert re.search(r"^ +\d+%  page \d+ of 20$", said, re.MULTILINE)
+    assert "done: {'account': 7, 'rows': 2000}" in said
+    assert "account 7: 1500 rows so far" in said
+    assert re.search(r"cancelled at page \d+ of 10000", said)
+    assert dev.terminate() == 0
+    assert "Traceback" not in dev.logs()

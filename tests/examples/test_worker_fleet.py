@@ -1,0 +1,46 @@
+"""examples/worker_fleet: a worker killed in the middle of its work costs time, and no task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.examples.conftest import Stage
+from tests.support.processes import wait_until
+
+SHORT_LEASE = ("--concurrency", "4", "--lease-seconds", "5")
+
+
+def test_a_worker_is_killed_mid_task_and_every_task_is_completed(stage: Stage) -> None:
+    stage.serve()
+    workers = stage.workers("worker_fleet", "fleet:eb", *SHORT_LEASE, count=3)
+    fleet = stage.load("worker_fleet", "fleet")
+    handles = fleet.resize.submit_many({"picture": number, "seconds": 0.5} for number in range(30))
+
+    tasks = fleet.eb.client.tasks
+    wait_until(lambda: [one for one in tasks.list(state="running") if one["worker"] == "worker-2"], 10)
+    workers[1].kill9()
+
+    results = [handle.wait("60s") for handle in handles]
+    assert sorted(results) == sorted(f"picture-{number}-small.jpg" for number in range(30))
+    ended = [handle.get() for handle in handles]
+    assert {task["state"] for task in ended} == {"completed"}
+    again = [task for task in ended if task["attempt"] > 1]
+    assert again
+    for task in again:
+        assert explained(tasks.attempts(task["id"])) == ["lost", "completed"]
+    assert [workers[0].terminate(), workers[2].terminate()] == [0, 0]
+
+
+def explained(attempts: list[dict[str, Any]]) -> list[str]:
+    """The outcomes of the attempts that counted; the killed worker's first."""
+    counted = [one for one in attempts if one["outcome"] != "released"]
+    assert counted[0]["worker"] == "worker-2"
+    return [one["outcome"] for one in counted]
+
+
+def test_the_script_says_who_did_what(stage: Stage) -> None:
+    stage.serve()
+    stage.workers("worker_fleet", "fleet:eb")
+    said = stage.script("worker_fleet", "fleet.py", "10", "0.1")
+    assert "completed 10" in said
+    assert "worker-1: 10" in said

@@ -1,0 +1,217 @@
+"""The promoter: delayed tasks are ready when their time comes, it sleeps until then, and whatever is sooner wakes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from everbeat.clock import DatabaseClock
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.tasks import TaskState
+from everbeat.core.wire import TaskInput
+from everbeat.services import turns as turns_module
+from everbeat.services.events import TasksPromoted
+from everbeat.services.turns import Promoter
+from everbeat.store.base import Notice, QueueDepth, Store
+from tests.factories import NOW, Overriding, SteppedNode, minutes, open_twin, seconds
+from tests.services.polling import Room, ids_of
+from tests.services.workers import Worker, get, submit, submit_many
+
+
+@pytest.fixture
+def node(store: Store) -> SteppedNode:
+    return SteppedNode(store)
+
+
+class Bell:
+    def __init__(self) -> None:
+        self.rung: list[frozenset[str]] = []
+
+    def ring(self, queues: Iterable[str]) -> None:
+        self.rung.append(frozenset(queues))
+
+
+async def test_a_delayed_task_is_ready_when_its_time_comes_and_not_before(node: SteppedNode) -> None:
+    task = await submit(node, delay_seconds=60)
+    assert (task.state, task.run_at) == (TaskState.SCHEDULED, NOW + seconds(60))
+    await node.promote(NOW + seconds(59.999))
+    assert await Worker(node).claim() == []
+    await node.promote(NOW + seconds(60))
+    assert (await Worker(node).claim_one()).id == task.id
+    assert node.heard(TasksPromoted) == [TasksPromoted(1)]
+
+
+async def test_a_time_in_the_past_is_now(node: SteppedNode) -> None:
+    task = await submit(node, run_at=NOW - timedelta(days=400))
+    assert task.state is TaskState.READY
+    assert (await Worker(node).claim_one()).id == task.id
+
+
+async def test_a_time_in_the_far_future_waits(node: SteppedNode) -> None:
+    far = datetime.fromisoformat("9998-12-31T00:00:00+00:00")
+    task = await submit(node, run_at=far)
+    await node.promote(NOW + timedelta(days=3650))
+    assert (await get(node, task)).state is TaskState.SCHEDULED
+
+
+async def test_thousands_that_are_due_at_once_come_in_pieces(node: SteppedNode) -> None:
+    await submit_many(node, 2500, delay_seconds=10)
+    bell = Bell()
+    promoter = Promoter(node.store, bell, DatabaseClock(), piece=1000)
+    assert [await promoter.run_once(NOW + seconds(10)) for _ in range(4)] == [True, True, False, False]
+    assert await node.store.task_depths() == [QueueDepth("default", "ready", 2500)]
+    assert bell.rung == [frozenset({"default"})] * 3, "and nobody is woken for nothing"
+
+
+async def test_the_queues_that_got_tasks_are_rung(node: SteppedNode) -> None:
+    for queue in ("a", "b", "later"):
+        await submit(node, queue=queue, delay_seconds=100 if queue == "later" else 1)
+    bell = Bell()
+    await Promoter(node.store, bell, DatabaseClock()).run_once(NOW + seconds(5))
+    assert bell.rung == [frozenset({"a", "b"})]
+
+
+async def test_two_nodes_that_promote_at_once_promote_each_once(store: Store) -> None:
+    twin = open_twin(store)
+    nodes = [SteppedNode(store), SteppedNode(twin)]
+    await submit_many(nodes[0], 500, delay_seconds=1)
+    for node in nodes:
+        node.move_to(NOW + seconds(1))
+    while any(await asyncio.gather(*(node.promoter.run_once(node.now) for node in nodes))):
+        pass
+    assert sum(event.count for node in nodes for event in node.heard(TasksPromoted)) == 500
+    assert await store.task_depths() == [QueueDepth("default", "ready", 500)]
+    await twin.close()
+
+
+# Sleeping
+
+
+class Slept:
+    """Stands in for the waiting of a loop, and notes for how long it would have waited."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    async def __call__(self, event: asyncio.Event, timeout_seconds: float) -> None:
+        self.seconds.append(0.0 if event.is_set() else timeout_seconds)
+        event.clear()
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> Slept:
+    slept = Slept()
+    monkeypatch.setattr(turns_module, "wait_for_event", slept)
+    return slept
+
+
+def promoter_of(node: SteppedNode) -> Promoter:
+    """One that looks every two seconds, and knows what the database's clock shows."""
+    clock = DatabaseClock(lambda: node.monotonic)
+    clock.observe(node.monotonic, node.now)
+    return Promoter(node.store, Bell(), clock, look_seconds=2)
+
+
+async def test_it_sleeps_until_the_next_one_is_due(node: SteppedNode, slept: Slept) -> None:
+    await submit(node, delay_seconds=0.25)
+    await submit(node, delay_seconds=60)
+    promoter = promoter_of(node)
+    await promoter.run_once(node.now)
+    await promoter.wait()
+    assert slept.seconds == [pytest.approx(0.25, abs=0.001)]
+    node.move_to(NOW + seconds(0.25))
+    await promoter.run_once(node.now)
+    await promoter.wait()
+    assert slept.seconds[1] == 2, "then the next is far away, and it looks now and then"
+    node.move_to(NOW + seconds(59.5))
+    await promoter.run_once(node.now)
+    await promoter.wait()
+    assert slept.seconds[2] == pytest.approx(0.5, abs=0.001)
+
+
+async def test_with_nothing_to_come_it_looks_now_and_then(node: SteppedNode, slept: Slept) -> None:
+    promoter = promoter_of(node)
+    await promoter.run_once(node.now)
+    await promoter.wait()
+    assert slept.seconds == [2]
+
+
+@pytest.mark.parametrize("how", ["submit", "batch", "reschedule", "fail"])
+async def test_what_becomes_due_sooner_wakes_it(node: SteppedNode, slept: Slept, how: str) -> None:
+    later = await submit(node, delay_seconds=3600)
+    await submit(node, "ready")
+    claimed = await Worker(node).claim_one()
+    promoter = promoter_of(node)
+    await promoter.run_once(node.now)
+    match how:
+        case "submit":
+            await submit(node, delay_seconds=1)
+        case "batch":
+            await node.tasks.submit_batch(DEFAULT_TENANT, [TaskInput(type="work", delay_seconds=1)], now=node.now)
+        case "reschedule":
+            await node.tasks.reschedule(DEFAULT_TENANT, later.id, NOW + seconds(1), now=node.now)
+        case _:
+            await Worker(node).fail(claimed, retry_in_seconds=1)
+    await promoter.wait()
+    await promoter.run_once(node.now)
+    await promoter.wait()
+    assert slept.seconds == [0, pytest.approx(1, abs=0.001)]
+
+
+async def test_what_becomes_due_much_later_lets_it_sleep(node: SteppedNode, slept: Slept) -> None:
+    promoter = promoter_of(node)
+    await promoter.run_once(node.now)
+    await submit(node, delay_seconds=600)
+    await promoter.wait()
+    assert slept.seconds == [2]
+
+
+async def test_a_notice_of_another_node_wakes_it(node: SteppedNode) -> None:
+    promoter = promoter_of(node)
+    waiting = asyncio.create_task(promoter.wait())
+    await asyncio.sleep(0)
+    node.store.publish(Notice.DELAYED)
+    await asyncio.wait_for(waiting, 1)
+
+
+async def test_a_delayed_task_reaches_a_waiting_worker(store: Store) -> None:
+    """With real clocks: the poll waits, the promoter sleeps, and the task comes when it is due."""
+    room = Room(store)
+    clock = DatabaseClock()
+    promoter = Promoter(room.store, room.polls, clock)
+    poll = await room.idle()
+    await promoter.run_once()
+    ids = await room.submit(delay_seconds=0.05)
+
+    async def run() -> None:
+        while not poll.done():
+            await promoter.wait()
+            await promoter.run_once()
+            await room.settle()
+
+    await asyncio.wait_for(run(), 20)
+    assert await ids_of(poll) == ids
+    await room.close()
+
+
+async def test_a_look_that_fails_is_done_again(store: Store, slept: Slept) -> None:
+    class Shaky(Overriding):
+        is_away = True
+
+        async def task_promote(self, **more: Any) -> Any:
+            if self.is_away:
+                raise TimeoutError
+            return await self.inner.task_promote(**more)
+
+    shaky = Shaky(store)
+    node = SteppedNode(shaky)
+    await submit(node, delay_seconds=1)
+    with pytest.raises(TimeoutError):
+        await node.promoter.run_once(NOW + seconds(1))
+    shaky.is_away = False
+    await node.promote(NOW + minutes(1))
+    assert len(await Worker(node).claim()) == 1
