@@ -108,3 +108,26 @@ def test_a_server_told_to_stop_sends_idle_workers_home_and_ends(
                 wait_until(lambda worker=worker: "server_back" in worker.logs(), 15, worker.logs)  # type: ignore[misc]
         finally:
             site.close()
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+def test_a_server_told_to_stop_under_load_loses_no_attempt(
+    database: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path / 'x.sqlite'}" if database == "sqlite" else request.getfixturevalue("postgres_url")
+    with running_cluster(url, tmp_path) as cluster:
+        node = cluster.add()
+        site = Site(url, node.base, tmp_path)
+        try:
+            tasks = site.submit_many("short", 6000)
+            for number in range(2):
+                site.worker("--concurrency", "20", name=f"busy-{number}")
+            for _ in range(3):
+                left = _states(site)["ready"]
+                wait_until(lambda left=left: _states(site)["ready"] < left - 100, 20, "work under way")  # type: ignore[misc]
+                assert node.process.terminate(15) == 0
+                node.start()
+            wait_until(lambda: not any(_states(site).values()), 25, lambda: f"{_states(site)}{site.logs()}")
+            print(site.books.assert_explained(tasks, outcomes=frozenset({"released", "lost"})))
+        finally:
+            site.close()

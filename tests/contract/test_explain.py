@@ -57,6 +57,8 @@ INSERT INTO task_history ({PAST_COLUMNS})
 SELECT lpad(to_hex(n), 32, '0')::uuid, '{UUID(int=0)}', {PAST_TEXTS}, lpad(to_hex(n / 100), 32, '0')::uuid, due, due, 100,
   'completed', 1, 3, '{{}}', 1, due, due
 FROM (SELECT n, {START} - n * interval '10 second' AS due FROM generate_series(1, {PAST}) AS n) AS made;
+INSERT INTO attempts (task_id, tenant_id, fence, attempt, started_at, ended_at, outcome)
+SELECT id, tenant_id, 1, 1, finished_at, finished_at, 'lost' FROM task_history;
 """
 
 IDS = [UUID(int=number) for number in range(1, BATCH + 1)]
@@ -143,7 +145,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "task_list_past_floor": LIST,
     "task_ticks": {"schedule_id": UUID(int=7), "from_at": NOW - minutes(60), "to_at": NOW},
 }
-HOT_TABLES = ("schedules", "tasks", "task_history")
+HOT_TABLES = ("schedules", "tasks", "task_history", "attempts")
 LIVE, PASSED = {"tasks"}, {"task_history"}
 TOUCHED = {
     **{verb: LIVE for verb in ARGUMENTS if verb.startswith("task_")},
@@ -151,7 +153,9 @@ TOUCHED = {
     **dict.fromkeys(("task_complete", "task_finish", "task_cancel", "task_find", "task_ticks"), LIVE | PASSED),
     **{verb: {"schedules"} for verb in ("schedule_find", "schedule_list", "schedule_due", "task_turn_schedules")},
     **{verb: {"schedules", "tasks"} for verb in ("tick_fire", "task_turn_held", "task_turn_any")},
-    **dict.fromkeys(("task_completed", "task_ended"), PASSED),
+    "task_completed": PASSED,
+    "task_end": LIVE | {"attempts"},
+    "task_ended": PASSED | {"attempts"},
 }
 # Read as a whole, or from its start to where it stops: what these indexes hold is what is asked for.
 WHOLE = {"task_expired": "tasks_running", "task_turn_any": "tasks_held"}
@@ -162,7 +166,9 @@ def big_postgres(request: pytest.FixtureRequest, postgres_server: PostgresAdmin,
     """A database with many rows, as they stand right after being inserted, or with statistics."""
     name = postgres_server.create_database(template=postgres_template)
     url = postgres_server.url(name)
-    statistics = "ANALYZE schedules; ANALYZE tasks; ANALYZE task_history;" if request.param == "analyzed" else ""
+    statistics = (
+        "ANALYZE schedules; ANALYZE tasks; ANALYZE task_history; ANALYZE attempts;" if request.param == "analyzed" else ""
+    )
     run_outside_loop(_fill(url, POSTGRES_ROWS + statistics))
     yield url
     postgres_server.drop_database(name)
@@ -315,4 +321,4 @@ async def test_the_rows_are_there_to_be_scanned(big_postgres: str) -> None:
     connection = await asyncpg.connect(big_postgres)
     counts = [await connection.fetchval(f"SELECT count(*) FROM {table}") for table in HOT_TABLES]
     await connection.close()
-    assert counts == [SCHEDULES, TASKS, PAST]
+    assert counts == [SCHEDULES, TASKS, PAST, PAST]

@@ -141,7 +141,11 @@ RETURNING id, fence, schedule_id;
 -- name: task_completed
 -- Which of these were completed before under the same fence.
 SELECT h.id, h.fence FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[]) AS r(tenant_id, id, fence)
-JOIN task_history AS h ON h.id = r.id AND h.fence = r.fence AND h.tenant_id = r.tenant_id AND h.state = 'completed';
+-- OFFSET 0 keeps each look-up one by its index: the planner may believe that reading the whole history once costs less.
+CROSS JOIN LATERAL (
+  SELECT id, fence FROM task_history
+  WHERE id = r.id AND fence = r.fence AND tenant_id = r.tenant_id AND state = 'completed' OFFSET 0
+) AS h;
 
 -- name: task_running
 -- Leases that hold, with what deciding about them needs.
@@ -225,12 +229,17 @@ RETURNING id, fence, schedule_id;
 -- How attempts under these fences were ended before.
 SELECT a.task_id AS id, a.fence, a.outcome, NULL::text AS state
 FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[]) AS r(tenant_id, id, fence)
-JOIN attempts AS a ON a.task_id = r.id AND a.fence = r.fence AND a.tenant_id = r.tenant_id
+CROSS JOIN LATERAL (
+  SELECT task_id, fence, outcome FROM attempts
+  WHERE task_id = r.id AND fence = r.fence AND tenant_id = r.tenant_id OFFSET 0
+) AS a
 UNION ALL
 SELECT h.id, h.fence, h.outcome, h.state
 FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[]) AS r(tenant_id, id, fence)
-JOIN task_history AS h ON h.id = r.id AND h.fence = r.fence AND h.tenant_id = r.tenant_id
-WHERE h.outcome IS NOT NULL;
+CROSS JOIN LATERAL (
+  SELECT id, fence, outcome, state FROM task_history
+  WHERE id = r.id AND fence = r.fence AND tenant_id = r.tenant_id AND outcome IS NOT NULL OFFSET 0
+) AS h;
 
 -- name: task_promote
 -- Make delayed tasks ready whose time has come. Every node may: rows that another one has locked are passed over.
