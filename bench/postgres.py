@@ -18,7 +18,7 @@ from tests.support.processes import make_folder
 from bench.postgres_queue import PostgresQueue
 from bench.queues import payload
 from bench.rows import Row
-from bench.sites import BATCH, Batch, children, cpu_seconds
+from bench.sites import BATCH, Batch, family_cpu_seconds
 from everbeat.store.postgres.store import PostgresStore
 
 _DATABASE = "bench"
@@ -227,7 +227,7 @@ class PostgresSite:
         await connection.close()
 
     def database_cpu_seconds(self) -> float:
-        return sum(map(cpu_seconds, (self._server.pid, *children(self._server.pid))))
+        return family_cpu_seconds(self._server.pid)
 
     async def _types(self) -> dict[str, str]:
         connection = await self._connect()

@@ -141,5 +141,12 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / 100
 
 
-def children(pid: int) -> list[int]:
-    return [int(one) for task in Path(f"/proc/{pid}/task").iterdir() for one in (task / "children").read_text().split()]
+def family_cpu_seconds(pid: int) -> float:
+    """The same of a process and its children, those that have ended included."""
+    total = 0.0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile: counted below
+                total += cpu_seconds(int(child))
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return total + sum(map(int, fields[11:15])) / 100

@@ -66,12 +66,13 @@ def _running(process: ServerProcess) -> Iterator[ServerProcess]:
 
 
 def batches(port: int, count: int, type_: str = "noop", *, keyed: bool = False) -> list[bytes]:
-    """Requests that submit so many tasks; with keys as the SDK sends them, if wanted."""
+    """Requests that submit so many tasks; each with a key for the whole batch, as the SDK sends them, if wanted."""
     tasks = [{"type": type_, "queue": QUEUE, "payload": payload(number)} for number in range(count)]
-    if keyed:
-        tasks = [{**task, "idempotency_key": f"sdk-{number:032x}"} for number, task in enumerate(tasks)]
-    starts = range(0, count, INSERTED_AT_ONCE)
-    return [post(port, "/v1/tasks/batch", {"tasks": tasks[start : start + INSERTED_AT_ONCE]}) for start in starts]
+    requests = []
+    for start in range(0, count, INSERTED_AT_ONCE):
+        headers = {"Idempotency_Key": f"sdk-batch-{start:026x}"} if keyed else {}
+        requests.append(post(port, "/v1/tasks/batch", {"tasks": tasks[start : start + INSERTED_AT_ONCE]}, **headers))
+    return requests
 
 
 async def submit_over_http(port: int, count: int, type_: str = "noop") -> None:

@@ -244,6 +244,13 @@ class Site:
 
         return wait_until(is_there, deadline_seconds, lambda: f"{state}: {self.task(id_)} {self.attempts(id_)}{self.logs()}")
 
+    def wait_end(self, id_: UUID, deadline_seconds: float = 25.0) -> Any:
+        def is_over() -> Any:
+            task = self.task(id_)
+            return task if task["finished_at"] is not None else None
+
+        return wait_until(is_over, deadline_seconds, lambda: f"{self.task(id_)} {self.attempts(id_)}{self.logs()}")
+
     def logs(self) -> str:
         return "".join(f"\n--- {worker.name}\n{worker.logs()[-1500:]}" for worker in self.workers)
 

@@ -19,9 +19,10 @@ from everbeat import Context, Everbeat
 eb = Everbeat(name="faults")
 
 
-def note(event: str, ctx: Context, **more: Any) -> None:
+def note(event: str, ctx: Context) -> None:
     line = {"event": event, "task": str(ctx.task_id), "attempt": ctx.attempt, "fence": ctx.fence, "pid": os.getpid()}
-    text = json.dumps({**line, "worker": ctx.worker, "at": time.monotonic(), **more}) + "\n"
+    tick = None if ctx.scheduled_for is None else ctx.scheduled_for.timestamp()
+    text = json.dumps({**line, "worker": ctx.worker, "schedule": ctx.schedule, "tick": tick, "at": time.monotonic()}) + "\n"
     # One write of less than a page to a file opened for appending: lines of several processes do not mix.
     file = os.open(os.environ["EVERBEAT_TEST_JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:

@@ -41,25 +41,41 @@ PAST_COLUMNS = """id, tenant_id, queue, type, target, payload, origin, schedule_
 PAST_TEXTS = "'default', 'work', '{}', '{}', 'tick'"
 
 START = f"'{NOW.isoformat()}'::timestamptz"
-POSTGRES_ROWS = f"""
+POSTGRES_TABLES = f"""
 ALTER TABLE schedules SET (autovacuum_enabled = false);
 ALTER TABLE tasks SET (autovacuum_enabled = false);
+SELECT everbeat_month_ensure({START}), everbeat_month_ensure({START} - interval '20 days');
+"""
+STATISTICS = "ANALYZE schedules; ANALYZE tasks; ANALYZE task_history; ANALYZE attempts;"
+
+
+def postgres_rows(first: int = 1, most: int = TASKS) -> str:
+    """The rows of each table from that number on."""
+    schedules, tasks, past = (f"generate_series({first}, {min(count, most)}) AS n" for count in (SCHEDULES, TASKS, PAST))
+    return f"""
 INSERT INTO schedules ({SCHEDULE_COLUMNS})
 SELECT lpad(to_hex(n), 32, '0')::uuid, '{UUID(int=0)}', 'job-' || n,
   {SCHEDULE_TEXTS.format(partition="n % 256", true="true")}, due, due, due, due, due, due
-FROM (SELECT n, {START} + n * interval '1 second' AS due FROM generate_series(1, {SCHEDULES}) AS n) AS made;
+FROM (SELECT n, {START} + n * interval '1 second' AS due FROM {schedules}) AS made;
 INSERT INTO tasks ({TASK_COLUMNS})
 SELECT lpad(to_hex(n), 32, '0')::uuid, '{UUID(int=0)}', {TASK_TEXTS}, lpad(to_hex(n / 100), 32, '0')::uuid, due, due, 100,
   {TASK_STATE}, {TASK_REST}
-FROM (SELECT n, {START} - n * interval '1 second' AS due FROM generate_series(1, {TASKS}) AS n) AS made;
-SELECT everbeat_month_ensure({START}), everbeat_month_ensure({START} - interval '20 days');
+FROM (SELECT n, {START} - n * interval '1 second' AS due FROM {tasks}) AS made;
 INSERT INTO task_history ({PAST_COLUMNS})
 SELECT lpad(to_hex(n), 32, '0')::uuid, '{UUID(int=0)}', {PAST_TEXTS}, lpad(to_hex(n / 100), 32, '0')::uuid, due, due, 100,
   'completed', 1, 3, '{{}}', 1, due, due
-FROM (SELECT n, {START} - n * interval '10 second' AS due FROM generate_series(1, {PAST}) AS n) AS made;
+FROM (SELECT n, {START} - n * interval '10 second' AS due FROM {past}) AS made;
 INSERT INTO attempts (task_id, tenant_id, fence, attempt, started_at, ended_at, outcome)
-SELECT id, tenant_id, 1, 1, finished_at, finished_at, 'lost' FROM task_history;
+SELECT id, tenant_id, 1, 1, finished_at, finished_at, 'lost' FROM task_history
+WHERE id >= lpad(to_hex({first}), 32, '0')::uuid;
 """
+
+
+POSTGRES_FILLINGS = {
+    "fresh": postgres_rows(),
+    "stale": postgres_rows(most=20) + STATISTICS + postgres_rows(first=21),
+    "analyzed": postgres_rows() + STATISTICS,
+}
 
 IDS = [UUID(int=number) for number in range(1, BATCH + 1)]
 FIRING = {
@@ -161,15 +177,12 @@ TOUCHED = {
 WHOLE = {"task_expired": "tasks_running", "task_turn_any": "tasks_held"}
 
 
-@pytest.fixture(scope="module", params=["fresh", "analyzed"])
+@pytest.fixture(scope="module", params=list(POSTGRES_FILLINGS))
 def big_postgres(request: pytest.FixtureRequest, postgres_server: PostgresAdmin, postgres_template: str) -> Iterator[str]:
-    """A database with many rows, as they stand right after being inserted, or with statistics."""
+    """A database with many rows: right after being inserted, with statistics of when it was small, or of as it is."""
     name = postgres_server.create_database(template=postgres_template)
     url = postgres_server.url(name)
-    statistics = (
-        "ANALYZE schedules; ANALYZE tasks; ANALYZE task_history; ANALYZE attempts;" if request.param == "analyzed" else ""
-    )
-    run_outside_loop(_fill(url, POSTGRES_ROWS + statistics))
+    run_outside_loop(_fill(url, POSTGRES_TABLES + POSTGRES_FILLINGS[request.param]))
     yield url
     postgres_server.drop_database(name)
 

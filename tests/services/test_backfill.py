@@ -23,7 +23,6 @@ from tests.factories import NOW, OTHER_TENANT, SteppedNode, count_rows, ledger, 
 from tests.services.workers import Worker, get, work_off
 
 LATE = TickerSettings(lateness=Lateness(catch_up_rate=0))
-NAMED = "default"
 
 
 @pytest.fixture
@@ -50,12 +49,12 @@ async def after_an_outage(node: SteppedNode, **more: Any) -> None:
     await node.run(NOW + minutes(2), by_seconds=60)
     await node.step(NOW + minutes(6) + seconds(30))
     await node.run(NOW + minutes(8), by_seconds=30)
-    await work_off(node)
+    await work_off(node, NOW + minutes(8.5))
 
 
 async def test_only_what_is_missing_gets_a_task(node: SteppedNode) -> None:
     await after_an_outage(node)
-    assert await backfill(node, 0, 60) == [3, 4, 5, 6]
+    assert await backfill(node, 0.5, 60) == [3, 4, 5, 6]
     tasks = await Worker(node).claim(10)
     assert [(task.scheduled_for, task.origin) for task in tasks] == [
         (NOW + minutes(tick), Origin.BACKFILL) for tick in (3, 4, 5, 6)
@@ -65,12 +64,12 @@ async def test_only_what_is_missing_gets_a_task(node: SteppedNode) -> None:
 
 async def test_a_second_time_there_is_nothing_new(node: SteppedNode) -> None:
     await after_an_outage(node)
-    assert await backfill(node, 0, 5) == [3, 4]
-    assert await backfill(node, 0, 60) == [5, 6]
-    assert await backfill(node, 0, 60) == []
+    assert await backfill(node, 0.5, 5) == [3, 4]
+    assert await backfill(node, 0.5, 60) == [5, 6]
+    assert await backfill(node, 0.5, 60) == []
     await work_off(node)
     node.move_to(NOW + timedelta(days=3))
-    assert await backfill(node, 0, 60) == [], "also when its keys have expired and its tasks are history"
+    assert await backfill(node, 0.5, 60) == [], "also when its keys have expired and its tasks are history"
 
 
 async def test_two_at_once_fill_each_tick_once(store: Store) -> None:
@@ -80,19 +79,19 @@ async def test_two_at_once_fill_each_tick_once(store: Store) -> None:
     nodes[1].move_to(nodes[0].now)
     for node in nodes:
         node.events.clear()
-    filled = await asyncio.gather(*(backfill(node, 0, 60) for node in nodes for _ in range(3)))
+    filled = await asyncio.gather(*(backfill(node, 0.5, 60) for node in nodes for _ in range(3)))
     assert sorted(tick for ticks in filled for tick in ticks) == [3, 4, 5, 6]
-    assert await store.task_depths() == [QueueDepth(NAMED, "ready", 4)]
+    assert await store.task_depths() == [QueueDepth("default", "ready", 4)]
     assert sum(event.count for node in nodes for event in node.heard(TasksSubmitted)) == 4
     await twin.close()
 
 
 async def test_a_dry_run_tells_and_writes_nothing(node: SteppedNode) -> None:
     await after_an_outage(node)
-    assert await backfill(node, 0, 60, dry_run=True) == [3, 4, 5, 6]
+    assert await backfill(node, 0.5, 60, dry_run=True) == [3, 4, 5, 6]
     assert await count_rows(node.store, "tasks") == 0
-    assert await backfill(node, 0, 60, dry_run=True, missing_only=False) == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert await backfill(node, 0, 60) == [3, 4, 5, 6], "and takes nothing away"
+    assert await backfill(node, 0.5, 60, dry_run=True, missing_only=False) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert await backfill(node, 0.5, 60) == [3, 4, 5, 6], "and takes nothing away"
 
 
 async def test_everything_again_if_so_asked_as_often_as_asked(node: SteppedNode) -> None:
@@ -100,13 +99,13 @@ async def test_everything_again_if_so_asked_as_often_as_asked(node: SteppedNode)
     for _ in range(2):
         assert await backfill(node, 2, 5, missing_only=False) == [2, 3, 4]
     assert await count_rows(node.store, "tasks") == 6
-    assert await backfill(node, 0, 60) == [5, 6], "what was filled is not missing any more"
+    assert await backfill(node, 0.5, 60) == [5, 6], "what was filled is not missing any more"
 
 
 async def test_a_rate_spreads_the_tasks_over_time(node: SteppedNode) -> None:
     await after_an_outage(node)
-    assert await backfill(node, 0, 60, rate_per_second=0.5) == [3, 4, 5, 6]
-    assert await node.store.task_depths() == [QueueDepth(NAMED, "ready", 1), QueueDepth(NAMED, "scheduled", 3)]
+    assert await backfill(node, 0.5, 60, rate_per_second=0.5) == [3, 4, 5, 6]
+    assert await node.store.task_depths() == [QueueDepth("default", "ready", 1), QueueDepth("default", "scheduled", 3)]
     start, order = node.now, []
     for at in (0, 2, 4, 6):
         await node.promote(start + seconds(at))
@@ -132,13 +131,14 @@ async def test_a_window_that_ends_before_it_begins_is_refused(node: SteppedNode,
 async def test_what_lies_ahead_is_left_to_the_schedule(node: SteppedNode) -> None:
     job = await node.put(overlap="allow")
     await node.run(NOW + minutes(2), by_seconds=60)
-    assert await backfill(node, 0, 600, missing_only=False) == [1, 2]
+    node.move_to(NOW + minutes(2.5))
+    assert await backfill(node, 0.5, 600, missing_only=False) == [1, 2]
     assert await backfill(node, 60, 600) == []
     node.move_to(NOW + minutes(5))  # due, and not fired yet: the schedule will account for them
-    assert await backfill(node, 0, 600) == []
+    assert await backfill(node, 0.5, 600) == []
     await node.step(NOW + minutes(5))
     assert [line[1] for line in lines_of(await ledger(node.store, job.id))] == ["fired", "fired", "misfire", "fired"]
-    assert await backfill(node, 0, 600) == [3, 4]
+    assert await backfill(node, 0.5, 600) == [3, 4]
 
 
 async def test_time_before_the_schedule_was_made_can_be_filled(node: SteppedNode) -> None:
@@ -170,17 +170,18 @@ async def test_while_paused_the_ticks_of_the_pause_can_be_filled_up_to_now(node:
     await node.run(NOW + minutes(2), by_seconds=60)
     await node.schedules.pause(DEFAULT_TENANT, "job", note=None, now=node.now)
     await node.run(NOW + minutes(5) + seconds(30), by_seconds=60)
-    assert await backfill(node, 0, 60) == [3, 4, 5]
-    assert len(await Worker(node).claim(10)) == 5, "what is filled by hand runs although the schedule is paused"
+    assert await backfill(node, 0.5, 60) == [3, 4, 5]
+    ticks = [task.scheduled_for for task in await Worker(node).claim(10)]
+    assert ticks == [NOW + minutes(tick) for tick in (3, 4, 5)], "what is filled by hand runs, what the pause holds does not"
     await node.schedules.resume(DEFAULT_TENANT, "job", now=node.now)
     assert lines_of(await ledger(node.store, job.id))[-1] == (180, "paused", 3)
-    assert await backfill(node, 0, 60) == []
+    assert await backfill(node, 0.5, 60) == []
 
 
 async def test_a_finished_schedule_can_be_filled(node: SteppedNode) -> None:
     await node.put(at=(NOW + minutes(1)).isoformat(), catch_up="none")
     await node.step(NOW + minutes(10))
-    assert await backfill(node, 0, 60) == [1]
+    assert await backfill(node, 0.5, 60) == [1]
 
 
 async def test_a_window_with_too_many_ticks_is_refused(node: SteppedNode, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +201,7 @@ async def test_a_long_ledger_hides_no_tick(node: SteppedNode, monkeypatch: pytes
     await node.run(NOW + minutes(3), by_seconds=10)
     await node.put(overlap="allow")
     node.move_to(NOW + minutes(3))
-    assert await backfill(node, 0, 3.5) == [], "each of these ticks has fired"
+    assert await backfill(node, 0.5, 3.5) == [], "each of these ticks has fired"
 
 
 async def test_a_calendar_that_excludes_nearly_everything_is_not_followed_for_ever(node: SteppedNode) -> None:
@@ -209,9 +210,7 @@ async def test_a_calendar_that_excludes_nearly_everything_is_not_followed_for_ev
     await node.put(calendars={"only": ["rare"]})
     async with asyncio.timeout(5):
         with pytest.raises(InvalidInput, match="shorter"):
-            await node.backfill.backfill(
-                DEFAULT_TENANT, "job", from_=datetime(1990, 1, 1, tzinfo=UTC), to=NOW, now=node.now
-            )
+            await node.backfill.backfill(DEFAULT_TENANT, "job", from_=datetime(1990, 1, 1, tzinfo=UTC), to=NOW, now=node.now)
 
 
 @pytest.mark.parametrize("from_", [datetime.min.replace(tzinfo=UTC), datetime(1, 1, 1, 1, tzinfo=UTC)])

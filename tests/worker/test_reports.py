@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from structlog.testing import LogCapture
@@ -171,10 +172,11 @@ async def test_a_flood_of_failures_is_not_a_flood_of_lines(workers: Workers, ser
 
     for _ in range(500):
         server.submit()
+    began = time.monotonic()
     await workers.start(job)
     await workers.until_ended()
     told = [line for line in lines.entries if line["event"] == "task_failed"]
-    assert 20 <= len(told) <= 60
+    assert 20 <= len(told) <= 20 * (time.monotonic() - began + 2)
     assert told[0]["error"] == "ValueError: no"
     assert "test_reports.py" in told[0]["at"]
 

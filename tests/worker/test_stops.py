@@ -88,7 +88,7 @@ async def test_a_task_cancelled_before_it_began_never_begins(workers: Workers, s
     worker = await workers.start(job, concurrency=1, lease_seconds=LEASE)
     await workers.until_ended()
     began.clear()
-    first = server.submit(payload={"number": 0})
+    server.submit(payload={"number": 0})
     await workers.until_begun()
     # Claimed ahead by hand: the pace would give it back before the heartbeat.
     worker._pace.longest_wait_seconds = 60.0
@@ -146,7 +146,7 @@ async def test_a_worker_cut_off_stops_its_tasks_before_their_leases_can_have_exp
             stopped_at.append(time.monotonic())
 
     task = server.submit()
-    worker = await workers.start(job, transport=transport, lease_seconds=LEASE)
+    worker = await workers.start(job, transport=transport, lease_seconds=LEASE * 3)
     await workers.until_begun()
     transport.cut()
     await wait_until_async(lambda: stopped_at)

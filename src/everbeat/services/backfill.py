@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -23,8 +23,11 @@ from everbeat.services.tasks import Tasks
 from everbeat.store.base import Store
 
 MOST_TICKS = 10_000
+_MOST_SCANNED = 20 * MOST_TICKS
 _PIECE = 1000
+_MOST_EXAMINED = 100_000
 _MOMENT = timedelta(microseconds=1)
+_FIRST = datetime.min.replace(tzinfo=UTC)
 
 
 class Backfilled(NamedTuple):
@@ -80,9 +83,13 @@ class Backfill:
 
     async def _missing(self, schedule: Schedule, ticks: list[datetime]) -> list[datetime]:
         from_, to = ticks[0], ticks[-1] + _MOMENT
-        rows = await self._store.tick_list(schedule.id, from_=from_, to=to, limit=MOST_TICKS + 1)
-        done = {row.scheduled_for for row in rows if row.outcome is Outcome.FIRED}
-        done.update(await self._store.task_ticks(schedule.id, from_=from_, to=to))
+        done = set(await self._store.task_ticks(schedule.id, from_=from_, to=to))
+        # Page by page: a rule of before may have ticked more often than the present one.
+        while rows := await self._store.tick_list(schedule.id, from_=from_, to=to, limit=MOST_TICKS):
+            done.update(row.scheduled_for for row in rows if row.outcome is Outcome.FIRED)
+            from_ = max(from_, rows[-1].scheduled_for + _MOMENT)
+            if len(rows) < MOST_TICKS:
+                break
         return [tick for tick in ticks if tick not in done]
 
     async def _write(
@@ -128,11 +135,13 @@ def _ticks_between(timeline: Timeline, from_: datetime, to: datetime) -> list[da
     ticks: list[datetime] = []
     if to <= from_:
         return ticks
-    for occurrence in timeline.occurrences(from_ - _MOMENT):
-        if occurrence.at >= to:
-            break
+    after = from_ - _MOMENT if from_ > _FIRST else from_
+    for examined, occurrence in enumerate(timeline.occurrences(after, to - _MOMENT), start=1):
         if occurrence.skip is None:
             ticks.append(occurrence.at)
         if len(ticks) > MOST_TICKS:
             raise InvalidInput.of("to", f"the window has more than {MOST_TICKS} ticks; take a shorter one")
+        if examined > _MOST_EXAMINED:
+            message = f"the window has more than {_MOST_EXAMINED} ticks, with those that calendars exclude; take a shorter one"
+            raise InvalidInput.of("to", message)
     return ticks

@@ -133,7 +133,7 @@ class Tasks:
     async def add(self, tasks: Sequence[NewTask], *, now: datetime | None = None) -> Submitted:
         """Write tasks that others have made: triggers, backfills, replays."""
         submitted = await self._store.task_submit(tasks, now=now)
-        self.tell(tasks, submitted.now)
+        self.tell([task for index, task in enumerate(tasks) if index not in submitted.repeated], submitted.now)
         return submitted
 
     async def _write(self, tasks: list[NewTask], now: datetime | None) -> _Share:

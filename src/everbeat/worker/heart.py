@@ -114,13 +114,14 @@ class Heart:
 
     async def _rounds(self) -> None:
         beating: asyncio.Task[None] | None = None
+        pause = self._tick_seconds
         while not self._stopped.is_set():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._tick_seconds):
+                async with asyncio.timeout(pause):
                     await self._stopped.wait()
             held = list(self._hand.values())
             self._watch.look(bool(held))
-            self._give_up_expired(held)
+            pause = min(self._tick_seconds, self._give_up_expired(held))
             if beating is None or beating.done():
                 due = self._due(held)
                 beating = asyncio.create_task(self._beat(due)) if due else None
@@ -128,11 +129,18 @@ class Heart:
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
 
-    def _give_up_expired(self, held: Sequence[Held]) -> None:
+    def _give_up_expired(self, held: Sequence[Held]) -> float:
+        """In how many seconds the next one would expire."""
         now = monotonic()
+        left = self._tick_seconds
         for one in held:
-            if one.trusted_until <= now and not one.is_settled:
+            if one.is_settled or one.stop in _NOT_RENEWED:
+                continue
+            if one.trusted_until <= now:
                 self._tell_to_stop(one, Stop.EXPIRED)
+            else:
+                left = min(left, one.trusted_until - now)
+        return left
 
     def _due(self, in_hand: Sequence[Held]) -> list[Held]:
         now = monotonic()

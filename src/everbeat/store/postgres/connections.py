@@ -25,6 +25,8 @@ CHANNEL = "everbeat"
 _RETRYABLE = ("40001", "40P01")
 _GONE = ("08", "25006", "57P0")
 _REFUSED = ("22", "23")
+# The last: what asyncpg says of a connection whose end it has heard of but not yet seen.
+_DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, asyncpg.InternalClientError)
 
 Connection: TypeAlias = PoolConnectionProxy
 
@@ -122,8 +124,8 @@ class Connections:
                 async with pool.acquire(timeout=self._timeouts[pool_name]) as connection:
                     yield connection
             failed = False
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
-            if str(getattr(error, "sqlstate", "")).startswith(_GONE):
+        except _DRIVER_ERRORS as error:
+            if str(getattr(error, "sqlstate", "")).startswith(_GONE) or isinstance(error, asyncpg.InternalClientError):
                 # A server that was stopped or became read-only speaks for all connections to it.
                 await self._expire()
             raise meaning_of(error) from error
@@ -157,7 +159,7 @@ class Connections:
             try:
                 await self._listen_once(heard)
                 delay = 0.5
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            except _DRIVER_ERRORS as error:
                 on_trouble(meaning_of(error))
             await asyncio.sleep(delay)
             delay = min(delay * 2, 10)

@@ -36,7 +36,8 @@ ORDER BY priority, run_at, id LIMIT :limit;
 UPDATE tasks SET state = 'running', attempt = attempt + 1, fence = fence + 1, lease_owner = :worker,
   lease_seconds = :lease_seconds, started_at = :now, first_started_at = coalesce(first_started_at, :now),
   deadline_at = min(:now + CAST(timeout_seconds * 1000000 AS INTEGER), coalesce(first_started_at, :now) + :total),
-  lease_until = min(:now + :lease, :now + CAST(timeout_seconds * 1000000 AS INTEGER), coalesce(first_started_at, :now) + :total),
+  lease_until = min(:now + :lease, :now + CAST(timeout_seconds * 1000000 AS INTEGER),
+    coalesce(first_started_at, :now) + :total),
   progress_fraction = NULL, progress_message = NULL
 WHERE rowid IN (SELECT value FROM json_each(:rows)) AND state = 'ready';
 

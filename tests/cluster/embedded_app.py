@@ -1,0 +1,32 @@
+"""A program that embeds Everbeat with `eb.running()`, as a web app would; tests start several of them on one database."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from everbeat import Context, Everbeat
+from tests.cluster.worker_app import note
+
+eb = Everbeat(name="embedded")
+
+
+async def _beat(ctx: Context) -> None:
+    note("start", ctx)
+    await asyncio.sleep(0.1)
+    note("end", ctx)
+
+
+for number in range(5):
+    eb.cron("* * * * * *", name=f"beat-{number}", overlap="allow", catch_up="all")(eb.task(_beat, name=f"beat-{number}"))
+
+
+async def main() -> None:
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    async with eb.running(lease_seconds=5, grace_seconds=5):
+        await stopping.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,305 @@
+"""Servers and databases that crash under load, and workers killed at random: what was acknowledged is there, and once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+
+from everbeat.core.errors import StoreUnavailable
+from everbeat.store.postgres.store import PostgresStore
+from tests.cluster.fleet import Books, RawWorker, Site
+from tests.cluster.harness import Cluster, Node, running_cluster
+from tests.support.postgres import PostgresAdmin, PostgresServer, StopMode
+from tests.support.processes import wait_until, wait_until_async
+
+SEED = int(os.environ.get("CHAOS_SEED", str(random.SystemRandom().randrange(10_000))))
+CHAOS_TASKS = int(os.environ.get("CHAOS_TASKS", "10000"))
+CHAOS_WORKERS = int(os.environ.get("CHAOS_WORKERS", "8"))
+
+DATABASES = pytest.mark.parametrize("database", ["sqlite", "postgres"])
+
+
+def _url(database: str, request: pytest.FixtureRequest, folder: Path) -> str:
+    if database == "sqlite":
+        return f"sqlite:///{folder / 'everbeat.sqlite'}"
+    url: str = request.getfixturevalue("postgres_url")
+    return url
+
+
+@contextlib.contextmanager
+def _site(url: str, node: Node, folder: Path) -> Iterator[Site]:
+    site = Site(url, node.base, folder)
+    try:
+        yield site
+    finally:
+        site.close()
+
+
+def _left(books: Books) -> int:
+    return int(books.value("SELECT count(*) FROM tasks"))
+
+
+# Workers killed at random
+
+
+def _kill_at_random(cluster: Cluster, site: Site, *, tasks: int, workers: int, kills: int, deadline_seconds: float) -> None:
+    """Kill so many, or as many as there is time for; the last tasks are left in peace, or the fleet would never end."""
+    print(f"\nseed {SEED}")
+    chance = random.Random(SEED)
+    ids: list[UUID] = []
+    while len(ids) < tasks:
+        ids += site.submit_many("short", min(1000, tasks - len(ids)), payload={"seconds": 0.25}, max_attempts=100)
+    bases = [node.base for node in cluster.nodes]
+    fleet = [site.worker("--concurrency", "10", url=bases[number % len(bases)]) for number in range(workers)]
+    wait_until(lambda: _left(site.books) < tasks, 30, lambda: f"a beginning{site.logs()}")
+    killed = 0
+    while killed < kills and _left(site.books) > tasks // 5:
+        at = chance.randrange(workers)
+        fleet[at].kill9()
+        fleet[at] = site.worker("--concurrency", "10", url=chance.choice(bases))
+        killed += 1
+        pause = time.monotonic() + chance.uniform(0.2, 0.8)
+        wait_until(lambda pause=pause: time.monotonic() > pause, 10)  # type: ignore[misc]
+    wait_until(lambda: _left(site.books) == 0, deadline_seconds, lambda: f"{_left(site.books)} tasks left{site.logs()}")
+    seen = site.books.assert_explained(ids, outcomes=frozenset({"lost", "released"}))
+    print(f"{tasks} tasks, {killed} workers killed: {dict(seen)}")
+    assert killed > 0
+    assert seen["lost"] > 0
+    assert len(site.books.done()) == tasks
+
+
+@DATABASES
+def test_every_task_is_done_once_though_workers_are_killed_at_random(
+    database: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = _url(database, request, tmp_path)
+    with running_cluster(url, tmp_path) as cluster:
+        for _ in range(1 if database == "sqlite" else 2):
+            cluster.add()
+        with _site(url, cluster.nodes[0], tmp_path) as site:
+            _kill_at_random(cluster, site, tasks=1500, workers=4, kills=6, deadline_seconds=60)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1200)
+@DATABASES
+def test_ten_thousand_tasks_and_eight_workers_killed_at_random(
+    database: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = _url(database, request, tmp_path)
+    with running_cluster(url, tmp_path) as cluster:
+        for _ in range(1 if database == "sqlite" else 2):
+            cluster.add()
+        with _site(url, cluster.nodes[0], tmp_path) as site:
+            _kill_at_random(cluster, site, tasks=CHAOS_TASKS, workers=CHAOS_WORKERS, kills=1000, deadline_seconds=300)
+
+
+# Crashes under load
+
+
+class Load:
+    """Clients that submit one by one and in batches, and one that completes; each repeats a request until it is answered."""
+
+    def __init__(self, site: Site, bases: list[str]) -> None:
+        self._site = site
+        self._bases = bases
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self.submitted: set[UUID] = set()
+        self.completed: set[UUID] = set()
+        self.statuses: Counter[int] = Counter()
+        self.unclear: list[str] = []
+        self._threads = [threading.Thread(target=self._run, args=(work,)) for work in [*[self._single] * 3, self._batch, self._complete]]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in self._threads)
+
+    def wait_more(self, count: int = 100) -> None:
+        """Until more was acknowledged, of every kind."""
+        before = (len(self.submitted), len(self.completed))
+        wait_until(
+            lambda: len(self.submitted) > before[0] + count and len(self.completed) > before[1],
+            20,
+            lambda: f"more than {before}: {len(self.submitted)}, {len(self.completed)} {self.statuses}",
+        )
+
+    def _run(self, work: Callable[[httpx.Client], None]) -> None:
+        with httpx.Client(base_url=random.choice(self._bases), trust_env=False, timeout=10) as client:
+            while not self._stopping.is_set():
+                work(client)
+                self._stopping.wait(0.01)
+
+    def _post(self, client: httpx.Client, path: str, body: object, key: str = "") -> httpx.Response | None:
+        """The answer, or None if nobody answered or the database was away; what else there may be is noted."""
+        try:
+            answer = client.post(path, json=body, headers={"idempotency-key": key} if key else {})
+        except httpx.TransportError:
+            return None
+        with self._lock:
+            self.statuses[answer.status_code] += 1
+            if answer.status_code not in (200, 201, 503) or (answer.status_code == 503 and "retry-after" not in answer.headers):
+                self.unclear.append(f"{path}: {answer.status_code} {answer.headers} {answer.text}")
+        return answer if answer.is_success else None
+
+    def _until_answered(self, client: httpx.Client, path: str, body: object, key: str = "") -> httpx.Response:
+        give_up_at = time.monotonic() + 40
+        while time.monotonic() < give_up_at:
+            if (answer := self._post(client, path, body, key)) is not None:
+                return answer
+            threading.Event().wait(0.1)
+        raise AssertionError(f"{path} was not answered for 40 s")
+
+    def _single(self, client: httpx.Client) -> None:
+        answer = self._until_answered(client, "/v1/tasks", {"type": "short", "queue": self._site.queue}, f"one-{uuid4()}")
+        with self._lock:
+            self.submitted.add(UUID(answer.json()["id"]))
+
+    def _batch(self, client: httpx.Client) -> None:
+        tasks = [{"type": "short", "queue": self._site.queue, "idempotency_key": f"many-{uuid4()}"} for _ in range(20)]
+        answer = self._until_answered(client, "/v1/tasks/batch", {"tasks": tasks})
+        with self._lock:
+            self.submitted.update(UUID(id_) for id_ in answer.json()["ids"])
+        self._stopping.wait(0.1)
+
+    def _complete(self, client: httpx.Client) -> None:
+        claim = {"worker": "completer", "queues": [self._site.queue], "max": 5, "wait_seconds": 0.5, "lease_seconds": 5}
+        answer = self._post(client, "/v1/worker/claim", claim)
+        if answer is None or not (held := answer.json()["tasks"]):
+            return
+        results = [{"id": task["id"], "fence": task["fence"], "result": "c"} for task in held]
+        answer = self._until_answered(client, "/v1/worker/complete", {"worker": "completer", "results": results})
+        with self._lock:
+            self.completed.update(UUID(one["id"]) for one in answer.json()["results"] if one["status"] == "ok")
+
+
+def _check(load: Load, site: Site) -> None:
+    """After the load: the workers come back by themselves and do what is left; then the books are read."""
+    wait_until(lambda: _left(site.books) == 0, 60, lambda: f"{_left(site.books)} left{site.logs()}")
+    assert not load.unclear, load.unclear[:3]
+    done = site.books.done()
+    assert {one.id for one in done} == load.submitted  # all that was acknowledged, and nothing that was made twice
+    site.books.assert_explained(load.submitted, outcomes=frozenset({"lost", "released"}))
+    by_completer = {one.id for one in done if one.worker == "completer"}
+    assert load.completed <= by_completer
+    assert all("Traceback" not in worker.logs() for worker in site.workers)
+    print(f"{len(load.submitted)} submitted, {len(load.completed)} completed by hand, {dict(load.statuses)}")
+
+
+@DATABASES
+def test_a_server_killed_under_load_loses_nothing_acknowledged(
+    database: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = _url(database, request, tmp_path)
+    with running_cluster(url, tmp_path) as cluster:
+        node = cluster.add()
+        with _site(url, node, tmp_path) as site:
+            site.worker("--concurrency", "20")
+            with Load(site, [node.base]) as load:
+                for _ in range(2):
+                    load.wait_more()
+                    node.process.kill9()
+                    node.start()
+                load.wait_more()
+            _check(load, site)
+            assert load.completed
+            assert "server_back" in site.workers[0].logs()
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_database_restarted_under_load_loses_nothing_acknowledged(
+    mode: StopMode, private_postgres: PostgresServer, tmp_path: Path
+) -> None:
+    url = private_postgres.url(private_postgres.create_database())
+    with running_cluster(url, tmp_path) as cluster:
+        nodes = [cluster.add() for _ in range(2)]
+        with _site(url, nodes[0], tmp_path) as site:
+            for node in nodes:
+                site.worker("--concurrency", "20", url=node.base)
+            with Load(site, [node.base for node in nodes]) as load:
+                for _ in range(2):
+                    load.wait_more()
+                    private_postgres.restart(mode)
+                load.wait_more()
+            _check(load, site)
+            assert all("Traceback" not in node.process.logs() for node in nodes)
+
+
+def test_without_its_listener_a_node_still_hears_of_tasks_of_another(
+    postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path
+) -> None:
+    kill = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'everbeat-listen'"
+    with running_cluster(postgres_url, tmp_path) as cluster:
+        here, there = cluster.add(), cluster.add()
+        slowest = 0.0
+        for number in range(4):
+            with httpx.Client(base_url=there.base, trust_env=False, timeout=30) as client:
+                answered: list[float] = []
+
+                def poll(client: httpx.Client = client, answered: list[float] = answered) -> None:
+                    held = RawWorker(client, "far").claim(wait_seconds=20)
+                    answered.append(time.monotonic())
+                    assert RawWorker(client, "far").complete(*held) == ["ok"]
+
+                thread = threading.Thread(target=poll)
+                thread.start()
+                wait_until(lambda: "claim" in there.client.get("/metrics").text, 5)
+                assert postgres_server.fetch_value(kill, cluster.database) >= (2 if number == 0 else 0)
+                sent = time.monotonic()
+                assert here.client.post("/v1/tasks", json={"type": "t", "queue": "far"}).status_code == 201
+                thread.join(25)
+                slowest = max(slowest, answered[0] - sent)
+        print(f"slowest {slowest:.2f} s")
+        assert slowest < 2.5
+
+
+async def test_whatever_a_restart_does_to_a_connection_the_database_is_away_and_nothing_else(
+    private_postgres: PostgresServer,
+) -> None:
+    """Nobody may be answered 500 because the driver found a connection half dead."""
+    store = PostgresStore(private_postgres.url(private_postgres.create_database()), listen=False, timeout_seconds=5)
+    await store.migrate()
+    await store.open()
+    answered, other, is_over = 0, [], False
+
+    async def ask() -> None:
+        nonlocal answered
+        while not is_over:
+            try:
+                await store.clock()
+                answered += 1
+            except StoreUnavailable:
+                pass
+            except Exception as error:
+                other.append(error)
+            await asyncio.sleep(0)
+
+    asking = [asyncio.create_task(ask()) for _ in range(16)]
+    for _ in range(4):
+        wanted = answered + 300
+        await wait_until_async(lambda wanted=wanted: answered > wanted, 20, "answers")  # type: ignore[misc]
+        await asyncio.to_thread(private_postgres.restart, "fast")
+    wanted = answered + 300
+    await wait_until_async(lambda: answered > wanted, 20, "answers")
+    is_over = True
+    await asyncio.gather(*asking)
+    await store.close()
+    assert other == []
