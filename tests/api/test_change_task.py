@@ -24,8 +24,6 @@ from tests.api.conftest import (
 )
 from tests.factories import OTHER_TENANT, make_task
 
-pytestmark = ON_BOTH_STORES
-
 VERBS: dict[str, Any] = {"cancel": None, "retry": None, "reschedule": {"run_at": "2090-01-01T00:00:00Z"}}
 
 
@@ -33,6 +31,7 @@ async def change(client: httpx.AsyncClient, task: dict[str, Any], verb: str, **m
     return await client.post(f"/v1/tasks/{task['id']}/{verb}", **more)
 
 
+@ON_BOTH_STORES
 @pytest.mark.parametrize("verb", VERBS)
 async def test_a_task_that_is_not_there_is_not_found(client: httpx.AsyncClient, store: Store, verb: str) -> None:
     other = make_task(tenant_id=OTHER_TENANT)
@@ -53,6 +52,7 @@ async def test_unknown_fields_are_refused(client: httpx.AsyncClient, verb: str) 
 # Cancel
 
 
+@ON_BOTH_STORES
 @pytest.mark.parametrize("when", [{}, {"delay_seconds": 600}])
 async def test_a_task_that_waits_is_gone_at_once(client: httpx.AsyncClient, when: dict[str, Any]) -> None:
     task = await submit(client, **when)
@@ -64,6 +64,7 @@ async def test_a_task_that_waits_is_gone_at_once(client: httpx.AsyncClient, when
     assert (await change(client, task, "cancel")).json() == cancelled
 
 
+@ON_BOTH_STORES
 async def test_a_running_task_is_told_with_its_heartbeat(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     (held,) = await claim(client)
@@ -77,6 +78,7 @@ async def test_a_running_task_is_told_with_its_heartbeat(client: httpx.AsyncClie
     assert (await read(client, task))["state"] == "cancelled"
 
 
+@ON_BOTH_STORES
 async def test_a_task_that_ends_before_it_hears_of_the_cancel_has_ended(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     (held,) = await claim(client)
@@ -86,6 +88,7 @@ async def test_a_task_that_ends_before_it_hears_of_the_cancel_has_ended(client: 
     assert (await read(client, task))["state"] == "completed"
 
 
+@ON_BOTH_STORES
 async def test_a_finished_task_cannot_be_cancelled(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     (held,) = await claim(client)
@@ -97,6 +100,7 @@ async def test_a_finished_task_cannot_be_cancelled(client: httpx.AsyncClient) ->
 # Retry
 
 
+@ON_BOTH_STORES
 async def test_a_finished_task_is_done_again_as_a_new_one(client: httpx.AsyncClient) -> None:
     task = await submit(client, "report", payload={"a": 1}, priority=7, labels={"b": "c"}, timeout_seconds=60)
     (held,) = await claim(client)
@@ -114,6 +118,7 @@ async def test_a_finished_task_is_done_again_as_a_new_one(client: httpx.AsyncCli
     assert (await read(client, task))["result"] == 1
 
 
+@ON_BOTH_STORES
 @pytest.mark.parametrize("end", ["dead", "cancelled"])
 async def test_tasks_that_ended_badly_can_be_done_again(client: httpx.AsyncClient, end: str) -> None:
     task = await submit(client, max_attempts=1)
@@ -127,6 +132,7 @@ async def test_tasks_that_ended_badly_can_be_done_again(client: httpx.AsyncClien
     assert (await change(client, task, "retry")).status_code == 201
 
 
+@ON_BOTH_STORES
 async def test_a_live_task_cannot_be_retried(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     problem_of(await change(client, task, "retry"), 409)
@@ -134,6 +140,7 @@ async def test_a_live_task_cannot_be_retried(client: httpx.AsyncClient) -> None:
     problem_of(await change(client, task, "retry"), 409)
 
 
+@ON_BOTH_STORES
 async def test_one_key_retries_once(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     await change(client, task, "cancel")
@@ -150,6 +157,7 @@ async def test_one_key_retries_once(client: httpx.AsyncClient) -> None:
 # Reschedule
 
 
+@ON_BOTH_STORES
 async def test_a_task_is_moved_to_another_time_and_back(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     later = (await change(client, task, "reschedule", json={"run_at": "2090-01-01T02:00:00+02:00"})).json()
@@ -178,6 +186,7 @@ async def test_it_needs_a_time(client: httpx.AsyncClient) -> None:
     problem_of(await change(client, task, "reschedule"), 400)
 
 
+@ON_BOTH_STORES
 async def test_a_task_that_started_cannot_be_moved(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     (held,) = await claim(client)

@@ -26,8 +26,6 @@ from tests.api.conftest import (
 )
 from tests.factories import OTHER_TENANT, make_task
 
-pytestmark = ON_BOTH_STORES
-
 
 async def bury(client: httpx.AsyncClient, type_: str = "work", **more: Any) -> dict[str, Any]:
     """A task that failed for good."""
@@ -64,6 +62,7 @@ async def replay(client: httpx.AsyncClient, filter_: dict[str, Any], **more: Any
 # Reading
 
 
+@ON_BOTH_STORES
 async def test_a_dead_letter_tells_the_whole_story(client: httpx.AsyncClient) -> None:
     task = await bury(client, "report", payload={"a": 1}, labels={"team": "b"}, priority=3)
     letter = (await client.get(f"/v1/dead-letters/{task['id']}")).json()
@@ -76,6 +75,7 @@ async def test_a_dead_letter_tells_the_whole_story(client: httpx.AsyncClient) ->
     assert (await client.get("/v1/dead-letters")).json() == {"items": [letter], "next_cursor": None}
 
 
+@ON_BOTH_STORES
 async def test_only_dead_tasks_have_one(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     (held,) = await claim(client)
@@ -85,6 +85,7 @@ async def test_only_dead_tasks_have_one(client: httpx.AsyncClient) -> None:
     assert await listed(client) == []
 
 
+@ON_BOTH_STORES
 async def test_they_come_newest_first_in_pages(client: httpx.AsyncClient) -> None:
     types = [(await bury(client, f"t{number}"))["type"] for number in range(5)]
     seen: list[str] = []
@@ -99,6 +100,7 @@ async def test_they_come_newest_first_in_pages(client: httpx.AsyncClient) -> Non
     assert seen == types[::-1]
 
 
+@ON_BOTH_STORES
 async def test_they_are_filtered(client: httpx.AsyncClient) -> None:
     schedule = (await client.post("/v1/schedules", json=definition(max_attempts=1))).json()
     await client.post("/v1/schedules/nightly/trigger")
@@ -134,6 +136,7 @@ async def test_a_query_that_is_wrong_is_named(client: httpx.AsyncClient, query: 
     assert fields_of(await client.get("/v1/dead-letters", params=query)) == [field]
 
 
+@ON_BOTH_STORES
 @pytest.mark.parametrize("verb", ["GET", "POST"])
 async def test_unknown_malformed_and_foreign_ids_are_not_found_alike(
     client: httpx.AsyncClient, rooms: Rooms, store: Store, verb: str
@@ -149,6 +152,7 @@ async def test_unknown_malformed_and_foreign_ids_are_not_found_alike(
 # Replaying
 
 
+@ON_BOTH_STORES
 async def test_one_is_replayed_as_a_new_task_as_often_as_asked(client: httpx.AsyncClient) -> None:
     task = await bury(client, "report", payload={"a": 1})
     for count in (1, 2):
@@ -164,6 +168,7 @@ async def test_one_is_replayed_as_a_new_task_as_often_as_asked(client: httpx.Asy
     assert (await read(client, task))["state"] == "dead"
 
 
+@ON_BOTH_STORES
 async def test_from_failure_to_dead_letter_to_success(client: httpx.AsyncClient) -> None:
     task = await submit(client, max_attempts=2)
     for attempt in (1, 2):
@@ -177,6 +182,7 @@ async def test_from_failure_to_dead_letter_to_success(client: httpx.AsyncClient)
     assert (await read(client, again))["result"] == "at last"
 
 
+@ON_BOTH_STORES
 async def test_all_that_match_are_replayed_once(client: httpx.AsyncClient) -> None:
     tasks = [await bury(client, f"t{number}", queue="q1") for number in range(3)]
     await bury(client, "other", queue="q2")
@@ -190,6 +196,7 @@ async def test_all_that_match_are_replayed_once(client: httpx.AsyncClient) -> No
     assert (await replay(client, {}))["count"] == 1
 
 
+@ON_BOTH_STORES
 async def test_ids_choose_which_are_replayed(client: httpx.AsyncClient, rooms: Rooms, store: Store) -> None:
     first, _, third = [await bury(client, f"t{number}") for number in range(3)]
     foreign = await bury_foreign(rooms, store)
@@ -199,6 +206,7 @@ async def test_ids_choose_which_are_replayed(client: httpx.AsyncClient, rooms: R
     assert {one["type"] for one in await claim(client)} == {"t0", "t2"}
 
 
+@ON_BOTH_STORES
 async def test_a_rate_spreads_them_over_time(client: httpx.AsyncClient) -> None:
     for number in range(4):
         await bury(client, f"t{number}")
@@ -209,6 +217,7 @@ async def test_a_rate_spreads_them_over_time(client: httpx.AsyncClient) -> None:
     assert len(await claim(client)) == 1
 
 
+@ON_BOTH_STORES
 async def test_a_schedule_that_nobody_has_matches_nothing(client: httpx.AsyncClient) -> None:
     await bury(client)
 
@@ -253,6 +262,7 @@ async def test_a_rate_that_is_none_is_refused(client: httpx.AsyncClient, rate: A
 # Purging
 
 
+@ON_BOTH_STORES
 async def test_purged_letters_are_gone_and_their_tasks_stay(client: httpx.AsyncClient, rooms: Rooms, store: Store) -> None:
     task = await bury(client, "a", queue="q1")
     await bury(client, "b", queue="q2")

@@ -23,8 +23,6 @@ from tests.api.conftest import (
 )
 from tests.factories import NOW, SteppedNode, minutes
 
-pytestmark = ON_BOTH_STORES
-
 WINDOW = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T05:00:00Z"}
 TICKS = [f"2026-01-01T0{hour}:00:00.000000Z" for hour in range(5)]
 
@@ -53,6 +51,7 @@ async def executions(client: httpx.AsyncClient, ref: str = "nightly", **query: A
 # Trigger
 
 
+@ON_BOTH_STORES
 async def test_a_trigger_makes_a_task_of_the_schedule(client: httpx.AsyncClient) -> None:
     schedule = await create(client, payload={"a": 1}, priority=7, labels={"x": "y"}, max_attempts=5)
     response = await client.post("/v1/schedules/nightly/trigger")
@@ -67,6 +66,7 @@ async def test_a_trigger_makes_a_task_of_the_schedule(client: httpx.AsyncClient)
     assert [one["id"] for one in await claim(client)] == [task["id"]]
 
 
+@ON_BOTH_STORES
 @pytest.mark.parametrize("payload", [{"b": 2}, [], 0, "x", False])
 async def test_a_trigger_may_have_a_payload_of_its_own(client: httpx.AsyncClient, payload: Any) -> None:
     schedule = await create(client, payload={"a": 1})
@@ -75,12 +75,14 @@ async def test_a_trigger_may_have_a_payload_of_its_own(client: httpx.AsyncClient
     assert task["payload"] == payload
 
 
+@ON_BOTH_STORES
 async def test_a_paused_schedule_can_be_triggered(client: httpx.AsyncClient) -> None:
     await create(client, enabled=False)
 
     assert (await client.post("/v1/schedules/nightly/trigger", json={})).status_code == 201
 
 
+@ON_BOTH_STORES
 async def test_one_key_triggers_once(client: httpx.AsyncClient) -> None:
     await create(client)
     headers = {"Idempotency-Key": "today"}
@@ -92,6 +94,7 @@ async def test_one_key_triggers_once(client: httpx.AsyncClient) -> None:
     assert fields_of(await client.post(path, headers=headers, json={"payload": 1})) == ["Idempotency-Key"]
 
 
+@ON_BOTH_STORES
 async def test_a_trigger_that_is_wrong_is_refused(client: httpx.AsyncClient) -> None:
     await create(client)
     problem_of(await client.post("/v1/schedules/unknown/trigger"), 404)
@@ -103,6 +106,7 @@ async def test_a_trigger_that_is_wrong_is_refused(client: httpx.AsyncClient) -> 
 # Backfill
 
 
+@ON_BOTH_STORES
 async def test_a_dry_run_shows_the_ticks_and_makes_nothing(client: httpx.AsyncClient) -> None:
     await create(client, enabled=False)
 
@@ -110,6 +114,7 @@ async def test_a_dry_run_shows_the_ticks_and_makes_nothing(client: httpx.AsyncCl
     assert await executions(client) == []
 
 
+@ON_BOTH_STORES
 async def test_a_backfill_makes_a_task_for_each_tick_once(client: httpx.AsyncClient) -> None:
     schedule = await create(client, enabled=False)
 
@@ -122,6 +127,7 @@ async def test_a_backfill_makes_a_task_for_each_tick_once(client: httpx.AsyncCli
     assert len(await executions(client)) == 10
 
 
+@ON_BOTH_STORES
 async def test_backfills_at_the_same_time_make_each_task_once(client: httpx.AsyncClient) -> None:
     await create(client, enabled=False)
     answers = await asyncio.gather(*(backfill(client) for _ in range(3)))
@@ -130,6 +136,7 @@ async def test_backfills_at_the_same_time_make_each_task_once(client: httpx.Asyn
     assert len(await executions(client)) == 5
 
 
+@ON_BOTH_STORES
 async def test_a_rate_spreads_a_backfill_over_time(client: httpx.AsyncClient) -> None:
     await create(client, enabled=False)
     await backfill(client, rate_per_second=0.01)
@@ -138,6 +145,7 @@ async def test_a_rate_spreads_a_backfill_over_time(client: httpx.AsyncClient) ->
     assert states == ["ready", "scheduled", "scheduled", "scheduled", "scheduled"]
 
 
+@ON_BOTH_STORES
 async def test_it_shows_the_first_hundred_ticks(client: httpx.AsyncClient) -> None:
     await create(client, enabled=False, cron="* * * * *")
     shown = await backfill(client, dry_run=True)
@@ -145,6 +153,7 @@ async def test_it_shows_the_first_hundred_ticks(client: httpx.AsyncClient) -> No
     assert (shown["count"], len(shown["ticks"]), shown["ticks"][0]) == (300, 100, TICKS[0])
 
 
+@ON_BOTH_STORES
 async def test_what_an_active_schedule_will_fire_itself_is_left_to_it(client: httpx.AsyncClient) -> None:
     await create(client)
 
@@ -177,6 +186,7 @@ async def test_a_backfill_that_is_wrong_is_refused(client: httpx.AsyncClient, wr
     assert await executions(client) == []
 
 
+@ON_BOTH_STORES
 async def test_a_schedule_that_is_not_there_is_not_found(client: httpx.AsyncClient) -> None:
     problem_of(await client.post("/v1/schedules/unknown/backfill", json=WINDOW), 404)
     problem_of(await client.get("/v1/schedules/unknown/executions"), 404)
@@ -185,6 +195,7 @@ async def test_a_schedule_that_is_not_there_is_not_found(client: httpx.AsyncClie
 # Executions
 
 
+@ON_BOTH_STORES
 async def test_executions_are_the_tasks_of_the_schedule_newest_first(client: httpx.AsyncClient) -> None:
     await create(client)
     await create(client, name="other")
@@ -212,6 +223,7 @@ def node(store: Store) -> SteppedNode:
     return SteppedNode(store)
 
 
+@ON_BOTH_STORES
 async def test_queued_ticks_wait_for_their_turn(client: httpx.AsyncClient, node: SteppedNode) -> None:
     await node.put("nightly", overlap="queue")
     for minute in (1, 2):
@@ -227,6 +239,7 @@ async def test_queued_ticks_wait_for_their_turn(client: httpx.AsyncClient, node:
     assert [task["state"] for task in await executions(client)] == ["running", "completed"]
 
 
+@ON_BOTH_STORES
 async def test_a_newer_tick_cancels_the_previous_one(client: httpx.AsyncClient, node: SteppedNode) -> None:
     await node.put("nightly", overlap="cancel_previous")
     await node.step(NOW + minutes(1))

@@ -26,8 +26,6 @@ from tests.api.conftest import (
 )
 from tests.factories import OTHER_TENANT, make_task
 
-pytestmark = ON_BOTH_STORES
-
 VIEWS = ["", "/attempts", "/log"]
 
 
@@ -37,6 +35,7 @@ async def test_a_malformed_id_is_not_found(client: httpx.AsyncClient, view: str,
     assert "there is no task" in problem_of(await client.get(f"/v1/tasks/{id_}{view}"), 404)["detail"]
 
 
+@ON_BOTH_STORES
 @pytest.mark.parametrize("view", VIEWS)
 async def test_a_task_of_another_tenant_is_not_found_and_looks_the_same(
     client: httpx.AsyncClient, store: Store, view: str
@@ -54,12 +53,14 @@ async def test_a_task_of_another_tenant_is_not_found_and_looks_the_same(
     assert hidden == missing == malformed
 
 
+@ON_BOTH_STORES
 async def test_an_id_in_capitals_is_the_same_id(client: httpx.AsyncClient) -> None:
     task = await submit(client)
 
     assert (await client.get(f"/v1/tasks/{task['id'].upper()}")).json() == task
 
 
+@ON_BOTH_STORES
 async def test_a_running_task_shows_its_worker_lease_and_progress(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     (held,) = await claim(client)
@@ -72,6 +73,7 @@ async def test_a_running_task_shows_its_worker_lease_and_progress(client: httpx.
     assert (now["finished_at"], now["duration_ms"]) == (None, None)
 
 
+@ON_BOTH_STORES
 async def test_a_completed_task_shows_its_result_and_how_long_it_took(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     (held,) = await claim(client)
@@ -83,6 +85,7 @@ async def test_a_completed_task_shows_its_result_and_how_long_it_took(client: ht
     assert now["created_at"] <= now["started_at"] <= now["finished_at"]
 
 
+@ON_BOTH_STORES
 async def test_attempts_are_listed_oldest_first(client: httpx.AsyncClient) -> None:
     task = await submit(client, max_attempts=3, retry={"kind": "fixed", "base_seconds": 0})
     (first,) = await claim(client)
@@ -100,6 +103,7 @@ async def test_attempts_are_listed_oldest_first(client: httpx.AsyncClient) -> No
     assert [one["outcome"] for one in attempts] == ["failed", "released", "completed"]
 
 
+@ON_BOTH_STORES
 async def test_attempts_come_in_pages(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     for _ in range(5):
@@ -114,6 +118,7 @@ async def test_attempts_come_in_pages(client: httpx.AsyncClient) -> None:
     assert fields_of(await client.get(path, params={"cursor": "x"})) == ["cursor"]
 
 
+@ON_BOTH_STORES
 async def test_a_task_that_never_ran_has_no_attempts_and_no_log(client: httpx.AsyncClient) -> None:
     task = await submit(client)
 
@@ -121,6 +126,7 @@ async def test_a_task_that_never_ran_has_no_attempts_and_no_log(client: httpx.As
         assert (await client.get(f"/v1/tasks/{task['id']}/{view}")).json() == {"items": [], "next_cursor": None}
 
 
+@ON_BOTH_STORES
 async def test_the_log_keeps_every_line_with_its_attempt(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     (held,) = await claim(client)
@@ -139,6 +145,7 @@ async def test_the_log_keeps_every_line_with_its_attempt(client: httpx.AsyncClie
     assert (await client.get(path)).json()["items"] == lines
 
 
+@ON_BOTH_STORES
 async def test_a_lost_attempt_is_explained(client: httpx.AsyncClient, rooms: Rooms, store: Store) -> None:
     task = await submit(client)
     await claim_long_ago(rooms)

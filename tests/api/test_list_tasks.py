@@ -11,8 +11,6 @@ from everbeat.store.base import Store
 from tests.api.conftest import ON_BOTH_STORES, claim, complete, definition, fields_of, submit
 from tests.factories import OTHER_TENANT, make_task
 
-pytestmark = ON_BOTH_STORES
-
 
 async def listed(client: httpx.AsyncClient, **query: Any) -> list[str]:
     """The types of all tasks that match, over all pages."""
@@ -27,6 +25,7 @@ async def listed(client: httpx.AsyncClient, **query: Any) -> list[str]:
     raise AssertionError("the list never ends")
 
 
+@ON_BOTH_STORES
 async def test_live_and_finished_tasks_are_listed_newest_first(client: httpx.AsyncClient) -> None:
     for number in range(7):
         await submit(client, f"t{number}")
@@ -40,6 +39,7 @@ async def test_live_and_finished_tasks_are_listed_newest_first(client: httpx.Asy
         assert await listed(client, limit=limit) == newest_first
 
 
+@ON_BOTH_STORES
 async def test_it_filters_by_state(client: httpx.AsyncClient) -> None:
     await submit(client, "later", delay_seconds=600)
     await submit(client, "done")
@@ -58,6 +58,7 @@ async def test_it_filters_by_state(client: httpx.AsyncClient) -> None:
         assert await listed(client, state=state) == []
 
 
+@ON_BOTH_STORES
 async def test_it_filters_by_queue_type_and_label(client: httpx.AsyncClient) -> None:
     await submit(client, "a", queue="q1", labels={"team": "billing", "tier": "1"})
     await submit(client, "b", queue="q1", labels={"team": "search"})
@@ -75,6 +76,7 @@ async def test_it_filters_by_queue_type_and_label(client: httpx.AsyncClient) -> 
     assert await listed(client, queue="nowhere") == []
 
 
+@ON_BOTH_STORES
 async def test_it_filters_by_schedule_by_id_and_name(client: httpx.AsyncClient) -> None:
     schedule = (await client.post("/v1/schedules", json=definition(name="nightly"))).json()
     await client.post("/v1/schedules/nightly/trigger")
@@ -110,6 +112,7 @@ async def test_it_names_what_is_wrong(client: httpx.AsyncClient, query: dict[str
     assert fields_of(await client.get("/v1/tasks", params=query)) == [field]
 
 
+@ON_BOTH_STORES
 async def test_tasks_of_other_tenants_are_not_listed(client: httpx.AsyncClient, store: Store) -> None:
     await store.task_submit([make_task(tenant_id=OTHER_TENANT)])
 

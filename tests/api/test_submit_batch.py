@@ -10,8 +10,6 @@ import pytest
 
 from tests.api.conftest import ON_BOTH_STORES, claim, fields_of, message_of, problem_of
 
-pytestmark = ON_BOTH_STORES
-
 
 def batch(count: int, **more: Any) -> dict[str, Any]:
     return {"tasks": [{"type": "a", "payload": {"n": number}, **more} for number in range(count)]}
@@ -26,6 +24,7 @@ async def listed(client: httpx.AsyncClient) -> list[dict[str, Any]]:
     return items
 
 
+@ON_BOTH_STORES
 async def test_it_answers_with_the_ids_in_the_order_given(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/tasks/batch", json=batch(20))
 
@@ -35,6 +34,7 @@ async def test_it_answers_with_the_ids_in_the_order_given(client: httpx.AsyncCli
     assert [numbers[id_] for id_ in ids] == list(range(20))
 
 
+@ON_BOTH_STORES
 async def test_it_takes_ten_thousand(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/tasks/batch", json=batch(10_000))
 
@@ -43,6 +43,7 @@ async def test_it_takes_ten_thousand(client: httpx.AsyncClient) -> None:
     assert len(await claim(client, max=1000)) == 1000
 
 
+@ON_BOTH_STORES
 async def test_it_rejects_more_than_ten_thousand_and_none(client: httpx.AsyncClient) -> None:
     for count in (0, 10_001):
         assert fields_of(await client.post("/v1/tasks/batch", json=batch(count))) == ["tasks"]
@@ -116,6 +117,7 @@ async def test_a_key_twice_in_an_object_is_malformed_in_a_large_body_too(client:
     assert await listed(client) == []
 
 
+@ON_BOTH_STORES
 async def test_escapes_and_spaces_in_a_large_body_are_fine(client: httpx.AsyncClient) -> None:
     task = b'{ "type" : "\\u0061", "payload" : "\\u00e4\\ud83d\\ude00' + b"x" * 1000 + b'", "delay_seconds": 1.50e1 }'
     body = b'{"tasks":[' + b" , ".join([task] * 100) + b"]}"
@@ -128,6 +130,7 @@ async def test_escapes_and_spaces_in_a_large_body_are_fine(client: httpx.AsyncCl
 # Idempotency
 
 
+@ON_BOTH_STORES
 async def test_each_item_may_have_a_key(client: httpx.AsyncClient) -> None:
     first = (await post(client, [{"type": "a", "idempotency_key": "k1"}, {"type": "a"}])).json()["ids"]
     second = (await post(client, [{"type": "b"}, {"type": "a", "idempotency_key": "k1"}])).json()["ids"]
@@ -136,6 +139,7 @@ async def test_each_item_may_have_a_key(client: httpx.AsyncClient) -> None:
     assert len(await listed(client)) == 3
 
 
+@ON_BOTH_STORES
 async def test_the_same_key_twice_in_a_batch_makes_one_task(client: httpx.AsyncClient) -> None:
     ids = (await post(client, [{"type": "a", "idempotency_key": "k"}] * 3)).json()["ids"]
 
@@ -143,6 +147,7 @@ async def test_the_same_key_twice_in_a_batch_makes_one_task(client: httpx.AsyncC
     assert [one["id"] for one in await listed(client)] == ids[:1]
 
 
+@ON_BOTH_STORES
 async def test_a_key_that_stands_for_another_task_refuses_the_batch(client: httpx.AsyncClient) -> None:
     await post(client, [{"type": "a", "idempotency_key": "k"}])
     tasks = [{"type": "b"}, {"type": "b", "idempotency_key": "k"}]
@@ -151,6 +156,7 @@ async def test_a_key_that_stands_for_another_task_refuses_the_batch(client: http
     assert len(await listed(client)) == 1
 
 
+@ON_BOTH_STORES
 async def test_a_key_is_the_same_alone_and_in_a_batch(client: httpx.AsyncClient) -> None:
     alone = await client.post("/v1/tasks", json={"type": "a"}, headers={"Idempotency-Key": "k"})
     batched = await post(client, [{"type": "a", "idempotency_key": "k"}])
@@ -158,6 +164,7 @@ async def test_a_key_is_the_same_alone_and_in_a_batch(client: httpx.AsyncClient)
     assert batched.json()["ids"] == [alone.json()["id"]]
 
 
+@ON_BOTH_STORES
 async def test_the_same_batch_under_one_key_is_written_once(client: httpx.AsyncClient) -> None:
     answers = await asyncio.gather(
         *(client.post("/v1/tasks/batch", json=batch(300), headers={"Idempotency-Key": "b"}) for _ in range(3))
@@ -167,6 +174,7 @@ async def test_the_same_batch_under_one_key_is_written_once(client: httpx.AsyncC
     assert len(await listed(client)) == 300
 
 
+@ON_BOTH_STORES
 @pytest.mark.parametrize("count", [2, 4])
 async def test_another_batch_under_the_same_key_is_refused(client: httpx.AsyncClient, count: int) -> None:
     await client.post("/v1/tasks/batch", json=batch(3), headers={"Idempotency-Key": "b"})

@@ -24,8 +24,6 @@ from tests.api.conftest import (
     submit,
 )
 
-pytestmark = ON_BOTH_STORES
-
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
@@ -36,6 +34,7 @@ def deep(levels: int) -> Any:
     return value
 
 
+@ON_BOTH_STORES
 async def test_it_answers_with_the_task_and_where_it_is(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/tasks", json={"type": "report", "queue": "reports", "payload": {"account": 7}})
 
@@ -49,6 +48,7 @@ async def test_it_answers_with_the_task_and_where_it_is(client: httpx.AsyncClien
     assert (await client.get(response.headers["location"])).json() == task
 
 
+@ON_BOTH_STORES
 async def test_only_the_type_is_required(client: httpx.AsyncClient) -> None:
     task = await submit(client, "a")
 
@@ -57,6 +57,7 @@ async def test_only_the_type_is_required(client: httpx.AsyncClient) -> None:
     assert message_of(await client.post("/v1/tasks", json={}), "type") == "is required"
 
 
+@ON_BOTH_STORES
 async def test_every_field_is_kept(client: httpx.AsyncClient) -> None:
     given = {
         "priority": 0,
@@ -72,6 +73,7 @@ async def test_every_field_is_kept(client: httpx.AsyncClient) -> None:
     assert await read(client, task) == task
 
 
+@ON_BOTH_STORES
 async def test_a_delay_counts_from_now(client: httpx.AsyncClient) -> None:
     task = await submit(client, "a", delay_seconds=600)
 
@@ -81,6 +83,7 @@ async def test_a_delay_counts_from_now(client: httpx.AsyncClient) -> None:
     assert await claim(client) == []
 
 
+@ON_BOTH_STORES
 async def test_a_time_with_any_offset_is_answered_in_utc(client: httpx.AsyncClient) -> None:
     task = await submit(client, "a", run_at="2090-01-31T12:00:00+02:00")
 
@@ -88,6 +91,7 @@ async def test_a_time_with_any_offset_is_answered_in_utc(client: httpx.AsyncClie
     assert await read(client, task) == task
 
 
+@ON_BOTH_STORES
 @pytest.mark.parametrize("run_at", ["2020-01-01T00:00:00Z", "0002-01-01T00:00:00Z"])
 async def test_a_time_of_the_past_means_now(client: httpx.AsyncClient, run_at: str) -> None:
     task = await submit(client, "a", run_at=run_at)
@@ -181,6 +185,7 @@ async def test_a_query_is_refused(client: httpx.AsyncClient) -> None:
     assert fields_of(await client.post("/v1/tasks?dry_run=true", json={"type": "a"})) == ["dry_run"]
 
 
+@ON_BOTH_STORES
 async def test_the_same_key_and_task_make_one_task(client: httpx.AsyncClient) -> None:
     headers = {"Idempotency-Key": "report-7"}
     first = await client.post("/v1/tasks", json={"type": "a", "payload": {"x": 1, "y": 2}}, headers=headers)
@@ -192,6 +197,7 @@ async def test_the_same_key_and_task_make_one_task(client: httpx.AsyncClient) ->
     assert len((await client.get("/v1/tasks")).json()["items"]) == 1
 
 
+@ON_BOTH_STORES
 async def test_a_repeated_key_shows_the_task_as_it_is_now(client: httpx.AsyncClient) -> None:
     headers = {"Idempotency-Key": "report-7"}
     task = (await client.post("/v1/tasks", json={"type": "a"}, headers=headers)).json()
@@ -200,6 +206,7 @@ async def test_a_repeated_key_shows_the_task_as_it_is_now(client: httpx.AsyncCli
     assert (await client.post("/v1/tasks", json={"type": "a"}, headers=headers)).json()["state"] == "cancelled"
 
 
+@ON_BOTH_STORES
 async def test_the_same_key_with_another_task_is_refused(client: httpx.AsyncClient) -> None:
     headers = {"Idempotency-Key": "report-7"}
     await client.post("/v1/tasks", json={"type": "a"}, headers=headers)
@@ -208,6 +215,7 @@ async def test_the_same_key_with_another_task_is_refused(client: httpx.AsyncClie
     assert len((await client.get("/v1/tasks")).json()["items"]) == 1
 
 
+@ON_BOTH_STORES
 async def test_a_refused_task_does_not_spend_the_key(client: httpx.AsyncClient) -> None:
     headers = {"Idempotency-Key": "report-7"}
     fields_of(await client.post("/v1/tasks", json={"type": "a b"}, headers=headers))
@@ -215,6 +223,7 @@ async def test_a_refused_task_does_not_spend_the_key(client: httpx.AsyncClient) 
     assert (await client.post("/v1/tasks", json={"type": "a"}, headers=headers)).status_code == 201
 
 
+@ON_BOTH_STORES
 async def test_the_same_key_at_the_same_time_makes_one_task(client: httpx.AsyncClient) -> None:
     headers = {"Idempotency-Key": "report-7"}
     answers = await asyncio.gather(*(client.post("/v1/tasks", json={"type": "a"}, headers=headers) for _ in range(20)))
@@ -224,6 +233,7 @@ async def test_the_same_key_at_the_same_time_makes_one_task(client: httpx.AsyncC
     assert len((await client.get("/v1/tasks")).json()["items"]) == 1
 
 
+@ON_BOTH_STORES
 async def test_one_refused_key_harms_none_that_came_with_it(client: httpx.AsyncClient) -> None:
     await client.post("/v1/tasks", json={"type": "a"}, headers={"Idempotency-Key": "taken"})
     keys = ["k1", "taken", "k2", "k3"]
@@ -246,6 +256,7 @@ async def test_a_key_in_the_body_is_refused_with_a_hint(client: httpx.AsyncClien
     assert "Idempotency-Key" in message_of(response, "idempotency_key")
 
 
+@ON_BOTH_STORES
 async def test_many_at_once_are_all_there(client: httpx.AsyncClient) -> None:
     tasks = await asyncio.gather(*(submit(client, "a", payload=number) for number in range(100)))
 
@@ -253,6 +264,7 @@ async def test_many_at_once_are_all_there(client: httpx.AsyncClient) -> None:
     assert {one["id"]: one["payload"] for one in listed} == {one["id"]: one["payload"] for one in tasks}
 
 
+@ON_BOTH_STORES
 async def test_the_trace_is_handed_on(client: httpx.AsyncClient) -> None:
     await client.post("/v1/tasks", json={"type": "a", "queue": "traced"}, headers={"traceparent": TRACE})
     await client.post("/v1/tasks", json={"type": "a", "queue": "untraced"}, headers={"traceparent": "nonsense"})
@@ -261,6 +273,7 @@ async def test_the_trace_is_handed_on(client: httpx.AsyncClient) -> None:
     assert [one["traceparent"] for one in await claim(client, "untraced")] == [None]
 
 
+@ON_BOTH_STORES
 async def test_tasks_for_other_targets_are_not_given_to_workers(client: httpx.AsyncClient) -> None:
     task = await submit(client, "call", target={"kind": "http", "url": "https://example.com/hook"})
 
@@ -268,6 +281,7 @@ async def test_tasks_for_other_targets_are_not_given_to_workers(client: httpx.As
     assert await claim(client) == []
 
 
+@ON_BOTH_STORES
 async def test_a_worker_that_waits_is_given_the_task(client: httpx.AsyncClient, rooms: Rooms) -> None:
     wanted = Claim(worker="w", queues=["default"], wait_seconds=30)
     waiting = asyncio.create_task(rooms.work.claim(DEFAULT_TENANT, wanted))

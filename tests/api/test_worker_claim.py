@@ -16,14 +16,13 @@ from everbeat.store.base import Store
 from tests.api.conftest import ON_BOTH_STORES, claim, definition, fields_of, problem_of, read, submit
 from tests.factories import OTHER_TENANT, make_task
 
-pytestmark = ON_BOTH_STORES
-
 FIELDS = {
     *("id", "type", "queue", "payload", "attempt", "fence", "lease_until", "scheduled_for", "schedule", "origin"),
     *("timeout_seconds", "traceparent"),
 }
 
 
+@ON_BOTH_STORES
 async def test_a_worker_gets_what_it_needs_to_know(client: httpx.AsyncClient) -> None:
     task = await submit(client, "report", queue="reports", payload={"account": 7}, timeout_seconds=60)
     (held,) = await claim(client, "reports", lease_seconds=45)
@@ -39,6 +38,7 @@ async def test_a_worker_gets_what_it_needs_to_know(client: httpx.AsyncClient) ->
     assert leased.total_seconds() == 45
 
 
+@ON_BOTH_STORES
 async def test_a_task_of_a_schedule_says_which(client: httpx.AsyncClient) -> None:
     schedule = (await client.post("/v1/schedules", json=definition(name="nightly"))).json()
     await client.post("/v1/schedules/nightly/trigger")
@@ -47,6 +47,7 @@ async def test_a_task_of_a_schedule_says_which(client: httpx.AsyncClient) -> Non
     assert (held["schedule"], held["schedule_id"], held["origin"]) == ("nightly", schedule["id"], "trigger")
 
 
+@ON_BOTH_STORES
 async def test_nobody_gets_a_task_twice(client: httpx.AsyncClient) -> None:
     ids = {(await submit(client))["id"] for _ in range(20)}
     shares = await asyncio.gather(*(claim(client, worker=f"w{number}", max=3) for number in range(10)))
@@ -55,6 +56,7 @@ async def test_nobody_gets_a_task_twice(client: httpx.AsyncClient) -> None:
     assert sorted(given) == sorted(ids)
 
 
+@ON_BOTH_STORES
 async def test_the_most_urgent_comes_first(client: httpx.AsyncClient) -> None:
     for priority in (100, 5, 1000, 0, 50):
         await submit(client, f"p{priority}", priority=priority)
@@ -63,6 +65,7 @@ async def test_the_most_urgent_comes_first(client: httpx.AsyncClient) -> None:
     assert [one["type"] for one in await claim(client)] == ["p100", "p1000"]
 
 
+@ON_BOTH_STORES
 async def test_it_keeps_to_its_queues_and_types(client: httpx.AsyncClient) -> None:
     for queue, type_ in (("a", "x"), ("a", "y"), ("b", "x"), ("c", "x")):
         await submit(client, type_, queue=queue)
@@ -71,18 +74,21 @@ async def test_it_keeps_to_its_queues_and_types(client: httpx.AsyncClient) -> No
     assert [(one["queue"], one["type"]) for one in await claim(client, "a", "b")] == [("a", "y")]
 
 
+@ON_BOTH_STORES
 async def test_without_a_wait_it_answers_at_once(client: httpx.AsyncClient) -> None:
     started = time.monotonic()
     assert await claim(client) == []
     assert time.monotonic() - started < 1
 
 
+@ON_BOTH_STORES
 async def test_a_wait_ends_with_nothing(client: httpx.AsyncClient) -> None:
     started = time.monotonic()
     assert await claim(client, wait_seconds=0.2) == []
     assert 0.15 < time.monotonic() - started < 2
 
 
+@ON_BOTH_STORES
 async def test_a_long_poll_wakes_when_a_task_comes(client: httpx.AsyncClient) -> None:
     delays = []
     for _ in range(5):
@@ -97,6 +103,7 @@ async def test_a_long_poll_wakes_when_a_task_comes(client: httpx.AsyncClient) ->
     assert sorted(delays)[2] < 0.25
 
 
+@ON_BOTH_STORES
 async def test_many_long_polls_and_one_task(client: httpx.AsyncClient) -> None:
     waiting = [asyncio.create_task(claim(client, wait_seconds=1, max=1)) for _ in range(50)]
     await asyncio.sleep(0.1)
@@ -145,6 +152,7 @@ async def test_worker_and_queues_are_required(client: httpx.AsyncClient) -> None
     problem_of(await client.post("/v1/worker/claim"), 400)
 
 
+@ON_BOTH_STORES
 async def test_tasks_of_other_tenants_are_not_given(client: httpx.AsyncClient, store: Store) -> None:
     await store.task_submit([make_task(tenant_id=OTHER_TENANT)])
 
@@ -187,6 +195,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 CLAIM = b'{"worker":"gone","queues":["default"],"wait_seconds":30}'
 
 
+@ON_BOTH_STORES
 async def test_a_poll_whose_client_left_takes_nothing(client: httpx.AsyncClient, rooms: Rooms) -> None:
     gone = Gone(rooms, CLAIM)
     await asyncio.sleep(0.1)
@@ -198,6 +207,7 @@ async def test_a_poll_whose_client_left_takes_nothing(client: httpx.AsyncClient,
     assert (held["id"], held["attempt"]) == (task["id"], 1)
 
 
+@ON_BOTH_STORES
 async def test_what_was_claimed_for_a_client_that_leaves_is_given_back(client: httpx.AsyncClient, rooms: Rooms) -> None:
     gone = Gone(rooms, CLAIM)
     await asyncio.sleep(0.1)
@@ -211,6 +221,7 @@ async def test_what_was_claimed_for_a_client_that_leaves_is_given_back(client: h
         assert (held["id"], held["attempt"]) == (task["id"], 1)
 
 
+@ON_BOTH_STORES
 async def test_a_claim_that_succeeds_in_the_moment_the_client_leaves_is_given_back(
     client: httpx.AsyncClient, rooms: Rooms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +247,7 @@ async def test_a_claim_that_succeeds_in_the_moment_the_client_leaves_is_given_ba
         assert task["id"].encode() in gone.sent[1]["body"]
 
 
+@ON_BOTH_STORES
 async def test_a_server_that_is_stopped_gives_back_what_a_poll_holds(client: httpx.AsyncClient, rooms: Rooms) -> None:
     gone = Gone(rooms, CLAIM)
     await asyncio.sleep(0.1)

@@ -23,13 +23,12 @@ from tests.api.conftest import (
     submit,
 )
 
-pytestmark = ON_BOTH_STORES
-
 
 async def beat(client: httpx.AsyncClient, *leases: dict[str, Any]) -> list[dict[str, Any]]:
     return await settle(client, "heartbeat", "leases", *leases)
 
 
+@ON_BOTH_STORES
 async def test_it_renews_the_lease(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     (held,) = await claim(client)
@@ -40,6 +39,7 @@ async def test_it_renews_the_lease(client: httpx.AsyncClient) -> None:
     assert (await read(client, task))["lease_until"] == answer["lease_until"]
 
 
+@ON_BOTH_STORES
 async def test_it_never_renews_beyond_the_timeout(client: httpx.AsyncClient) -> None:
     await submit(client, timeout_seconds=7)
     (held,) = await claim(client, lease_seconds=30)
@@ -48,6 +48,7 @@ async def test_it_never_renews_beyond_the_timeout(client: httpx.AsyncClient) -> 
     assert answer["lease_until"] == held["lease_until"]
 
 
+@ON_BOTH_STORES
 async def test_progress_stays_until_there_is_other(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     (held,) = await claim(client)
@@ -58,6 +59,7 @@ async def test_progress_stays_until_there_is_other(client: httpx.AsyncClient) ->
     assert (await read(client, task))["progress"] == {"fraction": 0.5, "message": "half way"}
 
 
+@ON_BOTH_STORES
 async def test_a_message_that_no_database_takes_costs_no_lease(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     (held,) = await claim(client)
@@ -67,6 +69,7 @@ async def test_a_message_that_no_database_takes_costs_no_lease(client: httpx.Asy
     assert (await read(client, task))["progress"]["message"] == "a\N{REPLACEMENT CHARACTER}b"
 
 
+@ON_BOTH_STORES
 async def test_what_is_not_ours_is_lost_and_the_rest_is_renewed(client: httpx.AsyncClient, rooms: Rooms, store: Store) -> None:
     await submit(client)
     (expired,) = await claim_long_ago(rooms)
@@ -90,6 +93,7 @@ async def test_what_is_not_ours_is_lost_and_the_rest_is_renewed(client: httpx.As
     assert [answer["lease_until"] is None for answer in answers] == [True] * 5 + [False]
 
 
+@ON_BOTH_STORES
 async def test_no_leases_are_no_fault(client: httpx.AsyncClient) -> None:
     assert await beat(client) == []
 
@@ -123,6 +127,7 @@ async def test_it_names_the_item_that_is_wrong(client: httpx.AsyncClient, wrong:
     assert (await read(client, task))["progress"] is None
 
 
+@ON_BOTH_STORES
 async def test_a_thousand_leases_at_most(client: httpx.AsyncClient) -> None:
     leases = [{"id": str(uuid4()), "fence": 1}] * 1001
 

@@ -30,8 +30,6 @@ from tests.api.conftest import (
 )
 from tests.factories import OTHER_TENANT, count_rows
 
-pytestmark = ON_BOTH_STORES
-
 VERBS: dict[str, tuple[str, dict[str, Any]]] = {
     "complete": ("results", {}),
     "fail": ("failures", {"error": {"message": "no"}}),
@@ -47,6 +45,7 @@ async def reap(store: Store) -> None:
 # What holds for all three
 
 
+@ON_BOTH_STORES
 @pytest.mark.parametrize("verb", VERBS)
 async def test_what_is_not_held_is_stale_and_changes_nothing(
     client: httpx.AsyncClient, rooms: Rooms, store: Store, verb: str
@@ -93,6 +92,7 @@ async def test_a_malformed_item_is_named_and_nothing_is_settled(
     assert (await read(client, task))["state"] == "running"
 
 
+@ON_BOTH_STORES
 @pytest.mark.parametrize("verb", VERBS)
 async def test_nothing_to_settle_is_no_fault_and_a_thousand_is_enough(client: httpx.AsyncClient, verb: str) -> None:
     field, more = VERBS[verb]
@@ -110,6 +110,7 @@ async def test_a_worker_must_have_a_name(client: httpx.AsyncClient, verb: str) -
         assert fields_of(await client.post(f"/v1/worker/{verb}", json={"worker": worker, field: []})) == ["worker"]
 
 
+@ON_BOTH_STORES
 @pytest.mark.parametrize("verb", VERBS)
 async def test_an_answer_that_was_lost_is_given_again(client: httpx.AsyncClient, store: Store, verb: str) -> None:
     field, more = VERBS[verb]
@@ -125,6 +126,7 @@ async def test_an_answer_that_was_lost_is_given_again(client: httpx.AsyncClient,
 # Complete
 
 
+@ON_BOTH_STORES
 @pytest.mark.parametrize("result", [None, 0, False, "", [], {"a": [1, {"b": None}]}, 10**30, 1.5, "a\x00b", "😀"])
 async def test_a_result_is_kept_as_it_is(client: httpx.AsyncClient, result: Any) -> None:
     task = await submit(client)
@@ -134,6 +136,7 @@ async def test_a_result_is_kept_as_it_is(client: httpx.AsyncClient, result: Any)
     assert (await read(client, task))["result"] == result
 
 
+@ON_BOTH_STORES
 async def test_many_are_completed_at_once_each_with_its_own_result(client: httpx.AsyncClient) -> None:
     for number in range(30):
         await submit(client, payload=number)
@@ -145,6 +148,7 @@ async def test_many_are_completed_at_once_each_with_its_own_result(client: httpx
     assert {one["id"]: one["result"] for one in listed} == {one["id"]: one["payload"] for one in held}
 
 
+@ON_BOTH_STORES
 async def test_completions_that_arrive_together_are_told_apart(client: httpx.AsyncClient) -> None:
     for _ in range(20):
         await submit(client)
@@ -155,6 +159,7 @@ async def test_completions_that_arrive_together_are_told_apart(client: httpx.Asy
     assert statuses == ["stale" if index % 3 == 0 else "ok" for index in range(20)]
 
 
+@ON_BOTH_STORES
 async def test_a_large_result_is_cut_with_a_note(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     (held,) = await claim(client)
@@ -175,6 +180,7 @@ async def test_a_body_that_is_too_large_is_refused_and_nothing_is_lost(client: h
     assert await complete(client, held, result="small") == "ok"
 
 
+@ON_BOTH_STORES
 async def test_a_late_completion_changes_nothing_of_the_next_attempt(
     client: httpx.AsyncClient, rooms: Rooms, store: Store
 ) -> None:
@@ -192,6 +198,7 @@ async def test_a_late_completion_changes_nothing_of_the_next_attempt(
 # Fail
 
 
+@ON_BOTH_STORES
 async def test_a_failed_task_is_tried_again_and_is_dead_in_the_end(client: httpx.AsyncClient) -> None:
     task = await submit(client, max_attempts=2)
     (first,) = await claim(client)
@@ -205,6 +212,7 @@ async def test_a_failed_task_is_tried_again_and_is_dead_in_the_end(client: httpx
     assert (await client.get(f"/v1/dead-letters/{task['id']}")).json()["attempts"] == 2
 
 
+@ON_BOTH_STORES
 async def test_it_waits_as_its_retry_says(client: httpx.AsyncClient) -> None:
     retry = {"kind": "fixed", "base_seconds": 3000, "jitter": False}
     task = await submit(client, retry=retry)
@@ -217,6 +225,7 @@ async def test_it_waits_as_its_retry_says(client: httpx.AsyncClient) -> None:
     assert await claim(client) == []
 
 
+@ON_BOTH_STORES
 async def test_the_worker_may_say_how_long_to_wait(client: httpx.AsyncClient) -> None:
     task = await submit(client, retry={"kind": "fixed", "base_seconds": 0})
     (held,) = await claim(client)
@@ -225,6 +234,7 @@ async def test_the_worker_may_say_how_long_to_wait(client: httpx.AsyncClient) ->
     assert (await read(client, task))["state"] == "scheduled"
 
 
+@ON_BOTH_STORES
 async def test_what_cannot_be_helped_is_dead_at_once(client: httpx.AsyncClient) -> None:
     task = await submit(client, max_attempts=10)
     (held,) = await claim(client)
@@ -233,6 +243,7 @@ async def test_what_cannot_be_helped_is_dead_at_once(client: httpx.AsyncClient) 
     assert (await read(client, task))["attempt"] == 1
 
 
+@ON_BOTH_STORES
 async def test_the_error_is_kept_with_its_kind_and_trace(client: httpx.AsyncClient) -> None:
     task = await submit(client, max_attempts=1)
     (held,) = await claim(client)
@@ -242,6 +253,7 @@ async def test_the_error_is_kept_with_its_kind_and_trace(client: httpx.AsyncClie
     assert (await read(client, task))["error"] == error
 
 
+@ON_BOTH_STORES
 async def test_a_large_error_is_cut_with_a_note(client: httpx.AsyncClient) -> None:
     task = await submit(client, max_attempts=1)
     (held,) = await claim(client)
@@ -277,6 +289,7 @@ async def test_a_failure_that_says_nothing_is_named(client: httpx.AsyncClient, w
 # Release
 
 
+@ON_BOTH_STORES
 async def test_released_work_is_there_for_others_at_once_and_counts_no_attempt(client: httpx.AsyncClient) -> None:
     task = await submit(client, max_attempts=1)
     waiting = None

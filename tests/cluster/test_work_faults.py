@@ -22,6 +22,7 @@ from tests.cluster.fleet import Books, RawWorker, Site
 from tests.cluster.harness import Cluster, Node, running_cluster
 from tests.support.postgres import PostgresAdmin, PostgresServer, StopMode
 from tests.support.processes import wait_until, wait_until_async
+from tests.support.proxy import ProxyThread, postgres_executes
 
 SEED = int(os.environ.get("CHAOS_SEED", str(random.SystemRandom().randrange(10_000))))
 CHAOS_TASKS = int(os.environ.get("CHAOS_TASKS", "10000"))
@@ -241,6 +242,28 @@ def test_a_database_restarted_under_load_loses_nothing_acknowledged(
                 load.wait_more()
             _check(load, site)
             assert all("Traceback" not in node.process.logs() for node in nodes)
+
+
+def test_answers_of_the_database_lost_under_load_lose_and_double_nothing(
+    postgres_server: PostgresServer, postgres_url: str, tmp_path: Path
+) -> None:
+    """Committed or not, nobody knows: every request is answered 503 then, and can be repeated."""
+    with (
+        ProxyThread("127.0.0.1", postgres_server.port, seed=5) as proxy,
+        running_cluster(postgres_url, tmp_path) as cluster,
+    ):
+        node = cluster.add(url=proxy.through(postgres_url))
+        with _site(postgres_url, node, tmp_path) as site:
+            site.worker("--concurrency", "20")
+            with Load(site, [node.base]) as load:
+                load.wait_more()
+                proxy.proxy.losable = postgres_executes
+                proxy.proxy.lose_reply_probability = 0.03
+                wait_until(lambda: proxy.proxy.lost_replies >= 15, 25, lambda: f"{proxy.proxy.lost_replies} lost")
+                proxy.proxy.lose_reply_probability = 0.0
+                load.wait_more()
+            _check(load, site)
+            assert load.statuses[503] > 0
 
 
 def test_without_its_listener_a_node_still_hears_of_tasks_of_another(

@@ -363,6 +363,21 @@ async def test_a_cancel_between_reading_and_ending_an_attempt_is_honoured(store:
     assert (await get(node, task)).state in (TaskState.FAILED, TaskState.CANCELLED)
 
 
+async def test_what_a_worker_says_after_its_task_was_cancelled_without_it_is_not_taken_for_a_repetition(
+    node: SteppedNode, worker: Worker
+) -> None:
+    """The reaper ended the attempt as cancelled; an error that comes too late is kept nowhere, so it is not `ok`."""
+    task = await submit(node)
+    claimed = await worker.claim_one()
+    await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now)
+    node.move_to(NOW + seconds(31))
+    assert (await worker.fail(claimed, "broke")).status == "stale"
+    await node.reap()
+    assert (await worker.fail(claimed, "broke")).status == "stale"
+    assert await worker.complete(claimed) == ["stale"]
+    assert (await get(node, task)).state is TaskState.CANCELLED
+
+
 async def test_errors_are_cut_with_a_note(node: SteppedNode, worker: Worker) -> None:
     task = await submit(node, max_attempts=1)
     claimed = await worker.claim_one()

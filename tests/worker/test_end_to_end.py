@@ -275,6 +275,13 @@ def test_processes_end_when_their_parent_is_killed(house: House) -> None:
     wait_until(lambda: not any(is_alive(pid) for pid in children), 10, worker.logs)
 
 
+def test_processes_end_when_their_parent_is_killed_before_they_have_begun(house: House) -> None:
+    worker = house.worker("fleet", "--processes", "2", "--no-register")
+    children = wait_until(lambda: found if len(found := _children(worker.pid)) == 2 else [], 20, worker.logs)
+    os.kill(worker.pid, signal.SIGKILL)
+    wait_until(lambda: not any(is_alive(pid) for pid in children), 20, worker.logs)
+
+
 def test_dev_runs_an_app_in_its_own_process(house: House) -> None:
     database = f"sqlite:///{house.folder}/dev.db"
     arguments = ("dev", "shop:eb", "--port", str(house.port), "--database-url", database)

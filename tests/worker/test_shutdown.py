@@ -9,9 +9,10 @@ import time
 from everbeat.core.tasks import ClaimedTask
 from everbeat.core.wire import Claim
 from everbeat.worker.context import Context
+from everbeat.worker.runtime import Worker
 from tests.support.processes import wait_until_async
 from tests.worker.conftest import Workers
-from tests.worker.fakes import FakeServer, ThreadedTransport, definition
+from tests.worker.fakes import FakeServer, ThreadedTransport, definition, registry_of
 
 
 async def test_an_idle_worker_stops_at_once(workers: Workers, server: FakeServer) -> None:
@@ -191,6 +192,16 @@ async def test_everything_can_be_given_back_from_another_thread_while_the_loop_i
     await workers.until_begun(5)
     worker.release_everything(1)
     assert server.states() == {"ready": 5}
+
+
+async def test_stopped_before_it_was_started_it_never_starts(server: FakeServer) -> None:
+    async def job() -> None: ...
+
+    worker = Worker(registry_of(job), ThreadedTransport(server))
+    running = asyncio.create_task(worker.run())
+    await worker.stop()
+    await asyncio.wait_for(running, 1)
+    assert server.calls["claim"] == 0
 
 
 async def test_it_can_be_stopped_in_the_moment_it_starts(workers: Workers, server: FakeServer) -> None:

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from everbeat.core.errors import InvalidInput
 from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
-from everbeat.core.retries import RetryDecision, after_failure
+from everbeat.core.retries import CANCELLED_KIND, RetryDecision, after_failure
 from everbeat.core.submissions import error_text, result_text
 from everbeat.core.tasks import AttemptOutcome, ClaimedTask, RunningTask, TaskError, TaskState
 from everbeat.core.wire import (
@@ -157,8 +157,13 @@ class Work:
             )
             return decision, error_text(error.message, error.kind, error.trace)
 
+        def said_so(past: PastEnding) -> bool:
+            # Only who says so leaves a cancelled attempt behind; else it was the reaper, and this error is kept nowhere.
+            is_cancelled = given[past.id, past.fence].error.kind == CANCELLED_KIND
+            return past.outcome == "failed" or (is_cancelled and past.outcome == "cancelled")
+
         leases = [LeaseRef(tenant_id, id_, fence) for id_, fence in given]
-        answers = await self._end(leases, decide, now, before={"failed", "cancelled"})
+        answers = await self._end(leases, decide, now, said_so=said_so)
         return [answers[one.id, one.fence] for one in failures.failures]
 
     async def release(self, tenant_id: UUID, release: Release, *, now: datetime | None = None) -> list[Settled]:
@@ -170,7 +175,7 @@ class Work:
             return RetryDecision(AttemptOutcome.RELEASED, TaskState.READY), None
 
         leases = [LeaseRef(tenant_id, one.id, one.fence) for one in release.leases]
-        answers = await self._end(leases, decide, now, before={"released", "cancelled"})
+        answers = await self._end(leases, decide, now, said_so=lambda past: past.outcome in ("released", "cancelled"))
         return [Settled(one.id, answers[one.id, one.fence].status) for one in release.leases]
 
     async def _end(
@@ -179,9 +184,9 @@ class Work:
         decide: Callable[[RunningTask, datetime], tuple[RetryDecision, str | None]],
         now: datetime | None,
         *,
-        before: set[str],
+        said_so: Callable[[PastEnding], bool],
     ) -> dict[tuple[UUID, int], Settled]:
-        """End attempts as decided; for those that do not hold, what was said before if it was one of `before`."""
+        """End attempts as decided; one that was ended before is answered as then, if it was this that had been said."""
         answers = {(lease.id, lease.fence): Settled(lease.id, "stale") for lease in leases}
         undecided = list(leases)
         for _ in range(_TRIES):  # one that is told to stop in between is decided anew
@@ -193,11 +198,12 @@ class Work:
             counted = [one for one in endings if (one.id, one.fence) in ended.ids]
             answers |= {(one.id, one.fence): Settled(one.id, "ok", _NEXT.get(one.state, "failed")) for one in counted}
             self._turns.after(endings, ended, {task.id: task.queue for task in running})
-            undecided = [LeaseRef(one.tenant_id, one.id, one.fence) for one in endings if one not in counted]
+            missed = [one for one in endings if (one.id, one.fence) not in ended.ids]
+            undecided = [LeaseRef(one.tenant_id, one.id, one.fence) for one in missed]
         stale = [lease for lease in leases if answers[lease.id, lease.fence].status == "stale"]
         if stale:
             for past in await self._store.task_ended(stale):
-                if past.outcome in before:
+                if said_so(past):
                     answers[past.id, past.fence] = _said_before(past)
         return answers
 

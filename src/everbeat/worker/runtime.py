@@ -75,7 +75,9 @@ class Worker:
         return self._journal.stats
 
     async def start(self) -> None:
-        """Begin to claim; `run` or `stop` comes next."""
+        """Begin to claim; `run` or `stop` comes next. After a `stop`, nothing begins."""
+        if self._is_stopping:
+            return
         loop = asyncio.get_running_loop()
         caller = Caller(self._registry, self.name, self._journal, loop)
         self._runners = Runners(caller, self._concurrency, loop, self._journal, finish=self._finished, freed=self._freed)
@@ -114,12 +116,13 @@ class Worker:
 
     async def stop(self, grace_seconds: float | None = None) -> None:
         """Claim no more, give back what has not begun, let the rest end within the grace time, then give that back too."""
-        if not self._tasks:
-            return
         if self._is_stopping:
             await self._is_stopped.wait()
             return
         self._is_stopping = True
+        if not self._tasks:  # not started, and now it never will be
+            self._is_stopped.set()
+            return
         grace = self._grace_seconds if grace_seconds is None else grace_seconds
         self._journal.stopping(running=len(self._runners.running), grace_seconds=grace)
         try:

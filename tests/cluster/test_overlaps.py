@@ -1,0 +1,107 @@
+"""Slow handlers under overlap policies, across two nodes of which one is killed: never too many at once, in order, none stuck."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.fleet import Site
+from tests.cluster.harness import running_cluster
+from tests.support.processes import wait_until
+
+TICKS = 6
+
+
+def _register(site: Site, name: str, seconds: float, **policy: Any) -> None:
+    now = datetime.now(UTC).replace(microsecond=0)
+    body = {
+        "name": name,
+        "every_seconds": 1,
+        "anchor": (now + timedelta(seconds=1)).isoformat(),
+        "starts_at": (now + timedelta(seconds=2)).isoformat(),
+        "ends_at": (now + timedelta(seconds=1 + TICKS)).isoformat(),
+        "target": {"kind": "worker", "queue": site.queue, "type": "slow"},
+        "payload": {"seconds": seconds},
+        "catch_up": "all",
+        "max_attempts": 5,
+        **policy,
+    }
+    answer = site.client.put(f"/v1/schedules/{name}", json=body)
+    assert answer.status_code == 201, answer.text
+
+
+def _spans(site: Site) -> dict[str, list[tuple[float, float, float, int]]]:
+    """Of each schedule: from when until when a handler ran, for which tick, in which attempt."""
+    begun: dict[tuple[str, int], dict[str, Any]] = {}
+    spans: dict[str, list[tuple[float, float, float, int]]] = defaultdict(list)
+    for one in site.journal.events():
+        key = (one["task"], one["fence"])
+        if one["event"] == "start":
+            begun[key] = one
+        else:
+            spans[one["schedule"]].append((begun.pop(key)["at"], one["at"], one["tick"], one["attempt"]))
+    assert not begun, f"handlers that never ended: {begun}"
+    return {schedule: sorted(found) for schedule, found in spans.items()}
+
+
+def _most_at_once(spans: list[tuple[float, float, float, int]]) -> int:
+    # An end at the very moment of a beginning comes first.
+    edges = sorted([(end, -1) for _, end, _, _ in spans] + [(start, 1) for start, _, _, _ in spans])
+    most = running = 0
+    for _, step in edges:
+        running += step
+        most = max(most, running)
+    return most
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+def test_slow_ticks_take_turns_though_a_node_is_killed(database: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'x.sqlite'}" if database == "sqlite" else request.getfixturevalue("postgres_url")
+    with running_cluster(url, tmp_path) as cluster:
+        nodes = [cluster.add() for _ in range(2)]
+        site = Site(url, nodes[0].base, tmp_path)
+        try:
+            for node in nodes:
+                site.worker("--concurrency", "10", url=node.base, name=f"at-{node.process.name}")
+            wait_until(lambda: all("worker_started" in worker.logs() for worker in site.workers), 20, site.logs)
+            _register(site, "single", 1.2, overlap="queue", max_concurrent=1)
+            _register(site, "double", 1.8, overlap="queue", max_concurrent=2)
+            _register(site, "newest", 2.5, overlap="cancel_previous")
+            wait_until(lambda: len(site.journal.events(event="start")) >= 6, 20, site.logs)
+            nodes[1].process.kill9()
+            wait_until(lambda: _is_over(site), 60, lambda: f"{site.books.rows('SELECT state, attempt FROM tasks')}{site.logs()}")
+            _check(site)
+            cluster.assert_accounted()
+        finally:
+            site.close()
+
+
+def _is_over(site: Site) -> bool:
+    schedules = [site.client.get(f"/v1/schedules/{name}").json()["status"] for name in ("single", "double", "newest")]
+    return schedules == ["finished"] * 3 and site.books.value("SELECT count(*) FROM tasks") == 0
+
+
+def _check(site: Site) -> None:
+    spans = _spans(site)
+    assert {name: _most_at_once(found) for name, found in spans.items()} == {"single": 1, "double": 2, "newest": 1}
+    ends = {one.id: one for one in site.books.done()}
+    fired = site.books.rows(
+        "SELECT s.name, t.task_id FROM ticks AS t JOIN schedules AS s ON s.id = t.schedule_id "
+        "WHERE t.outcome = 'fired' ORDER BY t.scheduled_for"
+    )
+    by_name = {name: [task for found, task in fired if found == name] for name in spans}
+    assert {name: len(tasks) for name, tasks in by_name.items()} == dict.fromkeys(by_name, TICKS)
+    for name in ("single", "double"):
+        site.books.assert_explained(by_name[name], outcomes=frozenset({"lost", "released"}))
+    states = [ends[task].state for task in by_name["newest"]]
+    assert states[-1] == "completed"
+    assert set(states) <= {"cancelled", "completed"}
+    # Their order: no tick of a queue of one begins before an earlier one has ended for good.
+    ticks = [tick for _, _, tick, _ in spans["single"]]
+    assert ticks == sorted(ticks), ticks
+    ran = [tick for _, _, tick, _ in spans["newest"]]
+    assert ran == sorted(ran), ran
