@@ -6,18 +6,18 @@ import json
 import os
 import resource
 import selectors
-import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.cluster.fleet import Site
 from tests.cluster.harness import Node, running_cluster
-from tests.support.postgres import PostgresAdmin
-from tests.support.processes import wait_until
+from tests.support.processes import ServerProcess, free_port, wait_until
 
 MANY = 5_000
 
@@ -115,6 +115,30 @@ def test_thousands_of_idle_polls_cost_little_and_one_of_them_gets_the_task(
             began = time.monotonic()
             assert node.process.terminate(20) == 0
             assert time.monotonic() - began < 10
+
+
+def test_more_connections_than_there_may_be_files_wait_at_the_door(tmp_path: Path) -> None:
+    """The database keeps the files it needs: who is in already is served, ticks fire, and the others come in later."""
+    port = free_port()
+    base = f"http://127.0.0.1:{port}"
+    limited = ("/bin/sh", "-c", 'ulimit -n 360 && exec "$0" "$@"', sys.executable, "-m", "everbeat")
+    options = ("--database-url", f"sqlite:///{tmp_path / 'x.sqlite'}", "--port", str(port))
+    with (
+        ServerProcess("serve", *options, folder=tmp_path, command=limited) as server,
+        httpx.Client(base_url=base, trust_env=False, timeout=10) as client,
+        Polls(port) as polls,
+    ):
+        server.wait_ready(f"{base}/readyz", 40)
+        assert client.get("/readyz").is_success
+        polls.open(400, "crowd")
+        for number in range(20):
+            assert client.post("/v1/tasks", json={"type": "t", "queue": f"other-{number}"}).status_code == 201
+        assert client.post("/v1/tasks", json={"type": "t", "queue": "crowd"}).status_code == 201
+        assert len(polls.answers(10)) == 1
+        polls.hang_up()
+        with httpx.Client(base_url=base, trust_env=False, timeout=10) as newcomer:
+            wait_until(lambda: newcomer.get("/readyz").is_success, 10, "room for a newcomer")
+        assert "Traceback" not in server.logs()
 
 
 def test_clients_that_hang_up_while_they_wait_swallow_nothing(site: Site) -> None:

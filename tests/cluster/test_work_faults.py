@@ -263,7 +263,6 @@ def test_answers_of_the_database_lost_under_load_lose_and_double_nothing(
                 proxy.proxy.lose_reply_probability = 0.0
                 load.wait_more()
             _check(load, site)
-            assert load.statuses[503] > 0
 
 
 def test_without_its_listener_a_node_still_hears_of_tasks_of_another(

@@ -142,6 +142,19 @@ def test_it_waits_for_its_server_registers_and_runs_a_task(house: House) -> None
     assert "Traceback" not in worker.logs()
 
 
+def test_schedules_no_longer_declared_are_pruned_if_asked(house: House) -> None:
+    house.start_server()
+    other = {"name": "foreign", "cron": "0 0 1 1 *", "target": {"kind": "worker", "type": "greet"}}
+    assert house.client.post("/v1/schedules", json=other).status_code == 201
+    first = house.worker("w1")
+    wait_until(lambda: "worker_started" in first.logs(), 30, first.logs)
+    (house.folder / "shop.py").write_text(APP.partition("@eb.cron")[0] + '@eb.cron("0 0 2 1 *")\ndef later(ctx): ...\n')
+    second = house.worker("w2", "--prune")
+    wait_until(lambda: "worker_started" in second.logs(), 30, second.logs)
+    found = {name: house.client.get(f"/v1/schedules/{name}").status_code for name in ("yearly", "later", "foreign")}
+    assert found == {"yearly": 404, "later": 200, "foreign": 200}
+
+
 def test_a_killed_workers_task_is_tried_again_after_its_lease(house: House) -> None:
     house.start_server()
     first = house.worker("w1", "--no-register")

@@ -127,7 +127,7 @@ async def _work(app: Everbeat, url: str | None, options: _Options, stopping: Sto
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(transport.close)
         stack.enter_context(app.attached(transport))
-        if options.register and app.registry.schedules and not await _register(app, transport, options.prune, stopping):
+        if options.register and app.registry.schedules and not await _register(app, transport, options, stopping):
             return
         runtime = Worker(
             app.registry,
@@ -146,13 +146,13 @@ async def _work(app: Everbeat, url: str | None, options: _Options, stopping: Sto
         await running
 
 
-async def _register(app: Everbeat, transport: HttpTransport, prune: bool, stopping: Stopping) -> bool:
+async def _register(app: Everbeat, transport: HttpTransport, options: _Options, stopping: Stopping) -> bool:
     """Bring the declared schedules to the server, however long it takes to be there; false if told to stop first."""
     has_told = False
-    while not stopping.asked.is_set():
+    while not stopping.asked.is_set() and not _is_orphan(options.parent):
         try:
             await _probe(transport)
-            click.echo(f"Registered {await app.register_async(prune=prune)}", err=True)
+            click.echo(f"Registered {await app.register_async(prune=options.prune)}", err=True)
             return True
         except (NotReachable, ServerProblem) as error:
             if isinstance(error, ServerProblem) and error.status < 500 and error.status != 429:
@@ -191,11 +191,15 @@ async def _work_in_process(app: Everbeat, url: str | None, options: _Options, st
 async def _until_asked(stopping: Stopping, parent: int | None, *others: asyncio.Task[None]) -> None:
     """Until a signal, the end of one of the others, or the end of the parent of several processes."""
     asked = asyncio.create_task(stopping.asked.wait())
-    while parent is None or parent == os.getppid():
+    while not _is_orphan(parent):
         done, _ = await asyncio.wait({asked, *others}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
         if done:
             break
     asked.cancel()
+
+
+def _is_orphan(parent: int | None) -> bool:
+    return parent is not None and parent != os.getppid()
 
 
 # Loading

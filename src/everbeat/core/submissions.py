@@ -35,6 +35,7 @@ _SHOWN_OF_CUT_RESULT = 1000
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _DEFAULT_RETRY = Retry()
+_SUBMIT = Origin.SUBMIT
 
 _encode = msgspec.json.encode
 _ordered = msgspec.json.Encoder(order="deterministic").encode
@@ -57,22 +58,22 @@ def new_task(
     if not (_is_plain(given) and (key is None or _KEY.fullmatch(key))):
         _refuse(given, key)
     queue, target = _destination(given)
-    return NewTask(
-        id=id_,
-        tenant_id=tenant_id,
-        partition=partition_of(id_),
-        queue=queue,
-        type=given.type,
-        target=target,
-        payload=encode_payload(given.payload).decode(),
-        origin=Origin.SUBMIT,
-        priority=given.priority,
-        max_attempts=given.max_attempts,
-        retry=_PLAIN if given.retry is _DEFAULT_RETRY or given.retry == _DEFAULT_RETRY else _text(given.retry),
-        timeout_seconds=given.timeout_seconds,
-        labels=_text(given.labels) if given.labels else _PLAIN,
-        run_at=None if given.run_at is None else utc(given.run_at, "run_at"),
-        delay_seconds=given.delay_seconds,
+    return NewTask(  # by place: naming twenty fields costs as much as checking them
+        id_,
+        tenant_id,
+        partition_of(id_),
+        queue,
+        given.type,
+        target,
+        encode_payload(given.payload).decode(),
+        _SUBMIT,
+        given.priority,
+        given.max_attempts,
+        _PLAIN if given.retry == _DEFAULT_RETRY else _text(given.retry),
+        given.timeout_seconds,
+        _text(given.labels) if given.labels else _PLAIN,
+        None if given.run_at is None else utc(given.run_at, "run_at"),
+        given.delay_seconds,
         traceparent=traceparent if traceparent is not None and _TRACEPARENT.fullmatch(traceparent) else None,
         key=None if key is None else TaskKey(key, _fingerprint(given)),
     )

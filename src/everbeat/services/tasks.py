@@ -16,6 +16,7 @@ from everbeat.core.tasks import LIVE_STATES, Attempt, LogLine, NewTask, Task, Ta
 from everbeat.core.wire import MAX_SUBMITTED, TaskInput
 from everbeat.services.events import Emit, TasksFinished, TasksSubmitted, ignore
 from everbeat.services.groups import GroupCommit
+from everbeat.services.ids import ids_from, new_ids
 from everbeat.services.polls import Polls, Seats
 from everbeat.services.turns import Turns
 from everbeat.store.base import Notice, Store, Submitted, TaskFilter
@@ -26,7 +27,6 @@ _MOST_ROWS = 1000
 _ALONE = 100
 _SLICE = 250
 _TRIES = 5
-_ROOM = 2 ** (MAX_SUBMITTED - 1).bit_length() - 1
 
 
 class _Share(NamedTuple):
@@ -96,13 +96,12 @@ class Tasks:
         tasks: list[NewTask] = []
         errors: list[FieldError] = []
         is_one = key is not None and all(one.idempotency_key is None for one in given)
-        ids = _ids_from(_first_id(), len(given)) if is_one else None
+        ids = new_ids(len(given))
         for index, one in enumerate(given):
             if index % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)  # the tick loop of this process must not wait for a big batch
             try:
-                id_ = uuid_utils.compat.uuid7() if ids is None else ids[index]
-                tasks.append(new_task(one, id_, tenant_id, key=one.idempotency_key, traceparent=traceparent))
+                tasks.append(new_task(one, ids[index], tenant_id, key=one.idempotency_key, traceparent=traceparent))
             except TooLarge as error:
                 raise error.under(f"tasks[{index}]") from None
             except InvalidInput as error:
@@ -126,7 +125,7 @@ class Tasks:
         if submitted.mismatched:
             raise InvalidInput.of("Idempotency-Key", "was used before with another batch; use a new key")
         if submitted.repeated:
-            return _ids_from(submitted.ids[0], len(tasks))
+            return ids_from(submitted.ids[0], len(tasks))
         self.tell(tasks, submitted.now)
         return submitted.ids
 
@@ -289,15 +288,6 @@ class Tasks:
             if task.state not in (TaskState.SCHEDULED, TaskState.READY):
                 raise Conflict(f"the task is {task.state.value}; only one that waits for its time can be rescheduled")
         raise _too_busy(id_)
-
-
-def _first_id() -> UUID:
-    """An id after which there is room for those of a whole batch."""
-    return UUID(int=uuid_utils.compat.uuid7().int & ~_ROOM)
-
-
-def _ids_from(first: UUID, count: int) -> list[UUID]:
-    return [UUID(int=first.int + place) for place in range(count)]
 
 
 def _under(key: TaskKey, tasks: list[NewTask]) -> list[NewTask]:

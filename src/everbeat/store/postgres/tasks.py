@@ -433,7 +433,12 @@ _shape_of = itemgetter(*(NewTask._fields.index(field) for field in _SHAPE.values
 def _columns(tasks: Sequence[NewTask]) -> dict[str, Sequence[Any]]:
     """New tasks as columns: what is each one's own, and their shapes, of which a batch has few; arrays begin at 1."""
     shapes: dict[tuple[Any, ...], int] = {}
-    places = [shapes.setdefault(_shape_of(task), len(shapes) + 1) for task in tasks]
+    places, last, place = [], None, 0
+    for task in tasks:
+        shape = _shape_of(task)
+        if shape != last:  # neighbours are mostly alike, and comparing is cheaper than hashing
+            place, last = shapes.setdefault(shape, len(shapes) + 1), shape
+        places.append(place)
     return {
         "ids": [task.id for task in tasks],
         "partitions": [task.partition for task in tasks],

@@ -1,0 +1,383 @@
+"""A world of tasks for random walks: two nodes on one database, workers that lose replies, and what must hold after each step."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from random import Random
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from everbeat.core.errors import Conflict
+from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
+from everbeat.core.tasks import LIVE_STATES, TRANSITIONS, ClaimedTask, Task, TaskState
+from everbeat.core.wire import Claim, Lease
+from everbeat.store.base import DeadFilter, Store, TaskFilter
+from tests.factories import NOW, SteppedNode, open_twin, seconds
+from tests.services.workers import Worker, submit, submit_many
+
+Snapshot = dict[UUID, Task]
+JOBS: dict[str, dict[str, Any]] = {
+    "queue": {"overlap": "queue"},
+    "two": {"overlap": "queue", "max_concurrent": 2},
+    "newest": {"overlap": "cancel_previous"},
+    "free": {"overlap": "allow"},
+}
+LIMITS = {"queue": 1, "two": 2}
+
+
+class Message(NamedTuple):
+    """What a worker said under a lease, to be said again when the answer was lost, or long after."""
+
+    kind: str
+    id: UUID
+    fence: int
+    more: dict[str, Any]
+
+    @property
+    def lease(self) -> Lease:
+        return Lease(id=self.id, fence=self.fence)
+
+
+class World:
+    def __init__(self, store: Store, seed: int) -> None:
+        self.random = Random(seed)
+        self.store = store
+        self.twin = open_twin(store)
+        chance = self.random.random
+        self.nodes = [SteppedNode(store, chance=chance), SteppedNode(self.twin, chance=chance)]
+        self.now = NOW
+        self.leases: list[ClaimedTask] = []
+        self.said: list[tuple[Message, tuple[str, str | None]]] = []
+        self.results: dict[UUID, Any] = {}
+        self.paused: set[str] = set()
+        self.before: Snapshot = {}
+        self.hops = 1
+
+    @property
+    def node(self) -> SteppedNode:
+        return self.random.choice(self.nodes)
+
+    @property
+    def worker(self) -> Worker:
+        return Worker(self.node, f"worker-{self.random.randrange(4)}")
+
+    def move(self, by_seconds: float) -> None:
+        self.now += seconds(by_seconds)
+        for node in self.nodes:
+            node.move_to(self.now)
+
+    async def begin(self) -> None:
+        for name, more in JOBS.items():
+            await self.nodes[0].put(name, max_attempts=2, retry={"kind": "fixed", "base_seconds": 5}, **more)
+
+    async def snapshot(self) -> Snapshot:
+        live = await self.store.task_list(DEFAULT_TENANT, TaskFilter(), before=None, limit=100_000, live=True)
+        past = await self.store.task_list(DEFAULT_TENANT, TaskFilter(), before=None, limit=100_000, live=False)
+        both = {task.id for task in live.tasks} & {task.id for task in past.tasks}
+        assert not both, "a task is live or finished, not both"
+        found = {task.id: task for task in (*live.tasks, *past.tasks)}
+        assert len(found) == len(live.tasks) + len(past.tasks), "and that only once"
+        return found
+
+    # What happens
+
+    async def happen(self) -> str:
+        """One thing, chosen by chance; its name."""
+        self.hops = 1
+        steps = {
+            self.submit: 10,
+            self.claim: 16,
+            self.beat: 8,
+            self.end: 22,
+            self.say_again: 10,
+            self.race: 6,
+            self.cancel: 4,
+            self.again: 2,
+            self.reschedule: 2,
+            self.promote: 8,
+            self.reap: 8,
+            self.turn: 8,
+            self.tick: 4,
+            self.pause_or_resume: 2,
+            self.wait: 14,
+        }
+        (step,) = self.random.choices(list(steps), list(steps.values()))
+        await step()
+        return step.__name__
+
+    async def submit(self) -> None:
+        random = self.random
+        more = {
+            "max_attempts": random.randint(1, 4),
+            "timeout_seconds": random.choice([20, 60, 600]),
+            "priority": random.choice([1, 100]),
+            "delay_seconds": random.choice([None, None, 0, 3, 30]),
+            "retry": Retry(kind=RetryKind.FIXED, base_seconds=random.choice([0, 2, 20])),
+        }
+        if random.random() < 0.3:
+            await submit_many(self.node, random.randint(1, 4), **more)
+        elif random.random() < 0.4:
+            key = f"key-{len(self.before)}"
+            tasks = [await submit(node, key=key, **more) for node in self.nodes]  # the first reply was lost
+            assert tasks[0].id == tasks[1].id
+        else:
+            await submit(self.node, **more)
+
+    async def claim(self) -> None:
+        claim = Claim(
+            worker="worker", queues=["default"], max=self.random.randint(1, 4), lease_seconds=self.random.choice([5, 30])
+        )
+        nodes = self.nodes if self.random.random() < 0.3 else [self.node]
+        shares = await asyncio.gather(*(node.work.claim(DEFAULT_TENANT, claim, now=self.now) for node in nodes))
+        taken = [task for share in shares for task in share]
+        assert len({task.id for task in taken}) == len(taken), "nobody has what another one has"
+        if self.random.random() < 0.85:  # else the reply was lost: nobody knows of these leases
+            self.leases += taken
+
+    async def beat(self) -> None:
+        for lease in self.pick(2):
+            answer = await self.worker.beat(lease, fraction=self.random.random())
+            was = self.before[lease.id]
+            is_held = was.state is TaskState.RUNNING and was.fence == lease.fence and _holds(was, self.now)
+            assert answer.status == ("lost" if not is_held else "cancel" if was.cancel_requested else "ok")
+
+    async def end(self) -> None:
+        """A worker is done with a task, in one way or another."""
+        for lease in self.pick(self.random.choice([1, 1, 3])):
+            await self.say(self.message(lease))
+
+    async def say_again(self) -> None:
+        """Something that was said long ago arrives once more."""
+        if not self.said:
+            return
+        message, answered = self.random.choice(self.said)
+        status, following = await self.send(message)
+        is_benign = message.more.get("kind") == "cancelled" or message.kind == "release"
+        if answered[0] == "stale" and status == "ok" and is_benign:
+            assert (await self.snapshot())[message.id].state is TaskState.CANCELLED, "what it meant has happened without it"
+            return
+        assert (status, following) == answered, f"{message} was answered {answered} before"
+
+    async def race(self) -> None:
+        """Two things about one task at the same time."""
+        self.hops = 2
+        for lease in self.pick(1):
+            one, other = self.message(lease), self.message(lease)
+            if self.random.random() < 0.4:
+                await asyncio.gather(
+                    self.send(one), self.nodes[0].tasks.cancel(DEFAULT_TENANT, lease.id, now=self.now), return_exceptions=True
+                )
+                return
+            answers = await asyncio.gather(self.send(one), self.send(other), self.nodes[1].reaper.run_once(self.now))
+            counted = {message.kind for message, answer in zip((one, other), answers[:2], strict=True) if answer[0] == "ok"}
+            assert len(counted) <= 1, "an attempt ends in one way"
+            self.said += [(message, answer) for message, answer in zip((one, other), answers[:2], strict=True)]
+
+    async def cancel(self) -> None:
+        task = self.any_task(live=0.9)
+        if task is None:
+            return
+        try:
+            answered = await self.node.tasks.cancel(DEFAULT_TENANT, task.id, now=self.now)
+        except Conflict:
+            assert task.state not in LIVE_STATES
+            return
+        assert answered.state is TaskState.CANCELLED or answered.cancel_requested
+
+    async def again(self) -> None:
+        """A finished task as a new one."""
+        task = self.any_task(live=0)
+        if task is None:
+            return
+        if task.state is TaskState.DEAD and self.random.random() < 0.5:
+            await self.node.dead_letters.replay(DEFAULT_TENANT, task.id, now=self.now)
+        else:
+            await self.node.tasks.retry(DEFAULT_TENANT, task.id, now=self.now)
+
+    async def reschedule(self) -> None:
+        task = self.any_task(live=1)
+        if task is not None and task.state in (TaskState.READY, TaskState.SCHEDULED):
+            at = self.now + seconds(self.random.choice([-5, 5, 60]))
+            await self.node.tasks.reschedule(DEFAULT_TENANT, task.id, at, now=self.now)
+
+    async def promote(self) -> None:
+        await self.node.promote()
+
+    async def reap(self) -> None:
+        nodes = self.nodes if self.random.random() < 0.3 else [self.node]
+        await asyncio.gather(*(node.reaper.run_once(self.now) for node in nodes))
+
+    async def turn(self) -> None:
+        nodes = self.nodes if self.random.random() < 0.3 else [self.node]
+        await asyncio.gather(*(node.turns.run_once(self.now) for node in nodes))
+
+    async def tick(self) -> None:
+        await self.nodes[0].step(self.now)
+
+    async def pause_or_resume(self) -> None:
+        name, schedules = self.random.choice(list(JOBS)), self.node.schedules
+        if name in self.paused:
+            await schedules.resume(DEFAULT_TENANT, name, now=self.now)
+        else:
+            await schedules.pause(DEFAULT_TENANT, name, note=None, now=self.now)
+        self.paused ^= {name}
+
+    async def wait(self) -> None:
+        self.move(self.random.choice([0.5, 1, 2, 4, 8, 16, 40, 3600 if self.random.random() < 0.1 else 5]))
+
+    # What workers say
+
+    def pick(self, most: int) -> list[ClaimedTask]:
+        return self.random.sample(self.leases, min(most, len(self.leases)))
+
+    def any_task(self, *, live: float) -> Task | None:
+        is_live = self.random.random() < live
+        tasks = [task for task in self.before.values() if (task.state in LIVE_STATES) == is_live]
+        return self.random.choice(tasks) if tasks else None
+
+    def message(self, lease: ClaimedTask) -> Message:
+        random = self.random
+        kind = random.choices(["complete", "fail", "release"], [5, 4, 1])[0]
+        more: dict[str, Any] = {}
+        if kind == "complete":
+            more = {"result": random.randrange(10**6)}
+        elif kind == "fail":
+            more = {
+                "message": f"failure {random.randrange(10**6)}",
+                "kind": random.choice([None, None, "cancelled"]),
+                "retryable": random.random() < 0.9,
+                "retry_in_seconds": random.choice([None, None, 0, 3]),
+            }
+        return Message(kind, lease.id, lease.fence + (1 if random.random() < 0.05 else 0), more)
+
+    async def say(self, message: Message) -> None:
+        """Once, and now and then once more because the answer did not arrive."""
+        answer = await self.send(message)
+        for _ in range(self.random.choice([0, 0, 1, 4])):
+            before = await self.snapshot()
+            assert await self.send(message) == answer, "said again, it is answered as before"
+            assert await self.snapshot() == before, "and changes nothing"
+        self.said.append((message, answer))
+        await self.check_answer(message, answer)
+        if self.random.random() < 0.7:
+            self.leases = [lease for lease in self.leases if (lease.id, lease.fence) != (message.id, message.fence)]
+
+    async def send(self, message: Message) -> tuple[str, str | None]:
+        worker = self.worker
+        match message.kind:
+            case "complete":
+                return (await worker.complete(message.lease, **message.more))[0], None
+            case "fail":
+                answer = await worker.fail(message.lease, **message.more)
+                return answer.status, answer.next
+            case _:
+                return (await worker.release(message.lease))[0], None
+
+    async def check_answer(self, message: Message, answer: tuple[str, str | None]) -> None:
+        status, following = answer
+        was, now = self.before[message.id], (await self.snapshot())[message.id]
+        is_held = was.state is TaskState.RUNNING and was.fence == message.fence and _holds(was, self.now)
+        if status == "stale":
+            assert not is_held
+            return
+        assert now.fence == message.fence
+        match message.kind, following:
+            case "complete", _:
+                assert now.state is TaskState.COMPLETED
+                if is_held:
+                    assert now.result == str(message.more["result"]).encode()
+            case "release", _:
+                assert now.state in (TaskState.READY, TaskState.CANCELLED)
+            case _, "retry":
+                assert now.state in (TaskState.READY, TaskState.SCHEDULED) or not is_held
+            case _, "dead":
+                assert now.state is TaskState.DEAD
+            case _:
+                assert now.state in (TaskState.FAILED, TaskState.CANCELLED)
+
+    # What must hold
+
+    async def check(self) -> None:
+        after = await self.snapshot()
+        for id_, was in self.before.items():
+            assert id_ in after, "nothing vanishes"
+            if after[id_] != was:
+                self.check_move(was, after[id_])
+                await self.check_attempts(after[id_])
+        for name, limit in LIMITS.items():
+            started = [t for t in after.values() if t.schedule == name and t.origin == "tick" and t.state in LIVE_STATES]
+            assert sum(task.state is not TaskState.HELD for task in started) <= limit, f"{name} runs too many at once"
+        self.before = after
+
+    def check_move(self, was: Task, now: Task) -> None:
+        assert was.state in LIVE_STATES, f"a finished task was changed: {was} became {now}"
+        assert now.state is was.state or now.state in _reachable(was.state, self.hops), f"{was.state} became {now.state}"
+        claims = now.fence - was.fence
+        assert claims >= 0, "a fence only grows"
+        if self.hops == 1:
+            is_claimed = was.state is not TaskState.RUNNING and now.state is TaskState.RUNNING
+            assert claims == is_claimed, "and only with a claim"
+        assert 0 <= now.attempt <= now.max_attempts
+        assert now.attempt >= was.attempt - 1
+
+    async def check_attempts(self, task: Task) -> None:
+        """Every lease there ever was is explained: by an attempt that ended, or by the one that runs or ended the task."""
+        attempts = await self.nodes[0].tasks.attempts(DEFAULT_TENANT, task.id)
+        assert [one.fence for one in attempts] == list(range(1, task.fence + 1)), f"{task} has {attempts}"
+        counted = [one.attempt for one in attempts if one.outcome != "released"]
+        assert counted == list(range(1, len(counted) + 1)), "released work does not count"
+        assert task.attempt == len(counted)
+        running = [one for one in attempts if one.outcome is None]
+        assert len(running) == (task.state is TaskState.RUNNING)
+        for one in attempts:
+            assert (
+                one.outcome in (None, "completed", "released")
+                or one.error is not None
+                or task.cancel_requested
+                or one.outcome == "cancelled"
+            )
+
+    async def heal(self) -> None:
+        """No more trouble: workers do their work, and everything comes to an end."""
+        for name in list(self.paused):
+            await self.nodes[0].schedules.resume(DEFAULT_TENANT, name, now=self.now)
+        for name in JOBS:
+            await self.nodes[0].schedules.delete(DEFAULT_TENANT, name)
+        worker = Worker(self.nodes[0])
+        for _ in range(200):
+            self.move(31)
+            for node in self.nodes:
+                await node.reap()
+                await node.promote()
+            while tasks := await worker.claim(100):
+                assert set(await worker.complete(*tasks)) == {"ok"}
+                await self.nodes[0].turn()
+            if not any(task.state in LIVE_STATES for task in (await self.snapshot()).values()):
+                break
+        self.hops = 8
+        after = await self.snapshot()
+        stuck = [task for task in after.values() if task.state in LIVE_STATES]
+        assert stuck == [], "every task comes to an end"
+        self.before = {id_: task for id_, task in self.before.items() if task.state not in LIVE_STATES}
+        await self.check()
+        dead = {task.id for task in after.values() if task.state is TaskState.DEAD}
+        letters = await self.store.dead_list(DEFAULT_TENANT, DeadFilter(), before=None, limit=100_000)
+        assert {letter.task_id for letter in letters} == dead, "a letter for each that died, and for no other"
+        for task in after.values():
+            await self.check_attempts(task)
+
+    async def close(self) -> None:
+        await self.twin.close()
+
+
+def _holds(task: Task, now: datetime) -> bool:
+    return task.lease_until is not None and task.lease_until > now
+
+
+def _reachable(state: TaskState, hops: int) -> set[TaskState]:
+    reached, edge = set(), {state}
+    for _ in range(hops):
+        edge = {following for one in edge for following in TRANSITIONS[one]}
+        reached |= edge
+    return reached
