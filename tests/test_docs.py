@@ -24,7 +24,9 @@ from everbeat.telemetry import Metrics
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
-COMMANDS: dict[str, click.Command] = dict(cli.commands)
+COMMANDS: dict[str, click.Command] = {
+    name: command for name in cli.list_commands(click.Context(cli)) if (command := cli.get_command(click.Context(cli), name))
+}
 FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 SHOWN_BY_WORDS = {"node_name": "the host name"}
 

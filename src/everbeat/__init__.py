@@ -14,9 +14,10 @@ from everbeat.client.handles import TaskHandle
 from everbeat.core.errors import EverbeatError
 from everbeat.core.schedules import Retry
 from everbeat.version import __version__
-from everbeat.worker.context import Context
+from everbeat.worker.context import Cancelled, Context
 
 __all__ = [
+    "Cancelled",
     "Context",
     "Everbeat",
     "EverbeatError",

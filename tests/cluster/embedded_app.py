@@ -18,7 +18,8 @@ async def _beat(ctx: Context) -> None:
 
 
 for number in range(5):
-    eb.cron("* * * * * *", name=f"beat-{number}", overlap="allow", catch_up="all")(eb.task(_beat, name=f"beat-{number}"))
+    beat = eb.task(name=f"beat-{number}")(_beat)
+    eb.cron("* * * * * *", overlap="allow", catch_up="all")(beat)
 
 
 async def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,11 +121,7 @@ class Journal:
     def events(self, task: UUID | None = None, event: str | None = None) -> list[dict[str, Any]]:
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         found = [json.loads(line) for line in lines]
-        return [
-            one
-            for one in found
-            if (task is None or one["task"] == str(task)) and (event is None or one["event"] == event)
-        ]
+        return [one for one in found if (task is None or one["task"] == str(task)) and (event is None or one["event"] == event)]
 
     def wait(self, task: UUID, event: str, count: int = 1, deadline_seconds: float = 20.0) -> list[dict[str, Any]]:
         return wait_until(
@@ -192,14 +188,14 @@ class Site:
 
     # Workers
 
-    def worker(self, *flags: str, url: str | None = None, queue: str | None = None, name: str = "", **env: str) -> ServerProcess:
-        """A worker process that has started; `flags` are added to those of a lease as short as can be."""
+    def worker(self, *flags: str, url: str | None = None, queue: str | None = None, name: str = "") -> ServerProcess:
+        """A worker process, on its way; `flags` are added to those of a lease as short as can be."""
         name = name or f"w{len(self.workers)}"
         process = ServerProcess(
             *("worker", APP, "--url", url or self.base, "--queues", queue or self.queue, "--no-register"),
             *("--name", name, "--lease-seconds", str(WORKER_LEASE_SECONDS), "--log-level", "debug", *flags),
             folder=self.folder,
-            env={"EVERBEAT_TEST_JOURNAL": str(self.journal.path), "PYTHONPATH": str(REPOSITORY), **env},
+            env={"EVERBEAT_TEST_JOURNAL": str(self.journal.path), "PYTHONPATH": str(REPOSITORY)},
             name=name,
         )
         self.workers.append(process)
@@ -278,7 +274,3 @@ def asks_for(*verbs: str) -> RequestTest:
     """Whether a request is one of these, such as /v1/worker/complete."""
     lines = [f"POST {verb} ".encode() for verb in verbs]
     return lambda request: any(line in request for line in lines)
-
-
-def wait_all(checks: Sequence[Callable[[], bool]], deadline_seconds: float, message: Callable[[], str]) -> None:
-    wait_until(lambda: all(check() for check in checks), deadline_seconds, message)

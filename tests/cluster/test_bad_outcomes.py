@@ -77,9 +77,7 @@ def test_payloads_without_bottom_are_refused(site: Site) -> None:
         "large": json.dumps("x" * (65 * 1024)),
     }
     for what, payload in payloads.items():
-        answer = site.client.post(
-            "/v1/tasks", content=head + payload + foot, headers={"content-type": "application/json"}
-        )
+        answer = site.client.post("/v1/tasks", content=head + payload + foot, headers={"content-type": "application/json"})
         assert answer.status_code in (400, 413, 422), f"{what}: {answer.status_code} {answer.text[:300]}"
         assert answer.headers["content-type"].startswith("application/problem+json")
     assert site.raw().claim() == []

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -141,18 +142,23 @@ def test_more_connections_than_there_may_be_files_wait_at_the_door(tmp_path: Pat
         assert "Traceback" not in server.logs()
 
 
-def test_clients_that_hang_up_while_they_wait_swallow_nothing(site: Site) -> None:
+@pytest.mark.parametrize("rudely", [False, True])
+def test_clients_that_hang_up_while_they_wait_swallow_nothing(site: Site, rudely: bool) -> None:
     with Polls(int(site.base.rpartition(":")[2])) as polls:
-        for rudely in (False, True):
-            polls.open(25, site.queue)
-            assert polls.answers(0.3) == []
-            polls.hang_up(rudely=rudely)
-            wait_until(lambda: site.client.get("/readyz").is_success, 5)
-            tasks = site.submit_many("t", 60)
-            taken = site.raw().claim(100, wait_seconds=2)
-            # Those that were handed to one who had gone come back at once, uncounted.
-            wait_until(lambda taken=taken: taken.extend(site.raw().claim(100)) or len(taken) == 60, 2, lambda: f"{len(taken)}")  # type: ignore[misc]
-            assert {one["attempt"] for one in taken} == {1}
-            assert sorted(one["id"] for one in taken) == sorted(map(str, tasks))
-            assert set(site.raw().complete(*taken)) == {"ok"}
-            site.books.assert_explained(tasks, outcomes=frozenset({"released"}))
+        polls.open(50, site.queue)
+        assert polls.answers(0.3) == []
+        polls.hang_up(rudely=rudely)
+        assert site.client.get("/readyz").is_success
+        tasks = site.submit_many("t", 60)
+        taken: list[dict[str, Any]] = []
+
+        def has_all() -> bool:
+            taken.extend(site.raw().claim(100))
+            return len(taken) == 60
+
+        # Those that were handed to one who had gone come back at once, uncounted.
+        wait_until(has_all, 2, lambda: f"{len(taken)} of 60")
+        assert {one["attempt"] for one in taken} == {1}
+        assert sorted(one["id"] for one in taken) == sorted(map(str, tasks))
+        assert set(site.raw().complete(*taken)) == {"ok"}
+        site.books.assert_explained(tasks, outcomes=frozenset({"released"}))

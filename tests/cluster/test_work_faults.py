@@ -121,7 +121,8 @@ class Load:
         self.completed: set[UUID] = set()
         self.statuses: Counter[int] = Counter()
         self.unclear: list[str] = []
-        self._threads = [threading.Thread(target=self._run, args=(work,)) for work in [*[self._single] * 3, self._batch, self._complete]]
+        kinds = [self._single, self._single, self._single, self._batch, self._complete]
+        self._threads = [threading.Thread(target=self._run, args=(kind,)) for kind in kinds]
 
     def __enter__(self) -> Load:
         for thread in self._threads:

@@ -111,7 +111,7 @@ def busy_in_thread(ctx: Context, seconds: float) -> str:
 async def block(ctx: Context, seconds: float) -> str:
     """Keeps the event loop from going on."""
     note("start", ctx)
-    time.sleep(seconds)  # noqa: ASYNC251 - that is the fault
+    time.sleep(seconds)
     note("end", ctx)
     return "done"
 

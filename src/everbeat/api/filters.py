@@ -1,4 +1,4 @@
-"""Filters that lists of tasks and of dead letters share: a schedule by id or name, a label, an id in the path."""
+"""Filters that lists of tasks and of dead letters share: a schedule by id or name, a label."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodab
 _NOBODY = UUID(int=0)
 
 
-async def schedule_id_of(request: Asked, ref: str | None, field: str = "schedule") -> UUID | None:
+async def schedule_id_of(request: Asked, ref: str | None) -> UUID | None:
     """The schedule of that id or name. One that is gone is known by its id alone; a name nobody has matches nothing."""
     if ref is None:
         return None
     if not is_name(ref):
-        raise InvalidInput.of(field, NAME_MESSAGE)
+        raise InvalidInput.of("schedule", NAME_MESSAGE)
     try:
         return (await rooms_of(request).schedules.get(tenant_of(request), ref)).id
     except NotFound:

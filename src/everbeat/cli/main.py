@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 import click
 
-from everbeat.cli.database import migrate
-from everbeat.cli.run import dev, serve
-from everbeat.cli.worker import worker
 from everbeat.core.errors import EverbeatError
 from everbeat.version import __version__
 
+COMMANDS = {
+    "dev": "everbeat.cli.run",
+    "migrate": "everbeat.cli.database",
+    "serve": "everbeat.cli.run",
+    "worker": "everbeat.cli.worker",
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class _Commands(click.Group):
+    """Imports a command when it is asked for: a worker need not wait for the server's libraries to load."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="everbeat")
 def cli() -> None:
     """Everbeat: a distributed cron and task scheduler. Every tick accounted for."""
-
-
-cli.add_command(dev)
-cli.add_command(serve)
-cli.add_command(worker)
-cli.add_command(migrate)
 
 
 def main() -> None:
