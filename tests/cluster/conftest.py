@@ -1,4 +1,7 @@
-"""A server on SQLite and one on PostgreSQL, each shared by the tests of a module: every test has a queue of its own."""
+"""A server on SQLite and one on PostgreSQL, shared by all tests that do it no harm: each of them has a queue of its own.
+
+What does not depend on the database runs on one of them, and on the other when chaos is asked for.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ def _node(url: str, folder: Path) -> Iterator[tuple[str, Node]]:
         node.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def sqlite_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Node]]:
     folder = tmp_path_factory.mktemp("sqlite-node")
     yield from _node(f"sqlite:///{folder / 'everbeat.sqlite'}", folder)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def postgres_node(
     postgres_server: PostgresAdmin, postgres_template: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Node]]:
@@ -53,7 +56,11 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     yield from _site(request.getfixturevalue(f"{request.param}_node"), tmp_path)
 
 
-@pytest.fixture
-def sqlite_site(sqlite_node: tuple[str, Node], tmp_path: Path) -> Iterator[Site]:
-    """For what does not depend on the database."""
-    yield from _site(sqlite_node, tmp_path)
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.chaos)])
+def sqlite_site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    yield from _site(request.getfixturevalue(f"{request.param}_node"), tmp_path)
+
+
+@pytest.fixture(params=["postgres", pytest.param("sqlite", marks=pytest.mark.chaos)])
+def postgres_site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    yield from _site(request.getfixturevalue(f"{request.param}_node"), tmp_path)

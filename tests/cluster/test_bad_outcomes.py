@@ -29,7 +29,7 @@ def test_results_and_errors_of_fifty_megabytes_are_cut_with_a_note(site: Site) -
 
 def test_a_worker_that_sends_fifty_megabytes_is_refused_and_may_try_again_with_less(site: Site) -> None:
     task = site.submit("t")
-    held = site.raw().claim()[0]
+    held = site.raw().claim(lease_seconds=120)[0]
     lease = {"id": held["id"], "fence": held["fence"]}
     big = "x" * (50 * MEGABYTE)
     for verb, body in (

@@ -87,7 +87,7 @@ def _cpu_seconds(node: Node) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+@pytest.mark.parametrize("database", ["postgres", pytest.param("sqlite", marks=pytest.mark.chaos)])
 def test_thousands_of_idle_polls_cost_little_and_one_of_them_gets_the_task(
     database: str, request: pytest.FixtureRequest, tmp_path: Path, many: int
 ) -> None:
@@ -99,7 +99,7 @@ def test_thousands_of_idle_polls_cost_little_and_one_of_them_gets_the_task(
             polls.open(many, "idle")
             assert node.get("/readyz")  # one more connection than all of these
             used, since = _cpu_seconds(node), time.monotonic()
-            assert polls.answers(3) == []
+            assert polls.answers(2) == []
             busy = (_cpu_seconds(node) - used) / (time.monotonic() - since)
             sent = time.monotonic()
             answer = node.client.post("/v1/tasks", json={"type": "t", "queue": "idle"})

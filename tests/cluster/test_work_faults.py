@@ -20,7 +20,7 @@ from everbeat.core.errors import StoreUnavailable
 from everbeat.store.postgres.store import PostgresStore
 from tests.cluster.fleet import Books, RawWorker, Site
 from tests.cluster.harness import Cluster, Node, running_cluster
-from tests.support.postgres import PostgresAdmin, PostgresServer, StopMode
+from tests.support.postgres import PostgresAdmin, PostgresServer
 from tests.support.processes import wait_until, wait_until_async
 from tests.support.proxy import ProxyThread, postgres_executes
 
@@ -226,10 +226,7 @@ def test_a_server_killed_under_load_loses_nothing_acknowledged(
             assert "server_back" in site.workers[0].logs()
 
 
-@pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_a_database_restarted_under_load_loses_nothing_acknowledged(
-    mode: StopMode, private_postgres: PostgresServer, tmp_path: Path
-) -> None:
+def test_a_database_restarted_under_load_loses_nothing_acknowledged(private_postgres: PostgresServer, tmp_path: Path) -> None:
     url = private_postgres.url(private_postgres.create_database())
     with running_cluster(url, tmp_path) as cluster:
         nodes = [cluster.add() for _ in range(2)]
@@ -237,9 +234,10 @@ def test_a_database_restarted_under_load_loses_nothing_acknowledged(
             for node in nodes:
                 site.worker("--concurrency", "20", url=node.base)
             with Load(site, [node.base for node in nodes]) as load:
-                for _ in range(2):
-                    load.wait_more()
-                    private_postgres.restart(mode)
+                load.wait_more()
+                private_postgres.restart("fast")
+                load.wait_more()
+                private_postgres.restart("immediate")
                 load.wait_more()
             _check(load, site)
             assert all("Traceback" not in node.process.logs() for node in nodes)
@@ -260,7 +258,7 @@ def test_answers_of_the_database_lost_under_load_lose_and_double_nothing(
                 load.wait_more()
                 proxy.proxy.losable = postgres_executes
                 proxy.proxy.lose_reply_probability = 0.03
-                wait_until(lambda: proxy.proxy.lost_replies >= 15, 25, lambda: f"{proxy.proxy.lost_replies} lost")
+                wait_until(lambda: proxy.proxy.lost_replies >= 10, 25, lambda: f"{proxy.proxy.lost_replies} lost")
                 proxy.proxy.lose_reply_probability = 0.0
                 load.wait_more()
             _check(load, site)
@@ -273,7 +271,7 @@ def test_without_its_listener_a_node_still_hears_of_tasks_of_another(
     with running_cluster(postgres_url, tmp_path) as cluster:
         here, there = cluster.add(), cluster.add()
         slowest = 0.0
-        for number in range(4):
+        for number in range(3):
             with httpx.Client(base_url=there.base, trust_env=False, timeout=30) as client:
                 answered: list[float] = []
 

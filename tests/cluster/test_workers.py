@@ -48,7 +48,8 @@ def test_a_killed_worker_costs_its_attempt_and_no_more(site: Site) -> None:
     site.books.assert_explained([first, second, third], outcomes=LOST)
 
 
-def test_a_paused_worker_that_completes_after_its_lease_changes_nothing(site: Site) -> None:
+def test_a_paused_worker_that_completes_after_its_lease_changes_nothing(postgres_site: Site) -> None:
+    site = postgres_site
     gate = site.folder / "gate"
     worker = site.worker(name="sleeper")
     task = site.submit("stubborn", payload={"gate": str(gate)})
@@ -70,7 +71,8 @@ def test_a_paused_worker_that_completes_after_its_lease_changes_nothing(site: Si
     assert site.wait_state(site.submit("effect"))["worker"] == "sleeper"
 
 
-def test_silence_and_endless_heartbeats_both_come_to_an_end(site: Site) -> None:
+def test_silence_and_endless_heartbeats_both_come_to_an_end(sqlite_site: Site) -> None:
+    site = sqlite_site
     quiet, endless = f"{site.queue}-quiet", f"{site.queue}-endless"
     silent, talking = site.raw(quiet, "silent"), site.raw(endless, "talking")
     forgotten = site.submit("t", quiet)
@@ -93,7 +95,8 @@ def test_silence_and_endless_heartbeats_both_come_to_an_end(site: Site) -> None:
     site.books.assert_explained([hung], outcomes=LOST, state="dead")
 
 
-def test_a_poison_task_dies_and_the_others_are_done(site: Site) -> None:
+def test_a_poison_task_dies_and_the_others_are_done(postgres_site: Site) -> None:
+    site = postgres_site
     supervisor = site.worker("--processes", "2", "--concurrency", "4", "--grace-seconds", "1")
     poison = site.submit("poison", max_attempts=2)
     # Those that wait in the hands of a worker when it dies are lost with it, and tried again.
@@ -172,7 +175,7 @@ def test_a_submit_whose_reply_is_lost_makes_one_task(site: Site) -> None:
 def test_a_blocked_event_loop_keeps_its_lease(sqlite_site: Site) -> None:
     site = sqlite_site
     worker = site.worker()
-    task = site.submit("block", payload={"seconds": WORKER_LEASE_SECONDS * 1.8})
+    task = site.submit("block", payload={"seconds": WORKER_LEASE_SECONDS * 1.4})
     site.wait_state(task)
     assert site.attempts(task) == [(1, "completed", "w0")]
     assert "event loop blocked for" in worker.logs()

@@ -43,7 +43,7 @@ class Stage:
 
     def dev(self, example: str, app: str) -> ServerProcess:
         process = self._ready(self.run(example, "dev", app, *self.where(), name="dev"))
-        wait_until(lambda: "runs here" in process.logs(), 20, process.logs)
+        _wait_for_words(process, "runs here")
         return process
 
     def workers(self, example: str, app: str, *options: str, count: int = 1) -> list[ServerProcess]:
@@ -51,7 +51,7 @@ class Stage:
         names = [f"worker-{number + 1}" for number in range(count)]
         made = [self.run(example, "worker", app, "--name", name, *options, name=name) for name in names]
         for process in made:
-            wait_until(lambda process=process: "worker_started" in process.logs(), 20, process.logs)  # type: ignore[misc]
+            _wait_for_words(process, "worker_started")
         return made
 
     def script(self, example: str, file: str, *arguments: str) -> str:
@@ -79,6 +79,10 @@ class Stage:
     def _ready(self, process: ServerProcess) -> ServerProcess:
         process.wait_ready(f"{self.url}/readyz")
         return process
+
+
+def _wait_for_words(process: ServerProcess, words: str) -> None:
+    wait_until(lambda: words in process.logs(), 20, process.logs)
 
 
 @pytest.fixture

@@ -145,6 +145,7 @@ class World:
         """A worker is done with a task, in one way or another."""
         for lease in self.pick(self.random.choice([1, 1, 3])):
             await self.say(self.message(lease))
+            await self.check()
 
     async def say_again(self) -> None:
         """Something that was said long ago arrives once more."""

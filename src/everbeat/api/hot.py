@@ -1,8 +1,8 @@
 """The hot path: routes that are asked thousands of times a second, served without the framework around them.
 
 The same functions stand behind the framework's routes of the same paths, which document them and take what does not come by
-the plain path; there is one implementation and two doors. Routing, request and response objects would cost a single submit as
-much again as all that is done for it.
+the plain path; there is one implementation and two doors. Routing, request and response objects would add three quarters to
+the time that a single submit takes in this process.
 """
 
 from __future__ import annotations
