@@ -7,8 +7,6 @@ import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import httpx
-
 from everbeat import Context, Everbeat, EverbeatError
 
 eb = Everbeat(name="reminders")
@@ -27,12 +25,7 @@ def add(user: str, text: str, delay: str = "10m", key: str | None = None) -> dic
 
 def move(task_id: str, seconds: float) -> dict[str, Any]:
     """To so many seconds from now; refused once it has begun."""
-    run_at = datetime.now(UTC) + timedelta(seconds=seconds)
-    answer = httpx.post(f"{eb.url}/v1/tasks/{task_id}/reschedule", json={"run_at": run_at.isoformat()}, trust_env=False)
-    if answer.is_error:
-        raise EverbeatError(answer.json()["detail"])
-    task: dict[str, Any] = answer.json()
-    return task
+    return eb.client.tasks.reschedule(task_id, datetime.now(UTC) + timedelta(seconds=seconds))
 
 
 def drop(task_id: str) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from everbeat.client.arguments import plain
 from everbeat.client.base import Transport
 from everbeat.client.connections import Connection, HttpConnection, NodeConnection, OwnedNode, Place
 from everbeat.client.declaring import check_hook, define_schedule, define_task
-from everbeat.client.durations import Duration
+from everbeat.client.durations import Duration, seconds_of
 from everbeat.client.errors import RegistrationError
+from everbeat.client.exchange import Patience
 from everbeat.client.flows import Flow
 from everbeat.client.handles import TaskHandle
 from everbeat.client.http import HttpTransport
@@ -36,6 +37,14 @@ Whole = ParamSpec("Whole")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 H = TypeVar("H", bound=Callable[..., Any])
+
+
+_EXAMPLES = {
+    "cron": '@eb.cron("0 2 * * *")',
+    "every_seconds": '@eb.every("30s")',
+    "rrule": '@eb.rrule("FREQ=DAILY")',
+    "at": '@eb.at("2027-01-31T09:00:00Z")',
+}
 
 
 class WithContext(Protocol[Given, R_co]):
@@ -59,9 +68,17 @@ class Everbeat:
     """An app. The URL is that of a server, or of a database to run on in this process; EVERBEAT_URL if none is given.
 
     `name` marks the schedules that this app declares as its own, so that those it no longer declares can be pruned.
+    `patience` is how long a call tries again while the server does not answer.
     """
 
-    def __init__(self, url: str | None = None, *, name: str = DEFAULT_NAME, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        name: str = DEFAULT_NAME,
+        api_key: str | None = None,
+        patience: Duration = 30.0,
+    ) -> None:
         self.url = checked_url(url if url is not None else os.environ.get("EVERBEAT_URL") or DEFAULT_URL)
         if not is_name(name):
             raise RegistrationError(f"the app's name {name!r} {NAME_MESSAGE}")
@@ -70,7 +87,7 @@ class Everbeat:
         self._api_key = api_key if api_key is not None else os.environ.get("EVERBEAT_API_KEY") or None
         self._connection: Connection
         if is_server(self.url):
-            self._connection = HttpConnection(self.url, self._api_key)
+            self._connection = HttpConnection(self.url, self._api_key, Patience(seconds_of(patience, "patience")))
         else:
             self._connection = NodeConnection(lambda: _start_node(self.url, ()))
         self.client: Client[Blocking] = Client(self._connection, Blocking)
@@ -134,6 +151,10 @@ class Everbeat:
         return Task(function, definition, self._connection)
 
     def _scheduled(self, trigger: Mapping[str, Any], options: Mapping[str, Any]) -> Decorator:
+        kind, rule = next(iter(trigger.items()))
+        if callable(rule):
+            raise RegistrationError(f"say when in parentheses, as in {_EXAMPLES[kind]}")
+
         def declare(function: Any) -> Task[..., ..., Any]:
             task = function
             if not isinstance(function, Task):

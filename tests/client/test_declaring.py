@@ -350,6 +350,15 @@ def test_a_schedule_is_declared_where_its_task_is(eb: Everbeat) -> None:
         Everbeat(name="other").cron("@daily")(build)
 
 
+@pytest.mark.parametrize("kind", ["cron", "every", "rrule", "at"])
+def test_a_schedule_without_parentheses_is_refused(eb: Everbeat, kind: str) -> None:
+    def nightly() -> None: ...
+
+    with pytest.raises(RegistrationError, match=f"say when in parentheses, as in @eb.{kind}"):
+        getattr(eb, kind)(nightly)
+    assert eb.registry.tasks == {}
+
+
 # Hooks
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
-from everbeat import Context, Everbeat, NonRetryable, TaskCancelled, TaskFailed
+from everbeat import Context, Everbeat, NonRetryable, NotReachable, TaskCancelled, TaskFailed
 from everbeat.client.errors import ConflictProblem, NotFoundProblem, ServerProblem
 from tests.support.processes import ServerProcess, free_port
 from tests.support.proxy import FaultyProxy
@@ -91,6 +93,28 @@ async def test_tasks_through_the_client(eb: Everbeat) -> None:
     assert await tasks.log(again["id"]) == []
     with pytest.raises(ConflictProblem):
         await tasks.retry(again["id"])
+
+
+def test_a_task_is_moved_and_ticks_are_filled_in_through_the_client(eb: Everbeat) -> None:
+    at = datetime(2031, 5, 1, tzinfo=UTC)
+    task_id = eb.submit("move", queue="moved", delay="1h").id
+    assert eb.client.tasks.reschedule(task_id, at)["run_at"] == "2031-05-01T00:00:00.000000Z"
+    eb.client.schedules.put(
+        {"name": "filled", "cron": "0 0 1 1 *", "target": {"kind": "worker", "type": "fill", "queue": "none"}}
+    )
+    window: dict[str, Any] = {"from_": datetime(2024, 6, 1, tzinfo=UTC), "to": datetime(2026, 6, 1, tzinfo=UTC)}
+    assert eb.client.schedules.backfill("filled", dry_run=True, **window)["count"] == 2
+    assert eb.client.schedules.backfill("filled", **window)["count"] == 2
+    assert eb.client.schedules.backfill("filled", **window)["count"] == 0
+    assert eb.client.dead_letters.purge({"queue": "none"}) == {"count": 0}
+
+
+def test_a_server_that_is_away_is_waited_for_no_longer_than_wanted() -> None:
+    impatient = Everbeat(f"http://127.0.0.1:{free_port()}", patience="0.2s")
+    started = time.monotonic()
+    with pytest.raises(NotReachable):
+        impatient.submit("work")
+    assert time.monotonic() - started < 5
 
 
 def test_a_key_used_for_something_else_is_told(eb: Everbeat) -> None:

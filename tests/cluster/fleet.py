@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -20,7 +21,8 @@ from tests.support.processes import ServerProcess, wait_until
 from tests.support.proxy import FaultyProxy, ProxyThread, RequestTest
 
 WORKER_LEASE_SECONDS = 5.0
-REPOSITORY = Path(__file__).parents[2]
+# The apps that tests run are modules of this repository.
+PYTHON_PATH = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
 APP = "tests.cluster.worker_app:eb"
 
 
@@ -195,7 +197,7 @@ class Site:
             *("worker", APP, "--url", url or self.base, "--queues", queue or self.queue, "--no-register"),
             *("--name", name, "--lease-seconds", str(WORKER_LEASE_SECONDS), "--log-level", "debug", *flags),
             folder=self.folder,
-            env={"EVERBEAT_TEST_JOURNAL": str(self.journal.path), "PYTHONPATH": str(REPOSITORY)},
+            env={"EVERBEAT_TEST_JOURNAL": str(self.journal.path), "PYTHONPATH": PYTHON_PATH},
             name=name,
         )
         self.workers.append(process)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.fleet import REPOSITORY, Books, Journal
+from tests.cluster.fleet import PYTHON_PATH, Books, Journal
 from tests.support.postgres import PostgresServer
 from tests.support.processes import ServerProcess, wait_until
 
@@ -39,7 +39,7 @@ def test_each_tick_is_fired_and_handled_once_though_a_process_is_killed(
                 "EVERBEAT_URL": url,
                 "EVERBEAT_LEASE_SECONDS": "3",
                 "EVERBEAT_TEST_JOURNAL": str(journal.path),
-                "PYTHONPATH": str(REPOSITORY),
+                "PYTHONPATH": PYTHON_PATH,
             },
         )
         for number in range(3)

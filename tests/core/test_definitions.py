@@ -84,8 +84,6 @@ def test_a_full_definition_comes_back_as_it_was_written() -> None:
         ({"target": {"kind": "worker"}}, "target.type"),
         ({"target": {"kind": "worker", "type": "t", "url": "x"}}, "target.url"),
         ({"target": {"kind": "pigeon"}}, "target.kind"),
-        ({"overlap": "queue"}, "overlap"),
-        ({"overlap": "cancel_previous"}, "overlap"),
         ({"overlap": "sometimes"}, "overlap"),
         ({"max_concurrent": 0}, "max_concurrent"),
         ({"priority": 1001}, "priority"),
@@ -118,10 +116,8 @@ def test_something_that_is_no_object_is_refused(data: Any) -> None:
 
 
 def test_every_fault_is_named_at_once() -> None:
-    data = definition(
-        "bad name", overlap="queue", retry={"factor": 0}, target={"kind": "http", "url": "x"}, every_seconds=5, cron="x"
-    )
-    assert set(faults(data)) == {"name", "overlap", "retry.factor", "target.url", "cron"}
+    data = definition("bad name", retry={"factor": 0}, target={"kind": "http", "url": "x"}, every_seconds=5, cron="x")
+    assert set(faults(data)) == {"name", "retry.factor", "target.url", "cron"}
 
 
 def test_missing_fields_are_named() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 
+from everbeat.clock import DatabaseClock
 from everbeat.core.errors import StoreUnavailable
 from everbeat.services.events import ClockSetBack, OwnershipChanged, OwnershipLost
+from everbeat.services.ownership import Ownership
 from everbeat.store.base import Notice, Renewal, Store
-from tests.factories import EVERYTHING, NOW, Overriding, SteppedNode, seconds
+from tests.factories import EVERYTHING, NOW, Overriding, SteppedNode, beat, seconds
 
 
 async def settle(*nodes: SteppedNode) -> None:
@@ -231,3 +234,13 @@ async def test_a_heartbeat_carries_lag_and_rate(store: Store) -> None:
     await node.renew(NOW + seconds(3))
     (info,) = (await store.node_list(now=NOW))[1]
     assert (info.lag_seconds, info.fired_per_second) == (1.5, 10.0)
+
+
+async def test_a_node_that_owns_nothing_and_sees_no_owner_beats_no_faster_than_others(store: Store) -> None:
+    node = SteppedNode(store)
+    api = Ownership(store, beat(UUID(int=5), roles=("api",)), DatabaseClock(lambda: node.monotonic))
+    heard: list[Notice] = []
+    store.subscribe(heard.append)
+    for _ in range(5):
+        await api.run_once(NOW)
+    assert heard == [Notice.OWNERSHIP]

@@ -14,6 +14,7 @@ from everbeat.cli.demo import DEMO_SCHEDULE, DemoHandler
 from everbeat.cli.options import server_options
 from everbeat.cli.worker import load_app
 from everbeat.client.inprocess import InProcessTransport
+from everbeat.client.urls import is_server
 from everbeat.config import Settings, load_settings
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.server import Node
@@ -40,9 +41,13 @@ def dev(app: str | None, config: Path | None, demo: bool, **flags: Any) -> None:
 
     With MODULE:APP, such as reports:eb, the schedules of that app are registered and its tasks are run, too.
     """
-    settings = load_settings(flags, file=config, defaults={"log_format": "console", "log_level": "warning"})
-    configure_logging(settings.log_level, settings.log_format)
     loaded = None if app is None else load_app(app)
+    defaults = {"log_format": "console", "log_level": "warning"}
+    if loaded is not None and not is_server(loaded.url):
+        # Its producers write to the database that the app names: what runs its tasks must read from there.
+        defaults["database_url"] = loaded.url
+    settings = load_settings(flags, file=config, defaults=defaults)
+    configure_logging(settings.log_level, settings.log_format)
 
     async def run(stopping: Stopping) -> None:
         node = Node(settings, auto_migrate=True, extra=(lambda node: [DemoHandler(node)]) if demo else None)

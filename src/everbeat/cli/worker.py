@@ -127,7 +127,8 @@ async def _work(app: Everbeat, url: str | None, options: _Options, stopping: Sto
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(transport.close)
         stack.enter_context(app.attached(transport))
-        if options.register and app.registry.schedules and not await _register(app, transport, options, stopping):
+        is_to_register = options.register and (app.registry.schedules or options.prune)
+        if is_to_register and not await _register(app, transport, options, stopping):
             return
         runtime = Worker(
             app.registry,

@@ -139,6 +139,23 @@ class Schedules(Room[Mode]):
         return fetch(_creating(_schedule(ref, "/trigger"), {} if payload is None else {"payload": payload}))
 
     @operation
+    def backfill(
+        self,
+        ref: Ref,
+        *,
+        from_: datetime,
+        to: datetime,
+        missing_only: bool = True,
+        dry_run: bool = False,
+        rate_per_second: float | None = None,
+    ) -> Flow[Item]:
+        """Tasks for ticks of the past, by default for those that made none: how many, and the first hundred ticks."""
+        body: Item = {"from": from_, "to": to, "missing_only": missing_only, "dry_run": dry_run}
+        if rate_per_second is not None:
+            body["rate_per_second"] = rate_per_second
+        return fetch(Call("POST", _schedule(ref, "/backfill"), body=body))
+
+    @operation
     def delete(self, ref: Ref) -> Flow[None]:
         return deleting(ref)
 
@@ -197,6 +214,11 @@ class Tasks(Room[Mode]):
         return fetch(_creating(f"/v1/tasks/{task_id}/retry", {}))
 
     @operation
+    def reschedule(self, task_id: Ref, run_at: datetime) -> Flow[Item]:
+        """Move a task that has not started to another time; one of the past means now."""
+        return fetch(Call("POST", f"/v1/tasks/{task_id}/reschedule", body={"run_at": run_at}))
+
+    @operation
     def attempts(self, task_id: Ref, *, limit: int | None = 100) -> Flow[Items]:
         return fetch_all(f"/v1/tasks/{task_id}/attempts", limit)
 
@@ -237,6 +259,11 @@ class DeadLetters(Room[Mode]):
         if rate_per_second is not None:
             body["rate_per_second"] = rate_per_second
         return fetch(Call("POST", "/v1/dead-letters/replay", body=body))
+
+    @operation
+    def purge(self, filter: Mapping[str, Any]) -> Flow[Item]:
+        """Empty and hide every dead letter that the filter matches; {} matches all. How many there were."""
+        return fetch(Call("POST", "/v1/dead-letters/purge", body={"filter": dict(filter)}))
 
 
 class Client(Generic[Mode]):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from everbeat.client.base import Transport
 from everbeat.client.errors import BlockingCall, RegistrationError
+from everbeat.client.exchange import Patience
 from everbeat.client.flows import Flow, run, run_blocking
 from everbeat.client.http import HttpTransport, SyncHttp
 from everbeat.client.inprocess import InProcessTransport, LocalNode
@@ -70,10 +71,11 @@ class _Attachable:
 class HttpConnection(_Attachable):
     """One sync shell for all threads, one async transport per event loop; new ones in a forked process."""
 
-    def __init__(self, url: str, api_key: str | None) -> None:
+    def __init__(self, url: str, api_key: str | None, patience: Patience | None = None) -> None:
         super().__init__()
         self._url = url
         self._api_key = api_key
+        self._patience = patience
         self._lock = threading.Lock()
         self._sync: SyncHttp | None = None
         self._pid = os.getpid()
@@ -84,7 +86,7 @@ class HttpConnection(_Attachable):
             return _from_thread(self.place, flow)
         with self._lock:
             if self._sync is None or self._pid != os.getpid():
-                self._sync, self._pid = SyncHttp(self._url, self._api_key), os.getpid()
+                self._sync, self._pid = SyncHttp(self._url, self._api_key, patience=self._patience), os.getpid()
             shell = self._sync
         return run_blocking(shell, flow)
 
@@ -109,7 +111,7 @@ class HttpConnection(_Attachable):
         return kept.transport
 
     async def _keep(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[HttpTransport, None]:
-        transport = HttpTransport(self._url, self._api_key)
+        transport = HttpTransport(self._url, self._api_key, patience=self._patience)
         try:
             yield transport
         finally:

@@ -11,6 +11,7 @@ from everbeat.core.schedules import Retry, RetryKind
 from everbeat.core.tasks import AttemptOutcome, RunningTask, TaskError, TaskState
 
 CANCELLED_KIND = "cancelled"
+TIMEOUT_KIND = "timeout"
 _MOST_DOUBLINGS = 64
 _decode_retry = msgspec.json.Decoder(Retry).decode
 
@@ -50,13 +51,14 @@ def after_failure(
     retry_in_seconds: float | None = None,
 ) -> RetryDecision:
     """A worker said that its attempt failed."""
+    outcome = AttemptOutcome.TIMEOUT if error.kind == TIMEOUT_KIND else AttemptOutcome.FAILED
     if task.cancel_requested:
         if error.kind == CANCELLED_KIND:
             return RetryDecision(AttemptOutcome.CANCELLED, TaskState.CANCELLED)
-        return RetryDecision(AttemptOutcome.FAILED, TaskState.FAILED, reason="it failed after a cancel was requested")
+        return RetryDecision(outcome, TaskState.FAILED, reason="it failed after a cancel was requested")
     if not is_retryable:
-        return RetryDecision(AttemptOutcome.FAILED, TaskState.DEAD, reason="its worker said that trying again will not help")
-    return _again(task, AttemptOutcome.FAILED, now, chance, total_seconds, retry_in_seconds)
+        return RetryDecision(outcome, TaskState.DEAD, reason="its worker said that trying again will not help")
+    return _again(task, outcome, now, chance, total_seconds, retry_in_seconds)
 
 
 def after_expiry(task: RunningTask, *, now: datetime, chance: float, total_seconds: float) -> RetryDecision:

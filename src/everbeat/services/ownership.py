@@ -49,6 +49,7 @@ class Ownership:
         self._emit = emit
         self._monotonic = monotonic
         self._live: frozenset[UUID] = frozenset()
+        self._has_beaten = False
         self._owned: Mapping[int, int] = {}
         self._trusted_until = 0.0
         self._renewed = 0.0
@@ -119,8 +120,10 @@ class Ownership:
         gained, lost = len(renewal.owned.keys() - before.keys()), len(before.keys() - renewal.owned.keys())
         if gained or lost:
             self._emit(OwnershipChanged(len(renewal.owned), gained, lost, len(renewal.live | {self.node_id})))
-        if gained or lost or not self._live:
+        # The first heartbeat is news to the others; a node that is never to own anything would repeat it for ever.
+        if gained or lost or not self._has_beaten:
             self._store.publish(Notice.OWNERSHIP)
+        self._has_beaten = True
 
     def _heard(self, notice: Notice) -> None:
         if notice is Notice.OWNERSHIP:

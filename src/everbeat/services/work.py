@@ -160,7 +160,7 @@ class Work:
         def said_so(past: PastEnding) -> bool:
             # Only who says so leaves a cancelled attempt behind; else it was the reaper, and this error is kept nowhere.
             is_cancelled = given[past.id, past.fence].error.kind == CANCELLED_KIND
-            return past.outcome == "failed" or (is_cancelled and past.outcome == "cancelled")
+            return past.outcome in ("failed", "timeout") or (is_cancelled and past.outcome == "cancelled")
 
         leases = [LeaseRef(tenant_id, id_, fence) for id_, fence in given]
         answers = await self._end(leases, decide, now, said_so=said_so)

@@ -14,13 +14,12 @@ import msgspec
 
 from everbeat.client.errors import NonRetryable, RetryLater
 from everbeat.client.registry import TaskDefinition
-from everbeat.core.retries import CANCELLED_KIND
+from everbeat.core.retries import CANCELLED_KIND, TIMEOUT_KIND
 from everbeat.core.submissions import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES, MAX_TRACE_CHARACTERS, cut_result
 from everbeat.core.tasks import ClaimedTask
 from everbeat.core.wire import LONGEST_DELAY_SECONDS, ErrorInput, Failure, Result
 from everbeat.worker.context import cut, storable
 
-TIMEOUT_KIND = "timeout"
 _OURS = str(Path(__file__).parent)
 _LIBRARY = str(Path(traceback.__file__).parent)
 
