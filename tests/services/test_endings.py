@@ -341,7 +341,6 @@ class CancelsInBetween(Overriding):
         return await self._cancel(await self.inner.task_expired(*given, **more))
 
 
-@pytest.mark.xfail(reason="task_end puts back what a cancel has asked to stop since it was read", strict=True)
 @pytest.mark.parametrize("ending", ["fail", "release", "expire"])
 async def test_a_cancel_between_reading_and_ending_an_attempt_is_honoured(store: Store, ending: str) -> None:
     """Told to stop while the end of its attempt is being written: it must not start once more."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
 
@@ -20,6 +20,8 @@ from asyncpg.pool import PoolConnectionProxy
 from everbeat.core.errors import StoreBroken, StoreRefused, StoreUnavailable
 from everbeat.store.base import Notice, Observer
 from everbeat.store.queries import Query
+
+T = TypeVar("T")
 
 CHANNEL = "everbeat"
 _RETRYABLE = ("40001", "40P01")
@@ -50,6 +52,17 @@ def meaning_of(error: BaseException) -> Exception:
 def lost_a_race(error: StoreUnavailable) -> bool:
     """A deadlock or a serialisation failure: nothing was changed, and trying again is right."""
     return getattr(error.__cause__, "sqlstate", None) in _RETRYABLE
+
+
+async def retrying(write: Callable[[], Awaitable[T]]) -> T:
+    """A deadlock or a serialisation failure changed nothing, and is tried again."""
+    for _ in range(3):
+        try:
+            return await write()
+        except StoreUnavailable as error:
+            if not lost_a_race(error):
+                raise
+    return await write()
 
 
 class Connections:
@@ -138,15 +151,11 @@ class Connections:
             await pool.expire_connections()
 
     async def fetch(self, pool: str, query: Query, **values: Any) -> list[asyncpg.Record]:
-        """Run one statement; a deadlock or a serialisation failure changed nothing and is tried again."""
-        for attempt in range(4):
-            try:
-                async with self.use(pool, query.name) as connection:
-                    return await fetch_on(connection, query, **values)
-            except StoreUnavailable as error:
-                if attempt == 3 or not lost_a_race(error):
-                    raise
-        raise AssertionError("unreachable")
+        async def once() -> list[asyncpg.Record]:
+            async with self.use(pool, query.name) as connection:
+                return await fetch_on(connection, query, **values)
+
+        return await retrying(once)
 
     async def execute(self, pool: str, query: Query, **values: Any) -> int:
         async with self.use(pool, query.name) as connection:

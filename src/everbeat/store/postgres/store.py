@@ -36,7 +36,7 @@ from everbeat.store.base import (
 )
 from everbeat.store.migrate import load_migrations, missing_migrations
 from everbeat.store.notices import Notices
-from everbeat.store.postgres.connections import Connection, Connections, describe_url, execute_on, fetch_on, lost_a_race
+from everbeat.store.postgres.connections import Connection, Connections, describe_url, execute_on, fetch_on, lost_a_race, retrying
 from everbeat.store.postgres.tasks import PostgresTasks
 from everbeat.store.queries import load_numbered
 from everbeat.store.rows import (
@@ -441,7 +441,7 @@ class PostgresStore(PostgresTasks):
     async def _this_month(self, now: datetime | None, write: Callable[[], Awaitable[T]]) -> T:
         """Write rows of the present month; which one that is, is asked only when its table is found missing."""
         try:
-            return await write()
+            return await retrying(write)
         except StoreRefused as error:
             if _NO_MONTH not in str(error):
                 raise

@@ -235,6 +235,8 @@ class PostgresTasks(_Base):
 
     async def task_end(self, endings: Sequence[Ending], *, is_expired: bool, now: datetime | None = None) -> Ended:
         endings = without_repeats(endings, lambda one: (one.id, one.fence))
+        # In one order everywhere: two that end the same tasks then wait for each other and do not deadlock.
+        endings = sorted(endings, key=lambda one: one.id)
         back = [one for one in endings if one.state in (TaskState.READY, TaskState.SCHEDULED)]
         final = [one for one in endings if one.state not in (TaskState.READY, TaskState.SCHEDULED)]
 

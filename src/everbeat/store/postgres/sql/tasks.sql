@@ -176,7 +176,8 @@ ending AS (
 old AS MATERIALIZED (
   SELECT t.id, t.tenant_id, t.fence, t.attempt, t.lease_owner, t.started_at, e.outcome, e.state, e.run_at, e.error
   FROM ending AS e CROSS JOIN moment AS m JOIN tasks AS t ON t.id = e.id
-  WHERE (t.fence = e.fence AND t.tenant_id = e.tenant_id AND t.state = 'running'
+  -- One that was told to stop since it was looked at is not put back: that is to be decided anew.
+  WHERE (t.fence = e.fence AND t.tenant_id = e.tenant_id AND t.state = 'running' AND NOT t.cancel_requested
     AND (t.lease_until <= m.at) = :is_expired::boolean) IS TRUE
   FOR UPDATE OF t
 ),

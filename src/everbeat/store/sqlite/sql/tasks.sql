@@ -104,13 +104,14 @@ FROM tasks WHERE state = 'running' AND lease_until <= :now ORDER BY lease_until 
 -- Keep an attempt that ended without ending its task.
 INSERT INTO attempts (task_id, tenant_id, fence, attempt, worker, started_at, ended_at, outcome, error)
 SELECT id, tenant_id, fence, attempt, lease_owner, started_at, ?5, ?6, ?9 FROM tasks
-WHERE id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4;
+WHERE id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4 AND NOT cancel_requested;
 
 -- name: task_end
 -- Put a task back whose attempt ended without ending it. Released work does not count as an attempt.
+-- One that was told to stop since it was looked at is not put back: that is to be decided anew.
 UPDATE tasks SET state = ?7, run_at = coalesce(?8, run_at), attempt = attempt - iif(?6 = 'released', 1, 0),
   error = coalesce(?9, error), lease_owner = NULL, lease_until = NULL
-WHERE id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4
+WHERE id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4 AND NOT cancel_requested
 RETURNING id, fence, NULL;
 
 -- name: task_finish_bury
