@@ -36,7 +36,15 @@ from everbeat.store.base import (
 )
 from everbeat.store.migrate import load_migrations, missing_migrations
 from everbeat.store.notices import Notices
-from everbeat.store.postgres.connections import Connection, Connections, describe_url, execute_on, fetch_on, lost_a_race, retrying
+from everbeat.store.postgres.connections import (
+    Connection,
+    Connections,
+    describe_url,
+    execute_on,
+    fetch_on,
+    lost_a_race,
+    retrying,
+)
 from everbeat.store.postgres.tasks import PostgresTasks
 from everbeat.store.queries import load_numbered
 from everbeat.store.rows import (
