@@ -28,7 +28,7 @@ def test_a_worker_told_to_stop_ends_what_runs_and_gives_back_what_waits(site: Si
     long = site.submit_many("stubborn", 20, payload={"gate": str(gate)})
     wait_until(lambda: len(site.journal.events(event="start")) == 2, 20, "two long tasks")
     worker.send_signal(signal.SIGTERM)
-    wait_until(lambda: _states(site) == {"ready": 18, "running": 2, "counted": 0}, 2, lambda: f"{_states(site)}")
+    wait_until(lambda: _states(site) == {"ready": 18, "running": 2, "counted": 0}, 4, lambda: f"{_states(site)}")
     taken = site.raw().claim(18)
     assert [one["attempt"] for one in taken] == [1] * 18
     assert worker.is_running()

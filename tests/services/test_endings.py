@@ -362,19 +362,28 @@ async def test_a_cancel_between_reading_and_ending_an_attempt_is_honoured(store:
     assert (await get(node, task)).state in (TaskState.FAILED, TaskState.CANCELLED)
 
 
-async def test_what_a_worker_says_after_its_task_was_cancelled_without_it_is_not_taken_for_a_repetition(
-    node: SteppedNode, worker: Worker
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_what_a_worker_says_after_the_reaper_spoke_is_not_taken_for_a_repetition(
+    node: SteppedNode, worker: Worker, is_cancelled: bool
 ) -> None:
-    """The reaper ended the attempt as cancelled; an error that comes too late is kept nowhere, so it is not `ok`."""
-    task = await submit(node)
+    """The attempt was ended as cancelled, or out of time; an error that comes too late is kept nowhere, so it is not `ok`."""
+    task = await submit(node, timeout_seconds=20)
     claimed = await worker.claim_one()
-    await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now)
+    if is_cancelled:
+        await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now)
     node.move_to(NOW + seconds(31))
     assert (await worker.fail(claimed, "broke")).status == "stale"
     await node.reap()
     assert (await worker.fail(claimed, "broke")).status == "stale"
     assert await worker.complete(claimed) == ["stale"]
-    assert (await get(node, task)).state is TaskState.CANCELLED
+    assert (await get(node, task)).state is (TaskState.CANCELLED if is_cancelled else TaskState.SCHEDULED)
+
+
+async def test_a_worker_may_say_that_its_time_ran_out(node: SteppedNode, worker: Worker) -> None:
+    task = await submit(node, retry=FIXED)
+    claimed = await worker.claim_one()
+    assert [(await worker.fail(claimed, "too slow", kind="timeout")).next for _ in range(3)] == ["retry"] * 3
+    assert await told(node, task) == [(1, "timeout")]
 
 
 async def test_errors_are_cut_with_a_note(node: SteppedNode, worker: Worker) -> None:

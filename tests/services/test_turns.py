@@ -274,8 +274,9 @@ async def held_jobs(node: SteppedNode, count: int) -> list[Schedule]:
 
 
 async def test_more_schedules_than_one_piece_all_get_their_turn(node: SteppedNode) -> None:
+    turns = Turns(node.store, node.polls, piece=2, look_seconds=1e9, monotonic=lambda: node.monotonic)
+    await turns.run_once(node.now)  # the look at all of them is done, for a long time
     jobs = await held_jobs(node, 7)
-    turns = Turns(node.store, node.polls, piece=2, monotonic=lambda: node.monotonic)
     turns.expect(job.id for job in jobs)
     for _ in range(20):
         if not await turns.run_once(node.now):

@@ -153,9 +153,11 @@ class World:
             return
         message, answered = self.random.choice(self.said)
         status, following = await self.send(message)
-        is_benign = message.more.get("kind") == "cancelled" or message.kind == "release"
-        if answered[0] == "stale" and status == "ok" and is_benign:
-            assert (await self.snapshot())[message.id].state is TaskState.CANCELLED, "what it meant has happened without it"
+        if answered[0] == "stale" and status == "ok":
+            ways = {one.fence: one.outcome for one in await self.nodes[0].tasks.attempts(DEFAULT_TENANT, message.id)}
+            meant = "cancelled" if message.kind == "release" else message.more.get("kind")
+            assert meant is not None, f"{message} was stale, and nothing has come to the same since"
+            assert ways[message.fence] == meant
             return
         assert (status, following) == answered, f"{message} was answered {answered} before"
 
@@ -247,7 +249,7 @@ class World:
         elif kind == "fail":
             more = {
                 "message": f"failure {random.randrange(10**6)}",
-                "kind": random.choice([None, None, "cancelled"]),
+                "kind": random.choice([None, None, "cancelled", "timeout"]),
                 "retryable": random.random() < 0.9,
                 "retry_in_seconds": random.choice([None, None, 0, 3]),
             }
@@ -312,6 +314,8 @@ class World:
         for name, limit in LIMITS.items():
             started = [t for t in after.values() if t.schedule == name and t.origin == "tick" and t.state in LIVE_STATES]
             assert sum(task.state is not TaskState.HELD for task in started) <= limit, f"{name} runs too many at once"
+        told = [task for task in after.values() if task.cancel_requested]
+        assert all(task.state is TaskState.RUNNING for task in told), "what was told to stop does not start again"
         self.before = after
 
     def check_move(self, was: Task, now: Task) -> None:

@@ -23,9 +23,8 @@ from everbeat.services.tasks import Tasks
 from everbeat.store.base import Store
 
 MOST_TICKS = 10_000
-_MOST_SCANNED = 20 * MOST_TICKS
 _PIECE = 1000
-_MOST_EXAMINED = 100_000
+_MOST_EXAMINED = 50_000
 _MOMENT = timedelta(microseconds=1)
 _FIRST = datetime.min.replace(tzinfo=UTC)
 

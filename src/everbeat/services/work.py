@@ -14,7 +14,7 @@ from uuid import UUID
 
 from everbeat.core.errors import InvalidInput
 from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
-from everbeat.core.retries import CANCELLED_KIND, RetryDecision, after_failure
+from everbeat.core.retries import CANCELLED_KIND, TIMEOUT_KIND, RetryDecision, after_failure
 from everbeat.core.submissions import error_text, result_text
 from everbeat.core.tasks import AttemptOutcome, ClaimedTask, RunningTask, TaskError, TaskState
 from everbeat.core.wire import (
@@ -158,9 +158,9 @@ class Work:
             return decision, error_text(error.message, error.kind, error.trace)
 
         def said_so(past: PastEnding) -> bool:
-            # Only who says so leaves a cancelled attempt behind; else it was the reaper, and this error is kept nowhere.
-            is_cancelled = given[past.id, past.fence].error.kind == CANCELLED_KIND
-            return past.outcome in ("failed", "timeout") or (is_cancelled and past.outcome == "cancelled")
+            # Else it was the reaper that ended it as cancelled or out of time, and this error is kept nowhere.
+            kind = given[past.id, past.fence].error.kind
+            return past.outcome == "failed" or (kind in (CANCELLED_KIND, TIMEOUT_KIND) and past.outcome == kind)
 
         leases = [LeaseRef(tenant_id, id_, fence) for id_, fence in given]
         answers = await self._end(leases, decide, now, said_so=said_so)
