@@ -58,7 +58,7 @@ def _most_at_once(spans: list[tuple[float, float, float, int]]) -> int:
     return most
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+@pytest.mark.parametrize("database", ["postgres", pytest.param("sqlite", marks=pytest.mark.chaos)])
 def test_slow_ticks_take_turns_though_a_node_is_killed(database: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'x.sqlite'}" if database == "sqlite" else request.getfixturevalue("postgres_url")
     with running_cluster(url, tmp_path) as cluster:

@@ -68,8 +68,9 @@ def test_a_second_signal_ends_a_worker_now(site: Site) -> None:
     assert [(one["attempt"], one["fence"]) for one in taken] == [(1, 2), (1, 2)]
 
 
-def test_workers_that_come_and_go_under_load_leave_nothing_behind(site: Site) -> None:
+def test_workers_that_come_and_go_under_load_leave_nothing_behind(sqlite_site: Site) -> None:
     """A claim is always under way then; what it brings to a worker that is stopping must not wait for its lease."""
+    site = sqlite_site
     tasks = site.submit_many("short", 2000)
     for _ in range(2):
         worker = site.worker("--concurrency", "20")
