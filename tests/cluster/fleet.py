@@ -121,8 +121,9 @@ class Journal:
         self.path = folder / "journal.jsonl"
 
     def events(self, task: UUID | None = None, event: str | None = None) -> list[dict[str, Any]]:
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        found = [json.loads(line) for line in lines]
+        text = self.path.read_text() if self.path.exists() else ""
+        # The last line can be seen half written.
+        found = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
         return [one for one in found if (task is None or one["task"] == str(task)) and (event is None or one["event"] == event)]
 
     def wait(self, task: UUID, event: str, count: int = 1, deadline_seconds: float = 20.0) -> list[dict[str, Any]]:
