@@ -6,7 +6,7 @@ Shape and types are msgspec's work; everything else is collected, so that one an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
@@ -18,8 +18,9 @@ from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodab
 from everbeat.core.rules import TRIGGER_FIELDS, DstFold, DstGap, Rule, TriggerKind
 from everbeat.core.schedules import MAX_CONCURRENT, CatchUp, Overlap, Retry, RetryKind, Schedule, Spec, default_concurrency
 from everbeat.core.targets import TARGET_KINDS, Target, target_errors, target_to_json
+from everbeat.core.tenants import MAX_PAYLOAD_BYTES
 
-MAX_PAYLOAD_BYTES = 64 * 1024
+MAX_ROW_PAYLOAD_BYTES = 64 * 1024
 MAX_DEPTH = 64
 _encode = msgspec.json.Encoder().encode
 _YEAR_SECONDS = 366 * 86_400
@@ -108,15 +109,42 @@ _CHOICES: dict[str, Iterable[str]] = {
     "target.kind": TARGET_KINDS,
 }
 _PATH = re.compile(r"(?s)(.*) - at `(?:key in )?\$(.*)`")
+_WHOLE = re.compile(r"Expected `int(?: \| null)?`, got `float` - at `\$(.*)`")
 _MISSING = re.compile(r"Object (?:missing required|contains unknown) field `(.*?)`")
 
 
 def convert(data: Any, type_: type[T]) -> T:
     """Decoded JSON as one of our structs, with msgspec's complaint turned into a field and a message."""
     try:
-        return msgspec.convert(data, type_)
+        return as_struct(data, type_)
     except msgspec.ValidationError as error:
         raise as_invalid_input(error) from None
+
+
+def as_struct(data: Any, type_: type[T]) -> T:
+    """As msgspec converts, but a whole number may be written with a fraction of zero: 3.0 is an integer in JSON Schema."""
+    seen: set[str] = set()
+    while True:
+        try:
+            return msgspec.convert(data, type_)
+        except msgspec.ValidationError as error:
+            match = _WHOLE.fullmatch(str(error))
+            place = "" if match is None else re.sub(r"\[\d+\]", "[]", match[1])
+            if not place or place in seen:
+                raise
+            seen.add(place)
+            data = _with_whole(data, re.findall(r"\[\]|[^.\[\]]+", place))
+
+
+def _with_whole(data: Any, place: Sequence[str]) -> Any:
+    """The data with whole numbers at that place, in every item of the lists on the way there."""
+    if not place:
+        return int(data) if isinstance(data, float) and data.is_integer() else data
+    if place[0] == "[]" and isinstance(data, list):
+        return [_with_whole(item, place[1:]) for item in data]
+    if isinstance(data, dict) and place[0] in data:
+        return {**data, place[0]: _with_whole(data[place[0]], place[1:])}
+    return data
 
 
 def as_invalid_input(error: msgspec.ValidationError) -> InvalidInput:
@@ -162,7 +190,7 @@ def _spec_of(definition: Definition) -> Spec:
         name=definition.name,
         rule=rule,
         target=target_to_json(definition.target),
-        payload=encode_payload(definition.payload),
+        payload=_row_payload(definition.payload),
         description=definition.description,
         overlap=definition.overlap,
         max_concurrent=None
@@ -178,6 +206,18 @@ def _spec_of(definition: Definition) -> Spec:
         labels=definition.labels,
         enabled=definition.enabled,
     )
+
+
+def _row_payload(payload: Any) -> bytes:
+    """A schedule's payload: it is read with its schedule, so it must fit into the row."""
+    encoded = encode_payload(payload)
+    if len(encoded) > MAX_ROW_PAYLOAD_BYTES:
+        raise TooLarge.of(
+            "payload",
+            f"is {len(encoded)} bytes; a schedule's may have {MAX_ROW_PAYLOAD_BYTES} at most: "
+            "keep what is larger elsewhere and name it here",
+        )
+    return encoded
 
 
 def encode_payload(payload: Any) -> bytes:

@@ -48,6 +48,30 @@ class RevisionMismatch(Conflict):
     """The caller changed a revision that is no longer the current one."""
 
 
+class Unauthenticated(EverbeatError):
+    """Nobody knows who asks: no key, or one that is not valid, no longer or not at all."""
+
+
+class Forbidden(EverbeatError):
+    """It is known who asks, and they may not."""
+
+
+class TooMany(EverbeatError):
+    """More requests than are allowed in a time; trying again after a while is right."""
+
+    def __init__(self, message: str, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class QuotaExceeded(EverbeatError):
+    """More than the tenant may have. With a time, waiting that long may help; with None only a higher quota does."""
+
+    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
 class StoreError(EverbeatError):
     """The store did not do what was asked."""
 
@@ -62,6 +86,14 @@ class StoreRefused(StoreError):
 
 class StoreBroken(StoreError):
     """The database file or schema cannot be used as it is: corrupt, too old or too new."""
+
+
+class BlobsUnavailable(EverbeatError):
+    """The blob store is away, refuses us or did not answer in time."""
+
+
+class BlobMissing(EverbeatError):
+    """The blob store is there, and the payload is not in it."""
 
 
 class SettingsError(EverbeatError):

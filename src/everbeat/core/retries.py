@@ -12,6 +12,7 @@ from everbeat.core.tasks import AttemptOutcome, RunningTask, TaskError, TaskStat
 
 CANCELLED_KIND = "cancelled"
 TIMEOUT_KIND = "timeout"
+PAYLOAD_MISSING_KIND = "payload-missing"
 _MOST_DOUBLINGS = 64
 _decode_retry = msgspec.json.Decoder(Retry).decode
 

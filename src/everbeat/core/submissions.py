@@ -76,6 +76,7 @@ def new_task(
         given.delay_seconds,
         traceparent=traceparent if traceparent is not None and _TRACEPARENT.fullmatch(traceparent) else None,
         key=None if key is None else TaskKey(key, _fingerprint(given)),
+        fair_key=given.fair_key or "",
     )
 
 
@@ -84,6 +85,7 @@ def _is_plain(given: TaskInput) -> bool:
     return (
         _is_name(given.type)
         and (given.queue is None or _is_name(given.queue))
+        and (given.fair_key is None or _is_name(given.fair_key))
         and (given.run_at is None or (given.delay_seconds is None and 2 <= given.run_at.year <= 9998))
         and given.target is None
         and not given.labels
@@ -95,7 +97,7 @@ def _refuse(given: TaskInput, key: str | None) -> None:
     """Raise if there is anything wrong, naming all of it."""
     errors = [
         FieldError(field, NAME_MESSAGE)
-        for field, value in (("type", given.type), ("queue", given.queue))
+        for field, value in (("type", given.type), ("queue", given.queue), ("fair_key", given.fair_key))
         if value is not None and not is_name(value)
     ]
     if given.run_at is not None and given.delay_seconds is not None:
@@ -182,7 +184,7 @@ def task_again(task: Task | DeadLetter, id_: UUID, *, run_at: datetime | None = 
         queue=task.queue,
         type=task.type,
         target=_text(task.target),
-        payload=task.payload.decode(),
+        payload="null" if task.payload_ref else task.payload.decode(),
         origin=Origin.REPLAY,
         priority=task.priority,
         max_attempts=task.max_attempts,
@@ -193,6 +195,8 @@ def task_again(task: Task | DeadLetter, id_: UUID, *, run_at: datetime | None = 
         schedule_id=task.schedule_id,
         schedule_name=task.schedule,
         scheduled_for=task.scheduled_for,
+        payload_ref=task.payload_ref,
+        fair_key=task.fair_key,
     )
 
 
@@ -238,6 +242,8 @@ def fresh_task(new: NewTask, now: datetime) -> Task:
         fence=0,
         cancel_requested=False,
         traceparent=new.traceparent,
+        payload_ref=new.payload_ref,
+        fair_key=new.fair_key,
     )
 
 
@@ -298,6 +304,7 @@ def task_answer(task: Task) -> dict[str, Any]:
         "queue": task.queue,
         "target": task.target,
         "payload": msgspec.Raw(task.payload),
+        "payload_omitted": task.payload_ref is not None,
         "state": task.state.value,
         "priority": task.priority,
         "run_at": rfc3339(task.run_at),
@@ -306,6 +313,7 @@ def task_answer(task: Task) -> dict[str, Any]:
         "retry": msgspec.to_builtins(_decode_retry(task.retry)),
         "timeout_seconds": number(task.timeout_seconds),
         "labels": task.labels,
+        "fair_key": task.fair_key or None,
         "origin": task.origin.value,
         "schedule_id": None if task.schedule_id is None else str(task.schedule_id),
         "schedule": task.schedule,
@@ -351,12 +359,14 @@ def dead_letter_answer(letter: DeadLetter) -> dict[str, Any]:
         "queue": letter.queue,
         "target": letter.target,
         "payload": msgspec.Raw(letter.payload),
+        "payload_omitted": letter.payload_ref is not None,
         "origin": letter.origin.value,
         "schedule_id": None if letter.schedule_id is None else str(letter.schedule_id),
         "schedule": letter.schedule,
         "scheduled_for": optional_rfc3339(letter.scheduled_for),
         "priority": letter.priority,
         "labels": letter.labels,
+        "fair_key": letter.fair_key or None,
         "attempts": letter.attempt,
         "max_attempts": letter.max_attempts,
         "reason": letter.reason,

@@ -67,7 +67,7 @@ class SqsTarget(_Target, frozen=True, kw_only=True, tag="sqs"):
 class KafkaTarget(_Target, frozen=True, kw_only=True, tag="kafka"):
     topic: Text
     broker: Text
-    key: str | None = None
+    key: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
 
 
 class RedisTarget(_Target, frozen=True, kw_only=True, tag="redis"):
@@ -76,8 +76,8 @@ class RedisTarget(_Target, frozen=True, kw_only=True, tag="redis"):
 
 
 class AmqpTarget(_Target, frozen=True, kw_only=True, tag="amqp"):
-    exchange: str
-    routing_key: str
+    exchange: Annotated[str, msgspec.Meta(max_length=256)]
+    routing_key: Annotated[str, msgspec.Meta(max_length=256)]
     broker: Text
 
 

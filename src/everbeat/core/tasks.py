@@ -105,6 +105,10 @@ class NewTask(NamedTuple):
     lease_owner: str | None = None
     lease_seconds: float = 30.0
     deadline_seconds: float | None = None
+    # Where in the blob store the payload is, if it is too large for the row; `payload` is null then.
+    payload_ref: str | None = None
+    # Shares of work inside a tenant go by this; empty: none.
+    fair_key: str = ""
 
 
 class ClaimedTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +129,19 @@ class ClaimedTask(msgspec.Struct, frozen=True, kw_only=True):
     origin: Origin
     timeout_seconds: float
     traceparent: str | None
+    # Whose it is: a fleet's worker holds tasks of many.
+    tenant_id: UUID = UUID(int=0)
+
+
+class UnfilledTask(ClaimedTask, frozen=True, kw_only=True):
+    """A claimed task whose payload still lies in the blob store; nobody outside the engine sees one."""
+
+    payload_ref: str
+
+
+def at_ref(task: ClaimedTask, payload_ref: str | None) -> ClaimedTask:
+    """The task, to be filled from the blob store if that is where its payload is."""
+    return task if payload_ref is None else UnfilledTask(**msgspec.structs.asdict(task), payload_ref=payload_ref)
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,6 +180,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     # How its last attempt ended, and why there is no other: only of a finished task.
     outcome: AttemptOutcome | None = None
     reason: str | None = None
+    # Where in the blob store the payload is that `payload` does not show.
+    payload_ref: str | None = None
+    fair_key: str = ""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,3 +260,5 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     replayed_at: datetime | None
     replayed_as: UUID | None
     replays: int
+    payload_ref: str | None = None
+    fair_key: str = ""

@@ -48,6 +48,7 @@ class TaskInput(_Wire, frozen=True, kw_only=True):
     timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=7 * 86_400)] = 3600
     target: Target | None = None
     labels: dict[str, str] = {}
+    fair_key: str | None = None
     idempotency_key: str | None = None
 
 

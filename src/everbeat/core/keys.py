@@ -1,0 +1,162 @@
+"""API keys: how they look, what is kept of them, and the scopes they are given. Randomness is an argument.
+
+A key is `eb_`, 43 characters of 32 random bytes, and 6 characters of a checksum: one that is mistyped or invented is refused
+without asking anybody. Only the hash of a key is kept. It needs no salt and no slow function: nobody guesses 256 random bits.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import zlib
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from everbeat.core.access import INCLUDED, Caller, Scope
+from everbeat.core.errors import FieldError, InvalidInput
+from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
+
+PREFIX = "eb_"
+SECRET_BYTES = 32
+MAX_SCOPES = 100
+MAX_NAME_LENGTH = 200
+
+_SHAPE = re.compile(r"eb_[A-Za-z0-9_-]{49}")
+_START = re.compile(r"(?=eb_)")
+_CHECKSUM_LENGTH = 6
+_LENGTH = 52
+_WORK_ON = f"{Scope.WORK}:"
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as it is kept. `scopes` as they are written: admin, manage, submit, read, work or work:QUEUE."""
+
+    id: UUID
+    tenant_id: UUID
+    name: str
+    hash: bytes
+    hint: str
+    scopes: tuple[str, ...]
+    is_fleet: bool = False
+    created_at: datetime
+    expires_at: datetime | None = None
+    last_used_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+    def is_usable(self, now: datetime) -> bool:
+        return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)
+
+
+class Granted(NamedTuple):
+    """What a key's scopes come to. `queues` None: work on every queue."""
+
+    scopes: frozenset[Scope]
+    queues: frozenset[str] | None
+
+
+# The text of a key
+
+
+def make_key(secret: bytes) -> str:
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(f"a key is made of {SECRET_BYTES} random bytes")
+    body = PREFIX + _text(secret)
+    return body + _checksum(body)
+
+
+def is_well_formed(key: str) -> bool:
+    """Whether it can be a key at all; says nothing about whether it is known."""
+    return _SHAPE.fullmatch(key) is not None and _checksum(key[:-_CHECKSUM_LENGTH]) == key[-_CHECKSUM_LENGTH:]
+
+
+def holds_a_key(text: str) -> bool:
+    """Whether a key is somewhere in a text."""
+    return any(is_well_formed(text[match.start() : match.start() + _LENGTH]) for match in _START.finditer(text))
+
+
+def hash_of(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def hint_of(key: str) -> str:
+    """Enough to tell keys apart: two characters of the secret, and four of a checksum that the secret does not follow from."""
+    return f"{key[:5]}…{key[-4:]}"
+
+
+def _checksum(body: str) -> str:
+    return _text(zlib.crc32(body.encode()).to_bytes(4, "big"))
+
+
+def _text(value: bytes) -> str:
+    return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
+
+
+# Scopes
+
+
+def parse_scopes(texts: Sequence[str], *, is_fleet: bool = False, field: str = "scopes") -> Granted:
+    """What scopes as a user writes them come to; names every one that is wrong."""
+    if not texts:
+        raise InvalidInput.of(field, f"name at least one of {_choices()}")
+    if len(texts) > MAX_SCOPES:
+        raise InvalidInput.of(field, f"at most {MAX_SCOPES} scopes")
+    errors = [FieldError(f"{field}[{index}]", wrong) for index, text in enumerate(texts) if (wrong := _wrong_with(text))]
+    if errors:
+        raise InvalidInput(*errors)
+    granted = granted_by(texts)
+    if is_fleet and granted.scopes != {Scope.WORK}:
+        raise InvalidInput.of(field, "a key for the workers of all tenants has the scope work, or work:QUEUE, and no other")
+    return granted
+
+
+def granted_by(texts: Collection[str]) -> Granted:
+    """What scopes that were checked when the key was made come to."""
+    whole = [Scope(text) for text in texts if not text.startswith(_WORK_ON)]
+    queues = frozenset(text.removeprefix(_WORK_ON) for text in texts if text.startswith(_WORK_ON))
+    scopes = frozenset[Scope]().union(*(INCLUDED[scope] for scope in whole))
+    if Scope.WORK in scopes or not queues:
+        return Granted(scopes, None)
+    return Granted(scopes | {Scope.WORK}, queues)
+
+
+def scope_texts(granted: Granted) -> tuple[str, ...]:
+    """The shortest way to write it, in a fixed order."""
+    scopes, queues = granted
+    if queues is not None:
+        scopes = scopes - {Scope.WORK}
+    texts = [scope.value for scope in Scope if scope in scopes and not _is_implied(scope, scopes)]
+    return (*texts, *(f"{_WORK_ON}{queue}" for queue in sorted(queues or ())))
+
+
+def _is_implied(scope: Scope, scopes: Iterable[Scope]) -> bool:
+    return any(scope in INCLUDED[other] for other in scopes if other is not scope)
+
+
+def _wrong_with(text: str) -> str | None:
+    if text.startswith(_WORK_ON):
+        return None if is_name(text.removeprefix(_WORK_ON)) else f"the queue {NAME_MESSAGE}"
+    return None if text in Scope._value2member_map_ else f"must be one of {_choices()}"
+
+
+def _choices() -> str:
+    return ", ".join([*Scope, f"{_WORK_ON}QUEUE"])
+
+
+def checked_name(name: str) -> str:
+    """What a key is called, for people: in lists and in the audit trail."""
+    if not 1 <= len(name) <= MAX_NAME_LENGTH or not name.strip():
+        raise InvalidInput.of("name", f"must be 1 to {MAX_NAME_LENGTH} characters")
+    if has_control_characters(name) or "\n" in name or not is_encodable(name):
+        raise InvalidInput.of("name", "must not have control characters")
+    return name
+
+
+def caller_of_key(key: ApiKey) -> Caller:
+    """Whoever presents this key."""
+    scopes, queues = granted_by(key.scopes)
+    return Caller(key.tenant_id, scopes, queues, key.is_fleet, key.id, key.name)

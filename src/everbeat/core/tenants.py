@@ -1,0 +1,34 @@
+"""Tenants: what isolates one team from another, with its weight and its quotas."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+DEFAULT_MAX_SCHEDULES = 100_000
+MAX_PAYLOAD_BYTES = 10 * 1024 * 1024
+EVERY_TENANT = "all"
+
+
+class Quotas(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant may have; None means no limit of its own."""
+
+    max_schedules: int | None = None
+    max_ready: int | None = None
+    max_running: int | None = None
+    submits_per_second: float | None = None
+    max_payload_bytes: int | None = None
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant. `weight`: its share of what workers serve, against the weights of the others."""
+
+    id: UUID
+    name: str
+    weight: float = 1.0
+    quotas: Quotas = Quotas()
+    revision: int = 1
+    created_at: datetime
+    updated_at: datetime

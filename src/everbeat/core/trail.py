@@ -1,0 +1,52 @@
+"""The audit trail: the closed list of what it tells of, and how a line is made. Payloads are never part of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from everbeat.core.access import AuditEntry, Caller
+
+
+class Action(StrEnum):
+    """What was done. A closed list: adding one is a change of the contract."""
+
+    SCHEDULE_CREATE = "schedule.create"
+    SCHEDULE_UPDATE = "schedule.update"
+    SCHEDULE_DELETE = "schedule.delete"
+    SCHEDULE_PAUSE = "schedule.pause"
+    SCHEDULE_RESUME = "schedule.resume"
+    SCHEDULE_TRIGGER = "schedule.trigger"
+    SCHEDULE_BACKFILL = "schedule.backfill"
+    CALENDAR_PUT = "calendar.put"
+    CALENDAR_DELETE = "calendar.delete"
+    TASK_CANCEL = "task.cancel"
+    TASK_RETRY = "task.retry"
+    TASK_RESCHEDULE = "task.reschedule"
+    DEAD_LETTER_REPLAY = "dead_letter.replay"
+    DEAD_LETTER_PURGE = "dead_letter.purge"
+    TENANT_CREATE = "tenant.create"
+    TENANT_UPDATE = "tenant.update"
+    KEY_CREATE = "key.create"
+    KEY_REVOKE = "key.revoke"
+
+
+def entry(
+    id_: UUID, by: Caller, action: Action, subject: str, detail: Mapping[str, Any], *, tenant_id: UUID | None = None
+) -> AuditEntry:
+    """One line: it belongs to the tenant whose things were changed, the caller's own unless another is named."""
+    return AuditEntry(
+        id=id_,
+        tenant_id=by.tenant_id if tenant_id is None else tenant_id,
+        actor=by.actor,
+        key_id=by.key_id,
+        action=action.value,
+        subject=subject,
+        detail=msgspec.json.encode(detail).decode(),
+        request_id=by.request_id,
+        address=by.address,
+    )
