@@ -7,290 +7,62 @@ Errors: StoreUnavailable means the outcome is unknown (read again), StoreRefused
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Protocol, Self
 from uuid import UUID
 
-import msgspec
-
+from everbeat.core.access import AuditEntry
 from everbeat.core.calendars import Calendar
 from everbeat.core.changes import ScheduleWrite
-from everbeat.core.rules import Rule
-from everbeat.core.schedules import CatchUp, PastRule, Schedule
-from everbeat.core.tasks import Attempt, ClaimedTask, DeadLetter, Ending, LogLine, NewTask, RunningTask, Task
-from everbeat.core.ticks import Outcome, Skip, SkipReason, Tick
-
-
-class Notice(StrEnum):
-    """What changed, said to every node: a hint to look, never the truth itself."""
-
-    SCHEDULES = "schedules"
-    OWNERSHIP = "ownership"
-    CALENDARS = "calendars"
-    TASKS = "tasks"
-    DELAYED = "delayed"
-
-
-Listener = Callable[[Notice], None]
-
-
-class IdempotentAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer once given under an idempotency key, kept so that a repeated request gets it again."""
-
-    key: str
-    fingerprint: bytes
-    status: int
-    body: bytes
-
-
-class ScheduleFilter(NamedTuple):
-    status: str | None = None
-    name_prefix: str | None = None
-    queue: str | None = None
-    type: str | None = None
-    target: str | None = None
-
-
-class Found(NamedTuple):
-    """What a look-up found, and what the database's clock showed."""
-
-    now: datetime
-    schedules: list[Schedule]
-    answer: IdempotentAnswer | None
-
-
-class DueSchedule(NamedTuple):
-    """What the ticker needs to know of a schedule that comes due soon; not its payload."""
-
-    id: UUID
-    tenant_id: UUID
-    partition: int
-    revision: int
-    cursor_at: datetime
-    next_tick_at: datetime
-    due_at: datetime
-    catch_up: CatchUp
-    misfire_grace_seconds: float
-    jitter_seconds: float
-    rule: Rule
-
-
-class DueScan(NamedTuple):
-    """What a scan found; `faults` are rows that could not even be read, each with the reason."""
-
-    now: datetime
-    schedules: list[DueSchedule]
-    faults: dict[UUID, str]
-
-
-class Firing(NamedTuple):
-    """One schedule's firing: guarded by epoch, revision and expected tick; `fires` None only records skips."""
-
-    schedule_id: UUID
-    tenant_id: UUID
-    partition: int
-    epoch: int
-    revision: int
-    expected: datetime
-    fires: datetime | None
-    task_id: UUID
-    cursor_at: datetime
-    next_tick_at: datetime | None
-    due_at: datetime | None
-    skips: tuple[Skip, ...] = ()
-
-
-class Fired(NamedTuple):
-    """What became of one firing that took place; one that lost its guard is simply absent."""
-
-    schedule_id: UUID
-    outcome: Outcome | None
-    reason: SkipReason | None
-    fired_at: datetime | None
-
-
-class FireResult(NamedTuple):
-    """`queues` got tasks that are ready; `holders` are schedules whose new task waits for its turn."""
-
-    now: datetime
-    fired: list[Fired]
-    queues: frozenset[str]
-    holders: frozenset[UUID]
-
-
-class NodeInfo(NamedTuple):
-    id: UUID
-    name: str
-    roles: tuple[str, ...]
-    version: str
-    started_at: datetime
-    seen_at: datetime
-    lease_seconds: float
-    lag_seconds: float | None
-    fired_per_second: float | None
-
-
-class NodeBeat(NamedTuple):
-    id: UUID
-    name: str
-    roles: tuple[str, ...]
-    version: str
-    lease_seconds: float
-    lag_seconds: float | None = None
-    fired_per_second: float | None = None
-
-
-class Renewal(NamedTuple):
-    """What a heartbeat brought: the clock, the partitions owned with their epochs, the live scheduler nodes, and how far
-    behind an earlier heartbeat the clock is (more than a moment: it was set back)."""
-
-    now: datetime
-    owned: Mapping[int, int]
-    live: frozenset[UUID]
-    clock_back_seconds: float
-
-
-class PartitionInfo(NamedTuple):
-    partition: int
-    owner: UUID | None
-    epoch: int
-    lease_until: datetime | None
-
-
-class TickTotal(msgspec.Struct, frozen=True):
-    """Ledger rows of one schedule in a window, summed by outcome and reason."""
-
-    schedule_id: UUID
-    outcome: Outcome
-    reason: SkipReason | None
-    count: int
-
-
-class QueueDepth(msgspec.Struct, frozen=True):
-    queue: str
-    state: str
-    count: int
-
-
-class Submitted(NamedTuple):
-    """What became of a batch of new tasks: the id each has under its key, and those whose key was used for something else.
-
-    If there is any of the latter, nothing was written. `run_at` of a new task is its own, or `now` and its delay.
-    """
-
-    now: datetime
-    ids: list[UUID]
-    repeated: frozenset[int]
-    mismatched: frozenset[int]
-
-
-class Claimer(NamedTuple):
-    """One worker's share in a claim."""
-
-    worker: str
-    limit: int
-    lease_seconds: float
-
-
-class LeaseRef(NamedTuple):
-    """A lease as its worker names it."""
-
-    tenant_id: UUID
-    id: UUID
-    fence: int
-
-
-class BeatWrite(NamedTuple):
-    lease: LeaseRef
-    fraction: float | None = None
-    message: str | None = None
-    log: str | None = None
-
-
-class Beaten(NamedTuple):
-    """A lease that a heartbeat found alive; one that is not among the answers is lost."""
-
-    id: UUID
-    fence: int
-    lease_until: datetime
-    cancel_requested: bool
-
-
-class Completed(NamedTuple):
-    """`finished`: by this very call. `repeated`: by an earlier one under the same fence, whose answer was perhaps lost."""
-
-    finished: frozenset[tuple[UUID, int]]
-    repeated: frozenset[tuple[UUID, int]]
-    schedule_ids: frozenset[UUID]
-
-
-class Ended(NamedTuple):
-    ids: frozenset[tuple[UUID, int]]
-    schedule_ids: frozenset[UUID]
-
-
-class PastEnding(NamedTuple):
-    """How an attempt under that fence was ended before: for a worker that asks again."""
-
-    id: UUID
-    fence: int
-    outcome: str
-    state: str | None  # the final state of the task, if that attempt ended it
-
-
-class Promoted(NamedTuple):
-    """`next_at`: when the next delayed task comes due, if there is one."""
-
-    now: datetime
-    queues: frozenset[str]
-    count: int  # type: ignore[assignment]  # it hides tuple.count, which nobody calls here
-    next_at: datetime | None
-
-
-class Cancelled(NamedTuple):
-    """`ended` were not started and are gone; `told` are running, and hear of it with their next heartbeat."""
-
-    ended: frozenset[UUID]
-    told: frozenset[UUID]
-    schedule_ids: frozenset[UUID]
-
-
-class TaskFilter(NamedTuple):
-    state: str | None = None
-    queue: str | None = None
-    type: str | None = None
-    schedule_id: UUID | None = None
-    label_key: str | None = None
-    label_value: str | None = None
-
-
-class TaskScan(NamedTuple):
-    """Tasks found, newest first. `scanned_to`: where to go on if the scan was cut short before it found enough."""
-
-    tasks: list[Task]
-    scanned_to: UUID | None
-
-
-class DeadFilter(NamedTuple):
-    queue: str | None = None
-    type: str | None = None
-    schedule_id: UUID | None = None
-    from_at: datetime | None = None
-    to_at: datetime | None = None
-    task_ids: tuple[UUID, ...] | None = None
-
-
-class Replay(NamedTuple):
-    """A dead letter and the new task it becomes."""
-
-    task_id: UUID
-    task: NewTask
+from everbeat.core.fairness import Flow, Share
+from everbeat.core.keys import ApiKey
+from everbeat.core.schedules import DEFAULT_TENANT, PastRule, Schedule
+from everbeat.core.tasks import Attempt, DeadLetter, Ending, LogLine, NewTask, RunningTask, Task
+from everbeat.core.tenants import Tenant
+from everbeat.core.ticks import Tick
+from everbeat.store.values import (
+    AuditFilter,
+    Beaten,
+    BeatWrite,
+    Cancelled,
+    Claimer,
+    Claims,
+    Completed,
+    DeadFilter,
+    DueScan,
+    Ended,
+    FireResult,
+    Firing,
+    Found,
+    IdempotentAnswer,
+    KeyChange,
+    Lane,
+    LeaseRef,
+    Listener,
+    NodeBeat,
+    NodeInfo,
+    Notice,
+    PartitionInfo,
+    PastEnding,
+    Promoted,
+    QueueDepth,
+    Renewal,
+    Replay,
+    ScheduleFilter,
+    Submitted,
+    TaskFilter,
+    TaskScan,
+    TenantWrite,
+    TickTotal,
+)
 
 
 class Store(Protocol):
-    """All that Everbeat asks of a database."""
+    """All that Everbeat asks of a database.
+
+    A `trail` is written in the transaction of the change it tells of, and not at all if nothing changes.
+    """
 
     dialect: str
     description: str
@@ -316,6 +88,15 @@ class Store(Protocol):
     def publish(self, notice: Notice) -> None:
         """Tell every node; calls that come close together are sent as one."""
 
+    def lane(self, lane: Lane) -> Self:
+        """The same store by connections of their own: what one lane waits for does not hold up another."""
+
+    def feed_listen(self, hear: Callable[[str], None]) -> bool:
+        """Call hear for every message another process sends; False if processes of this store cannot hear each other."""
+
+    async def feed_send(self, message: str) -> None:
+        """Tell the other processes something of less than 8000 bytes; it may get lost."""
+
     # Schedules
 
     async def schedule_find(
@@ -335,16 +116,23 @@ class Store(Protocol):
         writes: Sequence[ScheduleWrite],
         *,
         answer: IdempotentAnswer | None = None,
+        max_schedules: int | None = None,
+        trail: Sequence[AuditEntry] = (),
         now: datetime | None = None,
     ) -> bool:
-        """Write all or nothing; False if any row was not as expected, a name was taken or a key was used meanwhile."""
+        """Write all or nothing; False if any row was not as expected, a name was taken or a key was used meanwhile.
+
+        QuotaExceeded if the tenant would have more than `max_schedules`; rows that are replaced do not count.
+        """
 
     async def schedule_list(
         self, tenant_id: UUID, filter_: ScheduleFilter, *, after_name: str | None, limit: int
     ) -> list[Schedule]:
         """The tenant's schedules by name, after the given one."""
 
-    async def schedule_delete(self, tenant_id: UUID, ids: Sequence[UUID]) -> int:
+    async def schedule_delete(
+        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+    ) -> int:
         """Remove schedules; their ledger stays."""
 
     async def schedule_count(self, tenant_id: UUID) -> dict[str, int]:
@@ -364,7 +152,7 @@ class Store(Protocol):
     async def schedule_faulty(self, tenant_id: UUID | None, *, limit: int) -> list[Schedule]:
         """Schedules that were set aside as faulty."""
 
-    async def schedule_past_rules(self, ids: Sequence[UUID]) -> list[PastRule]:
+    async def schedule_past_rules(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[PastRule]:
         """The rules these schedules had before, oldest first."""
 
     # Ticks
@@ -372,16 +160,16 @@ class Store(Protocol):
     async def tick_fire(self, node_id: UUID, firings: Sequence[Firing], *, now: datetime | None = None) -> FireResult:
         """Fire a batch in one transaction: ledger rows, tasks, and the schedules moved on. One firing per schedule."""
 
-    async def tick_list(self, schedule_id: UUID, *, from_: datetime, to: datetime, limit: int) -> list[Tick]:
+    async def tick_list(self, tenant_id: UUID, schedule_id: UUID, *, from_: datetime, to: datetime, limit: int) -> list[Tick]:
         """Ledger rows of a schedule that touch [from, to), oldest first."""
 
-    async def tick_totals(self, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[TickTotal]:
+    async def tick_totals(self, tenant_id: UUID, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[TickTotal]:
         """Ledger rows that begin in [from, end), summed per schedule, outcome and reason; each schedule has its own end."""
 
-    async def tick_ranges(self, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[Tick]:
+    async def tick_ranges(self, tenant_id: UUID, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[Tick]:
         """Skipped ranges that reach over an edge of [from, end); each schedule has its own end."""
 
-    async def tick_doubled(self, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> dict[UUID, int]:
+    async def tick_doubled(self, tenant_id: UUID, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> dict[UUID, int]:
         """Ticks in [from, to) that have more than one task: there should be none."""
 
     # Ownership
@@ -403,29 +191,51 @@ class Store(Protocol):
 
     # Tasks
 
-    async def task_submit(self, tasks: Sequence[NewTask], *, is_one: bool = False, now: datetime | None = None) -> Submitted:
+    async def task_submit(
+        self,
+        tasks: Sequence[NewTask],
+        *,
+        is_one: bool = False,
+        trail: Sequence[AuditEntry] = (),
+        now: datetime | None = None,
+    ) -> Submitted:
         """Write new tasks all or nothing: ready, or scheduled if their time is to come; each idempotency key once.
 
-        `is_one`: the key of the first stands for all of them; if it was used before, none is written.
+        `is_one`: the key of the first stands for all of them; if it was used before, none is written. The trail is written
+        if any task is.
+        """
+
+    async def task_flows(
+        self, tenant_id: UUID | None, queues: Sequence[str], *, after: Sequence[Flow] = (), limit: int
+    ) -> list[Flow]:
+        """Which flows of these queues have ready tasks, of a tenant or of all (None); at most `limit` of each queue.
+
+        `after`: where to go on in queues that had more than the limit, one place for each.
         """
 
     async def task_claim(
         self,
-        tenant_id: UUID,
-        queues: Sequence[str],
+        shares: Sequence[Share],
         claimers: Sequence[Claimer],
         *,
-        types: Sequence[str] | None = None,
+        limited: Collection[UUID] = (),
         total_seconds: float = 7 * 86_400,
         now: datetime | None = None,
-    ) -> list[list[ClaimedTask]]:
-        """Take ready tasks for each claimer in turn, under leases with new fences, the most urgent first."""
+    ) -> Claims:
+        """Take ready tasks of each share in turn, the oldest first, for each claimer in turn, under leases with new fences.
+
+        A priority, tenant and fair key comes once among the shares. `limited`: tenants that may have only so many running;
+        they get no more than there is room for.
+        """
 
     async def task_heartbeat(self, beats: Sequence[BeatWrite], *, now: datetime | None = None) -> list[Beaten]:
         """Renew leases up to their deadlines, with progress and log lines; one that is to be cancelled is not renewed."""
 
     async def task_complete(self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None) -> Completed:
         """Finish running tasks under their lease and move them to history; a stale fence changes nothing."""
+
+    async def task_queues(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        """Which queues these tasks are of, live or finished."""
 
     async def task_running(
         self, leases: Sequence[LeaseRef], *, now: datetime | None = None
@@ -449,10 +259,20 @@ class Store(Protocol):
     ) -> frozenset[str]:
         """Release held tasks of these schedules (None: of any) as far as their policies allow; the queues they went to."""
 
-    async def task_cancel(self, tenant_id: UUID, ids: Sequence[UUID], *, now: datetime | None = None) -> Cancelled:
+    async def task_cancel(
+        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+    ) -> Cancelled:
         """End tasks that have not started, and ask those that run to stop."""
 
-    async def task_reschedule(self, tenant_id: UUID, id_: UUID, run_at: datetime, *, now: datetime | None = None) -> int:
+    async def task_reschedule(
+        self,
+        tenant_id: UUID,
+        id_: UUID,
+        run_at: datetime,
+        *,
+        trail: Sequence[AuditEntry] = (),
+        now: datetime | None = None,
+    ) -> int:
         """Move a task that has not started to another time."""
 
     async def task_find(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[Task]:
@@ -467,7 +287,7 @@ class Store(Protocol):
     async def task_log(self, tenant_id: UUID, id_: UUID, *, after: UUID | None, limit: int) -> list[LogLine]:
         """The log lines of a task, oldest first."""
 
-    async def task_ticks(self, schedule_id: UUID, *, from_: datetime, to: datetime) -> list[datetime]:
+    async def task_ticks(self, tenant_id: UUID, schedule_id: UUID, *, from_: datetime, to: datetime) -> list[datetime]:
         """The ticks in [from, to) that have a backfilled task, live or finished."""
 
     # Dead letters
@@ -487,29 +307,121 @@ class Store(Protocol):
         """Dead letters, newest first; optionally those never replayed."""
 
     async def dead_replay(
-        self, tenant_id: UUID, replays: Sequence[Replay], *, again: bool, now: datetime | None = None
+        self,
+        tenant_id: UUID,
+        replays: Sequence[Replay],
+        *,
+        again: bool,
+        trail: Sequence[AuditEntry] = (),
+        now: datetime | None = None,
     ) -> list[UUID]:
-        """Make new tasks of dead letters and note it there; those replayed before only if `again`. The dead letters it did."""
+        """Make new tasks of dead letters and note it there; those replayed before only if `again`. The dead letters it did.
 
-    async def dead_purge(self, tenant_id: UUID, filter_: DeadFilter, *, limit: int, now: datetime | None = None) -> int:
+        If a task has a key, all or nothing: none is done if a key is taken.
+        """
+
+    async def dead_purge(
+        self,
+        tenant_id: UUID,
+        filter_: DeadFilter,
+        *,
+        limit: int,
+        trail: Sequence[AuditEntry] = (),
+        now: datetime | None = None,
+    ) -> int:
         """Empty dead letters and hide them, a bounded piece at a time; that they were there stays on record."""
 
-    async def task_depths(self) -> list[QueueDepth]:
-        """Live tasks by queue and state."""
+    async def task_ready_count(self, tenant_id: UUID, *, limit: int) -> int:
+        """How many tasks of a tenant are ready, no further than the limit."""
+
+    async def task_depths(self, tenant_id: UUID | None = None) -> list[QueueDepth]:
+        """Live tasks of a tenant, or of all, by queue and state."""
 
     # Calendars
 
     async def calendar_list(self, tenant_id: UUID) -> list[Calendar]:
         """The tenant's calendars by name."""
 
-    async def calendar_write(self, tenant_id: UUID, calendar: Calendar, *, now: datetime | None = None) -> bool:
+    async def calendar_write(
+        self, tenant_id: UUID, calendar: Calendar, *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+    ) -> bool:
         """Create or replace a calendar; True if it is new."""
 
-    async def calendar_delete(self, tenant_id: UUID, name: str) -> int:
+    async def calendar_delete(
+        self, tenant_id: UUID, name: str, *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+    ) -> int:
         """Remove a calendar."""
 
     async def schedule_using_calendar(self, tenant_id: UUID, name: str) -> list[Schedule]:
         """Schedules whose rule names the calendar."""
+
+    # Tenants
+
+    async def tenant_list(self, *, after_name: str | None, limit: int) -> list[Tenant]:
+        """All tenants by name, after the given one."""
+
+    async def tenant_find(self, *, ids: Sequence[UUID] = (), names: Sequence[str] = ()) -> list[Tenant]:
+        """The tenants of these ids or names."""
+
+    async def tenant_write(
+        self,
+        writes: Sequence[TenantWrite],
+        *,
+        keeper: UUID = DEFAULT_TENANT,
+        answer: IdempotentAnswer | None = None,
+        trail: Sequence[AuditEntry] = (),
+        now: datetime | None = None,
+    ) -> bool:
+        """Write all or nothing; False if any was not as expected, a name was taken or a key was used meanwhile.
+
+        `keeper`: the tenant under which the answer is kept.
+        """
+
+    async def audit_list(
+        self, tenant_id: UUID | None, filter_: AuditFilter, *, before: tuple[datetime, UUID] | None, limit: int
+    ) -> list[AuditEntry]:
+        """Lines of the audit trail, newest first; of every tenant if None is given."""
+
+    async def answer_find(self, tenant_id: UUID, key: str, *, now: datetime | None = None) -> IdempotentAnswer | None:
+        """The answer kept under an idempotency key."""
+
+    # API keys
+
+    async def key_find(
+        self, *, hashes: Sequence[bytes] = (), ids: Sequence[UUID] = (), now: datetime | None = None
+    ) -> tuple[datetime, list[ApiKey]]:
+        """The keys of these hashes or ids, in whatever state they are, with the clock to judge their expiry by."""
+
+    async def key_exists(self, *, now: datetime | None = None) -> bool:
+        """Whether there is any key that can be used."""
+
+    async def key_list(self, tenant_id: UUID | None, *, after: UUID | None, limit: int) -> list[ApiKey]:
+        """A tenant's keys, or everybody's, in the order they were made."""
+
+    async def key_create(
+        self,
+        keys: Sequence[ApiKey],
+        *,
+        only_first: bool = False,
+        keeper: UUID | None = None,
+        answer: IdempotentAnswer | None = None,
+        trail: Sequence[AuditEntry] = (),
+        now: datetime | None = None,
+    ) -> KeyChange:
+        """Keep new keys, all or none. `only_first`: only if there is no key yet that can be used."""
+
+    async def key_revoke(
+        self,
+        tenant_id: UUID | None,
+        ids: Sequence[UUID],
+        *,
+        trail: Sequence[AuditEntry] = (),
+        now: datetime | None = None,
+    ) -> KeyChange:
+        """Revoke keys of a tenant, or of any, all or none; never the last one that can manage keys."""
+
+    async def key_touch(self, ids: Sequence[UUID], *, now: datetime | None = None) -> int:
+        """Note that these keys were used just now."""
 
     # Chores
 
@@ -519,11 +431,14 @@ class Store(Protocol):
     async def month_prune(self, *, before: datetime, limit: int) -> int:
         """Remove ledger and history of before that instant, a bounded piece at a time."""
 
-    async def key_prune(self, *, limit: int, now: datetime | None = None) -> int:
+    async def task_key_prune(self, *, limit: int, now: datetime | None = None) -> int:
         """Forget idempotency keys of tasks past their time."""
 
     async def answer_prune(self, *, limit: int, now: datetime | None = None) -> int:
         """Forget idempotent answers past their time."""
+
+    async def blob_unused(self, refs: Sequence[str]) -> list[str]:
+        """Those of these references to payloads that no task, finished task or dead letter has."""
 
 
 class Observer(Protocol):

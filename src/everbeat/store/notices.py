@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from everbeat.store.base import Listener, Notice
+from everbeat.store.values import Listener, Notice
 
 Send = Callable[[Notice], Awaitable[None]]
 

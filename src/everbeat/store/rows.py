@@ -13,6 +13,7 @@ import msgspec
 from everbeat.core.calendars import Calendar, parse_calendar
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import EverbeatError, StoreBroken
+from everbeat.core.fairness import Flow, Share
 from everbeat.core.rules import DstFold, DstGap, Rule, TriggerKind
 from everbeat.core.schedules import CatchUp, Overlap, PastRule, Retry, Schedule, Spec, Status
 from everbeat.core.submissions import target_of
@@ -26,10 +27,12 @@ from everbeat.core.tasks import (
     RunningTask,
     Task,
     TaskState,
+    at_ref,
 )
 from everbeat.core.ticks import Outcome, Skip, SkipReason, Tick
-from everbeat.store.base import (
+from everbeat.store.values import (
     BeatWrite,
+    Claims,
     DueSchedule,
     Fired,
     FireResult,
@@ -323,7 +326,7 @@ ORIGINS = {origin.value: origin for origin in Origin}
 
 
 def claimed_from_row(row: Row) -> ClaimedTask:
-    return ClaimedTask(
+    claimed = ClaimedTask(
         id=row["id"],
         type=row["type"],
         queue=row["queue"],
@@ -339,7 +342,9 @@ def claimed_from_row(row: Row) -> ClaimedTask:
         origin=ORIGINS[row["origin"]],
         timeout_seconds=row["timeout_seconds"],
         traceparent=row["traceparent"],
+        tenant_id=row["tenant_id"],
     )
+    return at_ref(claimed, row["payload_ref"])
 
 
 def task_from_row(row: Row) -> Task:
@@ -379,6 +384,33 @@ def dead_letter_from_row(row: Row) -> DeadLetter:
             "error": _bytes(row["error"]),
         }
     )
+
+
+def flow_starts(tenant_id: UUID | None, queues: Sequence[str], after: Sequence[Flow]) -> list[Flow]:
+    """After which place the flows of each queue begin: before all of them, or before those of a tenant."""
+    places = {flow.queue: flow for flow in after}
+    return [places.get(queue) or Flow(queue, tenant_id or FIRST_ID, -1, "", "") for queue in dict.fromkeys(queues)]
+
+
+def within_room(shares: Sequence[Share], room: Mapping[UUID, int]) -> list[Share]:
+    """Shares cut to what tenants may still have, each tenant's in turn."""
+    left = dict(room)
+    cut: list[Share] = []
+    for share in shares:
+        if share.tenant_id in left:
+            share = share._replace(limit=max(min(share.limit, left[share.tenant_id]), 0))
+            left[share.tenant_id] -= share.limit
+        cut.append(share)
+    return cut
+
+
+def claims_of(tasks: list[list[ClaimedTask]], shares: Sequence[Share], yields: list[int], room: Mapping[UUID, int]) -> Claims:
+    left = dict(room)
+    for share, count in zip(shares, yields, strict=True):
+        if share.tenant_id in left:
+            left[share.tenant_id] -= count
+    full = frozenset(tenant_id for tenant_id, most in left.items() if most <= 0)
+    return Claims(tasks, [share.limit for share in shares], yields, full)
 
 
 def without_repeats(items: Iterable[T], key: Callable[[T], Hashable]) -> list[T]:

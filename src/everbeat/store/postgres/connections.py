@@ -1,7 +1,11 @@
 """Connections to PostgreSQL: separate pools so that load in one place cannot starve another, deadlines, error meanings.
 
-Three pools: `lease` (one connection, only for ownership: an exhausted server or a slow query elsewhere must not cost a
-lease), `engine` (the tick loop) and `api` (everything a user asks for). A listener connection hears notices.
+Four pools: `lease` (one connection, only for ownership: an exhausted server or a slow query elsewhere must not cost a
+lease), `engine` (the tick loop), `chores` (what the engine does besides firing) and `api` (everything a user asks for).
+A listener connection hears notices.
+
+Behind a pooler that gives a connection away after each transaction (PgBouncer's transaction mode) nothing may rest on the
+session: timeouts and plan settings are then set in each transaction, with its BEGIN, and statements are not kept prepared.
 """
 
 from __future__ import annotations
@@ -9,21 +13,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeAlias, TypeVar
-from urllib.parse import parse_qs, urlsplit
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Literal, TypeAlias, TypeVar
 from uuid import uuid4
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from everbeat.core.errors import StoreBroken, StoreRefused, StoreUnavailable
-from everbeat.store.base import Notice, Observer
+from everbeat.store.base import Observer
+from everbeat.store.postgres.hosts import Connector
 from everbeat.store.queries import Query
+from everbeat.store.values import Notice
 
 T = TypeVar("T")
 
 CHANNEL = "everbeat"
+LOCKED = "55P03"
+FEED_CHANNEL = "everbeat_feed"
 _RETRYABLE = ("40001", "40P01")
 _GONE = ("08", "25006", "57P0")
 _REFUSED = ("22", "23")
@@ -31,6 +38,7 @@ _REFUSED = ("22", "23")
 _DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, asyncpg.InternalClientError)
 
 Connection: TypeAlias = PoolConnectionProxy
+Pooling = Literal["session", "transaction"]
 
 
 def meaning_of(error: BaseException) -> Exception:
@@ -43,6 +51,10 @@ def meaning_of(error: BaseException) -> Exception:
         state = getattr(error, "sqlstate", "") or ""
         if state.startswith(_REFUSED):
             return StoreRefused(str(error))
+        if state == "42501":
+            return StoreBroken(
+                f"the database role may not do this ({error}); docs/howto/postgresql.md names the rights it needs"
+            )
         if state.startswith("42"):
             return StoreBroken(f"the database is not as this Everbeat needs it ({error}); run: everbeat migrate")
         return StoreUnavailable(f"{type(error).__name__}: {error}")
@@ -72,51 +84,47 @@ class Connections:
         self,
         url: str,
         *,
+        listen_url: str | None = None,
+        pooling: Pooling = "session",
         api_connections: int = 8,
         engine_connections: int = 3,
+        chores_connections: int = 2,
         timeout_seconds: float = 10.0,
         lease_timeout_seconds: float = 2.5,
         observer: Observer | None = None,
     ) -> None:
         self._url = url
-        self._sizes = {"api": api_connections, "engine": engine_connections, "lease": 1}
-        self._timeouts = {"api": timeout_seconds, "engine": timeout_seconds, "lease": lease_timeout_seconds}
+        self._listen_url = listen_url or url
+        self._is_pooled = pooling == "transaction"
+        self._sizes = {"api": api_connections, "engine": engine_connections, "chores": chores_connections, "lease": 1}
+        self._timeouts = {**dict.fromkeys(self._sizes, timeout_seconds), "lease": lease_timeout_seconds}
+        self._begins = {lane: self._begin(session_settings(timeout)) for lane, timeout in self._timeouts.items()}
         self._pools: dict[str, asyncpg.Pool] = {}
         self._opening = asyncio.Lock()
         self._observer = observer
         self.identity = str(uuid4())
 
-    async def _pool(self, name: str) -> asyncpg.Pool:
-        if name in self._pools:
-            return self._pools[name]
+    def _begin(self, session: Mapping[str, str]) -> str:
+        return "; ".join(["BEGIN", *(_set_local(*one) for one in session.items())]) if self._is_pooled else "BEGIN"
+
+    async def _pool(self, lane: str) -> asyncpg.Pool:
+        if lane in self._pools:
+            return self._pools[lane]
         async with self._opening:
-            if name not in self._pools:
-                self._pools[name] = await asyncpg.create_pool(
+            if lane not in self._pools:
+                name = {"application_name": f"everbeat-{lane}"}
+                self._pools[lane] = await asyncpg.create_pool(
                     self._url,
+                    connect=Connector(self._url, self._timeouts[lane]),
                     min_size=0,
-                    max_size=self._sizes[name],
-                    timeout=self._timeouts[name],
-                    command_timeout=self._timeouts[name],
+                    max_size=self._sizes[lane],
+                    command_timeout=self._timeouts[lane],
                     max_inactive_connection_lifetime=300,
                     reset=_keep_session,
-                    server_settings=self._session(name),
+                    server_settings=name if self._is_pooled else name | session_settings(self._timeouts[lane]),
+                    statement_cache_size=0 if self._is_pooled else 100,
                 )
-        return self._pools[name]
-
-    def _session(self, pool: str) -> dict[str, str]:
-        milliseconds = str(int(self._timeouts[pool] * 1000))
-        return {
-            "application_name": f"everbeat-{pool}",
-            "statement_timeout": milliseconds,
-            "lock_timeout": milliseconds,
-            "idle_in_transaction_session_timeout": "30000",
-            "jit": "off",
-            # Every statement here finds its rows by an index; a plan made while a table was small must not outlive that.
-            "enable_seqscan": "off",
-            "enable_mergejoin": "off",
-            "enable_hashjoin": "off",
-            "timezone": "UTC",
-        }
+        return self._pools[lane]
 
     async def close(self) -> None:
         pools, self._pools = list(self._pools.values()), {}
@@ -128,13 +136,35 @@ class Connections:
                 pool.terminate()
 
     @contextlib.asynccontextmanager
-    async def use(self, pool_name: str, verb: str) -> AsyncIterator[Connection]:
+    async def use(self, lane: str, verb: str) -> AsyncIterator[Connection]:
         """A connection for one short piece of work, with errors translated and the call observed."""
+        async with self.alone(lane, verb) as connection:
+            if self._is_pooled:
+                async with _transaction(connection, self._begins[lane]):
+                    yield connection
+            else:
+                yield connection
+
+    @contextlib.asynccontextmanager
+    async def transaction(
+        self, lane: str, verb: str, *, patience_seconds: float | None = None, **settings: str
+    ) -> AsyncIterator[Connection]:
+        """A connection for work that is done as a whole or not at all; `settings` hold for it alone."""
+        begin = "; ".join([self._begins[lane], *(_set_local(*one) for one in settings.items())])
+        async with (
+            self.alone(lane, verb, patience_seconds=patience_seconds) as connection,
+            _transaction(connection, begin),
+        ):
+            yield connection
+
+    @contextlib.asynccontextmanager
+    async def alone(self, lane: str, verb: str, *, patience_seconds: float | None = None) -> AsyncIterator[Connection]:
+        """A connection outside of any transaction: for statements that refuse to be in one."""
         started, failed = time.perf_counter(), True
         try:
-            pool = await self._pool(pool_name)
-            async with asyncio.timeout(self._timeouts[pool_name] * 2):
-                async with pool.acquire(timeout=self._timeouts[pool_name]) as connection:
+            pool = await self._pool(lane)
+            async with asyncio.timeout(patience_seconds or self._timeouts[lane] * 2):
+                async with pool.acquire(timeout=self._timeouts[lane]) as connection:
                     yield connection
             failed = False
         except _DRIVER_ERRORS as error:
@@ -150,31 +180,34 @@ class Connections:
         for pool in self._pools.values():
             await pool.expire_connections()
 
-    async def fetch(self, pool: str, query: Query, **values: Any) -> list[asyncpg.Record]:
+    async def fetch(self, lane: str, query: Query, **values: Any) -> list[asyncpg.Record]:
         async def once() -> list[asyncpg.Record]:
-            async with self.use(pool, query.name) as connection:
+            async with self.use(lane, query.name) as connection:
                 return await fetch_on(connection, query, **values)
 
         return await retrying(once)
 
-    async def execute(self, pool: str, query: Query, **values: Any) -> int:
-        async with self.use(pool, query.name) as connection:
+    async def execute(self, lane: str, query: Query, **values: Any) -> int:
+        async with self.use(lane, query.name) as connection:
             return await execute_on(connection, query, **values)
 
-    async def listen(self, heard: Callable[[Notice], None], on_trouble: Callable[[Exception], None]) -> None:
+    async def listen(
+        self, heard: Callable[[Notice], None], on_trouble: Callable[[Exception], None], hear: Callable[[str], None]
+    ) -> None:
         """Hear notices for as long as the process lives; while the connection is away, polling keeps things moving."""
         delay = 0.5
         while True:
             try:
-                await self._listen_once(heard)
+                await self._listen_once(heard, hear)
                 delay = 0.5
             except _DRIVER_ERRORS as error:
                 on_trouble(meaning_of(error))
             await asyncio.sleep(delay)
             delay = min(delay * 2, 10)
 
-    async def _listen_once(self, heard: Callable[[Notice], None]) -> None:
-        connection = await asyncpg.connect(self._url, timeout=10, server_settings={"application_name": "everbeat-listen"})
+    async def _listen_once(self, heard: Callable[[Notice], None], hear: Callable[[str], None]) -> None:
+        connect = Connector(self._listen_url, 10)
+        connection = await connect(server_settings={"application_name": "everbeat-listen"})
 
         def on_notice(_connection: Any, _pid: int, _channel: str, payload: str) -> None:
             kind, _, sender = payload.partition(":")
@@ -185,6 +218,7 @@ class Connections:
         connection.add_termination_listener(lambda _connection: closed.set())
         try:
             await connection.add_listener(CHANNEL, on_notice)
+            await connection.add_listener(FEED_CHANNEL, lambda _connection, _pid, _channel, message: hear(message))
             for notice in Notice:
                 heard(notice)  # whatever was said while nobody listened
             while not closed.is_set():
@@ -195,6 +229,41 @@ class Connections:
         finally:
             with contextlib.suppress(Exception):
                 connection.terminate()
+
+
+def session_settings(timeout_seconds: float) -> dict[str, str]:
+    milliseconds = int(timeout_seconds * 1000)
+    return {
+        "statement_timeout": str(milliseconds),
+        # Shorter, so that whoever waits for a lock is told that, and lets go of the connection before others want it.
+        "lock_timeout": str(milliseconds // 2),
+        "idle_in_transaction_session_timeout": "30000",
+        "jit": "off",
+        # Every statement here finds its rows by an index; a plan made while a table was small must not outlive that.
+        "enable_seqscan": "off",
+        "enable_mergejoin": "off",
+        "enable_hashjoin": "off",
+        "timezone": "UTC",
+    }
+
+
+def _set_local(name: str, value: str) -> str:
+    return f"SET LOCAL {name} = '{value}'"
+
+
+@contextlib.asynccontextmanager
+async def _transaction(connection: Connection, begin: str) -> AsyncIterator[None]:
+    """The driver's own would ask once to begin and once more for each setting."""
+    try:
+        await connection.execute(begin)
+        yield
+        if await connection.execute("COMMIT") != "COMMIT":  # what PostgreSQL says to it after a failed statement
+            raise StoreUnavailable("the transaction had failed and was rolled back")
+    except BaseException:
+        if not connection.is_closed() and connection.is_in_transaction():
+            with contextlib.suppress(*_DRIVER_ERRORS):
+                await connection.execute("ROLLBACK")
+        raise
 
 
 async def _keep_session(_connection: Any) -> None:
@@ -210,10 +279,3 @@ async def execute_on(connection: Connection, query: Query, **values: Any) -> int
     """How many rows the statement changed."""
     tag: str = await connection.execute(query.sql, *query.arguments(values))
     return int(tag.rpartition(" ")[2])
-
-
-def describe_url(url: str) -> str:
-    """Where the URL points, without its secrets."""
-    parts = urlsplit(url)
-    host = parts.hostname or parse_qs(parts.query).get("host", ["local socket"])[0]
-    return f"{host}:{parts.port or 5432}{parts.path}"

@@ -4,48 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import random
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
 import asyncpg
 import msgspec
 
+from everbeat.core.access import AuditEntry
 from everbeat.core.calendars import Calendar
 from everbeat.core.changes import ScheduleWrite
-from everbeat.core.errors import EverbeatError, StoreRefused, StoreUnavailable
+from everbeat.core.errors import EverbeatError, StoreBroken, StoreError, StoreRefused, StoreUnavailable
 from everbeat.core.schedules import PastRule, Schedule, Status
 from everbeat.core.ticks import Tick
-from everbeat.store.base import (
-    DueScan,
-    FireResult,
-    Firing,
-    Found,
-    IdempotentAnswer,
-    Listener,
-    NodeBeat,
-    NodeInfo,
-    Notice,
-    Observer,
-    PartitionInfo,
-    Renewal,
-    ScheduleFilter,
-    TickTotal,
-)
-from everbeat.store.migrate import load_migrations, missing_migrations
+from everbeat.store.base import Observer
+from everbeat.store.migrate import Migration, load_migrations, missing_migrations
 from everbeat.store.notices import Notices
 from everbeat.store.postgres.connections import (
+    LOCKED,
     Connection,
     Connections,
-    describe_url,
     execute_on,
     fetch_on,
     lost_a_race,
     retrying,
 )
-from everbeat.store.postgres.tasks import PostgresTasks
+from everbeat.store.postgres.dead_letters import PostgresDeadLetters
+from everbeat.store.postgres.hosts import describe_url
+from everbeat.store.postgres.keys import PostgresKeys
+from everbeat.store.postgres.tenants import PostgresTenants
+from everbeat.store.postgres.trail import write_trail
 from everbeat.store.queries import load_numbered
 from everbeat.store.rows import (
     SkipColumns,
@@ -61,12 +53,34 @@ from everbeat.store.rows import (
     tick_from_row,
     total_from_row,
 )
+from everbeat.store.tenant_rows import ScheduleRoom
+from everbeat.store.values import (
+    DueScan,
+    FireResult,
+    Firing,
+    Found,
+    IdempotentAnswer,
+    Lane,
+    Listener,
+    NodeBeat,
+    NodeInfo,
+    Notice,
+    PartitionInfo,
+    Renewal,
+    ScheduleFilter,
+    TickTotal,
+)
 
 T = TypeVar("T")
 
 _PACKAGE = "everbeat.store.postgres"
 _SLICE = 500
+_MIGRATION_SECONDS = 3600
+_LOCK_TRIES = 5
+_PRUNE_LOCK = "300ms"
 _NO_MONTH = "no partition of relation"
+# The month is gone, or being detached: two nodes may prune when ownership has just changed hands.
+_DROPPED_BY_OTHERS = ("42P01", "55000")
 _MONTH_TABLE = re.compile(r"(ticks|task_history|attempts|task_log)_(\d{4})_(\d{2})")
 
 
@@ -74,7 +88,7 @@ class _Undo(Exception):
     """Raised inside a transaction to roll it back."""
 
 
-class PostgresStore(PostgresTasks):
+class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
     """All verbs of the Store contract on PostgreSQL 14 and newer."""
 
     dialect = "postgres"
@@ -85,14 +99,21 @@ class PostgresStore(PostgresTasks):
         self._queries = load_numbered(_PACKAGE)
         self._migrations = load_migrations(_PACKAGE)
         self._notices = Notices(self._send_notice)
+        self._hearers: list[Callable[[str], None]] = []
         self._listen = listen
         self._listening: asyncio.Task[None] | None = None
         self._observer = observer
         self._months: set[datetime] = set()
+        self._lane: Lane = "api"
+
+    def lane(self, lane: Lane) -> Self:
+        view = copy.copy(self)
+        view._lane = lane
+        return view
 
     async def open(self) -> None:
         if self._listen and self._listening is None:
-            self._listening = asyncio.create_task(self._connections.listen(self._notices.tell, self._on_deaf))
+            self._listening = asyncio.create_task(self._connections.listen(self._notices.tell, self._on_deaf, self._hear))
 
     async def close(self) -> None:
         with contextlib.suppress(EverbeatError):
@@ -107,7 +128,7 @@ class PostgresStore(PostgresTasks):
 
     async def schema_version(self) -> tuple[int, int]:
         needed = self._migrations[-1].number
-        async with self._connections.use("api", "migration_version") as connection:
+        async with self._connections.use(self._lane, "migration_version") as connection:
             (row,) = await fetch_on(connection, self._queries["migration_exists"])
             if not row["is_there"]:
                 return 0, needed
@@ -117,17 +138,47 @@ class PostgresStore(PostgresTasks):
     async def migrate(self) -> list[str]:
         """Each migration commits with its number, so a run that dies half-way goes on where it stopped."""
         applied: list[str] = []
-        while True:
-            async with self._connections.use("api", "migrate") as connection, connection.transaction():
-                await fetch_on(connection, self._queries["migration_lock"])
-                await connection.execute(self._queries["migration_table"].sql)
-                (row,) = await fetch_on(connection, self._queries["migration_version"])
-                missing = missing_migrations(self._migrations, row["version"])
-                if not missing:
-                    return applied
-                await connection.execute(missing[0].sql)
-                await execute_on(connection, self._queries["migration_insert"], number=missing[0].number, name=missing[0].name)
-                applied.append(missing[0].name)
+        version, needed = await self.schema_version()
+        while version != needed:
+            try:
+                migration = await self._retrying_locked(self._migrate_one)
+            except StoreBroken as error:
+                if not isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError):
+                    raise
+                raise StoreBroken(
+                    f"the database is at migration {version} of {needed}, and this role may not change it ({error.__cause__}); "
+                    "run everbeat migrate as the role that owns the tables"
+                ) from error.__cause__
+            if migration is None:
+                break
+            applied.append(migration.name)
+            version = migration.number
+        return applied
+
+    async def _migrate_one(self) -> Migration | None:
+        async with self._connections.transaction(
+            self._lane, "migrate", patience_seconds=_MIGRATION_SECONDS, statement_timeout=f"{_MIGRATION_SECONDS}s"
+        ) as connection:
+            await fetch_on(connection, self._queries["migration_lock"])
+            await connection.execute(self._queries["migration_table"].sql)
+            (row,) = await fetch_on(connection, self._queries["migration_version"])
+            missing = missing_migrations(self._migrations, row["version"])
+            if not missing:
+                return None
+            await connection.execute(missing[0].sql, timeout=_MIGRATION_SECONDS)
+            await execute_on(connection, self._queries["migration_insert"], number=missing[0].number, name=missing[0].name)
+            return missing[0]
+
+    async def _retrying_locked(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What needs a lock on a table in use gets it between two statements of the others, or tries again."""
+        for _ in range(_LOCK_TRIES - 1):
+            try:
+                return await work()
+            except StoreUnavailable as error:
+                if getattr(error.__cause__, "sqlstate", None) != LOCKED:
+                    raise
+            await asyncio.sleep(random.uniform(0.1, 1.0))
+        return await work()
 
     # Clock and notices
 
@@ -150,6 +201,18 @@ class PostgresStore(PostgresTasks):
         with contextlib.suppress(StoreUnavailable):  # a notice is a hint; the next scan finds what it hinted at
             await self._fetch("notice_send", payload=f"{notice.value}:{self._connections.identity}")
 
+    def feed_listen(self, hear: Callable[[str], None]) -> bool:
+        self._hearers.append(hear)
+        return self._listen
+
+    async def feed_send(self, message: str) -> None:
+        with contextlib.suppress(StoreUnavailable):  # only news of what the database knows
+            await self._fetch("feed_send", message=message)
+
+    def _hear(self, message: str) -> None:
+        for hear in self._hearers:
+            hear(message)
+
     # Schedules
 
     async def schedule_find(
@@ -161,7 +224,7 @@ class PostgresStore(PostgresTasks):
         key: str | None = None,
         now: datetime | None = None,
     ) -> Found:
-        async with self._connections.use("api", "schedule_find") as connection:
+        async with self._connections.use(self._lane, "schedule_find") as connection:
             (moment,) = await fetch_on(connection, self._queries["clock"], now=now)
             rows = await fetch_on(
                 connection, self._queries["schedule_find"], tenant_id=tenant_id, names=list(names), ids=list(ids)
@@ -180,17 +243,22 @@ class PostgresStore(PostgresTasks):
         writes: Sequence[ScheduleWrite],
         *,
         answer: IdempotentAnswer | None = None,
+        max_schedules: int | None = None,
+        trail: Sequence[AuditEntry] = (),
         now: datetime | None = None,
     ) -> bool:
         async def write() -> bool:
             try:
-                async with self._connections.use("api", "schedule_write") as connection, connection.transaction():
+                async with self._transaction("schedule_write") as connection:
+                    room = await self._room(connection, tenant_id, writes, max_schedules)
                     await self._write_rows(connection, writes)
+                    room.check()
                     if paused := [write.schedule.id for write in writes if write.schedule.status is Status.PAUSED]:
-                        await execute_on(connection, self._queries["task_hold"], ids=paused)
+                        await execute_on(connection, self._queries["task_hold"], tenant_id=tenant_id, ids=paused)
                     await self._write_past(connection, writes, now)
                     if answer is not None:
                         await self._write_answer(connection, tenant_id, answer, now)
+                    await write_trail(connection, self._queries, trail, now)
             except _Undo:
                 return False
             except StoreUnavailable as error:
@@ -200,6 +268,17 @@ class PostgresStore(PostgresTasks):
             return True
 
         return await self._with_months([skip.first for write in writes for skip in write.skips], write)
+
+    async def _room(
+        self, connection: Connection, tenant_id: UUID, writes: Sequence[ScheduleWrite], most: int | None
+    ) -> ScheduleRoom:
+        """How many schedules fit, with the tenant locked, so that two who fill the last place wait for each other."""
+        new = sum(write.expected is None for write in writes)
+        if most is None or not new:
+            return ScheduleRoom(0, 0, None)
+        await fetch_on(connection, self._queries["tenant_lock"], tenant_id=tenant_id)
+        (row,) = await fetch_on(connection, self._queries["schedule_room"], tenant_id=tenant_id, most=most)
+        return ScheduleRoom(row["count"], new, most)
 
     async def _write_rows(self, connection: Connection, writes: Sequence[ScheduleWrite]) -> None:
         new = [schedule_to_row(write.schedule) for write in writes if write.expected is None]
@@ -251,8 +330,10 @@ class PostgresStore(PostgresTasks):
         rows = await self._fetch("schedule_list", tenant_id=tenant_id, after_name=after_name, limit=limit, **filter_._asdict())
         return [schedule_from_row(row) for row in rows]
 
-    async def schedule_delete(self, tenant_id: UUID, ids: Sequence[UUID]) -> int:
-        return await self._execute("schedule_delete", tenant_id=tenant_id, ids=list(ids))
+    async def schedule_delete(
+        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+    ) -> int:
+        return await self._change_noted("schedule_delete", trail, now, tenant_id=tenant_id, ids=list(ids))
 
     async def schedule_count(self, tenant_id: UUID) -> dict[str, int]:
         rows = await self._fetch("schedule_count", tenant_id=tenant_id)
@@ -261,13 +342,8 @@ class PostgresStore(PostgresTasks):
     async def schedule_due(
         self, partitions: Sequence[int], *, horizon_seconds: float, limit: int, now: datetime | None = None
     ) -> DueScan:
-        rows = await self._connections.fetch(
-            "engine",
-            self._queries["schedule_due"],
-            now=now,
-            partitions=list(partitions),
-            horizon_seconds=horizon_seconds,
-            limit=limit,
+        rows = await self._fetch(
+            "schedule_due", now=now, partitions=list(partitions), horizon_seconds=horizon_seconds, limit=limit
         )
         scan = DueScan(rows[0]["moment"], [], {})
         for start in range(0, len(rows), _SLICE):
@@ -278,9 +354,7 @@ class PostgresStore(PostgresTasks):
         return scan
 
     async def schedule_fault(self, faults: Mapping[UUID, str], *, now: datetime | None = None) -> int:
-        return await self._connections.execute(
-            "engine", self._queries["schedule_fault"], now=now, ids=list(faults), faults=list(faults.values())
-        )
+        return await self._execute("schedule_fault", now=now, ids=list(faults), faults=list(faults.values()))
 
     async def schedule_overdue(self, *, late_seconds: float, limit: int, now: datetime | None = None) -> list[Schedule]:
         rows = await self._fetch("schedule_overdue", now=now, late_seconds=late_seconds, limit=limit)
@@ -290,8 +364,8 @@ class PostgresStore(PostgresTasks):
         rows = await self._fetch("schedule_faulty", tenant_id=tenant_id, limit=limit)
         return [schedule_from_row(row) for row in rows]
 
-    async def schedule_past_rules(self, ids: Sequence[UUID]) -> list[PastRule]:
-        return [past_rule_from_row(row) for row in await self._fetch("schedule_past_rules", ids=list(ids))]
+    async def schedule_past_rules(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[PastRule]:
+        return [past_rule_from_row(row) for row in await self._fetch("schedule_past_rules", tenant_id=tenant_id, ids=list(ids))]
 
     async def schedule_using_calendar(self, tenant_id: UUID, name: str) -> list[Schedule]:
         rows = await self._fetch("schedule_using_calendar", tenant_id=tenant_id, name=f'"{name}"')
@@ -306,9 +380,8 @@ class PostgresStore(PostgresTasks):
         )
 
         def fire() -> Awaitable[list[asyncpg.Record]]:
-            return self._connections.fetch(
-                "engine",
-                self._queries["tick_fire"],
+            return self._fetch(
+                "tick_fire",
                 now=now,
                 node=node_id,
                 ids=ids,
@@ -327,20 +400,22 @@ class PostgresStore(PostgresTasks):
         rows = await self._with_months([*filter(None, fires), *skips.columns["skip_firsts"]], fire)
         return fire_result_from_rows(rows)
 
-    async def tick_list(self, schedule_id: UUID, *, from_: datetime, to: datetime, limit: int) -> list[Tick]:
-        rows = await self._fetch("tick_list", schedule_id=schedule_id, from_at=from_, to_at=to, limit=limit)
+    async def tick_list(self, tenant_id: UUID, schedule_id: UUID, *, from_: datetime, to: datetime, limit: int) -> list[Tick]:
+        rows = await self._fetch(
+            "tick_list", tenant_id=tenant_id, schedule_id=schedule_id, from_at=from_, to_at=to, limit=limit
+        )
         return [tick_from_row(row) for row in rows]
 
-    async def tick_totals(self, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[TickTotal]:
-        rows = await self._fetch("tick_totals", ids=list(ends), ends=list(ends.values()), from_at=from_)
+    async def tick_totals(self, tenant_id: UUID, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[TickTotal]:
+        rows = await self._fetch("tick_totals", tenant_id=tenant_id, ids=list(ends), ends=list(ends.values()), from_at=from_)
         return [total_from_row(row) for row in rows]
 
-    async def tick_ranges(self, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[Tick]:
-        rows = await self._fetch("tick_ranges", ids=list(ends), ends=list(ends.values()), from_at=from_)
+    async def tick_ranges(self, tenant_id: UUID, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[Tick]:
+        rows = await self._fetch("tick_ranges", tenant_id=tenant_id, ids=list(ends), ends=list(ends.values()), from_at=from_)
         return [tick_from_row(row) for row in rows]
 
-    async def tick_doubled(self, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> dict[UUID, int]:
-        rows = await self._fetch("tick_doubled", ids=list(ids), from_at=from_, to_at=to)
+    async def tick_doubled(self, tenant_id: UUID, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> dict[UUID, int]:
+        rows = await self._fetch("tick_doubled", tenant_id=tenant_id, ids=list(ids), from_at=from_, to_at=to)
         return {row["schedule_id"]: row["count"] for row in rows}
 
     # Ownership
@@ -363,7 +438,7 @@ class PostgresStore(PostgresTasks):
         return Renewal(row["moment"], owned, frozenset(row["live"]), row["clock_back_seconds"])
 
     async def partition_release(self, node_id: UUID) -> int:
-        async with self._connections.use("lease", "partition_release") as connection, connection.transaction():
+        async with self._connections.transaction("lease", "partition_release") as connection:
             released = await execute_on(connection, self._queries["partition_release"], node=node_id)
             await execute_on(connection, self._queries["node_delete"], node=node_id)
         return released
@@ -385,24 +460,30 @@ class PostgresStore(PostgresTasks):
         rows = await self._fetch("calendar_list", tenant_id=tenant_id)
         return [calendar_from_row(row) for row in rows]
 
-    async def calendar_write(self, tenant_id: UUID, calendar: Calendar, *, now: datetime | None = None) -> bool:
-        (row,) = await self._fetch(
-            "calendar_write",
-            now=now,
-            tenant_id=tenant_id,
-            name=calendar.name,
-            revision=calendar.revision,
-            definition=text_of(calendar.to_definition()),
-        )
+    async def calendar_write(
+        self, tenant_id: UUID, calendar: Calendar, *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+    ) -> bool:
+        values = {
+            "now": now,
+            "tenant_id": tenant_id,
+            "name": calendar.name,
+            "revision": calendar.revision,
+            "definition": text_of(calendar.to_definition()),
+        }
+        async with self._transaction("calendar_write") as connection:
+            (row,) = await fetch_on(connection, self._queries["calendar_write"], **values)
+            await write_trail(connection, self._queries, trail, now)
         return bool(row["is_new"])
 
-    async def calendar_delete(self, tenant_id: UUID, name: str) -> int:
-        return await self._execute("calendar_delete", tenant_id=tenant_id, name=name)
+    async def calendar_delete(
+        self, tenant_id: UUID, name: str, *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+    ) -> int:
+        return await self._change_noted("calendar_delete", trail, now, tenant_id=tenant_id, name=name)
 
     # Chores
 
     async def month_ensure(self, months: Sequence[datetime]) -> list[str]:
-        rows = await self._connections.fetch("engine", self._queries["month_ensure"], months=sorted(months_of(months)))
+        rows = await self._fetch("month_ensure", months=sorted(months_of(months)))
         self._months |= months_of(months)
         return [row["name"] for row in rows]
 
@@ -412,21 +493,48 @@ class PostgresStore(PostgresTasks):
             match = _MONTH_TABLE.fullmatch(row["name"])
             if match is None or (int(match[2]), int(match[3])) >= (before.year, before.month) or dropped >= limit:
                 continue
-            detach = "month_detach_finish" if row["is_pending"] else "month_detach"
-            blocks = [detach, "month_drop"] if row["is_attached"] else ["month_drop"]
-            async with self._connections.use("api", "month_prune") as connection:
-                for block in blocks:
-                    sql = self._queries[block].sql.replace("parent_table", match[1])
-                    await connection.execute(sql.replace("month_table", match[0]))
+            try:
+                is_dropped = await (self._drop_month(match, row) if row["is_mine"] else self._have_month_dropped(match))
+            except StoreError as error:
+                if getattr(error.__cause__, "sqlstate", None) not in _DROPPED_BY_OTHERS:
+                    raise
+                is_dropped = False
             self._months.clear()
-            dropped += 1
+            dropped += is_dropped
         return dropped
 
-    async def key_prune(self, *, limit: int, now: datetime | None = None) -> int:
-        return await self._execute("key_prune", limit=limit, now=now)
+    async def _drop_month(self, match: re.Match[str], row: asyncpg.Record) -> bool:
+        detach = "month_detach_finish" if row["is_pending"] else "month_detach"
+        blocks = [detach, "month_drop"] if row["is_attached"] else ["month_drop"]
+        async with self._connections.alone(self._lane, "month_prune") as connection:
+            for block in blocks:
+                sql = self._queries[block].sql.replace("parent_table", match[1])
+                await connection.execute(sql.replace("month_table", match[0]))
+        return True
+
+    async def _have_month_dropped(self, match: re.Match[str]) -> bool:
+        """By the function of the tables' owner. It needs the whole ledger for a moment: if it does not get it, later."""
+
+        async def drop() -> None:
+            async with self._connections.transaction(self._lane, "month_prune", lock_timeout=_PRUNE_LOCK) as connection:
+                await fetch_on(connection, self._queries["month_drop_as_owner"], parent=match[1], child=match[0])
+
+        try:
+            await self._retrying_locked(drop)
+        except StoreUnavailable as error:
+            if getattr(error.__cause__, "sqlstate", None) != LOCKED:
+                raise
+            return False
+        return True
+
+    async def task_key_prune(self, *, limit: int, now: datetime | None = None) -> int:
+        return await self._execute("task_key_prune", limit=limit, now=now)
 
     async def answer_prune(self, *, limit: int, now: datetime | None = None) -> int:
         return await self._execute("answer_prune", limit=limit, now=now)
+
+    async def blob_unused(self, refs: Sequence[str]) -> list[str]:
+        return [row["ref"] for row in await self._fetch("blob_unused", refs=list(refs))]
 
     async def _month_cover(self, instants: Iterable[datetime]) -> None:
         """A tick may be of a month that has no table yet: a long outage, a stepped clock, a backfill."""
@@ -457,7 +565,18 @@ class PostgresStore(PostgresTasks):
         return await self._with_months([await self.clock(now=now)], write)
 
     async def _fetch(self, block: str, /, **values: Any) -> list[asyncpg.Record]:
-        return await self._connections.fetch("api", self._queries[block], **values)
+        return await self._connections.fetch(self._lane, self._queries[block], **values)
 
     async def _execute(self, block: str, /, **values: Any) -> int:
-        return await self._connections.execute("api", self._queries[block], **values)
+        return await self._connections.execute(self._lane, self._queries[block], **values)
+
+    def _transaction(self, verb: str) -> contextlib.AbstractAsyncContextManager[Connection]:
+        return self._connections.transaction(self._lane, verb)
+
+    async def _change_noted(self, block: str, trail: Sequence[AuditEntry], now: datetime | None, /, **values: Any) -> int:
+        """How many rows the statement changed; the trail is written with it, if there are any."""
+        async with self._transaction(block) as connection:
+            changed = await execute_on(connection, self._queries[block], **values)
+            if changed:
+                await write_trail(connection, self._queries, trail, now)
+        return changed

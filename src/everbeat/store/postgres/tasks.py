@@ -1,8 +1,9 @@
-"""The verbs on tasks and dead letters of the PostgreSQL store: each runs the block of its name."""
+"""The verbs on tasks of the PostgreSQL store: each runs the block of its name."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar
@@ -11,46 +12,48 @@ from uuid import UUID
 import asyncpg
 import uuid_utils.compat
 
+from everbeat.core.access import AuditEntry
 from everbeat.core.errors import StoreRefused
-from everbeat.core.tasks import Attempt, ClaimedTask, DeadLetter, Ending, LogLine, NewTask, RunningTask, Task, TaskState
-from everbeat.store.base import (
-    Beaten,
-    BeatWrite,
-    Cancelled,
-    Claimer,
-    Completed,
-    DeadFilter,
-    Ended,
-    LeaseRef,
-    PastEnding,
-    Promoted,
-    QueueDepth,
-    Replay,
-    Submitted,
-    TaskFilter,
-    TaskScan,
-)
-from everbeat.store.postgres.connections import Connection, Connections, execute_on, fetch_on
+from everbeat.core.fairness import Flow, Share
+from everbeat.core.tasks import Attempt, ClaimedTask, Ending, LogLine, NewTask, RunningTask, Task, TaskState
+from everbeat.store.postgres.connections import Connection, execute_on, fetch_on
+from everbeat.store.postgres.trail import write_trail
 from everbeat.store.queries import Query
 from everbeat.store.rows import (
     CANCELLED,
-    EARLIEST,
     FIRST_ID,
     LAST_ID,
-    LATEST,
     MOST_SCANNED,
     SUPERSEDED,
     Keyed,
     attempt_from_row,
     by_key,
     claimed_from_row,
-    dead_letter_from_row,
+    claims_of,
+    flow_starts,
     kept_log,
     merged_beats,
     running_from_row,
     submitted_of,
     task_from_row,
+    within_room,
     without_repeats,
+)
+from everbeat.store.values import (
+    Beaten,
+    BeatWrite,
+    Cancelled,
+    Claimer,
+    Claims,
+    Completed,
+    Ended,
+    LeaseRef,
+    PastEnding,
+    Promoted,
+    QueueDepth,
+    Submitted,
+    TaskFilter,
+    TaskScan,
 )
 
 T = TypeVar("T")
@@ -61,7 +64,7 @@ _LISTS = {
 }
 
 
-class _Undo(Exception):
+class Undo(Exception):
     """Raised inside a transaction to roll it back."""
 
 
@@ -76,12 +79,13 @@ def _refs(leases: Sequence[LeaseRef]) -> dict[str, list[Any]]:
 class _Base(Protocol):
     """What the other half of the store lends to this one."""
 
-    _connections: Connections
     _queries: dict[str, Query]
 
     async def clock(self, *, now: datetime | None = None) -> datetime: ...
     async def _fetch(self, block: str, /, **values: Any) -> list[asyncpg.Record]: ...
     async def _execute(self, block: str, /, **values: Any) -> int: ...
+    def _transaction(self, verb: str) -> AbstractAsyncContextManager[Connection]: ...
+    async def _change_noted(self, block: str, trail: Sequence[AuditEntry], now: datetime | None, /, **values: Any) -> int: ...
     async def _with_months(self, instants: Sequence[datetime], write: Callable[[], Awaitable[T]]) -> T: ...
     async def _this_month(self, now: datetime | None, write: Callable[[], Awaitable[T]]) -> T: ...
 
@@ -89,39 +93,49 @@ class _Base(Protocol):
 class PostgresTasks(_Base):
     # Submitting
 
-    async def task_submit(self, tasks: Sequence[NewTask], *, is_one: bool = False, now: datetime | None = None) -> Submitted:
+    async def task_submit(
+        self,
+        tasks: Sequence[NewTask],
+        *,
+        is_one: bool = False,
+        trail: Sequence[AuditEntry] = (),
+        now: datetime | None = None,
+    ) -> Submitted:
         keyed = by_key(tasks)
         if not tasks:
             return submitted_of(tasks, keyed, await self.clock(now=now), {}, set())
-        if not keyed.repeats:
+        if not keyed.repeats and not trail:
             try:
-                (row,) = await self._fetch("task_submit", now=now, **_columns(tasks), **_keys(tasks, keyed.firsts))
+                (row,) = await self._fetch("task_submit", now=now, **task_columns(tasks), **key_columns(tasks, keyed.firsts))
                 return submitted_of(tasks, keyed, row["moment"], {}, set())
             except StoreRefused as error:
                 if not keyed.firsts or not isinstance(error.__cause__, asyncpg.DivisionByZeroError):
                     raise
-        return await self._submit_some(tasks, keyed, is_one, now)
+        return await self._submit_some(tasks, keyed, is_one, trail, now)
 
-    async def _submit_some(self, tasks: Sequence[NewTask], keyed: Keyed, is_one: bool, now: datetime | None) -> Submitted:
-        """Some key is taken: find out which, and write what is new unless a key was used for something else."""
+    async def _submit_some(
+        self, tasks: Sequence[NewTask], keyed: Keyed, is_one: bool, trail: Sequence[AuditEntry], now: datetime | None
+    ) -> Submitted:
+        """Some key may be taken: find out which, and write what is new unless a key was used for something else."""
         mismatched = set(keyed.mismatched)
         taken: dict[int, tuple[UUID, bytes]] = {}
         moment = await self.clock(now=now)
         try:
-            async with self._connections.use("api", "task_submit") as connection, connection.transaction():
+            async with self._transaction("task_submit") as connection:
                 taken = await self._take_keys(connection, tasks, keyed.firsts, now)
                 for index in [*taken, *(index for index, first in keyed.repeats.items() if first in taken)]:
                     key = tasks[index].key
                     if key is not None and taken[keyed.repeats.get(index, index)][1] != key.fingerprint:
                         mismatched.add(index)
                 if mismatched or (is_one and taken):
-                    raise _Undo
+                    raise Undo
                 new = sorted([*keyed.unkeyed, *(index for index in keyed.firsts.values() if index not in taken)])
                 if new:
-                    values = {**_columns([tasks[index] for index in new]), **_keys(tasks, {}), "now": now}
+                    values = {**task_columns([tasks[index] for index in new]), **key_columns(tasks, {}), "now": now}
                     (row,) = await fetch_on(connection, self._queries["task_submit"], **values)
                     moment = row["moment"]
-        except _Undo:
+                    await write_trail(connection, self._queries, trail, now)
+        except Undo:
             pass
         return submitted_of(tasks, keyed, moment, taken, mismatched)
 
@@ -129,7 +143,7 @@ class PostgresTasks(_Base):
         self, connection: Connection, tasks: Sequence[NewTask], firsts: Mapping[tuple[UUID, str], int], now: datetime | None
     ) -> dict[int, tuple[UUID, bytes]]:
         """Take the keys that are free; what the others stand for already, by the place of the task that asked."""
-        rows = await fetch_on(connection, self._queries["task_key_insert"], now=now, **_keys(tasks, firsts))
+        rows = await fetch_on(connection, self._queries["task_key_insert"], now=now, **key_columns(tasks, firsts))
         won = {row["task_id"] for row in rows}
         lost = {pair: index for pair, index in firsts.items() if tasks[index].id not in won}
         if not lost:
@@ -144,36 +158,43 @@ class PostgresTasks(_Base):
 
     # Leases
 
+    async def task_flows(
+        self, tenant_id: UUID | None, queues: Sequence[str], *, after: Sequence[Flow] = (), limit: int
+    ) -> list[Flow]:
+        starts = flow_starts(tenant_id, queues, after)
+        rows = await self._fetch(
+            "task_flows",
+            queues=[start.queue for start in starts],
+            tenant_ids=[start.tenant_id for start in starts],
+            priorities=[start.priority for start in starts],
+            fair_keys=[start.fair_key for start in starts],
+            types=[start.type for start in starts],
+            last_tenant_id=tenant_id or LAST_ID,
+            limit=limit,
+        )
+        return [Flow(*row) for row in rows]
+
     async def task_claim(
         self,
-        tenant_id: UUID,
-        queues: Sequence[str],
+        shares: Sequence[Share],
         claimers: Sequence[Claimer],
         *,
-        types: Sequence[str] | None = None,
+        limited: Collection[UUID] = (),
         total_seconds: float = 7 * 86_400,
         now: datetime | None = None,
-    ) -> list[list[ClaimedTask]]:
-        firsts, limit = [], 0
-        for claimer in claimers:
-            firsts.append(limit + 1)
-            limit += claimer.limit
-        rows = await self._fetch(
-            "task_claim",
-            now=now,
-            tenant_id=tenant_id,
-            queues=list(queues),
-            types=None if types is None else list(types),
-            limit=limit,
-            firsts=firsts,
-            workers=[claimer.worker for claimer in claimers],
-            lease_seconds=[claimer.lease_seconds for claimer in claimers],
-            total_seconds=total_seconds,
-        )
-        claimed: list[list[ClaimedTask]] = [[] for _ in claimers]
-        for row in sorted(rows, key=lambda row: row["place"]):
-            claimed[row["claimer"] - 1].append(claimed_from_row(row))
-        return claimed
+    ) -> Claims:
+        values = {**_claimers(claimers), "total_seconds": total_seconds, "now": now}
+        if not limited:
+            return _claims(claimers, shares, await self._fetch("task_claim", **values, **_shares(shares)), {})
+        async with self._transaction("task_claim") as connection:
+            # Counted by a statement of its own, which sees what others did until the tenants were locked.
+            tenants = await fetch_on(connection, self._queries["task_claim_tenants"], tenant_ids=list(limited))
+            most = {row["id"]: row["max_running"] for row in tenants if row["max_running"] is not None}
+            counts = await fetch_on(connection, self._queries["task_claim_running"], tenant_ids=list(most)) if most else []
+            room = {row["tenant_id"]: most[row["tenant_id"]] - row["count"] for row in counts}
+            cut = within_room(shares, room)
+            rows = await fetch_on(connection, self._queries["task_claim"], **values, **_shares(cut))
+        return _claims(claimers, cut, rows, room)
 
     async def task_heartbeat(self, beats: Sequence[BeatWrite], *, now: datetime | None = None) -> list[Beaten]:
         beats = merged_beats(beats)
@@ -189,7 +210,7 @@ class PostgresTasks(_Base):
         else:
 
             async def write() -> list[asyncpg.Record]:
-                async with self._connections.use("api", "task_heartbeat") as connection, connection.transaction():
+                async with self._transaction("task_heartbeat") as connection:
                     rows = await fetch_on(connection, self._queries["task_heartbeat"], now=now, **values)
                     await self._write_log(connection, rows, texts)
                     return rows
@@ -200,7 +221,7 @@ class PostgresTasks(_Base):
     async def _write_log(self, connection: Connection, rows: Sequence[asyncpg.Record], texts: Mapping[LeaseRef, str]) -> None:
         lines = []
         for row in rows:
-            text = texts[LeaseRef(row["tenant_id"], row["id"], row["fence"])]
+            text = texts[LeaseRef(row["holder"], row["id"], row["fence"])]
             kept = kept_log(text, row["log_bytes"] - len(text.encode()))
             if kept is not None:
                 line = (row["id"], uuid_utils.compat.uuid7(), row["tenant_id"], row["moment"], row["attempt"], row["worker"])
@@ -219,7 +240,10 @@ class PostgresTasks(_Base):
         repeated: frozenset[tuple[UUID, int]] = frozenset()
         if missed:
             repeated = frozenset((row["id"], row["fence"]) for row in await self._fetch("task_completed", **_refs(missed)))
-        return Completed(finished, repeated, _schedules(rows))
+        return Completed(finished, repeated, _schedules(rows), {row["id"]: row["tenant_id"] for row in rows})
+
+    async def task_queues(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        return {row["id"]: row["queue"] for row in await self._fetch("task_queues", ids=list(ids))}
 
     async def task_running(
         self, leases: Sequence[LeaseRef], *, now: datetime | None = None
@@ -242,7 +266,7 @@ class PostgresTasks(_Base):
 
         async def write() -> list[asyncpg.Record]:
             rows: list[asyncpg.Record] = []
-            async with self._connections.use("api", "task_end") as connection, connection.transaction():
+            async with self._transaction("task_end") as connection:
                 for block, part in (("task_end", back), ("task_finish", final)):
                     if part:
                         values = {**_endings(part), "is_expired": is_expired, "now": now}
@@ -260,7 +284,7 @@ class PostgresTasks(_Base):
     # Moving
 
     async def task_promote(self, *, limit: int, now: datetime | None = None) -> Promoted:
-        (row,) = await self._connections.fetch("engine", self._queries["task_promote"], limit=limit, now=now)
+        (row,) = await self._fetch("task_promote", limit=limit, now=now)
         return Promoted(row["moment"], frozenset(row["queues"]), row["count"], row["next_at"])
 
     async def task_turn(
@@ -274,7 +298,7 @@ class PostgresTasks(_Base):
             return frozenset()
 
         async def write() -> frozenset[str]:
-            async with self._connections.use("api", "task_turn") as connection, connection.transaction():
+            async with self._transaction("task_turn") as connection:
                 wanted = [row["schedule_id"] for row in held if row["is_there"]]
                 schedules = await fetch_on(connection, self._queries["task_turn_schedules"], ids=wanted)
                 replacing = [row["id"] for row in schedules if row["overlap"] == "cancel_previous"]
@@ -294,10 +318,15 @@ class PostgresTasks(_Base):
             ids = [row["id"] for row in rows if row["tenant_id"] == tenant_id]
             await self._cancel(connection, tenant_id, ids, SUPERSEDED, now)
 
-    async def task_cancel(self, tenant_id: UUID, ids: Sequence[UUID], *, now: datetime | None = None) -> Cancelled:
+    async def task_cancel(
+        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+    ) -> Cancelled:
         async def write() -> Cancelled:
-            async with self._connections.use("api", "task_cancel") as connection, connection.transaction():
-                return await self._cancel(connection, tenant_id, list(ids), CANCELLED, now)
+            async with self._transaction("task_cancel") as connection:
+                cancelled = await self._cancel(connection, tenant_id, list(ids), CANCELLED, now)
+                if cancelled.ended or cancelled.told:
+                    await write_trail(connection, self._queries, trail, now)
+                return cancelled
 
         return await self._this_month(now, write)
 
@@ -311,8 +340,16 @@ class PostgresTasks(_Base):
         told = await fetch_on(connection, self._queries["task_cancel_running"], **values)
         return Cancelled(frozenset(row["id"] for row in ended), frozenset(row["id"] for row in told), _schedules(ended))
 
-    async def task_reschedule(self, tenant_id: UUID, id_: UUID, run_at: datetime, *, now: datetime | None = None) -> int:
-        return await self._execute("task_reschedule", tenant_id=tenant_id, id=id_, run_at=run_at, now=now)
+    async def task_reschedule(
+        self,
+        tenant_id: UUID,
+        id_: UUID,
+        run_at: datetime,
+        *,
+        trail: Sequence[AuditEntry] = (),
+        now: datetime | None = None,
+    ) -> int:
+        return await self._change_noted("task_reschedule", trail, now, tenant_id=tenant_id, id=id_, run_at=run_at, now=now)
 
     # Reading
 
@@ -340,65 +377,62 @@ class PostgresTasks(_Base):
         rows = await self._fetch("task_log", tenant_id=tenant_id, id=id_, after=after or FIRST_ID, limit=limit)
         return [LogLine(**row) for row in rows]
 
-    async def task_ticks(self, schedule_id: UUID, *, from_: datetime, to: datetime) -> list[datetime]:
-        rows = await self._fetch("task_ticks", schedule_id=schedule_id, from_at=from_, to_at=to)
+    async def task_ticks(self, tenant_id: UUID, schedule_id: UUID, *, from_: datetime, to: datetime) -> list[datetime]:
+        rows = await self._fetch("task_ticks", tenant_id=tenant_id, schedule_id=schedule_id, from_at=from_, to_at=to)
         return [row["scheduled_for"] for row in rows]
 
-    async def task_depths(self) -> list[QueueDepth]:
-        return [QueueDepth(**row) for row in await self._fetch("task_depths")]
+    async def task_ready_count(self, tenant_id: UUID, *, limit: int) -> int:
+        (row,) = await self._fetch("task_ready_count", tenant_id=tenant_id, limit=limit)
+        return int(row["count"])
 
-    # Dead letters
-
-    async def dead_find(self, tenant_id: UUID, task_ids: Sequence[UUID]) -> list[DeadLetter]:
-        rows = await self._fetch("dead_find", tenant_id=tenant_id, task_ids=list(task_ids))
-        return [dead_letter_from_row(row) for row in rows]
-
-    async def dead_list(
-        self,
-        tenant_id: UUID,
-        filter_: DeadFilter,
-        *,
-        before: tuple[datetime, UUID] | None,
-        limit: int,
-        only_unplayed: bool = False,
-    ) -> list[DeadLetter]:
-        before_at, before_id = before or (LATEST, LAST_ID)
-        rows = await self._fetch(
-            "dead_list",
-            **_dead_filter(filter_),
-            tenant_id=tenant_id,
-            before_at=before_at,
-            before_id=before_id,
-            limit=limit,
-            only_unplayed=only_unplayed,
-        )
-        return [dead_letter_from_row(row) for row in rows]
-
-    async def dead_replay(
-        self, tenant_id: UUID, replays: Sequence[Replay], *, again: bool, now: datetime | None = None
-    ) -> list[UUID]:
-        replays = without_repeats(replays, lambda one: one.task_id)
-        async with self._connections.use("api", "dead_replay") as connection, connection.transaction():
-            rows = await fetch_on(
-                connection,
-                self._queries["dead_replay"],
-                tenant_id=tenant_id,
-                task_ids=[one.task_id for one in replays],
-                replayed_as=[one.task.id for one in replays],
-                again=again,
-                now=now,
-            )
-            done = {row["task_id"] for row in rows}
-            tasks = [one.task for one in replays if one.task_id in done]
-            if tasks:
-                await fetch_on(connection, self._queries["task_submit"], now=now, **_columns(tasks), **_keys(tasks, {}))
-        return [one.task_id for one in replays if one.task_id in done]
-
-    async def dead_purge(self, tenant_id: UUID, filter_: DeadFilter, *, limit: int, now: datetime | None = None) -> int:
-        return await self._execute("dead_purge", **_dead_filter(filter_), tenant_id=tenant_id, limit=limit, now=now)
+    async def task_depths(self, tenant_id: UUID | None = None) -> list[QueueDepth]:
+        return [QueueDepth(**row) for row in await self._fetch("task_depths", tenant_id=tenant_id)]
 
 
-def _keys(tasks: Sequence[NewTask], firsts: Mapping[tuple[UUID, str], int]) -> dict[str, list[Any]]:
+def _claimers(claimers: Sequence[Claimer]) -> dict[str, Any]:
+    firsts, limit = [], 0
+    for claimer in claimers:
+        firsts.append(limit + 1)
+        limit += claimer.limit
+    return {
+        "limit": limit,
+        "firsts": firsts,
+        "workers": [claimer.worker for claimer in claimers],
+        "lease_seconds": [claimer.lease_seconds for claimer in claimers],
+    }
+
+
+def _shares(shares: Sequence[Share]) -> dict[str, list[Any]]:
+    """Shares as columns, and their lanes in two more, which each share has a part of; arrays begin at 1."""
+    firsts, lasts, count = [], [], 0
+    for share in shares:
+        firsts.append(count + 1)
+        count += len(share.lanes)
+        lasts.append(count)
+    return {
+        "tenant_ids": [share.tenant_id for share in shares],
+        "priorities": [share.priority for share in shares],
+        "fair_keys": [share.fair_key for share in shares],
+        "limits": [share.limit for share in shares],
+        "firsts_of_lanes": firsts,
+        "lasts_of_lanes": lasts,
+        "queues": [queue for share in shares for queue, _ in share.lanes],
+        "types": [type_ for share in shares for _, type_ in share.lanes],
+    }
+
+
+def _claims(
+    claimers: Sequence[Claimer], shares: Sequence[Share], rows: list[asyncpg.Record], room: Mapping[UUID, int]
+) -> Claims:
+    tasks: list[list[ClaimedTask]] = [[] for _ in claimers]
+    yields = [0] * len(shares)
+    for row in sorted(rows, key=lambda row: row["place"]):
+        tasks[row["claimer"] - 1].append(claimed_from_row(row))
+        yields[row["share"] - 1] += 1
+    return claims_of(tasks, shares, yields, room)
+
+
+def key_columns(tasks: Sequence[NewTask], firsts: Mapping[tuple[UUID, str], int]) -> dict[str, list[Any]]:
     keyed = [tasks[index] for index in firsts.values()]
     return {
         "key_tenant_ids": [tenant_id for tenant_id, _ in firsts],
@@ -419,6 +453,7 @@ _SHAPE = {
     "retries": "retry",
     "timeouts": "timeout_seconds",
     "labels": "labels",
+    "fair_keys": "fair_key",
     "run_ats": "run_at",
     "delays": "delay_seconds",
     "schedule_ids": "schedule_id",
@@ -432,7 +467,7 @@ _SHAPE = {
 _shape_of = itemgetter(*(NewTask._fields.index(field) for field in _SHAPE.values()))
 
 
-def _columns(tasks: Sequence[NewTask]) -> dict[str, Sequence[Any]]:
+def task_columns(tasks: Sequence[NewTask]) -> dict[str, Sequence[Any]]:
     """New tasks as columns: what is each one's own, and their shapes, of which a batch has few; arrays begin at 1."""
     shapes: dict[tuple[Any, ...], int] = {}
     places, last, place = [], None, 0
@@ -445,6 +480,7 @@ def _columns(tasks: Sequence[NewTask]) -> dict[str, Sequence[Any]]:
         "ids": [task.id for task in tasks],
         "partitions": [task.partition for task in tasks],
         "payloads": [task.payload for task in tasks],
+        "payload_refs": [task.payload_ref for task in tasks],
         "shapes": places,
         **dict(zip(_SHAPE, zip(*shapes, strict=True), strict=True)),
     }
@@ -462,12 +498,6 @@ def _endings(endings: Sequence[Ending]) -> dict[str, Any]:
         "errors": errors,
         "reasons": reasons,
     }
-
-
-def _dead_filter(filter_: DeadFilter) -> dict[str, Any]:
-    task_ids = None if filter_.task_ids is None else list(filter_.task_ids)
-    from_at, to_at = filter_.from_at or EARLIEST, filter_.to_at or LATEST
-    return {**filter_._asdict(), "from_at": from_at, "to_at": to_at, "task_ids": task_ids}
 
 
 def _schedules(rows: Sequence[Mapping[str, Any]]) -> frozenset[UUID]:

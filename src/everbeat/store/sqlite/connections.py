@@ -33,7 +33,8 @@ _BUSY_MILLISECONDS = 10_000
 
 _INSTANTS = frozenset({"scheduled_for", "until", "since", "anchor", "lease_until", "at"})
 _IDS = frozenset({"id", "owner", "node", "replayed_as"})
-_CLAIMS = frozenset({"enabled", "cancel_requested", "is_there", "is_new"})
+_TEXTS = frozenset({"request_id"})
+_CLAIMS = frozenset({"enabled", "cancel_requested", "is_fleet", "is_there", "is_new"})
 
 
 # The instants of a herd are few, and each is converted many times.
@@ -70,7 +71,7 @@ def _converter(column: str) -> Callable[[Any], Any] | None:
         return from_microseconds
     if column == "tenant_id":
         return _tenant
-    if column.endswith("_id") or column in _IDS:
+    if column not in _TEXTS and (column.endswith("_id") or column in _IDS):
         return lambda value: UUID(bytes=value)
     return bool if column in _CLAIMS else None
 

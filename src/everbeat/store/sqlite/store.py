@@ -6,33 +6,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 import msgspec
 
+from everbeat.core.access import AuditEntry
 from everbeat.core.calendars import Calendar
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import StoreRefused
 from everbeat.core.schedules import PastRule, Schedule, Status
 from everbeat.core.ticks import Outcome, Skip, SkipReason, Tick
-from everbeat.store.base import (
-    DueScan,
-    Fired,
-    FireResult,
-    Firing,
-    Found,
-    IdempotentAnswer,
-    Listener,
-    NodeBeat,
-    NodeInfo,
-    Notice,
-    Observer,
-    PartitionInfo,
-    Renewal,
-    ScheduleFilter,
-    TickTotal,
-)
+from everbeat.store.base import Observer
 from everbeat.store.migrate import load_migrations, missing_migrations
 from everbeat.store.notices import Notices
 from everbeat.store.queries import load_blocks
@@ -48,7 +33,28 @@ from everbeat.store.rows import (
     total_from_row,
 )
 from everbeat.store.sqlite.connections import Connections, Row, Session, from_microseconds, hex_text, to_microseconds
-from everbeat.store.sqlite.tasks import SqliteTasks
+from everbeat.store.sqlite.dead_letters import SqliteDeadLetters
+from everbeat.store.sqlite.keys import SqliteKeys
+from everbeat.store.sqlite.tenants import SqliteTenants
+from everbeat.store.sqlite.trail import write_trail
+from everbeat.store.tenant_rows import ScheduleRoom
+from everbeat.store.values import (
+    DueScan,
+    Fired,
+    FireResult,
+    Firing,
+    Found,
+    IdempotentAnswer,
+    Lane,
+    Listener,
+    NodeBeat,
+    NodeInfo,
+    Notice,
+    PartitionInfo,
+    Renewal,
+    ScheduleFilter,
+    TickTotal,
+)
 
 _PACKAGE = "everbeat.store.sqlite"
 _NAME_TAKEN = "UNIQUE constraint failed: schedules.tenant_id, schedules.name"
@@ -71,7 +77,7 @@ def _hex_ends(ends: Mapping[UUID, datetime]) -> str:
     return text_of([[id_.hex, to_microseconds(end)] for id_, end in ends.items()])
 
 
-class SqliteStore(SqliteTasks):
+class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
     """All verbs of the Store contract on one SQLite file. Its clock is the machine's."""
 
     dialect = "sqlite"
@@ -132,6 +138,16 @@ class SqliteStore(SqliteTasks):
     def publish(self, notice: Notice) -> None:
         self._notices.publish(notice)
 
+    def lane(self, lane: Lane) -> Self:
+        """One writer is all that there is."""
+        return self
+
+    def feed_listen(self, _hear: Callable[[str], None]) -> bool:
+        return False
+
+    async def feed_send(self, _message: str) -> None:
+        """Nobody could hear it."""
+
     # Schedules
 
     async def schedule_find(
@@ -162,18 +178,23 @@ class SqliteStore(SqliteTasks):
         writes: Sequence[ScheduleWrite],
         *,
         answer: IdempotentAnswer | None = None,
+        max_schedules: int | None = None,
+        trail: Sequence[AuditEntry] = (),
         now: datetime | None = None,
     ) -> bool:
         def work(session: Session) -> None:
             moment = self._moment(now)
+            room = self._room(session, tenant_id, writes, max_schedules)
             self._write_rows(session, writes)
+            room.check()
             if paused := [write.schedule.id for write in writes if write.schedule.status is Status.PAUSED]:
-                session.change(self._sql["task_hold"], {"ids": hex_text(paused)})
+                session.change(self._sql["task_hold"], {"tenant_id": tenant_id, "ids": hex_text(paused)})
             self._write_past(session, writes, moment)
             if answer is not None:
                 values = {**msgspec.structs.asdict(answer), "tenant_id": tenant_id, "now": moment}
                 if session.change(self._sql["answer_insert"], values) != 1:
                     raise _Undo
+            write_trail(session, self._sql, trail, moment)
 
         try:
             await self._connections.write("schedule_write", work)
@@ -184,6 +205,13 @@ class SqliteStore(SqliteTasks):
                 raise
             return False
         return True
+
+    def _room(self, session: Session, tenant_id: UUID, writes: Sequence[ScheduleWrite], most: int | None) -> ScheduleRoom:
+        new = sum(write.expected is None for write in writes)
+        if most is None or not new:
+            return ScheduleRoom(0, 0, None)
+        (row,) = session.rows(self._sql["schedule_room"], {"tenant_id": tenant_id, "most": most})
+        return ScheduleRoom(row["count"], new, most)
 
     def _write_rows(self, session: Session, writes: Sequence[ScheduleWrite]) -> None:
         new = [schedule_to_row(write.schedule) for write in writes if write.expected is None]
@@ -236,8 +264,10 @@ class SqliteStore(SqliteTasks):
         rows = await self._read("schedule_list", tenant_id=tenant_id, after_name=after_name, limit=limit, **filter_._asdict())
         return [schedule_from_row(row) for row in rows]
 
-    async def schedule_delete(self, tenant_id: UUID, ids: Sequence[UUID]) -> int:
-        return await self._change("schedule_delete", tenant_id=tenant_id, ids=hex_text(ids))
+    async def schedule_delete(
+        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+    ) -> int:
+        return await self._change_noted("schedule_delete", trail, now, tenant_id=tenant_id, ids=hex_text(ids))
 
     async def schedule_count(self, tenant_id: UUID) -> dict[str, int]:
         rows = await self._read("schedule_count", tenant_id=tenant_id)
@@ -274,8 +304,10 @@ class SqliteStore(SqliteTasks):
         rows = await self._read("schedule_faulty", tenant_id=tenant_id, limit=limit)
         return [schedule_from_row(row) for row in rows]
 
-    async def schedule_past_rules(self, ids: Sequence[UUID]) -> list[PastRule]:
-        return [past_rule_from_row(row) for row in await self._read("schedule_past_rules", ids=hex_text(ids))]
+    async def schedule_past_rules(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[PastRule]:
+        return [
+            past_rule_from_row(row) for row in await self._read("schedule_past_rules", tenant_id=tenant_id, ids=hex_text(ids))
+        ]
 
     async def schedule_using_calendar(self, tenant_id: UUID, name: str) -> list[Schedule]:
         rows = await self._read("schedule_using_calendar", tenant_id=tenant_id, name=f'"{name}"')
@@ -322,20 +354,20 @@ class SqliteStore(SqliteTasks):
         for _, one in moved:
             self._skip(session, one.schedule_id, one.skips, moment, node_id, one.epoch)
 
-    async def tick_list(self, schedule_id: UUID, *, from_: datetime, to: datetime, limit: int) -> list[Tick]:
-        rows = await self._read("tick_list", schedule_id=schedule_id, from_at=from_, to_at=to, limit=limit)
+    async def tick_list(self, tenant_id: UUID, schedule_id: UUID, *, from_: datetime, to: datetime, limit: int) -> list[Tick]:
+        rows = await self._read("tick_list", tenant_id=tenant_id, schedule_id=schedule_id, from_at=from_, to_at=to, limit=limit)
         return [tick_from_row(row) for row in rows]
 
-    async def tick_totals(self, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[TickTotal]:
-        rows = await self._read("tick_totals", ends=_hex_ends(ends), from_at=from_)
+    async def tick_totals(self, tenant_id: UUID, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[TickTotal]:
+        rows = await self._read("tick_totals", tenant_id=tenant_id, ends=_hex_ends(ends), from_at=from_)
         return [total_from_row(row) for row in rows]
 
-    async def tick_ranges(self, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[Tick]:
-        rows = await self._read("tick_ranges", ends=_hex_ends(ends), from_at=from_)
+    async def tick_ranges(self, tenant_id: UUID, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[Tick]:
+        rows = await self._read("tick_ranges", tenant_id=tenant_id, ends=_hex_ends(ends), from_at=from_)
         return [tick_from_row(row) for row in rows]
 
-    async def tick_doubled(self, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> dict[UUID, int]:
-        rows = await self._read("tick_doubled", ids=hex_text(ids), from_at=from_, to_at=to)
+    async def tick_doubled(self, tenant_id: UUID, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> dict[UUID, int]:
+        rows = await self._read("tick_doubled", tenant_id=tenant_id, ids=hex_text(ids), from_at=from_, to_at=to)
         return {row["schedule_id"]: row["count"] for row in rows}
 
     # Ownership
@@ -388,7 +420,9 @@ class SqliteStore(SqliteTasks):
     async def calendar_list(self, tenant_id: UUID) -> list[Calendar]:
         return [calendar_from_row(row) for row in await self._read("calendar_list", tenant_id=tenant_id)]
 
-    async def calendar_write(self, tenant_id: UUID, calendar: Calendar, *, now: datetime | None = None) -> bool:
+    async def calendar_write(
+        self, tenant_id: UUID, calendar: Calendar, *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+    ) -> bool:
         values = {
             "tenant_id": tenant_id,
             "name": calendar.name,
@@ -400,12 +434,15 @@ class SqliteStore(SqliteTasks):
         def work(session: Session) -> bool:
             is_new = not session.rows(self._sql["calendar_exists"], values)
             session.change(self._sql["calendar_write"], values)
+            write_trail(session, self._sql, trail, self._moment(now))
             return is_new
 
         return await self._connections.write("calendar_write", work)
 
-    async def calendar_delete(self, tenant_id: UUID, name: str) -> int:
-        return await self._change("calendar_delete", tenant_id=tenant_id, name=name)
+    async def calendar_delete(
+        self, tenant_id: UUID, name: str, *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+    ) -> int:
+        return await self._change_noted("calendar_delete", trail, now, tenant_id=tenant_id, name=name)
 
     # Chores
 
@@ -421,14 +458,28 @@ class SqliteStore(SqliteTasks):
 
         return await self._connections.write("month_prune", work)
 
-    async def key_prune(self, *, limit: int, now: datetime | None = None) -> int:
-        return await self._change("key_prune", limit=limit, now=self._moment(now))
+    async def task_key_prune(self, *, limit: int, now: datetime | None = None) -> int:
+        return await self._change("task_key_prune", limit=limit, now=self._moment(now))
 
     async def answer_prune(self, *, limit: int, now: datetime | None = None) -> int:
         return await self._change("answer_prune", limit=limit, now=self._moment(now))
+
+    async def blob_unused(self, refs: Sequence[str]) -> list[str]:
+        return [row["ref"] for row in await self._read("blob_unused", refs=text_of(list(refs)))]
 
     async def _read(self, block: str, /, **values: Any) -> list[Row]:
         return await self._connections.read(block, lambda session: session.rows(self._sql[block], values))
 
     async def _change(self, block: str, /, **values: Any) -> int:
         return await self._connections.write(block, lambda session: session.change(self._sql[block], values))
+
+    async def _change_noted(self, block: str, trail: Sequence[AuditEntry], now: datetime | None, /, **values: Any) -> int:
+        """How many rows the statement changed; the trail is written with it, if there are any."""
+
+        def work(session: Session) -> int:
+            changed = session.change(self._sql[block], values)
+            if changed:
+                write_trail(session, self._sql, trail, self._moment(now))
+            return changed
+
+        return await self._connections.write(block, work)

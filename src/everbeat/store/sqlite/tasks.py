@@ -1,55 +1,69 @@
-"""The verbs on tasks and dead letters of the SQLite store: each runs the blocks of its name in one transaction."""
+"""The verbs on tasks of the SQLite store: each runs the blocks of its name in one transaction."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import takewhile
 from typing import Any, Protocol
 from uuid import UUID
 
 import msgspec
 import uuid_utils.compat
 
-from everbeat.core.tasks import Attempt, ClaimedTask, DeadLetter, Ending, LogLine, NewTask, RunningTask, Task, TaskState
-from everbeat.store.base import (
-    Beaten,
-    BeatWrite,
-    Cancelled,
-    Claimer,
-    Completed,
-    DeadFilter,
-    Ended,
-    LeaseRef,
-    PastEnding,
-    Promoted,
-    QueueDepth,
-    Replay,
-    Submitted,
-    TaskFilter,
-    TaskScan,
+from everbeat.core.access import AuditEntry
+from everbeat.core.fairness import Flow, Share
+from everbeat.core.tasks import (
+    Attempt,
+    ClaimedTask,
+    Ending,
+    LogLine,
+    NewTask,
+    RunningTask,
+    Task,
+    TaskState,
+    at_ref,
 )
 from everbeat.store.rows import (
     CANCELLED,
-    EARLIEST,
     FIRST_ID,
     LAST_ID,
-    LATEST,
     MOST_SCANNED,
     ORIGINS,
     SUPERSEDED,
     Keyed,
     attempt_from_row,
     by_key,
-    dead_letter_from_row,
+    claims_of,
+    flow_starts,
     kept_log,
     merged_beats,
     running_from_row,
     submitted_of,
     task_from_row,
     text_of,
+    within_room,
     without_repeats,
 )
 from everbeat.store.sqlite.connections import Connections, Row, Session, from_microseconds, hex_text, to_microseconds
+from everbeat.store.sqlite.trail import write_trail
+from everbeat.store.values import (
+    Beaten,
+    BeatWrite,
+    Cancelled,
+    Claimer,
+    Claims,
+    Completed,
+    Ended,
+    LeaseRef,
+    PastEnding,
+    Promoted,
+    QueueDepth,
+    Submitted,
+    TaskFilter,
+    TaskScan,
+)
 
 Values = tuple[Any, ...]
 
@@ -68,12 +82,24 @@ class _Base(Protocol):
     def _moment(self, now: datetime | None) -> datetime: ...
     async def _read(self, block: str, /, **values: Any) -> list[Row]: ...
     async def _change(self, block: str, /, **values: Any) -> int: ...
+    async def _change_noted(self, block: str, trail: Sequence[AuditEntry], now: datetime | None, /, **values: Any) -> int: ...
+
+
+class Undo(Exception):
+    """Raised inside a transaction to roll it back."""
 
 
 class SqliteTasks(_Base):
     # Submitting
 
-    async def task_submit(self, tasks: Sequence[NewTask], *, is_one: bool = False, now: datetime | None = None) -> Submitted:
+    async def task_submit(
+        self,
+        tasks: Sequence[NewTask],
+        *,
+        is_one: bool = False,
+        trail: Sequence[AuditEntry] = (),
+        now: datetime | None = None,
+    ) -> Submitted:
         keyed = by_key(tasks)
 
         def work(session: Session) -> Submitted:
@@ -87,6 +113,8 @@ class SqliteTasks(_Base):
             if not mismatched and not (is_one and taken):
                 new = [task for index, task in enumerate(tasks) if index not in taken and index not in keyed.repeats]
                 self._insert(session, new, to_microseconds(moment))
+                if new:
+                    write_trail(session, self._sql, trail, moment)
             return submitted_of(tasks, keyed, moment, taken, mismatched)
 
         return await self._connections.write("task_submit", work)
@@ -110,50 +138,104 @@ class SqliteTasks(_Base):
 
     # Leases
 
+    async def task_flows(
+        self, tenant_id: UUID | None, queues: Sequence[str], *, after: Sequence[Flow] = (), limit: int
+    ) -> list[Flow]:
+        last = {"last_tenant_id": tenant_id or LAST_ID, "limit": limit}
+
+        def work(session: Session) -> list[Flow]:
+            starts = flow_starts(tenant_id, queues, after)
+            sql = self._sql["task_flows"]
+            return [Flow(**row) for start in starts for row in session.rows(sql, {**start._asdict(), **last})]
+
+        return await self._connections.read("task_flows", work)
+
     async def task_claim(
         self,
-        tenant_id: UUID,
-        queues: Sequence[str],
+        shares: Sequence[Share],
         claimers: Sequence[Claimer],
         *,
-        types: Sequence[str] | None = None,
+        limited: Collection[UUID] = (),
         total_seconds: float = 7 * 86_400,
         now: datetime | None = None,
-    ) -> list[list[ClaimedTask]]:
+    ) -> Claims:
         limit, total = sum(claimer.limit for claimer in claimers), _microseconds(total_seconds)
-        wanted = {"tenant_id": tenant_id.bytes, "types": None if types is None else text_of(list(types)), "limit": limit}
 
-        def work(session: Session) -> tuple[int, list[list[Values]]]:
+        def work(session: Session) -> tuple[int, list[list[Values]], list[Share], list[int], dict[UUID, int]]:
             moment = to_microseconds(self._moment(now))
+            room = self._room_to_run(session, limited)
+            cut = within_room(shares, room)
             picked: list[Values] = []
-            for queue in dict.fromkeys(queues):
-                picked += session.tuples(self._sql["task_claim_pick"], {**wanted, "queue": queue})
-            picked.sort(key=lambda row: row[1:4])
-            shares, start = [], 0
+            yields: list[int] = []
+            while len(yields) < len(cut):
+                for share, found in self._pick_some(session, cut[len(yields) :], limit - len(picked)):
+                    yields.append(len(found))
+                    picked += [(*row, share.tenant_id) for row in found]
+            parts, start = [], 0
             for claimer in claimers:
-                share = picked[start : min(start + claimer.limit, limit)]
+                part = picked[start : start + claimer.limit]
                 start += claimer.limit
-                shares.append(share)
-                if share:
-                    session.change(self._sql["task_claim"], _lease(claimer, share, moment, total))
-            return moment, shares
+                parts.append(part)
+                if part:
+                    session.change(self._sql["task_claim"], _lease(claimer, part, moment, total))
+            return moment, parts, cut, yields, room
 
-        moment, shares = await self._connections.write("task_claim", work)
-        return [
-            [_claimed(row, claimer, moment, total) for row in share] for claimer, share in zip(claimers, shares, strict=True)
-        ]
+        moment, parts, cut, yields, room = await self._connections.write("task_claim", work)
+        tasks = [[_claimed(row, claimer, moment, total) for row in part] for claimer, part in zip(claimers, parts, strict=True)]
+        return claims_of(tasks, cut, yields, room)
+
+    def _room_to_run(self, session: Session, limited: Collection[UUID]) -> dict[UUID, int]:
+        """How many more tasks tenants may have running."""
+        if not limited:
+            return {}
+        tenants = session.rows(self._sql["task_claim_tenants"], {"tenant_ids": hex_text(limited)})
+        room = {row["id"]: row["max_running"] for row in tenants if row["max_running"] is not None}
+        for tenant_id in room:
+            ((count,),) = session.tuples(self._sql["task_claim_running"], {"tenant_id": tenant_id})
+            room[tenant_id] -= count
+        return room
+
+    def _pick_some(self, session: Session, shares: Sequence[Share], limit: int) -> list[tuple[Share, list[Values]]]:
+        """What the first of these shares bring: several at once if they are alike and there is room for all of them."""
+        first = shares[0]
+        alike = list(takewhile(lambda one: one.limit == first.limit and len(one.lanes) == 1, shares))
+        alike = alike[: limit // first.limit] if first.limit > 0 else []
+        if len(alike) < 2:
+            return [(first, self._pick(session, first, min(first.limit, limit)))]
+        lanes = [(one.lanes[0][0], one.tenant_id.hex, one.priority, one.fair_key, one.lanes[0][1]) for one in alike]
+        found: list[list[Values]] = [[] for _ in alike]
+        for place, *row in session.tuples(self._sql["task_claim_picks"], {"lanes": text_of(lanes), "limit": first.limit}):
+            found[place].append(tuple(row))
+        return [(one, sorted(rows, key=lambda row: row[1:3])) for one, rows in zip(alike, found, strict=True)]
+
+    def _pick(self, session: Session, share: Share, limit: int) -> list[Values]:
+        """The oldest ready tasks of a share, over its lanes."""
+        if limit <= 0:
+            return []
+        sql = self._sql["task_claim_pick"]
+        wanted = {"tenant_id": share.tenant_id.bytes, "priority": share.priority, "fair_key": share.fair_key}
+        lanes = [{**wanted, "queue": queue, "type": type_} for queue, type_ in share.lanes]
+        if len(lanes) == 1:
+            return session.tuples(sql, {**lanes[0], "limit": limit})
+        oldest: list[tuple[Any, Any, int]] = []
+        for place, lane in enumerate(lanes):
+            rows = session.tuples(self._sql["task_claim_oldest"], {**lane, "limit": limit})
+            oldest += [(run_at, id_, place) for run_at, id_ in rows]
+        counts = Counter(place for _, _, place in sorted(oldest)[:limit])
+        picked = [row for place, count in counts.items() for row in session.tuples(sql, {**lanes[place], "limit": count})]
+        return sorted(picked, key=lambda row: row[1:3])
 
     async def task_heartbeat(self, beats: Sequence[BeatWrite], *, now: datetime | None = None) -> list[Beaten]:
         merged = merged_beats(beats)
-        by_lease = {(beat.lease.tenant_id.bytes, beat.lease.id.bytes, beat.lease.fence): beat for beat in merged}
+        by_lease = {(_holder(beat.lease), beat.lease.id.bytes, beat.lease.fence): beat for beat in merged}
         leases = _leases(beat.lease for beat in merged)
 
         def work(session: Session) -> list[Beaten]:
             moment = to_microseconds(self._moment(now))
             found = session.tuples(self._sql["task_heartbeat_find"], {"leases": leases, "now": moment})
             writes, lines, beaten = [], [], []
-            for row, tenant_id, id_, fence, is_cancelled, attempt, worker, logged, until in found:
-                beat = by_lease[tenant_id, id_, fence]
+            for row, tenant_id, holder, id_, fence, is_cancelled, attempt, worker, logged, until in found:
+                beat = by_lease[holder, id_, fence]
                 text = beat.log or ""
                 writes.append((row, until, beat.fraction, beat.message, len(text.encode())))
                 if (kept := kept_log(text, logged)) is not None:
@@ -168,7 +250,7 @@ class SqliteTasks(_Base):
     async def task_complete(self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None) -> Completed:
         results = without_repeats(results, lambda one: one[0])
         ids = {lease.id.bytes: lease.id for lease, _ in results}
-        given = text_of([(lease.tenant_id.hex, lease.id.hex, lease.fence, result) for lease, result in results])
+        given = text_of([(_holder(lease), lease.id.hex, lease.fence, result) for lease, result in results])
 
         def work(session: Session) -> tuple[list[Values], list[Values]]:
             moment = to_microseconds(self._moment(now))
@@ -181,7 +263,11 @@ class SqliteTasks(_Base):
             return finished, session.tuples(self._sql["task_completed"], {"leases": missed})
 
         finished, repeated = await self._connections.write("task_complete", work)
-        return Completed(_pairs(finished, ids), _pairs(repeated, ids), _schedules(finished))
+        owners = {ids[row[0]]: UUID(bytes=row[3]) for row in finished}
+        return Completed(_pairs(finished, ids), _pairs(repeated, ids), _schedules(finished), owners)
+
+    async def task_queues(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        return {row["id"]: row["queue"] for row in await self._read("task_queues", ids=hex_text(ids))}
 
     async def task_running(
         self, leases: Sequence[LeaseRef], *, now: datetime | None = None
@@ -251,10 +337,17 @@ class SqliteTasks(_Base):
         for tenant_id in {row["tenant_id"] for row in rows}:
             self._cancel(session, tenant_id, [row["id"] for row in rows if row["tenant_id"] == tenant_id], SUPERSEDED, moment)
 
-    async def task_cancel(self, tenant_id: UUID, ids: Sequence[UUID], *, now: datetime | None = None) -> Cancelled:
-        return await self._connections.write(
-            "task_cancel", lambda session: self._cancel(session, tenant_id, ids, CANCELLED, self._moment(now))
-        )
+    async def task_cancel(
+        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+    ) -> Cancelled:
+        def work(session: Session) -> Cancelled:
+            moment = self._moment(now)
+            cancelled = self._cancel(session, tenant_id, ids, CANCELLED, moment)
+            if cancelled.ended or cancelled.told:
+                write_trail(session, self._sql, trail, moment)
+            return cancelled
+
+        return await self._connections.write("task_cancel", work)
 
     def _cancel(self, session: Session, tenant_id: UUID, ids: Sequence[UUID], reason: str, moment: datetime) -> Cancelled:
         values = {"tenant_id": tenant_id, "ids": hex_text(ids)}
@@ -264,8 +357,17 @@ class SqliteTasks(_Base):
         schedule_ids = frozenset(row["schedule_id"] for row in ended if row["schedule_id"] is not None)
         return Cancelled(frozenset(row["id"] for row in ended), frozenset(row["id"] for row in told), schedule_ids)
 
-    async def task_reschedule(self, tenant_id: UUID, id_: UUID, run_at: datetime, *, now: datetime | None = None) -> int:
-        return await self._change("task_reschedule", tenant_id=tenant_id, id=id_, run_at=run_at, now=self._moment(now))
+    async def task_reschedule(
+        self,
+        tenant_id: UUID,
+        id_: UUID,
+        run_at: datetime,
+        *,
+        trail: Sequence[AuditEntry] = (),
+        now: datetime | None = None,
+    ) -> int:
+        values = {"tenant_id": tenant_id, "id": id_, "run_at": run_at, "now": self._moment(now)}
+        return await self._change_noted("task_reschedule", trail, now, **values)
 
     # Reading
 
@@ -295,58 +397,16 @@ class SqliteTasks(_Base):
         rows = await self._read("task_log", tenant_id=tenant_id, id=id_, after=after or FIRST_ID, limit=limit)
         return [LogLine(**row) for row in rows]
 
-    async def task_ticks(self, schedule_id: UUID, *, from_: datetime, to: datetime) -> list[datetime]:
-        rows = await self._read("task_ticks", schedule_id=schedule_id, from_at=from_, to_at=to)
+    async def task_ticks(self, tenant_id: UUID, schedule_id: UUID, *, from_: datetime, to: datetime) -> list[datetime]:
+        rows = await self._read("task_ticks", tenant_id=tenant_id, schedule_id=schedule_id, from_at=from_, to_at=to)
         return [row["scheduled_for"] for row in rows]
 
-    async def task_depths(self) -> list[QueueDepth]:
-        return [QueueDepth(**row) for row in await self._read("task_depths")]
+    async def task_ready_count(self, tenant_id: UUID, *, limit: int) -> int:
+        (row,) = await self._read("task_ready_count", tenant_id=tenant_id, limit=limit)
+        return int(row["count"])
 
-    # Dead letters
-
-    async def dead_find(self, tenant_id: UUID, task_ids: Sequence[UUID]) -> list[DeadLetter]:
-        rows = await self._read("dead_find", tenant_id=tenant_id, task_ids=hex_text(task_ids))
-        return [dead_letter_from_row(row) for row in rows]
-
-    async def dead_list(
-        self,
-        tenant_id: UUID,
-        filter_: DeadFilter,
-        *,
-        before: tuple[datetime, UUID] | None,
-        limit: int,
-        only_unplayed: bool = False,
-    ) -> list[DeadLetter]:
-        before_at, before_id = before or (LATEST, LAST_ID)
-        rows = await self._read(
-            "dead_list",
-            **_dead_filter(filter_),
-            tenant_id=tenant_id,
-            before_at=before_at,
-            before_id=before_id,
-            limit=limit,
-            only_unplayed=only_unplayed,
-        )
-        return [dead_letter_from_row(row) for row in rows]
-
-    async def dead_replay(
-        self, tenant_id: UUID, replays: Sequence[Replay], *, again: bool, now: datetime | None = None
-    ) -> list[UUID]:
-        replays = without_repeats(replays, lambda one: one.task_id)
-
-        def work(session: Session) -> list[UUID]:
-            moment = to_microseconds(self._moment(now))
-            notes = [(one.task_id.bytes, tenant_id.bytes, one.task.id.bytes, moment, again) for one in replays]
-            noted = {id_ for (id_,) in session.tuples_many(self._sql["dead_replay"], notes)}
-            done = [one for one in replays if one.task_id.bytes in noted]
-            session.change_many(self._sql["task_submit"], [_new_row(one.task, moment) for one in done])
-            return [one.task_id for one in done]
-
-        return await self._connections.write("dead_replay", work)
-
-    async def dead_purge(self, tenant_id: UUID, filter_: DeadFilter, *, limit: int, now: datetime | None = None) -> int:
-        values = {**_dead_filter(filter_), "tenant_id": tenant_id, "limit": limit, "now": self._moment(now)}
-        return await self._change("dead_purge", **values)
+    async def task_depths(self, tenant_id: UUID | None = None) -> list[QueueDepth]:
+        return [QueueDepth(**row) for row in await self._read("task_depths", tenant_id=tenant_id)]
 
 
 def _microseconds(seconds: float) -> int:
@@ -367,6 +427,7 @@ def _new_row(task: NewTask, now: int) -> Values:
         task.type,
         task.target,
         task.payload,
+        task.payload_ref,
         task.origin.value,
         None if task.schedule_id is None else task.schedule_id.bytes,
         task.schedule_name,
@@ -378,6 +439,7 @@ def _new_row(task: NewTask, now: int) -> Values:
         task.retry,
         task.timeout_seconds,
         task.labels,
+        task.fair_key,
         task.traceparent,
         now,
         task.lease_owner,
@@ -408,9 +470,10 @@ def _lease(claimer: Claimer, share: Sequence[Values], now: int, total: int) -> d
 
 def _claimed(row: Values, claimer: Claimer, now: int, total: int) -> ClaimedTask:
     """A row of task_claim_pick after task_claim: under the lease that the block computes alike."""
-    _, _, _, id_, type_, queue, payload, attempt, most, fence, at, name, schedule_id, origin, timeout, trace, first = row
+    _, _, id_, type_, queue, payload, ref, attempt, most, fence, at, name, schedule_id, origin, *rest = row
+    timeout, trace, first, tenant = rest
     lease_until = min(now + _microseconds(claimer.lease_seconds), now + _microseconds(timeout), (first or now) + total)
-    return ClaimedTask(
+    claimed = ClaimedTask(
         id=UUID(bytes=id_),
         type=type_,
         queue=queue,
@@ -426,11 +489,17 @@ def _claimed(row: Values, claimer: Claimer, now: int, total: int) -> ClaimedTask
         origin=ORIGINS[origin],
         timeout_seconds=timeout,
         traceparent=trace,
+        tenant_id=tenant,
     )
+    return at_ref(claimed, ref)
 
 
 def _leases(leases: Iterable[LeaseRef]) -> str:
-    return text_of([(lease.tenant_id.hex, lease.id.hex, lease.fence) for lease in leases])
+    return text_of([(_holder(lease), lease.id.hex, lease.fence) for lease in leases])
+
+
+def _holder(lease: LeaseRef) -> str | None:
+    return None if lease.tenant_id is None else lease.tenant_id.hex
 
 
 def _ending(one: Ending, is_expired: bool, now: int) -> Values:
@@ -445,9 +514,3 @@ def _pairs(rows: Iterable[Values], ids: Mapping[bytes, UUID]) -> frozenset[tuple
 
 def _schedules(rows: Iterable[Values]) -> frozenset[UUID]:
     return frozenset(UUID(bytes=key) for key in {row[2] for row in rows} if key is not None)
-
-
-def _dead_filter(filter_: DeadFilter) -> dict[str, Any]:
-    task_ids = None if filter_.task_ids is None else hex_text(filter_.task_ids)
-    from_at, to_at = filter_.from_at or EARLIEST, filter_.to_at or LATEST
-    return {**filter_._asdict(), "from_at": from_at, "to_at": to_at, "task_ids": task_ids}

@@ -21,9 +21,17 @@ DELETE FROM idempotent_answers WHERE (tenant_id, key) IN (
   SELECT tenant_id, key FROM idempotent_answers WHERE expires_at < coalesce(:now::timestamptz, now())
   ORDER BY expires_at LIMIT :limit);
 
+-- name: blob_unused
+-- Which payloads of the blob store no row has a reference to. Each look is one by its index, whatever the planner believes.
+SELECT r.ref FROM unnest(:refs::text[]) AS r(ref)
+WHERE (SELECT true FROM tasks WHERE payload_ref = r.ref LIMIT 1) IS NULL
+  AND (SELECT true FROM task_history WHERE payload_ref = r.ref LIMIT 1) IS NULL
+  AND (SELECT true FROM dead_letters WHERE payload_ref = r.ref LIMIT 1) IS NULL;
+
 -- name: month_list
 -- The month tables there are, also those that a run of retention left detached, or half detached when a reader held it up.
-SELECT c.relname AS name, i.inhrelid IS NOT NULL AS is_attached, coalesce(i.inhdetachpending, false) AS is_pending
+SELECT c.relname AS name, i.inhrelid IS NOT NULL AS is_attached, coalesce(i.inhdetachpending, false) AS is_pending,
+  pg_has_role(c.relowner, 'USAGE') AS is_mine
 FROM pg_class AS c LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid
 WHERE c.relkind = 'r' AND c.relname ~ '^(ticks|task_history|attempts|task_log)_[0-9]{4}_[0-9]{2}$'
   AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'ticks'::regclass)
@@ -45,6 +53,10 @@ ALTER TABLE parent_table DETACH PARTITION month_table FINALIZE;
 -- Remove a month that was detached.
 DROP TABLE IF EXISTS month_table;
 
+-- name: month_drop_as_owner
+-- Remove a month with the rights of the one who owns it.
+SELECT everbeat_month_drop(:parent, :child);
+
 -- name: migration_table
 -- Where the applied migrations are kept.
 CREATE TABLE IF NOT EXISTS everbeat_migrations (
@@ -57,6 +69,10 @@ SELECT pg_advisory_xact_lock(hashtext('everbeat_migrations'));
 -- name: migration_version
 -- The newest migration applied.
 SELECT coalesce(max(number), 0) AS version FROM everbeat_migrations;
+
+-- name: feed_send
+-- Tell the other nodes what happened.
+SELECT pg_notify('everbeat_feed', :message);
 
 -- name: migration_exists
 -- Whether this database was ever migrated.

@@ -1,14 +1,16 @@
 -- name: dead_find
 -- Dead letters by task.
-SELECT task_id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name AS schedule, scheduled_for, priority,
-  max_attempts, retry, timeout_seconds, labels, attempt, reason, error, worker, created_at, died_at, replayed_at, replayed_as,
+SELECT task_id, tenant_id, queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name AS schedule,
+  scheduled_for, priority, max_attempts, retry, timeout_seconds, labels, fair_key, attempt, reason, error, worker, created_at, died_at,
+  replayed_at, replayed_as,
   replays
 FROM dead_letters WHERE tenant_id = :tenant_id AND task_id = ANY(:task_ids::uuid[]) AND purged_at IS NULL;
 
 -- name: dead_list
 -- Dead letters, newest first.
-SELECT task_id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name AS schedule, scheduled_for, priority,
-  max_attempts, retry, timeout_seconds, labels, attempt, reason, error, worker, created_at, died_at, replayed_at, replayed_as,
+SELECT task_id, tenant_id, queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name AS schedule,
+  scheduled_for, priority, max_attempts, retry, timeout_seconds, labels, fair_key, attempt, reason, error, worker, created_at, died_at,
+  replayed_at, replayed_as,
   replays
 FROM dead_letters
 WHERE tenant_id = :tenant_id AND purged_at IS NULL
@@ -39,5 +41,5 @@ WITH purged AS MATERIALIZED (
     AND (:task_ids::uuid[] IS NULL OR task_id = ANY(:task_ids::uuid[]))
   ORDER BY died_at LIMIT :limit FOR UPDATE SKIP LOCKED
 )
-UPDATE dead_letters AS d SET purged_at = coalesce(:now::timestamptz, now()), payload = 'null', error = NULL
+UPDATE dead_letters AS d SET purged_at = coalesce(:now::timestamptz, now()), payload = 'null', payload_ref = NULL, error = NULL
 FROM purged AS p WHERE d.task_id = p.task_id AND d.purged_at IS NULL;

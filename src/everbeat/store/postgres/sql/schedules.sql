@@ -94,7 +94,8 @@ SELECT * FROM schedules WHERE fault IS NOT NULL AND (:tenant_id::uuid IS NULL OR
 
 -- name: schedule_past_rules
 -- The rules these schedules had before.
-SELECT schedule_id, rule, since, until FROM past_rules WHERE schedule_id = ANY(:ids::uuid[]) ORDER BY schedule_id, until;
+SELECT p.schedule_id, p.rule, p.since, p.until FROM schedules AS s JOIN past_rules AS p ON p.schedule_id = s.id
+WHERE s.id = ANY(:ids::uuid[]) AND s.tenant_id = :tenant_id ORDER BY p.schedule_id, p.until;
 
 -- name: schedule_past_rule_insert
 -- Keep the rules that edits replace.

@@ -15,20 +15,20 @@ won AS (
   RETURNING k.task_id
 ),
 queued AS (
-  INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, schedule_name,
-    scheduled_for, run_at, priority, state, max_attempts, retry, timeout_seconds, labels, traceparent, created_at,
+  INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name,
+    scheduled_for, run_at, priority, state, max_attempts, retry, timeout_seconds, labels, fair_key, traceparent, created_at,
     lease_owner, lease_seconds, attempt, fence, started_at, first_started_at, deadline_at, lease_until)
   SELECT t.id, (:tenant_ids::uuid[])[t.shape], t.partition, (:queues::text[])[t.shape], (:types::text[])[t.shape],
-    (:targets::text[])[t.shape], t.payload, (:origins::text[])[t.shape], (:schedule_ids::uuid[])[t.shape],
+    (:targets::text[])[t.shape], t.payload, t.payload_ref, (:origins::text[])[t.shape], (:schedule_ids::uuid[])[t.shape],
     (:schedule_names::text[])[t.shape], (:scheduled_fors::timestamptz[])[t.shape], r.run_at,
     (:priorities::integer[])[t.shape],
     CASE WHEN l.owner IS NOT NULL THEN 'running' WHEN r.run_at > m.at THEN 'scheduled' ELSE 'ready' END,
     (:max_attempts::integer[])[t.shape], (:retries::text[])[t.shape], (:timeouts::double precision[])[t.shape],
-    (:labels::text[])[t.shape], (:traceparents::text[])[t.shape], m.at,
+    (:labels::text[])[t.shape], (:fair_keys::text[])[t.shape], (:traceparents::text[])[t.shape], m.at,
     l.owner, l.seconds, l.count, l.count, l.at, l.at, l.at + l.deadline,
     least(l.at + make_interval(secs => l.seconds), l.at + l.deadline)
-  FROM moment AS m, unnest(:ids::uuid[], :partitions::smallint[], :payloads::text[], :shapes::integer[])
-    AS t(id, partition, payload, shape)
+  FROM moment AS m, unnest(:ids::uuid[], :partitions::smallint[], :payloads::text[], :payload_refs::text[],
+    :shapes::integer[]) AS t(id, partition, payload, payload_ref, shape)
   CROSS JOIN LATERAL (
     SELECT coalesce((:run_ats::timestamptz[])[t.shape],
       m.at + make_interval(secs => (:delays::double precision[])[t.shape]), m.at)
@@ -62,20 +62,77 @@ SELECT k.tenant_id, k.key, k.task_id, k.fingerprint
 FROM unnest(:tenant_ids::uuid[], :keys::text[]) AS n(tenant_id, key)
 JOIN task_keys AS k ON k.tenant_id = n.tenant_id AND k.key = n.key;
 
+-- name: task_flows
+-- Flows with ready tasks, of tenants up to the last one, after the place given for each queue. Found by hopping from one to the
+-- next: one index seek each, however many tasks lie between.
+SELECT f.queue, f.tenant_id, f.priority, f.fair_key, f.type
+FROM unnest(:queues::text[], :tenant_ids::uuid[], :priorities::integer[], :fair_keys::text[], :types::text[])
+  AS q(queue, tenant_id, priority, fair_key, type)
+CROSS JOIN LATERAL (
+  WITH RECURSIVE hop(queue, tenant_id, priority, fair_key, type) AS (
+    SELECT q.queue, q.tenant_id, q.priority, q.fair_key, q.type
+    UNION ALL
+    SELECT n.queue, n.tenant_id, n.priority, n.fair_key, n.type FROM hop CROSS JOIN LATERAL (
+      -- In the order of the whole index, so that no other one will do; where the queue or the tenants end, the hopping does.
+      SELECT t.queue, t.tenant_id, t.priority, t.fair_key, t.type FROM tasks AS t
+      WHERE t.state = 'ready' AND (t.queue, t.tenant_id, t.priority, t.fair_key, t.type)
+        > (hop.queue, hop.tenant_id, hop.priority, hop.fair_key, hop.type)
+      ORDER BY t.queue, t.tenant_id, t.priority, t.fair_key, t.type LIMIT 1
+    ) AS n
+    WHERE n.queue = hop.queue AND n.tenant_id <= :last_tenant_id
+  )
+  SELECT * FROM hop OFFSET 1 LIMIT :limit
+) AS f;
+
+-- name: task_claim_tenants
+-- Tenants that may run only so many at a time, locked: whoever claims for one of them waits, so that none counts too few.
+SELECT id, max_running FROM tenants WHERE id = ANY(:tenant_ids::uuid[]) ORDER BY id FOR UPDATE;
+
+-- name: task_claim_running
+-- How many tasks of these tenants are running, also those whose lease has run out and which nobody has ended yet.
+-- Pairs are compared so that only the index of running tasks will do: that of all tasks of a tenant begins alike.
+SELECT r.tenant_id, (
+  SELECT count(*) FROM tasks AS t WHERE t.state = 'running'
+    AND (t.state, t.tenant_id) >= ('running', r.tenant_id) AND (t.state, t.tenant_id) <= ('running', r.tenant_id)
+) AS count
+FROM unnest(:tenant_ids::uuid[]) AS r(tenant_id);
+
 -- name: task_claim
--- Take ready tasks under a lease; attempts are counted here, so that a task that kills its worker still dies in the end.
+-- Take ready tasks under a lease, of each share in turn; attempts are counted here, so that a task that kills its worker
+-- still dies in the end.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 picked AS MATERIALIZED (
-  -- One short index scan for each queue: asked for all queues at once, the planner would sort everything that is ready.
-  SELECT t.id, row_number() OVER (ORDER BY t.priority, t.run_at, t.id) AS place
-  FROM (SELECT DISTINCT unnest(:queues::text[]) AS queue) AS q
-  CROSS JOIN LATERAL (
-    SELECT id, priority, run_at FROM tasks
-    WHERE tasks.queue = q.queue AND tenant_id = :tenant_id AND state = 'ready'
-      AND (:types::text[] IS NULL OR type = ANY(:types::text[]))
-    ORDER BY priority, run_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
-  ) AS t
-  ORDER BY place LIMIT :limit
+  SELECT p.id, p.share, row_number() OVER (ORDER BY p.share, p.run_at, p.id) AS place FROM (
+    SELECT t.id, t.run_at, s.share
+    FROM unnest(:tenant_ids::uuid[], :priorities::integer[], :fair_keys::text[], :limits::bigint[], :firsts_of_lanes::integer[],
+      :lasts_of_lanes::integer[]) WITH ORDINALITY AS s(tenant_id, priority, fair_key, most, first, last, share)
+    CROSS JOIN LATERAL (
+      SELECT o.id, o.run_at FROM (
+        -- Of several lanes, how many of each are among the oldest: only those are locked, not the first ones of every lane.
+        SELECT (:queues::text[])[s.first], (:types::text[])[s.first], s.most WHERE s.first = s.last
+        UNION ALL
+        SELECT c.queue, c.type, count(*) FROM (
+          SELECT a.queue, a.type
+          FROM unnest((:queues::text[])[s.first:s.last], (:types::text[])[s.first:s.last]) AS a(queue, type)
+          CROSS JOIN LATERAL (
+            SELECT run_at, id FROM tasks
+            WHERE tasks.queue = a.queue AND tenant_id = s.tenant_id AND priority = s.priority AND fair_key = s.fair_key
+              AND tasks.type = a.type AND state = 'ready'
+            ORDER BY run_at, id LIMIT s.most
+          ) AS o
+          ORDER BY o.run_at, o.id LIMIT s.most
+        ) AS c WHERE s.first < s.last GROUP BY c.queue, c.type
+      ) AS lane(queue, type, most)
+      CROSS JOIN LATERAL (
+        SELECT id, run_at FROM tasks
+        WHERE tasks.queue = lane.queue AND tenant_id = s.tenant_id AND priority = s.priority AND fair_key = s.fair_key
+          AND tasks.type = lane.type AND state = 'ready'
+        ORDER BY run_at, id LIMIT lane.most FOR UPDATE SKIP LOCKED
+      ) AS o
+      ORDER BY o.run_at, o.id
+    ) AS t
+    LIMIT :limit
+  ) AS p
 )
 UPDATE tasks AS t SET state = 'running', attempt = t.attempt + 1, fence = t.fence + 1,
   lease_owner = (:workers::text[])[b.claimer], lease_seconds = (:lease_seconds::double precision[])[b.claimer],
@@ -90,7 +147,8 @@ FROM picked AS p
 CROSS JOIN moment AS m
 CROSS JOIN LATERAL (SELECT width_bucket(p.place, :firsts::bigint[])) AS b(claimer)
 WHERE t.id = p.id AND (t.state = 'ready') IS TRUE
-RETURNING b.claimer, p.place, t.id, t.type, t.queue, t.payload, t.attempt, t.max_attempts, t.fence, t.lease_until,
+RETURNING b.claimer, p.place, p.share, t.id, t.tenant_id, t.type, t.queue, t.payload, t.payload_ref, t.attempt, t.max_attempts,
+  t.fence, t.lease_until,
   t.lease_seconds, t.scheduled_for, t.schedule_name AS schedule, t.schedule_id, t.origin, t.timeout_seconds,
   t.traceparent;
 
@@ -107,8 +165,8 @@ FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :fractions::do
   :log_bytes::integer[]) AS b(tenant_id, id, fence, fraction, message, log_bytes)
 CROSS JOIN moment AS m
 WHERE t.id = b.id
-  AND (t.fence = b.fence AND t.tenant_id = b.tenant_id AND t.state = 'running' AND t.lease_until > m.at) IS TRUE
-RETURNING t.tenant_id, t.id, t.fence, t.lease_until, t.cancel_requested, t.attempt, t.lease_owner AS worker, t.log_bytes,
+  AND (t.fence = b.fence AND t.tenant_id = coalesce(b.tenant_id, t.tenant_id) AND t.state = 'running' AND t.lease_until > m.at) IS TRUE
+RETURNING b.tenant_id AS holder, t.tenant_id, t.id, t.fence, t.lease_until, t.cancel_requested, t.attempt, t.lease_owner AS worker, t.log_bytes,
   m.at AS moment;
 
 -- name: task_log_insert
@@ -126,17 +184,18 @@ finished AS (
     moment AS m
   -- IS TRUE leaves only the primary key to find the row by, whatever the planner believes of the other indexes.
   WHERE t.id = r.id
-    AND (t.fence = r.fence AND t.tenant_id = r.tenant_id AND t.state = 'running' AND t.lease_until > m.at) IS TRUE
+    AND (t.fence = r.fence AND t.tenant_id = coalesce(r.tenant_id, t.tenant_id) AND t.state = 'running' AND t.lease_until > m.at) IS TRUE
   RETURNING t.*, r.result, m.at AS finished_at
 )
-INSERT INTO task_history (id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for,
-  run_at, priority, state, attempt, max_attempts, retry, timeout_seconds, labels, worker, fence, traceparent,
+INSERT INTO task_history (id, tenant_id, queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name,
+  scheduled_for, run_at, priority, state, attempt, max_attempts, retry, timeout_seconds, labels, fair_key, worker, fence, traceparent,
   progress_fraction, progress_message, result, outcome, created_at, started_at, finished_at)
-SELECT id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for, run_at, priority,
-  'completed', attempt, max_attempts, retry, timeout_seconds, labels, lease_owner, fence, traceparent, progress_fraction,
+SELECT id, tenant_id, queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name, scheduled_for, run_at,
+  priority, 'completed', attempt, max_attempts, retry, timeout_seconds, labels, fair_key, lease_owner, fence, traceparent,
+  progress_fraction,
   progress_message, result, 'completed', created_at, started_at, finished_at
 FROM finished
-RETURNING id, fence, schedule_id;
+RETURNING id, fence, schedule_id, tenant_id;
 
 -- name: task_completed
 -- Which of these were completed before under the same fence.
@@ -144,8 +203,15 @@ SELECT h.id, h.fence FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::big
 -- OFFSET 0 keeps each look-up one by its index: the planner may believe that reading the whole history once costs less.
 CROSS JOIN LATERAL (
   SELECT id, fence FROM task_history
-  WHERE id = r.id AND fence = r.fence AND tenant_id = r.tenant_id AND state = 'completed' OFFSET 0
+  WHERE id = r.id AND fence = r.fence AND tenant_id = coalesce(r.tenant_id, tenant_id) AND state = 'completed' OFFSET 0
 ) AS h;
+
+-- name: task_queues
+-- Which queues tasks are of, live or finished.
+SELECT id, queue FROM tasks WHERE id = ANY(:ids::uuid[])
+UNION ALL
+SELECT h.id, h.queue FROM unnest(:ids::uuid[]) AS r(id)
+CROSS JOIN LATERAL (SELECT id, queue FROM task_history WHERE id = r.id OFFSET 0) AS h;
 
 -- name: task_running
 -- Leases that hold, with what deciding about them needs.
@@ -154,7 +220,7 @@ SELECT t.id, t.tenant_id, t.queue, t.fence, t.attempt, t.max_attempts, t.retry, 
   coalesce(t.first_started_at, t.started_at) AS first_started_at
 FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[]) AS r(tenant_id, id, fence)
 JOIN tasks AS t ON t.id = r.id
-WHERE (t.fence = r.fence AND t.tenant_id = r.tenant_id AND t.state = 'running'
+WHERE (t.fence = r.fence AND t.tenant_id = coalesce(r.tenant_id, t.tenant_id) AND t.state = 'running'
   AND t.lease_until > coalesce(:now::timestamptz, now())) IS TRUE;
 
 -- name: task_expired
@@ -204,24 +270,25 @@ finished AS (
     :reasons::text[]) AS e(tenant_id, id, fence, outcome, state, error, reason), moment AS m
   WHERE t.id = e.id AND (t.fence = e.fence AND t.tenant_id = e.tenant_id AND t.state = 'running'
     AND (t.lease_until <= m.at) = :is_expired::boolean) IS TRUE
-  RETURNING t.id, t.tenant_id, t.queue, t.type, t.target, t.payload, t.origin, t.schedule_id, t.schedule_name,
-    t.scheduled_for, t.run_at, t.priority, t.attempt, t.max_attempts, t.retry, t.timeout_seconds, t.labels, t.lease_owner,
+  RETURNING t.id, t.tenant_id, t.queue, t.type, t.target, t.payload, t.payload_ref, t.origin, t.schedule_id, t.schedule_name,
+    t.scheduled_for, t.run_at, t.priority, t.attempt, t.max_attempts, t.retry, t.timeout_seconds, t.labels, t.fair_key, t.lease_owner,
     t.fence, t.traceparent, t.progress_fraction, t.progress_message, t.created_at, t.started_at,
     e.outcome, e.state AS final_state, coalesce(e.error, t.error) AS final_error, e.reason, m.at AS finished_at
 ),
 buried AS (
-  INSERT INTO dead_letters (task_id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name,
-    scheduled_for, priority, max_attempts, retry, timeout_seconds, labels, attempt, reason, error, worker, created_at, died_at)
-  SELECT id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for, priority,
-    max_attempts, retry, timeout_seconds, labels, attempt, coalesce(reason, outcome), final_error, lease_owner, created_at,
+  INSERT INTO dead_letters (task_id, tenant_id, queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name,
+    scheduled_for, priority, max_attempts, retry, timeout_seconds, labels, fair_key, attempt, reason, error, worker, created_at, died_at)
+  SELECT id, tenant_id, queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name, scheduled_for, priority,
+    max_attempts, retry, timeout_seconds, labels, fair_key, attempt, coalesce(reason, outcome), final_error, lease_owner, created_at,
     finished_at
   FROM finished WHERE final_state = 'dead'
 )
-INSERT INTO task_history (id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for,
-  run_at, priority, state, attempt, max_attempts, retry, timeout_seconds, labels, worker, fence, traceparent,
+INSERT INTO task_history (id, tenant_id, queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name,
+  scheduled_for, run_at, priority, state, attempt, max_attempts, retry, timeout_seconds, labels, fair_key, worker, fence, traceparent,
   progress_fraction, progress_message, error, reason, outcome, created_at, started_at, finished_at)
-SELECT id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for, run_at, priority,
-  final_state, attempt, max_attempts, retry, timeout_seconds, labels, lease_owner, fence, traceparent, progress_fraction,
+SELECT id, tenant_id, queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name, scheduled_for, run_at,
+  priority, final_state, attempt, max_attempts, retry, timeout_seconds, labels, fair_key, lease_owner, fence, traceparent,
+  progress_fraction,
   progress_message, final_error, reason, outcome, created_at, started_at, finished_at
 FROM finished
 RETURNING id, fence, schedule_id;
@@ -232,14 +299,14 @@ SELECT a.task_id AS id, a.fence, a.outcome, NULL::text AS state
 FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[]) AS r(tenant_id, id, fence)
 CROSS JOIN LATERAL (
   SELECT task_id, fence, outcome FROM attempts
-  WHERE task_id = r.id AND fence = r.fence AND tenant_id = r.tenant_id OFFSET 0
+  WHERE task_id = r.id AND fence = r.fence AND tenant_id = coalesce(r.tenant_id, tenant_id) OFFSET 0
 ) AS a
 UNION ALL
 SELECT h.id, h.fence, h.outcome, h.state
 FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[]) AS r(tenant_id, id, fence)
 CROSS JOIN LATERAL (
   SELECT id, fence, outcome, state FROM task_history
-  WHERE id = r.id AND fence = r.fence AND tenant_id = r.tenant_id AND outcome IS NOT NULL OFFSET 0
+  WHERE id = r.id AND fence = r.fence AND tenant_id = coalesce(r.tenant_id, tenant_id) AND outcome IS NOT NULL OFFSET 0
 ) AS h;
 
 -- name: task_promote
@@ -321,7 +388,8 @@ RETURNING t.queue;
 -- name: task_hold
 -- Keep what a schedule has fired and nobody has started, while it is paused.
 UPDATE tasks SET state = 'held'
-WHERE schedule_id = ANY(:ids::uuid[]) AND origin = 'tick' AND state IN ('ready', 'scheduled');
+WHERE schedule_id = ANY(:ids::uuid[]) AND (tenant_id = :tenant_id) IS TRUE AND origin = 'tick'
+  AND state IN ('ready', 'scheduled');
 
 -- name: task_cancel_lock
 -- Keep tasks as they are until they are cancelled; in one order everywhere, so that two who cancel do not deadlock.
@@ -334,11 +402,12 @@ WITH gone AS (
   WHERE t.id = ANY(:ids::uuid[]) AND t.tenant_id = :tenant_id AND t.state IN ('held', 'scheduled', 'ready')
   RETURNING t.*
 )
-INSERT INTO task_history (id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for,
-  run_at, priority, state, attempt, max_attempts, retry, timeout_seconds, labels, worker, fence, traceparent, error, reason,
+INSERT INTO task_history (id, tenant_id, queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name,
+  scheduled_for, run_at, priority, state, attempt, max_attempts, retry, timeout_seconds, labels, fair_key, worker, fence, traceparent,
+  error, reason,
   created_at, started_at, finished_at)
-SELECT id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for, run_at, priority,
-  'cancelled', attempt, max_attempts, retry, timeout_seconds, labels, lease_owner, fence, traceparent, error, :reason,
+SELECT id, tenant_id, queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name, scheduled_for, run_at,
+  priority, 'cancelled', attempt, max_attempts, retry, timeout_seconds, labels, fair_key, lease_owner, fence, traceparent, error, :reason,
   created_at, started_at, coalesce(:now::timestamptz, now())
 FROM gone
 RETURNING id, schedule_id;
@@ -356,34 +425,36 @@ WHERE id = :id AND tenant_id = :tenant_id AND state IN ('scheduled', 'ready');
 
 -- name: task_find
 -- Tasks by id, live or finished.
-SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
-  labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message,
+SELECT id, tenant_id, type, queue, target, payload, payload_ref, state, priority, run_at, attempt, max_attempts, retry,
+  timeout_seconds, labels, fair_key, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message,
   NULL::text AS result, error, created_at, started_at, NULL::timestamptz AS finished_at, lease_owner AS worker, lease_until,
   fence, cancel_requested, traceparent, NULL::text AS outcome, NULL::text AS reason
 FROM tasks WHERE tenant_id = :tenant_id AND id = ANY(:ids::uuid[])
 UNION ALL
-SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
-  labels, origin, schedule_id, schedule_name, scheduled_for, progress_fraction, progress_message, result, error, created_at,
+SELECT id, tenant_id, type, queue, target, payload, payload_ref, state, priority, run_at, attempt, max_attempts, retry,
+  timeout_seconds, labels, fair_key, origin, schedule_id, schedule_name, scheduled_for, progress_fraction, progress_message, result, error,
+  created_at,
   started_at, finished_at, worker, NULL, fence, false, traceparent, outcome, reason
 FROM task_history WHERE tenant_id = :tenant_id AND id = ANY(:ids::uuid[]);
 
 -- name: task_list
--- Live tasks between two ids, newest first.
-SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
-  labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message,
+-- Live tasks of a tenant between two ids, newest first. Pairs, and the order by both, leave only the index of the tenant:
+-- by ids alone it would read through the tasks of all the others.
+SELECT id, tenant_id, type, queue, target, payload, payload_ref, state, priority, run_at, attempt, max_attempts, retry,
+  timeout_seconds, labels, fair_key, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message,
   NULL::text AS result, error, created_at, started_at, NULL::timestamptz AS finished_at, lease_owner AS worker, lease_until,
   fence, cancel_requested, traceparent, NULL::text AS outcome, NULL::text AS reason
-FROM tasks WHERE tenant_id = :tenant_id AND id < :before AND id >= :floor
-  AND (:state::text IS NULL OR state = :state) AND (:queue::text IS NULL OR queue = :queue)
+FROM tasks WHERE (tenant_id, id) < (:tenant_id, :before) AND (tenant_id, id) >= (:tenant_id, :floor)
+  AND (:state::text IS NULL OR (state = :state) IS TRUE) AND (:queue::text IS NULL OR (queue = :queue) IS TRUE)
   AND (:type::text IS NULL OR type = :type)
   AND (:label_key::text IS NULL OR jsonb_exists(labels::jsonb, :label_key))
   AND (:label_value::text IS NULL OR labels::jsonb ->> :label_key = :label_value)
-ORDER BY id DESC LIMIT :limit;
+ORDER BY tenant_id DESC, id DESC LIMIT :limit;
 
 -- name: task_list_of_schedule
 -- Live tasks of a schedule, newest first.
-SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
-  labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message,
+SELECT id, tenant_id, type, queue, target, payload, payload_ref, state, priority, run_at, attempt, max_attempts, retry,
+  timeout_seconds, labels, fair_key, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message,
   NULL::text AS result, error, created_at, started_at, NULL::timestamptz AS finished_at, lease_owner AS worker, lease_until,
   fence, cancel_requested, traceparent, NULL::text AS outcome, NULL::text AS reason
 FROM tasks WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND id < :before
@@ -395,25 +466,28 @@ ORDER BY id DESC LIMIT :limit;
 
 -- name: task_list_floor
 -- How far down a list may look before it answers with what it has.
-SELECT id FROM tasks WHERE tenant_id = :tenant_id AND id < :before ORDER BY id DESC OFFSET :scan LIMIT 1;
+SELECT id FROM tasks WHERE (tenant_id, id) < (:tenant_id, :before) AND tenant_id >= :tenant_id
+ORDER BY tenant_id DESC, id DESC OFFSET :scan LIMIT 1;
 
 -- name: task_list_past
 -- Finished tasks between two ids, newest first.
-SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
-  labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message, result, error,
+SELECT id, tenant_id, type, queue, target, payload, payload_ref, state, priority, run_at, attempt, max_attempts, retry,
+  timeout_seconds, labels, fair_key, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message,
+  result, error,
   created_at, started_at, finished_at, worker, NULL::timestamptz AS lease_until, fence, false AS cancel_requested, traceparent,
   outcome, reason
-FROM task_history WHERE tenant_id = :tenant_id AND id < :before AND id >= :floor
-  AND (:state::text IS NULL OR state = :state) AND (:queue::text IS NULL OR queue = :queue)
+FROM task_history WHERE (tenant_id, id) < (:tenant_id, :before) AND (tenant_id, id) >= (:tenant_id, :floor)
+  AND (:state::text IS NULL OR (state = :state) IS TRUE) AND (:queue::text IS NULL OR (queue = :queue) IS TRUE)
   AND (:type::text IS NULL OR type = :type)
   AND (:label_key::text IS NULL OR jsonb_exists(labels::jsonb, :label_key))
   AND (:label_value::text IS NULL OR labels::jsonb ->> :label_key = :label_value)
-ORDER BY id DESC LIMIT :limit;
+ORDER BY tenant_id DESC, id DESC LIMIT :limit;
 
 -- name: task_list_past_of_schedule
 -- Finished tasks of a schedule, newest first.
-SELECT id, tenant_id, type, queue, target, payload, state, priority, run_at, attempt, max_attempts, retry, timeout_seconds,
-  labels, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message, result, error,
+SELECT id, tenant_id, type, queue, target, payload, payload_ref, state, priority, run_at, attempt, max_attempts, retry,
+  timeout_seconds, labels, fair_key, origin, schedule_id, schedule_name AS schedule, scheduled_for, progress_fraction, progress_message,
+  result, error,
   created_at, started_at, finished_at, worker, NULL::timestamptz AS lease_until, fence, false AS cancel_requested, traceparent,
   outcome, reason
 FROM task_history WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND id < :before
@@ -425,7 +499,8 @@ ORDER BY id DESC LIMIT :limit;
 
 -- name: task_list_past_floor
 -- How far down a list of finished tasks may look before it answers with what it has.
-SELECT id FROM task_history WHERE tenant_id = :tenant_id AND id < :before ORDER BY id DESC OFFSET :scan LIMIT 1;
+SELECT id FROM task_history WHERE (tenant_id, id) < (:tenant_id, :before) AND tenant_id >= :tenant_id
+ORDER BY tenant_id DESC, id DESC OFFSET :scan LIMIT 1;
 
 -- name: task_attempts
 -- The attempts at a task that did not end it.
@@ -440,16 +515,35 @@ WHERE task_id = :id AND tenant_id = :tenant_id AND id > :after ORDER BY id LIMIT
 -- name: task_ticks
 -- Ticks that have a backfilled task.
 SELECT scheduled_for FROM tasks
-WHERE schedule_id = :schedule_id AND origin = 'backfill' AND scheduled_for >= :from_at AND scheduled_for < :to_at
+WHERE schedule_id = :schedule_id AND (tenant_id = :tenant_id) IS TRUE AND origin = 'backfill'
+  AND scheduled_for >= :from_at AND scheduled_for < :to_at
 UNION
 SELECT scheduled_for FROM task_history
-WHERE schedule_id = :schedule_id AND origin = 'backfill' AND scheduled_for >= :from_at AND scheduled_for < :to_at;
+WHERE schedule_id = :schedule_id AND (tenant_id = :tenant_id) IS TRUE AND origin = 'backfill'
+  AND scheduled_for >= :from_at AND scheduled_for < :to_at;
+
+-- name: task_ready_count
+-- How many tasks of a tenant are ready, found by hopping from queue to queue.
+WITH RECURSIVE queues AS (
+  (SELECT queue FROM tasks WHERE state = 'ready' AND queue > '' ORDER BY queue LIMIT 1)
+  UNION ALL
+  SELECT (SELECT t.queue FROM tasks AS t WHERE t.state = 'ready' AND t.queue > q.queue ORDER BY t.queue LIMIT 1)
+  FROM queues AS q WHERE q.queue IS NOT NULL
+)
+SELECT count(*) AS count FROM (
+  SELECT 1 FROM queues AS q CROSS JOIN LATERAL (
+    SELECT 1 FROM tasks AS t WHERE t.state = 'ready' AND t.queue = q.queue AND t.tenant_id = :tenant_id LIMIT :limit
+  ) AS ready
+  WHERE q.queue IS NOT NULL LIMIT :limit
+) AS counted;
 
 -- name: task_depths
--- Live tasks by queue and state.
-SELECT queue, state, count(*) AS count FROM tasks GROUP BY queue, state ORDER BY queue, state;
+-- Live tasks of a tenant, or of all, by queue and state.
+SELECT queue, state, count(*) AS count FROM tasks
+WHERE :tenant_id::uuid IS NULL OR tenant_id = :tenant_id
+GROUP BY queue, state ORDER BY queue, state;
 
--- name: key_prune
+-- name: task_key_prune
 -- Forget idempotency keys past their time.
 DELETE FROM task_keys WHERE (tenant_id, key) IN (
   SELECT tenant_id, key FROM task_keys WHERE expires_at < coalesce(:now::timestamptz, now())

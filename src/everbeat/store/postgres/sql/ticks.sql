@@ -88,9 +88,11 @@ ON CONFLICT DO NOTHING;
 -- name: tick_list
 -- Ledger rows of a schedule that touch a window, oldest first.
 SELECT * FROM (
-  (SELECT * FROM ticks WHERE schedule_id = :schedule_id AND until >= :from_at AND scheduled_for < :from_at)
+  (SELECT * FROM ticks WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND until >= :from_at
+    AND scheduled_for < :from_at)
   UNION ALL
-  (SELECT * FROM ticks WHERE schedule_id = :schedule_id AND scheduled_for >= :from_at AND scheduled_for < :to_at
+  (SELECT * FROM ticks WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND scheduled_for >= :from_at
+    AND scheduled_for < :to_at
    ORDER BY scheduled_for LIMIT :limit)
 ) AS touching ORDER BY scheduled_for LIMIT :limit;
 
@@ -99,7 +101,8 @@ SELECT * FROM (
 SELECT t.schedule_id, t.outcome, t.reason, sum(t.count)::bigint AS count
 FROM unnest(:ids::uuid[], :ends::timestamptz[]) AS w(id, end_at)
 CROSS JOIN LATERAL (
-  SELECT * FROM ticks WHERE schedule_id = w.id AND scheduled_for >= :from_at AND scheduled_for < w.end_at OFFSET 0
+  SELECT * FROM ticks
+  WHERE schedule_id = w.id AND tenant_id = :tenant_id AND scheduled_for >= :from_at AND scheduled_for < w.end_at OFFSET 0
 ) AS t
 GROUP BY t.schedule_id, t.outcome, t.reason;
 
@@ -108,7 +111,7 @@ GROUP BY t.schedule_id, t.outcome, t.reason;
 SELECT t.* FROM unnest(:ids::uuid[], :ends::timestamptz[]) AS w(id, end_at)
 CROSS JOIN LATERAL (
   SELECT * FROM ticks
-  WHERE schedule_id = w.id AND until >= :from_at AND scheduled_for < w.end_at
+  WHERE schedule_id = w.id AND tenant_id = :tenant_id AND until >= :from_at AND scheduled_for < w.end_at
     AND (scheduled_for < :from_at OR until >= w.end_at) OFFSET 0
 ) AS t;
 
@@ -117,9 +120,11 @@ CROSS JOIN LATERAL (
 SELECT schedule_id, count(*) AS count FROM (
   SELECT schedule_id, scheduled_for FROM (
     SELECT schedule_id, scheduled_for FROM tasks
-    WHERE schedule_id = ANY(:ids::uuid[]) AND origin = 'tick' AND scheduled_for >= :from_at AND scheduled_for < :to_at
+    WHERE schedule_id = ANY(:ids::uuid[]) AND (tenant_id = :tenant_id) IS TRUE AND origin = 'tick'
+      AND scheduled_for >= :from_at AND scheduled_for < :to_at
     UNION ALL
     SELECT schedule_id, scheduled_for FROM task_history
-    WHERE schedule_id = ANY(:ids::uuid[]) AND origin = 'tick' AND scheduled_for >= :from_at AND scheduled_for < :to_at
+    WHERE schedule_id = ANY(:ids::uuid[]) AND (tenant_id = :tenant_id) IS TRUE AND origin = 'tick'
+      AND scheduled_for >= :from_at AND scheduled_for < :to_at
   ) AS made GROUP BY schedule_id, scheduled_for HAVING count(*) > 1
 ) AS doubled GROUP BY schedule_id;

@@ -16,6 +16,13 @@ WHERE idempotent_answers.expires_at <= :now;
 DELETE FROM idempotent_answers WHERE (tenant_id, key) IN (
   SELECT tenant_id, key FROM idempotent_answers WHERE expires_at < :now ORDER BY expires_at LIMIT :limit);
 
+-- name: blob_unused
+-- Which payloads of the blob store no row has a reference to.
+SELECT r.value AS ref FROM json_each(:refs) AS r
+WHERE NOT EXISTS (SELECT 1 FROM tasks WHERE payload_ref = r.value)
+  AND NOT EXISTS (SELECT 1 FROM task_history WHERE payload_ref = r.value)
+  AND NOT EXISTS (SELECT 1 FROM dead_letters WHERE payload_ref = r.value);
+
 -- name: month_prune_ticks
 -- Remove a piece of the ledger of before an instant.
 DELETE FROM ticks WHERE (schedule_id, scheduled_for) IN (

@@ -1,15 +1,17 @@
 -- name: dead_find
 -- Dead letters by task.
-SELECT task_id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name AS schedule, scheduled_for, priority,
-  max_attempts, retry, timeout_seconds, labels, attempt, reason, error, worker, created_at, died_at, replayed_at, replayed_as,
+SELECT task_id, tenant_id, queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name AS schedule,
+  scheduled_for, priority, max_attempts, retry, timeout_seconds, labels, fair_key, attempt, reason, error, worker, created_at, died_at,
+  replayed_at, replayed_as,
   replays
 FROM dead_letters
 WHERE task_id IN (SELECT unhex(value) FROM json_each(:task_ids)) AND tenant_id = :tenant_id AND purged_at IS NULL;
 
 -- name: dead_list
 -- Dead letters, newest first.
-SELECT task_id, tenant_id, queue, type, target, payload, origin, schedule_id, schedule_name AS schedule, scheduled_for, priority,
-  max_attempts, retry, timeout_seconds, labels, attempt, reason, error, worker, created_at, died_at, replayed_at, replayed_as,
+SELECT task_id, tenant_id, queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name AS schedule,
+  scheduled_for, priority, max_attempts, retry, timeout_seconds, labels, fair_key, attempt, reason, error, worker, created_at, died_at,
+  replayed_at, replayed_as,
   replays
 FROM dead_letters
 WHERE tenant_id = :tenant_id AND purged_at IS NULL
@@ -28,7 +30,7 @@ RETURNING task_id;
 
 -- name: dead_purge
 -- Empty dead letters and hide them; that they were there stays on record.
-UPDATE dead_letters SET purged_at = :now, payload = 'null', error = NULL
+UPDATE dead_letters SET purged_at = :now, payload = 'null', payload_ref = NULL, error = NULL
 WHERE task_id IN (
   SELECT task_id FROM dead_letters
   WHERE tenant_id = :tenant_id AND purged_at IS NULL AND died_at >= :from_at AND died_at < :to_at

@@ -84,8 +84,8 @@ ORDER BY id LIMIT :limit;
 
 -- name: schedule_past_rules
 -- The rules these schedules had before.
-SELECT schedule_id, rule, since, until FROM past_rules
-WHERE schedule_id IN (SELECT unhex(value) FROM json_each(:ids)) ORDER BY schedule_id, until;
+SELECT p.schedule_id, p.rule, p.since, p.until FROM schedules AS s CROSS JOIN past_rules AS p ON p.schedule_id = s.id
+WHERE s.id IN (SELECT unhex(value) FROM json_each(:ids)) AND s.tenant_id = :tenant_id ORDER BY p.schedule_id, p.until;
 
 -- name: schedule_past_rule_insert
 -- Keep a rule that an edit replaces.

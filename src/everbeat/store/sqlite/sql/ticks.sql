@@ -83,10 +83,12 @@ ON CONFLICT DO NOTHING;
 -- name: tick_list
 -- Ledger rows of a schedule that touch a window, oldest first.
 SELECT * FROM (
-  SELECT * FROM ticks WHERE schedule_id = :schedule_id AND until >= :from_at AND scheduled_for < :from_at
+  SELECT * FROM ticks
+  WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND until >= :from_at AND scheduled_for < :from_at
   UNION ALL
   SELECT * FROM (
-    SELECT * FROM ticks WHERE schedule_id = :schedule_id AND scheduled_for >= :from_at AND scheduled_for < :to_at
+    SELECT * FROM ticks
+    WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND scheduled_for >= :from_at AND scheduled_for < :to_at
     ORDER BY scheduled_for LIMIT :limit)
 ) ORDER BY scheduled_for LIMIT :limit;
 
@@ -94,13 +96,15 @@ SELECT * FROM (
 -- Ledger rows that begin in a window, summed per schedule, outcome and reason.
 SELECT t.schedule_id, t.outcome, t.reason, sum(t.count) AS count
 FROM json_each(:ends) AS w CROSS JOIN ticks AS t
-WHERE t.schedule_id = unhex(w.value ->> 0) AND t.scheduled_for >= :from_at AND t.scheduled_for < w.value ->> 1
+WHERE t.schedule_id = unhex(w.value ->> 0) AND t.tenant_id = :tenant_id AND t.scheduled_for >= :from_at
+  AND t.scheduled_for < w.value ->> 1
 GROUP BY t.schedule_id, t.outcome, t.reason;
 
 -- name: tick_ranges
 -- Skipped ranges that reach over an edge of a window.
 SELECT t.* FROM json_each(:ends) AS w CROSS JOIN ticks AS t
-WHERE t.schedule_id = unhex(w.value ->> 0) AND t.until >= :from_at AND t.scheduled_for < w.value ->> 1
+WHERE t.schedule_id = unhex(w.value ->> 0) AND t.tenant_id = :tenant_id AND t.until >= :from_at
+  AND t.scheduled_for < w.value ->> 1
   AND (t.scheduled_for < :from_at OR t.until >= w.value ->> 1);
 
 -- name: tick_doubled
@@ -108,11 +112,11 @@ WHERE t.schedule_id = unhex(w.value ->> 0) AND t.until >= :from_at AND t.schedul
 SELECT schedule_id, count(*) AS count FROM (
   SELECT schedule_id, scheduled_for FROM (
     SELECT schedule_id, scheduled_for FROM tasks
-    WHERE schedule_id IN (SELECT unhex(value) FROM json_each(:ids)) AND origin = 'tick'
+    WHERE schedule_id IN (SELECT unhex(value) FROM json_each(:ids)) AND +tenant_id = :tenant_id AND origin = 'tick'
       AND scheduled_for >= :from_at AND scheduled_for < :to_at
     UNION ALL
     SELECT schedule_id, scheduled_for FROM task_history
-    WHERE schedule_id IN (SELECT unhex(value) FROM json_each(:ids)) AND origin = 'tick'
+    WHERE schedule_id IN (SELECT unhex(value) FROM json_each(:ids)) AND +tenant_id = :tenant_id AND origin = 'tick'
       AND scheduled_for >= :from_at AND scheduled_for < :to_at
   ) GROUP BY schedule_id, scheduled_for HAVING count(*) > 1
 ) GROUP BY schedule_id;

@@ -1,0 +1,69 @@
+"""Between tenants, lines of the audit trail and table rows, for both dialects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from everbeat.core.access import AuditEntry
+from everbeat.core.errors import QuotaExceeded
+from everbeat.core.tenants import Quotas, Tenant
+from everbeat.store.rows import EARLIEST, LAST_ID, LATEST
+from everbeat.store.values import AuditFilter, TenantWrite
+
+_QUOTAS = Quotas.__struct_fields__
+
+
+def tenant_from_row(row: Mapping[str, Any]) -> Tenant:
+    own = {name: value for name, value in row.items() if name not in _QUOTAS}
+    return Tenant(**own, quotas=Quotas(**{name: row[name] for name in _QUOTAS}))
+
+
+def tenant_to_row(write: TenantWrite) -> dict[str, Any]:
+    own = msgspec.structs.asdict(write.tenant)
+    quotas = msgspec.structs.asdict(own.pop("quotas"))
+    return {**own, **quotas, "expected": write.expected}
+
+
+def audit_from_row(row: Mapping[str, Any]) -> AuditEntry:
+    return AuditEntry(**row)
+
+
+def audit_window(filter_: AuditFilter, before: tuple[datetime, UUID] | None) -> dict[str, Any]:
+    before_at, before_id = before or (LATEST, LAST_ID)
+    from_at, to_at = filter_.from_at or EARLIEST, filter_.to_at or LATEST
+    return {"before_at": before_at, "before_id": before_id, "from_at": from_at, "to_at": to_at, "action": filter_.action}
+
+
+class ScheduleRoom(NamedTuple):
+    """How many schedules a tenant has, how many come, and how many there may be."""
+
+    used: int
+    new: int
+    most: int | None
+
+    def check(self) -> None:
+        if self.most is not None and self.used + self.new > self.most:
+            beside = "" if self.new == 1 else f", {self.new} more do not fit"
+            raise QuotaExceeded(f"max_schedules: {self.used} of {self.most} in use{beside}")
+
+
+_TRAIL = {
+    "ids": "id",
+    "tenant_ids": "tenant_id",
+    "actors": "actor",
+    "key_ids": "key_id",
+    "actions": "action",
+    "subjects": "subject",
+    "details": "detail",
+    "request_ids": "request_id",
+    "addresses": "address",
+}
+
+
+def trail_columns(trail: Sequence[AuditEntry]) -> dict[str, list[Any]]:
+    return {column: [getattr(entry, field) for entry in trail] for column, field in _TRAIL.items()}
