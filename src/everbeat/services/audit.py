@@ -19,10 +19,12 @@ from everbeat.core.calendars import Calendar
 from everbeat.core.errors import InvalidInput
 from everbeat.core.rules import Rule
 from everbeat.core.schedules import PastRule, Schedule
+from everbeat.core.tenants import Tenant
 from everbeat.core.ticks import Outcome, Tick
 from everbeat.core.timeline import Timeline, TimelineCache
 from everbeat.services.ledger import accounted_until
-from everbeat.store.base import ScheduleFilter, Store, TickTotal
+from everbeat.store.base import Store
+from everbeat.store.values import ScheduleFilter, TickTotal
 
 _MOMENT = timedelta(microseconds=1)
 _PAGE = 500
@@ -58,6 +60,19 @@ class Audit(NamedTuple):
     to: datetime
     total: Count
     schedules: list[ScheduleCount]
+    faulty: list[Schedule]
+
+
+class TenantCount(NamedTuple):
+    tenant: Tenant
+    counted: Count
+
+
+class AuditOfAll(NamedTuple):
+    from_: datetime
+    to: datetime
+    total: Count
+    tenants: list[TenantCount]
     faulty: list[Schedule]
 
 
@@ -104,7 +119,7 @@ class Auditing:
         calendars = {calendar.name: calendar for calendar in await self._store.calendar_list(tenant_id)}
         while True:
             page = await self._store.schedule_list(tenant_id, ScheduleFilter(), after_name=name, limit=_PAGE)
-            for one in await self._page(page, calendars, start, end, moment):
+            for one in await self._page(tenant_id, page, calendars, start, end, moment):
                 total.add(one.counted)
                 if len(listed) < limit and (after_name is None or one.schedule.spec.name > after_name):
                     listed.append(one)
@@ -114,8 +129,33 @@ class Auditing:
         faulty = await self._store.schedule_faulty(tenant_id, limit=100)
         return Audit(start, end, total, listed, faulty)
 
+    async def run_all(
+        self,
+        *,
+        from_: datetime | None,
+        to: datetime | None,
+        after_name: str | None = None,
+        limit: int = 50,
+        now: datetime | None = None,
+    ) -> AuditOfAll:
+        """Every tenant is counted; those listed are the page after the given name."""
+        moment = await self._store.clock(now=now)
+        total, listed = Count(), list[TenantCount]()
+        name: str | None = None
+        while tenants := await self._store.tenant_list(after_name=name, limit=_PAGE):
+            for tenant in tenants:
+                one = await self.run(tenant.id, from_=from_, to=to, limit=0, now=moment)
+                total.add(one.total)
+                if len(listed) < limit and (after_name is None or tenant.name > after_name):
+                    listed.append(TenantCount(tenant, one.total))
+            name = tenants[-1].name
+            if len(tenants) < _PAGE:
+                break
+        return AuditOfAll(one.from_, one.to, total, listed, await self._store.schedule_faulty(None, limit=100))
+
     async def _page(
         self,
+        tenant_id: UUID,
         schedules: Sequence[Schedule],
         calendars: Mapping[str, Calendar],
         start: datetime,
@@ -126,10 +166,10 @@ class Auditing:
         # What fired after the page was read is not counted: up to each cursor, rules and ledger speak of the same ticks.
         until = {one.id: accounted_until(one, now, self._late_seconds) for one in schedules}
         ends = {id_: max(start, min(end, at + _MOMENT)) for id_, at in until.items()}
-        totals = _grouped(await self._store.tick_totals(ends, from_=start))
-        ranges = _grouped(await self._store.tick_ranges(ends, from_=start))
-        past = _grouped(await self._store.schedule_past_rules(ids))
-        doubled = await self._store.tick_doubled(ids, from_=start, to=end)
+        totals = _grouped(await self._store.tick_totals(tenant_id, ends, from_=start))
+        ranges = _grouped(await self._store.tick_ranges(tenant_id, ends, from_=start))
+        past = _grouped(await self._store.schedule_past_rules(tenant_id, ids))
+        doubled = await self._store.tick_doubled(tenant_id, ids, from_=start, to=end)
         counted = []
         for index, schedule in enumerate(schedules):
             if index % 50 == 0:

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import uuid_utils.compat
 
+from everbeat.core.access import Caller
 from everbeat.core.calendars import Calendar
 from everbeat.core.definitions import encode_payload, rfc3339
 from everbeat.core.errors import Conflict, InvalidInput
@@ -18,8 +19,11 @@ from everbeat.core.submissions import task_of_schedule
 from everbeat.core.tasks import NewTask, Origin, Task, TaskKey
 from everbeat.core.ticks import Outcome
 from everbeat.core.timeline import Timeline, TimelineCache
+from everbeat.core.trail import Action
+from everbeat.services.ids import new_ids
 from everbeat.services.schedules import Schedules
 from everbeat.services.tasks import Tasks
+from everbeat.services.trail import Trail, noted
 from everbeat.store.base import Store
 
 MOST_TICKS = 10_000
@@ -44,13 +48,23 @@ class Backfill:
         self._timelines = timelines
 
     async def trigger(
-        self, tenant_id: UUID, ref: str, payload: Any = None, *, key: TaskKey | None = None, now: datetime | None = None
+        self,
+        tenant_id: UUID,
+        ref: str,
+        payload: Any = None,
+        *,
+        key: TaskKey | None = None,
+        by: Caller | None = None,
+        now: datetime | None = None,
     ) -> Task:
         """A task of the schedule now, beside its ticks; also while it is paused."""
         schedule = await self._schedules.get(tenant_id, ref)
         encoded = None if payload is None else encode_payload(payload)
         task = task_of_schedule(schedule, uuid_utils.compat.uuid7(), Origin.TRIGGER, payload=encoded, key=key)
-        return (await self._tasks.add_one(task, now=now))[0]
+        if encoded is not None:
+            await self._tasks.quotas.check_payloads(tenant_id, [encoded])
+        trail = noted(by, Action.SCHEDULE_TRIGGER, schedule.id, name=schedule.spec.name, task_id=task.id)
+        return (await self._tasks.add_one(task, trail=trail, now=now))[0]
 
     async def backfill(
         self,
@@ -62,9 +76,13 @@ class Backfill:
         missing_only: bool = True,
         dry_run: bool = False,
         rate_per_second: float | None = None,
+        key: str | None = None,
+        by: Caller | None = None,
         now: datetime | None = None,
     ) -> Backfilled:
-        """Tasks for the ticks in [from, to) that lie behind the schedule; by default only for those that have none."""
+        """Tasks for the ticks in [from, to) that lie behind the schedule; by default only for those that have none.
+
+        Under a key, a call that is made again, as after a crash half-way, makes no second task for a tick in either case."""
         if to <= from_:
             raise InvalidInput.of("to", "must be later than from")
         schedule = await self._schedules.get(tenant_id, ref)
@@ -77,46 +95,33 @@ class Backfill:
             ticks = await self._missing(schedule, ticks)
         if dry_run or not ticks:
             return Backfilled(len(ticks), ticks)
-        made = await self._write(schedule, ticks, moment, missing_only, rate_per_second, now)
+        mark = f"backfill {schedule.id}" if missing_only else key and f"backfill {schedule.id} {key}"
+        tasks = _tasks_of(schedule, ticks, moment, mark, rate_per_second)
+        about = {"name": schedule.spec.name, "from": from_, "to": to, "count": len(ticks)}
+        trail = noted(by, Action.SCHEDULE_BACKFILL, schedule.id, tenant_id=tenant_id, **about)
+        made = await self._write(tenant_id, tasks, trail, now)
         return Backfilled(len(made), made)
 
     async def _missing(self, schedule: Schedule, ticks: list[datetime]) -> list[datetime]:
         from_, to = ticks[0], ticks[-1] + _MOMENT
-        done = set(await self._store.task_ticks(schedule.id, from_=from_, to=to))
+        done = set(await self._store.task_ticks(schedule.tenant_id, schedule.id, from_=from_, to=to))
         # Page by page: a rule of before may have ticked more often than the present one.
-        while rows := await self._store.tick_list(schedule.id, from_=from_, to=to, limit=MOST_TICKS):
+        while rows := await self._store.tick_list(schedule.tenant_id, schedule.id, from_=from_, to=to, limit=MOST_TICKS):
             done.update(row.scheduled_for for row in rows if row.outcome is Outcome.FIRED)
             from_ = max(from_, rows[-1].scheduled_for + _MOMENT)
             if len(rows) < MOST_TICKS:
                 break
         return [tick for tick in ticks if tick not in done]
 
-    async def _write(
-        self,
-        schedule: Schedule,
-        ticks: list[datetime],
-        moment: datetime,
-        is_once: bool,
-        rate_per_second: float | None,
-        now: datetime | None,
-    ) -> list[datetime]:
-        """A key for each tick keeps two that backfill at the same time from doing it twice."""
+    async def _write(self, tenant_id: UUID, tasks: list[NewTask], trail: Trail, now: datetime | None) -> list[datetime]:
         made: list[datetime] = []
-        for start in range(0, len(ticks), _PIECE):
-            tasks: list[NewTask] = []
-            for place, tick in enumerate(ticks[start : start + _PIECE], start=start):
-                tasks.append(
-                    task_of_schedule(
-                        schedule,
-                        uuid_utils.compat.uuid7(),
-                        Origin.BACKFILL,
-                        scheduled_for=tick,
-                        run_at=moment + timedelta(seconds=place / rate_per_second) if rate_per_second else None,
-                        key=TaskKey(f"backfill {schedule.id} {rfc3339(tick)}", b"") if is_once else None,
-                    )
-                )
-            submitted = await self._tasks.add(tasks, now=now)
-            made += [ticks[start + place] for place in range(len(tasks)) if place not in submitted.repeated]
+        async with self._tasks.quotas.room(tenant_id, tasks, is_rated=False, now=now):
+            for start in range(0, len(tasks), _PIECE):
+                piece = tasks[start : start + _PIECE]
+                # Told once, with the first piece that makes anything.
+                submitted = await self._tasks.add(piece, trail=() if made else trail, now=now)
+                new = [task for place, task in enumerate(piece) if place not in submitted.repeated]
+                made += [task.scheduled_for for task in new if task.scheduled_for is not None]
         return made
 
     async def _timeline(self, schedule: Schedule) -> Timeline:
@@ -128,6 +133,23 @@ class Backfill:
             return self._timelines.get(rule, schedule.id, calendars)
         except InvalidInput as error:
             raise Conflict(f"the schedule cannot be computed: {error}") from None
+
+
+def _tasks_of(
+    schedule: Schedule, ticks: list[datetime], moment: datetime, mark: str | None, rate_per_second: float | None
+) -> list[NewTask]:
+    """A key for each tick, made of the mark, keeps two that backfill at the same time from doing it twice."""
+    return [
+        task_of_schedule(
+            schedule,
+            id_,
+            Origin.BACKFILL,
+            scheduled_for=tick,
+            run_at=moment + timedelta(seconds=place / rate_per_second) if rate_per_second else None,
+            key=TaskKey(f"{mark} {rfc3339(tick)}", b"") if mark else None,
+        )
+        for place, (id_, tick) in enumerate(zip(new_ids(len(ticks)), ticks, strict=True))
+    ]
 
 
 def _ticks_between(timeline: Timeline, from_: datetime, to: datetime) -> list[datetime]:

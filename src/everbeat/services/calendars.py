@@ -8,12 +8,16 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from everbeat.core.access import Caller
 from everbeat.core.calendars import Calendar, parse_calendar
 from everbeat.core.errors import Conflict, InvalidInput, NotFound
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.schedules import Schedule
+from everbeat.core.trail import Action
 from everbeat.services.schedules import Schedules
-from everbeat.store.base import Notice, Store
+from everbeat.services.trail import noted
+from everbeat.store.base import Store
+from everbeat.store.values import Notice
 
 
 class CalendarRoom:
@@ -31,7 +35,9 @@ class CalendarRoom:
                 return calendar
         raise NotFound(f'there is no calendar named "{name[:200]}"')
 
-    async def put(self, tenant_id: UUID, name: str, definition: Any, *, now: datetime | None = None) -> tuple[Calendar, bool]:
+    async def put(
+        self, tenant_id: UUID, name: str, definition: Any, *, by: Caller | None = None, now: datetime | None = None
+    ) -> tuple[Calendar, bool]:
         """Create or replace; true if it is new. The ticks of schedules that use it are computed anew."""
         if not is_name(name):
             raise InvalidInput.of("name", NAME_MESSAGE)
@@ -44,17 +50,18 @@ class CalendarRoom:
         calendar = await asyncio.to_thread(parse_calendar, name, definition, revision=revision, today=today)
         if known is not None and known.to_definition() == calendar.to_definition():
             return known, False
-        is_new = await self._store.calendar_write(tenant_id, calendar, now=now)
+        trail = noted(by, Action.CALENDAR_PUT, name, revision=revision)
+        is_new = await self._store.calendar_write(tenant_id, calendar, trail=trail, now=now)
         await self._schedules.recompute(tenant_id, await self._users(tenant_id, name), now=now)
         self._store.publish(Notice.CALENDARS)
         return calendar, is_new
 
-    async def delete(self, tenant_id: UUID, name: str) -> None:
+    async def delete(self, tenant_id: UUID, name: str, *, by: Caller | None = None, now: datetime | None = None) -> None:
         users = await self._users(tenant_id, name)
         if users:
             names = ", ".join(one.spec.name for one in users[:5])
             raise Conflict(f"in use by {len(users)} schedule(s), among them {names}; change them first")
-        if await self._store.calendar_delete(tenant_id, name) == 0:
+        if await self._store.calendar_delete(tenant_id, name, trail=noted(by, Action.CALENDAR_DELETE, name), now=now) == 0:
             raise NotFound(f'there is no calendar named "{name[:200]}"')
 
     async def _users(self, tenant_id: UUID, name: str) -> Sequence[Schedule]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from everbeat.core.schedules import Schedule
+from everbeat.services.collector import Collector
 from everbeat.services.events import Emit, Pruned, TicksOverdue, ignore
 from everbeat.services.loops import Periodic, wait_for_event
 from everbeat.services.ownership import Ownership
@@ -74,6 +75,7 @@ class Pruner(Singleton):
         ownership: Ownership,
         *,
         retention_days: float,
+        collector: Collector | None = None,
         emit: Emit = ignore,
         interval_seconds: float = 600,
         piece: int = 5000,
@@ -81,6 +83,7 @@ class Pruner(Singleton):
         super().__init__(ownership, interval_seconds)
         self._store = store
         self._retention = timedelta(days=retention_days)
+        self._collector = collector
         self._emit = emit
         self._piece = piece
 
@@ -92,10 +95,20 @@ class Pruner(Singleton):
         await self._store.node_prune(unseen_seconds=3600, now=now)
         pruned = {
             "answers": await self._store.answer_prune(limit=self._piece, now=now),
-            "keys": await self._store.key_prune(limit=self._piece, now=now),
+            "keys": await self._store.task_key_prune(limit=self._piece, now=now),
             "months": await self._store.month_prune(before=moment - self._retention, limit=self._piece),
         }
         for what, count in pruned.items():
             if count:
                 self._emit(Pruned(what, count))
-        return any(count >= self._piece for count in pruned.values())
+        has_more = any(count >= self._piece for count in pruned.values())
+        # Last: the blob store may be away, and the rest is not to wait for it.
+        return await self._collect(moment) or has_more
+
+    async def _collect(self, moment: datetime) -> bool:
+        if self._collector is None:
+            return False
+        removed, has_more = await self._collector.collect(moment)
+        if removed:
+            self._emit(Pruned("blobs", removed))
+        return has_more

@@ -6,7 +6,8 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from everbeat.store.base import NodeInfo, PartitionInfo, QueueDepth, Store
+from everbeat.store.base import Store
+from everbeat.store.values import NodeInfo, PartitionInfo, QueueDepth
 
 
 class ClusterView(NamedTuple):
@@ -29,13 +30,14 @@ class ClusterRoom:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def view(self, tenant_id: UUID, *, now: datetime | None = None) -> ClusterView:
+    async def view(self, tenant_id: UUID, *, sees_all: bool = False, now: datetime | None = None) -> ClusterView:
+        """`sees_all`: the queues of every tenant, for operators; the others see their own."""
         moment, nodes = await self._store.node_list(now=now)
         return ClusterView(
             now=moment,
             nodes=nodes,
             partitions=await self._store.partition_list(),
-            queues=await self._store.task_depths(),
+            queues=await self._store.task_depths(None if sees_all else tenant_id),
             schedules=await self._store.schedule_count(tenant_id),
             faulty=len(await self._store.schedule_faulty(tenant_id, limit=1000)),
         )

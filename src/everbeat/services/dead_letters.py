@@ -8,15 +8,22 @@ from uuid import UUID
 
 import uuid_utils.compat
 
-from everbeat.core.errors import NotFound
+from everbeat.core.access import Caller
+from everbeat.core.errors import NotFound, QuotaExceeded
 from everbeat.core.submissions import task_again
-from everbeat.core.tasks import DeadLetter, Task
+from everbeat.core.tasks import DeadLetter, Task, TaskKey
+from everbeat.core.trail import Action
+from everbeat.services.blobs import Blobs
+from everbeat.services.payloads import Payloads
 from everbeat.services.tasks import Tasks
-from everbeat.store.base import DeadFilter, Replay, Store
+from everbeat.services.trail import Trail, noted
+from everbeat.store.base import Store
+from everbeat.store.values import DeadFilter, Replay
 
 MOST_REPLAYED = 100_000
 _PIECE = 1000
 _SHOWN = 100
+_MANY = "all that match"
 
 
 class Replayed(NamedTuple):
@@ -30,8 +37,9 @@ class Replayed(NamedTuple):
 class DeadLetters:
     """The room behind /v1/dead-letters."""
 
-    def __init__(self, store: Store, tasks: Tasks) -> None:
+    def __init__(self, store: Store, tasks: Tasks, *, payloads: Payloads | None = None) -> None:
         self._store = store
+        self._payloads = payloads or Payloads(Blobs(None))
         self._tasks = tasks
 
     async def get(self, tenant_id: UUID, task_id: UUID) -> DeadLetter:
@@ -39,23 +47,44 @@ class DeadLetters:
             return letter
         raise NotFound(f"there is no dead letter of a task {task_id}")
 
+    async def read(self, tenant_id: UUID, task_id: UUID) -> DeadLetter:
+        """With its payload, also if that is a large one."""
+        return await self._payloads.read(await self.get(tenant_id, task_id))
+
     async def page(
         self, tenant_id: UUID, filter_: DeadFilter, *, before: tuple[datetime, UUID] | None, limit: int
     ) -> list[DeadLetter]:
         return await self._store.dead_list(tenant_id, filter_, before=before, limit=limit)
 
-    async def replay(self, tenant_id: UUID, task_id: UUID, *, now: datetime | None = None) -> Task:
-        """As a new task, as often as asked; the dead letter keeps count."""
+    async def replay(
+        self,
+        tenant_id: UUID,
+        task_id: UUID,
+        *,
+        key: TaskKey | None = None,
+        by: Caller | None = None,
+        now: datetime | None = None,
+    ) -> Task:
+        """As a new task, as often as asked; the dead letter keeps count. A key that was used before stands for its task."""
         letter = await self.get(tenant_id, task_id)
-        new = task_again(letter, uuid_utils.compat.uuid7())
+        new = task_again(letter, uuid_utils.compat.uuid7())._replace(key=key)
         moment = await self._store.clock(now=now)
-        if not await self._store.dead_replay(tenant_id, [Replay(task_id, new)], again=True, now=now):
-            raise NotFound(f"there is no dead letter of a task {task_id}")
+        trail = noted(by, Action.DEAD_LETTER_REPLAY, task_id, tenant_id=tenant_id, task_id=new.id)
+        if not await self._replay(tenant_id, [Replay(task_id, new)], again=True, trail=trail, now=now):
+            await self.get(tenant_id, task_id)
+            # It is there, so the key was taken: what it stands for is found as with any other task.
+            return (await self._tasks.add_one(new, now=now))[0]
         self._tasks.tell([new], moment)
         return await self._tasks.get(tenant_id, new.id)
 
     async def replay_all(
-        self, tenant_id: UUID, filter_: DeadFilter, *, rate_per_second: float | None, now: datetime | None = None
+        self,
+        tenant_id: UUID,
+        filter_: DeadFilter,
+        *,
+        rate_per_second: float | None,
+        by: Caller | None = None,
+        now: datetime | None = None,
     ) -> Replayed:
         """All that match and were never replayed, the oldest of a piece first, spread over time if a rate is given."""
         moment = await self._store.clock(now=now)
@@ -73,7 +102,13 @@ class DeadLetters:
             for place, letter in enumerate(reversed(letters), start=count):
                 run_at = None if not rate_per_second else moment + timedelta(seconds=place / rate_per_second)
                 replays.append(Replay(letter.task_id, task_again(letter, uuid_utils.compat.uuid7(), run_at=run_at)))
-            done = set(await self._store.dead_replay(tenant_id, replays, again=False, now=now))
+            trail = () if count else noted(by, Action.DEAD_LETTER_REPLAY, _MANY, tenant_id=tenant_id, filter=_shown(filter_))
+            try:
+                done = set(await self._replay(tenant_id, replays, again=False, trail=trail, now=now))
+            except QuotaExceeded:
+                if not count:
+                    raise
+                return Replayed(count, ids, True)  # the rest when there is room again
             made = [one.task for one in replays if one.task_id in done]
             self._tasks.tell(made, moment)
             count += len(made)
@@ -81,8 +116,21 @@ class DeadLetters:
         left = await self._store.dead_list(tenant_id, filter_, before=before, limit=1, only_unplayed=True)
         return Replayed(count, ids, bool(left))
 
-    async def purge(self, tenant_id: UUID, filter_: DeadFilter, *, now: datetime | None = None) -> int:
+    async def _replay(
+        self, tenant_id: UUID, replays: list[Replay], *, again: bool, trail: Trail, now: datetime | None
+    ) -> list[UUID]:
+        async with self._tasks.quotas.room(tenant_id, [one.task for one in replays], now=now):
+            return await self._store.dead_replay(tenant_id, replays, again=again, trail=trail, now=now)
+
+    async def purge(
+        self, tenant_id: UUID, filter_: DeadFilter, *, by: Caller | None = None, now: datetime | None = None
+    ) -> int:
         total = 0
-        while purged := await self._store.dead_purge(tenant_id, filter_, limit=_PIECE, now=now):
+        trail = noted(by, Action.DEAD_LETTER_PURGE, _MANY, tenant_id=tenant_id, filter=_shown(filter_))
+        while purged := await self._store.dead_purge(tenant_id, filter_, limit=_PIECE, trail=() if total else trail, now=now):
             total += purged
         return total
+
+
+def _shown(filter_: DeadFilter) -> dict[str, object]:
+    return {name: value for name, value in filter_._asdict().items() if value is not None}

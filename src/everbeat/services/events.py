@@ -82,6 +82,25 @@ class Pruned(msgspec.Struct, frozen=True):
     count: int
 
 
+class BlobCallFailed(NamedTuple):
+    """The blob store is away, or refuses us."""
+
+    verb: str
+    error: str
+
+
+class RequestRefused(NamedTuple):
+    """A request that did not get past the gate, by the kind of its problem."""
+
+    problem: str
+
+
+class ProxyNotTrusted(NamedTuple):
+    """Requests come through a proxy that the settings do not name: everybody behind it shares one address and its limits."""
+
+    address: str
+
+
 class TasksSubmitted(msgspec.Struct, frozen=True):
     count: int
 
@@ -124,6 +143,9 @@ Event = (
     | LoopFailed
     | EventLoopBlocked
     | Pruned
+    | RequestRefused
+    | ProxyNotTrusted
+    | BlobCallFailed
 )
 
 Emit = Callable[[Event], None]

@@ -71,7 +71,7 @@ class Ledger:
             raise InvalidInput.of("to", "must be later than from")
         if after is not None:
             start = max(start, after + _MOMENT)
-        rows = await self._store.tick_list(schedule.id, from_=start, to=end, limit=limit + 1)
+        rows = await self._store.tick_list(schedule.tenant_id, schedule.id, from_=start, to=end, limit=limit + 1)
         # A range that ended the page before reaches into this one: go on where it ends.
         passed = [row for row in rows if after is not None and row.scheduled_for <= after]
         position = max([start - _MOMENT, *(row.until for row in passed if row.until is not None)])

@@ -21,8 +21,10 @@ from uuid import UUID
 from everbeat.clock import DatabaseClock, Monotonic
 from everbeat.core.partitioning import fair_share
 from everbeat.services.events import ClockSetBack, Emit, OwnershipChanged, OwnershipLost, ignore
+from everbeat.services.feed import EventKind, Feed
 from everbeat.services.loops import wait_for_event
-from everbeat.store.base import NodeBeat, Notice, Renewal, Store
+from everbeat.store.base import Store
+from everbeat.store.values import NodeBeat, Notice, Renewal
 
 _CLOCK_BACK_TOLERANCE_SECONDS = 2.0
 
@@ -40,6 +42,7 @@ class Ownership:
         *,
         margin_seconds: float = 1.0,
         emit: Emit = ignore,
+        feed: Feed | None = None,
         monotonic: Monotonic = time.monotonic,
     ) -> None:
         self._store = store
@@ -47,6 +50,7 @@ class Ownership:
         self._clock = clock
         self._margin = margin_seconds
         self._emit = emit
+        self._feed = feed or Feed()
         self._monotonic = monotonic
         self._live: frozenset[UUID] = frozenset()
         self._has_beaten = False
@@ -97,6 +101,7 @@ class Ownership:
         self._trusted_until = sent + self._beat.lease_seconds - self._margin
         await self._take_in(renewal)
         live = renewal.live | ({self.node_id} if is_scheduler else frozenset())
+        self._tell_of_nodes(live)
         has_changed, self._live = live != self._live, live
         return has_changed
 
@@ -120,10 +125,25 @@ class Ownership:
         gained, lost = len(renewal.owned.keys() - before.keys()), len(before.keys() - renewal.owned.keys())
         if gained or lost:
             self._emit(OwnershipChanged(len(renewal.owned), gained, lost, len(renewal.live | {self.node_id})))
+            if self._feed.is_wanted:
+                data = {
+                    "change": "ownership",
+                    "node": self.node_id,
+                    "owned": len(renewal.owned),
+                    "gained": gained,
+                    "lost": lost,
+                }
+                self._feed.tell(EventKind.CLUSTER, None, data)
         # The first heartbeat is news to the others; a node that is never to own anything would repeat it for ever.
         if gained or lost or not self._has_beaten:
             self._store.publish(Notice.OWNERSHIP)
         self._has_beaten = True
+
+    def _tell_of_nodes(self, live: frozenset[UUID]) -> None:
+        """Every node sees this by itself, so it need not travel."""
+        for change, nodes in (("joined", live - self._live), ("left", self._live - live)):
+            for node in nodes if self._feed.is_wanted else ():
+                self._feed.tell(EventKind.CLUSTER, None, {"change": change, "node": node}, here_only=True)
 
     def _heard(self, notice: Notice) -> None:
         if notice is Notice.OWNERSHIP:

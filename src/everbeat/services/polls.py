@@ -1,8 +1,9 @@
 """Long polls: idle workers wait here, and hear of work within milliseconds of its becoming ready.
 
 Polls that ask for the same (tenant, queues, types) stand in one line. When a queue of theirs is rung, one claim serves the
-line from its front, however many wait. After a claim that found less than it asked for, the line is known to be empty: whoever
-comes then waits without asking the database, so thousands of idle polls cost one look a second for each line.
+line from its front, however many wait; its dealer says whose tasks that claim takes (services/shares.py). After a look that
+found nothing the line is known to be empty: whoever comes then waits without asking the database, so thousands of idle polls
+cost one look a second for each line.
 
 A task that is submitted on the same node while its line is known to be empty takes no such detour: it is written as running,
 under the lease of the worker that waits at the front (Seats). One commit lies between the submit and the worker.
@@ -19,29 +20,25 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from datetime import datetime, timedelta
-from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
 
 from everbeat.core.errors import EverbeatError
-from everbeat.core.tasks import ClaimedTask, NewTask
+from everbeat.core.fairness import Flow
+from everbeat.core.tasks import ClaimedTask, NewTask, at_ref
 from everbeat.core.wire import Claim
-from everbeat.store.base import Claimer, Notice, Store
+from everbeat.services.shares import Dealer, Dealers, Directory, Equals, LineKey
+from everbeat.store.base import Store
+from everbeat.store.values import Claimer, Notice
 
 _MOST_AT_ONCE = 2000
 
-GiveBack = Callable[[UUID, list[ClaimedTask]], Awaitable[None]]
+GiveBack = Callable[[UUID | None, list[ClaimedTask]], Awaitable[None]]
 
 
-async def _leave(_tenant_id: UUID, _tasks: list[ClaimedTask]) -> None:
+async def _leave(_holder: UUID | None, _tasks: list[ClaimedTask]) -> None:
     """Until there is a way to give work back, its lease runs out."""
-
-
-class LineKey(NamedTuple):
-    tenant_id: UUID
-    queues: tuple[str, ...]
-    types: tuple[str, ...] | None
 
 
 class _Poll:
@@ -57,8 +54,9 @@ class _Poll:
 class _Line:
     """Those who wait for the same work, in the order they came."""
 
-    def __init__(self, key: LineKey, polls: Polls) -> None:
+    def __init__(self, key: LineKey, polls: Polls, dealer: Dealer) -> None:
         self.key = key
+        self.dealer = dealer
         self.waiting: deque[_Poll] = deque()
         self.is_rung = True
         self.seated = 0
@@ -85,8 +83,7 @@ class _Line:
             self.waiting.popleft()
 
     def serves(self, task: NewTask) -> bool:
-        key = self.key
-        return task.queue in key.queues and task.tenant_id == key.tenant_id and (key.types is None or task.type in key.types)
+        return self.key.serves(task.tenant_id, task.queue, task.type)
 
     def leave_first(self) -> _Poll | None:
         """Who is to be served next, taken out of the line; nobody if there may be other work for them."""
@@ -130,7 +127,7 @@ class _Line:
     async def _claim(self, front: list[_Poll]) -> None:
         hasty = [poll for poll in self.waiting if not poll.is_patient]
         try:
-            shares = await self._polls.take(self.key, [poll.claimer for poll in front])
+            shares, may_be_more = await self.dealer.deal([poll.claimer for poll in front])
         except Exception as error:
             self.is_rung = True
             for poll in front:
@@ -142,13 +139,13 @@ class _Line:
         for poll, share in zip(front, shares, strict=True):
             if poll.done.done():
                 orphans += share
-            elif share or not poll.is_patient:
+            elif share or not (poll.is_patient or may_be_more):
                 poll.done.set_result(share)
             else:
                 left.append(poll)
         for poll in reversed(left):
             self.come_back(poll)
-        if all(len(share) == poll.claimer.limit for poll, share in zip(front, shares, strict=True)):
+        if may_be_more:
             self.is_rung = True
         else:
             for poll in hasty:  # what had nothing for all of the front has nothing for those behind it
@@ -165,8 +162,8 @@ class Seats:
         self._taken: dict[_Poll, tuple[_Line, list[NewTask]]] = {}
 
     def seat(self, task: NewTask) -> NewTask:
-        """The task with the lease of a worker that waits for it, or as it is if nobody does."""
-        poll = self._poll_for(task)
+        """The task with the lease of a worker that waits for it, or as it is if nobody does, or its tenant may be full."""
+        poll = None if self._polls.is_limited(task.tenant_id) else self._poll_for(task)
         if poll is None:
             return task
         seated = task._replace(
@@ -189,7 +186,7 @@ class Seats:
 
     async def serve(self, written: Collection[UUID], now: datetime | None) -> None:
         """The write is done, or has failed: hand out what it wrote. Whoever got nothing waits on, at the front."""
-        orphans: list[tuple[UUID, list[ClaimedTask]]] = []
+        orphans: list[tuple[UUID | None, list[ClaimedTask]]] = []
         for poll, (line, tasks) in reversed(self._taken.items()):  # who came first is put back last, and so in front
             line.seated -= 1
             share = [_handed(task, now) for task in tasks if task.id in written and now is not None]
@@ -200,14 +197,14 @@ class Seats:
             else:
                 line.come_back(poll)
                 line.ring()
-        for tenant_id, share in orphans:
-            await self._polls.hand_back(tenant_id, share)
+        for holder, share in orphans:
+            await self._polls.hand_back(holder, share)
 
 
 def _handed(task: NewTask, now: datetime) -> ClaimedTask:
     """A task as its claim would show it."""
     seconds = min(task.lease_seconds, task.deadline_seconds or task.timeout_seconds)
-    return ClaimedTask(
+    claimed = ClaimedTask(
         id=task.id,
         type=task.type,
         queue=task.queue,
@@ -223,7 +220,9 @@ def _handed(task: NewTask, now: datetime) -> ClaimedTask:
         origin=task.origin,
         timeout_seconds=task.timeout_seconds,
         traceparent=task.traceparent,
+        tenant_id=task.tenant_id,
     )
+    return at_ref(claimed, task.payload_ref)
 
 
 class Polls:
@@ -238,8 +237,10 @@ class Polls:
         *,
         look_seconds: float = 1.0,
         total_seconds: float = 7 * 86_400,
+        directory: Directory | None = None,
     ) -> None:
         self._store = store
+        self._dealers = Dealers(store, directory or Equals(), total_seconds)
         self.give_back: GiveBack = _leave
         self.is_closed = False
         self._returning: set[asyncio.Task[None]] = set()
@@ -249,13 +250,15 @@ class Polls:
         self._is_own = False
         store.subscribe(self._heard)
 
-    async def ask(self, tenant_id: UUID, claim: Claim, *, now: datetime | None = None) -> list[ClaimedTask]:
+    async def ask(self, holder: UUID | None, claim: Claim, *, now: datetime | None = None) -> list[ClaimedTask]:
         """Tasks for a worker: at once if there are any, else as soon as there are, within its patience."""
         claimer = Claimer(claim.worker, claim.max, claim.lease_seconds)
-        key = LineKey(tenant_id, tuple(sorted(set(claim.queues))), None if claim.types is None else tuple(sorted(claim.types)))
+        key = LineKey(holder, tuple(sorted(set(claim.queues))), None if claim.types is None else tuple(sorted(claim.types)))
         if now is not None:  # stepped by hand
-            return (await self.take(key, [claimer], now=now))[0]
-        line = self._lines.setdefault(key, _Line(key, self))
+            return (await self._dealers.of(key).deal([claimer], now=now)).tasks[0]
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _Line(key, self, self._dealers.of(key))
         loop = asyncio.get_running_loop()
         poll = _Poll(claimer, loop.create_future(), claim.wait_seconds > 0 and not self.is_closed)
         if poll.is_patient:
@@ -266,7 +269,7 @@ class Polls:
         except asyncio.CancelledError:
             if poll.done.done() and not poll.done.cancelled() and poll.done.exception() is None and poll.done.result():
                 # On its own: whoever cancels may do so again, also while this is under way.
-                returning = asyncio.create_task(self.hand_back(tenant_id, poll.done.result()))
+                returning = asyncio.create_task(self.hand_back(holder, poll.done.result()))
                 self._returning.add(returning)
                 returning.add_done_callback(self._returning.discard)
                 await asyncio.shield(returning)
@@ -276,28 +279,41 @@ class Polls:
                 poll.timer.cancel()
             line.tidy()
 
-    async def take(self, key: LineKey, claimers: list[Claimer], *, now: datetime | None = None) -> list[list[ClaimedTask]]:
-        return await self._store.task_claim(
-            key.tenant_id, key.queues, claimers, types=key.types, total_seconds=self.total_seconds, now=now
-        )
-
-    async def hand_back(self, tenant_id: UUID, tasks: list[ClaimedTask]) -> None:
+    async def hand_back(self, holder: UUID | None, tasks: list[ClaimedTask]) -> None:
         """What was claimed for somebody who is gone; if that fails, its lease runs out."""
         with contextlib.suppress(EverbeatError):
-            await self.give_back(tenant_id, tasks)
+            await self.give_back(holder, tasks)
 
     def lines(self) -> Iterable[_Line]:
         return self._lines.values()
 
+    def is_limited(self, tenant_id: UUID) -> bool:
+        """Whether the tenant may have only so many tasks running."""
+        return self._dealers.directory.max_running_of(tenant_id) is not None
+
     # Bells
 
-    def ring(self, queues: Iterable[str]) -> None:
-        """Tasks of these queues have become ready, here or by what this node did: tell the lines, and other nodes."""
+    def ring(self, queues: Iterable[str] = (), flows: Collection[Flow] = ()) -> None:
+        """Tasks have become ready by what this node did: of these queues, or, better, of these flows. Tell the lines, and
+        other nodes."""
         rung = frozenset(queues)
-        if not rung:
+        if not rung and not flows:
             return
         for line in self._lines.values():
             if not rung.isdisjoint(line.key.queues):
+                line.dealer.expire()
+                line.ring()
+            if flows and line.dealer.note(flows):
+                line.ring()
+        self._announce()
+
+    def freed(self, tenant_ids: Collection[UUID]) -> None:
+        """Tasks of these tenants have ended: where one of them had as many running as it may, there is room for another."""
+        freed = self._dealers.limited(tenant_ids)
+        if not freed:
+            return
+        for line in self._lines.values():
+            if line.dealer.free(freed):
                 line.ring()
         self._announce()
 
@@ -311,6 +327,7 @@ class Polls:
     def _heard(self, notice: Notice) -> None:
         if notice is Notice.TASKS and not self._is_own:
             for line in self._lines.values():
+                line.dealer.expire()
                 line.ring()
 
     # The look now and then, as a loop
@@ -319,9 +336,11 @@ class Polls:
         self.is_closed = False
         for key, line in list(self._lines.items()):
             line.tidy()
+            line.dealer.expire()
             if line.waiting:
                 line.ring()
             elif line.is_empty:
+                line.dealer.rest()
                 del self._lines[key]
         return False
 

@@ -15,30 +15,24 @@ from uuid import UUID
 import msgspec
 import uuid_utils.compat
 
+from everbeat.core.access import Caller
 from everbeat.core.changes import Calendars, Changes, ScheduleWrite
 from everbeat.core.definitions import parse_definition, patched, schedule_answer
 from everbeat.core.errors import Conflict, FieldError, InvalidInput, NotFound, RevisionMismatch
 from everbeat.core.names import is_name
 from everbeat.core.schedules import Schedule, Spec, Status
 from everbeat.core.timeline import TimelineCache
-from everbeat.store.base import IdempotentAnswer, Notice, ScheduleFilter, Store
+from everbeat.core.trail import Action
+from everbeat.services.idempotency import Answer, Idempotency, repeated
+from everbeat.services.quotas import Quotas
+from everbeat.services.trail import Trail, noted
+from everbeat.store.base import Store
+from everbeat.store.values import IdempotentAnswer, Notice, ScheduleFilter
 
 MAX_BATCH = 1000
 _TRIES = 20
 _NOTICE_HORIZON = timedelta(seconds=60)
 _SLICE = 25
-
-
-class Idempotency(NamedTuple):
-    """The key a client sent, and a fingerprint of the request it came with."""
-
-    key: str
-    fingerprint: bytes
-
-
-class Answer(NamedTuple):
-    status: int
-    body: bytes
 
 
 class Registered(NamedTuple):
@@ -49,8 +43,9 @@ class Registered(NamedTuple):
 class Schedules:
     """The room behind /v1/schedules. `now` is None in production: the database's clock decides."""
 
-    def __init__(self, store: Store, timelines: TimelineCache) -> None:
+    def __init__(self, store: Store, timelines: TimelineCache, quotas: Quotas | None = None) -> None:
         self._store = store
+        self._quotas = quotas or Quotas(store)
         self._changes = Changes(timelines)
 
     # Reading
@@ -64,14 +59,21 @@ class Schedules:
     # Registering
 
     async def create(
-        self, tenant_id: UUID, data: Any, *, idempotency: Idempotency | None = None, now: datetime | None = None
+        self,
+        tenant_id: UUID,
+        data: Any,
+        *,
+        idempotency: Idempotency | None = None,
+        by: Caller | None = None,
+        now: datetime | None = None,
     ) -> Answer:
         spec = parse_definition(data)
+        await self._quotas.check_payloads(tenant_id, [spec.payload])
         for _ in range(_TRIES):
             key = None if idempotency is None else idempotency.key
             found = await self._store.schedule_find(tenant_id, names=[spec.name], key=key, now=now)
             if found.answer is not None and idempotency is not None:
-                return _repeated(found.answer, idempotency)
+                return repeated(found.answer, idempotency)
             if found.schedules:
                 raise Conflict(f'a schedule named "{spec.name}" exists already; PUT replaces it')
             write = self._registering(tenant_id, spec, None, found.now, await self._calendars(tenant_id, [spec]))
@@ -80,23 +82,28 @@ class Schedules:
             answer = None
             if idempotency is not None:
                 answer = IdempotentAnswer(key=idempotency.key, fingerprint=idempotency.fingerprint, status=201, body=body)
-            if await self._write(tenant_id, [write], found.now, now, answer):
+            trail = _registered(by, write)
+            if await self._write(tenant_id, [write], found.now, now, answer, trail=trail):
                 return Answer(201, body)
         raise _too_busy(spec.name)
 
-    async def put(self, tenant_id: UUID, name: str, data: Any, *, now: datetime | None = None) -> Registered:
+    async def put(
+        self, tenant_id: UUID, name: str, data: Any, *, by: Caller | None = None, now: datetime | None = None
+    ) -> Registered:
         if isinstance(data, dict):
             if data.get("name", name) != name:
                 raise InvalidInput.of("name", "differs from the name in the path; leave it out or make them equal")
             data = {**data, "name": name}
-        return (await self._register(tenant_id, [parse_definition(data)], now))[0]
+        return (await self._register(tenant_id, [parse_definition(data)], by, now))[0]
 
-    async def put_batch(self, tenant_id: UUID, items: Sequence[Any], *, now: datetime | None = None) -> list[Registered]:
+    async def put_batch(
+        self, tenant_id: UUID, items: Sequence[Any], *, by: Caller | None = None, now: datetime | None = None
+    ) -> list[Registered]:
         """Create or replace up to 1,000 by name, all or nothing."""
         if not 1 <= len(items) <= MAX_BATCH:
             raise InvalidInput.of("schedules", f"must have 1 to {MAX_BATCH} items, has {len(items)}")
         specs = await self._parse_batch(items)
-        return await self._register(tenant_id, specs, now, is_batch=True)
+        return await self._register(tenant_id, specs, by, now, is_batch=True)
 
     async def _parse_batch(self, items: Sequence[Any]) -> list[Spec]:
         specs: list[Spec] = []
@@ -119,8 +126,9 @@ class Schedules:
         return specs
 
     async def _register(
-        self, tenant_id: UUID, specs: Sequence[Spec], now: datetime | None, *, is_batch: bool = False
+        self, tenant_id: UUID, specs: Sequence[Spec], by: Caller | None, now: datetime | None, *, is_batch: bool = False
     ) -> list[Registered]:
+        await self._quotas.check_payloads(tenant_id, [spec.payload for spec in specs])
         for _ in range(_TRIES):
             found = await self._store.schedule_find(tenant_id, names=[spec.name for spec in specs], now=now)
             known = {schedule.spec.name: schedule for schedule in found.schedules}
@@ -140,7 +148,8 @@ class Schedules:
                     continue
                 writes.append(write)
                 registered.append(Registered(write.schedule, "created" if existing is None else "updated"))
-            if not writes or await self._write(tenant_id, writes, found.now, now):
+            trail = tuple(line for write in writes for line in _registered(by, write))
+            if not writes or await self._write(tenant_id, writes, found.now, now, trail=trail):
                 return registered
         raise _too_busy(specs[0].name)
 
@@ -160,8 +169,11 @@ class Schedules:
         patch: Any,
         *,
         if_match: int | None = None,
+        by: Caller | None = None,
         now: datetime | None = None,
     ) -> Schedule:
+        fields = sorted(patch) if isinstance(patch, dict) else []
+
         def decide(existing: Schedule, moment: datetime, calendars: Calendars) -> ScheduleWrite | None:
             if if_match is not None and existing.revision != if_match:
                 raise RevisionMismatch(f"the schedule is at revision {existing.revision}, not {if_match}; read it again")
@@ -169,9 +181,11 @@ class Schedules:
             is_asked = isinstance(patch, dict) and "enabled" in patch
             return self._changes.changed(existing, spec, moment, calendars, enabled=spec.enabled if is_asked else None)
 
-        return await self._decide(tenant_id, ref, decide, now)
+        return await self._decide(tenant_id, ref, decide, now, lambda write: _updated(by, write, fields=fields))
 
-    async def pause(self, tenant_id: UUID, ref: str, *, note: str | None, now: datetime | None = None) -> Schedule:
+    async def pause(
+        self, tenant_id: UUID, ref: str, *, note: str | None, by: Caller | None = None, now: datetime | None = None
+    ) -> Schedule:
         def decide(existing: Schedule, moment: datetime, calendars: Calendars) -> ScheduleWrite | None:
             if existing.status is Status.FINISHED:
                 raise Conflict("the schedule is finished; there is nothing to pause")
@@ -179,9 +193,12 @@ class Schedules:
                 return None
             return self._changes.moved(existing, moment, calendars, status=Status.PAUSED, note=note)
 
-        return await self._decide(tenant_id, ref, decide, now)
+        def tell(write: ScheduleWrite) -> Trail:
+            return noted(by, Action.SCHEDULE_PAUSE, write.schedule.id, name=write.schedule.spec.name, note=note)
 
-    async def resume(self, tenant_id: UUID, ref: str, *, now: datetime | None = None) -> Schedule:
+        return await self._decide(tenant_id, ref, decide, now, tell)
+
+    async def resume(self, tenant_id: UUID, ref: str, *, by: Caller | None = None, now: datetime | None = None) -> Schedule:
         def decide(existing: Schedule, moment: datetime, calendars: Calendars) -> ScheduleWrite | None:
             if existing.status is Status.FINISHED:
                 raise Conflict("the schedule is finished; change its trigger or its end to start it again")
@@ -191,11 +208,15 @@ class Schedules:
             write = self._changes.moved(enabled, moment, calendars, status=Status.ACTIVE, note=None)
             return write._replace(expected=existing)
 
-        return await self._decide(tenant_id, ref, decide, now)
+        def tell(write: ScheduleWrite) -> Trail:
+            return noted(by, Action.SCHEDULE_RESUME, write.schedule.id, name=write.schedule.spec.name)
 
-    async def delete(self, tenant_id: UUID, ref: str) -> None:
+        return await self._decide(tenant_id, ref, decide, now, tell)
+
+    async def delete(self, tenant_id: UUID, ref: str, *, by: Caller | None = None, now: datetime | None = None) -> None:
         _, schedule = await self._find(tenant_id, ref, None)
-        if await self._store.schedule_delete(tenant_id, [schedule.id]) == 0:
+        trail = noted(by, Action.SCHEDULE_DELETE, schedule.id, name=schedule.spec.name, revision=schedule.revision)
+        if await self._store.schedule_delete(tenant_id, [schedule.id], trail=trail, now=now) == 0:
             raise NotFound(_missing(ref))
 
     async def recompute(self, tenant_id: UUID, schedules: Sequence[Schedule], *, now: datetime | None = None) -> None:
@@ -207,7 +228,7 @@ class Schedules:
             return self._changes.moved(existing, moment, calendars, status=Status.ACTIVE, note=existing.note)
 
         for schedule in schedules:
-            await self._decide(tenant_id, str(schedule.id), decide, now)
+            await self._decide(tenant_id, str(schedule.id), decide, now, lambda _: ())
 
     async def _decide(
         self,
@@ -215,13 +236,15 @@ class Schedules:
         ref: str,
         decide: Callable[[Schedule, datetime, Calendars], ScheduleWrite | None],
         now: datetime | None,
+        tell: Callable[[ScheduleWrite], Trail],
     ) -> Schedule:
         for _ in range(_TRIES):
             moment, existing = await self._find(tenant_id, ref, now)
             write = decide(existing, moment, await self._calendars(tenant_id))
             if write is None:
                 return existing
-            if await self._write(tenant_id, [write], moment, now):
+            await self._quotas.check_payloads(tenant_id, [write.schedule.spec.payload], [existing.spec.payload])
+            if await self._write(tenant_id, [write], moment, now, trail=tell(write)):
                 return write.schedule
             name = write.schedule.spec.name
             if name != existing.spec.name and await self._is_taken(tenant_id, name):
@@ -259,8 +282,11 @@ class Schedules:
         moment: datetime,
         now: datetime | None,
         answer: IdempotentAnswer | None = None,
+        *,
+        trail: Trail,
     ) -> bool:
-        if not await self._store.schedule_write(tenant_id, writes, answer=answer, now=now):
+        most = (await self._quotas.of(tenant_id)).max_schedules
+        if not await self._store.schedule_write(tenant_id, writes, answer=answer, max_schedules=most, trail=trail, now=now):
             return False
         soon = moment + _NOTICE_HORIZON
         if any(write.schedule.due_at is not None and write.schedule.due_at <= soon for write in writes):
@@ -268,10 +294,15 @@ class Schedules:
         return True
 
 
-def _repeated(answer: IdempotentAnswer, idempotency: Idempotency) -> Answer:
-    if answer.fingerprint != idempotency.fingerprint:
-        raise InvalidInput.of("Idempotency-Key", "was used before with another request; use a new key")
-    return Answer(answer.status, answer.body)
+def _registered(by: Caller | None, write: ScheduleWrite) -> Trail:
+    if write.expected is not None:
+        return _updated(by, write)
+    return noted(by, Action.SCHEDULE_CREATE, write.schedule.id, name=write.schedule.spec.name)
+
+
+def _updated(by: Caller | None, write: ScheduleWrite, **more: Any) -> Trail:
+    schedule = write.schedule
+    return noted(by, Action.SCHEDULE_UPDATE, schedule.id, name=schedule.spec.name, revision=schedule.revision, **more)
 
 
 def _missing(ref: str) -> str:

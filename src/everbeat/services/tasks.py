@@ -10,16 +10,25 @@ from uuid import UUID
 
 import uuid_utils.compat
 
+from everbeat.core.access import Caller
 from everbeat.core.errors import Conflict, EverbeatError, FieldError, InvalidInput, NotFound, TooLarge
+from everbeat.core.fairness import Flow
 from everbeat.core.submissions import fresh_task, new_task, task_again
 from everbeat.core.tasks import LIVE_STATES, Attempt, LogLine, NewTask, Task, TaskKey, TaskState
+from everbeat.core.trail import Action
 from everbeat.core.wire import MAX_SUBMITTED, TaskInput
+from everbeat.services.blobs import Blobs
 from everbeat.services.events import Emit, TasksFinished, TasksSubmitted, ignore
+from everbeat.services.feed import Feed
 from everbeat.services.groups import GroupCommit
 from everbeat.services.ids import ids_from, new_ids
+from everbeat.services.payloads import Payloads
 from everbeat.services.polls import Polls, Seats
+from everbeat.services.quotas import Quotas
+from everbeat.services.trail import Trail, noted
 from everbeat.services.turns import Turns
-from everbeat.store.base import Notice, Store, Submitted, TaskFilter
+from everbeat.store.base import Store
+from everbeat.store.values import Notice, Submitted, TaskFilter
 
 # What is due later than this is found by the promoter's own look.
 _SOON = timedelta(seconds=5)
@@ -49,11 +58,24 @@ class TaskPage(NamedTuple):
 class Tasks:
     """The room behind /v1/tasks. `now` is None in production: the database's clock decides."""
 
-    def __init__(self, store: Store, polls: Polls, turns: Turns, *, emit: Emit = ignore) -> None:
+    def __init__(
+        self,
+        store: Store,
+        polls: Polls,
+        turns: Turns,
+        *,
+        payloads: Payloads | None = None,
+        emit: Emit = ignore,
+        feed: Feed | None = None,
+        quotas: Quotas | None = None,
+    ) -> None:
         self._store = store
+        self.quotas = quotas or Quotas(store)
         self._polls = polls
         self._turns = turns
+        self._payloads = payloads or Payloads(Blobs(None))
         self._emit = emit
+        self._feed = feed or Feed()
         self._submits: GroupCommit[list[NewTask], _Share] = GroupCommit(self._write_together, most=_MOST_ROWS, weigh=len)
 
     # Submitting
@@ -68,13 +90,17 @@ class Tasks:
         now: datetime | None = None,
     ) -> tuple[Task, bool]:
         """The task, and whether it is new: a key that was used before stands for the task it made then."""
-        return await self.add_one(
-            new_task(given, uuid_utils.compat.uuid7(), tenant_id, key=key, traceparent=traceparent), now=now
-        )
+        task = new_task(given, uuid_utils.compat.uuid7(), tenant_id, key=key, traceparent=traceparent)
+        await self.quotas.check_payloads(tenant_id, [task.payload])
+        return await self.add_one(task, now=now)
 
-    async def add_one(self, task: NewTask, *, now: datetime | None = None) -> tuple[Task, bool]:
+    async def add_one(self, task: NewTask, *, trail: Trail = (), now: datetime | None = None) -> tuple[Task, bool]:
         """A task that is made already, under its key if it has one; and whether it is new."""
-        share = await self._write([task], now)
+        async with self.quotas.room(task.tenant_id, [task], now=now):
+            (task,) = await self._payloads.keep([task])
+            share = await self._write([task], now, trail)
+        if share.mismatched or share.repeated:
+            await self._payloads.discard([task])
         if share.mismatched:
             raise InvalidInput.of("Idempotency-Key", "was used before with another task; use a new key")
         if share.repeated:
@@ -101,16 +127,25 @@ class Tasks:
             if index % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)  # the tick loop of this process must not wait for a big batch
             try:
-                tasks.append(new_task(one, ids[index], tenant_id, key=one.idempotency_key, traceparent=traceparent))
+                task = new_task(one, ids[index], tenant_id, key=one.idempotency_key, traceparent=traceparent)
+                self._payloads.check(task)
+                tasks.append(task)
             except TooLarge as error:
                 raise error.under(f"tasks[{index}]") from None
             except InvalidInput as error:
                 errors.extend(error.under(f"tasks[{index}]").errors)
         if errors:
             raise InvalidInput(*errors[:100])
+        await self.quotas.check_payloads(tenant_id, [task.payload for task in tasks])
+        async with self.quotas.room(tenant_id, tasks, now=now):
+            return await self._submit_all(await self._payloads.keep(tasks), key, is_one, now)
+
+    async def _submit_all(self, tasks: list[NewTask], key: TaskKey | None, is_one: bool, now: datetime | None) -> list[UUID]:
         if is_one and key is not None:
             return await self._write_one(tasks, key, now)
         share = await self._write(tasks if key is None else _under(key, tasks), now)
+        unwritten = range(len(tasks)) if share.mismatched else share.repeated
+        await self._payloads.discard(tasks[place] for place in unwritten)
         if share.mismatched:
             if key is not None and any(tasks[at].key is None for at in share.mismatched):
                 raise InvalidInput.of("Idempotency-Key", "was used before with another batch; use a new key")
@@ -122,6 +157,8 @@ class Tasks:
         """A batch under one key. Its ids follow from the first one, so that the key need remember no other."""
         tasks[0] = tasks[0]._replace(key=key)
         submitted = await self._store.task_submit(tasks, is_one=True, now=now)
+        if submitted.mismatched or submitted.repeated:
+            await self._payloads.discard(tasks)
         if submitted.mismatched:
             raise InvalidInput.of("Idempotency-Key", "was used before with another batch; use a new key")
         if submitted.repeated:
@@ -129,13 +166,17 @@ class Tasks:
         self.tell(tasks, submitted.now)
         return submitted.ids
 
-    async def add(self, tasks: Sequence[NewTask], *, now: datetime | None = None) -> Submitted:
-        """Write tasks that others have made: triggers, backfills, replays."""
-        submitted = await self._store.task_submit(tasks, now=now)
-        self.tell([task for index, task in enumerate(tasks) if index not in submitted.repeated], submitted.now)
+    async def add(self, tasks: Sequence[NewTask], *, trail: Trail = (), now: datetime | None = None) -> Submitted:
+        """Write tasks that others have made and have room for."""
+        submitted = await self._store.task_submit(tasks, trail=trail, now=now)
+        if not submitted.mismatched:
+            self.tell([task for index, task in enumerate(tasks) if index not in submitted.repeated], submitted.now)
         return submitted
 
-    async def _write(self, tasks: list[NewTask], now: datetime | None) -> _Share:
+    async def _write(self, tasks: list[NewTask], now: datetime | None, trail: Trail = ()) -> _Share:
+        if trail:
+            submitted = await self.add(tasks, trail=trail, now=now)
+            return _Share(submitted.now, submitted.ids, submitted.repeated, submitted.mismatched)
         if now is None and len(tasks) <= _ALONE:
             share = await self._submits.add(tasks)
         else:
@@ -196,29 +237,39 @@ class Tasks:
     def tell(self, tasks: Sequence[NewTask], moment: datetime) -> None:
         """Wake whoever waits for these tasks, written just now."""
         self._emit(TasksSubmitted(len(tasks)))
+        if self._feed.is_wanted:
+            for task in tasks:
+                self._feed.tell_task(
+                    "submitted", task.tenant_id, task.id, type=task.type, queue=task.queue, origin=task.origin.value
+                )
         soon = moment + _SOON
-        queues: set[str] = set()
+        flows: set[Flow] = set()
         is_soon = False
         for task in tasks:
             if task.run_at is None and task.delay_seconds is None:
                 if task.lease_owner is None:
-                    queues.add(task.queue)
+                    flows.add(_flow(task))
                 continue
             run_at = task.run_at or moment + timedelta(seconds=task.delay_seconds or 0)
             if run_at <= moment:
-                queues.add(task.queue)
+                flows.add(_flow(task))
             elif run_at <= soon:
                 is_soon = True
-        self._polls.ring(queues)
+        self._polls.ring(flows=flows)
         if is_soon:
             self._store.publish(Notice.DELAYED)
 
     # Reading
 
     async def get(self, tenant_id: UUID, id_: UUID) -> Task:
+        """As its row has it; a large payload is not part of that."""
         for task in await self._store.task_find(tenant_id, [id_]):
             return task
         raise NotFound(f"there is no task {id_}")
+
+    async def read(self, tenant_id: UUID, id_: UUID) -> Task:
+        """With its payload, also if that is a large one."""
+        return await self._payloads.read(await self.get(tenant_id, id_))
 
     async def page(self, tenant_id: UUID, filter_: TaskFilter, *, before: UUID | None, limit: int) -> TaskPage:
         """Newest first, live and finished in one order; a page of a filter that matches little may be short, or empty."""
@@ -256,38 +307,63 @@ class Tasks:
 
     # Changing
 
-    async def cancel(self, tenant_id: UUID, id_: UUID, *, now: datetime | None = None) -> Task:
+    async def cancel(self, tenant_id: UUID, id_: UUID, *, by: Caller | None = None, now: datetime | None = None) -> Task:
         """Gone if it has not started; else told with the next heartbeat, and fenced when its lease runs out."""
         for _ in range(_TRIES):
-            cancelled = await self._store.task_cancel(tenant_id, [id_], now=now)
+            trail = noted(by, Action.TASK_CANCEL, id_, tenant_id=tenant_id)
+            cancelled = await self._store.task_cancel(tenant_id, [id_], trail=trail, now=now)
             if cancelled.ended:
                 self._emit(TasksFinished("cancelled", 1))
                 self._turns.expect(cancelled.schedule_ids)
             task = await self.get(tenant_id, id_)
+            if cancelled.ended or cancelled.told:
+                change = "cancelled" if cancelled.ended else "cancel_requested"
+                self._tell_of(change, task)
             if cancelled.ended or cancelled.told or task.state is TaskState.CANCELLED:
                 return task
             if task.state not in LIVE_STATES:
                 raise Conflict(f"the task is {task.state.value} already; there is nothing to cancel")
         raise _too_busy(id_)
 
-    async def retry(self, tenant_id: UUID, id_: UUID, *, key: TaskKey | None = None, now: datetime | None = None) -> Task:
+    async def retry(
+        self,
+        tenant_id: UUID,
+        id_: UUID,
+        *,
+        key: TaskKey | None = None,
+        by: Caller | None = None,
+        now: datetime | None = None,
+    ) -> Task:
         task = await self.get(tenant_id, id_)
         if task.state in LIVE_STATES:
             raise Conflict(f"the task is {task.state.value}; only a finished one can be done again")
         again = task_again(task, uuid_utils.compat.uuid7())._replace(key=key)
-        return (await self.add_one(again, now=now))[0]
+        trail = noted(by, Action.TASK_RETRY, id_, tenant_id=tenant_id, task_id=again.id)
+        return (await self.add_one(again, trail=trail, now=now))[0]
 
-    async def reschedule(self, tenant_id: UUID, id_: UUID, run_at: datetime, *, now: datetime | None = None) -> Task:
+    async def reschedule(
+        self, tenant_id: UUID, id_: UUID, run_at: datetime, *, by: Caller | None = None, now: datetime | None = None
+    ) -> Task:
+        trail = noted(by, Action.TASK_RESCHEDULE, id_, tenant_id=tenant_id, run_at=run_at)
         for _ in range(_TRIES):
-            if await self._store.task_reschedule(tenant_id, id_, run_at, now=now):
+            if await self._store.task_reschedule(tenant_id, id_, run_at, trail=trail, now=now):
                 task = await self.get(tenant_id, id_)
                 self._polls.ring([task.queue])
                 self._store.publish(Notice.DELAYED)
+                self._tell_of("rescheduled", task)
                 return task
             task = await self.get(tenant_id, id_)
             if task.state not in (TaskState.SCHEDULED, TaskState.READY):
                 raise Conflict(f"the task is {task.state.value}; only one that waits for its time can be rescheduled")
         raise _too_busy(id_)
+
+    def _tell_of(self, change: str, task: Task) -> None:
+        if self._feed.is_wanted:
+            self._feed.tell_task(change, task.tenant_id, task.id, type=task.type, queue=task.queue, state=task.state.value)
+
+
+def _flow(task: NewTask) -> Flow:
+    return Flow(task.queue, task.tenant_id, task.priority, task.fair_key, task.type)
 
 
 def _under(key: TaskKey, tasks: list[NewTask]) -> list[NewTask]:

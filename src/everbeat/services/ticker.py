@@ -25,7 +25,7 @@ from everbeat.core.calendars import Calendar
 from everbeat.core.errors import InvalidInput, StoreRefused
 from everbeat.core.jitter import jitter_of
 from everbeat.core.misfire import Due, Lateness, plan_firing
-from everbeat.core.ticks import Outcome
+from everbeat.core.ticks import Outcome, Skip, SkipReason
 from everbeat.core.timeindex import TimeIndex
 from everbeat.core.timeline import Timeline, TimelineCache
 from everbeat.services.events import (
@@ -38,11 +38,15 @@ from everbeat.services.events import (
     TicksSkipped,
     ignore,
 )
+from everbeat.services.feed import Feed
 from everbeat.services.loops import wait_for_event
 from everbeat.services.ownership import Ownership
-from everbeat.store.base import DueScan, DueSchedule, Fired, FireResult, Firing, Notice, Store
+from everbeat.services.quotas import Hold, Quotas
+from everbeat.store.base import Store
+from everbeat.store.values import DueScan, DueSchedule, Fired, FireResult, Firing, Notice
 
 _LOAD_SLICE = 200
+_BEHIND_SECONDS = 1.0
 _SHORTEST_SCAN_GAP_SECONDS = 0.05
 _ALERT_GAP_SECONDS = 10.0
 
@@ -93,7 +97,9 @@ class Ticker:
         *,
         settings: TickerSettings = DEFAULT_SETTINGS,
         emit: Emit = ignore,
+        feed: Feed | None = None,
         on_tasks: OnTasks = _ignore_tasks,
+        quotas: Quotas | None = None,
     ) -> None:
         self._store = store
         self._ownership = ownership
@@ -101,7 +107,9 @@ class Ticker:
         self._timelines = timelines
         self._settings = settings
         self._emit = emit
+        self._feed = feed or Feed()
         self._on_tasks = on_tasks
+        self._quotas = quotas or Quotas(store)
         self._index: TimeIndex[_Entry] = TimeIndex()
         self._woken = asyncio.Event()
         self._scanned: frozenset[tuple[int, int]] = frozenset()
@@ -168,12 +176,15 @@ class Ticker:
     # Loading
 
     def _heard(self, notice: Notice) -> None:
-        if notice not in (Notice.TASKS, Notice.DELAYED):
+        if notice in (Notice.SCHEDULES, Notice.OWNERSHIP, Notice.CALENDARS):
             self._is_stale = True
             self._woken.set()
 
     def _should_scan(self, owned: Mapping[int, int]) -> bool:
-        """Beside the firing, and not while what is loaded is overdue: then firing is what matters."""
+        """Beside the firing, and not while what is loaded is well overdue: then firing is what matters.
+
+        A busy node is always a little behind; it must look ahead all the same, or it would run out of what is loaded.
+        """
         if self._scanning is not None:
             if not self._scanning.done():
                 return False
@@ -184,9 +195,11 @@ class Ticker:
         due_at = self._index.next_due_at()
         if self._frontier is not None and (due_at is None or due_at > self._frontier):
             return True
-        if due_at is not None and due_at <= self._clock.now():
+        if self._frontier is not None and due_at is not None and due_at <= self._clock.now():
             # Cut short: the rest is fetched before what is loaded runs out.
-            return self._frontier is not None and len(self._index) <= self._settings.index_size // 4
+            return len(self._index) <= self._settings.index_size // 4
+        if due_at is not None and self._clock.seconds_until(due_at) < -_BEHIND_SECONDS:
+            return False
         age = self._clock.monotonic() - self._scanned_at
         return age >= self._settings.scan_seconds or (self._is_stale and age >= _SHORTEST_SCAN_GAP_SECONDS)
 
@@ -259,9 +272,7 @@ class Ticker:
         try:
             # One batch is planned while the database works on the one before it, in the order they are due.
             async with self._firing:
-                result = await self._store.tick_fire(
-                    self._ownership.node_id, [firing for _, firing in planned.values()], now=now
-                )
+                result = await self._fire_within_quotas(planned, now)
         except StoreRefused as error:
             await self._fire_halves([entry for entry, _ in planned.values()], owned, moment, now, error)
             return
@@ -271,6 +282,29 @@ class Ticker:
         self._on_tasks(result.queues, result.holders)
         self._clock.observe(sent, result.now)
         self._settle(planned, result)
+
+    async def _fire_within_quotas(self, planned: dict[UUID, tuple[_Entry, Firing]], now: datetime | None) -> FireResult:
+        holds = await self._hold_room(planned, now) if await self._quotas.limit_ticks() else []
+        try:
+            return await self._store.tick_fire(self._ownership.node_id, [firing for _, firing in planned.values()], now=now)
+        finally:
+            for hold in holds:
+                hold.done()
+
+    async def _hold_room(self, planned: dict[UUID, tuple[_Entry, Firing]], now: datetime | None) -> list[Hold]:
+        """Ticks of tenants that have as many ready tasks as they may are recorded as skipped; the others keep their room."""
+        wanted = Counter(firing.tenant_id for _, firing in planned.values() if firing.fires is not None)
+        rooms = await self._quotas.rooms(wanted, now=now)
+        taken: Counter[UUID] = Counter()
+        for id_, (entry, firing) in planned.items():
+            if firing.fires is None or firing.tenant_id not in rooms:
+                continue
+            if taken[firing.tenant_id] < rooms[firing.tenant_id]:
+                taken[firing.tenant_id] += 1
+            else:
+                skip = Skip(firing.fires, firing.fires, 1, SkipReason.QUOTA)
+                planned[id_] = (entry, firing._replace(fires=None, skips=(*firing.skips, skip)))
+        return self._quotas.hold(taken)
 
     async def _fire_halves(
         self,
@@ -351,6 +385,8 @@ class Ticker:
         for firing in firings:
             for skip in firing.skips:
                 skipped[skip.reason.value] += skip.count
+        if self._feed.is_wanted:
+            self._feed.tell_ticks(firings, fired)
         self._ownership.fired += len(lags)
         if lags:
             self._emit(TicksFired(lags))

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Protocol
 from uuid import UUID
@@ -21,8 +21,10 @@ from everbeat.core.retries import RetryDecision, after_expiry
 from everbeat.core.submissions import error_text
 from everbeat.core.tasks import AttemptOutcome, Ending, RunningTask, TaskState
 from everbeat.services.events import AttemptEnded, Emit, TasksPromoted, ignore
+from everbeat.services.feed import Feed
 from everbeat.services.loops import Periodic, wait_for_event
-from everbeat.store.base import Ended, Notice, Store
+from everbeat.store.base import Store
+from everbeat.store.values import Ended, Notice
 
 _EXPLAINED = {
     AttemptOutcome.LOST: "the lease ran out: its worker was not heard of again",
@@ -33,6 +35,7 @@ _EXPLAINED = {
 
 class Bells(Protocol):
     def ring(self, queues: Iterable[str]) -> None: ...
+    def freed(self, tenant_ids: Collection[UUID]) -> None: ...
 
 
 class Promoter:
@@ -96,6 +99,7 @@ class Turns(Periodic):
         bells: Bells,
         *,
         emit: Emit = ignore,
+        feed: Feed | None = None,
         look_seconds: float = 2.0,
         piece: int = 500,
         monotonic: Monotonic = time.monotonic,
@@ -106,6 +110,7 @@ class Turns(Periodic):
         self._store = store
         self._bells = bells
         self._emit = emit
+        self._feed = feed or Feed()
         self._piece = piece
         self._expected: set[UUID] = set()
 
@@ -121,6 +126,9 @@ class Turns(Periodic):
         counted = [one for one in endings if (one.id, one.fence) in ended.ids]
         for one in counted:
             self._emit(AttemptEnded(one.outcome.value, one.state.value))
+            if self._feed.is_wanted:
+                self._feed.tell_task(_change_of(one), one.tenant_id, one.id, state=one.state.value, queue=queues[one.id])
+        self._bells.freed({one.tenant_id for one in counted})
         self._bells.ring({queues[one.id] for one in counted if one.state is TaskState.READY})
         if any(one.state is TaskState.SCHEDULED for one in counted):
             self._store.publish(Notice.DELAYED)
@@ -143,6 +151,12 @@ class Turns(Periodic):
         self._looked_at = self._monotonic()
         self._bells.ring(found)
         return bool(self._expected or found)
+
+
+def _change_of(ending: Ending) -> str:
+    if ending.outcome is AttemptOutcome.RELEASED and ending.state is TaskState.READY:
+        return "released"
+    return "retried" if ending.state in (TaskState.READY, TaskState.SCHEDULED) else ending.state.value
 
 
 class Reaper(Periodic):

@@ -1,22 +1,27 @@
 """The workers' side: claim, heartbeat, complete, fail, release. Every write carries its fence; a stale one changes nothing.
 
+`holder` is the tenant whose tasks the worker may hold, None for a fleet that works for all. `queues` are those its key is
+restricted to, if it is.
+
 A lease is a right with an end: what comes after it is answered `stale` or `lost`, also when nobody else has the task yet. An
 answer that was lost is given again: a repeated completion or failure under the same fence says what the first one said.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime, timedelta
 from typing import Literal
 from uuid import UUID
 
-from everbeat.core.errors import InvalidInput
+from everbeat.core.errors import EverbeatError, Forbidden, InvalidInput
 from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
-from everbeat.core.retries import CANCELLED_KIND, TIMEOUT_KIND, RetryDecision, after_failure
+from everbeat.core.retries import CANCELLED_KIND, PAYLOAD_MISSING_KIND, TIMEOUT_KIND, RetryDecision, after_failure
 from everbeat.core.submissions import error_text, result_text
-from everbeat.core.tasks import AttemptOutcome, ClaimedTask, RunningTask, TaskError, TaskState
+from everbeat.core.tasks import AttemptOutcome, ClaimedTask, RunningTask, TaskError, TaskState, UnfilledTask
 from everbeat.core.wire import (
     Beat,
     BeatAnswer,
@@ -28,16 +33,22 @@ from everbeat.core.wire import (
     Lease,
     Progress,
     Release,
+    Result,
     Settled,
 )
+from everbeat.services.blobs import Blobs, tenant_at
 from everbeat.services.events import Emit, TasksClaimed, TasksFinished, ignore
+from everbeat.services.feed import Feed
 from everbeat.services.groups import GroupCommit
+from everbeat.services.payloads import Filled, Payloads
 from everbeat.services.polls import Polls
 from everbeat.services.turns import Turns, ending_of
-from everbeat.store.base import Beaten, BeatWrite, Ended, LeaseRef, PastEnding, Store
+from everbeat.store.base import Store
+from everbeat.store.values import Beaten, BeatWrite, Ended, LeaseRef, PastEnding
 
 _MOST_ROWS = 1000
 _TRIES = 3
+_AWAY_SECONDS = 5.0
 _NONE_ENDED = Ended(frozenset(), frozenset())
 Next = Literal["retry", "dead", "failed"]
 
@@ -49,6 +60,7 @@ _NEXT: dict[TaskState, Next] = {
 }
 _PAST_NEXT: dict[str | None, Next] = {None: "retry", "dead": "dead", "failed": "failed", "cancelled": "failed"}
 
+_Named = Beat | Result | Failure | Lease
 Results = list[tuple[LeaseRef, str | None]]
 Held = set[tuple[UUID, int]]
 
@@ -63,13 +75,17 @@ class Work:
         turns: Turns,
         *,
         total_seconds: float = 7 * 86_400,
+        payloads: Payloads | None = None,
         emit: Emit = ignore,
+        feed: Feed | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._store = store
         self._turns = turns
         self._total_seconds = total_seconds
+        self._payloads = payloads or Payloads(Blobs(None))
         self._emit = emit
+        self._feed = feed or Feed()
         self._chance = chance
         self._polls = polls
         polls.give_back = self._take_back
@@ -80,30 +96,87 @@ class Work:
 
     # Claiming
 
-    async def claim(self, tenant_id: UUID, claim: Claim, *, now: datetime | None = None) -> list[ClaimedTask]:
+    async def claim(
+        self, holder: UUID | None, claim: Claim, *, queues: frozenset[str] | None = None, now: datetime | None = None
+    ) -> list[ClaimedTask]:
         _check_worker(claim.worker)
         for field, names in (("queues", claim.queues), ("types", claim.types or ())):
             if bad := [name for name in names if not is_name(name)]:
                 raise InvalidInput.of(field, f"{bad[0][:100]!r} {NAME_MESSAGE}")
-        tasks = await self._polls.ask(tenant_id, claim, now=now)
+        if queues is not None and (others := sorted(set(claim.queues) - queues)):
+            raise Forbidden(f"This API key may work on {', '.join(sorted(queues))}, but not on the queue {others[0][:200]}.")
+        tasks = await self._polls.ask(holder, claim, now=now)
         if tasks:
+            tasks = await self._filled(holder, tasks, now)
             self._emit(TasksClaimed(len(tasks)))
+            if self._feed.is_wanted:
+                self._tell_claimed(claim.worker, tasks)
         return tasks
 
-    async def _take_back(self, tenant_id: UUID, tasks: list[ClaimedTask]) -> None:
+    def _tell_claimed(self, worker: str, tasks: Sequence[ClaimedTask]) -> None:
+        for task in tasks:
+            known = {"type": task.type, "queue": task.queue, "worker": worker, "attempt": task.attempt}
+            self._feed.tell_task("claimed", task.tenant_id, task.id, state="running", **known)
+
+    async def _filled(self, holder: UUID | None, tasks: list[ClaimedTask], now: datetime | None) -> list[ClaimedTask]:
+        """With their large payloads; what has to wait for its own is put back, and does not hold up the others."""
+        if not any(isinstance(task, UnfilledTask) for task in tasks):
+            return tasks
+        try:
+            filled = await self._payloads.fill(tasks)
+        except BaseException:  # the worker went away meanwhile
+            await asyncio.shield(asyncio.ensure_future(self._polls.hand_back(holder, tasks)))
+            raise
+        await self._put_back(filled, now)
+        return filled.tasks
+
+    async def _put_back(self, filled: Filled, now: datetime | None) -> None:
+        back = {(task.id, task.fence): task for task in (*filled.over, *filled.away, *filled.missing)}
+        if not back:
+            return
+        missing, away = {task.id for task in filled.missing}, {task.id for task in filled.away}
+
+        def decide(task: RunningTask, moment: datetime) -> tuple[RetryDecision, str | None]:
+            if task.cancel_requested:
+                return RetryDecision(AttemptOutcome.CANCELLED, TaskState.CANCELLED), None
+            if task.id in missing:
+                decision = RetryDecision(AttemptOutcome.FAILED, TaskState.DEAD, reason="its payload is gone")
+                return decision, error_text("the payload is no longer in the blob store", PAYLOAD_MISSING_KIND)
+            if task.id in away:
+                run_at = moment + timedelta(seconds=_AWAY_SECONDS)
+                return RetryDecision(AttemptOutcome.RELEASED, TaskState.SCHEDULED, run_at), None
+            return RetryDecision(AttemptOutcome.RELEASED, TaskState.READY), None
+
+        leases = [LeaseRef(tenant_at(task.payload_ref), task.id, task.fence) for task in back.values()]
+        with contextlib.suppress(EverbeatError):  # their leases run out; the others are not to wait for that
+            await self._end(leases, decide, now, said_so=lambda _past: False)
+
+    async def _take_back(self, holder: UUID | None, tasks: list[ClaimedTask]) -> None:
         """Of a worker that went away while it was served."""
         leases = [Lease(id=task.id, fence=task.fence) for task in tasks]
-        await self.release(tenant_id, Release(worker="everbeat", leases=leases))
+        await self.release(holder, Release(worker="everbeat", leases=leases))
+
+    async def _allowed(self, leases: Sequence[_Named], queues: frozenset[str] | None) -> Collection[UUID]:
+        """Tasks that a key for certain queues may settle; those of others are to it as if they were not there."""
+        ids = {lease.id for lease in leases}
+        if queues is None:
+            return ids
+        found = await self._store.task_queues(list(ids)) if ids else {}
+        return {id_ for id_ in ids if found.get(id_) in queues}
 
     # Heartbeats
 
-    async def heartbeat(self, tenant_id: UUID, heartbeat: Heartbeat, *, now: datetime | None = None) -> list[BeatAnswer]:
+    async def heartbeat(
+        self, holder: UUID | None, heartbeat: Heartbeat, *, queues: frozenset[str] | None = None, now: datetime | None = None
+    ) -> list[BeatAnswer]:
         _check_worker(heartbeat.worker)
-        if not heartbeat.leases:
-            return []
-        writes = [_beat_write(tenant_id, beat) for beat in heartbeat.leases]
-        found = await self._beats.add(writes) if now is None else (await self._write_beats([writes], now))[0]
-        return [_beat_answer(beat.id, found.get((beat.id, beat.fence))) for beat in heartbeat.leases]
+        allowed = await self._allowed(heartbeat.leases, queues)
+        writes = [_beat_write(holder, beat) for beat in heartbeat.leases if beat.id in allowed]
+        found: dict[tuple[UUID, int], Beaten] = {}
+        if writes:
+            found = await self._beats.add(writes) if now is None else (await self._write_beats([writes], now))[0]
+        held = {lease: one for lease, one in found.items() if lease[0] in allowed}
+        return [_beat_answer(beat.id, held.get((beat.id, beat.fence))) for beat in heartbeat.leases]
 
     async def _write_beats(
         self, groups: list[list[BeatWrite]], now: datetime | None = None
@@ -118,13 +191,20 @@ class Work:
 
     # Endings
 
-    async def complete(self, tenant_id: UUID, completion: Completion, *, now: datetime | None = None) -> list[Settled]:
+    async def complete(
+        self, holder: UUID | None, completion: Completion, *, queues: frozenset[str] | None = None, now: datetime | None = None
+    ) -> list[Settled]:
         _check_worker(completion.worker)
-        if not completion.results:
-            return []
-        results: Results = [(LeaseRef(tenant_id, one.id, one.fence), result_text(one.result)) for one in completion.results]
-        done = await self._completions.add(results) if now is None else (await self._write_completions([results], now))[0]
-        return [Settled(one.id, "ok" if (one.id, one.fence) in done else "stale") for one in completion.results]
+        given = completion.results
+        allowed = await self._allowed(given, queues)
+        results: Results = [
+            (LeaseRef(holder, one.id, one.fence), result_text(one.result)) for one in given if one.id in allowed
+        ]
+        done: Held = set()
+        if results:
+            done = await self._completions.add(results) if now is None else (await self._write_completions([results], now))[0]
+        is_done = [one.id in allowed and (one.id, one.fence) in done for one in given]
+        return [Settled(one.id, "ok" if is_so else "stale") for one, is_so in zip(given, is_done, strict=True)]
 
     async def _write_completions(self, groups: list[Results], now: datetime | None = None) -> list[Held]:
         answers: list[Held] = [set() for _ in groups]
@@ -133,13 +213,19 @@ class Work:
             completed = await self._store.task_complete(results, now=now)
             if completed.finished:
                 self._emit(TasksFinished("completed", len(completed.finished)))
+                if self._feed.is_wanted:
+                    for id_, tenant_id in completed.owners.items():
+                        self._feed.tell_task("completed", tenant_id, id_, state="completed")
             self._turns.expect(completed.schedule_ids)
+            self._polls.freed(set(completed.owners.values()))
             done = set(completed.finished | completed.repeated)
             for place in places:
                 answers[place] = done
         return answers
 
-    async def fail(self, tenant_id: UUID, failures: Failures, *, now: datetime | None = None) -> list[Settled]:
+    async def fail(
+        self, holder: UUID | None, failures: Failures, *, queues: frozenset[str] | None = None, now: datetime | None = None
+    ) -> list[Settled]:
         _check_worker(failures.worker)
         given = {(one.id, one.fence): one for one in failures.failures}
 
@@ -162,11 +248,14 @@ class Work:
             kind = given[past.id, past.fence].error.kind
             return past.outcome == "failed" or (kind in (CANCELLED_KIND, TIMEOUT_KIND) and past.outcome == kind)
 
-        leases = [LeaseRef(tenant_id, id_, fence) for id_, fence in given]
+        allowed = await self._allowed(failures.failures, queues)
+        leases = [LeaseRef(holder, id_, fence) for id_, fence in given if id_ in allowed]
         answers = await self._end(leases, decide, now, said_so=said_so)
-        return [answers[one.id, one.fence] for one in failures.failures]
+        return [answers.get((one.id, one.fence)) or Settled(one.id, "stale") for one in failures.failures]
 
-    async def release(self, tenant_id: UUID, release: Release, *, now: datetime | None = None) -> list[Settled]:
+    async def release(
+        self, holder: UUID | None, release: Release, *, queues: frozenset[str] | None = None, now: datetime | None = None
+    ) -> list[Settled]:
         _check_worker(release.worker)
 
         def decide(task: RunningTask, _moment: datetime) -> tuple[RetryDecision, str | None]:
@@ -174,9 +263,11 @@ class Work:
                 return RetryDecision(AttemptOutcome.CANCELLED, TaskState.CANCELLED), None
             return RetryDecision(AttemptOutcome.RELEASED, TaskState.READY), None
 
-        leases = [LeaseRef(tenant_id, one.id, one.fence) for one in release.leases]
+        allowed = await self._allowed(release.leases, queues)
+        leases = [LeaseRef(holder, one.id, one.fence) for one in release.leases if one.id in allowed]
         answers = await self._end(leases, decide, now, said_so=lambda past: past.outcome in ("released", "cancelled"))
-        return [Settled(one.id, answers[one.id, one.fence].status) for one in release.leases]
+        answered = {lease: settled.status for lease, settled in answers.items()}
+        return [Settled(one.id, answered.get((one.id, one.fence), "stale")) for one in release.leases]
 
     async def _end(
         self,
@@ -216,7 +307,7 @@ def _rounds(groups: Sequence[Sequence[LeaseRef]]) -> list[list[int]]:
     """Which requests may be written together: no two tenants that name the same lease, for only one of them has it."""
     if len({group[0].tenant_id for group in groups}) == 1:
         return [list(range(len(groups)))]
-    rounds: list[tuple[dict[tuple[UUID, int], UUID], list[int]]] = []
+    rounds: list[tuple[dict[tuple[UUID, int], UUID | None], list[int]]] = []
     for place, group in enumerate(groups):
         named = {(lease.id, lease.fence): lease.tenant_id for lease in group}
         fitting = (one for one in rounds if all(one[0].get(lease, tenant) == tenant for lease, tenant in named.items()))
@@ -228,11 +319,9 @@ def _rounds(groups: Sequence[Sequence[LeaseRef]]) -> list[list[int]]:
     return [places for _, places in rounds]
 
 
-def _beat_write(tenant_id: UUID, beat: Beat) -> BeatWrite:
+def _beat_write(holder: UUID | None, beat: Beat) -> BeatWrite:
     progress = beat.progress or Progress()
-    return BeatWrite(
-        LeaseRef(tenant_id, beat.id, beat.fence), progress.fraction, _storable(progress.message), _storable(beat.log)
-    )
+    return BeatWrite(LeaseRef(holder, beat.id, beat.fence), progress.fraction, _storable(progress.message), _storable(beat.log))
 
 
 def _beat_answer(id_: UUID, beaten: Beaten | None) -> BeatAnswer:

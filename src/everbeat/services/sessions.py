@@ -1,0 +1,68 @@
+"""What stays open for long, such as long polls and event streams, and ends when the key behind it does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+from uuid import UUID
+
+from everbeat.core.access import Caller
+
+
+class Session:
+    """One request that stays open, used as a context manager. `ended` is done when its key is revoked or expires."""
+
+    __slots__ = ("_sessions", "ended", "key_id")
+
+    def __init__(self, sessions: Sessions, key_id: UUID | None) -> None:
+        self._sessions = sessions
+        self.key_id = key_id
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.ended.done() and not self.ended.cancelled()
+
+    def __enter__(self) -> Self:
+        self._sessions.add(self)
+        return self
+
+    def __exit__(self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+        self._sessions.remove(self)
+        self.ended.cancel()
+
+
+class Sessions:
+    """All that is open on this node, by key. A caller without a key, at the machine itself, is never cut off."""
+
+    def __init__(self) -> None:
+        self._open: dict[UUID, set[Session]] = {}
+
+    def open(self, caller: Caller) -> Session:
+        """`with sessions.open(caller) as session: await asyncio.wait({work, session.ended}, return_when=FIRST_COMPLETED)`."""
+        return Session(self, caller.key_id)
+
+    def key_ids(self) -> list[UUID]:
+        return list(self._open)
+
+    def end(self, key_ids: Iterable[UUID]) -> None:
+        """These keys are no longer good."""
+        for key_id in key_ids:
+            for session in self._open.get(key_id, ()):
+                if not session.ended.done():
+                    session.ended.set_result(None)
+
+    def add(self, session: Session) -> None:
+        if session.key_id is not None:
+            self._open.setdefault(session.key_id, set()).add(session)
+
+    def remove(self, session: Session) -> None:
+        if session.key_id is None:
+            return
+        others = self._open.get(session.key_id)
+        if others is not None:
+            others.discard(session)
+            if not others:
+                del self._open[session.key_id]

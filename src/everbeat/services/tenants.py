@@ -1,0 +1,239 @@
+"""Tenants as a node knows them: the directory of weights and quotas, and the operations on tenants themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from everbeat.core.access import Caller
+from everbeat.core.errors import Conflict, NotFound, RevisionMismatch, StoreError
+from everbeat.core.names import is_name
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.tenant_definitions import checked_tenant, tenant_answer
+from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, Quotas, Tenant
+from everbeat.core.trail import Action
+from everbeat.services.idempotency import Answer, Idempotency, repeated
+from everbeat.services.ids import new_ids
+from everbeat.services.loops import wait_for_event
+from everbeat.services.trail import noted
+from everbeat.store.base import Store
+from everbeat.store.values import IdempotentAnswer, Notice, TenantWrite
+
+_TRIES = 20
+_PAGE = 1000
+_REFRESH_SECONDS = 5.0
+_NO_LIMITS = Quotas()
+
+
+class Directory:
+    """Every tenant's weight and quotas, and how many nodes share the rates, read again when somebody tells of a change and
+    every few seconds at the latest. What cannot be read stays as it was: a database that is away changes nobody's limits.
+
+    A loop of the node keeps it fresh for those who only look; whoever needs the truth of this moment awaits `fresh`.
+    """
+
+    name = "directory"
+    deadline_seconds = 30.0
+
+    def __init__(
+        self, store: Store, *, refresh_seconds: float = _REFRESH_SECONDS, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._refresh_seconds = refresh_seconds
+        self._monotonic = monotonic
+        self._tenants: Mapping[UUID, Tenant] = {}
+        self._api_nodes = 1
+        self.with_max_ready: frozenset[UUID] = frozenset()
+        self._read_at = float("-inf")
+        self._is_told = True
+        self._reading = asyncio.Lock()
+        self._woken = asyncio.Event()
+        store.subscribe(self._heard)
+
+    # Looking
+
+    def weight_of(self, tenant_id: UUID) -> float:
+        """The tenant's share against those of the others; one that is not known counts as any."""
+        tenant = self._tenants.get(tenant_id)
+        return 1.0 if tenant is None else tenant.weight
+
+    def quotas_of(self, tenant_id: UUID) -> Quotas:
+        tenant = self._tenants.get(tenant_id)
+        return _NO_LIMITS if tenant is None else tenant.quotas
+
+    def max_running_of(self, tenant_id: UUID) -> int | None:
+        return self.quotas_of(tenant_id).max_running
+
+    def name_of(self, tenant_id: UUID) -> str | None:
+        tenant = self._tenants.get(tenant_id)
+        return None if tenant is None else tenant.name
+
+    def ids(self) -> list[UUID]:
+        return list(self._tenants)
+
+    @property
+    def api_nodes(self) -> int:
+        """How many live nodes answer requests: each of them grants its part of a rate."""
+        return self._api_nodes
+
+    @property
+    def is_stale(self) -> bool:
+        return self._is_told or self._monotonic() - self._read_at >= self._refresh_seconds
+
+    # Reading
+
+    async def fresh(self, *, now: datetime | None = None) -> None:
+        """Read what may have changed; costs nothing while the last look is young."""
+        if not self.is_stale:
+            return
+        async with self._reading:
+            if self.is_stale:
+                await self._read(now)
+
+    async def settled(self) -> None:
+        """Wait only for what has changed or is far too old; while the database is away, the old view stands."""
+        if self._is_told or self._monotonic() - self._read_at >= 3 * self._refresh_seconds:
+            try:
+                await self.fresh()
+            except StoreError:
+                if self._read_at == float("-inf"):
+                    raise
+
+    async def run_once(self, now: datetime | None = None) -> bool:
+        await self.fresh(now=now)
+        return False
+
+    async def wait(self) -> None:
+        await wait_for_event(self._woken, self._read_at + self._refresh_seconds - self._monotonic())
+
+    async def close(self) -> None:
+        """Nothing runs on the side."""
+
+    async def _read(self, now: datetime | None) -> None:
+        self._is_told = False  # first: a change told of while this reads is read again
+        try:
+            tenants: dict[UUID, Tenant] = {}
+            after: str | None = None
+            while True:
+                page = await self._store.tenant_list(after_name=after, limit=_PAGE)
+                tenants.update({tenant.id: tenant for tenant in page})
+                if len(page) < _PAGE:
+                    break
+                after = page[-1].name
+            moment, nodes = await self._store.node_list(now=now)
+        except BaseException:
+            self._is_told = True
+            raise
+        alive = [node for node in nodes if (moment - node.seen_at).total_seconds() < node.lease_seconds]
+        self._tenants = tenants
+        self.with_max_ready = frozenset(id_ for id_, one in tenants.items() if one.quotas.max_ready is not None)
+        self._api_nodes = max(1, sum("api" in node.roles for node in alive))
+        self._read_at = self._monotonic()
+
+    def _heard(self, notice: Notice) -> None:
+        if notice is Notice.TENANTS:
+            self._is_told = True
+            self._woken.set()
+
+
+class TenantRoom:
+    """The room behind /v1/tenants, for operators. `now` is None in production: the database's clock decides."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def page(self, *, after_name: str | None, limit: int) -> list[Tenant]:
+        return await self._store.tenant_list(after_name=after_name, limit=limit)
+
+    async def get(self, ref: str) -> Tenant:
+        """The tenant of that id or name."""
+        try:
+            ids = [UUID(ref)]
+        except ValueError:
+            ids = []
+        names = [ref] if is_name(ref) else []
+        found = await self._store.tenant_find(ids=ids, names=names) if ids or names else []
+        for tenant in sorted(found, key=lambda one: one.id not in ids):
+            return tenant
+        raise NotFound(f'there is no tenant with the name or id "{ref[:200]}"')
+
+    async def create(
+        self,
+        name: str,
+        *,
+        weight: float = 1.0,
+        quotas: Quotas | None = None,
+        idempotency: Idempotency | None = None,
+        by: Caller | None = None,
+        now: datetime | None = None,
+    ) -> Answer:
+        """A new tenant; under an idempotency key of the caller, the same answer again."""
+        keeper = DEFAULT_TENANT if by is None else by.tenant_id
+        for _ in range(_TRIES):
+            if idempotency is not None:
+                known = await self._store.answer_find(keeper, idempotency.key, now=now)
+                if known is not None:
+                    return repeated(known, idempotency)
+            moment, (id_,) = await self._store.clock(now=now), new_ids(1)
+            quotas = Quotas(max_schedules=DEFAULT_MAX_SCHEDULES) if quotas is None else quotas
+            tenant = checked_tenant(
+                Tenant(id=id_, name=name, weight=weight, quotas=quotas, created_at=moment, updated_at=moment)
+            )
+            body = msgspec.json.encode(tenant_answer(tenant))
+            kept = None if idempotency is None else IdempotentAnswer(**idempotency._asdict(), status=201, body=body)
+            trail = noted(by, Action.TENANT_CREATE, id_, tenant_id=id_, **_limits(tenant))
+            if await self._store.tenant_write([TenantWrite(tenant)], keeper=keeper, answer=kept, trail=trail, now=now):
+                self._store.publish(Notice.TENANTS)
+                return Answer(201, body)
+            if await self._store.tenant_find(names=[name]) and not await self._is_answered(keeper, idempotency, now):
+                raise Conflict(f'a tenant named "{name}" exists already; PATCH changes it')
+        raise Conflict(f'"{name}" is being changed by others again and again; try once more')
+
+    async def _is_answered(self, keeper: UUID, idempotency: Idempotency | None, now: datetime | None) -> bool:
+        return idempotency is not None and await self._store.answer_find(keeper, idempotency.key, now=now) is not None
+
+    async def patch(
+        self,
+        ref: str,
+        changes: Mapping[str, Any],
+        *,
+        if_match: int | None = None,
+        by: Caller | None = None,
+        now: datetime | None = None,
+    ) -> Tenant:
+        """Change the name, the weight or quotas; what is not named stays as it is."""
+        for _ in range(_TRIES):
+            tenant = await self.get(ref)
+            if if_match is not None and tenant.revision != if_match:
+                raise RevisionMismatch(f"the tenant is at revision {tenant.revision}, not {if_match}; read it again")
+            changed = checked_tenant(_changed(tenant, changes))
+            if changed == tenant:
+                return tenant
+            if tenant.id == DEFAULT_TENANT and changed.name != tenant.name:
+                raise Conflict("the default tenant keeps its name")
+            moment = await self._store.clock(now=now)
+            changed = msgspec.structs.replace(changed, revision=tenant.revision + 1, updated_at=moment)
+            trail = noted(by, Action.TENANT_UPDATE, tenant.id, tenant_id=tenant.id, **_limits(changed))
+            if await self._store.tenant_write([TenantWrite(changed, expected=tenant.revision)], trail=trail, now=now):
+                self._store.publish(Notice.TENANTS)
+                return changed
+            taken = await self._store.tenant_find(names=[changed.name])
+            if any(one.id != tenant.id for one in taken):
+                raise Conflict(f'a tenant named "{changed.name}" exists already')
+        raise Conflict(f'"{ref}" is being changed by others again and again; try once more')
+
+
+def _changed(tenant: Tenant, changes: Mapping[str, Any]) -> Tenant:
+    own = {name: value for name, value in changes.items() if name in ("name", "weight")}
+    quotas = {name: value for name, value in changes.items() if name not in own}
+    return msgspec.structs.replace(tenant, **own, quotas=msgspec.structs.replace(tenant.quotas, **quotas))
+
+
+def _limits(tenant: Tenant) -> dict[str, Any]:
+    return {"name": tenant.name, "weight": tenant.weight, **msgspec.structs.asdict(tenant.quotas)}

@@ -1,0 +1,162 @@
+"""Why a schedule did, did not or will run at a time: gathers what is known and asks core/verdicts.py what it comes to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from everbeat.core.calendars import Calendar
+from everbeat.core.errors import InvalidInput, NotFound
+from everbeat.core.rules import Rule
+from everbeat.core.schedules import Schedule
+from everbeat.core.tasks import LIVE_STATES, Task
+from everbeat.core.ticks import SkipReason, Tick
+from everbeat.core.timeline import Timeline, TimelineCache
+from everbeat.core.verdicts import Case, Neighbours, Why, explain
+from everbeat.core.zones import load_zone
+from everbeat.services.ledger import accounted_until
+from everbeat.services.schedules import Schedules
+from everbeat.services.tasks import Tasks
+from everbeat.store.base import Store
+from everbeat.store.values import TaskFilter
+
+_MOMENT = timedelta(microseconds=1)
+_SECOND = timedelta(seconds=1)
+_LOOKED_THROUGH = 200
+
+
+class Reasons:
+    """The room behind /v1/schedules/{ref}/why."""
+
+    def __init__(
+        self,
+        store: Store,
+        schedules: Schedules,
+        tasks: Tasks,
+        timelines: TimelineCache,
+        *,
+        late_seconds: float,
+        retention_days: float,
+    ) -> None:
+        self._store = store
+        self._schedules = schedules
+        self._tasks = tasks
+        self._timelines = timelines
+        self._late_seconds = late_seconds
+        self._retention = timedelta(days=retention_days)
+
+    async def why(self, tenant_id: UUID, ref: str, at: datetime | None, *, now: datetime | None = None) -> Why:
+        """Of the tick at that instant, by default now. A time in whole seconds means a tick within that second."""
+        schedule = await self._schedules.get(tenant_id, ref)
+        moment = await self._store.clock(now=now)
+        at = moment if at is None else at
+        case = Case(
+            schedule=schedule,
+            at=at,
+            now=moment,
+            zone=load_zone("UTC"),
+            accounted_until=accounted_until(schedule, moment, self._late_seconds),
+            kept_since=moment - self._retention,
+            rule=None,
+        )
+        case = await self._with_rule(case)
+        row = await self._row(case, _end_of(at) if case.tick is None else case.at + _MOMENT)
+        return explain(case if row is None else await self._with_row(case, row))
+
+    async def _with_rule(self, case: Case) -> Case:
+        rule, is_past = await self._rule_at(case.schedule, case.at)
+        if rule is None:
+            return case
+        try:
+            zone = load_zone(rule.timezone)
+            timeline = self._timelines.get(rule, case.schedule.id, await self._calendars(case.schedule.tenant_id, rule))
+        except InvalidInput:  # set aside as faulty, or a calendar of its past is gone: only what is recorded can be told
+            return case
+        case = case._replace(rule=rule, is_past_rule=is_past, zone=timeline.zone or zone)
+        # Rules that tick once in years take a while to follow; the tick loop must not wait for that.
+        return await asyncio.to_thread(_on_timeline, case, timeline)
+
+    async def _rule_at(self, schedule: Schedule, at: datetime) -> tuple[Rule | None, bool]:
+        """The rule that held at that instant, and whether it is one of the past."""
+        if at > schedule.rule_at:
+            return schedule.spec.rule, False
+        for past in await self._store.schedule_past_rules(schedule.tenant_id, [schedule.id]):
+            if past.since < at <= past.until:
+                return past.rule, True
+        # Before it was registered, or at the very moment: what the present rule would say still tells the ticks around.
+        return schedule.spec.rule, False
+
+    async def _calendars(self, tenant_id: UUID, rule: Rule) -> Mapping[str, Calendar]:
+        if not rule.exclude and not rule.only:
+            return {}
+        return {one.name: one for one in await self._store.calendar_list(tenant_id)}
+
+    async def _row(self, case: Case, end: datetime) -> Tick | None:
+        """The row of the tick. A range of skipped ticks also spans the time between them, in which there is none."""
+        for row in await self._store.tick_list(case.schedule.tenant_id, case.schedule.id, from_=case.at, to=end, limit=1):
+            if row.scheduled_for >= case.at or case.tick is not None or case.rule is None:
+                return row
+        return None
+
+    async def _with_row(self, case: Case, row: Tick) -> Case:
+        tenant_id = case.schedule.tenant_id
+        case = case._replace(at=max(case.at, row.scheduled_for))
+        if row.task_id is not None:
+            try:
+                task = await self._tasks.get(tenant_id, row.task_id)
+            except NotFound:  # the history is kept for a while only
+                return case._replace(row=row)
+            attempts = await self._tasks.attempts(tenant_id, row.task_id)
+            return case._replace(row=row, task=task, attempts=len(attempts))
+        blockers = await self._blockers(case.schedule, row) if row.reason is SkipReason.OVERLAP else ()
+        return case._replace(row=row, blockers=blockers)
+
+    async def _blockers(self, schedule: Schedule, row: Tick) -> Sequence[Task]:
+        """The tasks of the schedule that were unfinished when the tick was skipped, as far back as is reasonable."""
+        found: dict[UUID, Task] = {}
+        # The newest as well: ids are of the clock of who made the task, which need not be the database's.
+        for before in (None, _first_id_after(row.fired_at)):
+            page = await self._tasks.page(
+                schedule.tenant_id, TaskFilter(schedule_id=schedule.id), before=before, limit=_LOOKED_THROUGH
+            )
+            found.update({task.id: task for task in page.tasks})
+        return [
+            task
+            for task in found.values()
+            if task.created_at <= row.fired_at
+            and (task.state in LIVE_STATES or (task.finished_at is not None and task.finished_at >= row.fired_at))
+        ]
+
+
+def _end_of(at: datetime) -> datetime:
+    return at + (_MOMENT if at.microsecond else _SECOND)
+
+
+def _on_timeline(case: Case, timeline: Timeline) -> Case:
+    if case.at < case.schedule.created_at:
+        return case._replace(around=Neighbours(None, next(timeline.occurrences(case.schedule.created_at), None)))
+    found = next(timeline.occurrences(case.at - _MOMENT, _end_of(case.at) - _MOMENT), None)
+    if found is not None:
+        return case._replace(at=found.at, tick=found)
+    previous = timeline.last_until(case.at)
+    before = None
+    if previous is not None and previous >= case.schedule.created_at:
+        before = next(timeline.occurrences(previous - _MOMENT, previous), None)
+    return case._replace(around=Neighbours(before, next(timeline.occurrences(case.at), None), _twin(case.at, timeline)))
+
+
+def _twin(at: datetime, timeline: Timeline) -> datetime | None:
+    """The other instant of the same wall-clock time, if the clocks show it twice and the schedule ticks then."""
+    local = at.astimezone(timeline.zone)
+    other = local.replace(fold=1 - local.fold).astimezone(at.tzinfo)
+    if other == at:
+        return None
+    tick = next(timeline.occurrences(other - _MOMENT, _end_of(other) - _MOMENT), None)
+    return None if tick is None else tick.at
+
+
+def _first_id_after(at: datetime) -> UUID:
+    """The smallest id that a task made after that instant can have: ids begin with their milliseconds."""
+    return UUID(int=(int(at.timestamp() * 1000) + 1) << 80)
