@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DRIFT_SECONDS = 0.005
 
 Monotonic = Callable[[], float]
 
@@ -30,8 +31,12 @@ class DatabaseClock:
         """Learn from a call sent at that monotonic time and answered just now."""
         seconds = (shown - _EPOCH).total_seconds()
         lowest, highest = seconds - self.monotonic(), seconds - sent
-        if self._offset is None or not lowest <= self._offset <= highest:
+        if self._offset is None or self._offset < lowest:
             self._offset = lowest
+        elif self._offset > highest:
+            # Rounding, or clocks that drift apart: put right by no more than that. The lowest would be behind by all of a slow
+            # call, and ticks would fire so much later until a faster one.
+            self._offset = highest if self._offset - highest < _DRIFT_SECONDS else lowest
 
     def now(self) -> datetime:
         return _EPOCH + timedelta(seconds=self.monotonic() + (self._offset or 0.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
 import tomllib
 from collections.abc import Mapping
@@ -12,12 +13,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from everbeat.core.errors import SettingsError
+from everbeat.core.addresses import parse_networks
+from everbeat.core.errors import InvalidInput, SettingsError
 
 PREFIX = "EVERBEAT_"
 FILE_NAME = "everbeat.toml"
+_SQLITE = "sqlite:///"
 
 Role = Literal["api", "scheduler"]
+Auth = Literal["auto", "keys", "off"]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,6 +44,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     database_connections: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 8
     database_timeout_seconds: Annotated[float, msgspec.Meta(ge=0.5, le=300)] = 10.0
     database_notices: bool = True
+    database_pooling: Literal["session", "transaction"] = "session"
+    database_listen_url: str | None = None
+    blob_url: str | None = None
+    blob_endpoint: str | None = None
+    header_deadline_seconds: Annotated[float, msgspec.Meta(ge=1, le=300)] = 15.0
+    body_deadline_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 30.0
+    auth: Auth = "auto"
+    admin_key_file: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
+    key_requests_per_second: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    address_requests_per_second: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    bad_keys_per_second: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    trusted_proxies: tuple[str, ...] = ()
+    max_connections: Annotated[int, msgspec.Meta(ge=64, le=1_000_000)] = 20_000
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "json"
 
@@ -51,6 +71,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def lease_timeout_seconds(self) -> float:
         """How long one renewal may take: lease >= renewal interval + two attempts + margin, whatever the lease is."""
         return min(2.5, (self.lease_seconds * 2 / 3 - self.lease_margin_seconds) / 2)
+
+    @property
+    def blobs_at(self) -> str | None:
+        """Where large payloads are kept: beside an SQLite file by itself; several machines must be told a place they share."""
+        if self.blob_url is not None or not self.database_url.startswith(_SQLITE):
+            return self.blob_url
+        path = Path(self.database_url.removeprefix(_SQLITE)).absolute()
+        return path.with_name(f"{path.stem}-blobs").as_uri()
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.tls_certificate is None else "https"
 
     @property
     def is_loopback(self) -> bool:
@@ -70,8 +102,13 @@ _CHOICES = {
     "roles": "api, scheduler or both with a comma between",
     "log_level": "debug, info, warning or error",
     "log_format": "console or json",
+    "auth": "auto, keys or off",
     "database_notices": "true or false",
+    "database_pooling": "session or transaction",
 }
+
+
+_LISTS = ("roles", "trusted_proxies")
 
 
 def load_settings(
@@ -86,8 +123,9 @@ def load_settings(
     merged.update(_from_file(file))
     merged.update(_from_environment(environment))
     merged.update({name: value for name, value in flags.items() if value is not None})
-    if isinstance(merged.get("roles"), str):
-        merged["roles"] = [role.strip() for role in merged["roles"].split(",") if role.strip()]
+    for name in _LISTS:
+        if isinstance(merged.get(name), str):
+            merged[name] = [one.strip() for one in merged[name].split(",") if one.strip()]
     try:
         settings = msgspec.convert(merged, Settings, strict=False)
     except msgspec.ValidationError as error:
@@ -98,16 +136,46 @@ def load_settings(
 def _checked(settings: Settings) -> Settings:
     if not settings.roles:
         raise SettingsError("settings: roles is empty; use api, scheduler or both")
-    if not settings.is_loopback:
+    if settings.auth == "off" and not settings.is_loopback:
         raise SettingsError(
-            f"settings: host is {settings.host}, but without authentication Everbeat listens on loopback only; "
-            "use 127.0.0.1 and put a proxy that authenticates in front"
+            f"settings: host is {settings.host}, but without API keys Everbeat listens on loopback only; use --auth keys"
         )
+    _check_tls(settings)
+    try:
+        parse_networks(settings.trusted_proxies)
+    except InvalidInput as error:
+        raise SettingsError(f"settings: {error}") from None
     if settings.scan_seconds > settings.horizon_seconds:
         raise SettingsError("settings: scan_seconds must not be longer than horizon_seconds")
     if not settings.database_url.startswith(("sqlite:///", "postgresql://", "postgres://")):
         raise SettingsError("settings: database_url must begin with sqlite:/// or postgresql://")
+    _check_blobs(settings)
+    if settings.database_listen_url and not settings.database_listen_url.startswith(("postgresql://", "postgres://")):
+        raise SettingsError("settings: database_listen_url must begin with postgresql://")
     return settings
+
+
+def _check_tls(settings: Settings) -> None:
+    if (settings.tls_certificate is None) != (settings.tls_key is None):
+        raise SettingsError("settings: tls_certificate and tls_key go together; one of them is missing")
+    if settings.tls_client_ca is not None and settings.tls_certificate is None:
+        raise SettingsError("settings: tls_client_ca needs tls_certificate and tls_key")
+    for name in ("tls_certificate", "tls_key", "tls_client_ca"):
+        file = getattr(settings, name)
+        if file is not None and not Path(file).is_file():
+            raise SettingsError(f"settings: {name}: there is no file {file}")
+
+
+def _check_blobs(settings: Settings) -> None:
+    url, endpoint = settings.blob_url, settings.blob_endpoint
+    if url is not None and not re.fullmatch(r"file:///[^?#]+|s3://[^/?#@]+(/[^?#]*)?", url):
+        raise SettingsError("settings: blob_url must be file:///folder or s3://bucket/prefix")
+    if endpoint is None:
+        return
+    if url is None or not url.startswith("s3://"):
+        raise SettingsError("settings: blob_endpoint goes only with a blob_url that begins with s3://")
+    if not re.fullmatch(r"https?://[^/?#@]+/?", endpoint):
+        raise SettingsError("settings: blob_endpoint must be http://host:port or https://host:port, without credentials")
 
 
 def _from_file(file: Path | None) -> dict[str, Any]:

@@ -4,54 +4,67 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
-import socket
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID, uuid4
 
-from granian.constants import Interfaces
-from granian.http import HTTP1Settings
 from granian.server.embed import Server as Granian
 
 from everbeat.api.app import Health, Rooms, build_app
+from everbeat.api.door import Door
+from everbeat.api.intake import Intake
 from everbeat.clock import DatabaseClock
 from everbeat.config import Settings
+from everbeat.core.addresses import parse_networks
 from everbeat.core.errors import EverbeatError, SettingsError, StoreBroken, StoreUnavailable
 from everbeat.core.misfire import Lateness
 from everbeat.core.timeline import TimelineCache
 from everbeat.core.zones import load_zone
+from everbeat.services.access import Access
+from everbeat.services.answers import Answers
 from everbeat.services.audit import Auditing
 from everbeat.services.backfill import Backfill
+from everbeat.services.blobs import Blobs
+from everbeat.services.bootstrap import Settled, Terms, refusal, settle
 from everbeat.services.calendars import CalendarRoom
 from everbeat.services.chores import Auditor, Pruner
 from everbeat.services.cluster import ClusterRoom
+from everbeat.services.collector import Collector
 from everbeat.services.dead_letters import DeadLetters
-from everbeat.services.events import EventLoopBlocked
+from everbeat.services.feed import Feed, Relay
+from everbeat.services.keys import Keys
 from everbeat.services.ledger import Ledger
+from everbeat.services.limits import Limits, Rates
 from everbeat.services.loops import Loop, Pulse, Runner
 from everbeat.services.ownership import Ownership
+from everbeat.services.payloads import Payloads
 from everbeat.services.polls import Polls
+from everbeat.services.quotas import Quotas
 from everbeat.services.schedules import Schedules
+from everbeat.services.sessions import Sessions
 from everbeat.services.tasks import Tasks
+from everbeat.services.tenants import Directory, TenantRoom
 from everbeat.services.ticker import Ticker, TickerSettings
 from everbeat.services.turns import Promoter, Reaper, Turns
+from everbeat.services.why import Reasons
 from everbeat.services.work import Work
-from everbeat.store.base import NodeBeat, Store
+from everbeat.serving import HangUp, make_server, reserve
+from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
+from everbeat.store.values import NodeBeat
 from everbeat.telemetry import Telemetry
 from everbeat.version import __version__
+from everbeat.watchdog import Watchdog
 
 _STUCK_AFTER_SECONDS = 45.0
-_BLOCKED_AFTER_SECONDS = 2.0
 _PATIENCE_SECONDS = 2.0
-_MOST_CONNECTIONS = 20_000
-_OTHER_FILES = 256
+_READY_SECONDS = 0.5
 # How often long polls look for work that nobody told of; processes on one SQLite file have no other way to hear of it.
 _LOOK_SECONDS = {"postgres": 1.0, "sqlite": 0.2}
 
@@ -63,14 +76,27 @@ def make_store(settings: Settings, telemetry: Telemetry | None = None) -> Store:
         if not path.parent.is_dir():
             raise SettingsError(f"the folder {path.parent} of the SQLite file does not exist; create it first")
         return SqliteStore(path, observer=observer)
+    can_listen = settings.database_pooling == "session" or settings.database_listen_url is not None
+    if settings.database_notices and not can_listen and telemetry is not None:
+        telemetry.log.warning("notices_are_off", why="LISTEN needs a session; set database_listen_url to PostgreSQL itself")
     return PostgresStore(
         settings.database_url,
-        listen=settings.database_notices and bool(settings.roles),
+        listen=settings.database_notices and can_listen and bool(settings.roles),
+        listen_url=settings.database_listen_url,
+        pooling=settings.database_pooling,
         observer=observer,
         api_connections=settings.database_connections,
         timeout_seconds=settings.database_timeout_seconds,
         lease_timeout_seconds=settings.lease_timeout_seconds,
     )
+
+
+def make_blobs(settings: Settings, telemetry: Telemetry) -> Blobs:
+    blobs = Blobs(settings.blobs_at, endpoint=settings.blob_endpoint, emit=telemetry.on_event, observer=telemetry.observe_store)
+    blobs.check()
+    if not blobs.is_there:
+        telemetry.log.info("no_blob_store", meaning="payloads above 64 KiB are refused; set blob_url to take them")
+    return blobs
 
 
 class EmbeddedNode:
@@ -85,10 +111,16 @@ class EmbeddedNode:
         self.store = make_store(settings, self.telemetry)
         self.pulse = Pulse()
         self.is_ready = False
+        self._looking: asyncio.Task[tuple[int, int]] | None = None
+        self._looked_at = 0.0
         self._auto_migrate = auto_migrate
         load_zone("UTC")  # lists all zones once, so that the first request need not
+        self.feed = Feed(self.store)
         timelines = TimelineCache()
-        self.schedules = Schedules(self.store, timelines)
+        self.directory = Directory(self.store)
+        self.quotas = Quotas(self.store, self.directory)
+        self.schedules = Schedules(self.store, timelines, self.quotas)
+        self.blobs = make_blobs(settings, self.telemetry)
         self._build_tasks(timelines)
         self._clock = DatabaseClock()
         self._ownership = Ownership(
@@ -97,12 +129,18 @@ class EmbeddedNode:
             self._clock,
             margin_seconds=settings.lease_margin_seconds,
             emit=self.telemetry.on_event,
+            feed=self.feed,
         )
-        self._loops: list[Loop] = [self._ownership, self._polls, self._turns] if settings.roles else []
+        self._loops: list[Loop] = [self._ownership, self.directory, self._polls, self._turns] if settings.roles else []
+        if settings.roles and self.feed.hears_others:
+            self._loops.append(Relay(self.store.lane("chores"), self.feed))
         if "scheduler" in settings.roles:
             self._loops += self._engine(timelines)
         if extra is not None:
             self._loops += extra(self)
+        self.access = self._make_access()
+        if self.access is not None:
+            self._loops.append(self.access)
         self._runners: list[Runner] = []
         self.asgi: Any = build_app(self._rooms(timelines), only_health=self._shows_only_health())
 
@@ -110,20 +148,26 @@ class EmbeddedNode:
         """In process, whoever has the node may ask it everything."""
         return False
 
+    def _make_access(self) -> Access | None:
+        """In process, nobody is asked for a key."""
+        return None
+
     def _build_tasks(self, timelines: TimelineCache) -> None:
         store, emit, total = self.store, self.telemetry.on_event, self.settings.task_total_seconds
         look = _LOOK_SECONDS[store.dialect]
-        self._polls = Polls(store, look_seconds=look, total_seconds=total)
-        self._turns = Turns(store, self._polls, emit=emit)
-        self.work = Work(store, self._polls, self._turns, total_seconds=total, emit=emit)
-        self.tasks = Tasks(store, self._polls, self._turns, emit=emit)
-        self.dead_letters = DeadLetters(store, self.tasks)
+        self._polls = Polls(store, look_seconds=look, total_seconds=total, directory=self.directory)
+        feed, payloads = self.feed, Payloads(self.blobs)
+        self._turns = Turns(store.lane("chores"), self._polls, emit=emit, feed=feed)
+        self.work = Work(store, self._polls, self._turns, total_seconds=total, payloads=payloads, emit=emit, feed=feed)
+        self.tasks = Tasks(store, self._polls, self._turns, payloads=payloads, emit=emit, feed=feed, quotas=self.quotas)
+        self.dead_letters = DeadLetters(store, self.tasks, payloads=payloads)
         self.backfill = Backfill(store, self.schedules, self.tasks, timelines)
 
     def _engine(self, timelines: TimelineCache) -> list[Loop]:
         settings, emit = self.settings, self.telemetry.on_event
+        engine, chores = self.store.lane("engine"), self.store.lane("chores")
         ticker = Ticker(
-            self.store,
+            engine,
             self._ownership,
             self._clock,
             timelines,
@@ -135,15 +179,23 @@ class EmbeddedNode:
                 lateness=Lateness(settings.late_after_seconds, settings.catch_up_rate),
             ),
             emit=emit,
+            feed=self.feed,
             on_tasks=self._on_tasks,
+            quotas=self.quotas,
         )
         late = settings.late_after_seconds + settings.lease_seconds + settings.scan_seconds
         return [
             ticker,
-            Promoter(self.store, self._polls, self._clock, emit=emit),
-            Reaper(self.store, self._turns, total_seconds=settings.task_total_seconds),
-            Auditor(self.store, self._ownership, late_seconds=late, emit=emit),
-            Pruner(self.store, self._ownership, retention_days=settings.retention_days, emit=emit),
+            Promoter(engine, self._polls, self._clock, emit=emit),
+            Reaper(chores, self._turns, total_seconds=settings.task_total_seconds),
+            Auditor(chores, self._ownership, late_seconds=late, emit=emit),
+            Pruner(
+                chores,
+                self._ownership,
+                retention_days=settings.retention_days,
+                collector=Collector(chores, self.blobs),
+                emit=emit,
+            ),
         ]
 
     def _on_tasks(self, queues: frozenset[str], holders: frozenset[UUID]) -> None:
@@ -155,9 +207,21 @@ class EmbeddedNode:
         return Rooms(
             schedules=self.schedules,
             ledger=Ledger(self.store, timelines, late_seconds=late),
+            answers=Answers(self.store),
+            why=Reasons(
+                self.store,
+                self.schedules,
+                self.tasks,
+                timelines,
+                late_seconds=late,
+                retention_days=self.settings.retention_days,
+            ),
             audit=Auditing(self.store, timelines, late_seconds=late),
             cluster=ClusterRoom(self.store),
             calendars=CalendarRoom(self.store, self.schedules),
+            tenants=TenantRoom(self.store),
+            keys=Keys(self.store),
+            feed=self.feed,
             tasks=self.tasks,
             work=self.work,
             dead_letters=self.dead_letters,
@@ -168,6 +232,8 @@ class EmbeddedNode:
             ready=self.ready,
             metrics=self.telemetry.exposition,
             allowed_hosts=frozenset({"localhost", "127.0.0.1", "[::1]", self.settings.host}),
+            access=self.access,
+            intake=Intake(self.settings.body_deadline_seconds),
         )
 
     # Health
@@ -180,13 +246,23 @@ class EmbeddedNode:
     async def ready(self) -> Health:
         """Ready: the database answers, it is migrated, and the engine has heard from its lease."""
         try:
-            version, needed = await self.store.schema_version()
+            version, needed = await self._schema_version()
         except EverbeatError as error:
-            return Health(False, {"database": str(error)})
+            # Anybody may ask this: where the database is, is told to those at the machine only.
+            is_public = self.access is not None and self.access.is_required
+            return Health(False, {"database": "away" if is_public else str(error)})
         is_migrated = version >= needed
         owns = len(self._ownership.current())
         detail = {"database": "ok", "migration": version, "needed": needed, "partitions": owns}
         return Health(self.is_ready and is_migrated and self._ownership.has_heard, detail)
+
+    async def _schema_version(self) -> tuple[int, int]:
+        """Asked of the database at most twice a second, however many want to know."""
+        now = time.monotonic()
+        if self._looking is None or (self._looking.done() and now - self._looked_at >= _READY_SECONDS):
+            self._looked_at = now
+            self._looking = asyncio.create_task(self.store.schema_version())
+        return await asyncio.shield(self._looking)
 
     # Life
 
@@ -207,10 +283,12 @@ class EmbeddedNode:
 
     async def _stop_loops(self) -> None:
         self.is_ready = False
+        self.feed.close()
         await asyncio.gather(*(runner.stop(_PATIENCE_SECONDS) for runner in self._runners))
-        self._runners = []
-        with contextlib.suppress(EverbeatError, TimeoutError):
-            await asyncio.wait_for(self._ownership.stop(), 3)
+        has_run, self._runners = bool(self._runners), []
+        if has_run:
+            with contextlib.suppress(EverbeatError, TimeoutError):
+                await asyncio.wait_for(self._ownership.stop(), 3)
 
     async def _prepare(self, stop: asyncio.Event) -> None:
         """Wait for a database that is away; migrate where that is wanted or where there is nothing yet."""
@@ -222,7 +300,7 @@ class EmbeddedNode:
                         self.telemetry.log.info("migrated", migration=name)
                     version, needed = await self.store.schema_version()
             except StoreUnavailable as error:
-                self.telemetry.log.warning("waiting_for_database", error=str(error))
+                self._on_waiting(error)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), 1)
                 continue
@@ -232,6 +310,9 @@ class EmbeddedNode:
                 )
             return
 
+    def _on_waiting(self, error: StoreUnavailable) -> None:
+        self.telemetry.log.warning("waiting_for_database", error=str(error))
+
 
 class Node(EmbeddedNode):
     """One server process: the API, the engine, or both, on one store, with a port of its own."""
@@ -239,18 +320,41 @@ class Node(EmbeddedNode):
     def _shows_only_health(self) -> bool:
         return "api" not in self.settings.roles
 
+    @functools.cached_property
+    def _door(self) -> Door:
+        return Door(self.asgi, HangUp())
+
     async def run(self, stop: asyncio.Event, on_started: Callable[[Self], Awaitable[None]] | None = None) -> None:
         """Run until told to stop."""
-        listener = _reserve(self.settings)
-        await self.store.open()
-        await self._prepare(stop)
-        if stop.is_set():
+        terms = self._terms()
+        try:
+            if terms.may_be_refused:  # nothing listens before it is known that this server may
+                await self._settle(stop, terms)
+            server = self._serve()
+        except BaseException:
             await self.store.close()
-            return
-        self._run_loops()
-        server = self._serve(listener)
-        watchdog = _Watchdog(self.telemetry)
+            raise
+        watchdog = Watchdog(self.telemetry.on_event)
+        try:
+            if not terms.may_be_refused:
+                await self._settle(stop, terms)
+            if stop.is_set():
+                return
+            self._run_loops()
+            self._door.is_open = True
+            self._tell_started()
+            if on_started is not None:
+                await on_started(self)
+            await self._until(stop)
+        finally:
+            watchdog.stop()
+            await self._take_down(server)
+
+    def _tell_started(self) -> None:
         gc.freeze()
+        # A body of many small objects is decoded in one go: collecting garbage every 700 of them takes three times as long as
+        # decoding, and the tick loop waits for it.
+        gc.set_threshold(50_000, 20, 50)
         if self.store.dialect == "sqlite":
             # The writer thread asks for the interpreter after every row; by default it would wait 5 ms for it each time
             # that the event loop is busy.
@@ -260,30 +364,68 @@ class Node(EmbeddedNode):
             roles=list(self.settings.roles),
             node=str(self._ownership.node_id),
             store=self.store.dialect,
+            keys="required" if self.access is not None and self.access.is_required else "not required",
         )
-        try:
-            if on_started is not None:
-                await on_started(self)
-            await self._until(stop)
-        finally:
-            watchdog.stop()
-            await self._take_down(server)
 
-    def _serve(self, listener: socket.socket) -> Granian:
+    def _on_waiting(self, error: StoreUnavailable) -> None:
+        super()._on_waiting(error)
+        # Anybody may ask: where the database is, is told to those at the machine only.
+        self._door.waits_for = str(error) if self.settings.is_loopback else "away"
+
+    def _serve(self) -> Granian:
+        listener = reserve(self.settings)
+        server = make_server(self._door, self.settings)
         listener.close()
-        server = Granian(
-            self.asgi,
-            address=self.settings.host,
-            port=self.settings.port,
-            interface=Interfaces.ASGINL,
-            log_enabled=False,
-            websockets=False,
-            backlog=1024,
-            backpressure=_connections_allowed(),
-            http1_settings=HTTP1Settings(header_read_timeout=15_000),
-        )
         self._serving = asyncio.create_task(server.serve())
         return server
+
+    # Keys
+
+    def _make_access(self) -> Access | None:
+        proxies = parse_networks(self.settings.trusted_proxies)
+        emit = self.telemetry.on_event
+        return Access(self.store, Sessions(), self._limits(False), trusted_proxies=proxies, emit=emit)
+
+    def _limits(self, is_required: bool) -> Limits:
+        settings = self.settings
+        given = Rates(settings.key_requests_per_second, settings.address_requests_per_second, settings.bad_keys_per_second)
+        return Limits(given.completed() if is_required else given)
+
+    def _terms(self) -> Terms:
+        settings = self.settings
+        file = None if settings.admin_key_file is None else Path(settings.admin_key_file)
+        return Terms(settings.auth, file, settings.host, settings.is_loopback)
+
+    async def _settle(self, stop: asyncio.Event, terms: Terms) -> None:
+        """The database is there and as it has to be, and it is decided whether keys are needed."""
+        await self.store.open()
+        if terms.may_be_refused:
+            with contextlib.suppress(StoreUnavailable):
+                if (await self.store.schema_version())[0] == 0:
+                    raise refusal(terms.host)
+        while not stop.is_set():
+            await self._prepare(stop)
+            with contextlib.suppress(StoreUnavailable):
+                self._enforce(await settle(self.store, terms))
+                return
+
+    def _enforce(self, settled: Settled) -> None:
+        log, settings = self.telemetry.log, self.settings
+        if self.access is not None:
+            self.access.is_required = settled.is_required
+            self.access.limits = self._limits(settled.is_required)
+        if settled.shown is not None:
+            sys.stdout.write(
+                f"The first API key of this database, with the scope admin. It is shown only this once:\n{settled.shown.text}\n"
+            )
+            sys.stdout.flush()
+        if settled.filed is not None:
+            log.info("first_admin_key", file=str(settled.filed))
+        if settled.unused is not None:
+            log.warning("admin_key_file_is_not_used", file=str(settled.unused), why="the database has other keys already")
+        if not settings.is_loopback and settings.tls_certificate is None:
+            why = "keys and payloads can be read on the way; set tls_certificate and tls_key, or put a proxy with TLS in front"
+            log.warning("listening_without_tls", host=settings.host, why=why)
 
     async def _until(self, stop: asyncio.Event) -> None:
         stopping = asyncio.create_task(stop.wait())
@@ -302,69 +444,3 @@ class Node(EmbeddedNode):
                 await asyncio.wait_for(self._serving, 10)
         await self.store.close()
         self.telemetry.log.info("stopped")
-
-
-def _connections_allowed() -> int:
-    """How many connections are accepted; whoever comes beyond that waits at the door.
-
-    Every idle worker holds one. Accepted without a limit, they would take the files that the database needs.
-    """
-    try:
-        import resource
-    except ImportError:  # Windows
-        return _MOST_CONNECTIONS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_CONNECTIONS + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-        wanted = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return max(64, wanted - _OTHER_FILES)
-
-
-def _reserve(settings: Settings) -> socket.socket:
-    """Hold the port until the server takes it: the server shares ports in silence, so a taken one must be noticed here."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((settings.host, settings.port))
-        listener.listen(1)
-    except OSError as error:
-        listener.close()
-        raise SettingsError(
-            f"cannot listen on {settings.host}:{settings.port} ({error.strerror}); "
-            "is another Everbeat running there? choose another one with --port"
-        ) from None
-    return listener
-
-
-class _Watchdog:
-    """A thread that notices when the event loop stands still, since nothing inside the loop can."""
-
-    def __init__(self, telemetry: Telemetry) -> None:
-        self._telemetry = telemetry
-        self._loop = asyncio.get_running_loop()
-        self._beaten = time.monotonic()
-        self._stopped = threading.Event()
-        self._beat()
-        threading.Thread(target=self._watch, name="everbeat-watchdog", daemon=True).start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def _beat(self) -> None:
-        self._beaten = time.monotonic()
-        if not self._stopped.is_set():
-            self._loop.call_later(0.25, self._beat)
-
-    def _watch(self) -> None:
-        told = 0.0
-        while not self._stopped.wait(0.5):
-            age = time.monotonic() - self._beaten
-            if age > _BLOCKED_AFTER_SECONDS and age - told > _BLOCKED_AFTER_SECONDS:
-                self._telemetry.on_event(EventLoopBlocked(age - told))
-                told = age
-            elif age < _BLOCKED_AFTER_SECONDS:
-                told = 0.0

@@ -13,6 +13,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from everbeat.services.events import (
     AttemptEnded,
+    BlobCallFailed,
     ClockSetBack,
     Event,
     EventLoopBlocked,
@@ -21,7 +22,9 @@ from everbeat.services.events import (
     LoopRan,
     OwnershipChanged,
     OwnershipLost,
+    ProxyNotTrusted,
     Pruned,
+    RequestRefused,
     ScheduleFaulted,
     TaskEvent,
     TasksClaimed,
@@ -98,6 +101,9 @@ class Metrics:
         self.attempts = Counter(
             "everbeat_attempts", "Attempts that did not complete their task", ["outcome", "state"], registry=registry
         )
+        self.requests_refused = Counter(
+            "everbeat_requests_refused", "Requests that did not get past the gate", ["problem"], registry=registry
+        )
         self.store = Histogram("everbeat_store_seconds", "Store calls", ["verb"], buckets=_CALL_BUCKETS, registry=registry)
         self.store_errors = Counter("everbeat_store_errors", "Failed store calls", ["verb"], registry=registry)
 
@@ -124,6 +130,11 @@ class Telemetry:
             self._on_loop(event)
         elif isinstance(event, TaskEvent):
             self._on_tasks(event)
+        elif isinstance(event, RequestRefused):
+            self.metrics.requests_refused.labels(event.problem).inc()
+        elif isinstance(event, ProxyNotTrusted):
+            meaning = "everybody behind it shares one address and its limits; if it is yours, name it in trusted_proxies"
+            self.log.warning("proxy_not_trusted", address=event.address, meaning=meaning)
         else:
             self._on_trouble(event)
 
@@ -192,7 +203,7 @@ class Telemetry:
         else:
             assert_never(event)
 
-    def _on_trouble(self, event: LagHigh | ScheduleFaulted | TicksOverdue | Pruned) -> None:
+    def _on_trouble(self, event: LagHigh | ScheduleFaulted | TicksOverdue | Pruned | BlobCallFailed) -> None:
         if isinstance(event, LagHigh):
             self.log.warning("fire_lag_high", lag_seconds=round(event.lag_seconds, 3), waiting=event.waiting)
         elif isinstance(event, ScheduleFaulted):
@@ -206,5 +217,7 @@ class Telemetry:
                 )
         elif isinstance(event, Pruned):
             self.log.info("pruned", what=event.what, count=event.count)
+        elif isinstance(event, BlobCallFailed):
+            self.log.warning("blob_store_failed", verb=event.verb, error=event.error)
         else:
             assert_never(event)

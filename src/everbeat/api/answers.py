@@ -14,6 +14,8 @@ from everbeat.core.schedules import CatchUp, Overlap, Retry, Status
 from everbeat.core.targets import Target
 from everbeat.core.tasks import AttemptOutcome, Origin, TaskError, TaskState
 from everbeat.core.ticks import SkipReason
+from everbeat.core.trail import Action
+from everbeat.core.verdicts import Verdict
 
 Time = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
 Id = Annotated[str, msgspec.Meta(extra_json_schema={"format": "uuid"})]
@@ -102,19 +104,41 @@ class TickPage(msgspec.Struct):
     next_cursor: str | None
 
 
+class FactAnswer(msgspec.Struct):
+    """One thing that speaks for the verdict, and its value: a time as RFC 3339, a number, a text."""
+
+    fact: str
+    value: str | float | bool | None
+
+
+class WhyAnswer(msgspec.Struct):
+    """`fired`: a task was made. `skipped`: none was, for a reason on record. `missing`: it should have run, and nothing is on
+    record. `due`: its time has come, and it is about to be fired. `upcoming`: it will run. `will_skip`: it will not, unless
+    that is changed. `not_scheduled`: there is no tick at that time. `not_registered`: the schedule was not there yet.
+    `finished`: it does not run any more. `faulty`: it cannot be computed. `forgotten`: too long ago for the ledger."""
+
+    verdict: Verdict
+    explanation: str
+    facts: list[FactAnswer]
+
+
 class ProgressAnswer(msgspec.Struct):
     fraction: float | int | None
     message: str | None
 
 
 class TaskAnswer(msgspec.Struct, kw_only=True):
-    """A task, live or finished; `result` and `error` as its worker gave them, cut with a note if they were too large."""
+    """A task, live or finished; `result` and `error` as its worker gave them, cut with a note if they were too large.
+
+    `payload_omitted`: the payload is large and not part of this answer; reading the task by its id shows it.
+    """
 
     id: Id
     type: str
     queue: str
     target: Target
     payload: Any
+    payload_omitted: bool
     state: TaskState
     priority: int
     run_at: Time
@@ -123,6 +147,7 @@ class TaskAnswer(msgspec.Struct, kw_only=True):
     retry: Retry
     timeout_seconds: float | int
     labels: dict[str, str]
+    fair_key: str | None
     origin: Origin
     schedule_id: Id | None
     schedule: str | None
@@ -201,6 +226,7 @@ class ClaimedTaskAnswer(msgspec.Struct):
     origin: Origin
     timeout_seconds: float
     traceparent: str | None
+    tenant_id: UUID
 
 
 class ClaimAnswer(msgspec.Struct):
@@ -227,12 +253,14 @@ class DeadLetterAnswer(msgspec.Struct, kw_only=True):
     queue: str
     target: Target
     payload: Any
+    payload_omitted: bool
     origin: Origin
     schedule_id: Id | None
     schedule: str | None
     scheduled_for: Time | None
     priority: int
     labels: dict[str, str]
+    fair_key: str | None
     attempts: int
     max_attempts: int
     reason: str
@@ -383,6 +411,73 @@ class CalendarAnswer(msgspec.Struct, kw_only=True):
 
 class CalendarPage(msgspec.Struct):
     items: list[CalendarAnswer]
+    next_cursor: str | None
+
+
+class TenantAnswer(msgspec.Struct, kw_only=True):
+    """A tenant, its weight against those of the others, and its quotas; null is no limit."""
+
+    id: Id
+    name: str
+    weight: float
+    max_schedules: int | None
+    max_ready: int | None
+    max_running: int | None
+    submits_per_second: float | None
+    max_payload_bytes: int | None
+    revision: int
+    created_at: Time
+    updated_at: Time
+
+
+class TenantPage(msgspec.Struct):
+    items: list[TenantAnswer]
+    next_cursor: str | None
+
+
+class KeyAnswer(msgspec.Struct, kw_only=True):
+    """An API key, without its secret; `hint` shows how it begins and ends."""
+
+    id: Id
+    tenant_id: Id
+    name: str
+    hint: str
+    scopes: list[str]
+    all_tenants: bool
+    created_at: Time
+    expires_at: Time | None
+    last_used_at: Time | None
+    revoked_at: Time | None
+
+
+class NewKeyAnswer(KeyAnswer, kw_only=True):
+    """The key with its secret, which is shown this once and kept nowhere."""
+
+    key: str
+
+
+class KeyPage(msgspec.Struct):
+    items: list[KeyAnswer]
+    next_cursor: str | None
+
+
+class AuditEntryAnswer(msgspec.Struct, kw_only=True):
+    """Who did what to what. `detail` says more, differently for each action; payloads are never part of it."""
+
+    id: Id
+    at: Time
+    tenant_id: Id
+    actor: str
+    key_id: Id | None
+    action: Action
+    subject: str
+    detail: dict[str, Any]
+    request_id: str | None
+    address: str | None
+
+
+class AuditEntryPage(msgspec.Struct):
+    items: list[AuditEntryAnswer]
     next_cursor: str | None
 
 

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from litestar import Litestar, Response, route
 from litestar.handlers import HTTPRouteHandler
 
 from everbeat.api import (
     audit,
+    audit_log,
     calendars,
     cluster,
     dead_letters,
+    events,
     executions,
     health,
+    keys,
     preview,
     schedules,
     tasks,
+    tenants,
     ticks,
+    why,
     workers,
 )
+from everbeat.api.auth import FOR_ANY_KEY, guard
 from everbeat.api.gate import Gate
 from everbeat.api.hot import Hot
-from everbeat.api.openapi import build_document
+from everbeat.api.openapi import build_document, operations_of, without_keys
 from everbeat.api.problems import answer_problem
 from everbeat.api.rooms import ApiRequest, Health, Rooms
 
@@ -31,16 +39,26 @@ __all__ = ["Health", "Rooms", "build_app"]
 _HANDLERS: tuple[HTTPRouteHandler, ...] = (
     *schedules.HANDLERS,
     *ticks.HANDLERS,
+    *why.HANDLERS,
     *executions.HANDLERS,
     *tasks.HANDLERS,
     *workers.HANDLERS,
     *dead_letters.HANDLERS,
     *preview.HANDLERS,
     *audit.HANDLERS,
+    *audit_log.HANDLERS,
+    *tenants.HANDLERS,
+    *keys.HANDLERS,
     *cluster.HANDLERS,
+    *events.HANDLERS,
     *calendars.HANDLERS,
     *health.HANDLERS,
 )
+
+
+def openapi_document() -> dict[str, Any]:
+    """The document of a server with the whole API, without a server."""
+    return build_document(Litestar(route_handlers=list(_HANDLERS), openapi_config=None, logging_config=None))
 
 
 def build_app(rooms: Rooms, *, only_health: bool = False) -> Litestar:
@@ -49,6 +67,7 @@ def build_app(rooms: Rooms, *, only_health: bool = False) -> Litestar:
     app = Litestar(
         route_handlers=[_options(handlers), *handlers],
         exception_handlers={Exception: answer_problem},
+        guards=[guard],
         # Ours is written from the structs that decode the bodies, and the bodies are read within our own limits.
         openapi_config=None,
         request_max_body_size=None,
@@ -56,10 +75,14 @@ def build_app(rooms: Rooms, *, only_health: bool = False) -> Litestar:
         debug=False,
         pdb_on_exception=False,
     )
-    app.state.openapi = msgspec.json.encode(build_document(app))
-    hot = Hot(app.asgi_handler, {} if only_health else {**tasks.HOT, **workers.HOT})
+    document = build_document(app)
+    app.state.openapi = msgspec.json.encode(document)
+    app.state.openapi_without_keys = msgspec.json.encode(without_keys(document))
+    operations = list(operations_of(app))
+    posts = {path: operation for path, method, operation in operations if method == "POST"}
+    hot = Hot(app.asgi_handler, {} if only_health else {**tasks.HOT, **workers.HOT}, posts)
     # Litestar's own middleware does not see requests that match no route.
-    app.asgi_handler = Gate(hot, rooms)
+    app.asgi_handler = Gate(hot, rooms, {path for path, _, operation in operations if operation.scope is None})
     return app
 
 
@@ -70,7 +93,7 @@ def _options(handlers: tuple[HTTPRouteHandler, ...]) -> HTTPRouteHandler:
         for path in handler.paths:
             methods.setdefault(path.replace(":str}", "}"), ["OPTIONS"]).extend(handler.http_methods)
 
-    @route([template.replace("}", ":str}") for template in methods], http_method=["OPTIONS"], status_code=204)
+    @route([template.replace("}", ":str}") for template in methods], http_method=["OPTIONS"], status_code=204, opt=FOR_ANY_KEY)
     async def options(request: ApiRequest) -> Response[None]:
         template = request.scope["path_template"]
         return Response(None, status_code=204, headers={"Allow": ", ".join(sorted(methods[template]))})

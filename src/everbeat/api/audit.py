@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from litestar import Response, get
 
 from everbeat.api import paging
 from everbeat.api.answers import AuditAnswer, json_answer
+from everbeat.api.filters import TenantRef, tenant_wanted
 from everbeat.api.openapi import Operation, Success, documented
-from everbeat.api.paging import WindowQuery
+from everbeat.api.paging import Optional, WindowQuery
 from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
 from everbeat.core.definitions import rfc3339
+from everbeat.core.schedules import Schedule
 from everbeat.services.audit import Count, ScheduleCount
+
+
+class AuditQuery(WindowQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    tenant: TenantRef | Optional = msgspec.UNSET
 
 
 @get(
@@ -23,13 +31,18 @@ from everbeat.services.audit import Count, ScheduleCount
             tag="Operations",
             summary="Count expected, fired, skipped, missing and doubled ticks of a window; by default the last day",
             answers={200: Success("The totals, and a page of schedules.", AuditAnswer)},
-            query=WindowQuery,
+            query=AuditQuery,
+            problems=(404,),
         )
     ),
 )
 async def audit(request: ApiRequest) -> Response[bytes]:
-    query = paging.query_of(request, WindowQuery)
-    tenant_id = tenant_of(request)
+    query = paging.query_of(request, AuditQuery)
+    ref = paging.given(query.tenant)
+    tenant_id = await tenant_wanted(request, ref)
+    if ref is not None and tenant_id is None:
+        return await _of_all(request, query)
+    tenant_id = tenant_id or tenant_of(request)
     found = await rooms_of(request).audit.run(
         tenant_id,
         from_=paging.time_given("from", query.from_),
@@ -44,10 +57,35 @@ async def audit(request: ApiRequest) -> Response[bytes]:
         **_counts(found.total),
         "tenants": [{"tenant_id": str(tenant_id), **_counts(found.total)}],
         "schedules": [_schedule(one) for one in page],
-        "faulty": [{"id": str(one.id), "name": one.spec.name, "fault": one.fault} for one in found.faulty],
+        "faulty": _faulty(found.faulty),
         "next_cursor": None if last is None else paging.name_cursor(last.schedule.spec.name),
     }
     return json_answer(answer)
+
+
+async def _of_all(request: ApiRequest, query: AuditQuery) -> Response[bytes]:
+    """By tenant; the schedules of one are listed when it is asked about."""
+    found = await rooms_of(request).audit.run_all(
+        from_=paging.time_given("from", query.from_),
+        to=paging.time_given("to", query.to),
+        after_name=paging.name_after(query.cursor),
+        limit=query.limit + 1,
+    )
+    page, last = paging.cut(found.tenants, query.limit)
+    answer = {
+        "from": rfc3339(found.from_),
+        "to": rfc3339(found.to),
+        **_counts(found.total),
+        "tenants": [{"tenant_id": str(one.tenant.id), **_counts(one.counted)} for one in page],
+        "schedules": [],
+        "faulty": _faulty(found.faulty),
+        "next_cursor": None if last is None else paging.name_cursor(last.tenant.name),
+    }
+    return json_answer(answer)
+
+
+def _faulty(schedules: Sequence[Schedule]) -> list[dict[str, Any]]:
+    return [{"id": str(one.id), "name": one.spec.name, "fault": one.fault} for one in schedules]
 
 
 def _schedule(one: ScheduleCount) -> dict[str, Any]:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import random
 import re
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from litestar.types import Receive
 
-from everbeat.api.problems import MALFORMED, MEDIA_TYPE_REFUSED, TOO_LARGE, TOO_SLOW, Refusal
-from everbeat.api.rooms import Asked
+from everbeat.api.intake import Intake
+from everbeat.api.problems import MALFORMED, MEDIA_TYPE_REFUSED, OVERLOADED, TOO_LARGE, TOO_SLOW, Refusal
+from everbeat.api.rooms import Asked, rooms_of
 from everbeat.core.definitions import as_invalid_input
+from everbeat.core.definitions import as_struct as convert_struct
 from everbeat.core.errors import FieldError, InvalidInput
 from everbeat.core.wire import MAX_SUBMITTED
-from everbeat.services.schedules import Idempotency
+from everbeat.services.idempotency import Idempotency
 
 MAX_BODY_BYTES = 12 * 1024 * 1024
-BODY_DEADLINE_SECONDS = 30.0
 
 _DECODED_AT_ONCE = 64 * 1024
 _MOST_ERRORS = 100
@@ -58,7 +60,7 @@ async def read_as(request: Asked, type_: type[T], items: Items | None = None) ->
 
 def as_struct(data: Any, type_: type[T], items: Items | None = None) -> T:
     try:
-        return msgspec.convert(data, type_)
+        return convert_struct(data, type_)
     except msgspec.ValidationError as error:
         raise _explained(data, error, items) from None
 
@@ -71,7 +73,8 @@ async def read_body(request: Asked, *, is_required: bool = True) -> bytes:
     content_type = headers.get(b"content-type")
     if content_type is not None and content_type != b"application/json":
         _check_content_type(content_type.decode("latin-1"))
-    raw = await _received(request.receive, _length_of(headers.get(b"content-length")))
+    intake = rooms_of(request).intake or Intake()
+    raw = await _received(request.receive, _length_of(headers.get(b"content-length")), intake)
     if not raw and is_required:
         raise Refusal(MALFORMED, "A JSON body is required.")
     if raw and content_type is None:
@@ -132,36 +135,45 @@ def revision_wanted(request: Asked) -> int | None:
     return int(match[1] or match[2])
 
 
-async def _received(receive: Receive, length: int | None) -> bytes:
+async def _received(receive: Receive, length: int | None, intake: Intake) -> bytes:
     reading = asyncio.current_task()
     assert reading is not None
     # As asyncio.timeout does it, for a third of its price: this is paid for every request.
-    deadline = asyncio.get_running_loop().call_later(BODY_DEADLINE_SECONDS, reading.cancel, _TOO_LATE)
+    deadline = asyncio.get_running_loop().call_later(intake.deadline_seconds, reading.cancel, _TOO_LATE)
     try:
-        return await _read(receive, length)
+        return await _read(receive, length, intake)
     except asyncio.CancelledError as cancelled:
         if cancelled.args != (_TOO_LATE,) or reading.uncancel() > 0:
             raise
-        raise Refusal(TOO_SLOW, f"The body did not arrive within {BODY_DEADLINE_SECONDS:.0f} seconds.") from None
+        raise Refusal(TOO_SLOW, f"The body did not arrive within {intake.deadline_seconds:g} seconds.") from None
     finally:
         deadline.cancel()
 
 
-async def _read(receive: Receive, length: int | None) -> bytes:
+async def _read(receive: Receive, length: int | None, intake: Intake) -> bytes:
     chunks: list[bytes] = []
     size = 0
-    while True:
-        message: Any = await receive()
-        if message["type"] != "http.request":
-            raise Refusal(MALFORMED, "The body ended before it was complete.")
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > MAX_BODY_BYTES:
-            raise _too_large()
-        chunks.append(chunk)
-        # The server says in a message of its own that nothing follows; who knows the length need not wait for it.
-        if size == length or not message.get("more_body", False):
-            return b"".join(chunks)
+    try:
+        while True:
+            message: Any = await receive()
+            if message["type"] != "http.request":
+                raise Refusal(MALFORMED, "The body ended before it was complete.")
+            chunk = message.get("body", b"")
+            if size + len(chunk) > MAX_BODY_BYTES:
+                raise _too_large()
+            if not intake.take(len(chunk), size + len(chunk)):
+                # Those who were turned away together should not come back together.
+                retry = str(random.randint(1, 5))
+                raise Refusal(OVERLOADED, "Too many large bodies are being sent; try again soon.", {"Retry-After": retry})
+            size += len(chunk)
+            chunks.append(chunk)
+            # The server says in a message of its own that nothing follows; who knows the length need not wait for it.
+            if size == length or not message.get("more_body", False):
+                return b"".join(chunks)
+            await intake.pace(len(chunk), size)
+    finally:
+        intake.give_back(size)
+        chunks.clear()  # an error keeps its frames, and they would keep what was read
 
 
 def _length_of(text: bytes | None) -> int | None:
@@ -236,7 +248,7 @@ def _explained(data: Any, error: msgspec.ValidationError, items: Items | None) -
     errors: list[FieldError] = []
     for index, item in enumerate(found[:MAX_SUBMITTED]):
         try:
-            msgspec.convert(item, items.type)
+            convert_struct(item, items.type)
         except msgspec.ValidationError as wrong:
             place, told = f"{items.field}[{index}]", as_invalid_input(wrong)
             errors += told.under(place).errors if isinstance(item, dict) else [FieldError(place, told.errors[0].message)]

@@ -12,7 +12,8 @@ from everbeat.api.answers import CalendarAnswer, CalendarPage, Span, json_answer
 from everbeat.api.bodies import read_json
 from everbeat.api.openapi import Body, Operation, Success, documented
 from everbeat.api.paging import NoQuery, PageQuery
-from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
+from everbeat.api.rooms import ApiRequest, caller_of, rooms_of, tenant_of
+from everbeat.core.access import Scope
 from everbeat.core.calendars import Calendar
 
 WeekdayText = Annotated[
@@ -78,6 +79,7 @@ async def get_calendar(request: ApiRequest) -> Response[bytes]:
     opt=documented(
         Operation(
             id="putCalendar",
+            scope=Scope.MANAGE,
             tag="Calendars",
             summary="Create or replace a calendar; schedules that use it follow",
             answers={
@@ -94,7 +96,7 @@ async def put_calendar(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
     data = await read_json(request)
     room = rooms_of(request).calendars
-    calendar, is_new = await room.put(tenant_of(request), request.path_params["name"], data)
+    calendar, is_new = await room.put(tenant_of(request), request.path_params["name"], data, by=caller_of(request))
     return _one(calendar, 201 if is_new else 200)
 
 
@@ -103,6 +105,7 @@ async def put_calendar(request: ApiRequest) -> Response[bytes]:
     opt=documented(
         Operation(
             id="deleteCalendar",
+            scope=Scope.MANAGE,
             tag="Calendars",
             summary="Remove a calendar that no schedule uses",
             answers={204: Success("It is gone.")},
@@ -113,7 +116,7 @@ async def put_calendar(request: ApiRequest) -> Response[bytes]:
 )
 async def delete_calendar(request: ApiRequest) -> None:
     paging.query_of(request, NoQuery)
-    await rooms_of(request).calendars.delete(tenant_of(request), request.path_params["name"])
+    await rooms_of(request).calendars.delete(tenant_of(request), request.path_params["name"], by=caller_of(request))
 
 
 def _one(calendar: Calendar, status: int = 200) -> Response[bytes]:

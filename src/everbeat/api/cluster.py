@@ -11,7 +11,8 @@ from everbeat.api import paging
 from everbeat.api.answers import ClusterAnswer, json_answer
 from everbeat.api.openapi import Operation, Success, documented
 from everbeat.api.paging import NoQuery
-from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
+from everbeat.api.rooms import ApiRequest, caller_of, rooms_of, tenant_of
+from everbeat.core.access import Scope
 from everbeat.core.definitions import optional_rfc3339, rfc3339
 from everbeat.services.cluster import ClusterView
 
@@ -30,7 +31,7 @@ from everbeat.services.cluster import ClusterView
 )
 async def cluster(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
-    view = await rooms_of(request).cluster.view(tenant_of(request))
+    view = await rooms_of(request).cluster.view(tenant_of(request), sees_all=Scope.ADMIN in caller_of(request).scopes)
     alive = [node for node in view.nodes if view.is_alive(node)]
     answer = {
         "now": rfc3339(view.now),

@@ -10,20 +10,25 @@ from litestar import Response, get, post
 
 from everbeat.api import paging
 from everbeat.api.answers import DeadLetterAnswer, DeadLetterPage, PurgeAnswer, ReplayAnswer, json_answer
-from everbeat.api.bodies import read_as, read_optional_json
+from everbeat.api.bodies import as_struct, decode, idempotency_of, read_as, read_body, read_optional_json
 from everbeat.api.filters import schedule_id_of
 from everbeat.api.hot import response_of
-from everbeat.api.openapi import Body, Operation, Success, documented
+from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, documented
 from everbeat.api.paging import NameText, NoQuery, Optional, WindowQuery
-from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
-from everbeat.api.tasks import CREATED, Nothing, created
+from everbeat.api.rooms import ApiRequest, caller_of, rooms_of, tenant_of
+from everbeat.api.tasks import CREATED, Nothing, created, task_key_of
+from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, convert, utc
 from everbeat.core.errors import FieldError, InvalidInput, NotFound
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.submissions import dead_letter_answer
-from everbeat.store.base import DeadFilter
+from everbeat.store.values import DeadFilter
 
 _MOST_IDS = 1000
+_LINKS = {
+    name: {"operationId": name, "parameters": {"task_id": "$response.body#/items/0/task_id"}}
+    for name in ("getDeadLetter", "replayDeadLetter")
+}
 
 Rate = Annotated[float, msgspec.Meta(ge=0.001, le=100_000, description="Spread the new tasks over time: so many a second.")]
 
@@ -61,7 +66,7 @@ class PurgeInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             id="listDeadLetters",
             tag="Dead letters",
             summary="List dead letters, newest first",
-            answers={200: Success("A page of dead letters.", DeadLetterPage)},
+            answers={200: Success("A page of dead letters.", DeadLetterPage, links=_LINKS)},
             query=DeadLetterQuery,
         )
     ),
@@ -97,7 +102,7 @@ async def list_dead_letters(request: ApiRequest) -> Response[bytes]:
 )
 async def get_dead_letter(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
-    return json_answer(dead_letter_answer(await rooms_of(request).dead_letters.get(tenant_of(request), _id(request))))
+    return json_answer(dead_letter_answer(await rooms_of(request).dead_letters.read(tenant_of(request), _id(request))))
 
 
 @post(
@@ -105,11 +110,13 @@ async def get_dead_letter(request: ApiRequest) -> Response[bytes]:
     opt=documented(
         Operation(
             id="replayDeadLetter",
+            scope=Scope.MANAGE,
             tag="Dead letters",
             summary="Replay one dead letter as a new task, also one that was replayed before",
             answers={201: CREATED},
             query=NoQuery,
             body=Body(Nothing, is_required=False),
+            headers=IDEMPOTENCY,
             problems=(404, 409),
         )
     ),
@@ -117,7 +124,10 @@ async def get_dead_letter(request: ApiRequest) -> Response[bytes]:
 async def replay_dead_letter(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
     convert(await read_optional_json(request), Nothing)
-    return response_of(created(await rooms_of(request).dead_letters.replay(tenant_of(request), _id(request))))
+    key = task_key_of(request, b"")
+    room = rooms_of(request).dead_letters
+    task = await room.replay(tenant_of(request), _id(request), key=key, by=caller_of(request))
+    return response_of(created(task))
 
 
 @post(
@@ -126,21 +136,30 @@ async def replay_dead_letter(request: ApiRequest) -> Response[bytes]:
     opt=documented(
         Operation(
             id="replayDeadLetters",
+            scope=Scope.MANAGE,
             tag="Dead letters",
             summary="Replay all that match and were never replayed, as new tasks",
             answers={200: Success("How many, and the first of the new tasks.", ReplayAnswer)},
             query=NoQuery,
             body=Body(ReplayInput, {"queue": {"filter": {"queue": "reports"}, "rate_per_second": 10}}),
+            headers=IDEMPOTENCY,
             problems=(409,),
         )
     ),
 )
 async def replay_dead_letters(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
-    asked = await read_as(request, ReplayInput)
+    raw = await read_body(request)
+    asked = as_struct(await decode(raw), ReplayInput)
     filter_ = await _filter_of(request, asked.filter)
-    done = await rooms_of(request).dead_letters.replay_all(tenant_of(request), filter_, rate_per_second=asked.rate_per_second)
-    return json_answer({"count": done.count, "ids": done.ids, "has_more": done.has_more})
+    rooms, tenant_id, by = rooms_of(request), tenant_of(request), caller_of(request)
+
+    async def replay() -> bytes:
+        done = await rooms.dead_letters.replay_all(tenant_id, filter_, rate_per_second=asked.rate_per_second, by=by)
+        return msgspec.json.encode({"count": done.count, "ids": done.ids, "has_more": done.has_more})
+
+    answer = await rooms.answers.once(tenant_id, idempotency_of(request, raw), replay)
+    return json_answer(answer.body, answer.status)
 
 
 @post(
@@ -149,6 +168,7 @@ async def replay_dead_letters(request: ApiRequest) -> Response[bytes]:
     opt=documented(
         Operation(
             id="purgeDeadLetters",
+            scope=Scope.MANAGE,
             tag="Dead letters",
             summary="Remove all that match, payloads and errors included",
             answers={200: Success("How many are gone.", PurgeAnswer)},
@@ -161,7 +181,9 @@ async def replay_dead_letters(request: ApiRequest) -> Response[bytes]:
 async def purge_dead_letters(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
     filter_ = await _filter_of(request, (await read_as(request, PurgeInput)).filter)
-    return json_answer({"count": await rooms_of(request).dead_letters.purge(tenant_of(request), filter_)})
+    return json_answer(
+        {"count": await rooms_of(request).dead_letters.purge(tenant_of(request), filter_, by=caller_of(request))}
+    )
 
 
 async def _filter_of(request: ApiRequest, given: DeadLetterFilter) -> DeadFilter:

@@ -9,15 +9,16 @@ from litestar import Response, get, post
 
 from everbeat.api import paging
 from everbeat.api.answers import BackfillAnswer, TaskPage, json_answer
-from everbeat.api.bodies import as_struct, decode, read_as, read_body
+from everbeat.api.bodies import as_struct, decode, idempotency_of, read_body
 from everbeat.api.dead_letters import Rate
 from everbeat.api.hot import response_of
 from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, documented
 from everbeat.api.paging import NoQuery
-from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
+from everbeat.api.rooms import ApiRequest, caller_of, rooms_of, tenant_of
 from everbeat.api.tasks import CREATED, StateQuery, created, page_of, task_key_of
+from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, rfc3339, utc
-from everbeat.store.base import TaskFilter
+from everbeat.store.values import TaskFilter
 
 _SHOWN = 100
 
@@ -43,6 +44,7 @@ class BackfillInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     opt=documented(
         Operation(
             id="triggerSchedule",
+            scope=Scope.MANAGE,
             tag="Schedules",
             summary="Make a task of the schedule now, beside its ticks",
             answers={201: CREATED},
@@ -59,7 +61,7 @@ async def trigger_schedule(request: ApiRequest) -> Response[bytes]:
     key = task_key_of(request, raw)
     asked = as_struct(await decode(raw) if raw else {}, Trigger)
     backfill, ref = rooms_of(request).backfill, request.path_params["ref"]
-    return response_of(created(await backfill.trigger(tenant_of(request), ref, asked.payload, key=key)))
+    return response_of(created(await backfill.trigger(tenant_of(request), ref, asked.payload, key=key, by=caller_of(request))))
 
 
 @post(
@@ -68,6 +70,7 @@ async def trigger_schedule(request: ApiRequest) -> Response[bytes]:
     opt=documented(
         Operation(
             id="backfillSchedule",
+            scope=Scope.MANAGE,
             tag="Schedules",
             summary="Make tasks for ticks of the past, by default only for those that have none",
             answers={200: Success("How many, and the first of the ticks.", BackfillAnswer)},
@@ -76,23 +79,34 @@ async def trigger_schedule(request: ApiRequest) -> Response[bytes]:
                 BackfillInput,
                 {"dry": {"from": "2026-01-01T00:00:00Z", "to": "2026-01-03T00:00:00Z", "dry_run": True}},
             ),
+            headers=IDEMPOTENCY,
             problems=(404, 409),
         )
     ),
 )
 async def backfill_schedule(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
-    asked = await read_as(request, BackfillInput)
-    done = await rooms_of(request).backfill.backfill(
-        tenant_of(request),
-        request.path_params["ref"],
-        from_=paging.bounded("from", utc(asked.from_, "from")),
-        to=paging.bounded("to", utc(asked.to, "to")),
-        missing_only=asked.missing_only,
-        dry_run=asked.dry_run,
-        rate_per_second=asked.rate_per_second,
-    )
-    return json_answer({"count": done.count, "ticks": [rfc3339(tick) for tick in done.ticks[:_SHOWN]]})
+    raw = await read_body(request)
+    asked = as_struct(await decode(raw), BackfillInput)
+    rooms, tenant_id = rooms_of(request), tenant_of(request)
+    idempotency = idempotency_of(request, raw)
+
+    async def fill() -> bytes:
+        done = await rooms.backfill.backfill(
+            tenant_id,
+            request.path_params["ref"],
+            from_=paging.bounded("from", utc(asked.from_, "from")),
+            to=paging.bounded("to", utc(asked.to, "to")),
+            missing_only=asked.missing_only,
+            dry_run=asked.dry_run,
+            rate_per_second=asked.rate_per_second,
+            key=None if idempotency is None else idempotency.key,
+            by=caller_of(request),
+        )
+        return msgspec.json.encode({"count": done.count, "ticks": [rfc3339(tick) for tick in done.ticks[:_SHOWN]]})
+
+    answer = await rooms.answers.once(tenant_id, idempotency, fill)
+    return json_answer(answer.body, answer.status)
 
 
 @get(

@@ -1,4 +1,7 @@
-"""The gate every request passes: its id, where it may come from, the headers of every answer, and the last resort.
+"""The gate every request passes: its id, who asks, where it may come from, the headers of every answer, and the last resort.
+
+Who asks is known before anything else is read or looked up: without a valid key no path differs from another, but for those
+that are open to everybody.
 
 Without keys, whoever reaches the port may do everything. A web page must not be able to: neither by a name of its own that
 resolves to this machine (the Host would be that name), nor by posting across sites (the Origin would be another).
@@ -7,6 +10,7 @@ resolves to this machine (the Host would be that name), nor by posting across si
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from functools import lru_cache
 from urllib.parse import urlsplit
 
@@ -14,8 +18,13 @@ import uuid_utils
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from everbeat.api.problems import FORBIDDEN, MEDIA_TYPE, Refusal, log_failure, problem_body, unexpected
+from everbeat.api.problems import FORBIDDEN, MEDIA_TYPE, Refusal, log_failure, problem_body, problem_of, unexpected
 from everbeat.api.rooms import Rooms
+from everbeat.core.access import LOCAL, Caller
+from everbeat.core.errors import Unauthenticated
+from everbeat.core.keys import holds_a_key
+from everbeat.services.access import Access
+from everbeat.services.events import RequestRefused
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -23,7 +32,13 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]@/]+)(?::(\d{1,5}))?")
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _HEADERS = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
-_LOOKED_AT = frozenset({b"host", b"origin", b"x-request-id"})
+_LOOKED_AT = frozenset({b"host", b"origin", b"x-request-id", b"authorization", b"x-forwarded-for"})
+_KEY_IN_URL = (
+    "There is an API key in the URL, where others can read it: in logs, proxies and histories. Revoke it, and send the new one "
+    "in the header Authorization: Bearer eb_…"
+)
+
+Found = dict[bytes, list[bytes]]
 
 Authority = tuple[str, str | None]
 
@@ -31,9 +46,11 @@ Authority = tuple[str, str | None]
 class Gate:
     """Also brings along the rooms: what the framework would look up for every request."""
 
-    def __init__(self, app: ASGIApp, rooms: Rooms) -> None:
+    def __init__(self, app: ASGIApp, rooms: Rooms, open_paths: Collection[str] = ()) -> None:
         self._app = app
         self._rooms = rooms
+        self._access = rooms.access
+        self._open_paths = frozenset(open_paths)
         self._hosts = None
         if rooms.allowed_hosts is not None:
             self._hosts = _LOOPBACK | {host.lower().strip("[]") for host in rooms.allowed_hosts}
@@ -42,7 +59,7 @@ class Gate:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
-        found: dict[bytes, list[bytes]] = {}
+        found: Found = {}
         for name, value in scope["headers"]:
             if name in _LOOKED_AT:
                 found.setdefault(name, []).append(value)
@@ -57,8 +74,14 @@ class Gate:
                 message["headers"] = [*message["headers"], *_HEADERS, (b"x-request-id", request_id.encode())]
             await send(message)
 
-        if self._hosts is not None and (refusal := self._refusal(self._hosts, scope, found)) is not None:
-            await _send_problem(refusal, request_id, stamped)
+        try:
+            scope["state"]["caller"] = await self._caller(scope, found, request_id)
+            self._check_origin(scope, found)
+        except Exception as error:
+            refusal, body = problem_of(scope, error)
+            if self._access is not None:
+                self._access.emit(RequestRefused(refusal.kind.slug))
+            await _send_problem(refusal, body, stamped)
             return
         try:
             await self._app(scope, receive, stamped)
@@ -66,19 +89,45 @@ class Gate:
             log_failure(scope, error)
             if has_started:  # half an answer cannot be taken back; the server closes the connection
                 raise
-            await _send_problem(unexpected(), request_id, stamped)
+            await _send_problem(unexpected(), problem_body(unexpected(), request_id), stamped)
 
-    def _refusal(self, allowed: frozenset[str], scope: Scope, found: dict[bytes, list[bytes]]) -> Refusal | None:
+    async def _caller(self, scope: Scope, found: Found, request_id: str) -> Caller:
+        """Who asks. What is open to everybody costs no look at keys and counts against no limit."""
+        access = self._access
+        if access is None or scope["path"] in self._open_paths:
+            return LOCAL.asking(request_id, None)
+        address = _address(scope, found, access)
+        access.limits.check_address(address)
+        _check_url(scope)
+        caller = await access.authenticate(found.get(b"authorization", ()), address)
+        return caller.asking(request_id, address)
+
+    def _check_origin(self, scope: Scope, found: Found) -> None:
+        if self._hosts is None or (self._access is not None and self._access.is_required):
+            return
         hosts = found.get(b"host")
         host = _authority(hosts[0]) if hosts and len(hosts) == 1 else None
-        if host is None or host[0] not in allowed:
-            return Refusal(FORBIDDEN, "The Host header does not name this server.")
+        if host is None or host[0] not in self._hosts:
+            raise Refusal(FORBIDDEN, "The Host header does not name this server.")
         if scope.get("method") in _SAFE_METHODS:
-            return None
+            return
         origins = found.get(b"origin")
         if origins and any(_origin(origin) != _with_port(host, scope["scheme"]) for origin in origins):
-            return Refusal(FORBIDDEN, "The Origin header names another site.")
-        return None
+            raise Refusal(FORBIDDEN, "The Origin header names another site.")
+
+
+def _address(scope: Scope, found: Found, access: Access) -> str:
+    client = scope.get("client")
+    headers = found.get(b"x-forwarded-for")
+    forwarded = [_text(value) for value in headers] if headers else ()
+    return access.address_of(None if client is None else client[0], forwarded)
+
+
+def _check_url(scope: Scope) -> None:
+    if b"eb_" in scope["query_string"] and holds_a_key(scope["query_string"].decode("latin-1")):
+        raise Unauthenticated(_KEY_IN_URL)
+    if "eb_" in scope["path"] and holds_a_key(scope["path"]):
+        raise Unauthenticated(_KEY_IN_URL)
 
 
 def _request_id(given: list[bytes] | None) -> str:
@@ -111,8 +160,8 @@ def _origin(value: bytes) -> Authority | None:
     return None if authority is None else _with_port(authority, parts.scheme)
 
 
-async def _send_problem(refusal: Refusal, request_id: str, send: Send) -> None:
-    body = problem_body(refusal, request_id)
+async def _send_problem(refusal: Refusal, body: bytes, send: Send) -> None:
     headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+    headers += [(name.lower().encode(), value.encode("latin-1")) for name, value in refusal.headers.items()]
     await send({"type": "http.response.start", "status": refusal.kind.status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -26,6 +26,7 @@ def _answers(good: str, bad: str) -> dict[int, Success]:
     opt=documented(
         Operation(
             id="healthz",
+            scope=None,
             tag="Health",
             summary="Does the process live, and does its tick loop go round?",
             answers=_answers("It lives.", "It is stuck; restart it."),
@@ -41,6 +42,7 @@ async def healthz(request: ApiRequest) -> Response[bytes]:
     opt=documented(
         Operation(
             id="readyz",
+            scope=None,
             tag="Health",
             summary="Can it serve: database, migrations, ownership?",
             answers=_answers("It can serve.", "It cannot serve yet, or not now."),
@@ -71,6 +73,7 @@ async def metrics(request: ApiRequest) -> Response[bytes]:
     opt=documented(
         Operation(
             id="openapi",
+            for_any_key=True,
             tag="Health",
             summary="This document",
             answers={200: Success("The OpenAPI document.", dict[str, Any], media_type=JSON)},
@@ -78,7 +81,9 @@ async def metrics(request: ApiRequest) -> Response[bytes]:
     ),
 )
 async def openapi(request: ApiRequest) -> Response[bytes]:
-    return json_answer(request.app.state.openapi)
+    access = rooms_of(request).access
+    is_open = access is not None and not access.is_required
+    return json_answer(request.app.state.openapi_without_keys if is_open else request.app.state.openapi)
 
 
 @get(
@@ -86,6 +91,7 @@ async def openapi(request: ApiRequest) -> Response[bytes]:
     opt=documented(
         Operation(
             id="root",
+            for_any_key=True,
             tag="Health",
             summary="Where to go from here",
             answers={200: Success("The first addresses to know.", dict[str, str], media_type=JSON)},

@@ -14,8 +14,11 @@ from litestar import Response
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from everbeat.api.auth import check_scope
+from everbeat.api.openapi import Operation
 from everbeat.api.problems import MEDIA_TYPE, problem_of
 from everbeat.api.rooms import Asked
+from everbeat.core.access import LOCAL
 
 RawHeaders = tuple[tuple[bytes, bytes], ...]
 
@@ -45,18 +48,21 @@ Serve = Callable[[Asked], Awaitable[Answer]]
 
 
 class Hot:
-    """Serves POST on these exact paths; everything else goes on to the framework."""
+    """Serves POST on these exact paths; everything else goes on to the framework. The scopes are those that the handlers of
+    the same paths declare."""
 
-    def __init__(self, app: ASGIApp, routes: Mapping[str, Serve]) -> None:
+    def __init__(self, app: ASGIApp, routes: Mapping[str, Serve], operations: Mapping[str, Operation]) -> None:
         self._app = app
-        self._routes = dict(routes)
+        self._routes = {path: (serve, operations[path]) for path, serve in routes.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        serve = self._routes.get(scope["path"]) if scope["type"] == ScopeType.HTTP and scope["method"] == "POST" else None
-        if serve is None:
+        found = self._routes.get(scope["path"]) if scope["type"] == ScopeType.HTTP and scope["method"] == "POST" else None
+        if found is None:
             await self._app(scope, receive, send)
             return
+        serve, operation = found
         try:
+            check_scope(scope["state"].get("caller", LOCAL), operation)
             answer, content_type = await serve(Direct(scope, receive)), _JSON
         except Exception as error:
             refusal, body = problem_of(scope, error)

@@ -9,11 +9,29 @@ import msgspec
 from litestar import Litestar
 from litestar.routes import HTTPRoute
 
-from everbeat.api.paging import NAME_PATTERN
+from everbeat.api.examples import example_of
+from everbeat.api.problems import (
+    CONFLICT,
+    INVALID,
+    MALFORMED,
+    MEDIA_TYPE_REFUSED,
+    NOT_FOUND,
+    RATE_LIMITED,
+    TOO_LARGE,
+    TOO_SLOW,
+    UNAUTHENTICATED,
+    UNAVAILABLE,
+    WRONG_SCOPE,
+    Kind,
+    Problem,
+    Refusal,
+    problem_body,
+)
 from everbeat.api.problems import MEDIA_TYPE as PROBLEM_TYPE
-from everbeat.api.problems import Problem
+from everbeat.api.refinements import NAME, refine
+from everbeat.core.access import INCLUDED, Scope
 from everbeat.core.definitions import Definition
-from everbeat.core.rules import TRIGGER_FIELDS
+from everbeat.core.errors import FieldError
 from everbeat.core.wire import TaskInput
 from everbeat.version import __version__
 
@@ -22,13 +40,16 @@ _REF = "#/components/schemas/{name}"
 
 PROBLEMS = {
     400: "Malformed: not JSON, not UTF-8, nested too deeply, a key twice, or no body where one is needed.",
-    403: "The Host or Origin header names another site.",
+    401: "No API key, or one that is mistyped, unknown, revoked or expired.",
+    403: "The API key has not the scope that this needs; or, on a server without keys, the Host or Origin header names another "
+    "site.",
     404: "There is no such thing, or it belongs to somebody else.",
     408: "The body took too long to arrive.",
     409: "The present state forbids it.",
     413: "The body or a part of it is too large.",
     415: "Not JSON, or compressed.",
     422: "Well-formed, but a value is wrong; `errors` names each field.",
+    429: "Too many requests from this key or address, or a quota is used up; try again after `Retry-After` seconds.",
     503: "The database is away; try again after `Retry-After` seconds.",
 }
 
@@ -36,6 +57,7 @@ _HEADERS: dict[str, dict[str, Any]] = {
     "X-Request-Id": {"description": "Names the request in logs.", "required": True, "schema": {"type": "string"}},
     "Location": {"description": "Where the new thing is.", "required": True, "schema": {"type": "string"}},
     "ETag": {"description": "The revision, in quotes.", "required": True, "schema": {"type": "string"}},
+    "WWW-Authenticate": {"description": "How to say who asks.", "required": True, "schema": {"type": "string"}},
     "Retry-After": {"description": "Seconds to wait.", "required": True, "schema": {"type": "integer", "minimum": 1}},
 }
 
@@ -63,10 +85,17 @@ class Success(NamedTuple):
     media_type: str = JSON
     links: Mapping[str, Any] = {}
     may_be_problem: bool = False
+    example: Any = None
+
+
+class PathParameter(NamedTuple):
+    description: str
+    schema: dict[str, Any]
 
 
 class Operation(NamedTuple):
-    """What a handler promises. Problems that any such request can meet are added by themselves."""
+    """What a handler promises, and the scope it asks for; None: open to everybody. `for_any_key`: whatever its scopes are.
+    Problems that any such request can meet are added by themselves."""
 
     id: str
     tag: str
@@ -76,6 +105,10 @@ class Operation(NamedTuple):
     body: Body | None = None
     headers: Mapping[str, tuple[str, dict[str, Any]]] = {}
     problems: tuple[int, ...] = ()
+    path: Mapping[str, PathParameter] = {}
+    description: str = ""
+    scope: Scope | None = Scope.READ
+    for_any_key: bool = False
 
 
 def documented(operation: Operation) -> dict[str, Any]:
@@ -105,21 +138,30 @@ def without(name: str, type_: type[msgspec.Struct], left_out: str) -> type[msgsp
     return msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
 
 
-class PathParameter(NamedTuple):
-    description: str
-    schema: dict[str, Any]
-
-
-PATH_PARAMETERS = {
-    "ref": PathParameter("The id or the name of a schedule.", {"type": "string", "minLength": 1}),
-    "name": PathParameter("The name of a calendar.", {"type": "string", "minLength": 1}),
-    "id": PathParameter("The id of a task.", {"type": "string", "format": "uuid"}),
-    "task_id": PathParameter("The id of a dead task.", {"type": "string", "format": "uuid"}),
+_KEY = "key"
+_KEY_SCHEME = {
+    "type": "http",
+    "scheme": "bearer",
+    "bearerFormat": "eb_…",
+    "description": "An API key. Not needed on a server without keys, as `everbeat dev` is. The roles named with an operation "
+    "are the scopes of which the key must have one.",
 }
 
 
+_UUID = {"type": "string", "format": "uuid"}
+PATH_PARAMETERS = {
+    "ref": PathParameter("The id or the name of a schedule.", {"type": "string", "minLength": 1}),
+    "name": PathParameter("The name of a calendar.", {"type": "string", **NAME}),
+    "id": PathParameter("The id of a task.", _UUID),
+    "task_id": PathParameter("The id of a dead task.", _UUID),
+    "tenant": PathParameter("The id or the name of a tenant.", {"type": "string", "minLength": 1}),
+    "key_id": PathParameter("The id of an API key.", _UUID),
+}
+SCHEDULE_NAME = {"ref": PathParameter("The name of the schedule.", {"type": "string", **NAME})}
+
+
 def build_document(app: Litestar) -> dict[str, Any]:
-    operations = list(_operations(app))
+    operations = sorted(operations_of(app), key=lambda one: one[:2])
     schemas = _Schemas([operation for _, _, operation in operations])
     paths: dict[str, dict[str, Any]] = {}
     for path, method, operation in operations:
@@ -133,13 +175,29 @@ def build_document(app: Litestar) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": tag} for tag in dict.fromkeys(operation.tag for _, _, operation in operations)],
-        "paths": dict(sorted(paths.items())),
-        "components": {"schemas": schemas.components, "headers": _HEADERS},
+        "tags": [{"name": tag} for tag in _tags([operation.tag for _, _, operation in operations])],
+        "paths": paths,
+        "components": {"schemas": schemas.components, "headers": _HEADERS, "securitySchemes": {_KEY: _KEY_SCHEME}},
     }
 
 
-def _operations(app: Litestar) -> Iterator[tuple[str, str, Operation]]:
+def without_keys(document: dict[str, Any]) -> dict[str, Any]:
+    """The document of a server that lets everybody in: a key is honoured there, and not needed."""
+    paths = {
+        path: {method: {**one, "security": [{}, *one["security"]]} for method, one in methods.items()}
+        for path, methods in document["paths"].items()
+    }
+    return {**document, "paths": paths}
+
+
+def _tags(used: list[str]) -> list[str]:
+    """Each tag once, those that most people look for first."""
+    known = ("Schedules", "Calendars", "Tasks", "Workers", "Dead letters", "Operations", "Tenants", "Health")
+    return sorted(dict.fromkeys(used), key=lambda tag: (known.index(tag) if tag in known else len(known), tag))
+
+
+def operations_of(app: Litestar) -> Iterator[tuple[str, str, Operation]]:
+    """Every operation with its path and method: the one table that documents, and that says who may ask for what."""
     for route in app.routes:
         if not isinstance(route, HTTPRoute):
             continue
@@ -160,7 +218,7 @@ class _Schemas:
             types.update(dict.fromkeys(one for one in used if one is not None))
         written, self.components = msgspec.json.schema_components(list(types), ref_template=_REF)
         self._by_type: dict[Any, dict[str, Any]] = dict(zip(types, written, strict=True))
-        _refine(self.components)
+        refine(self.components)
 
     def of(self, type_: Any) -> dict[str, Any]:
         return self._by_type[type_]
@@ -175,8 +233,10 @@ def _operation(path: str, operation: Operation, schemas: _Schemas) -> dict[str, 
         "operationId": operation.id,
         "tags": [operation.tag],
         "summary": operation.summary,
-        "parameters": [*_path_parameters(path), *_parameters(operation, schemas)],
+        **({"description": operation.description} if operation.description else {}),
+        "parameters": [*_path_parameters(path, operation), *_parameters(operation, schemas)],
         "responses": _responses(operation, schemas),
+        "security": _security(operation),
     }
     if operation.body is not None:
         content: dict[str, Any] = {"schema": schemas.of(operation.body.type)}
@@ -186,8 +246,8 @@ def _operation(path: str, operation: Operation, schemas: _Schemas) -> dict[str, 
     return document
 
 
-def _path_parameters(path: str) -> Iterator[dict[str, Any]]:
-    for name, parameter in PATH_PARAMETERS.items():
+def _path_parameters(path: str, operation: Operation) -> Iterator[dict[str, Any]]:
+    for name, parameter in {**PATH_PARAMETERS, **operation.path}.items():
         if f"{{{name}}}" in path:
             yield {"name": name, "in": "path", "required": True, **parameter._asdict()}
 
@@ -206,82 +266,60 @@ def _responses(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
         response: dict[str, Any] = {"description": answer.description, "headers": _headers(*answer.headers)}
         if answer.type is not None:
             response["content"] = {answer.media_type: {"schema": schemas.of(answer.type)}}
+            example = answer.example
+            if example is None and answer.media_type == JSON:
+                example = example_of(schemas.of(answer.type), schemas.components)
+            if example is not None:
+                response["content"][answer.media_type]["example"] = example
         if answer.may_be_problem:
             response["content"][PROBLEM_TYPE] = {"schema": schemas.of(Problem)}
         if answer.links:
             response["links"] = dict(answer.links)
         responses[str(status)] = response
     problems = {400, 403, 503, *operation.problems}
+    problems |= {401, 429} if operation.scope is not None else set()
     problems |= {422} if operation.query is not None or operation.headers else set()
     problems |= {408, 413, 415, 422} if operation.body is not None else set()
     for status in sorted(problems - set(operation.answers)):
         responses[str(status)] = {
             "description": PROBLEMS[status],
-            "headers": _headers(*(("Retry-After",) if status == 503 else ())),
-            "content": {PROBLEM_TYPE: {"schema": schemas.of(Problem)}},
+            "headers": _headers(*_PROBLEM_HEADERS.get(status, ())),
+            "content": {PROBLEM_TYPE: {"schema": schemas.of(Problem), **_problem_example(status)}},
         }
     return responses
 
 
+_PROBLEM_HEADERS = {401: ("WWW-Authenticate",), 429: ("Retry-After",), 503: ("Retry-After",)}
+_PROBLEM_EXAMPLES: Mapping[int, tuple[Kind, str]] = {
+    400: (MALFORMED, "The body is not valid JSON: Input data was truncated"),
+    401: (UNAUTHENTICATED, "Send an API key of this server: Authorization: Bearer eb_…"),
+    403: (WRONG_SCOPE, "This needs an API key with the scope manage; this one has read."),
+    404: (NOT_FOUND, 'there is no schedule with the name or id "nightly"'),
+    408: (TOO_SLOW, "The body did not arrive within 30 seconds."),
+    409: (CONFLICT, 'a schedule named "nightly" exists already; PUT replaces it'),
+    413: (TOO_LARGE, "A body may have 12582912 bytes at most."),
+    415: (MEDIA_TYPE_REFUSED, "Send Content-Type: application/json, in UTF-8."),
+    422: (INVALID, "priority: Expected `int` <= 1000"),
+    429: (RATE_LIMITED, "This API key has sent more requests than this server takes from one in a second."),
+    503: (UNAVAILABLE, "The database did not answer; try again soon."),
+}
+_FIELD_EXAMPLE = (FieldError("priority", "Expected `int` <= 1000"),)
+
+
+def _problem_example(status: int) -> dict[str, Any]:
+    errors = _FIELD_EXAMPLE if status == 422 else None
+    body = problem_body(Refusal(*_PROBLEM_EXAMPLES[status]), "01a1e231-991e-73bc-9160-a6b2040f1cf5", errors)
+    return {"example": msgspec.json.decode(body)}
+
+
+def _security(operation: Operation) -> list[dict[str, list[str]]]:
+    if operation.scope is None:
+        return []
+    return [{_KEY: [] if operation.for_any_key else sorted(one for one in Scope if operation.scope in INCLUDED[one])}]
+
+
 def _headers(*names: str) -> dict[str, Any]:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in ("X-Request-Id", *names)}
-
-
-_NAME: dict[str, Any] = {"pattern": NAME_PATTERN, "minLength": 1, "maxLength": 200}
-_NAME_OR_NULL = {"anyOf": [{"type": "string", **_NAME}, {"type": "null"}], "default": None}
-
-
-def _refine(components: dict[str, Any]) -> None:
-    """What is checked beyond the types of msgspec, said in the schema too."""
-    for component, schema in components.items():
-        properties = schema.get("properties", {})
-        if schema.get("additionalProperties") is False and set(TRIGGER_FIELDS.values()) <= set(properties):
-            _refine_definition(properties)
-            if "SchedulePatch" not in component:
-                schema["oneOf"] = [_only_trigger(field) for field in TRIGGER_FIELDS.values()]
-    if "WorkerTarget" not in components:  # a node that only shows its health
-        return
-    for kind in ("type", "queue"):
-        components["WorkerTarget"]["properties"][kind].update(_NAME)
-    for component in ("TaskInput", "TaskSubmission"):
-        properties = components[component]["properties"]
-        properties["type"].update(_NAME)
-        properties["queue"] = _NAME_OR_NULL
-        _refine_labels(properties["labels"])
-    for field in ("queues", "types"):
-        _items_of(components["Claim"]["properties"][field]).update(_NAME)
-    retry = components["Retry"]["properties"]
-    retry["base_seconds"].update(minimum=0, maximum=86_400)
-    retry["factor"].update(minimum=1, maximum=100)
-    retry["max_seconds"].update(minimum=0, maximum=366 * 86_400)
-
-
-def _refine_definition(properties: dict[str, Any]) -> None:
-    if "name" not in properties:
-        return
-    properties["name"].update(_NAME)
-    properties["description"].update(maxLength=2000)
-    _refine_labels(properties["labels"])
-
-
-def _refine_labels(labels: dict[str, Any]) -> None:
-    labels.update(maxProperties=32, propertyNames=_NAME)
-    labels["additionalProperties"] = {"type": "string", "maxLength": 256}
-
-
-def _items_of(schema: dict[str, Any]) -> dict[str, Any]:
-    """The items of a list, also of one that may be null."""
-    for one in (schema, *schema.get("anyOf", ())):
-        if "items" in one:
-            items: dict[str, Any] = one["items"]
-            return items
-    return {}
-
-
-def _only_trigger(field: str) -> dict[str, Any]:
-    """Exactly one trigger may be there and not null."""
-    type_ = "number" if field == "every_seconds" else "string"
-    return {"required": [field], "properties": {field: {"type": type_}}}
 
 
 ScheduleReplacement = loosened("ScheduleReplacement", Definition, required=("target",))

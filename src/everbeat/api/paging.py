@@ -44,7 +44,16 @@ class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class PageQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMIT, description="How many items to answer at most.")] = 50
-    cursor: Annotated[str, msgspec.Meta(description="The next_cursor of the page before.")] | Optional = msgspec.UNSET
+    cursor: (
+        Annotated[
+            str,
+            msgspec.Meta(
+                description="The next_cursor of the page before.",
+                extra_json_schema={"minLength": 1, "maxLength": 500, "pattern": "^[A-Za-z0-9_-]+$"},
+            ),
+        ]
+        | Optional
+    ) = msgspec.UNSET
 
 
 class WindowQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Annotated, NamedTuple
@@ -14,19 +15,26 @@ from litestar.types import Scope
 
 from everbeat.api.rooms import ApiRequest
 from everbeat.core.errors import (
+    BlobsUnavailable,
     Conflict,
     EverbeatError,
     FieldError,
+    Forbidden,
     InvalidInput,
     NotFound,
+    QuotaExceeded,
     RevisionMismatch,
     StoreBroken,
     StoreRefused,
     StoreUnavailable,
     TooLarge,
+    TooMany,
+    Unauthenticated,
 )
 
 MEDIA_TYPE = "application/problem+json"
+
+CHALLENGE = {"WWW-Authenticate": 'Bearer realm="everbeat"'}
 
 _LONGEST_FIELD = 200
 _LONGEST_TEXT = 1000
@@ -45,7 +53,10 @@ class Kind(NamedTuple):
 
 
 MALFORMED = Kind(400, "malformed-request", "The request is malformed")
+UNAUTHENTICATED = Kind(401, "unauthenticated", "A valid API key is needed")
 FORBIDDEN = Kind(403, "forbidden-origin", "Requests from there are not accepted")
+WRONG_SCOPE = Kind(403, "forbidden", "The API key does not allow it")
+QUOTA = Kind(403, "quota-exceeded", "A quota of the tenant is used up")
 NOT_FOUND = Kind(404, "not-found", "There is no such thing")
 WRONG_METHOD = Kind(405, "method-not-allowed", "This method is not allowed here")
 TOO_SLOW = Kind(408, "request-timeout", "The request took too long to arrive")
@@ -55,8 +66,12 @@ REFUSED = Kind(409, "database-refused", "The database refused the change")
 TOO_LARGE = Kind(413, "too-large", "The request is too large")
 MEDIA_TYPE_REFUSED = Kind(415, "unsupported-media-type", "This kind of content is not accepted")
 INVALID = Kind(422, "invalid-input", "The input is not valid")
+RATE_LIMITED = Kind(429, "rate-limited", "Too many requests")
+QUOTA_FOR_NOW = Kind(429, "quota-exceeded", "A quota of the tenant is used up for now")
 INTERNAL = Kind(500, "internal-error", "Something went wrong on our side")
 UNAVAILABLE = Kind(503, "database-unavailable", "The database is away")
+BLOBS_AWAY = Kind(503, "blob-store-unavailable", "The store of large payloads is away")
+OVERLOADED = Kind(503, "overloaded", "The server has too much to do")
 BROKEN = Kind(503, "database-unusable", "The database cannot be used")
 
 _BY_STATUS = {kind.status: kind for kind in (MALFORMED, FORBIDDEN, NOT_FOUND, WRONG_METHOD, TOO_LARGE)}
@@ -124,7 +139,9 @@ def problem_of(scope: Scope, error: Exception) -> tuple[Refusal, bytes]:
 def refusal_of(error: Exception) -> Refusal:
     """What an error means to the one who asked."""
     if isinstance(error, Refusal):
-        return error
+        # Its traceback leads to whoever keeps it: a circle that would hold the body in memory until garbage is collected.
+        error.__context__ = None
+        return error.with_traceback(None)
     if isinstance(error, EverbeatError):
         return _expected(error)
     if isinstance(error, HTTPException) and error.status_code in _BY_STATUS:
@@ -166,10 +183,23 @@ def _expected(error: EverbeatError) -> Refusal:
             return Refusal(REVISION_MISMATCH, str(error))
         case Conflict():
             return Refusal(CONFLICT, str(error))
+        case Unauthenticated():
+            return Refusal(UNAUTHENTICATED, str(error), CHALLENGE)
+        case Forbidden():
+            return Refusal(WRONG_SCOPE, str(error))
+        case TooMany():
+            return Refusal(RATE_LIMITED, str(error), _retry_after(error.retry_after_seconds))
+        case QuotaExceeded(retry_after_seconds=None):
+            return Refusal(QUOTA, str(error))
+        case QuotaExceeded(retry_after_seconds=seconds):
+            return Refusal(QUOTA_FOR_NOW, str(error), _retry_after(seconds or 0.0))
         case StoreUnavailable():
             # Clients that were turned away together should not come back together.
             retry = str(random.randint(1, 5))
             return Refusal(UNAVAILABLE, "The database did not answer; try again soon.", {"Retry-After": retry})
+        case BlobsUnavailable():
+            retry = str(random.randint(1, 5))
+            return Refusal(BLOBS_AWAY, "The store of large payloads did not answer; try again soon.", {"Retry-After": retry})
         case StoreBroken():
             retry = str(_BROKEN_RETRY_SECONDS)
             return Refusal(BROKEN, "The database needs the operator's attention.", {"Retry-After": retry})
@@ -177,6 +207,10 @@ def _expected(error: EverbeatError) -> Refusal:
             return Refusal(REFUSED, "The database refused this very change; trying it again will not help.")
         case _:
             return unexpected()
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
 def _field_problems(errors: Sequence[FieldError]) -> list[FieldProblem]:

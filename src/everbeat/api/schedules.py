@@ -18,15 +18,25 @@ from everbeat.api.bodies import (
     read_optional_json,
     revision_wanted,
 )
-from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, SchedulePatch, ScheduleReplacement, Success, documented
+from everbeat.api.openapi import (
+    IDEMPOTENCY,
+    SCHEDULE_NAME,
+    Body,
+    Operation,
+    SchedulePatch,
+    ScheduleReplacement,
+    Success,
+    documented,
+)
 from everbeat.api.paging import NameText, NoQuery, Optional, PageQuery
-from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
+from everbeat.api.rooms import ApiRequest, caller_of, rooms_of, tenant_of
+from everbeat.core.access import Scope
 from everbeat.core.definitions import Definition, convert, schedule_answer
 from everbeat.core.errors import InvalidInput
 from everbeat.core.names import has_control_characters
 from everbeat.core.schedules import Schedule, Status
 from everbeat.services.schedules import MAX_BATCH
-from everbeat.store.base import ScheduleFilter
+from everbeat.store.values import ScheduleFilter
 
 MAX_NOTE_LENGTH = 2000
 _ENCODED_AT_ONCE = 50
@@ -38,16 +48,17 @@ _EXAMPLE = {
     "target": {"kind": "worker", "queue": "reports", "type": "nightly-report"},
 }
 _INTERVAL = {"name": "heartbeat", "every_seconds": 30, "target": {"kind": "worker", "type": "heartbeat"}}
-_IF_MATCH = {
+IF_MATCH = {
     "If-Match": (
         "Change it only if it is still at this revision.",
         {"type": "string", "pattern": r'^(\*|[0-9]{1,18}|(W/)?"[0-9]{1,18}")$'},
     )
 }
-_LINKS = {
-    name: {"operationId": name, "parameters": {"ref": "$response.body#/id"}}
-    for name in ("getSchedule", "patchSchedule", "pauseSchedule", "resumeSchedule", "listTicks", "deleteSchedule")
-}
+_LINKED = (
+    *("getSchedule", "patchSchedule", "pauseSchedule", "resumeSchedule", "triggerSchedule"),
+    *("why", "listTicks", "listExecutions", "deleteSchedule"),
+)
+_LINKS = {name: {"operationId": name, "parameters": {"ref": "$response.body#/id"}} for name in _LINKED}
 _ONE = {200: Success("The schedule.", ScheduleAnswer, headers=("ETag",))}
 _CREATED = Success("The new schedule.", ScheduleAnswer, headers=("ETag", "Location"), links=_LINKS)
 
@@ -88,6 +99,7 @@ class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     opt=documented(
         Operation(
             id="createSchedule",
+            scope=Scope.MANAGE,
             tag="Schedules",
             summary="Create a schedule",
             answers={201: _CREATED},
@@ -103,7 +115,7 @@ async def create_schedule(request: ApiRequest) -> Response[bytes]:
     raw = await read_body(request)
     idempotency = idempotency_of(request, raw)
     data = await decode(raw)
-    answer = await rooms_of(request).schedules.create(tenant_of(request), data, idempotency=idempotency)
+    answer = await rooms_of(request).schedules.create(tenant_of(request), data, idempotency=idempotency, by=caller_of(request))
     created = msgspec.json.decode(answer.body)
     headers = {"Location": f"/v1/schedules/{created['id']}", "ETag": f'"{created["revision"]}"'}
     return json_answer(answer.body, answer.status, headers)
@@ -115,17 +127,13 @@ async def create_schedule(request: ApiRequest) -> Response[bytes]:
     opt=documented(
         Operation(
             id="putSchedules",
+            scope=Scope.MANAGE,
             tag="Schedules",
             summary="Create or replace up to 1,000 schedules by name, all or nothing",
             answers={200: Success("What became of each, in the order given.", BatchAnswer)},
             query=NoQuery,
             body=Body(Batch, {"two": {"schedules": [_EXAMPLE, _INTERVAL]}}),
-            headers={
-                "Idempotency-Key": (
-                    "Accepted, not needed: a repeated batch changes nothing.",
-                    {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
-                )
-            },
+            headers=IDEMPOTENCY,
             problems=(409,),
         )
     ),
@@ -133,11 +141,16 @@ async def create_schedule(request: ApiRequest) -> Response[bytes]:
 async def put_schedules(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
     raw = await read_body(request)
-    idempotency_of(request, b"")
+    rooms, tenant_id = rooms_of(request), tenant_of(request)
     batch = convert(await decode(raw), Batch)
-    registered = await rooms_of(request).schedules.put_batch(tenant_of(request), batch.schedules)
-    items = [{"id": str(one.schedule.id), "name": one.schedule.spec.name, "status": one.status} for one in registered]
-    return json_answer({"items": items})
+
+    async def put_all() -> bytes:
+        registered = await rooms.schedules.put_batch(tenant_id, batch.schedules, by=caller_of(request))
+        items = [{"id": str(one.schedule.id), "name": one.schedule.spec.name, "status": one.status} for one in registered]
+        return msgspec.json.encode({"items": items})
+
+    answer = await rooms.answers.once(tenant_id, idempotency_of(request, raw), put_all)
+    return json_answer(answer.body, answer.status)
 
 
 @get(
@@ -196,11 +209,13 @@ async def get_schedule(request: ApiRequest) -> Response[bytes]:
     opt=documented(
         Operation(
             id="putSchedule",
+            scope=Scope.MANAGE,
             tag="Schedules",
             summary="Create or replace a schedule by name; nothing changes if nothing differs",
             answers={**_ONE, 201: _CREATED},
             query=NoQuery,
             body=Body(ScheduleReplacement, {"cron": {key: _EXAMPLE[key] for key in ("cron", "timezone", "target")}}),
+            path=SCHEDULE_NAME,
             problems=(409,),
         )
     ),
@@ -208,7 +223,9 @@ async def get_schedule(request: ApiRequest) -> Response[bytes]:
 async def put_schedule(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
     data = await read_json(request)
-    registered = await rooms_of(request).schedules.put(tenant_of(request), request.path_params["ref"], data)
+    registered = await rooms_of(request).schedules.put(
+        tenant_of(request), request.path_params["ref"], data, by=caller_of(request)
+    )
     return _one(registered.schedule, 201 if registered.status == "created" else 200)
 
 
@@ -217,12 +234,13 @@ async def put_schedule(request: ApiRequest) -> Response[bytes]:
     opt=documented(
         Operation(
             id="patchSchedule",
+            scope=Scope.MANAGE,
             tag="Schedules",
             summary="Change some fields of a schedule",
             answers=_ONE,
             query=NoQuery,
             body=Body(SchedulePatch, {"pace": {"every_seconds": 60}, "off": {"enabled": False}}),
-            headers=_IF_MATCH,
+            headers=IF_MATCH,
             problems=(404, 409),
         )
     ),
@@ -232,7 +250,7 @@ async def patch_schedule(request: ApiRequest) -> Response[bytes]:
     if_match = revision_wanted(request)
     data = await read_json(request)
     schedules, ref = rooms_of(request).schedules, request.path_params["ref"]
-    return _one(await schedules.patch(tenant_of(request), ref, data, if_match=if_match))
+    return _one(await schedules.patch(tenant_of(request), ref, data, if_match=if_match, by=caller_of(request)))
 
 
 @delete(
@@ -240,6 +258,7 @@ async def patch_schedule(request: ApiRequest) -> Response[bytes]:
     opt=documented(
         Operation(
             id="deleteSchedule",
+            scope=Scope.MANAGE,
             tag="Schedules",
             summary="Remove a schedule; its ledger stays",
             answers={204: Success("It is gone.")},
@@ -250,7 +269,7 @@ async def patch_schedule(request: ApiRequest) -> Response[bytes]:
 )
 async def delete_schedule(request: ApiRequest) -> None:
     paging.query_of(request, NoQuery)
-    await rooms_of(request).schedules.delete(tenant_of(request), request.path_params["ref"])
+    await rooms_of(request).schedules.delete(tenant_of(request), request.path_params["ref"], by=caller_of(request))
 
 
 @post(
@@ -259,6 +278,7 @@ async def delete_schedule(request: ApiRequest) -> None:
     opt=documented(
         Operation(
             id="pauseSchedule",
+            scope=Scope.MANAGE,
             tag="Schedules",
             summary="Pause a schedule; its ticks are recorded as skipped",
             answers=_ONE,
@@ -274,7 +294,7 @@ async def pause_schedule(request: ApiRequest) -> Response[bytes]:
     if note is not None and has_control_characters(note):
         raise InvalidInput.of("note", "must be without control characters")
     schedules = rooms_of(request).schedules
-    return _one(await schedules.pause(tenant_of(request), request.path_params["ref"], note=note))
+    return _one(await schedules.pause(tenant_of(request), request.path_params["ref"], note=note, by=caller_of(request)))
 
 
 @post(
@@ -283,6 +303,7 @@ async def pause_schedule(request: ApiRequest) -> Response[bytes]:
     opt=documented(
         Operation(
             id="resumeSchedule",
+            scope=Scope.MANAGE,
             tag="Schedules",
             summary="Resume a paused schedule from its next tick on",
             answers=_ONE,
@@ -295,7 +316,7 @@ async def pause_schedule(request: ApiRequest) -> Response[bytes]:
 async def resume_schedule(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
     convert(await read_optional_json(request), Resume)
-    return _one(await rooms_of(request).schedules.resume(tenant_of(request), request.path_params["ref"]))
+    return _one(await rooms_of(request).schedules.resume(tenant_of(request), request.path_params["ref"], by=caller_of(request)))
 
 
 def _one(schedule: Schedule, status: int = 200) -> Response[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Literal
 from uuid import UUID
 
 import msgspec
@@ -16,13 +16,14 @@ from everbeat.api.filters import label_of, schedule_id_of
 from everbeat.api.hot import Answer, response_of
 from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, TaskSubmission, documented
 from everbeat.api.paging import NameText, NoQuery, Optional, PageQuery
-from everbeat.api.rooms import ApiRequest, Asked, rooms_of, tenant_of
+from everbeat.api.rooms import ApiRequest, Asked, caller_of, rooms_of, tenant_of
+from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, convert, utc
 from everbeat.core.errors import InvalidInput, NotFound
 from everbeat.core.submissions import attempt_answer, log_answer, task_answer
 from everbeat.core.tasks import Task, TaskKey, TaskState
 from everbeat.core.wire import MAX_SUBMITTED, TaskInput
-from everbeat.store.base import TaskFilter
+from everbeat.store.values import TaskFilter
 
 _ENCODED_AT_ONCE = 50
 _encode = msgspec.json.Encoder().encode
@@ -57,9 +58,22 @@ class TaskQuery(StateQuery, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     queue: NameText | Optional = msgspec.UNSET
     type: NameText | Optional = msgspec.UNSET
     schedule: Annotated[NameText, msgspec.Meta(description="The id or the name of a schedule.")] | Optional = msgspec.UNSET
-    label: Annotated[str, msgspec.Meta(description="A label, or a label and its value: key or key=value.")] | Optional = (
-        msgspec.UNSET
-    )
+    label: (
+        Annotated[
+            str,
+            msgspec.Meta(
+                description="A label, or a label and its value: key or key=value.",
+                extra_json_schema={"pattern": r"^[A-Za-z0-9._-]{1,200}([=:][^\u0000-\u0008\u000b-\u001f\u007f]{0,256})?$"},
+            ),
+        ]
+        | Optional
+    ) = msgspec.UNSET
+
+
+class OneQuery(NoQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    payload: Annotated[
+        Literal["include", "omit"], msgspec.Meta(description="omit: do without a payload above 64 KiB, to be quick.")
+    ] = "include"
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,6 +128,7 @@ HOT = {"/v1/tasks": submit, "/v1/tasks/batch": submit_batch}
     opt=documented(
         Operation(
             id="submitTask",
+            scope=Scope.SUBMIT,
             tag="Tasks",
             summary="Submit a task, to run now or later",
             answers={201: CREATED, 200: Success("The task that the key made before.", TaskAnswer, headers=("Location",))},
@@ -134,6 +149,7 @@ async def submit_task(request: ApiRequest) -> Response[bytes]:
     opt=documented(
         Operation(
             id="submitTasks",
+            scope=Scope.SUBMIT,
             tag="Tasks",
             summary="Submit up to 10,000 tasks, all or nothing",
             answers={200: Success("The id of each, in the order given.", IdsAnswer)},
@@ -195,14 +211,16 @@ async def page_of(request: ApiRequest, query: StateQuery, filter_: TaskFilter) -
             tag="Tasks",
             summary="Read a task",
             answers=_ONE,
-            query=NoQuery,
+            query=OneQuery,
             problems=(404,),
         )
     ),
 )
 async def get_task(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
-    return json_answer(task_answer(await rooms_of(request).tasks.get(tenant_of(request), _id(request))))
+    query = paging.query_of(request, OneQuery)
+    tasks = rooms_of(request).tasks
+    task = await (tasks.get if query.payload == "omit" else tasks.read)(tenant_of(request), _id(request))
+    return json_answer(task_answer(task))
 
 
 @get(
@@ -255,6 +273,7 @@ async def read_log(request: ApiRequest) -> Response[bytes]:
     opt=documented(
         Operation(
             id="cancelTask",
+            scope=Scope.MANAGE,
             tag="Tasks",
             summary="Cancel a task: gone if it has not started, else told with its next heartbeat",
             answers=_ONE,
@@ -267,7 +286,9 @@ async def read_log(request: ApiRequest) -> Response[bytes]:
 async def cancel_task(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
     convert(await read_optional_json(request), Nothing)
-    return json_answer(task_answer(await rooms_of(request).tasks.cancel(tenant_of(request), _id(request))))
+    return json_answer(
+        task_answer(await rooms_of(request).tasks.cancel(tenant_of(request), _id(request), by=caller_of(request)))
+    )
 
 
 @post(
@@ -275,6 +296,7 @@ async def cancel_task(request: ApiRequest) -> Response[bytes]:
     opt=documented(
         Operation(
             id="retryTask",
+            scope=Scope.MANAGE,
             tag="Tasks",
             summary="Do a finished task again, as a new task",
             answers={201: CREATED},
@@ -289,7 +311,9 @@ async def retry_task(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
     convert(await read_optional_json(request), Nothing)
     key = task_key_of(request, b"")
-    return response_of(created(await rooms_of(request).tasks.retry(tenant_of(request), _id(request), key=key)))
+    return response_of(
+        created(await rooms_of(request).tasks.retry(tenant_of(request), _id(request), key=key, by=caller_of(request)))
+    )
 
 
 @post(
@@ -298,6 +322,7 @@ async def retry_task(request: ApiRequest) -> Response[bytes]:
     opt=documented(
         Operation(
             id="rescheduleTask",
+            scope=Scope.MANAGE,
             tag="Tasks",
             summary="Move a task that has not started to another time",
             answers=_ONE,
@@ -310,7 +335,7 @@ async def retry_task(request: ApiRequest) -> Response[bytes]:
 async def reschedule_task(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
     run_at = utc((await read_as(request, Reschedule)).run_at, "run_at")
-    task = await rooms_of(request).tasks.reschedule(tenant_of(request), _id(request), run_at)
+    task = await rooms_of(request).tasks.reschedule(tenant_of(request), _id(request), run_at, by=caller_of(request))
     return json_answer(task_answer(task))
 
 

@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 import msgspec
 from litestar import Response, post
@@ -23,8 +22,10 @@ from everbeat.api.bodies import Items, read_as
 from everbeat.api.hot import Answer, response_of
 from everbeat.api.openapi import Body, Operation, Success, documented
 from everbeat.api.paging import NoQuery
-from everbeat.api.rooms import ApiRequest, Asked, rooms_of, tenant_of
+from everbeat.api.rooms import ApiRequest, Asked, caller_of, rooms_of, session_of
+from everbeat.core.access import Caller, Scope
 from everbeat.core.definitions import rfc3339
+from everbeat.core.errors import Unauthenticated
 from everbeat.core.tasks import ClaimedTask
 from everbeat.core.wire import (
     Beat,
@@ -40,6 +41,7 @@ from everbeat.core.wire import (
     Settled,
     SettledAnswer,
 )
+from everbeat.services.sessions import Session
 from everbeat.services.work import Work
 
 _encode = msgspec.json.Encoder().encode
@@ -51,34 +53,39 @@ _WORKER = {"worker": "host-1:4711"}
 async def claim(request: Asked) -> Answer:
     paging.query_of(request, NoQuery)
     wanted = await read_as(request, Claim)
-    work, tenant_id = rooms_of(request).work, tenant_of(request)
+    work, caller = rooms_of(request).work, caller_of(request)
     if wanted.wait_seconds > 0:
-        return Answer(200, claimed_body(await _claim_unless_gone(work, tenant_id, wanted, request.receive)))
-    return Answer(200, claimed_body(await work.claim(tenant_id, wanted)))
+        with session_of(request) as session:
+            return Answer(200, claimed_body(await _claim_unless_gone(work, caller, wanted, request.receive, session)))
+    return Answer(200, claimed_body(await work.claim(caller.holder, wanted, queues=caller.queues)))
 
 
 async def heartbeat(request: Asked) -> Answer:
     paging.query_of(request, NoQuery)
+    caller = caller_of(request)
     beat = await read_as(request, Heartbeat, Items("leases", Beat))
-    return Answer(200, _beats_body(await rooms_of(request).work.heartbeat(tenant_of(request), beat)))
+    return Answer(200, _beats_body(await rooms_of(request).work.heartbeat(caller.holder, beat, queues=caller.queues)))
 
 
 async def complete(request: Asked) -> Answer:
     paging.query_of(request, NoQuery)
+    caller = caller_of(request)
     completion = await read_as(request, Completion, Items("results", Result))
-    return _settled(await rooms_of(request).work.complete(tenant_of(request), completion))
+    return _settled(await rooms_of(request).work.complete(caller.holder, completion, queues=caller.queues))
 
 
 async def fail(request: Asked) -> Answer:
     paging.query_of(request, NoQuery)
+    caller = caller_of(request)
     failures = await read_as(request, Failures, Items("failures", Failure))
-    return _settled(await rooms_of(request).work.fail(tenant_of(request), failures))
+    return _settled(await rooms_of(request).work.fail(caller.holder, failures, queues=caller.queues))
 
 
 async def release(request: Asked) -> Answer:
     paging.query_of(request, NoQuery)
+    caller = caller_of(request)
     leases = await read_as(request, Release, Items("leases", Lease))
-    return _settled(await rooms_of(request).work.release(tenant_of(request), leases))
+    return _settled(await rooms_of(request).work.release(caller.holder, leases, queues=caller.queues))
 
 
 HOT = {
@@ -90,16 +97,21 @@ HOT = {
 }
 
 
-async def _claim_unless_gone(work: Work, tenant_id: UUID, wanted: Claim, receive: Receive) -> list[ClaimedTask]:
-    asking = asyncio.create_task(work.claim(tenant_id, wanted))
+async def _claim_unless_gone(
+    work: Work, caller: Caller, wanted: Claim, receive: Receive, session: Session
+) -> list[ClaimedTask]:
+    asking = asyncio.create_task(work.claim(caller.holder, wanted, queues=caller.queues))
     leaving = asyncio.create_task(_left(receive))
     try:
-        await asyncio.wait({asking, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not leaving.done():
+        ends: set[asyncio.Future[Any]] = {asking, leaving, session.ended}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if asking.done() and not leaving.done():
             return asking.result()
+        if session.has_ended and not leaving.done():
+            raise Unauthenticated("The API key of this claim was revoked, or has expired.")
         if asking.done() and (tasks := asking.result()):
             leases = [Lease(id=task.id, fence=task.fence) for task in tasks]
-            await work.release(tenant_id, Release(worker=wanted.worker, leases=leases))
+            await work.release(caller.holder, Release(worker=wanted.worker, leases=leases))
         return []
     finally:
         leaving.cancel()
@@ -142,6 +154,7 @@ def claimed_body(tasks: Sequence[ClaimedTask]) -> bytes:
                 task.origin,
                 task.timeout_seconds,
                 task.traceparent,
+                task.tenant_id,
             )
         )
     return _encode(ClaimAnswer(answers))
@@ -163,6 +176,7 @@ def _operation(name: str, summary: str, answer: Success, body: Any, **example: A
     return documented(
         Operation(
             id=name,
+            scope=Scope.WORK,
             tag="Workers",
             summary=summary,
             answers={200: answer},

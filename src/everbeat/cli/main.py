@@ -12,8 +12,10 @@ from everbeat.version import __version__
 
 COMMANDS = {
     "dev": "everbeat.cli.run",
+    "keys": "everbeat.cli.keys",
     "migrate": "everbeat.cli.database",
     "serve": "everbeat.cli.run",
+    "tenants": "everbeat.cli.tenants",
     "worker": "everbeat.cli.worker",
 }
 

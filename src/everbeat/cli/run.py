@@ -42,7 +42,7 @@ def dev(app: str | None, config: Path | None, demo: bool, **flags: Any) -> None:
     With MODULE:APP, such as reports:eb, the schedules of that app are registered and its tasks are run, too.
     """
     loaded = None if app is None else load_app(app)
-    defaults = {"log_format": "console", "log_level": "warning"}
+    defaults = {"log_format": "console", "log_level": "warning", "auth": "off"}
     if loaded is not None and not is_server(loaded.url):
         # Its producers write to the database that the app names: what runs its tasks must read from there.
         defaults["database_url"] = loaded.url
@@ -88,8 +88,10 @@ async def _run_with_app(node: Node, app: Everbeat, demo: bool, stopping: Stoppin
 
 async def _greet(node: Node, demo: bool) -> None:
     settings: Settings = node.settings
-    base = f"http://{settings.host}:{settings.port}"
+    base = f"{settings.scheme}://{settings.host}:{settings.port}"
     click.echo(f"Everbeat is running: {base}/v1/schedules   (database: {node.store.description}, stop: Ctrl-C)")
+    if node.access is not None and node.access.is_required:
+        click.echo("Requests need an API key: add -H 'Authorization: Bearer eb_…' to what follows.")
     click.echo("Try next, in another terminal:")
     click.echo(
         f"""  curl -s {base}/v1/preview -H 'Content-Type: application/json' """

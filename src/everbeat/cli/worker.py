@@ -19,6 +19,7 @@ from everbeat.client.errors import NotReachable, ServerProblem
 from everbeat.client.http import HttpTransport
 from everbeat.client.urls import checked_url, is_server
 from everbeat.core.errors import EverbeatError
+from everbeat.core.keys import is_well_formed
 from everbeat.core.wire import DEFAULT_LEASE_SECONDS
 from everbeat.telemetry import configure_logging
 from everbeat.worker.processes import Processes, command_of, take_parent
@@ -47,6 +48,9 @@ class _Options(NamedTuple):
 @click.command()
 @click.argument("app", metavar="MODULE:APP")
 @click.option("--url", help="The server, or a database to run everything on in this process  [EVERBEAT_URL]")
+@click.option(
+    "--api-key-file", type=click.Path(dir_okay=False, path_type=Path), help="A file with the API key  [EVERBEAT_API_KEY]"
+)
 @click.option("--queues", help="Only these queues, with commas between (those of the declared tasks).")
 @click.option("--concurrency", type=click.IntRange(1, 10_000), default=DEFAULT_CONCURRENCY, show_default=True)
 @click.option("--processes", type=click.IntRange(1, 256), default=1, show_default=True, help="For work that needs the CPU.")
@@ -74,6 +78,9 @@ def worker(context: click.Context, /, app: str, url: str | None, processes: int,
     )
     if url is not None:
         os.environ["EVERBEAT_URL"] = checked_url(url)
+    if (file := given["api_key_file"]) is not None:
+        # Not as an argument, which others on the machine can read; processes of this one inherit it.
+        os.environ["EVERBEAT_API_KEY"] = _key_in(file)
     loaded = load_app(app)
     _check(loaded, app, options)
     if processes > 1:
@@ -82,6 +89,16 @@ def worker(context: click.Context, /, app: str, url: str | None, processes: int,
         run_until_signalled(lambda stopping: _work(loaded, url, options, stopping))
     else:
         run_until_signalled(lambda stopping: _work_in_process(loaded, url, options, stopping))
+
+
+def _key_in(file: Path) -> str:
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"{file} cannot be read ({error})", param_hint="--api-key-file") from None
+    if not is_well_formed(text):
+        raise click.BadParameter(f"{file} does not hold an API key, which begins with eb_", param_hint="--api-key-file")
+    return text
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -11,6 +11,7 @@ from everbeat.core.errors import (
     EverbeatError,
     InvalidInput,
     NotFound,
+    QuotaExceeded,
     StoreBroken,
     StoreRefused,
     StoreUnavailable,
@@ -57,8 +58,14 @@ class ConflictProblem(ServerProblem, Conflict):
 class NotAllowed(ServerProblem):
     """The API key is missing, wrong, or not enough for this."""
 
+    @property
+    def is_final(self) -> bool:
+        """Everbeat itself said so, not something on the way: trying again with this key will not help."""
+        return self.slug in ("unauthenticated", "forbidden")
+
     def __str__(self) -> str:
-        return f"{super().__str__()}; is EVERBEAT_API_KEY set to a key of this server?"
+        advice = "is EVERBEAT_API_KEY set to a key of this server?" if self.status == 401 else "use a key with that scope"
+        return f"{super().__str__()}; {advice}"
 
 
 class NotReachable(EverbeatError):
@@ -155,7 +162,7 @@ def problem_of(status: int, body: Any, retry_after_seconds: float | None = None)
     """The exception for an answer of 4xx or 5xx; `body` is its decoded JSON, or text that was none."""
     problem = body if isinstance(body, Mapping) else {"detail": str(body)[:200].strip() if body else ""}
     kind = _BY_STATUS.get(status, ServerProblem)
-    if problem.get("type", "").endswith(":forbidden-origin"):
+    if str(problem.get("type", "")).endswith((":forbidden-origin", ":quota-exceeded")):
         kind = ServerProblem  # no key would help
     return kind(status, problem, retry_after_seconds)
 
@@ -168,7 +175,7 @@ def problem_of_error(error: EverbeatError) -> EverbeatError:
     problem: dict[str, Any] = {"type": f"urn:everbeat:problem:{slug}", "status": status, "detail": str(error)}
     if isinstance(error, InvalidInput):
         problem["errors"] = [{"field": one.field, "message": one.message} for one in error.errors]
-    return problem_of(status, problem)
+    return problem_of(status, problem, getattr(error, "retry_after_seconds", None))
 
 
 def _status_of(error: EverbeatError) -> tuple[int | None, str]:
@@ -181,6 +188,8 @@ def _status_of(error: EverbeatError) -> tuple[int | None, str]:
             return 404, "not-found"
         case Conflict():
             return 409, "conflict"
+        case QuotaExceeded():
+            return (403 if error.retry_after_seconds is None else 429), "quota-exceeded"
         case StoreUnavailable():
             return 503, "database-unavailable"
         case StoreBroken():

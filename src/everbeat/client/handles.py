@@ -16,8 +16,8 @@ from everbeat.core.tasks import LIVE_STATES, TaskState
 _FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS, _GROWTH = 0.02, 1.0, 1.5
 
 
-def getting(task_id: UUID | str) -> Flow[dict[str, Any]]:
-    reply = yield Call("GET", f"/v1/tasks/{task_id}")
+def getting(task_id: UUID | str, *, query: str = "") -> Flow[dict[str, Any]]:
+    reply = yield Call("GET", f"/v1/tasks/{task_id}{query}")
     task: dict[str, Any] = reply.body
     return task
 
@@ -34,7 +34,8 @@ def waiting(task_id: UUID, timeout: Duration | None) -> Flow[Any]:
     started = time.monotonic()
     pause = _FIRST_LOOK_SECONDS
     while True:
-        task = yield from getting(task_id)
+        # Not with a large payload each time: who waits wants the result.
+        task = yield from getting(task_id, query="?payload=omit")
         if task["state"] not in LIVE_STATES:
             return _result_of(task)
         left = float("inf") if timeout_seconds is None else started + timeout_seconds - time.monotonic()

@@ -6,6 +6,7 @@ Both send what client/requests.py builds and repeat as client/exchange.py says; 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -48,9 +49,17 @@ def _client_options(url: str, api_key: str | None) -> dict[str, Any]:
             keepalive_expiry=_KEPT_ALIVE_SECONDS,
         ),
         # Loading certificates takes long and a plain connection has no use for them; no proxy leads to this machine.
-        "verify": parts.scheme == "https",
+        "verify": _verification() if parts.scheme == "https" else False,
         "trust_env": parts.hostname not in _THIS_MACHINE,
     }
+
+
+def _verification() -> Any:
+    """Whose certificates are trusted: SSL_CERT_FILE says so also for a server on this machine."""
+    import ssl
+
+    file = os.environ.get("SSL_CERT_FILE")
+    return True if file is None else ssl.create_default_context(cafile=file)
 
 
 def _send_options(request: Request) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class ManyOptions(TypedDict, total=False):
     run_at: datetime | None
     priority: int | None
     labels: Mapping[str, str] | None
+    fair_key: str | None
 
 
 class SubmitOptions(ManyOptions, total=False):
@@ -150,6 +151,8 @@ def submit_fields(options: Mapping[str, Any]) -> dict[str, Any]:
         fields["idempotency_key"] = _key(given["key"])
     if "labels" in given:
         fields["labels"] = _labels(given["labels"])
+    if "fair_key" in given:
+        fields["fair_key"] = _fair_key(given["fair_key"])
     return fields
 
 
@@ -182,6 +185,12 @@ def _priority(value: Any) -> int:
 def _key(value: Any) -> str:
     if not isinstance(value, str) or not _KEY.fullmatch(value):
         raise InvalidInput.of("key", f"{value!r} is not 1 to 255 visible ASCII characters without spaces")
+    return value
+
+
+def _fair_key(value: Any) -> str:
+    if not isinstance(value, str) or not is_name(value):
+        raise InvalidInput.of("fair_key", NAME_MESSAGE)
     return value
 
 

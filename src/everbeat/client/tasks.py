@@ -120,9 +120,10 @@ class Task(Generic[Whole, Given, R]):
         priority: int | None = None,
         key: str | None = None,
         labels: Labels | None = None,
+        fair_key: str | None = None,
     ) -> Submission[Given]:
         """Options apart from arguments: `task.options(delay="10m").submit(account=7)` is checked by type checkers in full."""
-        chosen = SubmitOptions(delay=delay, run_at=run_at, priority=priority, key=key, labels=labels)
+        chosen = SubmitOptions(delay=delay, run_at=run_at, priority=priority, key=key, labels=labels, fair_key=fair_key)
         submit_fields(chosen)
         return Submission(self.definition, self._connection, chosen)
 
@@ -132,40 +133,76 @@ class Task(Generic[Whole, Given, R]):
     def submit(self, *args: Given.args, **kwargs: Given.kwargs) -> TaskHandle: ...
     @overload
     def submit(
-        self, *args: Any, delay: Duration, priority: int = ..., key: str = ..., labels: Labels = ..., **arguments: Any
+        self,
+        *args: Any,
+        delay: Duration,
+        priority: int = ...,
+        key: str = ...,
+        labels: Labels = ...,
+        fair_key: str = ...,
+        **arguments: Any,
     ) -> TaskHandle: ...
     @overload
     def submit(
-        self, *args: Any, run_at: datetime, priority: int = ..., key: str = ..., labels: Labels = ..., **arguments: Any
+        self,
+        *args: Any,
+        run_at: datetime,
+        priority: int = ...,
+        key: str = ...,
+        labels: Labels = ...,
+        fair_key: str = ...,
+        **arguments: Any,
     ) -> TaskHandle: ...
     @overload
-    def submit(self, *args: Any, priority: int, key: str = ..., labels: Labels = ..., **arguments: Any) -> TaskHandle: ...
+    def submit(
+        self, *args: Any, priority: int, key: str = ..., labels: Labels = ..., fair_key: str = ..., **arguments: Any
+    ) -> TaskHandle: ...
     @overload
-    def submit(self, *args: Any, key: str, labels: Labels = ..., **arguments: Any) -> TaskHandle: ...
+    def submit(self, *args: Any, key: str, labels: Labels = ..., fair_key: str = ..., **arguments: Any) -> TaskHandle: ...
     @overload
-    def submit(self, *args: Any, labels: Labels, **arguments: Any) -> TaskHandle: ...
+    def submit(self, *args: Any, labels: Labels, fair_key: str = ..., **arguments: Any) -> TaskHandle: ...
+    @overload
+    def submit(self, *args: Any, fair_key: str, **arguments: Any) -> TaskHandle: ...
     def submit(self, *args: Any, **kwargs: Any) -> TaskHandle:
-        """Submit the task: its arguments by name, and the options delay, run_at, priority, key and labels."""
+        """Submit the task: its arguments by name, and the options delay, run_at, priority, key, labels and fair_key."""
         return self._connection.blocking(self._flow(args, kwargs))
 
     @overload
     async def submit_async(self, *args: Given.args, **kwargs: Given.kwargs) -> TaskHandle: ...
     @overload
     async def submit_async(
-        self, *args: Any, delay: Duration, priority: int = ..., key: str = ..., labels: Labels = ..., **arguments: Any
+        self,
+        *args: Any,
+        delay: Duration,
+        priority: int = ...,
+        key: str = ...,
+        labels: Labels = ...,
+        fair_key: str = ...,
+        **arguments: Any,
     ) -> TaskHandle: ...
     @overload
     async def submit_async(
-        self, *args: Any, run_at: datetime, priority: int = ..., key: str = ..., labels: Labels = ..., **arguments: Any
+        self,
+        *args: Any,
+        run_at: datetime,
+        priority: int = ...,
+        key: str = ...,
+        labels: Labels = ...,
+        fair_key: str = ...,
+        **arguments: Any,
     ) -> TaskHandle: ...
     @overload
     async def submit_async(
-        self, *args: Any, priority: int, key: str = ..., labels: Labels = ..., **arguments: Any
+        self, *args: Any, priority: int, key: str = ..., labels: Labels = ..., fair_key: str = ..., **arguments: Any
     ) -> TaskHandle: ...
     @overload
-    async def submit_async(self, *args: Any, key: str, labels: Labels = ..., **arguments: Any) -> TaskHandle: ...
+    async def submit_async(
+        self, *args: Any, key: str, labels: Labels = ..., fair_key: str = ..., **arguments: Any
+    ) -> TaskHandle: ...
     @overload
-    async def submit_async(self, *args: Any, labels: Labels, **arguments: Any) -> TaskHandle: ...
+    async def submit_async(self, *args: Any, labels: Labels, fair_key: str = ..., **arguments: Any) -> TaskHandle: ...
+    @overload
+    async def submit_async(self, *args: Any, fair_key: str, **arguments: Any) -> TaskHandle: ...
     async def submit_async(self, *args: Any, **kwargs: Any) -> TaskHandle:
         """As `submit`, without blocking the event loop."""
         return await self._connection.awaiting(self._flow(args, kwargs))

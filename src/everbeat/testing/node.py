@@ -19,21 +19,28 @@ from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask
 from everbeat.core.timeline import TimelineCache
 from everbeat.core.wire import DEFAULT_QUEUE, Beat, Claim, Completion, Failures, Heartbeat, Result
+from everbeat.services.answers import Answers
 from everbeat.services.audit import Auditing
 from everbeat.services.backfill import Backfill
+from everbeat.services.blobs import Blobs
 from everbeat.services.calendars import CalendarRoom
 from everbeat.services.cluster import ClusterRoom
 from everbeat.services.dead_letters import DeadLetters
+from everbeat.services.feed import Feed
+from everbeat.services.keys import Keys
 from everbeat.services.ledger import Ledger
 from everbeat.services.ownership import Ownership
+from everbeat.services.payloads import Payloads
 from everbeat.services.polls import Polls
 from everbeat.services.schedules import MAX_BATCH, Schedules
 from everbeat.services.tasks import Tasks
+from everbeat.services.tenants import TenantRoom
 from everbeat.services.ticker import Ticker
 from everbeat.services.turns import Promoter, Turns
+from everbeat.services.why import Reasons
 from everbeat.services.work import Work
-from everbeat.store.base import DueScan, NodeBeat, ScheduleFilter
 from everbeat.store.sqlite.store import SqliteStore
+from everbeat.store.values import DueScan, NodeBeat, ScheduleFilter
 from everbeat.testing.clock import FakeClock
 from everbeat.version import __version__
 from everbeat.worker.calls import Interrupted, Outcome
@@ -80,9 +87,10 @@ class SteppedNode:
         still = DatabaseClock(lambda: 0.0)
         polls = Polls(store)
         self._turns = Turns(store, polls)
+        self._payloads = payloads = Payloads(Blobs(path.absolute().with_name(f"{path.stem}-blobs").as_uri()))
         # Without jitter: a retry comes when the policy says.
-        self.work = Work(store, polls, self._turns, total_seconds=_FOR_EVER_SECONDS, chance=lambda: 1.0)
-        self.tasks = Tasks(store, polls, self._turns)
+        self.work = Work(store, polls, self._turns, total_seconds=_FOR_EVER_SECONDS, payloads=payloads, chance=lambda: 1.0)
+        self.tasks = Tasks(store, polls, self._turns, payloads=payloads)
         beat = NodeBeat(uuid4(), WORKER, ("api", "scheduler"), __version__, _FOR_EVER_SECONDS)
         self._ownership = Ownership(store, beat, still, monotonic=lambda: 0.0)
         self._ticker = Ticker(store, self._ownership, still, timelines, on_tasks=lambda _, held: self._turns.expect(held))
@@ -104,12 +112,19 @@ class SteppedNode:
             schedules=schedules,
             tasks=self.tasks,
             work=self.work,
-            dead_letters=DeadLetters(store, self.tasks),
+            feed=Feed(),
+            dead_letters=DeadLetters(store, self.tasks, payloads=self._payloads),
             backfill=Backfill(store, schedules, self.tasks, timelines),
             ledger=Ledger(store, timelines, late_seconds=_LATE_SECONDS),
+            answers=Answers(store),
+            why=Reasons(
+                store, schedules, self.tasks, timelines, late_seconds=_LATE_SECONDS, retention_days=_FOR_EVER_SECONDS / 86_400
+            ),
             audit=Auditing(store, timelines, late_seconds=_LATE_SECONDS),
             cluster=ClusterRoom(store),
             calendars=CalendarRoom(store, schedules),
+            tenants=TenantRoom(store),
+            keys=Keys(store),
             timelines=timelines,
             store=store,
             health=lambda: Health(True, {}),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from everbeat.client.base import Transport
-from everbeat.client.errors import ServerProblem
+from everbeat.client.errors import NotAllowed, ServerProblem
 from everbeat.core.tasks import ClaimedTask
 from everbeat.core.wire import Claim
 from everbeat.worker.faults import Backoff
@@ -78,7 +78,7 @@ class Claimer:
             try:
                 tasks = await self._ask(count)
             except Exception as error:
-                if isinstance(error, ServerProblem) and error.status in (400, 422):
+                if _is_hopeless(error):
                     raise
                 self._journal.away("claim", error)
                 await asyncio.sleep(backoff.seconds(error))
@@ -113,3 +113,10 @@ class Claimer:
         await self._has_room.wait()
         self._has_room.clear()
         self.is_waiting = False
+
+
+def _is_hopeless(error: Exception) -> bool:
+    """However often it is sent, this claim will not be taken: it is wrong, or the key is, or is no longer good."""
+    if isinstance(error, NotAllowed):
+        return error.is_final
+    return isinstance(error, ServerProblem) and error.status in (400, 422)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 
 from everbeat.worker.calls import Caller, Interrupted, Outcome
@@ -23,6 +23,18 @@ from everbeat.worker.outcomes import frame_of_thread, stack_of, timeout_of
 _SLICE_SECONDS = 0.002
 # How long an async handler may clean up after it was cancelled before its end is reported without it.
 CLEANUP_SECONDS = 10.0
+
+
+def in_turns(ready: Iterable[Held]) -> Iterator[Held]:
+    """One of each tenant after the other: in a fleet's hand, one tenant's task need not wait behind all of another's."""
+    by_tenant: dict[int, deque[Held]] = {}
+    for held in ready:
+        by_tenant.setdefault(held.task.tenant_id.int, deque()).append(held)
+    while by_tenant:
+        for tenant in list(by_tenant):
+            yield by_tenant[tenant].popleft()
+            if not by_tenant[tenant]:
+                del by_tenant[tenant]
 
 
 class Runners:
@@ -61,6 +73,10 @@ class Runners:
 
     def put(self, held: Iterable[Held]) -> None:
         self.ready.extend(held)
+        if self.ready and any(one.task.tenant_id != self.ready[0].task.tenant_id for one in self.ready):
+            turns = list(in_turns(self.ready))
+            self.ready.clear()  # in place: runners hold on to it
+            self.ready.extend(turns)
         self.pump()
 
     def take_ready(self) -> list[Held]:

@@ -1,0 +1,77 @@
+"""/v1/audit-log: who did what. A tenant sees its own lines, operators everybody's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from litestar import Response, get
+
+from everbeat.api import paging
+from everbeat.api.answers import AuditEntryPage, json_answer
+from everbeat.api.filters import TenantRef, tenant_wanted
+from everbeat.api.openapi import Operation, Success, documented
+from everbeat.api.paging import Optional, WindowQuery
+from everbeat.api.rooms import ApiRequest, caller_of, rooms_of
+from everbeat.core.access import AuditEntry, Scope
+from everbeat.core.definitions import rfc3339
+from everbeat.core.trail import Action
+from everbeat.store.values import AuditFilter
+
+
+class AuditLogQuery(WindowQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    action: Annotated[Action, msgspec.Meta(description="Only what was done in this way.")] | Optional = msgspec.UNSET
+    tenant: TenantRef | Optional = msgspec.UNSET
+
+
+@get(
+    "/v1/audit-log",
+    opt=documented(
+        Operation(
+            id="listAuditLog",
+            scope=Scope.MANAGE,
+            tag="Operations",
+            summary="Read the audit trail, newest first: the tenant's own, or for the scope admin that of all or of one",
+            answers={200: Success("A page of the trail.", AuditEntryPage)},
+            query=AuditLogQuery,
+            problems=(404,),
+        )
+    ),
+)
+async def list_audit_log(request: ApiRequest) -> Response[bytes]:
+    query = paging.query_of(request, AuditLogQuery)
+    filter_ = AuditFilter(
+        from_at=paging.time_given("from", query.from_),
+        to_at=paging.time_given("to", query.to),
+        action=None if isinstance(query.action, Optional) else query.action.value,
+    )
+    before = paging.death_before(query.cursor)
+    tenant_id: UUID | None = await tenant_wanted(request, paging.given(query.tenant))
+    if tenant_id is None and Scope.ADMIN not in caller_of(request).scopes:
+        tenant_id = caller_of(request).tenant_id
+    found = await rooms_of(request).store.audit_list(tenant_id, filter_, before=before, limit=query.limit + 1)
+    page, last = paging.cut(found, query.limit)
+    next_cursor = None
+    if last is not None and last.at is not None:
+        next_cursor = paging.death_cursor(last.at, last.id)
+    return json_answer({"items": [_line(entry) for entry in page], "next_cursor": next_cursor})
+
+
+def _line(entry: AuditEntry) -> dict[str, Any]:
+    assert entry.at is not None
+    return {
+        "id": str(entry.id),
+        "at": rfc3339(entry.at),
+        "tenant_id": str(entry.tenant_id),
+        "actor": entry.actor,
+        "key_id": None if entry.key_id is None else str(entry.key_id),
+        "action": entry.action,
+        "subject": entry.subject,
+        "detail": msgspec.Raw(entry.detail.encode()),
+        "request_id": entry.request_id,
+        "address": entry.address,
+    }
+
+
+HANDLERS = [list_audit_log]

@@ -1,0 +1,109 @@
+"""/v1/events: what happens, as server-sent events, for as long as the client stays.
+
+Nothing is replayed: `Last-Event-ID` is not looked at, and the first event says so. What is lost is counted, and can be read
+from the lists. A stream ends when its client goes, when its key is revoked, and when the server stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import msgspec
+import uuid_utils.compat
+from litestar import get
+from litestar.response import Stream
+
+from everbeat.api import paging
+from everbeat.api.openapi import Operation, Success, documented
+from everbeat.api.paging import Optional
+from everbeat.api.rooms import ApiRequest, rooms_of, session_of, tenant_of
+from everbeat.core.errors import InvalidInput
+from everbeat.services.feed import TELLABLE, EventKind, Feed, FeedEvent, Listening
+
+MEDIA_TYPE = "text/event-stream"
+KEEP_ALIVE_SECONDS = 15.0
+
+_encode = msgspec.json.Encoder().encode
+_HEADERS = {"X-Accel-Buffering": "no"}
+_EXAMPLE = (
+    "id: 01a1e231-932d-71cb-8dab-e37075a3e37c\n"
+    "event: task\n"
+    'data: {"change":"completed","id":"01a1e2de-e8f0-72b7-ac57-9cdcb9fa56ea","state":"completed"}\n\n'
+)
+
+
+class EventsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    types: (
+        Annotated[
+            str,
+            msgspec.Meta(
+                description="Only these, with commas between them: tick, task, cluster.",
+                extra_json_schema={"pattern": "^(tick|task|cluster)(,(tick|task|cluster))*$"},
+            ),
+        ]
+        | Optional
+    ) = msgspec.UNSET
+
+
+@get(
+    "/v1/events",
+    opt=documented(
+        Operation(
+            id="events",
+            tag="Operations",
+            summary="Hear of ticks, task changes and the cluster as they happen, as server-sent events",
+            answers={200: Success("Events, without end.", str, media_type=MEDIA_TYPE, example=_EXAMPLE)},
+            query=EventsQuery,
+            problems=(429,),
+        )
+    ),
+)
+async def events(request: ApiRequest) -> Stream:
+    kinds = _kinds(paging.given(paging.query_of(request, EventsQuery).types))
+    rooms_of(request).feed.ensure_room(tenant_of(request))
+    return Stream(_stream(request, kinds), media_type=MEDIA_TYPE, headers=_HEADERS)
+
+
+def _kinds(text: str | None) -> frozenset[EventKind]:
+    if text is None:
+        return TELLABLE
+    if unknown := set(text.split(",")) - TELLABLE:
+        raise InvalidInput.of("types", f'"{min(unknown)[:50]}" is not one of tick, task, cluster')
+    return frozenset(EventKind(one) for one in text.split(","))
+
+
+async def _stream(request: ApiRequest, kinds: frozenset[EventKind]) -> AsyncIterator[bytes]:
+    feed = rooms_of(request).feed
+    listening = feed.listen(tenant_of(request), kinds)  # here, where it is sure to be left again
+    try:
+        with session_of(request) as session:
+            session.ended.add_done_callback(lambda _: listening.close())
+            yield _written(_hello(feed))
+            async for block in _blocks(listening):
+                yield block
+    finally:
+        feed.leave(listening)
+
+
+async def _blocks(listening: Listening) -> AsyncIterator[bytes]:
+    while True:
+        found = await listening.take(KEEP_ALIVE_SECONDS)
+        if found:
+            yield b"".join(_written(event) for event in found)
+        elif listening.is_closed:
+            return
+        else:
+            yield b": still here\n\n"
+
+
+def _hello(feed: Feed) -> FeedEvent:
+    data: dict[str, Any] = {"hears": "cluster" if feed.hears_others else "node", "replays": False}
+    return FeedEvent(uuid_utils.compat.uuid7(), EventKind.HELLO, None, data)
+
+
+def _written(event: FeedEvent) -> bytes:
+    return b"id: %b\nevent: %b\ndata: %b\n\n" % (str(event.id).encode(), event.kind.encode(), _encode(event.data))
+
+
+HANDLERS = [events]

@@ -1,0 +1,144 @@
+"""/v1/tenants/{tenant}/keys and /v1/keys: API keys of a tenant, made, listed and revoked. For operators."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from litestar import Response, delete, get, post
+
+from everbeat.api import paging
+from everbeat.api.answers import KeyPage, NewKeyAnswer, json_answer
+from everbeat.api.bodies import as_struct, decode, idempotency_of, read_body
+from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, documented
+from everbeat.api.paging import NoQuery, PageQuery
+from everbeat.api.rooms import ApiRequest, caller_of, rooms_of
+from everbeat.core.access import Scope
+from everbeat.core.definitions import Instant, optional_rfc3339, rfc3339, utc
+from everbeat.core.errors import NotFound
+from everbeat.core.keys import MAX_NAME_LENGTH, MAX_SCOPES, ApiKey
+
+ScopeText = Annotated[
+    str, msgspec.Meta(extra_json_schema={"pattern": "^(admin|manage|submit|read|work|work:[A-Za-z0-9._:-]{1,200})$"})
+]
+
+
+class KeyInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A new key: admin, manage, submit, read, work or work:QUEUE. `all_tenants`: for workers that serve every tenant."""
+
+    scopes: Annotated[list[ScopeText], msgspec.Meta(min_length=1, max_length=MAX_SCOPES)]
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_LENGTH)] = "key"
+    expires_at: Instant | None = None
+    all_tenants: bool = False
+
+
+@get(
+    "/v1/tenants/{tenant:str}/keys",
+    opt=documented(
+        Operation(
+            id="listKeys",
+            scope=Scope.ADMIN,
+            tag="Tenants and keys",
+            summary="List the API keys of a tenant in the order they were made, revoked ones too; never their secrets",
+            answers={200: Success("A page of keys.", KeyPage)},
+            query=PageQuery,
+            problems=(404,),
+        )
+    ),
+)
+async def list_keys(request: ApiRequest) -> Response[bytes]:
+    query = paging.query_of(request, PageQuery)
+    after = paging.id_after(query.cursor)
+    rooms = rooms_of(request)
+    tenant = await rooms.tenants.get(request.path_params["tenant"])
+    page, last = paging.cut(await rooms.keys.page(tenant.id, after=after, limit=query.limit + 1), query.limit)
+    next_cursor = None if last is None else paging.id_cursor(last.id)
+    return json_answer({"items": [_answer(key) for key in page], "next_cursor": next_cursor})
+
+
+@post(
+    "/v1/tenants/{tenant:str}/keys",
+    opt=documented(
+        Operation(
+            id="createKey",
+            scope=Scope.ADMIN,
+            tag="Tenants and keys",
+            summary="Make an API key for a tenant; its secret is in this answer and nowhere else",
+            answers={201: Success("The new key, with its secret.", NewKeyAnswer)},
+            query=NoQuery,
+            body=Body(
+                KeyInput,
+                {
+                    "manager": {"name": "billing's deployments", "scopes": ["manage"]},
+                    "worker": {"scopes": ["work:reports"], "expires_at": "2100-01-01T00:00:00Z"},
+                    "fleet": {"name": "shared workers", "scopes": ["work"], "all_tenants": True},
+                },
+            ),
+            headers=IDEMPOTENCY,
+            problems=(404, 409),
+        )
+    ),
+)
+async def create_key(request: ApiRequest) -> Response[bytes]:
+    paging.query_of(request, NoQuery)
+    raw = await read_body(request)
+    idempotency = idempotency_of(request, raw)
+    asked = as_struct(await decode(raw), KeyInput)
+    expires_at = None if asked.expires_at is None else paging.bounded("expires_at", utc(asked.expires_at, "expires_at"))
+    rooms = rooms_of(request)
+    tenant = await rooms.tenants.get(request.path_params["tenant"])
+    new = await rooms.keys.create(
+        tenant.id,
+        asked.name,
+        asked.scopes,
+        is_fleet=asked.all_tenants,
+        expires_at=expires_at,
+        idempotency=idempotency,
+        by=caller_of(request),
+    )
+    return json_answer({**_answer(new.key), "key": new.text}, 201)
+
+
+@delete(
+    "/v1/keys/{key_id:str}",
+    opt=documented(
+        Operation(
+            id="revokeKey",
+            scope=Scope.ADMIN,
+            tag="Tenants and keys",
+            summary="Revoke an API key, on every node and all that is open under it; not the last one with the scope admin",
+            answers={204: Success("It is revoked.")},
+            query=NoQuery,
+            problems=(404, 409),
+        )
+    ),
+)
+async def revoke_key(request: ApiRequest) -> None:
+    paging.query_of(request, NoQuery)
+    await rooms_of(request).keys.revoke(_id(request), by=caller_of(request))
+
+
+def _id(request: ApiRequest) -> UUID:
+    id_ = paging.uuid_of(request.path_params["key_id"])
+    if id_ is None:
+        raise NotFound("there is no such key")
+    return id_
+
+
+def _answer(key: ApiKey) -> dict[str, Any]:
+    return {
+        "id": str(key.id),
+        "tenant_id": str(key.tenant_id),
+        "name": key.name,
+        "hint": key.hint,
+        "scopes": list(key.scopes),
+        "all_tenants": key.is_fleet,
+        "created_at": rfc3339(key.created_at),
+        "expires_at": optional_rfc3339(key.expires_at),
+        "last_used_at": optional_rfc3339(key.last_used_at),
+        "revoked_at": optional_rfc3339(key.revoked_at),
+    }
+
+
+HANDLERS = [list_keys, create_key, revoke_key]

@@ -1,0 +1,45 @@
+"""/v1/schedules/{ref}/why: why a schedule did, did not or will run at a time."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from litestar import Response, get
+
+from everbeat.api import paging
+from everbeat.api.answers import WhyAnswer, json_answer
+from everbeat.api.openapi import Operation, Success, documented
+from everbeat.api.paging import Optional, TimeText
+from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
+
+
+class WhyQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    at: (
+        Annotated[TimeText, msgspec.Meta(description="The time in question, now by default; whole seconds mean that second.")]
+        | Optional
+    ) = msgspec.UNSET
+
+
+@get(
+    "/v1/schedules/{ref:str}/why",
+    opt=documented(
+        Operation(
+            id="why",
+            tag="Schedules",
+            summary="Why it did, did not, or will run at a time",
+            answers={200: Success("The verdict, a sentence, and the facts behind it.", WhyAnswer)},
+            query=WhyQuery,
+            problems=(404,),
+        )
+    ),
+)
+async def why(request: ApiRequest) -> Response[bytes]:
+    query = paging.query_of(request, WhyQuery)
+    at = paging.time_given("at", query.at)
+    found = await rooms_of(request).why.why(tenant_of(request), request.path_params["ref"], at)
+    facts = [one._asdict() for one in found.facts]
+    return json_answer({"verdict": found.verdict.value, "explanation": found.explanation, "facts": facts})
+
+
+HANDLERS = [why]

@@ -1,0 +1,58 @@
+"""How commands work on a database itself, and who they do it for."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from everbeat.config import load_settings
+from everbeat.core.access import LOCAL, Caller
+from everbeat.core.errors import StoreBroken
+from everbeat.server import make_store
+from everbeat.store.base import Store
+
+T = TypeVar("T")
+
+
+def on_store(database_url: str | None, config: Path | None, work: Callable[[Store], Awaitable[T]]) -> T:
+    settings = load_settings({"database_url": database_url}, file=config)
+
+    async def run() -> T:
+        store = make_store(settings)
+        try:
+            await _prepare(store)
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+async def _prepare(store: Store) -> None:
+    version, needed = await store.schema_version()
+    if version == 0:
+        await store.migrate()
+        click.echo(f"{store.description} was empty, and is migrated now", err=True)
+    elif version < needed:
+        raise StoreBroken(f"the database is at migration {version}, this Everbeat needs {needed}; run: everbeat migrate")
+
+
+def caller() -> Caller:
+    """Who is at the machine, for the audit trail."""
+    try:
+        return LOCAL._replace(actor=f"cli:{getpass.getuser()}")
+    except (KeyError, OSError):  # a container may run as somebody who has no name
+        return LOCAL._replace(actor="cli")
+
+
+def show_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Rows in columns as wide as they need."""
+    lines = [head, *rows]
+    widths = [max(len(row[column]) for row in lines) for column in range(len(head))]
+    for row in lines:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,131 @@
+"""`everbeat tenants`: tenants with their weights and quotas, on the database itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from everbeat.cli.direct import caller, on_store, show_table
+from everbeat.cli.options import CONFIG, DATABASE_URL
+from everbeat.core.errors import InvalidInput
+from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, MAX_PAYLOAD_BYTES, Quotas, Tenant
+from everbeat.services.tenants import TenantRoom
+from everbeat.store.base import Store
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MOST = 2**31 - 1
+_NO_LIMIT = "none"
+_PAGE = 500
+
+
+class _Quota(click.ParamType[Any]):
+    """A number within bounds, or none for no limit."""
+
+    name = "quota"
+
+    def __init__(self, kind: type[int] | type[float], least: float, most: float) -> None:
+        self._kind = kind
+        self._least = least
+        self._most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == _NO_LIMIT:
+            return _NO_LIMIT
+        try:
+            number = self._kind(value)
+        except ValueError:
+            number = self._kind(-1)
+        if not self._least <= number <= self._most:
+            self.fail(f"must be {self._least:g} to {self._most:.12g}, or {_NO_LIMIT}", param, ctx)
+        return number
+
+
+_COUNT = _Quota(int, 0, _MOST)
+
+
+def _limits(command: F) -> F:
+    """The options for a weight and for every quota."""
+    options = (
+        click.option("--weight", type=click.FloatRange(0.001, 1_000_000), help="Its share of what workers serve."),
+        click.option("--max-schedules", type=_COUNT, help="How many schedules there may be."),
+        click.option("--max-ready", type=_COUNT, help="How many tasks may be ready and not yet started."),
+        click.option("--max-running", type=_COUNT, help="How many tasks may run at the same time."),
+        click.option("--submits-per-second", type=_Quota(float, 0.001, 1_000_000), help="Tasks submitted, on all nodes."),
+        click.option("--max-payload-bytes", type=_Quota(int, 0, MAX_PAYLOAD_BYTES), help="How large one payload may be."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group()
+def tenants() -> None:
+    """Tenants: make, list and change them, with weights and quotas, on the database itself."""
+
+
+@tenants.command()
+@click.argument("name")
+@DATABASE_URL
+@CONFIG
+@_limits
+def create(name: str, database_url: str | None, config: Path | None, **given: Any) -> None:
+    """Make a tenant."""
+    changes = _changes(given)
+    weight = changes.pop("weight", 1.0)
+    quotas = msgspec.structs.replace(Quotas(max_schedules=DEFAULT_MAX_SCHEDULES), **changes)
+
+    async def work(store: Store) -> None:
+        await TenantRoom(store).create(name, weight=weight, quotas=quotas, by=caller())
+
+    on_store(database_url, config, work)
+    click.echo(f"made the tenant {name}; its first key: everbeat keys create --tenant {name} --scope manage", err=True)
+
+
+@tenants.command("set")
+@click.argument("name")
+@DATABASE_URL
+@CONFIG
+@_limits
+def set_(name: str, database_url: str | None, config: Path | None, **given: Any) -> None:
+    """Change what is given, and leave the rest as it is; `none` takes a limit away."""
+    changes = _changes(given)
+    if not changes:
+        raise InvalidInput.of("options", "say what to change, such as --weight 2 or --max-ready none")
+
+    async def work(store: Store) -> Tenant:
+        return await TenantRoom(store).patch(name, changes, by=caller())
+
+    tenant = on_store(database_url, config, work)
+    click.echo(f"the tenant {tenant.name} is at revision {tenant.revision}", err=True)
+
+
+@tenants.command("list")
+@DATABASE_URL
+@CONFIG
+def list_(database_url: str | None, config: Path | None) -> None:
+    """All tenants by name."""
+
+    async def work(store: Store) -> list[Tenant]:
+        found, after = list[Tenant](), None
+        while page := await store.tenant_list(after_name=after, limit=_PAGE):
+            found += page
+            after = page[-1].name
+        return found
+
+    names = Quotas.__struct_fields__
+    head = ("NAME", "ID", "WEIGHT", *(name.upper().replace("_", " ") for name in names))
+    show_table(head, [_row(tenant, names) for tenant in on_store(database_url, config, work)])
+
+
+def _row(tenant: Tenant, names: tuple[str, ...]) -> tuple[str, ...]:
+    limits = [getattr(tenant.quotas, name) for name in names]
+    return (tenant.name, str(tenant.id), f"{tenant.weight:g}", *("-" if one is None else f"{one:.12g}" for one in limits))
+
+
+def _changes(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if value == _NO_LIMIT else value for name, value in given.items() if value is not None}

@@ -1,0 +1,39 @@
+"""A thread that notices when the event loop stands still, since nothing inside the loop can."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from everbeat.services.events import Emit, EventLoopBlocked
+
+_BLOCKED_AFTER_SECONDS = 2.0
+
+
+class Watchdog:
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._loop = asyncio.get_running_loop()
+        self._beaten = time.monotonic()
+        self._stopped = threading.Event()
+        self._beat()
+        threading.Thread(target=self._watch, name="everbeat-watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _beat(self) -> None:
+        self._beaten = time.monotonic()
+        if not self._stopped.is_set():
+            self._loop.call_later(0.25, self._beat)
+
+    def _watch(self) -> None:
+        told = 0.0
+        while not self._stopped.wait(0.5):
+            age = time.monotonic() - self._beaten
+            if age > _BLOCKED_AFTER_SECONDS and age - told > _BLOCKED_AFTER_SECONDS:
+                self._emit(EventLoopBlocked(age - told))
+                told = age
+            elif age < _BLOCKED_AFTER_SECONDS:
+                told = 0.0
