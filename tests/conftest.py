@@ -6,7 +6,8 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import urlsplit
 
 import pytest
 import structlog
@@ -15,7 +16,11 @@ from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
 from tests.support.clockshim import ClockShim, CompilerMissing
+from tests.support.pgbouncer import PgBouncer, PgBouncerMissing
 from tests.support.postgres import PostgresAdmin, PostgresMissing, PostgresServer, find_binaries, run_outside_loop
+
+if TYPE_CHECKING:
+    from tests.support.s3 import S3Server  # it takes a second to load, and few ask for it
 
 
 async def _prepare_template(url: str) -> None:
@@ -88,6 +93,38 @@ def private_postgres(postgres_binaries: Path) -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def pgbouncer(postgres_server: PostgresAdmin) -> Iterator[PgBouncer]:
+    """The session's PostgreSQL behind a PgBouncer in transaction mode, with four connections to it."""
+    try:
+        bouncer = PgBouncer(postgres_server.url())
+    except PgBouncerMissing as missing:
+        _skip_or_fail(missing)
+    with bouncer:
+        yield bouncer
+
+
+@pytest.fixture
+def pooled_url(postgres_url: str, pgbouncer: PgBouncer) -> str:
+    """The test's own PostgreSQL database, through the pooler."""
+    return pgbouncer.url(urlsplit(postgres_url).path.lstrip("/"))
+
+
+@pytest.fixture
+async def pooled_store(postgres_url: str, pooled_url: str) -> AsyncIterator[Store]:
+    """A store that reaches the test's own PostgreSQL database through the pooler; notices go past it."""
+    made = _pooled_store(pooled_url, postgres_url)
+    await made.open()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def _pooled_store(pooled_url: str, postgres_url: str) -> PostgresStore:
+    return PostgresStore(pooled_url, listen=False, listen_url=postgres_url, pooling="transaction")
+
+
 @pytest.fixture
 def sqlite_path(tmp_path: Path) -> Path:
     """Where a SQLite database of the test's own may be created."""
@@ -96,11 +133,16 @@ def sqlite_path(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
-    """A migrated store of the test's own, once on each dialect."""
+    """A migrated store of the test's own, once on each dialect.
+
+    With EVERBEAT_TEST_POOLING=transaction all that runs on PostgreSQL goes through PgBouncer instead.
+    """
     made: Store
     if request.param == "sqlite":
         made = SqliteStore(request.getfixturevalue("sqlite_path"))
         await made.migrate()
+    elif os.environ.get("EVERBEAT_TEST_POOLING") == "transaction":
+        made = _pooled_store(request.getfixturevalue("pooled_url"), request.getfixturevalue("postgres_url"))
     else:
         made = PostgresStore(request.getfixturevalue("postgres_url"), listen=False)
     await made.open()
@@ -108,6 +150,25 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
         yield made
     finally:
         await made.close()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """The session's S3-speaking server; made for those who ask."""
+    from tests.support.s3 import S3Server
+
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A place in a bucket of the test's own, with the credentials to use it in the environment."""
+    from tests.support.s3 import CREDENTIALS
+
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    return s3_server.make_bucket()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import msgspec
 import uuid_utils.compat
 
 from everbeat.clock import DatabaseClock
+from everbeat.core.access import AuditEntry
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.partitioning import PARTITIONS, partition_of
 from everbeat.core.rules import Rule, TriggerKind
@@ -27,15 +28,19 @@ from everbeat.services.dead_letters import DeadLetters
 from everbeat.services.events import Event, TicksRefused
 from everbeat.services.ownership import Ownership
 from everbeat.services.polls import Polls
+from everbeat.services.quotas import Quotas
 from everbeat.services.schedules import Schedules
+from everbeat.services.shares import Dealer, Equals, LineKey
 from everbeat.services.tasks import Tasks
+from everbeat.services.tenants import Directory
 from everbeat.services.ticker import Ticker, TickerSettings
 from everbeat.services.turns import Promoter, Reaper, Turns
 from everbeat.services.work import Work
-from everbeat.store.base import Claimer, Completed, Firing, LeaseRef, NodeBeat, Store
+from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.connections import to_microseconds
 from everbeat.store.sqlite.store import SqliteStore
+from everbeat.store.values import Claimer, Completed, Firing, LeaseRef, NodeBeat
 
 NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
 OTHER_TENANT = UUID(int=7)
@@ -139,6 +144,22 @@ def make_task(type_: str = "work", *, tenant_id: UUID = DEFAULT_TENANT, **more: 
     return NewTask(id=id_, tenant_id=tenant_id, type=type_, **{**defaults, **more})
 
 
+def make_entry(**more: Any) -> AuditEntry:
+    """A line of the audit trail."""
+    defaults: dict[str, Any] = {
+        "id": uuid_utils.compat.uuid7(),
+        "tenant_id": DEFAULT_TENANT,
+        "actor": "tester",
+        "key_id": None,
+        "action": "schedule.create",
+        "subject": "job",
+        "detail": "{}",
+        "request_id": None,
+        "address": None,
+    }
+    return AuditEntry(**{**defaults, **more})
+
+
 def skip(first: datetime, last: datetime | None = None, count: int = 1, reason: SkipReason = SkipReason.MISFIRE) -> Skip:
     return Skip(first, last or first, count, reason)
 
@@ -168,8 +189,24 @@ async def claim(
 ) -> list[ClaimedTask]:
     """What one worker gets."""
     claimers = [Claimer(worker, limit, lease_seconds)]
-    (tasks,) = await store.task_claim(tenant_id, queues or ("default",), claimers, now=now, **more)
+    (tasks,) = await claim_for(store, queues or ("default",), claimers, tenant_id=tenant_id, now=now, **more)
     return tasks
+
+
+async def claim_for(
+    store: Store,
+    queues: Sequence[str],
+    claimers: Sequence[Claimer],
+    *,
+    tenant_id: UUID | None = DEFAULT_TENANT,
+    types: Sequence[str] | None = None,
+    total_seconds: float = 7 * 86_400,
+    now: datetime | None = None,
+) -> list[list[ClaimedTask]]:
+    """What several workers get, dealt by a look at what is ready."""
+    key = LineKey(tenant_id, tuple(queues), None if types is None else tuple(types))
+    dealer = Dealer(key, store, Equals(), total_seconds)
+    return (await dealer.deal(claimers, now=now)).tasks
 
 
 def lease_of(task: ClaimedTask, **more: Any) -> LeaseRef:
@@ -185,8 +222,8 @@ async def take_all(store: Store, node: UUID, *, now: datetime = NOW, lease_secon
     return (await store.partition_renew(beat(node, lease_seconds=lease_seconds), EVERYTHING, now=now)).owned
 
 
-async def ledger(store: Store, schedule_id: UUID) -> list[Tick]:
-    return await store.tick_list(schedule_id, from_=LONG_AGO, to=FAR_AHEAD, limit=100_000)
+async def ledger(store: Store, schedule_id: UUID, tenant_id: UUID = DEFAULT_TENANT) -> list[Tick]:
+    return await store.tick_list(tenant_id, schedule_id, from_=LONG_AGO, to=FAR_AHEAD, limit=100_000)
 
 
 async def count_rows(store: Store, table: str, schedule_id: UUID | None = None) -> int:
@@ -218,8 +255,9 @@ async def execute_raw(store: Store, sql: str, *values: Any) -> list[tuple[Any, .
 
 
 def url_of(store: Store) -> str:
+    """Where the database itself is, also of a store that goes through a pooler."""
     assert isinstance(store, PostgresStore)
-    return str(store._connections._url)
+    return store._connections._listen_url
 
 
 def open_twin(store: Store) -> Store:
@@ -269,7 +307,8 @@ class SteppedNode:
         self.work = Work(
             self.store, self.polls, self.turns, total_seconds=total_seconds, emit=self.events.append, chance=chance
         )
-        self.tasks = Tasks(self.store, self.polls, self.turns, emit=self.events.append)
+        self.quotas = Quotas(self.store, Directory(self.store), monotonic=lambda: self.monotonic)
+        self.tasks = Tasks(self.store, self.polls, self.turns, emit=self.events.append, quotas=self.quotas)
         self.dead_letters = DeadLetters(self.store, self.tasks)
         self.ownership = Ownership(
             self.store,
@@ -286,8 +325,9 @@ class SteppedNode:
             settings=settings or TickerSettings(),
             emit=self.events.append,
             on_tasks=self._on_tasks,
+            quotas=self.quotas,
         )
-        self.schedules = Schedules(self.store, self.timelines)
+        self.schedules = Schedules(self.store, self.timelines, self.quotas)
         self.backfill = Backfill(self.store, self.schedules, self.tasks, self.timelines)
         self.audit = Auditing(self.store, self.timelines, late_seconds=5)
 

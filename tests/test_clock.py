@@ -58,3 +58,13 @@ def test_it_tells_how_long_to_wait() -> None:
     time.round_trip(clock, 0.0, 0.0)
     assert clock.is_set
     assert abs(clock.seconds_until(time.database() + timedelta(seconds=5)) - 5) < 1e-5
+
+
+def test_a_hair_is_put_right_by_a_hair() -> None:
+    """A slow call that contradicts what is known by the rounding of its clock must not set it back by its own length."""
+    time = _Time()
+    clock = DatabaseClock(lambda: time.monotonic)
+    time.round_trip(clock, 0.0, 0.0)
+    time.step = timedelta(microseconds=-3)
+    time.round_trip(clock, 0.0, 0.5)
+    assert abs((time.database() - clock.now()).total_seconds()) < 1e-4

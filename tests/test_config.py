@@ -40,13 +40,37 @@ def test_roles_are_a_list_with_commas() -> None:
         ({"scan_seconds": 9, "horizon_seconds": 3}, "scan_seconds"),
         ({"database_url": "mysql://host/db"}, "sqlite:/// or postgresql://"),
         ({"log_level": "chatty"}, "log_level"),
-        ({"host": "0.0.0.0"}, "loopback only"),
-        ({"host": "example.org"}, "loopback only"),
+        ({"host": "0.0.0.0", "auth": "off"}, r"loopback only.*--auth keys"),
+        ({"host": "example.org", "auth": "off"}, "loopback only"),
+        ({"auth": "perhaps"}, "auto, keys or off"),
+        ({"tls_key": "k.pem"}, "go together"),
+        ({"tls_client_ca": "ca.pem"}, "needs tls_certificate"),
+        ({"tls_key": "no.pem", "tls_certificate": "no.pem"}, "there is no file no.pem"),
+        ({"trusted_proxies": "10.0.0.0/8, proxy"}, "proxy"),
+        ({"max_connections": 1}, "max_connections"),
+        ({"blob_url": "/srv/blobs"}, "file:///folder or s3://bucket/prefix"),
+        ({"blob_url": "file://host/blobs"}, "file:///folder or s3://bucket/prefix"),
+        ({"blob_url": "s3://key:secret@bucket"}, "file:///folder or s3://bucket/prefix"),
+        ({"blob_endpoint": "http://minio:9000"}, "goes only with a blob_url"),
+        ({"blob_url": "s3://bucket", "blob_endpoint": "minio:9000"}, "blob_endpoint must be"),
     ],
 )
 def test_a_wrong_setting_names_itself(flags: dict[str, object], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         load_settings(flags, environment={})
+
+
+@pytest.mark.parametrize(
+    ("flags", "place"),
+    [
+        ({"database_url": "sqlite:////srv/my app.db"}, "file:///srv/my%20app-blobs"),
+        ({"database_url": "sqlite:////srv/app.db", "blob_url": "s3://bucket/everbeat"}, "s3://bucket/everbeat"),
+        ({"database_url": "postgresql://host/app"}, None),
+        ({"database_url": "postgresql://host/app", "blob_url": "file:///srv/blobs"}, "file:///srv/blobs"),
+    ],
+)
+def test_large_payloads_lie_beside_an_sqlite_file_or_where_they_are_told_to(flags: dict[str, str], place: str | None) -> None:
+    assert load_settings(flags, environment={}).blobs_at == place
 
 
 def test_an_unknown_key_in_the_file_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from litestar.routes import HTTPRoute
 
 import everbeat
 from everbeat.api import problems
-from everbeat.api.app import Rooms, build_app
+from everbeat.api.app import Rooms, build_app, openapi_document
+from everbeat.api.reference import rendered
 from everbeat.cli.main import cli
 from everbeat.config import PREFIX, Settings
 from everbeat.core.tasks import TRANSITIONS, TaskState
@@ -24,11 +25,29 @@ from everbeat.telemetry import Metrics
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
-COMMANDS: dict[str, click.Command] = {
-    name: command for name in cli.list_commands(click.Context(cli)) if (command := cli.get_command(click.Context(cli), name))
-}
+
+
+def commands_of(group: click.Group, prefix: str = "") -> dict[str, click.Command]:
+    """Every command by its whole name, also those of groups."""
+    found: dict[str, click.Command] = {}
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        found[prefix + name] = command
+        if isinstance(command, click.Group):
+            found |= commands_of(command, f"{prefix}{name} ")
+    return found
+
+
+COMMANDS = commands_of(cli)
 FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
-SHOWN_BY_WORDS = {"node_name": "the host name"}
+SHOWN_BY_WORDS = {
+    "key_requests_per_second": "`2000` with keys",
+    "address_requests_per_second": "`4000` with keys",
+    "bad_keys_per_second": "`10` with keys",
+    "trusted_proxies": "none",
+    "node_name": "the host name",
+}
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"(?ms)^```.*?^```")
@@ -79,7 +98,8 @@ def test_no_row_is_about_a_setting_that_is_gone() -> None:
 
 
 def section_of(command: str) -> str:
-    match = re.search(rf"(?ms)^## everbeat {command}\n(.*?)(?=^## |\Z)", read("reference/cli.md"))
+    depth = "##" + "#" * command.count(" ")
+    match = re.search(rf"(?ms)^{depth} everbeat {command}\n(.*?)(?=^##+ |\Z)", read("reference/cli.md"))
     assert match is not None, f"reference/cli.md has no section on everbeat {command}"
     return match[1]
 
@@ -104,7 +124,7 @@ def test_no_section_is_about_an_option_that_is_gone() -> None:
 
 def routes() -> list[str]:
     """Every route a server has, but OPTIONS, which every path answers; the rooms behind them are not asked."""
-    app = build_app(cast(Rooms, SimpleNamespace(allowed_hosts=frozenset())))
+    app = build_app(cast(Rooms, SimpleNamespace(allowed_hosts=frozenset(), access=None)))
     found = [
         f"{method} {route.path_format}"
         for route in app.routes
@@ -122,6 +142,11 @@ def routes() -> list[str]:
 def test_every_route_is_in_the_reference_and_no_other() -> None:
     named = re.findall(r"(?m)^\| \[`((?:GET|POST|PUT|PATCH|DELETE) /\S*)`\]", read("reference/api.md"))
     assert sorted(named) == routes()
+
+
+def test_the_reference_is_as_the_document_has_it() -> None:
+    page = read("reference/api.md")
+    assert rendered(page, openapi_document()) == page, "run: make docs"
 
 
 def test_every_problem_is_in_the_reference_with_its_status() -> None:
@@ -146,7 +171,8 @@ def test_every_metric_is_in_the_reference_with_its_type() -> None:
 def test_every_metric_named_anywhere_exists() -> None:
     known = {sample for family in Metrics().registry.collect() for sample in (family.name, f"{family.name}_total")}
     named = {name for page in PAGES for name in re.findall(r"\beverbeat_[a-z_]+\b", page.read_text(encoding="utf-8"))}
-    others = {"everbeat_started", "everbeat_migrations", "everbeat_month_ensure"}
+    others = {"everbeat_started", "everbeat_migrations", "everbeat_month_ensure", "everbeat_month_drop"}
+    others |= {"everbeat_owner", "everbeat_runtime"}
     assert sorted(named - known - others) == []
 
 

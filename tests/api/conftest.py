@@ -18,21 +18,30 @@ from everbeat.api.problems import Problem
 from everbeat.core import wire
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.timeline import TimelineCache
+from everbeat.services.answers import Answers
 from everbeat.services.audit import Auditing
 from everbeat.services.backfill import Backfill
+from everbeat.services.blobs import Blobs
 from everbeat.services.calendars import CalendarRoom
 from everbeat.services.cluster import ClusterRoom
 from everbeat.services.dead_letters import DeadLetters
+from everbeat.services.feed import Feed
+from everbeat.services.keys import Keys
 from everbeat.services.ledger import Ledger
+from everbeat.services.payloads import Payloads
 from everbeat.services.polls import Polls
+from everbeat.services.quotas import Quotas
 from everbeat.services.schedules import Schedules
 from everbeat.services.tasks import Tasks
+from everbeat.services.tenants import Directory, TenantRoom
 from everbeat.services.turns import Turns
+from everbeat.services.why import Reasons
 from everbeat.services.work import Work
-from everbeat.store.base import Claimer, Store
+from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
-from tests.factories import OTHER_TENANT, make_task
+from everbeat.store.values import Claimer
+from tests.factories import OTHER_TENANT, claim_for, make_task
 
 LATE_SECONDS = 5.0
 OPEN_ENDED = {"HealthAnswer"}
@@ -55,12 +64,15 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     await store.close()
 
 
-def make_rooms(store: Store) -> Rooms:
+def make_rooms(store: Store, blobs: Blobs | None = None) -> Rooms:
+    payloads = Payloads(blobs or Blobs(None))
     timelines = TimelineCache()
-    schedules = Schedules(store, timelines)
+    quotas = Quotas(store, Directory(store))
+    schedules = Schedules(store, timelines, quotas)
     polls = Polls(store)
-    turns = Turns(store, polls)
-    tasks = Tasks(store, polls, turns)
+    feed = Feed(store)
+    turns = Turns(store, polls, feed=feed)
+    tasks = Tasks(store, polls, turns, payloads=payloads, feed=feed, quotas=quotas)
 
     async def ready() -> Health:
         return Health(True, {"database": "ok"})
@@ -68,13 +80,18 @@ def make_rooms(store: Store) -> Rooms:
     return Rooms(
         schedules=schedules,
         tasks=tasks,
-        work=Work(store, polls, turns),
-        dead_letters=DeadLetters(store, tasks),
+        work=Work(store, polls, turns, payloads=payloads, feed=feed),
+        feed=feed,
+        dead_letters=DeadLetters(store, tasks, payloads=payloads),
         backfill=Backfill(store, schedules, tasks, timelines),
         ledger=Ledger(store, timelines, late_seconds=LATE_SECONDS),
+        answers=Answers(store),
+        why=Reasons(store, schedules, tasks, timelines, late_seconds=LATE_SECONDS, retention_days=90),
         audit=Auditing(store, timelines, late_seconds=LATE_SECONDS),
         cluster=ClusterRoom(store),
         calendars=CalendarRoom(store, schedules),
+        tenants=TenantRoom(store),
+        keys=Keys(store),
         timelines=timelines,
         store=store,
         health=lambda: Health(True, {"loops": {"ticker": 0.1}}),
@@ -170,7 +187,7 @@ async def claim_long_ago(rooms: Rooms, *, queue: str = "default") -> list[dict[s
 async def foreign_lease(store: Store) -> dict[str, Any]:
     """A lease that another tenant holds."""
     await store.task_submit([make_task(tenant_id=OTHER_TENANT)])
-    ((held,),) = await store.task_claim(OTHER_TENANT, ["default"], [Claimer("theirs", 1, 30)])
+    ((held,),) = await claim_for(store, ["default"], [Claimer("theirs", 1, 30)], tenant_id=OTHER_TENANT)
     return {"id": str(held.id), "fence": held.fence}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from everbeat.api.app import Rooms
 from everbeat.core.schedules import DEFAULT_TENANT
-from tests.api.conftest import definition, fields_of
+from tests.api.conftest import definition, fields_of, problem_of
 from tests.api.test_list_ticks import fire, registered_ago
 
 
@@ -65,7 +65,7 @@ async def test_the_window_can_be_chosen(client: httpx.AsyncClient) -> None:
     ("query", "field"),
     [
         *(("from=2026-01-01T00:00:00", "from"), ("to=x", "to"), ("limit=0", "limit"), ("cursor=x", "cursor")),
-        *(("from=2999-01-01T00:00:00Z", "from"), ("from=1990-01-01T00:00:00Z", "from"), ("tenant=x", "tenant")),
+        *(("from=2999-01-01T00:00:00Z", "from"), ("from=1990-01-01T00:00:00Z", "from"), ("colour=x", "colour")),
         ("from=2026-01-02T00:00:00Z&to=2026-01-01T00:00:00Z", "from"),
         ("to=1970-01-01T00:00:00Z", ""),
     ],
@@ -75,3 +75,17 @@ async def test_it_rejects_bad_parameters(client: httpx.AsyncClient, query: str, 
 
     assert field == "" or fields_of(response) == [field]
     assert response.status_code in (200, 422)
+
+
+async def test_operators_may_ask_about_one_tenant_or_all(client: httpx.AsyncClient) -> None:
+    await client.post("/v1/schedules", json=definition())
+    other = (await client.post("/v1/tenants", json={"name": "other"})).json()
+    alone = (await client.get("/v1/audit", params={"tenant": "other"})).json()
+    assert [one["tenant_id"] for one in alone["tenants"]] == [other["id"]]
+    assert alone["schedules"] == []
+    everybody = (await client.get("/v1/audit", params={"tenant": "all", "limit": 1})).json()
+    assert [one["tenant_id"] for one in everybody["tenants"]] == [str(DEFAULT_TENANT)]
+    rest = (await client.get("/v1/audit", params={"tenant": "all", "cursor": everybody["next_cursor"]})).json()
+    assert [one["tenant_id"] for one in rest["tenants"]] == [other["id"]]
+    assert rest["next_cursor"] is None
+    problem_of(await client.get("/v1/audit", params={"tenant": "nobody"}), 404)

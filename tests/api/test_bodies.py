@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
+import time
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
 from everbeat.api import bodies
-from tests.api.conftest import definition, fields_of, problem_of
+from everbeat.api.intake import Intake
+from everbeat.api.problems import Refusal
+from everbeat.api.rooms import Rooms
+from tests.api.conftest import definition, fields_of, make_client, problem_of
 
 JSON = {"Content-Type": "application/json"}
 START = b'{"name":"nightly","cron":"0 2 * * *","target":{"kind":"worker","type":"report"},"payload":'
@@ -113,14 +118,37 @@ async def test_it_stops_reading_an_endless_body(client: httpx.AsyncClient) -> No
     assert sent <= bodies.MAX_BODY_BYTES // (1024 * 1024) + 1
 
 
-async def test_it_gives_up_on_a_body_that_never_comes(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "BODY_DEADLINE_SECONDS", 0.01)
-
+async def test_it_gives_up_on_a_body_that_never_comes(rooms: Rooms) -> None:
     async def body() -> AsyncIterator[bytes]:
         yield b"{"
         await asyncio.Event().wait()
 
-    problem_of(await client.post("/v1/schedules", content=body(), headers=JSON), 408)
+    async with make_client(rooms._replace(intake=Intake(0.01))) as client:
+        problem_of(await client.post("/v1/schedules", content=body(), headers=JSON), 408)
+
+
+async def test_large_bodies_that_come_together_are_in_the_way_of_each_other_only(rooms: Rooms) -> None:
+    intake = Intake(most_large_bytes=300_000)
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+    large = json.dumps(definition(name="large")).encode()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield large + b" " * 200_000
+        arrived.set()
+        await go_on.wait()
+        yield b" "
+
+    async with make_client(rooms._replace(intake=intake)) as client:
+        first = asyncio.create_task(client.post("/v1/schedules", content=body(), headers=JSON))
+        await arrived.wait()
+        refused = await client.post("/v1/schedules", content=large + b" " * 200_000, headers=JSON)
+        assert problem_of(refused, 503)["type"].endswith(":overloaded")
+        assert 1 <= int(refused.headers["retry-after"]) <= 5
+        assert (await client.post("/v1/schedules", json=definition(name="small"))).status_code == 201
+        go_on.set()
+        assert (await first).status_code == 201
+        assert (await client.put("/v1/schedules/large", content=large + b" " * 200_000, headers=JSON)).status_code == 200
+    assert intake.held == 0
 
 
 async def test_a_large_body_within_the_limit_is_read(client: httpx.AsyncClient) -> None:
@@ -134,3 +162,39 @@ async def test_it_names_an_unknown_field_in_short(client: httpx.AsyncClient) -> 
 
     assert fields_of(response) == ["x" * 200]
     assert len(response.content) < 4096
+
+
+async def test_large_bodies_share_a_rate_and_small_ones_do_not_wait_for_it() -> None:
+    intake = Intake(large_bytes_per_second=1_000_000)
+    started = time.monotonic()
+    await asyncio.gather(*(intake.pace(50_000, 100_000) for _ in range(4)))
+    assert time.monotonic() - started > 0.19
+    await asyncio.gather(*(intake.pace(50_000, 50_000) for _ in range(100)))
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize("path", ["/v1/tasks", "/v1/schedules"], ids=["the hot door", "the framework's"])
+@pytest.mark.parametrize("body", [b"[" + b" " * 100_000, b" " * (bodies.MAX_BODY_BYTES + 1)], ids=["malformed", "too large"])
+async def test_a_refused_body_is_let_go_of_without_the_garbage_collector(
+    client: httpx.AsyncClient, path: str, body: bytes
+) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield body
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert (await client.post(path, content=pieces(), headers=JSON)).status_code in (400, 413)
+        kept = [one for one in gc.get_objects() if isinstance(one, Refusal)]
+        held = [frame for one in kept for frame in _frames(one)]
+        assert held == []
+    finally:
+        gc.enable()
+
+
+def _frames(error: BaseException) -> list[str]:
+    found, trace = [], error.__traceback__
+    while trace is not None:
+        found.append(trace.tb_frame.f_code.co_qualname)
+        trace = trace.tb_next
+    return found

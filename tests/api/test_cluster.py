@@ -7,7 +7,7 @@ from uuid import uuid4
 import httpx
 
 from everbeat.api.app import Rooms
-from everbeat.store.base import NodeBeat
+from everbeat.store.values import NodeBeat
 from tests.api.conftest import definition, fields_of
 
 

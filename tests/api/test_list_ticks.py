@@ -11,7 +11,8 @@ import pytest
 
 from everbeat.api.app import Rooms
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.store.base import Firing, NodeBeat, Store
+from everbeat.store.base import Store
+from everbeat.store.values import Firing, NodeBeat
 from tests.api.conftest import definition, fields_of, problem_of
 
 HOURLY = definition(name="hourly", cron="0 * * * *")

@@ -10,7 +10,10 @@ import msgspec
 import pytest
 from litestar.routes import HTTPRoute
 
+from everbeat.api import answers
 from everbeat.api.app import Rooms, build_app
+from everbeat.api.problems import Problem
+from everbeat.core import wire
 
 CONTRACT = {
     "/v1/schedules": {"get", "post"},
@@ -19,6 +22,7 @@ CONTRACT = {
     "/v1/schedules/{ref}/pause": {"post"},
     "/v1/schedules/{ref}/resume": {"post"},
     "/v1/schedules/{ref}/ticks": {"get"},
+    "/v1/schedules/{ref}/why": {"get"},
     "/v1/schedules/{ref}/trigger": {"post"},
     "/v1/schedules/{ref}/backfill": {"post"},
     "/v1/schedules/{ref}/executions": {"get"},
@@ -42,7 +46,13 @@ CONTRACT = {
     "/v1/dead-letters/purge": {"post"},
     "/v1/preview": {"post"},
     "/v1/audit": {"get"},
+    "/v1/audit-log": {"get"},
+    "/v1/tenants": {"get", "post"},
+    "/v1/tenants/{tenant}": {"get", "patch"},
+    "/v1/tenants/{tenant}/keys": {"get", "post"},
+    "/v1/keys/{key_id}": {"delete"},
     "/v1/cluster": {"get"},
+    "/v1/events": {"get"},
     "/v1/calendars": {"get"},
     "/v1/calendars/{name}": {"get", "put", "delete"},
     "/v1/openapi.json": {"get"},
@@ -150,3 +160,23 @@ async def test_its_examples_are_accepted(client: httpx.AsyncClient, document: di
 async def test_it_is_served_relative_to_wherever_it_is(document: dict[str, Any]) -> None:
     assert document["servers"] == [{"url": "/"}]
     assert document["openapi"].startswith("3.1")
+
+
+async def test_every_answer_and_problem_has_an_example_that_fits(document: dict[str, Any]) -> None:
+    shapes = {name: one for name, one in {**vars(wire), **vars(answers), "Problem": Problem}.items() if isinstance(one, type)}
+    for operation in operations(document):
+        for status, answer in operation["responses"].items():
+            for media_type, content in answer.get("content", {}).items():
+                if media_type == "text/plain" or (status == "503" and operation["operationId"] in ("healthz", "readyz")):
+                    continue
+                assert "example" in content, (operation["operationId"], status)
+                if name := content["schema"].get("$ref", "").rpartition("/")[2]:
+                    seen = msgspec.to_builtins(msgspec.convert(content["example"], shapes[name]))
+                    assert name == "HealthAnswer" or seen == content["example"], (operation["operationId"], status)
+
+
+async def test_every_body_that_says_something_has_examples(document: dict[str, Any]) -> None:
+    for operation in operations(document):
+        body = operation.get("requestBody", {}).get("content", {}).get("application/json")
+        if body is not None and document["components"]["schemas"][body["schema"]["$ref"].rpartition("/")[2]]["properties"]:
+            assert body["examples"], operation["operationId"]

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from everbeat.cli.main import cli
 from everbeat.cli.worker import AppNotLoaded, load_app
 from everbeat.core.errors import EverbeatError
+from everbeat.core.keys import make_key
 from tests.support.processes import ServerProcess
 
 
@@ -151,3 +152,16 @@ def test_dev_explains_a_wrong_app_before_it_starts_anything(folder: Path) -> Non
         assert process.wait_exit(20) == 1
     assert process.logs().startswith("everbeat: there is no module nowhere")
     assert not (folder / "everbeat.db").exists()
+
+
+def test_a_key_comes_from_a_file_and_what_is_none_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERBEAT_API_KEY", "")
+    write(folder, "shop.py", APP + "import os, pathlib\npathlib.Path('seen').write_text(os.environ['EVERBEAT_API_KEY'])\n")
+    write(folder, "key", make_key(b"w" * 32) + "\n")
+    invoke("shop:missing", "--api-key-file", "key")
+    assert (folder / "seen").read_text() == make_key(b"w" * 32)
+    write(folder, "other", "password")
+    for file, told in (("other", "does not hold an API key"), ("nowhere", "cannot be read")):
+        result = invoke("shop:eb", "--api-key-file", file)
+        assert result.exit_code == 2
+        assert told in result.output

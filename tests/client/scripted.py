@@ -89,7 +89,7 @@ class ScriptedServer:
         if seen.path == "/v1/worker/claim":
             return 200, {"tasks": []}
         if seen.method == "GET" and seen.path.startswith("/v1/tasks/") and seen.path.count("/") == 3:
-            id_ = UUID(seen.path.rpartition("/")[2])
+            id_ = UUID(seen.path.rpartition("/")[2].partition("?")[0])
             return (200, self.tasks[id_]) if id_ in self.tasks else (404, {"detail": "no such task"})
         return 200, {"method": seen.method, "path": seen.path, "items": [], "next_cursor": None}
 

@@ -46,10 +46,11 @@ async def test_async_code_does_the_same(eb: Everbeat, server: ScriptedServer) ->
 def test_options_are_not_arguments(eb: Everbeat, server: ScriptedServer) -> None:
     build = declare(eb)
     run_at = datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
-    first = build.submit(account=7, delay="10m", priority=10, key="report-7", labels={"kind": "late"})
+    first = build.submit(account=7, delay="10m", priority=10, key="report-7", labels={"kind": "late"}, fair_key="c-7")
     second = build.options(run_at=run_at).submit(account=7)
     one, two = server.tasks[first.id], server.tasks[second.id]
     assert (one["delay_seconds"], one["priority"], one["labels"]) == (600, 10, {"team": "a", "kind": "late"})
+    assert one["fair_key"] == "c-7"
     assert server.by_key["report-7"] == first.id
     assert two["run_at"] == "2030-01-01T10:00:00Z"
     assert build.submit(account=7, key="report-7") == first
@@ -69,6 +70,7 @@ def test_options_are_not_arguments(eb: Everbeat, server: ScriptedServer) -> None
         ({"key": "a b"}, "key: 'a b' is not 1 to 255 visible ASCII"),
         ({"key": 7}, "key: 7 is not"),
         ({"labels": "x"}, "labels: 'x' is not a dict"),
+        ({"fair_key": "a b"}, "fair_key: "),
         ({"labels": {"a": 1}}, "labels.a: must be text"),
     ],
 )

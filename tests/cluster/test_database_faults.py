@@ -126,6 +126,10 @@ def test_nodes_started_before_their_database_wait_for_it(private_postgres: Postg
         for _ in range(3):
             cluster.add(wait=False)
         wait_until(lambda: all("waiting_for_database" in node.process.logs() for node in cluster.nodes), 20, "nodes that wait")
+        asked = {path: cluster.alive.client.get(path) for path in ("/healthz", "/readyz", "/v1/schedules")}
+        assert [answer.status_code for answer in asked.values()] == [200, 503, 503]
+        assert asked["/v1/schedules"].json()["type"] == "urn:everbeat:problem:database-unavailable"
+        assert [int(asked[path].headers["Retry-After"]) for path in ("/readyz", "/v1/schedules")] == [1, 1]
         private_postgres.start()
         for node in cluster.nodes:
             node.process.wait_ready(f"{node.base}/readyz", 30)

@@ -282,7 +282,7 @@ def test_without_its_listener_a_node_still_hears_of_tasks_of_another(
 
                 thread = threading.Thread(target=poll)
                 thread.start()
-                wait_until(lambda: "claim" in there.client.get("/metrics").text, 5)
+                wait_until(lambda: "task_flows" in there.client.get("/metrics").text, 5)
                 assert postgres_server.fetch_value(kill, cluster.database) >= (2 if number == 0 else 0)
                 sent = time.monotonic()
                 assert here.client.post("/v1/tasks", json={"type": "t", "queue": "far"}).status_code == 201

@@ -10,8 +10,9 @@ from uuid import UUID
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptOutcome, DeadLetter, Ending, Origin, TaskState
-from everbeat.store.base import DeadFilter, Replay, Store
+from everbeat.core.tasks import AttemptOutcome, DeadLetter, Ending, Origin, TaskKey, TaskState
+from everbeat.store.base import Store
+from everbeat.store.values import DeadFilter, Replay
 from tests.factories import NOW, OTHER_TENANT, claim, count_rows, execute_raw, make_task, minutes, open_twin, seconds
 
 SCHEDULE = UUID(int=9)
@@ -190,3 +191,20 @@ async def test_dead_purge_of_a_filter_leaves_the_others(store: Store, filter_: d
     assert await store.dead_purge(DEFAULT_TENANT, DeadFilter(**filter_), limit=10, now=NOW) == len(expected)
     assert await types(store) == "".join(type_ for type_ in "cba" if type_ not in expected)
     assert len(await store.dead_list(OTHER_TENANT, DeadFilter(), before=None, limit=10)) == 1
+
+
+async def test_dead_replay_under_a_key_is_done_once(store: Store) -> None:
+    dead, key = await bury(store), TaskKey("once", b"1")
+    first, second = replay(dead, key=key), replay(dead, key=key)
+    assert await store.dead_replay(DEFAULT_TENANT, [first], again=True, now=NOW) == [dead]
+    assert await store.dead_replay(DEFAULT_TENANT, [second], again=True, now=NOW) == []
+    (letter,) = await store.dead_find(DEFAULT_TENANT, [dead])
+    assert (letter.replayed_as, letter.replays) == (first.task.id, 1)
+    submitted = await store.task_submit([second.task], now=NOW)
+    assert (submitted.ids, submitted.repeated) == ([first.task.id], frozenset({0}))
+
+
+async def test_dead_replay_that_is_not_done_leaves_its_key_free(store: Store) -> None:
+    dead, key = await bury(store), TaskKey("once", b"1")
+    assert await store.dead_replay(DEFAULT_TENANT, [replay(UUID(int=5), key=key)], again=True, now=NOW) == []
+    assert await store.dead_replay(DEFAULT_TENANT, [replay(dead, key=key)], again=True, now=NOW) == [dead]

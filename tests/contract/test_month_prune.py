@@ -14,8 +14,9 @@ from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import StoreUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import AttemptOutcome, Ending, TaskState
-from everbeat.store.base import BeatWrite, Store
+from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
+from everbeat.store.values import BeatWrite
 from tests.factories import (
     claim,
     complete,
@@ -130,6 +131,20 @@ async def test_month_prune_goes_on_after_a_reader_held_it_up(postgres_url: str) 
     assert await months(store) == tables_of("2026_03")
     assert len(await ledger(store, id_)) == 1
     await store.close()
+
+
+async def test_month_prune_by_two_at_once_is_no_trouble(postgres_url: str) -> None:
+    one, other = (PostgresStore(postgres_url, listen=False) for _ in range(2))
+    try:
+        for _ in range(3):
+            assert sorted(await one.month_ensure([JANUARY, FEBRUARY])) == tables_of("2026_01", "2026_02")
+            await asyncio.gather(*(store.month_prune(before=MARCH, limit=100) for store in (one, other)))
+            while await one.month_prune(before=MARCH, limit=100):
+                pass
+            assert not set(await months(one)) & set(tables_of("2026_01", "2026_02"))
+    finally:
+        await one.close()
+        await other.close()
 
 
 async def test_month_ensure_makes_each_month_once_even_from_many_sides(postgres_url: str) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from everbeat.store.base import Notice, Store
+from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
+from everbeat.store.values import Notice
 
 
 async def until(is_so: Callable[[], bool], deadline_seconds: float = 20) -> None:

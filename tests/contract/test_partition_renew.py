@@ -8,7 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from everbeat.store.base import NodeInfo, PartitionInfo, Store
+from everbeat.store.base import Store
+from everbeat.store.values import NodeInfo, PartitionInfo
 from tests.factories import EVERYTHING, NOW, beat, minutes, open_twin, seconds
 
 ONE, TWO, THREE = UUID(int=1), UUID(int=2), UUID(int=3)

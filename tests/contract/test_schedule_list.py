@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT, Status
-from everbeat.store.base import ScheduleFilter, Store
+from everbeat.store.base import Store
+from everbeat.store.values import ScheduleFilter
 from tests.factories import (
     NOW,
     OTHER_TENANT,

@@ -10,8 +10,9 @@ import pytest
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.schedules import DEFAULT_TENANT, PastRule, Schedule, Status
 from everbeat.core.ticks import SkipReason
-from everbeat.store.base import IdempotentAnswer, Store
+from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
+from everbeat.store.values import IdempotentAnswer
 from tests.factories import (
     NOW,
     OTHER_TENANT,
@@ -116,7 +117,7 @@ async def test_schedule_write_keeps_skips_and_the_past_rule_beside_the_row(store
     first, second = await ledger(store, schedule.id)
     assert (first.until, first.task_id, first.node, first.epoch, first.fired_at) == (NOW - seconds(20), None, None, None, NOW)
     assert second.until is None
-    assert await store.schedule_past_rules([schedule.id]) == [past]
+    assert await store.schedule_past_rules(DEFAULT_TENANT, [schedule.id]) == [past]
 
 
 async def test_schedule_past_rules_come_oldest_first_for_each_schedule(store: Store) -> None:
@@ -131,8 +132,8 @@ async def test_schedule_past_rules_come_oldest_first_for_each_schedule(store: St
             write = ScheduleWrite(newer, expected=await find(store, schedule), past_rule=past)
             assert await store.schedule_write(DEFAULT_TENANT, [write], now=NOW)
             kept.append(past)
-    assert await store.schedule_past_rules([two.id, one.id]) == kept
-    assert await store.schedule_past_rules([two.id]) == kept[2:]
+    assert await store.schedule_past_rules(DEFAULT_TENANT, [two.id, one.id]) == kept
+    assert await store.schedule_past_rules(DEFAULT_TENANT, [two.id]) == kept[2:]
 
 
 async def test_schedule_write_makes_room_for_skips_of_a_month_long_past(store: Store) -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import AttemptOutcome, Ending, TaskState
-from everbeat.store.base import Cancelled, Store
+from everbeat.store.base import Store
 from everbeat.store.sqlite.store import SqliteStore
+from everbeat.store.values import Cancelled
 from tests.factories import (
     NOW,
     OTHER_TENANT,

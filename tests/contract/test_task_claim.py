@@ -10,11 +10,13 @@ import uuid_utils.compat
 
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import AttemptOutcome, ClaimedTask, Ending, Origin, TaskState
-from everbeat.store.base import Claimer, QueueDepth, Store
+from everbeat.store.base import Store
+from everbeat.store.values import Claimer, QueueDepth
 from tests.factories import (
     NOW,
     OTHER_TENANT,
     claim,
+    claim_for,
     execute_raw,
     firing_of,
     insert,
@@ -84,7 +86,7 @@ async def test_task_claim_of_a_task_that_a_tick_made_names_its_schedule(store: S
 async def test_task_claim_serves_claimers_in_their_order(store: Store) -> None:
     await store.task_submit([make_task(str(number)) for number in range(6)], now=NOW)
     claimers = [Claimer("a", 2, 10), Claimer("none", 0, 10), Claimer("b", 3, 20), Claimer("c", 4, 30), Claimer("d", 1, 30)]
-    shares = await store.task_claim(DEFAULT_TENANT, ["default"], claimers, now=NOW)
+    shares = await claim_for(store, ["default"], claimers, now=NOW)
     assert [types_of(share) for share in shares] == [["0", "1"], [], ["2", "3", "4"], ["5"], []]
     assert [{task.lease_until for task in share} for share in shares] == [
         {NOW + seconds(10)}, set(), {NOW + seconds(20)}, {NOW + seconds(30)}, set()
@@ -98,7 +100,7 @@ async def test_task_claim_shares_several_queues_by_urgency(store: Store) -> None
         [make_task(f"{queue}{number}", queue=queue, priority=number) for queue in "ab" for number in range(3)], now=NOW
     )
     claimers = [Claimer("one", 2, 10), Claimer("two", 3, 10)]
-    shares = await store.task_claim(DEFAULT_TENANT, ["b", "a"], claimers, now=NOW)
+    shares = await claim_for(store, ["b", "a"], claimers, now=NOW)
     assert [types_of(share) for share in shares] == [["a0", "b0"], ["a1", "b1", "a2"]]
     assert await store.task_depths() == [
         QueueDepth("a", "running", 3), QueueDepth("b", "ready", 1), QueueDepth("b", "running", 2)
@@ -112,7 +114,7 @@ async def test_task_claim_without_queues_or_claimers_or_tasks_takes_nothing(
     store: Store, queues: list[str], claimers: list[Claimer]
 ) -> None:
     await store.task_submit([make_task()], now=NOW)
-    assert await store.task_claim(DEFAULT_TENANT, queues, claimers, now=NOW) == [[] for _ in claimers]
+    assert await claim_for(store, queues, claimers, now=NOW) == [[] for _ in claimers]
     assert await store.task_depths() == [QueueDepth("default", "ready", 1)]
 
 
@@ -165,7 +167,7 @@ async def test_task_claim_begins_each_attempt_without_progress(store: Store) -> 
 async def test_task_claim_by_the_databases_own_clock(store: Store) -> None:
     await store.task_submit([make_task()])
     before = await store.clock()
-    ((task,),) = await store.task_claim(DEFAULT_TENANT, ["default"], [Claimer("w", 1, 30)])
+    ((task,),) = await claim_for(store, ["default"], [Claimer("w", 1, 30)])
     assert before + seconds(30) <= task.lease_until <= await store.clock() + seconds(30)
 
 
@@ -178,7 +180,7 @@ async def test_task_claim_by_many_at_once_gives_each_task_to_one(store: Store) -
         taken: list[UUID] = []
         while len(taken) < 200:
             claimers = [Claimer(f"{name}-{number}", 2, 30) for number in range(3)]
-            shares = await twin.task_claim(DEFAULT_TENANT, ["a", "b"], claimers, now=NOW)
+            shares = await claim_for(twin, ["a", "b"], claimers, now=NOW)
             if not any(shares):
                 break
             taken += [task.id for share in shares for task in share]
@@ -216,3 +218,7 @@ async def test_task_depths_count_live_tasks_by_queue_and_state(store: Store) -> 
         QueueDepth("mail", "ready", 1),
         QueueDepth("mail", "scheduled", 1),
     ]
+    await store.task_submit([make_task(tenant_id=OTHER_TENANT)], now=NOW)
+    assert await store.task_depths(OTHER_TENANT) == [QueueDepth("default", "ready", 1)]
+    assert len(await store.task_depths(DEFAULT_TENANT)) == 4
+    assert (await store.task_depths())[0].count == 3

@@ -10,7 +10,8 @@ import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import AttemptOutcome, ClaimedTask, Ending, Origin, TaskState
-from everbeat.store.base import BeatWrite, Completed, Store
+from everbeat.store.base import Store
+from everbeat.store.values import BeatWrite, Completed
 from tests.factories import (
     NOW,
     OTHER_TENANT,
@@ -43,7 +44,7 @@ async def test_task_complete_moves_the_task_to_history(store: Store) -> None:
     await store.task_heartbeat([BeatWrite(lease_of(task), 0.9, "nearly")], now=NOW + seconds(2))
     (before,) = await store.task_find(DEFAULT_TENANT, [task.id])
     done = await complete(store, task, now=NOW + seconds(3), result='{"ok": "ä\\u0000"}')
-    assert done == Completed(frozenset({(task.id, 1)}), frozenset(), frozenset({UUID(int=9)}))
+    assert done == Completed(frozenset({(task.id, 1)}), frozenset(), frozenset({UUID(int=9)}), {task.id: DEFAULT_TENANT})
     assert await count_rows(store, "tasks") == 0
     (after,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (after.state, after.finished_at, after.result) == (
@@ -79,7 +80,9 @@ async def test_task_complete_again_under_the_same_fence_is_told_apart(store: Sto
 
 async def test_task_complete_twice_in_one_batch_finishes_once(store: Store) -> None:
     (task,) = await start(store)
-    assert await complete(store, task, task) == Completed(frozenset({(task.id, 1)}), frozenset(), frozenset())
+    assert await complete(store, task, task) == Completed(
+        frozenset({(task.id, 1)}), frozenset(), frozenset(), {task.id: DEFAULT_TENANT}
+    )
     assert await count_rows(store, "task_history") == 1
 
 

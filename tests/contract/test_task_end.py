@@ -10,7 +10,8 @@ import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import AttemptOutcome, ClaimedTask, Ending, Origin, RunningTask, TaskState
-from everbeat.store.base import BeatWrite, Ended, PastEnding, Store
+from everbeat.store.base import Store
+from everbeat.store.values import BeatWrite, Ended, PastEnding
 from tests.factories import (
     NOW,
     OTHER_TENANT,

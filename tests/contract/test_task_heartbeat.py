@@ -9,8 +9,9 @@ import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import AttemptOutcome, ClaimedTask, Ending, TaskState
-from everbeat.store.base import Beaten, BeatWrite, LeaseRef, Store
+from everbeat.store.base import Store
 from everbeat.store.rows import MOST_LOG_BYTES
+from everbeat.store.values import Beaten, BeatWrite, LeaseRef
 from tests.factories import NOW, OTHER_TENANT, claim, execute_raw, lease_of, make_task, minutes, seconds
 
 

@@ -10,9 +10,10 @@ import uuid_utils.compat
 
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import NewTask, Origin, TaskState
-from everbeat.store.base import Store, TaskFilter, TaskScan
+from everbeat.store.base import Store
 from everbeat.store.postgres import tasks as postgres_tasks
 from everbeat.store.sqlite import tasks as sqlite_tasks
+from everbeat.store.values import TaskFilter, TaskScan
 from tests.factories import NOW, OTHER_TENANT, claim, complete, make_task, minutes, seconds
 
 SCHEDULE = UUID(int=9)
@@ -173,6 +174,6 @@ async def test_task_ticks_are_those_with_a_backfilled_task_live_or_finished(stor
     await submit(store, task(2), live=False)
     await submit(store, task(3, origin=Origin.TICK), task(3, origin=Origin.TRIGGER), task(4, schedule_id=UUID(int=5)))
     await submit(store, make_task(origin=Origin.BACKFILL, schedule_id=SCHEDULE))
-    ticks = await store.task_ticks(SCHEDULE, from_=NOW, to=NOW + minutes(5))
+    ticks = await store.task_ticks(DEFAULT_TENANT, SCHEDULE, from_=NOW, to=NOW + minutes(5))
     assert sorted(ticks) == [NOW, NOW + minutes(1), NOW + minutes(2)]
-    assert await store.task_ticks(SCHEDULE, from_=NOW + seconds(1), to=NOW + minutes(1)) == []
+    assert await store.task_ticks(DEFAULT_TENANT, SCHEDULE, from_=NOW + seconds(1), to=NOW + minutes(1)) == []

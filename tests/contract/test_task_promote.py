@@ -9,7 +9,8 @@ import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import AttemptOutcome, Ending, NewTask, TaskState
-from everbeat.store.base import Promoted, QueueDepth, Store
+from everbeat.store.base import Store
+from everbeat.store.values import Promoted, QueueDepth
 from tests.factories import NOW, OTHER_TENANT, claim, complete, execute_raw, make_task, minutes, open_twin, seconds
 
 

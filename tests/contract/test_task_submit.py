@@ -1,4 +1,4 @@
-"""task_submit and key_prune: new tasks all or nothing, and each idempotency key once."""
+"""task_submit and task_key_prune: new tasks all or nothing, and each idempotency key once."""
 
 from __future__ import annotations
 
@@ -209,9 +209,9 @@ async def test_task_submit_from_two_sides_with_one_key_for_different_things(stor
     assert await count_rows(store, "tasks") == 20
 
 
-async def test_key_prune_forgets_keys_past_their_time_in_pieces(store: Store) -> None:
+async def test_task_key_prune_forgets_keys_past_their_time_in_pieces(store: Store) -> None:
     for number in range(4):
         await store.task_submit([keyed(str(number))], now=NOW + minutes(number))
     at = NOW + DAY + minutes(2.5)
-    assert [await store.key_prune(limit=2, now=at) for _ in range(3)] == [2, 1, 0]
+    assert [await store.task_key_prune(limit=2, now=at) for _ in range(3)] == [2, 1, 0]
     assert (await store.task_submit([keyed("3", b"other")], now=at)).mismatched == {0}

@@ -11,7 +11,8 @@ import pytest
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.schedules import DEFAULT_TENANT, Overlap, Schedule, Status
 from everbeat.core.tasks import NewTask, Origin, Task, TaskState
-from everbeat.store.base import FireResult, Store, TaskFilter
+from everbeat.store.base import Store
+from everbeat.store.values import FireResult, TaskFilter
 from tests.factories import (
     NOW,
     OTHER_TENANT,

@@ -9,9 +9,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from everbeat.core.schedules import Overlap, Schedule, Status
+from everbeat.core.schedules import DEFAULT_TENANT, Overlap, Schedule, Status
 from everbeat.core.ticks import Outcome, SkipReason
-from everbeat.store.base import Fired, Firing, Store
+from everbeat.store.base import Store
+from everbeat.store.values import Fired, Firing
 from tests.factories import (
     NOW,
     OTHER_TENANT,
@@ -120,8 +121,12 @@ async def test_tick_fire_records_skipped_ranges_beside_the_tick(store: Store) ->
     await take_all(store, NODE)
     skips = (skip(NOW - minutes(9), NOW - minutes(5), 5), skip(NOW - minutes(2), reason=SkipReason.DST_GAP))
     await fire(store, firing_of(schedule, skips=skips))
-    assert lines_of(await ledger(store, schedule.id)) == [(-540, "misfire", 5), (-120, "dst_gap", 1), (0, "fired", 1)]
-    first, second, _ = await ledger(store, schedule.id)
+    assert lines_of(await ledger(store, schedule.id, OTHER_TENANT)) == [
+        (-540, "misfire", 5),
+        (-120, "dst_gap", 1),
+        (0, "fired", 1),
+    ]
+    first, second, _ = await ledger(store, schedule.id, OTHER_TENANT)
     assert (first.until, second.until) == (NOW - minutes(5), None)
     assert (first.node, first.epoch, first.fired_at) == (NODE, 1, NOW)
     tenants = await execute_raw(store, "SELECT DISTINCT tenant_id FROM ticks")
@@ -285,7 +290,7 @@ async def test_two_connections_firing_the_same_ticks_at_once_make_one_task_each(
         assert sum(len(fired) for fired in results) == 1
     await twin.close()
     assert await count_rows(store, "tasks") == await count_rows(store, "ticks") == 50
-    assert await store.tick_doubled([schedule.id], from_=NOW, to=NOW + minutes(60)) == {}
+    assert await store.tick_doubled(DEFAULT_TENANT, [schedule.id], from_=NOW, to=NOW + minutes(60)) == {}
 
 
 async def test_two_owners_at_once_make_one_task_even_if_both_leases_seem_good(store: Store) -> None:

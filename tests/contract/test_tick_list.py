@@ -7,7 +7,8 @@ from uuid import UUID, uuid4
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.ticks import Outcome, SkipReason
-from everbeat.store.base import Store, TickTotal
+from everbeat.store.base import Store
+from everbeat.store.values import TickTotal
 from tests.factories import NOW, claim, complete, execute_raw, firing_of, insert, make_schedule, minutes, skip, take_all
 
 NODE = UUID(int=1)
@@ -26,10 +27,10 @@ async def test_tick_list_gives_the_rows_that_touch_the_window_oldest_first(store
     await insert(store, other)
     writes = [ScheduleWrite(schedule, skips=skips)]
     assert await store.schedule_write(DEFAULT_TENANT, writes, now=NOW)
-    rows = await store.tick_list(schedule.id, from_=FROM, to=TO, limit=10)
+    rows = await store.tick_list(DEFAULT_TENANT, schedule.id, from_=FROM, to=TO, limit=10)
     assert [row.scheduled_for for row in rows] == [NOW - minutes(19), NOW - minutes(8), NOW - minutes(3)]
-    assert len(await store.tick_list(schedule.id, from_=FROM, to=TO, limit=2)) == 2
-    assert await store.tick_list(other.id, from_=FROM, to=TO, limit=10) == []
+    assert len(await store.tick_list(DEFAULT_TENANT, schedule.id, from_=FROM, to=TO, limit=2)) == 2
+    assert await store.tick_list(DEFAULT_TENANT, other.id, from_=FROM, to=TO, limit=10) == []
 
 
 async def test_tick_totals_sum_what_begins_in_the_window(store: Store) -> None:
@@ -45,13 +46,13 @@ async def test_tick_totals_sum_what_begins_in_the_window(store: Store) -> None:
         skip(NOW, NOW + minutes(1), 2),
     )
     assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(two, skips=skips)], now=NOW)
-    totals = await store.tick_totals({one.id: TO, two.id: TO}, from_=FROM)
+    totals = await store.tick_totals(DEFAULT_TENANT, {one.id: TO, two.id: TO}, from_=FROM)
     assert {(total.schedule_id, total.reason): total for total in totals} == {
         (one.id, None): TickTotal(one.id, Outcome.FIRED, None, 1),
         (two.id, SkipReason.MISFIRE): TickTotal(two.id, Outcome.SKIPPED, SkipReason.MISFIRE, 3),
         (two.id, SkipReason.PAUSED): TickTotal(two.id, Outcome.SKIPPED, SkipReason.PAUSED, 1),
     }
-    assert [total.schedule_id for total in await store.tick_totals({one.id: TO}, from_=FROM)] == [one.id]
+    assert [total.schedule_id for total in await store.tick_totals(DEFAULT_TENANT, {one.id: TO}, from_=FROM)] == [one.id]
 
 
 async def test_tick_ranges_are_those_over_an_edge_of_the_window(store: Store) -> None:
@@ -63,9 +64,9 @@ async def test_tick_ranges_are_those_over_an_edge_of_the_window(store: Store) ->
         skip(NOW - minutes(0.5), NOW, 2),
     )
     assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(schedule, skips=skips)], now=NOW)
-    ranges = await store.tick_ranges({schedule.id: TO, uuid4(): TO}, from_=FROM)
+    ranges = await store.tick_ranges(DEFAULT_TENANT, {schedule.id: TO, uuid4(): TO}, from_=FROM)
     assert sorted(row.scheduled_for for row in ranges) == [NOW - minutes(10.5), NOW - minutes(0.5)]
-    whole = await store.tick_ranges({schedule.id: NOW - minutes(20) + minutes(1)}, from_=NOW - minutes(20))
+    whole = await store.tick_ranges(DEFAULT_TENANT, {schedule.id: NOW - minutes(20) + minutes(1)}, from_=NOW - minutes(20))
     assert [row.count for row in whole] == [5]
 
 
@@ -75,12 +76,12 @@ async def test_tick_doubled_counts_ticks_with_two_tasks_live_or_finished(store: 
     await take_all(store, NODE)
     await store.tick_fire(NODE, [firing_of(schedule), firing_of(honest)], now=NOW)
     window = {"from_": NOW, "to": NOW + minutes(1)}
-    assert await store.tick_doubled([schedule.id, honest.id], **window) == {}
+    assert await store.tick_doubled(DEFAULT_TENANT, [schedule.id, honest.id], **window) == {}
     await duplicate_task(store, schedule.id)
-    assert await store.tick_doubled([schedule.id, honest.id], **window) == {schedule.id: 1}
+    assert await store.tick_doubled(DEFAULT_TENANT, [schedule.id, honest.id], **window) == {schedule.id: 1}
     await complete(store, *await claim(store, limit=1))
-    assert await store.tick_doubled([schedule.id, honest.id], **window) == {schedule.id: 1}
-    assert await store.tick_doubled([schedule.id], from_=NOW - minutes(5), to=NOW) == {}
+    assert await store.tick_doubled(DEFAULT_TENANT, [schedule.id, honest.id], **window) == {schedule.id: 1}
+    assert await store.tick_doubled(DEFAULT_TENANT, [schedule.id], from_=NOW - minutes(5), to=NOW) == {}
 
 
 async def duplicate_task(store: Store, schedule_id: UUID) -> None:

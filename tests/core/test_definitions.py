@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from everbeat.core.definitions import (
     MAX_DEPTH,
-    MAX_PAYLOAD_BYTES,
+    MAX_ROW_PAYLOAD_BYTES,
+    convert,
     definition_of,
     number,
     parse_definition,
@@ -22,6 +23,7 @@ from everbeat.core.definitions import (
 from everbeat.core.errors import InvalidInput, TooLarge
 from everbeat.core.rules import DstFold, DstGap, TriggerKind
 from everbeat.core.schedules import Overlap, Spec, same_spec
+from everbeat.core.wire import Release
 from tests.factories import definition, make_schedule
 
 
@@ -130,9 +132,9 @@ def test_a_payload_has_a_limit_of_size_and_depth() -> None:
         nested = [nested]
     assert faults(definition(payload=nested)) == ["payload"]
     parse_definition(definition(payload=nested[0]))
-    parse_definition(definition(payload="x" * (MAX_PAYLOAD_BYTES - 2)))
+    parse_definition(definition(payload="x" * (MAX_ROW_PAYLOAD_BYTES - 2)))
     with pytest.raises(TooLarge):
-        parse_definition(definition(payload="x" * (MAX_PAYLOAD_BYTES - 1)))
+        parse_definition(definition(payload="x" * (MAX_ROW_PAYLOAD_BYTES - 1)))
 
 
 @pytest.mark.parametrize(
@@ -217,3 +219,20 @@ def outcome(data: Any) -> Spec | InvalidInput:
         return parse_definition(data)
     except InvalidInput as refused:
         return refused
+
+
+# Whole numbers
+
+
+def test_a_whole_number_may_have_a_fraction_of_zero() -> None:
+    leases = [{"id": "01a1e231-932d-71cb-8dab-e37075a3e37c", "fence": fence} for fence in (1.0, 2, 3.0)]
+    release = convert({"worker": "w", "leases": leases}, Release)
+    assert [lease.fence for lease in release.leases] == [1, 2, 3]
+    spec = parse_definition(definition(priority=7.0, max_concurrent=2.0, payload={"kept": 1.0}))
+    assert (spec.priority, spec.max_concurrent, spec.payload) == (7, 2, b'{"kept":1.0}')
+
+
+@pytest.mark.parametrize("fence", [1.5, "1", True, 1e300])
+def test_other_numbers_are_refused_as_before(fence: Any) -> None:
+    with pytest.raises(InvalidInput):
+        convert({"worker": "w", "leases": [{"id": "01a1e231-932d-71cb-8dab-e37075a3e37c", "fence": fence}]}, Release)

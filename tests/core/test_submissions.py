@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everbeat.core.definitions import MAX_DEPTH, MAX_PAYLOAD_BYTES
+from everbeat.core.definitions import MAX_DEPTH
 from everbeat.core.errors import InvalidInput, TooLarge
 from everbeat.core.partitioning import partition_of
 from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
@@ -34,6 +34,7 @@ from everbeat.core.submissions import (
 )
 from everbeat.core.targets import HttpTarget, KafkaTarget, WorkerTarget
 from everbeat.core.tasks import Attempt, AttemptOutcome, DeadLetter, LogLine, NewTask, Origin, Task, TaskKey, TaskState
+from everbeat.core.tenants import MAX_PAYLOAD_BYTES
 from everbeat.core.wire import LONGEST_DELAY_SECONDS, TaskInput
 from tests.factories import NOW, make_schedule, seconds
 
@@ -371,6 +372,7 @@ def test_a_task_is_answered_as_the_api_says() -> None:
         "queue": "default",
         "target": {"kind": "worker", "type": "work", "queue": "default"},
         "payload": {"a": 1},
+        "payload_omitted": False,
         "state": "ready",
         "priority": 100,
         "run_at": "2026-03-02T12:00:00.000000Z",
@@ -379,6 +381,7 @@ def test_a_task_is_answered_as_the_api_says() -> None:
         "retry": {},
         "timeout_seconds": 3600,
         "labels": {},
+        "fair_key": None,
         "origin": "submit",
         "schedule_id": None,
         "schedule": None,

@@ -13,10 +13,11 @@ import pytest
 from everbeat.core.errors import StoreBroken, StoreError
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import AttemptOutcome, Ending, TaskState
-from everbeat.store.base import BeatWrite, LeaseRef, Store
+from everbeat.store.base import Store
 from everbeat.store.migrate import Migration, load_migrations, missing_migrations
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
+from everbeat.store.values import BeatWrite, LeaseRef
 from tests.factories import NOW, claim, execute_raw, insert, lease_of, make_schedule, make_task, open_twin, seconds
 from tests.support.postgres import PostgresAdmin
 

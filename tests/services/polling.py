@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
+from everbeat.core.fairness import Flow, Share
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask, NewTask
 from everbeat.core.wire import Claim, TaskInput
-from everbeat.store.base import Claimer, Store, Submitted
+from everbeat.store.base import Store
+from everbeat.store.values import Claimer, Claims, Submitted
 from tests.factories import Overriding, SteppedNode
 
 Poll = asyncio.Task[list[ClaimedTask]]
@@ -22,6 +24,7 @@ class Counting(Overriding):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.asked: list[list[str]] = []
+        self.looks = 0
         self.error: Exception | None = None
         self.write_error: Exception | None = None
         self.writes: list[Sequence[NewTask]] = []
@@ -36,16 +39,24 @@ class Counting(Overriding):
     def claims(self) -> int:
         return len(self.asked)
 
-    async def task_claim(
-        self, tenant_id: UUID, queues: Sequence[str], claimers: Sequence[Claimer], **more: Any
-    ) -> list[list[ClaimedTask]]:
+    async def task_flows(self, tenant_id: UUID | None, queues: Sequence[str], **more: Any) -> list[Flow]:
+        self.looks += 1
+        if self.error is not None:
+            raise self.error
+        flows: list[Flow] = await self.inner.task_flows(tenant_id, queues, **more)
+        if not flows:  # as good as a claim that found nothing
+            self.taken.set()
+            await self.may_answer.wait()
+        return flows
+
+    async def task_claim(self, shares: Sequence[Share], claimers: Sequence[Claimer], **more: Any) -> Claims:
         self.asked.append([claimer.worker for claimer in claimers])
         if self.error is not None:
             raise self.error
-        shares: list[list[ClaimedTask]] = await self.inner.task_claim(tenant_id, queues, claimers, **more)
+        claims: Claims = await self.inner.task_claim(shares, claimers, **more)
         self.taken.set()
         await self.may_answer.wait()
-        return shares
+        return claims
 
     async def task_submit(self, tasks: Sequence[NewTask], **more: Any) -> Submitted:
         self.writes.append(tasks)

@@ -18,7 +18,8 @@ from everbeat.services.backfill import Backfilled
 from everbeat.services.calendars import CalendarRoom
 from everbeat.services.events import TasksSubmitted
 from everbeat.services.ticker import TickerSettings
-from everbeat.store.base import QueueDepth, Store
+from everbeat.store.base import Store
+from everbeat.store.values import QueueDepth
 from tests.factories import NOW, OTHER_TENANT, SteppedNode, count_rows, ledger, lines_of, minutes, open_twin, seconds
 from tests.services.workers import Worker, get, work_off
 

@@ -9,7 +9,8 @@ import pytest
 from everbeat.core.errors import Conflict, InvalidInput, NotFound
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.services.calendars import CalendarRoom
-from everbeat.store.base import Notice, Store
+from everbeat.store.base import Store
+from everbeat.store.values import Notice
 from tests.factories import NOW, OTHER_TENANT, SteppedNode, ledger, minutes
 
 WEEKEND = {"weekdays": ["SAT", "SUN"]}

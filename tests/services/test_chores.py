@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import pytest
 
@@ -13,7 +14,8 @@ from everbeat.services.chores import Auditor, Pruner
 from everbeat.services.cluster import ClusterRoom
 from everbeat.services.events import Pruned, TicksOverdue
 from everbeat.services.turns import Reaper, Turns
-from everbeat.store.base import IdempotentAnswer, QueueDepth, Store
+from everbeat.store.base import Store
+from everbeat.store.values import IdempotentAnswer, QueueDepth
 from tests.factories import NOW, SteppedNode, beat, claim, count_rows, insert, ledger, make_schedule, minutes, seconds, skip
 
 DAY = timedelta(days=1)
@@ -22,6 +24,9 @@ DAY = timedelta(days=1)
 class NoBells:
     def ring(self, _queues: Iterable[str]) -> None:
         """Nobody waits."""
+
+    def freed(self, _tenant_ids: Iterable[UUID]) -> None:
+        """Nobody waits for room."""
 
 
 @pytest.fixture

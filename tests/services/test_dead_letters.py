@@ -15,7 +15,8 @@ from everbeat.core.tasks import DeadLetter, Origin, TaskState
 from everbeat.core.wire import TaskInput
 from everbeat.services import dead_letters as module
 from everbeat.services.events import TasksSubmitted
-from everbeat.store.base import DeadFilter, QueueDepth, Store
+from everbeat.store.base import Store
+from everbeat.store.values import DeadFilter, QueueDepth
 from tests.factories import NOW, OTHER_TENANT, SteppedNode, count_rows, execute_raw, minutes, open_twin, seconds
 from tests.services.workers import Worker, attempts, get, submit
 

@@ -16,7 +16,8 @@ from everbeat.core.submissions import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES, MA
 from everbeat.core.tasks import RunningTask, TaskState
 from everbeat.core.wire import Completion, ErrorInput, Failure, Failures, Lease, Result, Settled
 from everbeat.services.events import AttemptEnded, TasksFinished
-from everbeat.store.base import DeadFilter, QueueDepth, Store
+from everbeat.store.base import Store
+from everbeat.store.values import DeadFilter, QueueDepth
 from tests.factories import NOW, OTHER_TENANT, Overriding, SteppedNode, count_rows, seconds
 from tests.services.workers import Worker, attempts, error_of, get, submit, submit_many, told
 

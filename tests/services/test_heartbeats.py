@@ -12,7 +12,8 @@ import pytest
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import TaskState
 from everbeat.core.wire import Beat, Heartbeat, Lease, Progress
-from everbeat.store.base import Beaten, BeatWrite, Store
+from everbeat.store.base import Store
+from everbeat.store.values import Beaten, BeatWrite
 from tests.factories import NOW, OTHER_TENANT, Overriding, SteppedNode, minutes, seconds
 from tests.services.workers import Worker, get, submit
 

@@ -11,7 +11,8 @@ from everbeat.clock import DatabaseClock
 from everbeat.core.errors import StoreUnavailable
 from everbeat.services.events import ClockSetBack, OwnershipChanged, OwnershipLost
 from everbeat.services.ownership import Ownership
-from everbeat.store.base import Notice, Renewal, Store
+from everbeat.store.base import Store
+from everbeat.store.values import Notice, Renewal
 from tests.factories import EVERYTHING, NOW, Overriding, SteppedNode, beat, seconds
 
 

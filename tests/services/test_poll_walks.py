@@ -13,13 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everbeat.core.errors import StoreUnavailable
+from everbeat.core.fairness import Flow, Share
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask, NewTask, Origin
 from everbeat.core.wire import Claim, TaskInput
 from everbeat.services.polls import Polls
 from everbeat.services.tasks import Tasks
 from everbeat.services.turns import Turns
-from everbeat.store.base import Claimer, Listener, Notice, Store, Submitted
+from everbeat.store.base import Store
+from everbeat.store.values import Claimer, Claims, Listener, Notice, Submitted
 from tests.factories import NOW, seconds
 
 QUEUES = ["a", "b", "c"]
@@ -45,21 +47,29 @@ class Shelf:
         if self.is_shaky and self.random.random() < 0.05:
             raise StoreUnavailable("away")
 
-    async def task_claim(
-        self, _tenant: UUID, queues: Sequence[str], claimers: Sequence[Claimer], **_more: Any
-    ) -> list[list[ClaimedTask]]:
-        self.claims += 1
+    async def task_flows(self, _tenant: UUID | None, queues: Sequence[str], **_more: Any) -> list[Flow]:
         await self._linger()
-        shares: list[list[ClaimedTask]] = []
-        for claimer in claimers:
-            fitting = [task for task in self.ready if task.queue in queues][: claimer.limit]
-            for task in fitting:
-                self.ready.remove(task)
-                self.held_by[task.id] = claimer.worker
-            shares.append([_claimed(task) for task in fitting])
+        flows = {_flow(task) for task in self.ready if task.queue in queues}
         for _ in range(self.random.randrange(4)):
             await asyncio.sleep(0)
-        return shares
+        return sorted(flows)
+
+    async def task_claim(self, shares: Sequence[Share], claimers: Sequence[Claimer], **_more: Any) -> Claims:
+        self.claims += 1
+        await self._linger()
+        free = [claimer.worker for claimer in claimers for _ in range(claimer.limit)]
+        taken: dict[str, list[ClaimedTask]] = {claimer.worker: [] for claimer in claimers}
+        yields: list[int] = []
+        for share in shares:
+            fitting = [task for task in self.ready if (task.queue, task.type) in share.lanes][: min(share.limit, len(free))]
+            for task in fitting:
+                self.ready.remove(task)
+                worker = self.held_by[task.id] = free.pop(0)
+                taken[worker].append(_claimed(task))
+            yields.append(len(fitting))
+        for _ in range(self.random.randrange(4)):
+            await asyncio.sleep(0)
+        return Claims(list(taken.values()), [share.limit for share in shares], yields)
 
     async def task_submit(self, tasks: Sequence[NewTask], **_more: Any) -> Submitted:
         await self._linger()
@@ -72,6 +82,10 @@ class Shelf:
         for _ in range(self.random.randrange(3)):
             await asyncio.sleep(0)
         return Submitted(NOW, [task.id for task in tasks], frozenset(), frozenset())
+
+
+def _flow(task: NewTask) -> Flow:
+    return Flow(task.queue, task.tenant_id, task.priority, task.fair_key, task.type)
 
 
 def _claimed(task: NewTask) -> ClaimedTask:
@@ -107,7 +121,7 @@ class Walk:
         self.delivered: dict[UUID, str] = {}
         self.given_back: set[UUID] = set()
 
-    async def give_back(self, _tenant: UUID, tasks: list[ClaimedTask]) -> None:
+    async def give_back(self, _tenant: UUID | None, tasks: list[ClaimedTask]) -> None:
         await asyncio.sleep(0)
         for task in tasks:
             del self.shelf.held_by[task.id]

@@ -10,9 +10,10 @@ import pytest
 
 from everbeat.core.errors import InvalidInput, StoreUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import ClaimedTask, TaskState
-from everbeat.store.base import Notice, Store
+from everbeat.core.tasks import TaskState
+from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
+from everbeat.store.values import Claims, Notice
 from tests.factories import OTHER_TENANT, open_twin
 from tests.services.polling import Room, answer, ids_of, turn_over, until
 
@@ -29,10 +30,10 @@ async def room(store: Store) -> AsyncIterator[Room]:
 
 async def test_a_waiting_poll_hears_of_a_task_within_one_ring(room: Room) -> None:
     poll = await room.idle()
-    claims = room.store.claims
+    claims, looks = room.store.claims, room.store.looks
     ids = await room.submit()
     assert await ids_of(poll) == ids
-    assert room.store.claims == claims + 1
+    assert (room.store.claims, room.store.looks) == (claims + 1, looks), "one round trip: whose it is was told with the ring"
 
 
 async def test_a_task_that_is_there_is_given_at_once(room: Room) -> None:
@@ -49,15 +50,15 @@ async def test_a_poll_that_times_out_gets_nothing(room: Room) -> None:
 async def test_without_patience_it_asks_at_once_and_does_not_wait(room: Room) -> None:
     for number in range(3):
         assert await answer(room.poll(wait=0)) == []
-        assert room.store.claims == number + 1, "it asks, although nothing was there a moment ago"
+        assert room.store.looks == number + 1, "it asks, although nothing was there a moment ago"
 
 
 async def test_a_line_that_is_known_to_be_empty_is_not_asked_again(room: Room) -> None:
     await room.idle("first")
-    claims = room.store.claims
+    looks = room.store.looks
     for number in range(10):
         await room.idle(f"worker-{number}")
-    assert room.store.claims == claims
+    assert (room.store.claims, room.store.looks) == (0, looks)
 
 
 async def test_a_ring_during_a_claim_is_not_lost(room: Room) -> None:
@@ -128,10 +129,10 @@ async def test_five_thousand_waiting_polls_and_one_task_cost_a_few_claims(room: 
     await room.settle()
     assert room.store.claims - claims <= 2
     assert sum(poll.done() for poll in polls) == 1
-    claims = room.store.claims
+    claims, looks = room.store.claims, room.store.looks
     await room.polls.run_once()
     await room.settle()
-    assert room.store.claims - claims <= 1, "a look costs one claim, however many wait"
+    assert (room.store.claims, room.store.looks) == (claims, looks + 1), "a look costs one question, however many wait"
     await room.polls.close()
     assert [await answer(poll) for poll in polls[1:]] == [[]] * 4999
 
@@ -296,7 +297,7 @@ async def test_whoever_comes_during_a_claim_that_fails_is_not_told_of_it(room: R
     first = await room.idle("first")
     asked, may_fail = asyncio.Event(), asyncio.Event()
 
-    async def fail(*_: Any, **__: Any) -> list[list[ClaimedTask]]:
+    async def fail(*_: Any, **__: Any) -> Claims:
         asked.set()
         await may_fail.wait()
         raise StoreUnavailable("away")
@@ -347,14 +348,14 @@ async def test_the_look_now_and_then_finds_what_no_notice_told_of(room: Room) ->
 
 async def test_its_own_announcement_does_not_ring_every_line(room: Room) -> None:
     await room.idle(queues=["a"])
-    claims = room.store.claims
+    looks = room.store.looks
     for _ in range(5):
         room.polls.ring(["b"])
     await room.settle()
-    assert room.store.claims == claims
+    assert room.store.looks == looks
     room.store.publish(Notice.TASKS)
     await room.settle()
-    assert room.store.claims == claims + 1, "one that is not its own does"
+    assert room.store.looks == looks + 1, "one that is not its own does"
 
 
 # Tidiness

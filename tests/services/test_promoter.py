@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -16,7 +17,8 @@ from everbeat.core.wire import TaskInput
 from everbeat.services import turns as turns_module
 from everbeat.services.events import TasksPromoted
 from everbeat.services.turns import Promoter
-from everbeat.store.base import Notice, QueueDepth, Store
+from everbeat.store.base import Store
+from everbeat.store.values import Notice, QueueDepth
 from tests.factories import NOW, Overriding, SteppedNode, minutes, open_twin, seconds
 from tests.services.polling import Room, ids_of
 from tests.services.workers import Worker, get, submit, submit_many
@@ -33,6 +35,9 @@ class Bell:
 
     def ring(self, queues: Iterable[str]) -> None:
         self.rung.append(frozenset(queues))
+
+    def freed(self, _tenant_ids: Iterable[UUID]) -> None:
+        """Nobody waits for room."""
 
 
 async def test_a_delayed_task_is_ready_when_its_time_comes_and_not_before(node: SteppedNode) -> None:

@@ -11,7 +11,8 @@ from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
 from everbeat.core.tasks import TaskState
 from everbeat.services.events import AttemptEnded
 from everbeat.services.turns import Reaper
-from everbeat.store.base import QueueDepth, Store
+from everbeat.store.base import Store
+from everbeat.store.values import QueueDepth
 from tests.factories import NOW, SteppedNode, count_rows, minutes, open_twin, seconds
 from tests.services.workers import Worker, attempts, error_of, get, submit, submit_many, told
 

@@ -9,13 +9,16 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
+import pytest
+
 from everbeat.clock import DatabaseClock
 from everbeat.core.schedules import CatchUp
 from everbeat.core.ticks import Outcome
 from everbeat.core.timeline import TimelineCache
 from everbeat.services.ownership import Ownership
 from everbeat.services.ticker import Ticker
-from everbeat.store.base import DueScan, DueSchedule, Fired, FireResult, Firing, Store
+from everbeat.store.base import Store
+from everbeat.store.values import DueScan, DueSchedule, Fired, FireResult, Firing
 from tests.factories import every
 
 
@@ -59,4 +62,42 @@ async def test_a_scan_begun_with_a_firing_does_not_bring_its_schedules_back() ->
     assert await ticker.run_once()
     assert not await ticker.run_once()
     assert store.fired == [due.id]
+    await ticker.close()
+
+
+class _Counting:
+    """A store that counts its scans, and fires what it is asked to."""
+
+    def __init__(self, due: DueSchedule, clock: DatabaseClock) -> None:
+        self._due = due
+        self._clock = clock
+        self.scans = 0
+
+    def subscribe(self, _listener: Any) -> None: ...
+
+    async def schedule_due(self, *_: Any, **__: Any) -> DueScan:
+        self.scans += 1
+        return DueScan(self._clock.now(), [self._due] if self.scans == 1 else [], {})
+
+    async def tick_fire(self, _node: UUID, firings: Sequence[Firing], **_: Any) -> FireResult:
+        now = self._clock.now()
+        return FireResult(now, [Fired(one.schedule_id, Outcome.FIRED, None, now) for one in firings], frozenset(), frozenset())
+
+
+@pytest.mark.parametrize(("late_seconds", "scans"), [(0.05, 2), (5.0, 1)], ids=["a little late", "well behind"])
+async def test_a_node_that_is_always_a_little_late_looks_ahead_all_the_same(late_seconds: float, scans: int) -> None:
+    elapsed = [100.0]
+    clock = DatabaseClock(lambda: elapsed[0])
+    clock.observe(elapsed[0], datetime.now(UTC))
+    tick = clock.now() + timedelta(seconds=4)
+    due = DueSchedule(uuid4(), UUID(int=0), 0, 1, tick - timedelta(hours=1), tick, tick, CatchUp.LATEST, 3600, 0, every(3600))
+    store = _Counting(due, clock)
+    ownership = SimpleNamespace(current=lambda: {0: 1}, node_id=uuid4(), lag_seconds=None, fired=0)
+    ticker = Ticker(cast(Store, store), cast(Ownership, ownership), clock, TimelineCache())
+    await ticker.run_once()
+    await ticker.wait()
+    elapsed[0] += 4 + late_seconds
+    assert await ticker.run_once()  # fires it, and scans beside it
+    await asyncio.sleep(0)
+    assert store.scans == scans
     await ticker.close()

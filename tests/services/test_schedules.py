@@ -15,8 +15,10 @@ from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import Conflict, InvalidInput, NotFound, RevisionMismatch
 from everbeat.core.jitter import jitter_of
 from everbeat.core.schedules import DEFAULT_TENANT, Schedule, Status
-from everbeat.services.schedules import Idempotency, Registered
-from everbeat.store.base import Notice, ScheduleFilter, Store
+from everbeat.services.idempotency import Idempotency
+from everbeat.services.schedules import Registered
+from everbeat.store.base import Store
+from everbeat.store.values import Notice, ScheduleFilter
 from tests.factories import (
     NOW,
     OTHER_TENANT,
@@ -160,7 +162,7 @@ async def test_put_of_another_rule_settles_the_past_and_never_replays_it(node: S
     after = await node.put(cron="*/10 * * * *")
     assert after.next_tick_at == NOW + minutes(10)
     assert lines_of(await ledger(node.store, job.id)) == [(60, "misfire", 3)]
-    (past,) = await node.store.schedule_past_rules([job.id])
+    (past,) = await node.store.schedule_past_rules(DEFAULT_TENANT, [job.id])
     assert (past.rule.expression, past.since, past.until) == ("* * * * *", NOW, NOW + minutes(3))
 
 
@@ -181,7 +183,7 @@ async def test_put_under_a_clock_that_was_set_back_counts_from_where_the_ledger_
     node.now = NOW + minutes(2)
     after = await node.put(cron="30 * * * *")
     assert (after.rule_at, after.cursor_at) == (NOW + minutes(5), NOW + minutes(5))
-    (past,) = await node.store.schedule_past_rules([job.id])
+    (past,) = await node.store.schedule_past_rules(DEFAULT_TENANT, [job.id])
     assert (past.since, past.until) == (NOW, NOW + minutes(5))
 
 

@@ -11,7 +11,8 @@ import pytest
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import Task, TaskState
 from everbeat.core.wire import TaskInput
-from everbeat.store.base import Store, TaskFilter, TaskScan
+from everbeat.store.base import Store
+from everbeat.store.values import TaskFilter, TaskScan
 from tests.factories import NOW, OTHER_TENANT, Overriding, SteppedNode, minutes
 from tests.services.workers import Worker, submit, submit_many
 

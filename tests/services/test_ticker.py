@@ -15,7 +15,8 @@ from everbeat.core.misfire import Lateness
 from everbeat.core.schedules import DEFAULT_TENANT, Status
 from everbeat.services.events import LagHigh, ScheduleFaulted, TicksAlreadyRecorded, TicksFired, TicksRefused, TicksSkipped
 from everbeat.services.ticker import TickerSettings
-from everbeat.store.base import FireResult, Firing, Store
+from everbeat.store.base import Store
+from everbeat.store.values import FireResult, Firing
 from tests.factories import (
     NOW,
     Overriding,

@@ -13,7 +13,8 @@ from everbeat.core.errors import StoreUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT, Schedule
 from everbeat.core.tasks import ClaimedTask, Task, TaskState
 from everbeat.services.turns import Turns
-from everbeat.store.base import Store, TaskFilter
+from everbeat.store.base import Store
+from everbeat.store.values import TaskFilter
 from tests.factories import NOW, Overriding, SteppedNode, count_rows, execute_raw, minutes, open_twin, seconds
 from tests.services.workers import Worker, get, submit, told
 

@@ -12,7 +12,8 @@ from everbeat.core.errors import Conflict
 from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
 from everbeat.core.tasks import LIVE_STATES, TRANSITIONS, ClaimedTask, Task, TaskState
 from everbeat.core.wire import Claim, Lease
-from everbeat.store.base import DeadFilter, Store, TaskFilter
+from everbeat.store.base import Store
+from everbeat.store.values import DeadFilter, TaskFilter
 from tests.factories import NOW, SteppedNode, open_twin, seconds
 from tests.services.workers import Worker, submit, submit_many
 

@@ -159,13 +159,13 @@ class PostgresServer(PostgresAdmin):
                     *("-D", str(folder / "data")),
                     *(word for name, value in options.items() for word in ("-c", f"{name}={value}")),
                 ],
-                env={**_clean_environment(), **self._env},
+                env={**clean_environment(), **self._env},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                **_identity(),
+                **identity(),
             )
         watchdog().kill_later(self._process.pid, signal.SIGQUIT)
         wait_until(self._is_ready, deadline_seconds, lambda: f"PostgreSQL ready\n{self.logs()[-4000:]}")
@@ -199,7 +199,7 @@ class PostgresServer(PostgresAdmin):
 
     def _initialise(self) -> Path:
         folder = make_folder("everbeat-pg-", self._root)
-        if (account := _unprivileged_account()) is not None:
+        if (account := unprivileged_account()) is not None:
             os.chown(folder, account.pw_uid, account.pw_gid)
         result = subprocess.run(
             [
@@ -208,13 +208,13 @@ class PostgresServer(PostgresAdmin):
                 *("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
                 *("--no-sync", "--no-instructions"),
             ],
-            env=_clean_environment(),
+            env=clean_environment(),
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            **_identity(),
+            **identity(),
         )
         if result.returncode != 0:
             shutil.rmtree(folder, ignore_errors=True)
@@ -228,7 +228,7 @@ class PostgresServer(PostgresAdmin):
         # As pg_ctl does it: line 1 is the process id (an old file may lie there after a crash), line 8 the status.
         with contextlib.suppress(FileNotFoundError):
             lines = (self.folder / "data" / "postmaster.pid").read_text().splitlines()
-            return len(lines) >= 8 and lines[0] == str(self._process.pid) and lines[7].strip() == "ready"
+            return len(lines) >= 8 and lines[0] == str(self._process.pid) and lines[7].strip() in ("ready", "standby")
         return False
 
 
@@ -239,19 +239,58 @@ def _has_room(root: Path) -> bool:
     return space.f_bavail * space.f_frsize >= MEMORY_NEEDED_BYTES
 
 
+class PostgresStandby(PostgresServer):
+    """A server that follows another one, which then acknowledges nothing that this one does not have; to be promoted."""
+
+    def __init__(self, primary: PostgresServer) -> None:
+        super().__init__()
+        self._primary = primary
+
+    def start(self, deadline_seconds: float = 60.0) -> None:
+        super().start(deadline_seconds)
+        self._primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self._primary.execute("SELECT pg_reload_conf()")
+        following = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+        wait_until(lambda: self._primary.fetch_value(following) == 1, deadline_seconds, lambda: f"a standby\n{self.logs()}")
+
+    def promote(self) -> None:
+        self.execute("SELECT pg_promote()")
+
+    def _initialise(self) -> Path:
+        folder = make_folder("everbeat-pg-", self._root)
+        if (account := unprivileged_account()) is not None:
+            os.chown(folder, account.pw_uid, account.pw_gid)
+        result = subprocess.run(
+            [
+                str(self._binaries / "pg_basebackup"),
+                *("-h", "127.0.0.1", "-p", str(self._primary.port), "-U", "postgres", "-D", str(folder / "data")),
+                *("--write-recovery-conf", "--checkpoint=fast", "--no-sync"),
+            ],
+            env=clean_environment(),
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            **identity(),
+        )
+        if result.returncode != 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise RuntimeError(f"pg_basebackup failed:\n{result.stderr}")
+        return folder
+
+
 class _Identity(TypedDict, total=False):
     user: int
     group: int
     extra_groups: list[int]
 
 
-def _identity() -> _Identity:
-    account = _unprivileged_account()
+def identity() -> _Identity:
+    account = unprivileged_account()
     return {} if account is None else {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
 
 
 @functools.cache
-def _unprivileged_account() -> pwd.struct_passwd | None:
+def unprivileged_account() -> pwd.struct_passwd | None:
     if os.geteuid() != 0:
         return None
     for name in ("nobody", "postgres", "daemon"):
@@ -260,7 +299,7 @@ def _unprivileged_account() -> pwd.struct_passwd | None:
     raise PostgresMissing("running as root, and no unprivileged user to run PostgreSQL as")
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     # Nothing of PG*, LC_* or LD_* from the developer's shell may change the server.
     return {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 
@@ -276,7 +315,7 @@ def find_binaries() -> Path:
     if not installs:
         raise PostgresMissing(f"no PostgreSQL binaries under {package}")
     newest = max(installs, key=_version)
-    if _unprivileged_account() is None or open_to_all(newest / "bin" / "postgres"):
+    if unprivileged_account() is None or open_to_all(newest / "bin" / "postgres"):
         return newest / "bin"
     return _public_copy(newest) / "bin"
 

@@ -143,7 +143,7 @@ class FakeServer:
                 task.attempt += 1
                 task.fence += 1
                 task.lease_seconds, task.lease_until = claim.lease_seconds, monotonic() + claim.lease_seconds
-            return [_claimed(task) for task in chosen]
+            return [claimed_of(task) for task in chosen]
 
     def beat(self, heartbeat: Heartbeat) -> list[BeatAnswer]:
         with self.lock:
@@ -319,7 +319,7 @@ class ThreadedTransport(FakeTransport):
             one.is_cut = False
 
 
-def _claimed(task: FakeTask) -> ClaimedTask:
+def claimed_of(task: FakeTask) -> ClaimedTask:
     return ClaimedTask(
         id=task.id,
         type=task.type,

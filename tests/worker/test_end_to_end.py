@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.support.processes import ServerProcess, free_port, is_alive, wait_until
+from tests.support.s3 import S3Server
 
 APP = '''
 import asyncio, os, time
@@ -123,6 +124,23 @@ def house(tmp_path: Path) -> Iterator[House]:
     house = House(tmp_path)
     try:
         yield house
+    finally:
+        house.close()
+
+
+def test_a_large_payload_goes_by_a_bucket(
+    tmp_path: Path, s3_server: S3Server, s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERBEAT_BLOB_URL", s3_url)
+    monkeypatch.setenv("EVERBEAT_BLOB_ENDPOINT", s3_server.endpoint)
+    house = House(tmp_path)
+    try:
+        house.start_server()
+        house.worker("w1")
+        task_id = house.submit("greet", name="x" * 3_000_000)
+        assert house.wait_for(task_id)["result"]["bytes"] > 3_000_000
+        assert len(house.task(task_id)["payload"]["name"]) == 3_000_000
+        assert house.client.get("/v1/tasks").json()["items"][0]["payload_omitted"]
     finally:
         house.close()
 

@@ -33,10 +33,10 @@ def test_long_tasks_are_claimed_only_for_free_slots() -> None:
     assert [pace.to_claim(count) for count in (50, 49, 0)] == [0, 1, 50]
 
 
-def test_between_them_a_tenth_of_a_second_is_claimed_ahead() -> None:
+def test_between_them_little_is_claimed_ahead_so_that_who_comes_next_waits_little() -> None:
     pace = Pace(50, 30)
     worked(pace, finished=500, seconds=1.0, in_hand=50)
-    assert pace.ahead == 50
+    assert pace.ahead == 10
 
 
 def test_tasks_becoming_long_are_noticed() -> None:

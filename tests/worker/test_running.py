@@ -8,15 +8,19 @@ import threading
 import time
 from collections import Counter
 from typing import Any
+from uuid import UUID
 
+import msgspec
 import pytest
 
-from everbeat.client.errors import ServerProblem
+from everbeat.client.errors import NotAllowed, ServerProblem, problem_of
 from everbeat.worker.context import Context
+from everbeat.worker.held import Held
+from everbeat.worker.runners import in_turns
 from everbeat.worker.runtime import Worker, new_worker_name
 from tests.support.processes import wait_until_async
 from tests.worker.conftest import Workers
-from tests.worker.fakes import FakeServer, FakeTask, FakeTransport, ThreadedTransport, definition, registry_of
+from tests.worker.fakes import FakeServer, FakeTask, FakeTransport, ThreadedTransport, claimed_of, definition, registry_of
 
 
 def many(count: int, payload: bytes = b"{}") -> list[FakeTask]:
@@ -255,6 +259,39 @@ async def test_a_claim_the_server_will_never_take_ends_the_worker(server: FakeSe
         await asyncio.wait_for(worker.run(), 5)
 
 
+@pytest.mark.parametrize(("status", "slug"), [(401, "unauthenticated"), (403, "forbidden")])
+async def test_a_key_that_is_refused_ends_the_worker_and_what_runs_is_let_end(
+    server: FakeServer, status: int, slug: str
+) -> None:
+    has_begun = asyncio.Event()
+
+    async def job() -> None:
+        has_begun.set()
+        await asyncio.sleep(0.2)
+
+    task = server.submit()
+    worker = Worker(registry_of(job), ThreadedTransport(server))
+    running = asyncio.create_task(worker.run())
+    await has_begun.wait()
+    server.faults["claim"] = [problem_of(status, {"type": f"urn:everbeat:problem:{slug}", "detail": "it was revoked"})]
+    server.submit()  # ends the poll under way
+    with pytest.raises(NotAllowed, match="it was revoked"):
+        await asyncio.wait_for(running, 30)
+    assert task.state == "completed"
+
+
+async def test_a_refusal_that_is_not_everbeats_own_is_waited_out(server: FakeServer) -> None:
+    async def job() -> None: ...
+
+    server.faults["claim"] = [problem_of(403, "Forbidden by the proxy")]
+    worker = Worker(registry_of(job), ThreadedTransport(server))
+    running = asyncio.create_task(worker.run())
+    task = server.submit()
+    await wait_until_async(lambda: task.state == "completed")
+    await worker.stop()
+    await running
+
+
 async def test_run_goes_on_until_stop(server: FakeServer) -> None:
     async def job() -> None: ...
 
@@ -265,3 +302,14 @@ async def test_run_goes_on_until_stop(server: FakeServer) -> None:
     assert not running.done()
     await worker.stop()
     await asyncio.wait_for(running, 1)
+
+
+def test_tenants_in_one_hand_take_turns_and_each_keeps_its_order() -> None:
+    given = [(1, "a"), (1, "b"), (1, "c"), (2, "d"), (3, "e"), (2, "f")]
+    hand = [held_of(FakeTask(name, b"{}", 60, 3), tenant_id=UUID(int=tenant)) for tenant, name in given]
+    assert [one.task.type for one in in_turns(hand)] == ["a", "d", "e", "b", "f", "c"]
+
+
+def held_of(task: FakeTask, *, tenant_id: UUID) -> Held:
+    claimed = msgspec.structs.replace(claimed_of(task), tenant_id=tenant_id)
+    return Held(claimed, definition(lambda: None, task.type), 0.0, 0.0)

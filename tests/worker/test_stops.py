@@ -83,7 +83,7 @@ async def test_a_task_cancelled_before_it_began_never_begins(workers: Workers, s
         if number == 0:
             await release.wait()
 
-    for _ in range(2000):
+    for _ in range(500):
         server.submit(payload={"number": 1})
     worker = await workers.start(job, concurrency=1, lease_seconds=LEASE)
     await workers.until_ended()

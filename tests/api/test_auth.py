@@ -1,0 +1,230 @@
+"""Keys at the API: what they open, what they end, how much they may ask, and what happens while nobody can look them up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+
+from everbeat.api.app import Rooms
+from everbeat.api.gate import Gate
+from everbeat.core.addresses import parse_networks
+from everbeat.core.errors import StoreUnavailable
+from everbeat.core.keys import make_key
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.services.access import Access
+from everbeat.services.events import Event, RequestRefused
+from everbeat.services.keys import Keys
+from everbeat.services.limits import Limits, Rates
+from everbeat.services.sessions import Sessions
+from everbeat.store.base import Store
+from everbeat.store.values import Notice
+from tests.api.conftest import claim, definition, make_client, problem_of, submit
+from tests.support.processes import wait_until_async
+
+Headers = dict[str, str]
+
+
+@pytest.fixture
+def access(store: Store) -> Access:
+    return Access(store, Sessions(), is_required=True)
+
+
+@pytest.fixture
+async def client(rooms: Rooms, access: Access) -> AsyncIterator[httpx.AsyncClient]:
+    async with make_client(rooms._replace(access=access)) as client:
+        yield client
+
+
+async def key_of(store: Store, *scopes: str, **more: Any) -> tuple[UUID, Headers]:
+    key, text = await Keys(store).create(DEFAULT_TENANT, "test", scopes, **more)
+    return key.id, {"Authorization": f"Bearer {text}"}
+
+
+class Broken:
+    """A store in whose place an error comes."""
+
+    def __init__(self, error: Exception) -> None:
+        self.asked = 0
+        self._error = error
+
+    async def key_find(self, **_wanted: Any) -> Any:
+        self.asked += 1
+        raise self._error
+
+    def subscribe(self, _listener: Any) -> None: ...
+
+
+async def test_a_key_opens_what_its_scope_allows(client: httpx.AsyncClient, store: Store) -> None:
+    _, headers = await key_of(store, "manage")
+    assert (await client.post("/v1/schedules", json=definition(), headers=headers)).status_code == 201
+    problem = problem_of(await client.post("/v1/worker/claim", json={"worker": "w", "queues": ["a"]}, headers=headers), 403)
+    assert problem["detail"] == "This needs an API key with the scope work; this one has manage."
+
+
+@pytest.mark.parametrize("scheme", ["bearer", "BEARER", "Bearer "])
+async def test_the_scheme_may_be_written_in_any_way(client: httpx.AsyncClient, store: Store, scheme: str) -> None:
+    _, headers = await key_of(store, "read")
+    text = headers["Authorization"].split()[1]
+    assert (await client.get("/v1/schedules", headers={"Authorization": f"{scheme} {text}"})).status_code == 200
+
+
+async def test_work_on_a_queue_is_work_on_that_queue(client: httpx.AsyncClient, store: Store) -> None:
+    _, headers = await key_of(store, "submit", "work:mail", "work:sms")
+    client.headers.update(headers)
+    await submit(client, queue="mail")
+    assert len(await claim(client, "mail", "sms")) == 1
+    for queues in (["default"], ["mail", "default"]):
+        problem = problem_of(await client.post("/v1/worker/claim", json={"worker": "w", "queues": queues}), 403)
+        assert "may work on mail, sms, but not on the queue default" in problem["detail"]
+
+
+@pytest.mark.parametrize("place", ["/v1/schedules?key={}", "/v1/schedules?limit=1&a={}&b=1", "/v1/schedules/{}", "/{}"])
+async def test_a_key_in_the_url_is_refused_whatever_the_header_says(
+    client: httpx.AsyncClient, store: Store, place: str
+) -> None:
+    _, headers = await key_of(store, "read")
+    response = await client.get(place.format(headers["Authorization"].split()[1]), headers=headers)
+    assert "Revoke it" in problem_of(response, 401)["detail"]
+    assert "eb_" not in response.text.replace("eb_…", "")
+
+
+async def test_without_keys_a_presented_one_is_still_judged(rooms: Rooms, store: Store) -> None:
+    async with make_client(rooms._replace(access=Access(store, Sessions()))) as client:
+        assert (await client.get("/v1/schedules")).status_code == 200
+        problem_of(await client.get("/v1/schedules", headers={"Authorization": "Bearer eb_x"}), 401)
+        _, headers = await key_of(store, "submit")
+        problem_of(await client.get("/v1/schedules", headers=headers), 403)
+        problem_of(await client.get("/v1/schedules", headers={"Host": "evil.example"}), 403)
+
+
+async def test_with_keys_any_host_and_origin_will_do(client: httpx.AsyncClient, store: Store) -> None:
+    _, headers = await key_of(store, "read")
+    elsewhere = {**headers, "Host": "everbeat.example", "Origin": "https://other.example"}
+    assert (await client.post("/v1/preview", json={"cron": "* * * * *"}, headers=elsewhere)).status_code == 200
+
+
+async def test_a_request_carries_who_asked(client: httpx.AsyncClient, store: Store, rooms: Rooms) -> None:
+    """What the audit trail is written from."""
+    id_, headers = await key_of(store, "admin")
+    seen: list[Any] = []
+
+    async def listen(scope: Any, _receive: Any, send: Any) -> None:
+        seen.append(scope["state"]["caller"])
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    gate = Gate(listen, rooms._replace(access=Access(store, Sessions(), is_required=True)))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope["state"] = {}
+        await gate(scope, receive, send)
+
+    transport = httpx.ASGITransport(app, client=("192.0.2.7", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as direct:
+        await direct.get("/anything", headers={**headers, "X-Request-Id": "trace-1"})
+    assert (seen[0].key_id, seen[0].actor) == (id_, "test")
+    assert (seen[0].request_id, seen[0].address) == ("trace-1", "192.0.2.7")
+
+
+# Open requests
+
+
+async def test_revoking_a_key_ends_its_long_polls_and_takes_no_task(
+    client: httpx.AsyncClient, store: Store, access: Access
+) -> None:
+    id_, headers = await key_of(store, "work")
+    _, other = await key_of(store, "work", "submit")
+    polls = [
+        asyncio.create_task(
+            client.post("/v1/worker/claim", json={"worker": "w", "queues": ["default"], "wait_seconds": 30}, headers=one)
+        )
+        for one in (headers, other)
+    ]
+    await wait_until_async(lambda: len(access.sessions.key_ids()) == 2)
+    await Keys(store).revoke(id_)
+    await access.run_once()
+    async with asyncio.timeout(10):
+        problem_of(await polls[0], 401)
+    assert not polls[1].done()
+    client.headers.update(other)
+    await submit(client)
+    async with asyncio.timeout(10):
+        assert len((await polls[1]).json()["tasks"]) == 1
+
+
+# Limits
+
+
+async def test_a_key_that_asks_too_much_is_told_when_to_come_again(rooms: Rooms, store: Store) -> None:
+    access = Access(store, Sessions(), Limits(Rates(per_key=1)), is_required=True)
+    _, headers = await key_of(store, "read")
+    async with make_client(rooms._replace(access=access)) as client:
+        answers = [await client.get("/v1/schedules", headers=headers) for _ in range(4)]
+    assert [one.status_code for one in answers[:2]] == [200, 200]
+    problem = problem_of(answers[-1], 429)
+    assert problem["type"].endswith(":rate-limited")
+    assert int(answers[-1].headers["retry-after"]) == 1
+
+
+async def test_an_address_that_asks_too_much_is_refused_before_its_key_is_looked_at(rooms: Rooms) -> None:
+    store = Broken(StoreUnavailable("away"))
+    access = Access(store, Sessions(), Limits(Rates(per_address=1)), is_required=True)  # type: ignore[arg-type]
+    access.trusted_proxies = parse_networks(["127.0.0.1"])
+    async with make_client(rooms._replace(access=access)) as client:
+        for address in ("2001:db8::1", "2001:db8::2", "2001:db8::3"):
+            answer = await client.get("/nothing", headers={"X-Forwarded-For": f"6.6.6.6, {address}"})
+        problem_of(answer, 429)
+        problem_of(await client.get("/nothing", headers={"X-Forwarded-For": "2001:db8:9::1"}), 401)
+        assert (await client.get("/healthz")).status_code == 200
+    assert store.asked == 0
+
+
+async def test_a_key_that_cannot_be_one_costs_no_look_at_the_database(rooms: Rooms) -> None:
+    store = Broken(AssertionError("it was asked"))
+    told: Counter[Event] = Counter()
+    limits = Limits(Rates(bad_keys=1))
+    access = Access(store, Sessions(), limits, is_required=True, emit=lambda one: told.update([one]))  # type: ignore[arg-type]
+    async with make_client(rooms._replace(access=access)) as client:
+        statuses = [
+            (await client.get("/v1/tasks", headers={"Authorization": "Bearer eb_invented"})).status_code for _ in range(8)
+        ]
+    assert statuses[0] == 401
+    assert statuses[-1] == 429
+    assert store.asked == 0
+    assert told == {RequestRefused("unauthenticated"): 5, RequestRefused("rate-limited"): 3}
+
+
+# The database is away
+
+
+async def test_while_the_database_is_away_an_unknown_key_is_not_called_wrong(rooms: Rooms) -> None:
+    access = Access(Broken(StoreUnavailable("away")), Sessions(), is_required=True)  # type: ignore[arg-type]
+    async with make_client(rooms._replace(access=access)) as client:
+        response = await client.get("/v1/schedules", headers={"Authorization": f"Bearer {make_key(b'k' * 32)}"})
+    problem = problem_of(response, 503)
+    assert problem["type"].endswith(":database-unavailable")
+    assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_while_the_database_is_away_a_known_key_goes_on(
+    client: httpx.AsyncClient, store: Store, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, headers = await key_of(store, "read")
+    assert (await client.get("/v1/schedules", headers=headers)).status_code == 200
+    monkeypatch.setattr(store, "key_find", Broken(StoreUnavailable("away")).key_find)
+    store.publish(Notice.KEYS)
+    assert (await client.get("/v1/schedules", headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("is_required", [True, False])
+async def test_the_document_says_whether_a_key_is_needed(rooms: Rooms, store: Store, is_required: bool) -> None:
+    _, headers = await key_of(store, "read")
+    async with make_client(rooms._replace(access=Access(store, Sessions(), is_required=is_required))) as client:
+        document = (await client.get("/v1/openapi.json", headers=headers)).json()
+    assert ({} in document["paths"]["/v1/schedules"]["get"]["security"]) is not is_required

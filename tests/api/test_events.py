@@ -1,0 +1,211 @@
+"""GET /v1/events: in process over ASGI, and once behind real servers, two nodes on PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from everbeat.api import events
+from everbeat.api.app import Rooms, build_app
+from everbeat.config import Settings
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.wire import Claim, Completion, Result, TaskInput
+from everbeat.server import EmbeddedNode, Node
+from everbeat.services import feed as feeds
+from everbeat.services.access import Access
+from everbeat.services.feed import EventKind
+from everbeat.services.keys import Keys
+from everbeat.services.sessions import Sessions
+from everbeat.store.base import Store
+from tests.api.conftest import fields_of, problem_of, submit
+from tests.factories import OTHER_TENANT
+from tests.support.processes import free_port, wait_until_async
+
+
+class Stream:
+    """One open stream, driven as a server would."""
+
+    def __init__(self, rooms: Rooms, query: str = "", key: str | None = None) -> None:
+        self._app: Any = build_app(rooms)
+        self._gone = asyncio.Event()
+        self._sent: asyncio.Queue[Any] = asyncio.Queue()
+        self._query = query
+        self._headers = [(b"host", b"localhost"), *([(b"authorization", f"Bearer {key}".encode())] if key else [])]
+        self._text = b""
+        self.status = 0
+        self.headers: dict[str, str] = {}
+
+    async def __aenter__(self) -> Stream:
+        scope = {
+            **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http"},
+            **{"path": "/v1/events", "raw_path": b"/v1/events", "query_string": self._query.encode(), "root_path": ""},
+            **{"headers": self._headers, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "state": {}},
+        }
+        self.serving = asyncio.create_task(self._app(scope, self._receive, self._sent.put))
+        start = await self._next()
+        self.status = start["status"]
+        self.headers = {name.decode(): value.decode() for name, value in start["headers"]}
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._gone.set()
+        async with asyncio.timeout(5):
+            await self.serving
+
+    async def _receive(self) -> Any:
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _next(self) -> Any:
+        async with asyncio.timeout(5):
+            return await self._sent.get()
+
+    async def block(self) -> str:
+        """The next event or comment as it was written; empty at the end."""
+        while b"\n\n" not in self._text:
+            message = await self._next()
+            self._text += message.get("body", b"")
+            if not message.get("more_body"):
+                return ""
+        block, _, self._text = self._text.partition(b"\n\n")
+        return block.decode()
+
+    async def event(self) -> tuple[str, Any]:
+        return parsed(await self.block())
+
+
+def parsed(block: str) -> tuple[str, Any]:
+    fields = dict(line.split(": ", 1) for line in block.splitlines())
+    assert set(fields) == {"id", "event", "data"}
+    return fields["event"], msgspec.json.decode(fields["data"])
+
+
+async def test_it_says_hello_and_then_what_happens(rooms: Rooms, client: httpx.AsyncClient) -> None:
+    async with Stream(rooms) as stream:
+        assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        assert await stream.event() == ("hello", {"hears": "node", "replays": False})
+        task = await submit(client, "build", queue="reports")
+        kind, data = await stream.event()
+        assert (kind, data["change"], data["id"], data["queue"]) == ("task", "submitted", task["id"], "reports")
+        rooms.feed.tell(EventKind.TASK, OTHER_TENANT, {"not": "ours"})
+        await client.post(f"/v1/tasks/{task['id']}/cancel")
+        assert (await stream.event())[1]["change"] == "cancelled"
+    assert not rooms.feed.is_wanted
+
+
+async def test_types_choose_what_is_heard(rooms: Rooms, client: httpx.AsyncClient) -> None:
+    async with Stream(rooms, "types=tick,cluster") as stream:
+        await stream.event()
+        await submit(client)
+        rooms.feed.tell(EventKind.CLUSTER, None, {"change": "joined"})
+        assert await stream.event() == ("cluster", {"change": "joined"})
+    assert fields_of(await client.get("/v1/events?types=tick,hello")) == ["types"]
+    assert fields_of(await client.get("/v1/events?since=1")) == ["since"]
+
+
+async def test_a_quiet_stream_is_kept_alive(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.01)
+    async with Stream(rooms) as stream:
+        await stream.event()
+        assert await stream.block() == ": still here"
+
+
+async def test_it_ends_when_the_server_goes_down(rooms: Rooms) -> None:
+    async with Stream(rooms) as stream:
+        await stream.event()
+        rooms.feed.close()
+        assert await stream.block() == ""
+
+
+async def test_it_ends_when_its_key_is_revoked(rooms: Rooms, store: Store) -> None:
+    keys, access = Keys(store), Access(store, Sessions(), is_required=True)
+    made = [await keys.create(DEFAULT_TENANT, name, ["read"]) for name in ("one", "two")]
+    rooms = rooms._replace(access=access)
+    async with Stream(rooms, key=made[0].text) as revoked, Stream(rooms, key=made[1].text) as other:
+        await revoked.event()
+        await other.event()
+        access.sessions.end([made[0].key.id])
+        assert await revoked.block() == ""
+        rooms.feed.tell(EventKind.CLUSTER, None, {"change": "joined"})
+        assert (await other.event())[0] == "cluster"
+
+
+async def test_there_are_only_so_many_streams(rooms: Rooms, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "MOST_PER_TENANT", 1)
+    async with Stream(rooms) as stream:
+        await stream.event()
+        response = await client.get("/v1/events")
+        assert "event streams" in problem_of(response, 429)["detail"]
+        assert response.headers["retry-after"] == "10"
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: Settings) -> AsyncIterator[asyncio.Event]:
+    node, stop, started = Node(settings), asyncio.Event(), asyncio.Event()
+
+    async def on_started(_: Any) -> None:
+        started.set()
+
+    running = asyncio.create_task(node.run(stop, on_started))
+    try:
+        async with asyncio.timeout(20):
+            await started.wait()
+        yield stop
+    finally:
+        stop.set()
+        async with asyncio.timeout(30):
+            await running
+
+
+async def test_a_stream_hears_other_nodes_and_ends_with_its_own(postgres_url: str) -> None:
+    port = free_port()
+    other = EmbeddedNode(Settings(database_url=postgres_url, roles=("scheduler",), node_name="other"))
+    await other.start()
+    try:
+        async with (
+            serving(Settings(database_url=postgres_url, port=port, roles=("api",), node_name="listening")) as stop,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+        ):
+            await wait_until_async(lambda: is_ready(client), 20, "the node answers")
+            async with client.stream("GET", "/v1/events?types=tick,task") as response:
+                lines = response.aiter_lines()
+                assert await told(lines) == ("hello", {"hears": "cluster", "replays": False})
+                await wait_until_async(lambda: asyncio.sleep(0, other.feed.is_wanted), 20, "the other node knows of it")
+                task, _ = await other.tasks.submit(DEFAULT_TENANT, TaskInput(type="work"))
+                (claimed,) = await other.work.claim(DEFAULT_TENANT, Claim(worker="w", queues=["default"]))
+                result = Result(id=claimed.id, fence=claimed.fence)
+                await other.work.complete(DEFAULT_TENANT, Completion(worker="w", results=[result]))
+                heard = [await told(lines) for _ in range(3)]
+                assert [(kind, data["change"], data["id"]) for kind, data in heard] == [
+                    ("task", change, str(task.id)) for change in ("submitted", "claimed", "completed")
+                ]
+                stop.set()
+                assert [line async for line in lines if line] == []
+    finally:
+        await other.stop()
+
+
+async def is_ready(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/readyz")).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+async def told(lines: AsyncIterator[str]) -> tuple[str, Any]:
+    block = []
+    async with asyncio.timeout(15):
+        async for line in lines:
+            if line:
+                block.append(line)
+            elif block and not block[0].startswith(":"):
+                break
+            else:
+                block = []
+    return parsed("\n".join(block))

@@ -1,0 +1,114 @@
+"""Cursors hold under writes: what comes or goes between two pages neither repeats nor loses any of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from everbeat.api.app import openapi_document
+from tests.api.conftest import ON_BOTH_STORES, claim, definition, fail, fields_of, submit
+
+NAMES = [f"s{number:02}" for number in range(10)]
+PAGED = sorted(
+    path
+    for path, methods in openapi_document()["paths"].items()
+    if any(one["name"] == "cursor" for one in methods.get("get", {}).get("parameters", ()))
+)
+
+Between = Callable[[], Awaitable[None]]
+
+
+async def walk(client: httpx.AsyncClient, path: str, between: Between, name: str, limit: int = 3) -> list[str]:
+    """The whole list, page by page, with something happening after each page."""
+    seen: list[str] = []
+    cursor: str | None = None
+    while True:
+        query: dict[str, str | int] = {"limit": limit, **({} if cursor is None else {"cursor": cursor})}
+        response = await client.get(path, params=query)
+        assert response.status_code == 200, response.text
+        seen += [item[name] for item in response.json()["items"]]
+        cursor = response.json()["next_cursor"]
+        if cursor is None:
+            return seen
+        await between()
+
+
+def once(work: Between) -> Between:
+    has_run = False
+
+    async def between() -> None:
+        nonlocal has_run
+        if not has_run:
+            has_run = True
+            await work()
+
+    return between
+
+
+@ON_BOTH_STORES
+@pytest.mark.parametrize("what", ["schedules", "calendars"])
+async def test_lists_by_name_lose_and_repeat_nothing(client: httpx.AsyncClient, what: str) -> None:
+    body: dict[str, Any] = definition(name=...) if what == "schedules" else {"dates": ["2026-12-24"]}
+    for name in NAMES:
+        assert (await client.put(f"/v1/{what}/{name}", json=body)).status_code == 201
+
+    async def between() -> None:
+        for name in ("s00a", "s99"):  # behind and ahead of the first page
+            await client.put(f"/v1/{what}/{name}", json=body)
+        for name in ("s02", "s05"):  # the very last one of the page, and one to come
+            await client.delete(f"/v1/{what}/{name}")
+
+    seen = await walk(client, f"/v1/{what}", once(between), "name")
+    assert seen == [*NAMES[:5], *NAMES[6:], "s99"]
+
+
+@ON_BOTH_STORES
+async def test_lists_of_tasks_lose_and_repeat_nothing(client: httpx.AsyncClient) -> None:
+    ids = [(await submit(client, "work", queue=f"q{number}"))["id"] for number in range(10)]
+
+    async def between() -> None:
+        await submit(client, "new")
+        for number in (0, 3, 7, 9):  # they go from the live tasks to the finished ones, on both sides of the page's end
+            await client.post(f"/v1/tasks/{ids[number]}/cancel")
+
+    assert await walk(client, "/v1/tasks", once(between), "id") == list(reversed(ids))
+
+
+@ON_BOTH_STORES
+async def test_lists_of_dead_letters_lose_and_repeat_nothing(client: httpx.AsyncClient) -> None:
+    async def bury(count: int) -> list[str]:
+        for _ in range(count):
+            await submit(client, max_attempts=1)
+        held = await claim(client)
+        for task in held:
+            await fail(client, task)
+        return [task["id"] for task in held]
+
+    dead = await bury(8)
+    listed = [letter["task_id"] for letter in (await client.get("/v1/dead-letters")).json()["items"]]
+    assert sorted(listed) == sorted(dead)
+
+    async def between() -> None:
+        await bury(2)
+        body = {"filter": {"task_ids": [listed[0], listed[2], listed[5]]}}
+        assert (await client.post("/v1/dead-letters/purge", json=body)).json() == {"count": 3}
+
+    seen = await walk(client, "/v1/dead-letters", once(between), "task_id")
+    assert seen == [*listed[:5], *listed[6:]]
+
+
+@pytest.mark.parametrize("path", PAGED)
+async def test_every_list_bounds_its_pages_and_refuses_foreign_cursors(client: httpx.AsyncClient, path: str) -> None:
+    await client.post("/v1/schedules", json=definition())
+    task = await submit(client)
+    address = path.replace("{ref}", "nightly").replace("{id}", task["id"]).replace("{tenant}", "default")
+    for limit in ("0", "1001", "-1", "x", "1.5", ""):
+        assert fields_of(await client.get(address, params={"limit": limit})) == ["limit"]
+    for limit in ("1", "1000"):
+        assert (await client.get(address, params={"limit": limit})).status_code == 200
+    for cursor in ("", "x", "!", "e" * 600, "enp6eg", "\x00"):
+        assert fields_of(await client.get(address, params={"cursor": cursor})) == ["cursor"]
+    assert fields_of(await client.get(address, params={"offset": "1"})) == ["offset"]

@@ -1,0 +1,35 @@
+"""GET /v1/schedules/{ref}/why."""
+
+from __future__ import annotations
+
+import httpx
+
+from tests.api.conftest import definition, fields_of, problem_of
+
+
+async def test_it_answers_a_verdict_a_sentence_and_facts(client: httpx.AsyncClient) -> None:
+    created = (await client.post("/v1/schedules", json=definition())).json()
+    for ref in (created["id"], "nightly"):
+        response = await client.get(f"/v1/schedules/{ref}/why", params={"at": created["next_tick_at"]})
+        assert response.status_code == 200
+        answer = response.json()
+        assert answer["verdict"] == "upcoming"
+        assert answer["explanation"].startswith("It will run at ")
+        assert {"fact": "at", "value": created["next_tick_at"]} in answer["facts"]
+
+
+async def test_without_a_time_it_is_about_now(client: httpx.AsyncClient) -> None:
+    await client.post("/v1/schedules", json=definition())
+    answer = (await client.get("/v1/schedules/nightly/why")).json()
+    assert answer["verdict"] == "not_scheduled"
+    assert "next_tick" in [one["fact"] for one in answer["facts"]]
+
+
+async def test_a_time_without_offset_is_refused(client: httpx.AsyncClient) -> None:
+    await client.post("/v1/schedules", json=definition())
+    assert fields_of(await client.get("/v1/schedules/nightly/why?at=2026-01-01T00:00:00")) == ["at"]
+    assert fields_of(await client.get("/v1/schedules/nightly/why?since=now")) == ["since"]
+
+
+async def test_a_schedule_that_is_not_there_is_not_found(client: httpx.AsyncClient) -> None:
+    problem_of(await client.get("/v1/schedules/nobody/why"), 404)

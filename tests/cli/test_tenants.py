@@ -1,0 +1,67 @@
+"""`everbeat tenants` as an operator types it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from everbeat.cli.main import cli
+from everbeat.core.errors import EverbeatError
+from everbeat.store.sqlite.store import SqliteStore
+from everbeat.store.values import AuditFilter
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/tenants.db"
+
+
+def tenants(url: str, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["tenants", *arguments, "--database-url", url])
+
+
+def rows(url: str) -> dict[str, list[str]]:
+    lines = tenants(url, "list").stdout.splitlines()
+    assert lines[0].split()[:3] == ["NAME", "ID", "WEIGHT"]
+    return {cells[0]: cells[2:] for cells in (re.split(r"  +", line) for line in lines[1:])}
+
+
+def test_create_set_and_list_work_on_the_database_itself(url: str) -> None:
+    made = tenants(url, "create", "billing", "--weight", "3", "--max-running", "200", "--submits-per-second", "0.5")
+    assert made.exit_code == 0, made.output
+    assert "everbeat keys create --tenant billing" in made.stderr
+    assert rows(url) == {"billing": ["3", "100000", "-", "200", "0.5", "-"], "default": ["1", "-", "-", "-", "-", "-"]}
+    changed = tenants(url, "set", "billing", "--max-running", "none", "--max-ready", "0")
+    assert "revision 2" in changed.stderr
+    assert rows(url)["billing"] == ["3", "100000", "0", "-", "0.5", "-"]
+
+    async def trail() -> list[tuple[str, bool]]:
+        store = SqliteStore(url.removeprefix("sqlite:///"))
+        found = await store.audit_list(None, AuditFilter(), before=None, limit=10)
+        await store.close()
+        return [(one.action, one.actor.startswith("cli")) for one in found]
+
+    assert asyncio.run(trail()) == [("tenant.update", True), ("tenant.create", True)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("create", "a b"), "name: must be 1 to 200"),
+        (("create", "default"), "exists already"),
+        (("set", "nobody", "--weight", "2"), "there is no tenant"),
+        (("set", "default"), "say what to change"),
+        (("set", "default", "--max-ready", "many"), "must be 0 to 2147483647, or none"),
+        (("set", "default", "--submits-per-second", "nan"), "or none"),
+        (("set", "default", "--weight", "0"), "0.001"),
+    ],
+)
+def test_mistakes_are_told(url: str, arguments: tuple[str, ...], message: str) -> None:
+    result = tenants(url, *arguments)
+    told = str(result.exception) if isinstance(result.exception, EverbeatError) else result.output
+    assert result.exit_code != 0
+    assert message in told

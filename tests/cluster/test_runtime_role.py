@@ -1,0 +1,120 @@
+"""The roles of docs/howto/postgresql.md, made by the very statements that stand there: enough for a node, and no more."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+
+from everbeat.store.postgres.store import PostgresStore
+from tests.cluster.fleet import Site
+from tests.cluster.harness import running_cluster
+from tests.support.postgres import PostgresServer, run_outside_loop
+
+HOWTO = Path(__file__).parents[2] / "docs/howto/postgresql.md"
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+
+FORBIDDEN = [
+    "CREATE TABLE mine (id integer)",
+    "CREATE TEMPORARY TABLE mine (id integer)",
+    "DROP TABLE ticks",
+    "ALTER TABLE tasks ADD COLUMN mine integer",
+    "TRUNCATE tasks",
+    "UPDATE audit_log SET actor = 'nobody'",
+    "DELETE FROM audit_log",
+    "TRUNCATE audit_log",
+    "INSERT INTO everbeat_migrations (number, name) VALUES (99, 'mine')",
+    "CREATE OR REPLACE FUNCTION everbeat_month_drop(parent text, child text) RETURNS void LANGUAGE sql AS ''",
+]
+
+
+def blocks() -> list[list[str]]:
+    """The SQL blocks of the page, each a list of statements."""
+    found = re.findall(r"(?ms)^```sql\n(.*?)^```", HOWTO.read_text(encoding="utf-8"))
+    return [[one for one in block.split(";\n") if one.strip()] for block in found]
+
+
+def url_as(server: PostgresServer, role: str) -> str:
+    parts = urlsplit(server.url("everbeat"))
+    return urlunsplit(parts._replace(netloc=f"{role}@{parts.hostname}:{parts.port}"))
+
+
+def run(url: str, statements: list[str]) -> None:
+    async def execute() -> None:
+        connection = await asyncpg.connect(url)
+        for statement in statements:
+            await connection.execute(statement)
+        await connection.close()
+
+    run_outside_loop(execute())
+
+
+def migrate(url: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "everbeat", "migrate", "--database-url", url]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_a_node_lives_with_the_rights_that_the_howto_grants_and_no_more(
+    private_postgres: PostgresServer, tmp_path: Path
+) -> None:
+    as_superuser, as_owner = blocks()
+    run(private_postgres.url(), as_superuser)
+    owner, runtime = url_as(private_postgres, "everbeat_owner"), url_as(private_postgres, "everbeat_runtime")
+    refused = migrate(runtime)
+    assert refused.returncode == 1
+    assert refused.stderr.count("\n") == 1
+    assert "run everbeat migrate as the role that owns the tables" in refused.stderr
+    assert migrate(owner).returncode == 0
+    run(owner, as_owner)
+    assert "nothing was missing" in migrate(runtime).stdout
+
+    with running_cluster(runtime, tmp_path) as cluster:
+        node = cluster.add()
+        site = Site(owner, node.base, tmp_path)
+        cluster.register(5, target={"kind": "worker", "queue": site.queue, "type": "t"})
+        worker = site.raw()
+        assert worker.complete(worker.claim_within(15)) == ["ok"]
+        cluster.wait_firing(private_postgres, 5)
+        cluster.assert_accounted()
+        run_outside_loop(months(runtime))
+        site.close()
+    run_outside_loop(is_refused(runtime))
+
+
+async def months(url: str) -> None:
+    store = PostgresStore(url, listen=False)
+    try:
+        made = await store.month_ensure([LONG_AGO])
+        assert len(made) == 4
+        assert await store.month_prune(before=datetime(2020, 2, 1, tzinfo=UTC), limit=10) == 4
+        assert len(await store.month_ensure([LONG_AGO])) == 4, "the months were not dropped"
+        reader = await asyncpg.connect(url)
+        async with reader.transaction():
+            await reader.execute("SELECT count(*) FROM ticks")
+            # A reader keeps the ledger's old month, and only for now.
+            assert await store.month_prune(before=datetime(2020, 2, 1, tzinfo=UTC), limit=10) == 3
+        assert await store.month_prune(before=datetime(2020, 2, 1, tzinfo=UTC), limit=10) == 1
+        await reader.close()
+    finally:
+        await store.close()
+
+
+async def is_refused(url: str) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute(
+        "INSERT INTO audit_log (id, tenant_id, at, actor, action, subject, detail) "
+        "VALUES (gen_random_uuid(), gen_random_uuid(), now(), 'a', 'b', 'c', '{}')"
+    )
+    for statement in FORBIDDEN:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await connection.execute(statement)
+    for parent, child in (("tasks", "tasks_2020_01"), ("ticks", "schedules"), ("ticks", "ticks_2020_01; DROP TABLE tasks")):
+        with pytest.raises(asyncpg.RaiseError, match="is not a month"):
+            await connection.execute("SELECT everbeat_month_drop($1, $2)", parent, child)
+    await connection.close()

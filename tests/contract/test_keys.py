@@ -1,0 +1,112 @@
+"""key_find, key_exists, key_create, key_revoke, key_list and key_touch."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+from everbeat.core.keys import ApiKey, hash_of, hint_of, make_key
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.trail import Action
+from everbeat.services.trail import entry_of
+from everbeat.store.base import Store
+from everbeat.store.values import AuditFilter, KeyChange
+from tests.factories import NOW
+
+DAY = timedelta(days=1)
+
+
+def make(number: int, **more: Any) -> ApiKey:
+    text = make_key(bytes([number]) * 32)
+    defaults: dict[str, Any] = {
+        "id": UUID(int=1000 + number),
+        "tenant_id": DEFAULT_TENANT,
+        "name": f"key {number} ä",
+        "hash": hash_of(text),
+        "hint": hint_of(text),
+        "scopes": ("manage", "work:mail"),
+        "created_at": NOW,
+    }
+    return ApiKey(**{**defaults, **more})
+
+
+async def create(store: Store, *keys: ApiKey, **more: Any) -> KeyChange:
+    return await store.key_create(keys, now=NOW, **more)
+
+
+async def actions(store: Store) -> list[str]:
+    return [entry.action for entry in await store.audit_list(None, AuditFilter(), before=None, limit=100)]
+
+
+async def test_key_find_gives_back_what_was_kept_by_hash_or_id(store: Store) -> None:
+    one, two, three = make(1, expires_at=NOW + DAY), make(2, is_fleet=True, scopes=("work",)), make(3)
+    assert await create(store, one, two, three) is KeyChange.DONE
+    assert (await store.key_find(hashes=[one.hash, b"x" * 32], now=NOW)) == (NOW, [one])
+    assert sorted((await store.key_find(hashes=[two.hash], ids=[two.id, three.id]))[1], key=lambda key: key.id) == [two, three]
+    assert (await store.key_find(now=NOW)) == (NOW, [])
+
+
+async def test_key_exists_counts_only_those_that_can_be_used(store: Store) -> None:
+    assert not await store.key_exists(now=NOW)
+    await create(store, make(1, expires_at=NOW + DAY))
+    assert await store.key_exists(now=NOW)
+    assert not await store.key_exists(now=NOW + DAY)
+    await create(store, make(2))
+    assert await store.key_exists(now=NOW + DAY)
+    await store.key_revoke(None, [make(2).id], now=NOW)
+    assert not await store.key_exists(now=NOW + DAY)
+
+
+async def test_key_create_is_all_or_nothing_and_needs_the_tenant(store: Store) -> None:
+    trail = [entry_of(None, Action.KEY_CREATE, "x")]
+    assert await create(store, make(1), make(2, tenant_id=uuid4()), trail=trail) is KeyChange.ABSENT
+    assert await store.key_list(None, after=None, limit=10) == []
+    assert await actions(store) == []
+    assert await create(store, make(1), trail=trail) is KeyChange.DONE
+    assert await actions(store) == ["key.create"]
+    assert await create(store, make(3, hash=make(1).hash)) is KeyChange.ABSENT
+
+
+async def test_key_create_makes_one_first_key_however_many_try(store: Store) -> None:
+    changes = await asyncio.gather(*(store.key_create([make(number)], only_first=True) for number in range(8)))
+    assert sorted(changes) == [KeyChange.DONE, *[KeyChange.LATE] * 7]
+    assert len(await store.key_list(None, after=None, limit=10)) == 1
+
+
+async def test_key_revoke_ends_a_key_once_and_only_the_tenants_own(store: Store) -> None:
+    key = make(1)
+    await create(store, key)
+    trail = [entry_of(None, Action.KEY_REVOKE, "x")]
+    assert await store.key_revoke(uuid4(), [key.id], trail=trail, now=NOW) is KeyChange.ABSENT
+    assert await store.key_revoke(DEFAULT_TENANT, [key.id], trail=trail, now=NOW) is KeyChange.DONE
+    assert await store.key_revoke(None, [key.id], trail=trail, now=NOW + DAY) is KeyChange.ABSENT
+    assert (await store.key_find(ids=[key.id]))[1][0].revoked_at == NOW
+    assert await actions(store) == ["key.revoke"]
+
+
+async def test_key_revoke_keeps_the_last_key_of_an_admin(store: Store) -> None:
+    admins = [make(1, scopes=("admin",)), make(2, scopes=("admin",)), make(3, scopes=("admin",), expires_at=NOW + DAY)]
+    await create(store, *admins, make(4))
+    assert await store.key_revoke(None, [admins[0].id], now=NOW + DAY) is KeyChange.DONE
+    assert await store.key_revoke(None, [admins[1].id], now=NOW + DAY) is KeyChange.LAST_ADMIN, "the third has expired"
+    assert await store.key_revoke(None, [make(4).id], now=NOW + DAY) is KeyChange.DONE
+    changes = await asyncio.gather(*(store.key_revoke(None, [key.id], now=NOW) for key in admins[1:]))
+    assert sorted(changes) == [KeyChange.DONE, KeyChange.LAST_ADMIN], "not both, though each saw the other"
+
+
+async def test_key_list_goes_on_after_the_last_one(store: Store) -> None:
+    keys = [make(number) for number in range(5)]
+    await create(store, *keys)
+    assert await store.key_list(DEFAULT_TENANT, after=None, limit=3) == keys[:3]
+    assert await store.key_list(None, after=keys[2].id, limit=3) == keys[3:]
+    assert await store.key_list(uuid4(), after=None, limit=3) == []
+
+
+async def test_key_touch_only_moves_on(store: Store) -> None:
+    key = make(1)
+    await create(store, key)
+    assert await store.key_touch([key.id, uuid4()], now=NOW) == 1
+    assert await store.key_touch([key.id], now=NOW - DAY) == 0
+    assert (await store.key_find(ids=[key.id]))[1][0].last_used_at == NOW

@@ -1,0 +1,107 @@
+"""A payload that is kept elsewhere: its reference goes wherever its task goes, and is missed only when no row has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.submissions import task_again
+from everbeat.core.tasks import AttemptOutcome, ClaimedTask, Ending, NewTask, TaskState, UnfilledTask
+from everbeat.store.base import Store
+from everbeat.store.values import Claimer, DeadFilter, LeaseRef, Replay, TaskFilter
+from tests.factories import NOW, claim_for, make_task, minutes
+
+REF = "00000000-0000-0000-0000-000000000000/2026-01/0-1"
+OTHER = "00000000-0000-0000-0000-000000000000/2026-01/1-1"
+
+
+def large(**more: Any) -> NewTask:
+    return make_task(payload="null", payload_ref=REF, **more)
+
+
+async def claim(store: Store) -> ClaimedTask:
+    ((task,),) = await claim_for(store, ["default"], [Claimer("w", 1, 30)], now=NOW)
+    return task
+
+
+async def end(store: Store, task: ClaimedTask, outcome: AttemptOutcome, state: TaskState) -> None:
+    ending = Ending(task.id, DEFAULT_TENANT, task.fence, outcome, state, None, None)
+    ended = await store.task_end([ending], is_expired=False, now=NOW)
+    assert ended.ids
+
+
+async def test_task_claim_says_where_the_payload_is(store: Store) -> None:
+    await store.task_submit([large()], now=NOW)
+    task = await claim(store)
+    assert isinstance(task, UnfilledTask)
+    assert task.payload_ref == REF
+    assert bytes(task.payload) == b"null"
+
+
+async def test_task_claim_of_a_small_payload_is_whole(store: Store) -> None:
+    await store.task_submit([make_task(payload='{"a":1}')], now=NOW)
+    task = await claim(store)
+    assert type(task) is ClaimedTask
+    assert msgspec.json.decode(task.payload) == {"a": 1}
+
+
+async def test_task_find_and_task_list_have_the_reference_before_and_after_the_end(store: Store) -> None:
+    task = large()
+    await store.task_submit([task], now=NOW)
+    (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
+    scan = await store.task_list(DEFAULT_TENANT, TaskFilter(), before=None, limit=10, live=True)
+    assert found.payload_ref == REF
+    assert [one.payload_ref for one in scan.tasks] == [REF]
+    held = await claim(store)
+    await store.task_complete([(LeaseRef(DEFAULT_TENANT, held.id, held.fence), None)], now=NOW)
+    (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
+    scan = await store.task_list(DEFAULT_TENANT, TaskFilter(), before=None, limit=10, live=False)
+    assert found.payload_ref == REF
+    assert [one.payload_ref for one in scan.tasks] == [REF]
+
+
+async def test_task_end_puts_a_task_back_with_its_reference(store: Store) -> None:
+    await store.task_submit([large()], now=NOW)
+    await end(store, await claim(store), AttemptOutcome.RELEASED, TaskState.READY)
+    again = await claim(store)
+    assert isinstance(again, UnfilledTask)
+    assert again.attempt == 1
+
+
+async def test_task_cancel_keeps_the_reference(store: Store) -> None:
+    task = large()
+    await store.task_submit([task], now=NOW)
+    await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW)
+    (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
+    assert found.state is TaskState.CANCELLED
+    assert found.payload_ref == REF
+
+
+async def test_dead_replay_hands_the_reference_on_and_dead_purge_lets_it_go(store: Store) -> None:
+    await store.task_submit([large()], now=NOW)
+    task = await claim(store)
+    await end(store, task, AttemptOutcome.FAILED, TaskState.DEAD)
+    (letter,) = await store.dead_find(DEFAULT_TENANT, [task.id])
+    assert letter.payload_ref == REF
+    assert [one.payload_ref for one in await store.dead_list(DEFAULT_TENANT, DeadFilter(), before=None, limit=9)] == [REF]
+    again = task_again(letter, make_task().id)
+    assert await store.dead_replay(DEFAULT_TENANT, [Replay(task.id, again)], again=False, now=NOW)
+    replayed = await claim(store)
+    assert isinstance(replayed, UnfilledTask)
+    assert replayed.payload_ref == REF
+    await store.task_complete([(LeaseRef(DEFAULT_TENANT, replayed.id, replayed.fence), None)], now=NOW)
+    await store.month_prune(before=NOW + minutes(60 * 24 * 70), limit=1000)
+    assert await store.blob_unused([REF]) == []
+    await store.dead_purge(DEFAULT_TENANT, DeadFilter(), limit=10, now=NOW)
+    assert await store.blob_unused([REF]) == [REF]
+
+
+async def test_blob_unused_names_what_no_row_has(store: Store) -> None:
+    await store.task_submit([large(), make_task()], now=NOW)
+    assert await store.blob_unused([]) == []
+    assert await store.blob_unused([REF, OTHER]) == [OTHER]
+    task = await claim(store)
+    await store.task_complete([(LeaseRef(DEFAULT_TENANT, task.id, task.fence), None)], now=NOW)
+    assert await store.blob_unused([REF, OTHER]) == [OTHER]

@@ -1,0 +1,79 @@
+"""What rests on a session elsewhere holds without one: the essentials of the contract through PgBouncer's transaction mode.
+
+All of the contract goes through it with EVERBEAT_TEST_POOLING=transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+import everbeat.store.postgres as postgres
+from everbeat.core.errors import StoreUnavailable
+from everbeat.store.base import Store
+from everbeat.store.postgres.store import PostgresStore
+from tests.contract.test_dead_letters import test_dead_replay_from_two_sides_at_once_makes_one_task as dead_replay
+from tests.contract.test_month_prune import test_month_prune_removes_what_is_before_and_keeps_the_rest as month_prune
+from tests.contract.test_schedule_write import test_answer_under_a_used_key_undoes_the_whole_write as schedule_write
+from tests.contract.test_task_end import test_task_end_from_many_sides_at_once_ends_each_once as task_end
+from tests.contract.test_task_submit import test_task_submit_with_a_known_key_twice_in_a_batch as task_submit
+from tests.contract.test_task_turn import test_task_turn_and_tick_fire_at_once_keep_to_the_room_there_is as task_turn
+from tests.contract.test_tick_fire import test_two_connections_firing_the_same_ticks_at_once_make_one_task_each as tick_fire
+from tests.factories import url_of
+from tests.support.pgbouncer import PgBouncer
+from tests.support.postgres import PostgresAdmin
+
+Essential = Callable[[Store], Awaitable[None]]
+
+
+@pytest.mark.parametrize("essential", [dead_replay, month_prune, schedule_write, task_end, task_submit, task_turn, tick_fire])
+async def test_the_essentials_hold_without_a_session(pooled_store: Store, essential: Essential) -> None:
+    await essential(pooled_store)
+
+
+async def test_more_callers_than_connections_share_them(pooled_store: Store) -> None:
+    lanes = [pooled_store.lane("api"), pooled_store.lane("engine"), pooled_store.lane("chores")]
+    assert len(await asyncio.gather(*(lane.partition_list() for lane in lanes * 30))) == 90
+
+
+async def test_migrations_run_through_the_pooler(postgres_server: PostgresAdmin, pgbouncer: PgBouncer) -> None:
+    name = postgres_server.create_database()
+    store = PostgresStore(pgbouncer.url(name), listen=False, pooling="transaction")
+    try:
+        assert (await store.schema_version())[0] == 0
+        assert len(await store.migrate()) == (await store.schema_version())[1]
+    finally:
+        await store.close()
+        postgres_server.drop_database(name)
+
+
+async def test_timeouts_and_plans_hold_in_each_transaction(pooled_store: PostgresStore) -> None:
+    async with pooled_store._transaction("test") as connection:
+        names = ("statement_timeout", "lock_timeout", "enable_seqscan", "jit")
+        assert [await connection.fetchval(f"SHOW {name}") for name in names] == ["10s", "5s", "off", "off"]
+    async with pooled_store._connections.alone("api", "test") as connection:
+        assert await connection.fetchval("SHOW enable_seqscan") == "on"
+
+
+async def test_a_lock_held_elsewhere_is_not_waited_for_beyond_the_timeout(pooled_url: str, postgres_url: str) -> None:
+    store = PostgresStore(pooled_url, listen=False, listen_url=postgres_url, pooling="transaction", timeout_seconds=0.6)
+    holder = await asyncpg.connect(url_of(store))
+    try:
+        async with holder.transaction():
+            await holder.execute("LOCK TABLE tasks")
+            with pytest.raises(StoreUnavailable, match="lock timeout"):
+                await store.task_depths()
+        assert await store.task_depths() == []
+    finally:
+        await holder.close()
+        await store.close()
+
+
+def test_transactions_begin_in_one_place() -> None:
+    """The driver's own would set nothing behind a pooler."""
+    folder = Path(postgres.__path__[0])
+    assert [path.name for path in folder.glob("*.py") if ".transaction()" in path.read_text(encoding="utf-8")] == []

@@ -1,0 +1,233 @@
+"""task_flows and task_claim by shares: whose tasks are ready, found by hopping, and taken as the shares say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from everbeat.core.fairness import Flow, Share
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.tasks import ClaimedTask, NewTask, TaskState
+from everbeat.store.base import Store
+from everbeat.store.values import BeatWrite, Claimer, LeaseRef
+from tests.factories import NOW, OTHER_TENANT, claim, claim_for, complete, execute_raw, make_task, minutes, open_twin, seconds
+
+A, B, C = (UUID(int=number) for number in (10, 11, 12))
+
+
+def flow(tenant_id: UUID = DEFAULT_TENANT, **more: Any) -> Flow:
+    return Flow(**{"queue": "default", "tenant_id": tenant_id, "priority": 100, "fair_key": "", "type": "work", **more})
+
+
+def share(tenant_id: UUID = DEFAULT_TENANT, limit: int = 10, **more: Any) -> Share:
+    given = {"priority": 100, "fair_key": "", "lanes": (("default", "work"),), **more}
+    return Share(tenant_id=tenant_id, limit=limit, **given)
+
+
+def task_of(one: Flow, **more: Any) -> NewTask:
+    more = {"queue": one.queue, "priority": one.priority, "fair_key": one.fair_key, **more}
+    return make_task(one.type, tenant_id=one.tenant_id, **more)
+
+
+def tenants_of(tasks: Sequence[ClaimedTask]) -> Counter[UUID]:
+    return Counter(task.tenant_id for task in tasks)
+
+
+async def test_task_flows_are_the_distinct_ones_with_ready_tasks(store: Store) -> None:
+    flows = [
+        flow(A, queue="a"),
+        flow(A, queue="a", type="other"),
+        flow(A, queue="a", fair_key="x"),
+        flow(A, queue="a", fair_key="x", priority=7),
+        flow(B, queue="a"),
+        flow(A, queue="b"),
+    ]
+    await store.task_submit([task_of(one) for one in flows for _ in range(3)], now=NOW)
+    await store.task_submit([task_of(flow(C, queue="a"), run_at=NOW + minutes(1)), task_of(flow(C, queue="c"))], now=NOW)
+    assert sorted(await store.task_flows(None, ["a", "b", "a", "none"], limit=100)) == sorted(flows)
+    assert sorted(await store.task_flows(A, ["a", "b"], limit=100)) == sorted(one for one in flows if one.tenant_id == A)
+    assert await store.task_flows(B, ["a", "b"], limit=100) == [flow(B, queue="a")]
+    assert await store.task_flows(C, ["a", "b"], limit=100) == []
+    assert await store.task_flows(A, [], limit=100) == []
+
+
+async def test_task_flows_go_on_where_they_were_cut(store: Store) -> None:
+    flows = [flow(tenant, queue=queue, fair_key=key) for queue in "ab" for tenant in (A, B, C) for key in ("", "k")]
+    await store.task_submit([task_of(one) for one in flows], now=NOW)
+    first = await store.task_flows(None, ["a", "b"], limit=4)
+    assert Counter(one.queue for one in first) == {"a": 4, "b": 4}
+    places = list({one.queue: one for one in first}.values())
+    rest = await store.task_flows(None, ["a", "b"], after=places, limit=4)
+    assert sorted(first + rest) == sorted(flows)
+    last = [one for one in flows if one.queue == "a" and one.tenant_id == B]
+    assert await store.task_flows(B, ["a"], after=last[:1], limit=4) == last[1:], "also inside a tenant"
+
+
+async def test_task_flows_end_where_the_last_task_is_taken(store: Store) -> None:
+    await store.task_submit([task_of(flow(A)), task_of(flow(B))], now=NOW)
+    await claim(store, tenant_id=A)
+    assert await store.task_flows(None, ["default"], limit=10) == [flow(B)]
+
+
+async def test_task_claim_takes_shares_in_their_order_up_to_their_limits(store: Store) -> None:
+    await store.task_submit([task_of(flow(tenant)) for tenant in (A, B, C) for _ in range(5)], now=NOW)
+    claims = await store.task_claim(
+        [share(C, 2), share(A, 4), share(B, 9)], [Claimer("w", 3, 30), Claimer("v", 5, 30)], now=NOW
+    )
+    assert [[task.tenant_id for task in part] for part in claims.tasks] == [[C, C, A], [A, A, A, B, B]]
+    assert (claims.limits, claims.yields, claims.full) == ([2, 4, 9], [2, 4, 2], frozenset())
+
+
+async def test_task_claim_says_what_each_share_brought(store: Store) -> None:
+    await store.task_submit([task_of(flow(A)), task_of(flow(C))], now=NOW)
+    claims = await store.task_claim([share(A), share(B), share(C)], [Claimer("w", 10, 30)], now=NOW)
+    assert claims.yields == [1, 0, 1]
+
+
+async def test_task_claim_takes_the_oldest_over_the_lanes_of_a_share(store: Store) -> None:
+    given = [("a", "x", 5), ("b", "x", 9), ("a", "y", 7), ("a", "x", 8), ("b", "y", 6), ("b", "x", 1)]
+    for number, (queue, type_, age) in enumerate(given):
+        await store.task_submit([make_task(type_, queue=queue, run_at=NOW - minutes(age), payload=str(number))], now=NOW)
+    lanes = tuple((queue, type_) for queue in "ab" for type_ in "xy")
+    claims = await store.task_claim([share(limit=4, lanes=lanes)], [Claimer("w", 10, 30)], now=NOW)
+    assert [(one.queue, one.type) for one in claims.tasks[0]] == [("b", "x"), ("a", "x"), ("a", "y"), ("b", "y")]
+    claims = await store.task_claim([share(limit=4, lanes=lanes)], [Claimer("w", 1, 30)], now=NOW)
+    assert [(one.queue, one.type) for one in claims.tasks[0]] == [("a", "x")], "and of these what the claimers have room for"
+
+
+async def test_task_claim_keeps_fair_keys_and_priorities_apart(store: Store) -> None:
+    await store.task_submit([task_of(flow(fair_key=key, priority=priority)) for key in "ab" for priority in (1, 2)], now=NOW)
+    claims = await store.task_claim(
+        [share(fair_key="a", priority=2), share(fair_key="b", priority=1)], [Claimer("w", 9, 30)], now=NOW
+    )
+    assert claims.yields == [1, 1]
+    assert len(await store.task_flows(None, ["default"], limit=9)) == 2
+
+
+async def test_task_claim_by_many_at_once_over_many_tenants_gives_each_task_to_one(store: Store) -> None:
+    tasks = [make_task(tenant_id=tenant, fair_key=key) for tenant in (A, B, C) for key in ("x", "y") for _ in range(30)]
+    await store.task_submit(tasks, now=NOW)
+    twins = [open_twin(store) for _ in range(3)]
+
+    async def work(twin: Store) -> list[UUID]:
+        taken: list[UUID] = []
+        while part := (await claim_for(twin, ["default"], [Claimer("w", 7, 30)], tenant_id=None, now=NOW))[0]:
+            taken += [task.id for task in part]
+        return taken
+
+    taken = [id_ for ids in await asyncio.gather(*map(work, twins)) for id_ in ids]
+    for twin in twins:
+        await twin.close()
+    taken += [task.id for task in (await claim_for(store, ["default"], [Claimer("w", 180, 30)], tenant_id=None, now=NOW))[0]]
+    assert Counter(taken) == Counter(task.id for task in tasks)
+
+
+# max_running
+
+
+async def limit_tenant(store: Store, tenant_id: UUID, most: int | None) -> None:
+    await execute_raw(
+        store,
+        "INSERT INTO tenants (id, name, max_running, created_at, updated_at) VALUES (?, ?, ?, ?, ?)",
+        *(tenant_id, str(tenant_id), most, NOW, NOW),
+    )
+
+
+async def test_task_claim_leaves_a_tenant_within_its_max_running(store: Store) -> None:
+    await limit_tenant(store, A, 3)
+    await store.task_submit(
+        [task_of(flow(tenant, fair_key=key)) for tenant in (A, B) for key in "xy" for _ in range(5)], now=NOW
+    )
+    shares = [share(tenant, fair_key=key) for tenant in (A, B) for key in "xy"]
+    claims = await store.task_claim(shares, [Claimer("w", 9, 30)], limited={A, B}, now=NOW)
+    assert tenants_of(claims.tasks[0]) == {A: 3, B: 6}
+    assert (claims.limits, claims.yields, claims.full) == ([3, 0, 10, 10], [3, 0, 5, 1], frozenset({A}))
+    claims = await store.task_claim(shares, [Claimer("w", 9, 30)], limited={A}, now=NOW)
+    assert tenants_of(claims.tasks[0]) == {B: 4}
+    assert claims.full == {A}
+
+
+async def test_task_claim_counts_holders_that_crashed_until_they_are_ended(store: Store) -> None:
+    await limit_tenant(store, A, 2)
+    await store.task_submit([task_of(flow(A)) for _ in range(4)], now=NOW)
+    claims = await store.task_claim([share(A)], [Claimer("w", 2, 5)], limited={A}, now=NOW)
+    later = NOW + minutes(5)
+    none = await store.task_claim([share(A)], [Claimer("w", 2, 5)], limited={A}, now=later)
+    assert (none.yields, none.full) == ([0], frozenset({A})), "their leases ran out, but nobody has ended them"
+    assert (await store.task_heartbeat([BeatWrite(LeaseRef(A, claims.tasks[0][0].id, 1))], now=later)) == []
+    await execute_raw(store, "DELETE FROM tasks WHERE id = ?", claims.tasks[0][0].id)
+    one = await store.task_claim([share(A)], [Claimer("w", 2, 5)], limited={A}, now=later)
+    assert (one.yields, one.full) == ([1], frozenset({A}))
+
+
+async def test_task_claim_by_many_at_once_never_goes_beyond_max_running(store: Store) -> None:
+    await limit_tenant(store, A, 5)
+    await store.task_submit([task_of(flow(A, fair_key=key)) for key in "xyz" for _ in range(20)], now=NOW)
+    twins = [open_twin(store) for _ in range(4)]
+    shares = [share(A, fair_key=key) for key in "xyz"]
+    done = 0
+
+    async def work(twin: Store) -> None:
+        nonlocal done
+        for _ in range(15):
+            claims = await twin.task_claim(shares, [Claimer("w", 3, 30)], limited={A}, now=NOW)
+            ((running,),) = await execute_raw(store, "SELECT count(*) FROM tasks WHERE state = 'running'")
+            assert running <= 5
+            if claims.tasks[0]:
+                finished = await twin.task_complete(
+                    [(LeaseRef(A, task.id, task.fence), None) for task in claims.tasks[0]], now=NOW
+                )
+                done += len(finished.finished)
+
+    await asyncio.gather(*map(work, twins))
+    for twin in twins:
+        await twin.close()
+    assert done > 5, "and what ends makes room"
+
+
+# Fleets
+
+
+async def test_task_claim_of_a_fleet_is_settled_without_naming_the_tenant(store: Store) -> None:
+    await store.task_submit([task_of(flow(tenant)) for tenant in (A, B) for _ in range(2)], now=NOW)
+    ((one, two, three, _),) = await claim_for(store, ["default"], [Claimer("w", 4, 30)], tenant_id=None, now=NOW)
+    beaten = await store.task_heartbeat([BeatWrite(LeaseRef(None, one.id, 1), log="hello")], now=NOW + seconds(5))
+    assert [(beat.id, beat.lease_until) for beat in beaten] == [(one.id, NOW + seconds(35))]
+    assert [line.text for line in await store.task_log(one.tenant_id, one.id, after=None, limit=5)] == ["hello"]
+    results = [
+        (LeaseRef(None, one.id, 1), None),
+        (LeaseRef(two.tenant_id, two.id, 1), None),
+        (LeaseRef(OTHER_TENANT, three.id, 1), None),
+    ]
+    completed = await store.task_complete(results, now=NOW)
+    assert completed.finished == {(one.id, 1), (two.id, 1)}
+    assert completed.owners == {one.id: one.tenant_id, two.id: two.tenant_id}
+    repeated = await store.task_complete([(LeaseRef(None, one.id, 1), None)], now=NOW)
+    assert repeated.repeated == {(one.id, 1)}
+    _, running = await store.task_running([LeaseRef(None, three.id, 1), LeaseRef(OTHER_TENANT, three.id, 1)], now=NOW)
+    assert [(task.id, task.tenant_id) for task in running] == [(three.id, three.tenant_id)]
+
+
+async def test_task_queues_of_live_and_finished_tasks(store: Store) -> None:
+    await store.task_submit([make_task(queue="a"), make_task(queue="b")], now=NOW)
+    (done,), (live,) = await claim(store, "a"), await claim(store, "b")
+    await complete(store, done)
+    assert await store.task_queues([done.id, live.id, A]) == {done.id: "a", live.id: "b"}
+
+
+@pytest.mark.parametrize("ending", ["complete", "cancel"])
+async def test_task_submit_keeps_the_fair_key_to_the_end(store: Store, ending: str) -> None:
+    task = make_task(fair_key="customer-7")
+    await store.task_submit([task], now=NOW)
+    assert [one.fair_key for one in await store.task_find(DEFAULT_TENANT, [task.id])] == ["customer-7"]
+    if ending == "complete":
+        await complete(store, *await claim(store))
+    else:
+        await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW)
+    (kept,) = await store.task_find(DEFAULT_TENANT, [task.id])
+    assert (kept.fair_key, kept.state in (TaskState.COMPLETED, TaskState.CANCELLED)) == ("customer-7", True)

@@ -1,0 +1,111 @@
+"""Keys: their text, what is kept of them, and scopes there and back."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everbeat.core.access import INCLUDED, Scope
+from everbeat.core.errors import InvalidInput
+from everbeat.core.keys import (
+    checked_name,
+    granted_by,
+    hash_of,
+    hint_of,
+    holds_a_key,
+    is_well_formed,
+    make_key,
+    parse_scopes,
+    scope_texts,
+)
+
+SECRETS = st.binary(min_size=32, max_size=32)
+ALPHABET = string.ascii_letters + string.digits + "_-"
+QUEUES = st.text("ab:._-", min_size=1, max_size=8)
+SCOPES = st.lists(st.sampled_from([scope.value for scope in Scope]) | QUEUES.map("work:{}".format), min_size=1, max_size=6)
+
+
+@given(SECRETS)
+def test_a_key_is_well_formed_and_gives_nothing_away(secret: bytes) -> None:
+    key = make_key(secret)
+    assert len(key) == 52
+    assert is_well_formed(key)
+    assert holds_a_key(f"/v1/tasks?a=eb_&key={key}&b=1")
+    assert len(hash_of(key)) == 32
+    shown = hint_of(key)
+    assert len(shown) == 10
+    assert (shown[:5], shown[-4:]) == (key[:5], key[-4:])
+
+
+@given(SECRETS, st.integers(3, 51), st.sampled_from(ALPHABET))
+def test_one_wrong_character_is_noticed(secret: bytes, place: int, character: str) -> None:
+    key = make_key(secret)
+    wrong = key[:place] + character + key[place + 1 :]
+    assert is_well_formed(wrong) is (wrong == key)
+
+
+@given(SECRETS, st.integers(3, 50))
+def test_two_characters_swapped_or_one_left_out_are_noticed(secret: bytes, place: int) -> None:
+    key = make_key(secret)
+    swapped = key[:place] + key[place + 1] + key[place] + key[place + 2 :]
+    assert is_well_formed(swapped) is (swapped == key)
+    assert not is_well_formed(key[:place] + key[place + 1 :])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "eb_", "x" * 52, "eb_" + "A" * 49, "EB_" + "A" * 49, "eb_" + "ä" * 49, "eb_" + "A" * 4900]
+)
+def test_what_was_invented_is_no_key(text: str) -> None:
+    assert not is_well_formed(text)
+    assert not holds_a_key(text)
+
+
+@given(SCOPES)
+def test_scopes_come_back_as_they_were_meant(texts: list[str]) -> None:
+    granted = parse_scopes(texts)
+    written = scope_texts(granted)
+    assert parse_scopes(written) == granted
+    assert scope_texts(parse_scopes(written)) == written
+    assert set(written) <= {*texts}
+    for text in texts:
+        scope = Scope(text.partition(":")[0])
+        assert INCLUDED[scope] <= granted.scopes
+    only_queues = all(text.startswith("work:") or Scope.WORK not in INCLUDED[Scope(text)] for text in texts)
+    assert (granted.queues is None) is not (only_queues and any(text.startswith("work:") for text in texts))
+
+
+@pytest.mark.parametrize(
+    ("texts", "field"),
+    [
+        ([], "scopes"),
+        (["admin", "root"], "scopes[1]"),
+        (["work:"], "scopes[0]"),
+        (["work:a b"], "scopes[0]"),
+        (["read"] * 101, "scopes"),
+    ],
+)
+def test_wrong_scopes_are_named(texts: list[str], field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse_scopes(texts)
+    assert [error.field for error in caught.value.errors] == [field]
+
+
+def test_a_fleet_only_works() -> None:
+    assert parse_scopes(["work:a", "work:b"], is_fleet=True).queues == frozenset({"a", "b"})
+    for texts in (["read"], ["work", "read"], ["admin"]):
+        with pytest.raises(InvalidInput, match="all tenants"):
+            parse_scopes(texts, is_fleet=True)
+
+
+def test_manage_brings_submit_and_read_but_no_work() -> None:
+    assert granted_by(["manage"]).scopes == {Scope.MANAGE, Scope.SUBMIT, Scope.READ}
+    assert granted_by(["admin", "work:mail"]).queues is None
+
+
+@pytest.mark.parametrize("name", ["", " ", "x" * 201, "a\nb", "a\x00", "\ud800"])
+def test_names_that_could_do_harm_are_refused(name: str) -> None:
+    with pytest.raises(InvalidInput):
+        checked_name(name)

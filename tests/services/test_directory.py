@@ -1,0 +1,92 @@
+"""The directory: weights and quotas as a node knows them, told of changes and never the poorer for a missing database."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+
+from everbeat.core.errors import StoreUnavailable
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.tenants import Quotas, Tenant
+from everbeat.services.tenants import Directory
+from everbeat.store.base import Store
+from everbeat.store.values import Notice, TenantWrite
+from tests.factories import NOW, beat
+
+
+class Ticking:
+    """A monotonic clock that moves when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def tenant(name: str = "billing", weight: float = 3.0, **quotas: int) -> Tenant:
+    return Tenant(id=uuid4(), name=name, weight=weight, quotas=Quotas(**quotas), created_at=NOW, updated_at=NOW)
+
+
+async def write(store: Store, *tenants: Tenant) -> None:
+    assert await store.tenant_write([TenantWrite(one) for one in tenants], now=NOW)
+
+
+async def test_it_knows_weights_and_quotas_of_all_tenants(store: Store) -> None:
+    many = [tenant(f"t{number:04}", max_running=number) for number in range(1100)]
+    await write(store, *many)
+    directory = Directory(store)
+    await directory.fresh()
+    assert [directory.max_running_of(one.id) for one in many] == list(range(1100))
+    assert directory.weight_of(many[7].id) == 3.0
+    assert directory.name_of(many[7].id) == "t0007"
+
+
+async def test_an_unknown_tenant_has_weight_one_and_no_limits(store: Store) -> None:
+    directory = Directory(store)
+    assert (directory.weight_of(uuid4()), directory.quotas_of(uuid4()), directory.api_nodes) == (1.0, Quotas(), 1)
+    await directory.fresh()
+    assert directory.quotas_of(DEFAULT_TENANT) == Quotas()
+
+
+async def test_it_reads_again_when_told_or_when_its_look_is_old(store: Store) -> None:
+    ticking = Ticking()
+    directory = Directory(store, refresh_seconds=5, monotonic=ticking)
+    await directory.fresh()
+    first, second = tenant("first"), tenant("second")
+    await write(store, first)
+    await directory.fresh()
+    assert directory.name_of(first.id) is None
+    store.publish(Notice.TENANTS)
+    await directory.fresh()
+    assert directory.name_of(first.id) == "first"
+    await write(store, second)
+    ticking.now += 5
+    await directory.fresh()
+    assert directory.name_of(second.id) == "second"
+
+
+async def test_it_counts_the_live_nodes_that_answer_requests(store: Store) -> None:
+    for roles in (("api",), ("api", "scheduler"), ("scheduler",)):
+        await store.partition_renew(beat(uuid4(), roles=roles), frozenset(), now=NOW)
+    directory = Directory(store)
+    await directory.fresh(now=NOW)
+    assert directory.api_nodes == 2
+
+
+async def test_what_cannot_be_read_stays_as_it_was(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = tenant()
+    await write(store, known)
+    directory = Directory(store)
+    await directory.fresh()
+
+    async def away(**_more: object) -> list[Tenant]:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(store, "tenant_list", away)
+    store.publish(Notice.TENANTS)
+    with pytest.raises(StoreUnavailable):
+        await directory.fresh()
+    assert directory.weight_of(known.id) == 3.0
+    assert directory.is_stale

@@ -1,0 +1,250 @@
+"""Quotas: what a tenant may have; refused exactly at the limit, with what was exceeded and when to come again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from everbeat.core.access import LOCAL
+from everbeat.core.errors import QuotaExceeded
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.tenants import Quotas as TenantQuotas
+from everbeat.core.ticks import SkipReason
+from everbeat.core.timeline import TimelineCache
+from everbeat.core.wire import TaskInput
+from everbeat.services.events import TicksSkipped
+from everbeat.services.polls import Polls
+from everbeat.services.quotas import Quotas
+from everbeat.services.schedules import Schedules
+from everbeat.services.tasks import Tasks
+from everbeat.services.tenants import Directory, TenantRoom
+from everbeat.services.ticker import TickerSettings
+from everbeat.services.turns import Turns
+from everbeat.store.base import Store
+from everbeat.store.values import AuditFilter
+from tests.factories import NOW, SteppedNode, claim, complete, definition, ledger, lines_of, minutes, seconds
+
+
+class Ticking:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Office:
+    """The rooms of one node, with a monotonic clock moved by hand."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.ticking = Ticking()
+        self.directory = Directory(store, monotonic=self.ticking)
+        self.quotas = Quotas(store, self.directory, monotonic=self.ticking)
+        self.schedules = Schedules(store, TimelineCache(), self.quotas)
+        polls = Polls(store)
+        self.tasks = Tasks(store, polls, Turns(store, polls), quotas=self.quotas)
+
+    async def limit(self, **quotas: Any) -> None:
+        await TenantRoom(self.store).patch("default", quotas)
+
+    async def submit(self, count: int = 1, **more: Any) -> None:
+        given = [TaskInput(type="work", **more) for _ in range(count)]
+        if count == 1:
+            await self.tasks.submit(DEFAULT_TENANT, given[0], now=NOW)
+        else:
+            await self.tasks.submit_batch(DEFAULT_TENANT, given, now=NOW)
+
+
+@pytest.fixture
+def office(store: Store) -> Office:
+    return Office(store)
+
+
+# max_schedules
+
+
+async def test_schedules_fill_their_quota_and_no_more(office: Office) -> None:
+    await office.limit(max_schedules=3)
+    await office.schedules.put_batch(DEFAULT_TENANT, [definition("a"), definition("b")], now=NOW)
+    with pytest.raises(QuotaExceeded, match="max_schedules: 2 of 3 in use, 2 more do not fit") as refused:
+        await office.schedules.put_batch(DEFAULT_TENANT, [definition("c"), definition("d")], by=LOCAL, now=NOW)
+    assert refused.value.retry_after_seconds is None
+    assert await office.store.schedule_count(DEFAULT_TENANT) == {"active": 2}
+    assert await office.store.audit_list(None, AuditFilter(), before=None, limit=9) == []
+    await office.schedules.create(DEFAULT_TENANT, definition("c"), now=NOW)
+    with pytest.raises(QuotaExceeded, match=r"max_schedules: 3 of 3 in use$"):
+        await office.schedules.create(DEFAULT_TENANT, definition("d"), now=NOW)
+    replaced = [definition("a", priority=5), definition("b")]
+    changes = [one.status for one in await office.schedules.put_batch(DEFAULT_TENANT, replaced, now=NOW)]
+    assert changes == ["updated", "unchanged"]
+    await office.schedules.delete(DEFAULT_TENANT, "a")
+    await office.schedules.put(DEFAULT_TENANT, "d", definition("d"), now=NOW)
+
+
+async def test_two_who_take_the_last_place_at_once_cannot_both_have_it(office: Office) -> None:
+    await office.limit(max_schedules=5)
+    made = await asyncio.gather(
+        *(office.schedules.create(DEFAULT_TENANT, definition(f"job-{number}"), now=NOW) for number in range(12)),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(one, QuotaExceeded) for one in made) == 7
+    assert await office.store.schedule_count(DEFAULT_TENANT) == {"active": 5}
+
+
+async def test_a_lowered_quota_removes_nothing(office: Office) -> None:
+    await office.schedules.put_batch(DEFAULT_TENANT, [definition("a"), definition("b")], now=NOW)
+    await office.limit(max_schedules=1)
+    await office.schedules.pause(DEFAULT_TENANT, "a", note=None, now=NOW)
+    with pytest.raises(QuotaExceeded):
+        await office.schedules.create(DEFAULT_TENANT, definition("c"), now=NOW)
+
+
+# max_payload_bytes
+
+
+async def test_payloads_are_refused_above_the_quota(office: Office) -> None:
+    large, small = {"a": "x" * 100}, {"a": "x" * 10}
+    await office.schedules.create(DEFAULT_TENANT, definition("old", payload=large), now=NOW)
+    await office.limit(max_payload_bytes=50)
+    await office.submit(payload=small)
+    for attempt in (
+        office.submit(payload=large),
+        office.submit(2, payload=large),
+        office.schedules.create(DEFAULT_TENANT, definition("new", payload=large), now=NOW),
+        office.schedules.patch(DEFAULT_TENANT, "old", {"payload": {"a": "y" * 100}}, now=NOW),
+    ):
+        with pytest.raises(QuotaExceeded, match="max_payload_bytes: the payload has 108 bytes of at most 50") as refused:
+            await attempt
+        assert refused.value.retry_after_seconds is None
+    await office.schedules.patch(DEFAULT_TENANT, "old", {"priority": 5}, now=NOW)  # what is there may stay
+
+
+# submits_per_second
+
+
+async def test_submits_keep_to_their_rate(office: Office) -> None:
+    await office.limit(submits_per_second=2)
+    await office.submit(2)
+    with pytest.raises(QuotaExceeded, match="submits_per_second: more than 2 tasks a second") as refused:
+        await office.submit()
+    assert refused.value.retry_after_seconds == pytest.approx(0.5)
+    office.ticking.now += 0.5
+    await office.submit()
+    with pytest.raises(QuotaExceeded):
+        await office.submit()
+
+
+async def test_a_batch_above_the_burst_is_let_in_and_leaves_a_debt(office: Office) -> None:
+    await office.limit(submits_per_second=2)
+    await office.submit(10)
+    with pytest.raises(QuotaExceeded) as refused:
+        await office.submit()
+    assert refused.value.retry_after_seconds == pytest.approx(4.5)
+    office.ticking.now += 4.5
+    await office.submit()
+    with pytest.raises(QuotaExceeded):
+        await office.submit(10)
+
+
+async def test_a_rate_below_one_still_lets_one_in(office: Office) -> None:
+    await office.limit(submits_per_second=0.1)
+    await office.submit()
+    with pytest.raises(QuotaExceeded) as refused:
+        await office.submit()
+    assert refused.value.retry_after_seconds == pytest.approx(10)
+
+
+# max_ready
+
+
+async def test_ready_tasks_fill_their_quota_and_no_more(office: Office) -> None:
+    await office.limit(max_ready=3)
+    await office.submit(2)
+    await office.submit(5, delay_seconds=60)  # not ready
+    with pytest.raises(QuotaExceeded, match="max_ready: 2 of 3 tasks are ready already") as refused:
+        await office.submit(2)
+    assert refused.value.retry_after_seconds is not None
+    await office.submit()
+    with pytest.raises(QuotaExceeded):
+        await office.submit(run_at=NOW - seconds(1))
+    await complete(office.store, *await claim(office.store, limit=1))
+    await office.submit()
+    assert await office.store.task_ready_count(DEFAULT_TENANT, limit=99) == 3
+
+
+async def test_many_at_once_do_not_slip_through_together(office: Office) -> None:
+    await office.limit(max_ready=7)
+    given = TaskInput(type="work")
+    made = await asyncio.gather(*(office.tasks.submit(DEFAULT_TENANT, given) for _ in range(40)), return_exceptions=True)
+    assert sum(isinstance(one, QuotaExceeded) for one in made) == 33
+    assert await office.store.task_ready_count(DEFAULT_TENANT, limit=99) == 7
+
+
+async def test_a_batch_that_can_never_fit_is_refused_for_good(office: Office) -> None:
+    await office.limit(max_ready=3)
+    with pytest.raises(QuotaExceeded, match="4 tasks at once, of which at most 3 may be ready") as refused:
+        await office.submit(4)
+    assert refused.value.retry_after_seconds is None
+
+
+async def test_a_refused_batch_costs_nothing_of_the_rate(office: Office) -> None:
+    await office.limit(max_ready=1, submits_per_second=2)
+    await office.submit()
+    with pytest.raises(QuotaExceeded, match="max_ready"):
+        await office.submit()
+    await office.limit(max_ready=None)
+    await office.submit()
+
+
+async def test_tenants_without_the_quota_are_never_counted(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def counted(*_: Any, **__: Any) -> int:
+        raise AssertionError("nobody asked for it")
+
+    monkeypatch.setattr(office.store, "task_ready_count", counted)
+    await office.submit(5)
+    assert await office.quotas.of(UUID(int=99)) == TenantQuotas()
+
+
+# Ticks
+
+
+async def test_a_herd_of_ticks_fires_up_to_the_quota_and_the_rest_is_in_the_ledger(store: Store) -> None:
+    node = SteppedNode(store, now=NOW - seconds(30), settings=TickerSettings(batch_size=20))
+    await TenantRoom(store).patch("default", {"max_ready": 30})
+    names = [f"job-{number:03}" for number in range(100)]
+    await node.schedules.put_batch(DEFAULT_TENANT, [definition(name) for name in names], now=node.now)
+    await node.renew(NOW)
+    await node.tick()
+    assert await store.task_ready_count(DEFAULT_TENANT, limit=999) == 30
+    count = await node.count()
+    assert (count.expected, count.fired, count.missing, count.skipped) == (100, 30, 0, {"quota": 70})
+    found = (await store.schedule_find(DEFAULT_TENANT, names=names)).schedules
+    reasons = [(await ledger(store, one.id))[0].reason for one in found]
+    assert (reasons.count(None), reasons.count(SkipReason.QUOTA)) == (30, 70)
+    assert sum(event.counts["quota"] for event in node.heard(TicksSkipped)) == 70
+
+    done = await claim(store, limit=10)
+    await complete(store, *done)
+    await node.renew(NOW + minutes(1))
+    await node.tick()
+    assert await store.task_ready_count(DEFAULT_TENANT, limit=999) == 30
+    later = await node.count()
+    assert (later.fired, later.missing) == (40, 0)
+    assert later.skipped["quota"] + later.skipped["overlap"] == 160
+
+
+async def test_a_tick_that_finds_no_room_shows_in_the_schedule_and_does_not_come_back(store: Store) -> None:
+    node = SteppedNode(store, now=NOW - seconds(30))
+    await TenantRoom(store).patch("default", {"max_ready": 0})
+    await node.put(catch_up="all")
+    await node.renew(NOW)
+    await node.tick()
+    await TenantRoom(store).patch("default", {"max_ready": None})
+    await node.run(NOW + minutes(2))
+    job = await node.schedules.get(DEFAULT_TENANT, "job")
+    assert lines_of(await ledger(store, job.id)) == [(0, "quota", 1), (60, "fired", 1), (120, "overlap", 1)]
+    assert (await node.count()).missing == 0

@@ -1,0 +1,357 @@
+"""Dealing out work: fleets serve tenants by their shares, max_running holds, and a line asks no more than it must."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from everbeat.core.errors import Forbidden, StoreUnavailable
+from everbeat.core.fairness import Flow
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.tasks import ClaimedTask
+from everbeat.core.wire import (
+    Beat,
+    Claim,
+    Completion,
+    ErrorInput,
+    Failure,
+    Failures,
+    Heartbeat,
+    Lease,
+    Release,
+    Result,
+    TaskInput,
+)
+from everbeat.services import shares
+from everbeat.services.shares import Dealer, Equals, LineKey
+from everbeat.store.base import Store
+from everbeat.store.values import Claimer, Claims
+from tests.factories import NOW, OTHER_TENANT, execute_raw, make_task, open_twin
+from tests.services.polling import Room, answer, ids_of
+
+A, B = UUID(int=10), UUID(int=11)
+
+
+class Book(Equals):
+    """A directory that a test writes."""
+
+    def __init__(self) -> None:
+        self.weights: dict[UUID, float] = {}
+        self.most: dict[UUID, int] = {}
+        self.read = 0
+
+    def weight_of(self, tenant_id: UUID) -> float:
+        return self.weights.get(tenant_id, 1.0)
+
+    def max_running_of(self, tenant_id: UUID) -> int | None:
+        return self.most.get(tenant_id)
+
+    async def fresh(self, *, now: datetime | None = None) -> None:
+        self.read += 1
+
+
+class Fleet(Room):
+    """A room whose polls work for every tenant unless they say otherwise."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.book = Book()
+        self.polls._dealers.directory = self.book
+
+    def fleet(self, worker: str = "worker", *, most: int = 1, wait: float = 30, **more: Any) -> asyncio.Task[list[ClaimedTask]]:
+        claim = Claim(worker=worker, **{"queues": ["default"], **more}, max=most, wait_seconds=wait)
+        self.open.append(asyncio.create_task(self.node.work.claim(None, claim)))
+        return self.open[-1]
+
+    async def limit(self, tenant_id: UUID, most: int) -> None:
+        self.book.most[tenant_id] = most
+        insert = "INSERT INTO tenants (id, name, max_running, created_at, updated_at) VALUES (?, ?, ?, ?, ?)"
+        await execute_raw(self.store.inner, insert, tenant_id, str(tenant_id), most, NOW, NOW)
+
+    async def complete(self, *tasks: ClaimedTask) -> list[str]:
+        done = Completion(worker="w", results=[Result(id=task.id, fence=task.fence) for task in tasks])
+        return [one.status for one in await self.node.work.complete(None, done)]
+
+
+@pytest.fixture
+async def room(store: Store) -> AsyncIterator[Fleet]:
+    room = Fleet(store)
+    yield room
+    await room.close()
+
+
+def tenants_of(tasks: list[ClaimedTask]) -> Counter[UUID]:
+    return Counter(task.tenant_id for task in tasks)
+
+
+# Fleets
+
+
+async def test_a_fleet_serves_tenants_by_weight(room: Fleet) -> None:
+    room.book.weights[A] = 3.0
+    await room.submit(200, tenant=A)
+    await room.submit(200, tenant=B)
+    tasks = [task for _ in range(10) for task in await answer(room.fleet(most=8))]
+    counts = tenants_of(tasks)
+    assert abs(counts[A] - 60) <= 2
+    assert counts.total() == 80
+
+
+async def test_a_fleet_that_waits_is_handed_tasks_of_any_tenant(room: Fleet) -> None:
+    polls = [room.fleet(f"worker-{number}") for number in range(2)]
+    await room.settle()
+    claims = room.store.claims
+    ids = [*await room.hand(tenant=A), *await room.hand(tenant=B)]
+    assert await ids_of(*polls) == ids
+    assert room.store.claims == claims
+    assert [(await answer(poll))[0].tenant_id for poll in polls] == [A, B]
+
+
+async def test_one_small_tenant_beside_a_big_one_is_served_with_the_next_claim(room: Fleet) -> None:
+    await room.submit(300, tenant=A)
+    for _ in range(3):
+        await answer(room.fleet(most=10))
+    (id_,) = await room.submit(tenant=B)
+    assert id_ in await ids_of(room.fleet(most=10))
+
+
+async def test_fair_keys_of_a_tenant_take_turns(room: Fleet) -> None:
+    await room.submit(100, fair_key="big")
+    small = await room.submit(2, fair_key="small")
+    assert set(small) <= set(await ids_of(room.poll(most=6)))
+
+
+async def test_what_a_fleet_holds_it_settles_whosever_it_is(room: Fleet) -> None:
+    await room.submit(2, tenant=A)
+    await room.submit(3, tenant=B)
+    one, two, three, four, five = await answer(room.fleet(most=5))
+    work = room.node.work
+    (beat,) = await work.heartbeat(None, Heartbeat(worker="w", leases=[Beat(id=one.id, fence=1)]))
+    assert beat.status == "ok"
+    assert await room.complete(one, two) == ["ok", "ok"]
+    assert await room.complete(one) == ["ok"], "and again"
+    failures = Failures(worker="w", failures=[Failure(id=three.id, fence=1, error=ErrorInput(message="x"), retryable=False)])
+    assert [(done.status, done.next) for done in await work.fail(None, failures)] == [("ok", "dead")]
+    (released,) = await work.release(None, Release(worker="w", leases=[Lease(id=four.id, fence=1)]))
+    assert released.status == "ok"
+    stranger = Completion(worker="w", results=[Result(id=five.id, fence=1)])
+    assert [done.status for done in await work.complete(OTHER_TENANT, stranger)] == ["stale"]
+
+
+async def test_what_a_fleets_worker_leaves_behind_is_given_back(room: Fleet) -> None:
+    room.store.hold_back()
+    ids = await room.submit(2, tenant=A)
+    gone = room.fleet(most=2)
+    await room.store.taken.wait()
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    room.store.may_answer.set()
+    await room.settle()
+    assert {task.state.value for task in await room.store.task_find(A, ids)} == {"ready"}
+
+
+# Keys for certain queues
+
+
+async def test_a_key_for_certain_queues_keeps_to_them(room: Fleet) -> None:
+    (ours,) = await room.submit(queue="a")
+    (theirs,) = await room.submit(queue="b")
+    work, only = room.node.work, frozenset({"a"})
+    with pytest.raises(Forbidden, match="but not on the queue b"):
+        await work.claim(DEFAULT_TENANT, Claim(worker="w", queues=["a", "b"]), queues=only)
+    await answer(room.poll(most=2, queues=["a", "b"]))
+    leases = [Lease(id=id_, fence=1) for id_ in (ours, theirs)]
+    beats = Heartbeat(worker="w", leases=[Beat(id=one.id, fence=1) for one in leases])
+    assert [one.status for one in await work.heartbeat(DEFAULT_TENANT, beats, queues=only)] == ["ok", "lost"]
+    failures = [Failure(id=one.id, fence=1, error=ErrorInput(message="x")) for one in leases[1:]]
+    failed = await work.fail(DEFAULT_TENANT, Failures(worker="w", failures=failures), queues=only)
+    assert [one.status for one in failed] == ["stale"]
+    given = await work.release(DEFAULT_TENANT, Release(worker="w", leases=leases[1:]), queues=only)
+    assert [one.status for one in given] == ["stale"]
+    results = Completion(worker="w", results=[Result(id=one.id, fence=1) for one in leases])
+    for _ in range(2):
+        done = await work.complete(DEFAULT_TENANT, results, queues=only)
+        assert [one.status for one in done] == ["ok", "stale"], "also when the answer was lost"
+
+
+# max_running
+
+
+async def test_max_running_holds_and_what_ends_makes_room(room: Fleet) -> None:
+    await room.limit(A, 2)
+    ids = await room.submit(5, tenant=A)
+    first, second = await answer(room.fleet(most=5))
+    poll = room.fleet("next")
+    await room.settle()
+    assert not poll.done(), "there are three more, but two are running"
+    looks = room.store.looks
+    assert await room.complete(first) == ["ok"]
+    assert await ids_of(poll) == ids[2:3]
+    assert room.store.looks == looks, "what waits is known already"
+    await room.complete(second)
+
+
+async def test_a_tenant_at_its_limit_does_not_hold_up_the_others(room: Fleet) -> None:
+    await room.limit(A, 1)
+    await room.submit(50, tenant=A)
+    ids = await room.submit(5, tenant=B)
+    tasks = await answer(room.fleet(most=10))
+    assert tenants_of(tasks) == {A: 1, B: 5}
+    assert {task.id for task in tasks} >= set(ids)
+
+
+async def test_tasks_of_a_limited_tenant_are_not_handed_past_the_limit(room: Fleet) -> None:
+    await room.limit(A, 1)
+    polls = [room.fleet(f"worker-{number}") for number in range(3)]
+    await room.settle()
+    for _ in range(3):
+        await room.hand(tenant=A)
+    await room.settle()
+    assert sum(poll.done() for poll in polls) == 1
+
+
+async def test_submits_of_a_tenant_at_its_limit_wake_nobody(room: Fleet) -> None:
+    await room.limit(A, 1)
+    await room.submit(2, tenant=A)
+    await answer(room.fleet())
+    room.fleet("idle")
+    await room.settle()
+    asked = (room.store.claims, room.store.looks)
+    await room.submit(3, tenant=A)
+    await room.settle()
+    assert (room.store.claims, room.store.looks) == asked
+
+
+async def test_a_failed_task_and_a_lost_one_make_room_too(room: Fleet) -> None:
+    await room.limit(A, 1)
+    await room.submit(3, tenant=A)
+    (task,) = await answer(room.fleet())
+    poll = room.fleet("next")
+    await room.settle()
+    failure = Failure(id=task.id, fence=1, error=ErrorInput(message="x"), retryable=False)
+    await room.node.work.fail(A, Failures(worker="w", failures=[failure]))
+    (held,) = await answer(poll)
+    poll = room.fleet("last")
+    await room.settle()
+    assert not poll.done()
+    later = "UPDATE tasks SET lease_until = started_at WHERE state = 'running'"
+    await execute_raw(room.store.inner, later)
+    await room.node.reaper.run_once()
+    (last,) = await answer(poll)
+    assert last.id != task.id
+    assert held.id != task.id
+
+
+# Looking
+
+
+async def test_a_roster_that_is_known_is_claimed_from_without_a_look(room: Fleet) -> None:
+    await room.submit(30, tenant=A)
+    await answer(room.fleet())
+    looks = room.store.looks
+    for _ in range(5):
+        await answer(room.fleet())
+    assert room.store.looks == looks
+
+
+async def test_what_another_node_took_is_found_out_and_looked_for(room: Fleet) -> None:
+    await room.submit(3, tenant=A)
+    await answer(room.fleet())
+    twin = open_twin(room.store.inner)
+    other = Dealer(LineKey(None, ("default",), None), twin, Equals(), 3600)
+    assert len((await other.deal([Claimer("other", 5, 30)])).tasks[0]) == 2
+    await twin.task_submit([make_task(tenant_id=B)])
+    assert tenants_of(await answer(room.fleet())) == {B: 1}
+    await twin.close()
+
+
+async def test_more_flows_than_one_look_holds_are_all_reached(room: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares, "_MOST_FLOWS", 4)
+    await room.store.inner.task_submit([make_task(tenant_id=UUID(int=number + 100)) for number in range(30)])
+    ids: set[UUID] = set()
+    while tasks := await answer(room.fleet(most=3, wait=0)):
+        ids |= {task.tenant_id for task in tasks}
+    assert len(ids) == 30
+
+
+async def test_types_that_only_come_late_are_found(room: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares, "_MOST_FLOWS", 4)
+    await room.store.inner.task_submit([make_task(f"type-{number:02}") for number in range(30)])
+    (task,) = await answer(room.poll(types=["type-27"], wait=0))
+    assert task.type == "type-27"
+    assert await answer(room.poll(types=["type-27"], wait=0)) == []
+
+
+async def test_a_look_rests_ten_times_as_long_as_it_took() -> None:
+    seconds = 100.0
+    flow = Flow("q", A, 100, "", "t")
+
+    class Slow:
+        looks = 0
+
+        async def task_flows(self, *_: Any, **__: Any) -> list[Flow]:
+            nonlocal seconds
+            self.looks += 1
+            seconds += 1
+            return [flow]
+
+        async def task_claim(self, shares_: Any, claimers: Any, **_: Any) -> Any:
+            yields = [1] + [0] * (len(shares_) - 1)
+            return Claims([[Any] for _ in claimers], [share.limit for share in shares_], yields)  # type: ignore[list-item]
+
+    store = Slow()
+    dealer = Dealer(LineKey(None, ("q",), None), store, Equals(), 3600, monotonic=lambda: seconds)  # type: ignore[arg-type]
+    claimers = [Claimer("w", 1, 30)]
+    for _ in range(9):
+        await dealer.deal(claimers)
+        dealer.expire()
+        seconds += 1
+    assert store.looks == 1
+    seconds += 2
+    await dealer.deal(claimers)
+    assert store.looks == 2
+
+
+async def test_a_look_that_fails_is_made_again(room: Fleet) -> None:
+    room.store.error = StoreUnavailable("away")
+    with pytest.raises(StoreUnavailable):
+        await answer(room.fleet())
+    room.store.error = None
+    ids = await room.submit(tenant=A)
+    assert await ids_of(room.fleet()) == ids
+    assert room.book.read >= 2
+
+
+async def test_what_was_claimed_before_a_claim_failed_reaches_its_worker(room: Fleet) -> None:
+    """A second round that fails must not cost what the first one took."""
+    for priority in (1, 2):
+        await room.submit(2, tenant=A, priority=priority)
+        await room.submit(2, tenant=B, priority=priority)
+    inner, calls = room.store.inner.task_claim, 0
+
+    async def failing(*args: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise StoreUnavailable("away")
+        return await inner(*args, **more)
+
+    room.store.inner.task_claim = failing  # type: ignore[method-assign]
+    tasks = await answer(room.fleet(most=8))
+    assert len(tasks) == 4
+    assert await answer(room.fleet(most=8)) != []
+
+
+async def test_a_batch_with_fair_keys_is_told_by_its_flows(room: Fleet) -> None:
+    poll = await room.idle(most=4)
+    given = [TaskInput(type="work", fair_key=key, delay_seconds=0) for key in ("x", "x", "y", "z")]
+    looks = room.store.looks
+    ids = await room.node.tasks.submit_batch(DEFAULT_TENANT, given)
+    assert set(await ids_of(poll)) == set(ids)
+    assert room.store.looks == looks

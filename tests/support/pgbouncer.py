@@ -1,0 +1,99 @@
+"""A private PgBouncer in transaction mode before a PostgreSQL server of the tests (Debian package `pgbouncer`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from typing import Self
+from urllib.parse import urlsplit
+
+from tests.support.postgres import clean_environment, identity, unprivileged_account
+from tests.support.processes import free_port, make_folder, wait_until, watchdog
+
+_PLACES = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
+
+
+class PgBouncerMissing(Exception):
+    """No PgBouncer on this machine."""
+
+
+def find_pgbouncer() -> str:
+    found = shutil.which("pgbouncer", path=_PLACES)
+    if found is None:
+        raise PgBouncerMissing("pgbouncer is not installed: make tools, as root")
+    return found
+
+
+class PgBouncer:
+    """A context manager that starts it on a free loopback port and stops it; `pool_size` is small on purpose."""
+
+    def __init__(self, server_url: str, *, pool_size: int = 4) -> None:
+        self.port = free_port()
+        self._program = find_pgbouncer()
+        parts = urlsplit(server_url)
+        self._user = parts.username or "postgres"
+        self._target = f"host={parts.hostname} port={parts.port} user={self._user}"
+        self._pool_size = pool_size
+
+    def url(self, database: str) -> str:
+        return f"postgresql://{self._user}@127.0.0.1:{self.port}/{database}"
+
+    def __enter__(self) -> Self:
+        self._folder = make_folder("everbeat-pgbouncer-")
+        (self._folder / "pgbouncer.ini").write_text(self._configuration())
+        (self._folder / "users.txt").write_text(f'"{self._user}" ""\n')
+        if (account := unprivileged_account()) is not None:  # it refuses to run as root
+            for path in (self._folder, *self._folder.iterdir()):
+                os.chown(path, account.pw_uid, account.pw_gid)
+        with (self._folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [self._program, str(self._folder / "pgbouncer.ini")],
+                env=clean_environment(),
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                **identity(),
+            )
+        watchdog().kill_later(self._process.pid, signal.SIGKILL)
+        wait_until(self._answers, 20, lambda: f"PgBouncer ready\n{self.logs()}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        watchdog().forget(self._process.pid)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def logs(self) -> str:
+        return (self._folder / "log").read_text(errors="replace")
+
+    def _configuration(self) -> str:
+        return "\n".join(
+            [
+                "[databases]",
+                f"* = {self._target}",
+                "[pgbouncer]",
+                "listen_addr = 127.0.0.1",
+                f"listen_port = {self.port}",
+                "unix_socket_dir =",
+                "auth_type = trust",
+                f"auth_file = {self._folder / 'users.txt'}",
+                "pool_mode = transaction",
+                f"default_pool_size = {self._pool_size}",
+                "max_client_conn = 200",
+                "",
+            ]
+        )
+
+    def _answers(self) -> bool:
+        if self._process.poll() is not None:
+            raise AssertionError(f"PgBouncer ended at start:\n{self.logs()}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return True
+        return False
