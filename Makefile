@@ -5,10 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 UV_COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet
-PYTEST_WORKERS ?= 2
+# More than two cores need: many tests of whole clusters mostly wait.
+PYTEST_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test chaos check fmt lint types imports bench lock clean
+.PHONY: help install run tools test chaos fuzz docs check fmt lint types imports bench lock clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -31,11 +32,21 @@ install: $(VENV)/.installed ## Install Everbeat and its development tools into .
 run: $(VENV)/.runnable ## Start Everbeat on this machine with a demo schedule
 	@$(BIN)/everbeat dev --demo
 
+tools: ## Install what some tests need besides Python: pgbouncer (Debian, as root)
+	@command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer || \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends pgbouncer; }
+
 test: install ## Run every test (starts its own PostgreSQL)
 	@$(BIN)/pytest -n $(PYTEST_WORKERS)
 
 chaos: install ## Random faults on a cluster for CHAOS_SECONDS (180) and on 10,000 tasks with 8 workers, then the audits
 	@$(BIN)/pytest -n 0 -s -m chaos tests/cluster
+
+fuzz: install ## Make up thousands of requests from the OpenAPI document, FUZZ_EXAMPLES (100) for each operation
+	@$(BIN)/pytest -n 0 -s -m fuzz tests/api/test_fuzz.py
+
+docs: install ## Write the reference of the HTTP API from its OpenAPI document
+	@$(BIN)/python -m everbeat.api.reference docs/reference/api.md
 
 lint: install ## Check style and formatting
 	@$(BIN)/ruff check .

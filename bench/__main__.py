@@ -7,7 +7,22 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from bench import draining, growth, herd, history, idle, lag, minute, pickup, polls, registering, submitting, ticks
+from bench import (
+    draining,
+    edge,
+    fairness,
+    growth,
+    herd,
+    history,
+    idle,
+    lag,
+    minute,
+    pickup,
+    polls,
+    registering,
+    submitting,
+    ticks,
+)
 from bench.postgres import PostgresSite
 from bench.report import Line, print_tables, save, say, source_digest
 from bench.sites import Scale, Site
@@ -30,6 +45,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "minute": minute.run,
     "history": history.run,
     "polls": polls.run,
+    "edge": edge.run,
+    "fairness": fairness.run,
 }
 SITES: dict[str, Callable[[], Site]] = {"postgres": PostgresSite, "sqlite": SqliteSite}
 NAMES = [*BENCHMARKS, "ticks"]

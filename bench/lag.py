@@ -24,7 +24,7 @@ async def run(site: Site, scale: Scale) -> list[Line]:
     await site.load_daily(template({"cron": "0 0 * * *"}, now), registered - _PER_MINUTE, now)
     with serving(site) as (process, port):
         now = await site.now()
-        requests = [batch_request(port, part) for part in _every_minute(now)]
+        requests = [batch_request(port, part) for part in every_minute(now)]
         await send_all(port, requests, 2)
         await site.settle()
         say(f"{site.name}: registered; warming up")
@@ -56,7 +56,7 @@ def _mean_calls(metrics: str) -> str:
     return ", ".join(f"{verb} {found['sum', verb] / found['count', verb] * 1000:.1f} ms" for verb in verbs)
 
 
-def _every_minute(now: datetime) -> list[list[dict[str, Any]]]:
+def every_minute(now: datetime) -> list[list[dict[str, Any]]]:
     """Batches of one-minute schedules whose anchors spread them evenly over the minute."""
     apart = timedelta(minutes=1) / _PER_MINUTE
     # Neighbours in time are not neighbours in the table.

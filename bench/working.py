@@ -34,10 +34,10 @@ def drained_tasks(scale: Scale) -> int:
 
 
 @contextlib.contextmanager
-def working(site: Site, records: Records, url: str) -> Iterator[ServerProcess]:
-    """One `everbeat worker` on the server of that URL."""
+def working(site: Site, records: Records, url: str, **env: str) -> Iterator[ServerProcess]:
+    """One `everbeat worker` on the server of that URL, with more of an environment if it needs it."""
     args = ("worker", "bench.noop:eb", "--concurrency", str(CONCURRENCY))
-    with _running(ServerProcess(*args, folder=site.folder, env=_env(url, records), name="worker")) as process:
+    with _running(ServerProcess(*args, folder=site.folder, env={**_env(url, records), **env}, name="worker")) as process:
         yield process
 
 

@@ -1,0 +1,209 @@
+"""Fire lag and memory while the server's edge is pressed: slow-loris, huge bodies, idle long polls, and wrk at saturation.
+
+All of it comes from this machine and goes to 127.0.0.1, for a bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.client import batch_request, send_all
+from bench.lag import every_minute
+from bench.polls import Polling
+from bench.report import Line, at_most, percentile, say
+from bench.sites import Scale, Site, resident_megabytes, serving
+
+_HEAD = b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+_LORIS, _POLLS, _SENDERS = 2_000, 5_000, 20
+_UNCHANGED, _SATURATED_MILLISECONDS = 1.2, 100
+_LEAST_MILLISECONDS = 2.0
+_PAUSE_SECONDS = 0.5
+_WRK_CONNECTIONS = 64
+_WRK_POST = """
+wrk.method = "POST"
+wrk.headers["Content-Type"] = "application/json"
+wrk.body = '{"type": "noop", "queue": "edge", "payload": {"number": 1}}'
+"""
+
+Pressure = Callable[[int], AbstractAsyncContextManager[None]]
+
+
+class Measured(NamedTuple):
+    lags: list[float]
+    megabytes: float
+
+    @property
+    def p99(self) -> float:
+        return percentile(self.lags, 0.99)
+
+    def __str__(self) -> str:
+        p50, worst = percentile(self.lags, 0.5), max(self.lags)
+        return f"p50 {p50:.1f} ms, p99 {self.p99:.1f} ms, worst {worst:.0f} ms; at most {self.megabytes:.0f} MB"
+
+
+async def run(site: Site, scale: Scale) -> list[Line]:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 20_000), most))
+    await site.fresh()
+    lines: list[Line] = []
+    with serving(site) as (process, port):
+        now = await site.now()
+        await send_all(port, [batch_request(port, part) for part in every_minute(now)], 2)
+        await site.settle()
+        await asyncio.sleep(10)
+        for what, (pressure, target) in _pressures(site.folder).items():
+            quiet, pressed = await _compare(site, process.pid, port, pressure, scale)
+            say(f"{site.name}: {what}: {pressed}; quiet: {quiet}")
+            allowed = target or max(quiet.p99, _LEAST_MILLISECONDS) * _UNCHANGED
+            detail = f"{pressed}; quiet in between: {quiet}"
+            lines.append(at_most(site.name, f"{what}: lag p99", pressed.p99, "ms", allowed, quiet.p99, detail))
+    return lines
+
+
+async def _compare(site: Site, pid: int, port: int, pressure: Pressure, scale: Scale) -> tuple[Measured, Measured]:
+    """Quiet and pressed by turns: what else the machine does meanwhile is in both."""
+    seconds = 8 if scale.is_quick else 15
+    found: dict[Pressure, list[Measured]] = {_nothing: [], pressure: []}
+    for _ in range(scale.rounds):
+        for one, measured in found.items():
+            measured.append(await _measure(site, pid, port, one, seconds))
+    quiet, pressed = (
+        Measured([lag for one in measured for lag in one.lags], max(one.megabytes for one in measured))
+        for measured in found.values()
+    )
+    return quiet, pressed
+
+
+async def _measure(site: Site, pid: int, port: int, pressure: Pressure, seconds: float) -> Measured:
+    async with pressure(port):
+        await asyncio.sleep(1)
+        begins, peak = await site.now(), 0.0
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            peak = max(peak, resident_megabytes(pid))
+            await asyncio.sleep(0.1)
+        ends = await site.now()
+    await asyncio.sleep(3)
+    return Measured([lag * 1000 for lag in await site.lags(begins, ends)], peak)
+
+
+def _pressures(folder: Path) -> dict[str, tuple[Pressure, float | None]]:
+    """Each with the lag that it may cause; None: no more than there is without it."""
+    return {
+        f"{_LORIS:,} slow-loris connections": (_loris, None),
+        f"{_SENDERS} clients sending bodies of 100 MB": (_huge_bodies, None),
+        f"{_POLLS:,} idle long polls": (_idle_polls, None),
+        **{what: (press, _SATURATED_MILLISECONDS) for what, press in _saturating(folder).items()},
+    }
+
+
+@contextlib.asynccontextmanager
+async def _nothing(_port: int) -> AsyncIterator[None]:
+    yield
+
+
+@contextlib.asynccontextmanager
+async def _loris(port: int) -> AsyncIterator[None]:
+    async with _crowd([_trickle(port) for _ in range(_LORIS)]):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _huge_bodies(port: int) -> AsyncIterator[None]:
+    async with _crowd([_send_huge(port, is_chunked=bool(number % 2)) for number in range(_SENDERS)]):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _idle_polls(port: int) -> AsyncIterator[None]:
+    polls = Polling(port)
+    await polls.open(_POLLS)
+    try:
+        yield
+    finally:
+        polls.close()
+
+
+@contextlib.asynccontextmanager
+async def _crowd(clients: list[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(client) for client in clients]
+    await asyncio.sleep(2)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _trickle(port: int) -> None:
+    """A head that never ends, a line every few seconds; closed by the server, it comes again."""
+    while True:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(b"GET / HTTP/1.1\r\n")
+                while not reader.at_eof():
+                    writer.write(b"X-Slow: loris\r\n")
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(reader.read(1), 5)
+            finally:
+                writer.close()
+        await asyncio.sleep(_PAUSE_SECONDS)
+
+
+async def _send_huge(port: int, *, is_chunked: bool) -> None:
+    """A body of 100 MB, as far as it is taken; then the next."""
+    length = b"Transfer-Encoding: chunked\r\n\r\n" if is_chunked else b"Content-Length: 104857600\r\n\r\n"
+    piece = b" " * 0x10000
+    piece = b"10000\r\n" + piece + b"\r\n" if is_chunked else piece
+    while True:
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(_HEAD + length)
+                for _ in range(1600):
+                    writer.write(piece)
+                    await writer.drain()
+            finally:
+                writer.close()
+        await asyncio.sleep(_PAUSE_SECONDS)
+
+
+def _saturating(folder: Path) -> dict[str, Pressure]:
+    program = shutil.which("wrk")
+    if program is None:
+        say("wrk is not installed (Debian package wrk): the API at saturation is not measured")
+        return {}
+    script = folder / "edge.lua"
+    script.write_text(_WRK_POST)
+
+    def pressing(path: str, *options: str) -> Pressure:
+        @contextlib.asynccontextmanager
+        async def press(port: int) -> AsyncIterator[None]:
+            process = await asyncio.create_subprocess_exec(
+                *(program, "-t1", f"-c{_WRK_CONNECTIONS}", "-d600s", *options, f"http://127.0.0.1:{port}{path}"),
+                stdout=asyncio.subprocess.PIPE,
+            )
+            try:
+                yield
+            finally:
+                process.send_signal(2)
+                told, _ = await process.communicate()
+                rate = [line.strip() for line in told.decode().splitlines() if "Requests/sec" in line or "Non-2xx" in line]
+                say(f"wrk {path}: {'; '.join(rate)}")
+
+        return press
+
+    return {
+        "wrk at saturation on GET /v1/schedules": pressing("/v1/schedules?limit=20"),
+        "wrk at saturation on POST /v1/tasks": pressing("/v1/tasks", "-s", str(script)),
+    }

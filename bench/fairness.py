@@ -1,0 +1,220 @@
+"""Fair shares: one tenant beside another with a backlog, weights, and many tenants against one; a fleet's worker over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from bench.noop import QUEUE, producer
+from bench.queues import payload
+from bench.records import Records
+from bench.report import Line, at_least, at_most, median, percentile, rounds, say
+from bench.sites import Scale, Site, serving
+from bench.working import Drain, drain, drained_tasks, working
+from everbeat.config import load_settings
+from everbeat.core.partitioning import partition_of
+from everbeat.core.tasks import NewTask, Origin
+from everbeat.core.tenants import Tenant
+from everbeat.server import make_store
+from everbeat.services.ids import new_ids
+from everbeat.services.keys import Keys
+from everbeat.store.base import Store
+from everbeat.store.values import TenantWrite
+
+_APART_SECONDS = 0.1
+_WARM_UP = 20
+_AT_ONCE = 1000
+_COUNTED = 10_000
+_TENANTS = 1000
+
+
+async def run(site: Site, scale: Scale) -> list[Line]:
+    return [*await _beside(site, scale), await _weights(site), await _many(site, scale)]
+
+
+# One small tenant beside a big one
+
+
+async def _beside(site: Site, scale: Scale) -> list[Line]:
+    backlog, count = (100_000, 30) if scale.is_quick else (200_000, 80)
+    await site.fresh()
+    records = Records(site.folder)
+    async with _store(site) as store:
+        big, small = await _tenants(store, [1.0, 1.0])
+        fleet, own = await _fleet_key(store), await _key(store, small, "submit")
+        with serving(site, "--auth", "off") as (_, port):
+            url = f"http://127.0.0.1:{port}"
+            with working(site, records, url, EVERBEAT_API_KEY=fleet):
+                await _send(records, url, own, _WARM_UP)
+                idle = await _send(records, url, own, count)
+            await _fill(store, {big: backlog}, type_="nap")
+            await site.settle()
+            with working(site, records, url, EVERBEAT_API_KEY=fleet):
+                await records.wait(records.count() + 500, 30)  # the worker is in full swing
+                beside = await _send(records, url, own, count)
+                left = await site.count_live()
+    say(f"{site.name}: beside a backlog: {_figures(beside)}; idle: {_figures(idle)}; left {left:,}")
+    if not left:
+        raise RuntimeError("the backlog ran out while it was measured beside it")
+    what = f"pick-up of one tenant beside {backlog:,} ready tasks of another"
+    detail = f"beside: {_figures(beside)}; idle: {_figures(idle)}; {left:,} of the backlog were left"
+    return [
+        at_most(site.name, f"{what}: p50 against idle", percentile(beside, 0.5) / percentile(idle, 0.5), "x", 3, detail=detail),
+        at_most(site.name, f"{what}: p99 against idle", percentile(beside, 0.99) / percentile(idle, 0.99), "x", 3),
+    ]
+
+
+def _figures(waits: Sequence[float]) -> str:
+    return f"p50 {percentile(waits, 0.5):.1f} ms, p99 {percentile(waits, 0.99):.1f} ms"
+
+
+async def _send(records: Records, url: str, key: str, count: int) -> list[float]:
+    """The milliseconds that each of so many tasks waited; they are told from the backlog by their tags."""
+    since = time.time()
+    await asyncio.to_thread(_submit, url, key, count)
+    give_up_at = time.monotonic() + 30
+    while len(waits := [1000 * (record.at - record.tag) for record in records.read() if record.tag >= since]) < count:
+        if time.monotonic() > give_up_at:
+            raise TimeoutError(f"{len(waits)} of {count} tasks were begun")
+        await asyncio.sleep(0.2)
+    return waits
+
+
+def _submit(url: str, key: str, count: int) -> None:
+    app, noop = producer(url, api_key=key)
+    started = time.monotonic()
+    for number in range(count):
+        time.sleep(max(0.0, started + number * _APART_SECONDS - time.monotonic()))
+        noop.submit(**payload(number, time.time()))
+    app.close()
+
+
+# Weights
+
+
+async def _weights(site: Site) -> Line:
+    await site.fresh()
+    records = Records(site.folder)
+    async with _store(site) as store:
+        three, one = await _tenants(store, [3.0, 1.0])
+        fleet = await _fleet_key(store)
+        await _fill(store, {three: 2 * _COUNTED, one: 2 * _COUNTED}, tagged=True)
+        await site.settle()
+        with (
+            serving(site, "--auth", "off") as (_, port),
+            working(site, records, f"http://127.0.0.1:{port}", EVERBEAT_API_KEY=fleet),
+        ):
+            await records.wait(_COUNTED)
+    counts = Counter(record.tag for record in records.read()[:_COUNTED])
+    ratio = counts[0.0] / counts[1.0]
+    what = f"weights 3:1 over {_COUNTED:,} tasks"
+    return Line(site.name, what, "2.7 to 3.3", ratio, "", None, 2.7 <= ratio <= 3.3, f"{counts[0.0]:,} to {counts[1.0]:,}")
+
+
+# Many tenants
+
+
+async def _many(site: Site, scale: Scale) -> Line:
+    count = drained_tasks(scale)
+    one: list[Drain] = []
+    many: list[Drain] = []
+    for _ in range(scale.rounds):
+        one.append(await _drain(site, count, 1))
+        many.append(await _drain(site, count, _TENANTS))
+        say(f"{site.name}: {_TENANTS:,} tenants {many[-1].rate:,.0f}/s, one {one[-1].rate:,.0f}/s")
+    rates, alone = [drained.rate for drained in many], [drained.rate for drained in one]
+    detail = f"{rounds(rates)}; one tenant {rounds(alone)}; last: {many[-1].cpu}; one tenant: {one[-1].cpu}"
+    what = f"drain of {count:,} no-ops of {_TENANTS:,} tenants against one"
+    return at_least(site.name, what, median(rates) / median(alone), "x", 0.85, detail=detail)
+
+
+async def _drain(site: Site, count: int, tenants: int) -> Drain:
+    await site.fresh()
+    records = Records(site.folder)
+    async with _store(site) as store:
+        ids = await _tenants(store, [1.0] * tenants)
+        fleet = await _fleet_key(store)
+        await _fill(store, dict.fromkeys(ids, count // tenants))
+        await site.settle()
+        with (
+            serving(site, "--auth", "off") as (server, port),
+            working(site, records, f"http://127.0.0.1:{port}", EVERBEAT_API_KEY=fleet) as worker,
+        ):
+            return await drain(site, records, count, {"server": server.pid, "worker": worker.pid})
+
+
+# Putting in
+
+
+class _Made(NamedTuple):
+    tenant_id: UUID
+    tag: float
+
+
+@contextlib.asynccontextmanager
+async def _store(site: Site) -> AsyncIterator[Store]:
+    store = make_store(load_settings({"database_url": site.url}, environment={}))
+    try:
+        await store.open()
+        yield store
+    finally:
+        await store.close()
+
+
+async def _tenants(store: Store, weights: Sequence[float]) -> list[UUID]:
+    now, ids = await store.clock(), new_ids(len(weights))
+    tenants = [
+        Tenant(id=id_, name=f"tenant-{number}", weight=weight, created_at=now, updated_at=now)
+        for number, (id_, weight) in enumerate(zip(ids, weights, strict=True))
+    ]
+    if not await store.tenant_write([TenantWrite(tenant) for tenant in tenants]):
+        raise RuntimeError("the tenants were there already")
+    return ids
+
+
+async def _fleet_key(store: Store) -> str:
+    return (await Keys(store).create(UUID(int=0), "fleet", ["work"], is_fleet=True)).text
+
+
+async def _key(store: Store, tenant_id: UUID, scope: str) -> str:
+    return (await Keys(store).create(tenant_id, scope, [scope])).text
+
+
+async def _fill(store: Store, counts: dict[UUID, int], *, tagged: bool = False, type_: str = "noop") -> None:
+    """Ready tasks of several tenants, put in as if they had come in turns; the tag is the place of the tenant, if wanted."""
+    most = max(counts.values())
+    made = [
+        _Made(tenant_id, float(place) if tagged else 0.0)
+        for number in range(most)
+        for place, (tenant_id, count) in enumerate(counts.items())
+        if number < count
+    ]
+    for start in range(0, len(made), _AT_ONCE):
+        batch = made[start : start + _AT_ONCE]
+        ids = new_ids(len(batch))
+        tasks = [_task(id_, one, start + number, type_) for number, (id_, one) in enumerate(zip(ids, batch, strict=True))]
+        await store.task_submit(tasks)
+
+
+def _task(id_: UUID, made: _Made, number: int, type_: str) -> NewTask:
+    return NewTask(
+        id=id_,
+        tenant_id=made.tenant_id,
+        partition=partition_of(id_),
+        queue=QUEUE,
+        type=type_,
+        target="{}",
+        payload=json.dumps(payload(number, made.tag)),
+        origin=Origin.SUBMIT,
+        priority=100,
+        max_attempts=3,
+        retry="{}",
+        timeout_seconds=3600.0,
+        labels="{}",
+    )
