@@ -209,7 +209,7 @@ async def test_what_is_given_back_goes_to_the_next_in_line(room: Room) -> None:
 async def test_a_poll_that_times_out_while_its_claim_is_under_way_loses_nothing(room: Room) -> None:
     ids = await room.submit()
     room.store.hold_back()
-    poll = room.poll(wait=0.01)
+    poll = room.poll(wait=0.5)
     await room.store.taken.wait()
     assert await answer(poll) == []
     room.store.may_answer.set()
@@ -382,6 +382,33 @@ async def test_polls_that_are_gone_are_not_kept(room: Room) -> None:
     (line,) = room.polls._lines.values()
     assert len(line.waiting) == 1
     assert not keeper.done()
+
+
+async def test_a_claim_for_a_crowd_asks_for_few_at_first_and_for_more_while_there_is_more(room: Room) -> None:
+    """One task that another node made ready must not cost a look at everybody who waits."""
+    polls = [await room.idle(f"worker-{number}") if number == 0 else room.poll(f"worker-{number}") for number in range(300)]
+    await room.settle()
+    asked = len(room.store.asked)
+    (first,) = await room.submit()
+    assert [task.id for task in await answer(polls[0])] == [first]
+    assert [len(workers) for workers in room.store.asked[asked:]] == [64]
+    ids = await room.submit(299)
+    served = [await answer(poll) for poll in polls[1:]]
+    assert sorted(task.id for tasks in served for task in tasks) == sorted(ids)
+    sizes = [len(workers) for workers in room.store.asked[asked + 1 :]]
+    assert (sizes[0], len(sizes)) == (64, 2)
+
+
+async def test_a_look_that_finds_nothing_leaves_the_line_as_it_is(room: Room) -> None:
+    await room.idle("first")
+    await room.idle("second")
+    (line,) = room.polls._lines.values()
+    waiting = list(line.waiting)
+    looks, claims = room.store.looks, room.store.claims
+    await room.polls.run_once()
+    await room.settle()
+    assert (room.store.looks, room.store.claims) == (looks + 1, claims)
+    assert list(line.waiting) == waiting
 
 
 async def test_the_same_queues_in_another_order_are_the_same_line(room: Room) -> None:

@@ -309,12 +309,13 @@ async def test_a_look_rests_ten_times_as_long_as_it_took() -> None:
     dealer = Dealer(LineKey(None, ("q",), None), store, Equals(), 3600, monotonic=lambda: seconds)  # type: ignore[arg-type]
     claimers = [Claimer("w", 1, 30)]
     for _ in range(9):
+        assert await dealer.find()
         await dealer.deal(claimers)
         dealer.expire()
         seconds += 1
     assert store.looks == 1
     seconds += 2
-    await dealer.deal(claimers)
+    assert await dealer.find()
     assert store.looks == 2
 
 

@@ -3,7 +3,7 @@
 Polls that ask for the same (tenant, queues, types) stand in one line. When a queue of theirs is rung, one claim serves the
 line from its front, however many wait; its dealer says whose tasks that claim takes (services/shares.py). After a look that
 found nothing the line is known to be empty: whoever comes then waits without asking the database, so thousands of idle polls
-cost one look a second for each line.
+cost one look a second for each line, and a look that finds nothing touches none of them.
 
 A task that is submitted on the same node while its line is known to be empty takes no such detour: it is written as running,
 under the lease of the worker that waits at the front (Seats). One commit lies between the submit and the worker.
@@ -32,7 +32,8 @@ from everbeat.services.shares import Dealer, Dealers, Directory, Equals, LineKey
 from everbeat.store.base import Store
 from everbeat.store.values import Claimer, Notice
 
-_MOST_AT_ONCE = 2000
+# Tasks that one claim asks for: few at first, as an idle line mostly gets one, and more while every claim is filled.
+_FEWEST_AT_ONCE, _MOST_AT_ONCE, _GROWTH = 64, 2000, 8
 
 GiveBack = Callable[[UUID | None, list[ClaimedTask]], Awaitable[None]]
 
@@ -60,6 +61,8 @@ class _Line:
         self.waiting: deque[_Poll] = deque()
         self.is_rung = True
         self.seated = 0
+        self._hasty: list[_Poll] = []
+        self._at_once = _FEWEST_AT_ONCE
         self._polls = polls
         self._serving: asyncio.Task[None] | None = None
 
@@ -70,6 +73,8 @@ class _Line:
 
     def join(self, poll: _Poll) -> None:
         self.waiting.append(poll)
+        if not poll.is_patient:
+            self._hasty.append(poll)
         if self.is_rung or not poll.is_patient:
             self.ring()
 
@@ -81,6 +86,11 @@ class _Line:
     def tidy(self) -> None:
         while self.waiting and self.waiting[0].done.done():
             self.waiting.popleft()
+
+    def sweep(self) -> None:
+        """Those who gave up behind others that still wait are not kept."""
+        if any(poll.done.done() for poll in self.waiting):
+            self.waiting = deque(poll for poll in self.waiting if not poll.done.done())
 
     def serves(self, task: NewTask) -> bool:
         return self.key.serves(task.tenant_id, task.queue, task.type)
@@ -106,52 +116,68 @@ class _Line:
         try:
             while self.is_rung and self.waiting:
                 self.is_rung = False
-                front = self._front()
-                if front:
-                    await self._claim(front)
+                await self._serve_once()
         finally:
             self._serving = None
             if self.is_rung and self.waiting:
                 self.ring()
 
+    async def _serve_once(self) -> None:
+        hasty, self._hasty = self._hasty, []
+        try:
+            has_work = await self.dealer.find()
+        except Exception as error:
+            self._refuse(self._front(), error)
+            return
+        may_be_more = await self._claim(self._front()) if has_work else False
+        if may_be_more:
+            self.is_rung = True
+            self._hasty = [poll for poll in hasty if not poll.done.done()] + self._hasty
+        else:
+            for poll in hasty:  # there was nothing, or not enough for all who stand before them
+                _give_up(poll.done)
+
     def _front(self) -> list[_Poll]:
         front: list[_Poll] = []
         asked = 0
-        while self.waiting and asked < _MOST_AT_ONCE:
+        while self.waiting and asked < self._at_once:
             poll = self.waiting.popleft()
             if not poll.done.done():
                 front.append(poll)
                 asked += poll.claimer.limit
         return front
 
-    async def _claim(self, front: list[_Poll]) -> None:
-        hasty = [poll for poll in self.waiting if not poll.is_patient]
+    def _refuse(self, front: list[_Poll], error: Exception) -> None:
+        self.is_rung = True
+        for poll in front:
+            if not poll.done.done():
+                poll.done.set_exception(error)
+
+    async def _claim(self, front: list[_Poll]) -> bool:
+        """Serve those in front; whether there may be more for them or for those behind them."""
+        if not front:
+            return True  # whoever comes next is to be served
         try:
             shares, may_be_more = await self.dealer.deal([poll.claimer for poll in front])
         except Exception as error:
-            self.is_rung = True
-            for poll in front:
-                if not poll.done.done():
-                    poll.done.set_exception(error)
-            return
+            self._refuse(front, error)
+            return True
+        is_filled = all(len(share) == poll.claimer.limit for poll, share in zip(front, shares, strict=True))
+        self._at_once = min(_MOST_AT_ONCE, self._at_once * _GROWTH) if is_filled else _FEWEST_AT_ONCE
         left: list[_Poll] = []
         orphans: list[ClaimedTask] = []
         for poll, share in zip(front, shares, strict=True):
             if poll.done.done():
                 orphans += share
-            elif share or not (poll.is_patient or may_be_more):
+            elif share:
                 poll.done.set_result(share)
             else:
                 left.append(poll)
         for poll in reversed(left):
             self.come_back(poll)
-        if may_be_more:
-            self.is_rung = True
-        else:
-            for poll in hasty:  # what had nothing for all of the front has nothing for those behind it
-                _give_up(poll.done)
         if orphans:
             await self._polls.hand_back(self.key.tenant_id, orphans)
+        return may_be_more
 
 
 class Seats:
@@ -335,7 +361,7 @@ class Polls:
     async def run_once(self, now: datetime | None = None) -> bool:
         self.is_closed = False
         for key, line in list(self._lines.items()):
-            line.tidy()
+            line.sweep()
             line.dealer.expire()
             if line.waiting:
                 line.ring()

@@ -84,6 +84,7 @@ class Dealer:
         self._total_seconds = total_seconds
         self._monotonic = monotonic
         self._is_stale = True
+        self._is_fresh = False
         self._next_look = float("-inf")
         self._places: list[Flow] = []
 
@@ -115,10 +116,19 @@ class Dealer:
 
     # What is dealt
 
+    async def find(self) -> bool:
+        """Whether there may be something to deal; else the line is known to be empty. However many wait, it costs the same."""
+        self._is_fresh = self._is_due()
+        if self._is_fresh:
+            await self._look()
+        return not self.roster.is_empty
+
     async def deal(self, claimers: Sequence[Claimer], *, now: datetime | None = None) -> Deal:
+        """What there is for these, after `find` has said that there may be something; stepped by hand, it looks by itself."""
         tasks: list[list[ClaimedTask]] = [[] for _ in claimers]
-        is_fresh = now is not None or self._is_due()
-        if is_fresh:
+        is_fresh, self._is_fresh = self._is_fresh, False
+        if now is not None:
+            is_fresh = True
             await self._look()
         is_settled = await self._serve(tasks, claimers, is_fresh, now)
         if not is_fresh and not any(tasks):
