@@ -23,14 +23,14 @@ from bench import (
     submitting,
     ticks,
 )
-from bench.postgres import PostgresSite
-from bench.report import Line, print_tables, save, say, source_digest
-from bench.sites import Scale, Site
-from bench.sqlite import SqliteSite
+from bench.postgres import PostgresDatabase
+from bench.report import ResultRow, print_tables, save, print_progress, source_digest
+from bench.databases import Scale, BenchDatabase
+from bench.sqlite import SqliteDatabase
 
 
 class Benchmark(Protocol):
-    def __call__(self, site: Site, scale: Scale) -> Awaitable[list[Line]]: ...
+    def __call__(self, database: BenchDatabase, scale: Scale) -> Awaitable[list[ResultRow]]: ...
 
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -48,20 +48,20 @@ BENCHMARKS: dict[str, Benchmark] = {
     "edge": edge.run,
     "fairness": fairness.run,
 }
-SITES: dict[str, Callable[[], Site]] = {"postgres": PostgresSite, "sqlite": SqliteSite}
+SITES: dict[str, Callable[[], BenchDatabase]] = {"postgres": PostgresDatabase, "sqlite": SqliteDatabase}
 NAMES = [*BENCHMARKS, "ticks"]
 
 
-async def _on_stores(names: Sequence[str], stores: Sequence[str], scale: Scale) -> list[Line]:
-    lines: list[Line] = []
+async def _on_stores(names: Sequence[str], stores: Sequence[str], scale: Scale) -> list[ResultRow]:
+    lines: list[ResultRow] = []
     for store in stores:
-        site = SITES[store]()
+        database = SITES[store]()
         try:
             for name in names:
-                say(f"{site.name}: {name}")
-                lines += await BENCHMARKS[name](site, scale)
+                print_progress(f"{database.name}: {name}")
+                lines += await BENCHMARKS[name](database, scale)
         finally:
-            await site.close()
+            await database.close()
     return lines
 
 
@@ -76,7 +76,7 @@ def main() -> None:
     names = wanted.names or NAMES
     if unknown := [name for name in names if name not in NAMES]:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
-    lines: list[Line] = []
+    lines: list[ResultRow] = []
     source = source_digest()
     if on_stores := [name for name in names if name in BENCHMARKS]:
         lines += asyncio.run(_on_stores(on_stores, wanted.store or list(SITES), scale))

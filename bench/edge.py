@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from bench.client import batch_request, send_all
 from bench.lag import every_minute
 from bench.polls import Polling
-from bench.report import Line, at_most, percentile, say
-from bench.sites import Scale, Site, resident_megabytes, serving
+from bench.report import ResultRow, at_most, percentile, print_progress
+from bench.databases import Scale, BenchDatabase, resident_megabytes, serving
 
 _HEAD = b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 _LORIS, _POLLS, _SENDERS = 2_000, 5_000, 20
@@ -49,32 +49,32 @@ class Measured(NamedTuple):
         return f"p50 {p50:.1f} ms, p99 {self.p99:.1f} ms, worst {worst:.0f} ms; at most {self.megabytes:.0f} MB"
 
 
-async def run(site: Site, scale: Scale) -> list[Line]:
+async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 20_000), most))
-    await site.fresh()
-    lines: list[Line] = []
-    with serving(site) as (process, port):
-        now = await site.now()
+    await database.fresh()
+    lines: list[ResultRow] = []
+    with serving(database) as (process, port):
+        now = await database.now()
         await send_all(port, [batch_request(port, part) for part in every_minute(now)], 2)
-        await site.settle()
+        await database.checkpoint()
         await asyncio.sleep(10)
-        for what, (pressure, target) in _pressures(site.folder).items():
-            quiet, pressed = await _compare(site, process.pid, port, pressure, scale)
-            say(f"{site.name}: {what}: {pressed}; quiet: {quiet}")
+        for what, (pressure, target) in _pressures(database.folder).items():
+            quiet, pressed = await _compare(database, process.pid, port, pressure, scale)
+            print_progress(f"{database.name}: {what}: {pressed}; quiet: {quiet}")
             allowed = target or max(quiet.p99, _LEAST_MILLISECONDS) * _UNCHANGED
             detail = f"{pressed}; quiet in between: {quiet}"
-            lines.append(at_most(site.name, f"{what}: lag p99", pressed.p99, "ms", allowed, quiet.p99, detail))
+            lines.append(at_most(database.name, f"{what}: lag p99", pressed.p99, "ms", allowed, quiet.p99, detail))
     return lines
 
 
-async def _compare(site: Site, pid: int, port: int, pressure: Pressure, scale: Scale) -> tuple[Measured, Measured]:
+async def _compare(database: BenchDatabase, pid: int, port: int, pressure: Pressure, scale: Scale) -> tuple[Measured, Measured]:
     """Quiet and pressed by turns: what else the machine does meanwhile is in both."""
     seconds = 8 if scale.is_quick else 15
     found: dict[Pressure, list[Measured]] = {_nothing: [], pressure: []}
     for _ in range(scale.rounds):
         for one, measured in found.items():
-            measured.append(await _measure(site, pid, port, one, seconds))
+            measured.append(await _measure(database, pid, port, one, seconds))
     quiet, pressed = (
         Measured([lag for one in measured for lag in one.lags], max(one.megabytes for one in measured))
         for measured in found.values()
@@ -82,17 +82,17 @@ async def _compare(site: Site, pid: int, port: int, pressure: Pressure, scale: S
     return quiet, pressed
 
 
-async def _measure(site: Site, pid: int, port: int, pressure: Pressure, seconds: float) -> Measured:
+async def _measure(database: BenchDatabase, pid: int, port: int, pressure: Pressure, seconds: float) -> Measured:
     async with pressure(port):
         await asyncio.sleep(1)
-        begins, peak = await site.now(), 0.0
+        begins, peak = await database.now(), 0.0
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             peak = max(peak, resident_megabytes(pid))
             await asyncio.sleep(0.1)
-        ends = await site.now()
+        ends = await database.now()
     await asyncio.sleep(3)
-    return Measured([lag * 1000 for lag in await site.lags(begins, ends)], peak)
+    return Measured([lag * 1000 for lag in await database.lags(begins, ends)], peak)
 
 
 def _pressures(folder: Path) -> dict[str, tuple[Pressure, float | None]]:
@@ -181,7 +181,7 @@ async def _send_huge(port: int, *, is_chunked: bool) -> None:
 def _saturating(folder: Path) -> dict[str, Pressure]:
     program = shutil.which("wrk")
     if program is None:
-        say("wrk is not installed (Debian package wrk): the API at saturation is not measured")
+        print_progress("wrk is not installed (Debian package wrk): the API at saturation is not measured")
         return {}
     script = folder / "edge.lua"
     script.write_text(_WRK_POST)
@@ -199,7 +199,7 @@ def _saturating(folder: Path) -> dict[str, Pressure]:
                 process.send_signal(2)
                 told, _ = await process.communicate()
                 rate = [line.strip() for line in told.decode().splitlines() if "Requests/sec" in line or "Non-2xx" in line]
-                say(f"wrk {path}: {'; '.join(rate)}")
+                print_progress(f"wrk {path}: {'; '.join(rate)}")
 
         return press
 

@@ -14,8 +14,8 @@ from uuid import UUID
 from bench.noop import QUEUE, producer
 from bench.queues import payload
 from bench.records import Records
-from bench.report import Line, at_least, at_most, median, percentile, rounds, say
-from bench.sites import Scale, Site, serving
+from bench.report import ResultRow, at_least, at_most, median, percentile, rounds, print_progress
+from bench.databases import Scale, BenchDatabase, serving
 from bench.working import Drain, drain, drained_tasks, working
 from everbeat.config import load_settings
 from everbeat.core.partitioning import partition_of
@@ -34,39 +34,39 @@ _COUNTED = 10_000
 _TENANTS = 1000
 
 
-async def run(site: Site, scale: Scale) -> list[Line]:
-    return [*await _beside(site, scale), await _weights(site), await _many(site, scale)]
+async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
+    return [*await _beside(database, scale), await _weights(database), await _many(database, scale)]
 
 
 # One small tenant beside a big one
 
 
-async def _beside(site: Site, scale: Scale) -> list[Line]:
+async def _beside(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     backlog, count = (100_000, 30) if scale.is_quick else (200_000, 80)
-    await site.fresh()
-    records = Records(site.folder)
-    async with _store(site) as store:
+    await database.fresh()
+    records = Records(database.folder)
+    async with _store(database) as store:
         big, small = await _tenants(store, [1.0, 1.0])
         fleet, own = await _fleet_key(store), await _key(store, small, "submit")
-        with serving(site, "--auth", "off") as (_, port):
+        with serving(database, "--auth", "off") as (_, port):
             url = f"http://127.0.0.1:{port}"
-            with working(site, records, url, EVERBEAT_API_KEY=fleet):
+            with working(database, records, url, EVERBEAT_API_KEY=fleet):
                 await _send(records, url, own, _WARM_UP)
                 idle = await _send(records, url, own, count)
             await _fill(store, {big: backlog}, type_="nap")
-            await site.settle()
-            with working(site, records, url, EVERBEAT_API_KEY=fleet):
+            await database.checkpoint()
+            with working(database, records, url, EVERBEAT_API_KEY=fleet):
                 await records.wait(records.count() + 500, 30)  # the worker is in full swing
                 beside = await _send(records, url, own, count)
-                left = await site.count_live()
-    say(f"{site.name}: beside a backlog: {_figures(beside)}; idle: {_figures(idle)}; left {left:,}")
+                left = await database.count_live()
+    print_progress(f"{database.name}: beside a backlog: {_figures(beside)}; idle: {_figures(idle)}; left {left:,}")
     if not left:
         raise RuntimeError("the backlog ran out while it was measured beside it")
     what = f"pick-up of one tenant beside {backlog:,} ready tasks of another"
     detail = f"beside: {_figures(beside)}; idle: {_figures(idle)}; {left:,} of the backlog were left"
     return [
-        at_most(site.name, f"{what}: p50 against idle", percentile(beside, 0.5) / percentile(idle, 0.5), "x", 3, detail=detail),
-        at_most(site.name, f"{what}: p99 against idle", percentile(beside, 0.99) / percentile(idle, 0.99), "x", 3),
+        at_most(database.name, f"{what}: p50 against idle", percentile(beside, 0.5) / percentile(idle, 0.5), "x", 3, detail=detail),
+        at_most(database.name, f"{what}: p99 against idle", percentile(beside, 0.99) / percentile(idle, 0.99), "x", 3),
     ]
 
 
@@ -98,55 +98,55 @@ def _submit(url: str, key: str, count: int) -> None:
 # Weights
 
 
-async def _weights(site: Site) -> Line:
-    await site.fresh()
-    records = Records(site.folder)
-    async with _store(site) as store:
+async def _weights(database: BenchDatabase) -> ResultRow:
+    await database.fresh()
+    records = Records(database.folder)
+    async with _store(database) as store:
         three, one = await _tenants(store, [3.0, 1.0])
         fleet = await _fleet_key(store)
         await _fill(store, {three: 2 * _COUNTED, one: 2 * _COUNTED}, tagged=True)
-        await site.settle()
+        await database.checkpoint()
         with (
-            serving(site, "--auth", "off") as (_, port),
-            working(site, records, f"http://127.0.0.1:{port}", EVERBEAT_API_KEY=fleet),
+            serving(database, "--auth", "off") as (_, port),
+            working(database, records, f"http://127.0.0.1:{port}", EVERBEAT_API_KEY=fleet),
         ):
             await records.wait(_COUNTED)
     counts = Counter(record.tag for record in records.read()[:_COUNTED])
     ratio = counts[0.0] / counts[1.0]
     what = f"weights 3:1 over {_COUNTED:,} tasks"
-    return Line(site.name, what, "2.7 to 3.3", ratio, "", None, 2.7 <= ratio <= 3.3, f"{counts[0.0]:,} to {counts[1.0]:,}")
+    return ResultRow(database.name, what, "2.7 to 3.3", ratio, "", None, 2.7 <= ratio <= 3.3, f"{counts[0.0]:,} to {counts[1.0]:,}")
 
 
 # Many tenants
 
 
-async def _many(site: Site, scale: Scale) -> Line:
+async def _many(database: BenchDatabase, scale: Scale) -> ResultRow:
     count = drained_tasks(scale)
     one: list[Drain] = []
     many: list[Drain] = []
     for _ in range(scale.rounds):
-        one.append(await _drain(site, count, 1))
-        many.append(await _drain(site, count, _TENANTS))
-        say(f"{site.name}: {_TENANTS:,} tenants {many[-1].rate:,.0f}/s, one {one[-1].rate:,.0f}/s")
+        one.append(await _drain(database, count, 1))
+        many.append(await _drain(database, count, _TENANTS))
+        print_progress(f"{database.name}: {_TENANTS:,} tenants {many[-1].rate:,.0f}/s, one {one[-1].rate:,.0f}/s")
     rates, alone = [drained.rate for drained in many], [drained.rate for drained in one]
     detail = f"{rounds(rates)}; one tenant {rounds(alone)}; last: {many[-1].cpu}; one tenant: {one[-1].cpu}"
     what = f"drain of {count:,} no-ops of {_TENANTS:,} tenants against one"
-    return at_least(site.name, what, median(rates) / median(alone), "x", 0.85, detail=detail)
+    return at_least(database.name, what, median(rates) / median(alone), "x", 0.85, detail=detail)
 
 
-async def _drain(site: Site, count: int, tenants: int) -> Drain:
-    await site.fresh()
-    records = Records(site.folder)
-    async with _store(site) as store:
+async def _drain(database: BenchDatabase, count: int, tenants: int) -> Drain:
+    await database.fresh()
+    records = Records(database.folder)
+    async with _store(database) as store:
         ids = await _tenants(store, [1.0] * tenants)
         fleet = await _fleet_key(store)
         await _fill(store, dict.fromkeys(ids, count // tenants))
-        await site.settle()
+        await database.checkpoint()
         with (
-            serving(site, "--auth", "off") as (server, port),
-            working(site, records, f"http://127.0.0.1:{port}", EVERBEAT_API_KEY=fleet) as worker,
+            serving(database, "--auth", "off") as (server, port),
+            working(database, records, f"http://127.0.0.1:{port}", EVERBEAT_API_KEY=fleet) as worker,
         ):
-            return await drain(site, records, count, {"server": server.pid, "worker": worker.pid})
+            return await drain(database, records, count, {"server": server.pid, "worker": worker.pid})
 
 
 # Putting in
@@ -158,8 +158,8 @@ class _Made(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def _store(site: Site) -> AsyncIterator[Store]:
-    store = make_store(load_settings({"database_url": site.url}, environment={}))
+async def _store(database: BenchDatabase) -> AsyncIterator[Store]:
+    store = make_store(load_settings({"database_url": database.url}, environment={}))
     try:
         await store.open()
         yield store

@@ -6,9 +6,9 @@ import asyncio
 from datetime import timedelta
 
 from bench.client import batch_request, send_all
-from bench.report import Line, against_raw, say
+from bench.report import ResultRow, against_raw, print_progress
 from bench.rows import TARGET, herd_rows
-from bench.sites import Scale, Site, serving
+from bench.databases import Scale, BenchDatabase, serving
 
 # More than the five executions after which PostgreSQL may keep a plan for good.
 _WARM_UP = 20
@@ -16,41 +16,41 @@ _HOUR = timedelta(hours=1)
 _PATIENCE_SECONDS = 60
 
 
-async def run(site: Site, scale: Scale) -> list[Line]:
+async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     count = 10_000 if scale.is_quick else 50_000
-    await site.fresh()
-    with serving(site) as (_, port):
-        await _warm_up(site, port)
-        now = await site.now()
+    await database.fresh()
+    with serving(database) as (_, port):
+        await _warm_up(database, port)
+        now = await database.now()
         at = now + timedelta(seconds=7 + count / 10_000)
-        await site.load(list(herd_rows(count, now, at, 1, timedelta())))
-        await asyncio.sleep((at - await site.now()).total_seconds())
-        fired, seconds = await _fired(site, at.timestamp(), count)
-    say(f"{site.name}: {fired:,} of {count:,} fired in {seconds:.1f} s")
-    await site.fresh()
-    await site.load(list(herd_rows(count, now, now + _HOUR, 1, timedelta())))
-    raw = count / await site.raw_fire(_HOUR)
+        await database.load(list(herd_rows(count, now, at, 1, timedelta())))
+        await asyncio.sleep((at - await database.now()).total_seconds())
+        fired, seconds = await _fired(database, at.timestamp(), count)
+    print_progress(f"{database.name}: {fired:,} of {count:,} fired in {seconds:.1f} s")
+    await database.fresh()
+    await database.load(list(herd_rows(count, now, now + _HOUR, 1, timedelta())))
+    raw = count / await database.raw_fire(_HOUR)
     what = f"herd of {count:,} on a database that was empty at the start"
-    return [against_raw(site.name, what, fired / seconds, "/s", 0.5, raw, f"{fired:,} fired in {seconds:.1f} s")]
+    return [against_raw(database.name, what, fired / seconds, "/s", 0.5, raw, f"{fired:,} fired in {seconds:.1f} s")]
 
 
-async def _warm_up(site: Site, port: int) -> None:
+async def _warm_up(database: BenchDatabase, port: int) -> None:
     """A few single ticks, so that every statement of the tick loop has run often enough on a small table."""
-    first = await site.now() + timedelta(seconds=2)
+    first = await database.now() + timedelta(seconds=2)
     once = [
         {"name": f"once-{number}", "at": (first + timedelta(milliseconds=50 * number)).isoformat(), "target": TARGET}
         for number in range(_WARM_UP)
     ]
     await send_all(port, [batch_request(port, once)], 1)
     await asyncio.sleep(4)
-    if (fired := await site.count_ticks()) != _WARM_UP:
+    if (fired := await database.count_ticks()) != _WARM_UP:
         raise RuntimeError(f"{fired} of {_WARM_UP} warm-up ticks fired")
 
 
-async def _fired(site: Site, at: float, count: int) -> tuple[int, float]:
+async def _fired(database: BenchDatabase, at: float, count: int) -> tuple[int, float]:
     """How many fired, and how long it took; what has not fired after a while is given up."""
     for _ in range(_PATIENCE_SECONDS):
         await asyncio.sleep(1)
-        if await site.count_ticks() >= count + _WARM_UP:
-            return count, (await site.batches())[-1].fired_at.timestamp() - at
-    return await site.count_ticks() - _WARM_UP, float(_PATIENCE_SECONDS)
+        if await database.count_ticks() >= count + _WARM_UP:
+            return count, (await database.batches())[-1].fired_at.timestamp() - at
+    return await database.count_ticks() - _WARM_UP, float(_PATIENCE_SECONDS)

@@ -6,45 +6,45 @@ import asyncio
 from datetime import timedelta
 from typing import NamedTuple
 
-from bench.report import Line, against_raw, at_least, at_most, median, rounds, say
+from bench.report import ResultRow, against_raw, at_least, at_most, median, rounds, print_progress
 from bench.rows import herd_rows
-from bench.sites import Batch, Scale, Site, cpu_seconds, serving
+from bench.databases import Batch, Scale, BenchDatabase, cpu_seconds, serving
 
 _LEASE_SECONDS = 10.0
 _SAMPLE_SECONDS = 0.3
 _HOUR = timedelta(hours=1)
 
 
-async def run(site: Site, scale: Scale) -> list[Line]:
+async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     count, times = 20_000 if scale.is_quick else 100_000, scale.rounds
     raw, fired, ages, lost = [], [], [], 0
     for number in range(times):
-        raw.append(await _raw(site, count))
-        say(f"{site.name}: raw herd {number + 1}: {raw[-1]:,.0f} ticks/s")
-        herd = await _everbeat(site, count, instants=1)
+        raw.append(await _raw(database, count))
+        print_progress(f"{database.name}: raw herd {number + 1}: {raw[-1]:,.0f} ticks/s")
+        herd = await _everbeat(database, count, instants=1)
         fired.append(herd.rate)
         ages.append(herd.heartbeat_age)
         lost += herd.has_lost
-        say(f"{site.name}: Everbeat herd {number + 1}: {herd.rate:,.0f} ticks/s, {herd.cpu_seconds:.1f} s of CPU")
-    mixed = await _everbeat(site, count, instants=100)
+        print_progress(f"{database.name}: Everbeat herd {number + 1}: {herd.rate:,.0f} ticks/s, {herd.cpu_seconds:.1f} s of CPU")
+    mixed = await _everbeat(database, count, instants=100)
     ages.append(mixed.heartbeat_age)
     lost += mixed.has_lost
     inversions = _inversions(mixed.batches)
     what = f"herd of {count:,}"
     return [
         against_raw(
-            site.name, f"{what}, ticks fired", median(fired), "/s", 0.5, median(raw), f"{rounds(fired)}; raw {rounds(raw)}"
+            database.name, f"{what}, ticks fired", median(fired), "/s", 0.5, median(raw), f"{rounds(fired)}; raw {rounds(raw)}"
         ),
         at_most(
-            site.name,
+            database.name,
             f"{what}, batches fired before an older one",
             inversions,
             "",
             0,
             detail=f"due at 100 instants 10 ms apart, {len(mixed.batches)} batches",
         ),
-        at_most(site.name, f"{what}, oldest heartbeat", max(ages), "s", _LEASE_SECONDS),
-        at_least(site.name, f"{what}, rounds without ownership lost", times + 1 - lost, "", times + 1),
+        at_most(database.name, f"{what}, oldest heartbeat", max(ages), "s", _LEASE_SECONDS),
+        at_least(database.name, f"{what}, rounds without ownership lost", times + 1 - lost, "", times + 1),
     ]
 
 
@@ -56,44 +56,44 @@ class _Herd(NamedTuple):
     cpu_seconds: float
 
 
-async def _raw(site: Site, count: int) -> float:
-    await site.fresh()
-    now = await site.now()
-    await site.load(list(herd_rows(count, now, now + _HOUR, 1, timedelta())))
-    await site.settle()
-    return count / await site.raw_fire(_HOUR)
+async def _raw(database: BenchDatabase, count: int) -> float:
+    await database.fresh()
+    now = await database.now()
+    await database.load(list(herd_rows(count, now, now + _HOUR, 1, timedelta())))
+    await database.checkpoint()
+    return count / await database.raw_fire(_HOUR)
 
 
-async def _everbeat(site: Site, count: int, instants: int) -> _Herd:
-    await site.fresh()
-    now = await site.now()
+async def _everbeat(database: BenchDatabase, count: int, instants: int) -> _Herd:
+    await database.fresh()
+    now = await database.now()
     at = (now + timedelta(seconds=12 + count / 12_000)).replace(microsecond=0)
-    await site.load(list(herd_rows(count, now, at, instants, timedelta(milliseconds=10))))
-    await site.settle()
-    with serving(site) as (process, _):
-        spare = (at - await site.now()).total_seconds()
+    await database.load(list(herd_rows(count, now, at, instants, timedelta(milliseconds=10))))
+    await database.checkpoint()
+    with serving(database) as (process, _):
+        spare = (at - await database.now()).total_seconds()
         if spare < 6:
             raise RuntimeError(f"the server was ready only {spare:.1f} s before the herd; this machine is too busy")
         await asyncio.sleep(spare - 1)
         busy = cpu_seconds(process.pid)
-        age = await _watch(site, count)
+        age = await _watch(database, count)
         busy = cpu_seconds(process.pid) - busy
         logs = process.logs()
-    batches = await site.batches()
+    batches = await database.batches()
     seconds = (batches[-1].fired_at - at).total_seconds()
     return _Herd(count / seconds, age, batches, "ownership_lost" in logs, busy)
 
 
-async def _watch(site: Site, count: int) -> float:
+async def _watch(database: BenchDatabase, count: int) -> float:
     """Wait until all have fired; the greatest age of the heartbeat on the way."""
     oldest, samples = 0.0, 0
     while samples < 600:
-        oldest = max(oldest, await site.heartbeat_age())
-        if samples % 4 == 3 and await site.count_ticks() >= count:
+        oldest = max(oldest, await database.heartbeat_age())
+        if samples % 4 == 3 and await database.count_ticks() >= count:
             return oldest
         samples += 1
         await asyncio.sleep(_SAMPLE_SECONDS)
-    raise TimeoutError(f"only {await site.count_ticks():,} of {count:,} ticks fired")
+    raise TimeoutError(f"only {await database.count_ticks():,} of {count:,} ticks fired")
 
 
 def _inversions(batches: list[Batch]) -> int:

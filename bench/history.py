@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 from bench.records import Records
-from bench.report import Line, against_raw, median, rounds, say
-from bench.sites import Scale, Site
+from bench.report import ResultRow, against_raw, median, rounds, print_progress
+from bench.databases import Scale, BenchDatabase
 from bench.working import drain, drained_tasks, embedding, submit_in_process
 
 _SHARE = 0.9
 
 
-async def run(site: Site, scale: Scale) -> list[Line]:
+async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     past, count, times = 200_000 if scale.is_quick else 10_000_000, drained_tasks(scale), scale.rounds
-    long = site.branch("history")
+    long = database.sibling("history")
     try:
-        await site.fresh()
+        await database.fresh()
         await long.fresh()
-        say(f"{site.name}: putting in {past:,} rows of history")
+        print_progress(f"{database.name}: putting in {past:,} rows of history")
         await long.fill_history(past)
         empty: list[float] = []
         full: list[float] = []
         for number in range(times):
             # First the one, then the other, and the other way round: who comes first has no advantage on the whole.
-            for place, rates in [(site, empty), (long, full)][:: 1 if number % 2 else -1]:
+            for place, rates in [(database, empty), (long, full)][:: 1 if number % 2 else -1]:
                 rates.append(await _drain(place, count))
-            say(f"{site.name}: history {number + 1}: empty {empty[-1]:,.0f}/s, {past:,} rows {full[-1]:,.0f}/s")
+            print_progress(f"{database.name}: history {number + 1}: empty {empty[-1]:,.0f}/s, {past:,} rows {full[-1]:,.0f}/s")
     finally:
         await long.close()
     what = f"drain in process with {past:,} rows of history, against an empty database"
     detail = f"{rounds(full)}; empty {rounds(empty)}"
-    return [against_raw(site.name, what, median(full), "/s", _SHARE, median(empty), detail)._replace(target=">= 0.9 x empty")]
+    return [against_raw(database.name, what, median(full), "/s", _SHARE, median(empty), detail)._replace(target=">= 0.9 x empty")]
 
 
-async def _drain(site: Site, count: int) -> float:
-    await submit_in_process(site, count)
-    await site.settle()
-    records = Records(site.folder)
-    with embedding(site, records) as process:
-        return (await drain(site, records, count, {"process": process.pid})).rate
+async def _drain(database: BenchDatabase, count: int) -> float:
+    await submit_in_process(database, count)
+    await database.checkpoint()
+    records = Records(database.folder)
+    with embedding(database, records) as process:
+        return (await drain(database, records, count, {"process": process.pid})).rate

@@ -6,28 +6,28 @@ import asyncio
 import re
 
 from bench.client import get
-from bench.report import Line, at_most
-from bench.sites import Scale, Site, cpu_seconds, serving
+from bench.report import ResultRow, at_most
+from bench.databases import Scale, BenchDatabase, cpu_seconds, serving
 
 _CALLS = re.compile(rb"(?m)^everbeat_store_seconds_count\S* (\S+)$")
 
 
-async def run(site: Site, scale: Scale) -> list[Line]:
+async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     seconds = 10 if scale.is_quick else 20
-    await site.fresh()
-    has_log = await site.log_statements()
-    with serving(site) as (process, port):
+    await database.fresh()
+    has_log = await database.log_statements()
+    with serving(database) as (process, port):
         await asyncio.sleep(8)
-        statements = site.statements() if has_log else 0
+        statements = database.statements() if has_log else 0
         calls, busy = await _calls(port), cpu_seconds(process.pid)
         await asyncio.sleep(seconds)
         busy = (cpu_seconds(process.pid) - busy) / seconds
         calls = await _calls(port) - calls
-        statements = (site.statements() if has_log else 0) - statements
+        statements = (database.statements() if has_log else 0) - statements
     detail = f"{calls / seconds:.2f} store calls a second, {busy:.1%} of a core"
     figure = statements / seconds if has_log else calls / seconds
     what = "idle node, statements" if has_log else "idle node, store calls"
-    return [at_most(site.name, what, figure, "/s", 3, detail=detail)]
+    return [at_most(database.name, what, figure, "/s", 3, detail=detail)]
 
 
 async def _calls(port: int) -> float:

@@ -8,44 +8,44 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from bench.client import batch_request, get, send_all
-from bench.report import Line, at_least, at_most, percentile, say
+from bench.report import ResultRow, at_least, at_most, percentile, print_progress
 from bench.rows import PAYLOAD, TARGET, template
-from bench.sites import BATCH, Scale, Site, cpu_seconds, resident_megabytes, serving
+from bench.databases import BATCH, Scale, BenchDatabase, cpu_seconds, resident_megabytes, serving
 
 _PER_MINUTE = 10_000
 _STORE_SECONDS = re.compile(r'(?m)^everbeat_store_seconds_(sum|count)\{verb="(\w+)"\} (\S+)$')
 
 
-async def run(site: Site, scale: Scale) -> list[Line]:
+async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     registered, window_seconds = (100_000, 30) if scale.is_quick else (1_000_000, 120)
-    await site.fresh()
-    now = await site.now()
-    say(f"{site.name}: putting in {registered - _PER_MINUTE:,} daily crons")
-    await site.load_daily(template({"cron": "0 0 * * *"}, now), registered - _PER_MINUTE, now)
-    with serving(site) as (process, port):
-        now = await site.now()
+    await database.fresh()
+    now = await database.now()
+    print_progress(f"{database.name}: putting in {registered - _PER_MINUTE:,} daily crons")
+    await database.load_daily(template({"cron": "0 0 * * *"}, now), registered - _PER_MINUTE, now)
+    with serving(database) as (process, port):
+        now = await database.now()
         requests = [batch_request(port, part) for part in every_minute(now)]
         await send_all(port, requests, 2)
-        await site.settle()
-        say(f"{site.name}: registered; warming up")
-        begins = await site.now() + timedelta(seconds=20 if scale.is_quick else 65)
-        await asyncio.sleep((begins - await site.now()).total_seconds())
+        await database.checkpoint()
+        print_progress(f"{database.name}: registered; warming up")
+        begins = await database.now() + timedelta(seconds=20 if scale.is_quick else 65)
+        await asyncio.sleep((begins - await database.now()).total_seconds())
         ends, busy = begins + timedelta(seconds=window_seconds), cpu_seconds(process.pid)
         await asyncio.sleep(window_seconds)
         busy = (cpu_seconds(process.pid) - busy) / window_seconds
         calls = _mean_calls((await get(port, "/metrics")).decode())
         megabytes = resident_megabytes(process.pid)
         await asyncio.sleep(2)
-        lags = [lag * 1000 for lag in await site.lags(begins, ends)]
+        lags = [lag * 1000 for lag in await database.lags(begins, ends)]
     what = f"{_PER_MINUTE:,} ticks a minute, {registered:,} registered"
     expected = _PER_MINUTE * window_seconds / 60
     tail = ", ".join(f"p{share} {percentile(lags, share / 100):.1f} ms" for share in (90, 95, 99.9))
     tail += f", worst {max(lags):.1f} ms; {busy:.0%} of a core; mean of a call: {calls}"
     return [
-        at_most(site.name, f"{what}: lag p50", percentile(lags, 0.5), "ms", 5, detail=tail),
-        at_most(site.name, f"{what}: lag p99", percentile(lags, 0.99), "ms", 50),
-        at_least(site.name, f"{what}: ticks fired in {window_seconds} s", len(lags), "", expected * 0.999),
-        at_most(site.name, f"{what}: resident memory", megabytes, "MB", 200),
+        at_most(database.name, f"{what}: lag p50", percentile(lags, 0.5), "ms", 5, detail=tail),
+        at_most(database.name, f"{what}: lag p99", percentile(lags, 0.99), "ms", 50),
+        at_least(database.name, f"{what}: ticks fired in {window_seconds} s", len(lags), "", expected * 0.999),
+        at_most(database.name, f"{what}: resident memory", megabytes, "MB", 200),
     ]
 
 

@@ -10,8 +10,8 @@ from bench.client import batch_request, send_all
 from bench.noop import QUEUE
 from bench.queues import payload
 from bench.records import Record, Records
-from bench.report import Line, at_least, at_most, percentile
-from bench.sites import Scale, Site, serving
+from bench.report import ResultRow, at_least, at_most, percentile
+from bench.databases import Scale, BenchDatabase, serving
 from bench.working import working
 
 _SCHEDULES = 1000
@@ -20,11 +20,11 @@ _LEAD_SECONDS = 8
 _PATIENCE_SECONDS = 20
 
 
-async def run(site: Site, scale: Scale) -> list[Line]:
+async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     cron, period = ("*/10 * * * * *", 10) if scale.is_quick else ("* * * * *", 60)
-    await site.fresh()
-    records = Records(site.folder)
-    with serving(site) as (_, port), working(site, records, f"http://127.0.0.1:{port}"):
+    await database.fresh()
+    records = Records(database.folder)
+    with serving(database) as (_, port), working(database, records, f"http://127.0.0.1:{port}"):
         await send_all(port, [batch_request(port, [_schedule(number, cron) for number in range(_SCHEDULES)])], 1)
         first = (time.time() + _LEAD_SECONDS) // period * period + period
         marks = [first + number * period for number in range(_TICKS)]
@@ -36,9 +36,9 @@ async def run(site: Site, scale: Scale) -> list[Line]:
     each = "; ".join(f"p50 {percentile(part, 0.5):.0f} ms, worst {max(part):.0f} ms" for part in parts if part)
     distinct, doubled = len({record.tag for record in noted}), len(noted) - len({record.tag for record in noted})
     return [
-        at_most(site.name, f"{what}: p50", percentile(waits, 0.5), "ms", 100, detail=f"tick by tick: {each}"),
-        at_most(site.name, f"{what}: p99", percentile(waits, 0.99), "ms", 250),
-        at_least(site.name, f"{what}: ticks", distinct, "", _SCHEDULES * _TICKS, detail=f"{doubled} run twice"),
+        at_most(database.name, f"{what}: p50", percentile(waits, 0.5), "ms", 100, detail=f"tick by tick: {each}"),
+        at_most(database.name, f"{what}: p99", percentile(waits, 0.99), "ms", 250),
+        at_least(database.name, f"{what}: ticks", distinct, "", _SCHEDULES * _TICKS, detail=f"{doubled} run twice"),
     ]
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
-from bench.callers import Caller, connect
+from bench.connections import HttpConnection, connect
 from bench.client import post, send_all
 from bench.noop import QUEUE
 from bench.queues import payload
-from bench.report import Line, at_most, percentile, say
-from bench.sites import Scale, Site, cpu_seconds, resident_megabytes, serving
+from bench.report import ResultRow, at_most, percentile, print_progress
+from bench.databases import Scale, BenchDatabase, cpu_seconds, resident_megabytes, serving
 
 _EMPTY = b'{"tasks":[]}'
 _WAIT_SECONDS = 30
@@ -21,10 +21,10 @@ _SHARE_OF_A_CORE = 0.05
 _ANSWER_MILLISECONDS = 12
 
 
-async def run(site: Site, scale: Scale) -> list[Line]:
+async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     count, seconds = (500, 5) if scale.is_quick else (5_000, 20)
-    await site.fresh()
-    with serving(site) as (process, port):
+    await database.fresh()
+    with serving(database) as (process, port):
         await asyncio.sleep(5)
         before = resident_megabytes(process.pid)
         idle = await _busy(process.pid, seconds / 2)
@@ -32,7 +32,7 @@ async def run(site: Site, scale: Scale) -> list[Line]:
         started = time.monotonic()
         async with asyncio.timeout(_OPENING_SECONDS):
             await polls.open(count)
-        say(f"{site.name}: {count:,} polls open after {time.monotonic() - started:.1f} s")
+        print_progress(f"{database.name}: {count:,} polls open after {time.monotonic() - started:.1f} s")
         await asyncio.sleep(1)
         busy = await _busy(process.pid, seconds)
         megabytes = resident_megabytes(process.pid)
@@ -43,10 +43,10 @@ async def run(site: Site, scale: Scale) -> list[Line]:
     detail = f"{idle:.1%} without them; {again:.1%} while each one ends and is asked again, every {_WAIT_SECONDS} s"
     memory = f"{megabytes:.0f} MB with them, {before:.0f} MB without: {(megabytes - before) * 1024 / count:.1f} kB each"
     return [
-        at_most(site.name, f"{what}, share of a core", busy, "", _SHARE_OF_A_CORE, detail=detail),
-        Line(site.name, f"{what}, memory", "", megabytes, "MB", detail=memory),
+        at_most(database.name, f"{what}, share of a core", busy, "", _SHARE_OF_A_CORE, detail=detail),
+        ResultRow(database.name, f"{what}, memory", "", megabytes, "MB", detail=memory),
         at_most(
-            *(site.name, f"{what}, from one submit to the one that answers: p50", percentile(waits, 0.5), "ms"),
+            *(database.name, f"{what}, from one submit to the one that answers: p50", percentile(waits, 0.5), "ms"),
             _ANSWER_MILLISECONDS,
             detail=f"{_SUBMITS} submits, worst {max(waits):.1f} ms",
         ),
@@ -65,7 +65,7 @@ class Polling:
     def __init__(self, port: int) -> None:
         self._port = port
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._callers: list[Caller] = []
+        self._callers: list[HttpConnection] = []
         self._answered_at: asyncio.Future[float] | None = None
         claim = {"worker": "bench", "queues": [QUEUE], "max": 1, "wait_seconds": _WAIT_SECONDS}
         self._request = post(port, "/v1/worker/claim", claim)
@@ -73,15 +73,15 @@ class Polling:
     async def open(self, count: int) -> None:
         # In small groups: a server that keeps thousands of connections may still close one that sends nothing for a while.
         for _ in range(0, count, _TOGETHER):
-            callers = await connect(self._port, _TOGETHER, self._on_answer, self._over)
+            callers = await connect(self._port, _TOGETHER, self._on_response, self._over)
             self._callers += callers
-            for caller in callers:
-                caller.send(self._request)
+            for connection in callers:
+                connection.send(self._request)
 
-    def _on_answer(self, caller: Caller, body: bytes) -> None:
+    def _on_response(self, connection: HttpConnection, body: bytes) -> None:
         if body != _EMPTY and self._answered_at is not None and not self._answered_at.done():
             self._answered_at.set_result(time.perf_counter())
-        caller.send(self._request)
+        connection.send(self._request)
 
     async def answered(self) -> float:
         """The milliseconds from a submit until one of the polls brings the task."""
@@ -96,5 +96,5 @@ class Polling:
             return 1000 * (await self._answered_at - started)
 
     def close(self) -> None:
-        for caller in self._callers:
-            caller.close()
+        for connection in self._callers:
+            connection.close()

@@ -18,7 +18,7 @@ from tests.support.processes import make_folder
 from bench.postgres_queue import PostgresQueue
 from bench.queues import payload
 from bench.rows import Row
-from bench.sites import BATCH, Batch, family_cpu_seconds
+from bench.databases import BATCH, Batch, family_cpu_seconds
 from everbeat.store.postgres.store import PostgresStore
 
 _DATABASE = "bench"
@@ -62,15 +62,15 @@ FROM ticks GROUP BY xmin ORDER BY 1
 Columns = list[tuple[Any, ...]]
 
 
-class PostgresSite:
+class PostgresDatabase:
     name = "PostgreSQL"
 
-    def __init__(self, trunk: PostgresSite | None = None, database: str = _DATABASE) -> None:
+    def __init__(self, parent: PostgresDatabase | None = None, database: str = _DATABASE) -> None:
         self.folder = make_folder("everbeat-bench-")
         self._database = database
-        self._is_branch = trunk is not None
-        if trunk is not None:
-            self._server: PostgresServer = trunk._server
+        self._is_branch = parent is not None
+        if parent is not None:
+            self._server: PostgresServer = parent._server
         else:
             self._server = PostgresServer(fsync=True, in_memory=False, settings=_SETTINGS)
             self._server.start()
@@ -80,8 +80,8 @@ class PostgresSite:
     def url(self) -> str:
         return self._server.url(self._database)
 
-    def branch(self, name: str) -> PostgresSite:
-        return PostgresSite(self, f"{_DATABASE}_{name}")
+    def sibling(self, name: str) -> PostgresDatabase:
+        return PostgresDatabase(self, f"{_DATABASE}_{name}")
 
     async def fresh(self) -> None:
         self._server.drop_database(self._database)
@@ -133,7 +133,7 @@ class PostgresSite:
         await connection.execute(sql, now, count, *(base[name] for name in plain), timeout=600)
         await connection.close()
 
-    async def settle(self) -> None:
+    async def checkpoint(self) -> None:
         connection = await self._connect()
         await connection.execute("VACUUM (ANALYZE) schedules", timeout=600)
         await connection.execute("CHECKPOINT", timeout=600)

@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 from bench.client import batch_request, send_all
-from bench.report import Line, at_least, median, rounds, say
+from bench.report import ResultRow, at_least, median, rounds, print_progress
 from bench.rows import PAYLOAD, TARGET
-from bench.sites import BATCH, Scale, Site, serving
+from bench.databases import BATCH, Scale, BenchDatabase, serving
 
 _TARGET_RATE = 5000
 _ZONES = (
@@ -34,29 +34,29 @@ def definitions(count: int) -> list[dict[str, Any]]:
     return made
 
 
-async def run(site: Site, scale: Scale) -> list[Line]:
+async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     count, times = 10_000 if scale.is_quick else 50_000, scale.rounds
     made = definitions(count)
     lines = []
     for clients in (1, 4):
         raw, registered = [], []
         for number in range(times):
-            registered.append(await _everbeat(site, made, clients))
-            rows = await site.rows()
-            await site.fresh()
-            await site.settle()
-            raw.append(count / await site.raw_register(rows, clients))
-            say(f"{site.name}: registering {number + 1}, clients {clients}: {registered[-1]:,.0f}/s, raw {raw[-1]:,.0f}/s")
+            registered.append(await _everbeat(database, made, clients))
+            rows = await database.rows()
+            await database.fresh()
+            await database.checkpoint()
+            raw.append(count / await database.raw_register(rows, clients))
+            print_progress(f"{database.name}: registering {number + 1}, clients {clients}: {registered[-1]:,.0f}/s, raw {raw[-1]:,.0f}/s")
         what = f"registering {count:,} schedules, {clients} client{'s' if clients > 1 else ''}"
         detail = f"{rounds(registered)}; raw {rounds(raw)}"
-        lines.append(at_least(site.name, what, median(registered), "/s", _TARGET_RATE, median(raw), detail))
+        lines.append(at_least(database.name, what, median(registered), "/s", _TARGET_RATE, median(raw), detail))
     return lines
 
 
-async def _everbeat(site: Site, made: list[dict[str, Any]], clients: int) -> float:
-    await site.fresh()
-    await site.settle()
-    with serving(site) as (_, port):
+async def _everbeat(database: BenchDatabase, made: list[dict[str, Any]], clients: int) -> float:
+    await database.fresh()
+    await database.checkpoint()
+    with serving(database) as (_, port):
         requests = [batch_request(port, made[start : start + BATCH]) for start in range(0, len(made), BATCH)]
         started = time.perf_counter()
         await send_all(port, requests, clients)

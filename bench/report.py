@@ -19,7 +19,7 @@ FOLDER = Path("bench-results")
 _HEADS = ("what", "target", "Everbeat", "raw", "ratio", "")
 
 
-class Line(NamedTuple):
+class ResultRow(NamedTuple):
     """One row of a table. `is_met` None: there is no target."""
 
     store: str
@@ -52,16 +52,16 @@ class Line(NamedTuple):
 
 def at_least(
     store: str, what: str, figure: float, unit: str, target: float, raw: float | None = None, detail: str = ""
-) -> Line:
-    return Line(store, what, f">= {_number(target)} {unit}", figure, unit, raw, figure >= target, detail)
+) -> ResultRow:
+    return ResultRow(store, what, f">= {_number(target)} {unit}", figure, unit, raw, figure >= target, detail)
 
 
-def at_most(store: str, what: str, figure: float, unit: str, target: float, raw: float | None = None, detail: str = "") -> Line:
-    return Line(store, what, f"<= {_number(target)} {unit}", figure, unit, raw, figure <= target, detail)
+def at_most(store: str, what: str, figure: float, unit: str, target: float, raw: float | None = None, detail: str = "") -> ResultRow:
+    return ResultRow(store, what, f"<= {_number(target)} {unit}", figure, unit, raw, figure <= target, detail)
 
 
-def against_raw(store: str, what: str, figure: float, unit: str, share: float, raw: float, detail: str = "") -> Line:
-    return Line(store, what, f">= {share:g} x raw", figure, unit, raw, figure >= share * raw, detail)
+def against_raw(store: str, what: str, figure: float, unit: str, share: float, raw: float, detail: str = "") -> ResultRow:
+    return ResultRow(store, what, f">= {share:g} x raw", figure, unit, raw, figure >= share * raw, detail)
 
 
 def median(values: Sequence[float]) -> float:
@@ -77,7 +77,7 @@ def rounds(values: Sequence[float]) -> str:
     return "rounds " + " ".join(_number(value) for value in values)
 
 
-def print_tables(lines: Sequence[Line]) -> None:
+def print_tables(lines: Sequence[ResultRow]) -> None:
     for store in dict.fromkeys(line.store for line in lines):
         rows = [_HEADS, *(line.cells() for line in lines if line.store == store)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
@@ -91,7 +91,7 @@ def print_tables(lines: Sequence[Line]) -> None:
                 print(f"  * {line.what}: {line.detail}")
 
 
-def save(lines: Sequence[Line], *, quick: bool, names: Sequence[str]) -> Path:
+def save(lines: Sequence[ResultRow], *, quick: bool, names: Sequence[str]) -> Path:
     FOLDER.mkdir(exist_ok=True)
     at = datetime.now(UTC)
     path = FOLDER / f"{at:%Y%m%dT%H%M%SZ}-{'-'.join(names)}{'-quick' if quick else ''}.json"
@@ -114,7 +114,7 @@ def source_digest() -> str:
     return digest.hexdigest()[:12]
 
 
-def say(text: str) -> None:
+def print_progress(text: str) -> None:
     """Progress, so that nobody wonders during a long round."""
     print(f"  {time.strftime('%H:%M:%S')} {text}", flush=True)
 

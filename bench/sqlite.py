@@ -16,7 +16,7 @@ from tests.support.processes import make_folder
 
 from bench.queues import payload
 from bench.rows import Row
-from bench.sites import BATCH, Batch
+from bench.databases import BATCH, Batch
 from bench.sqlite_queue import SqliteQueue
 from everbeat.store.sqlite.store import SqliteStore
 
@@ -52,7 +52,7 @@ SELECT fired_at, min(scheduled_for), max(scheduled_for), count(*) FROM ticks GRO
 Values = tuple[Any, ...]
 
 
-class SqliteSite:
+class SqliteDatabase:
     name = "SQLite"
 
     def __init__(self) -> None:
@@ -64,8 +64,8 @@ class SqliteSite:
     def url(self) -> str:
         return f"sqlite:///{self._path}"
 
-    def branch(self, name: str) -> SqliteSite:
-        return SqliteSite()
+    def sibling(self, name: str) -> SqliteDatabase:
+        return SqliteDatabase()
 
     async def fresh(self) -> None:
         for path in self.folder.glob("bench.db*"):
@@ -106,7 +106,7 @@ class SqliteSite:
 
         self._insert(values(), list(plain))
 
-    async def settle(self) -> None:
+    async def checkpoint(self) -> None:
         connection = self._connect()
         connection.execute("PRAGMA analysis_limit = 1000")
         connection.execute("ANALYZE")
@@ -192,7 +192,7 @@ class SqliteSite:
         connection.execute(_HISTORY, given)
         connection.execute("PRAGMA synchronous = FULL")
         connection.close()
-        await self.settle()
+        await self.checkpoint()
 
     def database_cpu_seconds(self) -> float:
         return 0.0

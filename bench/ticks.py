@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from bench.report import Line, median
+from bench.report import ResultRow, median
 from bench.rows import TARGET
 from everbeat.core.definitions import parse_definition
 from everbeat.core.timeline import compile_rule
@@ -25,10 +25,10 @@ _RULES: dict[str, dict[str, Any]] = {
 }
 
 
-def run(*, quick: bool) -> list[Line]:
+def run(*, quick: bool) -> list[ResultRow]:
     count = 500 if quick else 3000
     return [
-        Line("Arithmetic (no store)", f"next tick of {name}", "", median([_round(rule, count) for _ in range(5)]), "µs")
+        ResultRow("Arithmetic (no store)", f"next tick of {name}", "", median([_round(rule, count) for _ in range(5)]), "µs")
         for name, rule in _RULES.items()
     ]
 

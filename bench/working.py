@@ -15,7 +15,7 @@ from bench.client import post, send_all
 from bench.noop import QUEUE, producer
 from bench.queues import INSERTED_AT_ONCE, payload
 from bench.records import VARIABLE, Records
-from bench.sites import Scale, Site, cpu_seconds
+from bench.databases import Scale, BenchDatabase, cpu_seconds
 
 CONCURRENCY = 100
 _LOG_TAIL = 4000
@@ -34,18 +34,18 @@ def drained_tasks(scale: Scale) -> int:
 
 
 @contextlib.contextmanager
-def working(site: Site, records: Records, url: str, **env: str) -> Iterator[ServerProcess]:
+def working(database: BenchDatabase, records: Records, url: str, **env: str) -> Iterator[ServerProcess]:
     """One `everbeat worker` on the server of that URL, with more of an environment if it needs it."""
     args = ("worker", "bench.noop:eb", "--concurrency", str(CONCURRENCY))
-    with _running(ServerProcess(*args, folder=site.folder, env={**_env(url, records), **env}, name="worker")) as process:
+    with _running(ServerProcess(*args, folder=database.folder, env={**_env(url, records), **env}, name="worker")) as process:
         yield process
 
 
 @contextlib.contextmanager
-def embedding(site: Site, records: Records, loop: str = "uvloop") -> Iterator[ServerProcess]:
+def embedding(database: BenchDatabase, records: Records, loop: str = "uvloop") -> Iterator[ServerProcess]:
     """One process with `eb.running()` on the database."""
     command = (sys.executable, "-m", "bench.embedded", loop, str(CONCURRENCY))
-    process = ServerProcess(folder=site.folder, env=_env(site.url, records), name="embedded", command=command)
+    process = ServerProcess(folder=database.folder, env=_env(database.url, records), name="embedded", command=command)
     with _running(process):
         yield process
 
@@ -79,24 +79,24 @@ async def submit_over_http(port: int, count: int, type_: str = "noop") -> None:
     await send_all(port, batches(port, count, type_), 2)
 
 
-async def submit_in_process(site: Site, count: int) -> None:
-    app, noop = producer(site.url)
+async def submit_in_process(database: BenchDatabase, count: int) -> None:
+    app, noop = producer(database.url)
     await asyncio.to_thread(noop.submit_many, [payload(number) for number in range(count)])
     await asyncio.to_thread(app.close)
 
 
-async def drain(site: Site, records: Records, count: int, pids: Mapping[str, int]) -> Drain:
+async def drain(database: BenchDatabase, records: Records, count: int, pids: Mapping[str, int]) -> Drain:
     """From the first handler's start until nothing is left."""
     await records.wait(1, _PATIENCE_SECONDS)
-    before = _cpu(site, pids)
+    before = _cpu(database, pids)
     await records.wait(count)
     give_up_at = time.monotonic() + _PATIENCE_SECONDS
-    while left := await site.count_live():
+    while left := await database.count_live():
         if time.monotonic() > give_up_at:
             raise TimeoutError(f"all handlers ran, but {left:,} tasks are left")
         await asyncio.sleep(0.01)
     ended = time.time()
-    after = _cpu(site, pids)
+    after = _cpu(database, pids)
     noted = records.read()
     if len(noted) != count:
         raise RuntimeError(f"{len(noted):,} handlers ran for {count:,} tasks")
@@ -105,5 +105,5 @@ async def drain(site: Site, records: Records, count: int, pids: Mapping[str, int
     return Drain(count / seconds, f"{spent} of CPU in {seconds:.1f} s")
 
 
-def _cpu(site: Site, pids: Mapping[str, int]) -> dict[str, float]:
-    return {**{name: cpu_seconds(pid) for name, pid in pids.items()}, "database": site.database_cpu_seconds()}
+def _cpu(database: BenchDatabase, pids: Mapping[str, int]) -> dict[str, float]:
+    return {**{name: cpu_seconds(pid) for name, pid in pids.items()}, "database": database.database_cpu_seconds()}

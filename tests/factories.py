@@ -14,7 +14,7 @@ import msgspec
 import uuid_utils.compat
 
 from everbeat.clock import DatabaseClock
-from everbeat.core.access import AuditEntry
+from everbeat.core.access import AuditLogEntry
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.partitioning import PARTITIONS, partition_of
 from everbeat.core.rules import Rule, TriggerKind
@@ -144,7 +144,7 @@ def make_task(type_: str = "work", *, tenant_id: UUID = DEFAULT_TENANT, **more: 
     return NewTask(id=id_, tenant_id=tenant_id, type=type_, **{**defaults, **more})
 
 
-def make_entry(**more: Any) -> AuditEntry:
+def make_entry(**more: Any) -> AuditLogEntry:
     """A line of the audit trail."""
     defaults: dict[str, Any] = {
         "id": uuid_utils.compat.uuid7(),
@@ -157,14 +157,14 @@ def make_entry(**more: Any) -> AuditEntry:
         "request_id": None,
         "address": None,
     }
-    return AuditEntry(**{**defaults, **more})
+    return AuditLogEntry(**{**defaults, **more})
 
 
 def skip(first: datetime, last: datetime | None = None, count: int = 1, reason: SkipReason = SkipReason.MISFIRE) -> Skip:
     return Skip(first, last or first, count, reason)
 
 
-def beat(node: UUID, *, lease_seconds: float = 10, roles: tuple[str, ...] = ("scheduler",), name: str = "node") -> NodeBeat:
+def node_heartbeat(node: UUID, *, lease_seconds: float = 10, roles: tuple[str, ...] = ("scheduler",), name: str = "node") -> NodeBeat:
     return NodeBeat(node, name, roles, "test", lease_seconds)
 
 
@@ -217,9 +217,9 @@ async def complete(store: Store, *tasks: ClaimedTask, now: datetime = NOW, resul
     return await store.task_complete([(lease_of(task), result) for task in tasks], now=now)
 
 
-async def take_all(store: Store, node: UUID, *, now: datetime = NOW, lease_seconds: float = 10) -> Mapping[int, int]:
+async def own_all_partitions(store: Store, node: UUID, *, now: datetime = NOW, lease_seconds: float = 10) -> Mapping[int, int]:
     """Make a node the owner of every partition that is free."""
-    return (await store.partition_renew(beat(node, lease_seconds=lease_seconds), EVERYTHING, now=now)).owned
+    return (await store.partition_renew(node_heartbeat(node, lease_seconds=lease_seconds), EVERYTHING, now=now)).owned
 
 
 async def ledger(store: Store, schedule_id: UUID, tenant_id: UUID = DEFAULT_TENANT) -> list[Tick]:
@@ -260,14 +260,14 @@ def url_of(store: Store) -> str:
     return store._connections._listen_url
 
 
-def open_twin(store: Store) -> Store:
+def open_second_store(store: Store) -> Store:
     """A second store on the same database, as another process would have it."""
     if isinstance(store, SqliteStore):
         return SqliteStore(store.description)
     return PostgresStore(url_of(store), listen=False)
 
 
-class Overriding:
+class StoreOverride:
     """A store of which a subclass replaces some verbs; the others go through."""
 
     def __init__(self, store: Store) -> None:
@@ -289,7 +289,7 @@ class SteppedNode:
         settings: TickerSettings | None = None,
         name: str = "node",
         total_seconds: float = 7 * 86_400,
-        chance: Callable[[], float] = lambda: 0.5,
+        random_fraction: Callable[[], float] = lambda: 0.5,
     ) -> None:
         self.store: Store = store
         self.now = now
@@ -303,16 +303,16 @@ class SteppedNode:
         self.polls = Polls(self.store, total_seconds=total_seconds)
         self.turns = Turns(self.store, self.polls, emit=self.events.append, monotonic=lambda: self.monotonic)
         self.promoter = Promoter(self.store, self.polls, clock, emit=self.events.append)
-        self.reaper = Reaper(self.store, self.turns, total_seconds=total_seconds, chance=chance)
+        self.reaper = Reaper(self.store, self.turns, total_seconds=total_seconds, random_fraction=random_fraction)
         self.work = Work(
-            self.store, self.polls, self.turns, total_seconds=total_seconds, emit=self.events.append, chance=chance
+            self.store, self.polls, self.turns, total_seconds=total_seconds, emit=self.events.append, random_fraction=random_fraction
         )
         self.quotas = Quotas(self.store, Directory(self.store), monotonic=lambda: self.monotonic)
         self.tasks = Tasks(self.store, self.polls, self.turns, emit=self.events.append, quotas=self.quotas)
         self.dead_letters = DeadLetters(self.store, self.tasks)
         self.ownership = Ownership(
             self.store,
-            beat(self.id, lease_seconds=lease_seconds, name=name),
+            node_heartbeat(self.id, lease_seconds=lease_seconds, name=name),
             clock,
             emit=self.events.append,
             monotonic=lambda: self.monotonic,
@@ -387,9 +387,9 @@ class SteppedNode:
         self.move_to(now or self.now)
         while await self.reaper.run_once(self.now):
             pass
-        await self.turn()
+        await self.release_held()
 
-    async def turn(self) -> None:
+    async def release_held(self) -> None:
         """Release held tasks: of those schedules that something was heard of, then of all."""
         for _ in range(2):
             await self.turns.run_once(self.now)
@@ -401,10 +401,10 @@ class SteppedNode:
         """The audit of the default tenant."""
         return (await self.audit.run(DEFAULT_TENANT, from_=from_, to=to, now=self.now)).total
 
-    def heard(self, kind: type[E]) -> list[E]:
+    def events_of(self, kind: type[E]) -> list[E]:
         return [event for event in self.events if isinstance(event, kind)]
 
 
-def lines_of(ticks: Sequence[Tick], start: datetime = NOW) -> list[tuple[float, str, int]]:
+def ledger_summary(ticks: Sequence[Tick], start: datetime = NOW) -> list[tuple[float, str, int]]:
     """Ledger rows in short: seconds since the start, `fired` or the reason, how many ticks."""
     return [((one.scheduled_for - start).total_seconds(), str(one.reason or one.outcome), one.count) for one in ticks]

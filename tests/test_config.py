@@ -70,7 +70,7 @@ def test_a_wrong_setting_names_itself(flags: dict[str, object], words: str) -> N
     ],
 )
 def test_large_payloads_lie_beside_an_sqlite_file_or_where_they_are_told_to(flags: dict[str, str], place: str | None) -> None:
-    assert load_settings(flags, environment={}).blobs_at == place
+    assert load_settings(flags, environment={}).blob_location == place
 
 
 def test_an_unknown_key_in_the_file_is_refused(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from everbeat.client.registry import Hook, Registry
 from everbeat.client.tasks import Task, named_input, submitting_one
 from everbeat.client.urls import DEFAULT_URL, checked_url, is_server
 from everbeat.core.names import NAME_MESSAGE, is_name
-from everbeat.core.wire import DEFAULT_LEASE_SECONDS
+from everbeat.core.protocol import DEFAULT_LEASE_SECONDS
 from everbeat.worker.context import Context
 
 DEFAULT_NAME = "everbeat"

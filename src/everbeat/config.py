@@ -73,7 +73,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return min(2.5, (self.lease_seconds * 2 / 3 - self.lease_margin_seconds) / 2)
 
     @property
-    def blobs_at(self) -> str | None:
+    def blob_location(self) -> str | None:
         """Where large payloads are kept: beside an SQLite file by itself; several machines must be told a place they share."""
         if self.blob_url is not None or not self.database_url.startswith(_SQLITE):
             return self.blob_url

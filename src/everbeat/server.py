@@ -21,7 +21,7 @@ from everbeat.api.intake import Intake
 from everbeat.clock import DatabaseClock
 from everbeat.config import Settings
 from everbeat.core.addresses import parse_networks
-from everbeat.core.errors import EverbeatError, SettingsError, StoreBroken, StoreUnavailable
+from everbeat.core.errors import EverbeatError, SettingsError, StoreUnusable, StoreUnavailable
 from everbeat.core.misfire import Lateness
 from everbeat.core.timeline import TimelineCache
 from everbeat.core.zones import load_zone
@@ -92,7 +92,7 @@ def make_store(settings: Settings, telemetry: Telemetry | None = None) -> Store:
 
 
 def make_blobs(settings: Settings, telemetry: Telemetry) -> Blobs:
-    blobs = Blobs(settings.blobs_at, endpoint=settings.blob_endpoint, emit=telemetry.on_event, observer=telemetry.observe_store)
+    blobs = Blobs(settings.blob_location, endpoint=settings.blob_endpoint, emit=telemetry.on_event, observer=telemetry.observe_store)
     blobs.check()
     if not blobs.is_there:
         telemetry.log.info("no_blob_store", meaning="payloads above 64 KiB are refused; set blob_url to take them")
@@ -305,7 +305,7 @@ class EmbeddedNode:
                     await asyncio.wait_for(stop.wait(), 1)
                 continue
             if version < needed:
-                raise StoreBroken(
+                raise StoreUnusable(
                     f"the database is at migration {version}, this Everbeat needs {needed}; run: everbeat migrate"
                 )
             return

@@ -136,7 +136,7 @@ class Telemetry:
             meaning = "everybody behind it shares one address and its limits; if it is yours, name it in trusted_proxies"
             self.log.warning("proxy_not_trusted", address=event.address, meaning=meaning)
         else:
-            self._on_trouble(event)
+            self._on_warning(event)
 
     def _on_ticks(self, event: TicksFired | TicksSkipped | TicksRefused | TicksAlreadyRecorded) -> None:
         if isinstance(event, TicksFired):
@@ -203,7 +203,7 @@ class Telemetry:
         else:
             assert_never(event)
 
-    def _on_trouble(self, event: LagHigh | ScheduleFaulted | TicksOverdue | Pruned | BlobCallFailed) -> None:
+    def _on_warning(self, event: LagHigh | ScheduleFaulted | TicksOverdue | Pruned | BlobCallFailed) -> None:
         if isinstance(event, LagHigh):
             self.log.warning("fire_lag_high", lag_seconds=round(event.lag_seconds, 3), waiting=event.waiting)
         elif isinstance(event, ScheduleFaulted):

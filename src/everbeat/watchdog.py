@@ -15,25 +15,25 @@ class Watchdog:
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._loop = asyncio.get_running_loop()
-        self._beaten = time.monotonic()
+        self._last_progress = time.monotonic()
         self._stopped = threading.Event()
-        self._beat()
+        self._record_progress()
         threading.Thread(target=self._watch, name="everbeat-watchdog", daemon=True).start()
 
     def stop(self) -> None:
         self._stopped.set()
 
-    def _beat(self) -> None:
-        self._beaten = time.monotonic()
+    def _record_progress(self) -> None:
+        self._last_progress = time.monotonic()
         if not self._stopped.is_set():
-            self._loop.call_later(0.25, self._beat)
+            self._loop.call_later(0.25, self._record_progress)
 
     def _watch(self) -> None:
-        told = 0.0
+        reported = 0.0
         while not self._stopped.wait(0.5):
-            age = time.monotonic() - self._beaten
-            if age > _BLOCKED_AFTER_SECONDS and age - told > _BLOCKED_AFTER_SECONDS:
-                self._emit(EventLoopBlocked(age - told))
-                told = age
+            age = time.monotonic() - self._last_progress
+            if age > _BLOCKED_AFTER_SECONDS and age - reported > _BLOCKED_AFTER_SECONDS:
+                self._emit(EventLoopBlocked(age - reported))
+                reported = age
             elif age < _BLOCKED_AFTER_SECONDS:
-                told = 0.0
+                reported = 0.0

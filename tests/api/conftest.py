@@ -15,7 +15,7 @@ from litestar import Litestar
 from everbeat.api import answers
 from everbeat.api.app import Health, Rooms, build_app
 from everbeat.api.problems import Problem
-from everbeat.core import wire
+from everbeat.core import protocol
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.timeline import TimelineCache
 from everbeat.services.answers import Answers
@@ -179,7 +179,7 @@ async def fail(client: httpx.AsyncClient, task: dict[str, Any], message: str = "
 
 async def claim_long_ago(rooms: Rooms, *, queue: str = "default") -> list[dict[str, Any]]:
     """What a worker was given a minute ago for half a minute: its lease has run out."""
-    wanted = wire.Claim(worker="late", queues=[queue], max=100)
+    wanted = protocol.LeaseClaimRequest(worker="late", queues=[queue], max=100)
     tasks = await rooms.work.claim(DEFAULT_TENANT, wanted, now=datetime.now(UTC) - timedelta(minutes=1))
     return [{"id": str(task.id), "fence": task.fence} for task in tasks]
 
@@ -215,7 +215,7 @@ def message_of(response: httpx.Response, field: str, status: int = 422) -> str:
 def conformance(app: Litestar) -> Callable[[httpx.Response], Awaitable[None]]:
     """A check that every answer is documented: its status, its type, its headers and every field of its body."""
     document = msgspec.json.decode(app.state.openapi)
-    known = {**vars(wire), **vars(answers), "Problem": Problem}
+    known = {**vars(protocol), **vars(answers), "Problem": Problem}
     shapes = {name: one for name, one in known.items() if isinstance(one, type)}
 
     async def check(response: httpx.Response) -> None:

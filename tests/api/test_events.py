@@ -15,7 +15,7 @@ from everbeat.api import events
 from everbeat.api.app import Rooms, build_app
 from everbeat.config import Settings
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.wire import Claim, Completion, Result, TaskInput
+from everbeat.core.protocol import LeaseClaimRequest, LeaseCompleteRequest, LeaseCompletion, TaskInput
 from everbeat.server import EmbeddedNode, Node
 from everbeat.services import feed as feeds
 from everbeat.services.access import Access
@@ -178,9 +178,9 @@ async def test_a_stream_hears_other_nodes_and_ends_with_its_own(postgres_url: st
                 assert await told(lines) == ("hello", {"hears": "cluster", "replays": False})
                 await wait_until_async(lambda: asyncio.sleep(0, other.feed.is_wanted), 20, "the other node knows of it")
                 task, _ = await other.tasks.submit(DEFAULT_TENANT, TaskInput(type="work"))
-                (claimed,) = await other.work.claim(DEFAULT_TENANT, Claim(worker="w", queues=["default"]))
-                result = Result(id=claimed.id, fence=claimed.fence)
-                await other.work.complete(DEFAULT_TENANT, Completion(worker="w", results=[result]))
+                (claimed,) = await other.work.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w", queues=["default"]))
+                result = LeaseCompletion(id=claimed.id, fence=claimed.fence)
+                await other.work.complete(DEFAULT_TENANT, LeaseCompleteRequest(worker="w", results=[result]))
                 heard = [await told(lines) for _ in range(3)]
                 assert [(kind, data["change"], data["id"]) for kind, data in heard] == [
                     ("task", change, str(task.id)) for change in ("submitted", "claimed", "completed")

@@ -17,7 +17,7 @@ from litestar.routes import HTTPRoute
 
 from everbeat.api.app import Rooms, build_app
 from everbeat.api.openapi import Operation, operations_of
-from everbeat.core.access import INCLUDED, Scope
+from everbeat.core.access import INCLUDED_SCOPES, Scope
 from everbeat.core.keys import make_key
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenants import Tenant
@@ -122,7 +122,7 @@ def is_endless(operation: Operation) -> bool:
 
 def wrong_scopes(operation: Operation) -> Iterator[Scope]:
     if operation.scope is not None and not operation.for_any_key:
-        yield from (scope for scope in Scope if operation.scope not in INCLUDED[scope])
+        yield from (scope for scope in Scope if operation.scope not in INCLUDED_SCOPES[scope])
 
 
 def test_every_served_route_says_who_may_ask_for_it() -> None:

@@ -233,7 +233,7 @@ async def test_queued_ticks_wait_for_their_turn(client: httpx.AsyncClient, node:
     (held,) = await claim(client)
     assert await claim(client) == []
     await complete(client, held)
-    await node.turn()
+    await node.release_held()
     (second,) = await claim(client)
     assert second["scheduled_for"] > held["scheduled_for"]
     assert [task["state"] for task in await executions(client)] == ["running", "completed"]
@@ -245,14 +245,14 @@ async def test_a_newer_tick_cancels_the_previous_one(client: httpx.AsyncClient, 
     await node.step(NOW + minutes(1))
     (held,) = await claim(client)
     await node.step(NOW + minutes(2))
-    await node.turn()
+    await node.release_held()
     newer, older = await executions(client)
     assert (newer["state"], older["state"], older["cancel_requested"]) == ("held", "running", True)
 
     (beat,) = await settle(client, "heartbeat", "leases", lease(held))
     assert beat["status"] == "cancel"
     await settle(client, "fail", "failures", lease(held, error={"message": "stopped", "kind": "cancelled"}))
-    await node.turn()
+    await node.release_held()
     assert [task["state"] for task in await executions(client)] == ["ready", "cancelled"]
 
 

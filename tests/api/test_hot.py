@@ -10,7 +10,7 @@ import pytest
 
 from everbeat.api import tasks, workers
 from everbeat.api.app import Rooms, build_app
-from everbeat.core.errors import StoreBroken, StoreRefused, StoreUnavailable
+from everbeat.core.errors import StoreUnusable, StoreRefused, StoreUnavailable
 from tests.api.conftest import make_client, problem_of, submit
 
 LEASE = {"id": str(uuid4()), "fence": 1}
@@ -92,7 +92,7 @@ async def test_a_request_has_an_id(client: httpx.AsyncClient) -> None:
     ("error", "status"),
     [
         (StoreUnavailable("gone"), 503),
-        (StoreBroken("damaged"), 503),
+        (StoreUnusable("damaged"), 503),
         (StoreRefused("no"), 409),
         (RuntimeError("secret detail"), 500),
     ],

@@ -13,7 +13,7 @@ from litestar.routes import HTTPRoute
 from everbeat.api import answers
 from everbeat.api.app import Rooms, build_app
 from everbeat.api.problems import Problem
-from everbeat.core import wire
+from everbeat.core import protocol
 
 CONTRACT = {
     "/v1/schedules": {"get", "post"},
@@ -163,7 +163,7 @@ async def test_it_is_served_relative_to_wherever_it_is(document: dict[str, Any])
 
 
 async def test_every_answer_and_problem_has_an_example_that_fits(document: dict[str, Any]) -> None:
-    shapes = {name: one for name, one in {**vars(wire), **vars(answers), "Problem": Problem}.items() if isinstance(one, type)}
+    shapes = {name: one for name, one in {**vars(protocol), **vars(answers), "Problem": Problem}.items() if isinstance(one, type)}
     for operation in operations(document):
         for status, answer in operation["responses"].items():
             for media_type, content in answer.get("content", {}).items():

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from everbeat.api.app import Rooms
-from everbeat.core.errors import Conflict, EverbeatError, StoreBroken, StoreRefused, StoreUnavailable
+from everbeat.core.errors import Conflict, EverbeatError, StoreUnusable, StoreRefused, StoreUnavailable
 from everbeat.services.schedules import Schedules
 from tests.api.conftest import definition, make_client, problem_of
 
@@ -69,7 +69,7 @@ async def test_a_database_that_is_away_asks_to_come_back(rooms: Rooms) -> None:
 
 
 async def test_a_broken_database_asks_to_come_back_later(rooms: Rooms) -> None:
-    async with failing(rooms, StoreBroken("page 5 is corrupt")) as client:
+    async with failing(rooms, StoreUnusable("page 5 is corrupt")) as client:
         response = await client.get("/v1/schedules/a")
 
     assert problem_of(response, 503)["type"] == "urn:everbeat:problem:database-unusable"

@@ -13,7 +13,7 @@ import pytest
 
 from everbeat.api.app import Rooms
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.wire import Claim
+from everbeat.core.protocol import LeaseClaimRequest
 from tests.api.conftest import (
     ON_BOTH_STORES,
     claim,
@@ -283,7 +283,7 @@ async def test_tasks_for_other_targets_are_not_given_to_workers(client: httpx.As
 
 @ON_BOTH_STORES
 async def test_a_worker_that_waits_is_given_the_task(client: httpx.AsyncClient, rooms: Rooms) -> None:
-    wanted = Claim(worker="w", queues=["default"], wait_seconds=30)
+    wanted = LeaseClaimRequest(worker="w", queues=["default"], wait_seconds=30)
     waiting = asyncio.create_task(rooms.work.claim(DEFAULT_TENANT, wanted))
     await asyncio.sleep(0.1)
     started = datetime.now(UTC)

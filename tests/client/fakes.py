@@ -11,7 +11,7 @@ import msgspec
 
 from everbeat.core.errors import EverbeatError
 from everbeat.core.tasks import ClaimedTask
-from everbeat.core.wire import BeatAnswer, Claim, Completion, Failures, Heartbeat, Release, Settled, TaskInput
+from everbeat.core.protocol import LeaseHeartbeatResult, LeaseClaimRequest, LeaseCompleteRequest, LeaseFailRequest, LeaseHeartbeatRequest, LeaseReleaseRequest, LeaseResult, TaskInput
 
 Respond = Callable[[str, str, Any], tuple[int, Any]]
 
@@ -53,20 +53,20 @@ class FakeNode:
         self.submitted += tasks
         return [uuid4() for _ in tasks]
 
-    async def claim(self, tenant_id: UUID, claim: Claim, /) -> list[ClaimedTask]:
+    async def claim(self, tenant_id: UUID, claim: LeaseClaimRequest, /) -> list[ClaimedTask]:
         return []
 
-    async def heartbeat(self, tenant_id: UUID, heartbeat: Heartbeat, /) -> list[BeatAnswer]:
-        return [BeatAnswer(lease.id, "ok", None) for lease in heartbeat.leases]
+    async def heartbeat(self, tenant_id: UUID, heartbeat: LeaseHeartbeatRequest, /) -> list[LeaseHeartbeatResult]:
+        return [LeaseHeartbeatResult(lease.id, "ok", None) for lease in heartbeat.leases]
 
-    async def complete(self, tenant_id: UUID, completion: Completion, /) -> list[Settled]:
-        return [Settled(one.id, "ok") for one in completion.results]
+    async def complete(self, tenant_id: UUID, completion: LeaseCompleteRequest, /) -> list[LeaseResult]:
+        return [LeaseResult(one.id, "ok") for one in completion.results]
 
-    async def fail(self, tenant_id: UUID, failures: Failures, /) -> list[Settled]:
-        return [Settled(one.id, "ok", "retry") for one in failures.failures]
+    async def fail(self, tenant_id: UUID, failures: LeaseFailRequest, /) -> list[LeaseResult]:
+        return [LeaseResult(one.id, "ok", "retry") for one in failures.failures]
 
-    async def release(self, tenant_id: UUID, release: Release, /) -> list[Settled]:
-        return [Settled(one.id, "ok") for one in release.leases]
+    async def release(self, tenant_id: UUID, release: LeaseReleaseRequest, /) -> list[LeaseResult]:
+        return [LeaseResult(one.id, "ok") for one in release.leases]
 
     @property
     def asgi(self) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from everbeat.client.coalescing import Coalescer
 from everbeat.client.errors import NotReachable, ServerProblem
 from everbeat.client.http import HttpTransport
-from everbeat.core.wire import TaskInput
+from everbeat.core.protocol import TaskInput
 from tests.client.scripted import ScriptedServer
 
 

@@ -16,7 +16,7 @@ from everbeat.client.errors import BlockingCall, ConflictProblem, NotFoundProble
 from everbeat.client.flows import Call, Flow, Submit
 from everbeat.client.inprocess import InProcessTransport
 from everbeat.core.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
-from everbeat.core.wire import TaskInput
+from everbeat.core.protocol import TaskInput
 from tests.client.fakes import FakeNode
 from tests.client.scripted import ScriptedServer
 

@@ -11,7 +11,7 @@ from everbeat.client import requests
 from everbeat.client.errors import NotFoundProblem, NotReachable, ServerProblem
 from everbeat.client.exchange import Lost, Patience, Pause, Send, exchange
 from everbeat.client.requests import Answer, Request
-from everbeat.core.wire import Claim, TaskInput
+from everbeat.core.protocol import LeaseClaimRequest, TaskInput
 
 OK = Answer(200, {}, b"{}")
 AWAY = Answer(503, {"retry-after": "2"}, b'{"detail": "away"}')
@@ -21,7 +21,7 @@ REFUSED = Lost("refused", was_sent=False)
 
 (SUBMIT,) = requests.submit([TaskInput(type="a")])
 TRIGGER = requests.build("POST", "/v1/schedules/a/trigger")
-CLAIM = requests.claim(Claim(worker="w", queues=["a"]))
+CLAIM = requests.claim(LeaseClaimRequest(worker="w", queues=["a"]))
 DELETE = requests.build("DELETE", "/v1/schedules/a")
 
 

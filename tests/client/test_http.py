@@ -12,7 +12,7 @@ import pytest
 from everbeat.client.errors import NotReachable, ServerProblem
 from everbeat.client.exchange import Patience
 from everbeat.client.http import HttpTransport, SyncHttp
-from everbeat.core.wire import Claim, TaskInput
+from everbeat.core.protocol import LeaseClaimRequest, TaskInput
 from tests.client.scripted import Mood, ScriptedServer
 
 QUICK = Patience(deadline_seconds=5, chance=lambda: 0.05)
@@ -96,9 +96,9 @@ async def test_connections_are_kept(server: ScriptedServer, transport: HttpTrans
 async def test_a_claim_that_was_cut_is_told_at_once(server: ScriptedServer, transport: HttpTransport) -> None:
     server.moods = ["cut after"]
     with pytest.raises(NotReachable):
-        await transport.claim(Claim(worker="w", queues=["a"]))
+        await transport.claim(LeaseClaimRequest(worker="w", queues=["a"]))
     assert len(server.seen) == 1
-    assert await transport.claim(Claim(worker="w", queues=["a"])) == []
+    assert await transport.claim(LeaseClaimRequest(worker="w", queues=["a"])) == []
 
 
 async def test_a_problem_is_raised_with_its_detail(server: ScriptedServer, transport: HttpTransport) -> None:

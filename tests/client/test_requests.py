@@ -13,7 +13,7 @@ from everbeat.client import requests
 from everbeat.client.errors import BadAnswer, ConflictProblem, NotAllowed, NotFoundProblem, ServerProblem
 from everbeat.client.requests import Answer, Repeat, Request
 from everbeat.core.errors import Conflict, EverbeatError, NotFound
-from everbeat.core.wire import Claim, Heartbeat, TaskInput
+from everbeat.core.protocol import LeaseClaimRequest, LeaseHeartbeatRequest, TaskInput
 
 
 def body_of(request: Request) -> Any:
@@ -77,12 +77,12 @@ def test_what_is_sent_is_what_the_server_decodes() -> None:
 
 
 def test_a_claim_is_never_repeated_and_waits_longer_than_its_poll() -> None:
-    request = requests.claim(Claim(worker="w", queues=["a"], wait_seconds=20))
+    request = requests.claim(LeaseClaimRequest(worker="w", queues=["a"], wait_seconds=20))
     assert (request.repeat, request.timeout_seconds) == (Repeat.NEVER, 30)
 
 
 def test_a_heartbeat_may_be_repeated() -> None:
-    assert requests.heartbeat(Heartbeat(worker="w", leases=[])).repeat is Repeat.SAFE
+    assert requests.heartbeat(LeaseHeartbeatRequest(worker="w", leases=[])).repeat is Repeat.SAFE
 
 
 @pytest.mark.parametrize(

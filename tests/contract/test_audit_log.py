@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from everbeat.core.access import AuditEntry
+from everbeat.core.access import AuditLogEntry
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.store.base import Store
 from everbeat.store.values import AuditFilter
 from tests.factories import NOW, OTHER_TENANT, count_rows, execute_raw, make_entry, seconds
 
 
-async def write(store: Store, *entries: AuditEntry, at: float = 0) -> None:
+async def write(store: Store, *entries: AuditLogEntry, at: float = 0) -> None:
     assert await store.tenant_write([], trail=entries, now=NOW + seconds(at))
 
 
@@ -40,7 +40,7 @@ async def test_audit_list_keeps_every_field(store: Store) -> None:
 @pytest.mark.parametrize("tenant_id", [DEFAULT_TENANT, None], ids=["own", "all"])
 async def test_audit_list_pages_without_gaps_also_among_lines_of_one_instant(store: Store, tenant_id: None) -> None:
     await write(store, *(make_entry(subject=str(number)) for number in range(7)))
-    seen: list[AuditEntry] = []
+    seen: list[AuditLogEntry] = []
     before = None
     while page := await store.audit_list(tenant_id, AuditFilter(), before=before, limit=3):
         seen += page

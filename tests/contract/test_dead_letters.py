@@ -10,10 +10,10 @@ from uuid import UUID
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptOutcome, DeadLetter, Ending, Origin, TaskKey, TaskState
+from everbeat.core.tasks import AttemptOutcome, DeadLetter, AttemptEnd, Origin, TaskKey, TaskState
 from everbeat.store.base import Store
 from everbeat.store.values import DeadFilter, Replay
-from tests.factories import NOW, OTHER_TENANT, claim, count_rows, execute_raw, make_task, minutes, open_twin, seconds
+from tests.factories import NOW, OTHER_TENANT, claim, count_rows, execute_raw, make_task, minutes, open_second_store, seconds
 
 SCHEDULE = UUID(int=9)
 
@@ -22,7 +22,7 @@ async def bury(store: Store, type_: str = "work", *, at: datetime = NOW, **more:
     task = make_task(type_, **more)
     await store.task_submit([task], now=at)
     (claimed,) = await claim(store, task.queue, now=at, tenant_id=task.tenant_id)
-    dead = Ending(task.id, task.tenant_id, claimed.fence, AttemptOutcome.FAILED, TaskState.DEAD, None, '"no"', "no use")
+    dead = AttemptEnd(task.id, task.tenant_id, claimed.fence, AttemptOutcome.FAILED, TaskState.DEAD, None, '"no"', "no use")
     assert (await store.task_end([dead], is_expired=False, now=at)).ids
     return task.id
 
@@ -150,7 +150,7 @@ async def test_dead_replay_of_one_twice_in_a_batch_makes_one_task(store: Store, 
 
 
 async def test_dead_replay_from_two_sides_at_once_makes_one_task(store: Store) -> None:
-    twin = open_twin(store)
+    twin = open_second_store(store)
     dead = [await bury(store) for _ in range(10)]
     one, two = await asyncio.gather(
         store.dead_replay(DEFAULT_TENANT, [replay(id_) for id_ in dead], again=False, now=NOW),

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 from everbeat.core.keys import ApiKey, hash_of, hint_of, make_key
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.trail import Action
+from everbeat.core.audit_log import AuditLogAction
 from everbeat.services.trail import entry_of
 from everbeat.store.base import Store
 from everbeat.store.values import AuditFilter, KeyChange
@@ -60,7 +60,7 @@ async def test_key_exists_counts_only_those_that_can_be_used(store: Store) -> No
 
 
 async def test_key_create_is_all_or_nothing_and_needs_the_tenant(store: Store) -> None:
-    trail = [entry_of(None, Action.KEY_CREATE, "x")]
+    trail = [entry_of(None, AuditLogAction.KEY_CREATE, "x")]
     assert await create(store, make(1), make(2, tenant_id=uuid4()), trail=trail) is KeyChange.ABSENT
     assert await store.key_list(None, after=None, limit=10) == []
     assert await actions(store) == []
@@ -78,7 +78,7 @@ async def test_key_create_makes_one_first_key_however_many_try(store: Store) -> 
 async def test_key_revoke_ends_a_key_once_and_only_the_tenants_own(store: Store) -> None:
     key = make(1)
     await create(store, key)
-    trail = [entry_of(None, Action.KEY_REVOKE, "x")]
+    trail = [entry_of(None, AuditLogAction.KEY_REVOKE, "x")]
     assert await store.key_revoke(uuid4(), [key.id], trail=trail, now=NOW) is KeyChange.ABSENT
     assert await store.key_revoke(DEFAULT_TENANT, [key.id], trail=trail, now=NOW) is KeyChange.DONE
     assert await store.key_revoke(None, [key.id], trail=trail, now=NOW + DAY) is KeyChange.ABSENT

@@ -13,7 +13,7 @@ import pytest
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import StoreUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptOutcome, Ending, TaskState
+from everbeat.core.tasks import AttemptOutcome, AttemptEnd, TaskState
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.values import BeatWrite
@@ -30,7 +30,7 @@ from tests.factories import (
     make_task,
     minutes,
     skip,
-    take_all,
+    own_all_partitions,
 )
 
 NODE = UUID(int=1)
@@ -68,7 +68,7 @@ async def test_month_prune_removes_finished_tasks_too(store: Store) -> None:
     for number, moment in enumerate((JANUARY, MARCH)):
         schedule = make_schedule(f"job-{number}", at=moment)
         await insert(store, schedule)
-        await take_all(store, NODE, now=moment)
+        await own_all_partitions(store, NODE, now=moment)
         await store.tick_fire(NODE, [firing_of(schedule)], now=moment)
         await complete(store, *await claim(store, now=moment), now=moment)
     while await store.month_prune(before=datetime(2026, 3, 1, tzinfo=UTC), limit=10):
@@ -81,7 +81,7 @@ async def test_month_prune_removes_attempts_and_log_lines_too(store: Store) -> N
     for moment in (JANUARY, FEBRUARY, MARCH):
         (task,) = await claim(store, now=moment, total_seconds=1e8)
         await store.task_heartbeat([BeatWrite(lease_of(task), log="line")], now=moment)
-        back = Ending(task.id, DEFAULT_TENANT, task.fence, AttemptOutcome.RELEASED, TaskState.READY, None, None)
+        back = AttemptEnd(task.id, DEFAULT_TENANT, task.fence, AttemptOutcome.RELEASED, TaskState.READY, None, None)
         await store.task_end([back], is_expired=False, now=moment)
     while await store.month_prune(before=datetime(2026, 3, 1, tzinfo=UTC), limit=1):
         pass

@@ -10,14 +10,14 @@ import pytest
 
 from everbeat.store.base import Store
 from everbeat.store.values import NodeInfo, PartitionInfo
-from tests.factories import EVERYTHING, NOW, beat, minutes, open_twin, seconds
+from tests.factories import EVERYTHING, NOW, node_heartbeat, minutes, open_second_store, seconds
 
 ONE, TWO, THREE = UUID(int=1), UUID(int=2), UUID(int=3)
 SOME = frozenset({0, 7, 255})
 
 
 async def renew(store: Store, node: UUID, wanted: frozenset[int], at: float = 0, lease: float = 10) -> dict[int, int]:
-    return dict((await store.partition_renew(beat(node, lease_seconds=lease), wanted, now=NOW + seconds(at))).owned)
+    return dict((await store.partition_renew(node_heartbeat(node, lease_seconds=lease), wanted, now=NOW + seconds(at))).owned)
 
 
 async def info(store: Store, partition: int) -> PartitionInfo:
@@ -83,12 +83,12 @@ async def test_partition_renew_goes_by_the_lease_of_each_owner(store: Store) -> 
 
 
 async def test_partition_renew_tells_the_live_scheduler_nodes(store: Store) -> None:
-    await store.partition_renew(beat(ONE), frozenset(), now=NOW)
-    await store.partition_renew(beat(TWO, roles=("api",)), frozenset(), now=NOW)
-    await store.partition_renew(beat(THREE, roles=("api", "scheduler"), lease_seconds=30), frozenset(), now=NOW)
+    await store.partition_renew(node_heartbeat(ONE), frozenset(), now=NOW)
+    await store.partition_renew(node_heartbeat(TWO, roles=("api",)), frozenset(), now=NOW)
+    await store.partition_renew(node_heartbeat(THREE, roles=("api", "scheduler"), lease_seconds=30), frozenset(), now=NOW)
 
     async def live(at: float) -> frozenset[UUID]:
-        asker = beat(UUID(int=9), roles=("api",))
+        asker = node_heartbeat(UUID(int=9), roles=("api",))
         return (await store.partition_renew(asker, frozenset(), now=NOW + seconds(at))).live
 
     assert await live(9.9) == {ONE, THREE}
@@ -102,18 +102,18 @@ async def test_partition_renew_tells_the_live_scheduler_nodes(store: Store) -> N
 async def test_partition_renew_tells_how_far_the_clock_is_behind_an_earlier_heartbeat(
     store: Store, at: float, back: float
 ) -> None:
-    first = await store.partition_renew(beat(ONE), SOME, now=NOW)
+    first = await store.partition_renew(node_heartbeat(ONE), SOME, now=NOW)
     assert first.clock_back_seconds <= 0
-    again = await store.partition_renew(beat(ONE), SOME, now=NOW + seconds(at))
+    again = await store.partition_renew(node_heartbeat(ONE), SOME, now=NOW + seconds(at))
     assert again.clock_back_seconds == back
     assert again.now == NOW + seconds(at)
 
 
 async def test_partition_renew_of_many_nodes_at_once_gives_each_partition_to_one(store: Store) -> None:
-    twins = [open_twin(store) for _ in range(3)]
+    twins = [open_second_store(store) for _ in range(3)]
     nodes = [UUID(int=10 + number) for number in range(3)]
     renewals = await asyncio.gather(
-        *(twin.partition_renew(beat(node), EVERYTHING, now=NOW) for twin, node in zip(twins, nodes, strict=True))
+        *(twin.partition_renew(node_heartbeat(node), EVERYTHING, now=NOW) for twin, node in zip(twins, nodes, strict=True))
     )
     for twin in twins:
         await twin.close()
@@ -134,7 +134,7 @@ async def test_partition_release_frees_everything_and_signs_the_node_off(store: 
 
 
 async def test_node_list_shows_each_heartbeat(store: Store) -> None:
-    first = beat(ONE, roles=("api", "scheduler"))._replace(lag_seconds=0.5, fired_per_second=12.5)
+    first = node_heartbeat(ONE, roles=("api", "scheduler"))._replace(lag_seconds=0.5, fired_per_second=12.5)
     await store.partition_renew(first, frozenset(), now=NOW)
     await store.partition_renew(first._replace(lag_seconds=None), frozenset(), now=NOW + seconds(3))
     moment, nodes = await store.node_list(now=NOW + seconds(4))

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.submissions import task_again
-from everbeat.core.tasks import AttemptOutcome, ClaimedTask, Ending, NewTask, TaskState, UnfilledTask
+from everbeat.core.submissions import task_for_replay
+from everbeat.core.tasks import AttemptOutcome, ClaimedTask, AttemptEnd, NewTask, TaskState, ClaimedTaskWithoutPayload
 from everbeat.store.base import Store
 from everbeat.store.values import Claimer, DeadFilter, LeaseRef, Replay, TaskFilter
 from tests.factories import NOW, claim_for, make_task, minutes
@@ -27,7 +27,7 @@ async def claim(store: Store) -> ClaimedTask:
 
 
 async def end(store: Store, task: ClaimedTask, outcome: AttemptOutcome, state: TaskState) -> None:
-    ending = Ending(task.id, DEFAULT_TENANT, task.fence, outcome, state, None, None)
+    ending = AttemptEnd(task.id, DEFAULT_TENANT, task.fence, outcome, state, None, None)
     ended = await store.task_end([ending], is_expired=False, now=NOW)
     assert ended.ids
 
@@ -35,7 +35,7 @@ async def end(store: Store, task: ClaimedTask, outcome: AttemptOutcome, state: T
 async def test_task_claim_says_where_the_payload_is(store: Store) -> None:
     await store.task_submit([large()], now=NOW)
     task = await claim(store)
-    assert isinstance(task, UnfilledTask)
+    assert isinstance(task, ClaimedTaskWithoutPayload)
     assert task.payload_ref == REF
     assert bytes(task.payload) == b"null"
 
@@ -66,7 +66,7 @@ async def test_task_end_puts_a_task_back_with_its_reference(store: Store) -> Non
     await store.task_submit([large()], now=NOW)
     await end(store, await claim(store), AttemptOutcome.RELEASED, TaskState.READY)
     again = await claim(store)
-    assert isinstance(again, UnfilledTask)
+    assert isinstance(again, ClaimedTaskWithoutPayload)
     assert again.attempt == 1
 
 
@@ -86,10 +86,10 @@ async def test_dead_replay_hands_the_reference_on_and_dead_purge_lets_it_go(stor
     (letter,) = await store.dead_find(DEFAULT_TENANT, [task.id])
     assert letter.payload_ref == REF
     assert [one.payload_ref for one in await store.dead_list(DEFAULT_TENANT, DeadFilter(), before=None, limit=9)] == [REF]
-    again = task_again(letter, make_task().id)
+    again = task_for_replay(letter, make_task().id)
     assert await store.dead_replay(DEFAULT_TENANT, [Replay(task.id, again)], again=False, now=NOW)
     replayed = await claim(store)
-    assert isinstance(replayed, UnfilledTask)
+    assert isinstance(replayed, ClaimedTaskWithoutPayload)
     assert replayed.payload_ref == REF
     await store.task_complete([(LeaseRef(DEFAULT_TENANT, replayed.id, replayed.fence), None)], now=NOW)
     await store.month_prune(before=NOW + minutes(60 * 24 * 70), limit=1000)

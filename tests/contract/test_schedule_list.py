@@ -18,7 +18,7 @@ from tests.factories import (
     ledger,
     make_schedule,
     minutes,
-    take_all,
+    own_all_partitions,
 )
 
 EVERY = ScheduleFilter()
@@ -78,7 +78,7 @@ async def test_schedule_delete_keeps_the_ledger_and_the_tasks(store: Store) -> N
     schedule = make_schedule()
     await insert(store, schedule)
     node = schedule.id
-    await take_all(store, node)
+    await own_all_partitions(store, node)
     await store.tick_fire(node, [firing_of(schedule)], now=NOW)
     assert await store.schedule_delete(DEFAULT_TENANT, [schedule.id]) == 1
     assert await names(store) == []

@@ -21,10 +21,10 @@ from tests.factories import (
     find,
     insert,
     ledger,
-    lines_of,
+    ledger_summary,
     make_schedule,
     minutes,
-    open_twin,
+    open_second_store,
     seconds,
     skip,
 )
@@ -113,7 +113,7 @@ async def test_schedule_write_keeps_skips_and_the_past_rule_beside_the_row(store
     skips = (skip(NOW - seconds(40), NOW - seconds(20), 3, SkipReason.PAUSED), skip(NOW, reason=SkipReason.CALENDAR))
     write = ScheduleWrite(newer, expected=schedule, skips=skips, past_rule=past)
     assert await store.schedule_write(DEFAULT_TENANT, [write], now=NOW)
-    assert lines_of(await ledger(store, schedule.id)) == [(-40, "paused", 3), (0, "calendar", 1)]
+    assert ledger_summary(await ledger(store, schedule.id)) == [(-40, "paused", 3), (0, "calendar", 1)]
     first, second = await ledger(store, schedule.id)
     assert (first.until, first.task_id, first.node, first.epoch, first.fired_at) == (NOW - seconds(20), None, None, None, NOW)
     assert second.until is None
@@ -145,7 +145,7 @@ async def test_schedule_write_makes_room_for_skips_of_a_month_long_past(store: S
 
 async def test_schedule_write_finds_out_that_another_node_removed_a_month(postgres_url: str) -> None:
     store = PostgresStore(postgres_url, listen=False)
-    twin = open_twin(store)
+    twin = open_second_store(store)
     schedule, old = make_schedule(), NOW - minutes(60 * 24 * 250)
     await store.month_ensure([old])
     await twin.month_prune(before=NOW, limit=100)

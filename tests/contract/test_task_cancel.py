@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptOutcome, Ending, TaskState
+from everbeat.core.tasks import AttemptOutcome, AttemptEnd, TaskState
 from everbeat.store.base import Store
 from everbeat.store.sqlite.store import SqliteStore
 from everbeat.store.values import Cancelled
@@ -25,7 +25,7 @@ from tests.factories import (
     execute_raw,
     make_task,
     minutes,
-    open_twin,
+    open_second_store,
     url_of,
 )
 
@@ -62,7 +62,7 @@ async def test_task_cancel_tells_a_task_that_runs(store: Store) -> None:
 async def test_task_cancel_of_a_task_that_waits_for_another_attempt_keeps_what_was(store: Store) -> None:
     await store.task_submit([make_task()], now=NOW)
     (task,) = await claim(store)
-    later = Ending(task.id, DEFAULT_TENANT, 1, AttemptOutcome.FAILED, TaskState.SCHEDULED, NOW + minutes(5), '"no"')
+    later = AttemptEnd(task.id, DEFAULT_TENANT, 1, AttemptOutcome.FAILED, TaskState.SCHEDULED, NOW + minutes(5), '"no"')
     await store.task_end([later], is_expired=False, now=NOW)
     await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW)
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
@@ -97,7 +97,7 @@ async def test_task_cancel_in_a_month_nobody_has_prepared(store: Store) -> None:
 
 
 async def test_task_cancel_while_others_claim_ends_or_tells_each(store: Store) -> None:
-    twin = open_twin(store)
+    twin = open_second_store(store)
     for _ in range(10):
         tasks = [make_task() for _ in range(20)]
         await store.task_submit(tasks, now=NOW)

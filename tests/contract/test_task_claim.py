@@ -9,7 +9,7 @@ import pytest
 import uuid_utils.compat
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptOutcome, ClaimedTask, Ending, Origin, TaskState
+from everbeat.core.tasks import AttemptOutcome, ClaimedTask, AttemptEnd, Origin, TaskState
 from everbeat.store.base import Store
 from everbeat.store.values import Claimer, QueueDepth
 from tests.factories import (
@@ -23,9 +23,9 @@ from tests.factories import (
     make_schedule,
     make_task,
     minutes,
-    open_twin,
+    open_second_store,
     seconds,
-    take_all,
+    own_all_partitions,
 )
 
 NODE = UUID(int=1)
@@ -77,7 +77,7 @@ async def test_task_claim_shows_what_a_worker_needs(store: Store) -> None:
 async def test_task_claim_of_a_task_that_a_tick_made_names_its_schedule(store: Store) -> None:
     schedule = make_schedule("nightly")
     await insert(store, schedule)
-    await take_all(store, NODE)
+    await own_all_partitions(store, NODE)
     await store.tick_fire(NODE, [firing_of(schedule)], now=NOW)
     (task,) = await claim(store)
     assert (task.origin, task.schedule, task.schedule_id, task.scheduled_for) == (Origin.TICK, "nightly", schedule.id, NOW)
@@ -145,7 +145,7 @@ async def test_task_claim_gives_no_lease_beyond_the_timeout(store: Store) -> Non
 async def test_task_claim_gives_no_lease_beyond_the_total_time_since_the_first_attempt(store: Store) -> None:
     await store.task_submit([make_task()], now=NOW)
     (task,) = await claim(store, lease_seconds=30, total_seconds=100)
-    back = Ending(task.id, DEFAULT_TENANT, 1, AttemptOutcome.FAILED, TaskState.READY, None, None)
+    back = AttemptEnd(task.id, DEFAULT_TENANT, 1, AttemptOutcome.FAILED, TaskState.READY, None, None)
     await store.task_end([back], is_expired=False, now=NOW + seconds(5))
     (task,) = await claim(store, lease_seconds=30, total_seconds=100, now=NOW + seconds(80))
     assert (task.attempt, task.fence, task.lease_until) == (2, 2, NOW + seconds(100))
@@ -157,7 +157,7 @@ async def test_task_claim_begins_each_attempt_without_progress(store: Store) -> 
     await store.task_submit([make_task()], now=NOW)
     (task,) = await claim(store)
     await execute_raw(store, "UPDATE tasks SET progress_fraction = 0.5, progress_message = 'half'")
-    back = Ending(task.id, DEFAULT_TENANT, 1, AttemptOutcome.LOST, TaskState.READY, None, None)
+    back = AttemptEnd(task.id, DEFAULT_TENANT, 1, AttemptOutcome.LOST, TaskState.READY, None, None)
     await store.task_end([back], is_expired=True, now=NOW + minutes(1))
     await claim(store, now=NOW + minutes(1))
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
@@ -174,7 +174,7 @@ async def test_task_claim_by_the_databases_own_clock(store: Store) -> None:
 async def test_task_claim_by_many_at_once_gives_each_task_to_one(store: Store) -> None:
     tasks = [make_task(queue=queue) for queue in ("a", "b") for _ in range(100)]
     await store.task_submit(tasks, now=NOW)
-    twins = [open_twin(store) for _ in range(4)]
+    twins = [open_second_store(store) for _ in range(4)]
 
     async def work(twin: Store, name: str) -> list[UUID]:
         taken: list[UUID] = []

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptOutcome, ClaimedTask, Ending, Origin, TaskState
+from everbeat.core.tasks import AttemptOutcome, ClaimedTask, AttemptEnd, Origin, TaskState
 from everbeat.store.base import Store
 from everbeat.store.values import BeatWrite, Completed
 from tests.factories import (
@@ -21,7 +21,7 @@ from tests.factories import (
     lease_of,
     make_task,
     minutes,
-    open_twin,
+    open_second_store,
     seconds,
 )
 
@@ -112,7 +112,7 @@ async def test_task_complete_after_the_lease_has_run_out_changes_nothing(store: 
 
 async def test_task_complete_with_a_stale_fence_changes_nothing(store: Store) -> None:
     (old,) = await start(store)
-    back = Ending(old.id, DEFAULT_TENANT, 1, AttemptOutcome.LOST, TaskState.READY, None, None)
+    back = AttemptEnd(old.id, DEFAULT_TENANT, 1, AttemptOutcome.LOST, TaskState.READY, None, None)
     await store.task_end([back], is_expired=True, now=NOW + seconds(31))
     assert await complete(store, old, now=NOW + seconds(31)) == NOTHING
     (new,) = await claim(store, worker="fresh", now=NOW + seconds(31))
@@ -125,7 +125,7 @@ async def test_task_complete_with_a_stale_fence_changes_nothing(store: Store) ->
 
 async def test_task_complete_of_a_task_that_failed_is_no_repetition(store: Store) -> None:
     (task,) = await start(store)
-    dead = Ending(task.id, DEFAULT_TENANT, 1, AttemptOutcome.FAILED, TaskState.DEAD, None, None, "no use")
+    dead = AttemptEnd(task.id, DEFAULT_TENANT, 1, AttemptOutcome.FAILED, TaskState.DEAD, None, None, "no use")
     await store.task_end([dead], is_expired=False, now=NOW)
     assert await complete(store, task) == NOTHING
 
@@ -162,7 +162,7 @@ async def test_task_complete_in_a_month_nobody_has_prepared(store: Store) -> Non
 
 async def test_task_complete_from_many_sides_at_once_finishes_each_once(store: Store) -> None:
     tasks = await start(store, 100)
-    stores = [store, *(open_twin(store) for _ in range(3))]
+    stores = [store, *(open_second_store(store) for _ in range(3))]
     batches = [tasks, tasks[::-1], tasks[50:] + tasks[:50], tasks[::2]]
     done = await asyncio.gather(*(complete(one, *batch) for one, batch in zip(stores, batches, strict=True)))
     for twin in stores[1:]:
@@ -176,11 +176,11 @@ async def test_task_complete_from_many_sides_at_once_finishes_each_once(store: S
 
 async def test_task_complete_and_the_reaper_at_once_agree_on_one_of_them(store: Store) -> None:
     """The lease runs out while its worker finishes: each side sees another time, and only one of them wins."""
-    twin = open_twin(store)
+    twin = open_second_store(store)
     for _ in range(20):
         await store.task_submit([make_task()], now=NOW)
         (task,) = await claim(store)
-        back = Ending(task.id, DEFAULT_TENANT, task.fence, AttemptOutcome.LOST, TaskState.READY, None, None)
+        back = AttemptEnd(task.id, DEFAULT_TENANT, task.fence, AttemptOutcome.LOST, TaskState.READY, None, None)
         done, ended = await asyncio.gather(
             complete(store, task, now=NOW + seconds(29)), twin.task_end([back], is_expired=True, now=NOW + seconds(30))
         )

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptOutcome, ClaimedTask, Ending, Origin, RunningTask, TaskState
+from everbeat.core.tasks import AttemptOutcome, ClaimedTask, AttemptEnd, Origin, LeasedTask, TaskState
 from everbeat.store.base import Store
 from everbeat.store.values import BeatWrite, Ended, PastEnding
 from tests.factories import (
@@ -21,7 +21,7 @@ from tests.factories import (
     lease_of,
     make_task,
     minutes,
-    open_twin,
+    open_second_store,
     seconds,
 )
 
@@ -36,11 +36,11 @@ async def start(store: Store, count: int = 1, **more: Any) -> list[ClaimedTask]:
     return await claim(store, limit=count)
 
 
-def ending(task: ClaimedTask, outcome: AttemptOutcome = FAILED, state: TaskState = READY, **more: Any) -> Ending:
-    return Ending(task.id, DEFAULT_TENANT, task.fence, outcome, state, None, None)._replace(**more)
+def ending(task: ClaimedTask, outcome: AttemptOutcome = FAILED, state: TaskState = READY, **more: Any) -> AttemptEnd:
+    return AttemptEnd(task.id, DEFAULT_TENANT, task.fence, outcome, state, None, None)._replace(**more)
 
 
-async def end(store: Store, *endings: Ending, at: float = 1, is_expired: bool = False) -> Ended:
+async def end(store: Store, *endings: AttemptEnd, at: float = 1, is_expired: bool = False) -> Ended:
     return await store.task_end(endings, is_expired=is_expired, now=NOW + seconds(at))
 
 
@@ -53,7 +53,7 @@ async def test_task_running_tells_what_deciding_needs(store: Store) -> None:
     now, running = await store.task_running([lease_of(task)], now=NOW + seconds(5))
     assert now == NOW + seconds(5)
     assert running == [
-        RunningTask(
+        LeasedTask(
             id=task.id,
             tenant_id=DEFAULT_TENANT,
             queue="default",
@@ -276,7 +276,7 @@ async def test_task_end_of_a_lease_renewed_meanwhile_changes_nothing(store: Stor
 
 async def test_task_end_from_many_sides_at_once_ends_each_once(store: Store) -> None:
     tasks = await start(store, 60)
-    stores = [store, *(open_twin(store) for _ in range(3))]
+    stores = [store, *(open_second_store(store) for _ in range(3))]
     batches = [tasks, tasks[::-1], tasks[30:] + tasks[:30], tasks[::2]]
     states = [READY, DEAD, TaskState.CANCELLED, READY]
     done = await asyncio.gather(

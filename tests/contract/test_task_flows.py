@@ -10,12 +10,12 @@ from uuid import UUID
 
 import pytest
 
-from everbeat.core.fairness import Flow, Share
+from everbeat.core.fairness import Flow, ClaimStep
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask, NewTask, TaskState
 from everbeat.store.base import Store
 from everbeat.store.values import BeatWrite, Claimer, LeaseRef
-from tests.factories import NOW, OTHER_TENANT, claim, claim_for, complete, execute_raw, make_task, minutes, open_twin, seconds
+from tests.factories import NOW, OTHER_TENANT, claim, claim_for, complete, execute_raw, make_task, minutes, open_second_store, seconds
 
 A, B, C = (UUID(int=number) for number in (10, 11, 12))
 
@@ -24,9 +24,9 @@ def flow(tenant_id: UUID = DEFAULT_TENANT, **more: Any) -> Flow:
     return Flow(**{"queue": "default", "tenant_id": tenant_id, "priority": 100, "fair_key": "", "type": "work", **more})
 
 
-def share(tenant_id: UUID = DEFAULT_TENANT, limit: int = 10, **more: Any) -> Share:
-    given = {"priority": 100, "fair_key": "", "lanes": (("default", "work"),), **more}
-    return Share(tenant_id=tenant_id, limit=limit, **given)
+def share(tenant_id: UUID = DEFAULT_TENANT, limit: int = 10, **more: Any) -> ClaimStep:
+    given = {"priority": 100, "fair_key": "", "queue_types": (("default", "work"),), **more}
+    return ClaimStep(tenant_id=tenant_id, limit=limit, **given)
 
 
 def task_of(one: Flow, **more: Any) -> NewTask:
@@ -93,10 +93,10 @@ async def test_task_claim_takes_the_oldest_over_the_lanes_of_a_share(store: Stor
     given = [("a", "x", 5), ("b", "x", 9), ("a", "y", 7), ("a", "x", 8), ("b", "y", 6), ("b", "x", 1)]
     for number, (queue, type_, age) in enumerate(given):
         await store.task_submit([make_task(type_, queue=queue, run_at=NOW - minutes(age), payload=str(number))], now=NOW)
-    lanes = tuple((queue, type_) for queue in "ab" for type_ in "xy")
-    claims = await store.task_claim([share(limit=4, lanes=lanes)], [Claimer("w", 10, 30)], now=NOW)
+    queue_types = tuple((queue, type_) for queue in "ab" for type_ in "xy")
+    claims = await store.task_claim([share(limit=4, queue_types=queue_types)], [Claimer("w", 10, 30)], now=NOW)
     assert [(one.queue, one.type) for one in claims.tasks[0]] == [("b", "x"), ("a", "x"), ("a", "y"), ("b", "y")]
-    claims = await store.task_claim([share(limit=4, lanes=lanes)], [Claimer("w", 1, 30)], now=NOW)
+    claims = await store.task_claim([share(limit=4, queue_types=queue_types)], [Claimer("w", 1, 30)], now=NOW)
     assert [(one.queue, one.type) for one in claims.tasks[0]] == [("a", "x")], "and of these what the claimers have room for"
 
 
@@ -112,7 +112,7 @@ async def test_task_claim_keeps_fair_keys_and_priorities_apart(store: Store) -> 
 async def test_task_claim_by_many_at_once_over_many_tenants_gives_each_task_to_one(store: Store) -> None:
     tasks = [make_task(tenant_id=tenant, fair_key=key) for tenant in (A, B, C) for key in ("x", "y") for _ in range(30)]
     await store.task_submit(tasks, now=NOW)
-    twins = [open_twin(store) for _ in range(3)]
+    twins = [open_second_store(store) for _ in range(3)]
 
     async def work(twin: Store) -> list[UUID]:
         taken: list[UUID] = []
@@ -168,7 +168,7 @@ async def test_task_claim_counts_holders_that_crashed_until_they_are_ended(store
 async def test_task_claim_by_many_at_once_never_goes_beyond_max_running(store: Store) -> None:
     await limit_tenant(store, A, 5)
     await store.task_submit([task_of(flow(A, fair_key=key)) for key in "xyz" for _ in range(20)], now=NOW)
-    twins = [open_twin(store) for _ in range(4)]
+    twins = [open_second_store(store) for _ in range(4)]
     shares = [share(A, fair_key=key) for key in "xyz"]
     done = 0
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptOutcome, ClaimedTask, Ending, TaskState
+from everbeat.core.tasks import AttemptOutcome, ClaimedTask, AttemptEnd, TaskState
 from everbeat.store.base import Store
 from everbeat.store.rows import MOST_LOG_BYTES
 from everbeat.store.values import Beaten, BeatWrite, LeaseRef
@@ -78,7 +78,7 @@ async def test_task_heartbeat_of_an_expired_lease_is_lost(store: Store) -> None:
 
 async def test_task_heartbeat_of_a_task_that_was_put_back_is_lost(store: Store) -> None:
     task = await start(store)
-    back = Ending(task.id, DEFAULT_TENANT, 1, AttemptOutcome.RELEASED, TaskState.READY, None, None)
+    back = AttemptEnd(task.id, DEFAULT_TENANT, 1, AttemptOutcome.RELEASED, TaskState.READY, None, None)
     await store.task_end([back], is_expired=False, now=NOW)
     assert await store.task_heartbeat([BeatWrite(lease_of(task))], now=NOW) == []
 
@@ -147,7 +147,7 @@ async def test_task_log_has_the_lines_of_all_attempts_in_order(store: Store) -> 
     task = await start(store)
     await store.task_heartbeat([BeatWrite(lease_of(task), log="one")], now=NOW + seconds(1))
     await store.task_heartbeat([BeatWrite(lease_of(task), log="")], now=NOW + seconds(2))
-    back = Ending(task.id, DEFAULT_TENANT, 1, AttemptOutcome.LOST, TaskState.READY, None, None)
+    back = AttemptEnd(task.id, DEFAULT_TENANT, 1, AttemptOutcome.LOST, TaskState.READY, None, None)
     await store.task_end([back], is_expired=True, now=NOW + minutes(1))
     (again,) = await claim(store, worker="w2", now=NOW + minutes(1))
     await store.task_heartbeat([BeatWrite(lease_of(again), log="two")], now=NOW + minutes(1))

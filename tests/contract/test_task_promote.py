@@ -8,10 +8,10 @@ from uuid import UUID
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptOutcome, Ending, NewTask, TaskState
+from everbeat.core.tasks import AttemptOutcome, AttemptEnd, NewTask, TaskState
 from everbeat.store.base import Store
 from everbeat.store.values import Promoted, QueueDepth
-from tests.factories import NOW, OTHER_TENANT, claim, complete, execute_raw, make_task, minutes, open_twin, seconds
+from tests.factories import NOW, OTHER_TENANT, claim, complete, execute_raw, make_task, minutes, open_second_store, seconds
 
 
 async def delayed(store: Store, *delays: float, queue: str = "default") -> list[NewTask]:
@@ -72,7 +72,7 @@ async def test_task_promote_leaves_held_and_running_tasks_alone(store: Store) ->
 async def test_task_promote_brings_a_failed_task_back(store: Store) -> None:
     await store.task_submit([make_task()], now=NOW)
     (task,) = await claim(store)
-    later = Ending(task.id, DEFAULT_TENANT, 1, AttemptOutcome.FAILED, TaskState.SCHEDULED, NOW + seconds(8), None)
+    later = AttemptEnd(task.id, DEFAULT_TENANT, 1, AttemptOutcome.FAILED, TaskState.SCHEDULED, NOW + seconds(8), None)
     await store.task_end([later], is_expired=False, now=NOW)
     assert (await store.task_promote(limit=10, now=NOW + seconds(7))).next_at == NOW + seconds(8)
     assert (await store.task_promote(limit=10, now=NOW + seconds(8))).queues == {"default"}
@@ -82,7 +82,7 @@ async def test_task_promote_brings_a_failed_task_back(store: Store) -> None:
 
 async def test_task_promote_from_many_sides_at_once_moves_each_once(store: Store) -> None:
     await delayed(store, *(number / 1000 for number in range(1, 201)))
-    stores = [store, *(open_twin(store) for _ in range(3))]
+    stores = [store, *(open_second_store(store) for _ in range(3))]
     at = NOW + minutes(1)
 
     async def work(one: Store) -> int:

@@ -11,7 +11,7 @@ from everbeat.core.errors import StoreRefused
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import NewTask, Origin, TaskKey, TaskState
 from everbeat.store.base import Store
-from tests.factories import NOW, OTHER_TENANT, count_rows, make_task, minutes, open_twin, seconds
+from tests.factories import NOW, OTHER_TENANT, count_rows, make_task, minutes, open_second_store, seconds
 
 DAY = seconds(86_400)
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -145,7 +145,7 @@ async def test_task_submit_of_a_batch_that_is_one_writes_it_once(store: Store) -
 
 
 async def test_task_submit_of_a_batch_that_is_one_from_two_sides_writes_it_once(store: Store) -> None:
-    twin = open_twin(store)
+    twin = open_second_store(store)
     for number in range(10):
         answers = await asyncio.gather(
             *(one.task_submit([keyed(str(number)), make_task(), make_task()], is_one=True, now=NOW) for one in (store, twin))
@@ -179,7 +179,7 @@ async def test_task_submit_remembers_a_key_when_its_task_is_long_gone(store: Sto
 
 
 async def test_task_submit_from_many_sides_with_the_same_keys_makes_each_task_once(store: Store) -> None:
-    stores = [store, *(open_twin(store) for _ in range(3))]
+    stores = [store, *(open_second_store(store) for _ in range(3))]
     for number in range(10):
         keys = [f"{number}-{place}" for place in range(5)]
         # Each side names them in an order of its own.
@@ -198,7 +198,7 @@ async def test_task_submit_from_many_sides_with_the_same_keys_makes_each_task_on
 
 
 async def test_task_submit_from_two_sides_with_one_key_for_different_things(store: Store) -> None:
-    twin = open_twin(store)
+    twin = open_second_store(store)
     for number in range(10):
         one, two = await asyncio.gather(
             store.task_submit([make_task(), keyed(str(number), b"one")], now=NOW),

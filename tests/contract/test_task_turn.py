@@ -10,7 +10,7 @@ import pytest
 
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.schedules import DEFAULT_TENANT, Overlap, Schedule, Status
-from everbeat.core.tasks import NewTask, Origin, Task, TaskState
+from everbeat.core.tasks import NewTask, Origin, TaskRecord, TaskState
 from everbeat.store.base import Store
 from everbeat.store.values import FireResult, TaskFilter
 from tests.factories import (
@@ -26,8 +26,8 @@ from tests.factories import (
     make_schedule,
     make_task,
     minutes,
-    open_twin,
-    take_all,
+    open_second_store,
+    own_all_partitions,
 )
 
 NODE = UUID(int=1)
@@ -44,12 +44,12 @@ async def fire(store: Store, *schedules: Schedule, times: int = 1) -> FireResult
     for _ in range(times):
         firings = [firing_of(await find(store, schedule)) for schedule in schedules]
         now = max(firing.expected for firing in firings)
-        epochs = await take_all(store, NODE, now=now)
+        epochs = await own_all_partitions(store, NODE, now=now)
         result = await store.tick_fire(NODE, [one._replace(epoch=epochs[one.partition]) for one in firings], now=now)
     return result
 
 
-async def tasks_of(store: Store, schedule: Schedule, *, live: bool = True) -> list[Task]:
+async def tasks_of(store: Store, schedule: Schedule, *, live: bool = True) -> list[TaskRecord]:
     """In the order of their ticks."""
     filter_ = TaskFilter(schedule_id=schedule.id)
     scan = await store.task_list(schedule.tenant_id, filter_, before=None, limit=2000, live=live)
@@ -307,7 +307,7 @@ async def test_task_turn_does_not_replace_when_the_policy_is_to_queue(store: Sto
 async def test_task_turn_from_many_sides_at_once_keeps_to_the_room_there_is(store: Store) -> None:
     schedules = [await make(store, name=str(number), max_concurrent=2) for number in range(4)]
     await fire(store, *schedules, times=12)
-    stores = [store, *(open_twin(store) for _ in range(3))]
+    stores = [store, *(open_second_store(store) for _ in range(3))]
     while tasks := await claim(store, limit=5):
         await complete(store, *tasks)
         ids = [one.id for one in schedules]
@@ -324,7 +324,7 @@ async def test_task_turn_from_many_sides_at_once_keeps_to_the_room_there_is(stor
 
 
 async def test_task_turn_and_tick_fire_at_once_keep_to_the_room_there_is(store: Store) -> None:
-    twin = open_twin(store)
+    twin = open_second_store(store)
     schedule = await make(store)
     await fire(store, schedule)
     for _ in range(15):

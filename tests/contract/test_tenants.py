@@ -10,7 +10,7 @@ import pytest
 
 from everbeat.core.errors import StoreRefused
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tenants import Quotas, Tenant
+from everbeat.core.tenants import TenantQuotas, Tenant
 from everbeat.store.base import Store
 from everbeat.store.values import AuditFilter, IdempotentAnswer, TenantWrite
 from tests.factories import NOW, OTHER_TENANT, make_entry, seconds
@@ -32,7 +32,7 @@ async def write(store: Store, *tenants: Tenant) -> None:
 
 async def test_tenant_list_begins_with_a_default_tenant_without_limits(store: Store) -> None:
     (tenant,) = await store.tenant_list(after_name=None, limit=10)
-    assert (tenant.id, tenant.name, tenant.weight, tenant.quotas) == (DEFAULT_TENANT, "default", 1.0, Quotas())
+    assert (tenant.id, tenant.name, tenant.weight, tenant.quotas) == (DEFAULT_TENANT, "default", 1.0, TenantQuotas())
 
 
 async def test_tenant_list_pages_by_name(store: Store) -> None:
@@ -49,11 +49,11 @@ async def test_tenant_find_takes_ids_and_names_and_each_tenant_once(store: Store
 
 
 async def test_tenant_write_keeps_every_quota(store: Store) -> None:
-    quotas = Quotas(max_schedules=1, max_ready=2, max_running=3, submits_per_second=0.5, max_payload_bytes=4)
+    quotas = TenantQuotas(max_schedules=1, max_ready=2, max_running=3, submits_per_second=0.5, max_payload_bytes=4)
     tenant = make_tenant(quotas=quotas, weight=0.25)
     await write(store, tenant)
     assert await store.tenant_find(ids=[tenant.id]) == [tenant]
-    free = changed(tenant, quotas=Quotas(), name="renamed")
+    free = changed(tenant, quotas=TenantQuotas(), name="renamed")
     assert await store.tenant_write([TenantWrite(free, expected=1)], now=NOW)
     assert await store.tenant_find(ids=[tenant.id]) == [free]
 
@@ -76,7 +76,7 @@ async def test_tenant_write_of_a_taken_name_changes_nothing(store: Store, expect
     assert await store.tenant_find(names=[tenant.name]) == [tenant]
 
 
-@pytest.mark.parametrize("more", [{"weight": 0.0}, {"quotas": Quotas(max_ready=-1)}], ids=["weight", "quota"])
+@pytest.mark.parametrize("more", [{"weight": 0.0}, {"quotas": TenantQuotas(max_ready=-1)}], ids=["weight", "quota"])
 async def test_tenant_write_of_what_makes_no_sense_is_refused(store: Store, more: dict[str, Any]) -> None:
     with pytest.raises(StoreRefused):
         await store.tenant_write([TenantWrite(make_tenant(**more))], now=NOW)

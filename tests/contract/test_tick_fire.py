@@ -16,7 +16,7 @@ from everbeat.store.values import Fired, Firing
 from tests.factories import (
     NOW,
     OTHER_TENANT,
-    beat,
+    node_heartbeat,
     claim,
     complete,
     count_rows,
@@ -25,13 +25,13 @@ from tests.factories import (
     firing_of,
     insert,
     ledger,
-    lines_of,
+    ledger_summary,
     make_schedule,
     minutes,
-    open_twin,
+    open_second_store,
     seconds,
     skip,
-    take_all,
+    own_all_partitions,
 )
 
 NODE = UUID(int=1)
@@ -44,7 +44,7 @@ async def fire(store: Store, *firings: Firing, node: UUID = NODE, **more: Any) -
 
 async def own(store: Store, *schedules: Schedule) -> None:
     await insert(store, *schedules)
-    await take_all(store, NODE)
+    await own_all_partitions(store, NODE)
 
 
 async def has_only_waited(store: Store, schedule: Schedule) -> bool:
@@ -76,7 +76,7 @@ async def test_tick_fire_by_the_databases_own_clock(store: Store) -> None:
     moment = await store.clock()
     schedule = make_schedule(at=moment - seconds(1))
     await insert(store, schedule)
-    await store.partition_renew(beat(NODE, lease_seconds=60), frozenset({schedule.partition}))
+    await store.partition_renew(node_heartbeat(NODE, lease_seconds=60), frozenset({schedule.partition}))
     result = await store.tick_fire(NODE, [firing_of(schedule)])
     assert [one.outcome for one in result.fired] == [Outcome.FIRED]
     assert moment <= result.now <= moment + minutes(1)
@@ -87,10 +87,10 @@ async def test_tick_fire_skips_a_tick_that_overlaps_with_an_unfinished_task(stor
     await own(store, schedule)
     await fire(store, firing_of(schedule))
     second = await find(store, schedule)
-    await take_all(store, NODE, now=NOW + minutes(1))
+    await own_all_partitions(store, NODE, now=NOW + minutes(1))
     fired = await fire(store, firing_of(second), now=NOW + minutes(1))
     assert fired == [Fired(schedule.id, Outcome.SKIPPED, SkipReason.OVERLAP, NOW + minutes(1))]
-    assert lines_of(await ledger(store, schedule.id)) == [(0, "fired", 1), (60, "overlap", 1)]
+    assert ledger_summary(await ledger(store, schedule.id)) == [(0, "fired", 1), (60, "overlap", 1)]
     assert await count_rows(store, "tasks") == 1
 
 
@@ -99,7 +99,7 @@ async def test_tick_fire_goes_on_when_the_task_before_has_finished(store: Store)
     await own(store, schedule)
     await fire(store, firing_of(schedule))
     await complete(store, *await claim(store))
-    await take_all(store, NODE, now=NOW + minutes(1))
+    await own_all_partitions(store, NODE, now=NOW + minutes(1))
     (fired,) = await fire(store, firing_of(await find(store, schedule)), now=NOW + minutes(1))
     assert fired.outcome is Outcome.FIRED
 
@@ -109,19 +109,19 @@ async def test_tick_fire_allows_as_many_unfinished_tasks_as_the_schedule_does(st
     await own(store, schedule)
     for number in range(4):
         now = NOW + minutes(number)
-        await take_all(store, NODE, now=now)
+        await own_all_partitions(store, NODE, now=now)
         await fire(store, firing_of(await find(store, schedule)), now=now)
-    outcomes = [line for _, line, _ in lines_of(await ledger(store, schedule.id))]
+    outcomes = [line for _, line, _ in ledger_summary(await ledger(store, schedule.id))]
     assert outcomes == ["fired", "fired", "overlap", "overlap"]
 
 
 async def test_tick_fire_records_skipped_ranges_beside_the_tick(store: Store) -> None:
     schedule = make_schedule(tenant_id=OTHER_TENANT)
     await insert(store, schedule, tenant_id=OTHER_TENANT)
-    await take_all(store, NODE)
+    await own_all_partitions(store, NODE)
     skips = (skip(NOW - minutes(9), NOW - minutes(5), 5), skip(NOW - minutes(2), reason=SkipReason.DST_GAP))
     await fire(store, firing_of(schedule, skips=skips))
-    assert lines_of(await ledger(store, schedule.id, OTHER_TENANT)) == [
+    assert ledger_summary(await ledger(store, schedule.id, OTHER_TENANT)) == [
         (-540, "misfire", 5),
         (-120, "dst_gap", 1),
         (0, "fired", 1),
@@ -138,7 +138,7 @@ async def test_tick_fire_may_only_skip(store: Store) -> None:
     await own(store, schedule)
     skips = (skip(NOW - minutes(1), NOW, 2),)
     assert await fire(store, firing_of(schedule, fires=None, skips=skips)) == [Fired(schedule.id, None, None, None)]
-    assert lines_of(await ledger(store, schedule.id)) == [(-60, "misfire", 2)]
+    assert ledger_summary(await ledger(store, schedule.id)) == [(-60, "misfire", 2)]
     assert await count_rows(store, "tasks") == 0
     moved = await find(store, schedule)
     assert (moved.next_tick_at, moved.last_tick_at) == (NOW + minutes(1), NOW - minutes(5))
@@ -153,11 +153,11 @@ async def test_tick_fire_finishes_a_schedule_without_a_next_tick(store: Store) -
 
 
 async def take_over(store: Store, _schedule: Schedule) -> None:
-    await take_all(store, RIVAL, now=NOW + seconds(11))
+    await own_all_partitions(store, RIVAL, now=NOW + seconds(11))
 
 
 async def let_expire(store: Store, _schedule: Schedule) -> None:
-    await take_all(store, NODE, now=NOW - seconds(10))
+    await own_all_partitions(store, NODE, now=NOW - seconds(10))
 
 
 async def release(store: Store, _schedule: Schedule) -> None:
@@ -236,7 +236,7 @@ async def test_tick_fire_works_for_a_month_nobody_has_prepared(store: Store, day
     moment = NOW + minutes(60 * 24 * days)
     schedule = make_schedule(at=moment)
     await insert(store, schedule)
-    await take_all(store, NODE, now=max(NOW, moment))
+    await own_all_partitions(store, NODE, now=max(NOW, moment))
     skips = (skip(moment - minutes(60 * 24 * 40), moment - minutes(1), 9),)
     await fire(store, firing_of(schedule, skips=skips), now=max(NOW, moment))
     assert [tick.count for tick in await ledger(store, schedule.id)] == [9, 1]
@@ -249,7 +249,7 @@ async def test_the_epoch_alone_stops_an_owner_that_was_replaced(store: Store) ->
     schedule = make_schedule()
     await own(store, schedule)
     later = NOW + seconds(11)
-    await take_all(store, RIVAL, now=later)
+    await own_all_partitions(store, RIVAL, now=later)
     # Neither position nor ledger know of any firing.
     assert await fire(store, firing_of(schedule, epoch=1), now=later) == []
     assert await fire(store, firing_of(schedule, epoch=2), now=later) == []
@@ -260,7 +260,7 @@ async def test_the_epoch_alone_stops_an_owner_that_was_replaced(store: Store) ->
 async def test_the_position_alone_stops_a_second_firing_by_the_rightful_owner(store: Store) -> None:
     schedule = make_schedule(overlap=Overlap.ALLOW)
     await own(store, schedule)
-    await take_all(store, NODE, lease_seconds=600)
+    await own_all_partitions(store, NODE, lease_seconds=600)
     await fire(store, firing_of(schedule))
     await execute_raw(store, "DELETE FROM ticks")
     # Late enough that the next tick is due too: nothing but the position tells the two apart.
@@ -279,10 +279,10 @@ async def test_the_ledger_alone_stops_a_second_task_when_the_position_was_set_ba
 
 
 async def test_two_connections_firing_the_same_ticks_at_once_make_one_task_each(store: Store) -> None:
-    twin = open_twin(store)
+    twin = open_second_store(store)
     schedule = make_schedule(overlap=Overlap.ALLOW)
     await own(store, schedule)
-    await take_all(store, NODE, lease_seconds=36_000)
+    await own_all_partitions(store, NODE, lease_seconds=36_000)
     for number in range(50):
         now = NOW + minutes(number)
         current = await find(store, schedule)
@@ -295,10 +295,10 @@ async def test_two_connections_firing_the_same_ticks_at_once_make_one_task_each(
 
 async def test_two_owners_at_once_make_one_task_even_if_both_leases_seem_good(store: Store) -> None:
     """The ownership of a partition passes over while both are about to fire."""
-    twin = open_twin(store)
+    twin = open_second_store(store)
     schedules = [make_schedule(f"job-{number}") for number in range(20)]
     await insert(store, *schedules)
-    await take_all(store, NODE)
+    await own_all_partitions(store, NODE)
     ours = [firing_of(one, epoch=1) for one in schedules]
     theirs = [firing_of(one, epoch=2) for one in reversed(schedules)]
     await execute_raw(store, "UPDATE partitions SET owner = ?, epoch = 2, lease_until = ?", RIVAL, NOW + seconds(10))

@@ -9,7 +9,7 @@ from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.ticks import Outcome, SkipReason
 from everbeat.store.base import Store
 from everbeat.store.values import TickTotal
-from tests.factories import NOW, claim, complete, execute_raw, firing_of, insert, make_schedule, minutes, skip, take_all
+from tests.factories import NOW, claim, complete, execute_raw, firing_of, insert, make_schedule, minutes, skip, own_all_partitions
 
 NODE = UUID(int=1)
 FROM, TO = NOW - minutes(10), NOW
@@ -36,7 +36,7 @@ async def test_tick_list_gives_the_rows_that_touch_the_window_oldest_first(store
 async def test_tick_totals_sum_what_begins_in_the_window(store: Store) -> None:
     one, two = make_schedule("one", at=NOW - minutes(10)), make_schedule("two")
     await insert(store, one)
-    await take_all(store, NODE)
+    await own_all_partitions(store, NODE)
     await store.tick_fire(NODE, [firing_of(one)], now=NOW)
     skips = (
         skip(NOW - minutes(11), NOW - minutes(9), 3),
@@ -73,7 +73,7 @@ async def test_tick_ranges_are_those_over_an_edge_of_the_window(store: Store) ->
 async def test_tick_doubled_counts_ticks_with_two_tasks_live_or_finished(store: Store) -> None:
     schedule, honest = make_schedule(), make_schedule("honest")
     await insert(store, schedule, honest)
-    await take_all(store, NODE)
+    await own_all_partitions(store, NODE)
     await store.tick_fire(NODE, [firing_of(schedule), firing_of(honest)], now=NOW)
     window = {"from_": NOW, "to": NOW + minutes(1)}
     assert await store.tick_doubled(DEFAULT_TENANT, [schedule.id, honest.id], **window) == {}

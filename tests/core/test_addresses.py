@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everbeat.core.addresses import client_address, limited_as, parse_networks
+from everbeat.core.addresses import client_address, rate_limit_key, parse_networks
 from everbeat.core.errors import InvalidInput
 
 PROXIES = parse_networks(["10.0.0.0/8", "fd00::/8"])
@@ -37,9 +37,9 @@ def test_without_trusted_proxies_the_header_is_nothing() -> None:
 
 
 def test_an_ipv6_address_counts_with_its_network() -> None:
-    assert limited_as("2001:db8:1:2::1") == limited_as("2001:db8:1:2:ffff::9") == "2001:db8:1:2::/64"
-    assert limited_as("2001:db8:1:3::1") != limited_as("2001:db8:1:2::1")
-    assert limited_as("1.2.3.4") == "1.2.3.4"
+    assert rate_limit_key("2001:db8:1:2::1") == rate_limit_key("2001:db8:1:2:ffff::9") == "2001:db8:1:2::/64"
+    assert rate_limit_key("2001:db8:1:3::1") != rate_limit_key("2001:db8:1:2::1")
+    assert rate_limit_key("1.2.3.4") == "1.2.3.4"
 
 
 @pytest.mark.parametrize("text", ["proxy", "10.0.0.1/8", "10.0.0.0/99", ""])

@@ -13,17 +13,17 @@ from everbeat.core.definitions import (
     MAX_DEPTH,
     MAX_ROW_PAYLOAD_BYTES,
     convert,
-    definition_of,
+    definition_from_spec,
     number,
     parse_definition,
-    patched,
+    apply_patch,
     rfc3339,
-    schedule_answer,
+    schedule_response,
 )
 from everbeat.core.errors import InvalidInput, TooLarge
 from everbeat.core.rules import DstFold, DstGap, TriggerKind
 from everbeat.core.schedules import Overlap, Spec, same_spec
-from everbeat.core.wire import Release
+from everbeat.core.protocol import LeaseReleaseRequest
 from tests.factories import definition, make_schedule
 
 
@@ -65,8 +65,8 @@ def test_a_full_definition_comes_back_as_it_was_written() -> None:
     )
     data["target"] = {"kind": "worker", "type": "work", "queue": "slow"}
     spec = parse_definition(data)
-    assert definition_of(spec) == data
-    assert parse_definition(definition_of(spec)) == spec
+    assert definition_from_spec(spec) == data
+    assert parse_definition(definition_from_spec(spec)) == spec
     assert (spec.rule.gap, spec.rule.fold) == (DstGap.SKIP, DstFold.BOTH)
 
 
@@ -151,7 +151,7 @@ def test_times_are_kept_in_utc() -> None:
 
 def test_a_patch_merges_small_objects_and_replaces_the_rest() -> None:
     spec = parse_definition(definition(payload={"a": 1}, labels={"x": "y"}, retry={"factor": 3}, dst={"gap": "skip"}))
-    merged = patched(spec, {"payload": {"b": 2}, "labels": {}, "retry": {"base_seconds": 9}, "dst": {"fold": "both"}})
+    merged = apply_patch(spec, {"payload": {"b": 2}, "labels": {}, "retry": {"base_seconds": 9}, "dst": {"fold": "both"}})
     after = parse_definition(merged)
     assert (after.payload, after.labels) == (b'{"b":2}', {})
     assert (after.retry.factor, after.retry.base_seconds) == (3, 9)
@@ -160,13 +160,13 @@ def test_a_patch_merges_small_objects_and_replaces_the_rest() -> None:
 
 def test_a_patch_of_nothing_means_the_same() -> None:
     spec = parse_definition(definition(every_seconds=90, overlap="allow"))
-    assert same_spec(parse_definition(patched(spec, {})), spec)
+    assert same_spec(parse_definition(apply_patch(spec, {})), spec)
 
 
 @pytest.mark.parametrize("patch", [None, [], 5])
 def test_a_patch_that_is_no_object_is_refused(patch: Any) -> None:
     with pytest.raises(InvalidInput, match="must be a JSON object"):
-        patched(parse_definition(definition()), patch)
+        apply_patch(parse_definition(definition()), patch)
 
 
 def test_the_order_of_keys_in_a_payload_does_not_matter() -> None:
@@ -177,7 +177,7 @@ def test_the_order_of_keys_in_a_payload_does_not_matter() -> None:
 
 
 def test_an_answer_has_times_with_microseconds_and_z() -> None:
-    answer = schedule_answer(make_schedule())
+    answer = schedule_response(make_schedule())
     assert answer["next_tick_at"] == "2026-03-02T12:00:00.000000Z"
     assert answer["last_tick_at"] is None
     assert rfc3339(datetime(2026, 1, 1, 12, 0, 0, 5, tzinfo=UTC)) == "2026-01-01T12:00:00.000005Z"
@@ -202,11 +202,11 @@ def test_any_json_is_a_payload_that_comes_back_or_is_refused_in_words(payload: A
     if isinstance(found, InvalidInput):
         assert [error.field for error in found.errors] == ["payload"]
     else:
-        assert definition_of(found)["payload"] == payload
+        assert definition_from_spec(found)["payload"] == payload
 
 
 @settings(deadline=None)
-@given(st.dictionaries(st.sampled_from([*definition_of(make_schedule().spec), "surprise"]), JSON))
+@given(st.dictionaries(st.sampled_from([*definition_from_spec(make_schedule().spec), "surprise"]), JSON))
 def test_any_json_as_a_definition_is_refused_with_fields_and_never_breaks(data: dict[str, Any]) -> None:
     found = outcome({**definition(), **data})
     if isinstance(found, InvalidInput):
@@ -226,7 +226,7 @@ def outcome(data: Any) -> Spec | InvalidInput:
 
 def test_a_whole_number_may_have_a_fraction_of_zero() -> None:
     leases = [{"id": "01a1e231-932d-71cb-8dab-e37075a3e37c", "fence": fence} for fence in (1.0, 2, 3.0)]
-    release = convert({"worker": "w", "leases": leases}, Release)
+    release = convert({"worker": "w", "leases": leases}, LeaseReleaseRequest)
     assert [lease.fence for lease in release.leases] == [1, 2, 3]
     spec = parse_definition(definition(priority=7.0, max_concurrent=2.0, payload={"kept": 1.0}))
     assert (spec.priority, spec.max_concurrent, spec.payload) == (7, 2, b'{"kept":1.0}')
@@ -235,4 +235,4 @@ def test_a_whole_number_may_have_a_fraction_of_zero() -> None:
 @pytest.mark.parametrize("fence", [1.5, "1", True, 1e300])
 def test_other_numbers_are_refused_as_before(fence: Any) -> None:
     with pytest.raises(InvalidInput):
-        convert({"worker": "w", "leases": [{"id": "01a1e231-932d-71cb-8dab-e37075a3e37c", "fence": fence}]}, Release)
+        convert({"worker": "w", "leases": [{"id": "01a1e231-932d-71cb-8dab-e37075a3e37c", "fence": fence}]}, LeaseReleaseRequest)

@@ -8,7 +8,7 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everbeat.core.fairness import Flow, Roster, Share, Wheel, pick_size
+from everbeat.core.fairness import Flow, ClaimPlanner, ClaimStep, StrideScheduler, pick_size
 
 A, B, C = (UUID(int=number) for number in (1, 2, 3))
 
@@ -22,14 +22,14 @@ class Shop:
 
     def __init__(self, ready: dict[Flow, int], weights: dict[UUID, float] | None = None) -> None:
         self.ready = Counter(ready)
-        self.roster = Roster(lambda tenant_id: (weights or {}).get(tenant_id, 1.0))
-        self.roster.note(ready)
+        self.planner = ClaimPlanner(lambda tenant_id: (weights or {}).get(tenant_id, 1.0))
+        self.planner.add_ready(ready)
         self.served: list[Flow] = []
         self.rounds = 0
 
-    def take(self, share: Share, limit: int) -> int:
+    def take(self, share: ClaimStep, limit: int) -> int:
         got = 0
-        for queue, type_ in share.lanes:
+        for queue, type_ in share.queue_types:
             one = Flow(queue, share.tenant_id, share.priority, share.fair_key, type_)
             part = min(self.ready[one], limit - got)
             self.ready[one] -= part
@@ -40,7 +40,7 @@ class Shop:
     def claim(self, count: int) -> int:
         """As a dealer claims: round after round until there is enough, or nothing left that is known of."""
         left = count
-        while left and (shares := self.roster.plan(left)):
+        while left and (shares := self.planner.plan(left)):
             self.rounds += 1
             groups = [(share.priority, share.tenant_id, share.fair_key) for share in shares]
             assert len(groups) == len(set(groups)), "a plan names nobody twice: the same tasks would be taken twice"
@@ -48,7 +48,7 @@ class Shop:
             for share in shares:
                 yields.append(self.take(share, min(share.limit, room)))
                 room -= yields[-1]
-            self.roster.learn(shares, [share.limit for share in shares], yields, left)
+            self.planner.record_result(shares, [share.limit for share in shares], yields, left)
             left = room
         return count - left
 
@@ -101,8 +101,8 @@ def test_work_is_conserved_and_priorities_come_first(ready: dict[Flow, int], siz
         assert shop.claim(size) == min(size, left), "as much as there is, whoever it belongs to"
         assert [one.priority for one in shop.served[start:]] == best
     if sum(sizes) * 50 > sum(ready.values()):
-        assert shop.roster.is_empty
-        assert len(shop.roster) == 0
+        assert shop.planner.is_empty
+        assert len(shop.planner) == 0
 
 
 @settings(max_examples=50, deadline=None)
@@ -112,7 +112,7 @@ def test_a_tenant_with_one_task_is_served_within_one_turn_of_the_others(others: 
     for _ in range(50):
         shop.claim(size)
     shop.ready[flow(A)] += 1
-    shop.roster.note([flow(A)])
+    shop.planner.add_ready([flow(A)])
     before = len(shop.served)
     while flow(A) not in shop.served:
         shop.claim(size)
@@ -124,7 +124,7 @@ def test_idleness_earns_no_credit() -> None:
     for _ in range(1000):
         shop.claim(10)
     shop.ready[flow(B)] = 10**6
-    shop.roster.note([flow(B)])
+    shop.planner.add_ready([flow(B)])
     start = len(shop.served)
     for _ in range(100):
         shop.claim(10)
@@ -137,7 +137,7 @@ def test_leaving_and_coming_back_does_not_pay() -> None:
     shop = Shop({flow(A): 10**6})
     for _ in range(500):
         shop.ready[flow(B)] += 3
-        shop.roster.note([flow(B)])
+        shop.planner.add_ready([flow(B)])
         shop.claim(4)
     counts = shop.by_tenant()
     assert counts[B] <= 1100, counts
@@ -154,7 +154,7 @@ def test_fair_keys_of_a_tenant_take_turns() -> None:
 
 def test_a_big_claim_over_many_tenants_is_a_few_dozen_seeks() -> None:
     shop = Shop({flow(UUID(int=number + 1)): 1000 for number in range(1000)})
-    assert len(shop.roster.plan(1000)) <= 100
+    assert len(shop.planner.plan(1000)) <= 100
     for _ in range(64):
         assert shop.claim(1000) == 1000
     counts = shop.by_tenant()
@@ -164,51 +164,51 @@ def test_a_big_claim_over_many_tenants_is_a_few_dozen_seeks() -> None:
 
 
 def test_one_tenant_without_keys_is_asked_in_one_go_over_all_priorities() -> None:
-    roster = Roster(lambda _tenant: 1.0)
-    roster.note([flow(A, priority=priority, queue=queue) for priority in (5, 1) for queue in "rq"])
-    lanes = (("q", "t"), ("r", "t"))
-    assert roster.plan(7) == [Share(1, A, "", lanes, 7), Share(5, A, "", lanes, 7)]
+    planner = ClaimPlanner(lambda _tenant: 1.0)
+    planner.add_ready([flow(A, priority=priority, queue=queue) for priority in (5, 1) for queue in "rq"])
+    queue_types = (("q", "t"), ("r", "t"))
+    assert planner.plan(7) == [ClaimStep(1, A, "", queue_types, 7), ClaimStep(5, A, "", queue_types, 7)]
 
 
 def test_what_is_noted_while_a_claim_is_out_is_not_forgotten() -> None:
-    roster = Roster(lambda _tenant: 1.0)
-    roster.note([flow(A), flow(B)])
-    shares = roster.plan(10)
-    roster.note([flow(A)])
-    roster.learn(shares, [share.limit for share in shares], [0] * len(shares), 10)
-    assert {share.tenant_id for share in roster.plan(10)} == {A}
+    planner = ClaimPlanner(lambda _tenant: 1.0)
+    planner.add_ready([flow(A), flow(B)])
+    shares = planner.plan(10)
+    planner.add_ready([flow(A)])
+    planner.record_result(shares, [share.limit for share in shares], [0] * len(shares), 10)
+    assert {share.tenant_id for share in planner.plan(10)} == {A}
 
 
 def test_what_is_noted_while_a_look_is_out_is_not_forgotten() -> None:
-    roster = Roster(lambda _tenant: 1.0)
-    roster.note([flow(A), flow(B)])
-    roster.begin()
-    roster.note([flow(C)])
-    roster.replace([flow(A)])
-    assert {share.tenant_id for share in roster.plan(10)} == {A, C}
-    assert len(roster) == 2
+    planner = ClaimPlanner(lambda _tenant: 1.0)
+    planner.add_ready([flow(A), flow(B)])
+    planner.mark_query_start()
+    planner.add_ready([flow(C)])
+    planner.replace([flow(A)])
+    assert {share.tenant_id for share in planner.plan(10)} == {A, C}
+    assert len(planner) == 2
 
 
 def test_a_tenant_that_is_full_is_passed_over_until_there_is_room() -> None:
-    roster = Roster(lambda _tenant: 1.0)
-    roster.note([flow(A), flow(B)])
-    shares = roster.plan(2)
-    roster.learn(shares, [0 if share.tenant_id == A else share.limit for share in shares], [0, 1], 2, full=[A])
-    assert {share.tenant_id for share in roster.plan(2)} == {B}
-    roster.note([flow(A)])
-    assert {share.tenant_id for share in roster.plan(2)} == {B}
-    assert not roster.unblock([C])
-    assert roster.unblock([A])
-    assert {share.tenant_id for share in roster.plan(2)} == {A, B}
+    planner = ClaimPlanner(lambda _tenant: 1.0)
+    planner.add_ready([flow(A), flow(B)])
+    shares = planner.plan(2)
+    planner.record_result(shares, [0 if share.tenant_id == A else share.limit for share in shares], [0, 1], 2, full=[A])
+    assert {share.tenant_id for share in planner.plan(2)} == {B}
+    planner.add_ready([flow(A)])
+    assert {share.tenant_id for share in planner.plan(2)} == {B}
+    assert not planner.unblock([C])
+    assert planner.unblock([A])
+    assert {share.tenant_id for share in planner.plan(2)} == {A, B}
 
 
 def test_a_wheel_forgets_those_who_are_behind_and_remembers_those_ahead() -> None:
-    wheel: Wheel[str] = Wheel(lambda _member: 1.0)
+    wheel: StrideScheduler[str] = StrideScheduler(lambda _member: 1.0)
     for member in "ab":
         wheel.join(member)
     wheel.charge("a", 5)
     wheel.leave("a")
     wheel.charge("b", 2)
     wheel.join("a")
-    assert wheel.picks(1)[0] == {"b": 1}
-    assert wheel.picks(4, spares=1) == ({"b": 4}, ["a"])
+    assert wheel.allocate(1)[0] == {"b": 1}
+    assert wheel.allocate(4, spares=1) == ({"b": 4}, ["a"])

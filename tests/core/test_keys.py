@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everbeat.core.access import INCLUDED, Scope
+from everbeat.core.access import INCLUDED_SCOPES, Scope
 from everbeat.core.errors import InvalidInput
 from everbeat.core.keys import (
     checked_name,
     granted_by,
     hash_of,
     hint_of,
-    holds_a_key,
+    contains_key,
     is_well_formed,
     make_key,
     parse_scopes,
@@ -33,7 +33,7 @@ def test_a_key_is_well_formed_and_gives_nothing_away(secret: bytes) -> None:
     key = make_key(secret)
     assert len(key) == 52
     assert is_well_formed(key)
-    assert holds_a_key(f"/v1/tasks?a=eb_&key={key}&b=1")
+    assert contains_key(f"/v1/tasks?a=eb_&key={key}&b=1")
     assert len(hash_of(key)) == 32
     shown = hint_of(key)
     assert len(shown) == 10
@@ -60,7 +60,7 @@ def test_two_characters_swapped_or_one_left_out_are_noticed(secret: bytes, place
 )
 def test_what_was_invented_is_no_key(text: str) -> None:
     assert not is_well_formed(text)
-    assert not holds_a_key(text)
+    assert not contains_key(text)
 
 
 @given(SCOPES)
@@ -72,8 +72,8 @@ def test_scopes_come_back_as_they_were_meant(texts: list[str]) -> None:
     assert set(written) <= {*texts}
     for text in texts:
         scope = Scope(text.partition(":")[0])
-        assert INCLUDED[scope] <= granted.scopes
-    only_queues = all(text.startswith("work:") or Scope.WORK not in INCLUDED[Scope(text)] for text in texts)
+        assert INCLUDED_SCOPES[scope] <= granted.scopes
+    only_queues = all(text.startswith("work:") or Scope.WORK not in INCLUDED_SCOPES[Scope(text)] for text in texts)
     assert (granted.queues is None) is not (only_queues and any(text.startswith("work:") for text in texts))
 
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everbeat.core import timeline as timeline_module
-from everbeat.core.misfire import DEFAULT_LATENESS, Due, Lateness, Plan, plan_firing, settle
+from everbeat.core.misfire import DEFAULT_LATENESS, FiringInput, Lateness, FiringPlan, plan_firing, skip_past_ticks
 from everbeat.core.rules import DstFold, DstGap, Rule
 from everbeat.core.schedules import CatchUp
 from everbeat.core.ticks import Skip, SkipReason
-from everbeat.core.timeline import Days, Timeline, compile_rule
+from everbeat.core.timeline import CalendarDays, Timeline, compile_rule
 from tests.factories import NOW, cron, every, minutes, seconds
 
 MISFIRE, CALENDAR, GAP = SkipReason.MISFIRE, SkipReason.CALENDAR, SkipReason.DST_GAP
@@ -38,7 +38,7 @@ class Always:
         return True
 
 
-CALENDARS: dict[str, Days] = {"weekend": Weekend(), "nights": Nights(), "always": Always()}
+CALENDARS: dict[str, CalendarDays] = {"weekend": Weekend(), "nights": Nights(), "always": Always()}
 
 
 def compiled(rule: Rule) -> Timeline:
@@ -51,19 +51,19 @@ MINUTELY = compiled(every(60))
 def test_a_range_over_the_end_of_a_month_is_recorded_in_each_month() -> None:
     cursor = datetime(2026, 1, 30, 12, 30, tzinfo=UTC)
     timeline = compiled(cron("0 12 * * *"))
-    skips = settle(timeline, cursor, datetime(2026, 3, 2, 13, tzinfo=UTC), SkipReason.PAUSED)
+    skips = skip_past_ticks(timeline, cursor, datetime(2026, 3, 2, 13, tzinfo=UTC), SkipReason.PAUSED)
     assert [(skip.first.day, skip.last.day, skip.count) for skip in skips] == [(31, 31, 1), (1, 28, 28), (1, 2, 2)]
     assert [skip.first.month for skip in skips] == [1, 2, 3]
 
 
-def due_of(timeline: Timeline, cursor_at: datetime, **more: Any) -> Due:
+def due_of(timeline: Timeline, cursor_at: datetime, **more: Any) -> FiringInput:
     """A schedule that stands after this cursor."""
     following = timeline.next_tick(cursor_at)
     assert following is not None
-    return Due(cursor_at, following, CatchUp.LATEST, 3600, timedelta(0))._replace(**more)
+    return FiringInput(cursor_at, following, CatchUp.LATEST, 3600, timedelta(0))._replace(**more)
 
 
-def plan(late: timedelta, *, lateness: Lateness = DEFAULT_LATENESS, timeline: Timeline = MINUTELY, **more: Any) -> Plan:
+def plan(late: timedelta, *, lateness: Lateness = DEFAULT_LATENESS, timeline: Timeline = MINUTELY, **more: Any) -> FiringPlan:
     """The plan for a schedule that waits for the tick after NOW, made so long after that tick."""
     due = due_of(timeline, NOW, **more)
     return plan_firing(due, timeline, due.next_tick_at + late, lateness)
@@ -77,16 +77,16 @@ def tick(number: int) -> datetime:
 @pytest.mark.parametrize("late_seconds", [0, 0.5, 5])
 def test_a_tick_on_time_fires_whatever_the_policy(catch_up: CatchUp, late_seconds: float) -> None:
     made = plan(seconds(late_seconds), catch_up=catch_up, grace_seconds=0)
-    assert made == Plan(tick(1), (), tick(1), tick(2), tick(2))
+    assert made == FiringPlan(tick(1), (), tick(1), tick(2), tick(2))
 
 
 def test_latest_fires_the_newest_missed_tick_and_records_the_others() -> None:
     made = plan(minutes(5) + seconds(1), catch_up=CatchUp.LATEST)
-    assert made == Plan(tick(6), (Skip(tick(1), tick(5), 5, MISFIRE),), tick(6), tick(7), tick(7))
+    assert made == FiringPlan(tick(6), (Skip(tick(1), tick(5), 5, MISFIRE),), tick(6), tick(7), tick(7))
 
 
 def test_latest_of_a_single_missed_tick_just_fires_it() -> None:
-    assert plan(seconds(59), catch_up=CatchUp.LATEST) == Plan(tick(1), (), tick(1), tick(2), tick(2))
+    assert plan(seconds(59), catch_up=CatchUp.LATEST) == FiringPlan(tick(1), (), tick(1), tick(2), tick(2))
 
 
 def test_latest_of_ticks_past_the_grace_only_records_them() -> None:
@@ -103,8 +103,8 @@ def test_latest_looks_at_the_age_of_the_newest_tick_not_of_the_first() -> None:
 
 def test_none_records_all_late_ticks_and_fires_the_one_that_is_not_late() -> None:
     late = plan(minutes(5) + seconds(1), catch_up=CatchUp.NONE)
-    assert late == Plan(None, (Skip(tick(1), tick(5), 5, MISFIRE),), tick(5), tick(6), tick(6))
-    due = Due(late.cursor_at, tick(6), CatchUp.NONE, 3600, timedelta(0))
+    assert late == FiringPlan(None, (Skip(tick(1), tick(5), 5, MISFIRE),), tick(5), tick(6), tick(6))
+    due = FiringInput(late.cursor_at, tick(6), CatchUp.NONE, 3600, timedelta(0))
     assert plan_firing(due, MINUTELY, tick(6) + seconds(1)).fires == tick(6)
 
 
@@ -116,12 +116,12 @@ def test_none_leaves_the_tick_that_is_just_not_late_to_fire() -> None:
 
 def test_all_fires_each_missed_tick_in_order() -> None:
     made = plan(minutes(5), catch_up=CatchUp.ALL, lateness=UNLIMITED)
-    assert made == Plan(tick(1), (), tick(1), tick(2), tick(2))
+    assert made == FiringPlan(tick(1), (), tick(1), tick(2), tick(2))
 
 
 def test_all_catches_up_at_twice_the_normal_rate() -> None:
     made = plan(minutes(5), catch_up=CatchUp.ALL)
-    assert made == Plan(tick(1), (), tick(1), tick(2), tick(6) + seconds(30))
+    assert made == FiringPlan(tick(1), (), tick(1), tick(2), tick(6) + seconds(30))
 
 
 def test_all_is_not_slowed_down_when_the_next_tick_is_still_to_come() -> None:
@@ -131,7 +131,7 @@ def test_all_is_not_slowed_down_when_the_next_tick_is_still_to_come() -> None:
 
 def test_all_records_what_is_past_the_grace_as_one_range() -> None:
     made = plan(minutes(30), catch_up=CatchUp.ALL, grace_seconds=600)
-    assert made == Plan(None, (Skip(tick(1), tick(20), 20, MISFIRE),), tick(20), tick(21), tick(21))
+    assert made == FiringPlan(None, (Skip(tick(1), tick(20), 20, MISFIRE),), tick(20), tick(21), tick(21))
     assert made.next_tick_at == tick(31) - minutes(10), "a tick of exactly the grace's age still fires"
 
 
@@ -143,7 +143,7 @@ def test_a_grace_shorter_than_lateness_counts_as_lateness() -> None:
 def test_jitter_moves_the_firing_and_not_the_tick() -> None:
     jitter = seconds(40)
     made = plan(jitter, jitter=jitter, catch_up=CatchUp.NONE)
-    assert made == Plan(tick(1), (), tick(1), tick(2), tick(2) + jitter)
+    assert made == FiringPlan(tick(1), (), tick(1), tick(2), tick(2) + jitter)
 
 
 def test_jitter_is_not_lateness() -> None:
@@ -214,7 +214,7 @@ def test_a_rule_that_excludes_everything_moves_from_checkpoint_to_checkpoint(mon
     due = due_of(nothing, NOW)
     assert due.next_tick_at == tick(50)
     made = plan_firing(due, nothing, due.next_tick_at)
-    assert made == Plan(None, (Skip(tick(1), tick(50), 50, CALENDAR),), tick(50), tick(100), tick(100))
+    assert made == FiringPlan(None, (Skip(tick(1), tick(50), 50, CALENDAR),), tick(50), tick(100), tick(100))
 
 
 def test_a_walk_that_had_to_stop_early_accounts_for_what_it_saw_and_fires_nothing_yet() -> None:
@@ -233,28 +233,28 @@ def test_a_walk_that_had_to_stop_early_accounts_for_what_it_saw_and_fires_nothin
 def test_a_last_tick_leaves_nothing_to_do() -> None:
     ending = compiled(every(60, ends_at=tick(1)))
     due = due_of(ending, NOW)
-    assert plan_firing(due, ending, tick(1)) == Plan(tick(1), (), tick(1), None, None)
+    assert plan_firing(due, ending, tick(1)) == FiringPlan(tick(1), (), tick(1), None, None)
     late = plan_firing(due, ending, tick(500))
     assert (late.fires, late.next_tick_at, late.due_at) == (None, None, None)
     assert late.skips == (Skip(tick(1), tick(1), 1, MISFIRE),)
 
 
 def test_settle_closes_the_past_as_one_range() -> None:
-    assert settle(MINUTELY, NOW, tick(3), SkipReason.PAUSED) == (Skip(tick(1), tick(3), 3, SkipReason.PAUSED),)
-    assert settle(MINUTELY, NOW, tick(1) - seconds(1), SkipReason.PAUSED) == ()
-    assert settle(MINUTELY, tick(3), NOW, SkipReason.PAUSED) == ()
+    assert skip_past_ticks(MINUTELY, NOW, tick(3), SkipReason.PAUSED) == (Skip(tick(1), tick(3), 3, SkipReason.PAUSED),)
+    assert skip_past_ticks(MINUTELY, NOW, tick(1) - seconds(1), SkipReason.PAUSED) == ()
+    assert skip_past_ticks(MINUTELY, tick(3), NOW, SkipReason.PAUSED) == ()
 
 
 def test_settle_keeps_the_reasons_a_tick_has_of_its_own() -> None:
     friday = datetime(2026, 3, 6, 12, tzinfo=UTC)
     daily = compiled(cron("0 12 * * *", exclude=("weekend",)))
-    skips = settle(daily, friday - timedelta(days=1), friday + timedelta(days=4), SkipReason.PAUSED)
+    skips = skip_past_ticks(daily, friday - timedelta(days=1), friday + timedelta(days=4), SkipReason.PAUSED)
     assert [(skip.reason, skip.count) for skip in skips] == [(SkipReason.PAUSED, 1), (CALENDAR, 2), (SkipReason.PAUSED, 2)]
 
 
 def test_settle_walks_as_far_as_it_must() -> None:
     busy = compiled(every(1, exclude=("nights",)))
-    skips = settle(busy, NOW, NOW + timedelta(days=1), SkipReason.PAUSED)
+    skips = skip_past_ticks(busy, NOW, NOW + timedelta(days=1), SkipReason.PAUSED)
     assert sum(skip.count for skip in skips) == 86_400
     assert all(one.last < other.first for one, other in pairwise(skips))
 
@@ -263,10 +263,10 @@ def test_settle_walks_as_far_as_it_must() -> None:
 
 
 def plans_until_done(
-    timeline: Timeline, due: Due, now: datetime, lateness: Lateness = DEFAULT_LATENESS, at_most: int = 2000
-) -> list[Plan]:
+    timeline: Timeline, due: FiringInput, now: datetime, lateness: Lateness = DEFAULT_LATENESS, at_most: int = 2000
+) -> list[FiringPlan]:
     """Apply plans as the ticker does, waiting where a plan says so, until nothing is due at `now`."""
-    plans: list[Plan] = []
+    plans: list[FiringPlan] = []
     moment = now
     for _ in range(at_most):
         made = plan_firing(due, timeline, moment, lateness)
@@ -326,7 +326,7 @@ def test_plans_account_for_every_tick_exactly_once(
     first = timeline.next_tick(cursor)
     if first is None:
         return
-    due = Due(cursor, first, catch_up, grace, seconds(jitter))
+    due = FiringInput(cursor, first, catch_up, grace, seconds(jitter))
     now = first + seconds(jitter + late)
     lateness = Lateness(catch_up_rate=rate)
     plans = plans_until_done(timeline, due, now, lateness)

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everbeat.core.partitioning import PARTITIONS, fair_share, partition_of
+from everbeat.core.partitioning import PARTITIONS, partitions_of_node, partition_of
 
 NODES = st.sets(st.uuids(), min_size=1, max_size=8)
 
@@ -28,7 +28,7 @@ def test_ids_spread_evenly() -> None:
 @settings(max_examples=25, deadline=None)
 @given(NODES)
 def test_shares_of_the_live_nodes_cover_everything_once(nodes: set[UUID]) -> None:
-    shares = [fair_share(node, nodes) for node in nodes]
+    shares = [partitions_of_node(node, nodes) for node in nodes]
     assert sum(len(share) for share in shares) == PARTITIONS
     assert frozenset().union(*shares) == frozenset(range(PARTITIONS))
 
@@ -38,14 +38,14 @@ def test_shares_of_the_live_nodes_cover_everything_once(nodes: set[UUID]) -> Non
 def test_a_node_that_leaves_gives_its_share_to_the_others_and_moves_nothing_else(nodes: set[UUID], leaver: UUID) -> None:
     nodes.discard(leaver)
     for node in nodes:
-        assert fair_share(node, nodes | {leaver}) <= fair_share(node, nodes)
+        assert partitions_of_node(node, nodes | {leaver}) <= partitions_of_node(node, nodes)
 
 
 def test_a_node_counts_itself_among_the_living() -> None:
     alone = uuid4()
-    assert fair_share(alone, []) == frozenset(range(PARTITIONS))
+    assert partitions_of_node(alone, []) == frozenset(range(PARTITIONS))
 
 
 def test_shares_are_roughly_equal() -> None:
     nodes = [UUID(int=number) for number in range(4)]
-    assert all(40 <= len(fair_share(node, nodes)) <= 90 for node in nodes)
+    assert all(40 <= len(partitions_of_node(node, nodes)) <= 90 for node in nodes)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from everbeat.core.retries import RetryDecision, after_expiry, after_failure, backoff_seconds
 from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
-from everbeat.core.tasks import TRANSITIONS, AttemptOutcome, RunningTask, TaskError, TaskState
+from everbeat.core.tasks import TRANSITIONS, AttemptOutcome, LeasedTask, TaskError, TaskState
 
 NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
 DAY = 86_400.0
@@ -37,7 +37,7 @@ CHANCES = st.floats(0, 1, exclude_max=True)
 ATTEMPTS = st.integers(1, 2**31)
 
 
-def task(**more: Any) -> RunningTask:
+def task(**more: Any) -> LeasedTask:
     retry = more.pop("retry", EVEN)
     given: dict[str, Any] = {
         "id": UUID(int=1),
@@ -51,18 +51,18 @@ def task(**more: Any) -> RunningTask:
         "deadline_at": NOW + timedelta(hours=1),
         "first_started_at": NOW,
     }
-    return RunningTask(**{**given, **more})
+    return LeasedTask(**{**given, **more})
 
 
 def fail(
-    *, error: TaskError = BROKEN, now: datetime = NOW, chance: float = 0.5, total: float = 7 * DAY, **more: Any
+    *, error: TaskError = BROKEN, now: datetime = NOW, random_fraction: float = 0.5, total: float = 7 * DAY, **more: Any
 ) -> RetryDecision:
     asked = {name: more.pop(name) for name in ("is_retryable", "retry_in_seconds") if name in more}
-    return after_failure(task(**more), error, now=now, chance=chance, total_seconds=total, **asked)
+    return after_failure(task(**more), error, now=now, random_fraction=random_fraction, total_seconds=total, **asked)
 
 
-def expire(*, now: datetime = NOW, chance: float = 0.5, total: float = 7 * DAY, **more: Any) -> RetryDecision:
-    return after_expiry(task(**more), now=now, chance=chance, total_seconds=total)
+def expire(*, now: datetime = NOW, random_fraction: float = 0.5, total: float = 7 * DAY, **more: Any) -> RetryDecision:
+    return after_expiry(task(**more), now=now, random_fraction=random_fraction, total_seconds=total)
 
 
 def later(seconds: float, outcome: AttemptOutcome = FAILED) -> RetryDecision:
@@ -94,12 +94,12 @@ def test_backoff_grows_as_its_kind_says_up_to_its_cap(retry: Retry, expected: li
 def test_jitter_is_any_part_of_the_whole_wait(kind: RetryKind) -> None:
     retry = Retry(kind=kind, base_seconds=10)
     whole = backoff_seconds(msgspec.structs.replace(retry, jitter=False), 3, 0.9)
-    assert [backoff_seconds(retry, 3, chance) for chance in (0, 0.25, 0.5)] == [0, whole / 4, whole / 2]
+    assert [backoff_seconds(retry, 3, random_fraction) for random_fraction in (0, 0.25, 0.5)] == [0, whole / 4, whole / 2]
 
 
 @given(RETRIES, ATTEMPTS, CHANCES)
-def test_backoff_is_between_nothing_and_its_cap(retry: Retry, attempt: int, chance: float) -> None:
-    seconds = backoff_seconds(retry, attempt, chance)
+def test_backoff_is_between_nothing_and_its_cap(retry: Retry, attempt: int, random_fraction: float) -> None:
+    seconds = backoff_seconds(retry, attempt, random_fraction)
     assert math.isfinite(seconds)
     assert 0 <= seconds <= retry.max_seconds
     if not retry.jitter:
@@ -107,8 +107,8 @@ def test_backoff_is_between_nothing_and_its_cap(retry: Retry, attempt: int, chan
 
 
 @given(RETRIES, st.integers(1, 1000), CHANCES)
-def test_backoff_never_shrinks_with_the_attempts(retry: Retry, attempt: int, chance: float) -> None:
-    assert backoff_seconds(retry, attempt, chance) <= backoff_seconds(retry, attempt + 1, chance)
+def test_backoff_never_shrinks_with_the_attempts(retry: Retry, attempt: int, random_fraction: float) -> None:
+    assert backoff_seconds(retry, attempt, random_fraction) <= backoff_seconds(retry, attempt + 1, random_fraction)
 
 
 @given(RETRIES, ATTEMPTS, CHANCES, CHANCES)
@@ -131,17 +131,17 @@ def test_a_huge_number_of_attempts_does_not_overflow(kind: RetryKind, factor: fl
 def test_a_failed_attempt_is_tried_again_after_its_backoff() -> None:
     assert fail(retry=EVEN) == later(1)
     assert fail(retry=EVEN, attempt=2) == later(2)
-    assert fail(retry=Retry(base_seconds=8), chance=0.25) == later(2)
+    assert fail(retry=Retry(base_seconds=8), random_fraction=0.25) == later(2)
 
 
 def test_a_task_without_a_retry_of_its_own_has_the_usual_one() -> None:
-    assert fail(retry="{}", attempt=2, chance=0.5) == later(1)
+    assert fail(retry="{}", attempt=2, random_fraction=0.5) == later(1)
 
 
 def test_a_wait_of_nothing_is_at_once() -> None:
     at_once = RetryDecision(FAILED, TaskState.READY)
     assert fail(retry=Retry(base_seconds=0)) == at_once
-    assert fail(retry=Retry(base_seconds=5), chance=0.0) == at_once
+    assert fail(retry=Retry(base_seconds=5), random_fraction=0.0) == at_once
     assert fail(retry_in_seconds=0) == at_once
 
 
@@ -239,7 +239,7 @@ def test_a_lost_task_past_its_time_in_total_is_dead() -> None:
     retry=RETRIES,
     attempt=st.integers(1, 2**31),
     max_attempts=st.integers(1, 2**31),
-    chance=CHANCES,
+    random_fraction=CHANCES,
     is_cancelled=st.booleans(),
     is_retryable=st.booleans(),
     retry_in=st.none() | st.floats(0, 30 * DAY),
@@ -251,7 +251,7 @@ def test_every_decision_is_a_legal_move(
     retry: Retry,
     attempt: int,
     max_attempts: int,
-    chance: float,
+    random_fraction: float,
     is_cancelled: bool,
     is_retryable: bool,
     retry_in: float | None,
@@ -263,7 +263,7 @@ def test_every_decision_is_a_legal_move(
     running = task(
         retry=retry, attempt=attempt, max_attempts=max_attempts, cancel_requested=is_cancelled, first_started_at=first
     )
-    at: dict[str, Any] = {"now": NOW, "chance": chance, "total_seconds": total}
+    at: dict[str, Any] = {"now": NOW, "random_fraction": random_fraction, "total_seconds": total}
     decisions = [
         after_failure(running, error, is_retryable=is_retryable, retry_in_seconds=retry_in, **at),
         after_expiry(running, **at),

@@ -19,23 +19,23 @@ from everbeat.core.submissions import (
     MAX_ERROR_CHARACTERS,
     MAX_RESULT_BYTES,
     MAX_TRACE_CHARACTERS,
-    attempt_answer,
+    attempt_response,
     cut_result,
-    dead_letter_answer,
+    dead_letter_response,
     error_text,
-    fresh_task,
-    log_answer,
+    task_as_submitted,
+    log_response,
     new_task,
     result_text,
     target_of,
-    task_again,
-    task_answer,
-    task_of_schedule,
+    task_for_replay,
+    task_response,
+    task_from_schedule,
 )
 from everbeat.core.targets import HttpTarget, KafkaTarget, WorkerTarget
-from everbeat.core.tasks import Attempt, AttemptOutcome, DeadLetter, LogLine, NewTask, Origin, Task, TaskKey, TaskState
+from everbeat.core.tasks import Attempt, AttemptOutcome, DeadLetter, LogLine, NewTask, Origin, TaskRecord, TaskKey, TaskState
 from everbeat.core.tenants import MAX_PAYLOAD_BYTES
-from everbeat.core.wire import LONGEST_DELAY_SECONDS, TaskInput
+from everbeat.core.protocol import MAX_DELAY_SECONDS, TaskInput
 from tests.factories import NOW, make_schedule, seconds
 
 ID = UUID(int=77)
@@ -154,7 +154,7 @@ def test_everything_that_is_wrong_is_named_at_once() -> None:
         '{"type":"w","timeout_seconds":0}',
         '{"type":"w","timeout_seconds":604801}',
         '{"type":"w","delay_seconds":-0.1}',
-        f'{{"type":"w","delay_seconds":{LONGEST_DELAY_SECONDS + 1}}}',
+        f'{{"type":"w","delay_seconds":{MAX_DELAY_SECONDS + 1}}}',
         '{"type":"w","run_at":"2026-01-01T00:00:00"}',
         '{"type":"w","run_at":"tomorrow"}',
         '{"type":"w","labels":{"a":1}}',
@@ -254,7 +254,7 @@ def test_whatever_makes_another_task_makes_another_fingerprint(more: dict[str, A
 
 def test_a_task_of_a_schedule_is_as_the_schedule_says() -> None:
     schedule = make_schedule("nightly", payload=b'{"a":1}', priority=3, max_attempts=7, timeout_seconds=9, labels={"x": "y"})
-    task = task_of_schedule(schedule, ID, Origin.BACKFILL, scheduled_for=NOW, run_at=NOW + seconds(1), key=TaskKey("k", b""))
+    task = task_from_schedule(schedule, ID, Origin.BACKFILL, scheduled_for=NOW, run_at=NOW + seconds(1), key=TaskKey("k", b""))
     assert (task.origin, task.schedule_id, task.schedule_name, task.scheduled_for) == (
         Origin.BACKFILL,
         schedule.id,
@@ -263,14 +263,14 @@ def test_a_task_of_a_schedule_is_as_the_schedule_says() -> None:
     )
     assert (task.payload, task.priority, task.max_attempts, task.timeout_seconds) == ('{"a":1}', 3, 7, 9)
     assert (task.queue, task.type, task.labels, task.run_at) == ("default", "work", '{"x":"y"}', NOW + seconds(1))
-    own = task_of_schedule(schedule, ID, Origin.TRIGGER, payload=b"[2]")
+    own = task_from_schedule(schedule, ID, Origin.TRIGGER, payload=b"[2]")
     assert (own.payload, own.scheduled_for, own.key) == ("[2]", None, None)
 
 
 @pytest.mark.parametrize("target", [None, WorkerTarget(type="work", queue="q"), HttpTarget(url="https://example.org/")])
 def test_a_task_done_again_is_the_same_work_and_again(target: Any) -> None:
-    first = fresh_task(make(target=target, payload={"a": 1}, retry=Retry(factor=3), labels={"x": "y"}, key="k"), NOW)
-    again = fresh_task(task_again(first, UUID(int=78), run_at=NOW + seconds(5)), NOW)
+    first = task_as_submitted(make(target=target, payload={"a": 1}, retry=Retry(factor=3), labels={"x": "y"}, key="k"), NOW)
+    again = task_as_submitted(task_for_replay(first, UUID(int=78), run_at=NOW + seconds(5)), NOW)
     assert (again.id, again.origin, again.state, again.run_at) == (
         UUID(int=78),
         Origin.REPLAY,
@@ -280,7 +280,7 @@ def test_a_task_done_again_is_the_same_work_and_again(target: Any) -> None:
     kept = ("type", "queue", "target", "payload", "priority", "max_attempts", "timeout_seconds", "labels")
     assert [getattr(again, field) for field in kept] == [getattr(first, field) for field in kept]
     assert msgspec.json.decode(again.retry, type=Retry) == Retry(factor=3)
-    assert task_again(first, ID).key is None, "the key of the first one is not taken along"
+    assert task_for_replay(first, ID).key is None, "the key of the first one is not taken along"
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_a_task_done_again_is_the_same_work_and_again(target: Any) -> None:
     ],
 )
 def test_a_fresh_task_is_ready_or_waits_for_its_time(more: dict[str, Any], run_at: datetime, state: TaskState) -> None:
-    task = fresh_task(make(**more), NOW)
+    task = task_as_submitted(make(**more), NOW)
     assert (task.run_at, task.state, task.created_at, task.attempt, task.fence) == (run_at, state, NOW, 0, 0)
 
 
@@ -355,8 +355,8 @@ def test_an_error_of_any_characters_can_be_kept(message: str, kind: str | None) 
 # Answers
 
 
-def some_task(**more: Any) -> Task:
-    return msgspec.structs.replace(fresh_task(make(payload={"a": 1}), NOW), **more)
+def some_task(**more: Any) -> TaskRecord:
+    return msgspec.structs.replace(task_as_submitted(make(payload={"a": 1}), NOW), **more)
 
 
 def as_json(answer: dict[str, Any]) -> dict[str, Any]:
@@ -365,7 +365,7 @@ def as_json(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_task_is_answered_as_the_api_says() -> None:
-    answer = as_json(task_answer(some_task()))
+    answer = as_json(task_response(some_task()))
     assert answer | {"id": "", "retry": {}} == {
         "id": "",
         "type": "work",
@@ -410,13 +410,13 @@ def test_a_finished_task_is_answered_with_its_result_and_duration() -> None:
         progress_fraction=0.5,
         worker="w",
     )
-    answer = as_json(task_answer(task))
+    answer = as_json(task_response(task))
     assert (answer["state"], answer["result"], answer["duration_ms"]) == ("completed", {"rows": 3}, 1234.5)
     assert (answer["progress"], answer["worker"]) == ({"fraction": 0.5, "message": None}, "w")
 
 
 def test_a_failed_task_is_answered_with_its_error() -> None:
-    answer = as_json(task_answer(some_task(state=TaskState.DEAD, error=error_text("broke", "KeyError").encode())))
+    answer = as_json(task_response(some_task(state=TaskState.DEAD, error=error_text("broke", "KeyError").encode())))
     assert answer["error"] == {"message": "broke", "kind": "KeyError", "trace": None}
 
 
@@ -430,13 +430,13 @@ def test_attempts_and_log_lines_are_answered() -> None:
         outcome=AttemptOutcome.LOST,
         error=error_text("gone", "lost").encode(),
     )
-    answer = as_json(attempt_answer(ended))
+    answer = as_json(attempt_response(ended))
     assert (answer["attempt"], answer["fence"], answer["outcome"], answer["duration_ms"]) == (2, 5, "lost", 500)
     assert answer["error"]["message"] == "gone"
-    running = as_json(attempt_answer(msgspec.structs.replace(ended, ended_at=None, outcome=None, error=None)))
+    running = as_json(attempt_response(msgspec.structs.replace(ended, ended_at=None, outcome=None, error=None)))
     assert (running["outcome"], running["ended_at"], running["duration_ms"], running["error"]) == (None, None, None, None)
     line = LogLine(id=ID, at=NOW, attempt=1, worker=None, text="hello\nworld")
-    assert as_json(log_answer(line)) == {
+    assert as_json(log_response(line)) == {
         "at": "2026-03-02T12:00:00.000000Z",
         "attempt": 1,
         "worker": None,
@@ -472,9 +472,9 @@ def test_a_dead_letter_is_answered() -> None:
         replayed_as=None,
         replays=0,
     )
-    answer = as_json(dead_letter_answer(letter))
+    answer = as_json(dead_letter_response(letter))
     assert (answer["task_id"], answer["payload"], answer["attempts"]) == (str(ID), {"a": 1}, 3)
     assert (answer["reason"], answer["error"]["message"]) == ("all 3 attempts failed", "broke")
     assert (answer["died_at"], answer["replayed_at"], answer["replays"]) == ("2026-03-02T12:00:09.000000Z", None, 0)
     again = msgspec.structs.replace(letter, replayed_at=NOW, replayed_as=UUID(int=1), replays=2)
-    assert as_json(dead_letter_answer(again))["replayed_as"] == str(UUID(int=1))
+    assert as_json(dead_letter_response(again))["replayed_as"] == str(UUID(int=1))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from everbeat.core.errors import InvalidInput
 from everbeat.core.rules import DstFold, DstGap, Rule, TriggerKind
 from everbeat.core.ticks import Occurrence, SkipReason
-from everbeat.core.timeline import Days, Run, Timeline, TimelineCache, compile_rule
+from everbeat.core.timeline import CalendarDays, TickRun, Timeline, TimelineCache, compile_rule
 
 MOMENT = timedelta(microseconds=1)
 DAY = timedelta(days=1)
@@ -39,7 +39,7 @@ class Holidays:
         return local.date() in self.days
 
 
-CALENDARS: dict[str, Days] = {
+CALENDARS: dict[str, CalendarDays] = {
     "weekend": Weekend(),
     "everything": Everything(),
     "holidays": Holidays(date(2026, 1, 1), date(2026, 1, 6)),
@@ -65,7 +65,7 @@ def test_ticks_outside_the_window_never_exist() -> None:
     assert timeline.last_until(at(2, 10)) == at(2, 10)
     assert timeline.last_until(at(9)) == at(2, 12)
     assert timeline.count_between(at(1), at(9)) == 3
-    assert timeline.runs_between(at(1), at(9)) == [Run(at(2, 10), at(2, 12), 3, None)]
+    assert timeline.runs_between(at(1), at(9)) == [TickRun(at(2, 10), at(2, 12), 3, None)]
     assert timeline.runs_between(at(3), at(9)) == []
     assert [each.at for each in timeline.occurrences(at(1))] == [at(2, 10), at(2, 11), at(2, 12)]
 
@@ -73,7 +73,7 @@ def test_ticks_outside_the_window_never_exist() -> None:
 def test_without_skips_a_year_is_one_run_whatever_the_limit() -> None:
     timeline = cron("* * * * * *", "Europe/Berlin")
     until = at(1) + 365 * DAY
-    assert timeline.runs_between(at(1), until, limit=10) == [Run(at(1) + timedelta(seconds=1), until, 365 * 86400, None)]
+    assert timeline.runs_between(at(1), until, limit=10) == [TickRun(at(1) + timedelta(seconds=1), until, 365 * 86400, None)]
 
 
 def test_an_excluding_calendar_skips_its_ticks() -> None:
@@ -84,14 +84,14 @@ def test_an_excluding_calendar_skips_its_ticks() -> None:
     assert timeline.count_between(at(1), at(8)) == 7
     assert timeline.last_until(at(4, 12)) == at(4, 9)
     assert timeline.runs_between(at(1), at(8)) == [
-        Run(at(1, 9), at(1, 9), 1, SkipReason.CALENDAR),
-        Run(at(2, 9), at(2, 9), 1, None),
-        Run(at(3, 9), at(4, 9), 2, SkipReason.CALENDAR),
-        Run(at(5, 9), at(5, 9), 1, None),
-        Run(at(6, 9), at(6, 9), 1, SkipReason.CALENDAR),
-        Run(at(7, 9), at(7, 9), 1, None),
+        TickRun(at(1, 9), at(1, 9), 1, SkipReason.CALENDAR),
+        TickRun(at(2, 9), at(2, 9), 1, None),
+        TickRun(at(3, 9), at(4, 9), 2, SkipReason.CALENDAR),
+        TickRun(at(5, 9), at(5, 9), 1, None),
+        TickRun(at(6, 9), at(6, 9), 1, SkipReason.CALENDAR),
+        TickRun(at(7, 9), at(7, 9), 1, None),
     ]
-    assert timeline.runs_between(at(1), at(8), limit=3)[-1] == Run(at(3, 9), at(3, 9), 1, SkipReason.CALENDAR)
+    assert timeline.runs_between(at(1), at(8), limit=3)[-1] == TickRun(at(3, 9), at(3, 9), 1, SkipReason.CALENDAR)
 
 
 def test_an_only_calendar_keeps_to_its_days() -> None:
@@ -112,7 +112,7 @@ def test_when_all_is_excluded_the_last_examined_tick_is_a_checkpoint() -> None:
     checkpoint = timeline.next_tick(at(1))
     assert checkpoint == at(1) + timedelta(minutes=10_000)
     assert timeline.runs_between(at(1), checkpoint) == [
-        Run(at(1, 0, 1), checkpoint, 10_000, SkipReason.CALENDAR),
+        TickRun(at(1, 0, 1), checkpoint, 10_000, SkipReason.CALENDAR),
     ]
     ending = cron("0 9 * * *", exclude=("everything",), ends_at=at(4))
     assert ending.next_tick(at(1)) == at(3, 9)
@@ -128,9 +128,9 @@ def test_a_skipped_gap_is_a_tick_that_does_not_fire() -> None:
     assert timeline.last_until(GAP_END - MOMENT) == before
     assert timeline.count_between(before, following) == 2
     assert timeline.runs_between(before - MOMENT, following) == [
-        Run(before, before, 1, None),
-        Run(GAP_END, GAP_END, 1, SkipReason.DST_GAP),
-        Run(following, following, 1, None),
+        TickRun(before, before, 1, None),
+        TickRun(GAP_END, GAP_END, 1, SkipReason.DST_GAP),
+        TickRun(following, following, 1, None),
     ]
     assert list(timeline.occurrences(before, GAP_END)) == [Occurrence(GAP_END, SkipReason.DST_GAP)]
     assert cron("30 2 * * *", "Europe/Berlin", gap=DstGap.SKIP, starts_at=GAP_END + MOMENT).last_until(GAP_END) is None

@@ -10,15 +10,15 @@ from uuid import UUID
 
 import pytest
 
-from everbeat.core.errors import StoreBroken, StoreError
+from everbeat.core.errors import StoreUnusable, StoreError
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptOutcome, Ending, TaskState
+from everbeat.core.tasks import AttemptOutcome, AttemptEnd, TaskState
 from everbeat.store.base import Store
 from everbeat.store.migrate import Migration, load_migrations, missing_migrations
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
 from everbeat.store.values import BeatWrite, LeaseRef
-from tests.factories import NOW, claim, execute_raw, insert, lease_of, make_schedule, make_task, open_twin, seconds
+from tests.factories import NOW, claim, execute_raw, insert, lease_of, make_schedule, make_task, open_second_store, seconds
 from tests.support.postgres import PostgresAdmin
 
 
@@ -63,7 +63,7 @@ async def test_migrating_again_does_nothing(empty: Store) -> None:
 
 
 async def test_nodes_that_migrate_at_once_apply_each_migration_once(empty: Store) -> None:
-    twins = [empty, *(open_twin(empty) for _ in range(3))]
+    twins = [empty, *(open_second_store(empty) for _ in range(3))]
     applied = await asyncio.gather(*(store.migrate() for store in twins))
     assert sorted(name for names in applied for name in names) == names_of(empty)
     for store in twins[1:]:
@@ -74,7 +74,7 @@ async def test_a_database_from_the_future_is_refused_and_left_alone(empty: Store
     await empty.migrate()
     extra = {"sqlite": "(number, name, applied_at) VALUES (9999, 'x', 0)", "postgres": "(number, name) VALUES (9999, 'x')"}
     await execute_raw(empty, f"INSERT INTO everbeat_migrations {extra[empty.dialect]}")
-    with pytest.raises(StoreBroken, match="at migration 9999 but this Everbeat knows only"):
+    with pytest.raises(StoreUnusable, match="at migration 9999 but this Everbeat knows only"):
         await empty.migrate()
     assert (await empty.schema_version())[0] == 9999
 
@@ -98,7 +98,7 @@ async def test_a_migration_that_fails_half_way_leaves_what_was_before_it(empty: 
 
 async def test_a_database_that_was_never_migrated_says_what_to_do(empty: Store) -> None:
     await empty.open()
-    with pytest.raises(StoreBroken, match="everbeat migrate"):
+    with pytest.raises(StoreUnusable, match="everbeat migrate"):
         await empty.schedule_find(DEFAULT_TENANT, names=["job"], now=NOW)
 
 
@@ -106,7 +106,7 @@ async def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path: Path) ->
     path = tmp_path / "notes.txt"
     path.write_text("not a database " * 100)
     store = SqliteStore(path)
-    with pytest.raises(StoreBroken, match="damaged or not a database"):
+    with pytest.raises(StoreUnusable, match="damaged or not a database"):
         await store.migrate()
     with contextlib.suppress(StoreError):
         await store.close()
@@ -169,7 +169,7 @@ async def test_a_task_that_a_node_of_before_has_claimed_can_be_lost_and_die(empt
     await execute_raw(empty, OLD_CLAIM, NOW + seconds(30), NOW)
     _, (one, two) = await empty.task_expired(limit=10, now=NOW + seconds(31))
     endings = [
-        Ending(task.id, DEFAULT_TENANT, 1, AttemptOutcome.LOST, state, None, None)
+        AttemptEnd(task.id, DEFAULT_TENANT, 1, AttemptOutcome.LOST, state, None, None)
         for task, state in ((one, TaskState.READY), (two, TaskState.DEAD))
     ]
     assert len((await empty.task_end(endings, is_expired=True, now=NOW + seconds(31))).ids) == 2

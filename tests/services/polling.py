@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from everbeat.core.fairness import Flow, Share
+from everbeat.core.fairness import Flow, ClaimStep
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask, NewTask
-from everbeat.core.wire import Claim, TaskInput
+from everbeat.core.protocol import LeaseClaimRequest, TaskInput
 from everbeat.store.base import Store
 from everbeat.store.values import Claimer, Claims, Submitted
-from tests.factories import Overriding, SteppedNode
+from tests.factories import StoreOverride, SteppedNode
 
 Poll = asyncio.Task[list[ClaimedTask]]
 
 
-class Counting(Overriding):
+class Counting(StoreOverride):
     """Counts the claims, and can hold back their answers, or writes, or make them fail."""
 
     def __init__(self, store: Store) -> None:
@@ -49,7 +49,7 @@ class Counting(Overriding):
             await self.may_answer.wait()
         return flows
 
-    async def task_claim(self, shares: Sequence[Share], claimers: Sequence[Claimer], **more: Any) -> Claims:
+    async def task_claim(self, shares: Sequence[ClaimStep], claimers: Sequence[Claimer], **more: Any) -> Claims:
         self.asked.append([claimer.worker for claimer in claimers])
         if self.error is not None:
             raise self.error
@@ -90,7 +90,7 @@ class Room:
     def poll(
         self, worker: str = "worker", *, most: int = 1, wait: float = 30, tenant: UUID = DEFAULT_TENANT, **more: Any
     ) -> Poll:
-        claim = Claim(worker=worker, **{"queues": ["default"], **more}, max=most, wait_seconds=wait)
+        claim = LeaseClaimRequest(worker=worker, **{"queues": ["default"], **more}, max=most, wait_seconds=wait)
         self.open.append(asyncio.create_task(self.node.work.claim(tenant, claim)))
         return self.open[-1]
 

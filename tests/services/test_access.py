@@ -9,8 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from everbeat.core.access import LOCAL, Scope
-from everbeat.core.errors import Conflict, InvalidInput, NotFound, StoreUnavailable, TooMany, Unauthenticated
+from everbeat.core.access import LOCAL_CALLER, Scope
+from everbeat.core.errors import Conflict, InvalidInput, NotFound, StoreUnavailable, TooManyRequests, Unauthenticated
 from everbeat.core.keys import ApiKey, make_key
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.services.access import Access
@@ -127,7 +127,7 @@ async def test_an_unknown_key_is_asked_for_once_in_a_while(watched: Watched) -> 
 
 
 async def test_without_a_key_it_depends(watched: Watched) -> None:
-    assert await Access(watched, Sessions()).authenticate([], ADDRESS) == LOCAL
+    assert await Access(watched, Sessions()).authenticate([], ADDRESS) == LOCAL_CALLER
     with pytest.raises(Unauthenticated, match="Authorization: Bearer"):
         await Access(watched, Sessions(), is_required=True).authenticate([], ADDRESS)
 
@@ -202,7 +202,7 @@ async def test_sessions_end_with_their_key_and_no_other(watched: Watched) -> Non
     with (
         sessions.open(await access.authenticate(header, ADDRESS)) as ending,
         sessions.open(await access.authenticate(other, ADDRESS)) as staying,
-        sessions.open(LOCAL) as local,
+        sessions.open(LOCAL_CALLER) as local,
     ):
         await access.run_once()
         assert not ending.has_ended
@@ -272,7 +272,7 @@ async def test_a_key_has_its_rate(watched: Watched) -> None:
     (_, header), (_, other) = await make(watched), await make(watched)
     for _ in range(20):
         await access.authenticate(header, ADDRESS)
-    with pytest.raises(TooMany) as caught:
+    with pytest.raises(TooManyRequests) as caught:
         await access.authenticate(header, "198.51.100.1")
     assert 0 < caught.value.retry_after_seconds < 0.11
     await access.authenticate(other, ADDRESS)
@@ -290,7 +290,7 @@ async def test_after_many_wrong_keys_no_other_is_looked_at(watched: Watched) -> 
             await access.authenticate(bearer(make_key(bytes([number]) * 32)), ADDRESS)
     asked = watched.asked
     for header in (bearer(make_key(b"z" * 32)), fresh, bearer("nonsense")):
-        with pytest.raises(TooMany):
+        with pytest.raises(TooManyRequests):
             await access.authenticate(header, ADDRESS)
     assert watched.asked == asked
     await access.authenticate(known, ADDRESS)  # who was let in a moment ago does not pay for the neighbours

@@ -20,7 +20,7 @@ from everbeat.services.events import TasksSubmitted
 from everbeat.services.ticker import TickerSettings
 from everbeat.store.base import Store
 from everbeat.store.values import QueueDepth
-from tests.factories import NOW, OTHER_TENANT, SteppedNode, count_rows, ledger, lines_of, minutes, open_twin, seconds
+from tests.factories import NOW, OTHER_TENANT, SteppedNode, count_rows, ledger, ledger_summary, minutes, open_second_store, seconds
 from tests.services.workers import Worker, get, work_off
 
 LATE = TickerSettings(lateness=Lateness(catch_up_rate=0))
@@ -74,7 +74,7 @@ async def test_a_second_time_there_is_nothing_new(node: SteppedNode) -> None:
 
 
 async def test_two_at_once_fill_each_tick_once(store: Store) -> None:
-    twin = open_twin(store)
+    twin = open_second_store(store)
     nodes = [SteppedNode(store, settings=LATE), SteppedNode(twin)]
     await after_an_outage(nodes[0])
     nodes[1].move_to(nodes[0].now)
@@ -83,7 +83,7 @@ async def test_two_at_once_fill_each_tick_once(store: Store) -> None:
     filled = await asyncio.gather(*(backfill(node, 0.5, 60) for node in nodes for _ in range(3)))
     assert sorted(tick for ticks in filled for tick in ticks) == [3, 4, 5, 6]
     assert await store.task_depths() == [QueueDepth("default", "ready", 4)]
-    assert sum(event.count for node in nodes for event in node.heard(TasksSubmitted)) == 4
+    assert sum(event.count for node in nodes for event in node.events_of(TasksSubmitted)) == 4
     await twin.close()
 
 
@@ -138,7 +138,7 @@ async def test_what_lies_ahead_is_left_to_the_schedule(node: SteppedNode) -> Non
     node.move_to(NOW + minutes(5))  # due, and not fired yet: the schedule will account for them
     assert await backfill(node, 0.5, 600) == []
     await node.step(NOW + minutes(5))
-    assert [line[1] for line in lines_of(await ledger(node.store, job.id))] == ["fired", "fired", "misfire", "fired"]
+    assert [line[1] for line in ledger_summary(await ledger(node.store, job.id))] == ["fired", "fired", "misfire", "fired"]
     assert await backfill(node, 0.5, 600) == [3, 4]
 
 
@@ -175,7 +175,7 @@ async def test_while_paused_the_ticks_of_the_pause_can_be_filled_up_to_now(node:
     ticks = [task.scheduled_for for task in await Worker(node).claim(10)]
     assert ticks == [NOW + minutes(tick) for tick in (3, 4, 5)], "what is filled by hand runs, what the pause holds does not"
     await node.schedules.resume(DEFAULT_TENANT, "job", now=node.now)
-    assert lines_of(await ledger(node.store, job.id))[-1] == (180, "paused", 3)
+    assert ledger_summary(await ledger(node.store, job.id))[-1] == (180, "paused", 3)
     assert await backfill(node, 0.5, 60) == []
 
 
@@ -236,7 +236,7 @@ async def test_backfilled_tasks_do_not_count_as_overlapping_nor_as_doubled(node:
     job = await node.put(overlap="skip")
     assert await backfill(node, -3, 0) == [-3, -2, -1]
     await node.run(NOW + minutes(1), by_seconds=60)
-    assert lines_of(await ledger(node.store, job.id)) == [(60, "fired", 1)]
+    assert ledger_summary(await ledger(node.store, job.id)) == [(60, "fired", 1)]
     count = await node.count(from_=NOW)
     assert (count.fired, count.doubled, count.missing) == (1, 0, 0)
 

@@ -16,7 +16,7 @@ from everbeat.services.events import Pruned, TicksOverdue
 from everbeat.services.turns import Reaper, Turns
 from everbeat.store.base import Store
 from everbeat.store.values import IdempotentAnswer, QueueDepth
-from tests.factories import NOW, SteppedNode, beat, claim, count_rows, insert, ledger, make_schedule, minutes, seconds, skip
+from tests.factories import NOW, SteppedNode, node_heartbeat, claim, count_rows, insert, ledger, make_schedule, minutes, seconds, skip
 
 DAY = timedelta(days=1)
 
@@ -39,10 +39,10 @@ async def test_the_auditor_tells_what_should_have_fired_and_did_not(node: Steppe
     auditor = Auditor(node.store, node.ownership, late_seconds=60, emit=node.events.append)
     await node.renew()
     assert not await auditor.run_once(NOW)
-    assert node.heard(TicksOverdue) == [TicksOverdue(1, 300.0, ["late"])]
+    assert node.events_of(TicksOverdue) == [TicksOverdue(1, 300.0, ["late"])]
     await node.store.schedule_delete(DEFAULT_TENANT, [one.id for one in await _all(node)])
     await auditor.run_once(NOW)
-    assert node.heard(TicksOverdue)[-1] == TicksOverdue(0, 0.0, [])
+    assert node.events_of(TicksOverdue)[-1] == TicksOverdue(0, 0.0, [])
 
 
 async def _all(node: SteppedNode) -> list[Schedule]:
@@ -56,14 +56,14 @@ async def test_the_pruner_removes_what_is_past_retention_and_keeps_the_rest(node
     write = ScheduleWrite(job, skips=tuple(skip(at) for at in moments))
     answer = IdempotentAnswer(key="old", fingerprint=b"", status=201, body=b"")
     assert await node.store.schedule_write(DEFAULT_TENANT, [write], answer=answer, now=NOW - 2 * DAY)
-    await node.store.partition_renew(beat(job.id), frozenset(), now=NOW - 2 * DAY)
+    await node.store.partition_renew(node_heartbeat(job.id), frozenset(), now=NOW - 2 * DAY)
     pruner = Pruner(node.store, node.ownership, retention_days=30, emit=node.events.append)
     while await pruner.run_once(NOW):
         pass
     assert [tick.scheduled_for for tick in await ledger(node.store, job.id)] == moments[2:]
     assert await count_rows(node.store, "idempotent_answers") == 0
     assert [one.id for one in (await node.store.node_list(now=NOW))[1]] == [node.id]
-    assert {event.what for event in node.heard(Pruned)} == {"answers", "months"}
+    assert {event.what for event in node.events_of(Pruned)} == {"answers", "months"}
 
 
 async def test_the_pruner_says_when_there_is_more_to_do(node: SteppedNode) -> None:

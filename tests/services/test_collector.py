@@ -17,7 +17,7 @@ from everbeat.services.collector import Collector
 from everbeat.services.events import Pruned
 from everbeat.store.base import Store
 from everbeat.store.values import LeaseRef
-from tests.factories import Overriding, SteppedNode, claim, make_task
+from tests.factories import StoreOverride, SteppedNode, claim, make_task
 
 # Files are as old as the machine's clock says; the database's is moved on from there.
 START = datetime.now(UTC)
@@ -68,7 +68,7 @@ async def test_what_is_referred_to_again_before_the_second_look_stays(store: Sto
 
 
 async def test_a_look_through_all_is_followed_by_a_rest(store: Store, blobs: Blobs) -> None:
-    class Counted(Overriding):
+    class Counted(StoreOverride):
         asked = 0
 
         async def blob_unused(self, refs: Sequence[str]) -> list[str]:
@@ -120,4 +120,4 @@ async def test_payloads_go_with_the_retention_of_their_tasks(store: Store, blobs
         while await pruner.run_once(START + days * DAY):
             pass
         assert len(await left(blobs)) == (0 if days == 66 else 1)
-    assert Pruned("blobs", 1) in node.heard(Pruned)
+    assert Pruned("blobs", 1) in node.events_of(Pruned)

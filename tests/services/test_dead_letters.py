@@ -12,12 +12,12 @@ import pytest
 from everbeat.core.errors import NotFound
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import DeadLetter, Origin, TaskState
-from everbeat.core.wire import TaskInput
+from everbeat.core.protocol import TaskInput
 from everbeat.services import dead_letters as module
 from everbeat.services.events import TasksSubmitted
 from everbeat.store.base import Store
 from everbeat.store.values import DeadFilter, QueueDepth
-from tests.factories import NOW, OTHER_TENANT, SteppedNode, count_rows, execute_raw, minutes, open_twin, seconds
+from tests.factories import NOW, OTHER_TENANT, SteppedNode, count_rows, execute_raw, minutes, open_second_store, seconds
 from tests.services.workers import Worker, attempts, get, submit
 
 
@@ -129,14 +129,14 @@ async def test_a_filter_replays_each_letter_once(node: SteppedNode) -> None:
 
 
 async def test_two_that_replay_at_once_replay_each_letter_once(store: Store) -> None:
-    twin = open_twin(store)
+    twin = open_second_store(store)
     nodes = [SteppedNode(store), SteppedNode(twin)]
     await kill(nodes[0], 30)
     nodes[1].move_to(nodes[0].now)
     results = await asyncio.gather(*(replay_all(node) for node in nodes for _ in range(2)))
     assert sum(result.count for result in results) == 30
     assert await store.task_depths() == [QueueDepth("q", "ready", 30)]
-    assert sum(event.count for node in nodes for event in node.heard(TasksSubmitted)) == 60
+    assert sum(event.count for node in nodes for event in node.events_of(TasksSubmitted)) == 60
     await twin.close()
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from everbeat.core.errors import StoreUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tenants import Quotas, Tenant
+from everbeat.core.tenants import TenantQuotas, Tenant
 from everbeat.services.tenants import Directory
 from everbeat.store.base import Store
 from everbeat.store.values import Notice, TenantWrite
-from tests.factories import NOW, beat
+from tests.factories import NOW, node_heartbeat
 
 
 class Ticking:
@@ -26,7 +26,7 @@ class Ticking:
 
 
 def tenant(name: str = "billing", weight: float = 3.0, **quotas: int) -> Tenant:
-    return Tenant(id=uuid4(), name=name, weight=weight, quotas=Quotas(**quotas), created_at=NOW, updated_at=NOW)
+    return Tenant(id=uuid4(), name=name, weight=weight, quotas=TenantQuotas(**quotas), created_at=NOW, updated_at=NOW)
 
 
 async def write(store: Store, *tenants: Tenant) -> None:
@@ -45,9 +45,9 @@ async def test_it_knows_weights_and_quotas_of_all_tenants(store: Store) -> None:
 
 async def test_an_unknown_tenant_has_weight_one_and_no_limits(store: Store) -> None:
     directory = Directory(store)
-    assert (directory.weight_of(uuid4()), directory.quotas_of(uuid4()), directory.api_nodes) == (1.0, Quotas(), 1)
+    assert (directory.weight_of(uuid4()), directory.quotas_of(uuid4()), directory.api_nodes) == (1.0, TenantQuotas(), 1)
     await directory.fresh()
-    assert directory.quotas_of(DEFAULT_TENANT) == Quotas()
+    assert directory.quotas_of(DEFAULT_TENANT) == TenantQuotas()
 
 
 async def test_it_reads_again_when_told_or_when_its_look_is_old(store: Store) -> None:
@@ -69,7 +69,7 @@ async def test_it_reads_again_when_told_or_when_its_look_is_old(store: Store) ->
 
 async def test_it_counts_the_live_nodes_that_answer_requests(store: Store) -> None:
     for roles in (("api",), ("api", "scheduler"), ("scheduler",)):
-        await store.partition_renew(beat(uuid4(), roles=roles), frozenset(), now=NOW)
+        await store.partition_renew(node_heartbeat(uuid4(), roles=roles), frozenset(), now=NOW)
     directory = Directory(store)
     await directory.fresh(now=NOW)
     assert directory.api_nodes == 2

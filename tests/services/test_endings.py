@@ -13,12 +13,12 @@ import pytest
 from everbeat.core.errors import NotFound
 from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
 from everbeat.core.submissions import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES, MAX_TRACE_CHARACTERS
-from everbeat.core.tasks import RunningTask, TaskState
-from everbeat.core.wire import Completion, ErrorInput, Failure, Failures, Lease, Result, Settled
+from everbeat.core.tasks import LeasedTask, TaskState
+from everbeat.core.protocol import LeaseCompleteRequest, ErrorInput, LeaseFailure, LeaseFailRequest, Lease, LeaseCompletion, LeaseResult
 from everbeat.services.events import AttemptEnded, TasksFinished
 from everbeat.store.base import Store
 from everbeat.store.values import DeadFilter, QueueDepth
-from tests.factories import NOW, OTHER_TENANT, Overriding, SteppedNode, count_rows, seconds
+from tests.factories import NOW, OTHER_TENANT, StoreOverride, SteppedNode, count_rows, seconds
 from tests.services.workers import Worker, attempts, error_of, get, submit, submit_many, told
 
 FIXED = Retry(kind=RetryKind.FIXED, base_seconds=10, jitter=False)
@@ -48,7 +48,7 @@ async def test_a_completed_task_keeps_its_result_and_what_was_known_of_it(node: 
     assert msgspec.json.decode(done.result or b"") == {"rows": [1, None, "ü"]}
     assert await told(node, task) == [(1, "completed")]
     assert await count_rows(node.store, "tasks") == 0
-    assert node.heard(TasksFinished) == [TasksFinished("completed", 1)]
+    assert node.events_of(TasksFinished) == [TasksFinished("completed", 1)]
 
 
 async def test_a_completion_whose_answer_was_lost_is_answered_the_same_five_times(node: SteppedNode, worker: Worker) -> None:
@@ -57,7 +57,7 @@ async def test_a_completion_whose_answer_was_lost_is_answered_the_same_five_time
     assert [await worker.complete(task, result=number) for number in range(5)] == [["ok"]] * 5
     assert (await get(node, task)).result == b"0", "the first one counts"
     assert await count_rows(node.store, "task_history") == 1
-    assert node.heard(TasksFinished) == [TasksFinished("completed", 1)]
+    assert node.events_of(TasksFinished) == [TasksFinished("completed", 1)]
     node.move_to(NOW + timedelta(days=2))
     assert await worker.complete(task) == ["ok"], "also much later"
 
@@ -82,7 +82,7 @@ async def test_a_lease_that_has_run_out_completes_nothing_although_it_is_not_rea
     task = await worker.claim_one()
     node.move_to(NOW + seconds(30))
     assert await worker.complete(task) == ["stale"]
-    assert await worker.fail(task) == Settled(task.id, "stale")
+    assert await worker.fail(task) == LeaseResult(task.id, "stale")
     assert await worker.release(task) == ["stale"]
     assert (await get(node, task)).state is TaskState.RUNNING
     await node.reap()
@@ -126,7 +126,7 @@ async def test_of_a_batch_those_count_that_may(node: SteppedNode, worker: Worker
 async def test_an_empty_batch_is_answered_with_nothing(node: SteppedNode, worker: Worker) -> None:
     assert await worker.complete() == []
     assert await worker.release() == []
-    assert await node.work.fail(DEFAULT_TENANT, Failures(worker="worker", failures=[]), now=NOW) == []
+    assert await node.work.fail(DEFAULT_TENANT, LeaseFailRequest(worker="worker", failures=[]), now=NOW) == []
 
 
 async def test_a_result_of_fifty_megabytes_is_cut_with_a_note(node: SteppedNode, worker: Worker) -> None:
@@ -165,8 +165,8 @@ async def live_tasks(node: SteppedNode, count: int) -> list[Lease]:
     return [Lease(id=task.id, fence=task.fence) for task in await Worker(node).claim(count, lease_seconds=300)]
 
 
-def completion(lease: Lease, result: Any = None) -> Completion:
-    return Completion(worker="worker", results=[Result(id=lease.id, fence=lease.fence, result=result)])
+def completion(lease: Lease, result: Any = None) -> LeaseCompleteRequest:
+    return LeaseCompleteRequest(worker="worker", results=[LeaseCompletion(id=lease.id, fence=lease.fence, result=result)])
 
 
 async def test_completions_at_once_are_each_answered_for_their_own(node: SteppedNode) -> None:
@@ -176,7 +176,7 @@ async def test_completions_at_once_are_each_answered_for_their_own(node: Stepped
     answers = await asyncio.gather(*(node.work.complete(DEFAULT_TENANT, completion(lease)) for lease in calls))
     assert [one.status for (one,) in answers] == ["ok"] * 60 + ["stale"] * 5
     assert await count_rows(node.store, "task_history") == 30
-    assert sum(event.count for event in node.heard(TasksFinished)) == 30
+    assert sum(event.count for event in node.events_of(TasksFinished)) == 30
 
 
 async def test_another_tenant_that_completes_the_same_lease_at_once_is_stale(node: SteppedNode) -> None:
@@ -198,14 +198,14 @@ async def test_another_tenant_that_completes_the_same_lease_at_once_is_stale(nod
 
 
 async def test_a_failure_is_tried_again_after_the_backoff_until_it_is_dead(store: Store) -> None:
-    node = SteppedNode(store, chance=lambda: 0.5)
+    node = SteppedNode(store, random_fraction=lambda: 0.5)
     worker = Worker(node)
     task = await submit(node, max_attempts=4, retry=Retry(base_seconds=8, factor=3))
     waited = []
     for number in (1, 2, 3):
         claimed = await worker.claim_one()
         assert claimed.attempt == number
-        assert await worker.fail(claimed, f"failure {number}", kind="ValueError") == Settled(task.id, "ok", "retry")
+        assert await worker.fail(claimed, f"failure {number}", kind="ValueError") == LeaseResult(task.id, "ok", "retry")
         again = await get(node, task)
         assert (again.state, error_of(again)["message"]) == (TaskState.SCHEDULED, f"failure {number}")
         waited.append((again.run_at - node.now).total_seconds())
@@ -214,7 +214,7 @@ async def test_a_failure_is_tried_again_after_the_backoff_until_it_is_dead(store
         await node.promote(again.run_at)
     assert waited == [4, 12, 36], "half of 8, 24 and 72: full jitter with a chance of a half"
     last = await worker.claim_one()
-    assert await worker.fail(last, "failure 4", trace="line 1") == Settled(task.id, "ok", "dead")
+    assert await worker.fail(last, "failure 4", trace="line 1") == LeaseResult(task.id, "ok", "dead")
     dead = await get(node, task)
     assert (dead.state, dead.attempt, error_of(dead)["message"]) == (TaskState.DEAD, 4, "failure 4")
     assert await told(node, task) == [(number, "failed") for number in (1, 2, 3, 4)]
@@ -259,7 +259,7 @@ async def test_a_failure_whose_answer_was_lost_is_answered_the_same(node: Steppe
     last = await worker.claim_one()
     assert [(await worker.fail(last)).next for _ in range(5)] == ["dead"] * 5
     assert await told(node, dead) == [(1, "failed")]
-    assert len(node.heard(AttemptEnded)) == 2
+    assert len(node.events_of(AttemptEnded)) == 2
     assert len(await node.dead_letters.page(DEFAULT_TENANT, DeadFilter(), before=None, limit=10)) == 1
     await node.promote(NOW + seconds(10))
     again = await worker.claim_one()
@@ -290,7 +290,7 @@ async def test_a_failure_after_a_cancel_is_failed_and_not_tried_again(node: Step
     claimed = await worker.claim_one()
     await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now)
     answers = [await worker.fail(claimed, "broke on the way") for _ in range(3)]
-    assert answers == [Settled(task.id, "ok", "failed")] * 3
+    assert answers == [LeaseResult(task.id, "ok", "failed")] * 3
     failed = await get(node, task)
     assert (failed.state, error_of(failed)["message"]) == (TaskState.FAILED, "broke on the way")
     assert "cancel" in (failed.reason or "")
@@ -322,23 +322,23 @@ async def test_saying_cancelled_without_having_been_told_is_a_failure(node: Step
     assert (await worker.fail(await worker.claim_one(), kind="cancelled")).next == "retry"
 
 
-class CancelsInBetween(Overriding):
+class CancelsInBetween(StoreOverride):
     """Whenever somebody has read what runs or has expired, a user cancels it."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.is_on = False
 
-    async def _cancel(self, found: tuple[datetime, list[RunningTask]]) -> tuple[datetime, list[RunningTask]]:
+    async def _cancel(self, found: tuple[datetime, list[LeasedTask]]) -> tuple[datetime, list[LeasedTask]]:
         if self.is_on:
             for task in found[1]:
                 assert task.id in (await self.inner.task_cancel(task.tenant_id, [task.id], now=found[0])).told
         return found
 
-    async def task_running(self, *given: Any, **more: Any) -> tuple[datetime, list[RunningTask]]:
+    async def task_running(self, *given: Any, **more: Any) -> tuple[datetime, list[LeasedTask]]:
         return await self._cancel(await self.inner.task_running(*given, **more))
 
-    async def task_expired(self, *given: Any, **more: Any) -> tuple[datetime, list[RunningTask]]:
+    async def task_expired(self, *given: Any, **more: Any) -> tuple[datetime, list[LeasedTask]]:
         return await self._cancel(await self.inner.task_expired(*given, **more))
 
 
@@ -413,9 +413,9 @@ async def test_a_batch_of_failures_is_decided_one_by_one(node: SteppedNode, work
     await submit(node, "never", max_attempts=9)
     tasks = await worker.claim(3)
     error = ErrorInput(message="broke")
-    failures = [Failure(id=task.id, fence=task.fence, error=error, retryable=task.type != "never") for task in tasks]
-    unknown = Failure(id=UUID(int=5), fence=1, error=error)
-    given = Failures(worker="worker", failures=[*failures, unknown, failures[0]])
+    failures = [LeaseFailure(id=task.id, fence=task.fence, error=error, retryable=task.type != "never") for task in tasks]
+    unknown = LeaseFailure(id=UUID(int=5), fence=1, error=error)
+    given = LeaseFailRequest(worker="worker", failures=[*failures, unknown, failures[0]])
     answers = await node.work.fail(DEFAULT_TENANT, given, now=NOW)
     assert [(answer.status, answer.next) for answer in answers] == [
         ("ok", "dead"),

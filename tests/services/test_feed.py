@@ -7,9 +7,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from everbeat.core.errors import TooMany
+from everbeat.core.errors import TooManyRequests
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.wire import Claim, Completion, ErrorInput, Failure, Failures, Lease, Release, Result, TaskInput
+from everbeat.core.protocol import LeaseClaimRequest, LeaseCompleteRequest, ErrorInput, LeaseFailure, LeaseFailRequest, Lease, LeaseReleaseRequest, LeaseCompletion, TaskInput
 from everbeat.services import feed as feeds
 from everbeat.services.feed import LONGEST_MESSAGE, EventKind, Feed, Listening, Relay
 from everbeat.services.ownership import Ownership
@@ -18,7 +18,7 @@ from everbeat.services.ticker import Ticker
 from everbeat.services.turns import Turns
 from everbeat.services.work import Work
 from everbeat.store.base import Store
-from tests.factories import NOW, OTHER_TENANT, SteppedNode, beat, minutes, seconds
+from tests.factories import NOW, OTHER_TENANT, SteppedNode, node_heartbeat, minutes, seconds
 
 
 class Air:
@@ -90,10 +90,10 @@ async def test_streams_are_bounded_in_number_for_a_tenant_and_in_all(monkeypatch
     feed = Feed()
     first = feed.listen(DEFAULT_TENANT)
     feed.listen(DEFAULT_TENANT)
-    with pytest.raises(TooMany, match="a tenant may have"):
+    with pytest.raises(TooManyRequests, match="a tenant may have"):
         feed.ensure_room(DEFAULT_TENANT)
     feed.listen(OTHER_TENANT)
-    with pytest.raises(TooMany, match="this node serves"):
+    with pytest.raises(TooManyRequests, match="this node serves"):
         feed.ensure_room(UUID(int=9))
     feed.leave(first)
     feed.ensure_room(DEFAULT_TENANT)
@@ -180,11 +180,11 @@ class ToldNode(SteppedNode):
         self.tasks = Tasks(store, self.polls, self.turns, feed=feed)
         self.work = Work(store, self.polls, self.turns, feed=feed)
         clock = self.ticker._clock
-        self.ownership = Ownership(store, beat(self.id), clock, feed=feed, monotonic=lambda: self.monotonic)
+        self.ownership = Ownership(store, node_heartbeat(self.id), clock, feed=feed, monotonic=lambda: self.monotonic)
         self.ticker = Ticker(store, self.ownership, clock, self.timelines, feed=feed, on_tasks=self._on_tasks)
 
     async def claim(self) -> Any:
-        (task,) = await self.work.claim(DEFAULT_TENANT, Claim(worker="w1", queues=["default"]), now=self.now)
+        (task,) = await self.work.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w1", queues=["default"]), now=self.now)
         return task
 
 
@@ -198,14 +198,14 @@ async def test_every_change_of_a_task_is_told(store: Store) -> None:
     submitted, _ = await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="work", max_attempts=1), now=node.now)
     task = await node.claim()
     lease = Lease(id=task.id, fence=task.fence)
-    await node.work.release(DEFAULT_TENANT, Release(worker="w1", leases=[lease]), now=node.now)
+    await node.work.release(DEFAULT_TENANT, LeaseReleaseRequest(worker="w1", leases=[lease]), now=node.now)
     task = await node.claim()
-    failure = Failure(id=task.id, fence=task.fence, error=ErrorInput(message="no"))
-    await node.work.fail(DEFAULT_TENANT, Failures(worker="w1", failures=[failure]), now=node.now)
+    failure = LeaseFailure(id=task.id, fence=task.fence, error=ErrorInput(message="no"))
+    await node.work.fail(DEFAULT_TENANT, LeaseFailRequest(worker="w1", failures=[failure]), now=node.now)
     await node.tasks.retry(DEFAULT_TENANT, submitted.id, now=node.now)
     again = await node.claim()
-    result = Result(id=again.id, fence=again.fence)
-    await node.work.complete(DEFAULT_TENANT, Completion(worker="w1", results=[result]), now=node.now)
+    result = LeaseCompletion(id=again.id, fence=again.fence)
+    await node.work.complete(DEFAULT_TENANT, LeaseCompleteRequest(worker="w1", results=[result]), now=node.now)
     moved, _ = await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="work"), now=node.now)
     await node.tasks.reschedule(DEFAULT_TENANT, moved.id, NOW + minutes(5), now=node.now)
     await node.tasks.cancel(DEFAULT_TENANT, moved.id, now=node.now)

@@ -11,10 +11,10 @@ import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import TaskState
-from everbeat.core.wire import Beat, Heartbeat, Lease, Progress
+from everbeat.core.protocol import LeaseHeartbeat, LeaseHeartbeatRequest, Lease, Progress
 from everbeat.store.base import Store
 from everbeat.store.values import Beaten, BeatWrite
-from tests.factories import NOW, OTHER_TENANT, Overriding, SteppedNode, minutes, seconds
+from tests.factories import NOW, OTHER_TENANT, StoreOverride, SteppedNode, minutes, seconds
 from tests.services.workers import Worker, get, submit
 
 
@@ -168,7 +168,7 @@ async def test_text_that_no_database_can_hold_does_not_cost_the_lease(node: Step
 # Many at once
 
 
-class CountingBeats(Overriding):
+class CountingBeats(StoreOverride):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.calls: list[Sequence[BeatWrite]] = []
@@ -183,10 +183,10 @@ async def test_beats_that_repeat_a_lease_in_one_message_are_merged(node: Stepped
     await submit(node)
     worker = Worker(node)
     task = await worker.claim_one()
-    one = Beat(id=task.id, fence=task.fence, progress=Progress(fraction=0.1, message="early"), log="one")
-    two = Beat(id=task.id, fence=task.fence, progress=Progress(fraction=0.2), log="two")
-    stale = Beat(id=task.id, fence=task.fence + 1, progress=Progress(fraction=0.9), log="stale")
-    heartbeat = Heartbeat(worker="worker", leases=[one, two, one, stale])
+    one = LeaseHeartbeat(id=task.id, fence=task.fence, progress=Progress(fraction=0.1, message="early"), log="one")
+    two = LeaseHeartbeat(id=task.id, fence=task.fence, progress=Progress(fraction=0.2), log="two")
+    stale = LeaseHeartbeat(id=task.id, fence=task.fence + 1, progress=Progress(fraction=0.9), log="stale")
+    heartbeat = LeaseHeartbeatRequest(worker="worker", leases=[one, two, one, stale])
     answers = await node.work.heartbeat(DEFAULT_TENANT, heartbeat, now=node.now)
     assert [answer.status for answer in answers] == ["ok", "ok", "ok", "lost"]
     found = await get(node, task)
@@ -197,7 +197,7 @@ async def test_beats_that_repeat_a_lease_in_one_message_are_merged(node: Stepped
 async def test_an_empty_heartbeat_is_answered_without_the_database(store: Store) -> None:
     counting = CountingBeats(store)
     node = SteppedNode(counting)
-    assert await node.work.heartbeat(DEFAULT_TENANT, Heartbeat(worker="worker", leases=[]), now=NOW) == []
+    assert await node.work.heartbeat(DEFAULT_TENANT, LeaseHeartbeatRequest(worker="worker", leases=[]), now=NOW) == []
     assert counting.calls == []
 
 
@@ -209,8 +209,8 @@ async def live_lease(node: SteppedNode, name: str, *, tenant_id: UUID = DEFAULT_
     return Lease(id=task.id, fence=task.fence)
 
 
-def beat_of(lease: Lease, **more: Any) -> Heartbeat:
-    return Heartbeat(worker="worker", leases=[Beat(id=lease.id, fence=lease.fence, **more)])
+def beat_of(lease: Lease, **more: Any) -> LeaseHeartbeatRequest:
+    return LeaseHeartbeatRequest(worker="worker", leases=[LeaseHeartbeat(id=lease.id, fence=lease.fence, **more)])
 
 
 async def test_beats_of_many_workers_are_written_together(store: Store) -> None:

@@ -13,7 +13,7 @@ from everbeat.services.events import ClockSetBack, OwnershipChanged, OwnershipLo
 from everbeat.services.ownership import Ownership
 from everbeat.store.base import Store
 from everbeat.store.values import Notice, Renewal
-from tests.factories import EVERYTHING, NOW, Overriding, SteppedNode, beat, seconds
+from tests.factories import EVERYTHING, NOW, StoreOverride, SteppedNode, node_heartbeat, seconds
 
 
 async def settle(*nodes: SteppedNode) -> None:
@@ -43,7 +43,7 @@ async def test_a_single_node_owns_everything_after_its_second_beat(store: Store)
     assert node.owned == frozenset()
     assert not await node.ownership.run_once(NOW)
     assert node.owned == EVERYTHING
-    assert node.heard(OwnershipChanged)[-1] == OwnershipChanged(owned=256, gained=256, lost=0, live_nodes=1)
+    assert node.events_of(OwnershipChanged)[-1] == OwnershipChanged(owned=256, gained=256, lost=0, live_nodes=1)
 
 
 async def test_three_nodes_share_the_partitions(store: Store) -> None:
@@ -86,7 +86,7 @@ async def test_a_paused_node_stops_trusting_its_lease_before_the_database_does(s
 
 
 async def test_trust_begins_when_the_renewal_was_sent_not_when_it_was_answered(store: Store) -> None:
-    class Slow(Overriding):
+    class Slow(StoreOverride):
         async def partition_renew(self, *args: Any, **more: Any) -> Renewal:
             renewal: Renewal = await self.inner.partition_renew(*args, **more)
             node.monotonic += 5
@@ -105,7 +105,7 @@ async def test_a_woken_node_says_that_it_lost_its_lease_and_takes_it_again(store
     node = SteppedNode(store)
     await node.renew()
     await node.renew(NOW + seconds(60))
-    assert node.heard(OwnershipLost) == [OwnershipLost(256)]
+    assert node.events_of(OwnershipLost) == [OwnershipLost(256)]
     assert node.owned == EVERYTHING
 
 
@@ -150,7 +150,7 @@ async def test_a_notice_of_ownership_wakes_the_loop(store: Store) -> None:
 
 
 async def test_a_renewal_that_fails_costs_nothing_until_trust_ends(store: Store) -> None:
-    class Flaky(Overriding):
+    class Flaky(StoreOverride):
         is_away = False
 
         async def partition_renew(self, *args: Any, **more: Any) -> Renewal:
@@ -174,7 +174,7 @@ async def test_a_renewal_that_fails_costs_nothing_until_trust_ends(store: Store)
 
 
 async def test_a_renewal_whose_answer_was_lost_is_simply_sent_again(store: Store) -> None:
-    class Deaf(Overriding):
+    class Deaf(StoreOverride):
         lost = 0
 
         async def partition_renew(self, *args: Any, **more: Any) -> Renewal:
@@ -216,7 +216,7 @@ async def test_a_clock_set_back_is_told_and_survived(store: Store) -> None:
     for one in (node, other):
         one.now = NOW - seconds(3600)
     await settle(node, other)
-    assert node.heard(ClockSetBack)[0].seconds == pytest.approx(3600, abs=5)
+    assert node.events_of(ClockSetBack)[0].seconds == pytest.approx(3600, abs=5)
     assert_shared(node, other)
 
 
@@ -239,7 +239,7 @@ async def test_a_heartbeat_carries_lag_and_rate(store: Store) -> None:
 
 async def test_a_node_that_owns_nothing_and_sees_no_owner_beats_no_faster_than_others(store: Store) -> None:
     node = SteppedNode(store)
-    api = Ownership(store, beat(UUID(int=5), roles=("api",)), DatabaseClock(lambda: node.monotonic))
+    api = Ownership(store, node_heartbeat(UUID(int=5), roles=("api",)), DatabaseClock(lambda: node.monotonic))
     heard: list[Notice] = []
     store.subscribe(heard.append)
     for _ in range(5):

@@ -9,8 +9,8 @@ import pytest
 
 from everbeat.core.errors import BlobsUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import ClaimedTask, TaskState, UnfilledTask
-from everbeat.core.wire import Claim
+from everbeat.core.tasks import ClaimedTask, TaskState, ClaimedTaskWithoutPayload
+from everbeat.core.protocol import LeaseClaimRequest
 from everbeat.services.blobs import Blobs
 from everbeat.services.payloads import Payloads
 from everbeat.services.polls import Polls
@@ -80,7 +80,7 @@ async def test_a_worker_that_goes_away_while_it_is_served_loses_nothing(store: S
     work = Work(store, polls, Turns(store, polls), payloads=Payloads(blobs))
     task = make_task(payload="null", payload_ref=ref_of(0, 70_000))
     await store.task_submit([task])
-    asking = asyncio.create_task(work.claim(DEFAULT_TENANT, Claim(worker="w", queues=["default"])))
+    asking = asyncio.create_task(work.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w", queues=["default"])))
     await blobs.asked.wait()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -88,7 +88,7 @@ async def test_a_worker_that_goes_away_while_it_is_served_loses_nothing(store: S
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.state, found.attempt) == (TaskState.READY, 0)
     ((again,),) = [await claim(store, now=await store.clock())]
-    assert isinstance(again, UnfilledTask)
+    assert isinstance(again, ClaimedTaskWithoutPayload)
 
 
 async def test_of_tasks_that_are_not_all_kept_none_is(store: Store) -> None:

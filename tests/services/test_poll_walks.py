@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everbeat.core.errors import StoreUnavailable
-from everbeat.core.fairness import Flow, Share
+from everbeat.core.fairness import Flow, ClaimStep
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask, NewTask, Origin
-from everbeat.core.wire import Claim, TaskInput
+from everbeat.core.protocol import LeaseClaimRequest, TaskInput
 from everbeat.services.polls import Polls
 from everbeat.services.tasks import Tasks
 from everbeat.services.turns import Turns
@@ -54,14 +54,14 @@ class Shelf:
             await asyncio.sleep(0)
         return sorted(flows)
 
-    async def task_claim(self, shares: Sequence[Share], claimers: Sequence[Claimer], **_more: Any) -> Claims:
+    async def task_claim(self, shares: Sequence[ClaimStep], claimers: Sequence[Claimer], **_more: Any) -> Claims:
         self.claims += 1
         await self._linger()
         free = [claimer.worker for claimer in claimers for _ in range(claimer.limit)]
         taken: dict[str, list[ClaimedTask]] = {claimer.worker: [] for claimer in claimers}
         yields: list[int] = []
         for share in shares:
-            fitting = [task for task in self.ready if (task.queue, task.type) in share.lanes][: min(share.limit, len(free))]
+            fitting = [task for task in self.ready if (task.queue, task.type) in share.queue_types][: min(share.limit, len(free))]
             for task in fitting:
                 self.ready.remove(task)
                 worker = self.held_by[task.id] = free.pop(0)
@@ -132,7 +132,7 @@ class Walk:
 
     async def ask(self, name: str, most: int, wait: float) -> list[ClaimedTask]:
         queues = self.random.sample(QUEUES, self.random.randint(1, 2))
-        tasks = await self.polls.ask(DEFAULT_TENANT, Claim(worker=name, queues=queues, max=most, wait_seconds=wait))
+        tasks = await self.polls.ask(DEFAULT_TENANT, LeaseClaimRequest(worker=name, queues=queues, max=most, wait_seconds=wait))
         assert len(tasks) <= most
         for task in tasks:
             assert task.queue in queues
@@ -175,7 +175,7 @@ class Walk:
         await asyncio.gather(*self.submits, return_exceptions=True)
         await self.settle()
         for queue in QUEUES:
-            call = self.polls.ask(DEFAULT_TENANT, Claim(worker="x", queues=[queue], max=1000, wait_seconds=0))
+            call = self.polls.ask(DEFAULT_TENANT, LeaseClaimRequest(worker="x", queues=[queue], max=1000, wait_seconds=0))
             async with asyncio.timeout(5):
                 for task in await call:
                     self.delivered[task.id] = "x"

@@ -14,7 +14,7 @@ from everbeat.core.tasks import TaskState
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.values import Claims, Notice
-from tests.factories import OTHER_TENANT, open_twin
+from tests.factories import OTHER_TENANT, open_second_store
 from tests.services.polling import Room, answer, ids_of, turn_over, until
 
 
@@ -337,7 +337,7 @@ async def test_a_notice_of_another_node_wakes_the_polls_of_this_one(postgres_url
 
 async def test_the_look_now_and_then_finds_what_no_notice_told_of(room: Room) -> None:
     poll = await room.idle()
-    other = Room(open_twin(room.store.inner))
+    other = Room(open_second_store(room.store.inner))
     ids = await other.submit()
     await room.settle()
     assert not poll.done()

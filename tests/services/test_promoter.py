@@ -13,13 +13,13 @@ import pytest
 from everbeat.clock import DatabaseClock
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import TaskState
-from everbeat.core.wire import TaskInput
+from everbeat.core.protocol import TaskInput
 from everbeat.services import turns as turns_module
 from everbeat.services.events import TasksPromoted
 from everbeat.services.turns import Promoter
 from everbeat.store.base import Store
 from everbeat.store.values import Notice, QueueDepth
-from tests.factories import NOW, Overriding, SteppedNode, minutes, open_twin, seconds
+from tests.factories import NOW, StoreOverride, SteppedNode, minutes, open_second_store, seconds
 from tests.services.polling import Room, ids_of
 from tests.services.workers import Worker, get, submit, submit_many
 
@@ -47,7 +47,7 @@ async def test_a_delayed_task_is_ready_when_its_time_comes_and_not_before(node: 
     assert await Worker(node).claim() == []
     await node.promote(NOW + seconds(60))
     assert (await Worker(node).claim_one()).id == task.id
-    assert node.heard(TasksPromoted) == [TasksPromoted(1)]
+    assert node.events_of(TasksPromoted) == [TasksPromoted(1)]
 
 
 async def test_a_time_in_the_past_is_now(node: SteppedNode) -> None:
@@ -81,14 +81,14 @@ async def test_the_queues_that_got_tasks_are_rung(node: SteppedNode) -> None:
 
 
 async def test_two_nodes_that_promote_at_once_promote_each_once(store: Store) -> None:
-    twin = open_twin(store)
+    twin = open_second_store(store)
     nodes = [SteppedNode(store), SteppedNode(twin)]
     await submit_many(nodes[0], 500, delay_seconds=1)
     for node in nodes:
         node.move_to(NOW + seconds(1))
     while any(await asyncio.gather(*(node.promoter.run_once(node.now) for node in nodes))):
         pass
-    assert sum(event.count for node in nodes for event in node.heard(TasksPromoted)) == 500
+    assert sum(event.count for node in nodes for event in node.events_of(TasksPromoted)) == 500
     assert await store.task_depths() == [QueueDepth("default", "ready", 500)]
     await twin.close()
 
@@ -204,7 +204,7 @@ async def test_a_delayed_task_reaches_a_waiting_worker(store: Store) -> None:
 
 
 async def test_a_look_that_fails_is_done_again(store: Store, slept: Slept) -> None:
-    class Shaky(Overriding):
+    class Shaky(StoreOverride):
         is_away = True
 
         async def task_promote(self, **more: Any) -> Any:

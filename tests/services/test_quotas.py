@@ -8,13 +8,13 @@ from uuid import UUID
 
 import pytest
 
-from everbeat.core.access import LOCAL
+from everbeat.core.access import LOCAL_CALLER
 from everbeat.core.errors import QuotaExceeded
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tenants import Quotas as TenantQuotas
+from everbeat.core.tenants import TenantQuotas
 from everbeat.core.ticks import SkipReason
 from everbeat.core.timeline import TimelineCache
-from everbeat.core.wire import TaskInput
+from everbeat.core.protocol import TaskInput
 from everbeat.services.events import TicksSkipped
 from everbeat.services.polls import Polls
 from everbeat.services.quotas import Quotas
@@ -25,7 +25,7 @@ from everbeat.services.ticker import TickerSettings
 from everbeat.services.turns import Turns
 from everbeat.store.base import Store
 from everbeat.store.values import AuditFilter
-from tests.factories import NOW, SteppedNode, claim, complete, definition, ledger, lines_of, minutes, seconds
+from tests.factories import NOW, SteppedNode, claim, complete, definition, ledger, ledger_summary, minutes, seconds
 
 
 class Ticking:
@@ -71,7 +71,7 @@ async def test_schedules_fill_their_quota_and_no_more(office: Office) -> None:
     await office.limit(max_schedules=3)
     await office.schedules.put_batch(DEFAULT_TENANT, [definition("a"), definition("b")], now=NOW)
     with pytest.raises(QuotaExceeded, match="max_schedules: 2 of 3 in use, 2 more do not fit") as refused:
-        await office.schedules.put_batch(DEFAULT_TENANT, [definition("c"), definition("d")], by=LOCAL, now=NOW)
+        await office.schedules.put_batch(DEFAULT_TENANT, [definition("c"), definition("d")], by=LOCAL_CALLER, now=NOW)
     assert refused.value.retry_after_seconds is None
     assert await office.store.schedule_count(DEFAULT_TENANT) == {"active": 2}
     assert await office.store.audit_list(None, AuditFilter(), before=None, limit=9) == []
@@ -225,7 +225,7 @@ async def test_a_herd_of_ticks_fires_up_to_the_quota_and_the_rest_is_in_the_ledg
     found = (await store.schedule_find(DEFAULT_TENANT, names=names)).schedules
     reasons = [(await ledger(store, one.id))[0].reason for one in found]
     assert (reasons.count(None), reasons.count(SkipReason.QUOTA)) == (30, 70)
-    assert sum(event.counts["quota"] for event in node.heard(TicksSkipped)) == 70
+    assert sum(event.counts["quota"] for event in node.events_of(TicksSkipped)) == 70
 
     done = await claim(store, limit=10)
     await complete(store, *done)
@@ -246,5 +246,5 @@ async def test_a_tick_that_finds_no_room_shows_in_the_schedule_and_does_not_come
     await TenantRoom(store).patch("default", {"max_ready": None})
     await node.run(NOW + minutes(2))
     job = await node.schedules.get(DEFAULT_TENANT, "job")
-    assert lines_of(await ledger(store, job.id)) == [(0, "quota", 1), (60, "fired", 1), (120, "overlap", 1)]
+    assert ledger_summary(await ledger(store, job.id)) == [(0, "quota", 1), (60, "fired", 1), (120, "overlap", 1)]
     assert (await node.count()).missing == 0

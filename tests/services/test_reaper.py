@@ -13,7 +13,7 @@ from everbeat.services.events import AttemptEnded
 from everbeat.services.turns import Reaper
 from everbeat.store.base import Store
 from everbeat.store.values import QueueDepth
-from tests.factories import NOW, SteppedNode, count_rows, minutes, open_twin, seconds
+from tests.factories import NOW, SteppedNode, count_rows, minutes, open_second_store, seconds
 from tests.services.workers import Worker, attempts, error_of, get, submit, submit_many, told
 
 FIXED = Retry(kind=RetryKind.FIXED, base_seconds=10, jitter=False)
@@ -41,7 +41,7 @@ async def test_a_worker_that_never_beats_loses_its_task_to_the_next(node: Steppe
     assert (lost.outcome, lost.worker, lost.started_at, lost.ended_at) == ("lost", "worker", NOW, NOW + seconds(30))
     assert error_of(lost)["kind"] == "lost"
     assert "lease" in error_of(lost)["message"]
-    assert node.heard(AttemptEnded) == [AttemptEnded("lost", "ready")]
+    assert node.events_of(AttemptEnded) == [AttemptEnded("lost", "ready")]
 
 
 async def test_a_poison_task_dies_after_its_attempts_and_each_of_them_is_explained(node: SteppedNode) -> None:
@@ -157,7 +157,7 @@ async def test_leases_that_hold_are_left_alone(node: SteppedNode, worker: Worker
 
 
 async def test_two_nodes_that_reap_at_once_have_one_effect(store: Store) -> None:
-    twin = open_twin(store)
+    twin = open_second_store(store)
     nodes = [SteppedNode(store), SteppedNode(twin)]
     ids = await submit_many(nodes[0], 40, max_attempts=2)
     for number in (1, 2):
@@ -168,7 +168,7 @@ async def test_two_nodes_that_reap_at_once_have_one_effect(store: Store) -> None
         for node in nodes:
             node.move_to(now + seconds(31))
         await asyncio.gather(*(node.reaper.run_once(node.now) for node in nodes for _ in range(2)))
-    ended = [event for node in nodes for event in node.heard(AttemptEnded)]
+    ended = [event for node in nodes for event in node.events_of(AttemptEnded)]
     assert sorted(ended) == [AttemptEnded("lost", "dead")] * 40 + [AttemptEnded("lost", "ready")] * 40
     assert await count_rows(store, "tasks") == 0
     assert [await count_rows(store, table) for table in ("task_history", "dead_letters", "attempts")] == [40, 40, 40]

@@ -22,7 +22,7 @@ from everbeat.store.values import Notice, ScheduleFilter
 from tests.factories import (
     NOW,
     OTHER_TENANT,
-    Overriding,
+    StoreOverride,
     SteppedNode,
     changed,
     count_rows,
@@ -30,7 +30,7 @@ from tests.factories import (
     execute_raw,
     find,
     ledger,
-    lines_of,
+    ledger_summary,
     minutes,
     seconds,
 )
@@ -161,7 +161,7 @@ async def test_put_of_another_rule_settles_the_past_and_never_replays_it(node: S
     node.move_to(NOW + minutes(3))
     after = await node.put(cron="*/10 * * * *")
     assert after.next_tick_at == NOW + minutes(10)
-    assert lines_of(await ledger(node.store, job.id)) == [(60, "misfire", 3)]
+    assert ledger_summary(await ledger(node.store, job.id)) == [(60, "misfire", 3)]
     (past,) = await node.store.schedule_past_rules(DEFAULT_TENANT, [job.id])
     assert (past.rule.expression, past.since, past.until) == ("* * * * *", NOW, NOW + minutes(3))
 
@@ -272,7 +272,7 @@ async def test_pause_settles_what_was_due_and_rests(node: SteppedNode) -> None:
     job = await node.put()
     paused = await node.schedules.pause(TENANT, "job", note="maintenance", now=NOW + minutes(2))
     assert (paused.status, paused.note, paused.next_tick_at, paused.due_at) == (Status.PAUSED, "maintenance", None, None)
-    assert lines_of(await ledger(node.store, job.id)) == [(60, "paused", 2)]
+    assert ledger_summary(await ledger(node.store, job.id)) == [(60, "paused", 2)]
 
 
 async def test_pause_twice_changes_nothing_and_a_new_note_does(node: SteppedNode) -> None:
@@ -288,7 +288,7 @@ async def test_resume_records_the_pause_and_goes_on_with_the_next_tick(node: Ste
     await node.schedules.pause(TENANT, "job", note="rest", now=NOW + seconds(30))
     resumed = await node.schedules.resume(TENANT, "job", now=NOW + minutes(5))
     assert (resumed.status, resumed.note, resumed.next_tick_at) == (Status.ACTIVE, None, NOW + minutes(6))
-    assert lines_of(await ledger(node.store, job.id)) == [(60, "paused", 5)]
+    assert ledger_summary(await ledger(node.store, job.id)) == [(60, "paused", 5)]
     assert await node.schedules.resume(TENANT, "job", now=NOW + minutes(5)) == resumed
 
 
@@ -354,7 +354,7 @@ async def test_a_resume_after_the_end_finishes(node: SteppedNode) -> None:
     await node.schedules.pause(TENANT, "job", note=None, now=NOW)
     done = await node.schedules.resume(TENANT, "job", now=NOW + minutes(10))
     assert (done.status, done.next_tick_at) == (Status.FINISHED, None)
-    assert lines_of(await ledger(node.store, job.id)) == [(60, "paused", 2)]
+    assert ledger_summary(await ledger(node.store, job.id)) == [(60, "paused", 2)]
 
 
 # Faults
@@ -450,7 +450,7 @@ async def test_edits_at_the_same_time_all_take_place(node: SteppedNode) -> None:
 
 
 async def test_an_edit_that_meets_a_firing_decides_anew(store: Store) -> None:
-    class Racing(Overriding):
+    class Racing(StoreOverride):
         """Lets a firing slip in between reading and writing."""
 
         is_racing = False
@@ -467,12 +467,12 @@ async def test_an_edit_that_meets_a_firing_decides_anew(store: Store) -> None:
     job = await firer.put()
     racing.is_racing = True
     await firer.schedules.pause(TENANT, "job", note=None, now=NOW + minutes(1))
-    assert lines_of(await ledger(store, job.id)) == [(60, "fired", 1)]
+    assert ledger_summary(await ledger(store, job.id)) == [(60, "fired", 1)]
     assert (await find(store, job)).status is Status.PAUSED
 
 
 async def test_an_operation_that_always_loses_gives_up_with_a_conflict(store: Store) -> None:
-    class Losing(Overriding):
+    class Losing(StoreOverride):
         async def schedule_write(self, _tenant: Any, writes: list[ScheduleWrite], **_more: Any) -> bool:
             return writes[0].expected is None and bool(await self.inner.schedule_write(_tenant, writes, **_more))
 

@@ -11,7 +11,7 @@ import pytest
 from everbeat.core.errors import InvalidInput, StoreRefused, StoreUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import TaskState
-from everbeat.core.wire import Completion, Result, TaskInput
+from everbeat.core.protocol import LeaseCompleteRequest, LeaseCompletion, TaskInput
 from everbeat.store.base import Store
 from tests.factories import OTHER_TENANT
 from tests.services.polling import Room, answer, ids_of
@@ -34,7 +34,7 @@ async def test_a_task_goes_to_the_worker_that_waits_without_a_claim(room: Room) 
     (kept,) = await room.store.task_find(DEFAULT_TENANT, ids)
     assert (kept.state, kept.worker, kept.attempt, kept.fence) == (TaskState.RUNNING, "waiting", 1, 1)
     assert kept.lease_until == task.lease_until
-    completion = Completion(worker="waiting", results=[Result(id=task.id, fence=task.fence)])
+    completion = LeaseCompleteRequest(worker="waiting", results=[LeaseCompletion(id=task.id, fence=task.fence)])
     assert [one.status for one in await room.node.work.complete(DEFAULT_TENANT, completion)] == ["ok"]
 
 

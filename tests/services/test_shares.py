@@ -15,24 +15,24 @@ from everbeat.core.errors import Forbidden, StoreUnavailable
 from everbeat.core.fairness import Flow
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask
-from everbeat.core.wire import (
-    Beat,
-    Claim,
-    Completion,
+from everbeat.core.protocol import (
+    LeaseHeartbeat,
+    LeaseClaimRequest,
+    LeaseCompleteRequest,
     ErrorInput,
-    Failure,
-    Failures,
-    Heartbeat,
+    LeaseFailure,
+    LeaseFailRequest,
+    LeaseHeartbeatRequest,
     Lease,
-    Release,
-    Result,
+    LeaseReleaseRequest,
+    LeaseCompletion,
     TaskInput,
 )
 from everbeat.services import shares
 from everbeat.services.shares import Dealer, Equals, LineKey
 from everbeat.store.base import Store
 from everbeat.store.values import Claimer, Claims
-from tests.factories import NOW, OTHER_TENANT, execute_raw, make_task, open_twin
+from tests.factories import NOW, OTHER_TENANT, execute_raw, make_task, open_second_store
 from tests.services.polling import Room, answer, ids_of
 
 A, B = UUID(int=10), UUID(int=11)
@@ -65,7 +65,7 @@ class Fleet(Room):
         self.polls._dealers.directory = self.book
 
     def fleet(self, worker: str = "worker", *, most: int = 1, wait: float = 30, **more: Any) -> asyncio.Task[list[ClaimedTask]]:
-        claim = Claim(worker=worker, **{"queues": ["default"], **more}, max=most, wait_seconds=wait)
+        claim = LeaseClaimRequest(worker=worker, **{"queues": ["default"], **more}, max=most, wait_seconds=wait)
         self.open.append(asyncio.create_task(self.node.work.claim(None, claim)))
         return self.open[-1]
 
@@ -75,7 +75,7 @@ class Fleet(Room):
         await execute_raw(self.store.inner, insert, tenant_id, str(tenant_id), most, NOW, NOW)
 
     async def complete(self, *tasks: ClaimedTask) -> list[str]:
-        done = Completion(worker="w", results=[Result(id=task.id, fence=task.fence) for task in tasks])
+        done = LeaseCompleteRequest(worker="w", results=[LeaseCompletion(id=task.id, fence=task.fence) for task in tasks])
         return [one.status for one in await self.node.work.complete(None, done)]
 
 
@@ -132,15 +132,15 @@ async def test_what_a_fleet_holds_it_settles_whosever_it_is(room: Fleet) -> None
     await room.submit(3, tenant=B)
     one, two, three, four, five = await answer(room.fleet(most=5))
     work = room.node.work
-    (beat,) = await work.heartbeat(None, Heartbeat(worker="w", leases=[Beat(id=one.id, fence=1)]))
+    (beat,) = await work.heartbeat(None, LeaseHeartbeatRequest(worker="w", leases=[LeaseHeartbeat(id=one.id, fence=1)]))
     assert beat.status == "ok"
     assert await room.complete(one, two) == ["ok", "ok"]
     assert await room.complete(one) == ["ok"], "and again"
-    failures = Failures(worker="w", failures=[Failure(id=three.id, fence=1, error=ErrorInput(message="x"), retryable=False)])
+    failures = LeaseFailRequest(worker="w", failures=[LeaseFailure(id=three.id, fence=1, error=ErrorInput(message="x"), retryable=False)])
     assert [(done.status, done.next) for done in await work.fail(None, failures)] == [("ok", "dead")]
-    (released,) = await work.release(None, Release(worker="w", leases=[Lease(id=four.id, fence=1)]))
+    (released,) = await work.release(None, LeaseReleaseRequest(worker="w", leases=[Lease(id=four.id, fence=1)]))
     assert released.status == "ok"
-    stranger = Completion(worker="w", results=[Result(id=five.id, fence=1)])
+    stranger = LeaseCompleteRequest(worker="w", results=[LeaseCompletion(id=five.id, fence=1)])
     assert [done.status for done in await work.complete(OTHER_TENANT, stranger)] == ["stale"]
 
 
@@ -164,17 +164,17 @@ async def test_a_key_for_certain_queues_keeps_to_them(room: Fleet) -> None:
     (theirs,) = await room.submit(queue="b")
     work, only = room.node.work, frozenset({"a"})
     with pytest.raises(Forbidden, match="but not on the queue b"):
-        await work.claim(DEFAULT_TENANT, Claim(worker="w", queues=["a", "b"]), queues=only)
+        await work.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w", queues=["a", "b"]), queues=only)
     await answer(room.poll(most=2, queues=["a", "b"]))
     leases = [Lease(id=id_, fence=1) for id_ in (ours, theirs)]
-    beats = Heartbeat(worker="w", leases=[Beat(id=one.id, fence=1) for one in leases])
+    beats = LeaseHeartbeatRequest(worker="w", leases=[LeaseHeartbeat(id=one.id, fence=1) for one in leases])
     assert [one.status for one in await work.heartbeat(DEFAULT_TENANT, beats, queues=only)] == ["ok", "lost"]
-    failures = [Failure(id=one.id, fence=1, error=ErrorInput(message="x")) for one in leases[1:]]
-    failed = await work.fail(DEFAULT_TENANT, Failures(worker="w", failures=failures), queues=only)
+    failures = [LeaseFailure(id=one.id, fence=1, error=ErrorInput(message="x")) for one in leases[1:]]
+    failed = await work.fail(DEFAULT_TENANT, LeaseFailRequest(worker="w", failures=failures), queues=only)
     assert [one.status for one in failed] == ["stale"]
-    given = await work.release(DEFAULT_TENANT, Release(worker="w", leases=leases[1:]), queues=only)
+    given = await work.release(DEFAULT_TENANT, LeaseReleaseRequest(worker="w", leases=leases[1:]), queues=only)
     assert [one.status for one in given] == ["stale"]
-    results = Completion(worker="w", results=[Result(id=one.id, fence=1) for one in leases])
+    results = LeaseCompleteRequest(worker="w", results=[LeaseCompletion(id=one.id, fence=1) for one in leases])
     for _ in range(2):
         done = await work.complete(DEFAULT_TENANT, results, queues=only)
         assert [one.status for one in done] == ["ok", "stale"], "also when the answer was lost"
@@ -234,8 +234,8 @@ async def test_a_failed_task_and_a_lost_one_make_room_too(room: Fleet) -> None:
     (task,) = await answer(room.fleet())
     poll = room.fleet("next")
     await room.settle()
-    failure = Failure(id=task.id, fence=1, error=ErrorInput(message="x"), retryable=False)
-    await room.node.work.fail(A, Failures(worker="w", failures=[failure]))
+    failure = LeaseFailure(id=task.id, fence=1, error=ErrorInput(message="x"), retryable=False)
+    await room.node.work.fail(A, LeaseFailRequest(worker="w", failures=[failure]))
     (held,) = await answer(poll)
     poll = room.fleet("last")
     await room.settle()
@@ -263,7 +263,7 @@ async def test_a_roster_that_is_known_is_claimed_from_without_a_look(room: Fleet
 async def test_what_another_node_took_is_found_out_and_looked_for(room: Fleet) -> None:
     await room.submit(3, tenant=A)
     await answer(room.fleet())
-    twin = open_twin(room.store.inner)
+    twin = open_second_store(room.store.inner)
     other = Dealer(LineKey(None, ("default",), None), twin, Equals(), 3600)
     assert len((await other.deal([Claimer("other", 5, 30)])).tasks[0]) == 2
     await twin.task_submit([make_task(tenant_id=B)])

@@ -9,11 +9,11 @@ from uuid import UUID
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import Task, TaskState
-from everbeat.core.wire import TaskInput
+from everbeat.core.tasks import TaskRecord, TaskState
+from everbeat.core.protocol import TaskInput
 from everbeat.store.base import Store
 from everbeat.store.values import TaskFilter, TaskScan
-from tests.factories import NOW, OTHER_TENANT, Overriding, SteppedNode, minutes
+from tests.factories import NOW, OTHER_TENANT, StoreOverride, SteppedNode, minutes
 from tests.services.workers import Worker, submit, submit_many
 
 ANY = TaskFilter()
@@ -24,8 +24,8 @@ def node(store: Store) -> SteppedNode:
     return SteppedNode(store)
 
 
-async def turn_pages(node: SteppedNode, filter_: TaskFilter = ANY, *, limit: int = 3) -> list[Task]:
-    found: list[Task] = []
+async def turn_pages(node: SteppedNode, filter_: TaskFilter = ANY, *, limit: int = 3) -> list[TaskRecord]:
+    found: list[TaskRecord] = []
     before: UUID | None = None
     for _ in range(1000):
         page = await node.tasks.page(DEFAULT_TENANT, filter_, before=before, limit=limit)
@@ -106,7 +106,7 @@ async def test_queue_type_schedule_and_label_filter(node: SteppedNode) -> None:
         assert len(await turn_pages(node, filter_, limit=2)) == count, filter_
 
 
-class Moving(Overriding):
+class Moving(StoreOverride):
     """Between the look at live tasks and the one at finished tasks, and between pages, something happens."""
 
     def __init__(self, store: Store) -> None:
@@ -147,7 +147,7 @@ async def test_tasks_that_end_while_one_turns_the_pages_are_not_missed(store: St
 
 
 async def test_a_filter_that_matches_little_ends_a_page_early_and_the_next_one_goes_on(store: Store) -> None:
-    class CutShort(Overriding):
+    class CutShort(StoreOverride):
         """A scan looks at five tasks, then answers with what it has."""
 
         async def task_list(self, tenant_id: UUID, filter_: TaskFilter, *, limit: int, **more: Any) -> TaskScan:

@@ -13,12 +13,12 @@ import pytest
 
 from everbeat.core.errors import Conflict, InvalidInput, NotFound, StoreRefused, StoreUnavailable, TooLarge
 from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
-from everbeat.core.tasks import NewTask, Origin, Task, TaskKey, TaskState
-from everbeat.core.wire import MAX_SUBMITTED, TaskInput
+from everbeat.core.tasks import NewTask, Origin, TaskRecord, TaskKey, TaskState
+from everbeat.core.protocol import MAX_SUBMITTED, TaskInput
 from everbeat.services.events import TasksFinished, TasksSubmitted
 from everbeat.store.base import Store
 from everbeat.store.values import QueueDepth, Submitted, TaskFilter
-from tests.factories import NOW, OTHER_TENANT, Overriding, SteppedNode, count_rows, minutes, open_twin, seconds
+from tests.factories import NOW, OTHER_TENANT, StoreOverride, SteppedNode, count_rows, minutes, open_second_store, seconds
 from tests.services.workers import Worker, get, submit, submit_many, told
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -34,7 +34,7 @@ def worker(node: SteppedNode) -> Worker:
     return Worker(node)
 
 
-class Writes(Overriding):
+class Writes(StoreOverride):
     """Counts the writes of new tasks, and fails those it is told to."""
 
     def __init__(self, store: Store) -> None:
@@ -96,7 +96,7 @@ async def test_a_key_makes_one_task_and_stands_for_it_afterwards(node: SteppedNo
     await worker.complete(await worker.claim_one())
     later, _ = await node.tasks.submit(DEFAULT_TENANT, given, key="once", now=NOW + timedelta(hours=23))
     assert (later.id, later.state) == (first.id, TaskState.COMPLETED)
-    assert node.heard(TasksSubmitted) == [TasksSubmitted(1), TasksSubmitted(0), TasksSubmitted(0)]
+    assert node.events_of(TasksSubmitted) == [TasksSubmitted(1), TasksSubmitted(0), TasksSubmitted(0)]
 
 
 async def test_a_key_expires_after_a_day(node: SteppedNode) -> None:
@@ -119,7 +119,7 @@ async def test_keys_of_tenants_are_their_own(node: SteppedNode) -> None:
 
 
 async def test_the_same_key_from_many_at_once_makes_one_task(store: Store) -> None:
-    twin = open_twin(store)
+    twin = open_second_store(store)
     nodes = [SteppedNode(store), SteppedNode(twin)]
     given = TaskInput(type="work")
     answers = await asyncio.gather(*(node.tasks.submit(DEFAULT_TENANT, given, key="once") for node in nodes for _ in range(10)))
@@ -268,9 +268,9 @@ async def test_a_task_that_has_not_started_is_gone_at_once(node: SteppedNode, wo
     await node.promote(NOW + minutes(5))
     assert await worker.claim() == []
     assert await told(node, task) == []
-    assert node.heard(TasksFinished) == [TasksFinished("cancelled", 1)]
+    assert node.events_of(TasksFinished) == [TasksFinished("cancelled", 1)]
     assert await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now) == gone, "again, it is as it was"
-    assert len(node.heard(TasksFinished)) == 1
+    assert len(node.events_of(TasksFinished)) == 1
 
 
 async def test_a_task_that_runs_is_told_to_stop(node: SteppedNode, worker: Worker) -> None:
@@ -317,13 +317,13 @@ async def test_tasks_that_do_not_exist_or_are_anothers_are_not_found(node: Stepp
 
 async def test_a_cancel_and_a_claim_at_once_leave_no_doubt(store: Store) -> None:
     """Either it is gone and nobody has it, or somebody has it and is told."""
-    twin = open_twin(store)
+    twin = open_second_store(store)
     node, other = SteppedNode(store), SteppedNode(twin)
     ids = await submit_many(node, 30)
     worker = Worker(other)
     _, *cancelled = await asyncio.gather(worker.claim(30), *(node.tasks.cancel(DEFAULT_TENANT, id_, now=NOW) for id_ in ids))
     for task in cancelled:
-        assert isinstance(task, Task)
+        assert isinstance(task, TaskRecord)
         assert task.state is TaskState.CANCELLED or task.cancel_requested
     assert await worker.claim(30) == []
     await twin.close()

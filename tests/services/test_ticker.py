@@ -19,7 +19,7 @@ from everbeat.store.base import Store
 from everbeat.store.values import FireResult, Firing
 from tests.factories import (
     NOW,
-    Overriding,
+    StoreOverride,
     SteppedNode,
     claim,
     complete,
@@ -29,7 +29,7 @@ from tests.factories import (
     find,
     insert,
     ledger,
-    lines_of,
+    ledger_summary,
     make_schedule,
     minutes,
     seconds,
@@ -48,15 +48,15 @@ async def test_a_tick_fires_on_time_and_not_before(store: Store) -> None:
     await node.step(NOW + seconds(59.999999))
     assert await ledger(store, job.id) == []
     await node.step(NOW + seconds(60))
-    assert lines_of(await ledger(store, job.id)) == [(60, "fired", 1)]
-    assert node.heard(TicksFired) == [TicksFired([0.0])]
+    assert ledger_summary(await ledger(store, job.id)) == [(60, "fired", 1)]
+    assert node.events_of(TicksFired) == [TicksFired([0.0])]
 
 
 async def test_every_tick_of_an_hour_fires_once(store: Store) -> None:
     node = SteppedNode(store)
     job = await node.put(overlap="allow")
     await node.run(NOW + minutes(60), by_seconds=30)
-    assert lines_of(await ledger(store, job.id)) == [(60 * number, "fired", 1) for number in range(1, 61)]
+    assert ledger_summary(await ledger(store, job.id)) == [(60 * number, "fired", 1) for number in range(1, 61)]
     assert await count_rows(store, "tasks") == 60
     count = await node.count()
     assert (count.expected, count.fired, count.missing, count.doubled) == (60, 60, 0, 0)
@@ -77,7 +77,7 @@ async def test_after_five_minutes_away_it_catches_up_as_told(
     job = await node.put(catch_up=catch_up, overlap="allow")
     await node.step(NOW + minutes(5) + seconds(10))
     await node.step(NOW + minutes(6))
-    assert lines_of(await ledger(store, job.id)) == expected
+    assert ledger_summary(await ledger(store, job.id)) == expected
     count = await node.count()
     assert (count.expected, count.fired + count.skipped.total(), count.missing) == (6, 6, 0)
 
@@ -100,7 +100,7 @@ async def test_ticks_past_the_grace_are_recorded_and_not_fired(store: Store) -> 
     node = SteppedNode(store, settings=TickerSettings(lateness=Lateness(catch_up_rate=0)))
     job = await node.put(catch_up="all", overlap="allow", misfire_grace_seconds=120)
     await node.step(NOW + minutes(10))
-    assert lines_of(await ledger(store, job.id)) == [
+    assert ledger_summary(await ledger(store, job.id)) == [
         (60, "misfire", 7),
         (480, "fired", 1),
         (540, "fired", 1),
@@ -114,8 +114,8 @@ async def test_a_tick_that_overlaps_is_skipped_and_the_next_one_fires(store: Sto
     await node.run(NOW + minutes(2), by_seconds=60)
     await finish_tasks(store, node.now)
     await node.run(NOW + minutes(3), by_seconds=60)
-    assert lines_of(await ledger(store, job.id)) == [(60, "fired", 1), (120, "overlap", 1), (180, "fired", 1)]
-    assert node.heard(TicksSkipped) == [TicksSkipped({"overlap": 1})]
+    assert ledger_summary(await ledger(store, job.id)) == [(60, "fired", 1), (120, "overlap", 1), (180, "fired", 1)]
+    assert node.events_of(TicksSkipped) == [TicksSkipped({"overlap": 1})]
 
 
 async def test_jitter_moves_the_firing_and_the_ledger_keeps_the_nominal_time(store: Store) -> None:
@@ -134,7 +134,7 @@ async def test_a_schedule_with_an_end_finishes_after_its_last_tick(store: Store)
     await node.run(NOW + minutes(5), by_seconds=10)
     done = await find(store, job)
     assert (done.status, done.next_tick_at) == (Status.FINISHED, None)
-    assert lines_of(await ledger(store, job.id)) == [(60, "fired", 1), (120, "fired", 1)]
+    assert ledger_summary(await ledger(store, job.id)) == [(60, "fired", 1), (120, "fired", 1)]
 
 
 async def test_a_calendar_and_a_gap_have_their_rows(store: Store) -> None:
@@ -157,7 +157,7 @@ async def test_a_pause_honoured_means_that_nothing_fires(store: Store) -> None:
     await node.run(NOW + minutes(3), by_seconds=8)
     assert await count_rows(store, "tasks") == 0
     await node.schedules.resume(DEFAULT_TENANT, "job", now=node.now)
-    assert lines_of(await ledger(store, job.id)) == [(60, "paused", 3)]
+    assert ledger_summary(await ledger(store, job.id)) == [(60, "paused", 3)]
     await node.run(NOW + minutes(4), by_seconds=8)
     assert await count_rows(store, "tasks") == 1
 
@@ -186,13 +186,13 @@ async def test_a_poison_row_among_hundreds_is_set_aside_alone(store: Store) -> N
     assert faulty.status is Status.PAUSED
     assert faulty.fault is not None
     assert "Mars/Olympus" in faulty.fault
-    assert [event.schedule_id for event in node.heard(ScheduleFaulted)] == [bad.id]
+    assert [event.schedule_id for event in node.events_of(ScheduleFaulted)] == [bad.id]
     await node.step(NOW + minutes(2))
-    assert len(node.heard(ScheduleFaulted)) == 1
+    assert len(node.events_of(ScheduleFaulted)) == 1
 
 
 async def test_a_batch_that_the_database_refuses_is_halved_until_the_culprit_stands_alone(store: Store) -> None:
-    class Refusing(Overriding):
+    class Refusing(StoreOverride):
         culprits: frozenset[UUID] = frozenset()
 
         async def tick_fire(self, node_id: UUID, firings: Sequence[Firing], **more: Any) -> FireResult:
@@ -208,7 +208,7 @@ async def test_a_batch_that_the_database_refuses_is_halved_until_the_culprit_sta
     refusing.culprits = frozenset(registered[number].schedule.id for number in (3, 64))
     await node.step(NOW + minutes(1))
     assert await count_rows(store, "tasks") == 98
-    assert {event.schedule_id for event in node.heard(ScheduleFaulted)} == refusing.culprits
+    assert {event.schedule_id for event in node.events_of(ScheduleFaulted)} == refusing.culprits
     assert {one.fault for one in await store.schedule_faulty(None, limit=10)} == {"this cannot be written"}
 
 
@@ -235,7 +235,7 @@ async def test_a_row_that_breaks_a_rule_of_the_database_is_set_aside_alone(store
 # Lost answers, zombies, herds
 
 
-class Deaf(Overriding):
+class Deaf(StoreOverride):
     """Commits the firing, and then loses the answer."""
 
     lost = 0
@@ -266,7 +266,7 @@ async def test_a_firing_whose_outcome_is_unknown_is_neither_doubled_nor_lost(sto
 
 
 async def test_a_database_that_is_away_costs_nothing_but_time(store: Store) -> None:
-    class Away(Overriding):
+    class Away(StoreOverride):
         is_away = False
 
         async def tick_fire(self, node_id: UUID, firings: Sequence[Firing], **more: Any) -> FireResult:
@@ -283,7 +283,7 @@ async def test_a_database_that_is_away_costs_nothing_but_time(store: Store) -> N
         await node.step(NOW + minutes(1))
     away.is_away = False
     await node.step(NOW + minutes(1) + seconds(3))
-    assert lines_of(await ledger(store, job.id)) == [(60, "fired", 1)]
+    assert ledger_summary(await ledger(store, job.id)) == [(60, "fired", 1)]
 
 
 async def test_a_zombie_that_wakes_after_a_take_over_changes_nothing(store: Store) -> None:
@@ -293,7 +293,7 @@ async def test_a_zombie_that_wakes_after_a_take_over_changes_nothing(store: Stor
     heir.move_to(NOW + seconds(58))
     await heir.ownership.run_once(heir.now)
     await heir.step(NOW + seconds(70))
-    assert lines_of(await ledger(store, job.id)) == [(60, "fired", 1)]
+    assert ledger_summary(await ledger(store, job.id)) == [(60, "fired", 1)]
     # Its monotonic clock stood still while it was paused: it still trusts its lease and believes the tick is due.
     zombie.now = NOW + seconds(71)
     assert zombie.owned
@@ -305,7 +305,7 @@ async def test_a_zombie_that_wakes_after_a_take_over_changes_nothing(store: Stor
     zombie.now = NOW + seconds(120)
     assert await zombie.ticker.run_once(zombie.now)
     assert await count_rows(store, "tasks") == 1
-    assert zombie.heard(TicksRefused)
+    assert zombie.events_of(TicksRefused)
 
 
 async def test_a_node_that_lost_its_lease_forgets_its_index(store: Store) -> None:
@@ -324,7 +324,7 @@ async def test_a_ledger_that_already_has_the_tick_moves_on_and_says_so(store: St
     await node.step(NOW + minutes(1))
     await execute_raw(store, "UPDATE schedules SET next_tick_at = ?, due_at = ?", NOW + minutes(1), NOW + minutes(1))
     await node.step(NOW + minutes(1) + seconds(1))
-    assert node.heard(TicksAlreadyRecorded) == [TicksAlreadyRecorded(1)]
+    assert node.events_of(TicksAlreadyRecorded) == [TicksAlreadyRecorded(1)]
     assert await count_rows(store, "tasks") == 1
     assert (await find(store, job)).next_tick_at == NOW + minutes(2)
 
@@ -340,11 +340,11 @@ async def test_a_herd_of_thousands_fires_whole_oldest_first_with_a_small_index(s
     largest, fired = 0, 0
     while await node.ticker.run_once(node.now):
         largest = max(largest, len(node.ticker._index))
-        before, fired = fired, sum(len(event.lags_seconds) for event in node.heard(TicksFired))
+        before, fired = fired, sum(len(event.lags_seconds) for event in node.events_of(TicksFired))
         assert fired > before
     assert fired == await count_rows(store, "tasks") == herd
     assert largest <= 16 * 256
-    assert node.heard(LagHigh)
+    assert node.events_of(LagHigh)
 
 
 async def test_what_is_due_first_fires_first(store: Store) -> None:
@@ -364,7 +364,7 @@ async def test_two_nodes_share_the_firing_and_fire_each_tick_once(store: Store) 
     for step in range(1, 40):
         for node in nodes:
             await node.step(NOW + seconds(5 * step))
-    fired = [sum(len(event.lags_seconds) for event in node.heard(TicksFired)) for node in nodes]
+    fired = [sum(len(event.lags_seconds) for event in node.events_of(TicksFired)) for node in nodes]
     assert sum(fired) == 180
     assert min(fired) > 20
     count = await nodes[0].count()
@@ -377,7 +377,7 @@ async def test_a_clock_set_back_fires_nothing_again(store: Store) -> None:
     await node.run(NOW + minutes(5), by_seconds=20)
     node.now = NOW + minutes(2)
     await node.run(NOW + minutes(6), by_seconds=20)
-    assert lines_of(await ledger(store, job.id)) == [(60 * number, "fired", 1) for number in range(1, 7)]
+    assert ledger_summary(await ledger(store, job.id)) == [(60 * number, "fired", 1) for number in range(1, 7)]
 
 
 async def test_a_clock_that_jumps_an_hour_ahead_fires_each_tick_at_most_once(store: Store) -> None:
@@ -387,7 +387,7 @@ async def test_a_clock_that_jumps_an_hour_ahead_fires_each_tick_at_most_once(sto
     node.now = NOW + minutes(62)  # the database's clock; no more than a moment has really passed
     await node.renew()
     await node.tick()
-    assert lines_of(await ledger(store, job.id)) == [
+    assert ledger_summary(await ledger(store, job.id)) == [
         (60, "fired", 1),
         (120, "fired", 1),
         (180, "misfire", 59),

@@ -11,11 +11,11 @@ import pytest
 
 from everbeat.core.errors import StoreUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT, Schedule
-from everbeat.core.tasks import ClaimedTask, Task, TaskState
+from everbeat.core.tasks import ClaimedTask, TaskRecord, TaskState
 from everbeat.services.turns import Turns
 from everbeat.store.base import Store
 from everbeat.store.values import TaskFilter
-from tests.factories import NOW, Overriding, SteppedNode, count_rows, execute_raw, minutes, open_twin, seconds
+from tests.factories import NOW, StoreOverride, SteppedNode, count_rows, execute_raw, minutes, open_second_store, seconds
 from tests.services.workers import Worker, get, submit, told
 
 
@@ -36,7 +36,7 @@ async def fire(node: SteppedNode, ticks: int, **more: Any) -> Schedule:
     return job
 
 
-async def tasks_of(node: SteppedNode, job: Schedule) -> list[Task]:
+async def tasks_of(node: SteppedNode, job: Schedule) -> list[TaskRecord]:
     """Live and finished, by tick."""
     page = await node.tasks.page(DEFAULT_TENANT, TaskFilter(schedule_id=job.id), before=None, limit=1000)
     return sorted(page.tasks, key=lambda task: task.scheduled_for or NOW)
@@ -46,7 +46,7 @@ async def states(node: SteppedNode, job: Schedule) -> list[str]:
     return [task.state.value for task in await tasks_of(node, job)]
 
 
-def tick_of(task: ClaimedTask | Task) -> float:
+def tick_of(task: ClaimedTask | TaskRecord) -> float:
     assert task.scheduled_for is not None
     return (task.scheduled_for - NOW).total_seconds() / 60
 
@@ -61,7 +61,7 @@ async def test_overlapping_ticks_are_held_and_released_one_by_one_in_order(node:
     for _ in range(4):
         claimed = await worker.claim_one()
         assert await worker.claim() == [], "one at a time"
-        await node.turn()
+        await node.release_held()
         assert await worker.claim() == [], "whatever turns are taken"
         order.append(tick_of(claimed))
         assert await worker.complete(claimed) == ["ok"]
@@ -76,11 +76,11 @@ async def test_so_many_run_at_once_as_the_schedule_allows(node: SteppedNode, wor
     first = await worker.claim(10)
     assert [tick_of(task) for task in first] == [1, 2]
     await worker.complete(first[1])
-    await node.turn()
+    await node.release_held()
     second = await worker.claim(10)
     assert [tick_of(task) for task in second] == [3]
     await worker.complete(first[0], second[0])
-    await node.turn()
+    await node.release_held()
     assert [tick_of(task) for task in await worker.claim(10)] == [4, 5]
 
 
@@ -107,10 +107,10 @@ async def test_however_a_task_ends_the_next_one_gets_its_turn(node: SteppedNode,
 async def test_a_task_that_is_tried_again_keeps_its_turn(node: SteppedNode, worker: Worker) -> None:
     await fire(node, 2, overlap="queue")
     await worker.fail(await worker.claim_one(), retry_in_seconds=5)
-    await node.turn()
+    await node.release_held()
     assert await worker.claim() == []
     await node.promote(node.now + seconds(5))
-    await node.turn()
+    await node.release_held()
     assert [tick_of(task) for task in await worker.claim(10)] == [1]
 
 
@@ -148,7 +148,7 @@ async def test_a_newer_tick_tells_the_running_one_to_stop_and_waits_for_it(node:
     job = await fire(node, 1, overlap="cancel_previous")
     old = await worker.claim_one(lease_seconds=300)
     await node.run(NOW + minutes(2), by_seconds=60)
-    await node.turn()
+    await node.release_held()
     assert await states(node, job) == ["running", "held"]
     assert (await worker.beat(old)).status == "cancel"
     await worker.fail(old, "stopped", kind="cancelled")
@@ -163,7 +163,7 @@ async def test_a_running_one_that_does_not_stop_is_fenced_and_then_the_newer_one
     job = await fire(node, 1, overlap="cancel_previous")
     old = await worker.claim_one(lease_seconds=90)
     await node.run(NOW + minutes(2), by_seconds=60)
-    await node.turn()
+    await node.release_held()
     assert (await worker.beat(old)).status == "cancel"
     await node.reap(NOW + minutes(1) + seconds(89))
     assert await worker.claim() == []
@@ -179,9 +179,9 @@ async def test_of_many_newer_ticks_only_the_newest_runs(node: SteppedNode, worke
     old = await worker.claim_one(lease_seconds=3600)
     for number in range(2, 6):
         await node.run(NOW + minutes(number), by_seconds=60)
-        await node.turn()
+        await node.release_held()
     await worker.fail(old, "stopped", kind="cancelled")
-    await node.turn()
+    await node.release_held()
     assert await states(node, job) == ["cancelled"] * 4 + ["ready"]
 
 
@@ -193,13 +193,13 @@ async def test_a_pause_holds_what_is_ready_and_a_resume_releases_it(node: Steppe
     running = await worker.claim_one()
     await node.schedules.pause(DEFAULT_TENANT, "job", note=None, now=node.now)
     assert await states(node, job) == ["running", "held", "held"]
-    await node.turn()
+    await node.release_held()
     assert await worker.claim() == [], "after a pause was acknowledged nothing new starts"
     assert await worker.complete(running) == ["ok"], "and what runs is finished"
-    await node.turn()
+    await node.release_held()
     assert await worker.claim() == []
     await node.schedules.resume(DEFAULT_TENANT, "job", now=node.now)
-    await node.turn()
+    await node.release_held()
     assert [tick_of(task) for task in await worker.claim(10)] == [2, 3]
 
 
@@ -208,10 +208,10 @@ async def test_a_pause_keeps_delayed_retries_too(node: SteppedNode, worker: Work
     await worker.fail(await worker.claim_one(), retry_in_seconds=30)
     await node.schedules.pause(DEFAULT_TENANT, "job", note=None, now=node.now)
     await node.promote(node.now + minutes(5))
-    await node.turn()
+    await node.release_held()
     assert await states(node, job) == ["held"]
     await node.schedules.resume(DEFAULT_TENANT, "job", now=node.now)
-    await node.turn()
+    await node.release_held()
     claimed = await worker.claim_one()
     assert (tick_of(claimed), claimed.attempt) == (1, 2)
 
@@ -221,7 +221,7 @@ async def test_a_resumed_schedule_releases_no_more_than_it_may(node: SteppedNode
     await node.schedules.pause(DEFAULT_TENANT, "job", note=None, now=node.now)
     assert await states(node, job) == ["held"] * 4
     await node.schedules.resume(DEFAULT_TENANT, "job", now=node.now)
-    await node.turn()
+    await node.release_held()
     assert await states(node, job) == ["ready", "ready", "held", "held"]
 
 
@@ -237,7 +237,7 @@ async def test_a_deleted_schedule_does_not_strand_what_it_held(node: SteppedNode
         assert await worker.claim() == []
         order.append(tick_of(claimed))
         await worker.complete(claimed)
-        await node.turn()
+        await node.release_held()
     assert order == [1, 2, 3, 4]
     assert await states(node, job) == ["completed"] * 4
 
@@ -246,14 +246,14 @@ async def test_a_schedule_deleted_while_paused_does_not_strand_what_it_held(node
     await fire(node, 1)
     await node.schedules.pause(DEFAULT_TENANT, "job", note=None, now=node.now)
     await node.schedules.delete(DEFAULT_TENANT, "job")
-    await node.turn()
+    await node.release_held()
     assert tick_of(await worker.claim_one()) == 1
 
 
 async def test_what_another_node_did_is_found_by_the_look(store: Store) -> None:
     node, other = SteppedNode(store), SteppedNode(store)
     await fire(node, 2, overlap="queue")
-    await node.turn()
+    await node.release_held()
     other.move_to(node.now)
     worker = Worker(other)
     await worker.complete(await worker.claim_one())
@@ -266,7 +266,7 @@ async def held_jobs(node: SteppedNode, count: int) -> list[Schedule]:
     """Schedules with one running task and one that waits behind it; then the running ones end, unheard."""
     jobs = [await node.put(f"job-{number}", overlap="queue") for number in range(count)]
     await node.run(node.now + minutes(2), by_seconds=60)
-    await node.turn()
+    await node.release_held()
     running = await Worker(node).claim(count)
     assert len(running) == count
     other = SteppedNode(node.store, now=node.now)
@@ -302,7 +302,7 @@ async def test_schedules_that_can_only_wait_do_not_keep_the_others_from_their_tu
         await node.put(f"blocked-{number}", overlap="queue")
         await node.put(f"paused-{number}", overlap="queue")
     await node.run(NOW + minutes(2), by_seconds=60)
-    await node.turn()
+    await node.release_held()
     assert len(await Worker(node).claim(20)) == 10
     for number in range(5):
         await node.schedules.pause(DEFAULT_TENANT, f"paused-{number}", note=None, now=node.now)
@@ -319,7 +319,7 @@ async def test_schedules_that_can_only_wait_do_not_keep_the_others_from_their_tu
 
 
 async def test_a_turn_that_fails_is_taken_again(store: Store) -> None:
-    class Shaky(Overriding):
+    class Shaky(StoreOverride):
         is_away = False
 
         async def task_turn(self, *given: Any, **more: Any) -> frozenset[str]:
@@ -354,7 +354,7 @@ async def test_it_is_woken_by_what_it_expects(node: SteppedNode) -> None:
 @pytest.mark.parametrize("seed", range(3))
 async def test_two_nodes_that_take_turns_at_once_never_release_too_much(store: Store, seed: int) -> None:
     random = Random(seed)
-    twin = open_twin(store)
+    twin = open_second_store(store)
     nodes = [SteppedNode(store), SteppedNode(twin)]
     limit = random.choice([1, 2, 3])
     job = await fire(nodes[0], 15, overlap="queue", max_concurrent=limit)
@@ -376,7 +376,7 @@ async def test_two_nodes_that_take_turns_at_once_never_release_too_much(store: S
                 node.turns.expect([job.id])
                 await node.turns.run_once(node.now)
             case _:
-                await node.turn()
+                await node.release_held()
 
     while await count_rows(store, "task_history") < 15:
         await asyncio.gather(*(act(random.choice(nodes)) for _ in range(6)))
@@ -391,7 +391,7 @@ async def test_two_nodes_that_take_turns_at_once_never_release_too_much(store: S
 @pytest.mark.parametrize("seed", range(2))
 async def test_firing_and_turns_at_once_never_release_too_much(store: Store, seed: int) -> None:
     random = Random(seed)
-    twin = open_twin(store)
+    twin = open_second_store(store)
     nodes = [SteppedNode(store), SteppedNode(twin)]
     job = await nodes[0].put(overlap="queue", max_concurrent=2)
     for number in range(1, 16):
@@ -400,7 +400,7 @@ async def test_firing_and_turns_at_once_never_release_too_much(store: Store, see
         await asyncio.gather(
             nodes[0].step(NOW + minutes(number)),
             Worker(nodes[1]).complete(*done),
-            nodes[1].turn(),
+            nodes[1].release_held(),
             nodes[1].turns.run_once(nodes[1].now),
         )
         ((live,),) = await execute_raw(store, "SELECT count(*) FROM tasks WHERE state <> 'held'")

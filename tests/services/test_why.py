@@ -9,8 +9,8 @@ import pytest
 
 from everbeat.core.calendars import parse_calendar
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.verdicts import Value, Verdict, Why
-from everbeat.core.wire import Claim, Completion, ErrorInput, Failure, Failures, Result
+from everbeat.core.explain import Value, Verdict, Explanation
+from everbeat.core.protocol import LeaseClaimRequest, LeaseCompleteRequest, ErrorInput, LeaseFailure, LeaseFailRequest, LeaseCompletion
 from everbeat.services.why import Reasons
 from everbeat.store.base import Store
 from tests.factories import NOW, SteppedNode, execute_raw, minutes, seconds
@@ -21,23 +21,23 @@ def node(store: Store) -> SteppedNode:
     return SteppedNode(store)
 
 
-async def ask(node: SteppedNode, at: datetime | None = None, *, retention_days: float = 90) -> Why:
+async def ask(node: SteppedNode, at: datetime | None = None, *, retention_days: float = 90) -> Explanation:
     room = Reasons(node.store, node.schedules, node.tasks, node.timelines, late_seconds=5, retention_days=retention_days)
     return await room.why(DEFAULT_TENANT, "job", at, now=node.now)
 
 
-def facts_of(why: Why) -> dict[str, Value]:
+def facts_of(why: Explanation) -> dict[str, Value]:
     return {one.fact: one.value for one in why.facts}
 
 
 async def finish(node: SteppedNode, **failing: Any) -> None:
-    (task,) = await node.work.claim(DEFAULT_TENANT, Claim(worker="w1", queues=["default"]), now=node.now)
+    (task,) = await node.work.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w1", queues=["default"]), now=node.now)
     if failing:
-        failure = Failure(id=task.id, fence=task.fence, error=ErrorInput(message="no"), **failing)
-        await node.work.fail(DEFAULT_TENANT, Failures(worker="w1", failures=[failure]), now=node.now)
+        failure = LeaseFailure(id=task.id, fence=task.fence, error=ErrorInput(message="no"), **failing)
+        await node.work.fail(DEFAULT_TENANT, LeaseFailRequest(worker="w1", failures=[failure]), now=node.now)
     else:
-        result = Result(id=task.id, fence=task.fence)
-        await node.work.complete(DEFAULT_TENANT, Completion(worker="w1", results=[result]), now=node.now)
+        result = LeaseCompletion(id=task.id, fence=task.fence)
+        await node.work.complete(DEFAULT_TENANT, LeaseCompleteRequest(worker="w1", results=[result]), now=node.now)
 
 
 async def test_fired_tells_what_became_of_the_task(node: SteppedNode) -> None:

@@ -10,14 +10,14 @@ from uuid import UUID
 
 from everbeat.core.errors import Conflict
 from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
-from everbeat.core.tasks import LIVE_STATES, TRANSITIONS, ClaimedTask, Task, TaskState
-from everbeat.core.wire import Claim, Lease
+from everbeat.core.tasks import LIVE_STATES, TRANSITIONS, ClaimedTask, TaskRecord, TaskState
+from everbeat.core.protocol import LeaseClaimRequest, Lease
 from everbeat.store.base import Store
 from everbeat.store.values import DeadFilter, TaskFilter
-from tests.factories import NOW, SteppedNode, open_twin, seconds
+from tests.factories import NOW, SteppedNode, open_second_store, seconds
 from tests.services.workers import Worker, submit, submit_many
 
-Snapshot = dict[UUID, Task]
+Snapshot = dict[UUID, TaskRecord]
 JOBS: dict[str, dict[str, Any]] = {
     "queue": {"overlap": "queue"},
     "two": {"overlap": "queue", "max_concurrent": 2},
@@ -44,9 +44,9 @@ class World:
     def __init__(self, store: Store, seed: int) -> None:
         self.random = Random(seed)
         self.store = store
-        self.twin = open_twin(store)
-        chance = self.random.random
-        self.nodes = [SteppedNode(store, chance=chance), SteppedNode(self.twin, chance=chance)]
+        self.twin = open_second_store(store)
+        random_fraction = self.random.random
+        self.nodes = [SteppedNode(store, random_fraction=random_fraction), SteppedNode(self.twin, random_fraction=random_fraction)]
         self.now = NOW
         self.leases: list[ClaimedTask] = []
         self.said: list[tuple[Message, tuple[str, str | None]]] = []
@@ -127,7 +127,7 @@ class World:
 
     async def claim(self) -> None:
         most, lease = self.random.randint(1, 4), self.random.choice([5, 30])
-        claim = Claim(worker="worker", queues=["default"], max=most, lease_seconds=lease)
+        claim = LeaseClaimRequest(worker="worker", queues=["default"], max=most, lease_seconds=lease)
         nodes = self.nodes if self.random.random() < 0.3 else [self.node]
         shares = await asyncio.gather(*(node.work.claim(DEFAULT_TENANT, claim, now=self.now) for node in nodes))
         taken = [task for share in shares for task in share]
@@ -236,7 +236,7 @@ class World:
     def pick(self, most: int) -> list[ClaimedTask]:
         return self.random.sample(self.leases, min(most, len(self.leases)))
 
-    def any_task(self, *, live: float) -> Task | None:
+    def any_task(self, *, live: float) -> TaskRecord | None:
         is_live = self.random.random() < live
         tasks = [task for task in self.before.values() if (task.state in LIVE_STATES) == is_live]
         return self.random.choice(tasks) if tasks else None
@@ -319,7 +319,7 @@ class World:
         assert all(task.state is TaskState.RUNNING for task in told), "what was told to stop does not start again"
         self.before = after
 
-    def check_move(self, was: Task, now: Task) -> None:
+    def check_move(self, was: TaskRecord, now: TaskRecord) -> None:
         assert was.state in LIVE_STATES, f"a finished task was changed: {was} became {now}"
         assert now.state is was.state or now.state in _reachable(was.state, self.hops), f"{was.state} became {now.state}"
         claims = now.fence - was.fence
@@ -330,7 +330,7 @@ class World:
         assert 0 <= now.attempt <= now.max_attempts
         assert now.attempt >= was.attempt - 1
 
-    async def check_attempts(self, task: Task) -> None:
+    async def check_attempts(self, task: TaskRecord) -> None:
         """Every lease there ever was is explained: by an attempt that ended, or by the one that runs or ended the task."""
         attempts = await self.nodes[0].tasks.attempts(DEFAULT_TENANT, task.id)
         assert [one.fence for one in attempts] == list(range(1, task.fence + 1)), f"{task} has {attempts}"
@@ -356,7 +356,7 @@ class World:
                 await node.promote()
             while tasks := await worker.claim(100):
                 assert set(await worker.complete(*tasks)) == {"ok"}
-                await self.nodes[0].turn()
+                await self.nodes[0].release_held()
             if not any(task.state in LIVE_STATES for task in (await self.snapshot()).values()):
                 break
         self.hops = 8
@@ -375,7 +375,7 @@ class World:
         await self.twin.close()
 
 
-def _holds(task: Task, now: datetime) -> bool:
+def _holds(task: TaskRecord, now: datetime) -> bool:
     return task.lease_until is not None and task.lease_until > now
 
 

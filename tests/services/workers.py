@@ -9,21 +9,21 @@ from uuid import UUID
 import msgspec
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import Attempt, ClaimedTask, Task
-from everbeat.core.wire import (
-    Beat,
-    BeatAnswer,
-    Claim,
-    Completion,
+from everbeat.core.tasks import Attempt, ClaimedTask, TaskRecord
+from everbeat.core.protocol import (
+    LeaseHeartbeat,
+    LeaseHeartbeatResult,
+    LeaseClaimRequest,
+    LeaseCompleteRequest,
     ErrorInput,
-    Failure,
-    Failures,
-    Heartbeat,
+    LeaseFailure,
+    LeaseFailRequest,
+    LeaseHeartbeatRequest,
     Lease,
     Progress,
-    Release,
-    Result,
-    Settled,
+    LeaseReleaseRequest,
+    LeaseCompletion,
+    LeaseResult,
     TaskInput,
 )
 from tests.factories import SteppedNode
@@ -42,7 +42,7 @@ class Worker:
     async def claim(
         self, most: int = 1, *, queues: list[str] | None = None, lease_seconds: float = 30, **more: Any
     ) -> list[ClaimedTask]:
-        claim = Claim(worker=self.name, queues=queues or ["default"], max=most, lease_seconds=lease_seconds, **more)
+        claim = LeaseClaimRequest(worker=self.name, queues=queues or ["default"], max=most, lease_seconds=lease_seconds, **more)
         return await self.node.work.claim(self.tenant_id, claim, now=self.node.now)
 
     async def claim_one(self, **more: Any) -> ClaimedTask:
@@ -51,34 +51,34 @@ class Worker:
 
     async def beat(
         self, task: Held, *, fraction: float | None = None, message: str | None = None, log: str | None = None
-    ) -> BeatAnswer:
+    ) -> LeaseHeartbeatResult:
         progress = None if fraction is None and message is None else Progress(fraction=fraction, message=message)
-        heartbeat = Heartbeat(worker=self.name, leases=[Beat(id=task.id, fence=task.fence, progress=progress, log=log)])
+        heartbeat = LeaseHeartbeatRequest(worker=self.name, leases=[LeaseHeartbeat(id=task.id, fence=task.fence, progress=progress, log=log)])
         (answer,) = await self.node.work.heartbeat(self.tenant_id, heartbeat, now=self.node.now)
         return answer
 
     async def complete(self, *tasks: Held, result: Any = None) -> list[str]:
-        results = [Result(id=task.id, fence=task.fence, result=result) for task in tasks]
-        completion = Completion(worker=self.name, results=results)
+        results = [LeaseCompletion(id=task.id, fence=task.fence, result=result) for task in tasks]
+        completion = LeaseCompleteRequest(worker=self.name, results=results)
         answers = await self.node.work.complete(self.tenant_id, completion, now=self.node.now)
         assert [answer.id for answer in answers] == [task.id for task in tasks]
         return [answer.status for answer in answers]
 
     async def fail(
         self, task: Held, message: str = "it broke", *, kind: str | None = None, trace: str | None = None, **more: Any
-    ) -> Settled:
+    ) -> LeaseResult:
         error = ErrorInput(message=message, kind=kind, trace=trace)
-        failures = Failures(worker=self.name, failures=[Failure(id=task.id, fence=task.fence, error=error, **more)])
+        failures = LeaseFailRequest(worker=self.name, failures=[LeaseFailure(id=task.id, fence=task.fence, error=error, **more)])
         (answer,) = await self.node.work.fail(self.tenant_id, failures, now=self.node.now)
         return answer
 
     async def release(self, *tasks: Held) -> list[str]:
         leases = [Lease(id=task.id, fence=task.fence) for task in tasks]
-        answers = await self.node.work.release(self.tenant_id, Release(worker=self.name, leases=leases), now=self.node.now)
+        answers = await self.node.work.release(self.tenant_id, LeaseReleaseRequest(worker=self.name, leases=leases), now=self.node.now)
         return [answer.status for answer in answers]
 
 
-async def submit(node: SteppedNode, type_: str = "work", *, tenant_id: UUID = DEFAULT_TENANT, **more: Any) -> Task:
+async def submit(node: SteppedNode, type_: str = "work", *, tenant_id: UUID = DEFAULT_TENANT, **more: Any) -> TaskRecord:
     key = more.pop("key", None)
     return (await node.tasks.submit(tenant_id, TaskInput(type=type_, **more), key=key, now=node.now))[0]
 
@@ -88,15 +88,15 @@ async def submit_many(node: SteppedNode, count: int, **more: Any) -> list[UUID]:
     return await node.tasks.submit_batch(DEFAULT_TENANT, tasks, now=node.now)
 
 
-async def get(node: SteppedNode, task: Task | ClaimedTask) -> Task:
+async def get(node: SteppedNode, task: TaskRecord | ClaimedTask) -> TaskRecord:
     return await node.tasks.get(DEFAULT_TENANT, task.id)
 
 
-async def attempts(node: SteppedNode, task: Task | ClaimedTask) -> list[Attempt]:
+async def attempts(node: SteppedNode, task: TaskRecord | ClaimedTask) -> list[Attempt]:
     return await node.tasks.attempts(DEFAULT_TENANT, task.id)
 
 
-async def told(node: SteppedNode, task: Task | ClaimedTask) -> list[tuple[int, str | None]]:
+async def told(node: SteppedNode, task: TaskRecord | ClaimedTask) -> list[tuple[int, str | None]]:
     """The attempts in short: their numbers and how they ended."""
     return [(one.attempt, one.outcome and one.outcome.value) for one in await attempts(node, task)]
 
@@ -111,7 +111,7 @@ async def work_off(node: SteppedNode, now: datetime | None = None, *, most: int 
     return count
 
 
-def error_of(task: Task | Attempt) -> dict[str, Any]:
+def error_of(task: TaskRecord | Attempt) -> dict[str, Any]:
     assert task.error is not None
     decoded: dict[str, Any] = msgspec.json.decode(task.error)
     return decoded

@@ -107,7 +107,7 @@ class PostgresServer(PostgresAdmin):
         super().__init__(f"postgresql://postgres@127.0.0.1:{self.port}/postgres")
         self._binaries = find_binaries()
         self._env = dict(env or {})
-        self._root = MEMORY if in_memory and not fsync and _has_room(MEMORY) else public_temp()
+        self._root = MEMORY if in_memory and not fsync and _has_free_space(MEMORY) else public_temp()
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._settings = {
@@ -232,7 +232,7 @@ class PostgresServer(PostgresAdmin):
         return False
 
 
-def _has_room(root: Path) -> bool:
+def _has_free_space(root: Path) -> bool:
     if not os.access(root, os.W_OK | os.X_OK):
         return False
     space = os.statvfs(root)
@@ -336,7 +336,7 @@ def _public_copy(install: Path) -> Path:
         libraries = package.with_name(f"{PACKAGE}.libs")
         for source in filter(Path.exists, (install, libraries)):
             shutil.copytree(source, draft / source.relative_to(package.parent), symlinks=True)
-        _let_everybody_read(draft)
+        _make_readable(draft)
         try:
             draft.rename(target)
         except OSError:
@@ -345,7 +345,7 @@ def _public_copy(install: Path) -> Path:
     return target / install.relative_to(package.parent)
 
 
-def _let_everybody_read(root: Path) -> None:
+def _make_readable(root: Path) -> None:
     for path in (root, *root.rglob("*")):
         if not path.is_symlink():
             mode = path.stat().st_mode

@@ -143,20 +143,20 @@ class Watchdog:
 
     def kill_later(self, pid: int, signal_number: int) -> None:
         """Register a process, or with a negative pid its process group."""
-        self._tell(f"kill {pid} {signal_number}")
+        self._send(f"kill {pid} {signal_number}")
 
     def forget(self, pid: int) -> None:
-        self._tell(f"forget {pid}")
+        self._send(f"forget {pid}")
 
     def remove_later(self, folder: Path) -> None:
-        self._tell(f"remove {folder}")
+        self._send(f"remove {folder}")
 
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
         # One unbuffered write below PIPE_BUF: whole lines even when several threads register.
         os.write(self._process.stdin.fileno(), line.encode() + b"\n")

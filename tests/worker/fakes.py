@@ -19,17 +19,17 @@ from everbeat.client.base import Reply
 from everbeat.client.errors import NotReachable, ServerProblem
 from everbeat.client.registry import Registry, TaskDefinition
 from everbeat.core.tasks import ClaimedTask, Origin
-from everbeat.core.wire import (
-    BeatAnswer,
-    Claim,
-    Completion,
+from everbeat.core.protocol import (
+    LeaseHeartbeatResult,
+    LeaseClaimRequest,
+    LeaseCompleteRequest,
     ErrorInput,
-    Failure,
-    Failures,
-    Heartbeat,
+    LeaseFailure,
+    LeaseFailRequest,
+    LeaseHeartbeatRequest,
     Progress,
-    Release,
-    Settled,
+    LeaseReleaseRequest,
+    LeaseResult,
     TaskInput,
 )
 
@@ -68,7 +68,7 @@ class FakeTask:
     cancel_requested: bool = False
     result: Any = None
     error: ErrorInput | None = None
-    failure: Failure | None = None
+    failure: LeaseFailure | None = None
     progress: Progress | None = None
     log: list[str] = field(default_factory=list)
     ended_fence: int | None = None
@@ -82,7 +82,7 @@ class FakeServer:
         self.ready: dict[UUID, FakeTask] = {}
         self.calls: Counter[str] = Counter()
         self.batches: dict[str, list[int]] = {}
-        self.claims: list[Claim] = []
+        self.claims: list[LeaseClaimRequest] = []
         self.is_down = False
         self.latency_seconds = 0.0
         self.faults: dict[str, list[Exception]] = {}
@@ -133,7 +133,7 @@ class FakeServer:
 
     # What workers ask
 
-    def take(self, claim: Claim) -> list[ClaimedTask]:
+    def take(self, claim: LeaseClaimRequest) -> list[ClaimedTask]:
         with self.lock:
             fitting = (task for task in self.ready.values() if claim.types is None or task.type in claim.types)
             chosen = list(itertools.islice(fitting, claim.max))
@@ -145,32 +145,32 @@ class FakeServer:
                 task.lease_seconds, task.lease_until = claim.lease_seconds, monotonic() + claim.lease_seconds
             return [claimed_of(task) for task in chosen]
 
-    def beat(self, heartbeat: Heartbeat) -> list[BeatAnswer]:
+    def beat(self, heartbeat: LeaseHeartbeatRequest) -> list[LeaseHeartbeatResult]:
         with self.lock:
             return [self._beat_one(heartbeat.worker, beat.id, beat.fence, beat.progress, beat.log) for beat in heartbeat.leases]
 
-    def _beat_one(self, worker: str, id: UUID, fence: int, progress: Progress | None, log: str | None) -> BeatAnswer:
+    def _beat_one(self, worker: str, id: UUID, fence: int, progress: Progress | None, log: str | None) -> LeaseHeartbeatResult:
         task = self.tasks.get(id)
         if task is None or task.state != "running" or task.fence != fence:
-            return BeatAnswer(id, "lost", None)
+            return LeaseHeartbeatResult(id, "lost", None)
         task.progress = progress or task.progress
         if log is not None:
             task.log.append(log)
         if task.cancel_requested:
-            return BeatAnswer(id, "cancel", _until(task.lease_until - monotonic()))
+            return LeaseHeartbeatResult(id, "cancel", _until(task.lease_until - monotonic()))
         task.lease_until = monotonic() + task.lease_seconds
-        return BeatAnswer(id, "ok", _until(task.lease_seconds))
+        return LeaseHeartbeatResult(id, "ok", _until(task.lease_seconds))
 
-    def end(self, id: UUID, fence: int, state: str) -> tuple[FakeTask | None, Settled]:
+    def end(self, id: UUID, fence: int, state: str) -> tuple[FakeTask | None, LeaseResult]:
         task = self.tasks.get(id)
         if task is None or task.fence != fence or (task.state != "running" and task.ended_fence != fence):
-            return None, Settled(id, "stale")
+            return None, LeaseResult(id, "stale")
         if task.state != "running":
-            return None, Settled(id, "ok")
+            return None, LeaseResult(id, "ok")
         task.state, task.ended_fence = state, fence
-        return task, Settled(id, "ok")
+        return task, LeaseResult(id, "ok")
 
-    def complete(self, completion: Completion) -> list[Settled]:
+    def complete(self, completion: LeaseCompleteRequest) -> list[LeaseResult]:
         with self.lock:
             answers = []
             for result in completion.results:
@@ -180,7 +180,7 @@ class FakeServer:
                 answers.append(answer)
             return answers
 
-    def fail(self, failures: Failures) -> list[Settled]:
+    def fail(self, failures: LeaseFailRequest) -> list[LeaseResult]:
         with self.lock:
             answers = []
             for failure in failures.failures:
@@ -190,7 +190,7 @@ class FakeServer:
                 answers.append(answer)
             return answers
 
-    def release(self, release: Release) -> list[Settled]:
+    def release(self, release: LeaseReleaseRequest) -> list[LeaseResult]:
         with self.lock:
             answers = []
             for lease in release.leases:
@@ -244,7 +244,7 @@ class FakeTransport:
     async def submit(self, tasks: Sequence[TaskInput]) -> list[UUID]:
         raise AssertionError("the runtime does not submit")
 
-    async def claim(self, claim: Claim) -> list[ClaimedTask]:
+    async def claim(self, claim: LeaseClaimRequest) -> list[ClaimedTask]:
         await self._before("claim", claim)
         self.server.claims.append(claim)
         tasks = self.server.take(claim)
@@ -255,20 +255,20 @@ class FakeTransport:
             tasks = self.server.take(claim)
         return self._after("claim", tasks)
 
-    async def heartbeat(self, heartbeat: Heartbeat) -> list[BeatAnswer]:
+    async def heartbeat(self, heartbeat: LeaseHeartbeatRequest) -> list[LeaseHeartbeatResult]:
         self.threads.add(threading.get_ident())
         await self._before("heartbeat", heartbeat, heartbeat.leases)
         return self._after("heartbeat", self.server.beat(heartbeat))
 
-    async def complete(self, completion: Completion) -> list[Settled]:
+    async def complete(self, completion: LeaseCompleteRequest) -> list[LeaseResult]:
         await self._before("complete", completion, completion.results)
         return self._after("complete", self.server.complete(completion))
 
-    async def fail(self, failures: Failures) -> list[Settled]:
+    async def fail(self, failures: LeaseFailRequest) -> list[LeaseResult]:
         await self._before("fail", failures, failures.failures)
         return self._after("fail", self.server.fail(failures))
 
-    async def release(self, release: Release) -> list[Settled]:
+    async def release(self, release: LeaseReleaseRequest) -> list[LeaseResult]:
         await self._before("release", release, release.leases)
         return self._after("release", self.server.release(release))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everbeat.core.wire import MAX_CLAIMED
+from everbeat.core.protocol import MAX_CLAIMED
 from everbeat.worker.pace import MOST_AHEAD, Pace
 
 

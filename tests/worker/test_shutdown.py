@@ -7,7 +7,7 @@ import threading
 import time
 
 from everbeat.core.tasks import ClaimedTask
-from everbeat.core.wire import Claim
+from everbeat.core.protocol import LeaseClaimRequest
 from everbeat.worker.context import Context
 from everbeat.worker.runtime import Worker
 from tests.support.processes import wait_until_async
@@ -164,7 +164,7 @@ async def test_the_answer_to_a_poll_that_was_cancelled_too_late_is_given_back(wo
     class Stubborn(ThreadedTransport):
         """Answers a claim in spite of being cancelled, as when the answer was already there."""
 
-        async def claim(self, claim: Claim) -> list[ClaimedTask]:
+        async def claim(self, claim: LeaseClaimRequest) -> list[ClaimedTask]:
             try:
                 await asyncio.sleep(30)
             except asyncio.CancelledError:

@@ -9,13 +9,13 @@ import msgspec
 from litestar import Response
 
 from everbeat.core.calendars import WEEKDAYS
-from everbeat.core.definitions import Calendars, Dst
+from everbeat.core.definitions import CalendarFilter, DstPolicy
 from everbeat.core.schedules import CatchUp, Overlap, Retry, Status
 from everbeat.core.targets import Target
 from everbeat.core.tasks import AttemptOutcome, Origin, TaskError, TaskState
 from everbeat.core.ticks import SkipReason
-from everbeat.core.trail import Action
-from everbeat.core.verdicts import Verdict
+from everbeat.core.audit_log import AuditLogAction
+from everbeat.core.explain import Verdict
 
 Time = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
 Id = Annotated[str, msgspec.Meta(extra_json_schema={"format": "uuid"})]
@@ -47,8 +47,8 @@ class ScheduleAnswer(msgspec.Struct, kw_only=True):
     catch_up: CatchUp
     misfire_grace_seconds: float | int
     jitter_seconds: float | int
-    dst: Dst
-    calendars: Calendars
+    dst: DstPolicy
+    calendars: CalendarFilter
     starts_at: Time | None
     ends_at: Time | None
     priority: int
@@ -469,7 +469,7 @@ class AuditEntryAnswer(msgspec.Struct, kw_only=True):
     tenant_id: Id
     actor: str
     key_id: Id | None
-    action: Action
+    action: AuditLogAction
     subject: str
     detail: dict[str, Any]
     request_id: str | None

@@ -14,14 +14,14 @@ from everbeat.api.filters import TenantRef, tenant_wanted
 from everbeat.api.openapi import Operation, Success, documented
 from everbeat.api.paging import Optional, WindowQuery
 from everbeat.api.rooms import ApiRequest, caller_of, rooms_of
-from everbeat.core.access import AuditEntry, Scope
+from everbeat.core.access import AuditLogEntry, Scope
 from everbeat.core.definitions import rfc3339
-from everbeat.core.trail import Action
+from everbeat.core.audit_log import AuditLogAction
 from everbeat.store.values import AuditFilter
 
 
 class AuditLogQuery(WindowQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    action: Annotated[Action, msgspec.Meta(description="Only what was done in this way.")] | Optional = msgspec.UNSET
+    action: Annotated[AuditLogAction, msgspec.Meta(description="Only what was done in this way.")] | Optional = msgspec.UNSET
     tenant: TenantRef | Optional = msgspec.UNSET
 
 
@@ -58,7 +58,7 @@ async def list_audit_log(request: ApiRequest) -> Response[bytes]:
     return json_answer({"items": [_line(entry) for entry in page], "next_cursor": next_cursor})
 
 
-def _line(entry: AuditEntry) -> dict[str, Any]:
+def _line(entry: AuditLogEntry) -> dict[str, Any]:
     assert entry.at is not None
     return {
         "id": str(entry.id),

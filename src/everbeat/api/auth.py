@@ -8,9 +8,9 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from everbeat.api.openapi import Operation
-from everbeat.core.access import LOCAL, Caller
+from everbeat.core.access import LOCAL_CALLER, Caller
 from everbeat.core.errors import Forbidden
-from everbeat.core.keys import Granted, scope_texts
+from everbeat.core.keys import GrantedScopes, scope_texts
 
 # The `opt` of handlers that are no operation of the API, and that anybody with a valid key may ask.
 FOR_ANY_KEY = {"for_any_key": True}
@@ -20,7 +20,7 @@ def check_scope(caller: Caller, operation: Operation) -> None:
     """Whether the caller may ask for this at all; whose data it is, is decided further in."""
     if operation.scope is None or operation.for_any_key or operation.scope in caller.scopes:
         return
-    held = ", ".join(scope_texts(Granted(caller.scopes, caller.queues)))
+    held = ", ".join(scope_texts(GrantedScopes(caller.scopes, caller.queues)))
     raise Forbidden(f"This needs an API key with the scope {operation.scope}; this one has {held}.")
 
 
@@ -31,6 +31,6 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     """
     operation = handler.opt.get("operation")
     if isinstance(operation, Operation):
-        check_scope(connection.scope["state"].get("caller", LOCAL), operation)
+        check_scope(connection.scope["state"].get("caller", LOCAL_CALLER), operation)
     elif not handler.opt.get("for_any_key"):
         raise Forbidden("This route does not say who may ask for it.")

@@ -18,7 +18,7 @@ from everbeat.api.rooms import Asked, rooms_of
 from everbeat.core.definitions import as_invalid_input
 from everbeat.core.definitions import as_struct as convert_struct
 from everbeat.core.errors import FieldError, InvalidInput
-from everbeat.core.wire import MAX_SUBMITTED
+from everbeat.core.protocol import MAX_SUBMITTED
 from everbeat.services.idempotency import Idempotency
 
 MAX_BODY_BYTES = 12 * 1024 * 1024

@@ -21,7 +21,7 @@ from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, convert, utc
 from everbeat.core.errors import FieldError, InvalidInput, NotFound
 from everbeat.core.names import NAME_MESSAGE, is_name
-from everbeat.core.submissions import dead_letter_answer
+from everbeat.core.submissions import dead_letter_response
 from everbeat.store.values import DeadFilter
 
 _MOST_IDS = 1000
@@ -84,7 +84,7 @@ async def list_dead_letters(request: ApiRequest) -> Response[bytes]:
     found = await rooms_of(request).dead_letters.page(tenant_of(request), filter_, before=before, limit=query.limit + 1)
     page, last = paging.cut(found, query.limit)
     next_cursor = None if last is None else paging.death_cursor(last.died_at, last.task_id)
-    return json_answer({"items": [dead_letter_answer(letter) for letter in page], "next_cursor": next_cursor})
+    return json_answer({"items": [dead_letter_response(letter) for letter in page], "next_cursor": next_cursor})
 
 
 @get(
@@ -102,7 +102,7 @@ async def list_dead_letters(request: ApiRequest) -> Response[bytes]:
 )
 async def get_dead_letter(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
-    return json_answer(dead_letter_answer(await rooms_of(request).dead_letters.read(tenant_of(request), _id(request))))
+    return json_answer(dead_letter_response(await rooms_of(request).dead_letters.read(tenant_of(request), _id(request))))
 
 
 @post(

@@ -20,9 +20,9 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from everbeat.api.problems import FORBIDDEN, MEDIA_TYPE, Refusal, log_failure, problem_body, problem_of, unexpected
 from everbeat.api.rooms import Rooms
-from everbeat.core.access import LOCAL, Caller
+from everbeat.core.access import LOCAL_CALLER, Caller
 from everbeat.core.errors import Unauthenticated
-from everbeat.core.keys import holds_a_key
+from everbeat.core.keys import contains_key
 from everbeat.services.access import Access
 from everbeat.services.events import RequestRefused
 
@@ -95,12 +95,12 @@ class Gate:
         """Who asks. What is open to everybody costs no look at keys and counts against no limit."""
         access = self._access
         if access is None or scope["path"] in self._open_paths:
-            return LOCAL.asking(request_id, None)
+            return LOCAL_CALLER.with_request(request_id, None)
         address = _address(scope, found, access)
         access.limits.check_address(address)
         _check_url(scope)
         caller = await access.authenticate(found.get(b"authorization", ()), address)
-        return caller.asking(request_id, address)
+        return caller.with_request(request_id, address)
 
     def _check_origin(self, scope: Scope, found: Found) -> None:
         if self._hosts is None or (self._access is not None and self._access.is_required):
@@ -124,9 +124,9 @@ def _address(scope: Scope, found: Found, access: Access) -> str:
 
 
 def _check_url(scope: Scope) -> None:
-    if b"eb_" in scope["query_string"] and holds_a_key(scope["query_string"].decode("latin-1")):
+    if b"eb_" in scope["query_string"] and contains_key(scope["query_string"].decode("latin-1")):
         raise Unauthenticated(_KEY_IN_URL)
-    if "eb_" in scope["path"] and holds_a_key(scope["path"]):
+    if "eb_" in scope["path"] and contains_key(scope["path"]):
         raise Unauthenticated(_KEY_IN_URL)
 
 

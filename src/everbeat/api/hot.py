@@ -18,7 +18,7 @@ from everbeat.api.auth import check_scope
 from everbeat.api.openapi import Operation
 from everbeat.api.problems import MEDIA_TYPE, problem_of
 from everbeat.api.rooms import Asked
-from everbeat.core.access import LOCAL
+from everbeat.core.access import LOCAL_CALLER
 
 RawHeaders = tuple[tuple[bytes, bytes], ...]
 
@@ -62,7 +62,7 @@ class Hot:
             return
         serve, operation = found
         try:
-            check_scope(scope["state"].get("caller", LOCAL), operation)
+            check_scope(scope["state"].get("caller", LOCAL_CALLER), operation)
             answer, content_type = await serve(Direct(scope, receive)), _JSON
         except Exception as error:
             refusal, body = problem_of(scope, error)

@@ -29,10 +29,10 @@ from everbeat.api.problems import (
 )
 from everbeat.api.problems import MEDIA_TYPE as PROBLEM_TYPE
 from everbeat.api.refinements import NAME, refine
-from everbeat.core.access import INCLUDED, Scope
-from everbeat.core.definitions import Definition
+from everbeat.core.access import INCLUDED_SCOPES, Scope
+from everbeat.core.definitions import ScheduleDefinition
 from everbeat.core.errors import FieldError
-from everbeat.core.wire import TaskInput
+from everbeat.core.protocol import TaskInput
 from everbeat.version import __version__
 
 JSON = "application/json"
@@ -315,13 +315,13 @@ def _problem_example(status: int) -> dict[str, Any]:
 def _security(operation: Operation) -> list[dict[str, list[str]]]:
     if operation.scope is None:
         return []
-    return [{_KEY: [] if operation.for_any_key else sorted(one for one in Scope if operation.scope in INCLUDED[one])}]
+    return [{_KEY: [] if operation.for_any_key else sorted(one for one in Scope if operation.scope in INCLUDED_SCOPES[one])}]
 
 
 def _headers(*names: str) -> dict[str, Any]:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in ("X-Request-Id", *names)}
 
 
-ScheduleReplacement = loosened("ScheduleReplacement", Definition, required=("target",))
-SchedulePatch = loosened("SchedulePatch", Definition)
+ScheduleReplacement = loosened("ScheduleReplacement", ScheduleDefinition, required=("target",))
+SchedulePatch = loosened("SchedulePatch", ScheduleDefinition)
 TaskSubmission = without("TaskSubmission", TaskInput, "idempotency_key")

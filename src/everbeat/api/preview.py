@@ -16,7 +16,7 @@ from everbeat.api.openapi import Body, Operation, Success, documented
 from everbeat.api.paging import NoQuery
 from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
 from everbeat.core.calendars import Calendar
-from everbeat.core.definitions import Calendars, Instant, TriggerInput, convert, rfc3339, utc
+from everbeat.core.definitions import CalendarFilter, Instant, TriggerInput, convert, rfc3339, utc
 from everbeat.core.preview import MAX_COUNT, preview
 from everbeat.core.schedules import anchored
 
@@ -26,7 +26,7 @@ class PreviewInput(TriggerInput, frozen=True, kw_only=True, forbid_unknown_field
 
     count: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)] = 10
     after: Instant | None = None
-    calendars: Calendars = Calendars()
+    calendars: CalendarFilter = CalendarFilter()
 
 
 @post(

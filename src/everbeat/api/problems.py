@@ -24,11 +24,11 @@ from everbeat.core.errors import (
     NotFound,
     QuotaExceeded,
     RevisionMismatch,
-    StoreBroken,
+    StoreUnusable,
     StoreRefused,
     StoreUnavailable,
     TooLarge,
-    TooMany,
+    TooManyRequests,
     Unauthenticated,
 )
 
@@ -187,7 +187,7 @@ def _expected(error: EverbeatError) -> Refusal:
             return Refusal(UNAUTHENTICATED, str(error), CHALLENGE)
         case Forbidden():
             return Refusal(WRONG_SCOPE, str(error))
-        case TooMany():
+        case TooManyRequests():
             return Refusal(RATE_LIMITED, str(error), _retry_after(error.retry_after_seconds))
         case QuotaExceeded(retry_after_seconds=None):
             return Refusal(QUOTA, str(error))
@@ -200,7 +200,7 @@ def _expected(error: EverbeatError) -> Refusal:
         case BlobsUnavailable():
             retry = str(random.randint(1, 5))
             return Refusal(BLOBS_AWAY, "The store of large payloads did not answer; try again soon.", {"Retry-After": retry})
-        case StoreBroken():
+        case StoreUnusable():
             retry = str(_BROKEN_RETRY_SECONDS)
             return Refusal(BROKEN, "The database needs the operator's attention.", {"Retry-After": retry})
         case StoreRefused():

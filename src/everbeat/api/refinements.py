@@ -87,14 +87,14 @@ def _refine_tasks(components: dict[str, Schema]) -> None:
 
 def _refine_workers(components: dict[str, Schema]) -> None:
     for field in ("queues", "types"):
-        _items_of(components["Claim"]["properties"][field]).update(NAME)
-    for component in ("Claim", "Heartbeat", "Completion", "Failures", "Release"):
+        _items_of(components["LeaseClaimRequest"]["properties"][field]).update(NAME)
+    for component in ("LeaseClaimRequest", "LeaseHeartbeatRequest", "LeaseCompleteRequest", "LeaseFailRequest", "LeaseReleaseRequest"):
         components[component]["properties"]["worker"].update(_PLAIN_TEXT)
 
 
 def _refine_others(components: dict[str, Schema]) -> None:
     for field in ("exclude", "only"):
-        _items_of(components["Calendars"]["properties"][field]).update(NAME)
+        _items_of(components["CalendarFilter"]["properties"][field]).update(NAME)
     for field in ("queue", "type", "schedule"):
         components["DeadLetterFilter"]["properties"][field] = _NAME_OR_NULL
     _text_of(components["Pause"]["properties"]["note"]).update(_PLAIN_TEXT)

@@ -11,7 +11,7 @@ from litestar.datastructures import State
 from litestar.types import Receive, Scope
 
 from everbeat.api.intake import Intake
-from everbeat.core.access import LOCAL, Caller
+from everbeat.core.access import LOCAL_CALLER, Caller
 from everbeat.core.timeline import TimelineCache
 from everbeat.services.access import Access
 from everbeat.services.answers import Answers
@@ -86,7 +86,7 @@ def rooms_of(request: Asked) -> Rooms:
 
 def caller_of(request: Asked) -> Caller:
     """Who asks."""
-    caller: Caller = request.scope["state"].get("caller", LOCAL)
+    caller: Caller = request.scope["state"].get("caller", LOCAL_CALLER)
     return caller
 
 

@@ -31,7 +31,7 @@ from everbeat.api.openapi import (
 from everbeat.api.paging import NameText, NoQuery, Optional, PageQuery
 from everbeat.api.rooms import ApiRequest, caller_of, rooms_of, tenant_of
 from everbeat.core.access import Scope
-from everbeat.core.definitions import Definition, convert, schedule_answer
+from everbeat.core.definitions import ScheduleDefinition, convert, schedule_response
 from everbeat.core.errors import InvalidInput
 from everbeat.core.names import has_control_characters
 from everbeat.core.schedules import Schedule, Status
@@ -104,7 +104,7 @@ class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             summary="Create a schedule",
             answers={201: _CREATED},
             query=NoQuery,
-            body=Body(Definition, {"cron": _EXAMPLE, "interval": _INTERVAL}),
+            body=Body(ScheduleDefinition, {"cron": _EXAMPLE, "interval": _INTERVAL}),
             headers=IDEMPOTENCY,
             problems=(409,),
         )
@@ -182,7 +182,7 @@ async def list_schedules(request: ApiRequest) -> Response[bytes]:
     for index, schedule in enumerate(page):
         if index % _ENCODED_AT_ONCE == 0:
             await asyncio.sleep(0)  # the tick loop of this process must not wait for a big page
-        items.append(schedule_answer(schedule))
+        items.append(schedule_response(schedule))
     return json_answer({"items": items, "next_cursor": None if last is None else paging.name_cursor(last.spec.name)})
 
 
@@ -323,7 +323,7 @@ def _one(schedule: Schedule, status: int = 200) -> Response[bytes]:
     headers = {"ETag": f'"{schedule.revision}"'}
     if status == 201:
         headers["Location"] = f"/v1/schedules/{schedule.id}"
-    return json_answer(schedule_answer(schedule), status, headers)
+    return json_answer(schedule_response(schedule), status, headers)
 
 
 HANDLERS = [

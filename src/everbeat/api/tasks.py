@@ -20,9 +20,9 @@ from everbeat.api.rooms import ApiRequest, Asked, caller_of, rooms_of, tenant_of
 from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, convert, utc
 from everbeat.core.errors import InvalidInput, NotFound
-from everbeat.core.submissions import attempt_answer, log_answer, task_answer
-from everbeat.core.tasks import Task, TaskKey, TaskState
-from everbeat.core.wire import MAX_SUBMITTED, TaskInput
+from everbeat.core.submissions import attempt_response, log_response, task_response
+from everbeat.core.tasks import TaskRecord, TaskKey, TaskState
+from everbeat.core.protocol import MAX_SUBMITTED, TaskInput
 from everbeat.store.values import TaskFilter
 
 _ENCODED_AT_ONCE = 50
@@ -99,8 +99,8 @@ async def submit(request: Asked) -> Answer:
     return created(task, 201 if is_new else 200)
 
 
-def created(task: Task, status: int = 201) -> Answer:
-    return Answer(status, _encode(task_answer(task)), ((b"location", b"/v1/tasks/" + str(task.id).encode()),))
+def created(task: TaskRecord, status: int = 201) -> Answer:
+    return Answer(status, _encode(task_response(task)), ((b"location", b"/v1/tasks/" + str(task.id).encode()),))
 
 
 async def submit_batch(request: Asked) -> Answer:
@@ -199,7 +199,7 @@ async def page_of(request: ApiRequest, query: StateQuery, filter_: TaskFilter) -
     for index, task in enumerate(page.tasks):
         if index % _ENCODED_AT_ONCE == 0:
             await asyncio.sleep(0)  # the tick loop of this process must not wait for a big page
-        items.append(task_answer(task))
+        items.append(task_response(task))
     return json_answer({"items": items, "next_cursor": page.next_before and paging.id_cursor(page.next_before)})
 
 
@@ -220,7 +220,7 @@ async def get_task(request: ApiRequest) -> Response[bytes]:
     query = paging.query_of(request, OneQuery)
     tasks = rooms_of(request).tasks
     task = await (tasks.get if query.payload == "omit" else tasks.read)(tenant_of(request), _id(request))
-    return json_answer(task_answer(task))
+    return json_answer(task_response(task))
 
 
 @get(
@@ -242,7 +242,7 @@ async def list_attempts(request: ApiRequest) -> Response[bytes]:
     attempts = await rooms_of(request).tasks.attempts(tenant_of(request), _id(request))
     page, last = paging.cut([one for one in attempts if after is None or one.fence > after], query.limit)
     next_cursor = None if last is None else paging.number_cursor(last.fence)
-    return json_answer({"items": [attempt_answer(one) for one in page], "next_cursor": next_cursor})
+    return json_answer({"items": [attempt_response(one) for one in page], "next_cursor": next_cursor})
 
 
 @get(
@@ -264,7 +264,7 @@ async def read_log(request: ApiRequest) -> Response[bytes]:
     found = await rooms_of(request).tasks.log(tenant_of(request), _id(request), after=after, limit=query.limit + 1)
     page, last = paging.cut(found, query.limit)
     next_cursor = None if last is None else paging.id_cursor(last.id)
-    return json_answer({"items": [log_answer(line) for line in page], "next_cursor": next_cursor})
+    return json_answer({"items": [log_response(line) for line in page], "next_cursor": next_cursor})
 
 
 @post(
@@ -287,7 +287,7 @@ async def cancel_task(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
     convert(await read_optional_json(request), Nothing)
     return json_answer(
-        task_answer(await rooms_of(request).tasks.cancel(tenant_of(request), _id(request), by=caller_of(request)))
+        task_response(await rooms_of(request).tasks.cancel(tenant_of(request), _id(request), by=caller_of(request)))
     )
 
 
@@ -336,7 +336,7 @@ async def reschedule_task(request: ApiRequest) -> Response[bytes]:
     paging.query_of(request, NoQuery)
     run_at = utc((await read_as(request, Reschedule)).run_at, "run_at")
     task = await rooms_of(request).tasks.reschedule(tenant_of(request), _id(request), run_at, by=caller_of(request))
-    return json_answer(task_answer(task))
+    return json_answer(task_response(task))
 
 
 def _id(request: ApiRequest) -> UUID:

@@ -16,8 +16,8 @@ from everbeat.api.refinements import NAME
 from everbeat.api.rooms import ApiRequest, caller_of, rooms_of
 from everbeat.api.schedules import IF_MATCH
 from everbeat.core.access import Scope
-from everbeat.core.tenant_definitions import tenant_answer
-from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, MAX_PAYLOAD_BYTES, Quotas, Tenant
+from everbeat.core.tenant_definitions import tenant_response
+from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, MAX_PAYLOAD_BYTES, TenantQuotas, Tenant
 
 _MOST = 2**31 - 1
 
@@ -79,7 +79,7 @@ async def list_tenants(request: ApiRequest) -> Response[bytes]:
     found = await rooms_of(request).tenants.page(after_name=paging.name_after(query.cursor), limit=query.limit + 1)
     page, last = paging.cut(found, query.limit)
     next_cursor = None if last is None else paging.name_cursor(last.name)
-    return json_answer({"items": [tenant_answer(tenant) for tenant in page], "next_cursor": next_cursor})
+    return json_answer({"items": [tenant_response(tenant) for tenant in page], "next_cursor": next_cursor})
 
 
 @post(
@@ -103,7 +103,7 @@ async def create_tenant(request: ApiRequest) -> Response[bytes]:
     raw = await read_body(request)
     idempotency = idempotency_of(request, raw)
     asked = as_struct(await decode(raw), TenantInput)
-    quotas = Quotas(**{name: getattr(asked, name) for name in Quotas.__struct_fields__})
+    quotas = TenantQuotas(**{name: getattr(asked, name) for name in TenantQuotas.__struct_fields__})
     answer = await rooms_of(request).tenants.create(
         asked.name, weight=asked.weight, quotas=quotas, idempotency=idempotency, by=caller_of(request)
     )
@@ -159,7 +159,7 @@ async def patch_tenant(request: ApiRequest) -> Response[bytes]:
 
 
 def _one(tenant: Tenant) -> Response[bytes]:
-    return json_answer(tenant_answer(tenant), 200, {"ETag": f'"{tenant.revision}"'})
+    return json_answer(tenant_response(tenant), 200, {"ETag": f'"{tenant.revision}"'})
 
 
 HANDLERS = [list_tenants, create_tenant, get_tenant, patch_tenant]

@@ -27,19 +27,19 @@ from everbeat.core.access import Caller, Scope
 from everbeat.core.definitions import rfc3339
 from everbeat.core.errors import Unauthenticated
 from everbeat.core.tasks import ClaimedTask
-from everbeat.core.wire import (
-    Beat,
-    BeatAnswer,
-    Claim,
-    Completion,
-    Failure,
-    Failures,
-    Heartbeat,
+from everbeat.core.protocol import (
+    LeaseHeartbeat,
+    LeaseHeartbeatResult,
+    LeaseClaimRequest,
+    LeaseCompleteRequest,
+    LeaseFailure,
+    LeaseFailRequest,
+    LeaseHeartbeatRequest,
     Lease,
-    Release,
-    Result,
-    Settled,
-    SettledAnswer,
+    LeaseReleaseRequest,
+    LeaseCompletion,
+    LeaseResult,
+    LeaseResultsResponse,
 )
 from everbeat.services.sessions import Session
 from everbeat.services.work import Work
@@ -52,40 +52,40 @@ _WORKER = {"worker": "host-1:4711"}
 
 async def claim(request: Asked) -> Answer:
     paging.query_of(request, NoQuery)
-    wanted = await read_as(request, Claim)
+    wanted = await read_as(request, LeaseClaimRequest)
     work, caller = rooms_of(request).work, caller_of(request)
     if wanted.wait_seconds > 0:
         with session_of(request) as session:
             return Answer(200, claimed_body(await _claim_unless_gone(work, caller, wanted, request.receive, session)))
-    return Answer(200, claimed_body(await work.claim(caller.holder, wanted, queues=caller.queues)))
+    return Answer(200, claimed_body(await work.claim(caller.lease_tenant_id, wanted, queues=caller.queues)))
 
 
 async def heartbeat(request: Asked) -> Answer:
     paging.query_of(request, NoQuery)
     caller = caller_of(request)
-    beat = await read_as(request, Heartbeat, Items("leases", Beat))
-    return Answer(200, _beats_body(await rooms_of(request).work.heartbeat(caller.holder, beat, queues=caller.queues)))
+    beat = await read_as(request, LeaseHeartbeatRequest, Items("leases", LeaseHeartbeat))
+    return Answer(200, _beats_body(await rooms_of(request).work.heartbeat(caller.lease_tenant_id, beat, queues=caller.queues)))
 
 
 async def complete(request: Asked) -> Answer:
     paging.query_of(request, NoQuery)
     caller = caller_of(request)
-    completion = await read_as(request, Completion, Items("results", Result))
-    return _settled(await rooms_of(request).work.complete(caller.holder, completion, queues=caller.queues))
+    completion = await read_as(request, LeaseCompleteRequest, Items("results", LeaseCompletion))
+    return _settled(await rooms_of(request).work.complete(caller.lease_tenant_id, completion, queues=caller.queues))
 
 
 async def fail(request: Asked) -> Answer:
     paging.query_of(request, NoQuery)
     caller = caller_of(request)
-    failures = await read_as(request, Failures, Items("failures", Failure))
-    return _settled(await rooms_of(request).work.fail(caller.holder, failures, queues=caller.queues))
+    failures = await read_as(request, LeaseFailRequest, Items("failures", LeaseFailure))
+    return _settled(await rooms_of(request).work.fail(caller.lease_tenant_id, failures, queues=caller.queues))
 
 
 async def release(request: Asked) -> Answer:
     paging.query_of(request, NoQuery)
     caller = caller_of(request)
-    leases = await read_as(request, Release, Items("leases", Lease))
-    return _settled(await rooms_of(request).work.release(caller.holder, leases, queues=caller.queues))
+    leases = await read_as(request, LeaseReleaseRequest, Items("leases", Lease))
+    return _settled(await rooms_of(request).work.release(caller.lease_tenant_id, leases, queues=caller.queues))
 
 
 HOT = {
@@ -98,9 +98,9 @@ HOT = {
 
 
 async def _claim_unless_gone(
-    work: Work, caller: Caller, wanted: Claim, receive: Receive, session: Session
+    work: Work, caller: Caller, wanted: LeaseClaimRequest, receive: Receive, session: Session
 ) -> list[ClaimedTask]:
-    asking = asyncio.create_task(work.claim(caller.holder, wanted, queues=caller.queues))
+    asking = asyncio.create_task(work.claim(caller.lease_tenant_id, wanted, queues=caller.queues))
     leaving = asyncio.create_task(_left(receive))
     try:
         ends: set[asyncio.Future[Any]] = {asking, leaving, session.ended}
@@ -111,7 +111,7 @@ async def _claim_unless_gone(
             raise Unauthenticated("The API key of this claim was revoked, or has expired.")
         if asking.done() and (tasks := asking.result()):
             leases = [Lease(id=task.id, fence=task.fence) for task in tasks]
-            await work.release(caller.holder, Release(worker=wanted.worker, leases=leases))
+            await work.release(caller.lease_tenant_id, LeaseReleaseRequest(worker=wanted.worker, leases=leases))
         return []
     finally:
         leaving.cancel()
@@ -160,7 +160,7 @@ def claimed_body(tasks: Sequence[ClaimedTask]) -> bytes:
     return _encode(ClaimAnswer(answers))
 
 
-def _beats_body(beats: Sequence[BeatAnswer]) -> bytes:
+def _beats_body(beats: Sequence[LeaseHeartbeatResult]) -> bytes:
     written: dict[datetime | None, str | None] = {None: None}
     for beat in beats:
         if beat.lease_until is not None and beat.lease_until not in written:
@@ -168,8 +168,8 @@ def _beats_body(beats: Sequence[BeatAnswer]) -> bytes:
     return _encode(LeasesAnswer([LeaseAnswer(beat.id, beat.status, written[beat.lease_until]) for beat in beats]))
 
 
-def _settled(results: list[Settled]) -> Answer:
-    return Answer(200, _encode(SettledAnswer(results)))
+def _settled(results: list[LeaseResult]) -> Answer:
+    return Answer(200, _encode(LeaseResultsResponse(results)))
 
 
 def _operation(name: str, summary: str, answer: Success, body: Any, **example: Any) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def _operation(name: str, summary: str, answer: Success, body: Any, **example: A
     )
 
 
-_BECAME = Success("What became of each, in the order given.", SettledAnswer)
+_BECAME = Success("What became of each, in the order given.", LeaseResultsResponse)
 
 
 @post(
@@ -197,7 +197,7 @@ _BECAME = Success("What became of each, in the order given.", SettledAnswer)
         "claimTasks",
         "Take ready tasks under leases, the most urgent first; waits up to wait_seconds for the first",
         Success("The tasks; none if there are none in time.", ClaimAnswer),
-        Claim,
+        LeaseClaimRequest,
         queues=["reports"],
         max=10,
     ),
@@ -213,7 +213,7 @@ async def claim_tasks(request: ApiRequest) -> Response[bytes]:
         "heartbeat",
         "Renew leases, with progress and log lines; learn what is lost and what to cancel",
         Success("What became of each lease, in the order given.", LeasesAnswer),
-        Heartbeat,
+        LeaseHeartbeatRequest,
         leases=[{**_LEASE, "progress": {"fraction": 0.4, "message": "fetching"}, "log": "page 4 of 10"}],
     ),
 )
@@ -228,7 +228,7 @@ async def heartbeat_leases(request: ApiRequest) -> Response[bytes]:
         "completeTasks",
         "Finish tasks with their results",
         _BECAME,
-        Completion,
+        LeaseCompleteRequest,
         results=[{**_LEASE, "result": {"rows": 12}}],
     ),
 )
@@ -243,7 +243,7 @@ async def complete_tasks(request: ApiRequest) -> Response[bytes]:
         "failTasks",
         "Report failed attempts: each is tried again later, or is dead",
         _BECAME,
-        Failures,
+        LeaseFailRequest,
         failures=[{**_LEASE, "error": {"message": "timed out", "kind": "TimeoutError"}}],
     ),
 )
@@ -258,7 +258,7 @@ async def fail_tasks(request: ApiRequest) -> Response[bytes]:
         "releaseTasks",
         "Give unstarted work back at once, without counting an attempt",
         _BECAME,
-        Release,
+        LeaseReleaseRequest,
         leases=[_LEASE],
     ),
 )

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.wire import Claim, Completion, Result
+from everbeat.core.protocol import LeaseClaimRequest, LeaseCompleteRequest, LeaseCompletion
 from everbeat.server import Node
 from everbeat.services.loops import Periodic
 
@@ -31,7 +31,7 @@ class DemoHandler(Periodic):
         self._node = node
 
     async def run_once(self, now: datetime | None = None) -> bool:
-        claim = Claim(worker="demo", queues=[_QUEUE], max=100, wait_seconds=5)
+        claim = LeaseClaimRequest(worker="demo", queues=[_QUEUE], max=100, wait_seconds=5)
         tasks = await self._node.work.claim(DEFAULT_TENANT, claim, now=now)
         if not tasks:
             return False
@@ -40,6 +40,6 @@ class DemoHandler(Periodic):
             if task.scheduled_for is not None:
                 late = (moment - task.scheduled_for).total_seconds() * 1000
                 click.echo(f"  ♥ {task.scheduled_for:%H:%M:%S} UTC  handled {late:.0f} ms after the tick  (task {task.id})")
-        results = [Result(id=task.id, fence=task.fence) for task in tasks]
-        await self._node.work.complete(DEFAULT_TENANT, Completion(worker="demo", results=results), now=now)
+        results = [LeaseCompletion(id=task.id, fence=task.fence) for task in tasks]
+        await self._node.work.complete(DEFAULT_TENANT, LeaseCompleteRequest(worker="demo", results=results), now=now)
         return True

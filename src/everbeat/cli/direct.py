@@ -11,8 +11,8 @@ from typing import TypeVar
 import click
 
 from everbeat.config import load_settings
-from everbeat.core.access import LOCAL, Caller
-from everbeat.core.errors import StoreBroken
+from everbeat.core.access import LOCAL_CALLER, Caller
+from everbeat.core.errors import StoreUnusable
 from everbeat.server import make_store
 from everbeat.store.base import Store
 
@@ -39,15 +39,15 @@ async def _prepare(store: Store) -> None:
         await store.migrate()
         click.echo(f"{store.description} was empty, and is migrated now", err=True)
     elif version < needed:
-        raise StoreBroken(f"the database is at migration {version}, this Everbeat needs {needed}; run: everbeat migrate")
+        raise StoreUnusable(f"the database is at migration {version}, this Everbeat needs {needed}; run: everbeat migrate")
 
 
 def caller() -> Caller:
     """Who is at the machine, for the audit trail."""
     try:
-        return LOCAL._replace(actor=f"cli:{getpass.getuser()}")
+        return LOCAL_CALLER._replace(actor=f"cli:{getpass.getuser()}")
     except (KeyError, OSError):  # a container may run as somebody who has no name
-        return LOCAL._replace(actor="cli")
+        return LOCAL_CALLER._replace(actor="cli")
 
 
 def show_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -17,8 +17,8 @@ from everbeat.core.errors import EverbeatError, InvalidInput
 from everbeat.core.keys import ApiKey, parse_scopes
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, Quotas, Tenant
-from everbeat.core.trail import Action
+from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, TenantQuotas, Tenant
+from everbeat.core.audit_log import AuditLogAction
 from everbeat.services.ids import new_ids
 from everbeat.services.keys import Keys, NewKey
 from everbeat.services.trail import entry_of
@@ -123,9 +123,9 @@ async def _tenant(store: Store, name: str) -> UUID:
         for found in await store.tenant_find(names=[name]):
             return found.id
         now, (id_,) = await store.clock(), new_ids(1)
-        quotas = Quotas(max_schedules=DEFAULT_MAX_SCHEDULES)
+        quotas = TenantQuotas(max_schedules=DEFAULT_MAX_SCHEDULES)
         tenant = Tenant(id=id_, name=name, quotas=quotas, created_at=now, updated_at=now)
-        trail = [entry_of(caller(), Action.TENANT_CREATE, id_, tenant_id=id_, name=name)]
+        trail = [entry_of(caller(), AuditLogAction.TENANT_CREATE, id_, tenant_id=id_, name=name)]
         if await store.tenant_write([TenantWrite(tenant)], trail=trail):
             store.publish(Notice.TENANTS)
             click.echo(f"there was no tenant {name}; it is made now", err=True)

@@ -12,7 +12,7 @@ import msgspec
 from everbeat.cli.direct import caller, on_store, show_table
 from everbeat.cli.options import CONFIG, DATABASE_URL
 from everbeat.core.errors import InvalidInput
-from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, MAX_PAYLOAD_BYTES, Quotas, Tenant
+from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, MAX_PAYLOAD_BYTES, TenantQuotas, Tenant
 from everbeat.services.tenants import TenantRoom
 from everbeat.store.base import Store
 
@@ -77,7 +77,7 @@ def create(name: str, database_url: str | None, config: Path | None, **given: An
     """Make a tenant."""
     changes = _changes(given)
     weight = changes.pop("weight", 1.0)
-    quotas = msgspec.structs.replace(Quotas(max_schedules=DEFAULT_MAX_SCHEDULES), **changes)
+    quotas = msgspec.structs.replace(TenantQuotas(max_schedules=DEFAULT_MAX_SCHEDULES), **changes)
 
     async def work(store: Store) -> None:
         await TenantRoom(store).create(name, weight=weight, quotas=quotas, by=caller())
@@ -117,7 +117,7 @@ def list_(database_url: str | None, config: Path | None) -> None:
             after = page[-1].name
         return found
 
-    names = Quotas.__struct_fields__
+    names = TenantQuotas.__struct_fields__
     head = ("NAME", "ID", "WEIGHT", *(name.upper().replace("_", " ") for name in names))
     show_table(head, [_row(tenant, names) for tenant in on_store(database_url, config, work)])
 

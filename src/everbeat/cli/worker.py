@@ -20,7 +20,7 @@ from everbeat.client.http import HttpTransport
 from everbeat.client.urls import checked_url, is_server
 from everbeat.core.errors import EverbeatError
 from everbeat.core.keys import is_well_formed
-from everbeat.core.wire import DEFAULT_LEASE_SECONDS
+from everbeat.core.protocol import DEFAULT_LEASE_SECONDS
 from everbeat.telemetry import configure_logging
 from everbeat.worker.processes import Processes, command_of, take_parent
 from everbeat.worker.runtime import DEFAULT_CONCURRENCY, DEFAULT_GRACE_SECONDS, Worker

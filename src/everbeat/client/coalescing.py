@@ -17,7 +17,7 @@ import msgspec
 
 from everbeat.client.errors import ServerProblem
 from everbeat.client.requests import new_key
-from everbeat.core.wire import TaskInput
+from everbeat.core.protocol import TaskInput
 
 _MOST_TOGETHER = 1000
 _MOST_UNDER_WAY = 4

@@ -12,7 +12,7 @@ from everbeat.core.errors import (
     InvalidInput,
     NotFound,
     QuotaExceeded,
-    StoreBroken,
+    StoreUnusable,
     StoreRefused,
     StoreUnavailable,
     TooLarge,
@@ -192,7 +192,7 @@ def _status_of(error: EverbeatError) -> tuple[int | None, str]:
             return (403 if error.retry_after_seconds is None else 429), "quota-exceeded"
         case StoreUnavailable():
             return 503, "database-unavailable"
-        case StoreBroken():
+        case StoreUnusable():
             return 503, "database-unusable"
         case StoreRefused():
             return 409, "database-refused"

@@ -16,7 +16,7 @@ from everbeat.client.errors import NotReachable
 from everbeat.client.requests import Answer, Repeat, Request, raise_for_problem, retry_after_seconds
 
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.1, 5.0
-_MOST_DOUBLINGS = 10
+_MAX_DOUBLINGS = 10
 
 
 class Send(NamedTuple):
@@ -72,7 +72,7 @@ def _wait_seconds(request: Request, outcome: Answer | Lost | None, tries: int, c
     if request.repeat is Repeat.NEVER:
         return None
     is_safe = request.repeat is Repeat.SAFE
-    backoff = min(_FIRST_DELAY_SECONDS * float(1 << min(tries - 1, _MOST_DOUBLINGS)), _LONGEST_DELAY_SECONDS) * chance
+    backoff = min(_FIRST_DELAY_SECONDS * float(1 << min(tries - 1, _MAX_DOUBLINGS)), _LONGEST_DELAY_SECONDS) * chance
     if isinstance(outcome, Lost):
         return backoff if is_safe or not outcome.was_sent else None
     if outcome is None:

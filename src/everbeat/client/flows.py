@@ -13,7 +13,7 @@ from uuid import UUID
 
 from everbeat.client.base import Reply, Transport
 from everbeat.client.exchange import Pause
-from everbeat.core.wire import TaskInput
+from everbeat.core.protocol import TaskInput
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from everbeat.client.coalescing import Coalescer
 from everbeat.client.exchange import Exchange, Lost, Patience, Pause, exchange
 from everbeat.client.requests import Answer, Request
 from everbeat.core.tasks import ClaimedTask
-from everbeat.core.wire import BeatAnswer, Claim, Completion, Failures, Heartbeat, Release, Settled, TaskInput
+from everbeat.core.protocol import LeaseHeartbeatResult, LeaseClaimRequest, LeaseCompleteRequest, LeaseFailRequest, LeaseHeartbeatRequest, LeaseReleaseRequest, LeaseResult, TaskInput
 from everbeat.version import __version__
 
 if TYPE_CHECKING:
@@ -177,19 +177,19 @@ class HttpTransport:
             ids += requests.ids_of(await self._exchange(request), request)
         return ids
 
-    async def claim(self, claim: Claim) -> list[ClaimedTask]:
+    async def claim(self, claim: LeaseClaimRequest) -> list[ClaimedTask]:
         return requests.claimed_of(await self._exchange(requests.claim(claim)))
 
-    async def heartbeat(self, heartbeat: Heartbeat) -> list[BeatAnswer]:
+    async def heartbeat(self, heartbeat: LeaseHeartbeatRequest) -> list[LeaseHeartbeatResult]:
         return requests.beats_of(await self._exchange(requests.heartbeat(heartbeat)))
 
-    async def complete(self, completion: Completion) -> list[Settled]:
+    async def complete(self, completion: LeaseCompleteRequest) -> list[LeaseResult]:
         return requests.settled_of(await self._exchange(requests.complete(completion)))
 
-    async def fail(self, failures: Failures) -> list[Settled]:
+    async def fail(self, failures: LeaseFailRequest) -> list[LeaseResult]:
         return requests.settled_of(await self._exchange(requests.fail(failures)))
 
-    async def release(self, release: Release) -> list[Settled]:
+    async def release(self, release: LeaseReleaseRequest) -> list[LeaseResult]:
         return requests.settled_of(await self._exchange(requests.release(release)))
 
     async def _exchange(self, request: Request) -> Answer:

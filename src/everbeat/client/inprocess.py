@@ -14,15 +14,15 @@ from everbeat.client.requests import Answer
 from everbeat.core.errors import EverbeatError
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask
-from everbeat.core.wire import (
+from everbeat.core.protocol import (
     MAX_SUBMITTED,
-    BeatAnswer,
-    Claim,
-    Completion,
-    Failures,
-    Heartbeat,
-    Release,
-    Settled,
+    LeaseHeartbeatResult,
+    LeaseClaimRequest,
+    LeaseCompleteRequest,
+    LeaseFailRequest,
+    LeaseHeartbeatRequest,
+    LeaseReleaseRequest,
+    LeaseResult,
     TaskInput,
 )
 
@@ -37,15 +37,15 @@ class TaskRoom(Protocol):
 
 
 class WorkRoom(Protocol):
-    async def claim(self, tenant_id: UUID, claim: Claim, /) -> list[ClaimedTask]: ...
+    async def claim(self, tenant_id: UUID, claim: LeaseClaimRequest, /) -> list[ClaimedTask]: ...
 
-    async def heartbeat(self, tenant_id: UUID, heartbeat: Heartbeat, /) -> list[BeatAnswer]: ...
+    async def heartbeat(self, tenant_id: UUID, heartbeat: LeaseHeartbeatRequest, /) -> list[LeaseHeartbeatResult]: ...
 
-    async def complete(self, tenant_id: UUID, completion: Completion, /) -> list[Settled]: ...
+    async def complete(self, tenant_id: UUID, completion: LeaseCompleteRequest, /) -> list[LeaseResult]: ...
 
-    async def fail(self, tenant_id: UUID, failures: Failures, /) -> list[Settled]: ...
+    async def fail(self, tenant_id: UUID, failures: LeaseFailRequest, /) -> list[LeaseResult]: ...
 
-    async def release(self, tenant_id: UUID, release: Release, /) -> list[Settled]: ...
+    async def release(self, tenant_id: UUID, release: LeaseReleaseRequest, /) -> list[LeaseResult]: ...
 
 
 class LocalNode(Protocol):
@@ -107,23 +107,23 @@ class InProcessTransport:
                 ids += await self._node.tasks.submit_batch(self._tenant, tasks[start : start + MAX_SUBMITTED])
         return ids
 
-    async def claim(self, claim: Claim) -> list[ClaimedTask]:
+    async def claim(self, claim: LeaseClaimRequest) -> list[ClaimedTask]:
         with _same_errors():
             return await self._node.work.claim(self._tenant, claim)
 
-    async def heartbeat(self, heartbeat: Heartbeat) -> list[BeatAnswer]:
+    async def heartbeat(self, heartbeat: LeaseHeartbeatRequest) -> list[LeaseHeartbeatResult]:
         with _same_errors():
             return await self._node.work.heartbeat(self._tenant, heartbeat)
 
-    async def complete(self, completion: Completion) -> list[Settled]:
+    async def complete(self, completion: LeaseCompleteRequest) -> list[LeaseResult]:
         with _same_errors():
             return await self._node.work.complete(self._tenant, completion)
 
-    async def fail(self, failures: Failures) -> list[Settled]:
+    async def fail(self, failures: LeaseFailRequest) -> list[LeaseResult]:
         with _same_errors():
             return await self._node.work.fail(self._tenant, failures)
 
-    async def release(self, release: Release) -> list[Settled]:
+    async def release(self, release: LeaseReleaseRequest) -> list[LeaseResult]:
         with _same_errors():
             return await self._node.work.release(self._tenant, release)
 

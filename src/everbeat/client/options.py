@@ -14,7 +14,7 @@ from everbeat.core.definitions import parse_definition
 from everbeat.core.errors import FieldError, InvalidInput
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.schedules import Retry, Spec
-from everbeat.core.wire import DEFAULT_QUEUE, LONGEST_DELAY_SECONDS
+from everbeat.core.protocol import DEFAULT_QUEUE, MAX_DELAY_SECONDS
 
 RetryOption = Retry | Mapping[str, Any]
 Zone = str | tzinfo
@@ -141,8 +141,8 @@ def submit_fields(options: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidInput.of("run_at", "give delay or run_at, not both")
     if "delay" in given:
         fields["delay_seconds"] = seconds_of(given["delay"], "delay")
-        if fields["delay_seconds"] > LONGEST_DELAY_SECONDS:
-            raise InvalidInput.of("delay", f"is longer than {LONGEST_DELAY_SECONDS} seconds, ten years")
+        if fields["delay_seconds"] > MAX_DELAY_SECONDS:
+            raise InvalidInput.of("delay", f"is longer than {MAX_DELAY_SECONDS} seconds, ten years")
     if "run_at" in given:
         fields["run_at"] = instant(given["run_at"], "run_at")
     if "priority" in given:

@@ -16,18 +16,18 @@ from everbeat.client.base import Reply
 from everbeat.client.errors import BadAnswer, problem_of
 from everbeat.core.definitions import rfc3339
 from everbeat.core.tasks import ClaimedTask
-from everbeat.core.wire import (
+from everbeat.core.protocol import (
     MAX_SUBMITTED,
-    BeatAnswer,
-    Claim,
-    Claimed,
-    Completion,
-    Failures,
-    Heartbeat,
-    HeartbeatAnswer,
-    Release,
-    Settled,
-    SettledAnswer,
+    LeaseHeartbeatResult,
+    LeaseClaimRequest,
+    LeaseClaimResponse,
+    LeaseCompleteRequest,
+    LeaseFailRequest,
+    LeaseHeartbeatRequest,
+    LeaseHeartbeatResponse,
+    LeaseReleaseRequest,
+    LeaseResult,
+    LeaseResultsResponse,
     TaskInput,
 )
 
@@ -136,25 +136,25 @@ def _chunks(tasks: Sequence[TaskInput]) -> Iterator[list[bytes]]:
         yield chunk
 
 
-def claim(wanted: Claim) -> Request:
+def claim(wanted: LeaseClaimRequest) -> Request:
     """Never repeated by the transport: tasks of an answer that was lost are running already, as far as the server knows."""
     timeout = wanted.wait_seconds + CLAIM_SLACK_SECONDS
     return _post("/v1/worker/claim", _encode(wanted), Repeat.NEVER)._replace(timeout_seconds=timeout)
 
 
-def heartbeat(beat: Heartbeat) -> Request:
+def heartbeat(beat: LeaseHeartbeatRequest) -> Request:
     return _post("/v1/worker/heartbeat", _encode(beat), Repeat.SAFE)
 
 
-def complete(completion: Completion) -> Request:
+def complete(completion: LeaseCompleteRequest) -> Request:
     return _post("/v1/worker/complete", _encode(completion), Repeat.SAFE)
 
 
-def fail(failures: Failures) -> Request:
+def fail(failures: LeaseFailRequest) -> Request:
     return _post("/v1/worker/fail", _encode(failures), Repeat.SAFE)
 
 
-def release(leases: Release) -> Request:
+def release(leases: LeaseReleaseRequest) -> Request:
     return _post("/v1/worker/release", _encode(leases), Repeat.SAFE)
 
 
@@ -181,9 +181,9 @@ class _SubmittedBatch(msgspec.Struct):
 
 _decode_one = msgspec.json.Decoder(_Submitted).decode
 _decode_batch = msgspec.json.Decoder(_SubmittedBatch).decode
-_decode_claimed = msgspec.json.Decoder(Claimed).decode
-_decode_beats = msgspec.json.Decoder(HeartbeatAnswer).decode
-_decode_settled = msgspec.json.Decoder(SettledAnswer).decode
+_decode_claimed = msgspec.json.Decoder(LeaseClaimResponse).decode
+_decode_beats = msgspec.json.Decoder(LeaseHeartbeatResponse).decode
+_decode_settled = msgspec.json.Decoder(LeaseResultsResponse).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
@@ -201,11 +201,11 @@ def claimed_of(answer: Answer) -> list[ClaimedTask]:
     return _read(_decode_claimed, answer).tasks
 
 
-def beats_of(answer: Answer) -> list[BeatAnswer]:
+def beats_of(answer: Answer) -> list[LeaseHeartbeatResult]:
     return _read(_decode_beats, answer).leases
 
 
-def settled_of(answer: Answer) -> list[Settled]:
+def settled_of(answer: Answer) -> list[LeaseResult]:
     return _read(_decode_settled, answer).results
 
 

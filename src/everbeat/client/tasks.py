@@ -27,7 +27,7 @@ from everbeat.client.options import (
 from everbeat.client.registry import Registry, TaskDefinition
 from everbeat.core.errors import InvalidInput
 from everbeat.core.names import NAME_MESSAGE, is_name
-from everbeat.core.wire import DEFAULT_QUEUE, TaskInput
+from everbeat.core.protocol import DEFAULT_QUEUE, TaskInput
 
 # All that the function takes; what of it a submit gives (all but the context); what it returns.
 Whole = ParamSpec("Whole")

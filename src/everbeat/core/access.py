@@ -24,7 +24,7 @@ class Scope(StrEnum):
 
 
 # What a scope brings along beside itself.
-INCLUDED: dict[Scope, frozenset[Scope]] = {
+INCLUDED_SCOPES: dict[Scope, frozenset[Scope]] = {
     Scope.ADMIN: frozenset(Scope),
     Scope.MANAGE: frozenset({Scope.MANAGE, Scope.SUBMIT, Scope.READ}),
     Scope.SUBMIT: frozenset({Scope.SUBMIT}),
@@ -48,21 +48,21 @@ class Caller(NamedTuple):
     request_id: str | None = None
     address: str | None = None
 
-    def asking(self, request_id: str | None, address: str | None) -> Caller:
+    def with_request(self, request_id: str | None, address: str | None) -> Caller:
         """The same caller with one request; put together for every one, so without the detour of `_replace`."""
         return Caller(self.tenant_id, self.scopes, self.queues, self.is_fleet, self.key_id, self.actor, request_id, address)
 
     @property
-    def holder(self) -> UUID | None:
+    def lease_tenant_id(self) -> UUID | None:
         """Whose tasks this caller may hold leases on; None: anybody's."""
         return None if self.is_fleet else self.tenant_id
 
 
 # In process, and on a loopback server without keys: whoever gets there may do everything.
-LOCAL = Caller(DEFAULT_TENANT, frozenset(Scope))
+LOCAL_CALLER = Caller(DEFAULT_TENANT, frozenset(Scope))
 
 
-class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
+class AuditLogEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the audit trail: who did what to what. `at` is the database's time of the write."""
 
     id: UUID

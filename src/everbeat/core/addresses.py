@@ -13,7 +13,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 UNKNOWN = "unknown"
 _IPV6_PREFIX = 64
-_MOST_HOPS = 32
+_MAX_HOPS = 32
 
 
 def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
@@ -39,7 +39,7 @@ def client_address(peer: str | None, forwarded: Sequence[str], trusted: Sequence
     if address is None:
         return UNKNOWN
     hops = [hop.strip() for header in forwarded for hop in header.split(",")]
-    for hop in reversed(hops[-_MOST_HOPS:]):
+    for hop in reversed(hops[-_MAX_HOPS:]):
         if not _is_in(address, trusted):
             break
         further = _address(hop)
@@ -50,7 +50,7 @@ def client_address(peer: str | None, forwarded: Sequence[str], trusted: Sequence
 
 
 @lru_cache(4096)
-def limited_as(address: str) -> str:
+def rate_limit_key(address: str) -> str:
     """Whose budget an address uses: that of its network of 64 bits if it is IPv6, of which everybody has a whole one."""
     parsed = _address(address)
     if isinstance(parsed, ipaddress.IPv6Address):

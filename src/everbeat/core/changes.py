@@ -17,7 +17,7 @@ import msgspec
 from everbeat.core.calendars import Calendar
 from everbeat.core.errors import InvalidInput
 from everbeat.core.jitter import jitter_of
-from everbeat.core.misfire import settle
+from everbeat.core.misfire import skip_past_ticks
 from everbeat.core.partitioning import partition_of
 from everbeat.core.rules import TRIGGER_FIELDS, Rule
 from everbeat.core.schedules import PastRule, Schedule, Spec, Status, anchored, same_spec
@@ -36,13 +36,13 @@ class ScheduleWrite(NamedTuple):
     past_rule: PastRule | None = None
 
 
-class Changes:
+class ScheduleChanges:
     """Decides; the timelines it asks are remembered between decisions."""
 
     def __init__(self, timelines: TimelineCache) -> None:
         self._timelines = timelines
 
-    def created(self, id_: UUID, tenant_id: UUID, spec: Spec, moment: datetime, calendars: Calendars) -> ScheduleWrite:
+    def create(self, id_: UUID, tenant_id: UUID, spec: Spec, moment: datetime, calendars: Calendars) -> ScheduleWrite:
         spec = _with_anchor(spec, None, moment)
         first = self._first_tick(spec, id_, moment, calendars)
         is_active = spec.enabled
@@ -62,7 +62,7 @@ class Changes:
         )
         return ScheduleWrite(schedule)
 
-    def changed(
+    def update(
         self,
         existing: Schedule,
         spec: Spec,
@@ -89,7 +89,7 @@ class Changes:
             status = Status.ACTIVE
         if not is_new_rule and status is existing.status and existing.fault is None:
             return self._rewritten(existing, spec, moment)
-        write = self.moved(existing, moment, calendars, status=status, note=existing.note, spec=spec)
+        write = self.reposition(existing, moment, calendars, status=status, note=existing.note, spec=spec)
         if not is_new_rule:
             return write
         # Not the moment: when the clock was set back, the old rule has already been accounted for beyond it. A rule that
@@ -109,7 +109,7 @@ class Changes:
         )
         return ScheduleWrite(schedule, expected=existing)
 
-    def moved(
+    def reposition(
         self,
         existing: Schedule,
         moment: datetime,
@@ -139,9 +139,9 @@ class Changes:
             revision=existing.revision + 1,
             updated_at=moment,
         )
-        return ScheduleWrite(schedule, expected=existing, skips=self._settled(existing, status, moment, calendars))
+        return ScheduleWrite(schedule, expected=existing, skips=self._skips_of_past_ticks(existing, status, moment, calendars))
 
-    def _settled(self, existing: Schedule, status: Status, moment: datetime, calendars: Calendars) -> tuple[Skip, ...]:
+    def _skips_of_past_ticks(self, existing: Schedule, status: Status, moment: datetime, calendars: Calendars) -> tuple[Skip, ...]:
         if existing.status is Status.FINISHED:
             return ()
         is_pausing = existing.status is Status.PAUSED or status is Status.PAUSED
@@ -149,7 +149,7 @@ class Changes:
         if status is Status.FINISHED:
             reason = SkipReason.ENDED if existing.status is Status.ACTIVE else SkipReason.PAUSED
         timeline = self._known_timeline(existing, calendars)
-        return () if timeline is None else settle(timeline, existing.cursor_at, moment, reason)
+        return () if timeline is None else skip_past_ticks(timeline, existing.cursor_at, moment, reason)
 
     def _known_timeline(self, existing: Schedule, calendars: Calendars) -> Timeline | None:
         try:

@@ -31,12 +31,12 @@ Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 T = TypeVar("T")
 
 
-class Dst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DstPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gap: DstGap = DstGap.AFTER
     fold: DstFold = DstFold.FIRST
 
 
-class Calendars(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CalendarFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exclude: Annotated[list[str], msgspec.Meta(max_length=16)] = []
     only: Annotated[list[str], msgspec.Meta(max_length=16)] = []
 
@@ -50,7 +50,7 @@ class TriggerInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rrule: str | None = None
     at: Instant | None = None
     timezone: str = "UTC"
-    dst: Dst = Dst()
+    dst: DstPolicy = DstPolicy()
 
     def rule(self, **beside: Any) -> Rule:
         """The rule these fields describe; raises InvalidInput unless exactly one trigger is given."""
@@ -77,7 +77,7 @@ class TriggerInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
 
 
-class Definition(TriggerInput, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScheduleDefinition(TriggerInput, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A schedule as API.md writes it."""
 
     name: str
@@ -89,7 +89,7 @@ class Definition(TriggerInput, frozen=True, kw_only=True, forbid_unknown_fields=
     catch_up: CatchUp = CatchUp.LATEST
     misfire_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=_YEAR_SECONDS)] = 3600
     jitter_seconds: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0
-    calendars: Calendars = Calendars()
+    calendars: CalendarFilter = CalendarFilter()
     starts_at: Instant | None = None
     ends_at: Instant | None = None
     priority: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 100
@@ -161,7 +161,7 @@ def as_invalid_input(error: msgspec.ValidationError) -> InvalidInput:
 
 def parse_definition(data: Any, brokers: frozenset[str] = frozenset()) -> Spec:
     """A spec from decoded JSON; raises InvalidInput with every error found, or TooLarge."""
-    definition = convert(data, Definition)
+    definition = convert(data, ScheduleDefinition)
     errors = [*_text_errors(definition), *target_errors(definition.target, brokers), *retry_errors(definition.retry)]
     spec = None
     try:
@@ -175,7 +175,7 @@ def parse_definition(data: Any, brokers: frozenset[str] = frozenset()) -> Spec:
     return spec
 
 
-def _spec_of(definition: Definition) -> Spec:
+def _spec_of(definition: ScheduleDefinition) -> Spec:
     starts_at = None if definition.starts_at is None else utc(definition.starts_at, "starts_at")
     ends_at = None if definition.ends_at is None else utc(definition.ends_at, "ends_at")
     if starts_at is not None and ends_at is not None and ends_at <= starts_at:
@@ -244,7 +244,7 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def _text_errors(definition: Definition) -> list[FieldError]:
+def _text_errors(definition: ScheduleDefinition) -> list[FieldError]:
     errors = []
     if not is_name(definition.name):
         errors.append(FieldError("name", NAME_MESSAGE))
@@ -301,7 +301,7 @@ def number(value: float) -> float | int:
     return int(value) if value == int(value) else value
 
 
-def definition_of(spec: Spec) -> dict[str, Any]:
+def definition_from_spec(spec: Spec) -> dict[str, Any]:
     """A spec as users write it: what GET shows and PATCH merges into."""
     rule = spec.rule
     trigger: dict[str, Any] = {TRIGGER_FIELDS[rule.kind]: rule.expression}
@@ -343,11 +343,11 @@ def definition_of(spec: Spec) -> dict[str, Any]:
 _MERGED = frozenset({"dst", "retry", "calendars"})
 
 
-def patched(spec: Spec, patch: Any) -> dict[str, Any]:
+def apply_patch(spec: Spec, patch: Any) -> dict[str, Any]:
     """The definition with a patch laid over it. A new trigger replaces the old one; small policy objects are merged."""
     if not isinstance(patch, dict):
         raise InvalidInput.of("body", "must be a JSON object with the fields to change")
-    definition = definition_of(spec)
+    definition = definition_from_spec(spec)
     if spec.max_concurrent is None:
         del definition["max_concurrent"]
     if set(TRIGGER_FIELDS.values()) & {field for field, value in patch.items() if value is not None}:
@@ -361,11 +361,11 @@ def patched(spec: Spec, patch: Any) -> dict[str, Any]:
     return definition
 
 
-def schedule_answer(schedule: Schedule) -> dict[str, Any]:
+def schedule_response(schedule: Schedule) -> dict[str, Any]:
     """A schedule as the API answers it."""
     return {
         "id": str(schedule.id),
-        **definition_of(schedule.spec),
+        **definition_from_spec(schedule.spec),
         "status": schedule.status.value,
         "next_tick_at": optional_rfc3339(schedule.next_tick_at),
         "last_tick_at": optional_rfc3339(schedule.last_tick_at),

@@ -25,7 +25,7 @@ _UNITS = {
     **{"HOURLY": "hour", "MINUTELY": "minute", "SECONDLY": "second"},
 }
 _ORDINALS = {1: "first", 2: "second", 3: "third", 4: "fourth", 5: "fifth", -1: "last", -2: "second to last"}
-_MOST_TIMES_LISTED = 6
+_MAX_TIMES_LISTED = 6
 _WEEKDAYS_ONLY = frozenset(range(5))
 
 
@@ -113,7 +113,7 @@ def _cron_with_unknown_hash(expression: str) -> str:
 def _cron_times(second: str, minute: str, hour: str) -> tuple[str, bool]:
     """The times of a day, and whether they are single times that want "every day" behind them."""
     seconds, minutes, hours = _values(second, 0, 59), _values(minute, 0, 59), _values(hour, 0, 23)
-    if len(hours) * len(minutes) * len(seconds) <= _MOST_TIMES_LISTED:
+    if len(hours) * len(minutes) * len(seconds) <= _MAX_TIMES_LISTED:
         return f"At {_clock_times(hours, minutes, seconds)}", True
     if seconds != [0]:
         if len(minutes) == 60 and len(hours) == 24:
@@ -291,7 +291,7 @@ def _rrule_times(read: Recurrence, start: datetime | None) -> list[str]:
     hours = read.by_hour or ((start.hour,) if start else ())
     minutes = read.by_minute or ((start.minute,) if start else (0,))
     seconds = read.by_second or ((start.second,) if start else (0,))
-    if len(hours) * len(minutes) * len(seconds) <= _MOST_TIMES_LISTED:
+    if len(hours) * len(minutes) * len(seconds) <= _MAX_TIMES_LISTED:
         return [f"at {_clock_times(hours, minutes, seconds)}"]
     spans = [",".join(map(str, values)) for values in (seconds, minutes, hours)]
     return [",", _lower(_cron_times(*spans)[0])]

@@ -56,7 +56,7 @@ class Forbidden(EverbeatError):
     """It is known who asks, and they may not."""
 
 
-class TooMany(EverbeatError):
+class TooManyRequests(EverbeatError):
     """More requests than are allowed in a time; trying again after a while is right."""
 
     def __init__(self, message: str, retry_after_seconds: float) -> None:
@@ -84,7 +84,7 @@ class StoreRefused(StoreError):
     """The database refused this very write; trying it again as it is will not help."""
 
 
-class StoreBroken(StoreError):
+class StoreUnusable(StoreError):
     """The database file or schema cannot be used as it is: corrupt, too old or too new."""
 
 

@@ -18,12 +18,12 @@ from typing import Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 # Tasks per pick: one in small claims, more in big ones, so that a claim of 1,000 over 1,000 tenants is some 60 index seeks.
-_MOST_PER_PICK = 16
+_MAX_PICK_SIZE = 16
 _PICKS = 32
 # Flows named beyond what is needed, in case the first ones have nothing any more: they cost nothing unless they are reached.
 _SPARES = 32
-_MOST_LEVELS = 8
-_MOST_ABSENT = 10_000
+_MAX_LEVELS = 8
+_MAX_ABSENT = 10_000
 
 
 class Flow(NamedTuple):
@@ -36,24 +36,24 @@ class Flow(NamedTuple):
     type: str
 
 
-class Share(NamedTuple):
+class ClaimStep(NamedTuple):
     """What a claim may take of one tenant's fair key at one priority: the oldest tasks of its lanes, (queue, type) each."""
 
     priority: int
     tenant_id: UUID
     fair_key: str
-    lanes: tuple[tuple[str, str], ...]
+    queue_types: tuple[tuple[str, str], ...]
     limit: int
 
 
 def pick_size(count: int) -> int:
-    return max(1, min(_MOST_PER_PICK, count // _PICKS))
+    return max(1, min(_MAX_PICK_SIZE, count // _PICKS))
 
 
 K = TypeVar("K", bound=Hashable)
 
 
-class Wheel(Generic[K]):
+class StrideScheduler(Generic[K]):
     """Members take turns in proportion to their weights."""
 
     def __init__(self, weight_of: Callable[[K], float]) -> None:
@@ -83,9 +83,9 @@ class Wheel(Generic[K]):
         passed, _ = self._places.pop(member, (0.0, 0))
         if passed <= self._now:
             return
-        if len(self._absent) >= _MOST_ABSENT:
+        if len(self._absent) >= _MAX_ABSENT:
             self._absent = {one: at for one, at in self._absent.items() if at > self._now}
-        if len(self._absent) < _MOST_ABSENT:
+        if len(self._absent) < _MAX_ABSENT:
             self._absent[member] = passed
 
     def charge(self, member: K, count: int) -> None:
@@ -93,7 +93,7 @@ class Wheel(Generic[K]):
             self._place(member, self._places[member][0] + count / self._weight_of(member))
             self._advance()
 
-    def picks(self, count: int, spares: int = 0) -> tuple[dict[K, int], list[K]]:
+    def allocate(self, count: int, spares: int = 0) -> tuple[dict[K, int], list[K]]:
         """How many of the next `count` each member gets, and who comes after them. Charges nobody."""
         size = pick_size(count)
         taken: dict[K, int] = {}
@@ -144,22 +144,22 @@ class _Tenant:
     """One tenant's fair keys at one priority, and the lanes that each has tasks in."""
 
     def __init__(self) -> None:
-        self.lanes: dict[str, set[tuple[str, str]]] = {}
-        self.keys: Wheel[str] = Wheel(lambda _key: 1.0)
+        self.queue_types: dict[str, set[tuple[str, str]]] = {}
+        self.keys: StrideScheduler[str] = StrideScheduler(lambda _key: 1.0)
 
 
-Group = tuple[int, UUID, str]
+FlowGroup = tuple[int, UUID, str]
 
 
-class Roster:
+class ClaimPlanner:
     """Which flows have ready tasks, and whose turn it is."""
 
     def __init__(self, weight_of: Callable[[UUID], float]) -> None:
         self._weight_of = weight_of
-        self._levels: dict[int, Wheel[UUID]] = {}
+        self._levels: dict[int, StrideScheduler[UUID]] = {}
         self._tenants: dict[tuple[int, UUID], _Tenant] = {}
-        self._deep: set[Group] = set()
-        self._noted: set[Group] = set()
+        self._deep: set[FlowGroup] = set()
+        self._noted: set[FlowGroup] = set()
         self._blocked: set[UUID] = set()
         self._size = 0
 
@@ -178,20 +178,20 @@ class Roster:
 
     # What is ready
 
-    def note(self, flows: Iterable[Flow]) -> None:
+    def add_ready(self, flows: Iterable[Flow]) -> None:
         """These have ready tasks; what else is known stays so."""
         for flow in flows:
             tenant = self._tenants.setdefault((flow.priority, flow.tenant_id), _Tenant())
-            lanes = tenant.lanes.setdefault(flow.fair_key, set())
-            if (lane := (flow.queue, flow.type)) not in lanes:
-                lanes.add(lane)
+            queue_types = tenant.queue_types.setdefault(flow.fair_key, set())
+            if (queue_type := (flow.queue, flow.type)) not in queue_types:
+                queue_types.add(queue_type)
                 self._size += 1
             self._noted.add((flow.priority, flow.tenant_id, flow.fair_key))
             tenant.keys.join(flow.fair_key)
             if flow.tenant_id not in self._blocked:
                 self._level(flow.priority).join(flow.tenant_id)
 
-    def begin(self) -> None:
+    def mark_query_start(self) -> None:
         """A look or a claim goes out: what is noted from here on may be news to it."""
         self._noted.clear()
 
@@ -202,13 +202,13 @@ class Roster:
         self._blocked.clear()
         known = {(flow.priority, flow.tenant_id, flow.fair_key) for flow in found} | noted
         for (priority, tenant_id), tenant in list(self._tenants.items()):
-            for key in list(tenant.lanes):
+            for key in list(tenant.queue_types):
                 if (priority, tenant_id, key) not in known:
                     self._forget((priority, tenant_id, key))
                 elif (priority, tenant_id, key) not in noted:
-                    self._size -= len(tenant.lanes[key])
-                    tenant.lanes[key].clear()
-        self.note(found)
+                    self._size -= len(tenant.queue_types[key])
+                    tenant.queue_types[key].clear()
+        self.add_ready(found)
         self._rejoin()
         self._noted = noted
 
@@ -233,34 +233,34 @@ class Roster:
             if tenant_id not in self._blocked:
                 self._level(priority).join(tenant_id)
 
-    def _level(self, priority: int) -> Wheel[UUID]:
+    def _level(self, priority: int) -> StrideScheduler[UUID]:
         if priority not in self._levels:
-            self._levels[priority] = Wheel(self._weight_of)
+            self._levels[priority] = StrideScheduler(self._weight_of)
         return self._levels[priority]
 
-    def _forget(self, group: Group) -> None:
+    def _forget(self, group: FlowGroup) -> None:
         priority, tenant_id, key = group
         tenant = self._tenants.get((priority, tenant_id))
-        if tenant is None or key not in tenant.lanes:
+        if tenant is None or key not in tenant.queue_types:
             return
-        self._size -= len(tenant.lanes.pop(key))
+        self._size -= len(tenant.queue_types.pop(key))
         tenant.keys.leave(key)
         self._deep.discard(group)
-        if not tenant.lanes:
+        if not tenant.queue_types:
             del self._tenants[priority, tenant_id]
             self._level(priority).leave(tenant_id)
 
     # Planning
 
-    def plan(self, count: int) -> list[Share]:
+    def plan(self, count: int) -> list[ClaimStep]:
         """What to ask for so that `count` tasks come together, in order; the whole may name more than that.
 
         A level with one flow group goes over into the next: all it has comes first. With several, each is asked for its
         part only, so that what is missing must be planned anew before a lower level may be reached.
         """
-        self.begin()
-        shares: list[Share] = []
-        for priority in sorted(priority for priority, level in self._levels.items() if len(level))[:_MOST_LEVELS]:
+        self.mark_query_start()
+        shares: list[ClaimStep] = []
+        for priority in sorted(priority for priority, level in self._levels.items() if len(level))[:_MAX_LEVELS]:
             of_level = self._plan_level(priority, count)
             shares += of_level
             if len(of_level) != 1 or not self._is_alone(priority):
@@ -269,23 +269,23 @@ class Roster:
 
     def _is_alone(self, priority: int) -> bool:
         level = self._levels[priority]
-        return len(level) == 1 and all(len(self._tenants[priority, tenant_id].lanes) == 1 for tenant_id in level)
+        return len(level) == 1 and all(len(self._tenants[priority, tenant_id].queue_types) == 1 for tenant_id in level)
 
-    def _plan_level(self, priority: int, count: int) -> list[Share]:
-        picks, after = self._levels[priority].picks(count, _SPARES)
-        shares: list[Share] = []
-        spares: list[Share] = []
-        for tenant_id, part in picks.items():
+    def _plan_level(self, priority: int, count: int) -> list[ClaimStep]:
+        allocate, after = self._levels[priority].allocate(count, _SPARES)
+        shares: list[ClaimStep] = []
+        spares: list[ClaimStep] = []
+        for tenant_id, part in allocate.items():
             tenant = self._tenants[priority, tenant_id]
-            if len(tenant.lanes) == 1:  # as nearly all have: no turns to take
-                shares += [self._share(priority, tenant_id, key, part) for key in tenant.lanes]
+            if len(tenant.queue_types) == 1:  # as nearly all have: no turns to take
+                shares += [self._step_for(priority, tenant_id, key, part) for key in tenant.queue_types]
                 continue
-            keys, others = tenant.keys.picks(part, _SPARES)
-            shares += [self._share(priority, tenant_id, key, size) for key, size in keys.items()]
-            spares += [self._share(priority, tenant_id, key, pick_size(count)) for key in others]
+            keys, others = tenant.keys.allocate(part, _SPARES)
+            shares += [self._step_for(priority, tenant_id, key, size) for key, size in keys.items()]
+            spares += [self._step_for(priority, tenant_id, key, pick_size(count)) for key in others]
         for tenant_id in after:
-            keys, _ = self._tenants[priority, tenant_id].keys.picks(1)
-            spares += [self._share(priority, tenant_id, key, pick_size(count)) for key in keys]
+            keys, _ = self._tenants[priority, tenant_id].keys.allocate(1)
+            spares += [self._step_for(priority, tenant_id, key, pick_size(count)) for key in keys]
         # One that had plenty the last time comes last, and makes up for those that have less than their part.
         for place, share in enumerate(shares):
             if (share.priority, share.tenant_id, share.fair_key) in self._deep or len(shares) == 1:
@@ -293,12 +293,12 @@ class Roster:
                 break
         return shares + spares[:_SPARES]
 
-    def _share(self, priority: int, tenant_id: UUID, key: str, limit: int) -> Share:
-        lanes = self._tenants[priority, tenant_id].lanes[key]
-        return Share(priority, tenant_id, key, tuple(lanes) if len(lanes) == 1 else tuple(sorted(lanes)), limit)
+    def _step_for(self, priority: int, tenant_id: UUID, key: str, limit: int) -> ClaimStep:
+        queue_types = self._tenants[priority, tenant_id].queue_types[key]
+        return ClaimStep(priority, tenant_id, key, tuple(queue_types) if len(queue_types) == 1 else tuple(sorted(queue_types)), limit)
 
-    def learn(
-        self, shares: Sequence[Share], limits: Sequence[int], yields: Sequence[int], count: int, full: Iterable[UUID] = ()
+    def record_result(
+        self, shares: Sequence[ClaimStep], limits: Sequence[int], yields: Sequence[int], count: int, full: Iterable[UUID] = ()
     ) -> None:
         """What a claim of `count` by that plan brought, of what each share was asked for in the end.
 
@@ -318,7 +318,7 @@ class Roster:
                 self._deep.add(group)
         self.block(full)
 
-    def _charge(self, group: Group, count: int) -> None:
+    def _charge(self, group: FlowGroup, count: int) -> None:
         priority, tenant_id, key = group
         self._level(priority).charge(tenant_id, count)
         if (tenant := self._tenants.get((priority, tenant_id))) is not None:

@@ -15,7 +15,7 @@ from everbeat.core.errors import InvalidInput
 
 MAX_BYTES = 1024 * 1024
 MAX_ENTRIES = 10_000
-MAX_LINES_OF_AN_EVENT = 1000
+MAX_LINES_PER_EVENT = 1000
 HORIZON_YEARS = 10
 # An imported calendar also answers "why did it not run then" for the year before the import.
 PAST = timedelta(days=366)
@@ -38,7 +38,7 @@ class ImportedIcs(NamedTuple):
     hours: list[tuple[datetime, datetime]]
 
 
-class Recurrence(NamedTuple):
+class IcsRecurrence(NamedTuple):
     """An RRULE; weekdays are (nth or 0, Monday = 0)."""
 
     frequency: str
@@ -56,7 +56,7 @@ class Recurrence(NamedTuple):
 class _Event(NamedTuple):
     start: date | datetime
     length: timedelta
-    recurrence: Recurrence | None
+    recurrence: IcsRecurrence | None
     extra: frozenset[date | datetime]
     excluded: frozenset[date | datetime]
     uid: str
@@ -143,8 +143,8 @@ def _event_lines(text: str) -> Iterator[list[str]]:
                 yield wanted
         elif inside and inside[-1] == "VEVENT" and _PROPERTY.match(line):
             wanted.append(line)
-            if len(wanted) > MAX_LINES_OF_AN_EVENT:
-                raise InvalidInput.of("ics", f"at most {MAX_LINES_OF_AN_EVENT} dates, rules and the like in an event")
+            if len(wanted) > MAX_LINES_PER_EVENT:
+                raise InvalidInput.of("ics", f"at most {MAX_LINES_PER_EVENT} dates, rules and the like in an event")
     if inside:
         raise InvalidInput.of("ics", f"BEGIN:{inside[-1][:40]} without its END")
 
@@ -213,7 +213,7 @@ def _length(component: Any, start: date | datetime) -> timedelta:
     return length if isinstance(start, datetime) else timedelta(days=length.days)
 
 
-def _recurrence(rule: Any, start: date | datetime) -> Recurrence:
+def _recurrence(rule: Any, start: date | datetime) -> IcsRecurrence:
     parts = {str(key).upper(): list(values) for key, values in rule.items()}
     frequency = str(parts.get("FREQ", [""])[0]).upper()
     if frequency not in _FREQUENCIES:
@@ -231,7 +231,7 @@ def _recurrence(rule: Any, start: date | datetime) -> Recurrence:
         elif frequency in ("MONTHLY", "YEARLY"):
             month_days = frozenset({start.day})
             months = months or (frozenset({start.month}) if frequency == "YEARLY" else months)
-    return Recurrence(
+    return IcsRecurrence(
         frequency=frequency,
         interval=_positive(parts, "INTERVAL") or 1,
         times=_positive(parts, "COUNT"),
@@ -297,7 +297,7 @@ def _until(until: date | datetime | None, zone: tzinfo | None) -> datetime:
 
 
 def recurring_days(
-    rule: Recurrence,
+    rule: IcsRecurrence,
     first: date,
     window: tuple[date, date],
     is_over: Callable[[date], bool],
@@ -323,7 +323,7 @@ def recurring_days(
         number += rule.interval
 
 
-def _period_of(rule: Recurrence, day: date) -> int:
+def _period_of(rule: IcsRecurrence, day: date) -> int:
     match rule.frequency:
         case "DAILY":
             return day.toordinal()
@@ -335,7 +335,7 @@ def _period_of(rule: Recurrence, day: date) -> int:
             return day.year
 
 
-def _days_of_period(rule: Recurrence, number: int) -> Sequence[date]:
+def _days_of_period(rule: IcsRecurrence, number: int) -> Sequence[date]:
     match rule.frequency:
         case "DAILY":
             return [date.fromordinal(number)]
@@ -353,7 +353,7 @@ def _days_of_month(year: int, month: int) -> list[date]:
     return [date(year, month, day) for day in range(1, calendar.monthrange(year, month)[1] + 1)]
 
 
-def _matches(rule: Recurrence, day: date) -> bool:
+def _matches(rule: IcsRecurrence, day: date) -> bool:
     if rule.months and day.month not in rule.months:
         return False
     month_length = calendar.monthrange(day.year, day.month)[1]
@@ -371,7 +371,7 @@ def _matches(rule: Recurrence, day: date) -> bool:
     return any((nth, day.weekday()) in rule.weekdays for nth in numbers)
 
 
-def _picked(rule: Recurrence, days: list[date]) -> list[date]:
+def _picked(rule: IcsRecurrence, days: list[date]) -> list[date]:
     if not rule.positions:
         return days
     picked = {days[at - 1 if at > 0 else at] for at in rule.positions if at and -len(days) <= at <= len(days)}

@@ -17,7 +17,7 @@ from uuid import UUID
 
 import msgspec
 
-from everbeat.core.access import INCLUDED, Caller, Scope
+from everbeat.core.access import INCLUDED_SCOPES, Caller, Scope
 from everbeat.core.errors import FieldError, InvalidInput
 from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
 
@@ -52,7 +52,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
         return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)
 
 
-class Granted(NamedTuple):
+class GrantedScopes(NamedTuple):
     """What a key's scopes come to. `queues` None: work on every queue."""
 
     scopes: frozenset[Scope]
@@ -74,7 +74,7 @@ def is_well_formed(key: str) -> bool:
     return _SHAPE.fullmatch(key) is not None and _checksum(key[:-_CHECKSUM_LENGTH]) == key[-_CHECKSUM_LENGTH:]
 
 
-def holds_a_key(text: str) -> bool:
+def contains_key(text: str) -> bool:
     """Whether a key is somewhere in a text."""
     return any(is_well_formed(text[match.start() : match.start() + _LENGTH]) for match in _START.finditer(text))
 
@@ -99,13 +99,13 @@ def _text(value: bytes) -> str:
 # Scopes
 
 
-def parse_scopes(texts: Sequence[str], *, is_fleet: bool = False, field: str = "scopes") -> Granted:
+def parse_scopes(texts: Sequence[str], *, is_fleet: bool = False, field: str = "scopes") -> GrantedScopes:
     """What scopes as a user writes them come to; names every one that is wrong."""
     if not texts:
         raise InvalidInput.of(field, f"name at least one of {_choices()}")
     if len(texts) > MAX_SCOPES:
         raise InvalidInput.of(field, f"at most {MAX_SCOPES} scopes")
-    errors = [FieldError(f"{field}[{index}]", wrong) for index, text in enumerate(texts) if (wrong := _wrong_with(text))]
+    errors = [FieldError(f"{field}[{index}]", wrong) for index, text in enumerate(texts) if (wrong := _scope_error(text))]
     if errors:
         raise InvalidInput(*errors)
     granted = granted_by(texts)
@@ -114,17 +114,17 @@ def parse_scopes(texts: Sequence[str], *, is_fleet: bool = False, field: str = "
     return granted
 
 
-def granted_by(texts: Collection[str]) -> Granted:
+def granted_by(texts: Collection[str]) -> GrantedScopes:
     """What scopes that were checked when the key was made come to."""
     whole = [Scope(text) for text in texts if not text.startswith(_WORK_ON)]
     queues = frozenset(text.removeprefix(_WORK_ON) for text in texts if text.startswith(_WORK_ON))
-    scopes = frozenset[Scope]().union(*(INCLUDED[scope] for scope in whole))
+    scopes = frozenset[Scope]().union(*(INCLUDED_SCOPES[scope] for scope in whole))
     if Scope.WORK in scopes or not queues:
-        return Granted(scopes, None)
-    return Granted(scopes | {Scope.WORK}, queues)
+        return GrantedScopes(scopes, None)
+    return GrantedScopes(scopes | {Scope.WORK}, queues)
 
 
-def scope_texts(granted: Granted) -> tuple[str, ...]:
+def scope_texts(granted: GrantedScopes) -> tuple[str, ...]:
     """The shortest way to write it, in a fixed order."""
     scopes, queues = granted
     if queues is not None:
@@ -134,10 +134,10 @@ def scope_texts(granted: Granted) -> tuple[str, ...]:
 
 
 def _is_implied(scope: Scope, scopes: Iterable[Scope]) -> bool:
-    return any(scope in INCLUDED[other] for other in scopes if other is not scope)
+    return any(scope in INCLUDED_SCOPES[other] for other in scopes if other is not scope)
 
 
-def _wrong_with(text: str) -> str | None:
+def _scope_error(text: str) -> str | None:
     if text.startswith(_WORK_ON):
         return None if is_name(text.removeprefix(_WORK_ON)) else f"the queue {NAME_MESSAGE}"
     return None if text in Scope._value2member_map_ else f"must be one of {_choices()}"
@@ -156,7 +156,7 @@ def checked_name(name: str) -> str:
     return name
 
 
-def caller_of_key(key: ApiKey) -> Caller:
+def caller_from_key(key: ApiKey) -> Caller:
     """Whoever presents this key."""
     scopes, queues = granted_by(key.scopes)
     return Caller(key.tenant_id, scopes, queues, key.is_fleet, key.id, key.name)

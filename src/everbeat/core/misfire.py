@@ -12,9 +12,9 @@ from typing import NamedTuple, assert_never
 
 from everbeat.core.schedules import CatchUp
 from everbeat.core.ticks import Skip, SkipReason
-from everbeat.core.timeline import Run, Timeline
+from everbeat.core.timeline import TickRun, Timeline
 
-_MOMENT = timedelta(microseconds=1)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 class Lateness(NamedTuple):
@@ -27,7 +27,7 @@ class Lateness(NamedTuple):
 DEFAULT_LATENESS = Lateness()
 
 
-class Due(NamedTuple):
+class FiringInput(NamedTuple):
     """The part of a schedule that a plan is made from."""
 
     cursor_at: datetime
@@ -37,7 +37,7 @@ class Due(NamedTuple):
     jitter: timedelta
 
 
-class Plan(NamedTuple):
+class FiringPlan(NamedTuple):
     """What one firing does: at most one task, the ledger rows beside it, and the schedule's next position."""
 
     fires: datetime | None
@@ -47,7 +47,7 @@ class Plan(NamedTuple):
     due_at: datetime | None
 
 
-def plan_firing(due: Due, timeline: Timeline, now: datetime, lateness: Lateness = DEFAULT_LATENESS) -> Plan:
+def plan_firing(due: FiringInput, timeline: Timeline, now: datetime, lateness: Lateness = DEFAULT_LATENESS) -> FiringPlan:
     """Decide for a schedule whose next tick is at or before now."""
     late_before = now - due.jitter - timedelta(seconds=lateness.late_after_seconds)
     if due.next_tick_at >= late_before:
@@ -58,33 +58,33 @@ def plan_firing(due: Due, timeline: Timeline, now: datetime, lateness: Lateness 
         case CatchUp.LATEST:
             return _fire_latest(due, timeline, now, too_old)
         case CatchUp.NONE:
-            return _skip_until(due, timeline, late_before - _MOMENT)
+            return _skip_until(due, timeline, late_before - _MICROSECOND)
         case CatchUp.ALL:
             if due.next_tick_at < too_old:
-                return _skip_until(due, timeline, too_old - _MOMENT)
+                return _skip_until(due, timeline, too_old - _MICROSECOND)
             return _fire(due, timeline, now, lateness.catch_up_rate)
         case _:
             assert_never(due.catch_up)
 
 
-def settle(timeline: Timeline, cursor_at: datetime, until: datetime, reason: SkipReason) -> tuple[Skip, ...]:
+def skip_past_ticks(timeline: Timeline, cursor_at: datetime, until: datetime, reason: SkipReason) -> tuple[Skip, ...]:
     """Account for every tick in (cursor, until] without firing any: how an edit or a pause closes the past."""
     skips: list[Skip] = []
     while cursor_at < until:
         runs = timeline.runs_between(cursor_at, until)
         if not runs:
             break
-        skips.extend(piece for run in runs for piece in _by_month(_skip(run, reason), timeline))
+        skips.extend(part for run in runs for part in _split_by_month(_skip(run, reason), timeline))
         cursor_at = runs[-1].last
     return tuple(skips)
 
 
-def _fire(due: Due, timeline: Timeline, now: datetime, rate: float) -> Plan:
+def _fire(due: FiringInput, timeline: Timeline, now: datetime, rate: float) -> FiringPlan:
     """Fire the next tick. A rate: the schedule is catching up, and the tick after that keeps its distance."""
     tick = due.next_tick_at
     before, fireable = _runs_to(due, timeline, tick)
     following = timeline.next_tick(tick)
-    return Plan(
+    return FiringPlan(
         fires=tick if fireable else None,
         skips=before,
         cursor_at=tick,
@@ -93,7 +93,7 @@ def _fire(due: Due, timeline: Timeline, now: datetime, rate: float) -> Plan:
     )
 
 
-def _runs_to(due: Due, timeline: Timeline, tick: datetime) -> tuple[tuple[Skip, ...], bool]:
+def _runs_to(due: FiringInput, timeline: Timeline, tick: datetime) -> tuple[tuple[Skip, ...], bool]:
     """The skipped ticks between the cursor and this tick, and whether the tick itself may fire (a checkpoint not)."""
     if not timeline.has_skips:
         return (), True
@@ -105,11 +105,11 @@ def _runs_to(due: Due, timeline: Timeline, tick: datetime) -> tuple[tuple[Skip, 
             break
         cursor, fireable = runs[-1].last, runs[-1].skip is None
         fires = tick if fireable else None
-        skips.extend(piece for run in runs for skip in _without(run, fires, timeline) for piece in _by_month(skip, timeline))
+        skips.extend(part for run in runs for skip in _skips_of_run(run, fires, timeline) for part in _split_by_month(skip, timeline))
     return tuple(skips), fireable
 
 
-def _fire_latest(due: Due, timeline: Timeline, now: datetime, too_old: datetime) -> Plan:
+def _fire_latest(due: FiringInput, timeline: Timeline, now: datetime, too_old: datetime) -> FiringPlan:
     limit = now - due.jitter
     runs = timeline.runs_between(due.cursor_at, limit)
     fires = next((run.last for run in reversed(runs) if run.skip is None), None)
@@ -118,18 +118,18 @@ def _fire_latest(due: Due, timeline: Timeline, now: datetime, too_old: datetime)
         walk_stopped_early = following is not None and following <= limit
         if fires < too_old or walk_stopped_early:
             fires = None
-    return _account(due, timeline, runs, fires)
+    return _plan_for_runs(due, timeline, runs, fires)
 
 
-def _skip_until(due: Due, timeline: Timeline, until: datetime) -> Plan:
-    return _account(due, timeline, timeline.runs_between(due.cursor_at, until), None)
+def _skip_until(due: FiringInput, timeline: Timeline, until: datetime) -> FiringPlan:
+    return _plan_for_runs(due, timeline, timeline.runs_between(due.cursor_at, until), None)
 
 
-def _account(due: Due, timeline: Timeline, runs: list[Run], fires: datetime | None) -> Plan:
-    skips = [piece for run in runs for skip in _without(run, fires, timeline) for piece in _by_month(skip, timeline)]
+def _plan_for_runs(due: FiringInput, timeline: Timeline, runs: list[TickRun], fires: datetime | None) -> FiringPlan:
+    skips = [part for run in runs for skip in _skips_of_run(run, fires, timeline) for part in _split_by_month(skip, timeline)]
     cursor_at = runs[-1].last if runs else due.next_tick_at
     following = timeline.next_tick(cursor_at)
-    return Plan(
+    return FiringPlan(
         fires=fires,
         skips=tuple(skips),
         cursor_at=cursor_at,
@@ -138,37 +138,37 @@ def _account(due: Due, timeline: Timeline, runs: list[Run], fires: datetime | No
     )
 
 
-def _without(run: Run, fires: datetime | None, timeline: Timeline) -> list[Skip]:
+def _skips_of_run(run: TickRun, fires: datetime | None, timeline: Timeline) -> list[Skip]:
     """The run as a skip, less its last tick if that is the one that fires."""
     if run.skip is not None or run.last != fires:
         return [_skip(run, SkipReason.MISFIRE)]
     if run.count == 1:
         return []
-    last = timeline.last_until(run.last - _MOMENT)
+    last = timeline.last_until(run.last - _MICROSECOND)
     assert last is not None
     return [Skip(run.first, last, run.count - 1, SkipReason.MISFIRE)]
 
 
-def _by_month(skip: Skip, timeline: Timeline) -> list[Skip]:
+def _split_by_month(skip: Skip, timeline: Timeline) -> list[Skip]:
     """The skip in pieces that end with their month: retention removes the ledger by months, each with its own ticks."""
     pieces, first, count = [], skip.first, skip.count
     while (first.year, first.month) != (skip.last.year, skip.last.month):
         edge = (first.replace(day=1) + timedelta(days=32)).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-        last = timeline.last_until(edge - _MOMENT)
-        following = next(timeline.occurrences(edge - _MOMENT), None)
+        last = timeline.last_until(edge - _MICROSECOND)
+        following = next(timeline.occurrences(edge - _MICROSECOND), None)
         assert last is not None
         assert following is not None
-        inside = timeline.count_between(first - _MOMENT, last)
+        inside = timeline.count_between(first - _MICROSECOND, last)
         pieces.append(Skip(first, last, inside, skip.reason))
         first, count = following.at, count - inside
     return [*pieces, Skip(first, skip.last, count, skip.reason)]
 
 
-def _skip(run: Run, reason: SkipReason) -> Skip:
+def _skip(run: TickRun, reason: SkipReason) -> Skip:
     return Skip(run.first, run.last, run.count, run.skip or reason)
 
 
-def _due_at(due: Due, following: datetime | None, now: datetime, rate: float) -> datetime | None:
+def _due_at(due: FiringInput, following: datetime | None, now: datetime, rate: float) -> datetime | None:
     """Normally the tick plus its jitter; when catching up, no sooner than a fraction of the normal distance from now."""
     if following is None:
         return None

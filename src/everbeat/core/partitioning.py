@@ -14,11 +14,11 @@ def partition_of(id_: UUID) -> int:
     return zlib.crc32(id_.bytes) % PARTITIONS
 
 
-def _weight(node: UUID, partition: int) -> bytes:
+def _score(node: UUID, partition: int) -> bytes:
     return hashlib.blake2b(node.bytes + partition.to_bytes(2, "big"), digest_size=8).digest()
 
 
-def fair_share(node: UUID, live: Iterable[UUID]) -> frozenset[int]:
+def partitions_of_node(node: UUID, live: Iterable[UUID]) -> frozenset[int]:
     """The partitions that rendezvous hashing gives to node when these nodes are alive: a change moves only what it must."""
     nodes = sorted(set(live) | {node})
-    return frozenset(p for p in range(PARTITIONS) if max(nodes, key=lambda n: _weight(n, p)) == node)
+    return frozenset(p for p in range(PARTITIONS) if max(nodes, key=lambda n: _score(n, p)) == node)

@@ -19,16 +19,16 @@ from everbeat.core.ticks import SkipReason
 from everbeat.core.timeline import Timeline, compile_rule
 from everbeat.core.triggers.cron_fields import NICKNAMES, read_fields, split_zone, uses_hash
 from everbeat.core.triggers.rrule_text import read_recurrence
-from everbeat.core.triggers.wall import LocalTrigger, Mode, to_instant, to_seconds
+from everbeat.core.triggers.wall_clock import LocalTrigger, Mode, to_instant, to_seconds
 from everbeat.core.zones import Transition, transitions
 
 MAX_COUNT = 100
 MAX_EXAMINED = 5000
 LOOK_AHEAD = timedelta(days=366)
 MAX_LOOK_AHEAD = timedelta(days=366 * 100)
-MAX_WARNINGS_OF_A_KIND = 3
+MAX_WARNINGS_PER_KIND = 3
 
-_MOMENT = timedelta(microseconds=1)
+_MICROSECOND = timedelta(microseconds=1)
 # Local times need room before the end of what datetime can hold.
 _LAST = datetime(9999, 1, 1, tzinfo=UTC)
 _LAST_START = datetime(3000, 1, 1, tzinfo=UTC)
@@ -128,9 +128,9 @@ def _dst_warnings(rule: Rule, timeline: Timeline, after: datetime, ticks: list[d
     gaps: list[str] = []
     folds: list[str] = []
     for change in transitions(timeline.zone, start, until):
-        if change.after > change.before and len(gaps) < MAX_WARNINGS_OF_A_KIND:
+        if change.after > change.before and len(gaps) < MAX_WARNINGS_PER_KIND:
             gaps += _gap_warning(rule, timeline, trigger, change)
-        elif change.after < change.before and len(folds) < MAX_WARNINGS_OF_A_KIND:
+        elif change.after < change.before and len(folds) < MAX_WARNINGS_PER_KIND:
             folds += _fold_warning(rule, timeline, trigger, change)
     return gaps + folds
 
@@ -154,7 +154,7 @@ def _gap_warning(rule: Rule, timeline: Timeline, trigger: LocalTrigger, change: 
     where = f"on {to_instant(first):%Y-%m-%d} in {timeline.zone.key} because {missing}."
     if trigger.clock.mode is Mode.REAL:
         return [f"Skipped {where}"]
-    fates = [skip for _, skip in timeline.occurrences(change.at - _MOMENT, change.at)]
+    fates = [skip for _, skip in timeline.occurrences(change.at - _MICROSECOND, change.at)]
     if rule.gap is DstGap.SKIP:
         return [f"Skipped {where}"] if SkipReason.DST_GAP in fates else []
     return [f"Moved to {_clock(high)} {where}"] if None in fates else []
@@ -174,7 +174,7 @@ def _fold_warning(rule: Rule, timeline: Timeline, trigger: LocalTrigger, change:
 
 
 def _fires(timeline: Timeline, first: int, last: int) -> bool:
-    around = timeline.occurrences(to_instant(first) - _MOMENT, to_instant(last))
+    around = timeline.occurrences(to_instant(first) - _MICROSECOND, to_instant(last))
     return any(skip is None for _, skip in islice(around, MAX_EXAMINED))
 
 

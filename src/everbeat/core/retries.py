@@ -8,12 +8,12 @@ from typing import NamedTuple, assert_never
 import msgspec
 
 from everbeat.core.schedules import Retry, RetryKind
-from everbeat.core.tasks import AttemptOutcome, RunningTask, TaskError, TaskState
+from everbeat.core.tasks import AttemptOutcome, LeasedTask, TaskError, TaskState
 
 CANCELLED_KIND = "cancelled"
 TIMEOUT_KIND = "timeout"
 PAYLOAD_MISSING_KIND = "payload-missing"
-_MOST_DOUBLINGS = 64
+_MAX_DOUBLINGS = 64
 _decode_retry = msgspec.json.Decoder(Retry).decode
 
 
@@ -26,7 +26,7 @@ class RetryDecision(NamedTuple):
     reason: str | None = None
 
 
-def backoff_seconds(retry: Retry, attempt: int, chance: float) -> float:
+def backoff_seconds(retry: Retry, attempt: int, random_fraction: float) -> float:
     """How long to wait after that many attempts; with full jitter, anything from nothing to that. `chance` is in [0, 1)."""
     match retry.kind:
         case RetryKind.FIXED:
@@ -34,19 +34,19 @@ def backoff_seconds(retry: Retry, attempt: int, chance: float) -> float:
         case RetryKind.LINEAR:
             seconds = retry.base_seconds * attempt
         case RetryKind.EXPONENTIAL:
-            seconds = retry.base_seconds * retry.factor ** min(attempt - 1, _MOST_DOUBLINGS)
+            seconds = retry.base_seconds * retry.factor ** min(attempt - 1, _MAX_DOUBLINGS)
         case _:
             assert_never(retry.kind)
     seconds = min(seconds, retry.max_seconds)
-    return seconds * chance if retry.jitter else seconds
+    return seconds * random_fraction if retry.jitter else seconds
 
 
 def after_failure(
-    task: RunningTask,
+    task: LeasedTask,
     error: TaskError,
     *,
     now: datetime,
-    chance: float,
+    random_fraction: float,
     total_seconds: float,
     is_retryable: bool = True,
     retry_in_seconds: float | None = None,
@@ -59,24 +59,24 @@ def after_failure(
         return RetryDecision(outcome, TaskState.FAILED, reason="it failed after a cancel was requested")
     if not is_retryable:
         return RetryDecision(outcome, TaskState.DEAD, reason="its worker said that trying again will not help")
-    return _again(task, outcome, now, chance, total_seconds, retry_in_seconds)
+    return _retry_or_end(task, outcome, now, random_fraction, total_seconds, retry_in_seconds)
 
 
-def after_expiry(task: RunningTask, *, now: datetime, chance: float, total_seconds: float) -> RetryDecision:
+def after_expiry(task: LeasedTask, *, now: datetime, random_fraction: float, total_seconds: float) -> RetryDecision:
     """A lease has run out: with the attempt's time, or because its worker was not heard of again."""
     if task.cancel_requested:
         return RetryDecision(AttemptOutcome.CANCELLED, TaskState.CANCELLED)
     if now >= task.deadline_at:
-        return _again(task, AttemptOutcome.TIMEOUT, now, chance, total_seconds, None)
+        return _retry_or_end(task, AttemptOutcome.TIMEOUT, now, random_fraction, total_seconds, None)
     # A lost worker says nothing against the task: at once, and the attempts bound a task that kills its workers.
-    return _again(task, AttemptOutcome.LOST, now, chance, total_seconds, 0)
+    return _retry_or_end(task, AttemptOutcome.LOST, now, random_fraction, total_seconds, 0)
 
 
-def _again(
-    task: RunningTask,
+def _retry_or_end(
+    task: LeasedTask,
     outcome: AttemptOutcome,
     now: datetime,
-    chance: float,
+    random_fraction: float,
     total_seconds: float,
     wait_seconds: float | None,
 ) -> RetryDecision:
@@ -84,7 +84,7 @@ def _again(
         attempts = "its only attempt" if task.max_attempts == 1 else f"all {task.max_attempts} attempts"
         return RetryDecision(outcome, TaskState.DEAD, reason=f"{attempts} failed, the last one: {outcome.value}")
     if wait_seconds is None:
-        wait_seconds = backoff_seconds(_decode_retry(task.retry), task.attempt, chance)
+        wait_seconds = backoff_seconds(_decode_retry(task.retry), task.attempt, random_fraction)
     run_at = now + timedelta(seconds=wait_seconds)
     if run_at >= task.first_started_at + timedelta(seconds=total_seconds):
         return RetryDecision(outcome, TaskState.DEAD, reason=f"it has been tried for {total_seconds:.0f} seconds in total")

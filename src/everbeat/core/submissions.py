@@ -25,8 +25,8 @@ from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.partitioning import partition_of
 from everbeat.core.schedules import Retry, Schedule
 from everbeat.core.targets import HttpTarget, WorkerTarget, target_errors, target_to_json
-from everbeat.core.tasks import Attempt, DeadLetter, LogLine, NewTask, Origin, Task, TaskKey, TaskState
-from everbeat.core.wire import DEFAULT_QUEUE, TaskInput
+from everbeat.core.tasks import Attempt, DeadLetter, LogLine, NewTask, Origin, TaskRecord, TaskKey, TaskState
+from everbeat.core.protocol import DEFAULT_QUEUE, TaskInput
 
 MAX_RESULT_BYTES = 64 * 1024
 MAX_ERROR_CHARACTERS = 4000
@@ -56,7 +56,7 @@ def new_task(
 ) -> NewTask:
     """The task that a submission describes; raises InvalidInput with every error found, or TooLarge."""
     if not (_is_plain(given) and (key is None or _KEY.fullmatch(key))):
-        _refuse(given, key)
+        _raise_invalid(given, key)
     queue, target = _destination(given)
     return NewTask(  # by place: naming twenty fields costs as much as checking them
         id_,
@@ -93,7 +93,7 @@ def _is_plain(given: TaskInput) -> bool:
     )
 
 
-def _refuse(given: TaskInput, key: str | None) -> None:
+def _raise_invalid(given: TaskInput, key: str | None) -> None:
     """Raise if there is anything wrong, naming all of it."""
     errors = [
         FieldError(field, NAME_MESSAGE)
@@ -141,7 +141,7 @@ def _fingerprint(given: TaskInput) -> bytes:
     return hashlib.sha256(_ordered(msgspec.structs.replace(given, idempotency_key=None))).digest()
 
 
-def task_of_schedule(
+def task_from_schedule(
     schedule: Schedule,
     id_: UUID,
     origin: Origin,
@@ -175,7 +175,7 @@ def task_of_schedule(
     )
 
 
-def task_again(task: Task | DeadLetter, id_: UUID, *, run_at: datetime | None = None) -> NewTask:
+def task_for_replay(task: TaskRecord | DeadLetter, id_: UUID, *, run_at: datetime | None = None) -> NewTask:
     """The same work as a new task."""
     return NewTask(
         id=id_,
@@ -208,10 +208,10 @@ def target_of(text: str, queue: str, type_: str) -> dict[str, Any]:
     return target
 
 
-def fresh_task(new: NewTask, now: datetime) -> Task:
+def task_as_submitted(new: NewTask, now: datetime) -> TaskRecord:
     """A task as it stands in the moment it was written."""
     run_at = new.run_at or now + timedelta(seconds=new.delay_seconds or 0)
-    return Task(
+    return TaskRecord(
         id=new.id,
         tenant_id=new.tenant_id,
         type=new.type,
@@ -290,7 +290,7 @@ def _raw(encoded: bytes | None) -> msgspec.Raw | None:
     return None if encoded is None else msgspec.Raw(encoded)
 
 
-def task_answer(task: Task) -> dict[str, Any]:
+def task_response(task: TaskRecord) -> dict[str, Any]:
     """A task as the API answers it."""
     progress = None
     if task.progress_fraction is not None or task.progress_message is not None:
@@ -332,7 +332,7 @@ def task_answer(task: Task) -> dict[str, Any]:
     }
 
 
-def attempt_answer(attempt: Attempt) -> dict[str, Any]:
+def attempt_response(attempt: Attempt) -> dict[str, Any]:
     duration = None
     if attempt.ended_at is not None:
         duration = round((attempt.ended_at - attempt.started_at).total_seconds() * 1000, 3)
@@ -348,11 +348,11 @@ def attempt_answer(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def log_answer(line: LogLine) -> dict[str, Any]:
+def log_response(line: LogLine) -> dict[str, Any]:
     return {"at": rfc3339(line.at), "attempt": line.attempt, "worker": line.worker, "text": line.text}
 
 
-def dead_letter_answer(letter: DeadLetter) -> dict[str, Any]:
+def dead_letter_response(letter: DeadLetter) -> dict[str, Any]:
     return {
         "task_id": str(letter.task_id),
         "type": letter.type,

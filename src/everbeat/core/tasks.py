@@ -133,18 +133,18 @@ class ClaimedTask(msgspec.Struct, frozen=True, kw_only=True):
     tenant_id: UUID = UUID(int=0)
 
 
-class UnfilledTask(ClaimedTask, frozen=True, kw_only=True):
+class ClaimedTaskWithoutPayload(ClaimedTask, frozen=True, kw_only=True):
     """A claimed task whose payload still lies in the blob store; nobody outside the engine sees one."""
 
     payload_ref: str
 
 
-def at_ref(task: ClaimedTask, payload_ref: str | None) -> ClaimedTask:
+def with_payload_ref(task: ClaimedTask, payload_ref: str | None) -> ClaimedTask:
     """The task, to be filled from the blob store if that is where its payload is."""
-    return task if payload_ref is None else UnfilledTask(**msgspec.structs.asdict(task), payload_ref=payload_ref)
+    return task if payload_ref is None else ClaimedTaskWithoutPayload(**msgspec.structs.asdict(task), payload_ref=payload_ref)
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A task as users see it, live or finished."""
 
     id: UUID
@@ -205,7 +205,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class RunningTask(msgspec.Struct, frozen=True, kw_only=True):
+class LeasedTask(msgspec.Struct, frozen=True, kw_only=True):
     """What deciding about a failed or lost attempt needs to know. `deadline_at`: when its time is up, renewed or not."""
 
     id: UUID
@@ -220,7 +220,7 @@ class RunningTask(msgspec.Struct, frozen=True, kw_only=True):
     first_started_at: datetime
 
 
-class Ending(NamedTuple):
+class AttemptEnd(NamedTuple):
     """How an attempt ends under its fence, and what becomes of the task: `run_at` only with `scheduled`."""
 
     id: UUID

@@ -22,7 +22,7 @@ def checked_tenant(tenant: Tenant) -> Tenant:
     return tenant
 
 
-def tenant_answer(tenant: Tenant) -> dict[str, Any]:
+def tenant_response(tenant: Tenant) -> dict[str, Any]:
     """A tenant as it is answered: its quotas beside its weight; null is no limit."""
     return {
         "id": str(tenant.id),

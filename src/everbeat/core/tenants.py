@@ -12,7 +12,7 @@ MAX_PAYLOAD_BYTES = 10 * 1024 * 1024
 EVERY_TENANT = "all"
 
 
-class Quotas(msgspec.Struct, frozen=True, kw_only=True):
+class TenantQuotas(msgspec.Struct, frozen=True, kw_only=True):
     """What a tenant may have; None means no limit of its own."""
 
     max_schedules: int | None = None
@@ -28,7 +28,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     id: UUID
     name: str
     weight: float = 1.0
-    quotas: Quotas = Quotas()
+    quotas: TenantQuotas = TenantQuotas()
     revision: int = 1
     created_at: datetime
     updated_at: datetime

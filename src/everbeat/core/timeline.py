@@ -19,26 +19,26 @@ from everbeat.core.triggers.base import Trigger
 from everbeat.core.triggers.cron_fields import uses_hash
 from everbeat.core.triggers.interval import parse_every
 from everbeat.core.triggers.once import parse_at
-from everbeat.core.triggers.wall import LocalTrigger
+from everbeat.core.triggers.wall_clock import LocalTrigger
 from everbeat.core.zones import load_zone
 
 # Enough to pass a year of hourly ticks on excluded days; a denser rule gets a checkpoint and looks again from there.
 MAX_EXAMINED = 10_000
 _LOOK_AHEAD = timedelta(days=3660)
 
-_MOMENT = timedelta(microseconds=1)
+_MICROSECOND = timedelta(microseconds=1)
 _FIRST = datetime.min.replace(tzinfo=UTC)
 _LAST = datetime.max.replace(tzinfo=UTC)
 
 
-class Days(Protocol):
+class CalendarDays(Protocol):
     """What a timeline needs of a calendar."""
 
     def covers(self, local: datetime) -> bool:
         """Is this wall-clock time, aware in the schedule's zone, in the calendar?"""
 
 
-class Run(NamedTuple):
+class TickRun(NamedTuple):
     """Consecutive ticks of one fate, first to last; no skip reason means that they fire."""
 
     first: datetime
@@ -56,12 +56,12 @@ class Timeline:
         zone: ZoneInfo,
         starts_at: datetime | None = None,
         ends_at: datetime | None = None,
-        exclude: tuple[Days, ...] = (),
-        only: tuple[Days, ...] = (),
+        exclude: tuple[CalendarDays, ...] = (),
+        only: tuple[CalendarDays, ...] = (),
     ) -> None:
         self.trigger = trigger
         self.zone = zone
-        self._before = None if starts_at is None or starts_at <= _FIRST else starts_at - _MOMENT
+        self._before = None if starts_at is None or starts_at <= _FIRST else starts_at - _MICROSECOND
         self._ends_at = ends_at or _LAST
         self._exclude = exclude
         self._only = only
@@ -99,16 +99,16 @@ class Timeline:
         after, until = self._clip(after), min(until, self._ends_at)
         return self.trigger.count_between(after, until) + len(self._gaps(after, until))
 
-    def runs_between(self, after: datetime, until: datetime, limit: int = 10_000) -> list[Run]:
+    def runs_between(self, after: datetime, until: datetime, limit: int = 10_000) -> list[TickRun]:
         """The ticks in (after, until] as runs, oldest first. With calendars or skipped gaps, at most `limit` ticks."""
         if not self.has_skips:
             return self._one_run(after, until)
-        runs: list[Run] = []
+        runs: list[TickRun] = []
         for at, skip in islice(self.occurrences(after, until), limit):
             if runs and runs[-1].skip is skip:
                 runs[-1] = runs[-1]._replace(last=at, count=runs[-1].count + 1)
             else:
-                runs.append(Run(at, at, 1, skip))
+                runs.append(TickRun(at, at, 1, skip))
         return runs
 
     def occurrences(self, after: datetime, until: datetime | None = None) -> Iterator[Occurrence]:
@@ -125,10 +125,10 @@ class Timeline:
             yield Occurrence(tick, self._calendar_skip(tick))
             cursor = tick
 
-    def _one_run(self, after: datetime, until: datetime) -> list[Run]:
+    def _one_run(self, after: datetime, until: datetime) -> list[TickRun]:
         count = self.count_between(after, until)
         first, last = self._next(after), self.last_until(until)
-        return [Run(first, last, count, None)] if count and first is not None and last is not None else []
+        return [TickRun(first, last, count, None)] if count and first is not None and last is not None else []
 
     def _next(self, after: datetime) -> datetime | None:
         tick = self.trigger.next_after(self._clip(after))
@@ -151,7 +151,7 @@ class Timeline:
         return None
 
 
-def compile_rule(rule: Rule, schedule_id: UUID | None, calendars: Mapping[str, Days]) -> Timeline:
+def compile_rule(rule: Rule, schedule_id: UUID | None, calendars: Mapping[str, CalendarDays]) -> Timeline:
     """The timeline of a rule, or InvalidInput naming the fields of the API at fault."""
     _check_window(rule)
     load_zone(rule.timezone)
@@ -170,7 +170,7 @@ def _check_window(rule: Rule) -> None:
         raise InvalidInput.of("ends_at", "is before starts_at")
 
 
-def _calendars(field: str, names: tuple[str, ...], calendars: Mapping[str, Days]) -> tuple[Days, ...]:
+def _calendars(field: str, names: tuple[str, ...], calendars: Mapping[str, CalendarDays]) -> tuple[CalendarDays, ...]:
     unknown = [FieldError(field, f'there is no calendar "{name}"') for name in names if name not in calendars]
     if unknown:
         raise InvalidInput(*unknown)
@@ -210,7 +210,7 @@ class TimelineCache:
         self._entries: OrderedDict[object, Timeline] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, rule: Rule, schedule_id: UUID | None, calendars: Mapping[str, Days]) -> Timeline:
+    def get(self, rule: Rule, schedule_id: UUID | None, calendars: Mapping[str, CalendarDays]) -> Timeline:
         # Names and revisions repeat between tenants. An id does not while the entry lives: its timeline holds the
         # calendar.
         held = tuple(id(calendars.get(name)) for name in (*rule.exclude, *rule.only))

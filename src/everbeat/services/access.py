@@ -19,10 +19,10 @@ from datetime import datetime
 from typing import TypeVar
 from uuid import UUID
 
-from everbeat.core.access import LOCAL, Caller
+from everbeat.core.access import LOCAL_CALLER, Caller
 from everbeat.core.addresses import Network, client_address
 from everbeat.core.errors import StoreError, Unauthenticated
-from everbeat.core.keys import ApiKey, caller_of_key, hash_of, is_well_formed
+from everbeat.core.keys import ApiKey, caller_from_key, hash_of, is_well_formed
 from everbeat.services.events import Emit, ProxyNotTrusted, ignore
 from everbeat.services.groups import GroupCommit
 from everbeat.services.limits import Limits
@@ -54,7 +54,7 @@ class _Known:
     __slots__ = ("caller", "expires", "hash", "seen", "touched")
 
     def __init__(self, key: ApiKey, seen: float, expires: float, touched: float) -> None:
-        self.caller = caller_of_key(key)
+        self.caller = caller_from_key(key)
         self.hash = key.hash
         self.seen = seen
         self.expires = expires
@@ -109,11 +109,11 @@ class Access:
         return address
 
     async def authenticate(self, header: Sequence[bytes], address: str) -> Caller:
-        """Whose key stands in the Authorization header; raises Unauthenticated, TooMany or, if nobody can tell, StoreError."""
+        """Whose key stands in the Authorization header; raises Unauthenticated, TooManyRequests or, if nobody can tell, StoreError."""
         if not header:
             if self.is_required:
                 raise Unauthenticated(_SEND_ONE)
-            return LOCAL
+            return LOCAL_CALLER
         text = _bearer(header)
         key_hash = hash_of(text)
         known = self._recall(key_hash)

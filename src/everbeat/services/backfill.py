@@ -15,11 +15,11 @@ from everbeat.core.calendars import Calendar
 from everbeat.core.definitions import encode_payload, rfc3339
 from everbeat.core.errors import Conflict, InvalidInput
 from everbeat.core.schedules import Schedule, Status
-from everbeat.core.submissions import task_of_schedule
-from everbeat.core.tasks import NewTask, Origin, Task, TaskKey
+from everbeat.core.submissions import task_from_schedule
+from everbeat.core.tasks import NewTask, Origin, TaskRecord, TaskKey
 from everbeat.core.ticks import Outcome
 from everbeat.core.timeline import Timeline, TimelineCache
-from everbeat.core.trail import Action
+from everbeat.core.audit_log import AuditLogAction
 from everbeat.services.ids import new_ids
 from everbeat.services.schedules import Schedules
 from everbeat.services.tasks import Tasks
@@ -56,14 +56,14 @@ class Backfill:
         key: TaskKey | None = None,
         by: Caller | None = None,
         now: datetime | None = None,
-    ) -> Task:
+    ) -> TaskRecord:
         """A task of the schedule now, beside its ticks; also while it is paused."""
         schedule = await self._schedules.get(tenant_id, ref)
         encoded = None if payload is None else encode_payload(payload)
-        task = task_of_schedule(schedule, uuid_utils.compat.uuid7(), Origin.TRIGGER, payload=encoded, key=key)
+        task = task_from_schedule(schedule, uuid_utils.compat.uuid7(), Origin.TRIGGER, payload=encoded, key=key)
         if encoded is not None:
             await self._tasks.quotas.check_payloads(tenant_id, [encoded])
-        trail = noted(by, Action.SCHEDULE_TRIGGER, schedule.id, name=schedule.spec.name, task_id=task.id)
+        trail = noted(by, AuditLogAction.SCHEDULE_TRIGGER, schedule.id, name=schedule.spec.name, task_id=task.id)
         return (await self._tasks.add_one(task, trail=trail, now=now))[0]
 
     async def backfill(
@@ -98,7 +98,7 @@ class Backfill:
         mark = f"backfill {schedule.id}" if missing_only else key and f"backfill {schedule.id} {key}"
         tasks = _tasks_of(schedule, ticks, moment, mark, rate_per_second)
         about = {"name": schedule.spec.name, "from": from_, "to": to, "count": len(ticks)}
-        trail = noted(by, Action.SCHEDULE_BACKFILL, schedule.id, tenant_id=tenant_id, **about)
+        trail = noted(by, AuditLogAction.SCHEDULE_BACKFILL, schedule.id, tenant_id=tenant_id, **about)
         made = await self._write(tenant_id, tasks, trail, now)
         return Backfilled(len(made), made)
 
@@ -140,7 +140,7 @@ def _tasks_of(
 ) -> list[NewTask]:
     """A key for each tick, made of the mark, keeps two that backfill at the same time from doing it twice."""
     return [
-        task_of_schedule(
+        task_from_schedule(
             schedule,
             id_,
             Origin.BACKFILL,

@@ -10,9 +10,9 @@ import uuid_utils.compat
 
 from everbeat.core.access import Caller
 from everbeat.core.errors import NotFound, QuotaExceeded
-from everbeat.core.submissions import task_again
-from everbeat.core.tasks import DeadLetter, Task, TaskKey
-from everbeat.core.trail import Action
+from everbeat.core.submissions import task_for_replay
+from everbeat.core.tasks import DeadLetter, TaskRecord, TaskKey
+from everbeat.core.audit_log import AuditLogAction
 from everbeat.services.blobs import Blobs
 from everbeat.services.payloads import Payloads
 from everbeat.services.tasks import Tasks
@@ -64,12 +64,12 @@ class DeadLetters:
         key: TaskKey | None = None,
         by: Caller | None = None,
         now: datetime | None = None,
-    ) -> Task:
+    ) -> TaskRecord:
         """As a new task, as often as asked; the dead letter keeps count. A key that was used before stands for its task."""
         letter = await self.get(tenant_id, task_id)
-        new = task_again(letter, uuid_utils.compat.uuid7())._replace(key=key)
+        new = task_for_replay(letter, uuid_utils.compat.uuid7())._replace(key=key)
         moment = await self._store.clock(now=now)
-        trail = noted(by, Action.DEAD_LETTER_REPLAY, task_id, tenant_id=tenant_id, task_id=new.id)
+        trail = noted(by, AuditLogAction.DEAD_LETTER_REPLAY, task_id, tenant_id=tenant_id, task_id=new.id)
         if not await self._replay(tenant_id, [Replay(task_id, new)], again=True, trail=trail, now=now):
             await self.get(tenant_id, task_id)
             # It is there, so the key was taken: what it stands for is found as with any other task.
@@ -101,8 +101,8 @@ class DeadLetters:
             replays = []
             for place, letter in enumerate(reversed(letters), start=count):
                 run_at = None if not rate_per_second else moment + timedelta(seconds=place / rate_per_second)
-                replays.append(Replay(letter.task_id, task_again(letter, uuid_utils.compat.uuid7(), run_at=run_at)))
-            trail = () if count else noted(by, Action.DEAD_LETTER_REPLAY, _MANY, tenant_id=tenant_id, filter=_shown(filter_))
+                replays.append(Replay(letter.task_id, task_for_replay(letter, uuid_utils.compat.uuid7(), run_at=run_at)))
+            trail = () if count else noted(by, AuditLogAction.DEAD_LETTER_REPLAY, _MANY, tenant_id=tenant_id, filter=_shown(filter_))
             try:
                 done = set(await self._replay(tenant_id, replays, again=False, trail=trail, now=now))
             except QuotaExceeded:
@@ -126,7 +126,7 @@ class DeadLetters:
         self, tenant_id: UUID, filter_: DeadFilter, *, by: Caller | None = None, now: datetime | None = None
     ) -> int:
         total = 0
-        trail = noted(by, Action.DEAD_LETTER_PURGE, _MANY, tenant_id=tenant_id, filter=_shown(filter_))
+        trail = noted(by, AuditLogAction.DEAD_LETTER_PURGE, _MANY, tenant_id=tenant_id, filter=_shown(filter_))
         while purged := await self._store.dead_purge(tenant_id, filter_, limit=_PIECE, trail=() if total else trail, now=now):
             total += purged
         return total

@@ -22,7 +22,7 @@ import uuid_utils.compat
 
 from everbeat.clock import Monotonic
 from everbeat.core.definitions import optional_rfc3339, rfc3339
-from everbeat.core.errors import TooMany
+from everbeat.core.errors import TooManyRequests
 from everbeat.services.loops import Periodic
 from everbeat.store.base import Store
 from everbeat.store.values import Fired, Firing
@@ -163,10 +163,10 @@ class Feed:
     def ensure_room(self, tenant_id: UUID) -> None:
         """Whether one more may listen; asked apart, because a stream can only be refused before it begins."""
         if self._is_closed or len(self._listeners) >= MOST_LISTENERS:
-            raise TooMany(f"this node serves {MOST_LISTENERS} event streams at most; try again later", _RETRY_SECONDS)
+            raise TooManyRequests(f"this node serves {MOST_LISTENERS} event streams at most; try again later", _RETRY_SECONDS)
         if self._by_tenant[tenant_id] >= MOST_PER_TENANT:
             message = f"a tenant may have {MOST_PER_TENANT} event streams on a node; close others first"
-            raise TooMany(message, _RETRY_SECONDS)
+            raise TooManyRequests(message, _RETRY_SECONDS)
 
     def listen(self, tenant_id: UUID, kinds: Iterable[EventKind] = TELLABLE) -> Listening:
         listening = Listening(tenant_id, frozenset(kinds), self._size)

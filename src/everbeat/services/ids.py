@@ -6,7 +6,7 @@ from uuid import UUID, SafeUUID
 
 import uuid_utils.compat
 
-from everbeat.core.wire import MAX_SUBMITTED
+from everbeat.core.protocol import MAX_SUBMITTED
 
 _ROOM = 2 ** (MAX_SUBMITTED - 1).bit_length() - 1
 _set = object.__setattr__

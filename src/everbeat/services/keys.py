@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from everbeat.core.access import AuditEntry, Caller, Scope
+from everbeat.core.access import AuditLogEntry, Caller, Scope
 from everbeat.core.errors import Conflict, InvalidInput, NotFound
 from everbeat.core.keys import (
     SECRET_BYTES,
@@ -26,7 +26,7 @@ from everbeat.core.keys import (
     scope_texts,
 )
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.trail import Action
+from everbeat.core.audit_log import AuditLogAction
 from everbeat.services.idempotency import Idempotency, check_same
 from everbeat.services.ids import new_ids
 from everbeat.services.trail import entry_of
@@ -192,17 +192,17 @@ class Keys:
             raise NotFound("there is no such key")
         if key.revoked_at is not None:
             return
-        entry = entry_of(by, Action.KEY_REVOKE, id_, tenant_id=key.tenant_id, name=key.name, hint=key.hint)
+        entry = entry_of(by, AuditLogAction.KEY_REVOKE, id_, tenant_id=key.tenant_id, name=key.name, hint=key.hint)
         change = await self._store.key_revoke(tenant_id, [id_], trail=[entry], now=now)
         if change is KeyChange.LAST_ADMIN:
             raise Conflict("this is the last key with the scope admin; make another one before you revoke it")
         self._store.publish(Notice.KEYS)
 
 
-def _created(key: ApiKey, by: Caller | None) -> AuditEntry:
+def _created(key: ApiKey, by: Caller | None) -> AuditLogEntry:
     return entry_of(
         by,
-        Action.KEY_CREATE,
+        AuditLogAction.KEY_CREATE,
         key.id,
         tenant_id=key.tenant_id,
         name=key.name,

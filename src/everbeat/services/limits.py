@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable
 from typing import NamedTuple
 from uuid import UUID
 
-from everbeat.core.addresses import limited_as
-from everbeat.core.errors import TooMany
+from everbeat.core.addresses import rate_limit_key
+from everbeat.core.errors import TooManyRequests
 from everbeat.core.rates import Rate, admit
 
 _MOST_REMEMBERED = 50_000
@@ -67,7 +67,7 @@ class Limiter:
 
 
 class Limits:
-    """The three limits of a server; each one raises TooMany with the time to wait."""
+    """The three limits of a server; each one raises TooManyRequests with the time to wait."""
 
     def __init__(self, rates: Rates = Rates(), *, monotonic: Callable[[], float] = time.monotonic) -> None:  # noqa: B008
         self._keys = Limiter(_rate(rates.per_key, 2), monotonic=monotonic)
@@ -76,19 +76,19 @@ class Limits:
 
     def check_key(self, key_id: UUID) -> None:
         if wait := self._keys.take(key_id):
-            raise TooMany("This API key has sent more requests than this server takes from one in a second.", wait)
+            raise TooManyRequests("This API key has sent more requests than this server takes from one in a second.", wait)
 
     def check_address(self, address: str) -> None:
-        if wait := self._addresses.take(limited_as(address)):
-            raise TooMany("More requests have come from this address than this server takes from one in a second.", wait)
+        if wait := self._addresses.take(rate_limit_key(address)):
+            raise TooManyRequests("More requests have come from this address than this server takes from one in a second.", wait)
 
     def check_bad_keys(self, address: str) -> None:
         """Before a key that is not known here is looked at."""
-        if wait := self._bad_keys.wait_of(limited_as(address)):
-            raise TooMany("Too many wrong API keys have come from this address; no other is looked at for now.", wait)
+        if wait := self._bad_keys.wait_of(rate_limit_key(address)):
+            raise TooManyRequests("Too many wrong API keys have come from this address; no other is looked at for now.", wait)
 
     def note_bad_key(self, address: str) -> None:
-        self._bad_keys.take(limited_as(address))
+        self._bad_keys.take(rate_limit_key(address))
 
 
 def _rate(per_second: float | None, bursts: float) -> Rate | None:

@@ -19,7 +19,7 @@ from datetime import datetime
 from uuid import UUID
 
 from everbeat.clock import DatabaseClock, Monotonic
-from everbeat.core.partitioning import fair_share
+from everbeat.core.partitioning import partitions_of_node
 from everbeat.services.events import ClockSetBack, Emit, OwnershipChanged, OwnershipLost, ignore
 from everbeat.services.feed import EventKind, Feed
 from everbeat.services.loops import wait_for_event
@@ -85,7 +85,7 @@ class Ownership:
         if self._is_stopped:
             return False
         is_scheduler = "scheduler" in self._beat.roles
-        wanted = fair_share(self.node_id, self._live) if self._live and is_scheduler else frozenset()
+        wanted = partitions_of_node(self.node_id, self._live) if self._live and is_scheduler else frozenset()
         sent = self._monotonic()
         if self._owned and sent >= self._trusted_until:
             self._emit(OwnershipLost(len(self._owned)))

@@ -16,7 +16,7 @@ import msgspec
 
 from everbeat.core.definitions import MAX_ROW_PAYLOAD_BYTES
 from everbeat.core.errors import BlobMissing, BlobsUnavailable, TooLarge
-from everbeat.core.tasks import ClaimedTask, DeadLetter, NewTask, Task, UnfilledTask
+from everbeat.core.tasks import ClaimedTask, DeadLetter, NewTask, TaskRecord, ClaimedTaskWithoutPayload
 from everbeat.services.blobs import Blobs, bytes_at
 
 MOST_BYTES_CLAIMED = 32 * 1024 * 1024
@@ -24,16 +24,16 @@ _AT_ONCE = 8
 _CERTAINLY_SMALL = MAX_ROW_PAYLOAD_BYTES // 4  # characters: none takes more than four bytes
 _LONGEST_FILL_SECONDS = 10.0
 
-T = TypeVar("T", Task, DeadLetter)
+T = TypeVar("T", TaskRecord, DeadLetter)
 
 
 class Filled(NamedTuple):
     """Of claimed tasks: those to hand out, those that were too much for one claim, and those whose payload is away or gone."""
 
     tasks: list[ClaimedTask]
-    over: list[UnfilledTask]
-    away: list[UnfilledTask]
-    missing: list[UnfilledTask]
+    over: list[ClaimedTaskWithoutPayload]
+    away: list[ClaimedTaskWithoutPayload]
+    missing: list[ClaimedTaskWithoutPayload]
 
 
 class Payloads:
@@ -98,16 +98,16 @@ class Payloads:
     async def fill(self, tasks: Sequence[ClaimedTask]) -> Filled:
         """Fetch what is missing, together, while the leases are young; the first always fits."""
         filled = Filled([], [], [], [])
-        wanted: list[UnfilledTask] = []
+        wanted: list[ClaimedTaskWithoutPayload] = []
         left = self._budget_bytes
         for task in tasks:
-            if not isinstance(task, UnfilledTask):
+            if not isinstance(task, ClaimedTaskWithoutPayload):
                 continue
             left -= bytes_at(task.payload_ref)
             (wanted if left >= 0 or not wanted else filled.over).append(task)
         found = await self._fetched(wanted)
         for task in tasks:
-            if not isinstance(task, UnfilledTask):
+            if not isinstance(task, ClaimedTaskWithoutPayload):
                 filled.tasks.append(task)
                 continue
             match found.get(task.id):
@@ -119,13 +119,13 @@ class Payloads:
                     filled.away.append(task)
         return filled
 
-    async def _fetched(self, tasks: Sequence[UnfilledTask]) -> dict[UUID, bytes | BlobMissing | BlobsUnavailable]:
+    async def _fetched(self, tasks: Sequence[ClaimedTaskWithoutPayload]) -> dict[UUID, bytes | BlobMissing | BlobsUnavailable]:
         found: dict[UUID, bytes | BlobMissing | BlobsUnavailable] = {
             task.id: BlobsUnavailable("the payload did not come in time") for task in tasks
         }
         turn = asyncio.Semaphore(_AT_ONCE)
 
-        async def get(task: UnfilledTask) -> None:
+        async def get(task: ClaimedTaskWithoutPayload) -> None:
             try:
                 async with turn:
                     found[task.id] = await self._blobs.get(task.payload_ref)
@@ -146,7 +146,7 @@ def is_large(task: NewTask) -> bool:
     return len(task.payload) > _CERTAINLY_SMALL and len(task.payload.encode()) > MAX_ROW_PAYLOAD_BYTES
 
 
-def _whole(task: UnfilledTask, payload: bytes) -> ClaimedTask:
+def _whole(task: ClaimedTaskWithoutPayload, payload: bytes) -> ClaimedTask:
     fields = msgspec.structs.asdict(task)
     del fields["payload_ref"]
     return ClaimedTask(**{**fields, "payload": msgspec.Raw(payload)})

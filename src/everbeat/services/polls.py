@@ -26,8 +26,8 @@ import msgspec
 
 from everbeat.core.errors import EverbeatError
 from everbeat.core.fairness import Flow
-from everbeat.core.tasks import ClaimedTask, NewTask, at_ref
-from everbeat.core.wire import Claim
+from everbeat.core.tasks import ClaimedTask, NewTask, with_payload_ref
+from everbeat.core.protocol import LeaseClaimRequest
 from everbeat.services.shares import Dealer, Dealers, Directory, Equals, LineKey
 from everbeat.store.base import Store
 from everbeat.store.values import Claimer, Notice
@@ -38,7 +38,7 @@ _FEWEST_AT_ONCE, _MOST_AT_ONCE, _GROWTH = 64, 2000, 8
 GiveBack = Callable[[UUID | None, list[ClaimedTask]], Awaitable[None]]
 
 
-async def _leave(_holder: UUID | None, _tasks: list[ClaimedTask]) -> None:
+async def _leave(_lease_tenant_id: UUID | None, _tasks: list[ClaimedTask]) -> None:
     """Until there is a way to give work back, its lease runs out."""
 
 
@@ -223,8 +223,8 @@ class Seats:
             else:
                 line.come_back(poll)
                 line.ring()
-        for holder, share in orphans:
-            await self._polls.hand_back(holder, share)
+        for lease_tenant_id, share in orphans:
+            await self._polls.hand_back(lease_tenant_id, share)
 
 
 def _handed(task: NewTask, now: datetime) -> ClaimedTask:
@@ -248,7 +248,7 @@ def _handed(task: NewTask, now: datetime) -> ClaimedTask:
         traceparent=task.traceparent,
         tenant_id=task.tenant_id,
     )
-    return at_ref(claimed, task.payload_ref)
+    return with_payload_ref(claimed, task.payload_ref)
 
 
 class Polls:
@@ -276,10 +276,10 @@ class Polls:
         self._is_own = False
         store.subscribe(self._heard)
 
-    async def ask(self, holder: UUID | None, claim: Claim, *, now: datetime | None = None) -> list[ClaimedTask]:
+    async def ask(self, lease_tenant_id: UUID | None, claim: LeaseClaimRequest, *, now: datetime | None = None) -> list[ClaimedTask]:
         """Tasks for a worker: at once if there are any, else as soon as there are, within its patience."""
         claimer = Claimer(claim.worker, claim.max, claim.lease_seconds)
-        key = LineKey(holder, tuple(sorted(set(claim.queues))), None if claim.types is None else tuple(sorted(claim.types)))
+        key = LineKey(lease_tenant_id, tuple(sorted(set(claim.queues))), None if claim.types is None else tuple(sorted(claim.types)))
         if now is not None:  # stepped by hand
             return (await self._dealers.of(key).deal([claimer], now=now)).tasks[0]
         line = self._lines.get(key)
@@ -295,7 +295,7 @@ class Polls:
         except asyncio.CancelledError:
             if poll.done.done() and not poll.done.cancelled() and poll.done.exception() is None and poll.done.result():
                 # On its own: whoever cancels may do so again, also while this is under way.
-                returning = asyncio.create_task(self.hand_back(holder, poll.done.result()))
+                returning = asyncio.create_task(self.hand_back(lease_tenant_id, poll.done.result()))
                 self._returning.add(returning)
                 returning.add_done_callback(self._returning.discard)
                 await asyncio.shield(returning)
@@ -305,10 +305,10 @@ class Polls:
                 poll.timer.cancel()
             line.tidy()
 
-    async def hand_back(self, holder: UUID | None, tasks: list[ClaimedTask]) -> None:
+    async def hand_back(self, lease_tenant_id: UUID | None, tasks: list[ClaimedTask]) -> None:
         """What was claimed for somebody who is gone; if that fails, its lease runs out."""
         with contextlib.suppress(EverbeatError):
-            await self.give_back(holder, tasks)
+            await self.give_back(lease_tenant_id, tasks)
 
     def lines(self) -> Iterable[_Line]:
         return self._lines.values()

@@ -22,7 +22,7 @@ from uuid import UUID
 from everbeat.core.errors import QuotaExceeded
 from everbeat.core.rates import Rate, admit
 from everbeat.core.tasks import NewTask
-from everbeat.core.tenants import Quotas as TenantQuotas
+from everbeat.core.tenants import TenantQuotas
 from everbeat.services.tenants import Directory
 from everbeat.store.base import Store
 

@@ -16,13 +16,13 @@ import msgspec
 import uuid_utils.compat
 
 from everbeat.core.access import Caller
-from everbeat.core.changes import Calendars, Changes, ScheduleWrite
-from everbeat.core.definitions import parse_definition, patched, schedule_answer
+from everbeat.core.changes import Calendars, ScheduleChanges, ScheduleWrite
+from everbeat.core.definitions import parse_definition, apply_patch, schedule_response
 from everbeat.core.errors import Conflict, FieldError, InvalidInput, NotFound, RevisionMismatch
 from everbeat.core.names import is_name
 from everbeat.core.schedules import Schedule, Spec, Status
 from everbeat.core.timeline import TimelineCache
-from everbeat.core.trail import Action
+from everbeat.core.audit_log import AuditLogAction
 from everbeat.services.idempotency import Answer, Idempotency, repeated
 from everbeat.services.quotas import Quotas
 from everbeat.services.trail import Trail, noted
@@ -46,7 +46,7 @@ class Schedules:
     def __init__(self, store: Store, timelines: TimelineCache, quotas: Quotas | None = None) -> None:
         self._store = store
         self._quotas = quotas or Quotas(store)
-        self._changes = Changes(timelines)
+        self._changes = ScheduleChanges(timelines)
 
     # Reading
 
@@ -78,7 +78,7 @@ class Schedules:
                 raise Conflict(f'a schedule named "{spec.name}" exists already; PUT replaces it')
             write = self._registering(tenant_id, spec, None, found.now, await self._calendars(tenant_id, [spec]))
             assert write is not None
-            body = msgspec.json.encode(schedule_answer(write.schedule))
+            body = msgspec.json.encode(schedule_response(write.schedule))
             answer = None
             if idempotency is not None:
                 answer = IdempotentAnswer(key=idempotency.key, fingerprint=idempotency.fingerprint, status=201, body=body)
@@ -157,8 +157,8 @@ class Schedules:
         self, tenant_id: UUID, spec: Spec, existing: Schedule | None, moment: datetime, calendars: Calendars
     ) -> ScheduleWrite | None:
         if existing is None:
-            return self._changes.created(uuid_utils.compat.uuid7(), tenant_id, spec, moment, calendars)
-        return self._changes.changed(existing, spec, moment, calendars)
+            return self._changes.create(uuid_utils.compat.uuid7(), tenant_id, spec, moment, calendars)
+        return self._changes.update(existing, spec, moment, calendars)
 
     # Changing
 
@@ -177,9 +177,9 @@ class Schedules:
         def decide(existing: Schedule, moment: datetime, calendars: Calendars) -> ScheduleWrite | None:
             if if_match is not None and existing.revision != if_match:
                 raise RevisionMismatch(f"the schedule is at revision {existing.revision}, not {if_match}; read it again")
-            spec = parse_definition(patched(existing.spec, patch))
+            spec = parse_definition(apply_patch(existing.spec, patch))
             is_asked = isinstance(patch, dict) and "enabled" in patch
-            return self._changes.changed(existing, spec, moment, calendars, enabled=spec.enabled if is_asked else None)
+            return self._changes.update(existing, spec, moment, calendars, enabled=spec.enabled if is_asked else None)
 
         return await self._decide(tenant_id, ref, decide, now, lambda write: _updated(by, write, fields=fields))
 
@@ -191,10 +191,10 @@ class Schedules:
                 raise Conflict("the schedule is finished; there is nothing to pause")
             if existing.status is Status.PAUSED and note in (None, existing.note):
                 return None
-            return self._changes.moved(existing, moment, calendars, status=Status.PAUSED, note=note)
+            return self._changes.reposition(existing, moment, calendars, status=Status.PAUSED, note=note)
 
         def tell(write: ScheduleWrite) -> Trail:
-            return noted(by, Action.SCHEDULE_PAUSE, write.schedule.id, name=write.schedule.spec.name, note=note)
+            return noted(by, AuditLogAction.SCHEDULE_PAUSE, write.schedule.id, name=write.schedule.spec.name, note=note)
 
         return await self._decide(tenant_id, ref, decide, now, tell)
 
@@ -205,17 +205,17 @@ class Schedules:
             if existing.status is Status.ACTIVE:
                 return None
             enabled = msgspec.structs.replace(existing, spec=msgspec.structs.replace(existing.spec, enabled=True))
-            write = self._changes.moved(enabled, moment, calendars, status=Status.ACTIVE, note=None)
+            write = self._changes.reposition(enabled, moment, calendars, status=Status.ACTIVE, note=None)
             return write._replace(expected=existing)
 
         def tell(write: ScheduleWrite) -> Trail:
-            return noted(by, Action.SCHEDULE_RESUME, write.schedule.id, name=write.schedule.spec.name)
+            return noted(by, AuditLogAction.SCHEDULE_RESUME, write.schedule.id, name=write.schedule.spec.name)
 
         return await self._decide(tenant_id, ref, decide, now, tell)
 
     async def delete(self, tenant_id: UUID, ref: str, *, by: Caller | None = None, now: datetime | None = None) -> None:
         _, schedule = await self._find(tenant_id, ref, None)
-        trail = noted(by, Action.SCHEDULE_DELETE, schedule.id, name=schedule.spec.name, revision=schedule.revision)
+        trail = noted(by, AuditLogAction.SCHEDULE_DELETE, schedule.id, name=schedule.spec.name, revision=schedule.revision)
         if await self._store.schedule_delete(tenant_id, [schedule.id], trail=trail, now=now) == 0:
             raise NotFound(_missing(ref))
 
@@ -225,7 +225,7 @@ class Schedules:
         def decide(existing: Schedule, moment: datetime, calendars: Calendars) -> ScheduleWrite | None:
             if existing.status is not Status.ACTIVE:
                 return None
-            return self._changes.moved(existing, moment, calendars, status=Status.ACTIVE, note=existing.note)
+            return self._changes.reposition(existing, moment, calendars, status=Status.ACTIVE, note=existing.note)
 
         for schedule in schedules:
             await self._decide(tenant_id, str(schedule.id), decide, now, lambda _: ())
@@ -297,12 +297,12 @@ class Schedules:
 def _registered(by: Caller | None, write: ScheduleWrite) -> Trail:
     if write.expected is not None:
         return _updated(by, write)
-    return noted(by, Action.SCHEDULE_CREATE, write.schedule.id, name=write.schedule.spec.name)
+    return noted(by, AuditLogAction.SCHEDULE_CREATE, write.schedule.id, name=write.schedule.spec.name)
 
 
 def _updated(by: Caller | None, write: ScheduleWrite, **more: Any) -> Trail:
     schedule = write.schedule
-    return noted(by, Action.SCHEDULE_UPDATE, schedule.id, name=schedule.spec.name, revision=schedule.revision, **more)
+    return noted(by, AuditLogAction.SCHEDULE_UPDATE, schedule.id, name=schedule.spec.name, revision=schedule.revision, **more)
 
 
 def _missing(ref: str) -> str:

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from everbeat.clock import Monotonic
-from everbeat.core.fairness import Flow, Roster
+from everbeat.core.fairness import Flow, ClaimPlanner
 from everbeat.core.tasks import ClaimedTask
 from everbeat.store.base import Store
 from everbeat.store.values import Claimer
@@ -78,7 +78,7 @@ class Dealer:
         self, key: LineKey, store: Store, directory: Directory, total_seconds: float, monotonic: Monotonic = time.monotonic
     ) -> None:
         self.key = key
-        self.roster = Roster(directory.weight_of)
+        self.planner = ClaimPlanner(directory.weight_of)
         self._store = store
         self._directory = directory
         self._total_seconds = total_seconds
@@ -97,20 +97,20 @@ class Dealer:
     def note(self, flows: Iterable[Flow]) -> bool:
         """Flows that got ready tasks; whether any of them is for this line, and may be served now."""
         own = [flow for flow in flows if self.key.serves(flow.tenant_id, flow.queue, flow.type)]
-        if len(self.roster) > 2 * _MOST_FLOWS:
+        if len(self.planner) > 2 * _MOST_FLOWS:
             self._is_stale = True
         else:
-            self.roster.note(own)
-        return any(flow.tenant_id not in self.roster.blocked for flow in own)
+            self.planner.add_ready(own)
+        return any(flow.tenant_id not in self.planner.blocked for flow in own)
 
     def free(self, tenant_ids: Iterable[UUID]) -> bool:
         """Tenants may have room for more running tasks; whether that matters here."""
-        return self.roster.unblock(tenant_ids)
+        return self.planner.unblock(tenant_ids)
 
     def rest(self) -> None:
         """Nobody stands in the line: forget the flows, and keep only who had how much."""
-        self.roster.begin()
-        self.roster.replace(())
+        self.planner.mark_query_start()
+        self.planner.replace(())
         self._places = []
         self._is_stale = True
 
@@ -121,7 +121,7 @@ class Dealer:
         self._is_fresh = self._is_due()
         if self._is_fresh:
             await self._look()
-        return not self.roster.is_empty
+        return not self.planner.is_empty
 
     async def deal(self, claimers: Sequence[Claimer], *, now: datetime | None = None) -> Deal:
         """What there is for these, after `find` has said that there may be something; stepped by hand, it looks by itself."""
@@ -145,7 +145,7 @@ class Dealer:
         while True:
             wanted = [one._replace(limit=one.limit - len(part)) for one, part in zip(claimers, tasks, strict=True)]
             count = sum(one.limit for one in wanted)
-            shares = self.roster.plan(count) if count else []
+            shares = self.planner.plan(count) if count else []
             if not shares:
                 return count > 0
             limited = {share.tenant_id for share in shares if self._directory.max_running_of(share.tenant_id) is not None}
@@ -157,7 +157,7 @@ class Dealer:
                 if any(tasks):  # what is claimed must reach its workers; the next claim will tell of the trouble
                     return False
                 raise
-            self.roster.learn(shares, claims.limits, claims.yields, count, claims.full)
+            self.planner.record_result(shares, claims.limits, claims.yields, count, claims.full)
             for part, got in zip(tasks, claims.tasks, strict=True):
                 part += got
             if not is_fresh and not any(claims.yields):
@@ -166,7 +166,7 @@ class Dealer:
     # Looking
 
     def _is_due(self) -> bool:
-        return self.roster.is_empty or (self._is_stale and self._monotonic() >= self._next_look)
+        return self.planner.is_empty or (self._is_stale and self._monotonic() >= self._next_look)
 
     async def _look(self) -> None:
         """Fill the roster. Of more flows than can be looked at in one go, go on until there is something to serve."""
@@ -174,7 +174,7 @@ class Dealer:
         started = self._monotonic()
         try:
             await self._directory.fresh()
-            while await self._look_on() and self.roster.is_empty:
+            while await self._look_on() and self.planner.is_empty:
                 pass
         except BaseException:
             self._is_stale = True
@@ -184,17 +184,17 @@ class Dealer:
 
     async def _look_on(self) -> bool:
         """Look at the flows from where the last look ended; whether there are more behind them."""
-        self.roster.begin()
+        self.planner.mark_query_start()
         before, key = self._places, self.key
         flows = await self._store.task_flows(key.tenant_id, key.queues, after=before, limit=_MOST_FLOWS)
         counts = Counter(flow.queue for flow in flows)
         self._places = list({flow.queue: flow for flow in flows if counts[flow.queue] >= _MOST_FLOWS}.values())
         own = flows if key.types is None else [flow for flow in flows if flow.type in key.types]
-        if (before or self._places) and len(self.roster) <= 2 * _MOST_FLOWS:
-            self.roster.unblock()
-            self.roster.note(own)
+        if (before or self._places) and len(self.planner) <= 2 * _MOST_FLOWS:
+            self.planner.unblock()
+            self.planner.add_ready(own)
         else:
-            self.roster.replace(own)
+            self.planner.replace(own)
         return bool(self._places)
 
 

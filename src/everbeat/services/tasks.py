@@ -13,10 +13,10 @@ import uuid_utils.compat
 from everbeat.core.access import Caller
 from everbeat.core.errors import Conflict, EverbeatError, FieldError, InvalidInput, NotFound, TooLarge
 from everbeat.core.fairness import Flow
-from everbeat.core.submissions import fresh_task, new_task, task_again
-from everbeat.core.tasks import LIVE_STATES, Attempt, LogLine, NewTask, Task, TaskKey, TaskState
-from everbeat.core.trail import Action
-from everbeat.core.wire import MAX_SUBMITTED, TaskInput
+from everbeat.core.submissions import task_as_submitted, new_task, task_for_replay
+from everbeat.core.tasks import LIVE_STATES, Attempt, LogLine, NewTask, TaskRecord, TaskKey, TaskState
+from everbeat.core.audit_log import AuditLogAction
+from everbeat.core.protocol import MAX_SUBMITTED, TaskInput
 from everbeat.services.blobs import Blobs
 from everbeat.services.events import Emit, TasksFinished, TasksSubmitted, ignore
 from everbeat.services.feed import Feed
@@ -51,7 +51,7 @@ class _Share(NamedTuple):
 class TaskPage(NamedTuple):
     """`next_before`: where the next page begins, if there may be more."""
 
-    tasks: list[Task]
+    tasks: list[TaskRecord]
     next_before: UUID | None
 
 
@@ -88,13 +88,13 @@ class Tasks:
         key: str | None = None,
         traceparent: str | None = None,
         now: datetime | None = None,
-    ) -> tuple[Task, bool]:
+    ) -> tuple[TaskRecord, bool]:
         """The task, and whether it is new: a key that was used before stands for the task it made then."""
         task = new_task(given, uuid_utils.compat.uuid7(), tenant_id, key=key, traceparent=traceparent)
         await self.quotas.check_payloads(tenant_id, [task.payload])
         return await self.add_one(task, now=now)
 
-    async def add_one(self, task: NewTask, *, trail: Trail = (), now: datetime | None = None) -> tuple[Task, bool]:
+    async def add_one(self, task: NewTask, *, trail: Trail = (), now: datetime | None = None) -> tuple[TaskRecord, bool]:
         """A task that is made already, under its key if it has one; and whether it is new."""
         async with self.quotas.room(task.tenant_id, [task], now=now):
             (task,) = await self._payloads.keep([task])
@@ -105,7 +105,7 @@ class Tasks:
             raise InvalidInput.of("Idempotency-Key", "was used before with another task; use a new key")
         if share.repeated:
             return await self.get(task.tenant_id, share.ids[0]), False
-        return fresh_task(task, share.now), True
+        return task_as_submitted(task, share.now), True
 
     async def submit_batch(
         self,
@@ -261,20 +261,20 @@ class Tasks:
 
     # Reading
 
-    async def get(self, tenant_id: UUID, id_: UUID) -> Task:
+    async def get(self, tenant_id: UUID, id_: UUID) -> TaskRecord:
         """As its row has it; a large payload is not part of that."""
         for task in await self._store.task_find(tenant_id, [id_]):
             return task
         raise NotFound(f"there is no task {id_}")
 
-    async def read(self, tenant_id: UUID, id_: UUID) -> Task:
+    async def read(self, tenant_id: UUID, id_: UUID) -> TaskRecord:
         """With its payload, also if that is a large one."""
         return await self._payloads.read(await self.get(tenant_id, id_))
 
     async def page(self, tenant_id: UUID, filter_: TaskFilter, *, before: UUID | None, limit: int) -> TaskPage:
         """Newest first, live and finished in one order; a page of a filter that matches little may be short, or empty."""
         state = None if filter_.state is None else TaskState(filter_.state)
-        found: dict[UUID, Task] = {}
+        found: dict[UUID, TaskRecord] = {}
         reached: list[UUID] = []
         # Finished tasks last: one that ends in between is then found twice, never missed.
         for live in (True, False):
@@ -307,10 +307,10 @@ class Tasks:
 
     # Changing
 
-    async def cancel(self, tenant_id: UUID, id_: UUID, *, by: Caller | None = None, now: datetime | None = None) -> Task:
+    async def cancel(self, tenant_id: UUID, id_: UUID, *, by: Caller | None = None, now: datetime | None = None) -> TaskRecord:
         """Gone if it has not started; else told with the next heartbeat, and fenced when its lease runs out."""
         for _ in range(_TRIES):
-            trail = noted(by, Action.TASK_CANCEL, id_, tenant_id=tenant_id)
+            trail = noted(by, AuditLogAction.TASK_CANCEL, id_, tenant_id=tenant_id)
             cancelled = await self._store.task_cancel(tenant_id, [id_], trail=trail, now=now)
             if cancelled.ended:
                 self._emit(TasksFinished("cancelled", 1))
@@ -333,18 +333,18 @@ class Tasks:
         key: TaskKey | None = None,
         by: Caller | None = None,
         now: datetime | None = None,
-    ) -> Task:
+    ) -> TaskRecord:
         task = await self.get(tenant_id, id_)
         if task.state in LIVE_STATES:
             raise Conflict(f"the task is {task.state.value}; only a finished one can be done again")
-        again = task_again(task, uuid_utils.compat.uuid7())._replace(key=key)
-        trail = noted(by, Action.TASK_RETRY, id_, tenant_id=tenant_id, task_id=again.id)
+        again = task_for_replay(task, uuid_utils.compat.uuid7())._replace(key=key)
+        trail = noted(by, AuditLogAction.TASK_RETRY, id_, tenant_id=tenant_id, task_id=again.id)
         return (await self.add_one(again, trail=trail, now=now))[0]
 
     async def reschedule(
         self, tenant_id: UUID, id_: UUID, run_at: datetime, *, by: Caller | None = None, now: datetime | None = None
-    ) -> Task:
-        trail = noted(by, Action.TASK_RESCHEDULE, id_, tenant_id=tenant_id, run_at=run_at)
+    ) -> TaskRecord:
+        trail = noted(by, AuditLogAction.TASK_RESCHEDULE, id_, tenant_id=tenant_id, run_at=run_at)
         for _ in range(_TRIES):
             if await self._store.task_reschedule(tenant_id, id_, run_at, trail=trail, now=now):
                 task = await self.get(tenant_id, id_)
@@ -357,7 +357,7 @@ class Tasks:
                 raise Conflict(f"the task is {task.state.value}; only one that waits for its time can be rescheduled")
         raise _too_busy(id_)
 
-    def _tell_of(self, change: str, task: Task) -> None:
+    def _tell_of(self, change: str, task: TaskRecord) -> None:
         if self._feed.is_wanted:
             self._feed.tell_task(change, task.tenant_id, task.id, type=task.type, queue=task.queue, state=task.state.value)
 
@@ -374,7 +374,7 @@ def _under(key: TaskKey, tasks: list[NewTask]) -> list[NewTask]:
     ]
 
 
-def _last_attempt(task: Task) -> Attempt:
+def _last_attempt(task: TaskRecord) -> Attempt:
     assert task.started_at is not None
     return Attempt(
         attempt=task.attempt,

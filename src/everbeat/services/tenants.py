@@ -15,9 +15,9 @@ from everbeat.core.access import Caller
 from everbeat.core.errors import Conflict, NotFound, RevisionMismatch, StoreError
 from everbeat.core.names import is_name
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tenant_definitions import checked_tenant, tenant_answer
-from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, Quotas, Tenant
-from everbeat.core.trail import Action
+from everbeat.core.tenant_definitions import checked_tenant, tenant_response
+from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, TenantQuotas, Tenant
+from everbeat.core.audit_log import AuditLogAction
 from everbeat.services.idempotency import Answer, Idempotency, repeated
 from everbeat.services.ids import new_ids
 from everbeat.services.loops import wait_for_event
@@ -28,7 +28,7 @@ from everbeat.store.values import IdempotentAnswer, Notice, TenantWrite
 _TRIES = 20
 _PAGE = 1000
 _REFRESH_SECONDS = 5.0
-_NO_LIMITS = Quotas()
+_NO_LIMITS = TenantQuotas()
 
 
 class Directory:
@@ -63,7 +63,7 @@ class Directory:
         tenant = self._tenants.get(tenant_id)
         return 1.0 if tenant is None else tenant.weight
 
-    def quotas_of(self, tenant_id: UUID) -> Quotas:
+    def quotas_of(self, tenant_id: UUID) -> TenantQuotas:
         tenant = self._tenants.get(tenant_id)
         return _NO_LIMITS if tenant is None else tenant.quotas
 
@@ -168,7 +168,7 @@ class TenantRoom:
         name: str,
         *,
         weight: float = 1.0,
-        quotas: Quotas | None = None,
+        quotas: TenantQuotas | None = None,
         idempotency: Idempotency | None = None,
         by: Caller | None = None,
         now: datetime | None = None,
@@ -181,13 +181,13 @@ class TenantRoom:
                 if known is not None:
                     return repeated(known, idempotency)
             moment, (id_,) = await self._store.clock(now=now), new_ids(1)
-            quotas = Quotas(max_schedules=DEFAULT_MAX_SCHEDULES) if quotas is None else quotas
+            quotas = TenantQuotas(max_schedules=DEFAULT_MAX_SCHEDULES) if quotas is None else quotas
             tenant = checked_tenant(
                 Tenant(id=id_, name=name, weight=weight, quotas=quotas, created_at=moment, updated_at=moment)
             )
-            body = msgspec.json.encode(tenant_answer(tenant))
+            body = msgspec.json.encode(tenant_response(tenant))
             kept = None if idempotency is None else IdempotentAnswer(**idempotency._asdict(), status=201, body=body)
-            trail = noted(by, Action.TENANT_CREATE, id_, tenant_id=id_, **_limits(tenant))
+            trail = noted(by, AuditLogAction.TENANT_CREATE, id_, tenant_id=id_, **_limits(tenant))
             if await self._store.tenant_write([TenantWrite(tenant)], keeper=keeper, answer=kept, trail=trail, now=now):
                 self._store.publish(Notice.TENANTS)
                 return Answer(201, body)
@@ -219,7 +219,7 @@ class TenantRoom:
                 raise Conflict("the default tenant keeps its name")
             moment = await self._store.clock(now=now)
             changed = msgspec.structs.replace(changed, revision=tenant.revision + 1, updated_at=moment)
-            trail = noted(by, Action.TENANT_UPDATE, tenant.id, tenant_id=tenant.id, **_limits(changed))
+            trail = noted(by, AuditLogAction.TENANT_UPDATE, tenant.id, tenant_id=tenant.id, **_limits(changed))
             if await self._store.tenant_write([TenantWrite(changed, expected=tenant.revision)], trail=trail, now=now):
                 self._store.publish(Notice.TENANTS)
                 return changed

@@ -24,9 +24,9 @@ from everbeat.clock import DatabaseClock
 from everbeat.core.calendars import Calendar
 from everbeat.core.errors import InvalidInput, StoreRefused
 from everbeat.core.jitter import jitter_of
-from everbeat.core.misfire import Due, Lateness, plan_firing
+from everbeat.core.misfire import FiringInput, Lateness, plan_firing
 from everbeat.core.ticks import Outcome, Skip, SkipReason
-from everbeat.core.timeindex import TimeIndex
+from everbeat.core.time_index import TimeIndex
 from everbeat.core.timeline import Timeline, TimelineCache
 from everbeat.services.events import (
     Emit,
@@ -323,7 +323,7 @@ class Ticker:
 
     def _plan(self, entry: _Entry, epoch: int, moment: datetime) -> Firing:
         schedule = entry.due
-        due = Due(
+        due = FiringInput(
             schedule.cursor_at,
             schedule.next_tick_at,
             schedule.catch_up,

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from everbeat.core.access import LOCAL, AuditEntry, Caller
-from everbeat.core.trail import Action, entry
+from everbeat.core.access import LOCAL_CALLER, AuditLogEntry, Caller
+from everbeat.core.audit_log import AuditLogAction, audit_log_entry
 from everbeat.services.ids import new_ids
 
-Trail = tuple[AuditEntry, ...]
+Trail = tuple[AuditLogEntry, ...]
 
 
-def entry_of(by: Caller | None, action: Action, subject: object, *, tenant_id: UUID | None = None, **detail: Any) -> AuditEntry:
+def entry_of(by: Caller | None, action: AuditLogAction, subject: object, *, tenant_id: UUID | None = None, **detail: Any) -> AuditLogEntry:
     """A line about `subject`, such as a schedule's or a key's id. `tenant_id`: whose it is, if not the caller's own."""
-    return entry(new_ids(1)[0], by or LOCAL, action, str(subject), detail, tenant_id=tenant_id)
+    return audit_log_entry(new_ids(1)[0], by or LOCAL_CALLER, action, str(subject), detail, tenant_id=tenant_id)
 
 
-def noted(by: Caller | None, action: Action, subject: object, *, tenant_id: UUID | None = None, **detail: Any) -> Trail:
+def noted(by: Caller | None, action: AuditLogAction, subject: object, *, tenant_id: UUID | None = None, **detail: Any) -> Trail:
     """One line, or none where nobody is behind it: what the engine does by itself is in its logs and ledgers."""
     return () if by is None else (entry_of(by, action, subject, tenant_id=tenant_id, **detail),)

@@ -19,7 +19,7 @@ from uuid import UUID
 from everbeat.clock import DatabaseClock, Monotonic
 from everbeat.core.retries import RetryDecision, after_expiry
 from everbeat.core.submissions import error_text
-from everbeat.core.tasks import AttemptOutcome, Ending, RunningTask, TaskState
+from everbeat.core.tasks import AttemptOutcome, AttemptEnd, LeasedTask, TaskState
 from everbeat.services.events import AttemptEnded, Emit, TasksPromoted, ignore
 from everbeat.services.feed import Feed
 from everbeat.services.loops import Periodic, wait_for_event
@@ -121,7 +121,7 @@ class Turns(Periodic):
         if len(self._expected) > known:
             self.wake()
 
-    def after(self, endings: Iterable[Ending], ended: Ended, queues: Mapping[UUID, str]) -> None:
+    def after(self, endings: Iterable[AttemptEnd], ended: Ended, queues: Mapping[UUID, str]) -> None:
         """Tell of attempts that have ended, and wake whoever waits for what became of their tasks."""
         counted = [one for one in endings if (one.id, one.fence) in ended.ids]
         for one in counted:
@@ -153,7 +153,7 @@ class Turns(Periodic):
         return bool(self._expected or found)
 
 
-def _change_of(ending: Ending) -> str:
+def _change_of(ending: AttemptEnd) -> str:
     if ending.outcome is AttemptOutcome.RELEASED and ending.state is TaskState.READY:
         return "released"
     return "retried" if ending.state in (TaskState.READY, TaskState.SCHEDULED) else ending.state.value
@@ -173,14 +173,14 @@ class Reaper(Periodic):
         total_seconds: float = 7 * 86_400,
         interval_seconds: float = 1.0,
         piece: int = 500,
-        chance: Callable[[], float] = random.random,
+        random_fraction: Callable[[], float] = random.random,
     ) -> None:
         super().__init__(interval_seconds)
         self._store = store
         self._turns = turns
         self._total_seconds = total_seconds
         self._piece = piece
-        self._chance = chance
+        self._random_fraction = random_fraction
 
     async def run_once(self, now: datetime | None = None) -> bool:
         moment, expired = await self._store.task_expired(limit=self._piece, now=now)
@@ -191,12 +191,12 @@ class Reaper(Periodic):
         self._turns.after(endings, ended, {task.id: task.queue for task in expired})
         return len(expired) >= self._piece
 
-    def _ending(self, task: RunningTask, moment: datetime) -> Ending:
-        decision = after_expiry(task, now=moment, chance=self._chance(), total_seconds=self._total_seconds)
+    def _ending(self, task: LeasedTask, moment: datetime) -> AttemptEnd:
+        decision = after_expiry(task, now=moment, random_fraction=self._random_fraction(), total_seconds=self._total_seconds)
         return ending_of(task, decision, error_text(_EXPLAINED[decision.outcome], kind=decision.outcome.value))
 
 
-def ending_of(task: RunningTask, decision: RetryDecision, error: str | None) -> Ending:
-    return Ending(
+def ending_of(task: LeasedTask, decision: RetryDecision, error: str | None) -> AttemptEnd:
+    return AttemptEnd(
         task.id, task.tenant_id, task.fence, decision.outcome, decision.state, decision.run_at, error, decision.reason
     )

@@ -1,4 +1,4 @@
-"""Why a schedule did, did not or will run at a time: gathers what is known and asks core/verdicts.py what it comes to."""
+"""Why a schedule did, did not or will run at a time: gathers what is known and asks core/explain.py what it comes to."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from everbeat.core.calendars import Calendar
 from everbeat.core.errors import InvalidInput, NotFound
 from everbeat.core.rules import Rule
 from everbeat.core.schedules import Schedule
-from everbeat.core.tasks import LIVE_STATES, Task
+from everbeat.core.tasks import LIVE_STATES, TaskRecord
 from everbeat.core.ticks import SkipReason, Tick
 from everbeat.core.timeline import Timeline, TimelineCache
-from everbeat.core.verdicts import Case, Neighbours, Why, explain
+from everbeat.core.explain import ExplainContext, NearbyTicks, Explanation, explain
 from everbeat.core.zones import load_zone
 from everbeat.services.ledger import accounted_until
 from everbeat.services.schedules import Schedules
@@ -47,12 +47,12 @@ class Reasons:
         self._late_seconds = late_seconds
         self._retention = timedelta(days=retention_days)
 
-    async def why(self, tenant_id: UUID, ref: str, at: datetime | None, *, now: datetime | None = None) -> Why:
+    async def why(self, tenant_id: UUID, ref: str, at: datetime | None, *, now: datetime | None = None) -> Explanation:
         """Of the tick at that instant, by default now. A time in whole seconds means a tick within that second."""
         schedule = await self._schedules.get(tenant_id, ref)
         moment = await self._store.clock(now=now)
         at = moment if at is None else at
-        case = Case(
+        case = ExplainContext(
             schedule=schedule,
             at=at,
             now=moment,
@@ -65,7 +65,7 @@ class Reasons:
         row = await self._row(case, _end_of(at) if case.tick is None else case.at + _MOMENT)
         return explain(case if row is None else await self._with_row(case, row))
 
-    async def _with_rule(self, case: Case) -> Case:
+    async def _with_rule(self, case: ExplainContext) -> ExplainContext:
         rule, is_past = await self._rule_at(case.schedule, case.at)
         if rule is None:
             return case
@@ -93,14 +93,14 @@ class Reasons:
             return {}
         return {one.name: one for one in await self._store.calendar_list(tenant_id)}
 
-    async def _row(self, case: Case, end: datetime) -> Tick | None:
+    async def _row(self, case: ExplainContext, end: datetime) -> Tick | None:
         """The row of the tick. A range of skipped ticks also spans the time between them, in which there is none."""
         for row in await self._store.tick_list(case.schedule.tenant_id, case.schedule.id, from_=case.at, to=end, limit=1):
             if row.scheduled_for >= case.at or case.tick is not None or case.rule is None:
                 return row
         return None
 
-    async def _with_row(self, case: Case, row: Tick) -> Case:
+    async def _with_row(self, case: ExplainContext, row: Tick) -> ExplainContext:
         tenant_id = case.schedule.tenant_id
         case = case._replace(at=max(case.at, row.scheduled_for))
         if row.task_id is not None:
@@ -113,9 +113,9 @@ class Reasons:
         blockers = await self._blockers(case.schedule, row) if row.reason is SkipReason.OVERLAP else ()
         return case._replace(row=row, blockers=blockers)
 
-    async def _blockers(self, schedule: Schedule, row: Tick) -> Sequence[Task]:
+    async def _blockers(self, schedule: Schedule, row: Tick) -> Sequence[TaskRecord]:
         """The tasks of the schedule that were unfinished when the tick was skipped, as far back as is reasonable."""
-        found: dict[UUID, Task] = {}
+        found: dict[UUID, TaskRecord] = {}
         # The newest as well: ids are of the clock of who made the task, which need not be the database's.
         for before in (None, _first_id_after(row.fired_at)):
             page = await self._tasks.page(
@@ -134,9 +134,9 @@ def _end_of(at: datetime) -> datetime:
     return at + (_MOMENT if at.microsecond else _SECOND)
 
 
-def _on_timeline(case: Case, timeline: Timeline) -> Case:
+def _on_timeline(case: ExplainContext, timeline: Timeline) -> ExplainContext:
     if case.at < case.schedule.created_at:
-        return case._replace(around=Neighbours(None, next(timeline.occurrences(case.schedule.created_at), None)))
+        return case._replace(around=NearbyTicks(None, next(timeline.occurrences(case.schedule.created_at), None)))
     found = next(timeline.occurrences(case.at - _MOMENT, _end_of(case.at) - _MOMENT), None)
     if found is not None:
         return case._replace(at=found.at, tick=found)
@@ -144,7 +144,7 @@ def _on_timeline(case: Case, timeline: Timeline) -> Case:
     before = None
     if previous is not None and previous >= case.schedule.created_at:
         before = next(timeline.occurrences(previous - _MOMENT, previous), None)
-    return case._replace(around=Neighbours(before, next(timeline.occurrences(case.at), None), _twin(case.at, timeline)))
+    return case._replace(around=NearbyTicks(before, next(timeline.occurrences(case.at), None), _twin(case.at, timeline)))
 
 
 def _twin(at: datetime, timeline: Timeline) -> datetime | None:

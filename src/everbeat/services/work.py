@@ -21,20 +21,20 @@ from everbeat.core.errors import EverbeatError, Forbidden, InvalidInput
 from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
 from everbeat.core.retries import CANCELLED_KIND, PAYLOAD_MISSING_KIND, TIMEOUT_KIND, RetryDecision, after_failure
 from everbeat.core.submissions import error_text, result_text
-from everbeat.core.tasks import AttemptOutcome, ClaimedTask, RunningTask, TaskError, TaskState, UnfilledTask
-from everbeat.core.wire import (
-    Beat,
-    BeatAnswer,
-    Claim,
-    Completion,
-    Failure,
-    Failures,
-    Heartbeat,
+from everbeat.core.tasks import AttemptOutcome, ClaimedTask, LeasedTask, TaskError, TaskState, ClaimedTaskWithoutPayload
+from everbeat.core.protocol import (
+    LeaseHeartbeat,
+    LeaseHeartbeatResult,
+    LeaseClaimRequest,
+    LeaseCompleteRequest,
+    LeaseFailure,
+    LeaseFailRequest,
+    LeaseHeartbeatRequest,
     Lease,
     Progress,
-    Release,
-    Result,
-    Settled,
+    LeaseReleaseRequest,
+    LeaseCompletion,
+    LeaseResult,
 )
 from everbeat.services.blobs import Blobs, tenant_at
 from everbeat.services.events import Emit, TasksClaimed, TasksFinished, ignore
@@ -60,7 +60,7 @@ _NEXT: dict[TaskState, Next] = {
 }
 _PAST_NEXT: dict[str | None, Next] = {None: "retry", "dead": "dead", "failed": "failed", "cancelled": "failed"}
 
-_Named = Beat | Result | Failure | Lease
+_Named = LeaseHeartbeat | LeaseCompletion | LeaseFailure | Lease
 Results = list[tuple[LeaseRef, str | None]]
 Held = set[tuple[UUID, int]]
 
@@ -78,7 +78,7 @@ class Work:
         payloads: Payloads | None = None,
         emit: Emit = ignore,
         feed: Feed | None = None,
-        chance: Callable[[], float] = random.random,
+        random_fraction: Callable[[], float] = random.random,
     ) -> None:
         self._store = store
         self._turns = turns
@@ -86,7 +86,7 @@ class Work:
         self._payloads = payloads or Payloads(Blobs(None))
         self._emit = emit
         self._feed = feed or Feed()
-        self._chance = chance
+        self._random_fraction = random_fraction
         self._polls = polls
         polls.give_back = self._take_back
         self._completions: GroupCommit[Results, Held] = GroupCommit(self._write_completions, most=_MOST_ROWS, weigh=len)
@@ -97,7 +97,7 @@ class Work:
     # Claiming
 
     async def claim(
-        self, holder: UUID | None, claim: Claim, *, queues: frozenset[str] | None = None, now: datetime | None = None
+        self, lease_tenant_id: UUID | None, claim: LeaseClaimRequest, *, queues: frozenset[str] | None = None, now: datetime | None = None
     ) -> list[ClaimedTask]:
         _check_worker(claim.worker)
         for field, names in (("queues", claim.queues), ("types", claim.types or ())):
@@ -105,9 +105,9 @@ class Work:
                 raise InvalidInput.of(field, f"{bad[0][:100]!r} {NAME_MESSAGE}")
         if queues is not None and (others := sorted(set(claim.queues) - queues)):
             raise Forbidden(f"This API key may work on {', '.join(sorted(queues))}, but not on the queue {others[0][:200]}.")
-        tasks = await self._polls.ask(holder, claim, now=now)
+        tasks = await self._polls.ask(lease_tenant_id, claim, now=now)
         if tasks:
-            tasks = await self._filled(holder, tasks, now)
+            tasks = await self._filled(lease_tenant_id, tasks, now)
             self._emit(TasksClaimed(len(tasks)))
             if self._feed.is_wanted:
                 self._tell_claimed(claim.worker, tasks)
@@ -118,14 +118,14 @@ class Work:
             known = {"type": task.type, "queue": task.queue, "worker": worker, "attempt": task.attempt}
             self._feed.tell_task("claimed", task.tenant_id, task.id, state="running", **known)
 
-    async def _filled(self, holder: UUID | None, tasks: list[ClaimedTask], now: datetime | None) -> list[ClaimedTask]:
+    async def _filled(self, lease_tenant_id: UUID | None, tasks: list[ClaimedTask], now: datetime | None) -> list[ClaimedTask]:
         """With their large payloads; what has to wait for its own is put back, and does not hold up the others."""
-        if not any(isinstance(task, UnfilledTask) for task in tasks):
+        if not any(isinstance(task, ClaimedTaskWithoutPayload) for task in tasks):
             return tasks
         try:
             filled = await self._payloads.fill(tasks)
         except BaseException:  # the worker went away meanwhile
-            await asyncio.shield(asyncio.ensure_future(self._polls.hand_back(holder, tasks)))
+            await asyncio.shield(asyncio.ensure_future(self._polls.hand_back(lease_tenant_id, tasks)))
             raise
         await self._put_back(filled, now)
         return filled.tasks
@@ -136,7 +136,7 @@ class Work:
             return
         missing, away = {task.id for task in filled.missing}, {task.id for task in filled.away}
 
-        def decide(task: RunningTask, moment: datetime) -> tuple[RetryDecision, str | None]:
+        def decide(task: LeasedTask, moment: datetime) -> tuple[RetryDecision, str | None]:
             if task.cancel_requested:
                 return RetryDecision(AttemptOutcome.CANCELLED, TaskState.CANCELLED), None
             if task.id in missing:
@@ -151,10 +151,10 @@ class Work:
         with contextlib.suppress(EverbeatError):  # their leases run out; the others are not to wait for that
             await self._end(leases, decide, now, said_so=lambda _past: False)
 
-    async def _take_back(self, holder: UUID | None, tasks: list[ClaimedTask]) -> None:
+    async def _take_back(self, lease_tenant_id: UUID | None, tasks: list[ClaimedTask]) -> None:
         """Of a worker that went away while it was served."""
         leases = [Lease(id=task.id, fence=task.fence) for task in tasks]
-        await self.release(holder, Release(worker="everbeat", leases=leases))
+        await self.release(lease_tenant_id, LeaseReleaseRequest(worker="everbeat", leases=leases))
 
     async def _allowed(self, leases: Sequence[_Named], queues: frozenset[str] | None) -> Collection[UUID]:
         """Tasks that a key for certain queues may settle; those of others are to it as if they were not there."""
@@ -167,11 +167,11 @@ class Work:
     # Heartbeats
 
     async def heartbeat(
-        self, holder: UUID | None, heartbeat: Heartbeat, *, queues: frozenset[str] | None = None, now: datetime | None = None
-    ) -> list[BeatAnswer]:
+        self, lease_tenant_id: UUID | None, heartbeat: LeaseHeartbeatRequest, *, queues: frozenset[str] | None = None, now: datetime | None = None
+    ) -> list[LeaseHeartbeatResult]:
         _check_worker(heartbeat.worker)
         allowed = await self._allowed(heartbeat.leases, queues)
-        writes = [_beat_write(holder, beat) for beat in heartbeat.leases if beat.id in allowed]
+        writes = [_beat_write(lease_tenant_id, beat) for beat in heartbeat.leases if beat.id in allowed]
         found: dict[tuple[UUID, int], Beaten] = {}
         if writes:
             found = await self._beats.add(writes) if now is None else (await self._write_beats([writes], now))[0]
@@ -192,19 +192,19 @@ class Work:
     # Endings
 
     async def complete(
-        self, holder: UUID | None, completion: Completion, *, queues: frozenset[str] | None = None, now: datetime | None = None
-    ) -> list[Settled]:
+        self, lease_tenant_id: UUID | None, completion: LeaseCompleteRequest, *, queues: frozenset[str] | None = None, now: datetime | None = None
+    ) -> list[LeaseResult]:
         _check_worker(completion.worker)
         given = completion.results
         allowed = await self._allowed(given, queues)
         results: Results = [
-            (LeaseRef(holder, one.id, one.fence), result_text(one.result)) for one in given if one.id in allowed
+            (LeaseRef(lease_tenant_id, one.id, one.fence), result_text(one.result)) for one in given if one.id in allowed
         ]
         done: Held = set()
         if results:
             done = await self._completions.add(results) if now is None else (await self._write_completions([results], now))[0]
         is_done = [one.id in allowed and (one.id, one.fence) in done for one in given]
-        return [Settled(one.id, "ok" if is_so else "stale") for one, is_so in zip(given, is_done, strict=True)]
+        return [LeaseResult(one.id, "ok" if is_so else "stale") for one, is_so in zip(given, is_done, strict=True)]
 
     async def _write_completions(self, groups: list[Results], now: datetime | None = None) -> list[Held]:
         answers: list[Held] = [set() for _ in groups]
@@ -224,19 +224,19 @@ class Work:
         return answers
 
     async def fail(
-        self, holder: UUID | None, failures: Failures, *, queues: frozenset[str] | None = None, now: datetime | None = None
-    ) -> list[Settled]:
+        self, lease_tenant_id: UUID | None, failures: LeaseFailRequest, *, queues: frozenset[str] | None = None, now: datetime | None = None
+    ) -> list[LeaseResult]:
         _check_worker(failures.worker)
         given = {(one.id, one.fence): one for one in failures.failures}
 
-        def decide(task: RunningTask, moment: datetime) -> tuple[RetryDecision, str | None]:
-            failure: Failure = given[task.id, task.fence]
+        def decide(task: LeasedTask, moment: datetime) -> tuple[RetryDecision, str | None]:
+            failure: LeaseFailure = given[task.id, task.fence]
             error = failure.error
             decision = after_failure(
                 task,
                 TaskError(message=error.message, kind=error.kind),
                 now=moment,
-                chance=self._chance(),
+                random_fraction=self._random_fraction(),
                 total_seconds=self._total_seconds,
                 is_retryable=failure.retryable,
                 retry_in_seconds=failure.retry_in_seconds,
@@ -249,36 +249,36 @@ class Work:
             return past.outcome == "failed" or (kind in (CANCELLED_KIND, TIMEOUT_KIND) and past.outcome == kind)
 
         allowed = await self._allowed(failures.failures, queues)
-        leases = [LeaseRef(holder, id_, fence) for id_, fence in given if id_ in allowed]
+        leases = [LeaseRef(lease_tenant_id, id_, fence) for id_, fence in given if id_ in allowed]
         answers = await self._end(leases, decide, now, said_so=said_so)
-        return [answers.get((one.id, one.fence)) or Settled(one.id, "stale") for one in failures.failures]
+        return [answers.get((one.id, one.fence)) or LeaseResult(one.id, "stale") for one in failures.failures]
 
     async def release(
-        self, holder: UUID | None, release: Release, *, queues: frozenset[str] | None = None, now: datetime | None = None
-    ) -> list[Settled]:
+        self, lease_tenant_id: UUID | None, release: LeaseReleaseRequest, *, queues: frozenset[str] | None = None, now: datetime | None = None
+    ) -> list[LeaseResult]:
         _check_worker(release.worker)
 
-        def decide(task: RunningTask, _moment: datetime) -> tuple[RetryDecision, str | None]:
+        def decide(task: LeasedTask, _moment: datetime) -> tuple[RetryDecision, str | None]:
             if task.cancel_requested:
                 return RetryDecision(AttemptOutcome.CANCELLED, TaskState.CANCELLED), None
             return RetryDecision(AttemptOutcome.RELEASED, TaskState.READY), None
 
         allowed = await self._allowed(release.leases, queues)
-        leases = [LeaseRef(holder, one.id, one.fence) for one in release.leases if one.id in allowed]
+        leases = [LeaseRef(lease_tenant_id, one.id, one.fence) for one in release.leases if one.id in allowed]
         answers = await self._end(leases, decide, now, said_so=lambda past: past.outcome in ("released", "cancelled"))
         answered = {lease: settled.status for lease, settled in answers.items()}
-        return [Settled(one.id, answered.get((one.id, one.fence), "stale")) for one in release.leases]
+        return [LeaseResult(one.id, answered.get((one.id, one.fence), "stale")) for one in release.leases]
 
     async def _end(
         self,
         leases: Sequence[LeaseRef],
-        decide: Callable[[RunningTask, datetime], tuple[RetryDecision, str | None]],
+        decide: Callable[[LeasedTask, datetime], tuple[RetryDecision, str | None]],
         now: datetime | None,
         *,
         said_so: Callable[[PastEnding], bool],
-    ) -> dict[tuple[UUID, int], Settled]:
+    ) -> dict[tuple[UUID, int], LeaseResult]:
         """End attempts as decided; one that was ended before is answered as then, if it was this that had been said."""
-        answers = {(lease.id, lease.fence): Settled(lease.id, "stale") for lease in leases}
+        answers = {(lease.id, lease.fence): LeaseResult(lease.id, "stale") for lease in leases}
         undecided = list(leases)
         for _ in range(_TRIES):  # one that is told to stop in between is decided anew
             if not undecided:
@@ -287,7 +287,7 @@ class Work:
             endings = [ending_of(task, *decide(task, moment)) for task in running]
             ended = await self._store.task_end(endings, is_expired=False, now=now) if endings else _NONE_ENDED
             counted = [one for one in endings if (one.id, one.fence) in ended.ids]
-            answers |= {(one.id, one.fence): Settled(one.id, "ok", _NEXT.get(one.state, "failed")) for one in counted}
+            answers |= {(one.id, one.fence): LeaseResult(one.id, "ok", _NEXT.get(one.state, "failed")) for one in counted}
             self._turns.after(endings, ended, {task.id: task.queue for task in running})
             missed = [one for one in endings if (one.id, one.fence) not in ended.ids]
             undecided = [LeaseRef(one.tenant_id, one.id, one.fence) for one in missed]
@@ -299,8 +299,8 @@ class Work:
         return answers
 
 
-def _said_before(past: PastEnding) -> Settled:
-    return Settled(past.id, "ok", _PAST_NEXT.get(past.state))
+def _said_before(past: PastEnding) -> LeaseResult:
+    return LeaseResult(past.id, "ok", _PAST_NEXT.get(past.state))
 
 
 def _rounds(groups: Sequence[Sequence[LeaseRef]]) -> list[list[int]]:
@@ -319,15 +319,15 @@ def _rounds(groups: Sequence[Sequence[LeaseRef]]) -> list[list[int]]:
     return [places for _, places in rounds]
 
 
-def _beat_write(holder: UUID | None, beat: Beat) -> BeatWrite:
+def _beat_write(lease_tenant_id: UUID | None, beat: LeaseHeartbeat) -> BeatWrite:
     progress = beat.progress or Progress()
-    return BeatWrite(LeaseRef(holder, beat.id, beat.fence), progress.fraction, _storable(progress.message), _storable(beat.log))
+    return BeatWrite(LeaseRef(lease_tenant_id, beat.id, beat.fence), progress.fraction, _storable(progress.message), _storable(beat.log))
 
 
-def _beat_answer(id_: UUID, beaten: Beaten | None) -> BeatAnswer:
+def _beat_answer(id_: UUID, beaten: Beaten | None) -> LeaseHeartbeatResult:
     if beaten is None:
-        return BeatAnswer(id_, "lost", None)
-    return BeatAnswer(id_, "cancel" if beaten.cancel_requested else "ok", beaten.lease_until)
+        return LeaseHeartbeatResult(id_, "lost", None)
+    return LeaseHeartbeatResult(id_, "cancel" if beaten.cancel_requested else "ok", beaten.lease_until)
 
 
 def _storable(text: str | None) -> str | None:

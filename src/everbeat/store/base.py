@@ -12,13 +12,13 @@ from datetime import datetime
 from typing import Protocol, Self
 from uuid import UUID
 
-from everbeat.core.access import AuditEntry
+from everbeat.core.access import AuditLogEntry
 from everbeat.core.calendars import Calendar
 from everbeat.core.changes import ScheduleWrite
-from everbeat.core.fairness import Flow, Share
+from everbeat.core.fairness import Flow, ClaimStep
 from everbeat.core.keys import ApiKey
 from everbeat.core.schedules import DEFAULT_TENANT, PastRule, Schedule
-from everbeat.core.tasks import Attempt, DeadLetter, Ending, LogLine, NewTask, RunningTask, Task
+from everbeat.core.tasks import Attempt, DeadLetter, AttemptEnd, LogLine, NewTask, LeasedTask, TaskRecord
 from everbeat.core.tenants import Tenant
 from everbeat.core.ticks import Tick
 from everbeat.store.values import (
@@ -117,7 +117,7 @@ class Store(Protocol):
         *,
         answer: IdempotentAnswer | None = None,
         max_schedules: int | None = None,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> bool:
         """Write all or nothing; False if any row was not as expected, a name was taken or a key was used meanwhile.
@@ -131,7 +131,7 @@ class Store(Protocol):
         """The tenant's schedules by name, after the given one."""
 
     async def schedule_delete(
-        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> int:
         """Remove schedules; their ledger stays."""
 
@@ -196,7 +196,7 @@ class Store(Protocol):
         tasks: Sequence[NewTask],
         *,
         is_one: bool = False,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> Submitted:
         """Write new tasks all or nothing: ready, or scheduled if their time is to come; each idempotency key once.
@@ -215,7 +215,7 @@ class Store(Protocol):
 
     async def task_claim(
         self,
-        shares: Sequence[Share],
+        shares: Sequence[ClaimStep],
         claimers: Sequence[Claimer],
         *,
         limited: Collection[UUID] = (),
@@ -239,13 +239,13 @@ class Store(Protocol):
 
     async def task_running(
         self, leases: Sequence[LeaseRef], *, now: datetime | None = None
-    ) -> tuple[datetime, list[RunningTask]]:
+    ) -> tuple[datetime, list[LeasedTask]]:
         """Those of these leases that hold, with what deciding about them needs."""
 
-    async def task_expired(self, *, limit: int, now: datetime | None = None) -> tuple[datetime, list[RunningTask]]:
+    async def task_expired(self, *, limit: int, now: datetime | None = None) -> tuple[datetime, list[LeasedTask]]:
         """Running tasks whose lease has run out, the oldest first."""
 
-    async def task_end(self, endings: Sequence[Ending], *, is_expired: bool, now: datetime | None = None) -> Ended:
+    async def task_end(self, endings: Sequence[AttemptEnd], *, is_expired: bool, now: datetime | None = None) -> Ended:
         """End attempts whose lease holds (or has expired), and put the task back, or into history and the dead letters."""
 
     async def task_ended(self, leases: Sequence[LeaseRef]) -> list[PastEnding]:
@@ -260,7 +260,7 @@ class Store(Protocol):
         """Release held tasks of these schedules (None: of any) as far as their policies allow; the queues they went to."""
 
     async def task_cancel(
-        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> Cancelled:
         """End tasks that have not started, and ask those that run to stop."""
 
@@ -270,12 +270,12 @@ class Store(Protocol):
         id_: UUID,
         run_at: datetime,
         *,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> int:
         """Move a task that has not started to another time."""
 
-    async def task_find(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[Task]:
+    async def task_find(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[TaskRecord]:
         """The tenant's tasks of these ids, live or finished."""
 
     async def task_list(self, tenant_id: UUID, filter_: TaskFilter, *, before: UUID | None, limit: int, live: bool) -> TaskScan:
@@ -312,7 +312,7 @@ class Store(Protocol):
         replays: Sequence[Replay],
         *,
         again: bool,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> list[UUID]:
         """Make new tasks of dead letters and note it there; those replayed before only if `again`. The dead letters it did.
@@ -326,7 +326,7 @@ class Store(Protocol):
         filter_: DeadFilter,
         *,
         limit: int,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> int:
         """Empty dead letters and hide them, a bounded piece at a time; that they were there stays on record."""
@@ -343,12 +343,12 @@ class Store(Protocol):
         """The tenant's calendars by name."""
 
     async def calendar_write(
-        self, tenant_id: UUID, calendar: Calendar, *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, calendar: Calendar, *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> bool:
         """Create or replace a calendar; True if it is new."""
 
     async def calendar_delete(
-        self, tenant_id: UUID, name: str, *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, name: str, *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> int:
         """Remove a calendar."""
 
@@ -369,7 +369,7 @@ class Store(Protocol):
         *,
         keeper: UUID = DEFAULT_TENANT,
         answer: IdempotentAnswer | None = None,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> bool:
         """Write all or nothing; False if any was not as expected, a name was taken or a key was used meanwhile.
@@ -379,7 +379,7 @@ class Store(Protocol):
 
     async def audit_list(
         self, tenant_id: UUID | None, filter_: AuditFilter, *, before: tuple[datetime, UUID] | None, limit: int
-    ) -> list[AuditEntry]:
+    ) -> list[AuditLogEntry]:
         """Lines of the audit trail, newest first; of every tenant if None is given."""
 
     async def answer_find(self, tenant_id: UUID, key: str, *, now: datetime | None = None) -> IdempotentAnswer | None:
@@ -405,7 +405,7 @@ class Store(Protocol):
         only_first: bool = False,
         keeper: UUID | None = None,
         answer: IdempotentAnswer | None = None,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> KeyChange:
         """Keep new keys, all or none. `only_first`: only if there is no key yet that can be used."""
@@ -415,7 +415,7 @@ class Store(Protocol):
         tenant_id: UUID | None,
         ids: Sequence[UUID],
         *,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> KeyChange:
         """Revoke keys of a tenant, or of any, all or none; never the last one that can manage keys."""

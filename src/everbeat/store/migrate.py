@@ -6,7 +6,7 @@ import re
 from importlib.resources import files
 from typing import NamedTuple
 
-from everbeat.core.errors import StoreBroken
+from everbeat.core.errors import StoreUnusable
 
 _NAME = re.compile(r"(\d{4})_(\w+)\.sql")
 
@@ -33,5 +33,5 @@ def missing_migrations(migrations: list[Migration], version: int) -> list[Migrat
     """What a database at this version lacks; a database from the future is refused."""
     newest = migrations[-1].number
     if version > newest:
-        raise StoreBroken(f"the database is at migration {version} but this Everbeat knows only {newest}; run a newer Everbeat")
+        raise StoreUnusable(f"the database is at migration {version} but this Everbeat knows only {newest}; run a newer Everbeat")
     return [migration for migration in migrations if migration.number > version]

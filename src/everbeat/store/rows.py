@@ -12,8 +12,8 @@ import msgspec
 
 from everbeat.core.calendars import Calendar, parse_calendar
 from everbeat.core.changes import ScheduleWrite
-from everbeat.core.errors import EverbeatError, StoreBroken
-from everbeat.core.fairness import Flow, Share
+from everbeat.core.errors import EverbeatError, StoreUnusable
+from everbeat.core.fairness import Flow, ClaimStep
 from everbeat.core.rules import DstFold, DstGap, Rule, TriggerKind
 from everbeat.core.schedules import CatchUp, Overlap, PastRule, Retry, Schedule, Spec, Status
 from everbeat.core.submissions import target_of
@@ -24,10 +24,10 @@ from everbeat.core.tasks import (
     DeadLetter,
     NewTask,
     Origin,
-    RunningTask,
-    Task,
+    LeasedTask,
+    TaskRecord,
     TaskState,
-    at_ref,
+    with_payload_ref,
 )
 from everbeat.core.ticks import Outcome, Skip, SkipReason, Tick
 from everbeat.store.values import (
@@ -301,7 +301,7 @@ def _calendar(name: str, revision: int, definition: str) -> Calendar:
     try:
         return parse_calendar(name, _decode(definition), revision=revision)
     except EverbeatError as error:
-        raise StoreBroken(f"calendar {name} cannot be read: {error}") from error
+        raise StoreUnusable(f"calendar {name} cannot be read: {error}") from error
 
 
 def total_from_row(row: Row) -> TickTotal:
@@ -344,11 +344,11 @@ def claimed_from_row(row: Row) -> ClaimedTask:
         traceparent=row["traceparent"],
         tenant_id=row["tenant_id"],
     )
-    return at_ref(claimed, row["payload_ref"])
+    return with_payload_ref(claimed, row["payload_ref"])
 
 
-def task_from_row(row: Row) -> Task:
-    return Task(
+def task_from_row(row: Row) -> TaskRecord:
+    return TaskRecord(
         **{
             **row,
             "state": TaskState(row["state"]),
@@ -364,8 +364,8 @@ def task_from_row(row: Row) -> Task:
     )
 
 
-def running_from_row(row: Row) -> RunningTask:
-    return RunningTask(**row)
+def running_from_row(row: Row) -> LeasedTask:
+    return LeasedTask(**row)
 
 
 def attempt_from_row(row: Row) -> Attempt:
@@ -392,10 +392,10 @@ def flow_starts(tenant_id: UUID | None, queues: Sequence[str], after: Sequence[F
     return [places.get(queue) or Flow(queue, tenant_id or FIRST_ID, -1, "", "") for queue in dict.fromkeys(queues)]
 
 
-def within_room(shares: Sequence[Share], room: Mapping[UUID, int]) -> list[Share]:
+def within_room(shares: Sequence[ClaimStep], room: Mapping[UUID, int]) -> list[ClaimStep]:
     """Shares cut to what tenants may still have, each tenant's in turn."""
     left = dict(room)
-    cut: list[Share] = []
+    cut: list[ClaimStep] = []
     for share in shares:
         if share.tenant_id in left:
             share = share._replace(limit=max(min(share.limit, left[share.tenant_id]), 0))
@@ -404,7 +404,7 @@ def within_room(shares: Sequence[Share], room: Mapping[UUID, int]) -> list[Share
     return cut
 
 
-def claims_of(tasks: list[list[ClaimedTask]], shares: Sequence[Share], yields: list[int], room: Mapping[UUID, int]) -> Claims:
+def claims_of(tasks: list[list[ClaimedTask]], shares: Sequence[ClaimStep], yields: list[int], room: Mapping[UUID, int]) -> Claims:
     left = dict(room)
     for share, count in zip(shares, yields, strict=True):
         if share.tenant_id in left:

@@ -9,18 +9,18 @@ from uuid import UUID
 
 import msgspec
 
-from everbeat.core.access import AuditEntry
+from everbeat.core.access import AuditLogEntry
 from everbeat.core.errors import QuotaExceeded
-from everbeat.core.tenants import Quotas, Tenant
+from everbeat.core.tenants import TenantQuotas, Tenant
 from everbeat.store.rows import EARLIEST, LAST_ID, LATEST
 from everbeat.store.values import AuditFilter, TenantWrite
 
-_QUOTAS = Quotas.__struct_fields__
+_QUOTAS = TenantQuotas.__struct_fields__
 
 
 def tenant_from_row(row: Mapping[str, Any]) -> Tenant:
     own = {name: value for name, value in row.items() if name not in _QUOTAS}
-    return Tenant(**own, quotas=Quotas(**{name: row[name] for name in _QUOTAS}))
+    return Tenant(**own, quotas=TenantQuotas(**{name: row[name] for name in _QUOTAS}))
 
 
 def tenant_to_row(write: TenantWrite) -> dict[str, Any]:
@@ -29,8 +29,8 @@ def tenant_to_row(write: TenantWrite) -> dict[str, Any]:
     return {**own, **quotas, "expected": write.expected}
 
 
-def audit_from_row(row: Mapping[str, Any]) -> AuditEntry:
-    return AuditEntry(**row)
+def audit_from_row(row: Mapping[str, Any]) -> AuditLogEntry:
+    return AuditLogEntry(**row)
 
 
 def audit_window(filter_: AuditFilter, before: tuple[datetime, UUID] | None) -> dict[str, Any]:
@@ -65,5 +65,5 @@ _TRAIL = {
 }
 
 
-def trail_columns(trail: Sequence[AuditEntry]) -> dict[str, list[Any]]:
+def trail_columns(trail: Sequence[AuditLogEntry]) -> dict[str, list[Any]]:
     return {column: [getattr(entry, field) for entry in trail] for column, field in _TRAIL.items()}

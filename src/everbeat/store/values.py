@@ -12,7 +12,7 @@ import msgspec
 
 from everbeat.core.rules import Rule
 from everbeat.core.schedules import CatchUp, Schedule
-from everbeat.core.tasks import ClaimedTask, NewTask, Task
+from everbeat.core.tasks import ClaimedTask, NewTask, TaskRecord
 from everbeat.core.tenants import Tenant
 from everbeat.core.ticks import Outcome, Skip, SkipReason
 
@@ -306,7 +306,7 @@ class TaskFilter(NamedTuple):
 class TaskScan(NamedTuple):
     """Tasks found, newest first. `scanned_to`: where to go on if the scan was cut short before it found enough."""
 
-    tasks: list[Task]
+    tasks: list[TaskRecord]
     scanned_to: UUID | None
 
 

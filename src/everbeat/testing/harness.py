@@ -21,7 +21,7 @@ from everbeat.client.durations import Duration
 from everbeat.client.tasks import Task
 from everbeat.core.errors import EverbeatError
 from everbeat.core.tasks import ClaimedTask
-from everbeat.core.wire import Result
+from everbeat.core.protocol import LeaseCompletion
 from everbeat.testing.clock import FakeClock
 from everbeat.testing.node import WORKER, Ending, SteppedNode
 from everbeat.worker.calls import Caller, Outcome
@@ -210,7 +210,7 @@ class Harness:
             type=task.type,
             arguments=msgspec.json.decode(task.payload),
             state=state,
-            result=msgspec.json.decode(msgspec.json.encode(outcome.result)) if isinstance(outcome, Result) else None,
+            result=msgspec.json.decode(msgspec.json.encode(outcome.result)) if isinstance(outcome, LeaseCompletion) else None,
             error=self._errors[0] if self._errors else None,
             attempt=task.attempt,
             at=self.clock.now(),

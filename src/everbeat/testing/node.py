@@ -18,7 +18,7 @@ from everbeat.core.partitioning import PARTITIONS
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask
 from everbeat.core.timeline import TimelineCache
-from everbeat.core.wire import DEFAULT_QUEUE, Beat, Claim, Completion, Failures, Heartbeat, Result
+from everbeat.core.protocol import DEFAULT_QUEUE, LeaseHeartbeat, LeaseClaimRequest, LeaseCompleteRequest, LeaseFailRequest, LeaseHeartbeatRequest, LeaseCompletion
 from everbeat.services.answers import Answers
 from everbeat.services.audit import Auditing
 from everbeat.services.backfill import Backfill
@@ -89,7 +89,7 @@ class SteppedNode:
         self._turns = Turns(store, polls)
         self._payloads = payloads = Payloads(Blobs(path.absolute().with_name(f"{path.stem}-blobs").as_uri()))
         # Without jitter: a retry comes when the policy says.
-        self.work = Work(store, polls, self._turns, total_seconds=_FOR_EVER_SECONDS, payloads=payloads, chance=lambda: 1.0)
+        self.work = Work(store, polls, self._turns, total_seconds=_FOR_EVER_SECONDS, payloads=payloads, random_fraction=lambda: 1.0)
         self.tasks = Tasks(store, polls, self._turns, payloads=payloads)
         beat = NodeBeat(uuid4(), WORKER, ("api", "scheduler"), __version__, _FOR_EVER_SECONDS)
         self._ownership = Ownership(store, beat, still, monotonic=lambda: 0.0)
@@ -154,7 +154,7 @@ class SteppedNode:
                 pass
 
     async def claim(self) -> ClaimedTask | None:
-        claim = Claim(
+        claim = LeaseClaimRequest(
             worker=WORKER,
             queues=self._registry.queues() or [DEFAULT_QUEUE],
             types=sorted(self._registry.tasks) or None,
@@ -166,14 +166,14 @@ class SteppedNode:
     async def report(self, held: Held, outcome: Outcome) -> Ending:
         news = None if held.context is None else held.context.take_news()
         if news is not None:
-            beat = Beat(id=held.task.id, fence=held.task.fence, progress=news.progress, log=news.log)
-            await self.work.heartbeat(DEFAULT_TENANT, Heartbeat(worker=WORKER, leases=[beat]))
-        if isinstance(outcome, Result):
-            await self.work.complete(DEFAULT_TENANT, Completion(worker=WORKER, results=[outcome]))
+            beat = LeaseHeartbeat(id=held.task.id, fence=held.task.fence, progress=news.progress, log=news.log)
+            await self.work.heartbeat(DEFAULT_TENANT, LeaseHeartbeatRequest(worker=WORKER, leases=[beat]))
+        if isinstance(outcome, LeaseCompletion):
+            await self.work.complete(DEFAULT_TENANT, LeaseCompleteRequest(worker=WORKER, results=[outcome]))
             return "completed"
         if isinstance(outcome, Interrupted):
             raise asyncio.CancelledError
-        (settled,) = await self.work.fail(DEFAULT_TENANT, Failures(worker=WORKER, failures=[outcome]))
+        (settled,) = await self.work.fail(DEFAULT_TENANT, LeaseFailRequest(worker=WORKER, failures=[outcome]))
         return settled.next or "failed"
 
     async def next_at(self, until: datetime) -> datetime | None:

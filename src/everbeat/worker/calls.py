@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from everbeat.client.registry import Hook, Registry
-from everbeat.core.wire import Failure, Result
+from everbeat.core.protocol import LeaseFailure, LeaseCompletion
 from everbeat.worker.context import Cancelled, Context
 from everbeat.worker.held import Held, Stop
 from everbeat.worker.journal import Journal
@@ -28,7 +28,7 @@ class Interrupted(NamedTuple):
     trace: str | None
 
 
-Outcome = Result | Failure | Interrupted
+Outcome = LeaseCompletion | LeaseFailure | Interrupted
 
 
 class Caller:
@@ -100,7 +100,7 @@ class Caller:
         await self._tell(held, "on_error", self._on_error, error)
         return failure
 
-    async def _timed_out(self, held: Held, error: BaseException) -> Failure:
+    async def _timed_out(self, held: Held, error: BaseException) -> LeaseFailure:
         failure = timeout_of(held.task, trace_of(error))
         if not held.is_settled:
             self._journal.failed(held.task, failure.error.message, place_of(error))

@@ -9,7 +9,7 @@ from time import monotonic
 from everbeat.client.base import Transport
 from everbeat.client.errors import NotAllowed, ServerProblem
 from everbeat.core.tasks import ClaimedTask
-from everbeat.core.wire import Claim
+from everbeat.core.protocol import LeaseClaimRequest
 from everbeat.worker.faults import Backoff
 from everbeat.worker.journal import Journal
 
@@ -25,7 +25,7 @@ class Claimer:
     def __init__(
         self,
         transport: Transport,
-        claim: Claim,
+        claim: LeaseClaimRequest,
         journal: Journal,
         *,
         room: Callable[[], int],
@@ -36,7 +36,7 @@ class Claimer:
         self._journal = journal
         self._room = room
         self._receive = receive
-        self._has_room = asyncio.Event()
+        self._has_free_space = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
         self.is_waiting = False
@@ -47,7 +47,7 @@ class Claimer:
 
     def wake(self) -> None:
         """There may be room again."""
-        self._has_room.set()
+        self._has_free_space.set()
 
     async def stop(self) -> None:
         """End the poll under way: the server gives back what it claims for somebody who has left.
@@ -93,7 +93,7 @@ class Claimer:
 
     async def _ask(self, count: int) -> list[ClaimedTask]:
         first = self._claim
-        claim = Claim(
+        claim = LeaseClaimRequest(
             worker=first.worker,
             queues=first.queues,
             types=first.types,
@@ -110,8 +110,8 @@ class Claimer:
 
     async def _wait(self) -> None:
         self.is_waiting = True
-        await self._has_room.wait()
-        self._has_room.clear()
+        await self._has_free_space.wait()
+        self._has_free_space.clear()
         self.is_waiting = False
 
 

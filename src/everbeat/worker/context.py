@@ -12,7 +12,7 @@ import msgspec
 
 from everbeat.core.errors import EverbeatError
 from everbeat.core.tasks import ClaimedTask, Origin
-from everbeat.core.wire import Progress
+from everbeat.core.protocol import Progress
 
 LONGEST_LINE = 8_000
 MOST_BUFFERED = 64_000

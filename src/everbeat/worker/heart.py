@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from everbeat.client.base import Transport
-from everbeat.core.wire import MAX_SETTLED, Beat, BeatAnswer, Heartbeat, Lease, Release
+from everbeat.core.protocol import MAX_LEASES_PER_REPORT, LeaseHeartbeat, LeaseHeartbeatResult, LeaseHeartbeatRequest, Lease, LeaseReleaseRequest
 from everbeat.worker.context import News
 from everbeat.worker.faults import Backoff, is_refusal
 from everbeat.worker.held import Hand, Held, Stop, beat_seconds, patience_seconds
@@ -155,8 +155,8 @@ class Heart:
         return []
 
     async def _beat(self, due: list[Held]) -> None:
-        for start in range(0, len(due), MAX_SETTLED):
-            batch = due[start : start + MAX_SETTLED]
+        for start in range(0, len(due), MAX_LEASES_PER_REPORT):
+            batch = due[start : start + MAX_LEASES_PER_REPORT]
             news = self._collect_news(batch)
             try:
                 await self._beat_without_the_refused(batch, news)
@@ -204,17 +204,17 @@ class Heart:
         for held in batch:
             told = news.get(held)
             progress, log = (told.progress, told.log) if told is not None else (None, None)
-            beats.append(Beat(id=held.task.id, fence=held.task.fence, progress=progress, log=log))
+            beats.append(LeaseHeartbeat(id=held.task.id, fence=held.task.fence, progress=progress, log=log))
         sent_at = monotonic()
         seconds = patience_seconds(min(held.task.lease_seconds for held in batch))
         async with asyncio.timeout(seconds):
-            answers = await self._send(lambda: self._transport.heartbeat(Heartbeat(worker=self._worker, leases=beats)))
+            answers = await self._send(lambda: self._transport.heartbeat(LeaseHeartbeatRequest(worker=self._worker, leases=beats)))
         by_key = {held.key: held for held in batch}
         for answer in answers:
             if (one := by_key.get(answer.id.int)) is not None:
                 self._heard(one, answer, sent_at)
 
-    def _heard(self, held: Held, answer: BeatAnswer, sent_at: float) -> None:
+    def _heard(self, held: Held, answer: LeaseHeartbeatResult, sent_at: float) -> None:
         if answer.status == "lost":
             # The answer to a report may be on its way: then it is no wonder that the lease is gone.
             if not held.is_settled:
@@ -236,8 +236,8 @@ class Heart:
 
     async def _release_all(self) -> None:
         leases = [Lease(id=held.task.id, fence=held.task.fence) for held in self._hand.values() if not held.is_settled]
-        for start in range(0, len(leases), MAX_SETTLED):
-            release = Release(worker=self._worker, leases=leases[start : start + MAX_SETTLED])
+        for start in range(0, len(leases), MAX_LEASES_PER_REPORT):
+            release = LeaseReleaseRequest(worker=self._worker, leases=leases[start : start + MAX_LEASES_PER_REPORT])
             await self._send(lambda release=release: self._transport.release(release))  # type: ignore[misc]
 
     async def _send(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:

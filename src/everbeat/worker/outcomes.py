@@ -17,7 +17,7 @@ from everbeat.client.registry import TaskDefinition
 from everbeat.core.retries import CANCELLED_KIND, TIMEOUT_KIND
 from everbeat.core.submissions import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES, MAX_TRACE_CHARACTERS, cut_result
 from everbeat.core.tasks import ClaimedTask
-from everbeat.core.wire import LONGEST_DELAY_SECONDS, ErrorInput, Failure, Result
+from everbeat.core.protocol import MAX_DELAY_SECONDS, ErrorInput, LeaseFailure, LeaseCompletion
 from everbeat.worker.context import cut, storable
 
 _OURS = str(Path(__file__).parent)
@@ -33,14 +33,14 @@ class Misfit(NonRetryable):
 # Results
 
 
-def result_of(task: ClaimedTask, value: Any) -> Result:
+def result_of(task: ClaimedTask, value: Any) -> LeaseCompletion:
     """The result as it is sent; raises Misfit if JSON cannot hold it."""
     if value is None:
-        return Result(id=task.id, fence=task.fence)
+        return LeaseCompletion(id=task.id, fence=task.fence)
     encoded = _encoded(task, value)
     if len(encoded) > MAX_RESULT_BYTES:
         encoded = _encode(cut_result(encoded))
-    return Result(id=task.id, fence=task.fence, result=msgspec.Raw(encoded))
+    return LeaseCompletion(id=task.id, fence=task.fence, result=msgspec.Raw(encoded))
 
 
 def _encoded(task: ClaimedTask, value: Any) -> bytes:
@@ -59,39 +59,39 @@ def _encoded(task: ClaimedTask, value: Any) -> bytes:
 # Failures
 
 
-def failure_of(task: ClaimedTask, error: BaseException, definition: TaskDefinition | None = None) -> Failure:
+def failure_of(task: ClaimedTask, error: BaseException, definition: TaskDefinition | None = None) -> LeaseFailure:
     """A handler raised: with its own frames, and whether and when it makes sense to try again."""
     message = text_of(error) or type(error).__name__
     trace = None if isinstance(error, Misfit) else trace_of(error)
     lasting: tuple[type[BaseException], ...] = (NonRetryable, *(definition.non_retryable if definition is not None else ()))
-    return Failure(
+    return LeaseFailure(
         id=task.id,
         fence=task.fence,
         error=ErrorInput(message=cut(message, MAX_ERROR_CHARACTERS), kind=kind_of(error), trace=trace),
         retryable=not isinstance(error, lasting),
-        retry_in_seconds=min(error.seconds, LONGEST_DELAY_SECONDS) if isinstance(error, RetryLater) else None,
+        retry_in_seconds=min(error.seconds, MAX_DELAY_SECONDS) if isinstance(error, RetryLater) else None,
     )
 
 
-def timeout_of(task: ClaimedTask, trace: str | None) -> Failure:
+def timeout_of(task: ClaimedTask, trace: str | None) -> LeaseFailure:
     message = f"the attempt took longer than its timeout of {task.timeout_seconds:g} seconds"
-    return Failure(id=task.id, fence=task.fence, error=ErrorInput(message=message, kind=TIMEOUT_KIND, trace=trace))
+    return LeaseFailure(id=task.id, fence=task.fence, error=ErrorInput(message=message, kind=TIMEOUT_KIND, trace=trace))
 
 
-def cancelled_of(task: ClaimedTask, trace: str | None = None) -> Failure:
+def cancelled_of(task: ClaimedTask, trace: str | None = None) -> LeaseFailure:
     error = ErrorInput(message="the task was cancelled", kind=CANCELLED_KIND, trace=trace)
-    return Failure(id=task.id, fence=task.fence, error=error)
+    return LeaseFailure(id=task.id, fence=task.fence, error=error)
 
 
-def unknown_type_of(task: ClaimedTask) -> Failure:
+def unknown_type_of(task: ClaimedTask) -> LeaseFailure:
     message = f"this worker has no handler for tasks of type {task.type}; is another version of the app still running?"
-    return Failure(id=task.id, fence=task.fence, error=ErrorInput(message=message, kind="unknown_type"))
+    return LeaseFailure(id=task.id, fence=task.fence, error=ErrorInput(message=message, kind="unknown_type"))
 
 
-def refused_of(task: ClaimedTask, reason: str) -> Failure:
+def refused_of(task: ClaimedTask, reason: str) -> LeaseFailure:
     """The server would not take what the handler returned or raised; its work is done, so it is not run again."""
     message = cut(f"the handler ran to its end, but the server refused its outcome: {reason}", MAX_ERROR_CHARACTERS)
-    return Failure(id=task.id, fence=task.fence, error=ErrorInput(message=message, kind="refused"), retryable=False)
+    return LeaseFailure(id=task.id, fence=task.fence, error=ErrorInput(message=message, kind="refused"), retryable=False)
 
 
 def kind_of(error: BaseException) -> str:

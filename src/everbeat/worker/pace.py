@@ -8,7 +8,7 @@ is in hand: a fleet's next tenant, or a more urgent task.
 
 from __future__ import annotations
 
-from everbeat.core.wire import MAX_CLAIMED
+from everbeat.core.protocol import MAX_CLAIMED
 
 MOST_AHEAD = 1000
 _AHEAD_SECONDS = 0.02

@@ -16,18 +16,18 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from everbeat.client.base import Transport
-from everbeat.core.wire import (
-    MAX_SETTLED,
-    Beat,
-    Completion,
+from everbeat.core.protocol import (
+    MAX_LEASES_PER_REPORT,
+    LeaseHeartbeat,
+    LeaseCompleteRequest,
     ErrorInput,
-    Failure,
-    Failures,
-    Heartbeat,
+    LeaseFailure,
+    LeaseFailRequest,
+    LeaseHeartbeatRequest,
     Lease,
-    Release,
-    Result,
-    Settled,
+    LeaseReleaseRequest,
+    LeaseCompletion,
+    LeaseResult,
 )
 from everbeat.worker.context import News
 from everbeat.worker.faults import Backoff, is_refusal
@@ -42,7 +42,7 @@ _MOST_BYTES = 4 * 1024 * 1024
 _REQUEST_SECONDS = 10.0
 _OVERTAKING_SECONDS = 0.005
 
-Item = TypeVar("Item", bound=Result | Failure | Lease)
+Item = TypeVar("Item", bound=LeaseCompletion | LeaseFailure | Lease)
 
 
 class _Entry(NamedTuple, Generic[Item]):
@@ -58,7 +58,7 @@ class _Lane(Generic[Item]):
         self,
         verb: str,
         reporter: Reporter,
-        send: Callable[[list[Item]], Awaitable[Sequence[Settled]]],
+        send: Callable[[list[Item]], Awaitable[Sequence[LeaseResult]]],
         refused: Callable[[Held, Item, Exception], None],
     ) -> None:
         self._verb = verb
@@ -104,12 +104,12 @@ class _Lane(Generic[Item]):
     def _may_send(self) -> bool:
         if not self._under_way:
             return True
-        is_full = len(self._buffer) >= MAX_SETTLED or self._bytes >= _MOST_BYTES
+        is_full = len(self._buffer) >= MAX_LEASES_PER_REPORT or self._bytes >= _MOST_BYTES
         return is_full and len(self._under_way) < _MOST_UNDER_WAY
 
     def _batch(self) -> list[_Entry[Item]]:
         count = size = 0
-        for entry in self._buffer[:MAX_SETTLED]:
+        for entry in self._buffer[:MAX_LEASES_PER_REPORT]:
             if count and size + entry.size > _MOST_BYTES:
                 break
             count += 1
@@ -162,7 +162,7 @@ class _Lane(Generic[Item]):
             self._reporter.journal.unreported([entry.held for entry in gone], self._verb)
         return ours
 
-    def _settle(self, batch: list[_Entry[Item]], answers: Sequence[Settled]) -> None:
+    def _settle(self, batch: list[_Entry[Item]], answers: Sequence[LeaseResult]) -> None:
         self._forget(batch)
         stale = {answer.id for answer in answers if answer.status == "stale"}
         if stale:
@@ -192,20 +192,20 @@ class Reporter:
         self._hand = hand
         self._freed = freed
         self._drained = asyncio.Event()
-        self._completions = _Lane[Result]("complete", self, self._send_results, self._result_refused)
-        self._failures = _Lane[Failure]("fail", self, self._send_failures, self._failure_refused)
+        self._completions = _Lane[LeaseCompletion]("complete", self, self._send_results, self._result_refused)
+        self._failures = _Lane[LeaseFailure]("fail", self, self._send_failures, self._failure_refused)
         self._releases = _Lane[Lease]("release", self, self._send_releases, self._release_refused)
 
     @property
     def backlog(self) -> int:
         return self._completions.unsettled + self._failures.unsettled + self._releases.unsettled
 
-    def complete(self, held: Held, result: Result) -> None:
+    def complete(self, held: Held, result: LeaseCompletion) -> None:
         self.journal.stats.completed += 1
         body = result.result
         self._completions.add(held, result, 100 if body is None else 100 + len(memoryview(body)))
 
-    def fail(self, held: Held, failure: Failure) -> None:
+    def fail(self, held: Held, failure: LeaseFailure) -> None:
         self.journal.stats.failed += 1
         error = failure.error
         self._failures.add(held, failure, 200 + len(error.message) + len(error.trace or ""))
@@ -243,30 +243,30 @@ class Reporter:
         told = [(held, one) for held, one in news if one is not None]
         if not told:
             return
-        beats = [Beat(id=held.task.id, fence=held.task.fence, progress=one.progress, log=one.log) for held, one in told]
+        beats = [LeaseHeartbeat(id=held.task.id, fence=held.task.fence, progress=one.progress, log=one.log) for held, one in told]
         try:
-            await self._transport.heartbeat(Heartbeat(worker=self._worker, leases=beats))
+            await self._transport.heartbeat(LeaseHeartbeatRequest(worker=self._worker, leases=beats))
         except BaseException as error:
             if not is_refusal(error):
                 _take_back(told)
                 raise
             self.journal.refused(told[0][0], "heartbeat", _as_exception(error))
 
-    async def _send_results(self, results: list[Result]) -> Sequence[Settled]:
-        return await self._transport.complete(Completion(worker=self._worker, results=results))
+    async def _send_results(self, results: list[LeaseCompletion]) -> Sequence[LeaseResult]:
+        return await self._transport.complete(LeaseCompleteRequest(worker=self._worker, results=results))
 
-    async def _send_failures(self, failures: list[Failure]) -> Sequence[Settled]:
-        return await self._transport.fail(Failures(worker=self._worker, failures=failures))
+    async def _send_failures(self, failures: list[LeaseFailure]) -> Sequence[LeaseResult]:
+        return await self._transport.fail(LeaseFailRequest(worker=self._worker, failures=failures))
 
-    async def _send_releases(self, leases: list[Lease]) -> Sequence[Settled]:
-        return await self._transport.release(Release(worker=self._worker, leases=leases))
+    async def _send_releases(self, leases: list[Lease]) -> Sequence[LeaseResult]:
+        return await self._transport.release(LeaseReleaseRequest(worker=self._worker, leases=leases))
 
-    def _result_refused(self, held: Held, result: Result, error: Exception) -> None:
+    def _result_refused(self, held: Held, result: LeaseCompletion, error: Exception) -> None:
         self.journal.refused(held, "complete", error)
         self.journal.stats.completed -= 1
         self.fail(held, refused_of(held.task, str(error)))
 
-    def _failure_refused(self, held: Held, failure: Failure, error: Exception) -> None:
+    def _failure_refused(self, held: Held, failure: LeaseFailure, error: Exception) -> None:
         """Once more with what no server refuses; if this one does, the lease runs out and the attempts bound it."""
         self.journal.refused(held, "fail", error)
         self.journal.stats.failed -= 1

@@ -12,7 +12,7 @@ from time import monotonic
 from everbeat.client.base import Transport
 from everbeat.client.registry import Registry, TaskDefinition
 from everbeat.core.tasks import ClaimedTask
-from everbeat.core.wire import DEFAULT_LEASE_SECONDS, DEFAULT_QUEUE, MAX_TYPES, Claim, Result
+from everbeat.core.protocol import DEFAULT_LEASE_SECONDS, DEFAULT_QUEUE, MAX_TYPES, LeaseClaimRequest, LeaseCompletion
 from everbeat.worker.calls import Caller, Interrupted, Outcome
 from everbeat.worker.claimer import Claimer
 from everbeat.worker.heart import Heart, TransportFactory
@@ -94,7 +94,7 @@ class Worker:
             on_stop=self._told_to_stop,
         )
         types = self._types if len(self._types) <= MAX_TYPES else None
-        claim = Claim(worker=self.name, queues=self.queues, types=types, lease_seconds=self._lease_seconds)
+        claim = LeaseClaimRequest(worker=self.name, queues=self.queues, types=types, lease_seconds=self._lease_seconds)
         self._claimer = Claimer(self._transport, claim, self._journal, room=self._room, receive=self._received)
         self._heart.start()
         self._tasks = [self._claimer.start(), loop.create_task(self._tick_forever())]
@@ -183,7 +183,7 @@ class Worker:
     def _finished(self, held: Held, outcome: Outcome) -> None:
         held.is_settled = True
         self._pace.finished()
-        if isinstance(outcome, Result):
+        if isinstance(outcome, LeaseCompletion):
             if held.stop is Stop.LOST:
                 self._drop(held, _TAKEN_AWAY)
             else:

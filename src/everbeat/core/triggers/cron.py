@@ -1,4 +1,4 @@
-"""Cron: which days and times an expression names; reading the text is in cron_fields.py, DST in wall.py.
+"""Cron: which days and times an expression names; reading the text is in cron_fields.py, DST in wall_clock.py.
 
 An expression with a star in front of its minute or hour follows real time: it ticks whenever the wall clock matches.
 Any other, with seconds or without, names times of the wall clock, and the policies for gaps and folds apply.
@@ -16,9 +16,9 @@ from cronsim import CronSim
 
 from everbeat.core.errors import InvalidInput
 from everbeat.core.rules import DstFold, DstGap
-from everbeat.core.triggers.cron_fields import MAX_LENGTH, MONTH, follows_real_time, read_fields, refuse, split_zone
+from everbeat.core.triggers.cron_fields import MAX_LENGTH, MONTH, follows_real_time, read_fields, invalid_cron, split_zone
 from everbeat.core.triggers.days import CrossedTimes, DayPattern, Times
-from everbeat.core.triggers.wall import EPOCH_ORDINAL, FIRST_DAY, LAST_DAY, LocalTrigger, Mode, wall_clock
+from everbeat.core.triggers.wall_clock import EPOCH_ORDINAL, FIRST_DAY, LAST_DAY, LocalTrigger, Mode, wall_clock
 from everbeat.core.zones import load_zone
 
 # A month is like any other of the same length that starts on the same weekday: there are 28 kinds, all met within
@@ -38,18 +38,18 @@ def effective_zone(expression: str, timezone: str) -> str:
 def parse_cron(expression: str, timezone: str, gap: DstGap, fold: DstFold, seed: bytes | None) -> CronTrigger:
     """The trigger of an expression, or InvalidInput on `cron`. The seed decides H; None is enough to validate."""
     if len(expression) > MAX_LENGTH:
-        raise refuse(f"has {len(expression)} characters; at most {MAX_LENGTH} are allowed")
+        raise invalid_cron(f"has {len(expression)} characters; at most {MAX_LENGTH} are allowed")
     prefix, rest = split_zone(expression)
     try:
         zone = load_zone(timezone if prefix is None else prefix)
     except InvalidInput as invalid:
         if prefix is None:
             raise
-        raise refuse(f"CRON_TZ: {invalid.errors[0].message}") from None
+        raise invalid_cron(f"CRON_TZ: {invalid.errors[0].message}") from None
     fields = read_fields(rest, seed or b"")
     pattern = CronPattern(fields)
     if not pattern.ever_matches():
-        raise refuse(_never(fields, pattern.months))
+        raise invalid_cron(_no_match_message(fields, pattern.months))
     mode = Mode.REAL if follows_real_time(rest) else Mode.of(fold)
     return CronTrigger(pattern, wall_clock(zone, mode), gap)
 
@@ -179,7 +179,7 @@ class CronPattern(DayPattern):
                     yield self._days.of_month(year, month)
 
 
-def _never(fields: tuple[str, ...], months: tuple[int, ...]) -> str:
+def _no_match_message(fields: tuple[str, ...], months: tuple[int, ...]) -> str:
     names = list(MONTH.names)
     where = "any month" if len(months) == 12 else " or ".join(names[month - 1] for month in months)
     if fields[5] == "*":

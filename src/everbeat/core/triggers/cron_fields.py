@@ -52,7 +52,7 @@ DAY_OF_WEEK = Field("day-of-week", 0, 7, 6, MappingProxyType({name: i for i, nam
 FIELDS = (SECOND, MINUTE, HOUR, DAY_OF_MONTH, MONTH, DAY_OF_WEEK)
 
 
-def refuse(message: str) -> InvalidInput:
+def invalid_cron(message: str) -> InvalidInput:
     return InvalidInput.of("cron", message)
 
 
@@ -79,7 +79,7 @@ def read_fields(expression: str, seed: bytes) -> tuple[str, ...]:
     if len(parts) == 5:
         parts.insert(0, "0")
     if len(parts) != 6:
-        raise refuse(_wrong_number(len(parts)))
+        raise invalid_cron(_wrong_number(len(parts)))
     return tuple(_read_field(field, part, seed) for field, part in zip(FIELDS, parts, strict=True))
 
 
@@ -95,7 +95,7 @@ def _nickname(text: str) -> str:
         return NICKNAMES[text.lower()]
     except KeyError:
         hint = "; use the every_seconds trigger instead" if text.lower().startswith("@every") else ""
-        raise refuse(f"{_shown(text)} is not known; use one of {', '.join(NICKNAMES)}{hint}") from None
+        raise invalid_cron(f"{_shown(text)} is not known; use one of {', '.join(NICKNAMES)}{hint}") from None
 
 
 def _wrong_number(count: int) -> str:
@@ -226,7 +226,7 @@ def _hashed(field: Field, term: str, seed: bytes) -> str:
 
 
 def _wrong(field: Field, problem: str) -> InvalidInput:
-    return refuse(f"{field.name}: {problem}")
+    return invalid_cron(f"{field.name}: {problem}")
 
 
 def _shown(text: str) -> str:

@@ -7,10 +7,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol
 
-from everbeat.core.triggers.wall import DAY, MAX_INSTANT, MIN_INSTANT
+from everbeat.core.triggers.wall_clock import DAY, MAX_INSTANT, MIN_INSTANT
 
 # Only elapsed time filtered by the clock has days without times: every 7 hours at 3 on Mondays may never come about.
-_PATIENCE_DAYS = 2000
+_MAX_DAYS_SEARCHED = 2000
 
 
 class Times(Protocol):
@@ -90,7 +90,7 @@ class DayPattern(ABC):
         low = max(low, MIN_INSTANT)
         day, time = divmod(low, DAY)
         found = self.first_day(day, offset)
-        for _ in range(_PATIENCE_DAYS):
+        for _ in range(_MAX_DAYS_SEARCHED):
             if found is None or found * DAY >= high:
                 break
             times = self.times_on(found, offset)
@@ -105,7 +105,7 @@ class DayPattern(ABC):
         high = min(high, MAX_INSTANT + 1)
         day, time = divmod(high, DAY)
         found = self.last_day(day, offset)
-        for _ in range(_PATIENCE_DAYS):
+        for _ in range(_MAX_DAYS_SEARCHED):
             if found is None or (found + 1) * DAY <= low:
                 break
             times = self.times_on(found, offset)

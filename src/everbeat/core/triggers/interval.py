@@ -21,12 +21,12 @@ def parse_every(expression: str, anchor: datetime) -> IntervalTrigger:
     """The trigger of a number of seconds, or InvalidInput on `every_seconds`."""
     text = expression.strip()
     if len(text) > _MAX_LENGTH or not _NUMBER.fullmatch(text):
-        raise _refuse("must be a number of seconds, such as 90 or 1.5")
+        raise _invalid_every("must be a number of seconds, such as 90 or 1.5")
     seconds = Decimal(text)
     if not MIN_SECONDS <= seconds <= MAX_SECONDS:
-        raise _refuse(f"must be between {MIN_SECONDS} and {MAX_SECONDS} (ten years)")
+        raise _invalid_every(f"must be between {MIN_SECONDS} and {MAX_SECONDS} (ten years)")
     if seconds * 1_000_000 % 1:
-        raise _refuse("has more than six decimals; a microsecond is the finest step")
+        raise _invalid_every("has more than six decimals; a microsecond is the finest step")
     return IntervalTrigger(seconds, anchor)
 
 
@@ -63,5 +63,5 @@ class IntervalTrigger:
         return self._anchor + timedelta(microseconds=number * self._step)
 
 
-def _refuse(message: str) -> InvalidInput:
+def _invalid_every(message: str) -> InvalidInput:
     return InvalidInput.of("every_seconds", message)

@@ -16,19 +16,19 @@ def parse_at(expression: str) -> OnceTrigger:
     """The trigger of an RFC 3339 instant, or InvalidInput on `at`."""
     match = _RFC3339.fullmatch(expression.strip()) if len(expression) <= _MAX_LENGTH else None
     if match is None:
-        raise _refuse(f"must be a date and time with an offset, such as {_EXAMPLE} or 2026-12-24T17:00:00Z")
+        raise _invalid_at(f"must be a date and time with an offset, such as {_EXAMPLE} or 2026-12-24T17:00:00Z")
     day, time, second, fraction, offset = match.groups()
     if offset is None:
-        raise _refuse(f"needs an offset from UTC, such as Z or +01:00 at its end: {_EXAMPLE}")
+        raise _invalid_at(f"needs an offset from UTC, such as Z or +01:00 at its end: {_EXAMPLE}")
     if second == "60":
-        raise _refuse("a leap second (:60) cannot be scheduled; use :59 or the next minute")
+        raise _invalid_at("a leap second (:60) cannot be scheduled; use :59 or the next minute")
     if fraction is not None and len(fraction) > 6:
-        raise _refuse("has more than six decimals; a microsecond is the finest step")
+        raise _invalid_at("has more than six decimals; a microsecond is the finest step")
     try:
         moment = datetime.fromisoformat(f"{day}T{time}{'+00:00' if offset in 'Zz' else offset}")
         return OnceTrigger(moment.astimezone(UTC))
     except (ValueError, OverflowError):
-        raise _refuse("names a date, time or offset that does not exist") from None
+        raise _invalid_at("names a date, time or offset that does not exist") from None
 
 
 class OnceTrigger:
@@ -50,5 +50,5 @@ class OnceTrigger:
         return []
 
 
-def _refuse(message: str) -> InvalidInput:
+def _invalid_at(message: str) -> InvalidInput:
     return InvalidInput.of("at", message)

@@ -1,4 +1,4 @@
-"""RRULE: recurrence rules as triggers; text is read in rrule_text.py, times are in rrule_times.py, DST is in wall.py.
+"""RRULE: recurrence rules as triggers; text is read in rrule_text.py, times are in rrule_times.py, DST is in wall_clock.py.
 
 YEARLY to DAILY rules name times of the wall clock, and the policies for gaps and folds apply. HOURLY, MINUTELY and
 SECONDLY rules count elapsed time from DTSTART, through gaps and folds alike, and their BY parts look at the wall clock.
@@ -13,13 +13,13 @@ from zoneinfo import ZoneInfo
 
 from everbeat.core.errors import InvalidInput
 from everbeat.core.rules import DstFold, DstGap
-from everbeat.core.triggers.rrule_text import START_YEARS, Recurrence, read_recurrence, refuse
+from everbeat.core.triggers.rrule_text import START_YEARS, Recurrence, read_recurrence, invalid_rrule
 from everbeat.core.triggers.rrule_times import UNITS, DatePattern, ElapsedPattern
-from everbeat.core.triggers.wall import DAY, MAX_INSTANT, LocalTrigger, Mode, to_seconds, wall_clock
+from everbeat.core.triggers.wall_clock import DAY, MAX_INSTANT, LocalTrigger, Mode, to_seconds, wall_clock
 from everbeat.core.zones import load_zone
 
 # How many spans of one offset may pass without a tick before a rule of hours, minutes or seconds counts as silent.
-_PATIENCE = 64
+_MAX_WINDOWS = 64
 _COUNT_YEARS = 100
 
 
@@ -47,7 +47,7 @@ def parse_rrule(expression: str, timezone: str, anchor: datetime, gap: DstGap, f
     wall = to_seconds(start.replace(tzinfo=UTC))
     pattern = DatePattern(rule, wall, _until(rule, zone))
     if pattern.none_before(wall) is None:
-        raise refuse(_silent(rule))
+        raise invalid_rrule(_no_ticks_message(rule))
     if rule.limit is not None:
         pattern = pattern.ending_after(rule.limit)
     return RRuleTrigger(pattern, wall_clock(zone, Mode.of(fold)), gap)
@@ -57,15 +57,15 @@ def _elapsed(rule: Recurrence, zone: ZoneInfo, start: datetime, gap: DstGap) -> 
     begin = to_seconds(start)
     clock = wall_clock(zone, Mode.REAL)
     trigger = RRuleTrigger(ElapsedPattern(rule, begin, _until(rule, zone)), clock, gap)
-    if trigger.search(begin - 1, _PATIENCE) is None:
-        raise refuse(_silent(rule))
+    if trigger.search(begin - 1, _MAX_WINDOWS) is None:
+        raise invalid_rrule(_no_ticks_message(rule))
     if rule.limit is None:
         return trigger
     last = begin - 1
     for _ in range(rule.limit):
-        found = trigger.search(last, _PATIENCE)
+        found = trigger.search(last, _MAX_WINDOWS)
         if found is None or found > begin + _COUNT_YEARS * 366 * DAY:
-            raise refuse(f"COUNT: {rule.limit} ticks would take more than {_COUNT_YEARS} years; use fewer, or UNTIL")
+            raise invalid_rrule(f"COUNT: {rule.limit} ticks would take more than {_COUNT_YEARS} years; use fewer, or UNTIL")
         last = found
     return RRuleTrigger(ElapsedPattern(rule, begin, last), clock, gap)
 
@@ -76,12 +76,12 @@ def _zone(rule: Recurrence, timezone: str) -> ZoneInfo:
     try:
         return load_zone(rule.zone)
     except InvalidInput as invalid:
-        raise refuse(f"TZID: {invalid.errors[0].message}") from None
+        raise invalid_rrule(f"TZID: {invalid.errors[0].message}") from None
 
 
 def _start(rule: Recurrence, zone: ZoneInfo, anchor: datetime) -> datetime:
     if rule.start is None and anchor.year not in START_YEARS:
-        raise refuse(f"the year of the anchor must be {START_YEARS.start}–{START_YEARS.stop - 1}")
+        raise invalid_rrule(f"the year of the anchor must be {START_YEARS.start}–{START_YEARS.stop - 1}")
     start = anchor.replace(microsecond=0) if rule.start is None else rule.start.at
     return start.replace(tzinfo=zone) if start.tzinfo is None else start.astimezone(zone)
 
@@ -98,7 +98,7 @@ def _until(rule: Recurrence, zone: ZoneInfo) -> int | None:
     return min(to_seconds(until), MAX_INSTANT)
 
 
-def _silent(rule: Recurrence) -> str:
+def _no_ticks_message(rule: Recurrence) -> str:
     if rule.until is not None:
         return "UNTIL: there is no tick between DTSTART and UNTIL; move UNTIL, or check the BY parts"
     return "never matches: its BY parts, INTERVAL and DTSTART exclude each other"

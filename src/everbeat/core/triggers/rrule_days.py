@@ -17,11 +17,11 @@ from dateutil.rrule import YEARLY, rrule, weekday
 
 from everbeat.core.triggers.days import ListedTimes, Times
 from everbeat.core.triggers.rrule_text import Recurrence
-from everbeat.core.triggers.wall import EPOCH_ORDINAL, FIRST_DAY, LAST_DAY
+from everbeat.core.triggers.wall_clock import EPOCH_ORDINAL, FIRST_DAY, LAST_DAY
 
-_KEPT_YEARS = 64
+_CACHED_YEARS = 64
 # dateutil ends a yearly rule when the next year would be beyond 9999: the way to get one year of it.
-_ONE_YEAR_ONLY = 10_000
+_INTERVAL_BEYOND_RANGE = 10_000
 
 
 class RecurrenceDays:
@@ -42,7 +42,7 @@ class RecurrenceDays:
     def of_year(self, year: int) -> tuple[int, ...]:
         days = self._years.get(year)
         if days is None:
-            if len(self._years) >= _KEPT_YEARS:
+            if len(self._years) >= _CACHED_YEARS:
                 self._years.clear()
             self._years[year] = days = self._find(year)
         return days
@@ -51,7 +51,7 @@ class RecurrenceDays:
         if day > LAST_DAY:
             return None
         begin = _year_of(max(day, FIRST_DAY))
-        for year in self._worth_asking(begin, 1):
+        for year in self._candidate_years(begin, 1):
             days = self.of_year(year)
             index = bisect_left(days, day)
             if index < len(days):
@@ -62,7 +62,7 @@ class RecurrenceDays:
         if day < FIRST_DAY:
             return None
         begin = _year_of(min(day, LAST_DAY))
-        for year in self._worth_asking(begin, -1):
+        for year in self._candidate_years(begin, -1):
             days = self.of_year(year)
             index = bisect_right(days, day)
             if index:
@@ -75,7 +75,7 @@ class RecurrenceDays:
             days = self.of_year(year)
             yield days[bisect_left(days, first) : bisect_left(days, end)]
 
-    def _worth_asking(self, year: int, direction: int) -> Iterable[int]:
+    def _candidate_years(self, year: int, direction: int) -> Iterable[int]:
         step = self._rule.interval if self._rule.frequency == "YEARLY" else 1
         begin = year + direction * ((self._start.year - year) * direction % step)
         end = date.max.year + 1 if direction > 0 else 0
@@ -111,7 +111,7 @@ class RecurrenceDays:
         kind = (date(year, 1, 1).weekday(), isleap(year), isleap(year - 1), months)
         offsets = self._kinds.get(kind)
         if offsets is None:
-            self._kinds[kind] = offsets = _ask_dateutil(self._rule, 2000 + year % 400, months)
+            self._kinds[kind] = offsets = _dateutil_days(self._rule, 2000 + year % 400, months)
         return offsets
 
 
@@ -135,7 +135,7 @@ class ChosenDays(RecurrenceDays):
     def _plan(self, year: int) -> dict[int, Times]:
         plan = self._plans.get(year)
         if plan is None:
-            if len(self._plans) >= _KEPT_YEARS:
+            if len(self._plans) >= _CACHED_YEARS:
                 self._plans.clear()
             chosen: dict[int, set[int]] = defaultdict(set)
             for days in self._periods_touching(year):
@@ -188,7 +188,7 @@ def with_defaults(rule: Recurrence, start: date) -> Recurrence:
             return rule
 
 
-def _ask_dateutil(rule: Recurrence, year: int, months: tuple[int, ...]) -> tuple[int, ...]:
+def _dateutil_days(rule: Recurrence, year: int, months: tuple[int, ...]) -> tuple[int, ...]:
     month_days = rule.by_month_day
     if not (rule.by_week_number or rule.by_year_day or rule.by_month_day or rule.by_day):
         if not months:
@@ -198,7 +198,7 @@ def _ask_dateutil(rule: Recurrence, year: int, months: tuple[int, ...]) -> tuple
     found = rrule(
         YEARLY,
         dtstart=start,
-        interval=_ONE_YEAR_ONLY,
+        interval=_INTERVAL_BEYOND_RANGE,
         wkst=rule.week_start,
         bymonth=months or None,
         bymonthday=month_days or None,

@@ -61,14 +61,14 @@ class Recurrence(NamedTuple):
     zone: str | None = None
 
 
-def refuse(message: str) -> InvalidInput:
+def invalid_rrule(message: str) -> InvalidInput:
     return InvalidInput.of("rrule", message)
 
 
 def read_recurrence(expression: str) -> Recurrence:
     """RRULE:… or bare FREQ=…, with at most one DTSTART line; lines may be separated by any white space."""
     if len(expression) > MAX_LENGTH:
-        raise refuse(f"has {len(expression)} characters; at most {MAX_LENGTH} are allowed")
+        raise invalid_rrule(f"has {len(expression)} characters; at most {MAX_LENGTH} are allowed")
     rule: str | None = None
     start: Moment | None = None
     zone: str | None = None
@@ -77,16 +77,16 @@ def read_recurrence(expression: str) -> Recurrence:
         name, *parameters = head.split(";") if colon else ["RRULE"]
         if name.upper() == "RRULE" and not parameters:
             if rule is not None:
-                raise refuse("has more than one RRULE; make a schedule for each")
+                raise invalid_rrule("has more than one RRULE; make a schedule for each")
             rule = value if colon else line
         elif name.upper() == "DTSTART":
             if start is not None:
-                raise refuse("has more than one DTSTART; keep one")
+                raise invalid_rrule("has more than one DTSTART; keep one")
             start, zone = _read_start(parameters, value)
         else:
-            raise refuse(_unknown_line(name))
+            raise invalid_rrule(_unknown_line(name))
     if not rule:
-        raise refuse("has no rule; write for example FREQ=WEEKLY;BYDAY=MO,WE;BYHOUR=9;BYMINUTE=0;BYSECOND=0")
+        raise invalid_rrule("has no rule; write for example FREQ=WEEKLY;BYDAY=MO,WE;BYHOUR=9;BYMINUTE=0;BYSECOND=0")
     return _read_rule(rule)._replace(start=start, zone=zone)
 
 
@@ -105,24 +105,24 @@ def _read_start(parameters: list[str], value: str) -> tuple[Moment, str | None]:
         if key.upper() == "TZID" and content:
             zone = content
         elif key.upper() != "VALUE" or content.upper() not in ("DATE", "DATE-TIME"):
-            raise refuse(f'DTSTART: "{_shown(parameter)}" is not supported; use TZID=Zone or VALUE=DATE')
+            raise invalid_rrule(f'DTSTART: "{_shown(parameter)}" is not supported; use TZID=Zone or VALUE=DATE')
     start = _read_moment("DTSTART", value)
     if start.at.year not in START_YEARS:
-        raise refuse(f"DTSTART: the year must be {START_YEARS.start}–{START_YEARS.stop - 1}")
+        raise invalid_rrule(f"DTSTART: the year must be {START_YEARS.start}–{START_YEARS.stop - 1}")
     if zone is not None and start.at.tzinfo is not None:
-        raise refuse("DTSTART: has both TZID and Z; keep one")
+        raise invalid_rrule("DTSTART: has both TZID and Z; keep one")
     return start, zone
 
 
 def _read_moment(name: str, text: str) -> Moment:
     match = _MOMENT.fullmatch(text.upper())
     if match is None:
-        raise refuse(f'{name}: "{_shown(text)}" is not a time; write 20261231T235959Z, 20261231T235959 or 20261231')
+        raise invalid_rrule(f'{name}: "{_shown(text)}" is not a time; write 20261231T235959Z, 20261231T235959 or 20261231')
     year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
     try:
         at = datetime(year, month, day, hour, minute, second, tzinfo=UTC if match[7] else None)
     except ValueError:
-        raise refuse(f"{name}: {_shown(text)} does not exist") from None
+        raise invalid_rrule(f"{name}: {_shown(text)} does not exist") from None
     return Moment(at, match[4] is None)
 
 
@@ -131,14 +131,14 @@ def _read_rule(text: str) -> Recurrence:
     for part in text.upper().rstrip(";").split(";"):
         name, equals, value = part.partition("=")
         if name not in _PARTS:
-            raise refuse(f'"{_shown(name)}" is not a part of a rule; use {", ".join(_PARTS)}')
+            raise invalid_rrule(f'"{_shown(name)}" is not a part of a rule; use {", ".join(_PARTS)}')
         if not equals or not value:
-            raise refuse(f"{name}: has no value")
+            raise invalid_rrule(f"{name}: has no value")
         if name in parts:
-            raise refuse(f"{name}: comes twice; keep one")
+            raise invalid_rrule(f"{name}: comes twice; keep one")
         parts[name] = value
     if parts.get("FREQ") not in FREQUENCIES:
-        raise refuse(f"FREQ: is needed, one of {', '.join(FREQUENCIES)}")
+        raise invalid_rrule(f"FREQ: is needed, one of {', '.join(FREQUENCIES)}")
     numbers = {name: _numbers(name, parts[name]) if name in parts else () for name in _BY_NUMBERS}
     recurrence = Recurrence(
         frequency=parts["FREQ"],
@@ -162,16 +162,16 @@ def _read_rule(text: str) -> Recurrence:
 
 def _check_together(rule: Recurrence, has_sets: bool) -> None:
     if rule.limit is not None and rule.until is not None:
-        raise refuse("COUNT and UNTIL cannot be used together; keep one")
+        raise invalid_rrule("COUNT and UNTIL cannot be used together; keep one")
     if rule.by_position and not has_sets:
-        raise refuse("BYSETPOS: needs another BY part to choose from, such as BYDAY")
+        raise invalid_rrule("BYSETPOS: needs another BY part to choose from, such as BYDAY")
     which = [nth for _, nth in rule.by_day if nth is not None]
     if which and rule.frequency not in ("MONTHLY", "YEARLY"):
-        raise refuse(f"BYDAY: a number before a day needs FREQ=MONTHLY or YEARLY, not {rule.frequency}")
+        raise invalid_rrule(f"BYDAY: a number before a day needs FREQ=MONTHLY or YEARLY, not {rule.frequency}")
     if any(abs(nth) > 5 for nth in which) and (rule.frequency == "MONTHLY" or rule.by_month):
-        raise refuse("BYDAY: a month has at most five of each day")
+        raise invalid_rrule("BYDAY: a month has at most five of each day")
     if rule.by_month and rule.by_month_day and not _some_day_exists(rule.by_month, rule.by_month_day):
-        raise refuse("BYMONTHDAY: none of these days comes in the months of BYMONTH, so it would never tick")
+        raise invalid_rrule("BYMONTHDAY: none of these days comes in the months of BYMONTH, so it would never tick")
 
 
 def _some_day_exists(months: tuple[int, ...], days: tuple[int, ...]) -> bool:
@@ -182,10 +182,10 @@ def _some_day_exists(months: tuple[int, ...], days: tuple[int, ...]) -> bool:
 def _number(name: str, text: str, low: int, high: int, signed: bool = False) -> int:
     hint = f"{low}–{high}" + (f" or -{high}–-{low}" if signed else "")
     if not _NUMBER.fullmatch(text):
-        raise refuse(f'{name}: "{_shown(text)}" is not a number; use {hint}')
+        raise invalid_rrule(f'{name}: "{_shown(text)}" is not a number; use {hint}')
     value = int(text)
     if not low <= (abs(value) if signed else value) <= high:
-        raise refuse(f"{name}: {_shown(text)} is out of range {hint}")
+        raise invalid_rrule(f"{name}: {_shown(text)} is out of range {hint}")
     return value
 
 
@@ -199,14 +199,14 @@ def _by_day(text: str) -> tuple[tuple[int, int | None], ...]:
         match = _BY_DAY.fullmatch(each)
         nth = int(match[1]) if match and match[1] else None
         if match is None or nth == 0 or abs(nth or 1) > 53:
-            raise refuse(f'BYDAY: "{_shown(each)}" is not a day; use {", ".join(WEEKDAYS)}, or 1MO, -1FR and the like')
+            raise invalid_rrule(f'BYDAY: "{_shown(each)}" is not a day; use {", ".join(WEEKDAYS)}, or 1MO, -1FR and the like')
         days[WEEKDAYS.index(match[2]), nth] = None
     return tuple(days)
 
 
 def _week_start(text: str) -> int:
     if text not in WEEKDAYS:
-        raise refuse(f'WKST: "{_shown(text)}" is not a day; use {", ".join(WEEKDAYS)}')
+        raise invalid_rrule(f'WKST: "{_shown(text)}" is not a day; use {", ".join(WEEKDAYS)}')
     return WEEKDAYS.index(text)
 
 

@@ -12,13 +12,13 @@ from typing import NamedTuple
 from everbeat.core.triggers.days import CrossedTimes, DayPattern, ListedTimes, Times
 from everbeat.core.triggers.rrule_days import ChosenDays, RecurrenceDays
 from everbeat.core.triggers.rrule_text import Recurrence
-from everbeat.core.triggers.wall import DAY, EPOCH, FIRST_DAY, LAST_DAY, MAX_INSTANT, MIN_INSTANT
+from everbeat.core.triggers.wall_clock import DAY, EPOCH, FIRST_DAY, LAST_DAY, MAX_INSTANT, MIN_INSTANT
 
 UNITS = {"HOURLY": 3600, "MINUTELY": 60, "SECONDLY": 1}
 
 _REACH = 2 * DAY
-_KEPT_TIMES = 64
-_PATIENCE_DAYS = 2000
+_CACHED_TIMES = 64
+_MAX_DAYS_SEARCHED = 2000
 
 
 class BoundedPattern(DayPattern):
@@ -122,7 +122,7 @@ class ElapsedPattern(BoundedPattern):
     def first_day(self, day: int, offset: int) -> int | None:
         if not self._frame(offset).is_reachable:
             return None
-        for _ in range(_PATIENCE_DAYS):
+        for _ in range(_MAX_DAYS_SEARCHED):
             if self._step > DAY:
                 day += self._phase(day, offset) // DAY
             if day > LAST_DAY:
@@ -136,7 +136,7 @@ class ElapsedPattern(BoundedPattern):
     def last_day(self, day: int, offset: int) -> int | None:
         if not self._frame(offset).is_reachable:
             return None
-        for _ in range(_PATIENCE_DAYS):
+        for _ in range(_MAX_DAYS_SEARCHED):
             if self._step > DAY:
                 day = ((day + 1) * DAY + self._phase(day + 1, offset) - self._step) // DAY
             if day < FIRST_DAY:
@@ -151,7 +151,7 @@ class ElapsedPattern(BoundedPattern):
         key = (self._phase(day, offset), offset)
         times = self._times.get(key)
         if times is None:
-            if len(self._times) >= _KEPT_TIMES:
+            if len(self._times) >= _CACHED_TIMES:
                 self._times.clear()
             self._times[key] = times = self._find_times(*key)
         return times

@@ -20,7 +20,7 @@ from uuid import uuid4
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from everbeat.core.errors import StoreBroken, StoreRefused, StoreUnavailable
+from everbeat.core.errors import StoreUnusable, StoreRefused, StoreUnavailable
 from everbeat.store.base import Observer
 from everbeat.store.postgres.hosts import Connector
 from everbeat.store.queries import Query
@@ -52,11 +52,11 @@ def meaning_of(error: BaseException) -> Exception:
         if state.startswith(_REFUSED):
             return StoreRefused(str(error))
         if state == "42501":
-            return StoreBroken(
+            return StoreUnusable(
                 f"the database role may not do this ({error}); docs/howto/postgresql.md names the rights it needs"
             )
         if state.startswith("42"):
-            return StoreBroken(f"the database is not as this Everbeat needs it ({error}); run: everbeat migrate")
+            return StoreUnusable(f"the database is not as this Everbeat needs it ({error}); run: everbeat migrate")
         return StoreUnavailable(f"{type(error).__name__}: {error}")
     return StoreUnavailable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from everbeat.core.access import AuditEntry
+from everbeat.core.access import AuditLogEntry
 from everbeat.core.tasks import DeadLetter
 from everbeat.store.postgres.connections import Connection, fetch_on
 from everbeat.store.postgres.tasks import PostgresTasks, Undo, key_columns, task_columns
@@ -58,7 +58,7 @@ class PostgresDeadLetters(PostgresTasks):
         replays: Sequence[Replay],
         *,
         again: bool,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> list[UUID]:
         replays = without_repeats(replays, lambda one: one.task_id)
@@ -100,7 +100,7 @@ class PostgresDeadLetters(PostgresTasks):
         filter_: DeadFilter,
         *,
         limit: int,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> int:
         values = {**_dead_filter(filter_), "tenant_id": tenant_id, "limit": limit, "now": now}

@@ -10,7 +10,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from everbeat.core.access import AuditEntry
+from everbeat.core.access import AuditLogEntry
 from everbeat.core.keys import ApiKey
 from everbeat.store.key_rows import key_from_row, key_to_row
 from everbeat.store.postgres.connections import Connection, Connections, execute_on, fetch_on
@@ -57,7 +57,7 @@ class PostgresKeys(_Base):
         only_first: bool = False,
         keeper: UUID | None = None,
         answer: IdempotentAnswer | None = None,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> KeyChange:
         try:
@@ -86,7 +86,7 @@ class PostgresKeys(_Base):
         tenant_id: UUID | None,
         ids: Sequence[UUID],
         *,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> KeyChange:
         try:

@@ -15,10 +15,10 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from everbeat.core.access import AuditEntry
+from everbeat.core.access import AuditLogEntry
 from everbeat.core.calendars import Calendar
 from everbeat.core.changes import ScheduleWrite
-from everbeat.core.errors import EverbeatError, StoreBroken, StoreError, StoreRefused, StoreUnavailable
+from everbeat.core.errors import EverbeatError, StoreUnusable, StoreError, StoreRefused, StoreUnavailable
 from everbeat.core.schedules import PastRule, Schedule, Status
 from everbeat.core.ticks import Tick
 from everbeat.store.base import Observer
@@ -142,10 +142,10 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
         while version != needed:
             try:
                 migration = await self._retrying_locked(self._migrate_one)
-            except StoreBroken as error:
+            except StoreUnusable as error:
                 if not isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError):
                     raise
-                raise StoreBroken(
+                raise StoreUnusable(
                     f"the database is at migration {version} of {needed}, and this role may not change it ({error.__cause__}); "
                     "run everbeat migrate as the role that owns the tables"
                 ) from error.__cause__
@@ -244,7 +244,7 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
         *,
         answer: IdempotentAnswer | None = None,
         max_schedules: int | None = None,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> bool:
         async def write() -> bool:
@@ -331,7 +331,7 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
         return [schedule_from_row(row) for row in rows]
 
     async def schedule_delete(
-        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> int:
         return await self._change_noted("schedule_delete", trail, now, tenant_id=tenant_id, ids=list(ids))
 
@@ -461,7 +461,7 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
         return [calendar_from_row(row) for row in rows]
 
     async def calendar_write(
-        self, tenant_id: UUID, calendar: Calendar, *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, calendar: Calendar, *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> bool:
         values = {
             "now": now,
@@ -476,7 +476,7 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
         return bool(row["is_new"])
 
     async def calendar_delete(
-        self, tenant_id: UUID, name: str, *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, name: str, *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> int:
         return await self._change_noted("calendar_delete", trail, now, tenant_id=tenant_id, name=name)
 
@@ -573,7 +573,7 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
     def _transaction(self, verb: str) -> contextlib.AbstractAsyncContextManager[Connection]:
         return self._connections.transaction(self._lane, verb)
 
-    async def _change_noted(self, block: str, trail: Sequence[AuditEntry], now: datetime | None, /, **values: Any) -> int:
+    async def _change_noted(self, block: str, trail: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any) -> int:
         """How many rows the statement changed; the trail is written with it, if there are any."""
         async with self._transaction(block) as connection:
             changed = await execute_on(connection, self._queries[block], **values)

@@ -12,10 +12,10 @@ from uuid import UUID
 import asyncpg
 import uuid_utils.compat
 
-from everbeat.core.access import AuditEntry
+from everbeat.core.access import AuditLogEntry
 from everbeat.core.errors import StoreRefused
-from everbeat.core.fairness import Flow, Share
-from everbeat.core.tasks import Attempt, ClaimedTask, Ending, LogLine, NewTask, RunningTask, Task, TaskState
+from everbeat.core.fairness import Flow, ClaimStep
+from everbeat.core.tasks import Attempt, ClaimedTask, AttemptEnd, LogLine, NewTask, LeasedTask, TaskRecord, TaskState
 from everbeat.store.postgres.connections import Connection, execute_on, fetch_on
 from everbeat.store.postgres.trail import write_trail
 from everbeat.store.queries import Query
@@ -85,7 +85,7 @@ class _Base(Protocol):
     async def _fetch(self, block: str, /, **values: Any) -> list[asyncpg.Record]: ...
     async def _execute(self, block: str, /, **values: Any) -> int: ...
     def _transaction(self, verb: str) -> AbstractAsyncContextManager[Connection]: ...
-    async def _change_noted(self, block: str, trail: Sequence[AuditEntry], now: datetime | None, /, **values: Any) -> int: ...
+    async def _change_noted(self, block: str, trail: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any) -> int: ...
     async def _with_months(self, instants: Sequence[datetime], write: Callable[[], Awaitable[T]]) -> T: ...
     async def _this_month(self, now: datetime | None, write: Callable[[], Awaitable[T]]) -> T: ...
 
@@ -98,7 +98,7 @@ class PostgresTasks(_Base):
         tasks: Sequence[NewTask],
         *,
         is_one: bool = False,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> Submitted:
         keyed = by_key(tasks)
@@ -114,7 +114,7 @@ class PostgresTasks(_Base):
         return await self._submit_some(tasks, keyed, is_one, trail, now)
 
     async def _submit_some(
-        self, tasks: Sequence[NewTask], keyed: Keyed, is_one: bool, trail: Sequence[AuditEntry], now: datetime | None
+        self, tasks: Sequence[NewTask], keyed: Keyed, is_one: bool, trail: Sequence[AuditLogEntry], now: datetime | None
     ) -> Submitted:
         """Some key may be taken: find out which, and write what is new unless a key was used for something else."""
         mismatched = set(keyed.mismatched)
@@ -176,7 +176,7 @@ class PostgresTasks(_Base):
 
     async def task_claim(
         self,
-        shares: Sequence[Share],
+        shares: Sequence[ClaimStep],
         claimers: Sequence[Claimer],
         *,
         limited: Collection[UUID] = (),
@@ -247,17 +247,17 @@ class PostgresTasks(_Base):
 
     async def task_running(
         self, leases: Sequence[LeaseRef], *, now: datetime | None = None
-    ) -> tuple[datetime, list[RunningTask]]:
+    ) -> tuple[datetime, list[LeasedTask]]:
         moment = await self.clock(now=now)
         rows = await self._fetch("task_running", now=now, **_refs(leases))
         return moment, [running_from_row(row) for row in rows]
 
-    async def task_expired(self, *, limit: int, now: datetime | None = None) -> tuple[datetime, list[RunningTask]]:
+    async def task_expired(self, *, limit: int, now: datetime | None = None) -> tuple[datetime, list[LeasedTask]]:
         moment = await self.clock(now=now)
         rows = await self._fetch("task_expired", now=now, limit=limit)
         return moment, [running_from_row(row) for row in rows]
 
-    async def task_end(self, endings: Sequence[Ending], *, is_expired: bool, now: datetime | None = None) -> Ended:
+    async def task_end(self, endings: Sequence[AttemptEnd], *, is_expired: bool, now: datetime | None = None) -> Ended:
         endings = without_repeats(endings, lambda one: (one.id, one.fence))
         # In one order everywhere: two that end the same tasks then wait for each other and do not deadlock.
         endings = sorted(endings, key=lambda one: one.id)
@@ -319,7 +319,7 @@ class PostgresTasks(_Base):
             await self._cancel(connection, tenant_id, ids, SUPERSEDED, now)
 
     async def task_cancel(
-        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> Cancelled:
         async def write() -> Cancelled:
             async with self._transaction("task_cancel") as connection:
@@ -346,14 +346,14 @@ class PostgresTasks(_Base):
         id_: UUID,
         run_at: datetime,
         *,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> int:
         return await self._change_noted("task_reschedule", trail, now, tenant_id=tenant_id, id=id_, run_at=run_at, now=now)
 
     # Reading
 
-    async def task_find(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[Task]:
+    async def task_find(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[TaskRecord]:
         return [task_from_row(row) for row in await self._fetch("task_find", tenant_id=tenant_id, ids=list(ids))]
 
     async def task_list(self, tenant_id: UUID, filter_: TaskFilter, *, before: UUID | None, limit: int, live: bool) -> TaskScan:
@@ -402,12 +402,12 @@ def _claimers(claimers: Sequence[Claimer]) -> dict[str, Any]:
     }
 
 
-def _shares(shares: Sequence[Share]) -> dict[str, list[Any]]:
+def _shares(shares: Sequence[ClaimStep]) -> dict[str, list[Any]]:
     """Shares as columns, and their lanes in two more, which each share has a part of; arrays begin at 1."""
     firsts, lasts, count = [], [], 0
     for share in shares:
         firsts.append(count + 1)
-        count += len(share.lanes)
+        count += len(share.queue_types)
         lasts.append(count)
     return {
         "tenant_ids": [share.tenant_id for share in shares],
@@ -416,13 +416,13 @@ def _shares(shares: Sequence[Share]) -> dict[str, list[Any]]:
         "limits": [share.limit for share in shares],
         "firsts_of_lanes": firsts,
         "lasts_of_lanes": lasts,
-        "queues": [queue for share in shares for queue, _ in share.lanes],
-        "types": [type_ for share in shares for _, type_ in share.lanes],
+        "queues": [queue for share in shares for queue, _ in share.queue_types],
+        "types": [type_ for share in shares for _, type_ in share.queue_types],
     }
 
 
 def _claims(
-    claimers: Sequence[Claimer], shares: Sequence[Share], rows: list[asyncpg.Record], room: Mapping[UUID, int]
+    claimers: Sequence[Claimer], shares: Sequence[ClaimStep], rows: list[asyncpg.Record], room: Mapping[UUID, int]
 ) -> Claims:
     tasks: list[list[ClaimedTask]] = [[] for _ in claimers]
     yields = [0] * len(shares)
@@ -486,7 +486,7 @@ def task_columns(tasks: Sequence[NewTask]) -> dict[str, Sequence[Any]]:
     }
 
 
-def _endings(endings: Sequence[Ending]) -> dict[str, Any]:
+def _endings(endings: Sequence[AttemptEnd]) -> dict[str, Any]:
     ids, tenant_ids, fences, outcomes, states, run_ats, errors, reasons = map(list, zip(*endings, strict=True))
     return {
         "ids": ids,

@@ -11,7 +11,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from everbeat.core.access import AuditEntry
+from everbeat.core.access import AuditLogEntry
 from everbeat.core.errors import StoreRefused
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenants import Tenant
@@ -48,7 +48,7 @@ class PostgresTenants(_Base):
         *,
         keeper: UUID = DEFAULT_TENANT,
         answer: IdempotentAnswer | None = None,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> bool:
         try:
@@ -72,7 +72,7 @@ class PostgresTenants(_Base):
 
     async def audit_list(
         self, tenant_id: UUID | None, filter_: AuditFilter, *, before: tuple[datetime, UUID] | None, limit: int
-    ) -> list[AuditEntry]:
+    ) -> list[AuditLogEntry]:
         window = audit_window(filter_, before)
         if tenant_id is None:
             rows = await self._fetch("audit_list_all", limit=limit, **window)

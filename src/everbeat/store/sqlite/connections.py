@@ -20,7 +20,7 @@ from uuid import UUID
 
 import apsw
 
-from everbeat.core.errors import StoreBroken, StoreRefused, StoreUnavailable
+from everbeat.core.errors import StoreUnusable, StoreRefused, StoreUnavailable
 from everbeat.store.base import Observer
 from everbeat.store.rows import text_of
 
@@ -79,9 +79,9 @@ def _converter(column: str) -> Callable[[Any], Any] | None:
 def meaning_of(error: apsw.Error, path: Path) -> Exception:
     """The Everbeat error that a driver error stands for."""
     if isinstance(error, apsw.CorruptError | apsw.NotADBError):
-        return StoreBroken(f"{path} is damaged or not a database ({error}); restore a backup, nothing was changed")
+        return StoreUnusable(f"{path} is damaged or not a database ({error}); restore a backup, nothing was changed")
     if isinstance(error, apsw.SQLError):
-        return StoreBroken(f"{path} is not as this Everbeat needs it ({error}); run: everbeat migrate")
+        return StoreUnusable(f"{path} is not as this Everbeat needs it ({error}); run: everbeat migrate")
     if isinstance(error, apsw.ConstraintError | apsw.MismatchError | apsw.TooBigError | apsw.RangeError):
         return StoreRefused(str(error))
     if isinstance(error, apsw.ReadOnlyError | apsw.CantOpenError | apsw.PermissionsError | apsw.AuthError):

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from everbeat.core.access import AuditEntry
+from everbeat.core.access import AuditLogEntry
 from everbeat.core.tasks import (
     DeadLetter,
 )
@@ -60,7 +60,7 @@ class SqliteDeadLetters(SqliteTasks):
         replays: Sequence[Replay],
         *,
         again: bool,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> list[UUID]:
         replays = without_repeats(replays, lambda one: one.task_id)
@@ -92,7 +92,7 @@ class SqliteDeadLetters(SqliteTasks):
         filter_: DeadFilter,
         *,
         limit: int,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> int:
         values = {**_dead_filter(filter_), "tenant_id": tenant_id, "limit": limit, "now": self._moment(now)}

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from everbeat.core.access import AuditEntry
+from everbeat.core.access import AuditLogEntry
 from everbeat.core.keys import ApiKey
 from everbeat.store.key_rows import key_from_row, key_to_row
 from everbeat.store.rows import text_of
@@ -58,7 +58,7 @@ class SqliteKeys(_Base):
         only_first: bool = False,
         keeper: UUID | None = None,
         answer: IdempotentAnswer | None = None,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> KeyChange:
         def work(session: Session) -> KeyChange:
@@ -82,7 +82,7 @@ class SqliteKeys(_Base):
         tenant_id: UUID | None,
         ids: Sequence[UUID],
         *,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> KeyChange:
         def work(session: Session) -> KeyChange:

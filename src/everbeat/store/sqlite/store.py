@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from everbeat.core.access import AuditEntry
+from everbeat.core.access import AuditLogEntry
 from everbeat.core.calendars import Calendar
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import StoreRefused
@@ -179,7 +179,7 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
         *,
         answer: IdempotentAnswer | None = None,
         max_schedules: int | None = None,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> bool:
         def work(session: Session) -> None:
@@ -265,7 +265,7 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
         return [schedule_from_row(row) for row in rows]
 
     async def schedule_delete(
-        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> int:
         return await self._change_noted("schedule_delete", trail, now, tenant_id=tenant_id, ids=hex_text(ids))
 
@@ -421,7 +421,7 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
         return [calendar_from_row(row) for row in await self._read("calendar_list", tenant_id=tenant_id)]
 
     async def calendar_write(
-        self, tenant_id: UUID, calendar: Calendar, *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, calendar: Calendar, *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> bool:
         values = {
             "tenant_id": tenant_id,
@@ -440,7 +440,7 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
         return await self._connections.write("calendar_write", work)
 
     async def calendar_delete(
-        self, tenant_id: UUID, name: str, *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, name: str, *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> int:
         return await self._change_noted("calendar_delete", trail, now, tenant_id=tenant_id, name=name)
 
@@ -473,7 +473,7 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
     async def _change(self, block: str, /, **values: Any) -> int:
         return await self._connections.write(block, lambda session: session.change(self._sql[block], values))
 
-    async def _change_noted(self, block: str, trail: Sequence[AuditEntry], now: datetime | None, /, **values: Any) -> int:
+    async def _change_noted(self, block: str, trail: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any) -> int:
         """How many rows the statement changed; the trail is written with it, if there are any."""
 
         def work(session: Session) -> int:

@@ -12,18 +12,18 @@ from uuid import UUID
 import msgspec
 import uuid_utils.compat
 
-from everbeat.core.access import AuditEntry
-from everbeat.core.fairness import Flow, Share
+from everbeat.core.access import AuditLogEntry
+from everbeat.core.fairness import Flow, ClaimStep
 from everbeat.core.tasks import (
     Attempt,
     ClaimedTask,
-    Ending,
+    AttemptEnd,
     LogLine,
     NewTask,
-    RunningTask,
-    Task,
+    LeasedTask,
+    TaskRecord,
     TaskState,
-    at_ref,
+    with_payload_ref,
 )
 from everbeat.store.rows import (
     CANCELLED,
@@ -82,7 +82,7 @@ class _Base(Protocol):
     def _moment(self, now: datetime | None) -> datetime: ...
     async def _read(self, block: str, /, **values: Any) -> list[Row]: ...
     async def _change(self, block: str, /, **values: Any) -> int: ...
-    async def _change_noted(self, block: str, trail: Sequence[AuditEntry], now: datetime | None, /, **values: Any) -> int: ...
+    async def _change_noted(self, block: str, trail: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any) -> int: ...
 
 
 class Undo(Exception):
@@ -97,7 +97,7 @@ class SqliteTasks(_Base):
         tasks: Sequence[NewTask],
         *,
         is_one: bool = False,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> Submitted:
         keyed = by_key(tasks)
@@ -152,7 +152,7 @@ class SqliteTasks(_Base):
 
     async def task_claim(
         self,
-        shares: Sequence[Share],
+        shares: Sequence[ClaimStep],
         claimers: Sequence[Claimer],
         *,
         limited: Collection[UUID] = (),
@@ -161,7 +161,7 @@ class SqliteTasks(_Base):
     ) -> Claims:
         limit, total = sum(claimer.limit for claimer in claimers), _microseconds(total_seconds)
 
-        def work(session: Session) -> tuple[int, list[list[Values]], list[Share], list[int], dict[UUID, int]]:
+        def work(session: Session) -> tuple[int, list[list[Values]], list[ClaimStep], list[int], dict[UUID, int]]:
             moment = to_microseconds(self._moment(now))
             room = self._room_to_run(session, limited)
             cut = within_room(shares, room)
@@ -195,34 +195,34 @@ class SqliteTasks(_Base):
             room[tenant_id] -= count
         return room
 
-    def _pick_some(self, session: Session, shares: Sequence[Share], limit: int) -> list[tuple[Share, list[Values]]]:
+    def _pick_some(self, session: Session, shares: Sequence[ClaimStep], limit: int) -> list[tuple[ClaimStep, list[Values]]]:
         """What the first of these shares bring: several at once if they are alike and there is room for all of them."""
         first = shares[0]
-        alike = list(takewhile(lambda one: one.limit == first.limit and len(one.lanes) == 1, shares))
+        alike = list(takewhile(lambda one: one.limit == first.limit and len(one.queue_types) == 1, shares))
         alike = alike[: limit // first.limit] if first.limit > 0 else []
         if len(alike) < 2:
             return [(first, self._pick(session, first, min(first.limit, limit)))]
-        lanes = [(one.lanes[0][0], one.tenant_id.hex, one.priority, one.fair_key, one.lanes[0][1]) for one in alike]
+        queue_types = [(one.queue_types[0][0], one.tenant_id.hex, one.priority, one.fair_key, one.queue_types[0][1]) for one in alike]
         found: list[list[Values]] = [[] for _ in alike]
-        for place, *row in session.tuples(self._sql["task_claim_picks"], {"lanes": text_of(lanes), "limit": first.limit}):
+        for place, *row in session.tuples(self._sql["task_claim_picks"], {"lanes": text_of(queue_types), "limit": first.limit}):
             found[place].append(tuple(row))
         return [(one, sorted(rows, key=lambda row: row[1:3])) for one, rows in zip(alike, found, strict=True)]
 
-    def _pick(self, session: Session, share: Share, limit: int) -> list[Values]:
+    def _pick(self, session: Session, share: ClaimStep, limit: int) -> list[Values]:
         """The oldest ready tasks of a share, over its lanes."""
         if limit <= 0:
             return []
         sql = self._sql["task_claim_pick"]
         wanted = {"tenant_id": share.tenant_id.bytes, "priority": share.priority, "fair_key": share.fair_key}
-        lanes = [{**wanted, "queue": queue, "type": type_} for queue, type_ in share.lanes]
-        if len(lanes) == 1:
-            return session.tuples(sql, {**lanes[0], "limit": limit})
+        queue_types = [{**wanted, "queue": queue, "type": type_} for queue, type_ in share.queue_types]
+        if len(queue_types) == 1:
+            return session.tuples(sql, {**queue_types[0], "limit": limit})
         oldest: list[tuple[Any, Any, int]] = []
-        for place, lane in enumerate(lanes):
+        for place, lane in enumerate(queue_types):
             rows = session.tuples(self._sql["task_claim_oldest"], {**lane, "limit": limit})
             oldest += [(run_at, id_, place) for run_at, id_ in rows]
         counts = Counter(place for _, _, place in sorted(oldest)[:limit])
-        picked = [row for place, count in counts.items() for row in session.tuples(sql, {**lanes[place], "limit": count})]
+        picked = [row for place, count in counts.items() for row in session.tuples(sql, {**queue_types[place], "limit": count})]
         return sorted(picked, key=lambda row: row[1:3])
 
     async def task_heartbeat(self, beats: Sequence[BeatWrite], *, now: datetime | None = None) -> list[Beaten]:
@@ -271,15 +271,15 @@ class SqliteTasks(_Base):
 
     async def task_running(
         self, leases: Sequence[LeaseRef], *, now: datetime | None = None
-    ) -> tuple[datetime, list[RunningTask]]:
+    ) -> tuple[datetime, list[LeasedTask]]:
         moment = self._moment(now)
         return moment, [running_from_row(row) for row in await self._read("task_running", leases=_leases(leases), now=moment)]
 
-    async def task_expired(self, *, limit: int, now: datetime | None = None) -> tuple[datetime, list[RunningTask]]:
+    async def task_expired(self, *, limit: int, now: datetime | None = None) -> tuple[datetime, list[LeasedTask]]:
         moment = self._moment(now)
         return moment, [running_from_row(row) for row in await self._read("task_expired", limit=limit, now=moment)]
 
-    async def task_end(self, endings: Sequence[Ending], *, is_expired: bool, now: datetime | None = None) -> Ended:
+    async def task_end(self, endings: Sequence[AttemptEnd], *, is_expired: bool, now: datetime | None = None) -> Ended:
         endings = without_repeats(endings, lambda one: (one.id, one.fence))
         ids = {one.id.bytes: one.id for one in endings}
 
@@ -338,7 +338,7 @@ class SqliteTasks(_Base):
             self._cancel(session, tenant_id, [row["id"] for row in rows if row["tenant_id"] == tenant_id], SUPERSEDED, moment)
 
     async def task_cancel(
-        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> Cancelled:
         def work(session: Session) -> Cancelled:
             moment = self._moment(now)
@@ -363,7 +363,7 @@ class SqliteTasks(_Base):
         id_: UUID,
         run_at: datetime,
         *,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> int:
         values = {"tenant_id": tenant_id, "id": id_, "run_at": run_at, "now": self._moment(now)}
@@ -371,7 +371,7 @@ class SqliteTasks(_Base):
 
     # Reading
 
-    async def task_find(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[Task]:
+    async def task_find(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[TaskRecord]:
         return [task_from_row(row) for row in await self._read("task_find", tenant_id=tenant_id, ids=hex_text(ids))]
 
     async def task_list(self, tenant_id: UUID, filter_: TaskFilter, *, before: UUID | None, limit: int, live: bool) -> TaskScan:
@@ -491,7 +491,7 @@ def _claimed(row: Values, claimer: Claimer, now: int, total: int) -> ClaimedTask
         traceparent=trace,
         tenant_id=tenant,
     )
-    return at_ref(claimed, ref)
+    return with_payload_ref(claimed, ref)
 
 
 def _leases(leases: Iterable[LeaseRef]) -> str:
@@ -502,7 +502,7 @@ def _holder(lease: LeaseRef) -> str | None:
     return None if lease.tenant_id is None else lease.tenant_id.hex
 
 
-def _ending(one: Ending, is_expired: bool, now: int) -> Values:
+def _ending(one: AttemptEnd, is_expired: bool, now: int) -> Values:
     run_at = None if one.run_at is None else to_microseconds(one.run_at)
     lease = (one.id.bytes, one.tenant_id.bytes, one.fence, is_expired, now)
     return (*lease, one.outcome.value, one.state.value, run_at, one.error, one.reason)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from everbeat.core.access import AuditEntry
+from everbeat.core.access import AuditLogEntry
 from everbeat.core.errors import StoreRefused
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenants import Tenant
@@ -50,7 +50,7 @@ class SqliteTenants(_Base):
         *,
         keeper: UUID = DEFAULT_TENANT,
         answer: IdempotentAnswer | None = None,
-        trail: Sequence[AuditEntry] = (),
+        trail: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> bool:
         def work(session: Session) -> None:
@@ -77,7 +77,7 @@ class SqliteTenants(_Base):
 
     async def audit_list(
         self, tenant_id: UUID | None, filter_: AuditFilter, *, before: tuple[datetime, UUID] | None, limit: int
-    ) -> list[AuditEntry]:
+    ) -> list[AuditLogEntry]:
         window = audit_window(filter_, before)
         if tenant_id is None:
             rows = await self._read("audit_list_all", limit=limit, **window)

@@ -7,10 +7,10 @@ from datetime import datetime
 
 import msgspec
 
-from everbeat.core.access import AuditEntry
+from everbeat.core.access import AuditLogEntry
 from everbeat.store.sqlite.connections import Session
 
 
-def write_trail(session: Session, sql: Mapping[str, str], trail: Sequence[AuditEntry], moment: datetime) -> None:
+def write_trail(session: Session, sql: Mapping[str, str], trail: Sequence[AuditLogEntry], moment: datetime) -> None:
     if trail:
         session.change_many(sql["audit_insert"], [{**msgspec.structs.asdict(entry), "at": moment} for entry in trail])

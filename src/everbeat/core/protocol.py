@@ -17,12 +17,12 @@ from everbeat.core.tasks import ClaimedTask
 
 MAX_SUBMITTED = 10_000
 MAX_CLAIMED = 1000
-MAX_SETTLED = 1000
+MAX_LEASES_PER_REPORT = 1000
 MAX_QUEUES = 100
 MAX_TYPES = 1000
 MAX_WAIT_SECONDS = 30
 DEFAULT_LEASE_SECONDS = 30.0
-LONGEST_DELAY_SECONDS = 10 * 366 * 86_400
+MAX_DELAY_SECONDS = 10 * 366 * 86_400
 DEFAULT_QUEUE = "default"
 
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -30,18 +30,18 @@ WorkerName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Fence = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
-class _Wire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class _RequestBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     pass
 
 
-class TaskInput(_Wire, frozen=True, kw_only=True):
+class TaskInput(_RequestBody, frozen=True, kw_only=True):
     """A task to submit. `idempotency_key` only in a batch; alone, it is the header's."""
 
     type: str
     queue: str | None = None
     payload: Any = {}
     run_at: Instant | None = None
-    delay_seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_DELAY_SECONDS)] | None = None
+    delay_seconds: Annotated[float, msgspec.Meta(ge=0, le=MAX_DELAY_SECONDS)] | None = None
     priority: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 100
     max_attempts: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
     retry: Retry = Retry()
@@ -52,7 +52,7 @@ class TaskInput(_Wire, frozen=True, kw_only=True):
     idempotency_key: str | None = None
 
 
-class Claim(_Wire, frozen=True, kw_only=True):
+class LeaseClaimRequest(_RequestBody, frozen=True, kw_only=True):
     worker: WorkerName
     queues: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_QUEUES)]
     types: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_TYPES)] | None = None
@@ -61,78 +61,78 @@ class Claim(_Wire, frozen=True, kw_only=True):
     lease_seconds: Annotated[float, msgspec.Meta(ge=5, le=3600)] = DEFAULT_LEASE_SECONDS
 
 
-class Claimed(msgspec.Struct, frozen=True):
+class LeaseClaimResponse(msgspec.Struct, frozen=True):
     tasks: list[ClaimedTask]
 
 
-class Progress(_Wire, frozen=True, kw_only=True):
+class Progress(_RequestBody, frozen=True, kw_only=True):
     fraction: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     message: Annotated[str, msgspec.Meta(max_length=2000)] | None = None
 
 
-class Beat(_Wire, frozen=True, kw_only=True):
+class LeaseHeartbeat(_RequestBody, frozen=True, kw_only=True):
     id: UUID
     fence: Fence
     progress: Progress | None = None
     log: str | None = None
 
 
-class Heartbeat(_Wire, frozen=True, kw_only=True):
+class LeaseHeartbeatRequest(_RequestBody, frozen=True, kw_only=True):
     worker: WorkerName
-    leases: Annotated[list[Beat], msgspec.Meta(max_length=MAX_SETTLED)]
+    leases: Annotated[list[LeaseHeartbeat], msgspec.Meta(max_length=MAX_LEASES_PER_REPORT)]
 
 
-class BeatAnswer(msgspec.Struct, frozen=True):
+class LeaseHeartbeatResult(msgspec.Struct, frozen=True):
     id: UUID
     status: Literal["ok", "lost", "cancel"]
     lease_until: datetime | None
 
 
-class HeartbeatAnswer(msgspec.Struct, frozen=True):
-    leases: list[BeatAnswer]
+class LeaseHeartbeatResponse(msgspec.Struct, frozen=True):
+    leases: list[LeaseHeartbeatResult]
 
 
-class Result(_Wire, frozen=True, kw_only=True):
+class LeaseCompletion(_RequestBody, frozen=True, kw_only=True):
     id: UUID
     fence: Fence
     result: Any = None
 
 
-class Completion(_Wire, frozen=True, kw_only=True):
+class LeaseCompleteRequest(_RequestBody, frozen=True, kw_only=True):
     worker: WorkerName
-    results: Annotated[list[Result], msgspec.Meta(max_length=MAX_SETTLED)]
+    results: Annotated[list[LeaseCompletion], msgspec.Meta(max_length=MAX_LEASES_PER_REPORT)]
 
 
-class ErrorInput(_Wire, frozen=True, kw_only=True):
+class ErrorInput(_RequestBody, frozen=True, kw_only=True):
     message: str
     kind: str | None = None
     trace: str | None = None
 
 
-class Failure(_Wire, frozen=True, kw_only=True):
+class LeaseFailure(_RequestBody, frozen=True, kw_only=True):
     id: UUID
     fence: Fence
     error: ErrorInput
     retryable: bool = True
-    retry_in_seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_DELAY_SECONDS)] | None = None
+    retry_in_seconds: Annotated[float, msgspec.Meta(ge=0, le=MAX_DELAY_SECONDS)] | None = None
 
 
-class Failures(_Wire, frozen=True, kw_only=True):
+class LeaseFailRequest(_RequestBody, frozen=True, kw_only=True):
     worker: WorkerName
-    failures: Annotated[list[Failure], msgspec.Meta(max_length=MAX_SETTLED)]
+    failures: Annotated[list[LeaseFailure], msgspec.Meta(max_length=MAX_LEASES_PER_REPORT)]
 
 
-class Lease(_Wire, frozen=True, kw_only=True):
+class Lease(_RequestBody, frozen=True, kw_only=True):
     id: UUID
     fence: Fence
 
 
-class Release(_Wire, frozen=True, kw_only=True):
+class LeaseReleaseRequest(_RequestBody, frozen=True, kw_only=True):
     worker: WorkerName
-    leases: Annotated[list[Lease], msgspec.Meta(max_length=MAX_SETTLED)]
+    leases: Annotated[list[Lease], msgspec.Meta(max_length=MAX_LEASES_PER_REPORT)]
 
 
-class Settled(msgspec.Struct, frozen=True, omit_defaults=True):
+class LeaseResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of one result, failure or release; `next` only of a failure that counted."""
 
     id: UUID
@@ -140,5 +140,5 @@ class Settled(msgspec.Struct, frozen=True, omit_defaults=True):
     next: Literal["retry", "dead", "failed"] | None = None
 
 
-class SettledAnswer(msgspec.Struct, frozen=True):
-    results: list[Settled]
+class LeaseResultsResponse(msgspec.Struct, frozen=True):
+    results: list[LeaseResult]

@@ -16,12 +16,12 @@ from everbeat.core.describe import describe
 from everbeat.core.jitter import jitter_of
 from everbeat.core.rules import Rule
 from everbeat.core.schedules import CatchUp, Schedule, Status
-from everbeat.core.tasks import LIVE_STATES, Task, TaskState
+from everbeat.core.tasks import LIVE_STATES, TaskRecord, TaskState
 from everbeat.core.ticks import Occurrence, Outcome, SkipReason, Tick
 from everbeat.core.zones import transitions
 
-_MOST_BLOCKERS = 10
-_NEAR_A_CHANGE = timedelta(hours=3)
+_MAX_BLOCKERS = 10
+_CLOCK_CHANGE_WINDOW = timedelta(hours=3)
 
 
 class Verdict(StrEnum):
@@ -50,21 +50,21 @@ class Fact(NamedTuple):
     value: Value
 
 
-class Why(NamedTuple):
+class Explanation(NamedTuple):
     verdict: Verdict
     explanation: str
     facts: list[Fact]
 
 
-class Neighbours(NamedTuple):
+class NearbyTicks(NamedTuple):
     """The ticks around an instant that is none, and its twin: the other instant at which the clocks show the same."""
 
     before: Occurrence | None
     after: Occurrence | None
-    twin: datetime | None = None
+    repeated: datetime | None = None
 
 
-class Case(NamedTuple):
+class ExplainContext(NamedTuple):
     """All that is known. `rule` is the one that held at the instant; None if the schedule was not there or has no rule that
     can be computed. `tick` is what the rule says of the instant, `row` what the ledger does."""
 
@@ -77,35 +77,35 @@ class Case(NamedTuple):
     rule: Rule | None
     is_past_rule: bool = False
     row: Tick | None = None
-    task: Task | None = None
+    task: TaskRecord | None = None
     attempts: int = 0
-    blockers: Sequence[Task] = ()
+    blockers: Sequence[TaskRecord] = ()
     tick: Occurrence | None = None
-    around: Neighbours = Neighbours(None, None)
+    around: NearbyTicks = NearbyTicks(None, None)
 
 
-def explain(case: Case) -> Why:
+def explain(case: ExplainContext) -> Explanation:
     if case.row is not None:
         return _recorded(case, case.row)
     if case.at < case.schedule.created_at:
-        return _told(
+        return _explanation(
             case, Verdict.NOT_REGISTERED, f"The schedule was registered only at {_local(case, case.schedule.created_at)}."
         )
     if case.schedule.fault is not None and (case.rule is None or case.at > case.accounted_until):
         reason = f"The schedule was set aside because it cannot be computed or fired: {case.schedule.fault}"
-        return _told(case, Verdict.FAULTY, reason, Fact("fault", case.schedule.fault))
+        return _explanation(case, Verdict.FAULTY, reason, Fact("fault", case.schedule.fault))
     if case.tick is None:
         return _not_scheduled(case)
     if case.at < case.kept_since:
         text = "It was a tick, but the ledger is kept only so long, and what became of it is forgotten."
-        return _told(case, Verdict.FORGOTTEN, text, Fact("kept_since", rfc3339(case.kept_since)))
+        return _explanation(case, Verdict.FORGOTTEN, text, Fact("kept_since", rfc3339(case.kept_since)))
     return _computed(case, case.tick)
 
 
 # What the ledger says
 
 
-def _recorded(case: Case, row: Tick) -> Why:
+def _recorded(case: ExplainContext, row: Tick) -> Explanation:
     if row.outcome is Outcome.FIRED:
         return _fired(case, row)
     assert row.reason is not None
@@ -113,26 +113,26 @@ def _recorded(case: Case, row: Tick) -> Why:
     if row.until is not None and row.count > 1:
         facts += [Fact("range_from", rfc3339(row.scheduled_for)), Fact("range_until", rfc3339(row.until))]
         facts.append(Fact("range_count", row.count))
-    return _told(
-        case, Verdict.SKIPPED, f"It did not run: {_because(case, row.reason)}.", *facts, *_reason_facts(case, row.reason)
+    return _explanation(
+        case, Verdict.SKIPPED, f"It did not run: {_reason_text(case, row.reason)}.", *facts, *_reason_facts(case, row.reason)
     )
 
 
-def _fired(case: Case, row: Tick) -> Why:
+def _fired(case: ExplainContext, row: Tick) -> Explanation:
     facts = [Fact("fired_at", rfc3339(row.fired_at)), Fact("lag_ms", _milliseconds(row.fired_at - row.scheduled_for))]
     facts.append(Fact("task_id", str(row.task_id)))
     if case.task is None:
         text = "It ran: a task was made. What became of the task is not kept any more."
-        return _told(case, Verdict.FIRED, text, *facts)
+        return _explanation(case, Verdict.FIRED, text, *facts)
     task = case.task
     facts += [Fact("task_state", task.state.value), Fact("attempts", case.attempts)]
     facts += [Fact("task_reason", task.reason)] if task.reason else []
     facts += [Fact("finished_at", rfc3339(task.finished_at))] if task.finished_at is not None else []
     facts += [Fact("worker", task.worker)] if task.worker else []
-    return _told(case, Verdict.FIRED, f"It ran: a task was made, and {_became(task, case.attempts)}.", *facts)
+    return _explanation(case, Verdict.FIRED, f"It ran: a task was made, and {_task_state_text(task, case.attempts)}.", *facts)
 
 
-def _became(task: Task, attempts: int) -> str:
+def _task_state_text(task: TaskRecord, attempts: int) -> str:
     tries = f"{attempts} attempt" + ("" if attempts == 1 else "s")
     match task.state:
         case TaskState.COMPLETED:
@@ -156,24 +156,24 @@ def _became(task: Task, attempts: int) -> str:
 # What the rule says
 
 
-def _computed(case: Case, tick: Occurrence) -> Why:
+def _computed(case: ExplainContext, tick: Occurrence) -> Explanation:
     schedule, reason = case.schedule, tick.skip
     if schedule.status is Status.FINISHED and tick.at > schedule.cursor_at:
-        return _told(case, Verdict.FINISHED, "The schedule is finished: it does not run any more.")
+        return _explanation(case, Verdict.FINISHED, "The schedule is finished: it does not run any more.")
     if tick.at <= case.accounted_until or case.is_past_rule:
         text = "It should have run, and neither a task nor a skip is recorded. Backfill can make up for it."
-        return _told(case, Verdict.MISSING, text, *([] if reason is None else [Fact("reason", reason.value)]))
+        return _explanation(case, Verdict.MISSING, text, *([] if reason is None else [Fact("reason", reason.value)]))
     if schedule.status is Status.PAUSED:
         reason = reason or SkipReason.PAUSED
     if reason is not None:
         is_past = tick.at <= case.now
-        text = f"It {'did' if is_past else 'will'} not run: {_because(case, reason)}."
+        text = f"It {'did' if is_past else 'will'} not run: {_reason_text(case, reason)}."
         verdict = Verdict.SKIPPED if is_past and schedule.status is Status.PAUSED else Verdict.WILL_SKIP
-        return _told(case, verdict, text, Fact("reason", reason.value), *_reason_facts(case, reason))
+        return _explanation(case, verdict, text, Fact("reason", reason.value), *_reason_facts(case, reason))
     facts = [] if schedule.due_at is None else [Fact("due_at", rfc3339(_due_at(schedule, tick.at)))]
     if tick.at > case.now:
-        return _told(case, Verdict.UPCOMING, f"It will run at {_local(case, tick.at)}{_delayed(schedule)}.", *facts)
-    return _told(case, Verdict.DUE, f"Its time has come, and it is about to be fired{_delayed(schedule)}.", *facts)
+        return _explanation(case, Verdict.UPCOMING, f"It will run at {_local(case, tick.at)}{_delayed(schedule)}.", *facts)
+    return _explanation(case, Verdict.DUE, f"Its time has come, and it is about to be fired{_delayed(schedule)}.", *facts)
 
 
 def _due_at(schedule: Schedule, tick: datetime) -> datetime:
@@ -187,27 +187,27 @@ def _delayed(schedule: Schedule) -> str:
     return f", moved by {seconds:g} seconds of jitter" if seconds else ""
 
 
-def _not_scheduled(case: Case) -> Why:
+def _not_scheduled(case: ExplainContext) -> Explanation:
     schedule, rule = case.schedule, case.rule
     if rule is None:
         text = "What the schedule was to do then is not known any more: its rule of that time cannot be computed."
-        return _told(case, Verdict.FORGOTTEN, text)
+        return _explanation(case, Verdict.FORGOTTEN, text)
     if schedule.status is Status.FINISHED and case.at > schedule.cursor_at:
-        return _told(case, Verdict.FINISHED, "The schedule is finished: it does not run any more.", *_around(case))
+        return _explanation(case, Verdict.FINISHED, "The schedule is finished: it does not run any more.", *_around(case))
     text = "The schedule has no tick at that time."
     if rule.starts_at is not None and case.at < rule.starts_at:
         text = f"The schedule starts only at {_local(case, rule.starts_at)}."
     elif rule.ends_at is not None and case.at > rule.ends_at:
         text = f"The schedule ended at {_local(case, rule.ends_at)}."
-    elif case.around.twin is not None:
+    elif case.around.repeated is not None:
         text = (
             f"The clocks of {case.zone.key} showed {case.at.astimezone(case.zone):%H:%M} twice that day; the schedule runs at "
-            f"the {'second' if case.around.twin > case.at else 'first'} of them, {_local(case, case.around.twin)}."
+            f"the {'second' if case.around.repeated > case.at else 'first'} of them, {_local(case, case.around.repeated)}."
         )
-    return _told(case, Verdict.NOT_SCHEDULED, text, *_around(case))
+    return _explanation(case, Verdict.NOT_SCHEDULED, text, *_around(case))
 
 
-def _around(case: Case) -> Iterator[Fact]:
+def _around(case: ExplainContext) -> Iterator[Fact]:
     for name, one in (("previous_tick", case.around.before), ("next_tick", case.around.after)):
         if one is not None:
             yield Fact(name, rfc3339(one.at))
@@ -217,7 +217,7 @@ def _around(case: Case) -> Iterator[Fact]:
 # Reasons
 
 
-def _because(case: Case, reason: SkipReason) -> str:
+def _reason_text(case: ExplainContext, reason: SkipReason) -> str:
     spec = case.schedule.spec
     match reason:
         case SkipReason.OVERLAP:
@@ -239,12 +239,12 @@ def _because(case: Case, reason: SkipReason) -> str:
             return "the schedule had come to its end"
 
 
-def _reason_facts(case: Case, reason: SkipReason) -> Iterator[Fact]:
+def _reason_facts(case: ExplainContext, reason: SkipReason) -> Iterator[Fact]:
     spec = case.schedule.spec
     if reason is SkipReason.OVERLAP:
         yield Fact("overlap", spec.overlap.value)
         yield Fact("max_concurrent", spec.concurrency)
-        for task in case.blockers[:_MOST_BLOCKERS]:
+        for task in case.blockers[:_MAX_BLOCKERS]:
             state = "is unfinished" if task.state in LIVE_STATES else f"finished at {rfc3339(task.finished_at or case.now)}"
             yield Fact("unfinished_task", f"{task.id} {state}")
     elif reason is SkipReason.MISFIRE:
@@ -260,11 +260,11 @@ def _reason_facts(case: Case, reason: SkipReason) -> Iterator[Fact]:
 # Facts of every verdict
 
 
-def _told(case: Case, verdict: Verdict, explanation: str, *facts: Fact) -> Why:
-    return Why(verdict, explanation, [*_base(case), *facts, *_clock_change(case)])
+def _explanation(case: ExplainContext, verdict: Verdict, explanation: str, *facts: Fact) -> Explanation:
+    return Explanation(verdict, explanation, [*_base(case), *facts, *_clock_change(case)])
 
 
-def _base(case: Case) -> Iterator[Fact]:
+def _base(case: ExplainContext) -> Iterator[Fact]:
     yield Fact("at", rfc3339(case.at))
     yield Fact("local", case.at.astimezone(case.zone).isoformat())
     yield Fact("status", case.schedule.status.value)
@@ -274,13 +274,13 @@ def _base(case: Case) -> Iterator[Fact]:
         yield Fact("is_past_rule", True)
 
 
-def _clock_change(case: Case) -> Iterator[Fact]:
-    for change in transitions(case.zone, case.at - _NEAR_A_CHANGE, case.at + _NEAR_A_CHANGE):
+def _clock_change(case: ExplainContext) -> Iterator[Fact]:
+    for change in transitions(case.zone, case.at - _CLOCK_CHANGE_WINDOW, case.at + _CLOCK_CHANGE_WINDOW):
         before, after = (change.at + offset for offset in (change.before, change.after))
         yield Fact("clock_change", f"{before:%Y-%m-%d}: from {before:%H:%M} to {after:%H:%M} in {case.zone.key}")
 
 
-def _local(case: Case, at: datetime) -> str:
+def _local(case: ExplainContext, at: datetime) -> str:
     return at.astimezone(case.zone).isoformat(sep=" ", timespec="seconds")
 
 

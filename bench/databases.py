@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     count: int  # type: ignore[assignment]  # it hides tuple.count, which nobody calls on a batch
 
 
-class Site(Protocol):
+class BenchDatabase(Protocol):
     """One store under test. `raw_*` are the baselines: the plain driver, and no code of Everbeat between the clocks."""
 
     name: str
@@ -62,7 +62,7 @@ class Site(Protocol):
     async def load_daily(self, base: Row, count: int, now: datetime) -> None:
         """Put in that many daily crons, spread over the day but for the hour around now."""
 
-    async def settle(self) -> None:
+    async def checkpoint(self) -> None:
         """Statistics and a checkpoint, so that every round begins alike."""
 
     async def raw_fire(self, tick_for: timedelta) -> float:
@@ -92,7 +92,7 @@ class Site(Protocol):
     def statements(self) -> int:
         """How many statements Everbeat's sessions have run, as the database's log has it."""
 
-    def branch(self, name: str) -> Site:
+    def sibling(self, name: str) -> BenchDatabase:
         """Another database of the same server; closing it removes only that."""
 
     async def count_live(self) -> int:
@@ -109,13 +109,13 @@ class Site(Protocol):
 
 
 @contextlib.contextmanager
-def serving(site: Site, *args: str) -> Iterator[tuple[ServerProcess, int]]:
+def serving(database: BenchDatabase, *args: str) -> Iterator[tuple[ServerProcess, int]]:
     """A real `everbeat serve` on the site, ready; and its port."""
     port = free_port()
     process = ServerProcess(
         "serve",
-        *("--roles", "api,scheduler", "--database-url", site.url, "--port", str(port), "--log-format", "json", *args),
-        folder=site.folder,
+        *("--roles", "api,scheduler", "--database-url", database.url, "--port", str(port), "--log-format", "json", *args),
+        folder=database.folder,
         name=f"everbeat-{port}",
     )
     with process:

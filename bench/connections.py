@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 _LENGTH = b"content-length:"
-OnAnswer = Callable[["Caller", bytes], None]
+OnResponse = Callable[["HttpConnection", bytes], None]
 
 
-class Caller(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One connection; `on_answer` gets the body of each answer. One that is not a 2xx ends `over` with an error."""
 
-    def __init__(self, on_answer: OnAnswer, over: asyncio.Future[None]) -> None:
-        self._on_answer = on_answer
-        self._over = over
+    def __init__(self, on_response: OnResponse, failed: asyncio.Future[None]) -> None:
+        self._on_response = on_response
+        self._failed = failed
         self._buffer = b""
         self._transport: asyncio.Transport | None = None
         self._is_closed = False
@@ -52,11 +52,11 @@ class Caller(asyncio.Protocol):
         if head[9:10] != b"2":
             self._fail(f"the server answered {head[9:12].decode()}: {rest[:500]!r}")
             return
-        self._on_answer(self, rest[:length])
+        self._on_response(self, rest[:length])
 
     def _fail(self, message: str) -> None:
-        if not self._over.done():
-            self._over.set_exception(RuntimeError(message))
+        if not self._failed.done():
+            self._failed.set_exception(RuntimeError(message))
 
 
 def _body_length(head: bytes) -> int:
@@ -65,13 +65,13 @@ def _body_length(head: bytes) -> int:
     return int(lower[at + len(_LENGTH) :].partition(b"\r\n")[0]) if at >= 0 else 0
 
 
-async def connect(port: int, count: int, on_answer: OnAnswer, over: asyncio.Future[None]) -> list[Caller]:
+async def connect(port: int, count: int, on_response: OnResponse, failed: asyncio.Future[None]) -> list[HttpConnection]:
     loop = asyncio.get_running_loop()
-    callers = []
+    connections_open = []
     for _ in range(count):
-        _, caller = await loop.create_connection(lambda: Caller(on_answer, over), "127.0.0.1", port)
-        callers.append(caller)
-    return callers
+        _, connection = await loop.create_connection(lambda: HttpConnection(on_response, failed), "127.0.0.1", port)
+        connections_open.append(connection)
+    return connections_open
 
 
 class Calls(NamedTuple):
@@ -85,19 +85,19 @@ async def call_all(port: int, requests: list[bytes], connections: int) -> Calls:
     waiting: Iterator[bytes] = iter(requests)
     latencies: list[float] = []
 
-    def answered(caller: Caller, _body: bytes) -> None:
-        latencies.append(time.perf_counter() - caller.sent_at)
+    def on_response(connection: HttpConnection, _body: bytes) -> None:
+        latencies.append(time.perf_counter() - connection.sent_at)
         if (request := next(waiting, None)) is not None:
-            caller.send(request)
+            connection.send(request)
         elif len(latencies) == len(requests) and not done.done():
             done.set_result(None)
 
-    callers = await connect(port, connections, answered, done)
+    connections_open = await connect(port, connections, on_response, done)
     started = time.perf_counter()
-    for caller in callers:
-        caller.send(next(waiting))
+    for connection in connections_open:
+        connection.send(next(waiting))
     await done
     seconds = time.perf_counter() - started
-    for caller in callers:
-        caller.close()
+    for connection in connections_open:
+        connection.close()
     return Calls(seconds, latencies)

@@ -9,10 +9,10 @@ from uuid import UUID
 
 import msgspec
 
-from everbeat.core.access import AuditEntry, Caller
+from everbeat.core.access import AuditLogEntry, Caller
 
 
-class Action(StrEnum):
+class AuditLogAction(StrEnum):
     """What was done. A closed list: adding one is a change of the contract."""
 
     SCHEDULE_CREATE = "schedule.create"
@@ -35,11 +35,11 @@ class Action(StrEnum):
     KEY_REVOKE = "key.revoke"
 
 
-def entry(
-    id_: UUID, by: Caller, action: Action, subject: str, detail: Mapping[str, Any], *, tenant_id: UUID | None = None
-) -> AuditEntry:
+def audit_log_entry(
+    id_: UUID, by: Caller, action: AuditLogAction, subject: str, detail: Mapping[str, Any], *, tenant_id: UUID | None = None
+) -> AuditLogEntry:
     """One line: it belongs to the tenant whose things were changed, the caller's own unless another is named."""
-    return AuditEntry(
+    return AuditLogEntry(
         id=id_,
         tenant_id=by.tenant_id if tenant_id is None else tenant_id,
         actor=by.actor,

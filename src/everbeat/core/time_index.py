@@ -15,14 +15,14 @@ from uuid import UUID
 _SPARE_SLOTS = 64
 
 
-class Timed(Protocol):
+class HasDueAt(Protocol):
     @property
     def id(self) -> UUID: ...
     @property
     def due_at(self) -> datetime: ...
 
 
-T = TypeVar("T", bound=Timed)
+T = TypeVar("T", bound=HasDueAt)
 
 
 class TimeIndex(Generic[T]):

@@ -9,7 +9,7 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everbeat.core.timeindex import TimeIndex
+from everbeat.core.time_index import TimeIndex
 from tests.factories import NOW, seconds
 
 
