@@ -40,7 +40,7 @@ from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.connections import to_microseconds
 from everbeat.store.sqlite.store import SqliteStore
-from everbeat.store.values import Claimer, Completed, Firing, LeaseRef, NodeBeat
+from everbeat.store.values import ClaimRequest, CompleteResult, Firing, LeaseRef, NodeHeartbeat
 
 NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
 OTHER_TENANT = UUID(int=7)
@@ -164,8 +164,8 @@ def skip(first: datetime, last: datetime | None = None, count: int = 1, reason: 
     return Skip(first, last or first, count, reason)
 
 
-def node_heartbeat(node: UUID, *, lease_seconds: float = 10, roles: tuple[str, ...] = ("scheduler",), name: str = "node") -> NodeBeat:
-    return NodeBeat(node, name, roles, "test", lease_seconds)
+def node_heartbeat(node: UUID, *, lease_seconds: float = 10, roles: tuple[str, ...] = ("scheduler",), name: str = "node") -> NodeHeartbeat:
+    return NodeHeartbeat(node, name, roles, "test", lease_seconds)
 
 
 async def insert(store: Store, *schedules: Schedule, tenant_id: UUID = DEFAULT_TENANT) -> None:
@@ -188,15 +188,15 @@ async def claim(
     **more: Any,
 ) -> list[ClaimedTask]:
     """What one worker gets."""
-    claimers = [Claimer(worker, limit, lease_seconds)]
-    (tasks,) = await claim_for(store, queues or ("default",), claimers, tenant_id=tenant_id, now=now, **more)
+    claim_requests = [ClaimRequest(worker, limit, lease_seconds)]
+    (tasks,) = await claim_for(store, queues or ("default",), claim_requests, tenant_id=tenant_id, now=now, **more)
     return tasks
 
 
 async def claim_for(
     store: Store,
     queues: Sequence[str],
-    claimers: Sequence[Claimer],
+    claim_requests: Sequence[ClaimRequest],
     *,
     tenant_id: UUID | None = DEFAULT_TENANT,
     types: Sequence[str] | None = None,
@@ -206,14 +206,14 @@ async def claim_for(
     """What several workers get, dealt by a look at what is ready."""
     key = LineKey(tenant_id, tuple(queues), None if types is None else tuple(types))
     dealer = Dealer(key, store, Equals(), total_seconds)
-    return (await dealer.deal(claimers, now=now)).tasks
+    return (await dealer.deal(claim_requests, now=now)).tasks
 
 
 def lease_of(task: ClaimedTask, **more: Any) -> LeaseRef:
     return LeaseRef(DEFAULT_TENANT, task.id, task.fence)._replace(**more)
 
 
-async def complete(store: Store, *tasks: ClaimedTask, now: datetime = NOW, result: str | None = None) -> Completed:
+async def complete(store: Store, *tasks: ClaimedTask, now: datetime = NOW, result: str | None = None) -> CompleteResult:
     return await store.task_complete([(lease_of(task), result) for task in tasks], now=now)
 
 
@@ -331,9 +331,9 @@ class SteppedNode:
         self.backfill = Backfill(self.store, self.schedules, self.tasks, self.timelines)
         self.audit = Auditing(self.store, self.timelines, late_seconds=5)
 
-    def _on_tasks(self, queues: frozenset[str], holders: frozenset[UUID]) -> None:
+    def _on_tasks(self, queues: frozenset[str], held_schedule_ids: frozenset[UUID]) -> None:
         self.polls.ring(queues)
-        self.turns.expect(holders)
+        self.turns.expect(held_schedule_ids)
 
     @property
     def owned(self) -> frozenset[int]:

@@ -57,7 +57,7 @@ from everbeat.serving import HangUp, make_server, reserve
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
-from everbeat.store.values import NodeBeat
+from everbeat.store.values import NodeHeartbeat
 from everbeat.telemetry import Telemetry
 from everbeat.version import __version__
 from everbeat.watchdog import Watchdog
@@ -125,7 +125,7 @@ class EmbeddedNode:
         self._clock = DatabaseClock()
         self._ownership = Ownership(
             self.store,
-            NodeBeat(uuid4(), settings.node_name, settings.roles, __version__, settings.lease_seconds),
+            NodeHeartbeat(uuid4(), settings.node_name, settings.roles, __version__, settings.lease_seconds),
             self._clock,
             margin_seconds=settings.lease_margin_seconds,
             emit=self.telemetry.on_event,
@@ -133,7 +133,7 @@ class EmbeddedNode:
         )
         self._loops: list[Loop] = [self._ownership, self.directory, self._polls, self._turns] if settings.roles else []
         if settings.roles and self.feed.hears_others:
-            self._loops.append(Relay(self.store.lane("chores"), self.feed))
+            self._loops.append(Relay(self.store.pool("maintenance"), self.feed))
         if "scheduler" in settings.roles:
             self._loops += self._engine(timelines)
         if extra is not None:
@@ -157,7 +157,7 @@ class EmbeddedNode:
         look = _LOOK_SECONDS[store.dialect]
         self._polls = Polls(store, look_seconds=look, total_seconds=total, directory=self.directory)
         feed, payloads = self.feed, Payloads(self.blobs)
-        self._turns = Turns(store.lane("chores"), self._polls, emit=emit, feed=feed)
+        self._turns = Turns(store.pool("maintenance"), self._polls, emit=emit, feed=feed)
         self.work = Work(store, self._polls, self._turns, total_seconds=total, payloads=payloads, emit=emit, feed=feed)
         self.tasks = Tasks(store, self._polls, self._turns, payloads=payloads, emit=emit, feed=feed, quotas=self.quotas)
         self.dead_letters = DeadLetters(store, self.tasks, payloads=payloads)
@@ -165,7 +165,7 @@ class EmbeddedNode:
 
     def _engine(self, timelines: TimelineCache) -> list[Loop]:
         settings, emit = self.settings, self.telemetry.on_event
-        engine, chores = self.store.lane("engine"), self.store.lane("chores")
+        engine, chores = self.store.pool("engine"), self.store.pool("maintenance")
         ticker = Ticker(
             engine,
             self._ownership,
@@ -198,9 +198,9 @@ class EmbeddedNode:
             ),
         ]
 
-    def _on_tasks(self, queues: frozenset[str], holders: frozenset[UUID]) -> None:
+    def _on_tasks(self, queues: frozenset[str], held_schedule_ids: frozenset[UUID]) -> None:
         self._polls.ring(queues)
-        self._turns.expect(holders)
+        self._turns.expect(held_schedule_ids)
 
     def _rooms(self, timelines: TimelineCache) -> Rooms:
         late = self.settings.late_after_seconds

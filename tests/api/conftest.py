@@ -40,7 +40,7 @@ from everbeat.services.work import Work
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
-from everbeat.store.values import Claimer
+from everbeat.store.values import ClaimRequest
 from tests.factories import OTHER_TENANT, claim_for, make_task
 
 LATE_SECONDS = 5.0
@@ -160,8 +160,8 @@ async def settle(client: httpx.AsyncClient, verb: str, field: str, *items: dict[
     """What became of results, failures or leases."""
     response = await client.post(f"/v1/worker/{verb}", json={"worker": "w1", field: list(items)})
     assert response.status_code == 200, response.text
-    answer = response.json()
-    settled: list[dict[str, Any]] = answer.get("results", answer.get("leases"))
+    response = response.json()
+    settled: list[dict[str, Any]] = response.get("results", response.get("leases"))
     return settled
 
 
@@ -172,9 +172,9 @@ async def complete(client: httpx.AsyncClient, task: dict[str, Any], **more: Any)
 
 async def fail(client: httpx.AsyncClient, task: dict[str, Any], message: str = "no", **more: Any) -> dict[str, Any]:
     """What is answered to a failure, without the id."""
-    (answer,) = await settle(client, "fail", "failures", lease(task, error={"message": message}, **more))
-    assert answer.pop("id") == task["id"]
-    return answer
+    (response,) = await settle(client, "fail", "failures", lease(task, error={"message": message}, **more))
+    assert response.pop("id") == task["id"]
+    return response
 
 
 async def claim_long_ago(rooms: Rooms, *, queue: str = "default") -> list[dict[str, Any]]:
@@ -187,7 +187,7 @@ async def claim_long_ago(rooms: Rooms, *, queue: str = "default") -> list[dict[s
 async def foreign_lease(store: Store) -> dict[str, Any]:
     """A lease that another tenant holds."""
     await store.task_submit([make_task(tenant_id=OTHER_TENANT)])
-    ((held,),) = await claim_for(store, ["default"], [Claimer("theirs", 1, 30)], tenant_id=OTHER_TENANT)
+    ((held,),) = await claim_for(store, ["default"], [ClaimRequest("theirs", 1, 30)], tenant_id=OTHER_TENANT)
     return {"id": str(held.id), "fence": held.fence}
 
 

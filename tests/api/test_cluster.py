@@ -7,7 +7,7 @@ from uuid import uuid4
 import httpx
 
 from everbeat.api.app import Rooms
-from everbeat.store.values import NodeBeat
+from everbeat.store.values import NodeHeartbeat
 from tests.api.conftest import definition, fields_of
 
 
@@ -22,7 +22,7 @@ async def test_a_server_without_a_node_owns_nothing(client: httpx.AsyncClient) -
 
 async def test_it_shows_nodes_and_what_they_own(client: httpx.AsyncClient, rooms: Rooms) -> None:
     node = uuid4()
-    beat = NodeBeat(node, "one", ("api", "scheduler"), "1.2.3", 60.0, lag_seconds=0.25, fired_per_second=12.5)
+    beat = NodeHeartbeat(node, "one", ("api", "scheduler"), "1.2.3", 60.0, lag_seconds=0.25, fired_per_second=12.5)
     await rooms.store.partition_renew(beat, frozenset({0, 7}))
     answer = (await client.get("/v1/cluster")).json()
 

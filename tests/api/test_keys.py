@@ -12,7 +12,7 @@ from everbeat.api.app import Rooms
 from everbeat.core.keys import is_well_formed
 from everbeat.services.keys import Keys
 from everbeat.store.base import Store
-from everbeat.store.values import AuditFilter
+from everbeat.store.values import AuditLogFilter
 from tests.api.conftest import fields_of, make_client, problem_of
 
 PATH = "/v1/tenants/default/keys"
@@ -33,9 +33,9 @@ async def test_the_secret_is_in_the_first_answer_only(client: httpx.AsyncClient,
     listed = await client.get(PATH)
     assert listed.json()["items"] == [made]
     assert text not in listed.text
-    trail = await store.audit_list(None, AuditFilter(), before=None, limit=10)
-    assert [one.action for one in trail] == ["key.create"]
-    assert text not in trail[0].detail
+    audit_log = await store.audit_log_list(None, AuditLogFilter(), before=None, limit=10)
+    assert [one.action for one in audit_log] == ["key.create"]
+    assert text not in audit_log[0].detail
 
 
 async def test_keys_are_listed_in_the_order_they_were_made(client: httpx.AsyncClient) -> None:
@@ -102,8 +102,8 @@ async def test_a_key_is_revoked_once_and_for_good(client: httpx.AsyncClient, sto
     (listed,) = (await client.get(PATH)).json()["items"]
     revoked_at = datetime.fromisoformat(listed["revoked_at"])
     assert abs(revoked_at - datetime.now(UTC)) < timedelta(minutes=5)
-    trail = await store.audit_list(None, AuditFilter(action="key.revoke"), before=None, limit=10)
-    assert [one.subject for one in trail] == [key["id"]]
+    audit_log = await store.audit_log_list(None, AuditLogFilter(action="key.revoke"), before=None, limit=10)
+    assert [one.subject for one in audit_log] == [key["id"]]
 
 
 async def test_the_last_admin_key_stays(client: httpx.AsyncClient) -> None:

@@ -12,7 +12,7 @@ import pytest
 from everbeat.api.app import Rooms
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.store.base import Store
-from everbeat.store.values import Firing, NodeBeat
+from everbeat.store.values import Firing, NodeHeartbeat
 from tests.api.conftest import definition, fields_of, problem_of
 
 HOURLY = definition(name="hourly", cron="0 * * * *")
@@ -37,7 +37,7 @@ async def fire(store: Store, rooms: Rooms) -> datetime:
     schedule = await rooms.schedules.get(DEFAULT_TENANT, "hourly")
     assert schedule.next_tick_at is not None
     node = uuid4()
-    renewed = await store.partition_renew(NodeBeat(node, "test", ("scheduler",), "0", 60.0), frozenset({schedule.partition}))
+    renewed = await store.partition_renew(NodeHeartbeat(node, "test", ("scheduler",), "0", 60.0), frozenset({schedule.partition}))
     following = schedule.next_tick_at + timedelta(hours=1)
     firing = Firing(
         schedule_id=schedule.id,

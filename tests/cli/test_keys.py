@@ -21,7 +21,7 @@ from everbeat.cli.main import cli
 from everbeat.core.errors import EverbeatError
 from everbeat.core.keys import is_well_formed
 from everbeat.store.sqlite.store import SqliteStore
-from everbeat.store.values import AuditFilter
+from everbeat.store.values import AuditLogFilter
 from tests.support.processes import ServerProcess, free_port, wait_until
 
 
@@ -66,13 +66,13 @@ def test_each_change_is_in_the_audit_trail_without_the_key(url: str, tmp_path: P
     text = make(url, "--tenant", "billing", "--scope", "submit")
     keys(url, "revoke", listed(url)[0][0])
 
-    async def trail() -> list[tuple[str, str, str]]:
+    async def audit_log() -> list[tuple[str, str, str]]:
         store = SqliteStore(tmp_path / "keys.db")
-        entries = await store.audit_list(None, AuditFilter(), before=None, limit=10)
+        entries = await store.audit_log_list(None, AuditLogFilter(), before=None, limit=10)
         await store.close()
         return [(entry.action, entry.actor, entry.detail) for entry in entries]
 
-    entries = asyncio.run(trail())
+    entries = asyncio.run(audit_log())
     assert [action for action, _, _ in entries] == ["key.revoke", "key.create", "tenant.create"]
     assert all(actor.startswith("cli") for _, actor, _ in entries)
     assert text not in str(entries)

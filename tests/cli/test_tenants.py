@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from everbeat.cli.main import cli
 from everbeat.core.errors import EverbeatError
 from everbeat.store.sqlite.store import SqliteStore
-from everbeat.store.values import AuditFilter
+from everbeat.store.values import AuditLogFilter
 
 
 @pytest.fixture
@@ -39,13 +39,13 @@ def test_create_set_and_list_work_on_the_database_itself(url: str) -> None:
     assert "revision 2" in changed.stderr
     assert rows(url)["billing"] == ["3", "100000", "0", "-", "0.5", "-"]
 
-    async def trail() -> list[tuple[str, bool]]:
+    async def audit_log() -> list[tuple[str, bool]]:
         store = SqliteStore(url.removeprefix("sqlite:///"))
-        found = await store.audit_list(None, AuditFilter(), before=None, limit=10)
+        found = await store.audit_log_list(None, AuditLogFilter(), before=None, limit=10)
         await store.close()
         return [(one.action, one.actor.startswith("cli")) for one in found]
 
-    assert asyncio.run(trail()) == [("tenant.update", True), ("tenant.create", True)]
+    assert asyncio.run(audit_log()) == [("tenant.update", True), ("tenant.create", True)]
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ async def _ask(client: httpx.AsyncClient, number: int) -> tuple[int, str | None,
 
 async def test_a_saturated_api_does_not_delay_the_tick_loop(postgres_url: str) -> None:
     store = PostgresStore(postgres_url, listen=False, api_connections=2)
-    engine = store.lane("engine")
+    engine = store.pool("engine")
     schedule = make_schedule()
     await own(engine, schedule)
     release = asyncio.Event()
@@ -94,7 +94,7 @@ async def test_a_saturated_api_does_not_delay_the_tick_loop(postgres_url: str) -
         assert not waiting.done(), "the pool of the API is not saturated"
         started = time.monotonic()
         assert len(await fire(engine, firing_of(schedule), node=NODE)) == 1
-        await store.lane("chores").task_expired(limit=10)
+        await store.pool("maintenance").task_expired(limit=10)
         assert time.monotonic() - started < 1
     finally:
         release.set()

@@ -1,4 +1,4 @@
-"""audit_list: the audit trail, newest first; nothing in it can be changed."""
+"""audit_log_list: the audit trail, newest first; nothing in it can be changed."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ import pytest
 from everbeat.core.access import AuditLogEntry
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.store.base import Store
-from everbeat.store.values import AuditFilter
+from everbeat.store.values import AuditLogFilter
 from tests.factories import NOW, OTHER_TENANT, count_rows, execute_raw, make_entry, seconds
 
 
 async def write(store: Store, *entries: AuditLogEntry, at: float = 0) -> None:
-    assert await store.tenant_write([], trail=entries, now=NOW + seconds(at))
+    assert await store.tenant_write([], audit_log=entries, now=NOW + seconds(at))
 
 
 async def subjects(store: Store, **wanted: Any) -> list[str]:
-    return [one.subject for one in await store.audit_list(DEFAULT_TENANT, AuditFilter(**wanted), before=None, limit=10)]
+    return [one.subject for one in await store.audit_log_list(DEFAULT_TENANT, AuditLogFilter(**wanted), before=None, limit=10)]
 
 
-async def test_audit_list_is_newest_first_and_of_one_tenant(store: Store) -> None:
+async def test_audit_log_list_is_newest_first_and_of_one_tenant(store: Store) -> None:
     await write(store, make_entry(subject="first"), at=0)
     await write(store, make_entry(subject="second"), make_entry(subject="theirs", tenant_id=OTHER_TENANT), at=1)
     assert await subjects(store) == ["second", "first"]
-    everybody = await store.audit_list(None, AuditFilter(), before=None, limit=10)
+    everybody = await store.audit_log_list(None, AuditLogFilter(), before=None, limit=10)
     assert {one.subject for one in everybody} == {"first", "second", "theirs"}
 
 
-async def test_audit_list_keeps_every_field(store: Store) -> None:
+async def test_audit_log_list_keeps_every_field(store: Store) -> None:
     entry = make_entry(detail='{"was":1}', request_id="r1", address="::1", key_id=OTHER_TENANT, actor="ci")
     await write(store, entry, at=5)
     expected = msgspec.structs.replace(entry, at=NOW + seconds(5))
-    assert await store.audit_list(DEFAULT_TENANT, AuditFilter(), before=None, limit=1) == [expected]
+    assert await store.audit_log_list(DEFAULT_TENANT, AuditLogFilter(), before=None, limit=1) == [expected]
 
 
 @pytest.mark.parametrize("tenant_id", [DEFAULT_TENANT, None], ids=["own", "all"])
-async def test_audit_list_pages_without_gaps_also_among_lines_of_one_instant(store: Store, tenant_id: None) -> None:
+async def test_audit_log_list_pages_without_gaps_also_among_lines_of_one_instant(store: Store, tenant_id: None) -> None:
     await write(store, *(make_entry(subject=str(number)) for number in range(7)))
     seen: list[AuditLogEntry] = []
     before = None
-    while page := await store.audit_list(tenant_id, AuditFilter(), before=before, limit=3):
+    while page := await store.audit_log_list(tenant_id, AuditLogFilter(), before=before, limit=3):
         seen += page
         assert page[-1].at is not None
         before = (page[-1].at, page[-1].id)
     assert sorted(one.subject for one in seen) == [str(number) for number in range(7)]
 
 
-async def test_audit_list_filters_by_window_and_action(store: Store) -> None:
+async def test_audit_log_list_filters_by_window_and_action(store: Store) -> None:
     for number, action in enumerate(["schedule.create", "schedule.delete", "schedule.create"]):
         await write(store, make_entry(subject=str(number), action=action), at=number)
     assert await subjects(store, from_at=NOW + seconds(1)) == ["2", "1"]
@@ -58,15 +58,15 @@ async def test_audit_list_filters_by_window_and_action(store: Store) -> None:
 
 
 @pytest.mark.parametrize("statement", ["UPDATE audit_log SET actor = 'nobody'", "DELETE FROM audit_log"])
-async def test_audit_list_shows_what_nobody_can_change(store: Store, statement: str) -> None:
+async def test_audit_log_list_shows_what_nobody_can_change(store: Store, statement: str) -> None:
     await write(store, make_entry(actor="somebody"))
     with pytest.raises(Exception, match="append-only"):
         await execute_raw(store, statement)
-    (found,) = await store.audit_list(DEFAULT_TENANT, AuditFilter(), before=None, limit=10)
+    (found,) = await store.audit_log_list(DEFAULT_TENANT, AuditLogFilter(), before=None, limit=10)
     assert found.actor == "somebody"
 
 
-async def test_audit_list_shows_what_nobody_can_empty(store: Store) -> None:
+async def test_audit_log_list_shows_what_nobody_can_empty(store: Store) -> None:
     if store.dialect == "sqlite":
         pytest.skip("SQLite has no TRUNCATE; a DELETE of everything is refused by the same trigger")
     await write(store, make_entry())

@@ -28,9 +28,9 @@ async def bury(store: Store, type_: str = "work", *, at: datetime = NOW, **more:
 
 
 async def letters(
-    store: Store, *, before: tuple[datetime, UUID] | None = None, limit: int = 100, only_unplayed: bool = False, **filter_: Any
+    store: Store, *, before: tuple[datetime, UUID] | None = None, limit: int = 100, only_never_replayed: bool = False, **filter_: Any
 ) -> list[DeadLetter]:
-    return await store.dead_list(DEFAULT_TENANT, DeadFilter(**filter_), before=before, limit=limit, only_unplayed=only_unplayed)
+    return await store.dead_list(DEFAULT_TENANT, DeadFilter(**filter_), before=before, limit=limit, only_never_replayed=only_never_replayed)
 
 
 async def types(store: Store, **more: Any) -> str:
@@ -95,7 +95,7 @@ async def test_dead_list_of_certain_tasks(store: Store) -> None:
 async def test_dead_list_of_those_never_replayed(store: Store) -> None:
     first, _ = await bury(store, "a"), await bury(store, "b")
     await store.dead_replay(DEFAULT_TENANT, [replay(first)], again=False, now=NOW)
-    assert await types(store, only_unplayed=True) == "b"
+    assert await types(store, only_never_replayed=True) == "b"
     assert await types(store) == "ba"
 
 

@@ -10,9 +10,9 @@ from uuid import UUID, uuid4
 from everbeat.core.keys import ApiKey, hash_of, hint_of, make_key
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.audit_log import AuditLogAction
-from everbeat.services.trail import entry_of
+from everbeat.services.audit_log import entry_of
 from everbeat.store.base import Store
-from everbeat.store.values import AuditFilter, KeyChange
+from everbeat.store.values import AuditLogFilter, KeyChange
 from tests.factories import NOW
 
 DAY = timedelta(days=1)
@@ -37,7 +37,7 @@ async def create(store: Store, *keys: ApiKey, **more: Any) -> KeyChange:
 
 
 async def actions(store: Store) -> list[str]:
-    return [entry.action for entry in await store.audit_list(None, AuditFilter(), before=None, limit=100)]
+    return [entry.action for entry in await store.audit_log_list(None, AuditLogFilter(), before=None, limit=100)]
 
 
 async def test_key_find_gives_back_what_was_kept_by_hash_or_id(store: Store) -> None:
@@ -60,11 +60,11 @@ async def test_key_exists_counts_only_those_that_can_be_used(store: Store) -> No
 
 
 async def test_key_create_is_all_or_nothing_and_needs_the_tenant(store: Store) -> None:
-    trail = [entry_of(None, AuditLogAction.KEY_CREATE, "x")]
-    assert await create(store, make(1), make(2, tenant_id=uuid4()), trail=trail) is KeyChange.ABSENT
+    audit_log = [entry_of(None, AuditLogAction.KEY_CREATE, "x")]
+    assert await create(store, make(1), make(2, tenant_id=uuid4()), audit_log=audit_log) is KeyChange.ABSENT
     assert await store.key_list(None, after=None, limit=10) == []
     assert await actions(store) == []
-    assert await create(store, make(1), trail=trail) is KeyChange.DONE
+    assert await create(store, make(1), audit_log=audit_log) is KeyChange.DONE
     assert await actions(store) == ["key.create"]
     assert await create(store, make(3, hash=make(1).hash)) is KeyChange.ABSENT
 
@@ -78,10 +78,10 @@ async def test_key_create_makes_one_first_key_however_many_try(store: Store) -> 
 async def test_key_revoke_ends_a_key_once_and_only_the_tenants_own(store: Store) -> None:
     key = make(1)
     await create(store, key)
-    trail = [entry_of(None, AuditLogAction.KEY_REVOKE, "x")]
-    assert await store.key_revoke(uuid4(), [key.id], trail=trail, now=NOW) is KeyChange.ABSENT
-    assert await store.key_revoke(DEFAULT_TENANT, [key.id], trail=trail, now=NOW) is KeyChange.DONE
-    assert await store.key_revoke(None, [key.id], trail=trail, now=NOW + DAY) is KeyChange.ABSENT
+    audit_log = [entry_of(None, AuditLogAction.KEY_REVOKE, "x")]
+    assert await store.key_revoke(uuid4(), [key.id], audit_log=audit_log, now=NOW) is KeyChange.ABSENT
+    assert await store.key_revoke(DEFAULT_TENANT, [key.id], audit_log=audit_log, now=NOW) is KeyChange.DONE
+    assert await store.key_revoke(None, [key.id], audit_log=audit_log, now=NOW + DAY) is KeyChange.ABSENT
     assert (await store.key_find(ids=[key.id]))[1][0].revoked_at == NOW
     assert await actions(store) == ["key.revoke"]
 

@@ -16,7 +16,7 @@ from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import AttemptOutcome, AttemptEnd, TaskState
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
-from everbeat.store.values import BeatWrite
+from everbeat.store.values import HeartbeatWrite
 from tests.factories import (
     claim,
     complete,
@@ -80,7 +80,7 @@ async def test_month_prune_removes_attempts_and_log_lines_too(store: Store) -> N
     await store.task_submit([make_task()], now=JANUARY)
     for moment in (JANUARY, FEBRUARY, MARCH):
         (task,) = await claim(store, now=moment, total_seconds=1e8)
-        await store.task_heartbeat([BeatWrite(lease_of(task), log="line")], now=moment)
+        await store.task_heartbeat([HeartbeatWrite(lease_of(task), log="line")], now=moment)
         back = AttemptEnd(task.id, DEFAULT_TENANT, task.fence, AttemptOutcome.RELEASED, TaskState.READY, None, None)
         await store.task_end([back], is_expired=False, now=moment)
     while await store.month_prune(before=datetime(2026, 3, 1, tzinfo=UTC), limit=1):

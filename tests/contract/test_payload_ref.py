@@ -10,7 +10,7 @@ from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.submissions import task_for_replay
 from everbeat.core.tasks import AttemptOutcome, ClaimedTask, AttemptEnd, NewTask, TaskState, ClaimedTaskWithoutPayload
 from everbeat.store.base import Store
-from everbeat.store.values import Claimer, DeadFilter, LeaseRef, Replay, TaskFilter
+from everbeat.store.values import ClaimRequest, DeadFilter, LeaseRef, Replay, TaskFilter
 from tests.factories import NOW, claim_for, make_task, minutes
 
 REF = "00000000-0000-0000-0000-000000000000/2026-01/0-1"
@@ -22,7 +22,7 @@ def large(**more: Any) -> NewTask:
 
 
 async def claim(store: Store) -> ClaimedTask:
-    ((task,),) = await claim_for(store, ["default"], [Claimer("w", 1, 30)], now=NOW)
+    ((task,),) = await claim_for(store, ["default"], [ClaimRequest("w", 1, 30)], now=NOW)
     return task
 
 

@@ -21,7 +21,7 @@ from tests.contract.test_month_prune import test_month_prune_removes_what_is_bef
 from tests.contract.test_schedule_write import test_answer_under_a_used_key_undoes_the_whole_write as schedule_write
 from tests.contract.test_task_end import test_task_end_from_many_sides_at_once_ends_each_once as task_end
 from tests.contract.test_task_submit import test_task_submit_with_a_known_key_twice_in_a_batch as task_submit
-from tests.contract.test_task_turn import test_task_turn_and_tick_fire_at_once_keep_to_the_room_there_is as task_turn
+from tests.contract.test_task_release_held import test_task_release_held_and_tick_fire_at_once_keep_to_the_room_there_is as task_release_held
 from tests.contract.test_tick_fire import test_two_connections_firing_the_same_ticks_at_once_make_one_task_each as tick_fire
 from tests.factories import url_of
 from tests.support.pgbouncer import PgBouncer
@@ -30,14 +30,14 @@ from tests.support.postgres import PostgresAdmin
 Essential = Callable[[Store], Awaitable[None]]
 
 
-@pytest.mark.parametrize("essential", [dead_replay, month_prune, schedule_write, task_end, task_submit, task_turn, tick_fire])
+@pytest.mark.parametrize("essential", [dead_replay, month_prune, schedule_write, task_end, task_submit, task_release_held, tick_fire])
 async def test_the_essentials_hold_without_a_session(pooled_store: Store, essential: Essential) -> None:
     await essential(pooled_store)
 
 
 async def test_more_callers_than_connections_share_them(pooled_store: Store) -> None:
-    lanes = [pooled_store.lane("api"), pooled_store.lane("engine"), pooled_store.lane("chores")]
-    assert len(await asyncio.gather(*(lane.partition_list() for lane in lanes * 30))) == 90
+    pools = [pooled_store.pool("api"), pooled_store.pool("engine"), pooled_store.pool("maintenance")]
+    assert len(await asyncio.gather(*(pool.partition_list() for pool in pools * 30))) == 90
 
 
 async def test_migrations_run_through_the_pooler(postgres_server: PostgresAdmin, pgbouncer: PgBouncer) -> None:

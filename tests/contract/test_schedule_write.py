@@ -12,7 +12,7 @@ from everbeat.core.schedules import DEFAULT_TENANT, PastRule, Schedule, Status
 from everbeat.core.ticks import SkipReason
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
-from everbeat.store.values import IdempotentAnswer
+from everbeat.store.values import IdempotentResponse
 from tests.factories import (
     NOW,
     OTHER_TENANT,
@@ -155,43 +155,43 @@ async def test_schedule_write_finds_out_that_another_node_removed_a_month(postgr
     await twin.close()
 
 
-ANSWER = IdempotentAnswer(key="key-1", fingerprint=b"\x00\xff", status=201, body=b'{"id": 1}')
+ANSWER = IdempotentResponse(key="key-1", fingerprint=b"\x00\xff", status=201, body=b'{"id": 1}')
 
 
 async def test_answer_is_found_again_under_its_key_for_a_day(store: Store) -> None:
-    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule())], answer=ANSWER, now=NOW)
+    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule())], response=ANSWER, now=NOW)
     before, after = NOW + minutes(60 * 24) - seconds(1), NOW + minutes(60 * 24)
-    assert (await store.schedule_find(DEFAULT_TENANT, key="key-1", now=before)).answer == ANSWER
-    assert (await store.schedule_find(DEFAULT_TENANT, key="key-1", now=after)).answer is None
-    assert (await store.schedule_find(DEFAULT_TENANT, key="key-2", now=NOW)).answer is None
-    assert (await store.schedule_find(DEFAULT_TENANT, now=NOW)).answer is None
+    assert (await store.schedule_find(DEFAULT_TENANT, key="key-1", now=before)).response == ANSWER
+    assert (await store.schedule_find(DEFAULT_TENANT, key="key-1", now=after)).response is None
+    assert (await store.schedule_find(DEFAULT_TENANT, key="key-2", now=NOW)).response is None
+    assert (await store.schedule_find(DEFAULT_TENANT, now=NOW)).response is None
 
 
 async def test_answer_of_another_tenant_is_not_found(store: Store) -> None:
-    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule())], answer=ANSWER, now=NOW)
-    assert (await store.schedule_find(OTHER_TENANT, key="key-1", now=NOW)).answer is None
+    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule())], response=ANSWER, now=NOW)
+    assert (await store.schedule_find(OTHER_TENANT, key="key-1", now=NOW)).response is None
 
 
 async def test_answer_under_a_used_key_undoes_the_whole_write(store: Store) -> None:
-    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule("first"))], answer=ANSWER, now=NOW)
+    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule("first"))], response=ANSWER, now=NOW)
     second = msgspec.structs.replace(ANSWER, body=b"second")
-    assert not await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule("second"))], answer=second, now=NOW)
+    assert not await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule("second"))], response=second, now=NOW)
     found = await store.schedule_find(DEFAULT_TENANT, names=["second"], key="key-1", now=NOW)
-    assert (found.schedules, found.answer) == ([], ANSWER)
+    assert (found.schedules, found.response) == ([], ANSWER)
 
 
 async def test_answer_that_expired_gives_way(store: Store) -> None:
-    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule("first"))], answer=ANSWER, now=NOW)
+    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule("first"))], response=ANSWER, now=NOW)
     later, second = NOW + minutes(60 * 24), msgspec.structs.replace(ANSWER, body=b"second")
-    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule("second"))], answer=second, now=later)
-    assert (await store.schedule_find(DEFAULT_TENANT, key="key-1", now=later)).answer == second
+    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule("second"))], response=second, now=later)
+    assert (await store.schedule_find(DEFAULT_TENANT, key="key-1", now=later)).response == second
 
 
-async def test_answer_prune_forgets_expired_answers_a_piece_at_a_time(store: Store) -> None:
+async def test_idempotent_response_prune_deletes_expired_responses_in_batches(store: Store) -> None:
     for number in range(5):
-        answer = msgspec.structs.replace(ANSWER, key=f"key-{number}")
+        response = msgspec.structs.replace(ANSWER, key=f"key-{number}")
         write = [ScheduleWrite(make_schedule(f"job-{number}"))]
-        assert await store.schedule_write(DEFAULT_TENANT, write, answer=answer, now=NOW + seconds(number))
+        assert await store.schedule_write(DEFAULT_TENANT, write, response=response, now=NOW + seconds(number))
     later = NOW + minutes(60 * 24) + seconds(3.5)
-    assert [await store.answer_prune(limit=3, now=later) for _ in range(3)] == [3, 1, 0]
-    assert (await store.schedule_find(DEFAULT_TENANT, key="key-4", now=NOW)).answer is not None
+    assert [await store.idempotent_response_prune(limit=3, now=later) for _ in range(3)] == [3, 1, 0]
+    assert (await store.schedule_find(DEFAULT_TENANT, key="key-4", now=NOW)).response is not None

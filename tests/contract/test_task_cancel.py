@@ -15,7 +15,7 @@ from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import AttemptOutcome, AttemptEnd, TaskState
 from everbeat.store.base import Store
 from everbeat.store.sqlite.store import SqliteStore
-from everbeat.store.values import Cancelled
+from everbeat.store.values import CancelResult
 from tests.factories import (
     NOW,
     OTHER_TENANT,
@@ -30,7 +30,7 @@ from tests.factories import (
 )
 
 T = TypeVar("T")
-NOBODY = Cancelled(frozenset(), frozenset(), frozenset())
+NOBODY = CancelResult(frozenset(), frozenset(), frozenset())
 SCHEDULE = UUID(int=9)
 
 
@@ -40,7 +40,7 @@ async def test_task_cancel_ends_a_task_that_has_not_started(store: Store, state:
     await store.task_submit([task], now=NOW)
     await execute_raw(store, f"UPDATE tasks SET state = '{state}'")
     cancelled = await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW + minutes(1))
-    assert cancelled == Cancelled(frozenset({task.id}), frozenset(), frozenset({SCHEDULE}))
+    assert cancelled == CancelResult(frozenset({task.id}), frozenset(), frozenset({SCHEDULE}))
     assert await count_rows(store, "tasks") == 0
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.state, found.finished_at, found.started_at) == (TaskState.CANCELLED, NOW + minutes(1), None)
@@ -52,11 +52,11 @@ async def test_task_cancel_ends_a_task_that_has_not_started(store: Store, state:
 async def test_task_cancel_tells_a_task_that_runs(store: Store) -> None:
     await store.task_submit([make_task(schedule_id=SCHEDULE)], now=NOW)
     (task,) = await claim(store)
-    told = Cancelled(frozenset(), frozenset({task.id}), frozenset())
-    assert await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW) == told
+    requested = CancelResult(frozenset(), frozenset({task.id}), frozenset())
+    assert await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW) == requested
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.state, found.cancel_requested, found.fence) == (TaskState.RUNNING, True, 1)
-    assert await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW) == told, "asked again, said again"
+    assert await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW) == requested, "asked again, said again"
 
 
 async def test_task_cancel_of_a_task_that_waits_for_another_attempt_keeps_what_was(store: Store) -> None:
@@ -86,8 +86,8 @@ async def test_task_cancel_of_a_batch_does_each_its_own(store: Store) -> None:
     await store.task_submit(tasks, now=NOW)
     running = await claim(store, limit=2)
     cancelled = await store.task_cancel(DEFAULT_TENANT, [task.id for task in tasks] * 2, now=NOW)
-    assert cancelled.told == {task.id for task in running}
-    assert cancelled.ended == {task.id for task in tasks} - cancelled.told
+    assert cancelled.requested == {task.id for task in running}
+    assert cancelled.ended == {task.id for task in tasks} - cancelled.requested
 
 
 async def test_task_cancel_in_a_month_nobody_has_prepared(store: Store) -> None:
@@ -104,8 +104,8 @@ async def test_task_cancel_while_others_claim_ends_or_tells_each(store: Store) -
         ids = [task.id for task in tasks]
         claimed, cancelled = await asyncio.gather(claim(store, limit=15), twin.task_cancel(DEFAULT_TENANT, ids, now=NOW))
         running = {task.id for task in claimed}
-        assert cancelled.told <= running
-        assert cancelled.ended | cancelled.told == set(ids), "whoever was first, the other has seen it"
+        assert cancelled.requested <= running
+        assert cancelled.ended | cancelled.requested == set(ids), "whoever was first, the other has seen it"
         await complete(store, *claimed)
     await twin.close()
 
@@ -116,7 +116,7 @@ async def test_task_cancel_of_a_task_that_goes_back_in_that_moment_is_not_lost(s
     (task,) = await claim(store)
     back = "UPDATE tasks SET state = 'ready', lease_owner = NULL, lease_until = NULL"
     cancelled = await beside(store, back, store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW))
-    assert cancelled == Cancelled(frozenset({task.id}), frozenset(), frozenset())
+    assert cancelled == CancelResult(frozenset({task.id}), frozenset(), frozenset())
 
 
 async def beside(store: Store, sql: str, work: Coroutine[Any, Any, T]) -> T:

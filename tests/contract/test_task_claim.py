@@ -11,7 +11,7 @@ import uuid_utils.compat
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import AttemptOutcome, ClaimedTask, AttemptEnd, Origin, TaskState
 from everbeat.store.base import Store
-from everbeat.store.values import Claimer, QueueDepth
+from everbeat.store.values import ClaimRequest, QueueDepth
 from tests.factories import (
     NOW,
     OTHER_TENANT,
@@ -85,8 +85,8 @@ async def test_task_claim_of_a_task_that_a_tick_made_names_its_schedule(store: S
 
 async def test_task_claim_serves_claimers_in_their_order(store: Store) -> None:
     await store.task_submit([make_task(str(number)) for number in range(6)], now=NOW)
-    claimers = [Claimer("a", 2, 10), Claimer("none", 0, 10), Claimer("b", 3, 20), Claimer("c", 4, 30), Claimer("d", 1, 30)]
-    shares = await claim_for(store, ["default"], claimers, now=NOW)
+    claim_requests = [ClaimRequest("a", 2, 10), ClaimRequest("none", 0, 10), ClaimRequest("b", 3, 20), ClaimRequest("c", 4, 30), ClaimRequest("d", 1, 30)]
+    shares = await claim_for(store, ["default"], claim_requests, now=NOW)
     assert [types_of(share) for share in shares] == [["0", "1"], [], ["2", "3", "4"], ["5"], []]
     assert [{task.lease_until for task in share} for share in shares] == [
         {NOW + seconds(10)}, set(), {NOW + seconds(20)}, {NOW + seconds(30)}, set()
@@ -99,8 +99,8 @@ async def test_task_claim_shares_several_queues_by_urgency(store: Store) -> None
     await store.task_submit(
         [make_task(f"{queue}{number}", queue=queue, priority=number) for queue in "ab" for number in range(3)], now=NOW
     )
-    claimers = [Claimer("one", 2, 10), Claimer("two", 3, 10)]
-    shares = await claim_for(store, ["b", "a"], claimers, now=NOW)
+    claim_requests = [ClaimRequest("one", 2, 10), ClaimRequest("two", 3, 10)]
+    shares = await claim_for(store, ["b", "a"], claim_requests, now=NOW)
     assert [types_of(share) for share in shares] == [["a0", "b0"], ["a1", "b1", "a2"]]
     assert await store.task_depths() == [
         QueueDepth("a", "running", 3), QueueDepth("b", "ready", 1), QueueDepth("b", "running", 2)
@@ -108,13 +108,13 @@ async def test_task_claim_shares_several_queues_by_urgency(store: Store) -> None
 
 
 @pytest.mark.parametrize(
-    ("queues", "claimers"), [([], [Claimer("w", 1, 10)]), (["default"], []), (["other"], [Claimer("w", 1, 10)])]
+    ("queues", "claim_requests"), [([], [ClaimRequest("w", 1, 10)]), (["default"], []), (["other"], [ClaimRequest("w", 1, 10)])]
 )
 async def test_task_claim_without_queues_or_claimers_or_tasks_takes_nothing(
-    store: Store, queues: list[str], claimers: list[Claimer]
+    store: Store, queues: list[str], claim_requests: list[ClaimRequest]
 ) -> None:
     await store.task_submit([make_task()], now=NOW)
-    assert await claim_for(store, queues, claimers, now=NOW) == [[] for _ in claimers]
+    assert await claim_for(store, queues, claim_requests, now=NOW) == [[] for _ in claim_requests]
     assert await store.task_depths() == [QueueDepth("default", "ready", 1)]
 
 
@@ -167,7 +167,7 @@ async def test_task_claim_begins_each_attempt_without_progress(store: Store) -> 
 async def test_task_claim_by_the_databases_own_clock(store: Store) -> None:
     await store.task_submit([make_task()])
     before = await store.clock()
-    ((task,),) = await claim_for(store, ["default"], [Claimer("w", 1, 30)])
+    ((task,),) = await claim_for(store, ["default"], [ClaimRequest("w", 1, 30)])
     assert before + seconds(30) <= task.lease_until <= await store.clock() + seconds(30)
 
 
@@ -179,8 +179,8 @@ async def test_task_claim_by_many_at_once_gives_each_task_to_one(store: Store) -
     async def work(twin: Store, name: str) -> list[UUID]:
         taken: list[UUID] = []
         while len(taken) < 200:
-            claimers = [Claimer(f"{name}-{number}", 2, 30) for number in range(3)]
-            shares = await claim_for(twin, ["a", "b"], claimers, now=NOW)
+            claim_requests = [ClaimRequest(f"{name}-{number}", 2, 30) for number in range(3)]
+            shares = await claim_for(twin, ["a", "b"], claim_requests, now=NOW)
             if not any(shares):
                 break
             taken += [task.id for share in shares for task in share]

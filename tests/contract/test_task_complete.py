@@ -11,7 +11,7 @@ import pytest
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import AttemptOutcome, ClaimedTask, AttemptEnd, Origin, TaskState
 from everbeat.store.base import Store
-from everbeat.store.values import BeatWrite, Completed
+from everbeat.store.values import HeartbeatWrite, CompleteResult
 from tests.factories import (
     NOW,
     OTHER_TENANT,
@@ -25,7 +25,7 @@ from tests.factories import (
     seconds,
 )
 
-NOTHING = Completed(frozenset(), frozenset(), frozenset())
+NOTHING = CompleteResult(frozenset(), frozenset(), frozenset())
 
 
 async def start(store: Store, count: int = 1) -> list[ClaimedTask]:
@@ -41,10 +41,10 @@ async def test_task_complete_moves_the_task_to_history(store: Store) -> None:
     )  # fmt: skip
     await store.task_submit([given], now=NOW)
     (task,) = await claim(store, "slow", worker="w1", now=NOW + seconds(1))
-    await store.task_heartbeat([BeatWrite(lease_of(task), 0.9, "nearly")], now=NOW + seconds(2))
+    await store.task_heartbeat([HeartbeatWrite(lease_of(task), 0.9, "nearly")], now=NOW + seconds(2))
     (before,) = await store.task_find(DEFAULT_TENANT, [task.id])
     done = await complete(store, task, now=NOW + seconds(3), result='{"ok": "ä\\u0000"}')
-    assert done == Completed(frozenset({(task.id, 1)}), frozenset(), frozenset({UUID(int=9)}), {task.id: DEFAULT_TENANT})
+    assert done == CompleteResult(frozenset({(task.id, 1)}), frozenset(), frozenset({UUID(int=9)}), {task.id: DEFAULT_TENANT})
     assert await count_rows(store, "tasks") == 0
     (after,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (after.state, after.finished_at, after.result) == (
@@ -72,7 +72,7 @@ async def test_task_complete_again_under_the_same_fence_is_told_apart(store: Sto
     (task,) = await start(store)
     await complete(store, task)
     again = await complete(store, task, now=NOW + minutes(5), result="1")
-    assert again == Completed(frozenset(), frozenset({(task.id, 1)}), frozenset())
+    assert again == CompleteResult(frozenset(), frozenset({(task.id, 1)}), frozenset())
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.finished_at, found.result) == (NOW, None)
     assert await count_rows(store, "task_history") == 1
@@ -80,7 +80,7 @@ async def test_task_complete_again_under_the_same_fence_is_told_apart(store: Sto
 
 async def test_task_complete_twice_in_one_batch_finishes_once(store: Store) -> None:
     (task,) = await start(store)
-    assert await complete(store, task, task) == Completed(
+    assert await complete(store, task, task) == CompleteResult(
         frozenset({(task.id, 1)}), frozenset(), frozenset(), {task.id: DEFAULT_TENANT}
     )
     assert await count_rows(store, "task_history") == 1

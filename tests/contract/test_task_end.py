@@ -11,7 +11,7 @@ import pytest
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import AttemptOutcome, ClaimedTask, AttemptEnd, Origin, LeasedTask, TaskState
 from everbeat.store.base import Store
-from everbeat.store.values import BeatWrite, Ended, PastEnding
+from everbeat.store.values import HeartbeatWrite, EndResult, EndedAttempt
 from tests.factories import (
     NOW,
     OTHER_TENANT,
@@ -25,7 +25,7 @@ from tests.factories import (
     seconds,
 )
 
-NOBODY = Ended(frozenset(), frozenset())
+NOBODY = EndResult(frozenset(), frozenset())
 SCHEDULE = UUID(int=9)
 FAILED, LOST, RELEASED = AttemptOutcome.FAILED, AttemptOutcome.LOST, AttemptOutcome.RELEASED
 READY, DEAD = TaskState.READY, TaskState.DEAD
@@ -40,7 +40,7 @@ def ending(task: ClaimedTask, outcome: AttemptOutcome = FAILED, state: TaskState
     return AttemptEnd(task.id, DEFAULT_TENANT, task.fence, outcome, state, None, None)._replace(**more)
 
 
-async def end(store: Store, *endings: AttemptEnd, at: float = 1, is_expired: bool = False) -> Ended:
+async def end(store: Store, *endings: AttemptEnd, at: float = 1, is_expired: bool = False) -> EndResult:
     return await store.task_end(endings, is_expired=is_expired, now=NOW + seconds(at))
 
 
@@ -102,7 +102,7 @@ async def test_task_expired_finds_tasks_of_every_tenant(store: Store) -> None:
 
 async def test_task_expired_does_not_find_a_renewed_lease(store: Store) -> None:
     (task,) = await start(store)
-    await store.task_heartbeat([BeatWrite(lease_of(task))], now=NOW + seconds(20))
+    await store.task_heartbeat([HeartbeatWrite(lease_of(task))], now=NOW + seconds(20))
     assert (await store.task_expired(limit=10, now=NOW + seconds(49)))[1] == []
     assert len((await store.task_expired(limit=10, now=NOW + seconds(50)))[1]) == 1
 
@@ -114,7 +114,7 @@ async def test_task_end_puts_a_task_back_to_be_tried_again_later(store: Store) -
     (task,) = await start(store, schedule_id=SCHEDULE)
     later = NOW + minutes(5)
     ended = await end(store, ending(task, state=TaskState.SCHEDULED, run_at=later, error='{"message":"no"}'))
-    assert ended == Ended(frozenset({(task.id, 1)}), frozenset()), "it still counts for its schedule"
+    assert ended == EndResult(frozenset({(task.id, 1)}), frozenset()), "it still counts for its schedule"
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.state, found.run_at, found.error) == (TaskState.SCHEDULED, later, b'{"message":"no"}')
     assert (found.attempt, found.fence, found.worker, found.lease_until) == (1, 1, None, None)
@@ -172,9 +172,9 @@ async def test_task_end_of_a_dead_task_leaves_history_and_a_dead_letter(store: S
     )  # fmt: skip
     await store.task_submit([given], now=NOW)
     (task,) = await claim(store, worker="w1")
-    await store.task_heartbeat([BeatWrite(lease_of(task), 0.4, "so far")], now=NOW)
+    await store.task_heartbeat([HeartbeatWrite(lease_of(task), 0.4, "so far")], now=NOW)
     ended = await end(store, ending(task, state=DEAD, error='{"message":"no"}', reason="no use"))
-    assert ended == Ended(frozenset({(task.id, 1)}), frozenset({SCHEDULE}))
+    assert ended == EndResult(frozenset({(task.id, 1)}), frozenset({SCHEDULE}))
     assert await count_rows(store, "tasks") == await count_rows(store, "attempts") == 0
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.state, found.finished_at, found.started_at) == (DEAD, NOW + seconds(1), NOW)
@@ -198,7 +198,7 @@ async def test_task_end_of_a_cancelled_or_failed_task_leaves_only_history(store:
     (task,) = await start(store)
     outcome = AttemptOutcome(state.value)
     ended = await end(store, ending(task, outcome, state, reason="why"))
-    assert ended == Ended(frozenset({(task.id, 1)}), frozenset())
+    assert ended == EndResult(frozenset({(task.id, 1)}), frozenset())
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.state, found.outcome, found.reason) == (state, outcome, "why")
     assert await count_rows(store, "dead_letters") == 0
@@ -269,7 +269,7 @@ async def test_task_end_of_a_lease_renewed_meanwhile_changes_nothing(store: Stor
     """The reaper saw it expired; then its worker's heartbeat, sent before, was written."""
     (task,) = await start(store)
     _, expired = await store.task_expired(limit=1, now=NOW + seconds(30))
-    await store.task_heartbeat([BeatWrite(lease_of(task))], now=NOW + seconds(29))
+    await store.task_heartbeat([HeartbeatWrite(lease_of(task))], now=NOW + seconds(29))
     assert len(expired) == 1
     assert await end(store, ending(task, LOST), at=30, is_expired=True) == NOBODY
 
@@ -302,10 +302,10 @@ async def test_task_ended_tells_how_attempts_ended_before(store: Store) -> None:
     await complete(store, four)
     leases = [lease_of(task) for task in (one, two, three, four, five)]
     assert {(past.id, past) for past in await store.task_ended(leases)} == {
-        (one.id, PastEnding(one.id, 1, "failed", None)),
-        (two.id, PastEnding(two.id, 1, "failed", "dead")),
-        (three.id, PastEnding(three.id, 1, "released", None)),
-        (four.id, PastEnding(four.id, 1, "completed", "completed")),
+        (one.id, EndedAttempt(one.id, 1, "failed", None)),
+        (two.id, EndedAttempt(two.id, 1, "failed", "dead")),
+        (three.id, EndedAttempt(three.id, 1, "released", None)),
+        (four.id, EndedAttempt(four.id, 1, "completed", "completed")),
     }
 
 
@@ -321,7 +321,7 @@ async def test_task_ended_says_nothing_of_a_task_cancelled_before_it_started(sto
     (task,) = await start(store)
     await end(store, ending(task, RELEASED))
     await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW)
-    assert await store.task_ended([lease_of(task)]) == [PastEnding(task.id, 1, "released", None)]
+    assert await store.task_ended([lease_of(task)]) == [EndedAttempt(task.id, 1, "released", None)]
 
 
 async def test_task_attempts_come_in_order_and_only_to_their_tenant(store: Store) -> None:

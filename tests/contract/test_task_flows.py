@@ -14,7 +14,7 @@ from everbeat.core.fairness import Flow, ClaimStep
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask, NewTask, TaskState
 from everbeat.store.base import Store
-from everbeat.store.values import BeatWrite, Claimer, LeaseRef
+from everbeat.store.values import HeartbeatWrite, ClaimRequest, LeaseRef
 from tests.factories import NOW, OTHER_TENANT, claim, claim_for, complete, execute_raw, make_task, minutes, open_second_store, seconds
 
 A, B, C = (UUID(int=number) for number in (10, 11, 12))
@@ -77,16 +77,16 @@ async def test_task_flows_end_where_the_last_task_is_taken(store: Store) -> None
 async def test_task_claim_takes_shares_in_their_order_up_to_their_limits(store: Store) -> None:
     await store.task_submit([task_of(flow(tenant)) for tenant in (A, B, C) for _ in range(5)], now=NOW)
     claims = await store.task_claim(
-        [share(C, 2), share(A, 4), share(B, 9)], [Claimer("w", 3, 30), Claimer("v", 5, 30)], now=NOW
+        [share(C, 2), share(A, 4), share(B, 9)], [ClaimRequest("w", 3, 30), ClaimRequest("v", 5, 30)], now=NOW
     )
     assert [[task.tenant_id for task in part] for part in claims.tasks] == [[C, C, A], [A, A, A, B, B]]
-    assert (claims.limits, claims.yields, claims.full) == ([2, 4, 9], [2, 4, 2], frozenset())
+    assert (claims.limits, claims.claimed_counts, claims.full) == ([2, 4, 9], [2, 4, 2], frozenset())
 
 
 async def test_task_claim_says_what_each_share_brought(store: Store) -> None:
     await store.task_submit([task_of(flow(A)), task_of(flow(C))], now=NOW)
-    claims = await store.task_claim([share(A), share(B), share(C)], [Claimer("w", 10, 30)], now=NOW)
-    assert claims.yields == [1, 0, 1]
+    claims = await store.task_claim([share(A), share(B), share(C)], [ClaimRequest("w", 10, 30)], now=NOW)
+    assert claims.claimed_counts == [1, 0, 1]
 
 
 async def test_task_claim_takes_the_oldest_over_the_lanes_of_a_share(store: Store) -> None:
@@ -94,18 +94,18 @@ async def test_task_claim_takes_the_oldest_over_the_lanes_of_a_share(store: Stor
     for number, (queue, type_, age) in enumerate(given):
         await store.task_submit([make_task(type_, queue=queue, run_at=NOW - minutes(age), payload=str(number))], now=NOW)
     queue_types = tuple((queue, type_) for queue in "ab" for type_ in "xy")
-    claims = await store.task_claim([share(limit=4, queue_types=queue_types)], [Claimer("w", 10, 30)], now=NOW)
+    claims = await store.task_claim([share(limit=4, queue_types=queue_types)], [ClaimRequest("w", 10, 30)], now=NOW)
     assert [(one.queue, one.type) for one in claims.tasks[0]] == [("b", "x"), ("a", "x"), ("a", "y"), ("b", "y")]
-    claims = await store.task_claim([share(limit=4, queue_types=queue_types)], [Claimer("w", 1, 30)], now=NOW)
+    claims = await store.task_claim([share(limit=4, queue_types=queue_types)], [ClaimRequest("w", 1, 30)], now=NOW)
     assert [(one.queue, one.type) for one in claims.tasks[0]] == [("a", "x")], "and of these what the claimers have room for"
 
 
 async def test_task_claim_keeps_fair_keys_and_priorities_apart(store: Store) -> None:
     await store.task_submit([task_of(flow(fair_key=key, priority=priority)) for key in "ab" for priority in (1, 2)], now=NOW)
     claims = await store.task_claim(
-        [share(fair_key="a", priority=2), share(fair_key="b", priority=1)], [Claimer("w", 9, 30)], now=NOW
+        [share(fair_key="a", priority=2), share(fair_key="b", priority=1)], [ClaimRequest("w", 9, 30)], now=NOW
     )
-    assert claims.yields == [1, 1]
+    assert claims.claimed_counts == [1, 1]
     assert len(await store.task_flows(None, ["default"], limit=9)) == 2
 
 
@@ -116,14 +116,14 @@ async def test_task_claim_by_many_at_once_over_many_tenants_gives_each_task_to_o
 
     async def work(twin: Store) -> list[UUID]:
         taken: list[UUID] = []
-        while part := (await claim_for(twin, ["default"], [Claimer("w", 7, 30)], tenant_id=None, now=NOW))[0]:
+        while part := (await claim_for(twin, ["default"], [ClaimRequest("w", 7, 30)], tenant_id=None, now=NOW))[0]:
             taken += [task.id for task in part]
         return taken
 
     taken = [id_ for ids in await asyncio.gather(*map(work, twins)) for id_ in ids]
     for twin in twins:
         await twin.close()
-    taken += [task.id for task in (await claim_for(store, ["default"], [Claimer("w", 180, 30)], tenant_id=None, now=NOW))[0]]
+    taken += [task.id for task in (await claim_for(store, ["default"], [ClaimRequest("w", 180, 30)], tenant_id=None, now=NOW))[0]]
     assert Counter(taken) == Counter(task.id for task in tasks)
 
 
@@ -144,10 +144,10 @@ async def test_task_claim_leaves_a_tenant_within_its_max_running(store: Store) -
         [task_of(flow(tenant, fair_key=key)) for tenant in (A, B) for key in "xy" for _ in range(5)], now=NOW
     )
     shares = [share(tenant, fair_key=key) for tenant in (A, B) for key in "xy"]
-    claims = await store.task_claim(shares, [Claimer("w", 9, 30)], limited={A, B}, now=NOW)
+    claims = await store.task_claim(shares, [ClaimRequest("w", 9, 30)], limited={A, B}, now=NOW)
     assert tenants_of(claims.tasks[0]) == {A: 3, B: 6}
-    assert (claims.limits, claims.yields, claims.full) == ([3, 0, 10, 10], [3, 0, 5, 1], frozenset({A}))
-    claims = await store.task_claim(shares, [Claimer("w", 9, 30)], limited={A}, now=NOW)
+    assert (claims.limits, claims.claimed_counts, claims.full) == ([3, 0, 10, 10], [3, 0, 5, 1], frozenset({A}))
+    claims = await store.task_claim(shares, [ClaimRequest("w", 9, 30)], limited={A}, now=NOW)
     assert tenants_of(claims.tasks[0]) == {B: 4}
     assert claims.full == {A}
 
@@ -155,14 +155,14 @@ async def test_task_claim_leaves_a_tenant_within_its_max_running(store: Store) -
 async def test_task_claim_counts_holders_that_crashed_until_they_are_ended(store: Store) -> None:
     await limit_tenant(store, A, 2)
     await store.task_submit([task_of(flow(A)) for _ in range(4)], now=NOW)
-    claims = await store.task_claim([share(A)], [Claimer("w", 2, 5)], limited={A}, now=NOW)
+    claims = await store.task_claim([share(A)], [ClaimRequest("w", 2, 5)], limited={A}, now=NOW)
     later = NOW + minutes(5)
-    none = await store.task_claim([share(A)], [Claimer("w", 2, 5)], limited={A}, now=later)
-    assert (none.yields, none.full) == ([0], frozenset({A})), "their leases ran out, but nobody has ended them"
-    assert (await store.task_heartbeat([BeatWrite(LeaseRef(A, claims.tasks[0][0].id, 1))], now=later)) == []
+    none = await store.task_claim([share(A)], [ClaimRequest("w", 2, 5)], limited={A}, now=later)
+    assert (none.claimed_counts, none.full) == ([0], frozenset({A})), "their leases ran out, but nobody has ended them"
+    assert (await store.task_heartbeat([HeartbeatWrite(LeaseRef(A, claims.tasks[0][0].id, 1))], now=later)) == []
     await execute_raw(store, "DELETE FROM tasks WHERE id = ?", claims.tasks[0][0].id)
-    one = await store.task_claim([share(A)], [Claimer("w", 2, 5)], limited={A}, now=later)
-    assert (one.yields, one.full) == ([1], frozenset({A}))
+    one = await store.task_claim([share(A)], [ClaimRequest("w", 2, 5)], limited={A}, now=later)
+    assert (one.claimed_counts, one.full) == ([1], frozenset({A}))
 
 
 async def test_task_claim_by_many_at_once_never_goes_beyond_max_running(store: Store) -> None:
@@ -175,7 +175,7 @@ async def test_task_claim_by_many_at_once_never_goes_beyond_max_running(store: S
     async def work(twin: Store) -> None:
         nonlocal done
         for _ in range(15):
-            claims = await twin.task_claim(shares, [Claimer("w", 3, 30)], limited={A}, now=NOW)
+            claims = await twin.task_claim(shares, [ClaimRequest("w", 3, 30)], limited={A}, now=NOW)
             ((running,),) = await execute_raw(store, "SELECT count(*) FROM tasks WHERE state = 'running'")
             assert running <= 5
             if claims.tasks[0]:
@@ -195,8 +195,8 @@ async def test_task_claim_by_many_at_once_never_goes_beyond_max_running(store: S
 
 async def test_task_claim_of_a_fleet_is_settled_without_naming_the_tenant(store: Store) -> None:
     await store.task_submit([task_of(flow(tenant)) for tenant in (A, B) for _ in range(2)], now=NOW)
-    ((one, two, three, _),) = await claim_for(store, ["default"], [Claimer("w", 4, 30)], tenant_id=None, now=NOW)
-    beaten = await store.task_heartbeat([BeatWrite(LeaseRef(None, one.id, 1), log="hello")], now=NOW + seconds(5))
+    ((one, two, three, _),) = await claim_for(store, ["default"], [ClaimRequest("w", 4, 30)], tenant_id=None, now=NOW)
+    beaten = await store.task_heartbeat([HeartbeatWrite(LeaseRef(None, one.id, 1), log="hello")], now=NOW + seconds(5))
     assert [(beat.id, beat.lease_until) for beat in beaten] == [(one.id, NOW + seconds(35))]
     assert [line.text for line in await store.task_log(one.tenant_id, one.id, after=None, limit=5)] == ["hello"]
     results = [

@@ -10,8 +10,8 @@ import pytest
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import AttemptOutcome, ClaimedTask, AttemptEnd, TaskState
 from everbeat.store.base import Store
-from everbeat.store.rows import MOST_LOG_BYTES
-from everbeat.store.values import Beaten, BeatWrite, LeaseRef
+from everbeat.store.rows import MAX_LOG_BYTES
+from everbeat.store.values import RenewedLease, HeartbeatWrite, LeaseRef
 from tests.factories import NOW, OTHER_TENANT, claim, execute_raw, lease_of, make_task, minutes, seconds
 
 
@@ -27,8 +27,8 @@ async def texts_of(store: Store, id_: UUID) -> list[str]:
 
 async def test_task_heartbeat_renews_a_lease_by_its_own_length(store: Store) -> None:
     task = await start(store, lease_seconds=12)
-    beaten = await store.task_heartbeat([BeatWrite(lease_of(task))], now=NOW + seconds(11))
-    assert beaten == [Beaten(task.id, 1, NOW + seconds(23), False)]
+    beaten = await store.task_heartbeat([HeartbeatWrite(lease_of(task))], now=NOW + seconds(11))
+    assert beaten == [RenewedLease(task.id, 1, NOW + seconds(23), False)]
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.lease_until, found.state) == (NOW + seconds(23), TaskState.RUNNING)
 
@@ -39,16 +39,16 @@ async def test_task_heartbeat_of_nothing(store: Store) -> None:
 
 async def test_task_heartbeat_does_not_renew_beyond_the_deadline(store: Store) -> None:
     task = await start(store, timeout_seconds=40.0)
-    (beaten,) = await store.task_heartbeat([BeatWrite(lease_of(task))], now=NOW + seconds(20))
+    (beaten,) = await store.task_heartbeat([HeartbeatWrite(lease_of(task))], now=NOW + seconds(20))
     assert beaten.lease_until == NOW + seconds(40)
-    assert await store.task_heartbeat([BeatWrite(lease_of(task))], now=NOW + seconds(40)) == []
+    assert await store.task_heartbeat([HeartbeatWrite(lease_of(task))], now=NOW + seconds(40)) == []
 
 
 async def test_task_heartbeat_does_not_renew_what_is_to_be_cancelled(store: Store) -> None:
     task = await start(store)
     await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW)
-    beats = [BeatWrite(lease_of(task), 0.5, "stopping", "bye")]
-    assert await store.task_heartbeat(beats, now=NOW + seconds(20)) == [Beaten(task.id, 1, NOW + seconds(30), True)]
+    beats = [HeartbeatWrite(lease_of(task), 0.5, "stopping", "bye")]
+    assert await store.task_heartbeat(beats, now=NOW + seconds(20)) == [RenewedLease(task.id, 1, NOW + seconds(30), True)]
     assert await texts_of(store, task.id) == ["bye"]
 
 
@@ -63,7 +63,7 @@ LOST: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", list(LOST))
 async def test_task_heartbeat_of_a_lease_that_is_not_held_is_lost(store: Store, case: str) -> None:
     task = await start(store)
-    beat = BeatWrite(lease_of(task, **LOST[case]), 0.5, "message", "log")
+    beat = HeartbeatWrite(lease_of(task, **LOST[case]), 0.5, "message", "log")
     assert await store.task_heartbeat([beat], now=NOW + seconds(5)) == []
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.lease_until, found.progress_fraction) == (NOW + seconds(30), None)
@@ -72,7 +72,7 @@ async def test_task_heartbeat_of_a_lease_that_is_not_held_is_lost(store: Store, 
 
 async def test_task_heartbeat_of_an_expired_lease_is_lost(store: Store) -> None:
     task = await start(store)
-    assert await store.task_heartbeat([BeatWrite(lease_of(task), log="late")], now=NOW + seconds(30)) == []
+    assert await store.task_heartbeat([HeartbeatWrite(lease_of(task), log="late")], now=NOW + seconds(30)) == []
     assert await texts_of(store, task.id) == []
 
 
@@ -80,14 +80,14 @@ async def test_task_heartbeat_of_a_task_that_was_put_back_is_lost(store: Store) 
     task = await start(store)
     back = AttemptEnd(task.id, DEFAULT_TENANT, 1, AttemptOutcome.RELEASED, TaskState.READY, None, None)
     await store.task_end([back], is_expired=False, now=NOW)
-    assert await store.task_heartbeat([BeatWrite(lease_of(task))], now=NOW) == []
+    assert await store.task_heartbeat([HeartbeatWrite(lease_of(task))], now=NOW) == []
 
 
 async def test_task_heartbeat_keeps_progress_until_there_is_more(store: Store) -> None:
     task = await start(store)
     shown = []
     for fraction, message in ((None, None), (0.0, "a"), (0.5, None), (None, "b"), (None, None)):
-        await store.task_heartbeat([BeatWrite(lease_of(task), fraction, message)], now=NOW)
+        await store.task_heartbeat([HeartbeatWrite(lease_of(task), fraction, message)], now=NOW)
         (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
         shown.append((found.progress_fraction, found.progress_message))
     assert shown == [(None, None), (0.0, "a"), (0.5, "a"), (0.5, "b"), (0.5, "b")]
@@ -97,7 +97,7 @@ async def test_task_heartbeat_of_a_batch_renews_those_that_hold(store: Store) ->
     await store.task_submit([make_task() for _ in range(50)], now=NOW)
     tasks = await claim(store, limit=50)
     leases = [lease_of(task, fence=task.fence + number % 2) for number, task in enumerate(tasks)]
-    beats = [BeatWrite(lease, number / 100) for number, lease in enumerate(leases)]
+    beats = [HeartbeatWrite(lease, number / 100) for number, lease in enumerate(leases)]
     beaten = await store.task_heartbeat(beats, now=NOW + seconds(1))
     assert {one.id for one in beaten} == {task.id for task in tasks[::2]}
     found = {task.id: task.progress_fraction for task in await store.task_find(DEFAULT_TENANT, [task.id for task in tasks])}
@@ -107,7 +107,7 @@ async def test_task_heartbeat_of_a_batch_renews_those_that_hold(store: Store) ->
 async def test_task_heartbeat_with_a_lease_twice_keeps_all_that_was_said(store: Store) -> None:
     """Beats of many requests are written together, and one of them may have been sent twice."""
     task = await start(store)
-    beats = [BeatWrite(lease_of(task), 0.1, "a", "one"), BeatWrite(lease_of(task), 0.2, None, "two")]
+    beats = [HeartbeatWrite(lease_of(task), 0.1, "a", "one"), HeartbeatWrite(lease_of(task), 0.2, None, "two")]
     assert len(await store.task_heartbeat(beats, now=NOW)) == 1
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.progress_fraction, found.progress_message) == (0.2, "a")
@@ -120,9 +120,9 @@ async def test_task_heartbeat_keeps_the_log_of_the_lease_that_holds(
     store: Store, wrong: dict[str, Any], is_first: bool
 ) -> None:
     task = await start(store)
-    beats = [BeatWrite(lease_of(task), 0.5, "ours", "ours"), BeatWrite(lease_of(task, **wrong), 0.9, "theirs", "theirs")]
+    beats = [HeartbeatWrite(lease_of(task), 0.5, "ours", "ours"), HeartbeatWrite(lease_of(task, **wrong), 0.9, "theirs", "theirs")]
     beaten = await store.task_heartbeat(beats[:: 1 if is_first else -1], now=NOW)
-    assert beaten == [Beaten(task.id, 1, NOW + seconds(30), False)]
+    assert beaten == [RenewedLease(task.id, 1, NOW + seconds(30), False)]
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.progress_fraction, found.progress_message) == (0.5, "ours")
     assert await texts_of(store, task.id) == ["ours"]
@@ -130,7 +130,7 @@ async def test_task_heartbeat_keeps_the_log_of_the_lease_that_holds(
 
 async def test_task_heartbeat_takes_any_text(store: Store) -> None:
     task = await start(store)
-    await store.task_heartbeat([BeatWrite(lease_of(task), None, "a\x00b", "c\x00d 😀")], now=NOW)
+    await store.task_heartbeat([HeartbeatWrite(lease_of(task), None, "a\x00b", "c\x00d 😀")], now=NOW)
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert found.progress_message == "a\N{REPLACEMENT CHARACTER}b"
     assert await texts_of(store, task.id) == ["c\N{REPLACEMENT CHARACTER}d 😀"]
@@ -139,18 +139,18 @@ async def test_task_heartbeat_takes_any_text(store: Store) -> None:
 async def test_task_heartbeat_by_the_databases_own_clock(store: Store) -> None:
     await store.task_submit([make_task()])
     (task,) = await claim(store, now=None)  # type: ignore[arg-type]
-    (beaten,) = await store.task_heartbeat([BeatWrite(lease_of(task), log="x")])
+    (beaten,) = await store.task_heartbeat([HeartbeatWrite(lease_of(task), log="x")])
     assert task.lease_until <= beaten.lease_until <= await store.clock() + seconds(30)
 
 
 async def test_task_log_has_the_lines_of_all_attempts_in_order(store: Store) -> None:
     task = await start(store)
-    await store.task_heartbeat([BeatWrite(lease_of(task), log="one")], now=NOW + seconds(1))
-    await store.task_heartbeat([BeatWrite(lease_of(task), log="")], now=NOW + seconds(2))
+    await store.task_heartbeat([HeartbeatWrite(lease_of(task), log="one")], now=NOW + seconds(1))
+    await store.task_heartbeat([HeartbeatWrite(lease_of(task), log="")], now=NOW + seconds(2))
     back = AttemptEnd(task.id, DEFAULT_TENANT, 1, AttemptOutcome.LOST, TaskState.READY, None, None)
     await store.task_end([back], is_expired=True, now=NOW + minutes(1))
     (again,) = await claim(store, worker="w2", now=NOW + minutes(1))
-    await store.task_heartbeat([BeatWrite(lease_of(again), log="two")], now=NOW + minutes(1))
+    await store.task_heartbeat([HeartbeatWrite(lease_of(again), log="two")], now=NOW + minutes(1))
     lines = await store.task_log(DEFAULT_TENANT, task.id, after=None, limit=10)
     assert [(line.text, line.attempt, line.worker) for line in lines] == [("one", 1, "worker"), ("two", 2, "w2")]
     assert [line.at for line in lines] == [NOW + seconds(1), NOW + minutes(1)]
@@ -159,7 +159,7 @@ async def test_task_log_has_the_lines_of_all_attempts_in_order(store: Store) -> 
 async def test_task_log_comes_in_pages_and_only_to_its_tenant(store: Store) -> None:
     task = await start(store)
     for number in range(5):
-        await store.task_heartbeat([BeatWrite(lease_of(task), log=str(number))], now=NOW)
+        await store.task_heartbeat([HeartbeatWrite(lease_of(task), log=str(number))], now=NOW)
     first = await store.task_log(DEFAULT_TENANT, task.id, after=None, limit=2)
     rest = await store.task_log(DEFAULT_TENANT, task.id, after=first[-1].id, limit=10)
     assert [line.text for line in first + rest] == ["0", "1", "2", "3", "4"]
@@ -169,29 +169,29 @@ async def test_task_log_comes_in_pages_and_only_to_its_tenant(store: Store) -> N
 
 async def test_task_log_outlives_its_task(store: Store) -> None:
     task = await start(store)
-    await store.task_heartbeat([BeatWrite(lease_of(task), log="x")], now=NOW)
+    await store.task_heartbeat([HeartbeatWrite(lease_of(task), log="x")], now=NOW)
     await store.task_complete([(lease_of(task), None)], now=NOW)
     assert await texts_of(store, task.id) == ["x"]
 
 
 async def test_task_log_is_cut_where_it_is_full_and_says_so_once(store: Store) -> None:
     task = await start(store)
-    part = "ä" * (MOST_LOG_BYTES // 4)
+    part = "ä" * (MAX_LOG_BYTES // 4)
     for _ in range(3):
-        await store.task_heartbeat([BeatWrite(lease_of(task), log=part + "é")], now=NOW)
-    await store.task_heartbeat([BeatWrite(lease_of(task), log="more")], now=NOW)
+        await store.task_heartbeat([HeartbeatWrite(lease_of(task), log=part + "é")], now=NOW)
+    await store.task_heartbeat([HeartbeatWrite(lease_of(task), log="more")], now=NOW)
     first, second = await texts_of(store, task.id)
     assert first == part + "é"
     kept, _, last = second.rpartition("\n")
     assert set(kept) == {"ä"}
-    assert len((first + kept).encode()) == MOST_LOG_BYTES
+    assert len((first + kept).encode()) == MAX_LOG_BYTES
     assert "cut" in last
 
 
 async def test_task_log_that_was_full_long_ago_does_no_harm(store: Store) -> None:
     task = await start(store)
     await execute_raw(store, "UPDATE tasks SET log_bytes = 2147483000")
-    beats = [BeatWrite(lease_of(task), log="x" * 100_000)]
+    beats = [HeartbeatWrite(lease_of(task), log="x" * 100_000)]
     assert len(await store.task_heartbeat(beats, now=NOW)) == 1
     assert len(await store.task_heartbeat(beats, now=NOW)) == 1
     assert await texts_of(store, task.id) == []
@@ -200,6 +200,6 @@ async def test_task_log_that_was_full_long_ago_does_no_harm(store: Store) -> Non
 async def test_task_log_of_leases_by_the_thousand(store: Store) -> None:
     await store.task_submit([make_task() for _ in range(1000)], now=NOW)
     tasks = await claim(store, limit=1000)
-    beats = [BeatWrite(LeaseRef(DEFAULT_TENANT, task.id, task.fence), 0.5, "x", "line") for task in tasks]
+    beats = [HeartbeatWrite(LeaseRef(DEFAULT_TENANT, task.id, task.fence), 0.5, "x", "line") for task in tasks]
     assert len(await store.task_heartbeat(beats, now=NOW)) == 1000
     assert await texts_of(store, tasks[-1].id) == ["line"]

@@ -135,7 +135,7 @@ async def test_task_list_of_a_rare_kind_stops_early_and_says_where(
     store: Store, live: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (sqlite_tasks, postgres_tasks):
-        monkeypatch.setattr(module, "MOST_SCANNED", 10)
+        monkeypatch.setattr(module, "MAX_SCANNED", 10)
     tasks = await submit(store, *(make_task("x" if number == 3 else "y") for number in range(25)), live=live)
     await submit(store, *(make_task("x", tenant_id=OTHER_TENANT) for _ in range(5)), live=live)
     before, pages, found = None, 0, []
@@ -152,7 +152,7 @@ async def test_task_list_of_a_rare_kind_stops_early_and_says_where(
 
 async def test_task_list_that_found_enough_goes_on_behind_the_last(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (sqlite_tasks, postgres_tasks):
-        monkeypatch.setattr(module, "MOST_SCANNED", 10)
+        monkeypatch.setattr(module, "MAX_SCANNED", 10)
     await submit(store, *(make_task("x") for _ in range(25)))
     scan = await listed(store, type="x", limit=5)
     assert (len(scan.tasks), scan.scanned_to) == (5, None)

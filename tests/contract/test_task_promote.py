@@ -10,7 +10,7 @@ import pytest
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import AttemptOutcome, AttemptEnd, NewTask, TaskState
 from everbeat.store.base import Store
-from everbeat.store.values import Promoted, QueueDepth
+from everbeat.store.values import PromoteResult, QueueDepth
 from tests.factories import NOW, OTHER_TENANT, claim, complete, execute_raw, make_task, minutes, open_second_store, seconds
 
 
@@ -24,13 +24,13 @@ async def test_task_promote_makes_ready_what_is_due_and_says_what_comes_next(sto
     await delayed(store, 10, 30, queue="a")
     await delayed(store, 20, 40, queue="b")
     await delayed(store, 60, queue="c")
-    assert await store.task_promote(limit=10, now=NOW) == Promoted(NOW, frozenset(), 0, NOW + seconds(10))
+    assert await store.task_promote(limit=10, now=NOW) == PromoteResult(NOW, frozenset(), 0, NOW + seconds(10))
     at = NOW + seconds(20)
-    assert await store.task_promote(limit=10, now=at) == Promoted(at, frozenset({"a", "b"}), 2, NOW + seconds(30))
+    assert await store.task_promote(limit=10, now=at) == PromoteResult(at, frozenset({"a", "b"}), 2, NOW + seconds(30))
     assert [task.type for task in await claim(store, "a", "b", "c", now=at)] == ["10", "20"]
     at = NOW + seconds(60)
-    assert await store.task_promote(limit=10, now=at) == Promoted(at, frozenset({"a", "b", "c"}), 3, None)
-    assert await store.task_promote(limit=10, now=at) == Promoted(at, frozenset(), 0, None)
+    assert await store.task_promote(limit=10, now=at) == PromoteResult(at, frozenset({"a", "b", "c"}), 3, None)
+    assert await store.task_promote(limit=10, now=at) == PromoteResult(at, frozenset(), 0, None)
 
 
 async def test_task_promote_is_exact_to_the_microsecond(store: Store) -> None:
@@ -66,7 +66,7 @@ async def test_task_promote_leaves_held_and_running_tasks_alone(store: Store) ->
     await store.task_submit([make_task(), make_task(schedule_id=UUID(int=9))], now=NOW - minutes(1))
     await execute_raw(store, "UPDATE tasks SET state = 'held' WHERE schedule_id = ?", UUID(int=9))
     await claim(store)
-    assert await store.task_promote(limit=10, now=NOW) == Promoted(NOW, frozenset(), 0, None)
+    assert await store.task_promote(limit=10, now=NOW) == PromoteResult(NOW, frozenset(), 0, None)
 
 
 async def test_task_promote_brings_a_failed_task_back(store: Store) -> None:

@@ -137,10 +137,10 @@ async def test_task_submit_with_a_known_key_twice_in_a_batch(store: Store) -> No
 async def test_task_submit_of_a_batch_that_is_one_writes_it_once(store: Store) -> None:
     """The key of the first stands for the whole batch: repeated, nothing of it is written again."""
     first, rest = keyed(), [make_task(), make_task()]
-    assert (await store.task_submit([first, *rest], is_one=True, now=NOW)).repeated == frozenset()
-    submitted = await store.task_submit([keyed(), make_task(), make_task()], is_one=True, now=NOW)
+    assert (await store.task_submit([first, *rest], has_single_key=True, now=NOW)).repeated == frozenset()
+    submitted = await store.task_submit([keyed(), make_task(), make_task()], has_single_key=True, now=NOW)
     assert (submitted.ids[0], submitted.repeated, submitted.mismatched) == (first.id, frozenset({0}), frozenset())
-    assert (await store.task_submit([keyed(fingerprint=b"other"), make_task()], is_one=True, now=NOW)).mismatched == {0}
+    assert (await store.task_submit([keyed(fingerprint=b"other"), make_task()], has_single_key=True, now=NOW)).mismatched == {0}
     assert await count_rows(store, "tasks") == 3
 
 
@@ -148,9 +148,9 @@ async def test_task_submit_of_a_batch_that_is_one_from_two_sides_writes_it_once(
     twin = open_second_store(store)
     for number in range(10):
         answers = await asyncio.gather(
-            *(one.task_submit([keyed(str(number)), make_task(), make_task()], is_one=True, now=NOW) for one in (store, twin))
+            *(one.task_submit([keyed(str(number)), make_task(), make_task()], has_single_key=True, now=NOW) for one in (store, twin))
         )
-        assert sorted(len(answer.repeated) for answer in answers) == [0, 1]
+        assert sorted(len(response.repeated) for response in answers) == [0, 1]
     await twin.close()
     assert await count_rows(store, "tasks") == 30
 
@@ -186,12 +186,12 @@ async def test_task_submit_from_many_sides_with_the_same_keys_makes_each_task_on
         batches = [[keyed(key) for key in keys[turn:] + keys[:turn]] for turn in range(4)]
         answers = await asyncio.gather(*(one.task_submit(batch, now=NOW) for one, batch in zip(stores, batches, strict=True)))
         owners: dict[str, set[UUID]] = {}
-        for batch, answer in zip(batches, answers, strict=True):
-            for task, id_ in zip(batch, answer.ids, strict=True):
+        for batch, response in zip(batches, answers, strict=True):
+            for task, id_ in zip(batch, response.ids, strict=True):
                 assert task.key is not None
                 owners.setdefault(task.key.key, set()).add(id_)
         assert {len(ids) for ids in owners.values()} == {1}
-        assert sum(5 - len(answer.repeated) for answer in answers) == 5
+        assert sum(5 - len(response.repeated) for response in answers) == 5
     for twin in stores[1:]:
         await twin.close()
     assert await count_rows(store, "tasks") == 50

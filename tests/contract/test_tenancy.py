@@ -24,7 +24,7 @@ KEYS = "a key is found by its hash before its tenant is known"
 OPERATORS = "only operators ask for all tenants at once"
 
 ENGINE = {
-    "audit_list_all": OPERATORS,
+    "audit_log_list_all": OPERATORS,
     "blob_unused": RETENTION,
     "key_admins": OPERATORS,
     "key_exists": KEYS,
@@ -45,11 +45,11 @@ ENGINE = {
     "task_promote": MOVING,
     "task_promote_next": MOVING,
     "task_queues": "held against the queues of a key, before a write that names the tenant",
-    "task_turn": MOVING,
-    "task_turn_any": MOVING,
-    "task_turn_held": MOVING,
-    "task_turn_schedules": MOVING,
-    "task_turn_supersede": MOVING,
+    "task_release_held": MOVING,
+    "task_release_held_any": MOVING,
+    "task_release_held_candidates": MOVING,
+    "task_release_held_schedules": MOVING,
+    "task_release_held_replaced": MOVING,
     "tick_fire": FIRING,
     "tick_fire_decide": FIRING,
     "tick_fire_guard": FIRING,

@@ -1,4 +1,4 @@
-"""tenant_list, tenant_find, tenant_write, answer_find: tenants by name, changed only over the revision that the writer saw."""
+"""tenant_list, tenant_find, tenant_write, idempotent_response_find."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from everbeat.core.errors import StoreRefused
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenants import TenantQuotas, Tenant
 from everbeat.store.base import Store
-from everbeat.store.values import AuditFilter, IdempotentAnswer, TenantWrite
+from everbeat.store.values import AuditLogFilter, IdempotentResponse, TenantWrite
 from tests.factories import NOW, OTHER_TENANT, make_entry, seconds
 
-ANSWER = IdempotentAnswer(key="k", fingerprint=b"f", status=201, body=b"{}")
+ANSWER = IdempotentResponse(key="k", fingerprint=b"f", status=201, body=b"{}")
 
 
 def make_tenant(name: str = "billing", **more: Any) -> Tenant:
@@ -62,9 +62,9 @@ async def test_tenant_write_over_another_revision_changes_nothing(store: Store) 
     tenant, beside = make_tenant(), make_tenant("beside")
     await write(store, tenant, beside)
     writes = [TenantWrite(changed(beside, weight=5.0), expected=1), TenantWrite(changed(tenant, weight=5.0), expected=2)]
-    assert not await store.tenant_write(writes, trail=[make_entry()], now=NOW)
+    assert not await store.tenant_write(writes, audit_log=[make_entry()], now=NOW)
     assert [one.weight for one in await store.tenant_find(ids=[tenant.id, beside.id])] == [1.0, 1.0]
-    assert await store.audit_list(None, AuditFilter(), before=None, limit=10) == []
+    assert await store.audit_log_list(None, AuditLogFilter(), before=None, limit=10) == []
 
 
 @pytest.mark.parametrize("expected", [None, 1], ids=["new", "renamed"])
@@ -84,21 +84,21 @@ async def test_tenant_write_of_what_makes_no_sense_is_refused(store: Store, more
 
 async def test_tenant_write_notes_the_trail_in_the_same_transaction(store: Store) -> None:
     entry = make_entry(action="tenant.create", subject="billing")
-    assert await store.tenant_write([TenantWrite(make_tenant())], trail=[entry], now=NOW)
-    (found,) = await store.audit_list(None, AuditFilter(), before=None, limit=10)
+    assert await store.tenant_write([TenantWrite(make_tenant())], audit_log=[entry], now=NOW)
+    (found,) = await store.audit_log_list(None, AuditLogFilter(), before=None, limit=10)
     assert found == msgspec.structs.replace(entry, at=NOW)
 
 
 async def test_tenant_write_keeps_one_answer_for_each_key_and_keeper(store: Store) -> None:
-    assert await store.tenant_write([TenantWrite(make_tenant("one"))], answer=ANSWER, now=NOW)
-    assert not await store.tenant_write([TenantWrite(make_tenant("two"))], answer=ANSWER, now=NOW)
-    assert await store.tenant_write([TenantWrite(make_tenant("three"))], keeper=OTHER_TENANT, answer=ANSWER, now=NOW)
+    assert await store.tenant_write([TenantWrite(make_tenant("one"))], response=ANSWER, now=NOW)
+    assert not await store.tenant_write([TenantWrite(make_tenant("two"))], response=ANSWER, now=NOW)
+    assert await store.tenant_write([TenantWrite(make_tenant("three"))], response_tenant_id=OTHER_TENANT, response=ANSWER, now=NOW)
     assert [one.name for one in await store.tenant_find(names=["one", "two"])] == ["one"]
 
 
-async def test_answer_find_gives_what_was_kept_for_a_day(store: Store) -> None:
-    assert await store.tenant_write([TenantWrite(make_tenant())], answer=ANSWER, now=NOW)
-    assert await store.answer_find(DEFAULT_TENANT, "k", now=NOW + seconds(86_399)) == ANSWER
-    assert await store.answer_find(DEFAULT_TENANT, "k", now=NOW + seconds(86_401)) is None
-    assert await store.answer_find(OTHER_TENANT, "k", now=NOW) is None
-    assert await store.answer_find(UUID(int=9), "other", now=NOW) is None
+async def test_idempotent_response_find_returns_what_was_kept_for_a_day(store: Store) -> None:
+    assert await store.tenant_write([TenantWrite(make_tenant())], response=ANSWER, now=NOW)
+    assert await store.idempotent_response_find(DEFAULT_TENANT, "k", now=NOW + seconds(86_399)) == ANSWER
+    assert await store.idempotent_response_find(DEFAULT_TENANT, "k", now=NOW + seconds(86_401)) is None
+    assert await store.idempotent_response_find(OTHER_TENANT, "k", now=NOW) is None
+    assert await store.idempotent_response_find(UUID(int=9), "other", now=NOW) is None

@@ -22,7 +22,7 @@ ONLY_SQLITE = {
     "month_prune_history",
     "month_prune_log",
     "month_prune_ticks",
-    "partition_renew_beat",
+    "partition_renew_heartbeat",
     "partition_renew_live",
     "partition_renew_newest",
     "task_cancel_insert",
@@ -31,7 +31,7 @@ ONLY_SQLITE = {
     "task_claim_picks",
     "task_complete_insert",
     "task_end_attempt",
-    "task_finish_bury",
+    "task_finish_dead_letter",
     "task_finish_insert",
     "task_heartbeat_find",
     "task_promote_next",
@@ -48,7 +48,7 @@ ONLY_SQLITE = {
 # PostgreSQL has a clock, month tables, notices between processes, and others who write at the same time.
 ONLY_POSTGRES = {
     "clock",
-    "feed_send",
+    "event_stream_send",
     "key_lock",
     "migration_lock",
     "month_detach",
@@ -82,7 +82,7 @@ TABLES = [
 ]
 
 # Not verbs on rows: tested where their subject is (tests/migration, tests/services) or by every test.
-PLUMBING = {"open", "close", "lane", "migrate", "schema_version", "subscribe", "publish"}
+PLUMBING = {"open", "close", "pool", "migrate", "schema_version", "subscribe", "publish"}
 
 
 def sql_texts(dialect: str) -> dict[str, str]:

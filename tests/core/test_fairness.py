@@ -44,11 +44,11 @@ class Shop:
             self.rounds += 1
             groups = [(share.priority, share.tenant_id, share.fair_key) for share in shares]
             assert len(groups) == len(set(groups)), "a plan names nobody twice: the same tasks would be taken twice"
-            room, yields = left, []
+            room, claimed_counts = left, []
             for share in shares:
-                yields.append(self.take(share, min(share.limit, room)))
-                room -= yields[-1]
-            self.planner.record_result(shares, [share.limit for share in shares], yields, left)
+                claimed_counts.append(self.take(share, min(share.limit, room)))
+                room -= claimed_counts[-1]
+            self.planner.record_result(shares, [share.limit for share in shares], claimed_counts, left)
             left = room
         return count - left
 

@@ -17,7 +17,7 @@ from everbeat.store.base import Store
 from everbeat.store.migrate import Migration, load_migrations, missing_migrations
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
-from everbeat.store.values import BeatWrite, LeaseRef
+from everbeat.store.values import HeartbeatWrite, LeaseRef
 from tests.factories import NOW, claim, execute_raw, insert, lease_of, make_schedule, make_task, open_second_store, seconds
 from tests.support.postgres import PostgresAdmin
 
@@ -154,7 +154,7 @@ async def test_tasks_written_by_a_node_of_before_are_worked_off(empty: SqliteSto
     now, (expired,) = await empty.task_expired(limit=10, now=NOW + seconds(30))
     assert (expired.id, expired.deadline_at, expired.first_started_at) == (RUNNING, now + seconds(60), NOW)
     lease = LeaseRef(DEFAULT_TENANT, RUNNING, 1)
-    (beaten,) = await empty.task_heartbeat([BeatWrite(lease)], now=NOW + seconds(10))
+    (beaten,) = await empty.task_heartbeat([HeartbeatWrite(lease)], now=NOW + seconds(10))
     assert beaten.lease_until == NOW + seconds(40)
     (task,) = await claim(empty)
     done = await empty.task_complete([(lease, None), (lease_of(task), None)], now=NOW)

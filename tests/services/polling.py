@@ -12,7 +12,7 @@ from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask, NewTask
 from everbeat.core.protocol import LeaseClaimRequest, TaskInput
 from everbeat.store.base import Store
-from everbeat.store.values import Claimer, Claims, Submitted
+from everbeat.store.values import ClaimRequest, ClaimResult, SubmitResult
 from tests.factories import StoreOverride, SteppedNode
 
 Poll = asyncio.Task[list[ClaimedTask]]
@@ -49,22 +49,22 @@ class Counting(StoreOverride):
             await self.may_answer.wait()
         return flows
 
-    async def task_claim(self, shares: Sequence[ClaimStep], claimers: Sequence[Claimer], **more: Any) -> Claims:
-        self.asked.append([claimer.worker for claimer in claimers])
+    async def task_claim(self, shares: Sequence[ClaimStep], claim_requests: Sequence[ClaimRequest], **more: Any) -> ClaimResult:
+        self.asked.append([claimer.worker for claimer in claim_requests])
         if self.error is not None:
             raise self.error
-        claims: Claims = await self.inner.task_claim(shares, claimers, **more)
+        claims: ClaimResult = await self.inner.task_claim(shares, claim_requests, **more)
         self.taken.set()
         await self.may_answer.wait()
         return claims
 
-    async def task_submit(self, tasks: Sequence[NewTask], **more: Any) -> Submitted:
+    async def task_submit(self, tasks: Sequence[NewTask], **more: Any) -> SubmitResult:
         self.writes.append(tasks)
         self.written.set()
         await self.may_commit.wait()
         if self.write_error is not None:
             raise self.write_error
-        submitted: Submitted = await self.inner.task_submit(tasks, **more)
+        submitted: SubmitResult = await self.inner.task_submit(tasks, **more)
         return submitted
 
     def hold_writes(self) -> None:
@@ -137,13 +137,13 @@ async def turn_over() -> None:
         await asyncio.sleep(0)
 
 
-async def answer(poll: Poll, deadline_seconds: float = 20) -> list[ClaimedTask]:
+async def response(poll: Poll, deadline_seconds: float = 20) -> list[ClaimedTask]:
     async with asyncio.timeout(deadline_seconds):
         return await poll
 
 
 async def ids_of(*polls: Poll) -> list[UUID]:
-    return [task.id for poll in polls for task in await answer(poll)]
+    return [task.id for poll in polls for task in await response(poll)]
 
 
 async def until(is_so: Callable[[], bool], deadline_seconds: float = 20) -> None:

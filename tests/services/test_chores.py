@@ -15,7 +15,7 @@ from everbeat.services.cluster import ClusterRoom
 from everbeat.services.events import Pruned, TicksOverdue
 from everbeat.services.turns import Reaper, Turns
 from everbeat.store.base import Store
-from everbeat.store.values import IdempotentAnswer, QueueDepth
+from everbeat.store.values import IdempotentResponse, QueueDepth
 from tests.factories import NOW, SteppedNode, node_heartbeat, claim, count_rows, insert, ledger, make_schedule, minutes, seconds, skip
 
 DAY = timedelta(days=1)
@@ -54,8 +54,8 @@ async def test_the_pruner_removes_what_is_past_retention_and_keeps_the_rest(node
     job = make_schedule()
     moments = [NOW - 100 * DAY, NOW - 95 * DAY, NOW - 10 * DAY, NOW]
     write = ScheduleWrite(job, skips=tuple(skip(at) for at in moments))
-    answer = IdempotentAnswer(key="old", fingerprint=b"", status=201, body=b"")
-    assert await node.store.schedule_write(DEFAULT_TENANT, [write], answer=answer, now=NOW - 2 * DAY)
+    response = IdempotentResponse(key="old", fingerprint=b"", status=201, body=b"")
+    assert await node.store.schedule_write(DEFAULT_TENANT, [write], response=response, now=NOW - 2 * DAY)
     await node.store.partition_renew(node_heartbeat(job.id), frozenset(), now=NOW - 2 * DAY)
     pruner = Pruner(node.store, node.ownership, retention_days=30, emit=node.events.append)
     while await pruner.run_once(NOW):

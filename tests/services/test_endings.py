@@ -303,8 +303,8 @@ async def test_a_worker_that_stops_when_told_leaves_a_cancelled_task(node: Stepp
     claimed = await worker.claim_one()
     await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now)
     answers = [await worker.fail(claimed, "told to stop", kind="cancelled") for _ in range(3)]
-    assert [answer.status for answer in answers] == ["ok"] * 3
-    assert len({answer.next for answer in answers}) == 1
+    assert [response.status for response in answers] == ["ok"] * 3
+    assert len({response.next for response in answers}) == 1
     assert (await get(node, task)).state is TaskState.CANCELLED
     assert await told(node, task) == [(1, "cancelled")]
 
@@ -332,7 +332,7 @@ class CancelsInBetween(StoreOverride):
     async def _cancel(self, found: tuple[datetime, list[LeasedTask]]) -> tuple[datetime, list[LeasedTask]]:
         if self.is_on:
             for task in found[1]:
-                assert task.id in (await self.inner.task_cancel(task.tenant_id, [task.id], now=found[0])).told
+                assert task.id in (await self.inner.task_cancel(task.tenant_id, [task.id], now=found[0])).requested
         return found
 
     async def task_running(self, *given: Any, **more: Any) -> tuple[datetime, list[LeasedTask]]:
@@ -417,7 +417,7 @@ async def test_a_batch_of_failures_is_decided_one_by_one(node: SteppedNode, work
     unknown = LeaseFailure(id=UUID(int=5), fence=1, error=error)
     given = LeaseFailRequest(worker="worker", failures=[*failures, unknown, failures[0]])
     answers = await node.work.fail(DEFAULT_TENANT, given, now=NOW)
-    assert [(answer.status, answer.next) for answer in answers] == [
+    assert [(response.status, response.next) for response in answers] == [
         ("ok", "dead"),
         ("ok", "retry"),
         ("ok", "dead"),

@@ -28,11 +28,11 @@ class Air:
         self.hearers: list[Any] = []
         self.sent: list[str] = []
 
-    def feed_listen(self, hear: Any) -> bool:
+    def event_stream_listen(self, hear: Any) -> bool:
         self.hearers.append(hear)
         return True
 
-    async def feed_send(self, message: str) -> None:
+    async def event_stream_send(self, message: str) -> None:
         self.sent.append(message)
         for hear in self.hearers:
             hear(message)

@@ -136,7 +136,7 @@ async def test_an_item_that_is_refused_fails_alone() -> None:
     database.bad = {"5", "11"}
     database.may_go.set()
     answers = await asyncio.gather(first, *others, return_exceptions=True)
-    refused = {place - 1: answer for place, answer in enumerate(answers) if isinstance(answer, StoreRefused)}
+    refused = {place - 1: response for place, response in enumerate(answers) if isinstance(response, StoreRefused)}
     assert {place: str(error) for place, error in refused.items()} == {5: "5", 11: "11"}
     assert database.written == ["first", *(f"{number}" for number in range(16) if number not in (5, 11))], "in order"
     assert len(database.batches) < 2 + 2 * 2 * 5, "by halving, not one by one"
@@ -222,7 +222,7 @@ async def test_a_write_that_answers_too_little_is_told_to_all_of_its_batch() -> 
     group: GroupCommit[Item, str] = GroupCommit(write, most=10, weigh=rows)
     async with asyncio.timeout(5):
         answers = await asyncio.gather(group.add(("a", 1)), group.add(("b", 1)), return_exceptions=True)
-    assert [type(answer) for answer in answers] == [ValueError, ValueError]
+    assert [type(response) for response in answers] == [ValueError, ValueError]
 
 
 class Chaotic:

@@ -13,7 +13,7 @@ from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import TaskState
 from everbeat.core.protocol import LeaseHeartbeat, LeaseHeartbeatRequest, Lease, Progress
 from everbeat.store.base import Store
-from everbeat.store.values import Beaten, BeatWrite
+from everbeat.store.values import RenewedLease, HeartbeatWrite
 from tests.factories import NOW, OTHER_TENANT, StoreOverride, SteppedNode, minutes, seconds
 from tests.services.workers import Worker, get, submit
 
@@ -38,8 +38,8 @@ async def test_a_heartbeat_renews_the_lease(node: SteppedNode, worker: Worker) -
     assert task.lease_until == NOW + seconds(30)
     for number in range(1, 20):
         node.move_to(NOW + seconds(20 * number))
-        answer = await worker.beat(task)
-        assert (answer.id, answer.status, answer.lease_until) == (task.id, "ok", node.now + seconds(30))
+        response = await worker.beat(task)
+        assert (response.id, response.status, response.lease_until) == (task.id, "ok", node.now + seconds(30))
     assert await worker.complete(task) == ["ok"]
 
 
@@ -47,8 +47,8 @@ async def test_a_lease_that_has_run_out_is_lost_although_nobody_else_has_it(node
     await submit(node)
     task = await worker.claim_one()
     node.move_to(NOW + seconds(30))
-    answer = await worker.beat(task)
-    assert (answer.status, answer.lease_until) == ("lost", None)
+    response = await worker.beat(task)
+    assert (response.status, response.lease_until) == ("lost", None)
     assert (await get(node, task)).lease_until == NOW + seconds(30), "nothing was changed"
 
 
@@ -82,8 +82,8 @@ async def test_a_cancelled_task_is_told_and_its_lease_is_not_renewed(node: Stepp
     assert (await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now)).cancel_requested
     for at in (11, 20, 29):
         node.move_to(NOW + seconds(at))
-        answer = await worker.beat(task)
-        assert (answer.status, answer.lease_until) == ("cancel", NOW + seconds(30))
+        response = await worker.beat(task)
+        assert (response.status, response.lease_until) == ("cancel", NOW + seconds(30))
     await node.reap(NOW + seconds(30))
     assert (await worker.beat(task)).status == "lost"
     assert (await get(node, task)).state is TaskState.CANCELLED
@@ -171,11 +171,11 @@ async def test_text_that_no_database_can_hold_does_not_cost_the_lease(node: Step
 class CountingBeats(StoreOverride):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
-        self.calls: list[Sequence[BeatWrite]] = []
+        self.calls: list[Sequence[HeartbeatWrite]] = []
 
-    async def task_heartbeat(self, beats: Sequence[BeatWrite], **more: Any) -> list[Beaten]:
+    async def task_heartbeat(self, beats: Sequence[HeartbeatWrite], **more: Any) -> list[RenewedLease]:
         self.calls.append(beats)
-        beaten: list[Beaten] = await self.inner.task_heartbeat(beats, **more)
+        beaten: list[RenewedLease] = await self.inner.task_heartbeat(beats, **more)
         return beaten
 
 
@@ -188,7 +188,7 @@ async def test_beats_that_repeat_a_lease_in_one_message_are_merged(node: Stepped
     stale = LeaseHeartbeat(id=task.id, fence=task.fence + 1, progress=Progress(fraction=0.9), log="stale")
     heartbeat = LeaseHeartbeatRequest(worker="worker", leases=[one, two, one, stale])
     answers = await node.work.heartbeat(DEFAULT_TENANT, heartbeat, now=node.now)
-    assert [answer.status for answer in answers] == ["ok", "ok", "ok", "lost"]
+    assert [response.status for response in answers] == ["ok", "ok", "ok", "lost"]
     found = await get(node, task)
     assert (found.progress_fraction, found.progress_message) == (0.1, "early")
     assert "\n".join(await texts(node, task.id)) == "one\ntwo\none"
@@ -235,7 +235,7 @@ async def test_another_tenant_that_names_the_same_lease_at_once_gets_and_changes
             node.work.heartbeat(DEFAULT_TENANT, beat_of(first)),  # keeps the others waiting, so that they go together
             *(node.work.heartbeat(tenant, beat_of(lease, log=str(tenant), progress=_said(tenant))) for tenant in order),
         )
-        said = {tenant: answer[0].status for tenant, answer in zip(order, answers[1:], strict=True)}
+        said = {tenant: response[0].status for tenant, response in zip(order, answers[1:], strict=True)}
         assert said == {DEFAULT_TENANT: "ok", OTHER_TENANT: "lost"}
     assert set(await texts(node, lease.id)) == {str(DEFAULT_TENANT)}
     (found,) = await store.task_find(DEFAULT_TENANT, [lease.id])
@@ -255,7 +255,7 @@ async def test_a_stale_beat_beside_a_live_one_of_the_same_task_changes_nothing(s
             node.work.heartbeat(DEFAULT_TENANT, beat_of(first)),
             *(node.work.heartbeat(DEFAULT_TENANT, beat_of(lease, log=f"fence {lease.fence}")) for lease in order),
         )
-        assert [answer[0].status for answer in answers[1:]] == ["ok" if lease is live else "lost" for lease in order]
+        assert [response[0].status for response in answers[1:]] == ["ok" if lease is live else "lost" for lease in order]
     assert set(await texts(node, live.id)) == {f"fence {live.fence}"}
 
 

@@ -12,7 +12,7 @@ from everbeat.core.errors import StoreUnavailable
 from everbeat.services.events import ClockSetBack, OwnershipChanged, OwnershipLost
 from everbeat.services.ownership import Ownership
 from everbeat.store.base import Store
-from everbeat.store.values import Notice, Renewal
+from everbeat.store.values import Notice, PartitionRenewal
 from tests.factories import EVERYTHING, NOW, StoreOverride, SteppedNode, node_heartbeat, seconds
 
 
@@ -87,8 +87,8 @@ async def test_a_paused_node_stops_trusting_its_lease_before_the_database_does(s
 
 async def test_trust_begins_when_the_renewal_was_sent_not_when_it_was_answered(store: Store) -> None:
     class Slow(StoreOverride):
-        async def partition_renew(self, *args: Any, **more: Any) -> Renewal:
-            renewal: Renewal = await self.inner.partition_renew(*args, **more)
+        async def partition_renew(self, *args: Any, **more: Any) -> PartitionRenewal:
+            renewal: PartitionRenewal = await self.inner.partition_renew(*args, **more)
             node.monotonic += 5
             return renewal
 
@@ -153,10 +153,10 @@ async def test_a_renewal_that_fails_costs_nothing_until_trust_ends(store: Store)
     class Flaky(StoreOverride):
         is_away = False
 
-        async def partition_renew(self, *args: Any, **more: Any) -> Renewal:
+        async def partition_renew(self, *args: Any, **more: Any) -> PartitionRenewal:
             if self.is_away:
                 raise StoreUnavailable("away")
-            renewal: Renewal = await self.inner.partition_renew(*args, **more)
+            renewal: PartitionRenewal = await self.inner.partition_renew(*args, **more)
             return renewal
 
     flaky = Flaky(store)
@@ -177,8 +177,8 @@ async def test_a_renewal_whose_answer_was_lost_is_simply_sent_again(store: Store
     class Deaf(StoreOverride):
         lost = 0
 
-        async def partition_renew(self, *args: Any, **more: Any) -> Renewal:
-            renewal: Renewal = await self.inner.partition_renew(*args, **more)
+        async def partition_renew(self, *args: Any, **more: Any) -> PartitionRenewal:
+            renewal: PartitionRenewal = await self.inner.partition_renew(*args, **more)
             if self.lost:
                 self.lost -= 1
                 raise StoreUnavailable("the answer never came")

@@ -21,7 +21,7 @@ from everbeat.services.polls import Polls
 from everbeat.services.tasks import Tasks
 from everbeat.services.turns import Turns
 from everbeat.store.base import Store
-from everbeat.store.values import Claimer, Claims, Listener, Notice, Submitted
+from everbeat.store.values import ClaimRequest, ClaimResult, Listener, Notice, SubmitResult
 from tests.factories import NOW, seconds
 
 QUEUES = ["a", "b", "c"]
@@ -54,24 +54,24 @@ class Shelf:
             await asyncio.sleep(0)
         return sorted(flows)
 
-    async def task_claim(self, shares: Sequence[ClaimStep], claimers: Sequence[Claimer], **_more: Any) -> Claims:
+    async def task_claim(self, shares: Sequence[ClaimStep], claim_requests: Sequence[ClaimRequest], **_more: Any) -> ClaimResult:
         self.claims += 1
         await self._linger()
-        free = [claimer.worker for claimer in claimers for _ in range(claimer.limit)]
-        taken: dict[str, list[ClaimedTask]] = {claimer.worker: [] for claimer in claimers}
-        yields: list[int] = []
+        free = [claimer.worker for claimer in claim_requests for _ in range(claimer.limit)]
+        taken: dict[str, list[ClaimedTask]] = {claimer.worker: [] for claimer in claim_requests}
+        claimed_counts: list[int] = []
         for share in shares:
             fitting = [task for task in self.ready if (task.queue, task.type) in share.queue_types][: min(share.limit, len(free))]
             for task in fitting:
                 self.ready.remove(task)
                 worker = self.held_by[task.id] = free.pop(0)
                 taken[worker].append(_claimed(task))
-            yields.append(len(fitting))
+            claimed_counts.append(len(fitting))
         for _ in range(self.random.randrange(4)):
             await asyncio.sleep(0)
-        return Claims(list(taken.values()), [share.limit for share in shares], yields)
+        return ClaimResult(list(taken.values()), [share.limit for share in shares], claimed_counts)
 
-    async def task_submit(self, tasks: Sequence[NewTask], **_more: Any) -> Submitted:
+    async def task_submit(self, tasks: Sequence[NewTask], **_more: Any) -> SubmitResult:
         await self._linger()
         for task in tasks:
             self.committed.add(task.id)
@@ -81,7 +81,7 @@ class Shelf:
                 self.held_by[task.id] = task.lease_owner
         for _ in range(self.random.randrange(3)):
             await asyncio.sleep(0)
-        return Submitted(NOW, [task.id for task in tasks], frozenset(), frozenset())
+        return SubmitResult(NOW, [task.id for task in tasks], frozenset(), frozenset())
 
 
 def _flow(task: NewTask) -> Flow:

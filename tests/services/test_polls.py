@@ -13,9 +13,9 @@ from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import TaskState
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
-from everbeat.store.values import Claims, Notice
+from everbeat.store.values import ClaimResult, Notice
 from tests.factories import OTHER_TENANT, open_second_store
-from tests.services.polling import Room, answer, ids_of, turn_over, until
+from tests.services.polling import Room, response, ids_of, turn_over, until
 
 
 @pytest.fixture
@@ -42,14 +42,14 @@ async def test_a_task_that_is_there_is_given_at_once(room: Room) -> None:
 
 
 async def test_a_poll_that_times_out_gets_nothing(room: Room) -> None:
-    assert await answer(room.poll(wait=0.01)) == []
+    assert await response(room.poll(wait=0.01)) == []
     ids = await room.submit()
     assert await ids_of(room.poll()) == ids
 
 
 async def test_without_patience_it_asks_at_once_and_does_not_wait(room: Room) -> None:
     for number in range(3):
-        assert await answer(room.poll(wait=0)) == []
+        assert await response(room.poll(wait=0)) == []
         assert room.store.looks == number + 1, "it asks, although nothing was there a moment ago"
 
 
@@ -71,7 +71,7 @@ async def test_a_ring_during_a_claim_is_not_lost(room: Room) -> None:
 
 
 async def test_a_ring_while_nobody_waits_is_remembered(room: Room) -> None:
-    assert await answer(room.poll(wait=0.01)) == []
+    assert await response(room.poll(wait=0.01)) == []
     ids = await room.submit()
     assert await ids_of(room.poll()) == ids
 
@@ -112,7 +112,7 @@ async def test_tenants_do_not_hear_of_each_others_tasks(room: Room) -> None:
 async def test_bad_names_are_refused_before_anybody_waits(room: Room) -> None:
     for bad in ({"queues": ["a b"]}, {"types": ["\x00"]}, {"worker": "a\x00b"}):
         with pytest.raises(InvalidInput):
-            await answer(room.poll(**{"worker": "worker", **bad}))  # type: ignore[arg-type]
+            await response(room.poll(**{"worker": "worker", **bad}))  # type: ignore[arg-type]
     assert room.polls._lines == {}
 
 
@@ -134,7 +134,7 @@ async def test_five_thousand_waiting_polls_and_one_task_cost_a_few_claims(room: 
     await room.settle()
     assert (room.store.claims, room.store.looks) == (claims, looks + 1), "a look costs one question, however many wait"
     await room.polls.close()
-    assert [await answer(poll) for poll in polls[1:]] == [[]] * 4999
+    assert [await response(poll) for poll in polls[1:]] == [[]] * 4999
 
 
 async def test_whoever_came_first_is_served_first(room: Room) -> None:
@@ -150,7 +150,7 @@ async def test_several_polls_are_served_by_one_claim(room: Room) -> None:
     polls = [await room.idle(f"worker-{number}", most=2) for number in range(4)]
     claims = room.store.claims
     ids = await room.submit(5)
-    assert [[task.id for task in await answer(poll)] for poll in polls[:3]] == [ids[0:2], ids[2:4], ids[4:]]
+    assert [[task.id for task in await response(poll)] for poll in polls[:3]] == [ids[0:2], ids[2:4], ids[4:]]
     await room.settle()
     assert room.store.claims == claims + 1
     assert not polls[3].done()
@@ -166,7 +166,7 @@ async def test_without_patience_it_is_answered_although_many_wait_before_it(room
     """A claim takes so many from the front of the line; what it found to be empty is empty for those behind, too."""
     for number in range(3):
         await room.idle(f"big-{number}", most=1000)
-    assert await answer(room.poll("hasty", wait=0), 5) == []
+    assert await response(room.poll("hasty", wait=0), 5) == []
 
 
 # Going away
@@ -211,7 +211,7 @@ async def test_a_poll_that_times_out_while_its_claim_is_under_way_loses_nothing(
     room.store.hold_back()
     poll = room.poll(wait=0.5)
     await room.store.taken.wait()
-    assert await answer(poll) == []
+    assert await response(poll) == []
     room.store.may_answer.set()
     await room.settle()
     assert await room.states(ids) == [("ready", 0)]
@@ -264,7 +264,7 @@ async def test_giving_back_that_fails_stops_nobody(room: Room, monkeypatch: pyte
 async def test_closing_sends_everybody_home(room: Room) -> None:
     polls = [await room.idle(f"worker-{number}", queues=[f"queue-{number % 3}"]) for number in range(9)]
     await room.polls.close()
-    assert [await answer(poll) for poll in polls] == [[]] * 9
+    assert [await response(poll) for poll in polls] == [[]] * 9
 
 
 async def test_closing_sends_those_home_for_whom_a_claim_is_under_way_and_those_who_come_later(room: Room) -> None:
@@ -273,8 +273,8 @@ async def test_closing_sends_those_home_for_whom_a_claim_is_under_way_and_those_
     await room.store.taken.wait()
     await room.polls.close()
     room.store.may_answer.set()
-    assert await answer(poll, 5) == []
-    assert await answer(room.poll("late"), 5) == []
+    assert await response(poll, 5) == []
+    assert await response(room.poll("late"), 5) == []
     await room.polls.run_once()
     await room.idle("in the next life")
 
@@ -288,7 +288,7 @@ async def test_a_claim_that_fails_is_told_to_those_who_asked_and_later_polls_wor
     ids = await room.submit()
     for poll in polls:
         with pytest.raises(StoreUnavailable):
-            await answer(poll)
+            await response(poll)
     room.store.error = None
     assert await ids_of(room.poll()) == ids, "it asks, and does not believe the line to be empty"
 
@@ -297,7 +297,7 @@ async def test_whoever_comes_during_a_claim_that_fails_is_not_told_of_it(room: R
     first = await room.idle("first")
     asked, may_fail = asyncio.Event(), asyncio.Event()
 
-    async def fail(*_: Any, **__: Any) -> Claims:
+    async def fail(*_: Any, **__: Any) -> ClaimResult:
         asked.set()
         await may_fail.wait()
         raise StoreUnavailable("away")
@@ -310,7 +310,7 @@ async def test_whoever_comes_during_a_claim_that_fails_is_not_told_of_it(room: R
     del room.store.task_claim
     may_fail.set()
     with pytest.raises(StoreUnavailable):
-        await answer(first)
+        await response(first)
     assert await ids_of(second) == ids
 
 
@@ -363,14 +363,14 @@ async def test_its_own_announcement_does_not_ring_every_line(room: Room) -> None
 
 async def test_lines_are_tidied_when_nobody_waits_in_them(room: Room) -> None:
     for number in range(20):
-        assert await answer(room.poll(wait=0.001, queues=[f"queue-{number}"])) == []
+        assert await response(room.poll(wait=0.001, queues=[f"queue-{number}"])) == []
     await room.settle()
     await room.polls.run_once()
     assert room.polls._lines == {}
 
 
 async def test_polls_that_are_gone_are_not_kept(room: Room) -> None:
-    keeper = await room.idle("keeper")
+    response_tenant_id = await room.idle("keeper")
     for _ in range(3):
         gone = [room.poll(f"gone-{number}") for number in range(100)]
         await room.settle()
@@ -381,7 +381,7 @@ async def test_polls_that_are_gone_are_not_kept(room: Room) -> None:
         await room.settle()
     (line,) = room.polls._lines.values()
     assert len(line.waiting) == 1
-    assert not keeper.done()
+    assert not response_tenant_id.done()
 
 
 async def test_a_claim_for_a_crowd_asks_for_few_at_first_and_for_more_while_there_is_more(room: Room) -> None:
@@ -390,10 +390,10 @@ async def test_a_claim_for_a_crowd_asks_for_few_at_first_and_for_more_while_ther
     await room.settle()
     asked = len(room.store.asked)
     (first,) = await room.submit()
-    assert [task.id for task in await answer(polls[0])] == [first]
+    assert [task.id for task in await response(polls[0])] == [first]
     assert [len(workers) for workers in room.store.asked[asked:]] == [64]
     ids = await room.submit(299)
-    served = [await answer(poll) for poll in polls[1:]]
+    served = [await response(poll) for poll in polls[1:]]
     assert sorted(task.id for tasks in served for task in tasks) == sorted(ids)
     sizes = [len(workers) for workers in room.store.asked[asked + 1 :]]
     assert (sizes[0], len(sizes)) == (64, 2)
@@ -435,7 +435,7 @@ async def test_what_was_claimed_can_be_completed(room: Room) -> None:
     """The fence of a long poll is as good as any."""
     poll = await room.idle()
     ids = await room.submit()
-    (task,) = await answer(poll)
+    (task,) = await response(poll)
     assert task.lease_until > await room.store.clock()
     (found,) = await room.store.task_find(DEFAULT_TENANT, ids)
     assert (found.state, found.worker, found.fence) == (TaskState.RUNNING, "worker", task.fence)

@@ -24,7 +24,7 @@ from everbeat.services.tenants import Directory, TenantRoom
 from everbeat.services.ticker import TickerSettings
 from everbeat.services.turns import Turns
 from everbeat.store.base import Store
-from everbeat.store.values import AuditFilter
+from everbeat.store.values import AuditLogFilter
 from tests.factories import NOW, SteppedNode, claim, complete, definition, ledger, ledger_summary, minutes, seconds
 
 
@@ -74,7 +74,7 @@ async def test_schedules_fill_their_quota_and_no_more(office: Office) -> None:
         await office.schedules.put_batch(DEFAULT_TENANT, [definition("c"), definition("d")], by=LOCAL_CALLER, now=NOW)
     assert refused.value.retry_after_seconds is None
     assert await office.store.schedule_count(DEFAULT_TENANT) == {"active": 2}
-    assert await office.store.audit_list(None, AuditFilter(), before=None, limit=9) == []
+    assert await office.store.audit_log_list(None, AuditLogFilter(), before=None, limit=9) == []
     await office.schedules.create(DEFAULT_TENANT, definition("c"), now=NOW)
     with pytest.raises(QuotaExceeded, match=r"max_schedules: 3 of 3 in use$"):
         await office.schedules.create(DEFAULT_TENANT, definition("d"), now=NOW)

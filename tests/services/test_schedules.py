@@ -51,10 +51,10 @@ async def get(node: SteppedNode, name: str = "job") -> Schedule:
 
 
 async def test_create_answers_with_the_schedule_as_it_was_stored(node: SteppedNode) -> None:
-    answer = await node.schedules.create(TENANT, definition(payload={"a": 1}), now=NOW)
-    body = json.loads(answer.body)
+    response = await node.schedules.create(TENANT, definition(payload={"a": 1}), now=NOW)
+    body = json.loads(response.body)
     stored = await get(node)
-    assert answer.status == 201
+    assert response.status == 201
     assert (body["id"], body["name"], body["status"], body["revision"]) == (str(stored.id), "job", "active", 1)
     assert body["next_tick_at"] == "2026-03-02T12:01:00.000000Z"
     assert (stored.cursor_at, stored.rule_at, stored.created_at) == (NOW, NOW, NOW)

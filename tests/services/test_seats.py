@@ -14,7 +14,7 @@ from everbeat.core.tasks import TaskState
 from everbeat.core.protocol import LeaseCompleteRequest, LeaseCompletion, TaskInput
 from everbeat.store.base import Store
 from tests.factories import OTHER_TENANT
-from tests.services.polling import Room, answer, ids_of
+from tests.services.polling import Room, response, ids_of
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def test_a_task_goes_to_the_worker_that_waits_without_a_claim(room: Room) 
     poll = await room.idle("waiting", lease_seconds=60)
     claims = room.store.claims
     ids = await room.hand(payload={"a": 1})
-    (task,) = await answer(poll)
+    (task,) = await response(poll)
     assert (task.id, task.attempt, task.fence, bytes(task.payload)) == (ids[0], 1, 1, b'{"a":1}')
     assert room.store.claims == claims
     (kept,) = await room.store.task_find(DEFAULT_TENANT, ids)
@@ -41,7 +41,7 @@ async def test_a_task_goes_to_the_worker_that_waits_without_a_claim(room: Room) 
 async def test_a_lease_ends_with_the_time_of_the_attempt(room: Room) -> None:
     poll = await room.idle(lease_seconds=60)
     ids = await room.hand(timeout_seconds=7)
-    (task,) = await answer(poll)
+    (task,) = await response(poll)
     (kept,) = await room.store.task_find(DEFAULT_TENANT, ids)
     assert kept.started_at is not None
     assert (task.lease_until - kept.started_at).total_seconds() == 7
@@ -51,7 +51,7 @@ async def test_a_lease_ends_with_the_time_of_the_attempt(room: Room) -> None:
 async def test_workers_get_as_many_as_they_asked_for_and_the_rest_is_ready(room: Room) -> None:
     polls = [await room.idle(f"worker-{number}", most=2) for number in range(2)]
     ids = await room.hand(5)
-    assert [[task.id for task in await answer(poll)] for poll in polls] == [ids[0:2], ids[2:4]]
+    assert [[task.id for task in await response(poll)] for poll in polls] == [ids[0:2], ids[2:4]]
     assert await room.states(ids) == [("running", 1)] * 4 + [("ready", 0)]
     assert await ids_of(room.poll("next")) == ids[4:]
 
@@ -98,7 +98,7 @@ async def test_a_poll_that_times_out_during_the_write_loses_nothing(room: Room) 
     room.store.hold_writes()
     submitting = asyncio.create_task(room.hand())
     await room.store.written.wait()
-    assert await answer(poll) == []
+    assert await response(poll) == []
     room.store.may_commit.set()
     ids = await submitting
     assert await room.states(ids) == [("ready", 0)]

@@ -31,9 +31,9 @@ from everbeat.core.protocol import (
 from everbeat.services import shares
 from everbeat.services.shares import Dealer, Equals, LineKey
 from everbeat.store.base import Store
-from everbeat.store.values import Claimer, Claims
+from everbeat.store.values import ClaimRequest, ClaimResult
 from tests.factories import NOW, OTHER_TENANT, execute_raw, make_task, open_second_store
-from tests.services.polling import Room, answer, ids_of
+from tests.services.polling import Room, response, ids_of
 
 A, B = UUID(int=10), UUID(int=11)
 
@@ -97,7 +97,7 @@ async def test_a_fleet_serves_tenants_by_weight(room: Fleet) -> None:
     room.book.weights[A] = 3.0
     await room.submit(200, tenant=A)
     await room.submit(200, tenant=B)
-    tasks = [task for _ in range(10) for task in await answer(room.fleet(most=8))]
+    tasks = [task for _ in range(10) for task in await response(room.fleet(most=8))]
     counts = tenants_of(tasks)
     assert abs(counts[A] - 60) <= 2
     assert counts.total() == 80
@@ -110,13 +110,13 @@ async def test_a_fleet_that_waits_is_handed_tasks_of_any_tenant(room: Fleet) -> 
     ids = [*await room.hand(tenant=A), *await room.hand(tenant=B)]
     assert await ids_of(*polls) == ids
     assert room.store.claims == claims
-    assert [(await answer(poll))[0].tenant_id for poll in polls] == [A, B]
+    assert [(await response(poll))[0].tenant_id for poll in polls] == [A, B]
 
 
 async def test_one_small_tenant_beside_a_big_one_is_served_with_the_next_claim(room: Fleet) -> None:
     await room.submit(300, tenant=A)
     for _ in range(3):
-        await answer(room.fleet(most=10))
+        await response(room.fleet(most=10))
     (id_,) = await room.submit(tenant=B)
     assert id_ in await ids_of(room.fleet(most=10))
 
@@ -130,7 +130,7 @@ async def test_fair_keys_of_a_tenant_take_turns(room: Fleet) -> None:
 async def test_what_a_fleet_holds_it_settles_whosever_it_is(room: Fleet) -> None:
     await room.submit(2, tenant=A)
     await room.submit(3, tenant=B)
-    one, two, three, four, five = await answer(room.fleet(most=5))
+    one, two, three, four, five = await response(room.fleet(most=5))
     work = room.node.work
     (beat,) = await work.heartbeat(None, LeaseHeartbeatRequest(worker="w", leases=[LeaseHeartbeat(id=one.id, fence=1)]))
     assert beat.status == "ok"
@@ -165,7 +165,7 @@ async def test_a_key_for_certain_queues_keeps_to_them(room: Fleet) -> None:
     work, only = room.node.work, frozenset({"a"})
     with pytest.raises(Forbidden, match="but not on the queue b"):
         await work.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w", queues=["a", "b"]), queues=only)
-    await answer(room.poll(most=2, queues=["a", "b"]))
+    await response(room.poll(most=2, queues=["a", "b"]))
     leases = [Lease(id=id_, fence=1) for id_ in (ours, theirs)]
     beats = LeaseHeartbeatRequest(worker="w", leases=[LeaseHeartbeat(id=one.id, fence=1) for one in leases])
     assert [one.status for one in await work.heartbeat(DEFAULT_TENANT, beats, queues=only)] == ["ok", "lost"]
@@ -186,7 +186,7 @@ async def test_a_key_for_certain_queues_keeps_to_them(room: Fleet) -> None:
 async def test_max_running_holds_and_what_ends_makes_room(room: Fleet) -> None:
     await room.limit(A, 2)
     ids = await room.submit(5, tenant=A)
-    first, second = await answer(room.fleet(most=5))
+    first, second = await response(room.fleet(most=5))
     poll = room.fleet("next")
     await room.settle()
     assert not poll.done(), "there are three more, but two are running"
@@ -201,7 +201,7 @@ async def test_a_tenant_at_its_limit_does_not_hold_up_the_others(room: Fleet) ->
     await room.limit(A, 1)
     await room.submit(50, tenant=A)
     ids = await room.submit(5, tenant=B)
-    tasks = await answer(room.fleet(most=10))
+    tasks = await response(room.fleet(most=10))
     assert tenants_of(tasks) == {A: 1, B: 5}
     assert {task.id for task in tasks} >= set(ids)
 
@@ -219,7 +219,7 @@ async def test_tasks_of_a_limited_tenant_are_not_handed_past_the_limit(room: Fle
 async def test_submits_of_a_tenant_at_its_limit_wake_nobody(room: Fleet) -> None:
     await room.limit(A, 1)
     await room.submit(2, tenant=A)
-    await answer(room.fleet())
+    await response(room.fleet())
     room.fleet("idle")
     await room.settle()
     asked = (room.store.claims, room.store.looks)
@@ -231,19 +231,19 @@ async def test_submits_of_a_tenant_at_its_limit_wake_nobody(room: Fleet) -> None
 async def test_a_failed_task_and_a_lost_one_make_room_too(room: Fleet) -> None:
     await room.limit(A, 1)
     await room.submit(3, tenant=A)
-    (task,) = await answer(room.fleet())
+    (task,) = await response(room.fleet())
     poll = room.fleet("next")
     await room.settle()
     failure = LeaseFailure(id=task.id, fence=1, error=ErrorInput(message="x"), retryable=False)
     await room.node.work.fail(A, LeaseFailRequest(worker="w", failures=[failure]))
-    (held,) = await answer(poll)
+    (held,) = await response(poll)
     poll = room.fleet("last")
     await room.settle()
     assert not poll.done()
     later = "UPDATE tasks SET lease_until = started_at WHERE state = 'running'"
     await execute_raw(room.store.inner, later)
     await room.node.reaper.run_once()
-    (last,) = await answer(poll)
+    (last,) = await response(poll)
     assert last.id != task.id
     assert held.id != task.id
 
@@ -253,21 +253,21 @@ async def test_a_failed_task_and_a_lost_one_make_room_too(room: Fleet) -> None:
 
 async def test_a_roster_that_is_known_is_claimed_from_without_a_look(room: Fleet) -> None:
     await room.submit(30, tenant=A)
-    await answer(room.fleet())
+    await response(room.fleet())
     looks = room.store.looks
     for _ in range(5):
-        await answer(room.fleet())
+        await response(room.fleet())
     assert room.store.looks == looks
 
 
 async def test_what_another_node_took_is_found_out_and_looked_for(room: Fleet) -> None:
     await room.submit(3, tenant=A)
-    await answer(room.fleet())
+    await response(room.fleet())
     twin = open_second_store(room.store.inner)
     other = Dealer(LineKey(None, ("default",), None), twin, Equals(), 3600)
-    assert len((await other.deal([Claimer("other", 5, 30)])).tasks[0]) == 2
+    assert len((await other.deal([ClaimRequest("other", 5, 30)])).tasks[0]) == 2
     await twin.task_submit([make_task(tenant_id=B)])
-    assert tenants_of(await answer(room.fleet())) == {B: 1}
+    assert tenants_of(await response(room.fleet())) == {B: 1}
     await twin.close()
 
 
@@ -275,7 +275,7 @@ async def test_more_flows_than_one_look_holds_are_all_reached(room: Fleet, monke
     monkeypatch.setattr(shares, "_MOST_FLOWS", 4)
     await room.store.inner.task_submit([make_task(tenant_id=UUID(int=number + 100)) for number in range(30)])
     ids: set[UUID] = set()
-    while tasks := await answer(room.fleet(most=3, wait=0)):
+    while tasks := await response(room.fleet(most=3, wait=0)):
         ids |= {task.tenant_id for task in tasks}
     assert len(ids) == 30
 
@@ -283,9 +283,9 @@ async def test_more_flows_than_one_look_holds_are_all_reached(room: Fleet, monke
 async def test_types_that_only_come_late_are_found(room: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shares, "_MOST_FLOWS", 4)
     await room.store.inner.task_submit([make_task(f"type-{number:02}") for number in range(30)])
-    (task,) = await answer(room.poll(types=["type-27"], wait=0))
+    (task,) = await response(room.poll(types=["type-27"], wait=0))
     assert task.type == "type-27"
-    assert await answer(room.poll(types=["type-27"], wait=0)) == []
+    assert await response(room.poll(types=["type-27"], wait=0)) == []
 
 
 async def test_a_look_rests_ten_times_as_long_as_it_took() -> None:
@@ -301,16 +301,16 @@ async def test_a_look_rests_ten_times_as_long_as_it_took() -> None:
             seconds += 1
             return [flow]
 
-        async def task_claim(self, shares_: Any, claimers: Any, **_: Any) -> Any:
-            yields = [1] + [0] * (len(shares_) - 1)
-            return Claims([[Any] for _ in claimers], [share.limit for share in shares_], yields)  # type: ignore[list-item]
+        async def task_claim(self, shares_: Any, claim_requests: Any, **_: Any) -> Any:
+            claimed_counts = [1] + [0] * (len(shares_) - 1)
+            return ClaimResult([[Any] for _ in claim_requests], [share.limit for share in shares_], claimed_counts)  # type: ignore[list-item]
 
     store = Slow()
     dealer = Dealer(LineKey(None, ("q",), None), store, Equals(), 3600, monotonic=lambda: seconds)  # type: ignore[arg-type]
-    claimers = [Claimer("w", 1, 30)]
+    claim_requests = [ClaimRequest("w", 1, 30)]
     for _ in range(9):
         assert await dealer.find()
-        await dealer.deal(claimers)
+        await dealer.deal(claim_requests)
         dealer.expire()
         seconds += 1
     assert store.looks == 1
@@ -322,7 +322,7 @@ async def test_a_look_rests_ten_times_as_long_as_it_took() -> None:
 async def test_a_look_that_fails_is_made_again(room: Fleet) -> None:
     room.store.error = StoreUnavailable("away")
     with pytest.raises(StoreUnavailable):
-        await answer(room.fleet())
+        await response(room.fleet())
     room.store.error = None
     ids = await room.submit(tenant=A)
     assert await ids_of(room.fleet()) == ids
@@ -344,9 +344,9 @@ async def test_what_was_claimed_before_a_claim_failed_reaches_its_worker(room: F
         return await inner(*args, **more)
 
     room.store.inner.task_claim = failing  # type: ignore[method-assign]
-    tasks = await answer(room.fleet(most=8))
+    tasks = await response(room.fleet(most=8))
     assert len(tasks) == 4
-    assert await answer(room.fleet(most=8)) != []
+    assert await response(room.fleet(most=8)) != []
 
 
 async def test_a_batch_with_fair_keys_is_told_by_its_flows(room: Fleet) -> None:

@@ -17,7 +17,7 @@ from everbeat.core.tasks import NewTask, Origin, TaskRecord, TaskKey, TaskState
 from everbeat.core.protocol import MAX_SUBMITTED, TaskInput
 from everbeat.services.events import TasksFinished, TasksSubmitted
 from everbeat.store.base import Store
-from everbeat.store.values import QueueDepth, Submitted, TaskFilter
+from everbeat.store.values import QueueDepth, SubmitResult, TaskFilter
 from tests.factories import NOW, OTHER_TENANT, StoreOverride, SteppedNode, count_rows, minutes, open_second_store, seconds
 from tests.services.workers import Worker, get, submit, submit_many, told
 
@@ -43,13 +43,13 @@ class Writes(StoreOverride):
         self.refused: set[str] = set()
         self.is_away = False
 
-    async def task_submit(self, tasks: Sequence[NewTask], *, now: datetime | None = None) -> Submitted:
+    async def task_submit(self, tasks: Sequence[NewTask], *, now: datetime | None = None) -> SubmitResult:
         self.sizes.append(len(tasks))
         if self.is_away:
             raise StoreUnavailable("away")
         if any(task.type in self.refused for task in tasks):
             raise StoreRefused("refused")
-        submitted: Submitted = await self.inner.task_submit(tasks, now=now)
+        submitted: SubmitResult = await self.inner.task_submit(tasks, now=now)
         return submitted
 
 
@@ -136,8 +136,8 @@ async def test_a_key_that_is_refused_harms_nobody_who_is_written_with_it(node: S
     calls += [node.tasks.submit(DEFAULT_TENANT, TaskInput(type="first"), key="taken")]
     calls += [node.tasks.submit(DEFAULT_TENANT, TaskInput(type=f"one-{n}"), key="contested") for n in range(3)]
     answers = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(answer).__name__ for answer in answers[:9]] == ["tuple"] * 5 + ["InvalidInput"] * 3 + ["tuple"]
-    contested = [answer for answer in answers[9:] if not isinstance(answer, BaseException)]
+    assert [type(response).__name__ for response in answers[:9]] == ["tuple"] * 5 + ["InvalidInput"] * 3 + ["tuple"]
+    contested = [response for response in answers[9:] if not isinstance(response, BaseException)]
     assert [task.type for task, _ in contested] == ["one-0"], "the first of those that differ has it"
     assert await count_rows(node.store, "tasks") == 7
 
@@ -178,7 +178,7 @@ async def test_a_submit_that_the_database_refuses_fails_alone(store: Store) -> N
     answers = await asyncio.gather(
         *(node.tasks.submit(DEFAULT_TENANT, TaskInput(type=name)) for name in names), return_exceptions=True
     )
-    assert [isinstance(answer, StoreRefused) for answer in answers] == [name == "bad" for name in names]
+    assert [isinstance(response, StoreRefused) for response in answers] == [name == "bad" for name in names]
     assert await count_rows(store, "tasks") == 20
 
 

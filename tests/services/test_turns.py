@@ -322,10 +322,10 @@ async def test_a_turn_that_fails_is_taken_again(store: Store) -> None:
     class Shaky(StoreOverride):
         is_away = False
 
-        async def task_turn(self, *given: Any, **more: Any) -> frozenset[str]:
+        async def task_release_held(self, *given: Any, **more: Any) -> frozenset[str]:
             if self.is_away:
                 raise StoreUnavailable("away")
-            queues: frozenset[str] = await self.inner.task_turn(*given, **more)
+            queues: frozenset[str] = await self.inner.task_release_held(*given, **more)
             return queues
 
     shaky = Shaky(store)

@@ -137,10 +137,10 @@ class World:
 
     async def beat(self) -> None:
         for lease in self.pick(2):
-            answer = await self.worker.beat(lease, fraction=self.random.random())
+            response = await self.worker.beat(lease, fraction=self.random.random())
             was = self.before[lease.id]
             is_held = was.state is TaskState.RUNNING and was.fence == lease.fence and _holds(was, self.now)
-            assert answer.status == ("lost" if not is_held else "cancel" if was.cancel_requested else "ok")
+            assert response.status == ("lost" if not is_held else "cancel" if was.cancel_requested else "ok")
 
     async def end(self) -> None:
         """A worker is done with a task, in one way or another."""
@@ -172,12 +172,12 @@ class World:
                 await asyncio.gather(self.send(one), cancelling, return_exceptions=True)
                 return
             answers = await asyncio.gather(self.send(one), self.send(other), self.nodes[1].reaper.run_once(self.now))
-            counted = {message.kind for message, answer in zip((one, other), answers[:2], strict=True) if answer[0] == "ok"}
+            counted = {message.kind for message, response in zip((one, other), answers[:2], strict=True) if response[0] == "ok"}
             # Giving back what is to stop and saying that one has stopped come to the same.
             is_cancelled = (await self.snapshot())[lease.id].state is TaskState.CANCELLED
             assert len(counted) <= 1 or (is_cancelled and counted == {"fail", "release"}), "an attempt ends in one way"
-            for message, answer in zip((one, other), answers[:2], strict=True):
-                self.remember(message, answer)
+            for message, response in zip((one, other), answers[:2], strict=True):
+                self.remember(message, response)
 
     async def cancel(self) -> None:
         task = self.any_task(live=0.9)
@@ -258,20 +258,20 @@ class World:
 
     async def say(self, message: Message) -> None:
         """Once, and now and then once more because the answer did not arrive."""
-        answer = await self.send(message)
+        response = await self.send(message)
         for _ in range(self.random.choice([0, 0, 1, 4])):
             before = await self.snapshot()
-            assert await self.send(message) == answer, "said again, it is answered as before"
+            assert await self.send(message) == response, "said again, it is answered as before"
             assert await self.snapshot() == before, "and changes nothing"
-        self.remember(message, answer)
-        await self.check_answer(message, answer)
+        self.remember(message, response)
+        await self.check_answer(message, response)
         if self.random.random() < 0.7:
             self.leases = [lease for lease in self.leases if (lease.id, lease.fence) != (message.id, message.fence)]
 
-    def remember(self, message: Message, answer: tuple[str, str | None]) -> None:
+    def remember(self, message: Message, response: tuple[str, str | None]) -> None:
         """A fence that nobody had yet may become somebody's: what was answered then says nothing of later."""
         if message.fence <= self.before[message.id].fence:
-            self.said.append((message, answer))
+            self.said.append((message, response))
 
     async def send(self, message: Message) -> tuple[str, str | None]:
         worker = self.worker
@@ -279,13 +279,13 @@ class World:
             case "complete":
                 return (await worker.complete(message.lease, **message.more))[0], None
             case "fail":
-                answer = await worker.fail(message.lease, **message.more)
-                return answer.status, answer.next
+                response = await worker.fail(message.lease, **message.more)
+                return response.status, response.next
             case _:
                 return (await worker.release(message.lease))[0], None
 
-    async def check_answer(self, message: Message, answer: tuple[str, str | None]) -> None:
-        status, following = answer
+    async def check_answer(self, message: Message, response: tuple[str, str | None]) -> None:
+        status, following = response
         was, now = self.before[message.id], (await self.snapshot())[message.id]
         is_held = was.state is TaskState.RUNNING and was.fence == message.fence and _holds(was, self.now)
         assert status == "ok" or not is_held, "whoever has the lease is heard"

@@ -54,28 +54,28 @@ class Worker:
     ) -> LeaseHeartbeatResult:
         progress = None if fraction is None and message is None else Progress(fraction=fraction, message=message)
         heartbeat = LeaseHeartbeatRequest(worker=self.name, leases=[LeaseHeartbeat(id=task.id, fence=task.fence, progress=progress, log=log)])
-        (answer,) = await self.node.work.heartbeat(self.tenant_id, heartbeat, now=self.node.now)
-        return answer
+        (response,) = await self.node.work.heartbeat(self.tenant_id, heartbeat, now=self.node.now)
+        return response
 
     async def complete(self, *tasks: Held, result: Any = None) -> list[str]:
         results = [LeaseCompletion(id=task.id, fence=task.fence, result=result) for task in tasks]
         completion = LeaseCompleteRequest(worker=self.name, results=results)
         answers = await self.node.work.complete(self.tenant_id, completion, now=self.node.now)
-        assert [answer.id for answer in answers] == [task.id for task in tasks]
-        return [answer.status for answer in answers]
+        assert [response.id for response in answers] == [task.id for task in tasks]
+        return [response.status for response in answers]
 
     async def fail(
         self, task: Held, message: str = "it broke", *, kind: str | None = None, trace: str | None = None, **more: Any
     ) -> LeaseResult:
         error = ErrorInput(message=message, kind=kind, trace=trace)
         failures = LeaseFailRequest(worker=self.name, failures=[LeaseFailure(id=task.id, fence=task.fence, error=error, **more)])
-        (answer,) = await self.node.work.fail(self.tenant_id, failures, now=self.node.now)
-        return answer
+        (response,) = await self.node.work.fail(self.tenant_id, failures, now=self.node.now)
+        return response
 
     async def release(self, *tasks: Held) -> list[str]:
         leases = [Lease(id=task.id, fence=task.fence) for task in tasks]
         answers = await self.node.work.release(self.tenant_id, LeaseReleaseRequest(worker=self.name, leases=leases), now=self.node.now)
-        return [answer.status for answer in answers]
+        return [response.status for response in answers]
 
 
 async def submit(node: SteppedNode, type_: str = "work", *, tenant_id: UUID = DEFAULT_TENANT, **more: Any) -> TaskRecord:

@@ -17,7 +17,7 @@ from everbeat.api.rooms import ApiRequest, caller_of, rooms_of
 from everbeat.core.access import AuditLogEntry, Scope
 from everbeat.core.definitions import rfc3339
 from everbeat.core.audit_log import AuditLogAction
-from everbeat.store.values import AuditFilter
+from everbeat.store.values import AuditLogFilter
 
 
 class AuditLogQuery(WindowQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +41,7 @@ class AuditLogQuery(WindowQuery, frozen=True, kw_only=True, forbid_unknown_field
 )
 async def list_audit_log(request: ApiRequest) -> Response[bytes]:
     query = paging.query_of(request, AuditLogQuery)
-    filter_ = AuditFilter(
+    filter_ = AuditLogFilter(
         from_at=paging.time_given("from", query.from_),
         to_at=paging.time_given("to", query.to),
         action=None if isinstance(query.action, Optional) else query.action.value,
@@ -50,7 +50,7 @@ async def list_audit_log(request: ApiRequest) -> Response[bytes]:
     tenant_id: UUID | None = await tenant_wanted(request, paging.given(query.tenant))
     if tenant_id is None and Scope.ADMIN not in caller_of(request).scopes:
         tenant_id = caller_of(request).tenant_id
-    found = await rooms_of(request).store.audit_list(tenant_id, filter_, before=before, limit=query.limit + 1)
+    found = await rooms_of(request).store.audit_log_list(tenant_id, filter_, before=before, limit=query.limit + 1)
     page, last = paging.cut(found, query.limit)
     next_cursor = None
     if last is not None and last.at is not None:

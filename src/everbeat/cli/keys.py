@@ -21,7 +21,7 @@ from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, TenantQuotas, Tenant
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.services.ids import new_ids
 from everbeat.services.keys import Keys, NewKey
-from everbeat.services.trail import entry_of
+from everbeat.services.audit_log import entry_of
 from everbeat.store.base import Store
 from everbeat.store.values import Notice, TenantWrite
 
@@ -125,8 +125,8 @@ async def _tenant(store: Store, name: str) -> UUID:
         now, (id_,) = await store.clock(), new_ids(1)
         quotas = TenantQuotas(max_schedules=DEFAULT_MAX_SCHEDULES)
         tenant = Tenant(id=id_, name=name, quotas=quotas, created_at=now, updated_at=now)
-        trail = [entry_of(caller(), AuditLogAction.TENANT_CREATE, id_, tenant_id=id_, name=name)]
-        if await store.tenant_write([TenantWrite(tenant)], trail=trail):
+        audit_log = [entry_of(caller(), AuditLogAction.TENANT_CREATE, id_, tenant_id=id_, name=name)]
+        if await store.tenant_write([TenantWrite(tenant)], audit_log=audit_log):
             store.publish(Notice.TENANTS)
             click.echo(f"there was no tenant {name}; it is made now", err=True)
             return id_

@@ -298,14 +298,14 @@ class ClaimPlanner:
         return ClaimStep(priority, tenant_id, key, tuple(queue_types) if len(queue_types) == 1 else tuple(sorted(queue_types)), limit)
 
     def record_result(
-        self, shares: Sequence[ClaimStep], limits: Sequence[int], yields: Sequence[int], count: int, full: Iterable[UUID] = ()
+        self, shares: Sequence[ClaimStep], limits: Sequence[int], claimed_counts: Sequence[int], count: int, full: Iterable[UUID] = ()
     ) -> None:
         """What a claim of `count` by that plan brought, of what each share was asked for in the end.
 
         `full`: tenants that may have no more for now.
         """
         left = count
-        for share, limit, got in zip(shares, limits, yields, strict=True):
+        for share, limit, got in zip(shares, limits, claimed_counts, strict=True):
             group = (share.priority, share.tenant_id, share.fair_key)
             asked = min(limit, left)
             left -= got

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from everbeat.services.idempotency import Answer, Idempotency, repeated
 from everbeat.store.base import Store
-from everbeat.store.values import IdempotentAnswer
+from everbeat.store.values import IdempotentResponse
 
 
 class Answers:
@@ -32,11 +32,11 @@ class Answers:
         if (known := await self._known(tenant_id, idempotency, now)) is not None:
             return known
         body = await do()
-        answer = IdempotentAnswer(key=idempotency.key, fingerprint=idempotency.fingerprint, status=200, body=body)
-        if await self._store.schedule_write(tenant_id, [], answer=answer, now=now):  # no schedules, only the answer
+        response = IdempotentResponse(key=idempotency.key, fingerprint=idempotency.fingerprint, status=200, body=body)
+        if await self._store.schedule_write(tenant_id, [], response=response, now=now):  # no schedules, only the answer
             return Answer(200, body)
         return await self._known(tenant_id, idempotency, now) or Answer(200, body)
 
     async def _known(self, tenant_id: UUID, idempotency: Idempotency, now: datetime | None) -> Answer | None:
-        found = (await self._store.schedule_find(tenant_id, key=idempotency.key, now=now)).answer
+        found = (await self._store.schedule_find(tenant_id, key=idempotency.key, now=now)).response
         return None if found is None else repeated(found, idempotency)

@@ -23,7 +23,7 @@ from everbeat.core.audit_log import AuditLogAction
 from everbeat.services.ids import new_ids
 from everbeat.services.schedules import Schedules
 from everbeat.services.tasks import Tasks
-from everbeat.services.trail import Trail, noted
+from everbeat.services.audit_log import Trail, noted
 from everbeat.store.base import Store
 
 MOST_TICKS = 10_000
@@ -63,8 +63,8 @@ class Backfill:
         task = task_from_schedule(schedule, uuid_utils.compat.uuid7(), Origin.TRIGGER, payload=encoded, key=key)
         if encoded is not None:
             await self._tasks.quotas.check_payloads(tenant_id, [encoded])
-        trail = noted(by, AuditLogAction.SCHEDULE_TRIGGER, schedule.id, name=schedule.spec.name, task_id=task.id)
-        return (await self._tasks.add_one(task, trail=trail, now=now))[0]
+        audit_log = noted(by, AuditLogAction.SCHEDULE_TRIGGER, schedule.id, name=schedule.spec.name, task_id=task.id)
+        return (await self._tasks.add_one(task, audit_log=audit_log, now=now))[0]
 
     async def backfill(
         self,
@@ -98,8 +98,8 @@ class Backfill:
         mark = f"backfill {schedule.id}" if missing_only else key and f"backfill {schedule.id} {key}"
         tasks = _tasks_of(schedule, ticks, moment, mark, rate_per_second)
         about = {"name": schedule.spec.name, "from": from_, "to": to, "count": len(ticks)}
-        trail = noted(by, AuditLogAction.SCHEDULE_BACKFILL, schedule.id, tenant_id=tenant_id, **about)
-        made = await self._write(tenant_id, tasks, trail, now)
+        audit_log = noted(by, AuditLogAction.SCHEDULE_BACKFILL, schedule.id, tenant_id=tenant_id, **about)
+        made = await self._write(tenant_id, tasks, audit_log, now)
         return Backfilled(len(made), made)
 
     async def _missing(self, schedule: Schedule, ticks: list[datetime]) -> list[datetime]:
@@ -113,13 +113,13 @@ class Backfill:
                 break
         return [tick for tick in ticks if tick not in done]
 
-    async def _write(self, tenant_id: UUID, tasks: list[NewTask], trail: Trail, now: datetime | None) -> list[datetime]:
+    async def _write(self, tenant_id: UUID, tasks: list[NewTask], audit_log: Trail, now: datetime | None) -> list[datetime]:
         made: list[datetime] = []
         async with self._tasks.quotas.room(tenant_id, tasks, is_rated=False, now=now):
             for start in range(0, len(tasks), _PIECE):
                 piece = tasks[start : start + _PIECE]
                 # Told once, with the first piece that makes anything.
-                submitted = await self._tasks.add(piece, trail=() if made else trail, now=now)
+                submitted = await self._tasks.add(piece, audit_log=() if made else audit_log, now=now)
                 new = [task for place, task in enumerate(piece) if place not in submitted.repeated]
                 made += [task.scheduled_for for task in new if task.scheduled_for is not None]
         return made

@@ -94,7 +94,7 @@ class Pruner(Singleton):
         await self._store.month_ensure([moment + timedelta(days=days) for days in (0, 31, 62)])
         await self._store.node_prune(unseen_seconds=3600, now=now)
         pruned = {
-            "answers": await self._store.answer_prune(limit=self._piece, now=now),
+            "answers": await self._store.idempotent_response_prune(limit=self._piece, now=now),
             "keys": await self._store.task_key_prune(limit=self._piece, now=now),
             "months": await self._store.month_prune(before=moment - self._retention, limit=self._piece),
         }

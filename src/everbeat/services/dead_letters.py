@@ -16,7 +16,7 @@ from everbeat.core.audit_log import AuditLogAction
 from everbeat.services.blobs import Blobs
 from everbeat.services.payloads import Payloads
 from everbeat.services.tasks import Tasks
-from everbeat.services.trail import Trail, noted
+from everbeat.services.audit_log import Trail, noted
 from everbeat.store.base import Store
 from everbeat.store.values import DeadFilter, Replay
 
@@ -69,8 +69,8 @@ class DeadLetters:
         letter = await self.get(tenant_id, task_id)
         new = task_for_replay(letter, uuid_utils.compat.uuid7())._replace(key=key)
         moment = await self._store.clock(now=now)
-        trail = noted(by, AuditLogAction.DEAD_LETTER_REPLAY, task_id, tenant_id=tenant_id, task_id=new.id)
-        if not await self._replay(tenant_id, [Replay(task_id, new)], again=True, trail=trail, now=now):
+        audit_log = noted(by, AuditLogAction.DEAD_LETTER_REPLAY, task_id, tenant_id=tenant_id, task_id=new.id)
+        if not await self._replay(tenant_id, [Replay(task_id, new)], again=True, audit_log=audit_log, now=now):
             await self.get(tenant_id, task_id)
             # It is there, so the key was taken: what it stands for is found as with any other task.
             return (await self._tasks.add_one(new, now=now))[0]
@@ -93,7 +93,7 @@ class DeadLetters:
         count = 0
         while count < MOST_REPLAYED:
             letters = await self._store.dead_list(
-                tenant_id, filter_, before=before, limit=min(_PIECE, MOST_REPLAYED - count), only_unplayed=True
+                tenant_id, filter_, before=before, limit=min(_PIECE, MOST_REPLAYED - count), only_never_replayed=True
             )
             if not letters:
                 return Replayed(count, ids, False)
@@ -102,9 +102,9 @@ class DeadLetters:
             for place, letter in enumerate(reversed(letters), start=count):
                 run_at = None if not rate_per_second else moment + timedelta(seconds=place / rate_per_second)
                 replays.append(Replay(letter.task_id, task_for_replay(letter, uuid_utils.compat.uuid7(), run_at=run_at)))
-            trail = () if count else noted(by, AuditLogAction.DEAD_LETTER_REPLAY, _MANY, tenant_id=tenant_id, filter=_shown(filter_))
+            audit_log = () if count else noted(by, AuditLogAction.DEAD_LETTER_REPLAY, _MANY, tenant_id=tenant_id, filter=_shown(filter_))
             try:
-                done = set(await self._replay(tenant_id, replays, again=False, trail=trail, now=now))
+                done = set(await self._replay(tenant_id, replays, again=False, audit_log=audit_log, now=now))
             except QuotaExceeded:
                 if not count:
                     raise
@@ -113,21 +113,21 @@ class DeadLetters:
             self._tasks.tell(made, moment)
             count += len(made)
             ids += [task.id for task in made[: _SHOWN - len(ids)]]
-        left = await self._store.dead_list(tenant_id, filter_, before=before, limit=1, only_unplayed=True)
+        left = await self._store.dead_list(tenant_id, filter_, before=before, limit=1, only_never_replayed=True)
         return Replayed(count, ids, bool(left))
 
     async def _replay(
-        self, tenant_id: UUID, replays: list[Replay], *, again: bool, trail: Trail, now: datetime | None
+        self, tenant_id: UUID, replays: list[Replay], *, again: bool, audit_log: Trail, now: datetime | None
     ) -> list[UUID]:
         async with self._tasks.quotas.room(tenant_id, [one.task for one in replays], now=now):
-            return await self._store.dead_replay(tenant_id, replays, again=again, trail=trail, now=now)
+            return await self._store.dead_replay(tenant_id, replays, again=again, audit_log=audit_log, now=now)
 
     async def purge(
         self, tenant_id: UUID, filter_: DeadFilter, *, by: Caller | None = None, now: datetime | None = None
     ) -> int:
         total = 0
-        trail = noted(by, AuditLogAction.DEAD_LETTER_PURGE, _MANY, tenant_id=tenant_id, filter=_shown(filter_))
-        while purged := await self._store.dead_purge(tenant_id, filter_, limit=_PIECE, trail=() if total else trail, now=now):
+        audit_log = noted(by, AuditLogAction.DEAD_LETTER_PURGE, _MANY, tenant_id=tenant_id, filter=_shown(filter_))
+        while purged := await self._store.dead_purge(tenant_id, filter_, limit=_PIECE, audit_log=() if total else audit_log, now=now):
             total += purged
         return total
 

@@ -151,7 +151,7 @@ class Feed:
         self._lost: Counter[UUID] = Counter()
         self._is_closed = False
         self.on_change: Callable[[], None] = _nothing
-        self.hears_others = store is not None and store.feed_listen(self._heard)
+        self.hears_others = store is not None and store.event_stream_listen(self._heard)
 
     @property
     def is_wanted(self) -> bool:
@@ -310,7 +310,7 @@ class Relay(Periodic):
             return False
         if with_interest:
             self._said_at = self._monotonic()
-        await self._store.feed_send(message)
+        await self._store.event_stream_send(message)
         if now is None:
             await asyncio.sleep(_SEND_SECONDS)
         return self._feed.has_more

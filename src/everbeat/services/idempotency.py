@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from everbeat.core.errors import InvalidInput
-from everbeat.store.values import IdempotentAnswer
+from everbeat.store.values import IdempotentResponse
 
 
 class Idempotency(NamedTuple):
@@ -25,7 +25,7 @@ def check_same(fingerprint: bytes, idempotency: Idempotency) -> None:
         raise InvalidInput.of("Idempotency-Key", "was used before with another request; use a new key")
 
 
-def repeated(answer: IdempotentAnswer, idempotency: Idempotency) -> Answer:
+def repeated(response: IdempotentResponse, idempotency: Idempotency) -> Answer:
     """The answer of before; a key that came with another request is refused."""
-    check_same(answer.fingerprint, idempotency)
-    return Answer(answer.status, answer.body)
+    check_same(response.fingerprint, idempotency)
+    return Answer(response.status, response.body)

@@ -29,9 +29,9 @@ from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.services.idempotency import Idempotency, check_same
 from everbeat.services.ids import new_ids
-from everbeat.services.trail import entry_of
+from everbeat.services.audit_log import entry_of
 from everbeat.store.base import Store
-from everbeat.store.values import IdempotentAnswer, KeyChange, Notice
+from everbeat.store.values import IdempotentResponse, KeyChange, Notice
 
 _MOST_SHOWN = 1000
 _SHOWN_SECONDS = 600.0
@@ -82,8 +82,8 @@ class Keys:
         Under an idempotency key of the caller, the one that was made first. Its text is nowhere but in the memory of the node
         that made it, for a while; after that nobody can tell it again, and the request is refused.
         """
-        keeper = DEFAULT_TENANT if by is None else by.tenant_id
-        if idempotency is not None and (shown := await self._made_before(keeper, idempotency, now)) is not None:
+        response_tenant_id = DEFAULT_TENANT if by is None else by.tenant_id
+        if idempotency is not None and (shown := await self._made_before(response_tenant_id, idempotency, now)) is not None:
             return shown
         moment = await self._store.clock(now=now)
         if expires_at is not None and expires_at <= moment:
@@ -92,27 +92,27 @@ class Keys:
         kept = None
         if idempotency is not None:
             body = msgspec.json.encode({"id": new.key.id})
-            kept = IdempotentAnswer(key=idempotency.key, fingerprint=idempotency.fingerprint, status=201, body=body)
-        trail = [_created(new.key, by)]
+            kept = IdempotentResponse(key=idempotency.key, fingerprint=idempotency.fingerprint, status=201, body=body)
+        audit_log = [_created(new.key, by)]
         # Of the instant that the answer tells.
-        change = await self._store.key_create([new.key], keeper=keeper, answer=kept, trail=trail, now=moment)
+        change = await self._store.key_create([new.key], response_tenant_id=response_tenant_id, response=kept, audit_log=audit_log, now=moment)
         if change is KeyChange.LATE and idempotency is not None:
-            shown = await self._made_before(keeper, idempotency, now)
+            shown = await self._made_before(response_tenant_id, idempotency, now)
             if shown is not None:
                 return shown
         if change is not KeyChange.DONE:
             raise NotFound("there is no such tenant")
         if idempotency is not None:
-            self._remember(keeper, idempotency, new)
+            self._remember(response_tenant_id, idempotency, new)
         self._store.publish(Notice.KEYS)
         return new
 
-    async def _made_before(self, keeper: UUID, idempotency: Idempotency, now: datetime | None) -> NewKey | None:
-        shown = self._shown.get((keeper, idempotency.key))
+    async def _made_before(self, response_tenant_id: UUID, idempotency: Idempotency, now: datetime | None) -> NewKey | None:
+        shown = self._shown.get((response_tenant_id, idempotency.key))
         if shown is not None and self._monotonic() - shown.at < _SHOWN_SECONDS:
             check_same(shown.fingerprint, idempotency)
             return shown.new
-        known = await self._store.answer_find(keeper, idempotency.key, now=now)
+        known = await self._store.idempotent_response_find(response_tenant_id, idempotency.key, now=now)
         if known is None:
             return None
         check_same(known.fingerprint, idempotency)
@@ -122,9 +122,9 @@ class Keys:
             "if it is lost, revoke that key and make another under a new Idempotency-Key"
         )
 
-    def _remember(self, keeper: UUID, idempotency: Idempotency, new: NewKey) -> None:
+    def _remember(self, response_tenant_id: UUID, idempotency: Idempotency, new: NewKey) -> None:
         now = self._monotonic()
-        self._shown[keeper, idempotency.key] = _Shown(idempotency.fingerprint, new, now)
+        self._shown[response_tenant_id, idempotency.key] = _Shown(idempotency.fingerprint, new, now)
         while len(self._shown) > _MOST_SHOWN or next(iter(self._shown.values())).at <= now - _SHOWN_SECONDS:
             self._shown.popitem(last=False)
 
@@ -138,7 +138,7 @@ class Keys:
         moment = await self._store.clock(now=now)
         made = text or make_key(self._random_bytes(SECRET_BYTES))
         new = self._new(DEFAULT_TENANT, "first admin", [Scope.ADMIN], moment, made)
-        change = await self._store.key_create([new.key], only_first=True, trail=[_created(new.key, None)], now=now)
+        change = await self._store.key_create([new.key], only_first=True, audit_log=[_created(new.key, None)], now=now)
         if change is KeyChange.ABSENT:
             raise Conflict("this key was in use before and was revoked or has expired; use a new one")
         if change is not KeyChange.DONE:
@@ -193,7 +193,7 @@ class Keys:
         if key.revoked_at is not None:
             return
         entry = entry_of(by, AuditLogAction.KEY_REVOKE, id_, tenant_id=key.tenant_id, name=key.name, hint=key.hint)
-        change = await self._store.key_revoke(tenant_id, [id_], trail=[entry], now=now)
+        change = await self._store.key_revoke(tenant_id, [id_], audit_log=[entry], now=now)
         if change is KeyChange.LAST_ADMIN:
             raise Conflict("this is the last key with the scope admin; make another one before you revoke it")
         self._store.publish(Notice.KEYS)

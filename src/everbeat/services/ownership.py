@@ -24,7 +24,7 @@ from everbeat.services.events import ClockSetBack, Emit, OwnershipChanged, Owner
 from everbeat.services.feed import EventKind, Feed
 from everbeat.services.loops import wait_for_event
 from everbeat.store.base import Store
-from everbeat.store.values import NodeBeat, Notice, Renewal
+from everbeat.store.values import NodeHeartbeat, Notice, PartitionRenewal
 
 _CLOCK_BACK_TOLERANCE_SECONDS = 2.0
 
@@ -37,7 +37,7 @@ class Ownership:
     def __init__(
         self,
         store: Store,
-        beat: NodeBeat,
+        beat: NodeHeartbeat,
         clock: DatabaseClock,
         *,
         margin_seconds: float = 1.0,
@@ -118,7 +118,7 @@ class Ownership:
     async def close(self) -> None:
         """Nothing runs on the side; `stop` releases what is owned."""
 
-    async def _take_in(self, renewal: Renewal) -> None:
+    async def _take_in(self, renewal: PartitionRenewal) -> None:
         if renewal.clock_back_seconds > _CLOCK_BACK_TOLERANCE_SECONDS:
             self._emit(ClockSetBack(renewal.clock_back_seconds))
         before, self._owned = self._owned, renewal.owned

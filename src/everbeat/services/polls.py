@@ -30,7 +30,7 @@ from everbeat.core.tasks import ClaimedTask, NewTask, with_payload_ref
 from everbeat.core.protocol import LeaseClaimRequest
 from everbeat.services.shares import Dealer, Dealers, Directory, Equals, LineKey
 from everbeat.store.base import Store
-from everbeat.store.values import Claimer, Notice
+from everbeat.store.values import ClaimRequest, Notice
 
 # Tasks that one claim asks for: few at first, as an idle line mostly gets one, and more while every claim is filled.
 _FEWEST_AT_ONCE, _MOST_AT_ONCE, _GROWTH = 64, 2000, 8
@@ -45,7 +45,7 @@ async def _leave(_lease_tenant_id: UUID | None, _tasks: list[ClaimedTask]) -> No
 class _Poll:
     __slots__ = ("claimer", "done", "is_patient", "timer")
 
-    def __init__(self, claimer: Claimer, done: asyncio.Future[list[ClaimedTask]], is_patient: bool) -> None:
+    def __init__(self, claimer: ClaimRequest, done: asyncio.Future[list[ClaimedTask]], is_patient: bool) -> None:
         self.claimer = claimer
         self.done = done
         self.is_patient = is_patient
@@ -278,7 +278,7 @@ class Polls:
 
     async def ask(self, lease_tenant_id: UUID | None, claim: LeaseClaimRequest, *, now: datetime | None = None) -> list[ClaimedTask]:
         """Tasks for a worker: at once if there are any, else as soon as there are, within its patience."""
-        claimer = Claimer(claim.worker, claim.max, claim.lease_seconds)
+        claimer = ClaimRequest(claim.worker, claim.max, claim.lease_seconds)
         key = LineKey(lease_tenant_id, tuple(sorted(set(claim.queues))), None if claim.types is None else tuple(sorted(claim.types)))
         if now is not None:  # stepped by hand
             return (await self._dealers.of(key).deal([claimer], now=now)).tasks[0]

@@ -25,9 +25,9 @@ from everbeat.core.timeline import TimelineCache
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.services.idempotency import Answer, Idempotency, repeated
 from everbeat.services.quotas import Quotas
-from everbeat.services.trail import Trail, noted
+from everbeat.services.audit_log import Trail, noted
 from everbeat.store.base import Store
-from everbeat.store.values import IdempotentAnswer, Notice, ScheduleFilter
+from everbeat.store.values import IdempotentResponse, Notice, ScheduleFilter
 
 MAX_BATCH = 1000
 _TRIES = 20
@@ -72,18 +72,18 @@ class Schedules:
         for _ in range(_TRIES):
             key = None if idempotency is None else idempotency.key
             found = await self._store.schedule_find(tenant_id, names=[spec.name], key=key, now=now)
-            if found.answer is not None and idempotency is not None:
-                return repeated(found.answer, idempotency)
+            if found.response is not None and idempotency is not None:
+                return repeated(found.response, idempotency)
             if found.schedules:
                 raise Conflict(f'a schedule named "{spec.name}" exists already; PUT replaces it')
             write = self._registering(tenant_id, spec, None, found.now, await self._calendars(tenant_id, [spec]))
             assert write is not None
             body = msgspec.json.encode(schedule_response(write.schedule))
-            answer = None
+            response = None
             if idempotency is not None:
-                answer = IdempotentAnswer(key=idempotency.key, fingerprint=idempotency.fingerprint, status=201, body=body)
-            trail = _registered(by, write)
-            if await self._write(tenant_id, [write], found.now, now, answer, trail=trail):
+                response = IdempotentResponse(key=idempotency.key, fingerprint=idempotency.fingerprint, status=201, body=body)
+            audit_log = _registered(by, write)
+            if await self._write(tenant_id, [write], found.now, now, response, audit_log=audit_log):
                 return Answer(201, body)
         raise _too_busy(spec.name)
 
@@ -148,8 +148,8 @@ class Schedules:
                     continue
                 writes.append(write)
                 registered.append(Registered(write.schedule, "created" if existing is None else "updated"))
-            trail = tuple(line for write in writes for line in _registered(by, write))
-            if not writes or await self._write(tenant_id, writes, found.now, now, trail=trail):
+            audit_log = tuple(line for write in writes for line in _registered(by, write))
+            if not writes or await self._write(tenant_id, writes, found.now, now, audit_log=audit_log):
                 return registered
         raise _too_busy(specs[0].name)
 
@@ -215,8 +215,8 @@ class Schedules:
 
     async def delete(self, tenant_id: UUID, ref: str, *, by: Caller | None = None, now: datetime | None = None) -> None:
         _, schedule = await self._find(tenant_id, ref, None)
-        trail = noted(by, AuditLogAction.SCHEDULE_DELETE, schedule.id, name=schedule.spec.name, revision=schedule.revision)
-        if await self._store.schedule_delete(tenant_id, [schedule.id], trail=trail, now=now) == 0:
+        audit_log = noted(by, AuditLogAction.SCHEDULE_DELETE, schedule.id, name=schedule.spec.name, revision=schedule.revision)
+        if await self._store.schedule_delete(tenant_id, [schedule.id], audit_log=audit_log, now=now) == 0:
             raise NotFound(_missing(ref))
 
     async def recompute(self, tenant_id: UUID, schedules: Sequence[Schedule], *, now: datetime | None = None) -> None:
@@ -244,7 +244,7 @@ class Schedules:
             if write is None:
                 return existing
             await self._quotas.check_payloads(tenant_id, [write.schedule.spec.payload], [existing.spec.payload])
-            if await self._write(tenant_id, [write], moment, now, trail=tell(write)):
+            if await self._write(tenant_id, [write], moment, now, audit_log=tell(write)):
                 return write.schedule
             name = write.schedule.spec.name
             if name != existing.spec.name and await self._is_taken(tenant_id, name):
@@ -281,12 +281,12 @@ class Schedules:
         writes: Sequence[ScheduleWrite],
         moment: datetime,
         now: datetime | None,
-        answer: IdempotentAnswer | None = None,
+        response: IdempotentResponse | None = None,
         *,
-        trail: Trail,
+        audit_log: Trail,
     ) -> bool:
         most = (await self._quotas.of(tenant_id)).max_schedules
-        if not await self._store.schedule_write(tenant_id, writes, answer=answer, max_schedules=most, trail=trail, now=now):
+        if not await self._store.schedule_write(tenant_id, writes, response=response, max_schedules=most, audit_log=audit_log, now=now):
             return False
         soon = moment + _NOTICE_HORIZON
         if any(write.schedule.due_at is not None and write.schedule.due_at <= soon for write in writes):

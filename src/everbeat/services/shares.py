@@ -21,7 +21,7 @@ from everbeat.clock import Monotonic
 from everbeat.core.fairness import Flow, ClaimPlanner
 from everbeat.core.tasks import ClaimedTask
 from everbeat.store.base import Store
-from everbeat.store.values import Claimer
+from everbeat.store.values import ClaimRequest
 
 _MOST_FLOWS = 10_000
 _MOST_KEPT = 1000
@@ -123,27 +123,27 @@ class Dealer:
             await self._look()
         return not self.planner.is_empty
 
-    async def deal(self, claimers: Sequence[Claimer], *, now: datetime | None = None) -> Deal:
+    async def deal(self, claim_requests: Sequence[ClaimRequest], *, now: datetime | None = None) -> Deal:
         """What there is for these, after `find` has said that there may be something; stepped by hand, it looks by itself."""
-        tasks: list[list[ClaimedTask]] = [[] for _ in claimers]
+        tasks: list[list[ClaimedTask]] = [[] for _ in claim_requests]
         is_fresh, self._is_fresh = self._is_fresh, False
         if now is not None:
             is_fresh = True
             await self._look()
-        is_settled = await self._serve(tasks, claimers, is_fresh, now)
+        is_settled = await self._serve(tasks, claim_requests, is_fresh, now)
         if not is_fresh and not any(tasks):
             await self._look()
             is_fresh = True
-            is_settled = await self._serve(tasks, claimers, is_fresh, now)
-        is_filled = all(len(part) == claimer.limit for part, claimer in zip(tasks, claimers, strict=True))
+            is_settled = await self._serve(tasks, claim_requests, is_fresh, now)
+        is_filled = all(len(part) == claimer.limit for part, claimer in zip(tasks, claim_requests, strict=True))
         return Deal(tasks, is_filled or not (is_fresh and is_settled))
 
     async def _serve(
-        self, tasks: list[list[ClaimedTask]], claimers: Sequence[Claimer], is_fresh: bool, now: datetime | None
+        self, tasks: list[list[ClaimedTask]], claim_requests: Sequence[ClaimRequest], is_fresh: bool, now: datetime | None
     ) -> bool:
         """Claim by the roster until all have what they asked for; whether the roster has nothing left."""
         while True:
-            wanted = [one._replace(limit=one.limit - len(part)) for one, part in zip(claimers, tasks, strict=True)]
+            wanted = [one._replace(limit=one.limit - len(part)) for one, part in zip(claim_requests, tasks, strict=True)]
             count = sum(one.limit for one in wanted)
             shares = self.planner.plan(count) if count else []
             if not shares:
@@ -157,10 +157,10 @@ class Dealer:
                 if any(tasks):  # what is claimed must reach its workers; the next claim will tell of the trouble
                     return False
                 raise
-            self.planner.record_result(shares, claims.limits, claims.yields, count, claims.full)
+            self.planner.record_result(shares, claims.limits, claims.claimed_counts, count, claims.full)
             for part, got in zip(tasks, claims.tasks, strict=True):
                 part += got
-            if not is_fresh and not any(claims.yields):
+            if not is_fresh and not any(claims.claimed_counts):
                 return False
 
     # Looking

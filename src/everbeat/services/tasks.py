@@ -25,10 +25,10 @@ from everbeat.services.ids import ids_from, new_ids
 from everbeat.services.payloads import Payloads
 from everbeat.services.polls import Polls, Seats
 from everbeat.services.quotas import Quotas
-from everbeat.services.trail import Trail, noted
+from everbeat.services.audit_log import Trail, noted
 from everbeat.services.turns import Turns
 from everbeat.store.base import Store
-from everbeat.store.values import Notice, Submitted, TaskFilter
+from everbeat.store.values import Notice, SubmitResult, TaskFilter
 
 # What is due later than this is found by the promoter's own look.
 _SOON = timedelta(seconds=5)
@@ -94,11 +94,11 @@ class Tasks:
         await self.quotas.check_payloads(tenant_id, [task.payload])
         return await self.add_one(task, now=now)
 
-    async def add_one(self, task: NewTask, *, trail: Trail = (), now: datetime | None = None) -> tuple[TaskRecord, bool]:
+    async def add_one(self, task: NewTask, *, audit_log: Trail = (), now: datetime | None = None) -> tuple[TaskRecord, bool]:
         """A task that is made already, under its key if it has one; and whether it is new."""
         async with self.quotas.room(task.tenant_id, [task], now=now):
             (task,) = await self._payloads.keep([task])
-            share = await self._write([task], now, trail)
+            share = await self._write([task], now, audit_log)
         if share.mismatched or share.repeated:
             await self._payloads.discard([task])
         if share.mismatched:
@@ -121,7 +121,7 @@ class Tasks:
             raise InvalidInput.of("tasks", f"must have 1 to {MAX_SUBMITTED} items, has {len(given)}")
         tasks: list[NewTask] = []
         errors: list[FieldError] = []
-        is_one = key is not None and all(one.idempotency_key is None for one in given)
+        has_single_key = key is not None and all(one.idempotency_key is None for one in given)
         ids = new_ids(len(given))
         for index, one in enumerate(given):
             if index % _SLICE == _SLICE - 1:
@@ -138,10 +138,10 @@ class Tasks:
             raise InvalidInput(*errors[:100])
         await self.quotas.check_payloads(tenant_id, [task.payload for task in tasks])
         async with self.quotas.room(tenant_id, tasks, now=now):
-            return await self._submit_all(await self._payloads.keep(tasks), key, is_one, now)
+            return await self._submit_all(await self._payloads.keep(tasks), key, has_single_key, now)
 
-    async def _submit_all(self, tasks: list[NewTask], key: TaskKey | None, is_one: bool, now: datetime | None) -> list[UUID]:
-        if is_one and key is not None:
+    async def _submit_all(self, tasks: list[NewTask], key: TaskKey | None, has_single_key: bool, now: datetime | None) -> list[UUID]:
+        if has_single_key and key is not None:
             return await self._write_one(tasks, key, now)
         share = await self._write(tasks if key is None else _under(key, tasks), now)
         unwritten = range(len(tasks)) if share.mismatched else share.repeated
@@ -156,7 +156,7 @@ class Tasks:
     async def _write_one(self, tasks: list[NewTask], key: TaskKey, now: datetime | None) -> list[UUID]:
         """A batch under one key. Its ids follow from the first one, so that the key need remember no other."""
         tasks[0] = tasks[0]._replace(key=key)
-        submitted = await self._store.task_submit(tasks, is_one=True, now=now)
+        submitted = await self._store.task_submit(tasks, has_single_key=True, now=now)
         if submitted.mismatched or submitted.repeated:
             await self._payloads.discard(tasks)
         if submitted.mismatched:
@@ -166,16 +166,16 @@ class Tasks:
         self.tell(tasks, submitted.now)
         return submitted.ids
 
-    async def add(self, tasks: Sequence[NewTask], *, trail: Trail = (), now: datetime | None = None) -> Submitted:
+    async def add(self, tasks: Sequence[NewTask], *, audit_log: Trail = (), now: datetime | None = None) -> SubmitResult:
         """Write tasks that others have made and have room for."""
-        submitted = await self._store.task_submit(tasks, trail=trail, now=now)
+        submitted = await self._store.task_submit(tasks, audit_log=audit_log, now=now)
         if not submitted.mismatched:
             self.tell([task for index, task in enumerate(tasks) if index not in submitted.repeated], submitted.now)
         return submitted
 
-    async def _write(self, tasks: list[NewTask], now: datetime | None, trail: Trail = ()) -> _Share:
-        if trail:
-            submitted = await self.add(tasks, trail=trail, now=now)
+    async def _write(self, tasks: list[NewTask], now: datetime | None, audit_log: Trail = ()) -> _Share:
+        if audit_log:
+            submitted = await self.add(tasks, audit_log=audit_log, now=now)
             return _Share(submitted.now, submitted.ids, submitted.repeated, submitted.mismatched)
         if now is None and len(tasks) <= _ALONE:
             share = await self._submits.add(tasks)
@@ -210,7 +210,7 @@ class Tasks:
             start = end
         return shares
 
-    async def _write_apart(self, groups: list[list[NewTask]], submitted: Submitted, now: datetime | None) -> list[_Share]:
+    async def _write_apart(self, groups: list[list[NewTask]], submitted: SubmitResult, now: datetime | None) -> list[_Share]:
         """Nothing was written yet. Beside others a key can seem to stand for what only they meant by it: asked alone, it is
         told what it does stand for."""
         wrong: dict[int, frozenset[int]] = {}
@@ -310,16 +310,16 @@ class Tasks:
     async def cancel(self, tenant_id: UUID, id_: UUID, *, by: Caller | None = None, now: datetime | None = None) -> TaskRecord:
         """Gone if it has not started; else told with the next heartbeat, and fenced when its lease runs out."""
         for _ in range(_TRIES):
-            trail = noted(by, AuditLogAction.TASK_CANCEL, id_, tenant_id=tenant_id)
-            cancelled = await self._store.task_cancel(tenant_id, [id_], trail=trail, now=now)
+            audit_log = noted(by, AuditLogAction.TASK_CANCEL, id_, tenant_id=tenant_id)
+            cancelled = await self._store.task_cancel(tenant_id, [id_], audit_log=audit_log, now=now)
             if cancelled.ended:
                 self._emit(TasksFinished("cancelled", 1))
                 self._turns.expect(cancelled.schedule_ids)
             task = await self.get(tenant_id, id_)
-            if cancelled.ended or cancelled.told:
+            if cancelled.ended or cancelled.requested:
                 change = "cancelled" if cancelled.ended else "cancel_requested"
                 self._tell_of(change, task)
-            if cancelled.ended or cancelled.told or task.state is TaskState.CANCELLED:
+            if cancelled.ended or cancelled.requested or task.state is TaskState.CANCELLED:
                 return task
             if task.state not in LIVE_STATES:
                 raise Conflict(f"the task is {task.state.value} already; there is nothing to cancel")
@@ -338,15 +338,15 @@ class Tasks:
         if task.state in LIVE_STATES:
             raise Conflict(f"the task is {task.state.value}; only a finished one can be done again")
         again = task_for_replay(task, uuid_utils.compat.uuid7())._replace(key=key)
-        trail = noted(by, AuditLogAction.TASK_RETRY, id_, tenant_id=tenant_id, task_id=again.id)
-        return (await self.add_one(again, trail=trail, now=now))[0]
+        audit_log = noted(by, AuditLogAction.TASK_RETRY, id_, tenant_id=tenant_id, task_id=again.id)
+        return (await self.add_one(again, audit_log=audit_log, now=now))[0]
 
     async def reschedule(
         self, tenant_id: UUID, id_: UUID, run_at: datetime, *, by: Caller | None = None, now: datetime | None = None
     ) -> TaskRecord:
-        trail = noted(by, AuditLogAction.TASK_RESCHEDULE, id_, tenant_id=tenant_id, run_at=run_at)
+        audit_log = noted(by, AuditLogAction.TASK_RESCHEDULE, id_, tenant_id=tenant_id, run_at=run_at)
         for _ in range(_TRIES):
-            if await self._store.task_reschedule(tenant_id, id_, run_at, trail=trail, now=now):
+            if await self._store.task_reschedule(tenant_id, id_, run_at, audit_log=audit_log, now=now):
                 task = await self.get(tenant_id, id_)
                 self._polls.ring([task.queue])
                 self._store.publish(Notice.DELAYED)

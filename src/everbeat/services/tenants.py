@@ -21,9 +21,9 @@ from everbeat.core.audit_log import AuditLogAction
 from everbeat.services.idempotency import Answer, Idempotency, repeated
 from everbeat.services.ids import new_ids
 from everbeat.services.loops import wait_for_event
-from everbeat.services.trail import noted
+from everbeat.services.audit_log import noted
 from everbeat.store.base import Store
-from everbeat.store.values import IdempotentAnswer, Notice, TenantWrite
+from everbeat.store.values import IdempotentResponse, Notice, TenantWrite
 
 _TRIES = 20
 _PAGE = 1000
@@ -174,10 +174,10 @@ class TenantRoom:
         now: datetime | None = None,
     ) -> Answer:
         """A new tenant; under an idempotency key of the caller, the same answer again."""
-        keeper = DEFAULT_TENANT if by is None else by.tenant_id
+        response_tenant_id = DEFAULT_TENANT if by is None else by.tenant_id
         for _ in range(_TRIES):
             if idempotency is not None:
-                known = await self._store.answer_find(keeper, idempotency.key, now=now)
+                known = await self._store.idempotent_response_find(response_tenant_id, idempotency.key, now=now)
                 if known is not None:
                     return repeated(known, idempotency)
             moment, (id_,) = await self._store.clock(now=now), new_ids(1)
@@ -186,17 +186,17 @@ class TenantRoom:
                 Tenant(id=id_, name=name, weight=weight, quotas=quotas, created_at=moment, updated_at=moment)
             )
             body = msgspec.json.encode(tenant_response(tenant))
-            kept = None if idempotency is None else IdempotentAnswer(**idempotency._asdict(), status=201, body=body)
-            trail = noted(by, AuditLogAction.TENANT_CREATE, id_, tenant_id=id_, **_limits(tenant))
-            if await self._store.tenant_write([TenantWrite(tenant)], keeper=keeper, answer=kept, trail=trail, now=now):
+            kept = None if idempotency is None else IdempotentResponse(**idempotency._asdict(), status=201, body=body)
+            audit_log = noted(by, AuditLogAction.TENANT_CREATE, id_, tenant_id=id_, **_limits(tenant))
+            if await self._store.tenant_write([TenantWrite(tenant)], response_tenant_id=response_tenant_id, response=kept, audit_log=audit_log, now=now):
                 self._store.publish(Notice.TENANTS)
                 return Answer(201, body)
-            if await self._store.tenant_find(names=[name]) and not await self._is_answered(keeper, idempotency, now):
+            if await self._store.tenant_find(names=[name]) and not await self._is_answered(response_tenant_id, idempotency, now):
                 raise Conflict(f'a tenant named "{name}" exists already; PATCH changes it')
         raise Conflict(f'"{name}" is being changed by others again and again; try once more')
 
-    async def _is_answered(self, keeper: UUID, idempotency: Idempotency | None, now: datetime | None) -> bool:
-        return idempotency is not None and await self._store.answer_find(keeper, idempotency.key, now=now) is not None
+    async def _is_answered(self, response_tenant_id: UUID, idempotency: Idempotency | None, now: datetime | None) -> bool:
+        return idempotency is not None and await self._store.idempotent_response_find(response_tenant_id, idempotency.key, now=now) is not None
 
     async def patch(
         self,
@@ -219,8 +219,8 @@ class TenantRoom:
                 raise Conflict("the default tenant keeps its name")
             moment = await self._store.clock(now=now)
             changed = msgspec.structs.replace(changed, revision=tenant.revision + 1, updated_at=moment)
-            trail = noted(by, AuditLogAction.TENANT_UPDATE, tenant.id, tenant_id=tenant.id, **_limits(changed))
-            if await self._store.tenant_write([TenantWrite(changed, expected=tenant.revision)], trail=trail, now=now):
+            audit_log = noted(by, AuditLogAction.TENANT_UPDATE, tenant.id, tenant_id=tenant.id, **_limits(changed))
+            if await self._store.tenant_write([TenantWrite(changed, expected=tenant.revision)], audit_log=audit_log, now=now):
                 self._store.publish(Notice.TENANTS)
                 return changed
             taken = await self._store.tenant_find(names=[changed.name])

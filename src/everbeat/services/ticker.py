@@ -279,7 +279,7 @@ class Ticker:
         except BaseException:
             self._is_stale, self._scanned_at = True, float("-inf")
             raise
-        self._on_tasks(result.queues, result.holders)
+        self._on_tasks(result.queues, result.held_schedule_ids)
         self._clock.observe(sent, result.now)
         self._settle(planned, result)
 

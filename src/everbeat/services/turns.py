@@ -24,7 +24,7 @@ from everbeat.services.events import AttemptEnded, Emit, TasksPromoted, ignore
 from everbeat.services.feed import Feed
 from everbeat.services.loops import Periodic, wait_for_event
 from everbeat.store.base import Store
-from everbeat.store.values import Ended, Notice
+from everbeat.store.values import EndResult, Notice
 
 _EXPLAINED = {
     AttemptOutcome.LOST: "the lease ran out: its worker was not heard of again",
@@ -121,7 +121,7 @@ class Turns(Periodic):
         if len(self._expected) > known:
             self.wake()
 
-    def after(self, endings: Iterable[AttemptEnd], ended: Ended, queues: Mapping[UUID, str]) -> None:
+    def after(self, endings: Iterable[AttemptEnd], ended: EndResult, queues: Mapping[UUID, str]) -> None:
         """Tell of attempts that have ended, and wake whoever waits for what became of their tasks."""
         counted = [one for one in endings if (one.id, one.fence) in ended.ids]
         for one in counted:
@@ -141,13 +141,13 @@ class Turns(Periodic):
         is_look = not expected or self._monotonic() - self._looked_at >= self._interval
         try:
             if expected:
-                self._bells.ring(await self._store.task_turn(expected, limit=self._piece, now=now))
+                self._bells.ring(await self._store.task_release_held(expected, limit=self._piece, now=now))
         except BaseException:
             self._expected.update(expected)
             raise
         if not is_look:
             return bool(self._expected)
-        found = await self._store.task_turn(None, limit=self._piece, now=now)
+        found = await self._store.task_release_held(None, limit=self._piece, now=now)
         self._looked_at = self._monotonic()
         self._bells.ring(found)
         return bool(self._expected or found)

@@ -44,12 +44,12 @@ from everbeat.services.payloads import Filled, Payloads
 from everbeat.services.polls import Polls
 from everbeat.services.turns import Turns, ending_of
 from everbeat.store.base import Store
-from everbeat.store.values import Beaten, BeatWrite, Ended, LeaseRef, PastEnding
+from everbeat.store.values import RenewedLease, HeartbeatWrite, EndResult, LeaseRef, EndedAttempt
 
 _MOST_ROWS = 1000
 _TRIES = 3
 _AWAY_SECONDS = 5.0
-_NONE_ENDED = Ended(frozenset(), frozenset())
+_NONE_ENDED = EndResult(frozenset(), frozenset())
 Next = Literal["retry", "dead", "failed"]
 
 _NEXT: dict[TaskState, Next] = {
@@ -90,7 +90,7 @@ class Work:
         self._polls = polls
         polls.give_back = self._take_back
         self._completions: GroupCommit[Results, Held] = GroupCommit(self._write_completions, most=_MOST_ROWS, weigh=len)
-        self._beats: GroupCommit[list[BeatWrite], dict[tuple[UUID, int], Beaten]] = GroupCommit(
+        self._beats: GroupCommit[list[HeartbeatWrite], dict[tuple[UUID, int], RenewedLease]] = GroupCommit(
             self._write_beats, most=_MOST_ROWS, weigh=len
         )
 
@@ -172,16 +172,16 @@ class Work:
         _check_worker(heartbeat.worker)
         allowed = await self._allowed(heartbeat.leases, queues)
         writes = [_beat_write(lease_tenant_id, beat) for beat in heartbeat.leases if beat.id in allowed]
-        found: dict[tuple[UUID, int], Beaten] = {}
+        found: dict[tuple[UUID, int], RenewedLease] = {}
         if writes:
             found = await self._beats.add(writes) if now is None else (await self._write_beats([writes], now))[0]
         held = {lease: one for lease, one in found.items() if lease[0] in allowed}
         return [_beat_answer(beat.id, held.get((beat.id, beat.fence))) for beat in heartbeat.leases]
 
     async def _write_beats(
-        self, groups: list[list[BeatWrite]], now: datetime | None = None
-    ) -> list[dict[tuple[UUID, int], Beaten]]:
-        answers: list[dict[tuple[UUID, int], Beaten]] = [{} for _ in groups]
+        self, groups: list[list[HeartbeatWrite]], now: datetime | None = None
+    ) -> list[dict[tuple[UUID, int], RenewedLease]]:
+        answers: list[dict[tuple[UUID, int], RenewedLease]] = [{} for _ in groups]
         for places in _rounds([[beat.lease for beat in group] for group in groups]):
             beats = [beat for place in places for beat in groups[place]]
             found = {(one.id, one.fence): one for one in await self._store.task_heartbeat(beats, now=now)}
@@ -243,7 +243,7 @@ class Work:
             )
             return decision, error_text(error.message, error.kind, error.trace)
 
-        def said_so(past: PastEnding) -> bool:
+        def said_so(past: EndedAttempt) -> bool:
             # Else it was the reaper that ended it as cancelled or out of time, and this error is kept nowhere.
             kind = given[past.id, past.fence].error.kind
             return past.outcome == "failed" or (kind in (CANCELLED_KIND, TIMEOUT_KIND) and past.outcome == kind)
@@ -275,7 +275,7 @@ class Work:
         decide: Callable[[LeasedTask, datetime], tuple[RetryDecision, str | None]],
         now: datetime | None,
         *,
-        said_so: Callable[[PastEnding], bool],
+        said_so: Callable[[EndedAttempt], bool],
     ) -> dict[tuple[UUID, int], LeaseResult]:
         """End attempts as decided; one that was ended before is answered as then, if it was this that had been said."""
         answers = {(lease.id, lease.fence): LeaseResult(lease.id, "stale") for lease in leases}
@@ -299,7 +299,7 @@ class Work:
         return answers
 
 
-def _said_before(past: PastEnding) -> LeaseResult:
+def _said_before(past: EndedAttempt) -> LeaseResult:
     return LeaseResult(past.id, "ok", _PAST_NEXT.get(past.state))
 
 
@@ -319,12 +319,12 @@ def _rounds(groups: Sequence[Sequence[LeaseRef]]) -> list[list[int]]:
     return [places for _, places in rounds]
 
 
-def _beat_write(lease_tenant_id: UUID | None, beat: LeaseHeartbeat) -> BeatWrite:
+def _beat_write(lease_tenant_id: UUID | None, beat: LeaseHeartbeat) -> HeartbeatWrite:
     progress = beat.progress or Progress()
-    return BeatWrite(LeaseRef(lease_tenant_id, beat.id, beat.fence), progress.fraction, _storable(progress.message), _storable(beat.log))
+    return HeartbeatWrite(LeaseRef(lease_tenant_id, beat.id, beat.fence), progress.fraction, _storable(progress.message), _storable(beat.log))
 
 
-def _beat_answer(id_: UUID, beaten: Beaten | None) -> LeaseHeartbeatResult:
+def _beat_answer(id_: UUID, beaten: RenewedLease | None) -> LeaseHeartbeatResult:
     if beaten is None:
         return LeaseHeartbeatResult(id_, "lost", None)
     return LeaseHeartbeatResult(id_, "cancel" if beaten.cancel_requested else "ok", beaten.lease_until)

@@ -22,35 +22,35 @@ from everbeat.core.tasks import Attempt, DeadLetter, AttemptEnd, LogLine, NewTas
 from everbeat.core.tenants import Tenant
 from everbeat.core.ticks import Tick
 from everbeat.store.values import (
-    AuditFilter,
-    Beaten,
-    BeatWrite,
-    Cancelled,
-    Claimer,
-    Claims,
-    Completed,
+    AuditLogFilter,
+    RenewedLease,
+    HeartbeatWrite,
+    CancelResult,
+    ClaimRequest,
+    ClaimResult,
+    CompleteResult,
     DeadFilter,
     DueScan,
-    Ended,
+    EndResult,
     FireResult,
     Firing,
-    Found,
-    IdempotentAnswer,
+    FoundSchedules,
+    IdempotentResponse,
     KeyChange,
-    Lane,
+    PoolName,
     LeaseRef,
     Listener,
-    NodeBeat,
+    NodeHeartbeat,
     NodeInfo,
     Notice,
     PartitionInfo,
-    PastEnding,
-    Promoted,
+    EndedAttempt,
+    PromoteResult,
     QueueDepth,
-    Renewal,
+    PartitionRenewal,
     Replay,
     ScheduleFilter,
-    Submitted,
+    SubmitResult,
     TaskFilter,
     TaskScan,
     TenantWrite,
@@ -88,13 +88,13 @@ class Store(Protocol):
     def publish(self, notice: Notice) -> None:
         """Tell every node; calls that come close together are sent as one."""
 
-    def lane(self, lane: Lane) -> Self:
+    def pool(self, pool: PoolName) -> Self:
         """The same store by connections of their own: what one lane waits for does not hold up another."""
 
-    def feed_listen(self, hear: Callable[[str], None]) -> bool:
+    def event_stream_listen(self, on_message: Callable[[str], None]) -> bool:
         """Call hear for every message another process sends; False if processes of this store cannot hear each other."""
 
-    async def feed_send(self, message: str) -> None:
+    async def event_stream_send(self, message: str) -> None:
         """Tell the other processes something of less than 8000 bytes; it may get lost."""
 
     # Schedules
@@ -107,7 +107,7 @@ class Store(Protocol):
         ids: Sequence[UUID] = (),
         key: str | None = None,
         now: datetime | None = None,
-    ) -> Found:
+    ) -> FoundSchedules:
         """The tenant's schedules of these names or ids, and the answer kept under an idempotency key."""
 
     async def schedule_write(
@@ -115,9 +115,9 @@ class Store(Protocol):
         tenant_id: UUID,
         writes: Sequence[ScheduleWrite],
         *,
-        answer: IdempotentAnswer | None = None,
+        response: IdempotentResponse | None = None,
         max_schedules: int | None = None,
-        trail: Sequence[AuditLogEntry] = (),
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> bool:
         """Write all or nothing; False if any row was not as expected, a name was taken or a key was used meanwhile.
@@ -131,7 +131,7 @@ class Store(Protocol):
         """The tenant's schedules by name, after the given one."""
 
     async def schedule_delete(
-        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, ids: Sequence[UUID], *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> int:
         """Remove schedules; their ledger stays."""
 
@@ -174,7 +174,7 @@ class Store(Protocol):
 
     # Ownership
 
-    async def partition_renew(self, beat: NodeBeat, wanted: frozenset[int], *, now: datetime | None = None) -> Renewal:
+    async def partition_renew(self, beat: NodeHeartbeat, wanted: frozenset[int], *, now: datetime | None = None) -> PartitionRenewal:
         """Heartbeat; renew what is owned and wanted, release what is not, take what is wanted and free or expired."""
 
     async def partition_release(self, node_id: UUID) -> int:
@@ -195,14 +195,14 @@ class Store(Protocol):
         self,
         tasks: Sequence[NewTask],
         *,
-        is_one: bool = False,
-        trail: Sequence[AuditLogEntry] = (),
+        has_single_key: bool = False,
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
-    ) -> Submitted:
+    ) -> SubmitResult:
         """Write new tasks all or nothing: ready, or scheduled if their time is to come; each idempotency key once.
 
-        `is_one`: the key of the first stands for all of them; if it was used before, none is written. The trail is written
-        if any task is.
+        `has_single_key`: the key of the first task stands for all of them; if it was used before, no task is written.
+        The audit log entries are written if any task is.
         """
 
     async def task_flows(
@@ -216,22 +216,22 @@ class Store(Protocol):
     async def task_claim(
         self,
         shares: Sequence[ClaimStep],
-        claimers: Sequence[Claimer],
+        claim_requests: Sequence[ClaimRequest],
         *,
         limited: Collection[UUID] = (),
         total_seconds: float = 7 * 86_400,
         now: datetime | None = None,
-    ) -> Claims:
+    ) -> ClaimResult:
         """Take ready tasks of each share in turn, the oldest first, for each claimer in turn, under leases with new fences.
 
         A priority, tenant and fair key comes once among the shares. `limited`: tenants that may have only so many running;
         they get no more than there is room for.
         """
 
-    async def task_heartbeat(self, beats: Sequence[BeatWrite], *, now: datetime | None = None) -> list[Beaten]:
+    async def task_heartbeat(self, heartbeats: Sequence[HeartbeatWrite], *, now: datetime | None = None) -> list[RenewedLease]:
         """Renew leases up to their deadlines, with progress and log lines; one that is to be cancelled is not renewed."""
 
-    async def task_complete(self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None) -> Completed:
+    async def task_complete(self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None) -> CompleteResult:
         """Finish running tasks under their lease and move them to history; a stale fence changes nothing."""
 
     async def task_queues(self, ids: Sequence[UUID]) -> dict[UUID, str]:
@@ -245,23 +245,23 @@ class Store(Protocol):
     async def task_expired(self, *, limit: int, now: datetime | None = None) -> tuple[datetime, list[LeasedTask]]:
         """Running tasks whose lease has run out, the oldest first."""
 
-    async def task_end(self, endings: Sequence[AttemptEnd], *, is_expired: bool, now: datetime | None = None) -> Ended:
+    async def task_end(self, endings: Sequence[AttemptEnd], *, is_expired: bool, now: datetime | None = None) -> EndResult:
         """End attempts whose lease holds (or has expired), and put the task back, or into history and the dead letters."""
 
-    async def task_ended(self, leases: Sequence[LeaseRef]) -> list[PastEnding]:
+    async def task_ended(self, leases: Sequence[LeaseRef]) -> list[EndedAttempt]:
         """How attempts under these fences were ended before."""
 
-    async def task_promote(self, *, limit: int, now: datetime | None = None) -> Promoted:
+    async def task_promote(self, *, limit: int, now: datetime | None = None) -> PromoteResult:
         """Make delayed tasks ready whose time has come, and say when the next one comes due."""
 
-    async def task_turn(
+    async def task_release_held(
         self, schedule_ids: Sequence[UUID] | None, *, limit: int, now: datetime | None = None
     ) -> frozenset[str]:
         """Release held tasks of these schedules (None: of any) as far as their policies allow; the queues they went to."""
 
     async def task_cancel(
-        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
-    ) -> Cancelled:
+        self, tenant_id: UUID, ids: Sequence[UUID], *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
+    ) -> CancelResult:
         """End tasks that have not started, and ask those that run to stop."""
 
     async def task_reschedule(
@@ -270,7 +270,7 @@ class Store(Protocol):
         id_: UUID,
         run_at: datetime,
         *,
-        trail: Sequence[AuditLogEntry] = (),
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> int:
         """Move a task that has not started to another time."""
@@ -302,7 +302,7 @@ class Store(Protocol):
         *,
         before: tuple[datetime, UUID] | None,
         limit: int,
-        only_unplayed: bool = False,
+        only_never_replayed: bool = False,
     ) -> list[DeadLetter]:
         """Dead letters, newest first; optionally those never replayed."""
 
@@ -312,7 +312,7 @@ class Store(Protocol):
         replays: Sequence[Replay],
         *,
         again: bool,
-        trail: Sequence[AuditLogEntry] = (),
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> list[UUID]:
         """Make new tasks of dead letters and note it there; those replayed before only if `again`. The dead letters it did.
@@ -326,7 +326,7 @@ class Store(Protocol):
         filter_: DeadFilter,
         *,
         limit: int,
-        trail: Sequence[AuditLogEntry] = (),
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> int:
         """Empty dead letters and hide them, a bounded piece at a time; that they were there stays on record."""
@@ -343,12 +343,12 @@ class Store(Protocol):
         """The tenant's calendars by name."""
 
     async def calendar_write(
-        self, tenant_id: UUID, calendar: Calendar, *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, calendar: Calendar, *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> bool:
         """Create or replace a calendar; True if it is new."""
 
     async def calendar_delete(
-        self, tenant_id: UUID, name: str, *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, name: str, *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> int:
         """Remove a calendar."""
 
@@ -367,9 +367,9 @@ class Store(Protocol):
         self,
         writes: Sequence[TenantWrite],
         *,
-        keeper: UUID = DEFAULT_TENANT,
-        answer: IdempotentAnswer | None = None,
-        trail: Sequence[AuditLogEntry] = (),
+        response_tenant_id: UUID = DEFAULT_TENANT,
+        response: IdempotentResponse | None = None,
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> bool:
         """Write all or nothing; False if any was not as expected, a name was taken or a key was used meanwhile.
@@ -377,12 +377,12 @@ class Store(Protocol):
         `keeper`: the tenant under which the answer is kept.
         """
 
-    async def audit_list(
-        self, tenant_id: UUID | None, filter_: AuditFilter, *, before: tuple[datetime, UUID] | None, limit: int
+    async def audit_log_list(
+        self, tenant_id: UUID | None, filter_: AuditLogFilter, *, before: tuple[datetime, UUID] | None, limit: int
     ) -> list[AuditLogEntry]:
         """Lines of the audit trail, newest first; of every tenant if None is given."""
 
-    async def answer_find(self, tenant_id: UUID, key: str, *, now: datetime | None = None) -> IdempotentAnswer | None:
+    async def idempotent_response_find(self, tenant_id: UUID, key: str, *, now: datetime | None = None) -> IdempotentResponse | None:
         """The answer kept under an idempotency key."""
 
     # API keys
@@ -403,9 +403,9 @@ class Store(Protocol):
         keys: Sequence[ApiKey],
         *,
         only_first: bool = False,
-        keeper: UUID | None = None,
-        answer: IdempotentAnswer | None = None,
-        trail: Sequence[AuditLogEntry] = (),
+        response_tenant_id: UUID | None = None,
+        response: IdempotentResponse | None = None,
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> KeyChange:
         """Keep new keys, all or none. `only_first`: only if there is no key yet that can be used."""
@@ -415,7 +415,7 @@ class Store(Protocol):
         tenant_id: UUID | None,
         ids: Sequence[UUID],
         *,
-        trail: Sequence[AuditLogEntry] = (),
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> KeyChange:
         """Revoke keys of a tenant, or of any, all or none; never the last one that can manage keys."""
@@ -434,7 +434,7 @@ class Store(Protocol):
     async def task_key_prune(self, *, limit: int, now: datetime | None = None) -> int:
         """Forget idempotency keys of tasks past their time."""
 
-    async def answer_prune(self, *, limit: int, now: datetime | None = None) -> int:
+    async def idempotent_response_prune(self, *, limit: int, now: datetime | None = None) -> int:
         """Forget idempotent answers past their time."""
 
     async def blob_unused(self, refs: Sequence[str]) -> list[str]:

@@ -23,12 +23,12 @@ class Notices:
     def subscribe(self, listener: Listener) -> None:
         self._listeners.append(listener)
 
-    def tell(self, notice: Notice) -> None:
+    def notify_local(self, notice: Notice) -> None:
         for listener in self._listeners:
             listener(notice)
 
     def publish(self, notice: Notice) -> None:
-        self.tell(notice)
+        self.notify_local(notice)
         if self._send is None:
             return
         self._waiting.add(notice)

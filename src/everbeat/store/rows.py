@@ -31,15 +31,15 @@ from everbeat.core.tasks import (
 )
 from everbeat.core.ticks import Outcome, Skip, SkipReason, Tick
 from everbeat.store.values import (
-    BeatWrite,
-    Claims,
+    HeartbeatWrite,
+    ClaimResult,
     DueSchedule,
     Fired,
     FireResult,
     Firing,
     LeaseRef,
     NodeInfo,
-    Submitted,
+    SubmitResult,
     TickTotal,
 )
 
@@ -48,8 +48,8 @@ Row = Mapping[str, Any]
 
 FIRST_ID, LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
 EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
-MOST_SCANNED = 20_000
-SUPERSEDED = "a newer tick of its schedule takes its place"
+MAX_SCANNED = 20_000
+REPLACED_REASON = "a newer tick of its schedule takes its place"
 CANCELLED = "cancelled before it started"
 
 _encode = msgspec.json.Encoder().encode
@@ -310,7 +310,7 @@ def total_from_row(row: Row) -> TickTotal:
 
 def fire_result_from_rows(rows: Sequence[Row]) -> FireResult:
     """The first row has the moment; those with a queue tell of tasks, the others of schedules that moved on."""
-    fired, queues, holders = [], set(), set()
+    fired, queues, held_schedule_ids = [], set(), set()
     for row in rows[1:]:
         if row["queue"] is None:
             outcome = Outcome(row["outcome"]) if row["outcome"] else None
@@ -318,8 +318,8 @@ def fire_result_from_rows(rows: Sequence[Row]) -> FireResult:
         elif row["id"] is None:
             queues.add(row["queue"])
         else:
-            holders.add(row["id"])
-    return FireResult(rows[0]["moment"], fired, frozenset(queues), frozenset(holders))
+            held_schedule_ids.add(row["id"])
+    return FireResult(rows[0]["moment"], fired, frozenset(queues), frozenset(held_schedule_ids))
 
 
 ORIGINS = {origin.value: origin for origin in Origin}
@@ -392,9 +392,9 @@ def flow_starts(tenant_id: UUID | None, queues: Sequence[str], after: Sequence[F
     return [places.get(queue) or Flow(queue, tenant_id or FIRST_ID, -1, "", "") for queue in dict.fromkeys(queues)]
 
 
-def within_room(shares: Sequence[ClaimStep], room: Mapping[UUID, int]) -> list[ClaimStep]:
+def within_quota(shares: Sequence[ClaimStep], remaining: Mapping[UUID, int]) -> list[ClaimStep]:
     """Shares cut to what tenants may still have, each tenant's in turn."""
-    left = dict(room)
+    left = dict(remaining)
     cut: list[ClaimStep] = []
     for share in shares:
         if share.tenant_id in left:
@@ -404,16 +404,16 @@ def within_room(shares: Sequence[ClaimStep], room: Mapping[UUID, int]) -> list[C
     return cut
 
 
-def claims_of(tasks: list[list[ClaimedTask]], shares: Sequence[ClaimStep], yields: list[int], room: Mapping[UUID, int]) -> Claims:
-    left = dict(room)
-    for share, count in zip(shares, yields, strict=True):
+def claim_result(tasks: list[list[ClaimedTask]], shares: Sequence[ClaimStep], claimed_counts: list[int], remaining: Mapping[UUID, int]) -> ClaimResult:
+    left = dict(remaining)
+    for share, count in zip(shares, claimed_counts, strict=True):
         if share.tenant_id in left:
             left[share.tenant_id] -= count
-    full = frozenset(tenant_id for tenant_id, most in left.items() if most <= 0)
-    return Claims(tasks, [share.limit for share in shares], yields, full)
+    full = frozenset(tenant_id for tenant_id, remaining_count in left.items() if remaining_count <= 0)
+    return ClaimResult(tasks, [share.limit for share in shares], claimed_counts, full)
 
 
-def without_repeats(items: Iterable[T], key: Callable[[T], Hashable]) -> list[T]:
+def deduplicate(items: Iterable[T], key: Callable[[T], Hashable]) -> list[T]:
     """Without those that come again under a key: a batch of many requests may hold one of them twice."""
     found: dict[Hashable, T] = {}
     for item in items:
@@ -425,7 +425,7 @@ def _bytes(text: str | None) -> bytes | None:
     return None if text is None else text.encode()
 
 
-class Keyed(NamedTuple):
+class KeyedTasks(NamedTuple):
     """New tasks by their idempotency keys: those that stand for a key, those without one, and who repeats whom."""
 
     firsts: dict[tuple[UUID, str], int]
@@ -434,8 +434,8 @@ class Keyed(NamedTuple):
     mismatched: set[int]
 
 
-def by_key(tasks: Sequence[NewTask]) -> Keyed:
-    keyed = Keyed({}, [], {}, set())
+def group_by_key(tasks: Sequence[NewTask]) -> KeyedTasks:
+    keyed = KeyedTasks({}, [], {}, set())
     for index, task in enumerate(tasks):
         if task.key is None:
             keyed.unkeyed.append(index)
@@ -449,31 +449,31 @@ def by_key(tasks: Sequence[NewTask]) -> Keyed:
     return keyed
 
 
-def submitted_of(
-    tasks: Sequence[NewTask], keyed: Keyed, now: datetime, taken: Mapping[int, tuple[UUID, bytes]], mismatched: set[int]
-) -> Submitted:
+def submit_result(
+    tasks: Sequence[NewTask], keyed: KeyedTasks, now: datetime, taken: Mapping[int, tuple[UUID, bytes]], mismatched: set[int]
+) -> SubmitResult:
     """What a batch answers: `taken` are the firsts whose key stood for an earlier task already."""
     ids = [task.id for task in tasks]
     for index, (task_id, _) in taken.items():
         ids[index] = task_id
     for index, first in keyed.repeats.items():
         ids[index] = ids[first]
-    return Submitted(now, ids, frozenset(taken) | frozenset(keyed.repeats), frozenset(mismatched))
+    return SubmitResult(now, ids, frozenset(taken) | frozenset(keyed.repeats), frozenset(mismatched))
 
 
-MOST_LOG_BYTES = 1024 * 1024
+MAX_LOG_BYTES = 1024 * 1024
 
 
-def merged_beats(beats: Sequence[BeatWrite]) -> list[BeatWrite]:
+def merge_heartbeats(heartbeats: Sequence[HeartbeatWrite]) -> list[HeartbeatWrite]:
     """One beat for each lease: later progress takes the place of earlier, and log texts follow each other."""
-    merged: dict[LeaseRef, BeatWrite] = {}
-    for beat in beats:
+    merged: dict[LeaseRef, HeartbeatWrite] = {}
+    for beat in heartbeats:
         beat = beat._replace(message=_storable(beat.message), log=_storable(beat.log))
         if (known := merged.get(beat.lease)) is not None:
             fraction = known.fraction if beat.fraction is None else beat.fraction
             message = known.message if beat.message is None else beat.message
             log = "\n".join(text for text in (known.log, beat.log) if text) or None
-            beat = BeatWrite(beat.lease, fraction, message, log)
+            beat = HeartbeatWrite(beat.lease, fraction, message, log)
         merged[beat.lease] = beat
     return list(merged.values())
 
@@ -485,12 +485,12 @@ def _storable(text: str | None) -> str | None:
 
 def kept_log(text: str, logged_before: int) -> str | None:
     """What of a log text is kept when so much is there already; the last line kept says that more was cut."""
-    if not text or logged_before > MOST_LOG_BYTES:
+    if not text or logged_before > MAX_LOG_BYTES:
         return None
-    if logged_before + len(text.encode()) <= MOST_LOG_BYTES:
+    if logged_before + len(text.encode()) <= MAX_LOG_BYTES:
         return text
-    start = text.encode()[: MOST_LOG_BYTES - logged_before].decode(errors="ignore")
-    return f"{start}\n… the log is cut here, at {MOST_LOG_BYTES} bytes"
+    start = text.encode()[: MAX_LOG_BYTES - logged_before].decode(errors="ignore")
+    return f"{start}\n… the log is cut here, at {MAX_LOG_BYTES} bytes"
 
 
 def _reason(row: Row) -> SkipReason | None:

@@ -13,7 +13,7 @@ from everbeat.core.access import AuditLogEntry
 from everbeat.core.errors import QuotaExceeded
 from everbeat.core.tenants import TenantQuotas, Tenant
 from everbeat.store.rows import EARLIEST, LAST_ID, LATEST
-from everbeat.store.values import AuditFilter, TenantWrite
+from everbeat.store.values import AuditLogFilter, TenantWrite
 
 _QUOTAS = TenantQuotas.__struct_fields__
 
@@ -29,27 +29,27 @@ def tenant_to_row(write: TenantWrite) -> dict[str, Any]:
     return {**own, **quotas, "expected": write.expected}
 
 
-def audit_from_row(row: Mapping[str, Any]) -> AuditLogEntry:
+def audit_log_entry_from_row(row: Mapping[str, Any]) -> AuditLogEntry:
     return AuditLogEntry(**row)
 
 
-def audit_window(filter_: AuditFilter, before: tuple[datetime, UUID] | None) -> dict[str, Any]:
+def audit_log_window(filter_: AuditLogFilter, before: tuple[datetime, UUID] | None) -> dict[str, Any]:
     before_at, before_id = before or (LATEST, LAST_ID)
     from_at, to_at = filter_.from_at or EARLIEST, filter_.to_at or LATEST
     return {"before_at": before_at, "before_id": before_id, "from_at": from_at, "to_at": to_at, "action": filter_.action}
 
 
-class ScheduleRoom(NamedTuple):
+class ScheduleQuota(NamedTuple):
     """How many schedules a tenant has, how many come, and how many there may be."""
 
     used: int
     new: int
-    most: int | None
+    max_schedules: int | None
 
     def check(self) -> None:
-        if self.most is not None and self.used + self.new > self.most:
+        if self.max_schedules is not None and self.used + self.new > self.max_schedules:
             beside = "" if self.new == 1 else f", {self.new} more do not fit"
-            raise QuotaExceeded(f"max_schedules: {self.used} of {self.most} in use{beside}")
+            raise QuotaExceeded(f"max_schedules: {self.used} of {self.max_schedules} in use{beside}")
 
 
 _TRAIL = {
@@ -65,5 +65,5 @@ _TRAIL = {
 }
 
 
-def trail_columns(trail: Sequence[AuditLogEntry]) -> dict[str, list[Any]]:
-    return {column: [getattr(entry, field) for entry in trail] for column, field in _TRAIL.items()}
+def audit_log_columns(audit_log: Sequence[AuditLogEntry]) -> dict[str, list[Any]]:
+    return {column: [getattr(entry, field) for entry in audit_log] for column, field in _TRAIL.items()}

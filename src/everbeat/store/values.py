@@ -31,10 +31,10 @@ class Notice(StrEnum):
 
 Listener = Callable[[Notice], None]
 # Who asks: a user, the tick loop, or what the engine does besides firing.
-Lane = Literal["api", "engine", "chores"]
+PoolName = Literal["api", "engine", "maintenance"]
 
 
-class IdempotentAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class IdempotentResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The answer once given under an idempotency key, kept so that a repeated request gets it again."""
 
     key: str
@@ -50,7 +50,7 @@ class TenantWrite(NamedTuple):
     expected: int | None = None
 
 
-class AuditFilter(NamedTuple):
+class AuditLogFilter(NamedTuple):
     from_at: datetime | None = None
     to_at: datetime | None = None
     action: str | None = None
@@ -77,12 +77,12 @@ class ScheduleFilter(NamedTuple):
     target: str | None = None
 
 
-class Found(NamedTuple):
+class FoundSchedules(NamedTuple):
     """What a look-up found, and what the database's clock showed."""
 
     now: datetime
     schedules: list[Schedule]
-    answer: IdempotentAnswer | None
+    response: IdempotentResponse | None
 
 
 class DueSchedule(NamedTuple):
@@ -141,7 +141,7 @@ class FireResult(NamedTuple):
     now: datetime
     fired: list[Fired]
     queues: frozenset[str]
-    holders: frozenset[UUID]
+    held_schedule_ids: frozenset[UUID]
 
 
 class NodeInfo(NamedTuple):
@@ -156,7 +156,7 @@ class NodeInfo(NamedTuple):
     fired_per_second: float | None
 
 
-class NodeBeat(NamedTuple):
+class NodeHeartbeat(NamedTuple):
     id: UUID
     name: str
     roles: tuple[str, ...]
@@ -166,7 +166,7 @@ class NodeBeat(NamedTuple):
     fired_per_second: float | None = None
 
 
-class Renewal(NamedTuple):
+class PartitionRenewal(NamedTuple):
     """What a heartbeat brought: the clock, the partitions owned with their epochs, the live scheduler nodes, and how far
     behind an earlier heartbeat the clock is (more than a moment: it was set back)."""
 
@@ -198,7 +198,7 @@ class QueueDepth(msgspec.Struct, frozen=True):
     count: int
 
 
-class Submitted(NamedTuple):
+class SubmitResult(NamedTuple):
     """What became of a batch of new tasks: the id each has under its key, and those whose key was used for something else.
 
     If there is any of the latter, nothing was written. `run_at` of a new task is its own, or `now` and its delay.
@@ -210,7 +210,7 @@ class Submitted(NamedTuple):
     mismatched: frozenset[int]
 
 
-class Claimer(NamedTuple):
+class ClaimRequest(NamedTuple):
     """One worker's share in a claim."""
 
     worker: str
@@ -218,7 +218,7 @@ class Claimer(NamedTuple):
     lease_seconds: float
 
 
-class Claims(NamedTuple):
+class ClaimResult(NamedTuple):
     """What a claim brought each claimer, and of each share how much it was asked for and how much came of it.
 
     `full`: tenants that now have as many running as they may.
@@ -226,7 +226,7 @@ class Claims(NamedTuple):
 
     tasks: list[list[ClaimedTask]]
     limits: list[int]
-    yields: list[int]
+    claimed_counts: list[int]
     full: frozenset[UUID] = frozenset()
 
 
@@ -238,14 +238,14 @@ class LeaseRef(NamedTuple):
     fence: int
 
 
-class BeatWrite(NamedTuple):
+class HeartbeatWrite(NamedTuple):
     lease: LeaseRef
     fraction: float | None = None
     message: str | None = None
     log: str | None = None
 
 
-class Beaten(NamedTuple):
+class RenewedLease(NamedTuple):
     """A lease that a heartbeat found alive; one that is not among the answers is lost."""
 
     id: UUID
@@ -254,7 +254,7 @@ class Beaten(NamedTuple):
     cancel_requested: bool
 
 
-class Completed(NamedTuple):
+class CompleteResult(NamedTuple):
     """`finished`: by this very call. `repeated`: by an earlier one under the same fence, whose answer was perhaps lost."""
 
     finished: frozenset[tuple[UUID, int]]
@@ -263,12 +263,12 @@ class Completed(NamedTuple):
     owners: Mapping[UUID, UUID] = {}  # whose the finished ones are
 
 
-class Ended(NamedTuple):
+class EndResult(NamedTuple):
     ids: frozenset[tuple[UUID, int]]
     schedule_ids: frozenset[UUID]
 
 
-class PastEnding(NamedTuple):
+class EndedAttempt(NamedTuple):
     """How an attempt under that fence was ended before: for a worker that asks again."""
 
     id: UUID
@@ -277,7 +277,7 @@ class PastEnding(NamedTuple):
     state: str | None  # the final state of the task, if that attempt ended it
 
 
-class Promoted(NamedTuple):
+class PromoteResult(NamedTuple):
     """`next_at`: when the next delayed task comes due, if there is one."""
 
     now: datetime
@@ -286,11 +286,11 @@ class Promoted(NamedTuple):
     next_at: datetime | None
 
 
-class Cancelled(NamedTuple):
+class CancelResult(NamedTuple):
     """`ended` were not started and are gone; `told` are running, and hear of it with their next heartbeat."""
 
     ended: frozenset[UUID]
-    told: frozenset[UUID]
+    requested: frozenset[UUID]
     schedule_ids: frozenset[UUID]
 
 

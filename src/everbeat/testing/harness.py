@@ -112,34 +112,34 @@ class Harness:
     def run_due(self, *, raise_errors: bool = False) -> list[TaskRun]:
         """Run all that is due by the clock, until nothing is left; what ran. `raise_errors`: the first error of a handler."""
         walk = self._walk()
-        answer: Any = None
+        response: Any = None
         while True:
             try:
-                step = walk.send(answer)
+                step = walk.send(response)
             except StopIteration as done:
                 return self._told(done.value, raise_errors)
             if isinstance(step, _Ask):
-                answer = asyncio.run_coroutine_threadsafe(step.work, self._background.place.loop).result()
+                response = asyncio.run_coroutine_threadsafe(step.work, self._background.place.loop).result()
             elif step.held.definition.is_async:
-                answer = self._loop().run(self._caller.call(step.held))
+                response = self._loop().run(self._caller.call(step.held))
             else:
-                answer = self._caller.call_in_thread(step.held)
+                response = self._caller.call_in_thread(step.held)
 
     async def run_due_async(self, *, raise_errors: bool = False) -> list[TaskRun]:
         """As `run_due`, with async handlers in this event loop."""
         walk = self._walk()
-        answer: Any = None
+        response: Any = None
         while True:
             try:
-                step = walk.send(answer)
+                step = walk.send(response)
             except StopIteration as done:
                 return self._told(done.value, raise_errors)
             if isinstance(step, _Ask):
-                answer = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(step.work, self._background.place.loop))
+                response = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(step.work, self._background.place.loop))
             elif step.held.definition.is_async:
-                answer = await self._caller.call(step.held)
+                response = await self._caller.call(step.held)
             else:
-                answer = self._caller.call_in_thread(step.held)
+                response = self._caller.call_in_thread(step.held)
 
     def advance(self, duration: Duration, *, raise_errors: bool = False) -> list[TaskRun]:
         """Let time pass, with all that is due in it."""

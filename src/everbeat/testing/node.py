@@ -40,7 +40,7 @@ from everbeat.services.turns import Promoter, Turns
 from everbeat.services.why import Reasons
 from everbeat.services.work import Work
 from everbeat.store.sqlite.store import SqliteStore
-from everbeat.store.values import DueScan, NodeBeat, ScheduleFilter
+from everbeat.store.values import DueScan, NodeHeartbeat, ScheduleFilter
 from everbeat.testing.clock import FakeClock
 from everbeat.version import __version__
 from everbeat.worker.calls import Interrupted, Outcome
@@ -91,7 +91,7 @@ class SteppedNode:
         # Without jitter: a retry comes when the policy says.
         self.work = Work(store, polls, self._turns, total_seconds=_FOR_EVER_SECONDS, payloads=payloads, random_fraction=lambda: 1.0)
         self.tasks = Tasks(store, polls, self._turns, payloads=payloads)
-        beat = NodeBeat(uuid4(), WORKER, ("api", "scheduler"), __version__, _FOR_EVER_SECONDS)
+        beat = NodeHeartbeat(uuid4(), WORKER, ("api", "scheduler"), __version__, _FOR_EVER_SECONDS)
         self._ownership = Ownership(store, beat, still, monotonic=lambda: 0.0)
         self._ticker = Ticker(store, self._ownership, still, timelines, on_tasks=lambda _, held: self._turns.expect(held))
         self._promoter = Promoter(store, polls, still)

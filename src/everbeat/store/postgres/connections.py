@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 CHANNEL = "everbeat"
 LOCKED = "55P03"
-FEED_CHANNEL = "everbeat_feed"
+EVENT_STREAM_CHANNEL = "everbeat_feed"
 _RETRYABLE = ("40001", "40P01")
 _GONE = ("08", "25006", "57P0")
 _REFUSED = ("22", "23")
@@ -41,7 +41,7 @@ Connection: TypeAlias = PoolConnectionProxy
 Pooling = Literal["session", "transaction"]
 
 
-def meaning_of(error: BaseException) -> Exception:
+def translate_error(error: BaseException) -> Exception:
     """The Everbeat error that a driver error stands for."""
     if isinstance(error, TimeoutError):
         return StoreUnavailable("the database did not answer in time")
@@ -61,23 +61,23 @@ def meaning_of(error: BaseException) -> Exception:
     return StoreUnavailable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 
-def lost_a_race(error: StoreUnavailable) -> bool:
+def is_serialization_failure(error: StoreUnavailable) -> bool:
     """A deadlock or a serialisation failure: nothing was changed, and trying again is right."""
     return getattr(error.__cause__, "sqlstate", None) in _RETRYABLE
 
 
-async def retrying(write: Callable[[], Awaitable[T]]) -> T:
+async def retry_on_serialization_failure(write: Callable[[], Awaitable[T]]) -> T:
     """A deadlock or a serialisation failure changed nothing, and is tried again."""
     for _ in range(3):
         try:
             return await write()
         except StoreUnavailable as error:
-            if not lost_a_race(error):
+            if not is_serialization_failure(error):
                 raise
     return await write()
 
 
-class Connections:
+class PostgresConnections:
     """The pools of one process, opened lazily: a database that is away at the start is no reason to die."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Connections:
         pooling: Pooling = "session",
         api_connections: int = 8,
         engine_connections: int = 3,
-        chores_connections: int = 2,
+        maintenance_connections: int = 2,
         timeout_seconds: float = 10.0,
         lease_timeout_seconds: float = 2.5,
         observer: Observer | None = None,
@@ -96,9 +96,9 @@ class Connections:
         self._url = url
         self._listen_url = listen_url or url
         self._is_pooled = pooling == "transaction"
-        self._sizes = {"api": api_connections, "engine": engine_connections, "chores": chores_connections, "lease": 1}
+        self._sizes = {"api": api_connections, "engine": engine_connections, "maintenance": maintenance_connections, "lease": 1}
         self._timeouts = {**dict.fromkeys(self._sizes, timeout_seconds), "lease": lease_timeout_seconds}
-        self._begins = {lane: self._begin(session_settings(timeout)) for lane, timeout in self._timeouts.items()}
+        self._begins = {pool_name: self._begin(session_settings(timeout)) for pool_name, timeout in self._timeouts.items()}
         self._pools: dict[str, asyncpg.Pool] = {}
         self._opening = asyncio.Lock()
         self._observer = observer
@@ -107,24 +107,24 @@ class Connections:
     def _begin(self, session: Mapping[str, str]) -> str:
         return "; ".join(["BEGIN", *(_set_local(*one) for one in session.items())]) if self._is_pooled else "BEGIN"
 
-    async def _pool(self, lane: str) -> asyncpg.Pool:
-        if lane in self._pools:
-            return self._pools[lane]
+    async def _pool(self, pool_name: str) -> asyncpg.Pool:
+        if pool_name in self._pools:
+            return self._pools[pool_name]
         async with self._opening:
-            if lane not in self._pools:
-                name = {"application_name": f"everbeat-{lane}"}
-                self._pools[lane] = await asyncpg.create_pool(
+            if pool_name not in self._pools:
+                name = {"application_name": f"everbeat-{pool_name}"}
+                self._pools[pool_name] = await asyncpg.create_pool(
                     self._url,
-                    connect=Connector(self._url, self._timeouts[lane]),
+                    connect=Connector(self._url, self._timeouts[pool_name]),
                     min_size=0,
-                    max_size=self._sizes[lane],
-                    command_timeout=self._timeouts[lane],
+                    max_size=self._sizes[pool_name],
+                    command_timeout=self._timeouts[pool_name],
                     max_inactive_connection_lifetime=300,
                     reset=_keep_session,
-                    server_settings=name if self._is_pooled else name | session_settings(self._timeouts[lane]),
+                    server_settings=name if self._is_pooled else name | session_settings(self._timeouts[pool_name]),
                     statement_cache_size=0 if self._is_pooled else 100,
                 )
-        return self._pools[lane]
+        return self._pools[pool_name]
 
     async def close(self) -> None:
         pools, self._pools = list(self._pools.values()), {}
@@ -136,42 +136,42 @@ class Connections:
                 pool.terminate()
 
     @contextlib.asynccontextmanager
-    async def use(self, lane: str, verb: str) -> AsyncIterator[Connection]:
+    async def use(self, pool_name: str, verb: str) -> AsyncIterator[Connection]:
         """A connection for one short piece of work, with errors translated and the call observed."""
-        async with self.alone(lane, verb) as connection:
+        async with self.alone(pool_name, verb) as connection:
             if self._is_pooled:
-                async with _transaction(connection, self._begins[lane]):
+                async with _transaction(connection, self._begins[pool_name]):
                     yield connection
             else:
                 yield connection
 
     @contextlib.asynccontextmanager
     async def transaction(
-        self, lane: str, verb: str, *, patience_seconds: float | None = None, **settings: str
+        self, pool_name: str, verb: str, *, patience_seconds: float | None = None, **settings: str
     ) -> AsyncIterator[Connection]:
         """A connection for work that is done as a whole or not at all; `settings` hold for it alone."""
-        begin = "; ".join([self._begins[lane], *(_set_local(*one) for one in settings.items())])
+        begin = "; ".join([self._begins[pool_name], *(_set_local(*one) for one in settings.items())])
         async with (
-            self.alone(lane, verb, patience_seconds=patience_seconds) as connection,
+            self.alone(pool_name, verb, patience_seconds=patience_seconds) as connection,
             _transaction(connection, begin),
         ):
             yield connection
 
     @contextlib.asynccontextmanager
-    async def alone(self, lane: str, verb: str, *, patience_seconds: float | None = None) -> AsyncIterator[Connection]:
+    async def alone(self, pool_name: str, verb: str, *, patience_seconds: float | None = None) -> AsyncIterator[Connection]:
         """A connection outside of any transaction: for statements that refuse to be in one."""
         started, failed = time.perf_counter(), True
         try:
-            pool = await self._pool(lane)
-            async with asyncio.timeout(patience_seconds or self._timeouts[lane] * 2):
-                async with pool.acquire(timeout=self._timeouts[lane]) as connection:
+            pool = await self._pool(pool_name)
+            async with asyncio.timeout(patience_seconds or self._timeouts[pool_name] * 2):
+                async with pool.acquire(timeout=self._timeouts[pool_name]) as connection:
                     yield connection
             failed = False
         except _DRIVER_ERRORS as error:
             if str(getattr(error, "sqlstate", "")).startswith(_GONE) or isinstance(error, asyncpg.InternalClientError):
                 # A server that was stopped or became read-only speaks for all connections to it.
                 await self._expire()
-            raise meaning_of(error) from error
+            raise translate_error(error) from error
         finally:
             if self._observer is not None:
                 self._observer(verb, time.perf_counter() - started, failed)
@@ -180,32 +180,32 @@ class Connections:
         for pool in self._pools.values():
             await pool.expire_connections()
 
-    async def fetch(self, lane: str, query: Query, **values: Any) -> list[asyncpg.Record]:
+    async def fetch(self, pool_name: str, query: Query, **values: Any) -> list[asyncpg.Record]:
         async def once() -> list[asyncpg.Record]:
-            async with self.use(lane, query.name) as connection:
+            async with self.use(pool_name, query.name) as connection:
                 return await fetch_on(connection, query, **values)
 
-        return await retrying(once)
+        return await retry_on_serialization_failure(once)
 
-    async def execute(self, lane: str, query: Query, **values: Any) -> int:
-        async with self.use(lane, query.name) as connection:
+    async def execute(self, pool_name: str, query: Query, **values: Any) -> int:
+        async with self.use(pool_name, query.name) as connection:
             return await execute_on(connection, query, **values)
 
     async def listen(
-        self, heard: Callable[[Notice], None], on_trouble: Callable[[Exception], None], hear: Callable[[str], None]
+        self, heard: Callable[[Notice], None], on_error: Callable[[Exception], None], on_message: Callable[[str], None]
     ) -> None:
         """Hear notices for as long as the process lives; while the connection is away, polling keeps things moving."""
         delay = 0.5
         while True:
             try:
-                await self._listen_once(heard, hear)
+                await self._listen_once(heard, on_message)
                 delay = 0.5
             except _DRIVER_ERRORS as error:
-                on_trouble(meaning_of(error))
+                on_error(translate_error(error))
             await asyncio.sleep(delay)
             delay = min(delay * 2, 10)
 
-    async def _listen_once(self, heard: Callable[[Notice], None], hear: Callable[[str], None]) -> None:
+    async def _listen_once(self, heard: Callable[[Notice], None], on_message: Callable[[str], None]) -> None:
         connect = Connector(self._listen_url, 10)
         connection = await connect(server_settings={"application_name": "everbeat-listen"})
 
@@ -218,7 +218,7 @@ class Connections:
         connection.add_termination_listener(lambda _connection: closed.set())
         try:
             await connection.add_listener(CHANNEL, on_notice)
-            await connection.add_listener(FEED_CHANNEL, lambda _connection, _pid, _channel, message: hear(message))
+            await connection.add_listener(EVENT_STREAM_CHANNEL, lambda _connection, _pid, _channel, message: on_message(message))
             for notice in Notice:
                 heard(notice)  # whatever was said while nobody listened
             while not closed.is_set():

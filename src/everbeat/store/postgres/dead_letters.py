@@ -10,15 +10,15 @@ from uuid import UUID
 from everbeat.core.access import AuditLogEntry
 from everbeat.core.tasks import DeadLetter
 from everbeat.store.postgres.connections import Connection, fetch_on
-from everbeat.store.postgres.tasks import PostgresTasks, Undo, key_columns, task_columns
-from everbeat.store.postgres.trail import write_trail
+from everbeat.store.postgres.tasks import PostgresTasks, Rollback, key_columns, task_columns
+from everbeat.store.postgres.audit_log import write_audit_log
 from everbeat.store.rows import (
     EARLIEST,
     LAST_ID,
     LATEST,
-    by_key,
+    group_by_key,
     dead_letter_from_row,
-    without_repeats,
+    deduplicate,
 )
 from everbeat.store.values import (
     DeadFilter,
@@ -38,7 +38,7 @@ class PostgresDeadLetters(PostgresTasks):
         *,
         before: tuple[datetime, UUID] | None,
         limit: int,
-        only_unplayed: bool = False,
+        only_never_replayed: bool = False,
     ) -> list[DeadLetter]:
         before_at, before_id = before or (LATEST, LAST_ID)
         rows = await self._fetch(
@@ -48,7 +48,7 @@ class PostgresDeadLetters(PostgresTasks):
             before_at=before_at,
             before_id=before_id,
             limit=limit,
-            only_unplayed=only_unplayed,
+            only_never_replayed=only_never_replayed,
         )
         return [dead_letter_from_row(row) for row in rows]
 
@@ -58,25 +58,25 @@ class PostgresDeadLetters(PostgresTasks):
         replays: Sequence[Replay],
         *,
         again: bool,
-        trail: Sequence[AuditLogEntry] = (),
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> list[UUID]:
-        replays = without_repeats(replays, lambda one: one.task_id)
+        replays = deduplicate(replays, lambda one: one.task_id)
         try:
             async with self._transaction("dead_replay") as connection:
                 done = await self._replay_on(connection, tenant_id, replays, again, now)
                 if done:
-                    await write_trail(connection, self._queries, trail, now)
-        except Undo:
+                    await write_audit_log(connection, self._queries, audit_log, now)
+        except Rollback:
             return []
         return [one.task_id for one in replays if one.task_id in done]
 
     async def _replay_on(
         self, connection: Connection, tenant_id: UUID, replays: Sequence[Replay], again: bool, now: datetime | None
     ) -> set[UUID]:
-        keyed = by_key([one.task for one in replays])
+        keyed = group_by_key([one.task for one in replays])
         if keyed.firsts and await self._take_keys(connection, [one.task for one in replays], keyed.firsts, now):
-            raise Undo
+            raise Rollback
         rows = await fetch_on(
             connection,
             self._queries["dead_replay"],
@@ -88,7 +88,7 @@ class PostgresDeadLetters(PostgresTasks):
         )
         done: set[UUID] = {row["task_id"] for row in rows}
         if keyed.firsts and len(done) < len(replays):  # a key must not stand for a task that was not made
-            raise Undo
+            raise Rollback
         tasks = [one.task for one in replays if one.task_id in done]
         if tasks:
             await fetch_on(connection, self._queries["task_submit"], now=now, **task_columns(tasks), **key_columns(tasks, {}))
@@ -100,11 +100,11 @@ class PostgresDeadLetters(PostgresTasks):
         filter_: DeadFilter,
         *,
         limit: int,
-        trail: Sequence[AuditLogEntry] = (),
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> int:
         values = {**_dead_filter(filter_), "tenant_id": tenant_id, "limit": limit, "now": now}
-        return await self._change_noted("dead_purge", trail, now, **values)
+        return await self._change_with_audit_log("dead_purge", audit_log, now, **values)
 
 
 def _dead_filter(filter_: DeadFilter) -> dict[str, Any]:

@@ -13,13 +13,13 @@ import msgspec
 from everbeat.core.access import AuditLogEntry
 from everbeat.core.keys import ApiKey
 from everbeat.store.key_rows import key_from_row, key_to_row
-from everbeat.store.postgres.connections import Connection, Connections, execute_on, fetch_on
-from everbeat.store.postgres.trail import write_trail
+from everbeat.store.postgres.connections import Connection, PostgresConnections, execute_on, fetch_on
+from everbeat.store.postgres.audit_log import write_audit_log
 from everbeat.store.queries import Query
-from everbeat.store.values import IdempotentAnswer, KeyChange
+from everbeat.store.values import IdempotentResponse, KeyChange
 
 
-class _Undo(Exception):
+class _Rollback(Exception):
     """Raised inside a transaction to roll it back."""
 
     def __init__(self, change: KeyChange) -> None:
@@ -29,7 +29,7 @@ class _Undo(Exception):
 class _Base(Protocol):
     """What the other parts of the store lend to this one."""
 
-    _connections: Connections
+    _connections: PostgresConnections
     _queries: dict[str, Query]
 
     async def _fetch(self, block: str, /, **values: Any) -> list[asyncpg.Record]: ...
@@ -55,28 +55,28 @@ class PostgresKeys(_Base):
         keys: Sequence[ApiKey],
         *,
         only_first: bool = False,
-        keeper: UUID | None = None,
-        answer: IdempotentAnswer | None = None,
-        trail: Sequence[AuditLogEntry] = (),
+        response_tenant_id: UUID | None = None,
+        response: IdempotentResponse | None = None,
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> KeyChange:
         try:
             async with self._connections.transaction("api", "key_create") as connection:
-                if only_first and await self._is_any_there(connection, now):
+                if only_first and await self._is_any_usable(connection, now):
                     return KeyChange.LATE
                 for key in keys:
                     if await execute_on(connection, self._queries["key_create"], **key_to_row(key), now=now) != 1:
-                        raise _Undo(KeyChange.ABSENT)
-                if answer is not None:
-                    kept = {**msgspec.structs.asdict(answer), "tenant_id": keeper or keys[0].tenant_id, "now": now}
-                    if await execute_on(connection, self._queries["answer_insert"], **kept) != 1:
-                        raise _Undo(KeyChange.LATE)
-                await write_trail(connection, self._queries, trail, now)
-        except _Undo as undone:
+                        raise _Rollback(KeyChange.ABSENT)
+                if response is not None:
+                    kept = {**msgspec.structs.asdict(response), "tenant_id": response_tenant_id or keys[0].tenant_id, "now": now}
+                    if await execute_on(connection, self._queries["idempotent_response_insert"], **kept) != 1:
+                        raise _Rollback(KeyChange.LATE)
+                await write_audit_log(connection, self._queries, audit_log, now)
+        except _Rollback as undone:
             return undone.change
         return KeyChange.DONE
 
-    async def _is_any_there(self, connection: Connection, now: datetime | None) -> bool:
+    async def _is_any_usable(self, connection: Connection, now: datetime | None) -> bool:
         await fetch_on(connection, self._queries["key_lock"])
         (row,) = await fetch_on(connection, self._queries["key_exists"], now=now)
         return bool(row["is_there"])
@@ -86,7 +86,7 @@ class PostgresKeys(_Base):
         tenant_id: UUID | None,
         ids: Sequence[UUID],
         *,
-        trail: Sequence[AuditLogEntry] = (),
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> KeyChange:
         try:
@@ -96,11 +96,11 @@ class PostgresKeys(_Base):
                 for id_ in ids:
                     values = {"id": id_, "tenant_id": tenant_id, "now": now}
                     if await execute_on(connection, self._queries["key_revoke"], **values) != 1:
-                        raise _Undo(KeyChange.ABSENT)
+                        raise _Rollback(KeyChange.ABSENT)
                 if admins and not await self._count_admins(connection, now):
-                    raise _Undo(KeyChange.LAST_ADMIN)
-                await write_trail(connection, self._queries, trail, now)
-        except _Undo as undone:
+                    raise _Rollback(KeyChange.LAST_ADMIN)
+                await write_audit_log(connection, self._queries, audit_log, now)
+        except _Rollback as undone:
             return undone.change
         return KeyChange.DONE
 

@@ -27,17 +27,17 @@ from everbeat.store.notices import Notices
 from everbeat.store.postgres.connections import (
     LOCKED,
     Connection,
-    Connections,
+    PostgresConnections,
     execute_on,
     fetch_on,
-    lost_a_race,
-    retrying,
+    is_serialization_failure,
+    retry_on_serialization_failure,
 )
 from everbeat.store.postgres.dead_letters import PostgresDeadLetters
 from everbeat.store.postgres.hosts import describe_url
 from everbeat.store.postgres.keys import PostgresKeys
 from everbeat.store.postgres.tenants import PostgresTenants
-from everbeat.store.postgres.trail import write_trail
+from everbeat.store.postgres.audit_log import write_audit_log
 from everbeat.store.queries import load_numbered
 from everbeat.store.rows import (
     SkipColumns,
@@ -53,20 +53,20 @@ from everbeat.store.rows import (
     tick_from_row,
     total_from_row,
 )
-from everbeat.store.tenant_rows import ScheduleRoom
+from everbeat.store.tenant_rows import ScheduleQuota
 from everbeat.store.values import (
     DueScan,
     FireResult,
     Firing,
-    Found,
-    IdempotentAnswer,
-    Lane,
+    FoundSchedules,
+    IdempotentResponse,
+    PoolName,
     Listener,
-    NodeBeat,
+    NodeHeartbeat,
     NodeInfo,
     Notice,
     PartitionInfo,
-    Renewal,
+    PartitionRenewal,
     ScheduleFilter,
     TickTotal,
 )
@@ -84,7 +84,7 @@ _DROPPED_BY_OTHERS = ("42P01", "55000")
 _MONTH_TABLE = re.compile(r"(ticks|task_history|attempts|task_log)_(\d{4})_(\d{2})")
 
 
-class _Undo(Exception):
+class _Rollback(Exception):
     """Raised inside a transaction to roll it back."""
 
 
@@ -95,25 +95,25 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
 
     def __init__(self, url: str, *, listen: bool = True, observer: Observer | None = None, **options: Any) -> None:
         self.description = describe_url(url)
-        self._connections = Connections(url, observer=observer, **options)
+        self._connections = PostgresConnections(url, observer=observer, **options)
         self._queries = load_numbered(_PACKAGE)
         self._migrations = load_migrations(_PACKAGE)
         self._notices = Notices(self._send_notice)
-        self._hearers: list[Callable[[str], None]] = []
+        self._message_listeners: list[Callable[[str], None]] = []
         self._listen = listen
         self._listening: asyncio.Task[None] | None = None
         self._observer = observer
         self._months: set[datetime] = set()
-        self._lane: Lane = "api"
+        self._pool_name: PoolName = "api"
 
-    def lane(self, lane: Lane) -> Self:
+    def pool(self, pool: PoolName) -> Self:
         view = copy.copy(self)
-        view._lane = lane
+        view._pool_name = pool
         return view
 
     async def open(self) -> None:
         if self._listen and self._listening is None:
-            self._listening = asyncio.create_task(self._connections.listen(self._notices.tell, self._on_deaf, self._hear))
+            self._listening = asyncio.create_task(self._connections.listen(self._notices.notify_local, self._on_listen_error, self._on_message))
 
     async def close(self) -> None:
         with contextlib.suppress(EverbeatError):
@@ -128,7 +128,7 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
 
     async def schema_version(self) -> tuple[int, int]:
         needed = self._migrations[-1].number
-        async with self._connections.use(self._lane, "migration_version") as connection:
+        async with self._connections.use(self._pool_name, "migration_version") as connection:
             (row,) = await fetch_on(connection, self._queries["migration_exists"])
             if not row["is_there"]:
                 return 0, needed
@@ -141,7 +141,7 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
         version, needed = await self.schema_version()
         while version != needed:
             try:
-                migration = await self._retrying_locked(self._migrate_one)
+                migration = await self._retry_when_locked(self._migrate_one)
             except StoreUnusable as error:
                 if not isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError):
                     raise
@@ -157,7 +157,7 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
 
     async def _migrate_one(self) -> Migration | None:
         async with self._connections.transaction(
-            self._lane, "migrate", patience_seconds=_MIGRATION_SECONDS, statement_timeout=f"{_MIGRATION_SECONDS}s"
+            self._pool_name, "migrate", patience_seconds=_MIGRATION_SECONDS, statement_timeout=f"{_MIGRATION_SECONDS}s"
         ) as connection:
             await fetch_on(connection, self._queries["migration_lock"])
             await connection.execute(self._queries["migration_table"].sql)
@@ -169,7 +169,7 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
             await execute_on(connection, self._queries["migration_insert"], number=missing[0].number, name=missing[0].name)
             return missing[0]
 
-    async def _retrying_locked(self, work: Callable[[], Awaitable[T]]) -> T:
+    async def _retry_when_locked(self, work: Callable[[], Awaitable[T]]) -> T:
         """What needs a lock on a table in use gets it between two statements of the others, or tries again."""
         for _ in range(_LOCK_TRIES - 1):
             try:
@@ -193,7 +193,7 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
     def publish(self, notice: Notice) -> None:
         self._notices.publish(notice)
 
-    def _on_deaf(self, _error: Exception) -> None:
+    def _on_listen_error(self, _error: Exception) -> None:
         if self._observer is not None:
             self._observer("listen", 0.0, True)
 
@@ -201,17 +201,17 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
         with contextlib.suppress(StoreUnavailable):  # a notice is a hint; the next scan finds what it hinted at
             await self._fetch("notice_send", payload=f"{notice.value}:{self._connections.identity}")
 
-    def feed_listen(self, hear: Callable[[str], None]) -> bool:
-        self._hearers.append(hear)
+    def event_stream_listen(self, on_message: Callable[[str], None]) -> bool:
+        self._message_listeners.append(on_message)
         return self._listen
 
-    async def feed_send(self, message: str) -> None:
+    async def event_stream_send(self, message: str) -> None:
         with contextlib.suppress(StoreUnavailable):  # only news of what the database knows
-            await self._fetch("feed_send", message=message)
+            await self._fetch("event_stream_send", message=message)
 
-    def _hear(self, message: str) -> None:
-        for hear in self._hearers:
-            hear(message)
+    def _on_message(self, message: str) -> None:
+        for on_message in self._message_listeners:
+            on_message(message)
 
     # Schedules
 
@@ -223,67 +223,67 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
         ids: Sequence[UUID] = (),
         key: str | None = None,
         now: datetime | None = None,
-    ) -> Found:
-        async with self._connections.use(self._lane, "schedule_find") as connection:
+    ) -> FoundSchedules:
+        async with self._connections.use(self._pool_name, "schedule_find") as connection:
             (moment,) = await fetch_on(connection, self._queries["clock"], now=now)
             rows = await fetch_on(
                 connection, self._queries["schedule_find"], tenant_id=tenant_id, names=list(names), ids=list(ids)
             )
             answers = (
-                await fetch_on(connection, self._queries["answer_find"], now=now, tenant_id=tenant_id, key=key)
+                await fetch_on(connection, self._queries["idempotent_response_find"], now=now, tenant_id=tenant_id, key=key)
                 if key is not None
                 else []
             )
-        answer = IdempotentAnswer(**dict(answers[0])) if answers else None
-        return Found(moment["moment"], [schedule_from_row(row) for row in rows], answer)
+        response = IdempotentResponse(**dict(answers[0])) if answers else None
+        return FoundSchedules(moment["moment"], [schedule_from_row(row) for row in rows], response)
 
     async def schedule_write(
         self,
         tenant_id: UUID,
         writes: Sequence[ScheduleWrite],
         *,
-        answer: IdempotentAnswer | None = None,
+        response: IdempotentResponse | None = None,
         max_schedules: int | None = None,
-        trail: Sequence[AuditLogEntry] = (),
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> bool:
         async def write() -> bool:
             try:
                 async with self._transaction("schedule_write") as connection:
-                    room = await self._room(connection, tenant_id, writes, max_schedules)
+                    remaining = await self._schedule_quota(connection, tenant_id, writes, max_schedules)
                     await self._write_rows(connection, writes)
-                    room.check()
+                    remaining.check()
                     if paused := [write.schedule.id for write in writes if write.schedule.status is Status.PAUSED]:
                         await execute_on(connection, self._queries["task_hold"], tenant_id=tenant_id, ids=paused)
                     await self._write_past(connection, writes, now)
-                    if answer is not None:
-                        await self._write_answer(connection, tenant_id, answer, now)
-                    await write_trail(connection, self._queries, trail, now)
-            except _Undo:
+                    if response is not None:
+                        await self._write_response(connection, tenant_id, response, now)
+                    await write_audit_log(connection, self._queries, audit_log, now)
+            except _Rollback:
                 return False
             except StoreUnavailable as error:
-                if not lost_a_race(error):
+                if not is_serialization_failure(error):
                     raise
                 return False
             return True
 
         return await self._with_months([skip.first for write in writes for skip in write.skips], write)
 
-    async def _room(
-        self, connection: Connection, tenant_id: UUID, writes: Sequence[ScheduleWrite], most: int | None
-    ) -> ScheduleRoom:
+    async def _schedule_quota(
+        self, connection: Connection, tenant_id: UUID, writes: Sequence[ScheduleWrite], max_schedules: int | None
+    ) -> ScheduleQuota:
         """How many schedules fit, with the tenant locked, so that two who fill the last place wait for each other."""
         new = sum(write.expected is None for write in writes)
-        if most is None or not new:
-            return ScheduleRoom(0, 0, None)
+        if max_schedules is None or not new:
+            return ScheduleQuota(0, 0, None)
         await fetch_on(connection, self._queries["tenant_lock"], tenant_id=tenant_id)
-        (row,) = await fetch_on(connection, self._queries["schedule_room"], tenant_id=tenant_id, most=most)
-        return ScheduleRoom(row["count"], new, most)
+        (row,) = await fetch_on(connection, self._queries["schedule_quota_count"], tenant_id=tenant_id, max_schedules=max_schedules)
+        return ScheduleQuota(row["count"], new, max_schedules)
 
     async def _write_rows(self, connection: Connection, writes: Sequence[ScheduleWrite]) -> None:
         new = [schedule_to_row(write.schedule) for write in writes if write.expected is None]
         if new and await execute_on(connection, self._queries["schedule_insert"], rows=text_of(new)) != len(new):
-            raise _Undo
+            raise _Rollback
         old = [write for write in writes if write.expected is not None]
         if not old:
             return
@@ -299,9 +299,9 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
                 statuses=[schedule.status.value for schedule in expected],
             )
         except asyncpg.UniqueViolationError:  # the new name of one is taken
-            raise _Undo from None
+            raise _Rollback from None
         if changed != len(old):
-            raise _Undo
+            raise _Rollback
 
     async def _write_past(self, connection: Connection, writes: Sequence[ScheduleWrite], now: datetime | None) -> None:
         if skips := SkipColumns.of_writes(writes):
@@ -317,12 +317,12 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
                 rules=[text_of(rule.rule) for rule in past],
             )
 
-    async def _write_answer(
-        self, connection: Connection, tenant_id: UUID, answer: IdempotentAnswer, now: datetime | None
+    async def _write_response(
+        self, connection: Connection, tenant_id: UUID, response: IdempotentResponse, now: datetime | None
     ) -> None:
-        values = msgspec.structs.asdict(answer)
-        if await execute_on(connection, self._queries["answer_insert"], now=now, tenant_id=tenant_id, **values) != 1:
-            raise _Undo
+        values = msgspec.structs.asdict(response)
+        if await execute_on(connection, self._queries["idempotent_response_insert"], now=now, tenant_id=tenant_id, **values) != 1:
+            raise _Rollback
 
     async def schedule_list(
         self, tenant_id: UUID, filter_: ScheduleFilter, *, after_name: str | None, limit: int
@@ -331,9 +331,9 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
         return [schedule_from_row(row) for row in rows]
 
     async def schedule_delete(
-        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, ids: Sequence[UUID], *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> int:
-        return await self._change_noted("schedule_delete", trail, now, tenant_id=tenant_id, ids=list(ids))
+        return await self._change_with_audit_log("schedule_delete", audit_log, now, tenant_id=tenant_id, ids=list(ids))
 
     async def schedule_count(self, tenant_id: UUID) -> dict[str, int]:
         rows = await self._fetch("schedule_count", tenant_id=tenant_id)
@@ -420,7 +420,7 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
 
     # Ownership
 
-    async def partition_renew(self, beat: NodeBeat, wanted: frozenset[int], *, now: datetime | None = None) -> Renewal:
+    async def partition_renew(self, beat: NodeHeartbeat, wanted: frozenset[int], *, now: datetime | None = None) -> PartitionRenewal:
         (row,) = await self._connections.fetch(
             "lease",
             self._queries["partition_renew"],
@@ -435,7 +435,7 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
             wanted=sorted(wanted),
         )
         owned = dict(zip(row["owned"], row["epochs"], strict=True))
-        return Renewal(row["moment"], owned, frozenset(row["live"]), row["clock_back_seconds"])
+        return PartitionRenewal(row["moment"], owned, frozenset(row["live"]), row["clock_back_seconds"])
 
     async def partition_release(self, node_id: UUID) -> int:
         async with self._connections.transaction("lease", "partition_release") as connection:
@@ -461,7 +461,7 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
         return [calendar_from_row(row) for row in rows]
 
     async def calendar_write(
-        self, tenant_id: UUID, calendar: Calendar, *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, calendar: Calendar, *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> bool:
         values = {
             "now": now,
@@ -472,13 +472,13 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
         }
         async with self._transaction("calendar_write") as connection:
             (row,) = await fetch_on(connection, self._queries["calendar_write"], **values)
-            await write_trail(connection, self._queries, trail, now)
+            await write_audit_log(connection, self._queries, audit_log, now)
         return bool(row["is_new"])
 
     async def calendar_delete(
-        self, tenant_id: UUID, name: str, *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, name: str, *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> int:
-        return await self._change_noted("calendar_delete", trail, now, tenant_id=tenant_id, name=name)
+        return await self._change_with_audit_log("calendar_delete", audit_log, now, tenant_id=tenant_id, name=name)
 
     # Chores
 
@@ -494,7 +494,7 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
             if match is None or (int(match[2]), int(match[3])) >= (before.year, before.month) or dropped >= limit:
                 continue
             try:
-                is_dropped = await (self._drop_month(match, row) if row["is_mine"] else self._have_month_dropped(match))
+                is_dropped = await (self._drop_month(match, row) if row["is_mine"] else self._drop_month_as_owner(match))
             except StoreError as error:
                 if getattr(error.__cause__, "sqlstate", None) not in _DROPPED_BY_OTHERS:
                     raise
@@ -506,21 +506,21 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
     async def _drop_month(self, match: re.Match[str], row: asyncpg.Record) -> bool:
         detach = "month_detach_finish" if row["is_pending"] else "month_detach"
         blocks = [detach, "month_drop"] if row["is_attached"] else ["month_drop"]
-        async with self._connections.alone(self._lane, "month_prune") as connection:
+        async with self._connections.alone(self._pool_name, "month_prune") as connection:
             for block in blocks:
                 sql = self._queries[block].sql.replace("parent_table", match[1])
                 await connection.execute(sql.replace("month_table", match[0]))
         return True
 
-    async def _have_month_dropped(self, match: re.Match[str]) -> bool:
+    async def _drop_month_as_owner(self, match: re.Match[str]) -> bool:
         """By the function of the tables' owner. It needs the whole ledger for a moment: if it does not get it, later."""
 
         async def drop() -> None:
-            async with self._connections.transaction(self._lane, "month_prune", lock_timeout=_PRUNE_LOCK) as connection:
+            async with self._connections.transaction(self._pool_name, "month_prune", lock_timeout=_PRUNE_LOCK) as connection:
                 await fetch_on(connection, self._queries["month_drop_as_owner"], parent=match[1], child=match[0])
 
         try:
-            await self._retrying_locked(drop)
+            await self._retry_when_locked(drop)
         except StoreUnavailable as error:
             if getattr(error.__cause__, "sqlstate", None) != LOCKED:
                 raise
@@ -530,8 +530,8 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
     async def task_key_prune(self, *, limit: int, now: datetime | None = None) -> int:
         return await self._execute("task_key_prune", limit=limit, now=now)
 
-    async def answer_prune(self, *, limit: int, now: datetime | None = None) -> int:
-        return await self._execute("answer_prune", limit=limit, now=now)
+    async def idempotent_response_prune(self, *, limit: int, now: datetime | None = None) -> int:
+        return await self._execute("idempotent_response_prune", limit=limit, now=now)
 
     async def blob_unused(self, refs: Sequence[str]) -> list[str]:
         return [row["ref"] for row in await self._fetch("blob_unused", refs=list(refs))]
@@ -557,7 +557,7 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
     async def _this_month(self, now: datetime | None, write: Callable[[], Awaitable[T]]) -> T:
         """Write rows of the present month; which one that is, is asked only when its table is found missing."""
         try:
-            return await retrying(write)
+            return await retry_on_serialization_failure(write)
         except StoreRefused as error:
             if _NO_MONTH not in str(error):
                 raise
@@ -565,18 +565,18 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
         return await self._with_months([await self.clock(now=now)], write)
 
     async def _fetch(self, block: str, /, **values: Any) -> list[asyncpg.Record]:
-        return await self._connections.fetch(self._lane, self._queries[block], **values)
+        return await self._connections.fetch(self._pool_name, self._queries[block], **values)
 
     async def _execute(self, block: str, /, **values: Any) -> int:
-        return await self._connections.execute(self._lane, self._queries[block], **values)
+        return await self._connections.execute(self._pool_name, self._queries[block], **values)
 
     def _transaction(self, verb: str) -> contextlib.AbstractAsyncContextManager[Connection]:
-        return self._connections.transaction(self._lane, verb)
+        return self._connections.transaction(self._pool_name, verb)
 
-    async def _change_noted(self, block: str, trail: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any) -> int:
+    async def _change_with_audit_log(self, block: str, audit_log: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any) -> int:
         """How many rows the statement changed; the trail is written with it, if there are any."""
         async with self._transaction(block) as connection:
             changed = await execute_on(connection, self._queries[block], **values)
             if changed:
-                await write_trail(connection, self._queries, trail, now)
+                await write_audit_log(connection, self._queries, audit_log, now)
         return changed

@@ -17,41 +17,41 @@ from everbeat.core.errors import StoreRefused
 from everbeat.core.fairness import Flow, ClaimStep
 from everbeat.core.tasks import Attempt, ClaimedTask, AttemptEnd, LogLine, NewTask, LeasedTask, TaskRecord, TaskState
 from everbeat.store.postgres.connections import Connection, execute_on, fetch_on
-from everbeat.store.postgres.trail import write_trail
+from everbeat.store.postgres.audit_log import write_audit_log
 from everbeat.store.queries import Query
 from everbeat.store.rows import (
     CANCELLED,
     FIRST_ID,
     LAST_ID,
-    MOST_SCANNED,
-    SUPERSEDED,
-    Keyed,
+    MAX_SCANNED,
+    REPLACED_REASON,
+    KeyedTasks,
     attempt_from_row,
-    by_key,
+    group_by_key,
     claimed_from_row,
-    claims_of,
+    claim_result,
     flow_starts,
     kept_log,
-    merged_beats,
+    merge_heartbeats,
     running_from_row,
-    submitted_of,
+    submit_result,
     task_from_row,
-    within_room,
-    without_repeats,
+    within_quota,
+    deduplicate,
 )
 from everbeat.store.values import (
-    Beaten,
-    BeatWrite,
-    Cancelled,
-    Claimer,
-    Claims,
-    Completed,
-    Ended,
+    RenewedLease,
+    HeartbeatWrite,
+    CancelResult,
+    ClaimRequest,
+    ClaimResult,
+    CompleteResult,
+    EndResult,
     LeaseRef,
-    PastEnding,
-    Promoted,
+    EndedAttempt,
+    PromoteResult,
     QueueDepth,
-    Submitted,
+    SubmitResult,
     TaskFilter,
     TaskScan,
 )
@@ -64,7 +64,7 @@ _LISTS = {
 }
 
 
-class Undo(Exception):
+class Rollback(Exception):
     """Raised inside a transaction to roll it back."""
 
 
@@ -85,7 +85,7 @@ class _Base(Protocol):
     async def _fetch(self, block: str, /, **values: Any) -> list[asyncpg.Record]: ...
     async def _execute(self, block: str, /, **values: Any) -> int: ...
     def _transaction(self, verb: str) -> AbstractAsyncContextManager[Connection]: ...
-    async def _change_noted(self, block: str, trail: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any) -> int: ...
+    async def _change_with_audit_log(self, block: str, audit_log: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any) -> int: ...
     async def _with_months(self, instants: Sequence[datetime], write: Callable[[], Awaitable[T]]) -> T: ...
     async def _this_month(self, now: datetime | None, write: Callable[[], Awaitable[T]]) -> T: ...
 
@@ -97,25 +97,25 @@ class PostgresTasks(_Base):
         self,
         tasks: Sequence[NewTask],
         *,
-        is_one: bool = False,
-        trail: Sequence[AuditLogEntry] = (),
+        has_single_key: bool = False,
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
-    ) -> Submitted:
-        keyed = by_key(tasks)
+    ) -> SubmitResult:
+        keyed = group_by_key(tasks)
         if not tasks:
-            return submitted_of(tasks, keyed, await self.clock(now=now), {}, set())
-        if not keyed.repeats and not trail:
+            return submit_result(tasks, keyed, await self.clock(now=now), {}, set())
+        if not keyed.repeats and not audit_log:
             try:
                 (row,) = await self._fetch("task_submit", now=now, **task_columns(tasks), **key_columns(tasks, keyed.firsts))
-                return submitted_of(tasks, keyed, row["moment"], {}, set())
+                return submit_result(tasks, keyed, row["moment"], {}, set())
             except StoreRefused as error:
                 if not keyed.firsts or not isinstance(error.__cause__, asyncpg.DivisionByZeroError):
                     raise
-        return await self._submit_some(tasks, keyed, is_one, trail, now)
+        return await self._submit_some(tasks, keyed, has_single_key, audit_log, now)
 
     async def _submit_some(
-        self, tasks: Sequence[NewTask], keyed: Keyed, is_one: bool, trail: Sequence[AuditLogEntry], now: datetime | None
-    ) -> Submitted:
+        self, tasks: Sequence[NewTask], keyed: KeyedTasks, has_single_key: bool, audit_log: Sequence[AuditLogEntry], now: datetime | None
+    ) -> SubmitResult:
         """Some key may be taken: find out which, and write what is new unless a key was used for something else."""
         mismatched = set(keyed.mismatched)
         taken: dict[int, tuple[UUID, bytes]] = {}
@@ -127,17 +127,17 @@ class PostgresTasks(_Base):
                     key = tasks[index].key
                     if key is not None and taken[keyed.repeats.get(index, index)][1] != key.fingerprint:
                         mismatched.add(index)
-                if mismatched or (is_one and taken):
-                    raise Undo
+                if mismatched or (has_single_key and taken):
+                    raise Rollback
                 new = sorted([*keyed.unkeyed, *(index for index in keyed.firsts.values() if index not in taken)])
                 if new:
                     values = {**task_columns([tasks[index] for index in new]), **key_columns(tasks, {}), "now": now}
                     (row,) = await fetch_on(connection, self._queries["task_submit"], **values)
                     moment = row["moment"]
-                    await write_trail(connection, self._queries, trail, now)
-        except Undo:
+                    await write_audit_log(connection, self._queries, audit_log, now)
+        except Rollback:
             pass
-        return submitted_of(tasks, keyed, moment, taken, mismatched)
+        return submit_result(tasks, keyed, moment, taken, mismatched)
 
     async def _take_keys(
         self, connection: Connection, tasks: Sequence[NewTask], firsts: Mapping[tuple[UUID, str], int], now: datetime | None
@@ -177,32 +177,32 @@ class PostgresTasks(_Base):
     async def task_claim(
         self,
         shares: Sequence[ClaimStep],
-        claimers: Sequence[Claimer],
+        claim_requests: Sequence[ClaimRequest],
         *,
         limited: Collection[UUID] = (),
         total_seconds: float = 7 * 86_400,
         now: datetime | None = None,
-    ) -> Claims:
-        values = {**_claimers(claimers), "total_seconds": total_seconds, "now": now}
+    ) -> ClaimResult:
+        values = {**_claim_request_columns(claim_requests), "total_seconds": total_seconds, "now": now}
         if not limited:
-            return _claims(claimers, shares, await self._fetch("task_claim", **values, **_shares(shares)), {})
+            return _claims(claim_requests, shares, await self._fetch("task_claim", **values, **_share_columns(shares)), {})
         async with self._transaction("task_claim") as connection:
             # Counted by a statement of its own, which sees what others did until the tenants were locked.
             tenants = await fetch_on(connection, self._queries["task_claim_tenants"], tenant_ids=list(limited))
-            most = {row["id"]: row["max_running"] for row in tenants if row["max_running"] is not None}
-            counts = await fetch_on(connection, self._queries["task_claim_running"], tenant_ids=list(most)) if most else []
-            room = {row["tenant_id"]: most[row["tenant_id"]] - row["count"] for row in counts}
-            cut = within_room(shares, room)
-            rows = await fetch_on(connection, self._queries["task_claim"], **values, **_shares(cut))
-        return _claims(claimers, cut, rows, room)
+            max_running = {row["id"]: row["max_running"] for row in tenants if row["max_running"] is not None}
+            counts = await fetch_on(connection, self._queries["task_claim_running"], tenant_ids=list(max_running)) if max_running else []
+            remaining = {row["tenant_id"]: max_running[row["tenant_id"]] - row["count"] for row in counts}
+            cut = within_quota(shares, remaining)
+            rows = await fetch_on(connection, self._queries["task_claim"], **values, **_share_columns(cut))
+        return _claims(claim_requests, cut, rows, remaining)
 
-    async def task_heartbeat(self, beats: Sequence[BeatWrite], *, now: datetime | None = None) -> list[Beaten]:
-        beats = merged_beats(beats)
-        texts = {beat.lease: beat.log or "" for beat in beats}
+    async def task_heartbeat(self, heartbeats: Sequence[HeartbeatWrite], *, now: datetime | None = None) -> list[RenewedLease]:
+        heartbeats = merge_heartbeats(heartbeats)
+        texts = {beat.lease: beat.log or "" for beat in heartbeats}
         values = {
-            **_refs([beat.lease for beat in beats]),
-            "fractions": [beat.fraction for beat in beats],
-            "messages": [beat.message for beat in beats],
+            **_refs([beat.lease for beat in heartbeats]),
+            "fractions": [beat.fraction for beat in heartbeats],
+            "messages": [beat.message for beat in heartbeats],
             "log_bytes": [len(text.encode()) for text in texts.values()],
         }
         if not any(texts.values()):
@@ -216,7 +216,7 @@ class PostgresTasks(_Base):
                     return rows
 
             rows = await self._this_month(now, write)
-        return [Beaten(row["id"], row["fence"], row["lease_until"], row["cancel_requested"]) for row in rows]
+        return [RenewedLease(row["id"], row["fence"], row["lease_until"], row["cancel_requested"]) for row in rows]
 
     async def _write_log(self, connection: Connection, rows: Sequence[asyncpg.Record], texts: Mapping[LeaseRef, str]) -> None:
         lines = []
@@ -231,7 +231,7 @@ class PostgresTasks(_Base):
             columns = dict(zip(names, map(list, zip(*lines, strict=True)), strict=True))
             await execute_on(connection, self._queries["task_log_insert"], **columns)
 
-    async def task_complete(self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None) -> Completed:
+    async def task_complete(self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None) -> CompleteResult:
         refs = [lease for lease, _ in results]
         values = {**_refs(refs), "results": [result for _, result in results]}
         rows = await self._this_month(now, lambda: self._fetch("task_complete", now=now, **values))
@@ -240,7 +240,7 @@ class PostgresTasks(_Base):
         repeated: frozenset[tuple[UUID, int]] = frozenset()
         if missed:
             repeated = frozenset((row["id"], row["fence"]) for row in await self._fetch("task_completed", **_refs(missed)))
-        return Completed(finished, repeated, _schedules(rows), {row["id"]: row["tenant_id"] for row in rows})
+        return CompleteResult(finished, repeated, _schedules(rows), {row["id"]: row["tenant_id"] for row in rows})
 
     async def task_queues(self, ids: Sequence[UUID]) -> dict[UUID, str]:
         return {row["id"]: row["queue"] for row in await self._fetch("task_queues", ids=list(ids))}
@@ -257,8 +257,8 @@ class PostgresTasks(_Base):
         rows = await self._fetch("task_expired", now=now, limit=limit)
         return moment, [running_from_row(row) for row in rows]
 
-    async def task_end(self, endings: Sequence[AttemptEnd], *, is_expired: bool, now: datetime | None = None) -> Ended:
-        endings = without_repeats(endings, lambda one: (one.id, one.fence))
+    async def task_end(self, endings: Sequence[AttemptEnd], *, is_expired: bool, now: datetime | None = None) -> EndResult:
+        endings = deduplicate(endings, lambda one: (one.id, one.fence))
         # In one order everywhere: two that end the same tasks then wait for each other and do not deadlock.
         endings = sorted(endings, key=lambda one: one.id)
         back = [one for one in endings if one.state in (TaskState.READY, TaskState.SCHEDULED)]
@@ -276,69 +276,69 @@ class PostgresTasks(_Base):
         rows = await self._this_month(now, write)
         ended = {(one.id, one.fence) for one in final}
         finished = [row for row in rows if (row["id"], row["fence"]) in ended]
-        return Ended(frozenset((row["id"], row["fence"]) for row in rows), _schedules(finished))
+        return EndResult(frozenset((row["id"], row["fence"]) for row in rows), _schedules(finished))
 
-    async def task_ended(self, leases: Sequence[LeaseRef]) -> list[PastEnding]:
-        return [PastEnding(**row) for row in await self._fetch("task_ended", **_refs(leases))]
+    async def task_ended(self, leases: Sequence[LeaseRef]) -> list[EndedAttempt]:
+        return [EndedAttempt(**row) for row in await self._fetch("task_ended", **_refs(leases))]
 
     # Moving
 
-    async def task_promote(self, *, limit: int, now: datetime | None = None) -> Promoted:
+    async def task_promote(self, *, limit: int, now: datetime | None = None) -> PromoteResult:
         (row,) = await self._fetch("task_promote", limit=limit, now=now)
-        return Promoted(row["moment"], frozenset(row["queues"]), row["count"], row["next_at"])
+        return PromoteResult(row["moment"], frozenset(row["queues"]), row["count"], row["next_at"])
 
-    async def task_turn(
+    async def task_release_held(
         self, schedule_ids: Sequence[UUID] | None, *, limit: int, now: datetime | None = None
     ) -> frozenset[str]:
         if schedule_ids is None:
-            held = await self._fetch("task_turn_any", limit=limit)
+            held = await self._fetch("task_release_held_any", limit=limit)
         else:
-            held = await self._fetch("task_turn_held", ids=list(schedule_ids), limit=limit)
+            held = await self._fetch("task_release_held_candidates", ids=list(schedule_ids), limit=limit)
         if not held:
             return frozenset()
 
         async def write() -> frozenset[str]:
-            async with self._transaction("task_turn") as connection:
+            async with self._transaction("task_release_held") as connection:
                 wanted = [row["schedule_id"] for row in held if row["is_there"]]
-                schedules = await fetch_on(connection, self._queries["task_turn_schedules"], ids=wanted)
+                schedules = await fetch_on(connection, self._queries["task_release_held_schedules"], ids=wanted)
                 replacing = [row["id"] for row in schedules if row["overlap"] == "cancel_previous"]
                 if replacing:
-                    await self._supersede(connection, replacing, now)
-                rooms = {row["id"]: row["concurrency"] for row in schedules}
-                rooms |= {row["schedule_id"]: 1 for row in held if not row["is_there"]}
-                values = {"ids": list(rooms), "concurrencies": list(rooms.values()), "now": now}
-                rows = await fetch_on(connection, self._queries["task_turn"], **values)
+                    await self._replace_previous(connection, replacing, now)
+                concurrencies = {row["id"]: row["concurrency"] for row in schedules}
+                concurrencies |= {row["schedule_id"]: 1 for row in held if not row["is_there"]}
+                values = {"ids": list(concurrencies), "concurrencies": list(concurrencies.values()), "now": now}
+                rows = await fetch_on(connection, self._queries["task_release_held"], **values)
                 return frozenset(row["queue"] for row in rows)
 
         return await self._this_month(now, write)
 
-    async def _supersede(self, connection: Connection, schedule_ids: list[UUID], now: datetime | None) -> None:
-        rows = await fetch_on(connection, self._queries["task_turn_supersede"], ids=schedule_ids)
+    async def _replace_previous(self, connection: Connection, schedule_ids: list[UUID], now: datetime | None) -> None:
+        rows = await fetch_on(connection, self._queries["task_release_held_replaced"], ids=schedule_ids)
         for tenant_id in {row["tenant_id"] for row in rows}:
             ids = [row["id"] for row in rows if row["tenant_id"] == tenant_id]
-            await self._cancel(connection, tenant_id, ids, SUPERSEDED, now)
+            await self._cancel(connection, tenant_id, ids, REPLACED_REASON, now)
 
     async def task_cancel(
-        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
-    ) -> Cancelled:
-        async def write() -> Cancelled:
+        self, tenant_id: UUID, ids: Sequence[UUID], *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
+    ) -> CancelResult:
+        async def write() -> CancelResult:
             async with self._transaction("task_cancel") as connection:
                 cancelled = await self._cancel(connection, tenant_id, list(ids), CANCELLED, now)
-                if cancelled.ended or cancelled.told:
-                    await write_trail(connection, self._queries, trail, now)
+                if cancelled.ended or cancelled.requested:
+                    await write_audit_log(connection, self._queries, audit_log, now)
                 return cancelled
 
         return await self._this_month(now, write)
 
     async def _cancel(
         self, connection: Connection, tenant_id: UUID, ids: list[UUID], reason: str, now: datetime | None
-    ) -> Cancelled:
+    ) -> CancelResult:
         values = {"tenant_id": tenant_id, "ids": ids}
         # Locked first: one that is claimed or put back in this moment must not fall between the two statements.
         await fetch_on(connection, self._queries["task_cancel_lock"], **values)
         ended = await fetch_on(connection, self._queries["task_cancel"], reason=reason, now=now, **values)
-        told = await fetch_on(connection, self._queries["task_cancel_running"], **values)
-        return Cancelled(frozenset(row["id"] for row in ended), frozenset(row["id"] for row in told), _schedules(ended))
+        requested = await fetch_on(connection, self._queries["task_cancel_running"], **values)
+        return CancelResult(frozenset(row["id"] for row in ended), frozenset(row["id"] for row in requested), _schedules(ended))
 
     async def task_reschedule(
         self,
@@ -346,10 +346,10 @@ class PostgresTasks(_Base):
         id_: UUID,
         run_at: datetime,
         *,
-        trail: Sequence[AuditLogEntry] = (),
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> int:
-        return await self._change_noted("task_reschedule", trail, now, tenant_id=tenant_id, id=id_, run_at=run_at, now=now)
+        return await self._change_with_audit_log("task_reschedule", audit_log, now, tenant_id=tenant_id, id=id_, run_at=run_at, now=now)
 
     # Reading
 
@@ -364,7 +364,7 @@ class PostgresTasks(_Base):
             return TaskScan([task_from_row(row) for row in rows], None)
         floor = None
         if any(value is not None for value in filter_):
-            scan = max(MOST_SCANNED, limit)
+            scan = max(MAX_SCANNED, limit)
             below = await self._fetch(beneath, tenant_id=tenant_id, before=values["before"], scan=scan)
             floor = below[0]["id"] if below else None
         rows = await self._fetch(block, floor=floor or FIRST_ID, **values)
@@ -389,20 +389,20 @@ class PostgresTasks(_Base):
         return [QueueDepth(**row) for row in await self._fetch("task_depths", tenant_id=tenant_id)]
 
 
-def _claimers(claimers: Sequence[Claimer]) -> dict[str, Any]:
+def _claim_request_columns(claim_requests: Sequence[ClaimRequest]) -> dict[str, Any]:
     firsts, limit = [], 0
-    for claimer in claimers:
+    for claim_request in claim_requests:
         firsts.append(limit + 1)
-        limit += claimer.limit
+        limit += claim_request.limit
     return {
         "limit": limit,
         "firsts": firsts,
-        "workers": [claimer.worker for claimer in claimers],
-        "lease_seconds": [claimer.lease_seconds for claimer in claimers],
+        "workers": [claim_request.worker for claim_request in claim_requests],
+        "lease_seconds": [claim_request.lease_seconds for claim_request in claim_requests],
     }
 
 
-def _shares(shares: Sequence[ClaimStep]) -> dict[str, list[Any]]:
+def _share_columns(shares: Sequence[ClaimStep]) -> dict[str, list[Any]]:
     """Shares as columns, and their lanes in two more, which each share has a part of; arrays begin at 1."""
     firsts, lasts, count = [], [], 0
     for share in shares:
@@ -414,22 +414,22 @@ def _shares(shares: Sequence[ClaimStep]) -> dict[str, list[Any]]:
         "priorities": [share.priority for share in shares],
         "fair_keys": [share.fair_key for share in shares],
         "limits": [share.limit for share in shares],
-        "firsts_of_lanes": firsts,
-        "lasts_of_lanes": lasts,
+        "first_queue_types": firsts,
+        "last_queue_types": lasts,
         "queues": [queue for share in shares for queue, _ in share.queue_types],
         "types": [type_ for share in shares for _, type_ in share.queue_types],
     }
 
 
 def _claims(
-    claimers: Sequence[Claimer], shares: Sequence[ClaimStep], rows: list[asyncpg.Record], room: Mapping[UUID, int]
-) -> Claims:
-    tasks: list[list[ClaimedTask]] = [[] for _ in claimers]
-    yields = [0] * len(shares)
+    claim_requests: Sequence[ClaimRequest], shares: Sequence[ClaimStep], rows: list[asyncpg.Record], remaining: Mapping[UUID, int]
+) -> ClaimResult:
+    tasks: list[list[ClaimedTask]] = [[] for _ in claim_requests]
+    claimed_counts = [0] * len(shares)
     for row in sorted(rows, key=lambda row: row["place"]):
-        tasks[row["claimer"] - 1].append(claimed_from_row(row))
-        yields[row["share"] - 1] += 1
-    return claims_of(tasks, shares, yields, room)
+        tasks[row["request"] - 1].append(claimed_from_row(row))
+        claimed_counts[row["share"] - 1] += 1
+    return claim_result(tasks, shares, claimed_counts, remaining)
 
 
 def key_columns(tasks: Sequence[NewTask], firsts: Mapping[tuple[UUID, str], int]) -> dict[str, list[Any]]:

@@ -16,13 +16,13 @@ from everbeat.core.errors import StoreRefused
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenants import Tenant
 from everbeat.store.postgres.connections import Connection, execute_on
-from everbeat.store.postgres.trail import write_trail
+from everbeat.store.postgres.audit_log import write_audit_log
 from everbeat.store.queries import Query
-from everbeat.store.tenant_rows import audit_from_row, audit_window, tenant_from_row, tenant_to_row
-from everbeat.store.values import AuditFilter, IdempotentAnswer, TenantWrite
+from everbeat.store.tenant_rows import audit_log_entry_from_row, audit_log_window, tenant_from_row, tenant_to_row
+from everbeat.store.values import AuditLogFilter, IdempotentResponse, TenantWrite
 
 
-class _Undo(Exception):
+class _Rollback(Exception):
     """Raised inside a transaction to roll it back."""
 
 
@@ -46,9 +46,9 @@ class PostgresTenants(_Base):
         self,
         writes: Sequence[TenantWrite],
         *,
-        keeper: UUID = DEFAULT_TENANT,
-        answer: IdempotentAnswer | None = None,
-        trail: Sequence[AuditLogEntry] = (),
+        response_tenant_id: UUID = DEFAULT_TENANT,
+        response: IdempotentResponse | None = None,
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> bool:
         try:
@@ -56,13 +56,13 @@ class PostgresTenants(_Base):
                 for write in writes:
                     block = self._queries["tenant_insert" if write.expected is None else "tenant_replace"]
                     if await execute_on(connection, block, **tenant_to_row(write)) != 1:
-                        raise _Undo
-                if answer is not None:
-                    kept = {**msgspec.structs.asdict(answer), "tenant_id": keeper, "now": now}
-                    if await execute_on(connection, self._queries["answer_insert"], **kept) != 1:
-                        raise _Undo
-                await write_trail(connection, self._queries, trail, now)
-        except _Undo:
+                        raise _Rollback
+                if response is not None:
+                    kept = {**msgspec.structs.asdict(response), "tenant_id": response_tenant_id, "now": now}
+                    if await execute_on(connection, self._queries["idempotent_response_insert"], **kept) != 1:
+                        raise _Rollback
+                await write_audit_log(connection, self._queries, audit_log, now)
+        except _Rollback:
             return False
         except StoreRefused as error:
             if not isinstance(error.__cause__, asyncpg.UniqueViolationError):
@@ -70,16 +70,16 @@ class PostgresTenants(_Base):
             return False  # the new name of one is taken
         return True
 
-    async def audit_list(
-        self, tenant_id: UUID | None, filter_: AuditFilter, *, before: tuple[datetime, UUID] | None, limit: int
+    async def audit_log_list(
+        self, tenant_id: UUID | None, filter_: AuditLogFilter, *, before: tuple[datetime, UUID] | None, limit: int
     ) -> list[AuditLogEntry]:
-        window = audit_window(filter_, before)
+        window = audit_log_window(filter_, before)
         if tenant_id is None:
-            rows = await self._fetch("audit_list_all", limit=limit, **window)
+            rows = await self._fetch("audit_log_list_all", limit=limit, **window)
         else:
-            rows = await self._fetch("audit_list", tenant_id=tenant_id, limit=limit, **window)
-        return [audit_from_row(row) for row in rows]
+            rows = await self._fetch("audit_log_list", tenant_id=tenant_id, limit=limit, **window)
+        return [audit_log_entry_from_row(row) for row in rows]
 
-    async def answer_find(self, tenant_id: UUID, key: str, *, now: datetime | None = None) -> IdempotentAnswer | None:
-        rows = await self._fetch("answer_find", tenant_id=tenant_id, key=key, now=now)
-        return IdempotentAnswer(**dict(rows[0])) if rows else None
+    async def idempotent_response_find(self, tenant_id: UUID, key: str, *, now: datetime | None = None) -> IdempotentResponse | None:
+        rows = await self._fetch("idempotent_response_find", tenant_id=tenant_id, key=key, now=now)
+        return IdempotentResponse(**dict(rows[0])) if rows else None

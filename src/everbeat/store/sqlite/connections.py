@@ -76,7 +76,7 @@ def _converter(column: str) -> Callable[[Any], Any] | None:
     return bool if column in _CLAIMS else None
 
 
-def meaning_of(error: apsw.Error, path: Path) -> Exception:
+def translate_error(error: apsw.Error, path: Path) -> Exception:
     """The Everbeat error that a driver error stands for."""
     if isinstance(error, apsw.CorruptError | apsw.NotADBError):
         return StoreUnusable(f"{path} is damaged or not a database ({error}); restore a backup, nothing was changed")
@@ -89,7 +89,7 @@ def meaning_of(error: apsw.Error, path: Path) -> Exception:
     return StoreUnavailable(f"{path}: {error}")
 
 
-class Session:
+class SqliteSession:
     """One connection, used by one thread: rows as dicts with ids and instants converted."""
 
     def __init__(self, connection: apsw.Connection) -> None:
@@ -147,7 +147,7 @@ class Session:
         return self._converters[names]
 
 
-class Connections:
+class SqliteConnections:
     """The threads and connections of one process on one file."""
 
     def __init__(self, path: Path, *, on_writer: str = "", readers: int = 2, observer: Observer | None = None) -> None:
@@ -160,40 +160,40 @@ class Connections:
         self._opened: list[apsw.Connection] = []
         self._lock = threading.Lock()
 
-    async def read(self, verb: str, work: Callable[[Session], T]) -> T:
+    async def read(self, verb: str, work: Callable[[SqliteSession], T]) -> T:
         return await self._run(self._readers, verb, work)
 
-    async def write(self, verb: str, work: Callable[[Session], T]) -> T:
+    async def write(self, verb: str, work: Callable[[SqliteSession], T]) -> T:
         return await self._run(self._writer, verb, lambda session: _in_transaction(session, work))
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._shut)
+        await asyncio.to_thread(self._shutdown)
 
-    def _shut(self) -> None:
+    def _shutdown(self) -> None:
         self._writer.shutdown()
         self._readers.shutdown()
         for connection in reversed(self._opened):
             connection.close()
 
-    async def _run(self, threads: ThreadPoolExecutor, verb: str, work: Callable[[Session], T]) -> T:
+    async def _run(self, threads: ThreadPoolExecutor, verb: str, work: Callable[[SqliteSession], T]) -> T:
         started, failed = time.perf_counter(), True
         try:
             result = await asyncio.get_running_loop().run_in_executor(threads, self._call, work)
             failed = False
             return result
         except apsw.Error as error:
-            raise meaning_of(error, self._path) from error
+            raise translate_error(error, self._path) from error
         finally:
             if self._observer is not None:
                 self._observer(verb, time.perf_counter() - started, failed)
 
-    def _call(self, work: Callable[[Session], T]) -> T:
+    def _call(self, work: Callable[[SqliteSession], T]) -> T:
         session = getattr(self._local, "session", None)
         if session is None:
             session = self._local.session = self._open()
         return work(session)
 
-    def _open(self) -> Session:
+    def _open(self) -> SqliteSession:
         with self._lock:
             is_new = not self._path.exists()
             connection = apsw.Connection(str(self._path))
@@ -211,10 +211,10 @@ class Connections:
             if self._on_writer and threading.current_thread().name.startswith("everbeat-sqlite-writer"):
                 connection.execute(self._on_writer)
             self._opened.append(connection)
-            return Session(connection)
+            return SqliteSession(connection)
 
 
-def _in_transaction(session: Session, work: Callable[[Session], T]) -> T:
+def _in_transaction(session: SqliteSession, work: Callable[[SqliteSession], T]) -> T:
     session.connection.execute("BEGIN IMMEDIATE")
     try:
         result = work(session)

@@ -15,13 +15,13 @@ from everbeat.store.rows import (
     EARLIEST,
     LAST_ID,
     LATEST,
-    by_key,
+    group_by_key,
     dead_letter_from_row,
-    without_repeats,
+    deduplicate,
 )
-from everbeat.store.sqlite.connections import Session, from_microseconds, hex_text, to_microseconds
-from everbeat.store.sqlite.tasks import SqliteTasks, Undo
-from everbeat.store.sqlite.trail import write_trail
+from everbeat.store.sqlite.connections import SqliteSession, from_microseconds, hex_text, to_microseconds
+from everbeat.store.sqlite.tasks import SqliteTasks, Rollback
+from everbeat.store.sqlite.audit_log import write_audit_log
 from everbeat.store.values import (
     DeadFilter,
     Replay,
@@ -40,7 +40,7 @@ class SqliteDeadLetters(SqliteTasks):
         *,
         before: tuple[datetime, UUID] | None,
         limit: int,
-        only_unplayed: bool = False,
+        only_never_replayed: bool = False,
     ) -> list[DeadLetter]:
         before_at, before_id = before or (LATEST, LAST_ID)
         rows = await self._read(
@@ -50,7 +50,7 @@ class SqliteDeadLetters(SqliteTasks):
             before_at=before_at,
             before_id=before_id,
             limit=limit,
-            only_unplayed=only_unplayed,
+            only_never_replayed=only_never_replayed,
         )
         return [dead_letter_from_row(row) for row in rows]
 
@@ -60,30 +60,30 @@ class SqliteDeadLetters(SqliteTasks):
         replays: Sequence[Replay],
         *,
         again: bool,
-        trail: Sequence[AuditLogEntry] = (),
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> list[UUID]:
-        replays = without_repeats(replays, lambda one: one.task_id)
+        replays = deduplicate(replays, lambda one: one.task_id)
 
-        def work(session: Session) -> list[UUID]:
+        def work(session: SqliteSession) -> list[UUID]:
             at = self._moment(now)
             moment = to_microseconds(at)
-            keyed = by_key([one.task for one in replays])
+            keyed = group_by_key([one.task for one in replays])
             if keyed.firsts and self._taken_keys(session, [one.task for one in replays], keyed, at):
                 return []
             notes = [(one.task_id.bytes, tenant_id.bytes, one.task.id.bytes, moment, again) for one in replays]
             noted = {id_ for (id_,) in session.tuples_many(self._sql["dead_replay"], notes)}
             done = [one for one in replays if one.task_id.bytes in noted]
             if keyed.firsts and len(done) < len(replays):
-                raise Undo
+                raise Rollback
             self._insert(session, [one.task for one in done], moment)
             if done:
-                write_trail(session, self._sql, trail, from_microseconds(moment))
+                write_audit_log(session, self._sql, audit_log, from_microseconds(moment))
             return [one.task_id for one in done]
 
         try:
             return await self._connections.write("dead_replay", work)
-        except Undo:
+        except Rollback:
             return []
 
     async def dead_purge(
@@ -92,11 +92,11 @@ class SqliteDeadLetters(SqliteTasks):
         filter_: DeadFilter,
         *,
         limit: int,
-        trail: Sequence[AuditLogEntry] = (),
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> int:
         values = {**_dead_filter(filter_), "tenant_id": tenant_id, "limit": limit, "now": self._moment(now)}
-        return await self._change_noted("dead_purge", trail, now, **values)
+        return await self._change_with_audit_log("dead_purge", audit_log, now, **values)
 
 
 def _dead_filter(filter_: DeadFilter) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from everbeat.core.access import AuditLogEntry
 from everbeat.core.keys import ApiKey
 from everbeat.store.key_rows import key_from_row, key_to_row
 from everbeat.store.rows import text_of
-from everbeat.store.sqlite.connections import Connections, Row, Session, hex_text
-from everbeat.store.sqlite.trail import write_trail
-from everbeat.store.values import IdempotentAnswer, KeyChange
+from everbeat.store.sqlite.connections import SqliteConnections, Row, SqliteSession, hex_text
+from everbeat.store.sqlite.audit_log import write_audit_log
+from everbeat.store.values import IdempotentResponse, KeyChange
 
 
-class _Undo(Exception):
+class _Rollback(Exception):
     """Raised inside a transaction to roll it back."""
 
     def __init__(self, change: KeyChange) -> None:
@@ -28,7 +28,7 @@ class _Undo(Exception):
 class _Base(Protocol):
     """What the other parts of the store lend to this one."""
 
-    _connections: Connections
+    _connections: SqliteConnections
     _sql: dict[str, str]
 
     def _moment(self, now: datetime | None) -> datetime: ...
@@ -56,54 +56,54 @@ class SqliteKeys(_Base):
         keys: Sequence[ApiKey],
         *,
         only_first: bool = False,
-        keeper: UUID | None = None,
-        answer: IdempotentAnswer | None = None,
-        trail: Sequence[AuditLogEntry] = (),
+        response_tenant_id: UUID | None = None,
+        response: IdempotentResponse | None = None,
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> KeyChange:
-        def work(session: Session) -> KeyChange:
+        def work(session: SqliteSession) -> KeyChange:
             moment = self._moment(now)
             if only_first and session.rows(self._sql["key_exists"], {"now": moment})[0]["is_there"]:
                 return KeyChange.LATE
             for key in keys:
                 if session.change(self._sql["key_create"], {**key_to_row(key), "now": moment}) != 1:
-                    raise _Undo(KeyChange.ABSENT)
-            if answer is not None:
-                kept = {**msgspec.structs.asdict(answer), "tenant_id": keeper or keys[0].tenant_id, "now": moment}
-                if session.change(self._sql["answer_insert"], kept) != 1:
-                    raise _Undo(KeyChange.LATE)
-            write_trail(session, self._sql, trail, moment)
+                    raise _Rollback(KeyChange.ABSENT)
+            if response is not None:
+                kept = {**msgspec.structs.asdict(response), "tenant_id": response_tenant_id or keys[0].tenant_id, "now": moment}
+                if session.change(self._sql["idempotent_response_insert"], kept) != 1:
+                    raise _Rollback(KeyChange.LATE)
+            write_audit_log(session, self._sql, audit_log, moment)
             return KeyChange.DONE
 
-        return await self._undoing("key_create", work)
+        return await self._with_rollback("key_create", work)
 
     async def key_revoke(
         self,
         tenant_id: UUID | None,
         ids: Sequence[UUID],
         *,
-        trail: Sequence[AuditLogEntry] = (),
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> KeyChange:
-        def work(session: Session) -> KeyChange:
+        def work(session: SqliteSession) -> KeyChange:
             moment = self._moment(now)
             admins = session.rows(self._sql["key_admins"], {"now": moment})[0]["count"]
             for id_ in ids:
                 if session.change(self._sql["key_revoke"], {"id": id_, "tenant_id": tenant_id, "now": moment}) != 1:
-                    raise _Undo(KeyChange.ABSENT)
+                    raise _Rollback(KeyChange.ABSENT)
             if admins and not session.rows(self._sql["key_admins"], {"now": moment})[0]["count"]:
-                raise _Undo(KeyChange.LAST_ADMIN)
-            write_trail(session, self._sql, trail, moment)
+                raise _Rollback(KeyChange.LAST_ADMIN)
+            write_audit_log(session, self._sql, audit_log, moment)
             return KeyChange.DONE
 
-        return await self._undoing("key_revoke", work)
+        return await self._with_rollback("key_revoke", work)
 
     async def key_touch(self, ids: Sequence[UUID], *, now: datetime | None = None) -> int:
         return await self._change("key_touch", ids=hex_text(ids), now=self._moment(now))
 
-    async def _undoing(self, verb: str, work: Any) -> KeyChange:
+    async def _with_rollback(self, verb: str, work: Any) -> KeyChange:
         try:
             change: KeyChange = await self._connections.write(verb, work)
-        except _Undo as undone:
+        except _Rollback as undone:
             return undone.change
         return change

@@ -32,26 +32,26 @@ from everbeat.store.rows import (
     tick_from_row,
     total_from_row,
 )
-from everbeat.store.sqlite.connections import Connections, Row, Session, from_microseconds, hex_text, to_microseconds
+from everbeat.store.sqlite.connections import SqliteConnections, Row, SqliteSession, from_microseconds, hex_text, to_microseconds
 from everbeat.store.sqlite.dead_letters import SqliteDeadLetters
 from everbeat.store.sqlite.keys import SqliteKeys
 from everbeat.store.sqlite.tenants import SqliteTenants
-from everbeat.store.sqlite.trail import write_trail
-from everbeat.store.tenant_rows import ScheduleRoom
+from everbeat.store.sqlite.audit_log import write_audit_log
+from everbeat.store.tenant_rows import ScheduleQuota
 from everbeat.store.values import (
     DueScan,
     Fired,
     FireResult,
     Firing,
-    Found,
-    IdempotentAnswer,
-    Lane,
+    FoundSchedules,
+    IdempotentResponse,
+    PoolName,
     Listener,
-    NodeBeat,
+    NodeHeartbeat,
     NodeInfo,
     Notice,
     PartitionInfo,
-    Renewal,
+    PartitionRenewal,
     ScheduleFilter,
     TickTotal,
 )
@@ -69,7 +69,7 @@ _FATES: dict[str, Callable[[datetime], tuple[Outcome | None, SkipReason | None, 
 }
 
 
-class _Undo(Exception):
+class _Rollback(Exception):
     """Raised inside a transaction to roll it back."""
 
 
@@ -87,7 +87,7 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
         self._path = Path(path)
         self._sql = load_blocks(_PACKAGE)
         self._migrations = load_migrations(_PACKAGE)
-        self._connections = Connections(Path(path), on_writer=self._sql["tick_fire_table"], observer=observer)
+        self._connections = SqliteConnections(Path(path), on_writer=self._sql["tick_fire_table"], observer=observer)
         self._notices = Notices()
 
     async def open(self) -> None:
@@ -104,7 +104,7 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
         if not self._path.exists():
             return 0, self._migrations[-1].number
 
-        def work(session: Session) -> int:
+        def work(session: SqliteSession) -> int:
             if not session.rows(self._sql["migration_exists"])[0]["is_there"]:
                 return 0
             return int(session.rows(self._sql["migration_version"])[0]["version"])
@@ -112,7 +112,7 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
         return await self._connections.read("migration_version", work), self._migrations[-1].number
 
     async def migrate(self) -> list[str]:
-        def work(session: Session) -> list[str]:
+        def work(session: SqliteSession) -> list[str]:
             session.script(self._sql["migration_table"])
             version = int(session.rows(self._sql["migration_version"])[0]["version"])
             missing = missing_migrations(self._migrations, version)
@@ -138,14 +138,14 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
     def publish(self, notice: Notice) -> None:
         self._notices.publish(notice)
 
-    def lane(self, lane: Lane) -> Self:
+    def pool(self, pool: PoolName) -> Self:
         """One writer is all that there is."""
         return self
 
-    def feed_listen(self, _hear: Callable[[str], None]) -> bool:
+    def event_stream_listen(self, _on_message: Callable[[str], None]) -> bool:
         return False
 
-    async def feed_send(self, _message: str) -> None:
+    async def event_stream_send(self, _message: str) -> None:
         """Nobody could hear it."""
 
     # Schedules
@@ -158,47 +158,47 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
         ids: Sequence[UUID] = (),
         key: str | None = None,
         now: datetime | None = None,
-    ) -> Found:
+    ) -> FoundSchedules:
         moment = self._moment(now)
 
-        def work(session: Session) -> tuple[list[Row], list[Row]]:
+        def work(session: SqliteSession) -> tuple[list[Row], list[Row]]:
             wanted = {"tenant_id": tenant_id, "names": text_of(list(names)), "ids": hex_text(ids)}
             found = session.rows(self._sql["schedule_find"], wanted)
             if key is None:
                 return found, []
-            return found, session.rows(self._sql["answer_find"], {"tenant_id": tenant_id, "key": key, "now": moment})
+            return found, session.rows(self._sql["idempotent_response_find"], {"tenant_id": tenant_id, "key": key, "now": moment})
 
         rows, answers = await self._connections.read("schedule_find", work)
-        answer = IdempotentAnswer(**answers[0]) if answers else None
-        return Found(moment, [schedule_from_row(row) for row in rows], answer)
+        response = IdempotentResponse(**answers[0]) if answers else None
+        return FoundSchedules(moment, [schedule_from_row(row) for row in rows], response)
 
     async def schedule_write(
         self,
         tenant_id: UUID,
         writes: Sequence[ScheduleWrite],
         *,
-        answer: IdempotentAnswer | None = None,
+        response: IdempotentResponse | None = None,
         max_schedules: int | None = None,
-        trail: Sequence[AuditLogEntry] = (),
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> bool:
-        def work(session: Session) -> None:
+        def work(session: SqliteSession) -> None:
             moment = self._moment(now)
-            room = self._room(session, tenant_id, writes, max_schedules)
+            remaining = self._schedule_quota(session, tenant_id, writes, max_schedules)
             self._write_rows(session, writes)
-            room.check()
+            remaining.check()
             if paused := [write.schedule.id for write in writes if write.schedule.status is Status.PAUSED]:
                 session.change(self._sql["task_hold"], {"tenant_id": tenant_id, "ids": hex_text(paused)})
             self._write_past(session, writes, moment)
-            if answer is not None:
-                values = {**msgspec.structs.asdict(answer), "tenant_id": tenant_id, "now": moment}
-                if session.change(self._sql["answer_insert"], values) != 1:
-                    raise _Undo
-            write_trail(session, self._sql, trail, moment)
+            if response is not None:
+                values = {**msgspec.structs.asdict(response), "tenant_id": tenant_id, "now": moment}
+                if session.change(self._sql["idempotent_response_insert"], values) != 1:
+                    raise _Rollback
+            write_audit_log(session, self._sql, audit_log, moment)
 
         try:
             await self._connections.write("schedule_write", work)
-        except _Undo:
+        except _Rollback:
             return False
         except StoreRefused as error:
             if _NAME_TAKEN not in str(error):
@@ -206,17 +206,17 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
             return False
         return True
 
-    def _room(self, session: Session, tenant_id: UUID, writes: Sequence[ScheduleWrite], most: int | None) -> ScheduleRoom:
+    def _schedule_quota(self, session: SqliteSession, tenant_id: UUID, writes: Sequence[ScheduleWrite], max_schedules: int | None) -> ScheduleQuota:
         new = sum(write.expected is None for write in writes)
-        if most is None or not new:
-            return ScheduleRoom(0, 0, None)
-        (row,) = session.rows(self._sql["schedule_room"], {"tenant_id": tenant_id, "most": most})
-        return ScheduleRoom(row["count"], new, most)
+        if max_schedules is None or not new:
+            return ScheduleQuota(0, 0, None)
+        (row,) = session.rows(self._sql["schedule_quota_count"], {"tenant_id": tenant_id, "max_schedules": max_schedules})
+        return ScheduleQuota(row["count"], new, max_schedules)
 
-    def _write_rows(self, session: Session, writes: Sequence[ScheduleWrite]) -> None:
+    def _write_rows(self, session: SqliteSession, writes: Sequence[ScheduleWrite]) -> None:
         new = [schedule_to_row(write.schedule) for write in writes if write.expected is None]
         if session.change_many(self._sql["schedule_insert"], new) != len(new):
-            raise _Undo
+            raise _Rollback
         old = [
             {
                 **schedule_to_row(write.schedule),
@@ -228,9 +228,9 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
             if write.expected is not None
         ]
         if session.change_many(self._sql["schedule_replace"], old) != len(old):
-            raise _Undo
+            raise _Rollback
 
-    def _write_past(self, session: Session, writes: Sequence[ScheduleWrite], moment: datetime) -> None:
+    def _write_past(self, session: SqliteSession, writes: Sequence[ScheduleWrite], moment: datetime) -> None:
         for write in writes:
             self._skip(session, write.schedule.id, write.skips, moment, None, None)
         past = [
@@ -247,7 +247,7 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
 
     def _skip(
         self,
-        session: Session,
+        session: SqliteSession,
         schedule_id: UUID,
         skips: Sequence[Skip],
         moment: datetime,
@@ -265,9 +265,9 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
         return [schedule_from_row(row) for row in rows]
 
     async def schedule_delete(
-        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, ids: Sequence[UUID], *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> int:
-        return await self._change_noted("schedule_delete", trail, now, tenant_id=tenant_id, ids=hex_text(ids))
+        return await self._change_with_audit_log("schedule_delete", audit_log, now, tenant_id=tenant_id, ids=hex_text(ids))
 
     async def schedule_count(self, tenant_id: UUID) -> dict[str, int]:
         rows = await self._read("schedule_count", tenant_id=tenant_id)
@@ -278,7 +278,7 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
     ) -> DueScan:
         moment = self._moment(now)
 
-        def work(session: Session) -> DueScan:
+        def work(session: SqliteSession) -> DueScan:
             scan = DueScan(moment, [], {})
             values = {"now": moment, "horizon_seconds": horizon_seconds, "limit": limit}
             for partition in partitions:
@@ -318,7 +318,7 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
     async def tick_fire(self, node_id: UUID, firings: Sequence[Firing], *, now: datetime | None = None) -> FireResult:
         by_key = {one.schedule_id.bytes: one for one in firings}
 
-        def work(session: Session) -> tuple[datetime, list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+        def work(session: SqliteSession) -> tuple[datetime, list[tuple[Any, ...]], list[tuple[Any, ...]]]:
             moment = self._moment(now)
             at = {"now": moment, "node": node_id}
             session.change(self._sql["tick_fire_clear"])
@@ -346,7 +346,7 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
             frozenset(by_key[key].schedule_id for key, fate in results if fate == "held"),
         )
 
-    def _advance(self, session: Session, moved: list[tuple[bytes, Firing]], moment: datetime, node_id: UUID) -> None:
+    def _advance(self, session: SqliteSession, moved: list[tuple[bytes, Firing]], moment: datetime, node_id: UUID) -> None:
         """Move the schedules on by key: an UPDATE joined with the batch costs five times as much."""
         session.change_many(
             self._sql["tick_fire"], [(one.next_tick_at, one.due_at, one.cursor_at, one.fires, key) for key, one in moved]
@@ -372,8 +372,8 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
 
     # Ownership
 
-    async def partition_renew(self, beat: NodeBeat, wanted: frozenset[int], *, now: datetime | None = None) -> Renewal:
-        def work(session: Session) -> Renewal:
+    async def partition_renew(self, beat: NodeHeartbeat, wanted: frozenset[int], *, now: datetime | None = None) -> PartitionRenewal:
+        def work(session: SqliteSession) -> PartitionRenewal:
             moment = self._moment(now)
             values = {
                 "now": moment,
@@ -387,10 +387,10 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
                 "wanted": text_of(sorted(wanted)),
             }
             newest = session.rows(self._sql["partition_renew_newest"])[0]["newest_at"]
-            session.change(self._sql["partition_renew_beat"], values)
+            session.change(self._sql["partition_renew_heartbeat"], values)
             changed = session.rows(self._sql["partition_renew"], values)
             live = session.rows(self._sql["partition_renew_live"], values)
-            return Renewal(
+            return PartitionRenewal(
                 now=moment,
                 owned={row["partition"]: row["epoch"] for row in changed if row["owner"] is not None},
                 live=frozenset(row["id"] for row in live),
@@ -400,7 +400,7 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
         return await self._connections.write("partition_renew", work)
 
     async def partition_release(self, node_id: UUID) -> int:
-        def work(session: Session) -> int:
+        def work(session: SqliteSession) -> int:
             session.change(self._sql["node_delete"], {"node": node_id})
             return session.change(self._sql["partition_release"], {"node": node_id})
 
@@ -421,7 +421,7 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
         return [calendar_from_row(row) for row in await self._read("calendar_list", tenant_id=tenant_id)]
 
     async def calendar_write(
-        self, tenant_id: UUID, calendar: Calendar, *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, calendar: Calendar, *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> bool:
         values = {
             "tenant_id": tenant_id,
@@ -431,18 +431,18 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
             "now": self._moment(now),
         }
 
-        def work(session: Session) -> bool:
+        def work(session: SqliteSession) -> bool:
             is_new = not session.rows(self._sql["calendar_exists"], values)
             session.change(self._sql["calendar_write"], values)
-            write_trail(session, self._sql, trail, self._moment(now))
+            write_audit_log(session, self._sql, audit_log, self._moment(now))
             return is_new
 
         return await self._connections.write("calendar_write", work)
 
     async def calendar_delete(
-        self, tenant_id: UUID, name: str, *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
+        self, tenant_id: UUID, name: str, *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> int:
-        return await self._change_noted("calendar_delete", trail, now, tenant_id=tenant_id, name=name)
+        return await self._change_with_audit_log("calendar_delete", audit_log, now, tenant_id=tenant_id, name=name)
 
     # Chores
 
@@ -452,7 +452,7 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
     async def month_prune(self, *, before: datetime, limit: int) -> int:
         values = {"before_at": before, "limit": limit}
 
-        def work(session: Session) -> int:
+        def work(session: SqliteSession) -> int:
             blocks = ("month_prune_ticks", "month_prune_history", "month_prune_attempts", "month_prune_log")
             return sum(session.change(self._sql[block], values) for block in blocks)
 
@@ -461,8 +461,8 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
     async def task_key_prune(self, *, limit: int, now: datetime | None = None) -> int:
         return await self._change("task_key_prune", limit=limit, now=self._moment(now))
 
-    async def answer_prune(self, *, limit: int, now: datetime | None = None) -> int:
-        return await self._change("answer_prune", limit=limit, now=self._moment(now))
+    async def idempotent_response_prune(self, *, limit: int, now: datetime | None = None) -> int:
+        return await self._change("idempotent_response_prune", limit=limit, now=self._moment(now))
 
     async def blob_unused(self, refs: Sequence[str]) -> list[str]:
         return [row["ref"] for row in await self._read("blob_unused", refs=text_of(list(refs)))]
@@ -473,13 +473,13 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
     async def _change(self, block: str, /, **values: Any) -> int:
         return await self._connections.write(block, lambda session: session.change(self._sql[block], values))
 
-    async def _change_noted(self, block: str, trail: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any) -> int:
+    async def _change_with_audit_log(self, block: str, audit_log: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any) -> int:
         """How many rows the statement changed; the trail is written with it, if there are any."""
 
-        def work(session: Session) -> int:
+        def work(session: SqliteSession) -> int:
             changed = session.change(self._sql[block], values)
             if changed:
-                write_trail(session, self._sql, trail, self._moment(now))
+                write_audit_log(session, self._sql, audit_log, self._moment(now))
             return changed
 
         return await self._connections.write(block, work)

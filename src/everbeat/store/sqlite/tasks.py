@@ -29,38 +29,38 @@ from everbeat.store.rows import (
     CANCELLED,
     FIRST_ID,
     LAST_ID,
-    MOST_SCANNED,
+    MAX_SCANNED,
     ORIGINS,
-    SUPERSEDED,
-    Keyed,
+    REPLACED_REASON,
+    KeyedTasks,
     attempt_from_row,
-    by_key,
-    claims_of,
+    group_by_key,
+    claim_result,
     flow_starts,
     kept_log,
-    merged_beats,
+    merge_heartbeats,
     running_from_row,
-    submitted_of,
+    submit_result,
     task_from_row,
     text_of,
-    within_room,
-    without_repeats,
+    within_quota,
+    deduplicate,
 )
-from everbeat.store.sqlite.connections import Connections, Row, Session, from_microseconds, hex_text, to_microseconds
-from everbeat.store.sqlite.trail import write_trail
+from everbeat.store.sqlite.connections import SqliteConnections, Row, SqliteSession, from_microseconds, hex_text, to_microseconds
+from everbeat.store.sqlite.audit_log import write_audit_log
 from everbeat.store.values import (
-    Beaten,
-    BeatWrite,
-    Cancelled,
-    Claimer,
-    Claims,
-    Completed,
-    Ended,
+    RenewedLease,
+    HeartbeatWrite,
+    CancelResult,
+    ClaimRequest,
+    ClaimResult,
+    CompleteResult,
+    EndResult,
     LeaseRef,
-    PastEnding,
-    Promoted,
+    EndedAttempt,
+    PromoteResult,
     QueueDepth,
-    Submitted,
+    SubmitResult,
     TaskFilter,
     TaskScan,
 )
@@ -76,16 +76,16 @@ _LISTS = {
 class _Base(Protocol):
     """What the other half of the store lends to this one."""
 
-    _connections: Connections
+    _connections: SqliteConnections
     _sql: dict[str, str]
 
     def _moment(self, now: datetime | None) -> datetime: ...
     async def _read(self, block: str, /, **values: Any) -> list[Row]: ...
     async def _change(self, block: str, /, **values: Any) -> int: ...
-    async def _change_noted(self, block: str, trail: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any) -> int: ...
+    async def _change_with_audit_log(self, block: str, audit_log: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any) -> int: ...
 
 
-class Undo(Exception):
+class Rollback(Exception):
     """Raised inside a transaction to roll it back."""
 
 
@@ -96,13 +96,13 @@ class SqliteTasks(_Base):
         self,
         tasks: Sequence[NewTask],
         *,
-        is_one: bool = False,
-        trail: Sequence[AuditLogEntry] = (),
+        has_single_key: bool = False,
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
-    ) -> Submitted:
-        keyed = by_key(tasks)
+    ) -> SubmitResult:
+        keyed = group_by_key(tasks)
 
-        def work(session: Session) -> Submitted:
+        def work(session: SqliteSession) -> SubmitResult:
             moment = self._moment(now)
             taken = self._taken_keys(session, tasks, keyed, moment) if keyed.firsts else {}
             mismatched = set(keyed.mismatched)
@@ -110,24 +110,24 @@ class SqliteTasks(_Base):
                 key = tasks[index].key
                 if key is not None and taken[keyed.repeats.get(index, index)][1] != key.fingerprint:
                     mismatched.add(index)
-            if not mismatched and not (is_one and taken):
+            if not mismatched and not (has_single_key and taken):
                 new = [task for index, task in enumerate(tasks) if index not in taken and index not in keyed.repeats]
                 self._insert(session, new, to_microseconds(moment))
                 if new:
-                    write_trail(session, self._sql, trail, moment)
-            return submitted_of(tasks, keyed, moment, taken, mismatched)
+                    write_audit_log(session, self._sql, audit_log, moment)
+            return submit_result(tasks, keyed, moment, taken, mismatched)
 
         return await self._connections.write("task_submit", work)
 
     def _taken_keys(
-        self, session: Session, tasks: Sequence[NewTask], keyed: Keyed, moment: datetime
+        self, session: SqliteSession, tasks: Sequence[NewTask], keyed: KeyedTasks, moment: datetime
     ) -> dict[int, tuple[UUID, bytes]]:
         """What keys stand for already, by the place of the task that asked."""
         wanted = text_of([[tenant_id.hex, key] for tenant_id, key in keyed.firsts])
         rows = session.rows(self._sql["task_key_find"], {"keys": wanted, "now": moment})
         return {keyed.firsts[row["tenant_id"], row["key"]]: (row["task_id"], row["fingerprint"]) for row in rows}
 
-    def _insert(self, session: Session, tasks: Sequence[NewTask], now: int) -> None:
+    def _insert(self, session: SqliteSession, tasks: Sequence[NewTask], now: int) -> None:
         keys = [
             (task.tenant_id.bytes, task.key.key, task.id.bytes, task.key.fingerprint, now)
             for task in tasks
@@ -143,7 +143,7 @@ class SqliteTasks(_Base):
     ) -> list[Flow]:
         last = {"last_tenant_id": tenant_id or LAST_ID, "limit": limit}
 
-        def work(session: Session) -> list[Flow]:
+        def work(session: SqliteSession) -> list[Flow]:
             starts = flow_starts(tenant_id, queues, after)
             sql = self._sql["task_flows"]
             return [Flow(**row) for start in starts for row in session.rows(sql, {**start._asdict(), **last})]
@@ -153,49 +153,49 @@ class SqliteTasks(_Base):
     async def task_claim(
         self,
         shares: Sequence[ClaimStep],
-        claimers: Sequence[Claimer],
+        claim_requests: Sequence[ClaimRequest],
         *,
         limited: Collection[UUID] = (),
         total_seconds: float = 7 * 86_400,
         now: datetime | None = None,
-    ) -> Claims:
-        limit, total = sum(claimer.limit for claimer in claimers), _microseconds(total_seconds)
+    ) -> ClaimResult:
+        limit, total = sum(claim_request.limit for claim_request in claim_requests), _microseconds(total_seconds)
 
-        def work(session: Session) -> tuple[int, list[list[Values]], list[ClaimStep], list[int], dict[UUID, int]]:
+        def work(session: SqliteSession) -> tuple[int, list[list[Values]], list[ClaimStep], list[int], dict[UUID, int]]:
             moment = to_microseconds(self._moment(now))
-            room = self._room_to_run(session, limited)
-            cut = within_room(shares, room)
+            remaining = self._remaining_running(session, limited)
+            cut = within_quota(shares, remaining)
             picked: list[Values] = []
-            yields: list[int] = []
-            while len(yields) < len(cut):
-                for share, found in self._pick_some(session, cut[len(yields) :], limit - len(picked)):
-                    yields.append(len(found))
+            claimed_counts: list[int] = []
+            while len(claimed_counts) < len(cut):
+                for share, found in self._pick_some(session, cut[len(claimed_counts) :], limit - len(picked)):
+                    claimed_counts.append(len(found))
                     picked += [(*row, share.tenant_id) for row in found]
             parts, start = [], 0
-            for claimer in claimers:
-                part = picked[start : start + claimer.limit]
-                start += claimer.limit
+            for claim_request in claim_requests:
+                part = picked[start : start + claim_request.limit]
+                start += claim_request.limit
                 parts.append(part)
                 if part:
-                    session.change(self._sql["task_claim"], _lease(claimer, part, moment, total))
-            return moment, parts, cut, yields, room
+                    session.change(self._sql["task_claim"], _lease(claim_request, part, moment, total))
+            return moment, parts, cut, claimed_counts, remaining
 
-        moment, parts, cut, yields, room = await self._connections.write("task_claim", work)
-        tasks = [[_claimed(row, claimer, moment, total) for row in part] for claimer, part in zip(claimers, parts, strict=True)]
-        return claims_of(tasks, cut, yields, room)
+        moment, parts, cut, claimed_counts, remaining = await self._connections.write("task_claim", work)
+        tasks = [[_claimed(row, claim_request, moment, total) for row in part] for claim_request, part in zip(claim_requests, parts, strict=True)]
+        return claim_result(tasks, cut, claimed_counts, remaining)
 
-    def _room_to_run(self, session: Session, limited: Collection[UUID]) -> dict[UUID, int]:
+    def _remaining_running(self, session: SqliteSession, limited: Collection[UUID]) -> dict[UUID, int]:
         """How many more tasks tenants may have running."""
         if not limited:
             return {}
         tenants = session.rows(self._sql["task_claim_tenants"], {"tenant_ids": hex_text(limited)})
-        room = {row["id"]: row["max_running"] for row in tenants if row["max_running"] is not None}
-        for tenant_id in room:
+        remaining = {row["id"]: row["max_running"] for row in tenants if row["max_running"] is not None}
+        for tenant_id in remaining:
             ((count,),) = session.tuples(self._sql["task_claim_running"], {"tenant_id": tenant_id})
-            room[tenant_id] -= count
-        return room
+            remaining[tenant_id] -= count
+        return remaining
 
-    def _pick_some(self, session: Session, shares: Sequence[ClaimStep], limit: int) -> list[tuple[ClaimStep, list[Values]]]:
+    def _pick_some(self, session: SqliteSession, shares: Sequence[ClaimStep], limit: int) -> list[tuple[ClaimStep, list[Values]]]:
         """What the first of these shares bring: several at once if they are alike and there is room for all of them."""
         first = shares[0]
         alike = list(takewhile(lambda one: one.limit == first.limit and len(one.queue_types) == 1, shares))
@@ -204,11 +204,11 @@ class SqliteTasks(_Base):
             return [(first, self._pick(session, first, min(first.limit, limit)))]
         queue_types = [(one.queue_types[0][0], one.tenant_id.hex, one.priority, one.fair_key, one.queue_types[0][1]) for one in alike]
         found: list[list[Values]] = [[] for _ in alike]
-        for place, *row in session.tuples(self._sql["task_claim_picks"], {"lanes": text_of(queue_types), "limit": first.limit}):
+        for place, *row in session.tuples(self._sql["task_claim_picks"], {"queue_types": text_of(queue_types), "limit": first.limit}):
             found[place].append(tuple(row))
         return [(one, sorted(rows, key=lambda row: row[1:3])) for one, rows in zip(alike, found, strict=True)]
 
-    def _pick(self, session: Session, share: ClaimStep, limit: int) -> list[Values]:
+    def _pick(self, session: SqliteSession, share: ClaimStep, limit: int) -> list[Values]:
         """The oldest ready tasks of a share, over its lanes."""
         if limit <= 0:
             return []
@@ -218,19 +218,19 @@ class SqliteTasks(_Base):
         if len(queue_types) == 1:
             return session.tuples(sql, {**queue_types[0], "limit": limit})
         oldest: list[tuple[Any, Any, int]] = []
-        for place, lane in enumerate(queue_types):
-            rows = session.tuples(self._sql["task_claim_oldest"], {**lane, "limit": limit})
+        for place, queue_type in enumerate(queue_types):
+            rows = session.tuples(self._sql["task_claim_oldest"], {**queue_type, "limit": limit})
             oldest += [(run_at, id_, place) for run_at, id_ in rows]
         counts = Counter(place for _, _, place in sorted(oldest)[:limit])
         picked = [row for place, count in counts.items() for row in session.tuples(sql, {**queue_types[place], "limit": count})]
         return sorted(picked, key=lambda row: row[1:3])
 
-    async def task_heartbeat(self, beats: Sequence[BeatWrite], *, now: datetime | None = None) -> list[Beaten]:
-        merged = merged_beats(beats)
+    async def task_heartbeat(self, heartbeats: Sequence[HeartbeatWrite], *, now: datetime | None = None) -> list[RenewedLease]:
+        merged = merge_heartbeats(heartbeats)
         by_lease = {(_holder(beat.lease), beat.lease.id.bytes, beat.lease.fence): beat for beat in merged}
         leases = _leases(beat.lease for beat in merged)
 
-        def work(session: Session) -> list[Beaten]:
+        def work(session: SqliteSession) -> list[RenewedLease]:
             moment = to_microseconds(self._moment(now))
             found = session.tuples(self._sql["task_heartbeat_find"], {"leases": leases, "now": moment})
             writes, lines, beaten = [], [], []
@@ -240,19 +240,19 @@ class SqliteTasks(_Base):
                 writes.append((row, until, beat.fraction, beat.message, len(text.encode())))
                 if (kept := kept_log(text, logged)) is not None:
                     lines.append((id_, uuid_utils.compat.uuid7().bytes, tenant_id, moment, attempt, worker, kept))
-                beaten.append(Beaten(beat.lease.id, fence, from_microseconds(until), bool(is_cancelled)))
+                beaten.append(RenewedLease(beat.lease.id, fence, from_microseconds(until), bool(is_cancelled)))
             session.change_many(self._sql["task_heartbeat"], writes)
             session.change_many(self._sql["task_log_insert"], lines)
             return beaten
 
         return await self._connections.write("task_heartbeat", work)
 
-    async def task_complete(self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None) -> Completed:
-        results = without_repeats(results, lambda one: one[0])
+    async def task_complete(self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None) -> CompleteResult:
+        results = deduplicate(results, lambda one: one[0])
         ids = {lease.id.bytes: lease.id for lease, _ in results}
         given = text_of([(_holder(lease), lease.id.hex, lease.fence, result) for lease, result in results])
 
-        def work(session: Session) -> tuple[list[Values], list[Values]]:
+        def work(session: SqliteSession) -> tuple[list[Values], list[Values]]:
             moment = to_microseconds(self._moment(now))
             finished = session.tuples(self._sql["task_complete_insert"], {"results": given, "now": moment})
             session.change(self._sql["task_complete"], {"ids": text_of([row[0].hex() for row in finished])})
@@ -264,7 +264,7 @@ class SqliteTasks(_Base):
 
         finished, repeated = await self._connections.write("task_complete", work)
         owners = {ids[row[0]]: UUID(bytes=row[3]) for row in finished}
-        return Completed(_pairs(finished, ids), _pairs(repeated, ids), _schedules(finished), owners)
+        return CompleteResult(_pairs(finished, ids), _pairs(repeated, ids), _schedules(finished), owners)
 
     async def task_queues(self, ids: Sequence[UUID]) -> dict[UUID, str]:
         return {row["id"]: row["queue"] for row in await self._read("task_queues", ids=hex_text(ids))}
@@ -279,11 +279,11 @@ class SqliteTasks(_Base):
         moment = self._moment(now)
         return moment, [running_from_row(row) for row in await self._read("task_expired", limit=limit, now=moment)]
 
-    async def task_end(self, endings: Sequence[AttemptEnd], *, is_expired: bool, now: datetime | None = None) -> Ended:
-        endings = without_repeats(endings, lambda one: (one.id, one.fence))
+    async def task_end(self, endings: Sequence[AttemptEnd], *, is_expired: bool, now: datetime | None = None) -> EndResult:
+        endings = deduplicate(endings, lambda one: (one.id, one.fence))
         ids = {one.id.bytes: one.id for one in endings}
 
-        def work(session: Session) -> list[Values]:
+        def work(session: SqliteSession) -> list[Values]:
             moment = to_microseconds(self._moment(now))
             back: list[Values] = []
             final: list[Values] = []
@@ -292,70 +292,70 @@ class SqliteTasks(_Base):
                 (back if one.state in (TaskState.READY, TaskState.SCHEDULED) else final).append(row)
             session.change_many(self._sql["task_end_attempt"], (row[:9] for row in back))
             ended = session.tuples_many(self._sql["task_end"], (row[:9] for row in back))
-            session.change_many(self._sql["task_finish_bury"], final)
+            session.change_many(self._sql["task_finish_dead_letter"], final)
             session.change_many(self._sql["task_finish_insert"], final)
             return ended + session.tuples_many(self._sql["task_finish"], (row[:5] for row in final))
 
         rows = await self._connections.write("task_end", work)
-        return Ended(_pairs(rows, ids), _schedules(rows))
+        return EndResult(_pairs(rows, ids), _schedules(rows))
 
-    async def task_ended(self, leases: Sequence[LeaseRef]) -> list[PastEnding]:
-        return [PastEnding(**row) for row in await self._read("task_ended", leases=_leases(leases))]
+    async def task_ended(self, leases: Sequence[LeaseRef]) -> list[EndedAttempt]:
+        return [EndedAttempt(**row) for row in await self._read("task_ended", leases=_leases(leases))]
 
     # Moving
 
-    async def task_promote(self, *, limit: int, now: datetime | None = None) -> Promoted:
-        def work(session: Session) -> Promoted:
+    async def task_promote(self, *, limit: int, now: datetime | None = None) -> PromoteResult:
+        def work(session: SqliteSession) -> PromoteResult:
             moment = self._moment(now)
             rows = session.tuples(self._sql["task_promote"], {"limit": limit, "now": to_microseconds(moment)})
             (following,) = session.rows(self._sql["task_promote_next"], {"now": moment})
-            return Promoted(moment, frozenset(queue for (queue,) in rows), len(rows), following["next_at"])
+            return PromoteResult(moment, frozenset(queue for (queue,) in rows), len(rows), following["next_at"])
 
         return await self._connections.write("task_promote", work)
 
-    async def task_turn(
+    async def task_release_held(
         self, schedule_ids: Sequence[UUID] | None, *, limit: int, now: datetime | None = None
     ) -> frozenset[str]:
-        def work(session: Session) -> frozenset[str]:
+        def work(session: SqliteSession) -> frozenset[str]:
             if schedule_ids is None:
-                held = session.rows(self._sql["task_turn_any"], {"limit": limit})
+                held = session.rows(self._sql["task_release_held_any"], {"limit": limit})
             else:
-                held = session.rows(self._sql["task_turn_held"], {"ids": hex_text(schedule_ids), "limit": limit})
+                held = session.rows(self._sql["task_release_held_candidates"], {"ids": hex_text(schedule_ids), "limit": limit})
             wanted = hex_text([row["schedule_id"] for row in held if row["is_there"]])
-            schedules = session.rows(self._sql["task_turn_schedules"], {"ids": wanted})
+            schedules = session.rows(self._sql["task_release_held_schedules"], {"ids": wanted})
             moment = self._moment(now)
-            self._supersede(session, [row["id"] for row in schedules if row["overlap"] == "cancel_previous"], moment)
-            rooms = {row["id"]: row["concurrency"] for row in schedules}
-            rooms |= {row["schedule_id"]: 1 for row in held if not row["is_there"]}
-            turns = [(id_.bytes, room, to_microseconds(moment)) for id_, room in rooms.items()]
-            return frozenset(queue for (queue,) in session.tuples_many(self._sql["task_turn"], turns))
+            self._replace_previous(session, [row["id"] for row in schedules if row["overlap"] == "cancel_previous"], moment)
+            concurrencies = {row["id"]: row["concurrency"] for row in schedules}
+            concurrencies |= {row["schedule_id"]: 1 for row in held if not row["is_there"]}
+            turns = [(id_.bytes, remaining, to_microseconds(moment)) for id_, remaining in concurrencies.items()]
+            return frozenset(queue for (queue,) in session.tuples_many(self._sql["task_release_held"], turns))
 
-        return await self._connections.write("task_turn", work)
+        return await self._connections.write("task_release_held", work)
 
-    def _supersede(self, session: Session, schedule_ids: Sequence[UUID], moment: datetime) -> None:
-        rows = session.rows(self._sql["task_turn_supersede"], {"ids": hex_text(schedule_ids)}) if schedule_ids else []
+    def _replace_previous(self, session: SqliteSession, schedule_ids: Sequence[UUID], moment: datetime) -> None:
+        rows = session.rows(self._sql["task_release_held_replaced"], {"ids": hex_text(schedule_ids)}) if schedule_ids else []
         for tenant_id in {row["tenant_id"] for row in rows}:
-            self._cancel(session, tenant_id, [row["id"] for row in rows if row["tenant_id"] == tenant_id], SUPERSEDED, moment)
+            self._cancel(session, tenant_id, [row["id"] for row in rows if row["tenant_id"] == tenant_id], REPLACED_REASON, moment)
 
     async def task_cancel(
-        self, tenant_id: UUID, ids: Sequence[UUID], *, trail: Sequence[AuditLogEntry] = (), now: datetime | None = None
-    ) -> Cancelled:
-        def work(session: Session) -> Cancelled:
+        self, tenant_id: UUID, ids: Sequence[UUID], *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
+    ) -> CancelResult:
+        def work(session: SqliteSession) -> CancelResult:
             moment = self._moment(now)
             cancelled = self._cancel(session, tenant_id, ids, CANCELLED, moment)
-            if cancelled.ended or cancelled.told:
-                write_trail(session, self._sql, trail, moment)
+            if cancelled.ended or cancelled.requested:
+                write_audit_log(session, self._sql, audit_log, moment)
             return cancelled
 
         return await self._connections.write("task_cancel", work)
 
-    def _cancel(self, session: Session, tenant_id: UUID, ids: Sequence[UUID], reason: str, moment: datetime) -> Cancelled:
+    def _cancel(self, session: SqliteSession, tenant_id: UUID, ids: Sequence[UUID], reason: str, moment: datetime) -> CancelResult:
         values = {"tenant_id": tenant_id, "ids": hex_text(ids)}
         session.change(self._sql["task_cancel_insert"], {**values, "reason": reason, "now": moment})
         ended = session.rows(self._sql["task_cancel"], values)
-        told = session.rows(self._sql["task_cancel_running"], values)
+        requested = session.rows(self._sql["task_cancel_running"], values)
         schedule_ids = frozenset(row["schedule_id"] for row in ended if row["schedule_id"] is not None)
-        return Cancelled(frozenset(row["id"] for row in ended), frozenset(row["id"] for row in told), schedule_ids)
+        return CancelResult(frozenset(row["id"] for row in ended), frozenset(row["id"] for row in requested), schedule_ids)
 
     async def task_reschedule(
         self,
@@ -363,11 +363,11 @@ class SqliteTasks(_Base):
         id_: UUID,
         run_at: datetime,
         *,
-        trail: Sequence[AuditLogEntry] = (),
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> int:
         values = {"tenant_id": tenant_id, "id": id_, "run_at": run_at, "now": self._moment(now)}
-        return await self._change_noted("task_reschedule", trail, now, **values)
+        return await self._change_with_audit_log("task_reschedule", audit_log, now, **values)
 
     # Reading
 
@@ -378,12 +378,12 @@ class SqliteTasks(_Base):
         block, of_schedule, beneath = _LISTS[live]
         values = {**filter_._asdict(), "tenant_id": tenant_id, "before": before or LAST_ID, "limit": limit}
 
-        def work(session: Session) -> TaskScan:
+        def work(session: SqliteSession) -> TaskScan:
             if filter_.schedule_id is not None:
                 return TaskScan([task_from_row(row) for row in session.rows(self._sql[of_schedule], values)], None)
             floor = None
             if any(value is not None for value in filter_):
-                below = session.rows(self._sql[beneath], {**values, "scan": max(MOST_SCANNED, limit)})
+                below = session.rows(self._sql[beneath], {**values, "scan": max(MAX_SCANNED, limit)})
                 floor = below[0]["id"] if below else None
             rows = session.rows(self._sql[block], {**values, "floor": floor or FIRST_ID})
             return TaskScan([task_from_row(row) for row in rows], floor if len(rows) < limit else None)
@@ -457,32 +457,32 @@ def _started(task: NewTask, now: int) -> Values:
     return 1, 1, now, now, deadline, min(now + _microseconds(task.lease_seconds), deadline)
 
 
-def _lease(claimer: Claimer, share: Sequence[Values], now: int, total: int) -> dict[str, Any]:
+def _lease(claim_request: ClaimRequest, share: Sequence[Values], now: int, total: int) -> dict[str, Any]:
     return {
         "rows": text_of([row[0] for row in share]),
-        "worker": claimer.worker,
-        "lease_seconds": claimer.lease_seconds,
-        "lease": _microseconds(claimer.lease_seconds),
+        "worker": claim_request.worker,
+        "lease_seconds": claim_request.lease_seconds,
+        "lease": _microseconds(claim_request.lease_seconds),
         "total": total,
         "now": now,
     }
 
 
-def _claimed(row: Values, claimer: Claimer, now: int, total: int) -> ClaimedTask:
+def _claimed(row: Values, claim_request: ClaimRequest, now: int, total: int) -> ClaimedTask:
     """A row of task_claim_pick after task_claim: under the lease that the block computes alike."""
-    _, _, id_, type_, queue, payload, ref, attempt, most, fence, at, name, schedule_id, origin, *rest = row
+    _, _, id_, type_, queue, payload, ref, attempt, max_attempts, fence, at, name, schedule_id, origin, *rest = row
     timeout, trace, first, tenant = rest
-    lease_until = min(now + _microseconds(claimer.lease_seconds), now + _microseconds(timeout), (first or now) + total)
+    lease_until = min(now + _microseconds(claim_request.lease_seconds), now + _microseconds(timeout), (first or now) + total)
     claimed = ClaimedTask(
         id=UUID(bytes=id_),
         type=type_,
         queue=queue,
         payload=msgspec.Raw(payload.encode()),
         attempt=attempt,
-        max_attempts=most,
+        max_attempts=max_attempts,
         fence=fence,
         lease_until=from_microseconds(lease_until),
-        lease_seconds=claimer.lease_seconds,
+        lease_seconds=claim_request.lease_seconds,
         scheduled_for=None if at is None else from_microseconds(at),
         schedule=name,
         schedule_id=None if schedule_id is None else UUID(bytes=schedule_id),

@@ -14,22 +14,22 @@ from everbeat.core.errors import StoreRefused
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenants import Tenant
 from everbeat.store.rows import text_of
-from everbeat.store.sqlite.connections import Connections, Row, Session, hex_text
-from everbeat.store.sqlite.trail import write_trail
-from everbeat.store.tenant_rows import audit_from_row, audit_window, tenant_from_row, tenant_to_row
-from everbeat.store.values import AuditFilter, IdempotentAnswer, TenantWrite
+from everbeat.store.sqlite.connections import SqliteConnections, Row, SqliteSession, hex_text
+from everbeat.store.sqlite.audit_log import write_audit_log
+from everbeat.store.tenant_rows import audit_log_entry_from_row, audit_log_window, tenant_from_row, tenant_to_row
+from everbeat.store.values import AuditLogFilter, IdempotentResponse, TenantWrite
 
 _NAME_TAKEN = "UNIQUE constraint failed: tenants.name"
 
 
-class _Undo(Exception):
+class _Rollback(Exception):
     """Raised inside a transaction to roll it back."""
 
 
 class _Base(Protocol):
     """What the other half of the store lends to this one."""
 
-    _connections: Connections
+    _connections: SqliteConnections
     _sql: dict[str, str]
 
     def _moment(self, now: datetime | None) -> datetime: ...
@@ -48,26 +48,26 @@ class SqliteTenants(_Base):
         self,
         writes: Sequence[TenantWrite],
         *,
-        keeper: UUID = DEFAULT_TENANT,
-        answer: IdempotentAnswer | None = None,
-        trail: Sequence[AuditLogEntry] = (),
+        response_tenant_id: UUID = DEFAULT_TENANT,
+        response: IdempotentResponse | None = None,
+        audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> bool:
-        def work(session: Session) -> None:
+        def work(session: SqliteSession) -> None:
             moment = self._moment(now)
             for write in writes:
                 block = self._sql["tenant_insert" if write.expected is None else "tenant_replace"]
                 if session.change(block, tenant_to_row(write)) != 1:
-                    raise _Undo
-            if answer is not None:
-                kept = {**msgspec.structs.asdict(answer), "tenant_id": keeper, "now": moment}
-                if session.change(self._sql["answer_insert"], kept) != 1:
-                    raise _Undo
-            write_trail(session, self._sql, trail, moment)
+                    raise _Rollback
+            if response is not None:
+                kept = {**msgspec.structs.asdict(response), "tenant_id": response_tenant_id, "now": moment}
+                if session.change(self._sql["idempotent_response_insert"], kept) != 1:
+                    raise _Rollback
+            write_audit_log(session, self._sql, audit_log, moment)
 
         try:
             await self._connections.write("tenant_write", work)
-        except _Undo:
+        except _Rollback:
             return False
         except StoreRefused as error:
             if _NAME_TAKEN not in str(error):
@@ -75,16 +75,16 @@ class SqliteTenants(_Base):
             return False
         return True
 
-    async def audit_list(
-        self, tenant_id: UUID | None, filter_: AuditFilter, *, before: tuple[datetime, UUID] | None, limit: int
+    async def audit_log_list(
+        self, tenant_id: UUID | None, filter_: AuditLogFilter, *, before: tuple[datetime, UUID] | None, limit: int
     ) -> list[AuditLogEntry]:
-        window = audit_window(filter_, before)
+        window = audit_log_window(filter_, before)
         if tenant_id is None:
-            rows = await self._read("audit_list_all", limit=limit, **window)
+            rows = await self._read("audit_log_list_all", limit=limit, **window)
         else:
-            rows = await self._read("audit_list", tenant_id=tenant_id, limit=limit, **window)
-        return [audit_from_row(row) for row in rows]
+            rows = await self._read("audit_log_list", tenant_id=tenant_id, limit=limit, **window)
+        return [audit_log_entry_from_row(row) for row in rows]
 
-    async def answer_find(self, tenant_id: UUID, key: str, *, now: datetime | None = None) -> IdempotentAnswer | None:
-        rows = await self._read("answer_find", tenant_id=tenant_id, key=key, now=self._moment(now))
-        return IdempotentAnswer(**rows[0]) if rows else None
+    async def idempotent_response_find(self, tenant_id: UUID, key: str, *, now: datetime | None = None) -> IdempotentResponse | None:
+        rows = await self._read("idempotent_response_find", tenant_id=tenant_id, key=key, now=self._moment(now))
+        return IdempotentResponse(**rows[0]) if rows else None

@@ -19,7 +19,7 @@ WHERE tenant_id = :tenant_id AND purged_at IS NULL
   AND (:queue::text IS NULL OR queue = :queue) AND (:type::text IS NULL OR type = :type)
   AND (:schedule_id::uuid IS NULL OR schedule_id = :schedule_id)
   AND (:task_ids::uuid[] IS NULL OR task_id = ANY(:task_ids::uuid[]))
-  AND (NOT :only_unplayed::boolean OR replayed_at IS NULL)
+  AND (NOT :only_never_replayed::boolean OR replayed_at IS NULL)
 ORDER BY died_at DESC, task_id DESC LIMIT :limit;
 
 -- name: dead_replay

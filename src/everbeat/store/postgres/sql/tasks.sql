@@ -104,8 +104,8 @@ WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 picked AS MATERIALIZED (
   SELECT p.id, p.share, row_number() OVER (ORDER BY p.share, p.run_at, p.id) AS place FROM (
     SELECT t.id, t.run_at, s.share
-    FROM unnest(:tenant_ids::uuid[], :priorities::integer[], :fair_keys::text[], :limits::bigint[], :firsts_of_lanes::integer[],
-      :lasts_of_lanes::integer[]) WITH ORDINALITY AS s(tenant_id, priority, fair_key, most, first, last, share)
+    FROM unnest(:tenant_ids::uuid[], :priorities::integer[], :fair_keys::text[], :limits::bigint[], :first_queue_types::integer[],
+      :last_queue_types::integer[]) WITH ORDINALITY AS s(tenant_id, priority, fair_key, most, first, last, share)
     CROSS JOIN LATERAL (
       SELECT o.id, o.run_at FROM (
         -- Of several lanes, how many of each are among the oldest: only those are locked, not the first ones of every lane.
@@ -135,19 +135,19 @@ picked AS MATERIALIZED (
   ) AS p
 )
 UPDATE tasks AS t SET state = 'running', attempt = t.attempt + 1, fence = t.fence + 1,
-  lease_owner = (:workers::text[])[b.claimer], lease_seconds = (:lease_seconds::double precision[])[b.claimer],
+  lease_owner = (:workers::text[])[b.request], lease_seconds = (:lease_seconds::double precision[])[b.request],
   started_at = m.at, first_started_at = coalesce(t.first_started_at, m.at),
   deadline_at = least(m.at + make_interval(secs => t.timeout_seconds),
     coalesce(t.first_started_at, m.at) + make_interval(secs => :total_seconds::double precision)),
-  lease_until = least(m.at + make_interval(secs => (:lease_seconds::double precision[])[b.claimer]),
+  lease_until = least(m.at + make_interval(secs => (:lease_seconds::double precision[])[b.request]),
     m.at + make_interval(secs => t.timeout_seconds),
     coalesce(t.first_started_at, m.at) + make_interval(secs => :total_seconds::double precision)),
   progress_fraction = NULL, progress_message = NULL
 FROM picked AS p
 CROSS JOIN moment AS m
-CROSS JOIN LATERAL (SELECT width_bucket(p.place, :firsts::bigint[])) AS b(claimer)
+CROSS JOIN LATERAL (SELECT width_bucket(p.place, :firsts::bigint[])) AS b(request)
 WHERE t.id = p.id AND (t.state = 'ready') IS TRUE
-RETURNING b.claimer, p.place, p.share, t.id, t.tenant_id, t.type, t.queue, t.payload, t.payload_ref, t.attempt, t.max_attempts,
+RETURNING b.request, p.place, p.share, t.id, t.tenant_id, t.type, t.queue, t.payload, t.payload_ref, t.attempt, t.max_attempts,
   t.fence, t.lease_until,
   t.lease_seconds, t.scheduled_for, t.schedule_name AS schedule, t.schedule_id, t.origin, t.timeout_seconds,
   t.traceparent;
@@ -326,12 +326,12 @@ SELECT m.at AS moment,
   (SELECT min(run_at) FROM tasks WHERE state = 'scheduled' AND run_at > m.at) AS next_at
 FROM moment AS m;
 
--- name: task_turn_schedules
+-- name: task_release_held_schedules
 -- Schedules with held tasks, locked: whoever fires or counts them waits. Paused ones keep what they hold.
 SELECT s.id, s.overlap, s.concurrency FROM schedules AS s
 WHERE s.id = ANY(:ids::uuid[]) AND s.status <> 'paused' ORDER BY s.id FOR UPDATE;
 
--- name: task_turn_held
+-- name: task_release_held_candidates
 -- Which of these schedules hold tasks; those that are gone are told apart.
 -- LIMIT 1 keeps each look-up one by its index: EXISTS may be answered by hashing all rows there are.
 SELECT r.id AS schedule_id, (SELECT true FROM schedules AS s WHERE s.id = r.id LIMIT 1) IS TRUE AS is_there
@@ -339,7 +339,7 @@ FROM unnest(:ids::uuid[]) AS r(id)
 CROSS JOIN LATERAL (SELECT 1 FROM tasks AS t WHERE t.state = 'held' AND t.schedule_id = r.id LIMIT 1) AS held
 LIMIT :limit;
 
--- name: task_turn_any
+-- name: task_release_held_any
 -- Schedules that hold tasks and have room for one, or something to replace: those that can only wait must not use up the limit.
 WITH RECURSIVE held(schedule_id) AS (
   (SELECT schedule_id FROM tasks WHERE state = 'held' ORDER BY schedule_id LIMIT 1)
@@ -361,13 +361,13 @@ WHERE held.schedule_id IS NOT NULL AND s.status IS DISTINCT FROM 'paused' AND (
     WHERE t.schedule_id = held.schedule_id AND t.state <> 'held' AND t.origin = 'tick' AND NOT t.cancel_requested LIMIT 1))
 LIMIT :limit;
 
--- name: task_turn_supersede
+-- name: task_release_held_replaced
 -- What a newer held task of the same schedule replaces: gone if it has not started, else asked to stop.
 SELECT t.id, t.tenant_id FROM tasks AS t
 WHERE t.schedule_id = ANY(:ids::uuid[]) AND t.origin = 'tick' AND NOT t.cancel_requested AND EXISTS (
   SELECT 1 FROM tasks AS n WHERE n.schedule_id = t.schedule_id AND n.state = 'held' AND n.scheduled_for > t.scheduled_for);
 
--- name: task_turn
+-- name: task_release_held
 -- Release held tasks in the order of their ticks, as many as their schedules have room for.
 WITH room AS (
   SELECT s.id, s.concurrency - (

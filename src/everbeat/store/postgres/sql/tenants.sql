@@ -27,6 +27,6 @@ WHERE id = :id AND revision = :expected;
 -- Keep a tenant as it is until its quota is judged; keys of it may be written beside.
 SELECT id FROM tenants WHERE id = :tenant_id FOR NO KEY UPDATE;
 
--- name: schedule_room
+-- name: schedule_quota_count
 -- How many schedules a tenant has, no further than its quota.
-SELECT count(*) AS count FROM (SELECT 1 FROM schedules WHERE tenant_id = :tenant_id LIMIT :most) AS counted;
+SELECT count(*) AS count FROM (SELECT 1 FROM schedules WHERE tenant_id = :tenant_id LIMIT :max_schedules) AS counted;

@@ -19,7 +19,7 @@ WHERE tenant_id = :tenant_id AND purged_at IS NULL
   AND (:queue IS NULL OR queue = :queue) AND (:type IS NULL OR type = :type)
   AND (:schedule_id IS NULL OR schedule_id = :schedule_id)
   AND (:task_ids IS NULL OR task_id IN (SELECT unhex(value) FROM json_each(:task_ids)))
-  AND (NOT :only_unplayed OR replayed_at IS NULL)
+  AND (NOT :only_never_replayed OR replayed_at IS NULL)
 ORDER BY died_at DESC, task_id DESC LIMIT :limit;
 
 -- name: dead_replay

@@ -10,7 +10,7 @@ WHERE owner = :node OR (partition IN (SELECT value FROM json_each(:wanted)) AND 
   owner IS NULL OR lease_until <= :now OR lease_until > :now + CAST(lease_seconds * 1500000 AS INTEGER)))
 RETURNING partition, owner, epoch;
 
--- name: partition_renew_beat
+-- name: partition_renew_heartbeat
 -- The node's heartbeat.
 INSERT INTO nodes (id, name, roles, version, started_at, seen_at, lease_seconds, lag_seconds, fired_per_second)
 VALUES (:node, :name, :roles, :version, :now, :now, :lease_seconds, :lag_seconds, :fired_per_second)

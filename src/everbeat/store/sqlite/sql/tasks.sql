@@ -74,7 +74,7 @@ ORDER BY run_at, id LIMIT :limit;
 -- The oldest ready tasks of several lanes, so many of each: one statement, because each costs the thread a turn with Python's lock.
 SELECT l.key, t.rowid, t.run_at, t.id, t.type, t.queue, t.payload, t.payload_ref, t.attempt + 1, t.max_attempts, t.fence + 1,
   t.scheduled_for, t.schedule_name, t.schedule_id, t.origin, t.timeout_seconds, t.traceparent, t.first_started_at
-FROM json_each(:lanes) AS l
+FROM json_each(:queue_types) AS l
 CROSS JOIN tasks AS t ON t.rowid IN (
   SELECT o.rowid FROM tasks AS o
   WHERE o.queue = l.value ->> 0 AND o.tenant_id = unhex(l.value ->> 1) AND o.priority = l.value ->> 2
@@ -171,7 +171,7 @@ UPDATE tasks SET state = ?7, run_at = coalesce(?8, run_at), attempt = attempt - 
 WHERE id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4 AND NOT cancel_requested
 RETURNING id, fence, NULL;
 
--- name: task_finish_bury
+-- name: task_finish_dead_letter
 -- The dead letter of a task whose attempt ended it dead.
 INSERT INTO dead_letters (task_id, tenant_id, queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name,
   scheduled_for, priority, max_attempts, retry, timeout_seconds, labels, fair_key, attempt, reason, error, worker, created_at, died_at)
@@ -218,19 +218,19 @@ RETURNING queue;
 -- When the next delayed task comes due.
 SELECT min(run_at) AS next_at FROM tasks WHERE state = 'scheduled' AND run_at > :now;
 
--- name: task_turn_schedules
+-- name: task_release_held_schedules
 -- Schedules with held tasks. Paused ones keep what they hold.
 SELECT id, overlap, concurrency FROM schedules
 WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND status <> 'paused';
 
--- name: task_turn_held
+-- name: task_release_held_candidates
 -- Which of these schedules hold tasks; those that are gone are told apart.
 SELECT unhex(r.value) AS schedule_id, EXISTS (SELECT 1 FROM schedules AS s WHERE s.id = unhex(r.value)) AS is_there
 FROM json_each(:ids) AS r
 WHERE EXISTS (SELECT 1 FROM tasks AS t WHERE t.state = 'held' AND t.schedule_id = unhex(r.value))
 LIMIT :limit;
 
--- name: task_turn_any
+-- name: task_release_held_any
 -- Schedules that hold tasks and have room for one, or something to replace: those that can only wait must not use up the limit.
 WITH RECURSIVE held (schedule_id) AS (
   SELECT min(schedule_id) FROM tasks WHERE state = 'held'
@@ -252,13 +252,13 @@ WHERE held.schedule_id IS NOT NULL AND s.status IS NOT 'paused' AND (
     WHERE t.schedule_id = held.schedule_id AND t.state <> 'held' AND t.origin = 'tick' AND NOT t.cancel_requested))
 LIMIT :limit;
 
--- name: task_turn_supersede
+-- name: task_release_held_replaced
 -- What a newer held task of the same schedule replaces: gone if it has not started, else asked to stop.
 SELECT t.id, t.tenant_id FROM json_each(:ids) AS r CROSS JOIN tasks AS t ON t.schedule_id = unhex(r.value)
 WHERE t.origin = 'tick' AND NOT t.cancel_requested AND EXISTS (
   SELECT 1 FROM tasks AS n WHERE n.schedule_id = t.schedule_id AND n.state = 'held' AND n.scheduled_for > t.scheduled_for);
 
--- name: task_turn
+-- name: task_release_held
 -- Release held tasks of a schedule in the order of their ticks, as many as it has room for.
 UPDATE tasks SET state = iif(run_at > ?3, 'scheduled', 'ready')
 WHERE rowid IN (

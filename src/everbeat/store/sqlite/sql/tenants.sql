@@ -23,6 +23,6 @@ UPDATE tenants SET name = :name, weight = :weight, max_schedules = :max_schedule
   revision = :revision, updated_at = :updated_at
 WHERE id = :id AND revision = :expected;
 
--- name: schedule_room
+-- name: schedule_quota_count
 -- How many schedules a tenant has, no further than its quota.
-SELECT count(*) AS count FROM (SELECT 1 FROM schedules WHERE tenant_id = :tenant_id LIMIT :most) AS counted;
+SELECT count(*) AS count FROM (SELECT 1 FROM schedules WHERE tenant_id = :tenant_id LIMIT :max_schedules) AS counted;

@@ -1,9 +1,9 @@
--- name: answer_find
+-- name: idempotent_response_find
 -- The answer kept under an idempotency key, if it has not expired.
 SELECT key, fingerprint, status, body FROM idempotent_answers
 WHERE tenant_id = :tenant_id AND key = :key AND expires_at > :now;
 
--- name: answer_insert
+-- name: idempotent_response_insert
 -- Keep an answer for a day; an expired one under the same key gives way.
 INSERT INTO idempotent_answers (tenant_id, key, fingerprint, status, body, expires_at)
 VALUES (:tenant_id, :key, :fingerprint, :status, :body, :now + 86400000000)
@@ -11,7 +11,7 @@ ON CONFLICT (tenant_id, key) DO UPDATE SET fingerprint = excluded.fingerprint, s
   body = excluded.body, expires_at = excluded.expires_at
 WHERE idempotent_answers.expires_at <= :now;
 
--- name: answer_prune
+-- name: idempotent_response_prune
 -- Forget answers past their time.
 DELETE FROM idempotent_answers WHERE (tenant_id, key) IN (
   SELECT tenant_id, key FROM idempotent_answers WHERE expires_at < :now ORDER BY expires_at LIMIT :limit);

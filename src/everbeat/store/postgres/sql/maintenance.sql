@@ -2,12 +2,12 @@
 -- What the database's clock shows.
 SELECT coalesce(:now::timestamptz, clock_timestamp()) AS moment;
 
--- name: answer_find
+-- name: idempotent_response_find
 -- The answer kept under an idempotency key, if it has not expired.
 SELECT key, fingerprint, status, body FROM idempotent_answers
 WHERE tenant_id = :tenant_id AND key = :key AND expires_at > coalesce(:now::timestamptz, now());
 
--- name: answer_insert
+-- name: idempotent_response_insert
 -- Keep an answer for a day; an expired one under the same key gives way.
 INSERT INTO idempotent_answers AS a (tenant_id, key, fingerprint, status, body, expires_at)
 VALUES (:tenant_id, :key, :fingerprint, :status, :body, coalesce(:now::timestamptz, now()) + interval '24 hours')
@@ -15,7 +15,7 @@ ON CONFLICT (tenant_id, key) DO UPDATE SET fingerprint = excluded.fingerprint, s
   body = excluded.body, expires_at = excluded.expires_at
 WHERE a.expires_at <= coalesce(:now::timestamptz, now());
 
--- name: answer_prune
+-- name: idempotent_response_prune
 -- Forget answers past their time.
 DELETE FROM idempotent_answers WHERE (tenant_id, key) IN (
   SELECT tenant_id, key FROM idempotent_answers WHERE expires_at < coalesce(:now::timestamptz, now())
@@ -70,7 +70,7 @@ SELECT pg_advisory_xact_lock(hashtext('everbeat_migrations'));
 -- The newest migration applied.
 SELECT coalesce(max(number), 0) AS version FROM everbeat_migrations;
 
--- name: feed_send
+-- name: event_stream_send
 -- Tell the other nodes what happened.
 SELECT pg_notify('everbeat_feed', :message);
 

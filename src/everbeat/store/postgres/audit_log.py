@@ -8,11 +8,11 @@ from datetime import datetime
 from everbeat.core.access import AuditLogEntry
 from everbeat.store.postgres.connections import Connection, execute_on
 from everbeat.store.queries import Query
-from everbeat.store.tenant_rows import trail_columns
+from everbeat.store.tenant_rows import audit_log_columns
 
 
-async def write_trail(
-    connection: Connection, queries: Mapping[str, Query], trail: Sequence[AuditLogEntry], now: datetime | None
+async def write_audit_log(
+    connection: Connection, queries: Mapping[str, Query], audit_log: Sequence[AuditLogEntry], now: datetime | None
 ) -> None:
-    if trail:
-        await execute_on(connection, queries["audit_insert"], now=now, **trail_columns(trail))
+    if audit_log:
+        await execute_on(connection, queries["audit_log_insert"], now=now, **audit_log_columns(audit_log))

@@ -1,4 +1,4 @@
-"""task_turn: held tasks go when their schedule has room, in the order of their ticks; and what a pause holds back."""
+"""task_release_held: held tasks go when their schedule has room, in the order of their ticks; and what a pause holds back."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def states_of(store: Store, schedule: Schedule) -> list[str]:
 
 
 async def turn(store: Store, *schedules: Schedule, limit: int = 100) -> frozenset[str]:
-    return await store.task_turn([one.id for one in schedules] or None, limit=limit, now=NOW + minutes(60))
+    return await store.task_release_held([one.id for one in schedules] or None, limit=limit, now=NOW + minutes(60))
 
 
 def of_schedule(schedule: Schedule, origin: Origin, **more: Any) -> NewTask:
@@ -74,9 +74,9 @@ def of_schedule(schedule: Schedule, origin: Origin, **more: Any) -> NewTask:
 async def test_tick_fire_holds_a_task_that_must_wait_for_its_turn(store: Store) -> None:
     schedule = await make(store, target={"kind": "worker", "type": "work", "queue": "slow"})
     first = await fire(store, schedule)
-    assert (first.queues, first.holders) == (frozenset({"slow"}), frozenset())
+    assert (first.queues, first.held_schedule_ids) == (frozenset({"slow"}), frozenset())
     second = await fire(store, schedule)
-    assert (second.queues, second.holders) == (frozenset(), frozenset({schedule.id}))
+    assert (second.queues, second.held_schedule_ids) == (frozenset(), frozenset({schedule.id}))
     assert [one.outcome for one in second.fired] == ["fired"]
     assert await states_of(store, schedule) == ["ready", "held"]
 
@@ -88,9 +88,9 @@ async def test_tick_fire_of_a_batch_tells_queues_and_holders_apart(store: Store)
         for policy in policies
     ]
     first = await fire(store, *schedules)
-    assert (first.queues, first.holders) == (frozenset(policy.value for policy in policies), frozenset())
+    assert (first.queues, first.held_schedule_ids) == (frozenset(policy.value for policy in policies), frozenset())
     second = await fire(store, *schedules)
-    assert (second.queues, second.holders) == (frozenset({"allow"}), frozenset(one.id for one in schedules[:2]))
+    assert (second.queues, second.held_schedule_ids) == (frozenset({"allow"}), frozenset(one.id for one in schedules[:2]))
     assert {one.schedule_id: one.reason for one in second.fired} == {
         schedules[0].id: None, schedules[1].id: None, schedules[2].id: "overlap", schedules[3].id: None
     }  # fmt: skip
@@ -101,7 +101,7 @@ async def test_tick_fire_does_not_count_backfilled_tasks(store: Store) -> None:
     await store.task_submit([of_schedule(one, Origin.BACKFILL) for one in schedules for _ in range(5)], now=NOW)
     result = await fire(store, *schedules)
     assert [one.outcome for one in result.fired] == ["fired", "fired"]
-    assert result.holders == frozenset()
+    assert result.held_schedule_ids == frozenset()
 
 
 @pytest.mark.parametrize("origin", [Origin.TRIGGER, Origin.TICK, Origin.REPLAY])
@@ -110,22 +110,22 @@ async def test_tick_fire_counts_every_other_task_of_the_schedule(store: Store, o
     await store.task_submit([of_schedule(one, origin) for one in (skipping, queueing)], now=NOW)
     result = await fire(store, skipping, queueing)
     assert {one.schedule_id: one.reason for one in result.fired} == {skipping.id: "overlap", queueing.id: None}
-    assert result.holders == {queueing.id}
+    assert result.held_schedule_ids == {queueing.id}
 
 
 @pytest.mark.parametrize("overlap", [Overlap.QUEUE, Overlap.CANCEL_PREVIOUS])
 async def test_tick_fire_holds_no_more_than_a_thousand(store: Store, overlap: Overlap) -> None:
     schedule = await make(store, overlap, max_concurrent=2)
     await store.task_submit([of_schedule(schedule, Origin.TICK) for _ in range(1001)], now=NOW)
-    assert (await fire(store, schedule)).holders == {schedule.id}
+    assert (await fire(store, schedule)).held_schedule_ids == {schedule.id}
     full = await fire(store, schedule)
-    assert ([one.reason for one in full.fired], full.holders) == (["overlap"], frozenset())
+    assert ([one.reason for one in full.fired], full.held_schedule_ids) == (["overlap"], frozenset())
 
 
 # Turns
 
 
-async def test_task_turn_releases_in_the_order_of_the_ticks(store: Store) -> None:
+async def test_task_release_held_releases_in_the_order_of_the_ticks(store: Store) -> None:
     schedule = await make(store, target={"kind": "worker", "type": "work", "queue": "slow"})
     await fire(store, schedule, times=4)
     ticks = []
@@ -138,7 +138,7 @@ async def test_task_turn_releases_in_the_order_of_the_ticks(store: Store) -> Non
     assert ticks == [NOW + minutes(number) for number in range(4)]
 
 
-async def test_task_turn_releases_as_many_as_there_is_room_for(store: Store) -> None:
+async def test_task_release_held_releases_as_many_as_there_is_room_for(store: Store) -> None:
     schedule = await make(store, max_concurrent=3)
     await fire(store, schedule, times=9)
     assert await states_of(store, schedule) == ["ready"] * 3 + ["held"] * 6
@@ -147,14 +147,14 @@ async def test_task_turn_releases_as_many_as_there_is_room_for(store: Store) -> 
     assert await states_of(store, schedule) == ["ready"] * 3 + ["held"] * 4
 
 
-async def test_task_turn_counts_tasks_that_wait_for_another_attempt(store: Store) -> None:
+async def test_task_release_held_counts_tasks_that_wait_for_another_attempt(store: Store) -> None:
     schedule = await make(store)
     await fire(store, schedule, times=2)
     await execute_raw(store, "UPDATE tasks SET state = 'scheduled' WHERE state = 'ready'")
     assert await turn(store, schedule) == frozenset()
 
 
-async def test_task_turn_does_not_count_backfilled_tasks(store: Store) -> None:
+async def test_task_release_held_does_not_count_backfilled_tasks(store: Store) -> None:
     schedule = await make(store)
     await fire(store, schedule, times=2)
     await store.task_submit([of_schedule(schedule, Origin.BACKFILL, queue="slow") for _ in range(3)], now=NOW)
@@ -162,7 +162,7 @@ async def test_task_turn_does_not_count_backfilled_tasks(store: Store) -> None:
     assert await turn(store, schedule) == {"default"}
 
 
-async def test_task_turn_of_a_task_for_later_makes_it_scheduled(store: Store) -> None:
+async def test_task_release_held_of_a_task_for_later_makes_it_scheduled(store: Store) -> None:
     schedule = await make(store)
     await fire(store, schedule, times=2)
     await execute_raw(store, "UPDATE tasks SET run_at = ? WHERE state = 'held'", NOW + minutes(61))
@@ -172,7 +172,7 @@ async def test_task_turn_of_a_task_for_later_makes_it_scheduled(store: Store) ->
 
 
 @pytest.mark.parametrize("asks_for_all", [True, False])
-async def test_task_turn_leaves_a_paused_schedule_what_it_holds(store: Store, asks_for_all: bool) -> None:
+async def test_task_release_held_leaves_a_paused_schedule_what_it_holds(store: Store, asks_for_all: bool) -> None:
     schedule = await make(store)
     await fire(store, schedule, times=2)
     await complete(store, *await claim(store))
@@ -184,7 +184,7 @@ async def test_task_turn_leaves_a_paused_schedule_what_it_holds(store: Store, as
 
 
 @pytest.mark.parametrize("asks_for_all", [True, False])
-async def test_task_turn_works_off_what_a_deleted_schedule_left_one_by_one(store: Store, asks_for_all: bool) -> None:
+async def test_task_release_held_works_off_what_a_deleted_schedule_left_one_by_one(store: Store, asks_for_all: bool) -> None:
     schedule = await make(store, max_concurrent=2)
     await fire(store, schedule, times=5)
     await store.schedule_delete(DEFAULT_TENANT, [schedule.id])
@@ -198,7 +198,7 @@ async def test_task_turn_works_off_what_a_deleted_schedule_left_one_by_one(store
     assert done == 5
 
 
-async def test_task_turn_of_a_finished_schedule_goes_on(store: Store) -> None:
+async def test_task_release_held_of_a_finished_schedule_goes_on(store: Store) -> None:
     schedule = await make(store)
     await fire(store, schedule, times=2)
     await execute_raw(store, "UPDATE schedules SET status = 'finished', next_tick_at = NULL, due_at = NULL")
@@ -206,19 +206,19 @@ async def test_task_turn_of_a_finished_schedule_goes_on(store: Store) -> None:
     assert await turn(store, schedule) == {"default"}
 
 
-async def test_task_turn_is_only_for_the_schedules_asked_for(store: Store) -> None:
+async def test_task_release_held_is_only_for_the_schedules_asked_for(store: Store) -> None:
     one, two = [await make(store, name=name) for name in "ab"]
     await fire(store, one, two, times=2)
     await complete(store, *await claim(store))
     await turn(store, one)
     assert (await states_of(store, one), await states_of(store, two)) == (["ready"], ["held"])
-    assert await store.task_turn([], limit=10, now=NOW) == frozenset()
-    assert await store.task_turn([UUID(int=5)], limit=10, now=NOW) == frozenset()
+    assert await store.task_release_held([], limit=10, now=NOW) == frozenset()
+    assert await store.task_release_held([UUID(int=5)], limit=10, now=NOW) == frozenset()
     await turn(store)
     assert await states_of(store, two) == ["ready"]
 
 
-async def test_task_turn_of_any_goes_through_all_in_pieces(store: Store) -> None:
+async def test_task_release_held_of_any_goes_through_all_in_pieces(store: Store) -> None:
     schedules = [await make(store, name=str(number)) for number in range(5)]
     await fire(store, *schedules, times=2)
     await complete(store, *await claim(store))
@@ -227,26 +227,26 @@ async def test_task_turn_of_any_goes_through_all_in_pieces(store: Store) -> None
     assert [await states_of(store, one) for one in schedules] == [["ready"]] * 5
 
 
-async def test_task_turn_of_any_is_not_held_up_by_those_that_can_only_wait(store: Store) -> None:
+async def test_task_release_held_of_any_is_not_held_up_by_those_that_can_only_wait(store: Store) -> None:
     names = ("full", "paused", "gone", "told", "free")
-    full, paused, gone, told, free = schedules = [
+    full, paused, gone, requested, free = schedules = [
         await make(store, Overlap.CANCEL_PREVIOUS if name == "told" else Overlap.QUEUE, name=name, id=UUID(int=number))
         for number, name in enumerate(names, start=1)
     ]
     await fire(store, *schedules, times=2)
     running = await claim(store)
-    await turn(store, told)
+    await turn(store, requested)
     await complete(store, *(task for task in running if task.schedule_id in (paused.id, free.id)))
     await execute_raw(store, "UPDATE schedules SET status = 'paused' WHERE id = ?", paused.id)
     await store.schedule_delete(DEFAULT_TENANT, [gone.id])
     assert await turn(store, limit=1) == {"default"}
     assert await states_of(store, free) == ["ready"]
     assert await states_of(store, paused) == ["held"]
-    for other in (full, gone, told):
+    for other in (full, gone, requested):
         assert await states_of(store, other) == ["running", "held"]
 
 
-async def test_task_turn_of_every_tenant(store: Store) -> None:
+async def test_task_release_held_of_every_tenant(store: Store) -> None:
     schedule = await make(store, tenant_id=OTHER_TENANT)
     await fire(store, schedule, times=2)
     await execute_raw(store, "DELETE FROM tasks WHERE state = 'ready'")
@@ -256,7 +256,7 @@ async def test_task_turn_of_every_tenant(store: Store) -> None:
 # Taking the place of the one before
 
 
-async def test_task_turn_replaces_what_has_not_started(store: Store) -> None:
+async def test_task_release_held_replaces_what_has_not_started(store: Store) -> None:
     schedule = await make(store, Overlap.CANCEL_PREVIOUS)
     await fire(store, schedule, times=3)
     assert await turn(store, schedule) == {"default"}
@@ -269,7 +269,7 @@ async def test_task_turn_replaces_what_has_not_started(store: Store) -> None:
 
 
 @pytest.mark.parametrize("asks_for_all", [True, False])
-async def test_task_turn_tells_what_runs_and_lets_the_newest_wait(store: Store, asks_for_all: bool) -> None:
+async def test_task_release_held_tells_what_runs_and_lets_the_newest_wait(store: Store, asks_for_all: bool) -> None:
     schedule = await make(store, Overlap.CANCEL_PREVIOUS)
     await fire(store, schedule)
     running = await claim(store)
@@ -284,7 +284,7 @@ async def test_task_turn_tells_what_runs_and_lets_the_newest_wait(store: Store, 
     assert await states_of(store, schedule) == ["ready"]
 
 
-async def test_task_turn_replaces_nothing_that_was_triggered_or_backfilled(store: Store) -> None:
+async def test_task_release_held_replaces_nothing_that_was_triggered_or_backfilled(store: Store) -> None:
     schedule = await make(store, Overlap.CANCEL_PREVIOUS)
     await store.task_submit([of_schedule(schedule, origin) for origin in (Origin.TRIGGER, Origin.BACKFILL)], now=NOW)
     await fire(store, schedule, times=2)
@@ -294,7 +294,7 @@ async def test_task_turn_replaces_nothing_that_was_triggered_or_backfilled(store
     ]  # fmt: skip
 
 
-async def test_task_turn_does_not_replace_when_the_policy_is_to_queue(store: Store) -> None:
+async def test_task_release_held_does_not_replace_when_the_policy_is_to_queue(store: Store) -> None:
     schedule = await make(store, Overlap.QUEUE)
     await fire(store, schedule, times=3)
     await turn(store, schedule)
@@ -304,7 +304,7 @@ async def test_task_turn_does_not_replace_when_the_policy_is_to_queue(store: Sto
 # At once
 
 
-async def test_task_turn_from_many_sides_at_once_keeps_to_the_room_there_is(store: Store) -> None:
+async def test_task_release_held_from_many_sides_at_once_keeps_to_the_room_there_is(store: Store) -> None:
     schedules = [await make(store, name=str(number), max_concurrent=2) for number in range(4)]
     await fire(store, *schedules, times=12)
     stores = [store, *(open_second_store(store) for _ in range(3))]
@@ -313,7 +313,7 @@ async def test_task_turn_from_many_sides_at_once_keeps_to_the_room_there_is(stor
         ids = [one.id for one in schedules]
         asked = [None, ids, ids[::-1], None]
         await asyncio.gather(
-            *(one.task_turn(wanted, limit=100, now=NOW + minutes(60)) for one, wanted in zip(stores, asked, strict=True))
+            *(one.task_release_held(wanted, limit=100, now=NOW + minutes(60)) for one, wanted in zip(stores, asked, strict=True))
         )
         for schedule in schedules:
             states = await states_of(store, schedule)
@@ -323,7 +323,7 @@ async def test_task_turn_from_many_sides_at_once_keeps_to_the_room_there_is(stor
         await twin.close()
 
 
-async def test_task_turn_and_tick_fire_at_once_keep_to_the_room_there_is(store: Store) -> None:
+async def test_task_release_held_and_tick_fire_at_once_keep_to_the_room_there_is(store: Store) -> None:
     twin = open_second_store(store)
     schedule = await make(store)
     await fire(store, schedule)

@@ -1,4 +1,4 @@
--- name: audit_insert
+-- name: audit_log_insert
 -- Lines of the audit trail, in the transaction of what they tell of.
 INSERT INTO audit_log (id, tenant_id, at, actor, key_id, action, subject, detail, request_id, address)
 SELECT e.id, e.tenant_id, coalesce(:now::timestamptz, now()), e.actor, e.key_id, e.action, e.subject, e.detail, e.request_id,
@@ -7,14 +7,14 @@ FROM unnest(:ids::uuid[], :tenant_ids::uuid[], :actors::text[], :key_ids::uuid[]
   :details::text[], :request_ids::text[], :addresses::text[])
   AS e(id, tenant_id, actor, key_id, action, subject, detail, request_id, address);
 
--- name: audit_list
+-- name: audit_log_list
 -- A tenant's lines of the audit trail, newest first.
 SELECT id, tenant_id, at, actor, key_id, action, subject, detail, request_id, address FROM audit_log
 WHERE tenant_id = :tenant_id AND (at, id) < (:before_at::timestamptz, :before_id::uuid) AND at >= :from_at AND at < :to_at
   AND (:action::text IS NULL OR action = :action)
 ORDER BY at DESC, id DESC LIMIT :limit;
 
--- name: audit_list_all
+-- name: audit_log_list_all
 -- Everybody's lines of the audit trail, newest first: for operators.
 SELECT id, tenant_id, at, actor, key_id, action, subject, detail, request_id, address FROM audit_log
 WHERE (at, id) < (:before_at::timestamptz, :before_id::uuid) AND at >= :from_at AND at < :to_at

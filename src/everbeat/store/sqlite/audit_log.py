@@ -1,0 +1,16 @@
+"""Writes lines of the audit trail inside the transaction of the change they tell of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+import msgspec
+
+from everbeat.core.access import AuditLogEntry
+from everbeat.store.sqlite.connections import SqliteSession
+
+
+def write_audit_log(session: SqliteSession, sql: Mapping[str, str], audit_log: Sequence[AuditLogEntry], moment: datetime) -> None:
+    if audit_log:
+        session.change_many(sql["audit_log_insert"], [{**msgspec.structs.asdict(entry), "at": moment} for entry in audit_log])
