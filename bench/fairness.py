@@ -23,7 +23,7 @@ from everbeat.core.tasks import NewTask, Origin
 from everbeat.core.tenants import Tenant
 from everbeat.server import make_store
 from everbeat.services.ids import new_ids
-from everbeat.services.keys import Keys
+from everbeat.services.keys import KeyService
 from everbeat.store.base import Store
 from everbeat.store.values import TenantWrite
 
@@ -179,11 +179,11 @@ async def _tenants(store: Store, weights: Sequence[float]) -> list[UUID]:
 
 
 async def _fleet_key(store: Store) -> str:
-    return (await Keys(store).create(UUID(int=0), "fleet", ["work"], is_fleet=True)).text
+    return (await KeyService(store).create(UUID(int=0), "fleet", ["work"], is_fleet=True)).text
 
 
 async def _key(store: Store, tenant_id: UUID, scope: str) -> str:
-    return (await Keys(store).create(tenant_id, scope, [scope])).text
+    return (await KeyService(store).create(tenant_id, scope, [scope])).text
 
 
 async def _fill(store: Store, counts: dict[UUID, int], *, tagged: bool = False, type_: str = "noop") -> None:

@@ -13,7 +13,7 @@ from bench.databases import Scale, BenchDatabase, serving
 # More than the five executions after which PostgreSQL may keep a plan for good.
 _WARM_UP = 20
 _HOUR = timedelta(hours=1)
-_PATIENCE_SECONDS = 60
+_WAIT_SECONDS = 60
 
 
 async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
@@ -49,8 +49,8 @@ async def _warm_up(database: BenchDatabase, port: int) -> None:
 
 async def _fired(database: BenchDatabase, at: float, count: int) -> tuple[int, float]:
     """How many fired, and how long it took; what has not fired after a while is given up."""
-    for _ in range(_PATIENCE_SECONDS):
+    for _ in range(_WAIT_SECONDS):
         await asyncio.sleep(1)
         if await database.count_ticks() >= count + _WARM_UP:
             return count, (await database.batches())[-1].fired_at.timestamp() - at
-    return await database.count_ticks() - _WARM_UP, float(_PATIENCE_SECONDS)
+    return await database.count_ticks() - _WARM_UP, float(_WAIT_SECONDS)

@@ -17,7 +17,7 @@ from bench.working import working
 _SCHEDULES = 1000
 _TICKS = 3
 _LEAD_SECONDS = 8
-_PATIENCE_SECONDS = 20
+_WAIT_SECONDS = 20
 
 
 async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
@@ -44,7 +44,7 @@ async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
 
 async def _noted(records: Records, marks: list[float]) -> list[Record]:
     """What the handlers of these ticks noted, once all have, or after a while."""
-    give_up_at = time.monotonic() + _PATIENCE_SECONDS
+    give_up_at = time.monotonic() + _WAIT_SECONDS
     while True:
         await asyncio.sleep(0.5)
         noted = [record for record in records.read() if int(record.tag) in marks]

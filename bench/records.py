@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _RECORD = struct.Struct("dd")
-_PATIENCE_SECONDS = 120.0
+_WAIT_SECONDS = 120.0
 VARIABLE = "EVERBEAT_BENCH_RECORDS"
 
 
@@ -43,7 +43,7 @@ class Records:
     def read(self) -> list[Record]:
         return [Record(*fields) for fields in _RECORD.iter_unpack(self.path.read_bytes())]
 
-    async def wait(self, count: int, seconds: float = _PATIENCE_SECONDS) -> None:
+    async def wait(self, count: int, seconds: float = _WAIT_SECONDS) -> None:
         """Until there are so many; fails after a while."""
         give_up_at = time.monotonic() + seconds
         while self.count() < count:

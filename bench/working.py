@@ -19,7 +19,7 @@ from bench.databases import Scale, BenchDatabase, cpu_seconds
 
 CONCURRENCY = 100
 _LOG_TAIL = 4000
-_PATIENCE_SECONDS = 30
+_WAIT_SECONDS = 30
 
 
 class Drain(NamedTuple):
@@ -87,10 +87,10 @@ async def submit_in_process(database: BenchDatabase, count: int) -> None:
 
 async def drain(database: BenchDatabase, records: Records, count: int, pids: Mapping[str, int]) -> Drain:
     """From the first handler's start until nothing is left."""
-    await records.wait(1, _PATIENCE_SECONDS)
+    await records.wait(1, _WAIT_SECONDS)
     before = _cpu(database, pids)
     await records.wait(count)
-    give_up_at = time.monotonic() + _PATIENCE_SECONDS
+    give_up_at = time.monotonic() + _WAIT_SECONDS
     while left := await database.count_live():
         if time.monotonic() > give_up_at:
             raise TimeoutError(f"all handlers ran, but {left:,} tasks are left")

@@ -22,20 +22,20 @@ from everbeat.core.schedules import DEFAULT_TENANT, Schedule, Spec, Status
 from everbeat.core.tasks import ClaimedTask, NewTask, Origin
 from everbeat.core.ticks import Skip, SkipReason, Tick
 from everbeat.core.timeline import TimelineCache
-from everbeat.services.audit import Auditing, Count
-from everbeat.services.backfill import Backfill
-from everbeat.services.dead_letters import DeadLetters
+from everbeat.services.audit import AuditService, AuditCount
+from everbeat.services.backfill import BackfillService
+from everbeat.services.dead_letters import DeadLetterService
 from everbeat.services.events import Event, TicksRefused
 from everbeat.services.ownership import Ownership
-from everbeat.services.polls import Polls
-from everbeat.services.quotas import Quotas
-from everbeat.services.schedules import Schedules
-from everbeat.services.shares import Dealer, Equals, LineKey
-from everbeat.services.tasks import Tasks
-from everbeat.services.tenants import Directory
+from everbeat.services.long_polls import LongPolls
+from everbeat.services.quotas import QuotaService
+from everbeat.services.schedules import ScheduleService
+from everbeat.services.fair_dispatch import FairDispatcher, EqualShares, ClaimScope
+from everbeat.services.tasks import TaskService
+from everbeat.services.tenants import TenantDirectory
 from everbeat.services.ticker import Ticker, TickerSettings
-from everbeat.services.turns import Promoter, Reaper, Turns
-from everbeat.services.work import Work
+from everbeat.services.overlap import Promoter, Reaper, OverlapReleaser
+from everbeat.services.leases import LeaseService
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.connections import to_microseconds
@@ -204,9 +204,9 @@ async def claim_for(
     now: datetime | None = None,
 ) -> list[list[ClaimedTask]]:
     """What several workers get, dealt by a look at what is ready."""
-    key = LineKey(tenant_id, tuple(queues), None if types is None else tuple(types))
-    dealer = Dealer(key, store, Equals(), total_seconds)
-    return (await dealer.deal(claim_requests, now=now)).tasks
+    key = ClaimScope(tenant_id, tuple(queues), None if types is None else tuple(types))
+    dispatcher = FairDispatcher(key, store, EqualShares(), total_seconds)
+    return (await dispatcher.dispatch(claim_requests, now=now)).tasks
 
 
 def lease_of(task: ClaimedTask, **more: Any) -> LeaseRef:
@@ -300,16 +300,16 @@ class SteppedNode:
         self.timelines = TimelineCache()
         self.id = uuid4()
         clock = DatabaseClock(lambda: self.monotonic)
-        self.polls = Polls(self.store, total_seconds=total_seconds)
-        self.turns = Turns(self.store, self.polls, emit=self.events.append, monotonic=lambda: self.monotonic)
-        self.promoter = Promoter(self.store, self.polls, clock, emit=self.events.append)
-        self.reaper = Reaper(self.store, self.turns, total_seconds=total_seconds, random_fraction=random_fraction)
-        self.work = Work(
-            self.store, self.polls, self.turns, total_seconds=total_seconds, emit=self.events.append, random_fraction=random_fraction
+        self.long_polls = LongPolls(self.store, total_seconds=total_seconds)
+        self.overlap = OverlapReleaser(self.store, self.long_polls, emit=self.events.append, monotonic=lambda: self.monotonic)
+        self.promoter = Promoter(self.store, self.long_polls, clock, emit=self.events.append)
+        self.reaper = Reaper(self.store, self.overlap, total_seconds=total_seconds, random_fraction=random_fraction)
+        self.leases = LeaseService(
+            self.store, self.long_polls, self.overlap, total_seconds=total_seconds, emit=self.events.append, random_fraction=random_fraction
         )
-        self.quotas = Quotas(self.store, Directory(self.store), monotonic=lambda: self.monotonic)
-        self.tasks = Tasks(self.store, self.polls, self.turns, emit=self.events.append, quotas=self.quotas)
-        self.dead_letters = DeadLetters(self.store, self.tasks)
+        self.quotas = QuotaService(self.store, TenantDirectory(self.store), monotonic=lambda: self.monotonic)
+        self.tasks = TaskService(self.store, self.long_polls, self.overlap, emit=self.events.append, quotas=self.quotas)
+        self.dead_letters = DeadLetterService(self.store, self.tasks)
         self.ownership = Ownership(
             self.store,
             node_heartbeat(self.id, lease_seconds=lease_seconds, name=name),
@@ -327,13 +327,13 @@ class SteppedNode:
             on_tasks=self._on_tasks,
             quotas=self.quotas,
         )
-        self.schedules = Schedules(self.store, self.timelines, self.quotas)
-        self.backfill = Backfill(self.store, self.schedules, self.tasks, self.timelines)
-        self.audit = Auditing(self.store, self.timelines, late_seconds=5)
+        self.schedules = ScheduleService(self.store, self.timelines, self.quotas)
+        self.backfill = BackfillService(self.store, self.schedules, self.tasks, self.timelines)
+        self.audit = AuditService(self.store, self.timelines, late_seconds=5)
 
     def _on_tasks(self, queues: frozenset[str], held_schedule_ids: frozenset[UUID]) -> None:
-        self.polls.ring(queues)
-        self.turns.expect(held_schedule_ids)
+        self.long_polls.wake(queues)
+        self.overlap.note_schedules(held_schedule_ids)
 
     @property
     def owned(self) -> frozenset[int]:
@@ -392,12 +392,12 @@ class SteppedNode:
     async def release_held(self) -> None:
         """Release held tasks: of those schedules that something was heard of, then of all."""
         for _ in range(2):
-            await self.turns.run_once(self.now)
+            await self.overlap.run_once(self.now)
 
     async def put(self, name: str = "job", **more: Any) -> Schedule:
         return (await self.schedules.put(DEFAULT_TENANT, name, definition(name, **more), now=self.now)).schedule
 
-    async def count(self, *, from_: datetime = NOW - timedelta(days=1), to: datetime | None = None) -> Count:
+    async def count(self, *, from_: datetime = NOW - timedelta(days=1), to: datetime | None = None) -> AuditCount:
         """The audit of the default tenant."""
         return (await self.audit.run(DEFAULT_TENANT, from_=from_, to=to, now=self.now)).total
 

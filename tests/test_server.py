@@ -23,7 +23,7 @@ async def test_a_node_without_roles_submits_and_runs_nothing(sqlite_path: Path) 
     task, is_new = await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="work"))
     assert is_new
     assert (await node.tasks.get(DEFAULT_TENANT, task.id)).state == "ready"
-    assert node.pulse.ages() == {}
+    assert node.loop_monitor.ages() == {}
     await node.stop()
 
 

@@ -25,34 +25,34 @@ from everbeat.core.errors import EverbeatError, SettingsError, StoreUnusable, St
 from everbeat.core.misfire import Lateness
 from everbeat.core.timeline import TimelineCache
 from everbeat.core.zones import load_zone
-from everbeat.services.access import Access
-from everbeat.services.answers import Answers
-from everbeat.services.audit import Auditing
-from everbeat.services.backfill import Backfill
-from everbeat.services.blobs import Blobs
-from everbeat.services.bootstrap import Settled, Terms, refusal, settle
-from everbeat.services.calendars import CalendarRoom
-from everbeat.services.chores import Auditor, Pruner
-from everbeat.services.cluster import ClusterRoom
+from everbeat.services.access import Authenticator
+from everbeat.services.idempotent_responses import IdempotentResponses
+from everbeat.services.audit import AuditService
+from everbeat.services.backfill import BackfillService
+from everbeat.services.blobs import BlobStore
+from everbeat.services.bootstrap import AuthDecision, AuthSettings, keys_required_error, decide_auth
+from everbeat.services.calendars import CalendarService
+from everbeat.services.maintenance import Auditor, Pruner
+from everbeat.services.cluster import ClusterService
 from everbeat.services.collector import Collector
-from everbeat.services.dead_letters import DeadLetters
-from everbeat.services.feed import Feed, Relay
-from everbeat.services.keys import Keys
-from everbeat.services.ledger import Ledger
-from everbeat.services.limits import Limits, Rates
-from everbeat.services.loops import Loop, Pulse, Runner
+from everbeat.services.dead_letters import DeadLetterService
+from everbeat.services.event_stream import EventStream, EventRelay
+from everbeat.services.keys import KeyService
+from everbeat.services.ledger import LedgerService
+from everbeat.services.rate_limits import RequestLimits, RequestRates
+from everbeat.services.loops import Loop, LoopMonitor, LoopRunner
 from everbeat.services.ownership import Ownership
-from everbeat.services.payloads import Payloads
-from everbeat.services.polls import Polls
-from everbeat.services.quotas import Quotas
-from everbeat.services.schedules import Schedules
-from everbeat.services.sessions import Sessions
-from everbeat.services.tasks import Tasks
-from everbeat.services.tenants import Directory, TenantRoom
+from everbeat.services.payloads import LargePayloads
+from everbeat.services.long_polls import LongPolls
+from everbeat.services.quotas import QuotaService
+from everbeat.services.schedules import ScheduleService
+from everbeat.services.sessions import KeySessions
+from everbeat.services.tasks import TaskService
+from everbeat.services.tenants import TenantDirectory, TenantService
 from everbeat.services.ticker import Ticker, TickerSettings
-from everbeat.services.turns import Promoter, Reaper, Turns
-from everbeat.services.why import Reasons
-from everbeat.services.work import Work
+from everbeat.services.overlap import Promoter, Reaper, OverlapReleaser
+from everbeat.services.explainer import Explainer
+from everbeat.services.leases import LeaseService
 from everbeat.serving import HangUp, make_server, reserve
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
@@ -63,10 +63,10 @@ from everbeat.version import __version__
 from everbeat.watchdog import Watchdog
 
 _STUCK_AFTER_SECONDS = 45.0
-_PATIENCE_SECONDS = 2.0
+_WAIT_SECONDS = 2.0
 _READY_SECONDS = 0.5
 # How often long polls look for work that nobody told of; processes on one SQLite file have no other way to hear of it.
-_LOOK_SECONDS = {"postgres": 1.0, "sqlite": 0.2}
+_POLL_INTERVAL_SECONDS = {"postgres": 1.0, "sqlite": 0.2}
 
 
 def make_store(settings: Settings, telemetry: Telemetry | None = None) -> Store:
@@ -91,8 +91,8 @@ def make_store(settings: Settings, telemetry: Telemetry | None = None) -> Store:
     )
 
 
-def make_blobs(settings: Settings, telemetry: Telemetry) -> Blobs:
-    blobs = Blobs(settings.blob_location, endpoint=settings.blob_endpoint, emit=telemetry.on_event, observer=telemetry.observe_store)
+def make_blobs(settings: Settings, telemetry: Telemetry) -> BlobStore:
+    blobs = BlobStore(settings.blob_location, endpoint=settings.blob_endpoint, emit=telemetry.on_event, observer=telemetry.observe_store)
     blobs.check()
     if not blobs.is_there:
         telemetry.log.info("no_blob_store", meaning="payloads above 64 KiB are refused; set blob_url to take them")
@@ -109,17 +109,17 @@ class EmbeddedNode:
         self.settings = settings
         self.telemetry = Telemetry()
         self.store = make_store(settings, self.telemetry)
-        self.pulse = Pulse()
+        self.loop_monitor = LoopMonitor()
         self.is_ready = False
         self._looking: asyncio.Task[tuple[int, int]] | None = None
         self._looked_at = 0.0
         self._auto_migrate = auto_migrate
         load_zone("UTC")  # lists all zones once, so that the first request need not
-        self.feed = Feed(self.store)
+        self.event_stream = EventStream(self.store)
         timelines = TimelineCache()
-        self.directory = Directory(self.store)
-        self.quotas = Quotas(self.store, self.directory)
-        self.schedules = Schedules(self.store, timelines, self.quotas)
+        self.directory = TenantDirectory(self.store)
+        self.quotas = QuotaService(self.store, self.directory)
+        self.schedules = ScheduleService(self.store, timelines, self.quotas)
         self.blobs = make_blobs(settings, self.telemetry)
         self._build_tasks(timelines)
         self._clock = DatabaseClock()
@@ -129,11 +129,11 @@ class EmbeddedNode:
             self._clock,
             margin_seconds=settings.lease_margin_seconds,
             emit=self.telemetry.on_event,
-            feed=self.feed,
+            event_stream=self.event_stream,
         )
-        self._loops: list[Loop] = [self._ownership, self.directory, self._polls, self._turns] if settings.roles else []
-        if settings.roles and self.feed.hears_others:
-            self._loops.append(Relay(self.store.pool("maintenance"), self.feed))
+        self._loops: list[Loop] = [self._ownership, self.directory, self._long_polls, self._overlap] if settings.roles else []
+        if settings.roles and self.event_stream.receives_other_nodes:
+            self._loops.append(EventRelay(self.store.pool("maintenance"), self.event_stream))
         if "scheduler" in settings.roles:
             self._loops += self._engine(timelines)
         if extra is not None:
@@ -141,27 +141,27 @@ class EmbeddedNode:
         self.access = self._make_access()
         if self.access is not None:
             self._loops.append(self.access)
-        self._runners: list[Runner] = []
+        self._runners: list[LoopRunner] = []
         self.asgi: Any = build_app(self._rooms(timelines), only_health=self._shows_only_health())
 
     def _shows_only_health(self) -> bool:
         """In process, whoever has the node may ask it everything."""
         return False
 
-    def _make_access(self) -> Access | None:
+    def _make_access(self) -> Authenticator | None:
         """In process, nobody is asked for a key."""
         return None
 
     def _build_tasks(self, timelines: TimelineCache) -> None:
         store, emit, total = self.store, self.telemetry.on_event, self.settings.task_total_seconds
-        look = _LOOK_SECONDS[store.dialect]
-        self._polls = Polls(store, look_seconds=look, total_seconds=total, directory=self.directory)
-        feed, payloads = self.feed, Payloads(self.blobs)
-        self._turns = Turns(store.pool("maintenance"), self._polls, emit=emit, feed=feed)
-        self.work = Work(store, self._polls, self._turns, total_seconds=total, payloads=payloads, emit=emit, feed=feed)
-        self.tasks = Tasks(store, self._polls, self._turns, payloads=payloads, emit=emit, feed=feed, quotas=self.quotas)
-        self.dead_letters = DeadLetters(store, self.tasks, payloads=payloads)
-        self.backfill = Backfill(store, self.schedules, self.tasks, timelines)
+        look = _POLL_INTERVAL_SECONDS[store.dialect]
+        self._long_polls = LongPolls(store, poll_interval_seconds=look, total_seconds=total, directory=self.directory)
+        event_stream, payloads = self.event_stream, LargePayloads(self.blobs)
+        self._overlap = OverlapReleaser(store.pool("maintenance"), self._long_polls, emit=emit, event_stream=event_stream)
+        self.leases = LeaseService(store, self._long_polls, self._overlap, total_seconds=total, payloads=payloads, emit=emit, event_stream=event_stream)
+        self.tasks = TaskService(store, self._long_polls, self._overlap, payloads=payloads, emit=emit, event_stream=event_stream, quotas=self.quotas)
+        self.dead_letters = DeadLetterService(store, self.tasks, payloads=payloads)
+        self.backfill = BackfillService(store, self.schedules, self.tasks, timelines)
 
     def _engine(self, timelines: TimelineCache) -> list[Loop]:
         settings, emit = self.settings, self.telemetry.on_event
@@ -179,15 +179,15 @@ class EmbeddedNode:
                 lateness=Lateness(settings.late_after_seconds, settings.catch_up_rate),
             ),
             emit=emit,
-            feed=self.feed,
+            event_stream=self.event_stream,
             on_tasks=self._on_tasks,
             quotas=self.quotas,
         )
         late = settings.late_after_seconds + settings.lease_seconds + settings.scan_seconds
         return [
             ticker,
-            Promoter(engine, self._polls, self._clock, emit=emit),
-            Reaper(chores, self._turns, total_seconds=settings.task_total_seconds),
+            Promoter(engine, self._long_polls, self._clock, emit=emit),
+            Reaper(chores, self._overlap, total_seconds=settings.task_total_seconds),
             Auditor(chores, self._ownership, late_seconds=late, emit=emit),
             Pruner(
                 chores,
@@ -199,16 +199,16 @@ class EmbeddedNode:
         ]
 
     def _on_tasks(self, queues: frozenset[str], held_schedule_ids: frozenset[UUID]) -> None:
-        self._polls.ring(queues)
-        self._turns.expect(held_schedule_ids)
+        self._long_polls.wake(queues)
+        self._overlap.note_schedules(held_schedule_ids)
 
     def _rooms(self, timelines: TimelineCache) -> Rooms:
         late = self.settings.late_after_seconds
         return Rooms(
             schedules=self.schedules,
-            ledger=Ledger(self.store, timelines, late_seconds=late),
-            answers=Answers(self.store),
-            why=Reasons(
+            ledger=LedgerService(self.store, timelines, late_seconds=late),
+            idempotent_responses=IdempotentResponses(self.store),
+            explainer=Explainer(
                 self.store,
                 self.schedules,
                 self.tasks,
@@ -216,14 +216,14 @@ class EmbeddedNode:
                 late_seconds=late,
                 retention_days=self.settings.retention_days,
             ),
-            audit=Auditing(self.store, timelines, late_seconds=late),
-            cluster=ClusterRoom(self.store),
-            calendars=CalendarRoom(self.store, self.schedules),
-            tenants=TenantRoom(self.store),
-            keys=Keys(self.store),
-            feed=self.feed,
+            audit=AuditService(self.store, timelines, late_seconds=late),
+            cluster=ClusterService(self.store),
+            calendars=CalendarService(self.store, self.schedules),
+            tenants=TenantService(self.store),
+            keys=KeyService(self.store),
+            event_stream=self.event_stream,
             tasks=self.tasks,
-            work=self.work,
+            leases=self.leases,
             dead_letters=self.dead_letters,
             backfill=self.backfill,
             timelines=timelines,
@@ -240,7 +240,7 @@ class EmbeddedNode:
 
     def health(self) -> Health:
         """Alive: every loop of the engine has gone round lately."""
-        ages = {loop: round(age, 3) for loop, age in self.pulse.ages().items() if loop in ("ticker", "ownership")}
+        ages = {loop: round(age, 3) for loop, age in self.loop_monitor.ages().items() if loop in ("ticker", "ownership")}
         return Health(all(age < _STUCK_AFTER_SECONDS for age in ages.values()), {"loops": ages})
 
     async def ready(self) -> Health:
@@ -254,7 +254,7 @@ class EmbeddedNode:
         is_migrated = version >= needed
         owns = len(self._ownership.current())
         detail = {"database": "ok", "migration": version, "needed": needed, "partitions": owns}
-        return Health(self.is_ready and is_migrated and self._ownership.has_heard, detail)
+        return Health(self.is_ready and is_migrated and self._ownership.has_fresh_lease, detail)
 
     async def _schema_version(self) -> tuple[int, int]:
         """Asked of the database at most twice a second, however many want to know."""
@@ -278,13 +278,13 @@ class EmbeddedNode:
         await self.store.close()
 
     def _run_loops(self) -> None:
-        self._runners = [Runner(loop, self.telemetry.on_event, self.pulse) for loop in self._loops]
+        self._runners = [LoopRunner(loop, self.telemetry.on_event, self.loop_monitor) for loop in self._loops]
         self.is_ready = True
 
     async def _stop_loops(self) -> None:
         self.is_ready = False
-        self.feed.close()
-        await asyncio.gather(*(runner.stop(_PATIENCE_SECONDS) for runner in self._runners))
+        self.event_stream.close()
+        await asyncio.gather(*(runner.stop(_WAIT_SECONDS) for runner in self._runners))
         has_run, self._runners = bool(self._runners), []
         if has_run:
             with contextlib.suppress(EverbeatError, TimeoutError):
@@ -326,23 +326,23 @@ class Node(EmbeddedNode):
 
     async def run(self, stop: asyncio.Event, on_started: Callable[[Self], Awaitable[None]] | None = None) -> None:
         """Run until told to stop."""
-        terms = self._terms()
+        auth_settings = self._terms()
         try:
-            if terms.may_be_refused:  # nothing listens before it is known that this server may
-                await self._settle(stop, terms)
+            if auth_settings.needs_database_check:  # nothing listens before it is known that this server may
+                await self._settle(stop, auth_settings)
             server = self._serve()
         except BaseException:
             await self.store.close()
             raise
         watchdog = Watchdog(self.telemetry.on_event)
         try:
-            if not terms.may_be_refused:
-                await self._settle(stop, terms)
+            if not auth_settings.needs_database_check:
+                await self._settle(stop, auth_settings)
             if stop.is_set():
                 return
             self._run_loops()
             self._door.is_open = True
-            self._tell_started()
+            self._log_started()
             if on_started is not None:
                 await on_started(self)
             await self._until(stop)
@@ -350,7 +350,7 @@ class Node(EmbeddedNode):
             watchdog.stop()
             await self._take_down(server)
 
-    def _tell_started(self) -> None:
+    def _log_started(self) -> None:
         gc.freeze()
         # A body of many small objects is decoded in one go: collecting garbage every 700 of them takes three times as long as
         # decoding, and the tick loop waits for it.
@@ -381,48 +381,48 @@ class Node(EmbeddedNode):
 
     # Keys
 
-    def _make_access(self) -> Access | None:
+    def _make_access(self) -> Authenticator | None:
         proxies = parse_networks(self.settings.trusted_proxies)
         emit = self.telemetry.on_event
-        return Access(self.store, Sessions(), self._limits(False), trusted_proxies=proxies, emit=emit)
+        return Authenticator(self.store, KeySessions(), self._limits(False), trusted_proxies=proxies, emit=emit)
 
-    def _limits(self, is_required: bool) -> Limits:
+    def _limits(self, is_required: bool) -> RequestLimits:
         settings = self.settings
-        given = Rates(settings.key_requests_per_second, settings.address_requests_per_second, settings.bad_keys_per_second)
-        return Limits(given.completed() if is_required else given)
+        given = RequestRates(settings.key_requests_per_second, settings.address_requests_per_second, settings.bad_keys_per_second)
+        return RequestLimits(given.completed() if is_required else given)
 
-    def _terms(self) -> Terms:
+    def _terms(self) -> AuthSettings:
         settings = self.settings
         file = None if settings.admin_key_file is None else Path(settings.admin_key_file)
-        return Terms(settings.auth, file, settings.host, settings.is_loopback)
+        return AuthSettings(settings.auth, file, settings.host, settings.is_loopback)
 
-    async def _settle(self, stop: asyncio.Event, terms: Terms) -> None:
+    async def _settle(self, stop: asyncio.Event, auth_settings: AuthSettings) -> None:
         """The database is there and as it has to be, and it is decided whether keys are needed."""
         await self.store.open()
-        if terms.may_be_refused:
+        if auth_settings.needs_database_check:
             with contextlib.suppress(StoreUnavailable):
                 if (await self.store.schema_version())[0] == 0:
-                    raise refusal(terms.host)
+                    raise keys_required_error(auth_settings.host)
         while not stop.is_set():
             await self._prepare(stop)
             with contextlib.suppress(StoreUnavailable):
-                self._enforce(await settle(self.store, terms))
+                self._enforce(await decide_auth(self.store, auth_settings))
                 return
 
-    def _enforce(self, settled: Settled) -> None:
+    def _enforce(self, decision: AuthDecision) -> None:
         log, settings = self.telemetry.log, self.settings
         if self.access is not None:
-            self.access.is_required = settled.is_required
-            self.access.limits = self._limits(settled.is_required)
-        if settled.shown is not None:
+            self.access.is_required = decision.is_required
+            self.access.limits = self._limits(decision.is_required)
+        if decision.shown is not None:
             sys.stdout.write(
-                f"The first API key of this database, with the scope admin. It is shown only this once:\n{settled.shown.text}\n"
+                f"The first API key of this database, with the scope admin. It is shown only this once:\n{decision.shown.text}\n"
             )
             sys.stdout.flush()
-        if settled.filed is not None:
-            log.info("first_admin_key", file=str(settled.filed))
-        if settled.unused is not None:
-            log.warning("admin_key_file_is_not_used", file=str(settled.unused), why="the database has other keys already")
+        if decision.filed is not None:
+            log.info("first_admin_key", file=str(decision.filed))
+        if decision.unused is not None:
+            log.warning("admin_key_file_is_not_used", file=str(decision.unused), why="the database has other keys already")
         if not settings.is_loopback and settings.tls_certificate is None:
             why = "keys and payloads can be read on the way; set tls_certificate and tls_key, or put a proxy with TLS in front"
             log.warning("listening_without_tls", host=settings.host, why=why)

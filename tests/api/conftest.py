@@ -18,25 +18,25 @@ from everbeat.api.problems import Problem
 from everbeat.core import protocol
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.timeline import TimelineCache
-from everbeat.services.answers import Answers
-from everbeat.services.audit import Auditing
-from everbeat.services.backfill import Backfill
-from everbeat.services.blobs import Blobs
-from everbeat.services.calendars import CalendarRoom
-from everbeat.services.cluster import ClusterRoom
-from everbeat.services.dead_letters import DeadLetters
-from everbeat.services.feed import Feed
-from everbeat.services.keys import Keys
-from everbeat.services.ledger import Ledger
-from everbeat.services.payloads import Payloads
-from everbeat.services.polls import Polls
-from everbeat.services.quotas import Quotas
-from everbeat.services.schedules import Schedules
-from everbeat.services.tasks import Tasks
-from everbeat.services.tenants import Directory, TenantRoom
-from everbeat.services.turns import Turns
-from everbeat.services.why import Reasons
-from everbeat.services.work import Work
+from everbeat.services.idempotent_responses import IdempotentResponses
+from everbeat.services.audit import AuditService
+from everbeat.services.backfill import BackfillService
+from everbeat.services.blobs import BlobStore
+from everbeat.services.calendars import CalendarService
+from everbeat.services.cluster import ClusterService
+from everbeat.services.dead_letters import DeadLetterService
+from everbeat.services.event_stream import EventStream
+from everbeat.services.keys import KeyService
+from everbeat.services.ledger import LedgerService
+from everbeat.services.payloads import LargePayloads
+from everbeat.services.long_polls import LongPolls
+from everbeat.services.quotas import QuotaService
+from everbeat.services.schedules import ScheduleService
+from everbeat.services.tasks import TaskService
+from everbeat.services.tenants import TenantDirectory, TenantService
+from everbeat.services.overlap import OverlapReleaser
+from everbeat.services.explainer import Explainer
+from everbeat.services.leases import LeaseService
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
@@ -64,15 +64,15 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     await store.close()
 
 
-def make_rooms(store: Store, blobs: Blobs | None = None) -> Rooms:
-    payloads = Payloads(blobs or Blobs(None))
+def make_rooms(store: Store, blobs: BlobStore | None = None) -> Rooms:
+    payloads = LargePayloads(blobs or BlobStore(None))
     timelines = TimelineCache()
-    quotas = Quotas(store, Directory(store))
-    schedules = Schedules(store, timelines, quotas)
-    polls = Polls(store)
-    feed = Feed(store)
-    turns = Turns(store, polls, feed=feed)
-    tasks = Tasks(store, polls, turns, payloads=payloads, feed=feed, quotas=quotas)
+    quotas = QuotaService(store, TenantDirectory(store))
+    schedules = ScheduleService(store, timelines, quotas)
+    long_polls = LongPolls(store)
+    event_stream = EventStream(store)
+    overlap = OverlapReleaser(store, long_polls, event_stream=event_stream)
+    tasks = TaskService(store, long_polls, overlap, payloads=payloads, event_stream=event_stream, quotas=quotas)
 
     async def ready() -> Health:
         return Health(True, {"database": "ok"})
@@ -80,18 +80,18 @@ def make_rooms(store: Store, blobs: Blobs | None = None) -> Rooms:
     return Rooms(
         schedules=schedules,
         tasks=tasks,
-        work=Work(store, polls, turns, payloads=payloads, feed=feed),
-        feed=feed,
-        dead_letters=DeadLetters(store, tasks, payloads=payloads),
-        backfill=Backfill(store, schedules, tasks, timelines),
-        ledger=Ledger(store, timelines, late_seconds=LATE_SECONDS),
-        answers=Answers(store),
-        why=Reasons(store, schedules, tasks, timelines, late_seconds=LATE_SECONDS, retention_days=90),
-        audit=Auditing(store, timelines, late_seconds=LATE_SECONDS),
-        cluster=ClusterRoom(store),
-        calendars=CalendarRoom(store, schedules),
-        tenants=TenantRoom(store),
-        keys=Keys(store),
+        leases=LeaseService(store, long_polls, overlap, payloads=payloads, event_stream=event_stream),
+        event_stream=event_stream,
+        dead_letters=DeadLetterService(store, tasks, payloads=payloads),
+        backfill=BackfillService(store, schedules, tasks, timelines),
+        ledger=LedgerService(store, timelines, late_seconds=LATE_SECONDS),
+        idempotent_responses=IdempotentResponses(store),
+        explainer=Explainer(store, schedules, tasks, timelines, late_seconds=LATE_SECONDS, retention_days=90),
+        audit=AuditService(store, timelines, late_seconds=LATE_SECONDS),
+        cluster=ClusterService(store),
+        calendars=CalendarService(store, schedules),
+        tenants=TenantService(store),
+        keys=KeyService(store),
         timelines=timelines,
         store=store,
         health=lambda: Health(True, {"loops": {"ticker": 0.1}}),
@@ -180,7 +180,7 @@ async def fail(client: httpx.AsyncClient, task: dict[str, Any], message: str = "
 async def claim_long_ago(rooms: Rooms, *, queue: str = "default") -> list[dict[str, Any]]:
     """What a worker was given a minute ago for half a minute: its lease has run out."""
     wanted = protocol.LeaseClaimRequest(worker="late", queues=[queue], max=100)
-    tasks = await rooms.work.claim(DEFAULT_TENANT, wanted, now=datetime.now(UTC) - timedelta(minutes=1))
+    tasks = await rooms.leases.claim(DEFAULT_TENANT, wanted, now=datetime.now(UTC) - timedelta(minutes=1))
     return [{"id": str(task.id), "fence": task.fence} for task in tasks]
 
 

@@ -11,9 +11,9 @@ import pytest
 from everbeat.api.app import Rooms
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenants import Tenant
-from everbeat.services.access import Access
-from everbeat.services.keys import Keys
-from everbeat.services.sessions import Sessions
+from everbeat.services.access import Authenticator
+from everbeat.services.keys import KeyService
+from everbeat.services.sessions import KeySessions
 from everbeat.store.base import Store
 from everbeat.store.values import TenantWrite
 from tests.api.conftest import claim, definition, fail, fields_of, make_client, problem_of, submit
@@ -123,9 +123,9 @@ async def test_a_tenant_sees_its_own_and_cannot_tell_who_else_is_there(rooms: Ro
     assert await store.tenant_write([TenantWrite(Tenant(id=THEIRS, name="theirs", created_at=NOW, updated_at=NOW))])
     keys = {}
     for name, tenant_id, scope in [("own", DEFAULT_TENANT, "manage"), ("theirs", THEIRS, "manage"), ("op", THEIRS, "admin")]:
-        _, text = await Keys(store).create(tenant_id, name, [scope])
+        _, text = await KeyService(store).create(tenant_id, name, [scope])
         keys[name] = {"Authorization": f"Bearer {text}"}
-    async with make_client(rooms._replace(access=Access(store, Sessions(), is_required=True))) as client:
+    async with make_client(rooms._replace(access=Authenticator(store, KeySessions(), is_required=True))) as client:
         client.headers.update(keys["own"])
         created = await client.post("/v1/schedules", json=definition(), headers={"X-Request-Id": "r1"})
         assert created.status_code == 201

@@ -17,11 +17,11 @@ from everbeat.core.addresses import parse_networks
 from everbeat.core.errors import StoreUnavailable
 from everbeat.core.keys import make_key
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.services.access import Access
+from everbeat.services.access import Authenticator
 from everbeat.services.events import Event, RequestRefused
-from everbeat.services.keys import Keys
-from everbeat.services.limits import Limits, Rates
-from everbeat.services.sessions import Sessions
+from everbeat.services.keys import KeyService
+from everbeat.services.rate_limits import RequestLimits, RequestRates
+from everbeat.services.sessions import KeySessions
 from everbeat.store.base import Store
 from everbeat.store.values import Notice
 from tests.api.conftest import claim, definition, make_client, problem_of, submit
@@ -31,18 +31,18 @@ Headers = dict[str, str]
 
 
 @pytest.fixture
-def access(store: Store) -> Access:
-    return Access(store, Sessions(), is_required=True)
+def access(store: Store) -> Authenticator:
+    return Authenticator(store, KeySessions(), is_required=True)
 
 
 @pytest.fixture
-async def client(rooms: Rooms, access: Access) -> AsyncIterator[httpx.AsyncClient]:
+async def client(rooms: Rooms, access: Authenticator) -> AsyncIterator[httpx.AsyncClient]:
     async with make_client(rooms._replace(access=access)) as client:
         yield client
 
 
 async def key_of(store: Store, *scopes: str, **more: Any) -> tuple[UUID, Headers]:
-    key, text = await Keys(store).create(DEFAULT_TENANT, "test", scopes, **more)
+    key, text = await KeyService(store).create(DEFAULT_TENANT, "test", scopes, **more)
     return key.id, {"Authorization": f"Bearer {text}"}
 
 
@@ -95,7 +95,7 @@ async def test_a_key_in_the_url_is_refused_whatever_the_header_says(
 
 
 async def test_without_keys_a_presented_one_is_still_judged(rooms: Rooms, store: Store) -> None:
-    async with make_client(rooms._replace(access=Access(store, Sessions()))) as client:
+    async with make_client(rooms._replace(access=Authenticator(store, KeySessions()))) as client:
         assert (await client.get("/v1/schedules")).status_code == 200
         problem_of(await client.get("/v1/schedules", headers={"Authorization": "Bearer eb_x"}), 401)
         _, headers = await key_of(store, "submit")
@@ -119,7 +119,7 @@ async def test_a_request_carries_who_asked(client: httpx.AsyncClient, store: Sto
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    gate = Gate(listen, rooms._replace(access=Access(store, Sessions(), is_required=True)))
+    gate = Gate(listen, rooms._replace(access=Authenticator(store, KeySessions(), is_required=True)))
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         scope["state"] = {}
@@ -136,7 +136,7 @@ async def test_a_request_carries_who_asked(client: httpx.AsyncClient, store: Sto
 
 
 async def test_revoking_a_key_ends_its_long_polls_and_takes_no_task(
-    client: httpx.AsyncClient, store: Store, access: Access
+    client: httpx.AsyncClient, store: Store, access: Authenticator
 ) -> None:
     id_, headers = await key_of(store, "work")
     _, other = await key_of(store, "work", "submit")
@@ -147,7 +147,7 @@ async def test_revoking_a_key_ends_its_long_polls_and_takes_no_task(
         for one in (headers, other)
     ]
     await wait_until_async(lambda: len(access.sessions.key_ids()) == 2)
-    await Keys(store).revoke(id_)
+    await KeyService(store).revoke(id_)
     await access.run_once()
     async with asyncio.timeout(10):
         problem_of(await polls[0], 401)
@@ -162,7 +162,7 @@ async def test_revoking_a_key_ends_its_long_polls_and_takes_no_task(
 
 
 async def test_a_key_that_asks_too_much_is_told_when_to_come_again(rooms: Rooms, store: Store) -> None:
-    access = Access(store, Sessions(), Limits(Rates(per_key=1)), is_required=True)
+    access = Authenticator(store, KeySessions(), RequestLimits(RequestRates(per_key=1)), is_required=True)
     _, headers = await key_of(store, "read")
     async with make_client(rooms._replace(access=access)) as client:
         answers = [await client.get("/v1/schedules", headers=headers) for _ in range(4)]
@@ -174,7 +174,7 @@ async def test_a_key_that_asks_too_much_is_told_when_to_come_again(rooms: Rooms,
 
 async def test_an_address_that_asks_too_much_is_refused_before_its_key_is_looked_at(rooms: Rooms) -> None:
     store = Broken(StoreUnavailable("away"))
-    access = Access(store, Sessions(), Limits(Rates(per_address=1)), is_required=True)  # type: ignore[arg-type]
+    access = Authenticator(store, KeySessions(), RequestLimits(RequestRates(per_address=1)), is_required=True)  # type: ignore[arg-type]
     access.trusted_proxies = parse_networks(["127.0.0.1"])
     async with make_client(rooms._replace(access=access)) as client:
         for address in ("2001:db8::1", "2001:db8::2", "2001:db8::3"):
@@ -188,8 +188,8 @@ async def test_an_address_that_asks_too_much_is_refused_before_its_key_is_looked
 async def test_a_key_that_cannot_be_one_costs_no_look_at_the_database(rooms: Rooms) -> None:
     store = Broken(AssertionError("it was asked"))
     told: Counter[Event] = Counter()
-    limits = Limits(Rates(bad_keys=1))
-    access = Access(store, Sessions(), limits, is_required=True, emit=lambda one: told.update([one]))  # type: ignore[arg-type]
+    limits = RequestLimits(RequestRates(bad_keys=1))
+    access = Authenticator(store, KeySessions(), limits, is_required=True, emit=lambda one: told.update([one]))  # type: ignore[arg-type]
     async with make_client(rooms._replace(access=access)) as client:
         statuses = [
             (await client.get("/v1/tasks", headers={"Authorization": "Bearer eb_invented"})).status_code for _ in range(8)
@@ -204,7 +204,7 @@ async def test_a_key_that_cannot_be_one_costs_no_look_at_the_database(rooms: Roo
 
 
 async def test_while_the_database_is_away_an_unknown_key_is_not_called_wrong(rooms: Rooms) -> None:
-    access = Access(Broken(StoreUnavailable("away")), Sessions(), is_required=True)  # type: ignore[arg-type]
+    access = Authenticator(Broken(StoreUnavailable("away")), KeySessions(), is_required=True)  # type: ignore[arg-type]
     async with make_client(rooms._replace(access=access)) as client:
         response = await client.get("/v1/schedules", headers={"Authorization": f"Bearer {make_key(b'k' * 32)}"})
     problem = problem_of(response, 503)
@@ -213,7 +213,7 @@ async def test_while_the_database_is_away_an_unknown_key_is_not_called_wrong(roo
 
 
 async def test_while_the_database_is_away_a_known_key_goes_on(
-    client: httpx.AsyncClient, store: Store, access: Access, monkeypatch: pytest.MonkeyPatch
+    client: httpx.AsyncClient, store: Store, access: Authenticator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, headers = await key_of(store, "read")
     assert (await client.get("/v1/schedules", headers=headers)).status_code == 200
@@ -225,6 +225,6 @@ async def test_while_the_database_is_away_a_known_key_goes_on(
 @pytest.mark.parametrize("is_required", [True, False])
 async def test_the_document_says_whether_a_key_is_needed(rooms: Rooms, store: Store, is_required: bool) -> None:
     _, headers = await key_of(store, "read")
-    async with make_client(rooms._replace(access=Access(store, Sessions(), is_required=is_required))) as client:
+    async with make_client(rooms._replace(access=Authenticator(store, KeySessions(), is_required=is_required))) as client:
         document = (await client.get("/v1/openapi.json", headers=headers)).json()
     assert ({} in document["paths"]["/v1/schedules"]["get"]["security"]) is not is_required

@@ -39,9 +39,9 @@ async def bury_foreign(rooms: Rooms, store: Store) -> UUID:
     """A dead letter of another tenant."""
     task = make_task(tenant_id=OTHER_TENANT, max_attempts=1)
     await store.task_submit([task])
-    (held,) = await rooms.work.claim(OTHER_TENANT, LeaseClaimRequest(worker="w", queues=["default"]))
+    (held,) = await rooms.leases.claim(OTHER_TENANT, LeaseClaimRequest(worker="w", queues=["default"]))
     failure = LeaseFailure(id=held.id, fence=held.fence, error=ErrorInput(message="no"))
-    await rooms.work.fail(OTHER_TENANT, LeaseFailRequest(worker="w", failures=[failure]))
+    await rooms.leases.fail(OTHER_TENANT, LeaseFailRequest(worker="w", failures=[failure]))
     assert len(await store.dead_find(OTHER_TENANT, [task.id])) == 1
     return task.id
 

@@ -17,11 +17,11 @@ from everbeat.config import Settings
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.protocol import LeaseClaimRequest, LeaseCompleteRequest, LeaseCompletion, TaskInput
 from everbeat.server import EmbeddedNode, Node
-from everbeat.services import feed as feeds
-from everbeat.services.access import Access
-from everbeat.services.feed import EventKind
-from everbeat.services.keys import Keys
-from everbeat.services.sessions import Sessions
+from everbeat.services import event_stream as event_streams
+from everbeat.services.access import Authenticator
+from everbeat.services.event_stream import EventKind
+from everbeat.services.keys import KeyService
+from everbeat.services.sessions import KeySessions
 from everbeat.store.base import Store
 from tests.api.conftest import fields_of, problem_of, submit
 from tests.factories import OTHER_TENANT
@@ -93,17 +93,17 @@ async def test_it_says_hello_and_then_what_happens(rooms: Rooms, client: httpx.A
         task = await submit(client, "build", queue="reports")
         kind, data = await stream.event()
         assert (kind, data["change"], data["id"], data["queue"]) == ("task", "submitted", task["id"], "reports")
-        rooms.feed.tell(EventKind.TASK, OTHER_TENANT, {"not": "ours"})
+        rooms.event_stream.publish(EventKind.TASK, OTHER_TENANT, {"not": "ours"})
         await client.post(f"/v1/tasks/{task['id']}/cancel")
         assert (await stream.event())[1]["change"] == "cancelled"
-    assert not rooms.feed.is_wanted
+    assert not rooms.event_stream.has_audience
 
 
 async def test_types_choose_what_is_heard(rooms: Rooms, client: httpx.AsyncClient) -> None:
     async with Stream(rooms, "types=tick,cluster") as stream:
         await stream.event()
         await submit(client)
-        rooms.feed.tell(EventKind.CLUSTER, None, {"change": "joined"})
+        rooms.event_stream.publish(EventKind.CLUSTER, None, {"change": "joined"})
         assert await stream.event() == ("cluster", {"change": "joined"})
     assert fields_of(await client.get("/v1/events?types=tick,hello")) == ["types"]
     assert fields_of(await client.get("/v1/events?since=1")) == ["since"]
@@ -119,12 +119,12 @@ async def test_a_quiet_stream_is_kept_alive(rooms: Rooms, monkeypatch: pytest.Mo
 async def test_it_ends_when_the_server_goes_down(rooms: Rooms) -> None:
     async with Stream(rooms) as stream:
         await stream.event()
-        rooms.feed.close()
+        rooms.event_stream.close()
         assert await stream.block() == ""
 
 
 async def test_it_ends_when_its_key_is_revoked(rooms: Rooms, store: Store) -> None:
-    keys, access = Keys(store), Access(store, Sessions(), is_required=True)
+    keys, access = KeyService(store), Authenticator(store, KeySessions(), is_required=True)
     made = [await keys.create(DEFAULT_TENANT, name, ["read"]) for name in ("one", "two")]
     rooms = rooms._replace(access=access)
     async with Stream(rooms, key=made[0].text) as revoked, Stream(rooms, key=made[1].text) as other:
@@ -132,12 +132,12 @@ async def test_it_ends_when_its_key_is_revoked(rooms: Rooms, store: Store) -> No
         await other.event()
         access.sessions.end([made[0].key.id])
         assert await revoked.block() == ""
-        rooms.feed.tell(EventKind.CLUSTER, None, {"change": "joined"})
+        rooms.event_stream.publish(EventKind.CLUSTER, None, {"change": "joined"})
         assert (await other.event())[0] == "cluster"
 
 
 async def test_there_are_only_so_many_streams(rooms: Rooms, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "MOST_PER_TENANT", 1)
+    monkeypatch.setattr(event_streams, "MAX_SUBSCRIBERS_PER_TENANT", 1)
     async with Stream(rooms) as stream:
         await stream.event()
         response = await client.get("/v1/events")
@@ -176,11 +176,11 @@ async def test_a_stream_hears_other_nodes_and_ends_with_its_own(postgres_url: st
             async with client.stream("GET", "/v1/events?types=tick,task") as response:
                 lines = response.aiter_lines()
                 assert await told(lines) == ("hello", {"hears": "cluster", "replays": False})
-                await wait_until_async(lambda: asyncio.sleep(0, other.feed.is_wanted), 20, "the other node knows of it")
+                await wait_until_async(lambda: asyncio.sleep(0, other.event_stream.has_audience), 20, "the other node knows of it")
                 task, _ = await other.tasks.submit(DEFAULT_TENANT, TaskInput(type="work"))
-                (claimed,) = await other.work.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w", queues=["default"]))
+                (claimed,) = await other.leases.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w", queues=["default"]))
                 result = LeaseCompletion(id=claimed.id, fence=claimed.fence)
-                await other.work.complete(DEFAULT_TENANT, LeaseCompleteRequest(worker="w", results=[result]))
+                await other.leases.complete(DEFAULT_TENANT, LeaseCompleteRequest(worker="w", results=[result]))
                 heard = [await told(lines) for _ in range(3)]
                 assert [(kind, data["change"], data["id"]) for kind, data in heard] == [
                     ("task", change, str(task.id)) for change in ("submitted", "claimed", "completed")

@@ -21,9 +21,9 @@ from everbeat.core.access import INCLUDED_SCOPES, Scope
 from everbeat.core.keys import make_key
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenants import Tenant
-from everbeat.services.access import Access
-from everbeat.services.keys import Keys
-from everbeat.services.sessions import Sessions
+from everbeat.services.access import Authenticator
+from everbeat.services.keys import KeyService
+from everbeat.services.sessions import KeySessions
 from everbeat.store.base import Store
 from everbeat.store.values import TenantWrite
 from tests.api.conftest import claim, definition, fail, make_client, problem_of, submit
@@ -60,18 +60,18 @@ class Things(NamedTuple):
 
 
 @pytest.fixture
-async def access(store: Store) -> Access:
-    return Access(store, Sessions(), is_required=True)
+async def access(store: Store) -> Authenticator:
+    return Authenticator(store, KeySessions(), is_required=True)
 
 
 @pytest.fixture
-async def client(rooms: Rooms, access: Access) -> AsyncIterator[httpx.AsyncClient]:
+async def client(rooms: Rooms, access: Authenticator) -> AsyncIterator[httpx.AsyncClient]:
     async with make_client(rooms._replace(access=access)) as client:
         yield client
 
 
 async def key_of(store: Store, *scopes: str, tenant_id: UUID = DEFAULT_TENANT) -> dict[str, str]:
-    _, text = await Keys(store).create(tenant_id, "test", scopes)
+    _, text = await KeyService(store).create(tenant_id, "test", scopes)
     return {"Authorization": f"Bearer {text}"}
 
 

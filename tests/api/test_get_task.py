@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from everbeat.api.app import Rooms
-from everbeat.services.polls import Polls
-from everbeat.services.turns import Reaper, Turns
+from everbeat.services.long_polls import LongPolls
+from everbeat.services.overlap import Reaper, OverlapReleaser
 from everbeat.store.base import Store
 from tests.api.conftest import (
     ON_BOTH_STORES,
@@ -149,7 +149,7 @@ async def test_the_log_keeps_every_line_with_its_attempt(client: httpx.AsyncClie
 async def test_a_lost_attempt_is_explained(client: httpx.AsyncClient, rooms: Rooms, store: Store) -> None:
     task = await submit(client)
     await claim_long_ago(rooms)
-    await Reaper(store, Turns(store, Polls(store))).run_once()
+    await Reaper(store, OverlapReleaser(store, LongPolls(store))).run_once()
 
     (attempt,) = (await client.get(f"/v1/tasks/{task['id']}/attempts")).json()["items"]
     assert (attempt["outcome"], attempt["worker"]) == ("lost", "late")

@@ -10,7 +10,7 @@ import pytest
 
 from everbeat.api.app import Rooms
 from everbeat.core.keys import is_well_formed
-from everbeat.services.keys import Keys
+from everbeat.services.keys import KeyService
 from everbeat.store.base import Store
 from everbeat.store.values import AuditLogFilter
 from tests.api.conftest import fields_of, make_client, problem_of
@@ -76,7 +76,7 @@ async def test_a_repeated_request_gets_the_same_key_while_this_node_remembers_it
     first, again = [await client.post(PATH, json=body, headers=headers) for _ in range(2)]
     assert first.json() == again.json()
     assert fields_of(await client.post(PATH, json={"scopes": ["submit"]}, headers=headers)) == ["Idempotency-Key"]
-    async with make_client(rooms._replace(keys=Keys(store))) as elsewhere:
+    async with make_client(rooms._replace(keys=KeyService(store))) as elsewhere:
         problem = problem_of(await elsewhere.post(PATH, json=body, headers=headers), 409)
         assert first.json()["id"] in problem["detail"]
         assert first.json()["key"] not in problem["detail"]
@@ -86,7 +86,7 @@ async def test_a_repeated_request_gets_the_same_key_while_this_node_remembers_it
 
 async def test_a_secret_is_remembered_for_a_while_only(rooms: Rooms, store: Store) -> None:
     ticking = [0.0]
-    async with make_client(rooms._replace(keys=Keys(store, monotonic=lambda: ticking[0]))) as client:
+    async with make_client(rooms._replace(keys=KeyService(store, monotonic=lambda: ticking[0]))) as client:
         headers, body = {"Idempotency-Key": "k"}, {"scopes": ["read"]}
         assert (await client.post(PATH, json=body, headers=headers)).status_code == 201
         ticking[0] = 599.0

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from everbeat.api.app import Rooms
-from everbeat.services.blobs import Blobs
+from everbeat.services.blobs import BlobStore
 from everbeat.store.base import Store
 from tests.api.conftest import (
     ON_BOTH_STORES,
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def rooms(store: Store, folder: Path) -> Rooms:
-    return make_rooms(store, Blobs(folder.as_uri()))
+    return make_rooms(store, BlobStore(folder.as_uri()))
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ async def test_a_worker_gets_a_large_payload_as_it_was_given(client: httpx.Async
 
 async def test_a_worker_that_waits_gets_it_at_once(client: httpx.AsyncClient, rooms: Rooms) -> None:
     waiting = asyncio.create_task(claim(client, wait_seconds=10))
-    while not any(line.waiting and not line.is_rung for line in rooms.work._polls.lines()):
+    while not any(line.waiting and not line.is_signalled for line in rooms.leases._long_polls.wait_queues()):
         await asyncio.sleep(0.01)
     await submit(client, payload=LARGE)
     (held,) = await waiting
@@ -156,7 +156,7 @@ async def test_a_trigger_may_have_one_and_a_schedule_may_not(client: httpx.Async
 
 
 async def test_a_claim_hands_out_no_more_than_its_budget(client: httpx.AsyncClient, rooms: Rooms) -> None:
-    rooms.work._payloads._budget_bytes = 3 * MIB
+    rooms.leases._payloads._budget_bytes = 3 * MIB
     for number in range(5):
         await submit(client, payload=f"{number}" * MIB)
     small = await submit(client, payload="small")

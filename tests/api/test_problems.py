@@ -10,11 +10,11 @@ from structlog.testing import capture_logs
 
 from everbeat.api.app import Rooms
 from everbeat.core.errors import Conflict, EverbeatError, StoreUnusable, StoreRefused, StoreUnavailable
-from everbeat.services.schedules import Schedules
+from everbeat.services.schedules import ScheduleService
 from tests.api.conftest import definition, make_client, problem_of
 
 
-class FailingSchedules(Schedules):
+class FailingSchedules(ScheduleService):
     """A service that always fails in the same way."""
 
     def __init__(self, rooms: Rooms, error: Exception) -> None:

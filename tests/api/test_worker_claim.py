@@ -227,7 +227,7 @@ async def test_a_claim_that_succeeds_in_the_moment_the_client_leaves_is_given_ba
 ) -> None:
     task = await submit(client)
     claimed = asyncio.Event()
-    real = rooms.work.claim
+    real = rooms.leases.claim
 
     async def slow(*args: Any, **more: Any) -> Any:
         tasks = await real(*args, **more)
@@ -236,7 +236,7 @@ async def test_a_claim_that_succeeds_in_the_moment_the_client_leaves_is_given_ba
         return tasks
 
     with monkeypatch.context() as patched:
-        patched.setattr(rooms.work, "claim", slow)
+        patched.setattr(rooms.leases, "claim", slow)
         gone = Gone(rooms, CLAIM)
         await claimed.wait()
         await until(gone.serving.done)

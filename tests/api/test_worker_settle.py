@@ -11,8 +11,8 @@ import pytest
 
 from everbeat.api.app import Rooms
 from everbeat.api.bodies import MAX_BODY_BYTES
-from everbeat.services.polls import Polls
-from everbeat.services.turns import Reaper, Turns
+from everbeat.services.long_polls import LongPolls
+from everbeat.services.overlap import Reaper, OverlapReleaser
 from everbeat.store.base import Store
 from tests.api.conftest import (
     ON_BOTH_STORES,
@@ -39,7 +39,7 @@ VERBS: dict[str, tuple[str, dict[str, Any]]] = {
 
 async def reap(store: Store) -> None:
     """End the attempts whose leases have run out."""
-    await Reaper(store, Turns(store, Polls(store))).run_once()
+    await Reaper(store, OverlapReleaser(store, LongPolls(store))).run_once()
 
 
 # What holds for all three

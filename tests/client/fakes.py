@@ -33,7 +33,7 @@ class FakeNode:
         return self
 
     @property
-    def work(self) -> FakeNode:
+    def leases(self) -> FakeNode:
         return self
 
     async def start(self) -> FakeNode:

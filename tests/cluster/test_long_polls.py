@@ -33,7 +33,7 @@ def many() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-class Polls:
+class LongPolls:
     """Long polls on sockets of their own, sent and not yet answered."""
 
     def __init__(self, port: int) -> None:
@@ -41,7 +41,7 @@ class Polls:
         self.sockets: list[socket.socket] = []
         self._selector = selectors.DefaultSelector()
 
-    def __enter__(self) -> Polls:
+    def __enter__(self) -> LongPolls:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -96,7 +96,7 @@ def test_thousands_of_idle_polls_cost_little_and_one_of_them_gets_the_task(
         # Not the short deadline of the other tests: thousands that arrive at once keep a slow machine busy for a while.
         node = cluster.add(flags=("--database-timeout-seconds", "20"))
         before = _memory_megabytes(node)
-        with Polls(node.port) as polls:
+        with LongPolls(node.port) as polls:
             polls.open(many, "idle")
             assert node.get("/readyz")  # one more connection than all of these
             used, since = _cpu_seconds(node), time.monotonic()
@@ -128,7 +128,7 @@ def test_more_connections_than_there_may_be_files_wait_at_the_door(tmp_path: Pat
     with (
         ServerProcess("serve", *options, folder=tmp_path, command=limited) as server,
         httpx.Client(base_url=base, trust_env=False, timeout=10) as client,
-        Polls(port) as polls,
+        LongPolls(port) as polls,
     ):
         server.wait_ready(f"{base}/readyz", 40)
         assert client.get("/readyz").is_success
@@ -145,7 +145,7 @@ def test_more_connections_than_there_may_be_files_wait_at_the_door(tmp_path: Pat
 
 @pytest.mark.parametrize("rudely", [False, True])
 def test_clients_that_hang_up_while_they_wait_swallow_nothing(site: Site, rudely: bool) -> None:
-    with Polls(int(site.base.rpartition(":")[2])) as polls:
+    with LongPolls(int(site.base.rpartition(":")[2])) as polls:
         polls.open(50, site.queue)
         assert polls.answers(0.3) == []
         polls.hang_up(rudely=rudely)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everbeat.services.feed import LONGEST_MESSAGE
+from everbeat.services.event_stream import MAX_MESSAGE_BYTES
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.values import Notice
@@ -18,7 +18,7 @@ async def test_event_stream_send_reaches_every_process_that_listens(postgres_url
     await listener.open()
     await until(lambda: set(notices) == set(Notice))
     notices.clear()
-    longest = "ü" + "x" * (LONGEST_MESSAGE - 2)
+    longest = "ü" + "x" * (MAX_MESSAGE_BYTES - 2)
     await speaker.event_stream_send("hello")
     await speaker.event_stream_send(longest)
     await until(lambda: len(heard) == 2)

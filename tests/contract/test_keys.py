@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 from everbeat.core.keys import ApiKey, hash_of, hint_of, make_key
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.audit_log import AuditLogAction
-from everbeat.services.audit_log import entry_of
+from everbeat.services.audit_log import new_audit_log_entry
 from everbeat.store.base import Store
 from everbeat.store.values import AuditLogFilter, KeyChange
 from tests.factories import NOW
@@ -60,7 +60,7 @@ async def test_key_exists_counts_only_those_that_can_be_used(store: Store) -> No
 
 
 async def test_key_create_is_all_or_nothing_and_needs_the_tenant(store: Store) -> None:
-    audit_log = [entry_of(None, AuditLogAction.KEY_CREATE, "x")]
+    audit_log = [new_audit_log_entry(None, AuditLogAction.KEY_CREATE, "x")]
     assert await create(store, make(1), make(2, tenant_id=uuid4()), audit_log=audit_log) is KeyChange.ABSENT
     assert await store.key_list(None, after=None, limit=10) == []
     assert await actions(store) == []
@@ -78,7 +78,7 @@ async def test_key_create_makes_one_first_key_however_many_try(store: Store) -> 
 async def test_key_revoke_ends_a_key_once_and_only_the_tenants_own(store: Store) -> None:
     key = make(1)
     await create(store, key)
-    audit_log = [entry_of(None, AuditLogAction.KEY_REVOKE, "x")]
+    audit_log = [new_audit_log_entry(None, AuditLogAction.KEY_REVOKE, "x")]
     assert await store.key_revoke(uuid4(), [key.id], audit_log=audit_log, now=NOW) is KeyChange.ABSENT
     assert await store.key_revoke(DEFAULT_TENANT, [key.id], audit_log=audit_log, now=NOW) is KeyChange.DONE
     assert await store.key_revoke(None, [key.id], audit_log=audit_log, now=NOW + DAY) is KeyChange.ABSENT

@@ -84,14 +84,14 @@ class Room:
     def __init__(self, store: Store) -> None:
         self.store = Counting(store)
         self.node = SteppedNode(self.store)
-        self.polls = self.node.polls
+        self.long_polls = self.node.long_polls
         self.open: list[Poll] = []
 
     def poll(
         self, worker: str = "worker", *, most: int = 1, wait: float = 30, tenant: UUID = DEFAULT_TENANT, **more: Any
     ) -> Poll:
         claim = LeaseClaimRequest(worker=worker, **{"queues": ["default"], **more}, max=most, wait_seconds=wait)
-        self.open.append(asyncio.create_task(self.node.work.claim(tenant, claim)))
+        self.open.append(asyncio.create_task(self.node.leases.claim(tenant, claim)))
         return self.open[-1]
 
     async def idle(self, worker: str = "worker", **more: Any) -> Poll:
@@ -105,7 +105,7 @@ class Room:
         """Until no claim is under way and everybody has heard of its outcome."""
         await turn_over()
         async with asyncio.timeout(20):
-            while any(line._serving is not None for line in self.polls._lines.values()):
+            while any(line._serving is not None for line in self.long_polls._wait_queues.values()):
                 await asyncio.sleep(0.001)
         await turn_over()
 
@@ -142,8 +142,8 @@ async def response(poll: Poll, deadline_seconds: float = 20) -> list[ClaimedTask
         return await poll
 
 
-async def ids_of(*polls: Poll) -> list[UUID]:
-    return [task.id for poll in polls for task in await response(poll)]
+async def ids_of(*long_polls: Poll) -> list[UUID]:
+    return [task.id for poll in long_polls for task in await response(poll)]
 
 
 async def until(is_so: Callable[[], bool], deadline_seconds: float = 20) -> None:

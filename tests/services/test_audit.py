@@ -10,7 +10,7 @@ import pytest
 
 from everbeat.core.errors import InvalidInput
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.services.audit import Audit, Count
+from everbeat.services.audit import AuditReport, AuditCount
 from everbeat.store.base import Store
 from tests.factories import NOW, OTHER_TENANT, SteppedNode, definition, execute_raw, minutes, seconds
 
@@ -20,14 +20,14 @@ def node(store: Store) -> SteppedNode:
     return SteppedNode(store)
 
 
-async def audit(node: SteppedNode, from_: float | None = 0, to: float | None = None, **more: Any) -> Audit:
+async def audit(node: SteppedNode, from_: float | None = 0, to: float | None = None, **more: Any) -> AuditReport:
     """The audit of a window in minutes since NOW."""
     start = None if from_ is None else NOW + minutes(from_)
     end = None if to is None else NOW + minutes(to)
     return await node.audit.run(DEFAULT_TENANT, from_=start, to=end, now=node.now, **more)
 
 
-def short(count: Count) -> tuple[int, int, dict[str, int], int, int]:
+def short(count: AuditCount) -> tuple[int, int, dict[str, int], int, int]:
     skipped = {reason: number for reason, number in count.skipped.items() if number}
     return count.expected, count.fired, skipped, count.missing, count.doubled
 

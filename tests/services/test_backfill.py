@@ -14,8 +14,8 @@ from everbeat.core.misfire import Lateness
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import Origin, TaskKey, TaskState
 from everbeat.services import backfill as module
-from everbeat.services.backfill import Backfilled
-from everbeat.services.calendars import CalendarRoom
+from everbeat.services.backfill import BackfillResult
+from everbeat.services.calendars import CalendarService
 from everbeat.services.events import TasksSubmitted
 from everbeat.services.ticker import TickerSettings
 from everbeat.store.base import Store
@@ -39,7 +39,7 @@ async def backfill(node: SteppedNode, from_: float, to: float, *, name: str = "j
     return in_minutes(filled)
 
 
-def in_minutes(filled: Backfilled) -> list[float]:
+def in_minutes(filled: BackfillResult) -> list[float]:
     assert filled.count == len(filled.ticks)
     return [(tick - NOW).total_seconds() / 60 for tick in filled.ticks]
 
@@ -149,7 +149,7 @@ async def test_time_before_the_schedule_was_made_can_be_filled(node: SteppedNode
 
 
 async def test_ticks_that_a_calendar_excludes_are_not_filled(node: SteppedNode) -> None:
-    calendars = CalendarRoom(node.store, node.schedules)
+    calendars = CalendarService(node.store, node.schedules)
     day = {"intervals": [{"from": "2026-03-02T11:55:00", "to": "2026-03-02T11:58:00"}]}
     await calendars.put(DEFAULT_TENANT, "closed", day, now=NOW)
     await node.put(calendars={"exclude": ["closed"]})
@@ -186,8 +186,8 @@ async def test_a_finished_schedule_can_be_filled(node: SteppedNode) -> None:
 
 
 async def test_a_window_with_too_many_ticks_is_refused(node: SteppedNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_TICKS", 5)
-    monkeypatch.setattr(module, "_PIECE", 2)
+    monkeypatch.setattr(module, "MAX_TICKS", 5)
+    monkeypatch.setattr(module, "_BATCH_SIZE", 2)
     await node.put()
     with pytest.raises(InvalidInput, match="more than 5 ticks"):
         await backfill(node, -6, 0)
@@ -197,7 +197,7 @@ async def test_a_window_with_too_many_ticks_is_refused(node: SteppedNode, monkey
 
 async def test_a_long_ledger_hides_no_tick(node: SteppedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """A schedule that once ticked often has more ledger rows in a window than its present rule has ticks."""
-    monkeypatch.setattr(module, "MOST_TICKS", 5)
+    monkeypatch.setattr(module, "MAX_TICKS", 5)
     await node.put(every_seconds=10, overlap="allow")
     await node.run(NOW + minutes(3), by_seconds=10)
     await node.put(overlap="allow")
@@ -206,7 +206,7 @@ async def test_a_long_ledger_hides_no_tick(node: SteppedNode, monkeypatch: pytes
 
 
 async def test_a_calendar_that_excludes_nearly_everything_is_not_followed_for_ever(node: SteppedNode) -> None:
-    calendars = CalendarRoom(node.store, node.schedules)
+    calendars = CalendarService(node.store, node.schedules)
     await calendars.put(DEFAULT_TENANT, "rare", {"dates": ["2030-01-01"]}, now=NOW)
     await node.put(calendars={"only": ["rare"]})
     async with asyncio.timeout(60):

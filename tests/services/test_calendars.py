@@ -8,7 +8,7 @@ import pytest
 
 from everbeat.core.errors import Conflict, InvalidInput, NotFound
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.services.calendars import CalendarRoom
+from everbeat.services.calendars import CalendarService
 from everbeat.store.base import Store
 from everbeat.store.values import Notice
 from tests.factories import NOW, OTHER_TENANT, SteppedNode, ledger, minutes
@@ -25,11 +25,11 @@ def node(store: Store) -> SteppedNode:
 
 
 @pytest.fixture
-def room(node: SteppedNode) -> CalendarRoom:
-    return CalendarRoom(node.store, node.schedules)
+def room(node: SteppedNode) -> CalendarService:
+    return CalendarService(node.store, node.schedules)
 
 
-async def test_put_creates_replaces_and_counts_revisions(room: CalendarRoom) -> None:
+async def test_put_creates_replaces_and_counts_revisions(room: CalendarService) -> None:
     first, is_new = await room.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     assert (first.revision, is_new) == (1, True)
     again, is_new = await room.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
@@ -39,7 +39,7 @@ async def test_put_creates_replaces_and_counts_revisions(room: CalendarRoom) -> 
     assert await room.get(DEFAULT_TENANT, "closed") == second
 
 
-async def test_a_change_moves_the_schedules_that_use_it(node: SteppedNode, room: CalendarRoom) -> None:
+async def test_a_change_moves_the_schedules_that_use_it(node: SteppedNode, room: CalendarService) -> None:
     await room.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     await node.put("user", cron=NOON, calendars={"exclude": ["closed"]})
     await node.put("other", cron=NOON)
@@ -52,7 +52,7 @@ async def test_a_change_moves_the_schedules_that_use_it(node: SteppedNode, room:
     assert Notice.CALENDARS in heard
 
 
-async def test_a_change_counts_from_now_and_the_days_left_out_have_their_rows(node: SteppedNode, room: CalendarRoom) -> None:
+async def test_a_change_counts_from_now_and_the_days_left_out_have_their_rows(node: SteppedNode, room: CalendarService) -> None:
     await room.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     job = await node.put("user", cron=NOON, calendars={"exclude": ["closed"]}, overlap="allow")
     for day in range(1, 9):
@@ -63,7 +63,7 @@ async def test_a_change_counts_from_now_and_the_days_left_out_have_their_rows(no
     assert (count.expected, count.missing) == (8, 0)
 
 
-async def test_a_paused_schedule_stays_where_it_is(node: SteppedNode, room: CalendarRoom) -> None:
+async def test_a_paused_schedule_stays_where_it_is(node: SteppedNode, room: CalendarService) -> None:
     await room.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     await node.put("user", cron=NOON, calendars={"only": ["closed"]})
     paused = await node.schedules.pause(DEFAULT_TENANT, "user", note=None, now=NOW)
@@ -71,7 +71,7 @@ async def test_a_paused_schedule_stays_where_it_is(node: SteppedNode, room: Cale
     assert await node.schedules.get(DEFAULT_TENANT, "user") == paused
 
 
-async def test_a_calendar_in_use_cannot_be_deleted(node: SteppedNode, room: CalendarRoom) -> None:
+async def test_a_calendar_in_use_cannot_be_deleted(node: SteppedNode, room: CalendarService) -> None:
     await room.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     await node.put("user", cron=NOON, calendars={"exclude": ["closed"]})
     with pytest.raises(Conflict, match="in use by 1 schedule"):
@@ -82,7 +82,7 @@ async def test_a_calendar_in_use_cannot_be_deleted(node: SteppedNode, room: Cale
         await room.get(DEFAULT_TENANT, "closed")
 
 
-async def test_another_tenants_calendar_is_not_there(node: SteppedNode, room: CalendarRoom) -> None:
+async def test_another_tenants_calendar_is_not_there(node: SteppedNode, room: CalendarService) -> None:
     await room.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     with pytest.raises(NotFound):
         await room.get(OTHER_TENANT, "closed")
@@ -91,7 +91,7 @@ async def test_another_tenants_calendar_is_not_there(node: SteppedNode, room: Ca
     assert await room.page(OTHER_TENANT, after_name=None, limit=10) == []
 
 
-async def test_pages_go_by_name(room: CalendarRoom) -> None:
+async def test_pages_go_by_name(room: CalendarService) -> None:
     for name in ("b", "a", "c"):
         await room.put(DEFAULT_TENANT, name, WEEKEND, now=NOW)
     assert [one.name for one in await room.page(DEFAULT_TENANT, after_name=None, limit=2)] == ["a", "b"]
@@ -99,13 +99,13 @@ async def test_pages_go_by_name(room: CalendarRoom) -> None:
 
 
 @pytest.mark.parametrize(("name", "definition"), [("bad name", WEEKEND), ("closed", ["SAT"]), ("closed", {"weekdays": ["X"]})])
-async def test_what_makes_no_calendar_is_refused(room: CalendarRoom, name: str, definition: object) -> None:
+async def test_what_makes_no_calendar_is_refused(room: CalendarService, name: str, definition: object) -> None:
     with pytest.raises(InvalidInput):
         await room.put(DEFAULT_TENANT, name, definition, now=NOW)
 
 
 async def test_a_calendar_that_goes_missing_sets_its_schedule_aside_and_harms_nobody(
-    node: SteppedNode, room: CalendarRoom
+    node: SteppedNode, room: CalendarService
 ) -> None:
     await room.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     await node.put("user", calendars={"exclude": ["closed"]})

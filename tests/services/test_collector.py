@@ -11,8 +11,8 @@ import pytest
 
 from everbeat.core.errors import BlobsUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.services.blobs import Blobs
-from everbeat.services.chores import Pruner
+from everbeat.services.blobs import BlobStore
+from everbeat.services.maintenance import Pruner
 from everbeat.services.collector import Collector
 from everbeat.services.events import Pruned
 from everbeat.store.base import Store
@@ -25,19 +25,19 @@ DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 
 
 @pytest.fixture
-def blobs(tmp_path: Path) -> Blobs:
-    return Blobs((tmp_path / "blobs").as_uri())
+def blobs(tmp_path: Path) -> BlobStore:
+    return BlobStore((tmp_path / "blobs").as_uri())
 
 
-async def keep(store: Store, blobs: Blobs) -> str:
+async def keep(store: Store, blobs: BlobStore) -> str:
     """A task that waits, with a payload elsewhere."""
     ref = await blobs.put(DEFAULT_TENANT, b"1")
     await store.task_submit([make_task(payload="null", payload_ref=ref)], now=START)
     return ref
 
 
-async def left(blobs: Blobs) -> set[str]:
-    return {blob.ref async for piece in blobs.pieces() for blob in piece}
+async def left(blobs: BlobStore) -> set[str]:
+    return {blob.ref async for piece in blobs.batches() for blob in piece}
 
 
 async def collect(collector: Collector, moment: datetime) -> int:
@@ -48,7 +48,7 @@ async def collect(collector: Collector, moment: datetime) -> int:
     return total
 
 
-async def test_what_no_row_refers_to_goes_after_a_day_and_a_second_look(store: Store, blobs: Blobs) -> None:
+async def test_what_no_row_refers_to_goes_after_a_day_and_a_second_look(store: Store, blobs: BlobStore) -> None:
     used, unused = await keep(store, blobs), await blobs.put(DEFAULT_TENANT, b"2")
     collector = Collector(store, blobs)
     for moment in (START + 0.9 * DAY, START + 1.1 * DAY):
@@ -58,7 +58,7 @@ async def test_what_no_row_refers_to_goes_after_a_day_and_a_second_look(store: S
     assert await left(blobs) == {used}
 
 
-async def test_what_is_referred_to_again_before_the_second_look_stays(store: Store, blobs: Blobs) -> None:
+async def test_what_is_referred_to_again_before_the_second_look_stays(store: Store, blobs: BlobStore) -> None:
     ref = await blobs.put(DEFAULT_TENANT, b"2")
     collector = Collector(store, blobs)
     await collect(collector, START + 2 * DAY)
@@ -67,7 +67,7 @@ async def test_what_is_referred_to_again_before_the_second_look_stays(store: Sto
     assert await left(blobs) == {ref}
 
 
-async def test_a_look_through_all_is_followed_by_a_rest(store: Store, blobs: Blobs) -> None:
+async def test_a_look_through_all_is_followed_by_a_rest(store: Store, blobs: BlobStore) -> None:
     class Counted(StoreOverride):
         asked = 0
 
@@ -85,7 +85,7 @@ async def test_a_look_through_all_is_followed_by_a_rest(store: Store, blobs: Blo
 
 
 async def test_a_blob_store_that_is_away_is_looked_through_from_the_start_later(store: Store, tmp_path: Path) -> None:
-    class Away(Blobs):
+    class Away(BlobStore):
         is_away = True
 
         def _opened(self) -> Any:
@@ -106,10 +106,10 @@ async def test_a_blob_store_that_is_away_is_looked_through_from_the_start_later(
 
 
 async def test_without_a_blob_store_there_is_nothing_to_do(store: Store) -> None:
-    assert await Collector(store, Blobs(None)).collect(START) == (0, False)
+    assert await Collector(store, BlobStore(None)).collect(START) == (0, False)
 
 
-async def test_payloads_go_with_the_retention_of_their_tasks(store: Store, blobs: Blobs) -> None:
+async def test_payloads_go_with_the_retention_of_their_tasks(store: Store, blobs: BlobStore) -> None:
     node = SteppedNode(store)
     await node.renew()
     await keep(store, blobs)

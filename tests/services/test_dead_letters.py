@@ -41,7 +41,7 @@ async def page(node: SteppedNode, filter_: DeadFilter | None = None, **more: Any
     return await node.dead_letters.page(DEFAULT_TENANT, filter_ or DeadFilter(), **{"before": None, "limit": 1000, **more})
 
 
-async def replay_all(node: SteppedNode, filter_: DeadFilter | None = None, *, rate: float | None = None) -> module.Replayed:
+async def replay_all(node: SteppedNode, filter_: DeadFilter | None = None, *, rate: float | None = None) -> module.ReplayResult:
     return await node.dead_letters.replay_all(DEFAULT_TENANT, filter_ or DeadFilter(), rate_per_second=rate, now=node.now)
 
 
@@ -163,8 +163,8 @@ async def test_a_rate_spreads_the_replays_over_time_the_oldest_first(node: Stepp
 
 
 async def test_many_letters_are_replayed_in_pieces_up_to_a_bound(node: SteppedNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PIECE", 3)
-    monkeypatch.setattr(module, "MOST_REPLAYED", 7)
+    monkeypatch.setattr(module, "_BATCH_SIZE", 3)
+    monkeypatch.setattr(module, "MAX_REPLAYED", 7)
     monkeypatch.setattr(module, "_SHOWN", 4)
     await kill(node, 10)
     first = await replay_all(node)
@@ -177,7 +177,7 @@ async def test_many_letters_are_replayed_in_pieces_up_to_a_bound(node: SteppedNo
 async def test_a_replay_of_exactly_as_many_as_one_call_takes_says_that_none_are_left(
     node: SteppedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_REPLAYED", 3)
+    monkeypatch.setattr(module, "MAX_REPLAYED", 3)
     await kill(node, 3)
     assert (await replay_all(node))[::2] == (3, False)
 
@@ -200,7 +200,7 @@ async def test_a_purge_empties_the_letters_and_keeps_their_record(node: SteppedN
 async def test_a_purge_of_many_works_in_pieces_and_spares_other_tenants(
     node: SteppedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_PIECE", 2)
+    monkeypatch.setattr(module, "_BATCH_SIZE", 2)
     await kill(node, 5)
     await kill(node, 1, tenant_id=OTHER_TENANT)
     assert await node.dead_letters.purge(DEFAULT_TENANT, DeadFilter(), now=node.now) == 5

@@ -187,7 +187,7 @@ async def test_beats_that_repeat_a_lease_in_one_message_are_merged(node: Stepped
     two = LeaseHeartbeat(id=task.id, fence=task.fence, progress=Progress(fraction=0.2), log="two")
     stale = LeaseHeartbeat(id=task.id, fence=task.fence + 1, progress=Progress(fraction=0.9), log="stale")
     heartbeat = LeaseHeartbeatRequest(worker="worker", leases=[one, two, one, stale])
-    answers = await node.work.heartbeat(DEFAULT_TENANT, heartbeat, now=node.now)
+    answers = await node.leases.heartbeat(DEFAULT_TENANT, heartbeat, now=node.now)
     assert [response.status for response in answers] == ["ok", "ok", "ok", "lost"]
     found = await get(node, task)
     assert (found.progress_fraction, found.progress_message) == (0.1, "early")
@@ -197,7 +197,7 @@ async def test_beats_that_repeat_a_lease_in_one_message_are_merged(node: Stepped
 async def test_an_empty_heartbeat_is_answered_without_the_database(store: Store) -> None:
     counting = CountingBeats(store)
     node = SteppedNode(counting)
-    assert await node.work.heartbeat(DEFAULT_TENANT, LeaseHeartbeatRequest(worker="worker", leases=[]), now=NOW) == []
+    assert await node.leases.heartbeat(DEFAULT_TENANT, LeaseHeartbeatRequest(worker="worker", leases=[]), now=NOW) == []
     assert counting.calls == []
 
 
@@ -218,7 +218,7 @@ async def test_beats_of_many_workers_are_written_together(store: Store) -> None:
     node = SteppedNode(counting)
     leases = [await live_lease(node, f"queue-{number}") for number in range(20)]
     answers = await asyncio.gather(
-        *(node.work.heartbeat(DEFAULT_TENANT, beat_of(lease, log=f"line {place}")) for place, lease in enumerate(leases))
+        *(node.leases.heartbeat(DEFAULT_TENANT, beat_of(lease, log=f"line {place}")) for place, lease in enumerate(leases))
     )
     assert [(one.id, one.status) for (one,) in answers] == [(lease.id, "ok") for lease in leases]
     assert len(counting.calls) <= 2
@@ -232,8 +232,8 @@ async def test_another_tenant_that_names_the_same_lease_at_once_gets_and_changes
     lease, first = await live_lease(node, "queue"), await live_lease(node, "first")
     for order in ((DEFAULT_TENANT, OTHER_TENANT), (OTHER_TENANT, DEFAULT_TENANT)):
         answers = await asyncio.gather(
-            node.work.heartbeat(DEFAULT_TENANT, beat_of(first)),  # keeps the others waiting, so that they go together
-            *(node.work.heartbeat(tenant, beat_of(lease, log=str(tenant), progress=_said(tenant))) for tenant in order),
+            node.leases.heartbeat(DEFAULT_TENANT, beat_of(first)),  # keeps the others waiting, so that they go together
+            *(node.leases.heartbeat(tenant, beat_of(lease, log=str(tenant), progress=_said(tenant))) for tenant in order),
         )
         said = {tenant: response[0].status for tenant, response in zip(order, answers[1:], strict=True)}
         assert said == {DEFAULT_TENANT: "ok", OTHER_TENANT: "lost"}
@@ -252,8 +252,8 @@ async def test_a_stale_beat_beside_a_live_one_of_the_same_task_changes_nothing(s
     stale = Lease(id=live.id, fence=live.fence + 7)
     for order in ((live, stale), (stale, live)):
         answers = await asyncio.gather(
-            node.work.heartbeat(DEFAULT_TENANT, beat_of(first)),
-            *(node.work.heartbeat(DEFAULT_TENANT, beat_of(lease, log=f"fence {lease.fence}")) for lease in order),
+            node.leases.heartbeat(DEFAULT_TENANT, beat_of(first)),
+            *(node.leases.heartbeat(DEFAULT_TENANT, beat_of(lease, log=f"fence {lease.fence}")) for lease in order),
         )
         assert [response[0].status for response in answers[1:]] == ["ok" if lease is live else "lost" for lease in order]
     assert set(await texts(node, live.id)) == {f"fence {live.fence}"}

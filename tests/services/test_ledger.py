@@ -10,7 +10,7 @@ import pytest
 from everbeat.core.calendars import Calendar, parse_calendar
 from everbeat.core.errors import InvalidInput
 from everbeat.core.schedules import DEFAULT_TENANT, Schedule
-from everbeat.services.ledger import Ledger, LedgerLine
+from everbeat.services.ledger import LedgerService, LedgerEntry
 from everbeat.store.base import Store
 from tests.factories import NOW, SteppedNode, execute_raw, minutes, seconds
 
@@ -20,13 +20,13 @@ def node(store: Store) -> SteppedNode:
     return SteppedNode(store)
 
 
-async def lines(node: SteppedNode, schedule: Schedule, **more: Any) -> list[LedgerLine]:
+async def lines(node: SteppedNode, schedule: Schedule, **more: Any) -> list[LedgerEntry]:
     window = {"from_": NOW, "to": NOW + minutes(6), "after": None, "limit": 100, **more}
     current = await node.schedules.get(DEFAULT_TENANT, str(schedule.id))
-    return await Ledger(node.store, node.timelines, late_seconds=5).lines(current, **window, now=node.now)
+    return await LedgerService(node.store, node.timelines, late_seconds=5).entries(current, **window, now=node.now)
 
 
-def short(found: list[LedgerLine]) -> list[tuple[float, str, int]]:
+def short(found: list[LedgerEntry]) -> list[tuple[float, str, int]]:
     return [((line.scheduled_for - NOW) / minutes(1), line.reason or line.outcome, line.count) for line in found]
 
 
@@ -140,7 +140,7 @@ async def test_pages_put_together_are_the_whole(node: SteppedNode, limit: int) -
         (14, "upcoming", 1),
     ]
     assert short(whole)[:6] == expected
-    pages: list[LedgerLine] = []
+    pages: list[LedgerEntry] = []
     while page := await lines(node, job, to=NOW + minutes(16), limit=limit, after=pages[-1].scheduled_for if pages else None):
         assert len(page) <= limit
         pages += page

@@ -80,7 +80,7 @@ async def test_a_paused_node_stops_trusting_its_lease_before_the_database_does(s
     assert node.owned == EVERYTHING
     node.move_to(NOW + seconds(9))
     assert node.owned == frozenset()
-    assert not node.ownership.has_heard
+    assert not node.ownership.has_fresh_lease
     partitions = await store.partition_list()
     assert all(one.lease_until is not None and one.lease_until > node.now for one in partitions)
 

@@ -11,18 +11,18 @@ from everbeat.core.errors import BlobsUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask, TaskState, ClaimedTaskWithoutPayload
 from everbeat.core.protocol import LeaseClaimRequest
-from everbeat.services.blobs import Blobs
-from everbeat.services.payloads import Payloads
-from everbeat.services.polls import Polls
-from everbeat.services.turns import Turns
-from everbeat.services.work import Work
+from everbeat.services.blobs import BlobStore
+from everbeat.services.payloads import LargePayloads
+from everbeat.services.long_polls import LongPolls
+from everbeat.services.overlap import OverlapReleaser
+from everbeat.services.leases import LeaseService
 from everbeat.store.base import Store
 from tests.factories import claim, make_task
 
 MIB = 1024 * 1024
 
 
-class Slow(Blobs):
+class Slow(BlobStore):
     """Keeps nothing; a payload comes when it may, and one of them never gets in."""
 
     def __init__(self, refused_after: int = 10_000) -> None:
@@ -61,7 +61,7 @@ async def claimed(store: Store, *sizes: int, lease_seconds: float = 30) -> list[
 
 async def test_half_of_a_lease_is_left_whatever_the_blob_store_does(store: Store) -> None:
     tasks = await claimed(store, 70_000, lease_seconds=0.2)
-    filled = await asyncio.wait_for(Payloads(Slow()).fill(tasks), 5)
+    filled = await asyncio.wait_for(LargePayloads(Slow()).fill(tasks), 5)
     assert (filled.tasks, [task.id for task in filled.away]) == ([], [tasks[0].id])
 
 
@@ -69,18 +69,18 @@ async def test_the_first_fits_and_the_rest_as_far_as_the_budget_goes(store: Stor
     blobs = Slow()
     blobs.may_answer.set()
     tasks = await claimed(store, 9 * MIB, 2 * MIB, 1 * MIB)
-    filled = await Payloads(blobs, budget_bytes=8 * MIB).fill(tasks)
+    filled = await LargePayloads(blobs, max_bytes=8 * MIB).fill(tasks)
     assert [task.id for task in filled.tasks] == [tasks[0].id]
     assert [type(task) for task in filled.tasks] == [ClaimedTask]
     assert [task.id for task in filled.over] == [task.id for task in tasks[1:]]
 
 
 async def test_a_worker_that_goes_away_while_it_is_served_loses_nothing(store: Store) -> None:
-    polls, blobs = Polls(store), Slow()
-    work = Work(store, polls, Turns(store, polls), payloads=Payloads(blobs))
+    long_polls, blobs = LongPolls(store), Slow()
+    leases = LeaseService(store, long_polls, OverlapReleaser(store, long_polls), payloads=LargePayloads(blobs))
     task = make_task(payload="null", payload_ref=ref_of(0, 70_000))
     await store.task_submit([task])
-    asking = asyncio.create_task(work.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w", queues=["default"])))
+    asking = asyncio.create_task(leases.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w", queues=["default"])))
     await blobs.asked.wait()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -95,5 +95,5 @@ async def test_of_tasks_that_are_not_all_kept_none_is(store: Store) -> None:
     blobs = Slow(refused_after=2)
     tasks = [make_task(payload=f'"{"x" * 70_000}"') for _ in range(5)]
     with pytest.raises(BlobsUnavailable):
-        await Payloads(blobs).keep(tasks)
+        await LargePayloads(blobs).keep(tasks)
     assert sorted(blobs.deleted) == sorted(blobs.kept)

@@ -14,9 +14,9 @@ from everbeat.clock import DatabaseClock
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import TaskState
 from everbeat.core.protocol import TaskInput
-from everbeat.services import turns as turns_module
+from everbeat.services import overlap as turns_module
 from everbeat.services.events import TasksPromoted
-from everbeat.services.turns import Promoter
+from everbeat.services.overlap import Promoter
 from everbeat.store.base import Store
 from everbeat.store.values import Notice, QueueDepth
 from tests.factories import NOW, StoreOverride, SteppedNode, minutes, open_second_store, seconds
@@ -33,10 +33,10 @@ class Bell:
     def __init__(self) -> None:
         self.rung: list[frozenset[str]] = []
 
-    def ring(self, queues: Iterable[str]) -> None:
+    def wake(self, queues: Iterable[str]) -> None:
         self.rung.append(frozenset(queues))
 
-    def freed(self, _tenant_ids: Iterable[UUID]) -> None:
+    def wake_tenants(self, _tenant_ids: Iterable[UUID]) -> None:
         """Nobody waits for room."""
 
 
@@ -66,7 +66,7 @@ async def test_a_time_in_the_far_future_waits(node: SteppedNode) -> None:
 async def test_thousands_that_are_due_at_once_come_in_pieces(node: SteppedNode) -> None:
     await submit_many(node, 2500, delay_seconds=10)
     bell = Bell()
-    promoter = Promoter(node.store, bell, DatabaseClock(), piece=1000)
+    promoter = Promoter(node.store, bell, DatabaseClock(), batch_size=1000)
     assert [await promoter.run_once(NOW + seconds(10)) for _ in range(4)] == [True, True, False, False]
     assert await node.store.task_depths() == [QueueDepth("default", "ready", 2500)]
     assert bell.rung == [frozenset({"default"})] * 3, "and nobody is woken for nothing"
@@ -118,7 +118,7 @@ def promoter_of(node: SteppedNode) -> Promoter:
     """One that looks every two seconds, and knows what the database's clock shows."""
     clock = DatabaseClock(lambda: node.monotonic)
     clock.observe(node.monotonic, node.now)
-    return Promoter(node.store, Bell(), clock, look_seconds=2)
+    return Promoter(node.store, Bell(), clock, poll_interval_seconds=2)
 
 
 async def test_it_sleeps_until_the_next_one_is_due(node: SteppedNode, slept: Slept) -> None:
@@ -187,7 +187,7 @@ async def test_a_delayed_task_reaches_a_waiting_worker(store: Store) -> None:
     """With real clocks: the poll waits, the promoter sleeps, and the task comes when it is due."""
     room = Room(store)
     clock = DatabaseClock()
-    promoter = Promoter(room.store, room.polls, clock)
+    promoter = Promoter(room.store, room.long_polls, clock)
     poll = await room.idle()
     await promoter.run_once()
     ids = await room.submit(delay_seconds=0.05)

@@ -16,13 +16,13 @@ from everbeat.core.ticks import SkipReason
 from everbeat.core.timeline import TimelineCache
 from everbeat.core.protocol import TaskInput
 from everbeat.services.events import TicksSkipped
-from everbeat.services.polls import Polls
-from everbeat.services.quotas import Quotas
-from everbeat.services.schedules import Schedules
-from everbeat.services.tasks import Tasks
-from everbeat.services.tenants import Directory, TenantRoom
+from everbeat.services.long_polls import LongPolls
+from everbeat.services.quotas import QuotaService
+from everbeat.services.schedules import ScheduleService
+from everbeat.services.tasks import TaskService
+from everbeat.services.tenants import TenantDirectory, TenantService
 from everbeat.services.ticker import TickerSettings
-from everbeat.services.turns import Turns
+from everbeat.services.overlap import OverlapReleaser
 from everbeat.store.base import Store
 from everbeat.store.values import AuditLogFilter
 from tests.factories import NOW, SteppedNode, claim, complete, definition, ledger, ledger_summary, minutes, seconds
@@ -42,14 +42,14 @@ class Office:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.ticking = Ticking()
-        self.directory = Directory(store, monotonic=self.ticking)
-        self.quotas = Quotas(store, self.directory, monotonic=self.ticking)
-        self.schedules = Schedules(store, TimelineCache(), self.quotas)
-        polls = Polls(store)
-        self.tasks = Tasks(store, polls, Turns(store, polls), quotas=self.quotas)
+        self.directory = TenantDirectory(store, monotonic=self.ticking)
+        self.quotas = QuotaService(store, self.directory, monotonic=self.ticking)
+        self.schedules = ScheduleService(store, TimelineCache(), self.quotas)
+        long_polls = LongPolls(store)
+        self.tasks = TaskService(store, long_polls, OverlapReleaser(store, long_polls), quotas=self.quotas)
 
     async def limit(self, **quotas: Any) -> None:
-        await TenantRoom(self.store).patch("default", quotas)
+        await TenantService(self.store).patch("default", quotas)
 
     async def submit(self, count: int = 1, **more: Any) -> None:
         given = [TaskInput(type="work", **more) for _ in range(count)]
@@ -214,7 +214,7 @@ async def test_tenants_without_the_quota_are_never_counted(office: Office, monke
 
 async def test_a_herd_of_ticks_fires_up_to_the_quota_and_the_rest_is_in_the_ledger(store: Store) -> None:
     node = SteppedNode(store, now=NOW - seconds(30), settings=TickerSettings(batch_size=20))
-    await TenantRoom(store).patch("default", {"max_ready": 30})
+    await TenantService(store).patch("default", {"max_ready": 30})
     names = [f"job-{number:03}" for number in range(100)]
     await node.schedules.put_batch(DEFAULT_TENANT, [definition(name) for name in names], now=node.now)
     await node.renew(NOW)
@@ -239,11 +239,11 @@ async def test_a_herd_of_ticks_fires_up_to_the_quota_and_the_rest_is_in_the_ledg
 
 async def test_a_tick_that_finds_no_room_shows_in_the_schedule_and_does_not_come_back(store: Store) -> None:
     node = SteppedNode(store, now=NOW - seconds(30))
-    await TenantRoom(store).patch("default", {"max_ready": 0})
+    await TenantService(store).patch("default", {"max_ready": 0})
     await node.put(catch_up="all")
     await node.renew(NOW)
     await node.tick()
-    await TenantRoom(store).patch("default", {"max_ready": None})
+    await TenantService(store).patch("default", {"max_ready": None})
     await node.run(NOW + minutes(2))
     job = await node.schedules.get(DEFAULT_TENANT, "job")
     assert ledger_summary(await ledger(store, job.id)) == [(0, "quota", 1), (60, "fired", 1), (120, "overlap", 1)]

@@ -16,7 +16,7 @@ from everbeat.core.errors import Conflict, InvalidInput, NotFound, RevisionMisma
 from everbeat.core.jitter import jitter_of
 from everbeat.core.schedules import DEFAULT_TENANT, Schedule, Status
 from everbeat.services.idempotency import Idempotency
-from everbeat.services.schedules import Registered
+from everbeat.services.schedules import RegisteredSchedule
 from everbeat.store.base import Store
 from everbeat.store.values import Notice, ScheduleFilter
 from tests.factories import (
@@ -133,7 +133,7 @@ async def test_an_interval_is_anchored_once_and_stays_so(node: SteppedNode) -> N
 
 
 async def test_put_says_created_updated_or_unchanged(node: SteppedNode) -> None:
-    async def put(**more: Any) -> Registered:
+    async def put(**more: Any) -> RegisteredSchedule:
         return await node.schedules.put(TENANT, "job", definition(**more), now=NOW)
 
     assert (await put()).status == "created"

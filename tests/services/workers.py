@@ -43,7 +43,7 @@ class Worker:
         self, most: int = 1, *, queues: list[str] | None = None, lease_seconds: float = 30, **more: Any
     ) -> list[ClaimedTask]:
         claim = LeaseClaimRequest(worker=self.name, queues=queues or ["default"], max=most, lease_seconds=lease_seconds, **more)
-        return await self.node.work.claim(self.tenant_id, claim, now=self.node.now)
+        return await self.node.leases.claim(self.tenant_id, claim, now=self.node.now)
 
     async def claim_one(self, **more: Any) -> ClaimedTask:
         (task,) = await self.claim(1, **more)
@@ -54,13 +54,13 @@ class Worker:
     ) -> LeaseHeartbeatResult:
         progress = None if fraction is None and message is None else Progress(fraction=fraction, message=message)
         heartbeat = LeaseHeartbeatRequest(worker=self.name, leases=[LeaseHeartbeat(id=task.id, fence=task.fence, progress=progress, log=log)])
-        (response,) = await self.node.work.heartbeat(self.tenant_id, heartbeat, now=self.node.now)
+        (response,) = await self.node.leases.heartbeat(self.tenant_id, heartbeat, now=self.node.now)
         return response
 
     async def complete(self, *tasks: Held, result: Any = None) -> list[str]:
         results = [LeaseCompletion(id=task.id, fence=task.fence, result=result) for task in tasks]
         completion = LeaseCompleteRequest(worker=self.name, results=results)
-        answers = await self.node.work.complete(self.tenant_id, completion, now=self.node.now)
+        answers = await self.node.leases.complete(self.tenant_id, completion, now=self.node.now)
         assert [response.id for response in answers] == [task.id for task in tasks]
         return [response.status for response in answers]
 
@@ -69,12 +69,12 @@ class Worker:
     ) -> LeaseResult:
         error = ErrorInput(message=message, kind=kind, trace=trace)
         failures = LeaseFailRequest(worker=self.name, failures=[LeaseFailure(id=task.id, fence=task.fence, error=error, **more)])
-        (response,) = await self.node.work.fail(self.tenant_id, failures, now=self.node.now)
+        (response,) = await self.node.leases.fail(self.tenant_id, failures, now=self.node.now)
         return response
 
     async def release(self, *tasks: Held) -> list[str]:
         leases = [Lease(id=task.id, fence=task.fence) for task in tasks]
-        answers = await self.node.work.release(self.tenant_id, LeaseReleaseRequest(worker=self.name, leases=leases), now=self.node.now)
+        answers = await self.node.leases.release(self.tenant_id, LeaseReleaseRequest(worker=self.name, leases=leases), now=self.node.now)
         return [response.status for response in answers]
 
 

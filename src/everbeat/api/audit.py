@@ -16,7 +16,7 @@ from everbeat.api.paging import Optional, WindowQuery
 from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
 from everbeat.core.definitions import rfc3339
 from everbeat.core.schedules import Schedule
-from everbeat.services.audit import Count, ScheduleCount
+from everbeat.services.audit import AuditCount, ScheduleAuditCount
 
 
 class AuditQuery(WindowQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,13 +88,13 @@ def _faulty(schedules: Sequence[Schedule]) -> list[dict[str, Any]]:
     return [{"id": str(one.id), "name": one.spec.name, "fault": one.fault} for one in schedules]
 
 
-def _schedule(one: ScheduleCount) -> dict[str, Any]:
+def _schedule(one: ScheduleAuditCount) -> dict[str, Any]:
     schedule = one.schedule
     head = {"id": str(schedule.id), "name": schedule.spec.name, "status": schedule.status.value}
     return {**head, **_counts(one.counted)}
 
 
-def _counts(count: Count) -> dict[str, Any]:
+def _counts(count: AuditCount) -> dict[str, Any]:
     return {
         "expected": count.expected,
         "fired": count.fired,

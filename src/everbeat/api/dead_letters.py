@@ -158,7 +158,7 @@ async def replay_dead_letters(request: ApiRequest) -> Response[bytes]:
         done = await rooms.dead_letters.replay_all(tenant_id, filter_, rate_per_second=asked.rate_per_second, by=by)
         return msgspec.json.encode({"count": done.count, "ids": done.ids, "has_more": done.has_more})
 
-    answer = await rooms.answers.once(tenant_id, idempotency_of(request, raw), replay)
+    answer = await rooms.idempotent_responses.once(tenant_id, idempotency_of(request, raw), replay)
     return json_answer(answer.body, answer.status)
 
 

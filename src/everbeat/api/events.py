@@ -19,7 +19,7 @@ from everbeat.api.openapi import Operation, Success, documented
 from everbeat.api.paging import Optional
 from everbeat.api.rooms import ApiRequest, rooms_of, session_of, tenant_of
 from everbeat.core.errors import InvalidInput
-from everbeat.services.feed import TELLABLE, EventKind, Feed, FeedEvent, Listening
+from everbeat.services.event_stream import PUBLISHED_KINDS, EventKind, EventStream, StreamEvent, EventSubscription
 
 MEDIA_TYPE = "text/event-stream"
 KEEP_ALIVE_SECONDS = 15.0
@@ -61,48 +61,48 @@ class EventsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 )
 async def events(request: ApiRequest) -> Stream:
     kinds = _kinds(paging.given(paging.query_of(request, EventsQuery).types))
-    rooms_of(request).feed.ensure_room(tenant_of(request))
+    rooms_of(request).event_stream.check_capacity(tenant_of(request))
     return Stream(_stream(request, kinds), media_type=MEDIA_TYPE, headers=_HEADERS)
 
 
 def _kinds(text: str | None) -> frozenset[EventKind]:
     if text is None:
-        return TELLABLE
-    if unknown := set(text.split(",")) - TELLABLE:
+        return PUBLISHED_KINDS
+    if unknown := set(text.split(",")) - PUBLISHED_KINDS:
         raise InvalidInput.of("types", f'"{min(unknown)[:50]}" is not one of tick, task, cluster')
     return frozenset(EventKind(one) for one in text.split(","))
 
 
 async def _stream(request: ApiRequest, kinds: frozenset[EventKind]) -> AsyncIterator[bytes]:
-    feed = rooms_of(request).feed
-    listening = feed.listen(tenant_of(request), kinds)  # here, where it is sure to be left again
+    event_stream = rooms_of(request).event_stream
+    subscription = event_stream.subscribe(tenant_of(request), kinds)  # here, where it is sure to be left again
     try:
         with session_of(request) as session:
-            session.ended.add_done_callback(lambda _: listening.close())
-            yield _written(_hello(feed))
-            async for block in _blocks(listening):
+            session.ended.add_done_callback(lambda _: subscription.close())
+            yield _written(_hello(event_stream))
+            async for block in _blocks(subscription):
                 yield block
     finally:
-        feed.leave(listening)
+        event_stream.unsubscribe(subscription)
 
 
-async def _blocks(listening: Listening) -> AsyncIterator[bytes]:
+async def _blocks(subscription: EventSubscription) -> AsyncIterator[bytes]:
     while True:
-        found = await listening.take(KEEP_ALIVE_SECONDS)
+        found = await subscription.take(KEEP_ALIVE_SECONDS)
         if found:
             yield b"".join(_written(event) for event in found)
-        elif listening.is_closed:
+        elif subscription.is_closed:
             return
         else:
             yield b": still here\n\n"
 
 
-def _hello(feed: Feed) -> FeedEvent:
-    data: dict[str, Any] = {"hears": "cluster" if feed.hears_others else "node", "replays": False}
-    return FeedEvent(uuid_utils.compat.uuid7(), EventKind.HELLO, None, data)
+def _hello(event_stream: EventStream) -> StreamEvent:
+    data: dict[str, Any] = {"hears": "cluster" if event_stream.receives_other_nodes else "node", "replays": False}
+    return StreamEvent(uuid_utils.compat.uuid7(), EventKind.HELLO, None, data)
 
 
-def _written(event: FeedEvent) -> bytes:
+def _written(event: StreamEvent) -> bytes:
     return b"id: %b\nevent: %b\ndata: %b\n\n" % (str(event.id).encode(), event.kind.encode(), _encode(event.data))
 
 

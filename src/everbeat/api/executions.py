@@ -105,7 +105,7 @@ async def backfill_schedule(request: ApiRequest) -> Response[bytes]:
         )
         return msgspec.json.encode({"count": done.count, "ticks": [rfc3339(tick) for tick in done.ticks[:_SHOWN]]})
 
-    answer = await rooms.answers.once(tenant_id, idempotency, fill)
+    answer = await rooms.idempotent_responses.once(tenant_id, idempotency, fill)
     return json_answer(answer.body, answer.status)
 
 

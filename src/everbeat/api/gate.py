@@ -23,7 +23,7 @@ from everbeat.api.rooms import Rooms
 from everbeat.core.access import LOCAL_CALLER, Caller
 from everbeat.core.errors import Unauthenticated
 from everbeat.core.keys import contains_key
-from everbeat.services.access import Access
+from everbeat.services.access import Authenticator
 from everbeat.services.events import RequestRefused
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -116,7 +116,7 @@ class Gate:
             raise Refusal(FORBIDDEN, "The Origin header names another site.")
 
 
-def _address(scope: Scope, found: Found, access: Access) -> str:
+def _address(scope: Scope, found: Found, access: Authenticator) -> str:
     client = scope.get("client")
     headers = found.get(b"x-forwarded-for")
     forwarded = [_text(value) for value in headers] if headers else ()

@@ -13,22 +13,22 @@ from litestar.types import Receive, Scope
 from everbeat.api.intake import Intake
 from everbeat.core.access import LOCAL_CALLER, Caller
 from everbeat.core.timeline import TimelineCache
-from everbeat.services.access import Access
-from everbeat.services.answers import Answers
-from everbeat.services.audit import Auditing
-from everbeat.services.backfill import Backfill
-from everbeat.services.calendars import CalendarRoom
-from everbeat.services.cluster import ClusterRoom
-from everbeat.services.dead_letters import DeadLetters
-from everbeat.services.feed import Feed
-from everbeat.services.keys import Keys
-from everbeat.services.ledger import Ledger
-from everbeat.services.schedules import Schedules
-from everbeat.services.sessions import Session, Sessions
-from everbeat.services.tasks import Tasks
-from everbeat.services.tenants import TenantRoom
-from everbeat.services.why import Reasons
-from everbeat.services.work import Work
+from everbeat.services.access import Authenticator
+from everbeat.services.idempotent_responses import IdempotentResponses
+from everbeat.services.audit import AuditService
+from everbeat.services.backfill import BackfillService
+from everbeat.services.calendars import CalendarService
+from everbeat.services.cluster import ClusterService
+from everbeat.services.dead_letters import DeadLetterService
+from everbeat.services.event_stream import EventStream
+from everbeat.services.keys import KeyService
+from everbeat.services.ledger import LedgerService
+from everbeat.services.schedules import ScheduleService
+from everbeat.services.sessions import KeySession, KeySessions
+from everbeat.services.tasks import TaskService
+from everbeat.services.tenants import TenantService
+from everbeat.services.explainer import Explainer
+from everbeat.services.leases import LeaseService
 from everbeat.store.base import Store
 
 ApiRequest = Request[Any, Any, State]
@@ -55,27 +55,27 @@ class Rooms(NamedTuple):
     """Everything the API may ask for. `allowed_hosts` adds to the loopback names; None turns the check of hosts off, and so do
     keys that are required. Without `access` there are no keys: whoever asks is in this process."""
 
-    schedules: Schedules
-    tasks: Tasks
-    work: Work
-    feed: Feed
-    dead_letters: DeadLetters
-    backfill: Backfill
-    ledger: Ledger
-    answers: Answers
-    why: Reasons
-    audit: Auditing
-    cluster: ClusterRoom
-    calendars: CalendarRoom
-    tenants: TenantRoom
-    keys: Keys
+    schedules: ScheduleService
+    tasks: TaskService
+    leases: LeaseService
+    event_stream: EventStream
+    dead_letters: DeadLetterService
+    backfill: BackfillService
+    ledger: LedgerService
+    idempotent_responses: IdempotentResponses
+    explainer: Explainer
+    audit: AuditService
+    cluster: ClusterService
+    calendars: CalendarService
+    tenants: TenantService
+    keys: KeyService
     timelines: TimelineCache
     store: Store
     health: Callable[[], Health]
     ready: Callable[[], Awaitable[Health]]
     metrics: Callable[[], bytes]
     allowed_hosts: frozenset[str] | None = frozenset()
-    access: Access | None = None
+    access: Authenticator | None = None
     intake: Intake | None = None
 
 
@@ -95,8 +95,8 @@ def tenant_of(request: Asked) -> UUID:
     return caller_of(request).tenant_id
 
 
-def session_of(request: Asked) -> Session:
+def session_of(request: Asked) -> KeySession:
     """For a request that stays open: `with session_of(request) as session`, which ends when the caller's key does."""
     access = rooms_of(request).access
-    sessions = Sessions() if access is None else access.sessions
+    sessions = KeySessions() if access is None else access.sessions
     return sessions.open(caller_of(request))

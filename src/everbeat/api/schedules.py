@@ -149,7 +149,7 @@ async def put_schedules(request: ApiRequest) -> Response[bytes]:
         items = [{"id": str(one.schedule.id), "name": one.schedule.spec.name, "status": one.status} for one in registered]
         return msgspec.json.encode({"items": items})
 
-    answer = await rooms.answers.once(tenant_id, idempotency_of(request, raw), put_all)
+    answer = await rooms.idempotent_responses.once(tenant_id, idempotency_of(request, raw), put_all)
     return json_answer(answer.body, answer.status)
 
 

@@ -12,7 +12,7 @@ from everbeat.api.openapi import Operation, Success, documented
 from everbeat.api.paging import WindowQuery
 from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
 from everbeat.core.definitions import optional_rfc3339, rfc3339
-from everbeat.services.ledger import LedgerLine
+from everbeat.services.ledger import LedgerEntry
 
 
 @get(
@@ -34,13 +34,13 @@ async def list_ticks(request: ApiRequest) -> Response[bytes]:
     after = paging.time_after(query.cursor)
     rooms = rooms_of(request)
     schedule = await rooms.schedules.get(tenant_of(request), request.path_params["ref"])
-    found = await rooms.ledger.lines(schedule, from_=from_, to=to, after=after, limit=query.limit + 1)
+    found = await rooms.ledger.entries(schedule, from_=from_, to=to, after=after, limit=query.limit + 1)
     page, last = paging.cut(found, query.limit)
     next_cursor = None if last is None else paging.time_cursor(last.until or last.scheduled_for)
     return json_answer({"items": [_line(line) for line in page], "next_cursor": next_cursor})
 
 
-def _line(line: LedgerLine) -> dict[str, Any]:
+def _line(line: LedgerEntry) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "scheduled_for": rfc3339(line.scheduled_for),
         "outcome": line.outcome,

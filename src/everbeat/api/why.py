@@ -37,7 +37,7 @@ class WhyQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 async def why(request: ApiRequest) -> Response[bytes]:
     query = paging.query_of(request, WhyQuery)
     at = paging.time_given("at", query.at)
-    found = await rooms_of(request).why.why(tenant_of(request), request.path_params["ref"], at)
+    found = await rooms_of(request).explainer.explain(tenant_of(request), request.path_params["ref"], at)
     facts = [one._asdict() for one in found.facts]
     return json_answer({"verdict": found.verdict.value, "explanation": found.explanation, "facts": facts})
 

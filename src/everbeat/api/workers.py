@@ -41,8 +41,8 @@ from everbeat.core.protocol import (
     LeaseResult,
     LeaseResultsResponse,
 )
-from everbeat.services.sessions import Session
-from everbeat.services.work import Work
+from everbeat.services.sessions import KeySession
+from everbeat.services.leases import LeaseService
 
 _encode = msgspec.json.Encoder().encode
 
@@ -53,7 +53,7 @@ _WORKER = {"worker": "host-1:4711"}
 async def claim(request: Asked) -> Answer:
     paging.query_of(request, NoQuery)
     wanted = await read_as(request, LeaseClaimRequest)
-    work, caller = rooms_of(request).work, caller_of(request)
+    work, caller = rooms_of(request).leases, caller_of(request)
     if wanted.wait_seconds > 0:
         with session_of(request) as session:
             return Answer(200, claimed_body(await _claim_unless_gone(work, caller, wanted, request.receive, session)))
@@ -64,28 +64,28 @@ async def heartbeat(request: Asked) -> Answer:
     paging.query_of(request, NoQuery)
     caller = caller_of(request)
     beat = await read_as(request, LeaseHeartbeatRequest, Items("leases", LeaseHeartbeat))
-    return Answer(200, _beats_body(await rooms_of(request).work.heartbeat(caller.lease_tenant_id, beat, queues=caller.queues)))
+    return Answer(200, _beats_body(await rooms_of(request).leases.heartbeat(caller.lease_tenant_id, beat, queues=caller.queues)))
 
 
 async def complete(request: Asked) -> Answer:
     paging.query_of(request, NoQuery)
     caller = caller_of(request)
     completion = await read_as(request, LeaseCompleteRequest, Items("results", LeaseCompletion))
-    return _settled(await rooms_of(request).work.complete(caller.lease_tenant_id, completion, queues=caller.queues))
+    return _settled(await rooms_of(request).leases.complete(caller.lease_tenant_id, completion, queues=caller.queues))
 
 
 async def fail(request: Asked) -> Answer:
     paging.query_of(request, NoQuery)
     caller = caller_of(request)
     failures = await read_as(request, LeaseFailRequest, Items("failures", LeaseFailure))
-    return _settled(await rooms_of(request).work.fail(caller.lease_tenant_id, failures, queues=caller.queues))
+    return _settled(await rooms_of(request).leases.fail(caller.lease_tenant_id, failures, queues=caller.queues))
 
 
 async def release(request: Asked) -> Answer:
     paging.query_of(request, NoQuery)
     caller = caller_of(request)
     leases = await read_as(request, LeaseReleaseRequest, Items("leases", Lease))
-    return _settled(await rooms_of(request).work.release(caller.lease_tenant_id, leases, queues=caller.queues))
+    return _settled(await rooms_of(request).leases.release(caller.lease_tenant_id, leases, queues=caller.queues))
 
 
 HOT = {
@@ -98,7 +98,7 @@ HOT = {
 
 
 async def _claim_unless_gone(
-    work: Work, caller: Caller, wanted: LeaseClaimRequest, receive: Receive, session: Session
+    work: LeaseService, caller: Caller, wanted: LeaseClaimRequest, receive: Receive, session: KeySession
 ) -> list[ClaimedTask]:
     asking = asyncio.create_task(work.claim(caller.lease_tenant_id, wanted, queues=caller.queues))
     leaving = asyncio.create_task(_left(receive))

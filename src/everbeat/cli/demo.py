@@ -32,7 +32,7 @@ class DemoHandler(Periodic):
 
     async def run_once(self, now: datetime | None = None) -> bool:
         claim = LeaseClaimRequest(worker="demo", queues=[_QUEUE], max=100, wait_seconds=5)
-        tasks = await self._node.work.claim(DEFAULT_TENANT, claim, now=now)
+        tasks = await self._node.leases.claim(DEFAULT_TENANT, claim, now=now)
         if not tasks:
             return False
         moment = await self._node.store.clock(now=now)
@@ -41,5 +41,5 @@ class DemoHandler(Periodic):
                 late = (moment - task.scheduled_for).total_seconds() * 1000
                 click.echo(f"  ♥ {task.scheduled_for:%H:%M:%S} UTC  handled {late:.0f} ms after the tick  (task {task.id})")
         results = [LeaseCompletion(id=task.id, fence=task.fence) for task in tasks]
-        await self._node.work.complete(DEFAULT_TENANT, LeaseCompleteRequest(worker="demo", results=results), now=now)
+        await self._node.leases.complete(DEFAULT_TENANT, LeaseCompleteRequest(worker="demo", results=results), now=now)
         return True

@@ -20,8 +20,8 @@ from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, TenantQuotas, Tenant
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.services.ids import new_ids
-from everbeat.services.keys import Keys, NewKey
-from everbeat.services.audit_log import entry_of
+from everbeat.services.keys import KeyService, NewKey
+from everbeat.services.audit_log import new_audit_log_entry
 from everbeat.store.base import Store
 from everbeat.store.values import Notice, TenantWrite
 
@@ -62,7 +62,7 @@ def create(
     async def work(store: Store) -> NewKey:
         tenant_id = DEFAULT_TENANT if all_tenants else await _tenant(store, tenant)
         now = await store.clock()
-        return await Keys(store).create(
+        return await KeyService(store).create(
             tenant_id,
             name or " ".join(scopes),
             scopes,
@@ -109,7 +109,7 @@ def revoke(ids: tuple[UUID, ...], database_url: str | None, config: Path | None)
 
     async def work(store: Store) -> None:
         for id_ in ids:
-            await Keys(store).revoke(id_, by=caller())
+            await KeyService(store).revoke(id_, by=caller())
 
     on_store(database_url, config, work)
     click.echo(f"revoked {', '.join(map(str, ids))}", err=True)
@@ -125,7 +125,7 @@ async def _tenant(store: Store, name: str) -> UUID:
         now, (id_,) = await store.clock(), new_ids(1)
         quotas = TenantQuotas(max_schedules=DEFAULT_MAX_SCHEDULES)
         tenant = Tenant(id=id_, name=name, quotas=quotas, created_at=now, updated_at=now)
-        audit_log = [entry_of(caller(), AuditLogAction.TENANT_CREATE, id_, tenant_id=id_, name=name)]
+        audit_log = [new_audit_log_entry(caller(), AuditLogAction.TENANT_CREATE, id_, tenant_id=id_, name=name)]
         if await store.tenant_write([TenantWrite(tenant)], audit_log=audit_log):
             store.publish(Notice.TENANTS)
             click.echo(f"there was no tenant {name}; it is made now", err=True)

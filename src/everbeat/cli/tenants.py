@@ -13,7 +13,7 @@ from everbeat.cli.direct import caller, on_store, show_table
 from everbeat.cli.options import CONFIG, DATABASE_URL
 from everbeat.core.errors import InvalidInput
 from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, MAX_PAYLOAD_BYTES, TenantQuotas, Tenant
-from everbeat.services.tenants import TenantRoom
+from everbeat.services.tenants import TenantService
 from everbeat.store.base import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -80,7 +80,7 @@ def create(name: str, database_url: str | None, config: Path | None, **given: An
     quotas = msgspec.structs.replace(TenantQuotas(max_schedules=DEFAULT_MAX_SCHEDULES), **changes)
 
     async def work(store: Store) -> None:
-        await TenantRoom(store).create(name, weight=weight, quotas=quotas, by=caller())
+        await TenantService(store).create(name, weight=weight, quotas=quotas, by=caller())
 
     on_store(database_url, config, work)
     click.echo(f"made the tenant {name}; its first key: everbeat keys create --tenant {name} --scope manage", err=True)
@@ -98,7 +98,7 @@ def set_(name: str, database_url: str | None, config: Path | None, **given: Any)
         raise InvalidInput.of("options", "say what to change, such as --weight 2 or --max-ready none")
 
     async def work(store: Store) -> Tenant:
-        return await TenantRoom(store).patch(name, changes, by=caller())
+        return await TenantService(store).patch(name, changes, by=caller())
 
     tenant = on_store(database_url, config, work)
     click.echo(f"the tenant {tenant.name} is at revision {tenant.revision}", err=True)

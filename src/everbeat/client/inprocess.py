@@ -55,7 +55,7 @@ class LocalNode(Protocol):
     def tasks(self) -> TaskRoom: ...
 
     @property
-    def work(self) -> WorkRoom: ...
+    def leases(self) -> WorkRoom: ...
 
     @property
     def asgi(self) -> Any: ...
@@ -109,23 +109,23 @@ class InProcessTransport:
 
     async def claim(self, claim: LeaseClaimRequest) -> list[ClaimedTask]:
         with _same_errors():
-            return await self._node.work.claim(self._tenant, claim)
+            return await self._node.leases.claim(self._tenant, claim)
 
     async def heartbeat(self, heartbeat: LeaseHeartbeatRequest) -> list[LeaseHeartbeatResult]:
         with _same_errors():
-            return await self._node.work.heartbeat(self._tenant, heartbeat)
+            return await self._node.leases.heartbeat(self._tenant, heartbeat)
 
     async def complete(self, completion: LeaseCompleteRequest) -> list[LeaseResult]:
         with _same_errors():
-            return await self._node.work.complete(self._tenant, completion)
+            return await self._node.leases.complete(self._tenant, completion)
 
     async def fail(self, failures: LeaseFailRequest) -> list[LeaseResult]:
         with _same_errors():
-            return await self._node.work.fail(self._tenant, failures)
+            return await self._node.leases.fail(self._tenant, failures)
 
     async def release(self, release: LeaseReleaseRequest) -> list[LeaseResult]:
         with _same_errors():
-            return await self._node.work.release(self._tenant, release)
+            return await self._node.leases.release(self._tenant, release)
 
     def _asgi(self) -> httpx.AsyncClient:
         if self._client is None:

@@ -24,10 +24,10 @@ from everbeat.core.addresses import Network, client_address
 from everbeat.core.errors import StoreError, Unauthenticated
 from everbeat.core.keys import ApiKey, caller_from_key, hash_of, is_well_formed
 from everbeat.services.events import Emit, ProxyNotTrusted, ignore
-from everbeat.services.groups import GroupCommit
-from everbeat.services.limits import Limits
+from everbeat.services.group_commit import GroupCommit
+from everbeat.services.rate_limits import RequestLimits
 from everbeat.services.loops import wait_for_event
-from everbeat.services.sessions import Sessions
+from everbeat.services.sessions import KeySessions
 from everbeat.store.base import Store
 from everbeat.store.values import Notice
 
@@ -36,10 +36,10 @@ T = TypeVar("T")
 _FRESH_SECONDS = 5.0
 _UNKNOWN_SECONDS = 2.0
 _AWAY_SECONDS = 1.0
-_PATIENCE_SECONDS = 1.0
+_WAIT_SECONDS = 1.0
 _TOUCH_SECONDS = 60.0
-_MOST_KNOWN = 10_000
-_MOST_AT_ONCE = 500
+_MAX_KNOWN = 10_000
+_MAX_LOOKUPS = 500
 
 _SEND_ONE = "Send an API key of this server: Authorization: Bearer eb_…"
 _NOT_ONE = "This is not an API key: a character is wrong or missing. Keys begin with eb_ and have 52 characters."
@@ -61,7 +61,7 @@ class _Known:
         self.touched = touched
 
 
-class Access:
+class Authenticator:
     """`is_required`: whether a request without a key is refused. A key that is presented is judged in any case."""
 
     name = "access"
@@ -70,8 +70,8 @@ class Access:
     def __init__(
         self,
         store: Store,
-        sessions: Sessions,
-        limits: Limits | None = None,
+        sessions: KeySessions,
+        limits: RequestLimits | None = None,
         *,
         is_required: bool = False,
         trusted_proxies: Sequence[Network] = (),
@@ -80,7 +80,7 @@ class Access:
     ) -> None:
         self._store = store
         self.sessions = sessions
-        self.limits = limits or Limits()
+        self.limits = limits or RequestLimits()
         self.is_required = is_required
         self.trusted_proxies = tuple(trusted_proxies)
         self.emit = emit
@@ -89,22 +89,22 @@ class Access:
         self._refused: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
         self._asking: dict[bytes, asyncio.Task[_Known]] = {}
         self._lookups: GroupCommit[bytes, tuple[float, datetime, ApiKey | None]] = GroupCommit(
-            self._find, most=_MOST_AT_ONCE, weigh=lambda _hash: 1
+            self._find, max_rows=_MAX_LOOKUPS, count_rows=lambda _hash: 1
         )
         self._used: set[UUID] = set()
         self._changes = 0
-        self._has_told_of_proxy = False
+        self._has_warned_of_proxy = False
         self._away_until = float("-inf")
         self._woken = asyncio.Event()
-        store.subscribe(self._heard)
+        store.subscribe(self._on_notice)
 
     # Who asks
 
     def address_of(self, peer: str | None, forwarded: Sequence[str]) -> str:
         """Where a request comes from, as far as those who say so are trusted."""
         address = client_address(peer, forwarded, self.trusted_proxies)
-        if forwarded and not self.trusted_proxies and self.is_required and not self._has_told_of_proxy:
-            self._has_told_of_proxy = True
+        if forwarded and not self.trusted_proxies and self.is_required and not self._has_warned_of_proxy:
+            self._has_warned_of_proxy = True
             self.emit(ProxyNotTrusted(address))
         return address
 
@@ -153,7 +153,7 @@ class Access:
             return await asyncio.shield(asking)
         try:
             # A database that hangs must not hold up those who were let in a moment ago.
-            async with asyncio.timeout(_PATIENCE_SECONDS):
+            async with asyncio.timeout(_WAIT_SECONDS):
                 return await asyncio.shield(asking)
         except (StoreError, TimeoutError):
             self._away_until = self._monotonic() + _AWAY_SECONDS
@@ -202,7 +202,7 @@ class Access:
 
     # What changes, as a loop: open sessions are looked after, and uses are written down
 
-    def _heard(self, notice: Notice) -> None:
+    def _on_notice(self, notice: Notice) -> None:
         if notice is Notice.KEYS:
             self._changes += 1
             self._refused.clear()
@@ -219,11 +219,11 @@ class Access:
 
     async def _check_sessions(self, now: datetime | None) -> None:
         ids = self.sessions.key_ids()
-        for start in range(0, len(ids), _MOST_AT_ONCE):
-            piece = ids[start : start + _MOST_AT_ONCE]
-            moment, keys = await self._store.key_find(ids=piece, now=now)
+        for start in range(0, len(ids), _MAX_LOOKUPS):
+            batch = ids[start : start + _MAX_LOOKUPS]
+            moment, keys = await self._store.key_find(ids=batch, now=now)
             usable = {key.id for key in keys if key.is_usable(moment)}
-            self.sessions.end(id_ for id_ in piece if id_ not in usable)
+            self.sessions.end(id_ for id_ in batch if id_ not in usable)
 
     async def wait(self) -> None:
         await wait_for_event(self._woken, _FRESH_SECONDS)
@@ -242,5 +242,5 @@ def _bearer(header: Sequence[bytes]) -> str:
 def _remember(memory: OrderedDict[bytes, T], key_hash: bytes, value: T) -> None:
     memory[key_hash] = value
     memory.move_to_end(key_hash)
-    if len(memory) > _MOST_KNOWN:
+    if len(memory) > _MAX_KNOWN:
         memory.popitem(last=False)

@@ -28,12 +28,12 @@ from everbeat.store.values import ScheduleFilter, TickTotal
 
 _MOMENT = timedelta(microseconds=1)
 _PAGE = 500
-_LONGEST = timedelta(days=366)
+_MAX_WINDOW = timedelta(days=366)
 
 _Row = TypeVar("_Row", TickTotal, Tick, PastRule)
 
 
-class Count(msgspec.Struct):
+class AuditCount(msgspec.Struct):
     """What was expected of a window and what became of it."""
 
     expected: int = 0
@@ -42,7 +42,7 @@ class Count(msgspec.Struct):
     missing: int = 0
     doubled: int = 0
 
-    def add(self, other: Count) -> None:
+    def add(self, other: AuditCount) -> None:
         self.expected += other.expected
         self.fired += other.fired
         self.skipped.update(other.skipped)
@@ -50,29 +50,29 @@ class Count(msgspec.Struct):
         self.doubled += other.doubled
 
 
-class ScheduleCount(NamedTuple):
+class ScheduleAuditCount(NamedTuple):
     schedule: Schedule
-    counted: Count
+    counted: AuditCount
 
 
-class Audit(NamedTuple):
+class AuditReport(NamedTuple):
     from_: datetime
     to: datetime
-    total: Count
-    schedules: list[ScheduleCount]
+    total: AuditCount
+    schedules: list[ScheduleAuditCount]
     faulty: list[Schedule]
 
 
-class TenantCount(NamedTuple):
+class TenantAuditCount(NamedTuple):
     tenant: Tenant
-    counted: Count
+    counted: AuditCount
 
 
-class AuditOfAll(NamedTuple):
+class ClusterAuditReport(NamedTuple):
     from_: datetime
     to: datetime
-    total: Count
-    tenants: list[TenantCount]
+    total: AuditCount
+    tenants: list[TenantAuditCount]
     faulty: list[Schedule]
 
 
@@ -89,7 +89,7 @@ class _Period(NamedTuple):
         return self.timeline.count_between(after, until) if until > after else 0
 
 
-class Auditing:
+class AuditService:
     def __init__(self, store: Store, timelines: TimelineCache, *, late_seconds: float) -> None:
         self._store = store
         self._timelines = timelines
@@ -104,17 +104,17 @@ class Auditing:
         after_name: str | None = None,
         limit: int = 50,
         now: datetime | None = None,
-    ) -> Audit:
+    ) -> AuditReport:
         """The whole tenant is counted; the schedules listed are the page after the given name."""
         moment = await self._store.clock(now=now)
         end = min(to, moment) if to is not None else moment
         start = from_ if from_ is not None else end - timedelta(days=1)
         if start > end:
             raise InvalidInput.of("from", "must be earlier than to, and not in the future")
-        if end - start > _LONGEST:
+        if end - start > _MAX_WINDOW:
             raise InvalidInput.of("from", "the window may be 366 days at most")
         end += _MOMENT if to is None or to > moment else timedelta(0)
-        total, listed = Count(), list[ScheduleCount]()
+        total, listed = AuditCount(), list[ScheduleAuditCount]()
         name: str | None = None
         calendars = {calendar.name: calendar for calendar in await self._store.calendar_list(tenant_id)}
         while True:
@@ -127,7 +127,7 @@ class Auditing:
                 break
             name = page[-1].spec.name
         faulty = await self._store.schedule_faulty(tenant_id, limit=100)
-        return Audit(start, end, total, listed, faulty)
+        return AuditReport(start, end, total, listed, faulty)
 
     async def run_all(
         self,
@@ -137,21 +137,21 @@ class Auditing:
         after_name: str | None = None,
         limit: int = 50,
         now: datetime | None = None,
-    ) -> AuditOfAll:
+    ) -> ClusterAuditReport:
         """Every tenant is counted; those listed are the page after the given name."""
         moment = await self._store.clock(now=now)
-        total, listed = Count(), list[TenantCount]()
+        total, listed = AuditCount(), list[TenantAuditCount]()
         name: str | None = None
         while tenants := await self._store.tenant_list(after_name=name, limit=_PAGE):
             for tenant in tenants:
                 one = await self.run(tenant.id, from_=from_, to=to, limit=0, now=moment)
                 total.add(one.total)
                 if len(listed) < limit and (after_name is None or tenant.name > after_name):
-                    listed.append(TenantCount(tenant, one.total))
+                    listed.append(TenantAuditCount(tenant, one.total))
             name = tenants[-1].name
             if len(tenants) < _PAGE:
                 break
-        return AuditOfAll(one.from_, one.to, total, listed, await self._store.schedule_faulty(None, limit=100))
+        return ClusterAuditReport(one.from_, one.to, total, listed, await self._store.schedule_faulty(None, limit=100))
 
     async def _page(
         self,
@@ -161,7 +161,7 @@ class Auditing:
         start: datetime,
         end: datetime,
         now: datetime,
-    ) -> list[ScheduleCount]:
+    ) -> list[ScheduleAuditCount]:
         ids = [schedule.id for schedule in schedules]
         # What fired after the page was read is not counted: up to each cursor, rules and ledger speak of the same ticks.
         until = {one.id: accounted_until(one, now, self._late_seconds) for one in schedules}
@@ -183,7 +183,7 @@ class Auditing:
                 count.expected = recorded
             count.missing = max(0, count.expected - recorded)
             count.doubled = doubled.get(schedule.id, 0)
-            counted.append(ScheduleCount(schedule, count))
+            counted.append(ScheduleAuditCount(schedule, count))
         return counted
 
     def _periods(
@@ -206,9 +206,9 @@ class Auditing:
 
 def _recorded(
     totals: Sequence[TickTotal], ranges: Sequence[Tick], periods: Sequence[_Period], start: datetime, end: datetime
-) -> Count:
+) -> AuditCount:
     """What the ledger holds for the window; a skipped range that reaches over an edge counts with its part inside."""
-    count = Count()
+    count = AuditCount()
     for total in totals:
         if total.outcome is Outcome.FIRED:
             count.fired += total.count

@@ -21,27 +21,27 @@ from everbeat.core.ticks import Outcome
 from everbeat.core.timeline import Timeline, TimelineCache
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.services.ids import new_ids
-from everbeat.services.schedules import Schedules
-from everbeat.services.tasks import Tasks
-from everbeat.services.audit_log import Trail, noted
+from everbeat.services.schedules import ScheduleService
+from everbeat.services.tasks import TaskService
+from everbeat.services.audit_log import AuditLogEntries, new_audit_log_entries
 from everbeat.store.base import Store
 
-MOST_TICKS = 10_000
-_PIECE = 1000
-_MOST_EXAMINED = 50_000
+MAX_TICKS = 10_000
+_BATCH_SIZE = 1000
+_MAX_EXAMINED = 50_000
 _MOMENT = timedelta(microseconds=1)
 _FIRST = datetime.min.replace(tzinfo=UTC)
 
 
-class Backfilled(NamedTuple):
+class BackfillResult(NamedTuple):
     """How many tasks there are (or, on a dry run, would be), and their ticks."""
 
     count: int  # type: ignore[assignment]  # it hides tuple.count, which nobody calls here
     ticks: list[datetime]
 
 
-class Backfill:
-    def __init__(self, store: Store, schedules: Schedules, tasks: Tasks, timelines: TimelineCache) -> None:
+class BackfillService:
+    def __init__(self, store: Store, schedules: ScheduleService, tasks: TaskService, timelines: TimelineCache) -> None:
         self._store = store
         self._schedules = schedules
         self._tasks = tasks
@@ -63,7 +63,7 @@ class Backfill:
         task = task_from_schedule(schedule, uuid_utils.compat.uuid7(), Origin.TRIGGER, payload=encoded, key=key)
         if encoded is not None:
             await self._tasks.quotas.check_payloads(tenant_id, [encoded])
-        audit_log = noted(by, AuditLogAction.SCHEDULE_TRIGGER, schedule.id, name=schedule.spec.name, task_id=task.id)
+        audit_log = new_audit_log_entries(by, AuditLogAction.SCHEDULE_TRIGGER, schedule.id, name=schedule.spec.name, task_id=task.id)
         return (await self._tasks.add_one(task, audit_log=audit_log, now=now))[0]
 
     async def backfill(
@@ -79,7 +79,7 @@ class Backfill:
         key: str | None = None,
         by: Caller | None = None,
         now: datetime | None = None,
-    ) -> Backfilled:
+    ) -> BackfillResult:
         """Tasks for the ticks in [from, to) that lie behind the schedule; by default only for those that have none.
 
         Under a key, a call that is made again, as after a crash half-way, makes no second task for a tick in either case."""
@@ -94,33 +94,33 @@ class Backfill:
         if missing_only and ticks:
             ticks = await self._missing(schedule, ticks)
         if dry_run or not ticks:
-            return Backfilled(len(ticks), ticks)
+            return BackfillResult(len(ticks), ticks)
         mark = f"backfill {schedule.id}" if missing_only else key and f"backfill {schedule.id} {key}"
         tasks = _tasks_of(schedule, ticks, moment, mark, rate_per_second)
         about = {"name": schedule.spec.name, "from": from_, "to": to, "count": len(ticks)}
-        audit_log = noted(by, AuditLogAction.SCHEDULE_BACKFILL, schedule.id, tenant_id=tenant_id, **about)
+        audit_log = new_audit_log_entries(by, AuditLogAction.SCHEDULE_BACKFILL, schedule.id, tenant_id=tenant_id, **about)
         made = await self._write(tenant_id, tasks, audit_log, now)
-        return Backfilled(len(made), made)
+        return BackfillResult(len(made), made)
 
     async def _missing(self, schedule: Schedule, ticks: list[datetime]) -> list[datetime]:
         from_, to = ticks[0], ticks[-1] + _MOMENT
         done = set(await self._store.task_ticks(schedule.tenant_id, schedule.id, from_=from_, to=to))
         # Page by page: a rule of before may have ticked more often than the present one.
-        while rows := await self._store.tick_list(schedule.tenant_id, schedule.id, from_=from_, to=to, limit=MOST_TICKS):
+        while rows := await self._store.tick_list(schedule.tenant_id, schedule.id, from_=from_, to=to, limit=MAX_TICKS):
             done.update(row.scheduled_for for row in rows if row.outcome is Outcome.FIRED)
             from_ = max(from_, rows[-1].scheduled_for + _MOMENT)
-            if len(rows) < MOST_TICKS:
+            if len(rows) < MAX_TICKS:
                 break
         return [tick for tick in ticks if tick not in done]
 
-    async def _write(self, tenant_id: UUID, tasks: list[NewTask], audit_log: Trail, now: datetime | None) -> list[datetime]:
+    async def _write(self, tenant_id: UUID, tasks: list[NewTask], audit_log: AuditLogEntries, now: datetime | None) -> list[datetime]:
         made: list[datetime] = []
-        async with self._tasks.quotas.room(tenant_id, tasks, is_rated=False, now=now):
-            for start in range(0, len(tasks), _PIECE):
-                piece = tasks[start : start + _PIECE]
+        async with self._tasks.quotas.reserve(tenant_id, tasks, is_rated=False, now=now):
+            for start in range(0, len(tasks), _BATCH_SIZE):
+                batch = tasks[start : start + _BATCH_SIZE]
                 # Told once, with the first piece that makes anything.
-                submitted = await self._tasks.add(piece, audit_log=() if made else audit_log, now=now)
-                new = [task for place, task in enumerate(piece) if place not in submitted.repeated]
+                submitted = await self._tasks.add(batch, audit_log=() if made else audit_log, now=now)
+                new = [task for place, task in enumerate(batch) if place not in submitted.repeated]
                 made += [task.scheduled_for for task in new if task.scheduled_for is not None]
         return made
 
@@ -160,9 +160,9 @@ def _ticks_between(timeline: Timeline, from_: datetime, to: datetime) -> list[da
     for examined, occurrence in enumerate(timeline.occurrences(after, to - _MOMENT), start=1):
         if occurrence.skip is None:
             ticks.append(occurrence.at)
-        if len(ticks) > MOST_TICKS:
-            raise InvalidInput.of("to", f"the window has more than {MOST_TICKS} ticks; take a shorter one")
-        if examined > _MOST_EXAMINED:
-            message = f"the window has more than {_MOST_EXAMINED} ticks, with those that calendars exclude; take a shorter one"
+        if len(ticks) > MAX_TICKS:
+            raise InvalidInput.of("to", f"the window has more than {MAX_TICKS} ticks; take a shorter one")
+        if examined > _MAX_EXAMINED:
+            message = f"the window has more than {_MAX_EXAMINED} ticks, with those that calendars exclude; take a shorter one"
             raise InvalidInput.of("to", message)
     return ticks

@@ -29,7 +29,7 @@ from everbeat.core.errors import BlobMissing, BlobsUnavailable, SettingsError
 from everbeat.services.events import BlobCallFailed, Emit, ignore
 from everbeat.store.base import Observer
 
-_MARK = "everbeat-blobs"
+_MARKER = "everbeat-blobs"
 _REF = re.compile(r"([0-9a-f-]{36})/\d{4}-\d{2}/[0-9a-f-]{36}-(\d{1,9})")
 _LISTED = 1000
 
@@ -52,7 +52,7 @@ def tenant_at(ref: str) -> UUID:
     return UUID(ref.partition("/")[0])
 
 
-class Blobs:
+class BlobStore:
     """`url`: file:///folder or s3://bucket/prefix; None: there is no blob store."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Blobs:
                 result = await store.get_async(ref)
                 return bytes(await result.bytes_async())
             except FileNotFoundError:
-                await store.head_async(_MARK)  # not there either: then it is the whole store that is missing
+                await store.head_async(_MARKER)  # not there either: then it is the whole store that is missing
                 raise BlobMissing(f"the payload {ref} is not in the blob store") from None
 
     async def delete(self, refs: Sequence[str]) -> None:
@@ -122,7 +122,7 @@ class Blobs:
                 with contextlib.suppress(FileNotFoundError):
                     await store.delete_async(ref)
 
-    async def pieces(self) -> AsyncIterator[list[Blob]]:
+    async def batches(self) -> AsyncIterator[list[Blob]]:
         """All payloads that are there, in no order, a bounded piece at a time."""
         if self._folder is not None and not self._folder.is_dir():
             return
@@ -158,7 +158,7 @@ class Blobs:
             self._is_marked = False
         store = self._opened()
         if not self._is_marked:
-            await store.put_async(_MARK, b"Payloads of Everbeat; see blob_url in its settings.\n", use_multipart=False)
+            await store.put_async(_MARKER, b"Payloads of Everbeat; see blob_url in its settings.\n", use_multipart=False)
             self._is_marked = True
         return store
 

@@ -10,13 +10,13 @@ from typing import Literal, NamedTuple
 
 from everbeat.core.errors import Conflict, InvalidInput, SettingsError
 from everbeat.core.keys import SECRET_BYTES, is_well_formed, make_key
-from everbeat.services.keys import Keys, NewKey
+from everbeat.services.keys import KeyService, NewKey
 from everbeat.store.base import Store
 
 Auth = Literal["auto", "keys", "off"]
 
 
-class Terms(NamedTuple):
+class AuthSettings(NamedTuple):
     """What the settings say about keys."""
 
     auth: Auth
@@ -25,12 +25,12 @@ class Terms(NamedTuple):
     is_loopback: bool
 
     @property
-    def may_be_refused(self) -> bool:
+    def needs_database_check(self) -> bool:
         """Whether it depends on the database if this server may listen at all."""
         return self.auth == "auto" and self.admin_key_file is None and not self.is_loopback
 
 
-class Settled(NamedTuple):
+class AuthDecision(NamedTuple):
     """What was decided. `shown`: a first key that was made just now and is nowhere else; it has to be shown."""
 
     is_required: bool
@@ -39,36 +39,36 @@ class Settled(NamedTuple):
     unused: Path | None = None
 
 
-def refusal(host: str) -> SettingsError:
+def keys_required_error(host: str) -> SettingsError:
     return SettingsError(
         f"settings: host is {host}, but without API keys Everbeat listens on loopback only, and the database has no key; "
         "start it with --auth keys, which makes the first one, or make one with: everbeat keys create --scope admin"
     )
 
 
-async def settle(store: Store, terms: Terms) -> Settled:
+async def decide_auth(store: Store, auth_settings: AuthSettings) -> AuthDecision:
     """Decide, and make the first key if there has to be one. Nodes that start together make one key between them."""
-    if terms.auth == "off":
-        return Settled(False)
+    if auth_settings.auth == "off":
+        return AuthDecision(False)
     has_keys = await store.key_exists()
-    if terms.auth == "auto" and terms.admin_key_file is None:
-        if not has_keys and not terms.is_loopback:
-            raise refusal(terms.host)
-        return Settled(has_keys)
-    if terms.admin_key_file is None:
-        return Settled(True, shown=None if has_keys else await Keys(store).create_first())
-    return await _with_file(store, terms.admin_key_file)
+    if auth_settings.auth == "auto" and auth_settings.admin_key_file is None:
+        if not has_keys and not auth_settings.is_loopback:
+            raise keys_required_error(auth_settings.host)
+        return AuthDecision(has_keys)
+    if auth_settings.admin_key_file is None:
+        return AuthDecision(True, shown=None if has_keys else await KeyService(store).create_first())
+    return await _with_file(store, auth_settings.admin_key_file)
 
 
-async def _with_file(store: Store, path: Path) -> Settled:
+async def _with_file(store: Store, path: Path) -> AuthDecision:
     text = _key_in(path)
     try:
-        first = await Keys(store).create_first(text)
+        first = await KeyService(store).create_first(text)
     except (Conflict, InvalidInput) as error:
         raise SettingsError(f"settings: admin_key_file {path}: {error}") from None
     if first is not None:
-        return Settled(True, filed=path)
-    return Settled(True, unused=None if await Keys(store).is_known(text) else path)
+        return AuthDecision(True, filed=path)
+    return AuthDecision(True, unused=None if await KeyService(store).is_known(text) else path)
 
 
 def _key_in(path: Path) -> str:

@@ -14,14 +14,14 @@ from everbeat.core.errors import Conflict, InvalidInput, NotFound
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.schedules import Schedule
 from everbeat.core.audit_log import AuditLogAction
-from everbeat.services.schedules import Schedules
-from everbeat.services.audit_log import noted
+from everbeat.services.schedules import ScheduleService
+from everbeat.services.audit_log import new_audit_log_entries
 from everbeat.store.base import Store
 from everbeat.store.values import Notice
 
 
-class CalendarRoom:
-    def __init__(self, store: Store, schedules: Schedules) -> None:
+class CalendarService:
+    def __init__(self, store: Store, schedules: ScheduleService) -> None:
         self._store = store
         self._schedules = schedules
 
@@ -50,7 +50,7 @@ class CalendarRoom:
         calendar = await asyncio.to_thread(parse_calendar, name, definition, revision=revision, today=today)
         if known is not None and known.to_definition() == calendar.to_definition():
             return known, False
-        audit_log = noted(by, AuditLogAction.CALENDAR_PUT, name, revision=revision)
+        audit_log = new_audit_log_entries(by, AuditLogAction.CALENDAR_PUT, name, revision=revision)
         is_new = await self._store.calendar_write(tenant_id, calendar, audit_log=audit_log, now=now)
         await self._schedules.recompute(tenant_id, await self._users(tenant_id, name), now=now)
         self._store.publish(Notice.CALENDARS)
@@ -61,7 +61,7 @@ class CalendarRoom:
         if users:
             names = ", ".join(one.spec.name for one in users[:5])
             raise Conflict(f"in use by {len(users)} schedule(s), among them {names}; change them first")
-        if await self._store.calendar_delete(tenant_id, name, audit_log=noted(by, AuditLogAction.CALENDAR_DELETE, name), now=now) == 0:
+        if await self._store.calendar_delete(tenant_id, name, audit_log=new_audit_log_entries(by, AuditLogAction.CALENDAR_DELETE, name), now=now) == 0:
             raise NotFound(f'there is no calendar named "{name[:200]}"')
 
     async def _users(self, tenant_id: UUID, name: str) -> Sequence[Schedule]:

@@ -26,7 +26,7 @@ class ClusterView(NamedTuple):
         return sum(one.owner is None or one.lease_until is None or one.lease_until <= self.now for one in self.partitions)
 
 
-class ClusterRoom:
+class ClusterService:
     def __init__(self, store: Store) -> None:
         self._store = store
 

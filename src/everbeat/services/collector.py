@@ -11,31 +11,31 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import datetime, timedelta
 from typing import cast
 
-from everbeat.services.blobs import Blob, Blobs
+from everbeat.services.blobs import Blob, BlobStore
 from everbeat.store.base import Store
 
-_PIECE = 1000
+_BATCH_SIZE = 1000
 
 
 class Collector:
     def __init__(
         self,
         store: Store,
-        blobs: Blobs,
+        blobs: BlobStore,
         *,
         grace: timedelta = timedelta(days=1),
         rest: timedelta = timedelta(hours=1),
         doubt: timedelta = timedelta(minutes=1),
-        most_suspects: int = 10_000,
+        max_suspects: int = 10_000,
     ) -> None:
         self._store = store
         self._blobs = blobs
         self._grace = grace
         self._rest = rest
         self._doubt = doubt
-        self._most_suspects = most_suspects
+        self._most_suspects = max_suspects
         self._suspects: dict[str, datetime] = {}
-        self._pieces: AsyncIterator[list[Blob]] | None = None
+        self._batches: AsyncIterator[list[Blob]] | None = None
         self._next_at: datetime | None = None
 
     async def collect(self, moment: datetime) -> tuple[int, bool]:
@@ -45,20 +45,20 @@ class Collector:
         removed = await self._remove(moment)
         if len(self._suspects) >= self._most_suspects:
             return removed, False
-        if self._pieces is None:
+        if self._batches is None:
             if self._next_at is not None and moment < self._next_at:
                 return removed, False
-            self._pieces = self._blobs.pieces()
+            self._batches = self._blobs.batches()
         try:
-            piece = await anext(self._pieces, None)
+            batch = await anext(self._batches, None)
         except BaseException:
             await self._stop()
             raise
-        if piece is None:
+        if batch is None:
             await self._stop()
             self._next_at = moment + self._rest
             return removed, False
-        old = [blob.ref for blob in piece if blob.modified_at < moment - self._grace]
+        old = [blob.ref for blob in batch if blob.modified_at < moment - self._grace]
         for ref in await self._store.blob_unused(old) if old else ():
             self._suspects.setdefault(ref, moment)
         return removed, True
@@ -66,17 +66,17 @@ class Collector:
     async def _remove(self, moment: datetime) -> int:
         ripe = [ref for ref, since in self._suspects.items() if moment - since >= self._doubt]
         removed = 0
-        for start in range(0, len(ripe), _PIECE):
-            piece = ripe[start : start + _PIECE]
-            unused = await self._store.blob_unused(piece)
+        for start in range(0, len(ripe), _BATCH_SIZE):
+            batch = ripe[start : start + _BATCH_SIZE]
+            unused = await self._store.blob_unused(batch)
             if unused:
                 await self._blobs.delete(unused)
-            for ref in piece:
+            for ref in batch:
                 del self._suspects[ref]
             removed += len(unused)
         return removed
 
     async def _stop(self) -> None:
-        if self._pieces is not None:
-            await cast("AsyncGenerator[list[Blob]]", self._pieces).aclose()
-        self._pieces = None
+        if self._batches is not None:
+            await cast("AsyncGenerator[list[Blob]]", self._batches).aclose()
+        self._batches = None

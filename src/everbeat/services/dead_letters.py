@@ -13,20 +13,20 @@ from everbeat.core.errors import NotFound, QuotaExceeded
 from everbeat.core.submissions import task_for_replay
 from everbeat.core.tasks import DeadLetter, TaskRecord, TaskKey
 from everbeat.core.audit_log import AuditLogAction
-from everbeat.services.blobs import Blobs
-from everbeat.services.payloads import Payloads
-from everbeat.services.tasks import Tasks
-from everbeat.services.audit_log import Trail, noted
+from everbeat.services.blobs import BlobStore
+from everbeat.services.payloads import LargePayloads
+from everbeat.services.tasks import TaskService
+from everbeat.services.audit_log import AuditLogEntries, new_audit_log_entries
 from everbeat.store.base import Store
 from everbeat.store.values import DeadFilter, Replay
 
-MOST_REPLAYED = 100_000
-_PIECE = 1000
+MAX_REPLAYED = 100_000
+_BATCH_SIZE = 1000
 _SHOWN = 100
 _MANY = "all that match"
 
 
-class Replayed(NamedTuple):
+class ReplayResult(NamedTuple):
     """How many became new tasks, the first of those, and whether more are left than one call takes."""
 
     count: int  # type: ignore[assignment]  # it hides tuple.count, which nobody calls here
@@ -34,12 +34,12 @@ class Replayed(NamedTuple):
     has_more: bool
 
 
-class DeadLetters:
+class DeadLetterService:
     """The room behind /v1/dead-letters."""
 
-    def __init__(self, store: Store, tasks: Tasks, *, payloads: Payloads | None = None) -> None:
+    def __init__(self, store: Store, tasks: TaskService, *, payloads: LargePayloads | None = None) -> None:
         self._store = store
-        self._payloads = payloads or Payloads(Blobs(None))
+        self._payloads = payloads or LargePayloads(BlobStore(None))
         self._tasks = tasks
 
     async def get(self, tenant_id: UUID, task_id: UUID) -> DeadLetter:
@@ -69,12 +69,12 @@ class DeadLetters:
         letter = await self.get(tenant_id, task_id)
         new = task_for_replay(letter, uuid_utils.compat.uuid7())._replace(key=key)
         moment = await self._store.clock(now=now)
-        audit_log = noted(by, AuditLogAction.DEAD_LETTER_REPLAY, task_id, tenant_id=tenant_id, task_id=new.id)
+        audit_log = new_audit_log_entries(by, AuditLogAction.DEAD_LETTER_REPLAY, task_id, tenant_id=tenant_id, task_id=new.id)
         if not await self._replay(tenant_id, [Replay(task_id, new)], again=True, audit_log=audit_log, now=now):
             await self.get(tenant_id, task_id)
             # It is there, so the key was taken: what it stands for is found as with any other task.
             return (await self._tasks.add_one(new, now=now))[0]
-        self._tasks.tell([new], moment)
+        self._tasks.publish_submitted([new], moment)
         return await self._tasks.get(tenant_id, new.id)
 
     async def replay_all(
@@ -85,49 +85,49 @@ class DeadLetters:
         rate_per_second: float | None,
         by: Caller | None = None,
         now: datetime | None = None,
-    ) -> Replayed:
+    ) -> ReplayResult:
         """All that match and were never replayed, the oldest of a piece first, spread over time if a rate is given."""
         moment = await self._store.clock(now=now)
         ids: list[UUID] = []
         before: tuple[datetime, UUID] | None = None
         count = 0
-        while count < MOST_REPLAYED:
+        while count < MAX_REPLAYED:
             letters = await self._store.dead_list(
-                tenant_id, filter_, before=before, limit=min(_PIECE, MOST_REPLAYED - count), only_never_replayed=True
+                tenant_id, filter_, before=before, limit=min(_BATCH_SIZE, MAX_REPLAYED - count), only_never_replayed=True
             )
             if not letters:
-                return Replayed(count, ids, False)
+                return ReplayResult(count, ids, False)
             before = (letters[-1].died_at, letters[-1].task_id)
             replays = []
             for place, letter in enumerate(reversed(letters), start=count):
                 run_at = None if not rate_per_second else moment + timedelta(seconds=place / rate_per_second)
                 replays.append(Replay(letter.task_id, task_for_replay(letter, uuid_utils.compat.uuid7(), run_at=run_at)))
-            audit_log = () if count else noted(by, AuditLogAction.DEAD_LETTER_REPLAY, _MANY, tenant_id=tenant_id, filter=_shown(filter_))
+            audit_log = () if count else new_audit_log_entries(by, AuditLogAction.DEAD_LETTER_REPLAY, _MANY, tenant_id=tenant_id, filter=_shown(filter_))
             try:
                 done = set(await self._replay(tenant_id, replays, again=False, audit_log=audit_log, now=now))
             except QuotaExceeded:
                 if not count:
                     raise
-                return Replayed(count, ids, True)  # the rest when there is room again
+                return ReplayResult(count, ids, True)  # the rest when there is room again
             made = [one.task for one in replays if one.task_id in done]
-            self._tasks.tell(made, moment)
+            self._tasks.publish_submitted(made, moment)
             count += len(made)
             ids += [task.id for task in made[: _SHOWN - len(ids)]]
         left = await self._store.dead_list(tenant_id, filter_, before=before, limit=1, only_never_replayed=True)
-        return Replayed(count, ids, bool(left))
+        return ReplayResult(count, ids, bool(left))
 
     async def _replay(
-        self, tenant_id: UUID, replays: list[Replay], *, again: bool, audit_log: Trail, now: datetime | None
+        self, tenant_id: UUID, replays: list[Replay], *, again: bool, audit_log: AuditLogEntries, now: datetime | None
     ) -> list[UUID]:
-        async with self._tasks.quotas.room(tenant_id, [one.task for one in replays], now=now):
+        async with self._tasks.quotas.reserve(tenant_id, [one.task for one in replays], now=now):
             return await self._store.dead_replay(tenant_id, replays, again=again, audit_log=audit_log, now=now)
 
     async def purge(
         self, tenant_id: UUID, filter_: DeadFilter, *, by: Caller | None = None, now: datetime | None = None
     ) -> int:
         total = 0
-        audit_log = noted(by, AuditLogAction.DEAD_LETTER_PURGE, _MANY, tenant_id=tenant_id, filter=_shown(filter_))
-        while purged := await self._store.dead_purge(tenant_id, filter_, limit=_PIECE, audit_log=() if total else audit_log, now=now):
+        audit_log = new_audit_log_entries(by, AuditLogAction.DEAD_LETTER_PURGE, _MANY, tenant_id=tenant_id, filter=_shown(filter_))
+        while purged := await self._store.dead_purge(tenant_id, filter_, limit=_BATCH_SIZE, audit_log=() if total else audit_log, now=now):
             total += purged
         return total
 

@@ -15,7 +15,7 @@ class Idempotency(NamedTuple):
     fingerprint: bytes
 
 
-class Answer(NamedTuple):
+class EncodedResponse(NamedTuple):
     status: int
     body: bytes
 
@@ -25,7 +25,7 @@ def check_same(fingerprint: bytes, idempotency: Idempotency) -> None:
         raise InvalidInput.of("Idempotency-Key", "was used before with another request; use a new key")
 
 
-def repeated(response: IdempotentResponse, idempotency: Idempotency) -> Answer:
+def repeated(response: IdempotentResponse, idempotency: Idempotency) -> EncodedResponse:
     """The answer of before; a key that came with another request is refused."""
     check_same(response.fingerprint, idempotency)
-    return Answer(response.status, response.body)
+    return EncodedResponse(response.status, response.body)

@@ -29,11 +29,11 @@ from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.services.idempotency import Idempotency, check_same
 from everbeat.services.ids import new_ids
-from everbeat.services.audit_log import entry_of
+from everbeat.services.audit_log import new_audit_log_entry
 from everbeat.store.base import Store
 from everbeat.store.values import IdempotentResponse, KeyChange, Notice
 
-_MOST_SHOWN = 1000
+_MAX_SHOWN = 1000
 _SHOWN_SECONDS = 600.0
 
 
@@ -52,7 +52,7 @@ class _Shown(NamedTuple):
     at: float
 
 
-class Keys:
+class KeyService:
     def __init__(
         self,
         store: Store,
@@ -125,7 +125,7 @@ class Keys:
     def _remember(self, response_tenant_id: UUID, idempotency: Idempotency, new: NewKey) -> None:
         now = self._monotonic()
         self._shown[response_tenant_id, idempotency.key] = _Shown(idempotency.fingerprint, new, now)
-        while len(self._shown) > _MOST_SHOWN or next(iter(self._shown.values())).at <= now - _SHOWN_SECONDS:
+        while len(self._shown) > _MAX_SHOWN or next(iter(self._shown.values())).at <= now - _SHOWN_SECONDS:
             self._shown.popitem(last=False)
 
     async def create_first(self, text: str | None = None, *, now: datetime | None = None) -> NewKey | None:
@@ -192,7 +192,7 @@ class Keys:
             raise NotFound("there is no such key")
         if key.revoked_at is not None:
             return
-        entry = entry_of(by, AuditLogAction.KEY_REVOKE, id_, tenant_id=key.tenant_id, name=key.name, hint=key.hint)
+        entry = new_audit_log_entry(by, AuditLogAction.KEY_REVOKE, id_, tenant_id=key.tenant_id, name=key.name, hint=key.hint)
         change = await self._store.key_revoke(tenant_id, [id_], audit_log=[entry], now=now)
         if change is KeyChange.LAST_ADMIN:
             raise Conflict("this is the last key with the scope admin; make another one before you revoke it")
@@ -200,7 +200,7 @@ class Keys:
 
 
 def _created(key: ApiKey, by: Caller | None) -> AuditLogEntry:
-    return entry_of(
+    return new_audit_log_entry(
         by,
         AuditLogAction.KEY_CREATE,
         key.id,

@@ -20,7 +20,7 @@ _MOMENT = timedelta(microseconds=1)
 _DAY = timedelta(days=1)
 
 
-class LedgerLine(msgspec.Struct, frozen=True):
+class LedgerEntry(msgspec.Struct, frozen=True):
     scheduled_for: datetime
     outcome: str  # fired | skipped | upcoming | missing
     reason: str | None
@@ -47,13 +47,13 @@ def accounted_until(schedule: Schedule, now: datetime, late_seconds: float) -> d
     return schedule.cursor_at
 
 
-class Ledger:
+class LedgerService:
     def __init__(self, store: Store, timelines: TimelineCache, *, late_seconds: float) -> None:
         self._store = store
         self._timelines = timelines
         self._late_seconds = late_seconds
 
-    async def lines(
+    async def entries(
         self,
         schedule: Schedule,
         *,
@@ -62,7 +62,7 @@ class Ledger:
         after: datetime | None,
         limit: int,
         now: datetime | None = None,
-    ) -> list[LedgerLine]:
+    ) -> list[LedgerEntry]:
         """Lines in [from, to), oldest first, after a given one; by default from a day ago to a day ahead."""
         moment = await self._store.clock(now=now)
         start = from_ if from_ is not None else max(schedule.created_at, moment - _DAY)
@@ -100,8 +100,8 @@ class _Merge:
         self._now = now
         self._accounted = accounted_until(schedule, now, late_seconds)
 
-    def lines(self, rows: list[Tick], position: datetime, end: datetime, limit: int) -> list[LedgerLine]:
-        lines: list[LedgerLine] = []
+    def lines(self, rows: list[Tick], position: datetime, end: datetime, limit: int) -> list[LedgerEntry]:
+        lines: list[LedgerEntry] = []
         pending = list(reversed(rows))
         while len(lines) < limit:
             row = pending[-1] if pending else None
@@ -130,17 +130,17 @@ class _Merge:
             return None
         return tick
 
-    def _computed(self, tick: Occurrence) -> LedgerLine:
+    def _computed(self, tick: Occurrence) -> LedgerEntry:
         reason = None if tick.skip is None else tick.skip.value
         if tick.at <= self._accounted:
-            return LedgerLine(tick.at, "missing", reason)
+            return LedgerEntry(tick.at, "missing", reason)
         if self._schedule.status is Status.PAUSED:
-            return LedgerLine(tick.at, "skipped", reason or SkipReason.PAUSED.value)
-        return LedgerLine(tick.at, "upcoming", reason)
+            return LedgerEntry(tick.at, "skipped", reason or SkipReason.PAUSED.value)
+        return LedgerEntry(tick.at, "upcoming", reason)
 
 
-def _recorded(tick: Tick) -> LedgerLine:
-    return LedgerLine(
+def _recorded(tick: Tick) -> LedgerEntry:
+    return LedgerEntry(
         scheduled_for=tick.scheduled_for,
         outcome=tick.outcome.value,
         reason=None if tick.reason is None else tick.reason.value,

@@ -11,7 +11,7 @@ from typing import Protocol
 from everbeat.core.errors import EverbeatError
 from everbeat.services.events import Emit, LoopFailed, LoopRan
 
-_FIRST_DELAY, _LONGEST_DELAY = 0.1, 2.0
+_FIRST_DELAY, _MAX_DELAY = 0.1, 2.0
 
 
 class Loop(Protocol):
@@ -60,7 +60,7 @@ async def wait_for_event(event: asyncio.Event, timeout_seconds: float) -> None:
     event.clear()
 
 
-class Pulse:
+class LoopMonitor:
     """When each loop last went round, so that a stuck one can be seen from outside."""
 
     def __init__(self) -> None:
@@ -74,13 +74,13 @@ class Pulse:
         return {loop: now - beat for loop, beat in self._beats.items()}
 
 
-class Runner:
+class LoopRunner:
     """Runs one loop until told to stop. Any failure is told and survived: one bad iteration must not end the engine."""
 
-    def __init__(self, loop: Loop, emit: Emit, pulse: Pulse) -> None:
+    def __init__(self, loop: Loop, emit: Emit, loop_monitor: LoopMonitor) -> None:
         self._loop = loop
         self._emit = emit
-        self._pulse = pulse
+        self._pulse = loop_monitor
         self._is_stopping = False
         self._is_idle = False
         self._delay = _FIRST_DELAY
@@ -112,7 +112,7 @@ class Runner:
         except Exception as error:
             self._emit(LoopFailed(self._loop.name, error, isinstance(error, EverbeatError | TimeoutError)))
             await asyncio.sleep(random.uniform(self._delay / 2, self._delay))
-            self._delay = min(self._delay * 2, _LONGEST_DELAY)
+            self._delay = min(self._delay * 2, _MAX_DELAY)
             return True
         self._delay = _FIRST_DELAY
         self._emit(LoopRan(self._loop.name, time.perf_counter() - started))

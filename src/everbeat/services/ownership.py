@@ -21,7 +21,7 @@ from uuid import UUID
 from everbeat.clock import DatabaseClock, Monotonic
 from everbeat.core.partitioning import partitions_of_node
 from everbeat.services.events import ClockSetBack, Emit, OwnershipChanged, OwnershipLost, ignore
-from everbeat.services.feed import EventKind, Feed
+from everbeat.services.event_stream import EventKind, EventStream
 from everbeat.services.loops import wait_for_event
 from everbeat.store.base import Store
 from everbeat.store.values import NodeHeartbeat, Notice, PartitionRenewal
@@ -42,7 +42,7 @@ class Ownership:
         *,
         margin_seconds: float = 1.0,
         emit: Emit = ignore,
-        feed: Feed | None = None,
+        event_stream: EventStream | None = None,
         monotonic: Monotonic = time.monotonic,
     ) -> None:
         self._store = store
@@ -50,7 +50,7 @@ class Ownership:
         self._clock = clock
         self._margin = margin_seconds
         self._emit = emit
-        self._feed = feed or Feed()
+        self._event_stream = event_stream or EventStream()
         self._monotonic = monotonic
         self._live: frozenset[UUID] = frozenset()
         self._has_beaten = False
@@ -63,7 +63,7 @@ class Ownership:
         self.lag_seconds: float | None = None
         self.fired = 0
         self._fired_before = 0
-        store.subscribe(self._heard)
+        store.subscribe(self._on_notice)
 
     @property
     def node_id(self) -> UUID:
@@ -74,7 +74,7 @@ class Ownership:
         return self._owned if self._monotonic() < self._trusted_until else {}
 
     @property
-    def has_heard(self) -> bool:
+    def has_fresh_lease(self) -> bool:
         """Whether the database has answered a heartbeat lately; a node with nothing to own is healthy too."""
         return self._monotonic() < self._trusted_until
 
@@ -101,7 +101,7 @@ class Ownership:
         self._trusted_until = sent + self._beat.lease_seconds - self._margin
         await self._take_in(renewal)
         live = renewal.live | ({self.node_id} if is_scheduler else frozenset())
-        self._tell_of_nodes(live)
+        self._publish_node_changes(live)
         has_changed, self._live = live != self._live, live
         return has_changed
 
@@ -125,7 +125,7 @@ class Ownership:
         gained, lost = len(renewal.owned.keys() - before.keys()), len(before.keys() - renewal.owned.keys())
         if gained or lost:
             self._emit(OwnershipChanged(len(renewal.owned), gained, lost, len(renewal.live | {self.node_id})))
-            if self._feed.is_wanted:
+            if self._event_stream.has_audience:
                 data = {
                     "change": "ownership",
                     "node": self.node_id,
@@ -133,18 +133,18 @@ class Ownership:
                     "gained": gained,
                     "lost": lost,
                 }
-                self._feed.tell(EventKind.CLUSTER, None, data)
+                self._event_stream.publish(EventKind.CLUSTER, None, data)
         # The first heartbeat is news to the others; a node that is never to own anything would repeat it for ever.
         if gained or lost or not self._has_beaten:
             self._store.publish(Notice.OWNERSHIP)
         self._has_beaten = True
 
-    def _tell_of_nodes(self, live: frozenset[UUID]) -> None:
+    def _publish_node_changes(self, live: frozenset[UUID]) -> None:
         """Every node sees this by itself, so it need not travel."""
         for change, nodes in (("joined", live - self._live), ("left", self._live - live)):
-            for node in nodes if self._feed.is_wanted else ():
-                self._feed.tell(EventKind.CLUSTER, None, {"change": change, "node": node}, here_only=True)
+            for node in nodes if self._event_stream.has_audience else ():
+                self._event_stream.publish(EventKind.CLUSTER, None, {"change": change, "node": node}, here_only=True)
 
-    def _heard(self, notice: Notice) -> None:
+    def _on_notice(self, notice: Notice) -> None:
         if notice is Notice.OWNERSHIP:
             self._woken.set()

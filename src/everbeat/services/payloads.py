@@ -17,17 +17,17 @@ import msgspec
 from everbeat.core.definitions import MAX_ROW_PAYLOAD_BYTES
 from everbeat.core.errors import BlobMissing, BlobsUnavailable, TooLarge
 from everbeat.core.tasks import ClaimedTask, DeadLetter, NewTask, TaskRecord, ClaimedTaskWithoutPayload
-from everbeat.services.blobs import Blobs, bytes_at
+from everbeat.services.blobs import BlobStore, bytes_at
 
-MOST_BYTES_CLAIMED = 32 * 1024 * 1024
+MAX_CLAIMED_BYTES = 32 * 1024 * 1024
 _AT_ONCE = 8
 _CERTAINLY_SMALL = MAX_ROW_PAYLOAD_BYTES // 4  # characters: none takes more than four bytes
-_LONGEST_FILL_SECONDS = 10.0
+_MAX_FILL_SECONDS = 10.0
 
 T = TypeVar("T", TaskRecord, DeadLetter)
 
 
-class Filled(NamedTuple):
+class FilledTasks(NamedTuple):
     """Of claimed tasks: those to hand out, those that were too much for one claim, and those whose payload is away or gone."""
 
     tasks: list[ClaimedTask]
@@ -36,10 +36,10 @@ class Filled(NamedTuple):
     missing: list[ClaimedTaskWithoutPayload]
 
 
-class Payloads:
-    def __init__(self, blobs: Blobs, *, budget_bytes: int = MOST_BYTES_CLAIMED) -> None:
+class LargePayloads:
+    def __init__(self, blobs: BlobStore, *, max_bytes: int = MAX_CLAIMED_BYTES) -> None:
         self._blobs = blobs
-        self._budget_bytes = budget_bytes
+        self._budget_bytes = max_bytes
 
     # In
 
@@ -59,11 +59,11 @@ class Payloads:
             return kept
         for place in places:
             self.check(tasks[place])
-        turn = asyncio.Semaphore(_AT_ONCE)
+        semaphore = asyncio.Semaphore(_AT_ONCE)
 
         async def put(place: int) -> None:
             task = tasks[place]
-            async with turn:
+            async with semaphore:
                 ref = await self._blobs.put(task.tenant_id, task.payload.encode())
             kept[place] = task._replace(payload="null", payload_ref=ref)
 
@@ -95,9 +95,9 @@ class Payloads:
             return task
         return msgspec.structs.replace(task, payload=payload, payload_ref=None)
 
-    async def fill(self, tasks: Sequence[ClaimedTask]) -> Filled:
+    async def fill(self, tasks: Sequence[ClaimedTask]) -> FilledTasks:
         """Fetch what is missing, together, while the leases are young; the first always fits."""
-        filled = Filled([], [], [], [])
+        filled = FilledTasks([], [], [], [])
         wanted: list[ClaimedTaskWithoutPayload] = []
         left = self._budget_bytes
         for task in tasks:
@@ -123,17 +123,17 @@ class Payloads:
         found: dict[UUID, bytes | BlobMissing | BlobsUnavailable] = {
             task.id: BlobsUnavailable("the payload did not come in time") for task in tasks
         }
-        turn = asyncio.Semaphore(_AT_ONCE)
+        semaphore = asyncio.Semaphore(_AT_ONCE)
 
         async def get(task: ClaimedTaskWithoutPayload) -> None:
             try:
-                async with turn:
+                async with semaphore:
                     found[task.id] = await self._blobs.get(task.payload_ref)
             except (BlobMissing, BlobsUnavailable) as error:
                 found[task.id] = error
 
         # Half a lease is left to the worker, whatever the blob store does.
-        seconds = min((_LONGEST_FILL_SECONDS, *(task.lease_seconds / 2 for task in tasks)))
+        seconds = min((_MAX_FILL_SECONDS, *(task.lease_seconds / 2 for task in tasks)))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
                 for task in tasks:

@@ -23,12 +23,12 @@ from everbeat.core.errors import QuotaExceeded
 from everbeat.core.rates import Rate, admit
 from everbeat.core.tasks import NewTask
 from everbeat.core.tenants import TenantQuotas
-from everbeat.services.tenants import Directory
+from everbeat.services.tenants import TenantDirectory
 from everbeat.store.base import Store
 
 _COUNT_SECONDS = 1.0
 _RETRY_SECONDS = 1.0
-_MOST_REMEMBERED = 20_000
+_MAX_REMEMBERED = 20_000
 _NO_LIMITS = TenantQuotas()
 
 
@@ -49,7 +49,7 @@ class _Ready:
         return self.counted + self.since + self.under_way
 
 
-class Hold:
+class QuotaReservation:
     """Room for tasks that are being written; it is given up by having written them, or by having failed to."""
 
     def __init__(self, ready: _Ready, count: int) -> None:
@@ -62,11 +62,11 @@ class Hold:
         self._ready.since += self._count
 
 
-class Quotas:
+class QuotaService:
     """Without a directory there are no limits."""
 
     def __init__(
-        self, store: Store, directory: Directory | None = None, *, monotonic: Callable[[], float] = time.monotonic
+        self, store: Store, directory: TenantDirectory | None = None, *, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._store = store
         self._directory = directory
@@ -77,36 +77,36 @@ class Quotas:
     async def of(self, tenant_id: UUID) -> TenantQuotas:
         if self._directory is None:
             return _NO_LIMITS
-        await self._directory.settled()
+        await self._directory.refresh_if_changed()
         return self._directory.quotas_of(tenant_id)
 
     async def check_payloads(
         self, tenant_id: UUID, payloads: Sequence[bytes | str], known: Collection[bytes | str] = ()
     ) -> None:
         """Refuse payloads larger than the tenant may send; those that are known already may stay as they are."""
-        most = (await self.of(tenant_id)).max_payload_bytes
-        if most is None:
+        limit = (await self.of(tenant_id)).max_payload_bytes
+        if limit is None:
             return
         for payload in payloads:
             size = len(payload.encode() if isinstance(payload, str) else payload)
-            if size > most and payload not in known:
-                raise QuotaExceeded(f"max_payload_bytes: the payload has {size} bytes of at most {most}")
+            if size > limit and payload not in known:
+                raise QuotaExceeded(f"max_payload_bytes: the payload has {size} bytes of at most {limit}")
 
     # Submitting
 
     @asynccontextmanager
-    async def room(
+    async def reserve(
         self, tenant_id: UUID, tasks: Sequence[NewTask], *, is_rated: bool = True, now: datetime | None = None
     ) -> AsyncIterator[None]:
         """Around the writing of new tasks: they are let in, or all of them are refused."""
-        hold = await self._admit(tenant_id, tasks, is_rated, now)
+        reserve_ticks = await self._admit(tenant_id, tasks, is_rated, now)
         try:
             yield
         finally:
-            if hold is not None:
-                hold.done()
+            if reserve_ticks is not None:
+                reserve_ticks.done()
 
-    async def _admit(self, tenant_id: UUID, tasks: Sequence[NewTask], is_rated: bool, now: datetime | None) -> Hold | None:
+    async def _admit(self, tenant_id: UUID, tasks: Sequence[NewTask], is_rated: bool, now: datetime | None) -> QuotaReservation | None:
         quotas = await self.of(tenant_id)
         if quotas is _NO_LIMITS or (quotas.submits_per_second is None and quotas.max_ready is None):
             return None
@@ -115,7 +115,7 @@ class Quotas:
         if quotas.max_ready is None:
             return None
         try:
-            return await self._hold(tenant_id, quotas.max_ready, await self._ready_of(tasks, now), now)
+            return await self._reserve_ready(tenant_id, quotas.max_ready, await self._ready_of(tasks, now), now)
         except BaseException:
             self._charge(tenant_id, quotas.submits_per_second, -rated)
             raise
@@ -141,7 +141,7 @@ class Quotas:
         full_at = max(self._full_at.get(tenant_id, now), now) + amount / self._rate(per_second).per_second
         self._full_at[tenant_id] = full_at
         self._full_at.move_to_end(tenant_id)
-        if len(self._full_at) > _MOST_REMEMBERED:
+        if len(self._full_at) > _MAX_REMEMBERED:
             self._full_at.popitem(last=False)
 
     async def _ready_of(self, tasks: Sequence[NewTask], now: datetime | None) -> int:
@@ -153,49 +153,49 @@ class Quotas:
         moment = await self._store.clock(now=now)
         return at_once + sum(run_at <= moment for run_at in timed)
 
-    async def _hold(self, tenant_id: UUID, most: int, count: int, now: datetime | None) -> Hold | None:
+    async def _reserve_ready(self, tenant_id: UUID, limit: int, count: int, now: datetime | None) -> QuotaReservation | None:
         if not count:
             return None
-        if count > most:
-            raise QuotaExceeded(f"max_ready: {count} tasks at once, of which at most {most} may be ready")
-        ready = await self._counted(tenant_id, most, count, now)
-        if ready.total + count > most:
-            raise QuotaExceeded(f"max_ready: {ready.total} of {most} tasks are ready already", _RETRY_SECONDS)
+        if count > limit:
+            raise QuotaExceeded(f"max_ready: {count} tasks at once, of which at most {limit} may be ready")
+        ready = await self._counted(tenant_id, limit, count, now)
+        if ready.total + count > limit:
+            raise QuotaExceeded(f"max_ready: {ready.total} of {limit} tasks are ready already", _RETRY_SECONDS)
         ready.under_way += count
-        return Hold(ready, count)
+        return QuotaReservation(ready, count)
 
     # Ticks
 
-    async def limit_ticks(self) -> bool:
+    async def has_ready_limits(self) -> bool:
         """Whether any tenant has a limit that ticks can meet."""
         if self._directory is None:
             return False
-        await self._directory.settled()
+        await self._directory.refresh_if_changed()
         return bool(self._directory.with_max_ready)
 
-    async def rooms(self, wanted: Mapping[UUID, int], *, now: datetime | None = None) -> dict[UUID, int]:
+    async def remaining_ready(self, wanted: Mapping[UUID, int], *, now: datetime | None = None) -> dict[UUID, int]:
         """How many more tasks of each of these tenants may become ready; those without a limit are not in the answer."""
         if self._directory is None:
             return {}
         limits = {tenant_id: self._directory.quotas_of(tenant_id).max_ready or 0 for tenant_id in wanted}
-        limits = {tenant_id: most for tenant_id, most in limits.items() if tenant_id in self._directory.with_max_ready}
-        counted = {id_: await self._counted(id_, most, wanted[id_], now) for id_, most in limits.items()}
+        limits = {tenant_id: limit for tenant_id, limit in limits.items() if tenant_id in self._directory.with_max_ready}
+        counted = {id_: await self._counted(id_, limit, wanted[id_], now) for id_, limit in limits.items()}
         # After all of the waiting: what others have taken meanwhile is in it.
-        return {id_: max(0, most - counted[id_].total) for id_, most in limits.items()}
+        return {id_: max(0, limit - counted[id_].total) for id_, limit in limits.items()}
 
-    def hold(self, counts: Counter[UUID]) -> list[Hold]:
+    def reserve_ticks(self, counts: Counter[UUID]) -> list[QuotaReservation]:
         """Keep room for ticks that are about to fire, as far as their tenants have limits."""
-        holds = []
+        reservations = []
         for tenant_id, count in counts.items():
             ready = self._ready.get(tenant_id)
             if ready is not None and count:
                 ready.under_way += count
-                holds.append(Hold(ready, count))
-        return holds
+                reservations.append(QuotaReservation(ready, count))
+        return reservations
 
     # Counting
 
-    async def _counted(self, tenant_id: UUID, most: int, wanted: int, now: datetime | None) -> _Ready:
+    async def _counted(self, tenant_id: UUID, limit: int, wanted: int, now: datetime | None) -> _Ready:
         """A number that is young enough to admit by, and of this moment if it would refuse; stepped by hand, always."""
         ready = self._ready.get(tenant_id)
         if ready is None:
@@ -204,14 +204,14 @@ class Quotas:
         self._ready.move_to_end(tenant_id)
         async with ready.counting:
             is_young = self._monotonic() - ready.counted_at < _COUNT_SECONDS
-            if now is not None or not is_young or ready.total + wanted > most:
+            if now is not None or not is_young or ready.total + wanted > limit:
                 ready.since, started = 0, self._monotonic()
-                ready.counted = await self._store.task_ready_count(tenant_id, limit=most)
+                ready.counted = await self._store.task_ready_count(tenant_id, limit=limit)
                 ready.counted_at = started
         return ready
 
     def _forget(self) -> None:
-        while len(self._ready) > _MOST_REMEMBERED:
+        while len(self._ready) > _MAX_REMEMBERED:
             _, oldest = next(iter(self._ready.items()))
             if oldest.under_way:  # it will be looked at again when more come
                 return

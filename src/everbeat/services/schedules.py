@@ -23,9 +23,9 @@ from everbeat.core.names import is_name
 from everbeat.core.schedules import Schedule, Spec, Status
 from everbeat.core.timeline import TimelineCache
 from everbeat.core.audit_log import AuditLogAction
-from everbeat.services.idempotency import Answer, Idempotency, repeated
-from everbeat.services.quotas import Quotas
-from everbeat.services.audit_log import Trail, noted
+from everbeat.services.idempotency import EncodedResponse, Idempotency, repeated
+from everbeat.services.quotas import QuotaService
+from everbeat.services.audit_log import AuditLogEntries, new_audit_log_entries
 from everbeat.store.base import Store
 from everbeat.store.values import IdempotentResponse, Notice, ScheduleFilter
 
@@ -35,17 +35,17 @@ _NOTICE_HORIZON = timedelta(seconds=60)
 _SLICE = 25
 
 
-class Registered(NamedTuple):
+class RegisteredSchedule(NamedTuple):
     schedule: Schedule
     status: str  # created | updated | unchanged
 
 
-class Schedules:
+class ScheduleService:
     """The room behind /v1/schedules. `now` is None in production: the database's clock decides."""
 
-    def __init__(self, store: Store, timelines: TimelineCache, quotas: Quotas | None = None) -> None:
+    def __init__(self, store: Store, timelines: TimelineCache, quotas: QuotaService | None = None) -> None:
         self._store = store
-        self._quotas = quotas or Quotas(store)
+        self._quotas = quotas or QuotaService(store)
         self._changes = ScheduleChanges(timelines)
 
     # Reading
@@ -66,7 +66,7 @@ class Schedules:
         idempotency: Idempotency | None = None,
         by: Caller | None = None,
         now: datetime | None = None,
-    ) -> Answer:
+    ) -> EncodedResponse:
         spec = parse_definition(data)
         await self._quotas.check_payloads(tenant_id, [spec.payload])
         for _ in range(_TRIES):
@@ -84,12 +84,12 @@ class Schedules:
                 response = IdempotentResponse(key=idempotency.key, fingerprint=idempotency.fingerprint, status=201, body=body)
             audit_log = _registered(by, write)
             if await self._write(tenant_id, [write], found.now, now, response, audit_log=audit_log):
-                return Answer(201, body)
-        raise _too_busy(spec.name)
+                return EncodedResponse(201, body)
+        raise _too_many_conflicts(spec.name)
 
     async def put(
         self, tenant_id: UUID, name: str, data: Any, *, by: Caller | None = None, now: datetime | None = None
-    ) -> Registered:
+    ) -> RegisteredSchedule:
         if isinstance(data, dict):
             if data.get("name", name) != name:
                 raise InvalidInput.of("name", "differs from the name in the path; leave it out or make them equal")
@@ -98,7 +98,7 @@ class Schedules:
 
     async def put_batch(
         self, tenant_id: UUID, items: Sequence[Any], *, by: Caller | None = None, now: datetime | None = None
-    ) -> list[Registered]:
+    ) -> list[RegisteredSchedule]:
         """Create or replace up to 1,000 by name, all or nothing."""
         if not 1 <= len(items) <= MAX_BATCH:
             raise InvalidInput.of("schedules", f"must have 1 to {MAX_BATCH} items, has {len(items)}")
@@ -127,7 +127,7 @@ class Schedules:
 
     async def _register(
         self, tenant_id: UUID, specs: Sequence[Spec], by: Caller | None, now: datetime | None, *, is_batch: bool = False
-    ) -> list[Registered]:
+    ) -> list[RegisteredSchedule]:
         await self._quotas.check_payloads(tenant_id, [spec.payload for spec in specs])
         for _ in range(_TRIES):
             found = await self._store.schedule_find(tenant_id, names=[spec.name for spec in specs], now=now)
@@ -144,14 +144,14 @@ class Schedules:
                 existing = known.get(spec.name)
                 if write is None:
                     assert existing is not None
-                    registered.append(Registered(existing, "unchanged"))
+                    registered.append(RegisteredSchedule(existing, "unchanged"))
                     continue
                 writes.append(write)
-                registered.append(Registered(write.schedule, "created" if existing is None else "updated"))
+                registered.append(RegisteredSchedule(write.schedule, "created" if existing is None else "updated"))
             audit_log = tuple(line for write in writes for line in _registered(by, write))
             if not writes or await self._write(tenant_id, writes, found.now, now, audit_log=audit_log):
                 return registered
-        raise _too_busy(specs[0].name)
+        raise _too_many_conflicts(specs[0].name)
 
     def _registering(
         self, tenant_id: UUID, spec: Spec, existing: Schedule | None, moment: datetime, calendars: Calendars
@@ -193,10 +193,10 @@ class Schedules:
                 return None
             return self._changes.reposition(existing, moment, calendars, status=Status.PAUSED, note=note)
 
-        def tell(write: ScheduleWrite) -> Trail:
-            return noted(by, AuditLogAction.SCHEDULE_PAUSE, write.schedule.id, name=write.schedule.spec.name, note=note)
+        def log_change(write: ScheduleWrite) -> AuditLogEntries:
+            return new_audit_log_entries(by, AuditLogAction.SCHEDULE_PAUSE, write.schedule.id, name=write.schedule.spec.name, note=note)
 
-        return await self._decide(tenant_id, ref, decide, now, tell)
+        return await self._decide(tenant_id, ref, decide, now, log_change)
 
     async def resume(self, tenant_id: UUID, ref: str, *, by: Caller | None = None, now: datetime | None = None) -> Schedule:
         def decide(existing: Schedule, moment: datetime, calendars: Calendars) -> ScheduleWrite | None:
@@ -208,14 +208,14 @@ class Schedules:
             write = self._changes.reposition(enabled, moment, calendars, status=Status.ACTIVE, note=None)
             return write._replace(expected=existing)
 
-        def tell(write: ScheduleWrite) -> Trail:
-            return noted(by, AuditLogAction.SCHEDULE_RESUME, write.schedule.id, name=write.schedule.spec.name)
+        def log_change(write: ScheduleWrite) -> AuditLogEntries:
+            return new_audit_log_entries(by, AuditLogAction.SCHEDULE_RESUME, write.schedule.id, name=write.schedule.spec.name)
 
-        return await self._decide(tenant_id, ref, decide, now, tell)
+        return await self._decide(tenant_id, ref, decide, now, log_change)
 
     async def delete(self, tenant_id: UUID, ref: str, *, by: Caller | None = None, now: datetime | None = None) -> None:
         _, schedule = await self._find(tenant_id, ref, None)
-        audit_log = noted(by, AuditLogAction.SCHEDULE_DELETE, schedule.id, name=schedule.spec.name, revision=schedule.revision)
+        audit_log = new_audit_log_entries(by, AuditLogAction.SCHEDULE_DELETE, schedule.id, name=schedule.spec.name, revision=schedule.revision)
         if await self._store.schedule_delete(tenant_id, [schedule.id], audit_log=audit_log, now=now) == 0:
             raise NotFound(_missing(ref))
 
@@ -236,7 +236,7 @@ class Schedules:
         ref: str,
         decide: Callable[[Schedule, datetime, Calendars], ScheduleWrite | None],
         now: datetime | None,
-        tell: Callable[[ScheduleWrite], Trail],
+        log_change: Callable[[ScheduleWrite], AuditLogEntries],
     ) -> Schedule:
         for _ in range(_TRIES):
             moment, existing = await self._find(tenant_id, ref, now)
@@ -244,12 +244,12 @@ class Schedules:
             if write is None:
                 return existing
             await self._quotas.check_payloads(tenant_id, [write.schedule.spec.payload], [existing.spec.payload])
-            if await self._write(tenant_id, [write], moment, now, audit_log=tell(write)):
+            if await self._write(tenant_id, [write], moment, now, audit_log=log_change(write)):
                 return write.schedule
             name = write.schedule.spec.name
             if name != existing.spec.name and await self._is_taken(tenant_id, name):
                 raise Conflict(f'a schedule named "{name}" exists already')
-        raise _too_busy(ref)
+        raise _too_many_conflicts(ref)
 
     # IO
 
@@ -283,10 +283,10 @@ class Schedules:
         now: datetime | None,
         response: IdempotentResponse | None = None,
         *,
-        audit_log: Trail,
+        audit_log: AuditLogEntries,
     ) -> bool:
-        most = (await self._quotas.of(tenant_id)).max_schedules
-        if not await self._store.schedule_write(tenant_id, writes, response=response, max_schedules=most, audit_log=audit_log, now=now):
+        max_schedules = (await self._quotas.of(tenant_id)).max_schedules
+        if not await self._store.schedule_write(tenant_id, writes, response=response, max_schedules=max_schedules, audit_log=audit_log, now=now):
             return False
         soon = moment + _NOTICE_HORIZON
         if any(write.schedule.due_at is not None and write.schedule.due_at <= soon for write in writes):
@@ -294,20 +294,20 @@ class Schedules:
         return True
 
 
-def _registered(by: Caller | None, write: ScheduleWrite) -> Trail:
+def _registered(by: Caller | None, write: ScheduleWrite) -> AuditLogEntries:
     if write.expected is not None:
         return _updated(by, write)
-    return noted(by, AuditLogAction.SCHEDULE_CREATE, write.schedule.id, name=write.schedule.spec.name)
+    return new_audit_log_entries(by, AuditLogAction.SCHEDULE_CREATE, write.schedule.id, name=write.schedule.spec.name)
 
 
-def _updated(by: Caller | None, write: ScheduleWrite, **more: Any) -> Trail:
+def _updated(by: Caller | None, write: ScheduleWrite, **more: Any) -> AuditLogEntries:
     schedule = write.schedule
-    return noted(by, AuditLogAction.SCHEDULE_UPDATE, schedule.id, name=schedule.spec.name, revision=schedule.revision, **more)
+    return new_audit_log_entries(by, AuditLogAction.SCHEDULE_UPDATE, schedule.id, name=schedule.spec.name, revision=schedule.revision, **more)
 
 
 def _missing(ref: str) -> str:
     return f'there is no schedule with the name or id "{ref[:200]}"'
 
 
-def _too_busy(ref: str) -> Conflict:
+def _too_many_conflicts(ref: str) -> Conflict:
     return Conflict(f'"{ref}" is being changed by others again and again; try once more')

@@ -11,12 +11,12 @@ from uuid import UUID
 from everbeat.core.access import Caller
 
 
-class Session:
+class KeySession:
     """One request that stays open, used as a context manager. `ended` is done when its key is revoked or expires."""
 
     __slots__ = ("_sessions", "ended", "key_id")
 
-    def __init__(self, sessions: Sessions, key_id: UUID | None) -> None:
+    def __init__(self, sessions: KeySessions, key_id: UUID | None) -> None:
         self._sessions = sessions
         self.key_id = key_id
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -34,15 +34,15 @@ class Session:
         self.ended.cancel()
 
 
-class Sessions:
+class KeySessions:
     """All that is open on this node, by key. A caller without a key, at the machine itself, is never cut off."""
 
     def __init__(self) -> None:
-        self._open: dict[UUID, set[Session]] = {}
+        self._open: dict[UUID, set[KeySession]] = {}
 
-    def open(self, caller: Caller) -> Session:
+    def open(self, caller: Caller) -> KeySession:
         """`with sessions.open(caller) as session: await asyncio.wait({work, session.ended}, return_when=FIRST_COMPLETED)`."""
-        return Session(self, caller.key_id)
+        return KeySession(self, caller.key_id)
 
     def key_ids(self) -> list[UUID]:
         return list(self._open)
@@ -54,11 +54,11 @@ class Sessions:
                 if not session.ended.done():
                     session.ended.set_result(None)
 
-    def add(self, session: Session) -> None:
+    def add(self, session: KeySession) -> None:
         if session.key_id is not None:
             self._open.setdefault(session.key_id, set()).add(session)
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: KeySession) -> None:
         if session.key_id is None:
             return
         others = self._open.get(session.key_id)

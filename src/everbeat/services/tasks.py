@@ -17,28 +17,28 @@ from everbeat.core.submissions import task_as_submitted, new_task, task_for_repl
 from everbeat.core.tasks import LIVE_STATES, Attempt, LogLine, NewTask, TaskRecord, TaskKey, TaskState
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.protocol import MAX_SUBMITTED, TaskInput
-from everbeat.services.blobs import Blobs
+from everbeat.services.blobs import BlobStore
 from everbeat.services.events import Emit, TasksFinished, TasksSubmitted, ignore
-from everbeat.services.feed import Feed
-from everbeat.services.groups import GroupCommit
+from everbeat.services.event_stream import EventStream
+from everbeat.services.group_commit import GroupCommit
 from everbeat.services.ids import ids_from, new_ids
-from everbeat.services.payloads import Payloads
-from everbeat.services.polls import Polls, Seats
-from everbeat.services.quotas import Quotas
-from everbeat.services.audit_log import Trail, noted
-from everbeat.services.turns import Turns
+from everbeat.services.payloads import LargePayloads
+from everbeat.services.long_polls import LongPolls, DirectHandoff
+from everbeat.services.quotas import QuotaService
+from everbeat.services.audit_log import AuditLogEntries, new_audit_log_entries
+from everbeat.services.overlap import OverlapReleaser
 from everbeat.store.base import Store
 from everbeat.store.values import Notice, SubmitResult, TaskFilter
 
 # What is due later than this is found by the promoter's own look.
 _SOON = timedelta(seconds=5)
-_MOST_ROWS = 1000
+_MAX_ROWS = 1000
 _ALONE = 100
 _SLICE = 250
 _TRIES = 5
 
 
-class _Share(NamedTuple):
+class _WriteResult(NamedTuple):
     """What became of one request's tasks in a shared write."""
 
     now: datetime
@@ -55,28 +55,28 @@ class TaskPage(NamedTuple):
     next_before: UUID | None
 
 
-class Tasks:
+class TaskService:
     """The room behind /v1/tasks. `now` is None in production: the database's clock decides."""
 
     def __init__(
         self,
         store: Store,
-        polls: Polls,
-        turns: Turns,
+        long_polls: LongPolls,
+        overlap: OverlapReleaser,
         *,
-        payloads: Payloads | None = None,
+        payloads: LargePayloads | None = None,
         emit: Emit = ignore,
-        feed: Feed | None = None,
-        quotas: Quotas | None = None,
+        event_stream: EventStream | None = None,
+        quotas: QuotaService | None = None,
     ) -> None:
         self._store = store
-        self.quotas = quotas or Quotas(store)
-        self._polls = polls
-        self._turns = turns
-        self._payloads = payloads or Payloads(Blobs(None))
+        self.quotas = quotas or QuotaService(store)
+        self._long_polls = long_polls
+        self._overlap = overlap
+        self._payloads = payloads or LargePayloads(BlobStore(None))
         self._emit = emit
-        self._feed = feed or Feed()
-        self._submits: GroupCommit[list[NewTask], _Share] = GroupCommit(self._write_together, most=_MOST_ROWS, weigh=len)
+        self._event_stream = event_stream or EventStream()
+        self._submits: GroupCommit[list[NewTask], _WriteResult] = GroupCommit(self._write_together, max_rows=_MAX_ROWS, count_rows=len)
 
     # Submitting
 
@@ -94,18 +94,18 @@ class Tasks:
         await self.quotas.check_payloads(tenant_id, [task.payload])
         return await self.add_one(task, now=now)
 
-    async def add_one(self, task: NewTask, *, audit_log: Trail = (), now: datetime | None = None) -> tuple[TaskRecord, bool]:
+    async def add_one(self, task: NewTask, *, audit_log: AuditLogEntries = (), now: datetime | None = None) -> tuple[TaskRecord, bool]:
         """A task that is made already, under its key if it has one; and whether it is new."""
-        async with self.quotas.room(task.tenant_id, [task], now=now):
+        async with self.quotas.reserve(task.tenant_id, [task], now=now):
             (task,) = await self._payloads.keep([task])
-            share = await self._write([task], now, audit_log)
-        if share.mismatched or share.repeated:
+            result = await self._write([task], now, audit_log)
+        if result.mismatched or result.repeated:
             await self._payloads.discard([task])
-        if share.mismatched:
+        if result.mismatched:
             raise InvalidInput.of("Idempotency-Key", "was used before with another task; use a new key")
-        if share.repeated:
-            return await self.get(task.tenant_id, share.ids[0]), False
-        return task_as_submitted(task, share.now), True
+        if result.repeated:
+            return await self.get(task.tenant_id, result.ids[0]), False
+        return task_as_submitted(task, result.now), True
 
     async def submit_batch(
         self,
@@ -137,21 +137,21 @@ class Tasks:
         if errors:
             raise InvalidInput(*errors[:100])
         await self.quotas.check_payloads(tenant_id, [task.payload for task in tasks])
-        async with self.quotas.room(tenant_id, tasks, now=now):
+        async with self.quotas.reserve(tenant_id, tasks, now=now):
             return await self._submit_all(await self._payloads.keep(tasks), key, has_single_key, now)
 
     async def _submit_all(self, tasks: list[NewTask], key: TaskKey | None, has_single_key: bool, now: datetime | None) -> list[UUID]:
         if has_single_key and key is not None:
             return await self._write_one(tasks, key, now)
-        share = await self._write(tasks if key is None else _under(key, tasks), now)
-        unwritten = range(len(tasks)) if share.mismatched else share.repeated
+        result = await self._write(tasks if key is None else _under(key, tasks), now)
+        unwritten = range(len(tasks)) if result.mismatched else result.repeated
         await self._payloads.discard(tasks[place] for place in unwritten)
-        if share.mismatched:
-            if key is not None and any(tasks[at].key is None for at in share.mismatched):
+        if result.mismatched:
+            if key is not None and any(tasks[at].key is None for at in result.mismatched):
                 raise InvalidInput.of("Idempotency-Key", "was used before with another batch; use a new key")
             message = "was used before with another task; nothing of the batch was submitted"
-            raise InvalidInput(*(FieldError(f"tasks[{at}].idempotency_key", message) for at in sorted(share.mismatched)[:100]))
-        return share.ids
+            raise InvalidInput(*(FieldError(f"tasks[{at}].idempotency_key", message) for at in sorted(result.mismatched)[:100]))
+        return result.ids
 
     async def _write_one(self, tasks: list[NewTask], key: TaskKey, now: datetime | None) -> list[UUID]:
         """A batch under one key. Its ids follow from the first one, so that the key need remember no other."""
@@ -163,54 +163,54 @@ class Tasks:
             raise InvalidInput.of("Idempotency-Key", "was used before with another batch; use a new key")
         if submitted.repeated:
             return ids_from(submitted.ids[0], len(tasks))
-        self.tell(tasks, submitted.now)
+        self.publish_submitted(tasks, submitted.now)
         return submitted.ids
 
-    async def add(self, tasks: Sequence[NewTask], *, audit_log: Trail = (), now: datetime | None = None) -> SubmitResult:
+    async def add(self, tasks: Sequence[NewTask], *, audit_log: AuditLogEntries = (), now: datetime | None = None) -> SubmitResult:
         """Write tasks that others have made and have room for."""
         submitted = await self._store.task_submit(tasks, audit_log=audit_log, now=now)
         if not submitted.mismatched:
-            self.tell([task for index, task in enumerate(tasks) if index not in submitted.repeated], submitted.now)
+            self.publish_submitted([task for index, task in enumerate(tasks) if index not in submitted.repeated], submitted.now)
         return submitted
 
-    async def _write(self, tasks: list[NewTask], now: datetime | None, audit_log: Trail = ()) -> _Share:
+    async def _write(self, tasks: list[NewTask], now: datetime | None, audit_log: AuditLogEntries = ()) -> _WriteResult:
         if audit_log:
             submitted = await self.add(tasks, audit_log=audit_log, now=now)
-            return _Share(submitted.now, submitted.ids, submitted.repeated, submitted.mismatched)
+            return _WriteResult(submitted.now, submitted.ids, submitted.repeated, submitted.mismatched)
         if now is None and len(tasks) <= _ALONE:
-            share = await self._submits.add(tasks)
+            result = await self._submits.add(tasks)
         else:
-            (share,) = await self._write_together([tasks], now)
-        if share.error is not None:
-            raise share.error
-        return share
+            (result,) = await self._write_together([tasks], now)
+        if result.error is not None:
+            raise result.error
+        return result
 
-    async def _write_together(self, groups: list[list[NewTask]], now: datetime | None = None) -> list[_Share]:
+    async def _write_together(self, groups: list[list[NewTask]], now: datetime | None = None) -> list[_WriteResult]:
         """One write for many requests; one whose key stands for something else is left out, and the rest is written."""
         flat = [task for group in groups for task in group]
-        seats = Seats(self._polls)
+        handoff = DirectHandoff(self._long_polls)
         if now is None and len(flat) <= _ALONE:
-            flat = [seats.seat(task) if task.run_at is None and task.delay_seconds is None else task for task in flat]
+            flat = [handoff.reserve(task) if task.run_at is None and task.delay_seconds is None else task for task in flat]
         try:
             submitted = await self._store.task_submit(flat, now=now)
         except BaseException:
-            await seats.serve((), None)
+            await handoff.deliver((), None)
             raise
         if submitted.mismatched:
-            await seats.serve((), None)
+            await handoff.deliver((), None)
             return await self._write_apart(groups, submitted, now)
         written = [task for index, task in enumerate(flat) if index not in submitted.repeated]
-        await seats.serve({task.id for task in written}, submitted.now)
-        self.tell(written, submitted.now)
-        shares, start = [], 0
+        await handoff.deliver({task.id for task in written}, submitted.now)
+        self.publish_submitted(written, submitted.now)
+        results, start = [], 0
         for group in groups:
             end = start + len(group)
             repeated = frozenset(index - start for index in submitted.repeated if start <= index < end)
-            shares.append(_Share(submitted.now, submitted.ids[start:end], repeated, frozenset()))
+            results.append(_WriteResult(submitted.now, submitted.ids[start:end], repeated, frozenset()))
             start = end
-        return shares
+        return results
 
-    async def _write_apart(self, groups: list[list[NewTask]], submitted: SubmitResult, now: datetime | None) -> list[_Share]:
+    async def _write_apart(self, groups: list[list[NewTask]], submitted: SubmitResult, now: datetime | None) -> list[_WriteResult]:
         """Nothing was written yet. Beside others a key can seem to stand for what only they meant by it: asked alone, it is
         told what it does stand for."""
         wrong: dict[int, frozenset[int]] = {}
@@ -220,7 +220,7 @@ class Tasks:
                 wrong[place] = at
             start += len(group)
         if len(groups) == 1:
-            return [_Share(submitted.now, [], frozenset(), wrong[0])]
+            return [_WriteResult(submitted.now, [], frozenset(), wrong[0])]
         rest = [group for place, group in enumerate(groups) if place not in wrong]
         written = iter(await self._write_together(rest, now) if rest else [])
         return [
@@ -228,18 +228,18 @@ class Tasks:
             for place, group in enumerate(groups)
         ]
 
-    async def _write_alone(self, group: list[NewTask], moment: datetime, now: datetime | None) -> _Share:
+    async def _write_alone(self, group: list[NewTask], moment: datetime, now: datetime | None) -> _WriteResult:
         try:
             return (await self._write_together([group], now))[0]
         except EverbeatError as error:  # only this one: the others are written already
-            return _Share(moment, [], frozenset(), frozenset(), error)
+            return _WriteResult(moment, [], frozenset(), frozenset(), error)
 
-    def tell(self, tasks: Sequence[NewTask], moment: datetime) -> None:
+    def publish_submitted(self, tasks: Sequence[NewTask], moment: datetime) -> None:
         """Wake whoever waits for these tasks, written just now."""
         self._emit(TasksSubmitted(len(tasks)))
-        if self._feed.is_wanted:
+        if self._event_stream.has_audience:
             for task in tasks:
-                self._feed.tell_task(
+                self._event_stream.publish_task(
                     "submitted", task.tenant_id, task.id, type=task.type, queue=task.queue, origin=task.origin.value
                 )
         soon = moment + _SOON
@@ -255,7 +255,7 @@ class Tasks:
                 flows.add(_flow(task))
             elif run_at <= soon:
                 is_soon = True
-        self._polls.ring(flows=flows)
+        self._long_polls.wake(flows=flows)
         if is_soon:
             self._store.publish(Notice.DELAYED)
 
@@ -310,20 +310,20 @@ class Tasks:
     async def cancel(self, tenant_id: UUID, id_: UUID, *, by: Caller | None = None, now: datetime | None = None) -> TaskRecord:
         """Gone if it has not started; else told with the next heartbeat, and fenced when its lease runs out."""
         for _ in range(_TRIES):
-            audit_log = noted(by, AuditLogAction.TASK_CANCEL, id_, tenant_id=tenant_id)
+            audit_log = new_audit_log_entries(by, AuditLogAction.TASK_CANCEL, id_, tenant_id=tenant_id)
             cancelled = await self._store.task_cancel(tenant_id, [id_], audit_log=audit_log, now=now)
             if cancelled.ended:
                 self._emit(TasksFinished("cancelled", 1))
-                self._turns.expect(cancelled.schedule_ids)
+                self._overlap.note_schedules(cancelled.schedule_ids)
             task = await self.get(tenant_id, id_)
             if cancelled.ended or cancelled.requested:
                 change = "cancelled" if cancelled.ended else "cancel_requested"
-                self._tell_of(change, task)
+                self._publish(change, task)
             if cancelled.ended or cancelled.requested or task.state is TaskState.CANCELLED:
                 return task
             if task.state not in LIVE_STATES:
                 raise Conflict(f"the task is {task.state.value} already; there is nothing to cancel")
-        raise _too_busy(id_)
+        raise _too_many_conflicts(id_)
 
     async def retry(
         self,
@@ -338,28 +338,28 @@ class Tasks:
         if task.state in LIVE_STATES:
             raise Conflict(f"the task is {task.state.value}; only a finished one can be done again")
         again = task_for_replay(task, uuid_utils.compat.uuid7())._replace(key=key)
-        audit_log = noted(by, AuditLogAction.TASK_RETRY, id_, tenant_id=tenant_id, task_id=again.id)
+        audit_log = new_audit_log_entries(by, AuditLogAction.TASK_RETRY, id_, tenant_id=tenant_id, task_id=again.id)
         return (await self.add_one(again, audit_log=audit_log, now=now))[0]
 
     async def reschedule(
         self, tenant_id: UUID, id_: UUID, run_at: datetime, *, by: Caller | None = None, now: datetime | None = None
     ) -> TaskRecord:
-        audit_log = noted(by, AuditLogAction.TASK_RESCHEDULE, id_, tenant_id=tenant_id, run_at=run_at)
+        audit_log = new_audit_log_entries(by, AuditLogAction.TASK_RESCHEDULE, id_, tenant_id=tenant_id, run_at=run_at)
         for _ in range(_TRIES):
             if await self._store.task_reschedule(tenant_id, id_, run_at, audit_log=audit_log, now=now):
                 task = await self.get(tenant_id, id_)
-                self._polls.ring([task.queue])
+                self._long_polls.wake([task.queue])
                 self._store.publish(Notice.DELAYED)
-                self._tell_of("rescheduled", task)
+                self._publish("rescheduled", task)
                 return task
             task = await self.get(tenant_id, id_)
             if task.state not in (TaskState.SCHEDULED, TaskState.READY):
                 raise Conflict(f"the task is {task.state.value}; only one that waits for its time can be rescheduled")
-        raise _too_busy(id_)
+        raise _too_many_conflicts(id_)
 
-    def _tell_of(self, change: str, task: TaskRecord) -> None:
-        if self._feed.is_wanted:
-            self._feed.tell_task(change, task.tenant_id, task.id, type=task.type, queue=task.queue, state=task.state.value)
+    def _publish(self, change: str, task: TaskRecord) -> None:
+        if self._event_stream.has_audience:
+            self._event_stream.publish_task(change, task.tenant_id, task.id, type=task.type, queue=task.queue, state=task.state.value)
 
 
 def _flow(task: NewTask) -> Flow:
@@ -387,5 +387,5 @@ def _last_attempt(task: TaskRecord) -> Attempt:
     )
 
 
-def _too_busy(id_: UUID) -> Conflict:
+def _too_many_conflicts(id_: UUID) -> Conflict:
     return Conflict(f"the task {id_} is being changed by others again and again; try once more")

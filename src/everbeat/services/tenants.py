@@ -18,10 +18,10 @@ from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenant_definitions import checked_tenant, tenant_response
 from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, TenantQuotas, Tenant
 from everbeat.core.audit_log import AuditLogAction
-from everbeat.services.idempotency import Answer, Idempotency, repeated
+from everbeat.services.idempotency import EncodedResponse, Idempotency, repeated
 from everbeat.services.ids import new_ids
 from everbeat.services.loops import wait_for_event
-from everbeat.services.audit_log import noted
+from everbeat.services.audit_log import new_audit_log_entries
 from everbeat.store.base import Store
 from everbeat.store.values import IdempotentResponse, Notice, TenantWrite
 
@@ -31,7 +31,7 @@ _REFRESH_SECONDS = 5.0
 _NO_LIMITS = TenantQuotas()
 
 
-class Directory:
+class TenantDirectory:
     """Every tenant's weight and quotas, and how many nodes share the rates, read again when somebody tells of a change and
     every few seconds at the latest. What cannot be read stays as it was: a database that is away changes nobody's limits.
 
@@ -51,10 +51,10 @@ class Directory:
         self._api_nodes = 1
         self.with_max_ready: frozenset[UUID] = frozenset()
         self._read_at = float("-inf")
-        self._is_told = True
+        self._has_changed = True
         self._reading = asyncio.Lock()
         self._woken = asyncio.Event()
-        store.subscribe(self._heard)
+        store.subscribe(self._on_notice)
 
     # Looking
 
@@ -84,11 +84,11 @@ class Directory:
 
     @property
     def is_stale(self) -> bool:
-        return self._is_told or self._monotonic() - self._read_at >= self._refresh_seconds
+        return self._has_changed or self._monotonic() - self._read_at >= self._refresh_seconds
 
     # Reading
 
-    async def fresh(self, *, now: datetime | None = None) -> None:
+    async def refresh(self, *, now: datetime | None = None) -> None:
         """Read what may have changed; costs nothing while the last look is young."""
         if not self.is_stale:
             return
@@ -96,17 +96,17 @@ class Directory:
             if self.is_stale:
                 await self._read(now)
 
-    async def settled(self) -> None:
+    async def refresh_if_changed(self) -> None:
         """Wait only for what has changed or is far too old; while the database is away, the old view stands."""
-        if self._is_told or self._monotonic() - self._read_at >= 3 * self._refresh_seconds:
+        if self._has_changed or self._monotonic() - self._read_at >= 3 * self._refresh_seconds:
             try:
-                await self.fresh()
+                await self.refresh()
             except StoreError:
                 if self._read_at == float("-inf"):
                     raise
 
     async def run_once(self, now: datetime | None = None) -> bool:
-        await self.fresh(now=now)
+        await self.refresh(now=now)
         return False
 
     async def wait(self) -> None:
@@ -116,7 +116,7 @@ class Directory:
         """Nothing runs on the side."""
 
     async def _read(self, now: datetime | None) -> None:
-        self._is_told = False  # first: a change told of while this reads is read again
+        self._has_changed = False  # first: a change told of while this reads is read again
         try:
             tenants: dict[UUID, Tenant] = {}
             after: str | None = None
@@ -128,7 +128,7 @@ class Directory:
                 after = page[-1].name
             moment, nodes = await self._store.node_list(now=now)
         except BaseException:
-            self._is_told = True
+            self._has_changed = True
             raise
         alive = [node for node in nodes if (moment - node.seen_at).total_seconds() < node.lease_seconds]
         self._tenants = tenants
@@ -136,13 +136,13 @@ class Directory:
         self._api_nodes = max(1, sum("api" in node.roles for node in alive))
         self._read_at = self._monotonic()
 
-    def _heard(self, notice: Notice) -> None:
+    def _on_notice(self, notice: Notice) -> None:
         if notice is Notice.TENANTS:
-            self._is_told = True
+            self._has_changed = True
             self._woken.set()
 
 
-class TenantRoom:
+class TenantService:
     """The room behind /v1/tenants, for operators. `now` is None in production: the database's clock decides."""
 
     def __init__(self, store: Store) -> None:
@@ -172,7 +172,7 @@ class TenantRoom:
         idempotency: Idempotency | None = None,
         by: Caller | None = None,
         now: datetime | None = None,
-    ) -> Answer:
+    ) -> EncodedResponse:
         """A new tenant; under an idempotency key of the caller, the same answer again."""
         response_tenant_id = DEFAULT_TENANT if by is None else by.tenant_id
         for _ in range(_TRIES):
@@ -187,10 +187,10 @@ class TenantRoom:
             )
             body = msgspec.json.encode(tenant_response(tenant))
             kept = None if idempotency is None else IdempotentResponse(**idempotency._asdict(), status=201, body=body)
-            audit_log = noted(by, AuditLogAction.TENANT_CREATE, id_, tenant_id=id_, **_limits(tenant))
+            audit_log = new_audit_log_entries(by, AuditLogAction.TENANT_CREATE, id_, tenant_id=id_, **_limits(tenant))
             if await self._store.tenant_write([TenantWrite(tenant)], response_tenant_id=response_tenant_id, response=kept, audit_log=audit_log, now=now):
                 self._store.publish(Notice.TENANTS)
-                return Answer(201, body)
+                return EncodedResponse(201, body)
             if await self._store.tenant_find(names=[name]) and not await self._is_answered(response_tenant_id, idempotency, now):
                 raise Conflict(f'a tenant named "{name}" exists already; PATCH changes it')
         raise Conflict(f'"{name}" is being changed by others again and again; try once more')
@@ -219,7 +219,7 @@ class TenantRoom:
                 raise Conflict("the default tenant keeps its name")
             moment = await self._store.clock(now=now)
             changed = msgspec.structs.replace(changed, revision=tenant.revision + 1, updated_at=moment)
-            audit_log = noted(by, AuditLogAction.TENANT_UPDATE, tenant.id, tenant_id=tenant.id, **_limits(changed))
+            audit_log = new_audit_log_entries(by, AuditLogAction.TENANT_UPDATE, tenant.id, tenant_id=tenant.id, **_limits(changed))
             if await self._store.tenant_write([TenantWrite(changed, expected=tenant.revision)], audit_log=audit_log, now=now):
                 self._store.publish(Notice.TENANTS)
                 return changed

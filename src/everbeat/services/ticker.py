@@ -38,10 +38,10 @@ from everbeat.services.events import (
     TicksSkipped,
     ignore,
 )
-from everbeat.services.feed import Feed
+from everbeat.services.event_stream import EventStream
 from everbeat.services.loops import wait_for_event
 from everbeat.services.ownership import Ownership
-from everbeat.services.quotas import Hold, Quotas
+from everbeat.services.quotas import QuotaReservation, QuotaService
 from everbeat.store.base import Store
 from everbeat.store.values import DueScan, DueSchedule, Fired, FireResult, Firing, Notice
 
@@ -97,9 +97,9 @@ class Ticker:
         *,
         settings: TickerSettings = DEFAULT_SETTINGS,
         emit: Emit = ignore,
-        feed: Feed | None = None,
+        event_stream: EventStream | None = None,
         on_tasks: OnTasks = _ignore_tasks,
-        quotas: Quotas | None = None,
+        quotas: QuotaService | None = None,
     ) -> None:
         self._store = store
         self._ownership = ownership
@@ -107,9 +107,9 @@ class Ticker:
         self._timelines = timelines
         self._settings = settings
         self._emit = emit
-        self._feed = feed or Feed()
+        self._event_stream = event_stream or EventStream()
         self._on_tasks = on_tasks
-        self._quotas = quotas or Quotas(store)
+        self._quotas = quotas or QuotaService(store)
         self._index: TimeIndex[_Entry] = TimeIndex()
         self._woken = asyncio.Event()
         self._scanned: frozenset[tuple[int, int]] = frozenset()
@@ -121,7 +121,7 @@ class Ticker:
         self._is_stale = True
         self._alerted_at = float("-inf")
         self._watching_since = datetime.max.replace(tzinfo=UTC)
-        store.subscribe(self._heard)
+        store.subscribe(self._on_notice)
 
     async def run_once(self, now: datetime | None = None) -> bool:
         owned = self._ownership.current()
@@ -175,7 +175,7 @@ class Ticker:
 
     # Loading
 
-    def _heard(self, notice: Notice) -> None:
+    def _on_notice(self, notice: Notice) -> None:
         if notice in (Notice.SCHEDULES, Notice.OWNERSHIP, Notice.CALENDARS):
             self._is_stale = True
             self._woken.set()
@@ -234,7 +234,7 @@ class Ticker:
                 if self._touched is None or schedule.id not in self._touched:
                     self._load(schedule, calendars.get(schedule.tenant_id, {}), faults)
             await asyncio.sleep(0)
-        await self._set_aside(faults, now)
+        await self._mark_faulty(faults, now)
 
     async def _calendars(self, schedules: Iterable[DueSchedule]) -> dict[UUID, dict[str, Calendar]]:
         """Fresh with every scan that needs them: a stale calendar would compute wrong ticks in silence."""
@@ -267,7 +267,7 @@ class Ticker:
                 planned[entry.id] = (entry, self._plan(entry, epoch, moment))
             except (InvalidInput, ValueError, ArithmeticError) as error:
                 faults[entry.id] = str(error)
-        await self._set_aside(faults, now)
+        await self._mark_faulty(faults, now)
         sent = self._clock.monotonic()
         try:
             # One batch is planned while the database works on the one before it, in the order they are due.
@@ -284,27 +284,27 @@ class Ticker:
         self._settle(planned, result)
 
     async def _fire_within_quotas(self, planned: dict[UUID, tuple[_Entry, Firing]], now: datetime | None) -> FireResult:
-        holds = await self._hold_room(planned, now) if await self._quotas.limit_ticks() else []
+        reservations = await self._reserve_quota(planned, now) if await self._quotas.has_ready_limits() else []
         try:
             return await self._store.tick_fire(self._ownership.node_id, [firing for _, firing in planned.values()], now=now)
         finally:
-            for hold in holds:
+            for hold in reservations:
                 hold.done()
 
-    async def _hold_room(self, planned: dict[UUID, tuple[_Entry, Firing]], now: datetime | None) -> list[Hold]:
+    async def _reserve_quota(self, planned: dict[UUID, tuple[_Entry, Firing]], now: datetime | None) -> list[QuotaReservation]:
         """Ticks of tenants that have as many ready tasks as they may are recorded as skipped; the others keep their room."""
         wanted = Counter(firing.tenant_id for _, firing in planned.values() if firing.fires is not None)
-        rooms = await self._quotas.rooms(wanted, now=now)
+        remaining_ready = await self._quotas.remaining_ready(wanted, now=now)
         taken: Counter[UUID] = Counter()
         for id_, (entry, firing) in planned.items():
-            if firing.fires is None or firing.tenant_id not in rooms:
+            if firing.fires is None or firing.tenant_id not in remaining_ready:
                 continue
-            if taken[firing.tenant_id] < rooms[firing.tenant_id]:
+            if taken[firing.tenant_id] < remaining_ready[firing.tenant_id]:
                 taken[firing.tenant_id] += 1
             else:
                 skip = Skip(firing.fires, firing.fires, 1, SkipReason.QUOTA)
                 planned[id_] = (entry, firing._replace(fires=None, skips=(*firing.skips, skip)))
-        return self._quotas.hold(taken)
+        return self._quotas.reserve_ticks(taken)
 
     async def _fire_halves(
         self,
@@ -315,7 +315,7 @@ class Ticker:
         error: StoreRefused,
     ) -> None:
         if len(entries) == 1:
-            await self._set_aside({entries[0].id: str(error)}, now)
+            await self._mark_faulty({entries[0].id: str(error)}, now)
             return
         middle = len(entries) // 2
         await self._fire(entries[:middle], owned, moment, now)
@@ -368,9 +368,9 @@ class Ticker:
         if refused:
             self._is_stale = True
             self._emit(TicksRefused(refused))
-        self._tell([firing for _, firing in planned.values() if firing.schedule_id in done], result.fired)
+        self._publish([firing for _, firing in planned.values() if firing.schedule_id in done], result.fired)
 
-    def _tell(self, firings: list[Firing], fired: list[Fired]) -> None:
+    def _publish(self, firings: list[Firing], fired: list[Fired]) -> None:
         expected = {firing.schedule_id: firing.fires for firing in firings}
         lags, known = [], 0
         skipped: Counter[str] = Counter()
@@ -385,8 +385,8 @@ class Ticker:
         for firing in firings:
             for skip in firing.skips:
                 skipped[skip.reason.value] += skip.count
-        if self._feed.is_wanted:
-            self._feed.tell_ticks(firings, fired)
+        if self._event_stream.has_audience:
+            self._event_stream.publish_ticks(firings, fired)
         self._ownership.fired += len(lags)
         if lags:
             self._emit(TicksFired(lags))
@@ -395,7 +395,7 @@ class Ticker:
         if known:
             self._emit(TicksAlreadyRecorded(known))
 
-    async def _set_aside(self, faults: Mapping[UUID, str], now: datetime | None) -> None:
+    async def _mark_faulty(self, faults: Mapping[UUID, str], now: datetime | None) -> None:
         if not faults:
             return
         await self._store.schedule_fault(faults, now=now)

@@ -19,26 +19,26 @@ from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask
 from everbeat.core.timeline import TimelineCache
 from everbeat.core.protocol import DEFAULT_QUEUE, LeaseHeartbeat, LeaseClaimRequest, LeaseCompleteRequest, LeaseFailRequest, LeaseHeartbeatRequest, LeaseCompletion
-from everbeat.services.answers import Answers
-from everbeat.services.audit import Auditing
-from everbeat.services.backfill import Backfill
-from everbeat.services.blobs import Blobs
-from everbeat.services.calendars import CalendarRoom
-from everbeat.services.cluster import ClusterRoom
-from everbeat.services.dead_letters import DeadLetters
-from everbeat.services.feed import Feed
-from everbeat.services.keys import Keys
-from everbeat.services.ledger import Ledger
+from everbeat.services.idempotent_responses import IdempotentResponses
+from everbeat.services.audit import AuditService
+from everbeat.services.backfill import BackfillService
+from everbeat.services.blobs import BlobStore
+from everbeat.services.calendars import CalendarService
+from everbeat.services.cluster import ClusterService
+from everbeat.services.dead_letters import DeadLetterService
+from everbeat.services.event_stream import EventStream
+from everbeat.services.keys import KeyService
+from everbeat.services.ledger import LedgerService
 from everbeat.services.ownership import Ownership
-from everbeat.services.payloads import Payloads
-from everbeat.services.polls import Polls
-from everbeat.services.schedules import MAX_BATCH, Schedules
-from everbeat.services.tasks import Tasks
-from everbeat.services.tenants import TenantRoom
+from everbeat.services.payloads import LargePayloads
+from everbeat.services.long_polls import LongPolls
+from everbeat.services.schedules import MAX_BATCH, ScheduleService
+from everbeat.services.tasks import TaskService
+from everbeat.services.tenants import TenantService
 from everbeat.services.ticker import Ticker
-from everbeat.services.turns import Promoter, Turns
-from everbeat.services.why import Reasons
-from everbeat.services.work import Work
+from everbeat.services.overlap import Promoter, OverlapReleaser
+from everbeat.services.explainer import Explainer
+from everbeat.services.leases import LeaseService
 from everbeat.store.sqlite.store import SqliteStore
 from everbeat.store.values import DueScan, NodeHeartbeat, ScheduleFilter
 from everbeat.testing.clock import FakeClock
@@ -48,9 +48,9 @@ from everbeat.worker.held import Held
 
 WORKER = "test"
 _LATE_SECONDS = 5.0
-_LONGEST_LEASE_SECONDS = 3600.0
-_FOR_EVER_SECONDS = 100 * 366 * 86_400.0
-_MOST_SCHEDULES = 100_000
+_MAX_LEASE_SECONDS = 3600.0
+_UNLIMITED_SECONDS = 100 * 366 * 86_400.0
+_MAX_SCHEDULES = 100_000
 
 Ending = Literal["completed", "retry", "dead", "failed"]
 
@@ -70,7 +70,7 @@ class _TimedStore(SqliteStore):
     ) -> DueScan:
         """Of the many partitions only those with schedules: a test looks often, and has few."""
         active = await self.schedule_list(
-            DEFAULT_TENANT, ScheduleFilter(status="active"), after_name=None, limit=_MOST_SCHEDULES
+            DEFAULT_TENANT, ScheduleFilter(status="active"), after_name=None, limit=_MAX_SCHEDULES
         )
         used = sorted({schedule.partition for schedule in active}.intersection(partitions))
         return await super().schedule_due(used, horizon_seconds=horizon_seconds, limit=limit, now=now)
@@ -85,17 +85,17 @@ class SteppedNode:
         self._store = store = _TimedStore(path, clock)
         self._timelines = timelines = TimelineCache()
         still = DatabaseClock(lambda: 0.0)
-        polls = Polls(store)
-        self._turns = Turns(store, polls)
-        self._payloads = payloads = Payloads(Blobs(path.absolute().with_name(f"{path.stem}-blobs").as_uri()))
+        long_polls = LongPolls(store)
+        self._overlap = OverlapReleaser(store, long_polls)
+        self._payloads = payloads = LargePayloads(BlobStore(path.absolute().with_name(f"{path.stem}-blobs").as_uri()))
         # Without jitter: a retry comes when the policy says.
-        self.work = Work(store, polls, self._turns, total_seconds=_FOR_EVER_SECONDS, payloads=payloads, random_fraction=lambda: 1.0)
-        self.tasks = Tasks(store, polls, self._turns, payloads=payloads)
-        beat = NodeHeartbeat(uuid4(), WORKER, ("api", "scheduler"), __version__, _FOR_EVER_SECONDS)
+        self.leases = LeaseService(store, long_polls, self._overlap, total_seconds=_UNLIMITED_SECONDS, payloads=payloads, random_fraction=lambda: 1.0)
+        self.tasks = TaskService(store, long_polls, self._overlap, payloads=payloads)
+        beat = NodeHeartbeat(uuid4(), WORKER, ("api", "scheduler"), __version__, _UNLIMITED_SECONDS)
         self._ownership = Ownership(store, beat, still, monotonic=lambda: 0.0)
-        self._ticker = Ticker(store, self._ownership, still, timelines, on_tasks=lambda _, held: self._turns.expect(held))
-        self._promoter = Promoter(store, polls, still)
-        self._schedules = Schedules(store, timelines)
+        self._ticker = Ticker(store, self._ownership, still, timelines, on_tasks=lambda _, held: self._overlap.note_schedules(held))
+        self._promoter = Promoter(store, long_polls, still)
+        self._schedules = ScheduleService(store, timelines)
 
     @functools.cached_property
     def asgi(self) -> Any:
@@ -111,20 +111,20 @@ class SteppedNode:
         return Rooms(
             schedules=schedules,
             tasks=self.tasks,
-            work=self.work,
-            feed=Feed(),
-            dead_letters=DeadLetters(store, self.tasks, payloads=self._payloads),
-            backfill=Backfill(store, schedules, self.tasks, timelines),
-            ledger=Ledger(store, timelines, late_seconds=_LATE_SECONDS),
-            answers=Answers(store),
-            why=Reasons(
-                store, schedules, self.tasks, timelines, late_seconds=_LATE_SECONDS, retention_days=_FOR_EVER_SECONDS / 86_400
+            leases=self.leases,
+            event_stream=EventStream(),
+            dead_letters=DeadLetterService(store, self.tasks, payloads=self._payloads),
+            backfill=BackfillService(store, schedules, self.tasks, timelines),
+            ledger=LedgerService(store, timelines, late_seconds=_LATE_SECONDS),
+            idempotent_responses=IdempotentResponses(store),
+            explainer=Explainer(
+                store, schedules, self.tasks, timelines, late_seconds=_LATE_SECONDS, retention_days=_UNLIMITED_SECONDS / 86_400
             ),
-            audit=Auditing(store, timelines, late_seconds=_LATE_SECONDS),
-            cluster=ClusterRoom(store),
-            calendars=CalendarRoom(store, schedules),
-            tenants=TenantRoom(store),
-            keys=Keys(store),
+            audit=AuditService(store, timelines, late_seconds=_LATE_SECONDS),
+            cluster=ClusterService(store),
+            calendars=CalendarService(store, schedules),
+            tenants=TenantService(store),
+            keys=KeyService(store),
             timelines=timelines,
             store=store,
             health=lambda: Health(True, {}),
@@ -149,7 +149,7 @@ class SteppedNode:
     async def settle(self) -> None:
         """All that is due in this very moment becomes tasks that are ready."""
         now = self._clock.now()
-        for loop in (self._ticker, self._promoter, self._turns):
+        for loop in (self._ticker, self._promoter, self._overlap):
             while await loop.run_once(now):
                 pass
 
@@ -158,22 +158,22 @@ class SteppedNode:
             worker=WORKER,
             queues=self._registry.queues() or [DEFAULT_QUEUE],
             types=sorted(self._registry.tasks) or None,
-            lease_seconds=_LONGEST_LEASE_SECONDS,
+            lease_seconds=_MAX_LEASE_SECONDS,
         )
-        claimed = await self.work.claim(DEFAULT_TENANT, claim, now=self._clock.now())
+        claimed = await self.leases.claim(DEFAULT_TENANT, claim, now=self._clock.now())
         return claimed[0] if claimed else None
 
     async def report(self, held: Held, outcome: Outcome) -> Ending:
         news = None if held.context is None else held.context.take_news()
         if news is not None:
             beat = LeaseHeartbeat(id=held.task.id, fence=held.task.fence, progress=news.progress, log=news.log)
-            await self.work.heartbeat(DEFAULT_TENANT, LeaseHeartbeatRequest(worker=WORKER, leases=[beat]))
+            await self.leases.heartbeat(DEFAULT_TENANT, LeaseHeartbeatRequest(worker=WORKER, leases=[beat]))
         if isinstance(outcome, LeaseCompletion):
-            await self.work.complete(DEFAULT_TENANT, LeaseCompleteRequest(worker=WORKER, results=[outcome]))
+            await self.leases.complete(DEFAULT_TENANT, LeaseCompleteRequest(worker=WORKER, results=[outcome]))
             return "completed"
         if isinstance(outcome, Interrupted):
             raise asyncio.CancelledError
-        (settled,) = await self.work.fail(DEFAULT_TENANT, LeaseFailRequest(worker=WORKER, failures=[outcome]))
+        (settled,) = await self.leases.fail(DEFAULT_TENANT, LeaseFailRequest(worker=WORKER, failures=[outcome]))
         return settled.next or "failed"
 
     async def next_at(self, until: datetime) -> datetime | None:

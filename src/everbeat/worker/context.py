@@ -16,7 +16,7 @@ from everbeat.core.protocol import Progress
 
 LONGEST_LINE = 8_000
 MOST_BUFFERED = 64_000
-LONGEST_MESSAGE = 2_000
+MAX_MESSAGE_BYTES = 2_000
 _CUT = " … (cut)"
 
 
@@ -162,7 +162,7 @@ class Context:
             if fraction is not None:
                 self._fraction = fraction
             if message is not None:
-                self._message = cut(str(message), LONGEST_MESSAGE)
+                self._message = cut(str(message), MAX_MESSAGE_BYTES)
 
     def log(self, text: str) -> None:
         """Keep a line in the task's log. Lines are sent together; past a limit they are dropped, and the log says so."""

@@ -32,7 +32,7 @@ class Crew:
         self._done: deque[tuple[Held, Outcome]] = deque()
         self._threads = 0
         self._busy = 0
-        self._is_told = False
+        self._has_changed = False
 
     def start(self, held: Held) -> None:
         """In the event loop; the caller keeps to the size."""
@@ -55,8 +55,8 @@ class Crew:
             held.thread_id = None
             self._done.append((held, outcome))
             del held, outcome
-            if not self._is_told:
-                self._is_told = True
+            if not self._has_changed:
+                self._has_changed = True
                 try:
                     self._loop.call_soon_threadsafe(self._hand_over)
                 except RuntimeError:  # the event loop is closed: nobody waits for this any more
@@ -64,7 +64,7 @@ class Crew:
 
     def _hand_over(self) -> None:
         # First: what is appended from here on asks for another round.
-        self._is_told = False
+        self._has_changed = False
         done = []
         while self._done:
             done.append(self._done.popleft())

@@ -22,7 +22,7 @@ from everbeat.worker.signals import ENDED_BY_FORCE
 PARENT_VARIABLE = "EVERBEAT_WORKER_PARENT"
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.5, 30.0
 _LIVED_LONG_SECONDS = 60.0
-_LOOK_SECONDS = 0.1
+_POLL_INTERVAL_SECONDS = 0.1
 _KILL_AFTER_SECONDS = 3.0
 
 
@@ -75,7 +75,7 @@ class Processes:
         while not self._signals:
             for child in self._children:
                 self._look_after(child)
-            self._signalled.wait(_LOOK_SECONDS)
+            self._signalled.wait(_POLL_INTERVAL_SECONDS)
         return self._stop()
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
@@ -104,7 +104,7 @@ class Processes:
             if monotonic() > kill_at:
                 self._tell_all(signal.SIGKILL)
             self._signalled.clear()
-            self._signalled.wait(_LOOK_SECONDS / 5)
+            self._signalled.wait(_POLL_INTERVAL_SECONDS / 5)
         if told > 1:
             return ENDED_BY_FORCE
         # One that was told while it was still starting ends by the signal itself.

@@ -248,7 +248,7 @@ class Reporter:
             await self._transport.heartbeat(LeaseHeartbeatRequest(worker=self._worker, leases=beats))
         except BaseException as error:
             if not is_refusal(error):
-                _take_back(told)
+                _release_unclaimed(told)
                 raise
             self.journal.refused(told[0][0], "heartbeat", _as_exception(error))
 
@@ -278,7 +278,7 @@ class Reporter:
         self.journal.refused(held, "release", error)
 
 
-def _take_back(told: list[tuple[Held, News]]) -> None:
+def _release_unclaimed(told: list[tuple[Held, News]]) -> None:
     for held, one in told:
         if held.context is not None:
             held.context.return_news(one)

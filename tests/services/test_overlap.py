@@ -12,7 +12,7 @@ import pytest
 from everbeat.core.errors import StoreUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT, Schedule
 from everbeat.core.tasks import ClaimedTask, TaskRecord, TaskState
-from everbeat.services.turns import Turns
+from everbeat.services.overlap import OverlapReleaser
 from everbeat.store.base import Store
 from everbeat.store.values import TaskFilter
 from tests.factories import NOW, StoreOverride, SteppedNode, count_rows, execute_raw, minutes, open_second_store, seconds
@@ -65,7 +65,7 @@ async def test_overlapping_ticks_are_held_and_released_one_by_one_in_order(node:
         assert await worker.claim() == [], "whatever turns are taken"
         order.append(tick_of(claimed))
         assert await worker.complete(claimed) == ["ok"]
-        await node.turns.run_once(node.now)
+        await node.overlap.run_once(node.now)
     assert order == [1, 2, 3, 4]
     assert await states(node, job) == ["completed"] * 4
 
@@ -99,7 +99,7 @@ async def test_however_a_task_ends_the_next_one_gets_its_turn(node: SteppedNode,
         case _:
             node.move_to(node.now + seconds(31))
             await node.reaper.run_once(node.now)
-    await node.turns.run_once(node.now)
+    await node.overlap.run_once(node.now)
     assert tick_of(await worker.claim_one()) == 2
     assert len(await tasks_of(node, job)) == 2
 
@@ -119,7 +119,7 @@ async def test_a_cancelled_task_that_had_not_started_makes_room(node: SteppedNod
     ready, held, _ = await tasks_of(node, job)
     await node.tasks.cancel(DEFAULT_TENANT, held.id, now=node.now)
     await node.tasks.cancel(DEFAULT_TENANT, ready.id, now=node.now)
-    await node.turns.run_once(node.now)
+    await node.overlap.run_once(node.now)
     assert [tick_of(task) for task in await worker.claim(10)] == [3]
 
 
@@ -138,7 +138,7 @@ async def test_tasks_submitted_by_hand_and_of_other_schedules_take_no_turn(node:
 async def test_a_newer_tick_takes_the_place_of_one_that_has_not_started(node: SteppedNode, worker: Worker) -> None:
     job = await fire(node, 1, overlap="cancel_previous")
     await node.run(NOW + minutes(2), by_seconds=60)
-    await node.turns.run_once(node.now)
+    await node.overlap.run_once(node.now)
     assert await states(node, job) == ["cancelled", "ready"]
     assert "newer tick" in ((await tasks_of(node, job))[0].reason or "")
     assert [tick_of(task) for task in await worker.claim(10)] == [2]
@@ -152,7 +152,7 @@ async def test_a_newer_tick_tells_the_running_one_to_stop_and_waits_for_it(node:
     assert await states(node, job) == ["running", "held"]
     assert (await worker.beat(old)).status == "cancel"
     await worker.fail(old, "stopped", kind="cancelled")
-    await node.turns.run_once(node.now)
+    await node.overlap.run_once(node.now)
     assert await states(node, job) == ["cancelled", "ready"]
     assert tick_of(await worker.claim_one()) == 2
 
@@ -258,7 +258,7 @@ async def test_what_another_node_did_is_found_by_the_look(store: Store) -> None:
     worker = Worker(other)
     await worker.complete(await worker.claim_one())
     assert await worker.claim() == []
-    await node.turns.run_once(node.now)
+    await node.overlap.run_once(node.now)
     assert tick_of(await worker.claim_one()) == 2
 
 
@@ -275,24 +275,24 @@ async def held_jobs(node: SteppedNode, count: int) -> list[Schedule]:
 
 
 async def test_more_schedules_than_one_piece_all_get_their_turn(node: SteppedNode) -> None:
-    turns = Turns(node.store, node.polls, piece=2, look_seconds=1e9, monotonic=lambda: node.monotonic)
-    await turns.run_once(node.now)  # the look at all of them is done, for a long time
+    overlap = OverlapReleaser(node.store, node.long_polls, batch_size=2, poll_interval_seconds=1e9, monotonic=lambda: node.monotonic)
+    await overlap.run_once(node.now)  # the look at all of them is done, for a long time
     jobs = await held_jobs(node, 7)
-    turns.expect(job.id for job in jobs)
+    overlap.note_schedules(job.id for job in jobs)
     for _ in range(20):
-        if not await turns.run_once(node.now):
+        if not await overlap.run_once(node.now):
             break
     assert len(await Worker(node).claim(10)) == 7, "none of those it was told of is dropped"
 
 
 async def test_what_nobody_told_of_is_released_although_there_is_always_something_expected(node: SteppedNode) -> None:
     """On a busy node something is expected at every turn; the look at all of them must come all the same."""
-    turns = Turns(node.store, node.polls, look_seconds=2, monotonic=lambda: node.monotonic)
-    await turns.run_once(node.now)
+    overlap = OverlapReleaser(node.store, node.long_polls, poll_interval_seconds=2, monotonic=lambda: node.monotonic)
+    await overlap.run_once(node.now)
     await held_jobs(node, 3)
     for _ in range(3):
-        turns.expect([UUID(int=7)])
-        await turns.run_once(node.now)
+        overlap.note_schedules([UUID(int=7)])
+        await overlap.run_once(node.now)
         node.move_to(node.now + seconds(1))
     assert len(await Worker(node).claim(10)) == 3
 
@@ -312,9 +312,9 @@ async def test_schedules_that_can_only_wait_do_not_keep_the_others_from_their_tu
     free = [task for task in await Worker(node).claim(20) if (task.schedule or "").startswith("free")]
     assert len(free) == 3
     assert set(await Worker(SteppedNode(node.store, now=node.now)).complete(*free)) == {"ok"}
-    turns = Turns(node.store, node.polls, piece=2, monotonic=lambda: node.monotonic)
+    overlap = OverlapReleaser(node.store, node.long_polls, batch_size=2, monotonic=lambda: node.monotonic)
     for _ in range(3):
-        await turns.run_once(node.now)
+        await overlap.run_once(node.now)
     assert {task.schedule for task in await Worker(node).claim(20)} == {f"free-{number}" for number in range(3)}
 
 
@@ -331,20 +331,20 @@ async def test_a_turn_that_fails_is_taken_again(store: Store) -> None:
     shaky = Shaky(store)
     node = SteppedNode(shaky)
     jobs = await held_jobs(node, 2)
-    node.turns.expect(job.id for job in jobs)
+    node.overlap.note_schedules(job.id for job in jobs)
     shaky.is_away = True
     with pytest.raises(StoreUnavailable):
-        await node.turns.run_once(node.now)
+        await node.overlap.run_once(node.now)
     shaky.is_away = False
-    await node.turns.run_once(node.now)
+    await node.overlap.run_once(node.now)
     assert len(await Worker(node).claim(10)) == 2
 
 
 async def test_it_is_woken_by_what_it_expects(node: SteppedNode) -> None:
     await asyncio.sleep(0)
-    waiting = asyncio.create_task(node.turns.wait())
+    waiting = asyncio.create_task(node.overlap.wait())
     await asyncio.sleep(0)
-    node.turns.expect([UUID(int=1)])
+    node.overlap.note_schedules([UUID(int=1)])
     await asyncio.wait_for(waiting, 1)
 
 
@@ -373,8 +373,8 @@ async def test_two_nodes_that_take_turns_at_once_never_release_too_much(store: S
                 task = running.pop(random.randrange(len(running)))
                 assert await worker.complete(task) == ["ok"]
             case 2:
-                node.turns.expect([job.id])
-                await node.turns.run_once(node.now)
+                node.overlap.note_schedules([job.id])
+                await node.overlap.run_once(node.now)
             case _:
                 await node.release_held()
 
@@ -401,7 +401,7 @@ async def test_firing_and_turns_at_once_never_release_too_much(store: Store, see
             nodes[0].step(NOW + minutes(number)),
             Worker(nodes[1]).complete(*done),
             nodes[1].release_held(),
-            nodes[1].turns.run_once(nodes[1].now),
+            nodes[1].overlap.run_once(nodes[1].now),
         )
         ((live,),) = await execute_raw(store, "SELECT count(*) FROM tasks WHERE state <> 'held'")
         assert live <= 2

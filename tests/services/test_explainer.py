@@ -11,7 +11,7 @@ from everbeat.core.calendars import parse_calendar
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.explain import Value, Verdict, Explanation
 from everbeat.core.protocol import LeaseClaimRequest, LeaseCompleteRequest, ErrorInput, LeaseFailure, LeaseFailRequest, LeaseCompletion
-from everbeat.services.why import Reasons
+from everbeat.services.explainer import Explainer
 from everbeat.store.base import Store
 from tests.factories import NOW, SteppedNode, execute_raw, minutes, seconds
 
@@ -22,8 +22,8 @@ def node(store: Store) -> SteppedNode:
 
 
 async def ask(node: SteppedNode, at: datetime | None = None, *, retention_days: float = 90) -> Explanation:
-    room = Reasons(node.store, node.schedules, node.tasks, node.timelines, late_seconds=5, retention_days=retention_days)
-    return await room.why(DEFAULT_TENANT, "job", at, now=node.now)
+    room = Explainer(node.store, node.schedules, node.tasks, node.timelines, late_seconds=5, retention_days=retention_days)
+    return await room.explain(DEFAULT_TENANT, "job", at, now=node.now)
 
 
 def facts_of(why: Explanation) -> dict[str, Value]:
@@ -31,13 +31,13 @@ def facts_of(why: Explanation) -> dict[str, Value]:
 
 
 async def finish(node: SteppedNode, **failing: Any) -> None:
-    (task,) = await node.work.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w1", queues=["default"]), now=node.now)
+    (task,) = await node.leases.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w1", queues=["default"]), now=node.now)
     if failing:
         failure = LeaseFailure(id=task.id, fence=task.fence, error=ErrorInput(message="no"), **failing)
-        await node.work.fail(DEFAULT_TENANT, LeaseFailRequest(worker="w1", failures=[failure]), now=node.now)
+        await node.leases.fail(DEFAULT_TENANT, LeaseFailRequest(worker="w1", failures=[failure]), now=node.now)
     else:
         result = LeaseCompletion(id=task.id, fence=task.fence)
-        await node.work.complete(DEFAULT_TENANT, LeaseCompleteRequest(worker="w1", results=[result]), now=node.now)
+        await node.leases.complete(DEFAULT_TENANT, LeaseCompleteRequest(worker="w1", results=[result]), now=node.now)
 
 
 async def test_fired_tells_what_became_of_the_task(node: SteppedNode) -> None:

@@ -9,7 +9,7 @@ import pytest
 from everbeat.core.errors import StoreUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenants import TenantQuotas, Tenant
-from everbeat.services.tenants import Directory
+from everbeat.services.tenants import TenantDirectory
 from everbeat.store.base import Store
 from everbeat.store.values import Notice, TenantWrite
 from tests.factories import NOW, node_heartbeat
@@ -36,50 +36,50 @@ async def write(store: Store, *tenants: Tenant) -> None:
 async def test_it_knows_weights_and_quotas_of_all_tenants(store: Store) -> None:
     many = [tenant(f"t{number:04}", max_running=number) for number in range(1100)]
     await write(store, *many)
-    directory = Directory(store)
-    await directory.fresh()
+    directory = TenantDirectory(store)
+    await directory.refresh()
     assert [directory.max_running_of(one.id) for one in many] == list(range(1100))
     assert directory.weight_of(many[7].id) == 3.0
     assert directory.name_of(many[7].id) == "t0007"
 
 
 async def test_an_unknown_tenant_has_weight_one_and_no_limits(store: Store) -> None:
-    directory = Directory(store)
+    directory = TenantDirectory(store)
     assert (directory.weight_of(uuid4()), directory.quotas_of(uuid4()), directory.api_nodes) == (1.0, TenantQuotas(), 1)
-    await directory.fresh()
+    await directory.refresh()
     assert directory.quotas_of(DEFAULT_TENANT) == TenantQuotas()
 
 
 async def test_it_reads_again_when_told_or_when_its_look_is_old(store: Store) -> None:
     ticking = Ticking()
-    directory = Directory(store, refresh_seconds=5, monotonic=ticking)
-    await directory.fresh()
+    directory = TenantDirectory(store, refresh_seconds=5, monotonic=ticking)
+    await directory.refresh()
     first, second = tenant("first"), tenant("second")
     await write(store, first)
-    await directory.fresh()
+    await directory.refresh()
     assert directory.name_of(first.id) is None
     store.publish(Notice.TENANTS)
-    await directory.fresh()
+    await directory.refresh()
     assert directory.name_of(first.id) == "first"
     await write(store, second)
     ticking.now += 5
-    await directory.fresh()
+    await directory.refresh()
     assert directory.name_of(second.id) == "second"
 
 
 async def test_it_counts_the_live_nodes_that_answer_requests(store: Store) -> None:
     for roles in (("api",), ("api", "scheduler"), ("scheduler",)):
         await store.partition_renew(node_heartbeat(uuid4(), roles=roles), frozenset(), now=NOW)
-    directory = Directory(store)
-    await directory.fresh(now=NOW)
+    directory = TenantDirectory(store)
+    await directory.refresh(now=NOW)
     assert directory.api_nodes == 2
 
 
 async def test_what_cannot_be_read_stays_as_it_was(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     known = tenant()
     await write(store, known)
-    directory = Directory(store)
-    await directory.fresh()
+    directory = TenantDirectory(store)
+    await directory.refresh()
 
     async def away(**_more: object) -> list[Tenant]:
         raise StoreUnavailable("away")
@@ -87,6 +87,6 @@ async def test_what_cannot_be_read_stays_as_it_was(store: Store, monkeypatch: py
     monkeypatch.setattr(store, "tenant_list", away)
     store.publish(Notice.TENANTS)
     with pytest.raises(StoreUnavailable):
-        await directory.fresh()
+        await directory.refresh()
     assert directory.weight_of(known.id) == 3.0
     assert directory.is_stale

@@ -35,7 +35,7 @@ async def test_a_task_goes_to_the_worker_that_waits_without_a_claim(room: Room) 
     assert (kept.state, kept.worker, kept.attempt, kept.fence) == (TaskState.RUNNING, "waiting", 1, 1)
     assert kept.lease_until == task.lease_until
     completion = LeaseCompleteRequest(worker="waiting", results=[LeaseCompletion(id=task.id, fence=task.fence)])
-    assert [one.status for one in await room.node.work.complete(DEFAULT_TENANT, completion)] == ["ok"]
+    assert [one.status for one in await room.node.leases.complete(DEFAULT_TENANT, completion)] == ["ok"]
 
 
 async def test_a_lease_ends_with_the_time_of_the_attempt(room: Room) -> None:
@@ -49,9 +49,9 @@ async def test_a_lease_ends_with_the_time_of_the_attempt(room: Room) -> None:
 
 
 async def test_workers_get_as_many_as_they_asked_for_and_the_rest_is_ready(room: Room) -> None:
-    polls = [await room.idle(f"worker-{number}", most=2) for number in range(2)]
+    long_polls = [await room.idle(f"worker-{number}", most=2) for number in range(2)]
     ids = await room.hand(5)
-    assert [[task.id for task in await response(poll)] for poll in polls] == [ids[0:2], ids[2:4]]
+    assert [[task.id for task in await response(poll)] for poll in long_polls] == [ids[0:2], ids[2:4]]
     assert await room.states(ids) == [("running", 1)] * 4 + [("ready", 0)]
     assert await ids_of(room.poll("next")) == ids[4:]
 
@@ -70,8 +70,8 @@ async def test_work_that_may_be_more_urgent_goes_first(room: Room) -> None:
     """While a line may have work that it has not seen, nothing is handed past it."""
     poll = await room.idle()
     room.store.hold_back()
-    (line,) = room.polls._lines.values()
-    line.ring()
+    (line,) = room.long_polls._wait_queues.values()
+    line.wake()
     await room.store.taken.wait()
     (urgent,) = await room.submit(priority=1)
     (other,) = await room.hand()
@@ -106,14 +106,14 @@ async def test_a_poll_that_times_out_during_the_write_loses_nothing(room: Room) 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreRefused("bad")])
 async def test_when_the_write_fails_those_who_waited_wait_on_in_their_order(room: Room, error: Exception) -> None:
-    polls = [await room.idle(f"worker-{number}") for number in range(3)]
+    long_polls = [await room.idle(f"worker-{number}") for number in range(3)]
     room.store.write_error = error
     with pytest.raises(type(error)):
         await room.hand(2)
     room.store.write_error = None
     await room.settle()
-    assert not any(poll.done() for poll in polls)
-    for poll in polls:
+    assert not any(poll.done() for poll in long_polls)
+    for poll in long_polls:
         ids = await room.hand()
         assert await ids_of(poll) == ids
 
@@ -122,14 +122,14 @@ async def test_a_repeated_key_wakes_nobody_and_costs_nobody_the_place(room: Room
     given = TaskInput(type="work")
     first, _ = await room.node.tasks.submit(DEFAULT_TENANT, given, key="once")
     assert await ids_of(room.poll()) == [first.id]
-    polls = [await room.idle("one"), await room.idle("two")]
+    long_polls = [await room.idle("one"), await room.idle("two")]
     again, is_new = await room.node.tasks.submit(DEFAULT_TENANT, given, key="once")
     assert (again.id, is_new) == (first.id, False)
     with pytest.raises(InvalidInput):
         await room.node.tasks.submit(DEFAULT_TENANT, TaskInput(type="other"), key="once")
     await room.settle()
-    assert not any(poll.done() for poll in polls)
-    for poll in polls:
+    assert not any(poll.done() for poll in long_polls)
+    for poll in long_polls:
         ids = await room.hand()
         assert await ids_of(poll) == ids
 
@@ -140,7 +140,7 @@ async def test_a_look_during_the_write_does_not_forget_the_line(room: Room) -> N
     room.store.write_error = StoreUnavailable("away")
     submitting = asyncio.create_task(room.hand())
     await room.store.written.wait()
-    await room.polls.run_once()
+    await room.long_polls.run_once()
     room.store.may_commit.set()
     with pytest.raises(StoreUnavailable):
         await submitting
@@ -162,16 +162,16 @@ async def test_giving_back_that_fails_does_not_fail_the_submit_nor_the_others(
     await room.store.written.wait()
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
-    monkeypatch.setattr(room.polls, "give_back", fail)
+    monkeypatch.setattr(room.long_polls, "give_back", fail)
     room.store.may_commit.set()
     ids = await submitting
     assert await ids_of(next_one) == ids[1:]
 
 
 async def test_two_submits_at_once_share_the_workers(room: Room) -> None:
-    polls = [await room.idle(f"worker-{number}") for number in range(4)]
+    long_polls = [await room.idle(f"worker-{number}") for number in range(4)]
     batches = await asyncio.gather(*(room.hand() for _ in range(6)))
     ids = {id_ for batch in batches for id_ in batch}
-    served = set(await ids_of(*polls))
+    served = set(await ids_of(*long_polls))
     assert len(served) == 4
     assert set(await ids_of(room.poll(most=6))) == ids - served

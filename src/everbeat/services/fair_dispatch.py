@@ -23,20 +23,20 @@ from everbeat.core.tasks import ClaimedTask
 from everbeat.store.base import Store
 from everbeat.store.values import ClaimRequest
 
-_MOST_FLOWS = 10_000
-_MOST_KEPT = 1000
-_REST_PER_LOOK = 10
+_MAX_FLOWS = 10_000
+_MAX_KEPT = 1000
+_PAUSE_PER_SCAN = 10
 
 
-class Directory(Protocol):
+class FairnessDirectory(Protocol):
     """What fairness needs to know of tenants, at hand without asking the database."""
 
     def weight_of(self, tenant_id: UUID) -> float: ...
     def max_running_of(self, tenant_id: UUID) -> int | None: ...
-    async def fresh(self, *, now: datetime | None = None) -> None: ...
+    async def refresh(self, *, now: datetime | None = None) -> None: ...
 
 
-class Equals:
+class EqualShares:
     """A directory in which all tenants are alike, and none is limited."""
 
     def weight_of(self, _tenant_id: UUID) -> float:
@@ -45,11 +45,11 @@ class Equals:
     def max_running_of(self, _tenant_id: UUID) -> int | None:
         return None
 
-    async def fresh(self, *, now: datetime | None = None) -> None:
+    async def refresh(self, *, now: datetime | None = None) -> None:
         """There is nothing to read."""
 
 
-class LineKey(NamedTuple):
+class ClaimScope(NamedTuple):
     """What the workers of a line ask for. `tenant_id` None: tasks of every tenant, as a fleet does."""
 
     tenant_id: UUID | None
@@ -64,18 +64,18 @@ class LineKey(NamedTuple):
         )
 
 
-class Deal(NamedTuple):
+class DispatchResult(NamedTuple):
     """What each claimer got; unless there may be more, the line is known to be empty."""
 
     tasks: list[list[ClaimedTask]]
     may_be_more: bool
 
 
-class Dealer:
+class FairDispatcher:
     """Deals tasks to the workers of one line."""
 
     def __init__(
-        self, key: LineKey, store: Store, directory: Directory, total_seconds: float, monotonic: Monotonic = time.monotonic
+        self, key: ClaimScope, store: Store, directory: FairnessDirectory, total_seconds: float, monotonic: Monotonic = time.monotonic
     ) -> None:
         self.key = key
         self.planner = ClaimPlanner(directory.weight_of)
@@ -90,14 +90,14 @@ class Dealer:
 
     # What is heard
 
-    def expire(self) -> None:
+    def mark_stale(self) -> None:
         """There may be flows that the roster does not know."""
         self._is_stale = True
 
     def note(self, flows: Iterable[Flow]) -> bool:
         """Flows that got ready tasks; whether any of them is for this line, and may be served now."""
         own = [flow for flow in flows if self.key.serves(flow.tenant_id, flow.queue, flow.type)]
-        if len(self.planner) > 2 * _MOST_FLOWS:
+        if len(self.planner) > 2 * _MAX_FLOWS:
             self._is_stale = True
         else:
             self.planner.add_ready(own)
@@ -123,7 +123,7 @@ class Dealer:
             await self._look()
         return not self.planner.is_empty
 
-    async def deal(self, claim_requests: Sequence[ClaimRequest], *, now: datetime | None = None) -> Deal:
+    async def dispatch(self, claim_requests: Sequence[ClaimRequest], *, now: datetime | None = None) -> DispatchResult:
         """What there is for these, after `find` has said that there may be something; stepped by hand, it looks by itself."""
         tasks: list[list[ClaimedTask]] = [[] for _ in claim_requests]
         is_fresh, self._is_fresh = self._is_fresh, False
@@ -136,7 +136,7 @@ class Dealer:
             is_fresh = True
             is_settled = await self._serve(tasks, claim_requests, is_fresh, now)
         is_filled = all(len(part) == claimer.limit for part, claimer in zip(tasks, claim_requests, strict=True))
-        return Deal(tasks, is_filled or not (is_fresh and is_settled))
+        return DispatchResult(tasks, is_filled or not (is_fresh and is_settled))
 
     async def _serve(
         self, tasks: list[list[ClaimedTask]], claim_requests: Sequence[ClaimRequest], is_fresh: bool, now: datetime | None
@@ -173,24 +173,24 @@ class Dealer:
         self._is_stale = False
         started = self._monotonic()
         try:
-            await self._directory.fresh()
+            await self._directory.refresh()
             while await self._look_on() and self.planner.is_empty:
                 pass
         except BaseException:
             self._is_stale = True
             raise
         ended = self._monotonic()
-        self._next_look = ended + _REST_PER_LOOK * (ended - started)
+        self._next_look = ended + _PAUSE_PER_SCAN * (ended - started)
 
     async def _look_on(self) -> bool:
         """Look at the flows from where the last look ended; whether there are more behind them."""
         self.planner.mark_query_start()
         before, key = self._places, self.key
-        flows = await self._store.task_flows(key.tenant_id, key.queues, after=before, limit=_MOST_FLOWS)
+        flows = await self._store.task_flows(key.tenant_id, key.queues, after=before, limit=_MAX_FLOWS)
         counts = Counter(flow.queue for flow in flows)
-        self._places = list({flow.queue: flow for flow in flows if counts[flow.queue] >= _MOST_FLOWS}.values())
+        self._places = list({flow.queue: flow for flow in flows if counts[flow.queue] >= _MAX_FLOWS}.values())
         own = flows if key.types is None else [flow for flow in flows if flow.type in key.types]
-        if (before or self._places) and len(self.planner) <= 2 * _MOST_FLOWS:
+        if (before or self._places) and len(self.planner) <= 2 * _MAX_FLOWS:
             self.planner.unblock()
             self.planner.add_ready(own)
         else:
@@ -198,23 +198,23 @@ class Dealer:
         return bool(self._places)
 
 
-class Dealers:
+class FairDispatchers:
     """The dealers of a node. One whose line is gone is kept for a while: who comes back finds the shares as they were."""
 
-    def __init__(self, store: Store, directory: Directory, total_seconds: float) -> None:
+    def __init__(self, store: Store, directory: FairnessDirectory, total_seconds: float) -> None:
         self.directory = directory
         self._store = store
         self._total_seconds = total_seconds
-        self._dealers: OrderedDict[LineKey, Dealer] = OrderedDict()
+        self._dispatchers: OrderedDict[ClaimScope, FairDispatcher] = OrderedDict()
 
-    def of(self, key: LineKey) -> Dealer:
-        dealer = self._dealers.get(key)
-        if dealer is None:
-            dealer = self._dealers[key] = Dealer(key, self._store, self.directory, self._total_seconds)
-            if len(self._dealers) > _MOST_KEPT:
-                self._dealers.popitem(last=False)
-        self._dealers.move_to_end(key)
-        return dealer
+    def of(self, key: ClaimScope) -> FairDispatcher:
+        dispatcher = self._dispatchers.get(key)
+        if dispatcher is None:
+            dispatcher = self._dispatchers[key] = FairDispatcher(key, self._store, self.directory, self._total_seconds)
+            if len(self._dispatchers) > _MAX_KEPT:
+                self._dispatchers.popitem(last=False)
+        self._dispatchers.move_to_end(key)
+        return dispatcher
 
     def limited(self, tenant_ids: Collection[UUID]) -> set[UUID]:
         """Those that may have only so many tasks running."""

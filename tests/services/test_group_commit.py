@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everbeat.core.errors import StoreRefused, StoreUnavailable
-from everbeat.services.groups import GroupCommit
+from everbeat.services.group_commit import GroupCommit
 
 Item = tuple[str, int]  # a name, and how many rows it has
 
@@ -52,8 +52,8 @@ def rows(item: Item) -> int:
     return item[1]
 
 
-def grouping(database: Database, most: int = 100) -> GroupCommit[Item, str]:
-    return GroupCommit(database.write, most=most, weigh=rows)
+def grouping(database: Database, max_rows: int = 100) -> GroupCommit[Item, str]:
+    return GroupCommit(database.write, max_rows=max_rows, count_rows=rows)
 
 
 def add(group: GroupCommit[Item, str], name: str, weight: int = 1) -> asyncio.Task[str]:
@@ -107,7 +107,7 @@ async def test_nobody_is_answered_before_the_commit() -> None:
 
 async def test_a_batch_has_at_most_so_many_rows() -> None:
     database = Database()
-    group = grouping(database, most=10)
+    group = grouping(database, max_rows=10)
     first = await hold_a_write(database, group)
     others = [add(group, f"{number}", weight) for number, weight in enumerate([4, 4, 2, 1, 9, 1])]
     await turn_over()
@@ -118,7 +118,7 @@ async def test_a_batch_has_at_most_so_many_rows() -> None:
 
 async def test_an_item_with_more_rows_than_a_batch_may_have_goes_alone() -> None:
     database = Database()
-    group = grouping(database, most=10)
+    group = grouping(database, max_rows=10)
     first = await hold_a_write(database, group)
     others = [add(group, "small"), add(group, "big", 1000), add(group, "after")]
     await turn_over()
@@ -144,7 +144,7 @@ async def test_an_item_that_is_refused_fails_alone() -> None:
 
 async def test_a_store_that_is_away_fails_the_batch_and_the_next_one_is_written() -> None:
     database = Database()
-    group = grouping(database, most=3)
+    group = grouping(database, max_rows=3)
     database.away_for = 2
     first = await hold_a_write(database, group)
     batch = [add(group, name) for name in "abc"]
@@ -202,7 +202,7 @@ async def test_a_write_that_is_broken_off_leaves_nobody_waiting() -> None:
             raise asyncio.CancelledError
         return [name for name, _ in items]
 
-    group: GroupCommit[Item, str] = GroupCommit(write, most=1, weigh=rows)
+    group: GroupCommit[Item, str] = GroupCommit(write, max_rows=1, count_rows=rows)
     first = add(group, "first")
     await entered.wait()
     second = add(group, "second")
@@ -219,7 +219,7 @@ async def test_a_write_that_answers_too_little_is_told_to_all_of_its_batch() -> 
     async def write(items: list[Item]) -> list[str]:
         return []
 
-    group: GroupCommit[Item, str] = GroupCommit(write, most=10, weigh=rows)
+    group: GroupCommit[Item, str] = GroupCommit(write, max_rows=10, count_rows=rows)
     async with asyncio.timeout(5):
         answers = await asyncio.gather(group.add(("a", 1)), group.add(("b", 1)), return_exceptions=True)
     assert [type(response) for response in answers] == [ValueError, ValueError]
@@ -228,16 +228,16 @@ async def test_a_write_that_answers_too_little_is_told_to_all_of_its_batch() -> 
 class Chaotic:
     """A database that takes a while, refuses what is bad, and is away at times."""
 
-    def __init__(self, random: Random, most: int) -> None:
+    def __init__(self, random: Random, max_rows: int) -> None:
         self.random = random
-        self.most = most
+        self.max_rows = max_rows
         self.committed: list[int] = []
         self.failed: set[int] = set()
         self.is_writing = False
 
     async def write(self, items: list[tuple[int, int, bool]]) -> list[int]:
         assert not self.is_writing, "one batch at a time"
-        assert len(items) == 1 or sum(weight for _, weight, _ in items) <= self.most
+        assert len(items) == 1 or sum(weight for _, weight, _ in items) <= self.max_rows
         self.is_writing = True
         try:
             for _ in range(self.random.randrange(4)):
@@ -254,20 +254,20 @@ class Chaotic:
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), count=st.integers(1, 60), most=st.integers(1, 20))
-def test_whatever_happens_each_item_is_written_once_or_its_caller_told(seed: int, count: int, most: int) -> None:
-    asyncio.run(_happen(Random(seed), count, most))
+@given(seed=st.integers(0, 2**32), count=st.integers(1, 60), max_rows=st.integers(1, 20))
+def test_whatever_happens_each_item_is_written_once_or_its_caller_told(seed: int, count: int, max_rows: int) -> None:
+    asyncio.run(_happen(Random(seed), count, max_rows))
 
 
-async def _happen(random: Random, count: int, most: int) -> None:
-    database = Chaotic(random, most)
+async def _happen(random: Random, count: int, max_rows: int) -> None:
+    database = Chaotic(random, max_rows)
     write: Callable[[list[tuple[int, int, bool]]], Awaitable[list[int]]] = database.write
-    group = GroupCommit(write, most=most, weigh=lambda item: item[1])
+    group = GroupCommit(write, max_rows=max_rows, count_rows=lambda item: item[1])
     bad = {number for number in range(count) if random.random() < 0.1}
     calls: dict[int, asyncio.Task[int]] = {}
     gone: set[int] = set()
     for number in range(count):
-        calls[number] = asyncio.create_task(group.add((number, random.randint(1, most + 2), number in bad)))
+        calls[number] = asyncio.create_task(group.add((number, random.randint(1, max_rows + 2), number in bad)))
         for _ in range(random.randrange(3)):
             await asyncio.sleep(0)
         if random.random() < 0.15:

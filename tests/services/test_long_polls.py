@@ -113,47 +113,47 @@ async def test_bad_names_are_refused_before_anybody_waits(room: Room) -> None:
     for bad in ({"queues": ["a b"]}, {"types": ["\x00"]}, {"worker": "a\x00b"}):
         with pytest.raises(InvalidInput):
             await response(room.poll(**{"worker": "worker", **bad}))  # type: ignore[arg-type]
-    assert room.polls._lines == {}
+    assert room.long_polls._wait_queues == {}
 
 
 # Many
 
 
 async def test_five_thousand_waiting_polls_and_one_task_cost_a_few_claims(room: Room) -> None:
-    polls = [room.poll(f"worker-{number}") for number in range(5000)]
+    long_polls = [room.poll(f"worker-{number}") for number in range(5000)]
     await room.settle()
     assert room.store.claims <= 5
     claims = room.store.claims
     ids = await room.submit()
-    assert await ids_of(polls[0]) == ids, "who came first"
+    assert await ids_of(long_polls[0]) == ids, "who came first"
     await room.settle()
     assert room.store.claims - claims <= 2
-    assert sum(poll.done() for poll in polls) == 1
+    assert sum(poll.done() for poll in long_polls) == 1
     claims, looks = room.store.claims, room.store.looks
-    await room.polls.run_once()
+    await room.long_polls.run_once()
     await room.settle()
     assert (room.store.claims, room.store.looks) == (claims, looks + 1), "a look costs one question, however many wait"
-    await room.polls.close()
-    assert [await response(poll) for poll in polls[1:]] == [[]] * 4999
+    await room.long_polls.close()
+    assert [await response(poll) for poll in long_polls[1:]] == [[]] * 4999
 
 
 async def test_whoever_came_first_is_served_first(room: Room) -> None:
-    polls = [await room.idle(f"worker-{number}") for number in range(6)]
-    for poll in polls:
+    long_polls = [await room.idle(f"worker-{number}") for number in range(6)]
+    for poll in long_polls:
         ids = await room.submit()
         assert await ids_of(poll) == ids
         await room.settle()
-    assert all(poll.done() for poll in polls)
+    assert all(poll.done() for poll in long_polls)
 
 
 async def test_several_polls_are_served_by_one_claim(room: Room) -> None:
-    polls = [await room.idle(f"worker-{number}", most=2) for number in range(4)]
+    long_polls = [await room.idle(f"worker-{number}", most=2) for number in range(4)]
     claims = room.store.claims
     ids = await room.submit(5)
-    assert [[task.id for task in await response(poll)] for poll in polls[:3]] == [ids[0:2], ids[2:4], ids[4:]]
+    assert [[task.id for task in await response(poll)] for poll in long_polls[:3]] == [ids[0:2], ids[2:4], ids[4:]]
     await room.settle()
     assert room.store.claims == claims + 1
-    assert not polls[3].done()
+    assert not long_polls[3].done()
 
 
 async def test_a_claim_that_was_filled_is_followed_by_another(room: Room) -> None:
@@ -221,7 +221,7 @@ async def test_a_poll_that_times_out_while_its_claim_is_under_way_loses_nothing(
 async def test_a_poll_that_is_cancelled_in_the_moment_of_its_answer_gives_it_back(room: Room, times: int) -> None:
     """Also if it is cancelled again and again, as servers do until a handler has ended."""
     poll = await room.idle()
-    (line,) = room.polls._lines.values()
+    (line,) = room.long_polls._wait_queues.values()
     done = line.waiting[0].done
     submitting = asyncio.create_task(room.submit())
     async with asyncio.timeout(20):
@@ -232,7 +232,7 @@ async def test_a_poll_that_is_cancelled_in_the_moment_of_its_answer_gives_it_bac
         await asyncio.sleep(0)
     await asyncio.gather(poll, return_exceptions=True)
     assert poll.cancelled()
-    await room.polls.close()
+    await room.long_polls.close()
     assert await room.states(await submitting) == [("ready", 0)]
 
 
@@ -251,7 +251,7 @@ async def test_giving_back_that_fails_stops_nobody(room: Room, monkeypatch: pyte
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
     with monkeypatch.context() as patch:
-        patch.setattr(room.polls, "give_back", fail)
+        patch.setattr(room.long_polls, "give_back", fail)
         room.store.may_answer.set()
         await room.settle()
     assert await room.states(lost) == [("running", 1)]
@@ -262,20 +262,20 @@ async def test_giving_back_that_fails_stops_nobody(room: Room, monkeypatch: pyte
 
 
 async def test_closing_sends_everybody_home(room: Room) -> None:
-    polls = [await room.idle(f"worker-{number}", queues=[f"queue-{number % 3}"]) for number in range(9)]
-    await room.polls.close()
-    assert [await response(poll) for poll in polls] == [[]] * 9
+    long_polls = [await room.idle(f"worker-{number}", queues=[f"queue-{number % 3}"]) for number in range(9)]
+    await room.long_polls.close()
+    assert [await response(poll) for poll in long_polls] == [[]] * 9
 
 
 async def test_closing_sends_those_home_for_whom_a_claim_is_under_way_and_those_who_come_later(room: Room) -> None:
     room.store.hold_back()
     poll = room.poll()
     await room.store.taken.wait()
-    await room.polls.close()
+    await room.long_polls.close()
     room.store.may_answer.set()
     assert await response(poll, 5) == []
     assert await response(room.poll("late"), 5) == []
-    await room.polls.run_once()
+    await room.long_polls.run_once()
     await room.idle("in the next life")
 
 
@@ -283,10 +283,10 @@ async def test_closing_sends_those_home_for_whom_a_claim_is_under_way_and_those_
 
 
 async def test_a_claim_that_fails_is_told_to_those_who_asked_and_later_polls_work(room: Room) -> None:
-    polls = [await room.idle(f"worker-{number}") for number in range(3)]
+    long_polls = [await room.idle(f"worker-{number}") for number in range(3)]
     room.store.error = StoreUnavailable("away")
     ids = await room.submit()
-    for poll in polls:
+    for poll in long_polls:
         with pytest.raises(StoreUnavailable):
             await response(poll)
     room.store.error = None
@@ -341,7 +341,7 @@ async def test_the_look_now_and_then_finds_what_no_notice_told_of(room: Room) ->
     ids = await other.submit()
     await room.settle()
     assert not poll.done()
-    assert not await room.polls.run_once()
+    assert not await room.long_polls.run_once()
     assert await ids_of(poll) == ids
     await other.store.close()
 
@@ -350,7 +350,7 @@ async def test_its_own_announcement_does_not_ring_every_line(room: Room) -> None
     await room.idle(queues=["a"])
     looks = room.store.looks
     for _ in range(5):
-        room.polls.ring(["b"])
+        room.long_polls.wake(["b"])
     await room.settle()
     assert room.store.looks == looks
     room.store.publish(Notice.TASKS)
@@ -365,8 +365,8 @@ async def test_lines_are_tidied_when_nobody_waits_in_them(room: Room) -> None:
     for number in range(20):
         assert await response(room.poll(wait=0.001, queues=[f"queue-{number}"])) == []
     await room.settle()
-    await room.polls.run_once()
-    assert room.polls._lines == {}
+    await room.long_polls.run_once()
+    assert room.long_polls._wait_queues == {}
 
 
 async def test_polls_that_are_gone_are_not_kept(room: Room) -> None:
@@ -377,23 +377,23 @@ async def test_polls_that_are_gone_are_not_kept(room: Room) -> None:
         for poll in gone:
             poll.cancel()
         await asyncio.gather(*gone, return_exceptions=True)
-        await room.polls.run_once()
+        await room.long_polls.run_once()
         await room.settle()
-    (line,) = room.polls._lines.values()
+    (line,) = room.long_polls._wait_queues.values()
     assert len(line.waiting) == 1
     assert not response_tenant_id.done()
 
 
 async def test_a_claim_for_a_crowd_asks_for_few_at_first_and_for_more_while_there_is_more(room: Room) -> None:
     """One task that another node made ready must not cost a look at everybody who waits."""
-    polls = [await room.idle(f"worker-{number}") if number == 0 else room.poll(f"worker-{number}") for number in range(300)]
+    long_polls = [await room.idle(f"worker-{number}") if number == 0 else room.poll(f"worker-{number}") for number in range(300)]
     await room.settle()
     asked = len(room.store.asked)
     (first,) = await room.submit()
-    assert [task.id for task in await response(polls[0])] == [first]
+    assert [task.id for task in await response(long_polls[0])] == [first]
     assert [len(workers) for workers in room.store.asked[asked:]] == [64]
     ids = await room.submit(299)
-    served = [await response(poll) for poll in polls[1:]]
+    served = [await response(poll) for poll in long_polls[1:]]
     assert sorted(task.id for tasks in served for task in tasks) == sorted(ids)
     sizes = [len(workers) for workers in room.store.asked[asked + 1 :]]
     assert (sizes[0], len(sizes)) == (64, 2)
@@ -402,10 +402,10 @@ async def test_a_claim_for_a_crowd_asks_for_few_at_first_and_for_more_while_ther
 async def test_a_look_that_finds_nothing_leaves_the_line_as_it_is(room: Room) -> None:
     await room.idle("first")
     await room.idle("second")
-    (line,) = room.polls._lines.values()
+    (line,) = room.long_polls._wait_queues.values()
     waiting = list(line.waiting)
     looks, claims = room.store.looks, room.store.claims
-    await room.polls.run_once()
+    await room.long_polls.run_once()
     await room.settle()
     assert (room.store.looks, room.store.claims) == (looks + 1, claims)
     assert list(line.waiting) == waiting
@@ -415,7 +415,7 @@ async def test_the_same_queues_in_another_order_are_the_same_line(room: Room) ->
     await room.idle(queues=["b", "a"])
     claims = room.store.claims
     await room.idle(queues=["a", "b", "a"])
-    assert (len(room.polls._lines), room.store.claims) == (1, claims)
+    assert (len(room.long_polls._wait_queues), room.store.claims) == (1, claims)
 
 
 async def test_a_look_during_a_claim_does_not_forget_the_line(room: Room) -> None:
@@ -423,7 +423,7 @@ async def test_a_look_during_a_claim_does_not_forget_the_line(room: Room) -> Non
     room.store.hold_back()
     poll = room.poll()
     await room.store.taken.wait()
-    await room.polls.run_once()
+    await room.long_polls.run_once()
     room.store.may_answer.set()
     await room.settle()
     assert not poll.done()

@@ -15,7 +15,7 @@ _SINGLETON_PARTITION = 0
 _OVERDUE_LISTED = 100
 
 
-class Singleton(Periodic):
+class SingletonLoop(Periodic):
     """A chore that only the owner of partition 0 does; the others look now and then whether they have become it."""
 
     def __init__(self, ownership: Ownership, interval_seconds: float) -> None:
@@ -29,7 +29,7 @@ class Singleton(Periodic):
         await wait_for_event(self._woken, self._interval if self.is_mine() else min(self._interval, 2.0))
 
 
-class Auditor(Singleton):
+class Auditor(SingletonLoop):
     """Looks for ticks that should have fired and did not, and says so."""
 
     name = "auditor"
@@ -63,7 +63,7 @@ def _oldest_seconds(overdue: list[Schedule], moment: datetime) -> float:
     return max(((moment - one.due_at).total_seconds() for one in overdue if one.due_at is not None), default=0.0)
 
 
-class Pruner(Singleton):
+class Pruner(SingletonLoop):
     """Makes the months to come, and removes what is past retention, a bounded piece at a time."""
 
     name = "pruner"
@@ -78,14 +78,14 @@ class Pruner(Singleton):
         collector: Collector | None = None,
         emit: Emit = ignore,
         interval_seconds: float = 600,
-        piece: int = 5000,
+        batch_size: int = 5000,
     ) -> None:
         super().__init__(ownership, interval_seconds)
         self._store = store
         self._retention = timedelta(days=retention_days)
         self._collector = collector
         self._emit = emit
-        self._piece = piece
+        self._batch_size = batch_size
 
     async def run_once(self, now: datetime | None = None) -> bool:
         if not self.is_mine():
@@ -94,14 +94,14 @@ class Pruner(Singleton):
         await self._store.month_ensure([moment + timedelta(days=days) for days in (0, 31, 62)])
         await self._store.node_prune(unseen_seconds=3600, now=now)
         pruned = {
-            "answers": await self._store.idempotent_response_prune(limit=self._piece, now=now),
-            "keys": await self._store.task_key_prune(limit=self._piece, now=now),
-            "months": await self._store.month_prune(before=moment - self._retention, limit=self._piece),
+            "answers": await self._store.idempotent_response_prune(limit=self._batch_size, now=now),
+            "keys": await self._store.task_key_prune(limit=self._batch_size, now=now),
+            "months": await self._store.month_prune(before=moment - self._retention, limit=self._batch_size),
         }
         for what, count in pruned.items():
             if count:
                 self._emit(Pruned(what, count))
-        has_more = any(count >= self._piece for count in pruned.values())
+        has_more = any(count >= self._batch_size for count in pruned.values())
         # Last: the blob store may be away, and the rest is not to wait for it.
         return await self._collect(moment) or has_more
 

@@ -11,8 +11,8 @@ import pytest
 
 from everbeat.core.errors import Conflict, InvalidInput
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.services.calendars import CalendarRoom
-from everbeat.services.ledger import Ledger
+from everbeat.services.calendars import CalendarService
+from everbeat.services.ledger import LedgerService
 from everbeat.store.base import Store
 from tests.factories import SteppedNode, claim, complete, ledger, seconds
 
@@ -42,7 +42,7 @@ class History:
     def __init__(self, store: Store, seed: int) -> None:
         self.random = Random(seed)
         self.node = SteppedNode(store, now=START)
-        self.calendars = CalendarRoom(store, self.node.schedules)
+        self.calendars = CalendarService(store, self.node.schedules)
         self.names = [f"job-{number}" for number in range(12)]
 
     async def begin(self) -> None:
@@ -116,14 +116,14 @@ async def check(history: History) -> None:
     node = history.node
     audit = await node.audit.run(DEFAULT_TENANT, from_=START, to=None, limit=100, now=node.now)
     assert len(audit.schedules) == len(history.names)
-    reader = Ledger(node.store, node.timelines, late_seconds=5)
+    reader = LedgerService(node.store, node.timelines, late_seconds=5)
     for schedule, count in audit.schedules:
         assert (count.missing, count.doubled) == (0, 0), schedule
         assert count.expected == count.fired + count.skipped.total(), (schedule, count)
         rows = await ledger(node.store, schedule.id)
         assert all((one.until or one.scheduled_for) < other.scheduled_for for one, other in pairwise(rows)), schedule
         assert sum(row.count for row in rows) == count.expected
-        lines = await reader.lines(
+        lines = await reader.entries(
             schedule, from_=START, to=node.now + timedelta(hours=1), after=None, limit=5000, now=node.now
         )
         assert [line for line in lines if line.outcome == "missing"] == [], schedule

@@ -10,10 +10,10 @@ import pytest
 
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.schedules import DEFAULT_TENANT, Schedule
-from everbeat.services.chores import Auditor, Pruner
-from everbeat.services.cluster import ClusterRoom
+from everbeat.services.maintenance import Auditor, Pruner
+from everbeat.services.cluster import ClusterService
 from everbeat.services.events import Pruned, TicksOverdue
-from everbeat.services.turns import Reaper, Turns
+from everbeat.services.overlap import Reaper, OverlapReleaser
 from everbeat.store.base import Store
 from everbeat.store.values import IdempotentResponse, QueueDepth
 from tests.factories import NOW, SteppedNode, node_heartbeat, claim, count_rows, insert, ledger, make_schedule, minutes, seconds, skip
@@ -22,10 +22,10 @@ DAY = timedelta(days=1)
 
 
 class NoBells:
-    def ring(self, _queues: Iterable[str]) -> None:
+    def wake(self, _queues: Iterable[str]) -> None:
         """Nobody waits."""
 
-    def freed(self, _tenant_ids: Iterable[UUID]) -> None:
+    def wake_tenants(self, _tenant_ids: Iterable[UUID]) -> None:
         """Nobody waits for room."""
 
 
@@ -70,11 +70,11 @@ async def test_the_pruner_says_when_there_is_more_to_do(node: SteppedNode) -> No
     await node.renew()
     skips = tuple(skip(datetime(2025, month, 1, tzinfo=UTC)) for month in range(1, 7))
     assert await node.store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule(), skips=skips)], now=NOW)
-    pruner = Pruner(node.store, node.ownership, retention_days=30, piece=4)
-    turns = 1
+    pruner = Pruner(node.store, node.ownership, retention_days=30, batch_size=4)
+    overlap = 1
     while await pruner.run_once(NOW):
-        turns += 1
-    assert turns > 1
+        overlap += 1
+    assert overlap > 1
     assert await count_rows(node.store, "ticks") == 0
 
 
@@ -82,7 +82,7 @@ async def test_the_reaper_puts_lost_tasks_back(node: SteppedNode) -> None:
     await node.put()
     await node.step(NOW + minutes(1))
     await claim(node.store, worker="gone", now=node.now)
-    reaper = Reaper(node.store, Turns(node.store, NoBells()), piece=1)
+    reaper = Reaper(node.store, OverlapReleaser(node.store, NoBells()), batch_size=1)
     assert not await reaper.run_once(node.now)
     assert await reaper.run_once(node.now + seconds(31))
     assert await node.store.task_depths() == [QueueDepth("default", "ready", 1)]
@@ -106,9 +106,9 @@ async def test_the_view_of_the_cluster_tells_the_living_from_the_dead(node: Step
     await dead.renew()
     await node.put()
     await node.run(NOW + minutes(1), by_seconds=20)
-    view = await ClusterRoom(node.store).view(DEFAULT_TENANT, now=node.now)
+    view = await ClusterService(node.store).view(DEFAULT_TENANT, now=node.now)
     assert {one.name: view.is_alive(one) for one in view.nodes} == {"dead": False, "node": True}
     assert (view.now, view.unowned, view.schedules, view.faulty) == (node.now, 0, {"active": 1}, 0)
     assert view.queues == [QueueDepth("default", "ready", 1)]
-    later = await ClusterRoom(node.store).view(DEFAULT_TENANT, now=node.now + minutes(1))
+    later = await ClusterService(node.store).view(DEFAULT_TENANT, now=node.now + minutes(1))
     assert later.unowned == 256

@@ -17,9 +17,9 @@ from everbeat.core.fairness import Flow, ClaimStep
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask, NewTask, Origin
 from everbeat.core.protocol import LeaseClaimRequest, TaskInput
-from everbeat.services.polls import Polls
-from everbeat.services.tasks import Tasks
-from everbeat.services.turns import Turns
+from everbeat.services.long_polls import LongPolls
+from everbeat.services.tasks import TaskService
+from everbeat.services.overlap import OverlapReleaser
 from everbeat.store.base import Store
 from everbeat.store.values import ClaimRequest, ClaimResult, Listener, Notice, SubmitResult
 from tests.factories import NOW, seconds
@@ -113,9 +113,9 @@ class Walk:
         self.random = random
         self.shelf = Shelf(random)
         store = cast(Store, self.shelf)
-        self.polls = Polls(store)
-        self.polls.give_back = self.give_back
-        self.tasks = Tasks(store, self.polls, Turns(store, self.polls))
+        self.long_polls = LongPolls(store)
+        self.long_polls.give_back = self.give_back
+        self.tasks = TaskService(store, self.long_polls, OverlapReleaser(store, self.long_polls))
         self.open: dict[str, asyncio.Task[list[ClaimedTask]]] = {}
         self.submits: list[asyncio.Task[Any]] = []
         self.delivered: dict[UUID, str] = {}
@@ -128,11 +128,11 @@ class Walk:
             self.given_back.add(task.id)
             queue = task.queue
             self.shelf.ready.append(_ready(task))
-            self.polls.ring([queue])
+            self.long_polls.wake([queue])
 
     async def ask(self, name: str, most: int, wait: float) -> list[ClaimedTask]:
         queues = self.random.sample(QUEUES, self.random.randint(1, 2))
-        tasks = await self.polls.ask(DEFAULT_TENANT, LeaseClaimRequest(worker=name, queues=queues, max=most, wait_seconds=wait))
+        tasks = await self.long_polls.ask(DEFAULT_TENANT, LeaseClaimRequest(worker=name, queues=queues, max=most, wait_seconds=wait))
         assert len(tasks) <= most
         for task in tasks:
             assert task.queue in queues
@@ -157,15 +157,15 @@ class Walk:
                 if self.open:
                     self.open[random.choice(list(self.open))].cancel()
             case 8:
-                await self.polls.run_once()
+                await self.long_polls.run_once()
             case _:
-                self.polls.ring([random.choice(QUEUES)])
+                self.long_polls.wake([random.choice(QUEUES)])
         for _ in range(random.randrange(5)):
             await asyncio.sleep(0)
 
     async def settle(self) -> None:
         async with asyncio.timeout(10):
-            while any(line._serving is not None or line.seated for line in self.polls.lines()):
+            while any(line._serving is not None or line.reserved for line in self.long_polls.wait_queues()):
                 await asyncio.sleep(0)
         for _ in range(20):
             await asyncio.sleep(0)
@@ -175,13 +175,13 @@ class Walk:
         await asyncio.gather(*self.submits, return_exceptions=True)
         await self.settle()
         for queue in QUEUES:
-            call = self.polls.ask(DEFAULT_TENANT, LeaseClaimRequest(worker="x", queues=[queue], max=1000, wait_seconds=0))
+            call = self.long_polls.ask(DEFAULT_TENANT, LeaseClaimRequest(worker="x", queues=[queue], max=1000, wait_seconds=0))
             async with asyncio.timeout(5):
                 for task in await call:
                     self.delivered[task.id] = "x"
         await self.settle()
         assert not self.shelf.ready
-        await self.polls.close()
+        await self.long_polls.close()
         async with asyncio.timeout(5):
             await asyncio.gather(*self.open.values(), return_exceptions=True)
         await self.settle()
@@ -226,6 +226,6 @@ async def _walk(seed: int, steps: int) -> None:
         await walk.step(number)
     await walk.finish()
     walk.check()
-    await walk.polls.run_once()
-    assert dict.fromkeys(walk.polls.lines()) == {}, "no line is kept that nobody stands in"
+    await walk.long_polls.run_once()
+    assert dict.fromkeys(walk.long_polls.wait_queues()) == {}, "no line is kept that nobody stands in"
     assert complaints == []

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 from uuid import UUID
 
-from everbeat.services.idempotency import Answer, Idempotency, repeated
+from everbeat.services.idempotency import EncodedResponse, Idempotency, repeated
 from everbeat.store.base import Store
 from everbeat.store.values import IdempotentResponse
 
 
-class Answers:
+class IdempotentResponses:
     def __init__(self, store: Store) -> None:
         self._store = store
 
@@ -25,18 +25,18 @@ class Answers:
         do: Callable[[], Awaitable[bytes]],
         *,
         now: datetime | None = None,
-    ) -> Answer:
+    ) -> EncodedResponse:
         """What `do` answers, or answered the first time under this key. Of two at once, the first to end speaks for both."""
         if idempotency is None:
-            return Answer(200, await do())
+            return EncodedResponse(200, await do())
         if (known := await self._known(tenant_id, idempotency, now)) is not None:
             return known
         body = await do()
         response = IdempotentResponse(key=idempotency.key, fingerprint=idempotency.fingerprint, status=200, body=body)
         if await self._store.schedule_write(tenant_id, [], response=response, now=now):  # no schedules, only the answer
-            return Answer(200, body)
-        return await self._known(tenant_id, idempotency, now) or Answer(200, body)
+            return EncodedResponse(200, body)
+        return await self._known(tenant_id, idempotency, now) or EncodedResponse(200, body)
 
-    async def _known(self, tenant_id: UUID, idempotency: Idempotency, now: datetime | None) -> Answer | None:
+    async def _known(self, tenant_id: UUID, idempotency: Idempotency, now: datetime | None) -> EncodedResponse | None:
         found = (await self._store.schedule_find(tenant_id, key=idempotency.key, now=now)).response
         return None if found is None else repeated(found, idempotency)

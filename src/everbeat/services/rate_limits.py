@@ -13,32 +13,32 @@ from everbeat.core.addresses import rate_limit_key
 from everbeat.core.errors import TooManyRequests
 from everbeat.core.rates import Rate, admit
 
-_MOST_REMEMBERED = 50_000
+_MAX_REMEMBERED = 50_000
 
 
-class Rates(NamedTuple):
+class RequestRates(NamedTuple):
     """Requests a second; None or 0: no limit."""
 
     per_key: float | None = None
     per_address: float | None = None
     bad_keys: float | None = None
 
-    def completed(self) -> Rates:
+    def completed(self) -> RequestRates:
         """With the usual ones where nobody chose: for servers with keys. One on loopback without has no strangers."""
-        return Rates(*(usual if one is None else one for one, usual in zip(self, _USUAL, strict=True)))
+        return RequestRates(*(usual if one is None else one for one, usual in zip(self, _USUAL, strict=True)))
 
 
 _USUAL = (2000.0, 4000.0, 10.0)
 
 
-class Limiter:
+class RateLimiter:
     """One rate for many who are told apart by a key of any kind. Without a rate it admits everybody."""
 
     def __init__(
-        self, rate: Rate | None, *, most: int = _MOST_REMEMBERED, monotonic: Callable[[], float] = time.monotonic
+        self, rate: Rate | None, *, max_entries: int = _MAX_REMEMBERED, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._rate = rate
-        self._most = most
+        self._max_entries = max_entries
         self._monotonic = monotonic
         self._full_at: OrderedDict[Hashable, float] = OrderedDict()
 
@@ -51,7 +51,7 @@ class Limiter:
         if not wait:
             self._full_at[who] = full_at
             self._full_at.move_to_end(who)
-            if len(self._full_at) > self._most:
+            if len(self._full_at) > self._max_entries:
                 self._full_at.popitem(last=False)
         return wait
 
@@ -66,13 +66,13 @@ class Limiter:
         return len(self._full_at)
 
 
-class Limits:
+class RequestLimits:
     """The three limits of a server; each one raises TooManyRequests with the time to wait."""
 
-    def __init__(self, rates: Rates = Rates(), *, monotonic: Callable[[], float] = time.monotonic) -> None:  # noqa: B008
-        self._keys = Limiter(_rate(rates.per_key, 2), monotonic=monotonic)
-        self._addresses = Limiter(_rate(rates.per_address, 2), monotonic=monotonic)
-        self._bad_keys = Limiter(_rate(rates.bad_keys, 5), monotonic=monotonic)
+    def __init__(self, rates: RequestRates = RequestRates(), *, monotonic: Callable[[], float] = time.monotonic) -> None:  # noqa: B008
+        self._keys = RateLimiter(_rate(rates.per_key, 2), monotonic=monotonic)
+        self._addresses = RateLimiter(_rate(rates.per_address, 2), monotonic=monotonic)
+        self._bad_keys = RateLimiter(_rate(rates.bad_keys, 5), monotonic=monotonic)
 
     def check_key(self, key_id: UUID) -> None:
         if wait := self._keys.take(key_id):

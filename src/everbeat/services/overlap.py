@@ -21,7 +21,7 @@ from everbeat.core.retries import RetryDecision, after_expiry
 from everbeat.core.submissions import error_text
 from everbeat.core.tasks import AttemptOutcome, AttemptEnd, LeasedTask, TaskState
 from everbeat.services.events import AttemptEnded, Emit, TasksPromoted, ignore
-from everbeat.services.feed import Feed
+from everbeat.services.event_stream import EventStream
 from everbeat.services.loops import Periodic, wait_for_event
 from everbeat.store.base import Store
 from everbeat.store.values import EndResult, Notice
@@ -33,9 +33,9 @@ _EXPLAINED = {
 }
 
 
-class Bells(Protocol):
-    def ring(self, queues: Iterable[str]) -> None: ...
-    def freed(self, tenant_ids: Collection[UUID]) -> None: ...
+class WakeUps(Protocol):
+    def wake(self, queues: Iterable[str]) -> None: ...
+    def wake_tenants(self, tenant_ids: Collection[UUID]) -> None: ...
 
 
 class Promoter:
@@ -45,37 +45,37 @@ class Promoter:
     def __init__(
         self,
         store: Store,
-        bells: Bells,
+        wake_ups: WakeUps,
         clock: DatabaseClock,
         *,
         emit: Emit = ignore,
-        look_seconds: float = 2.0,
-        piece: int = 1000,
+        poll_interval_seconds: float = 2.0,
+        batch_size: int = 1000,
     ) -> None:
         self._store = store
-        self._bells = bells
+        self._wake_ups = wake_ups
         self._clock = clock
         self._emit = emit
-        self._look_seconds = look_seconds
-        self._piece = piece
+        self._look_seconds = poll_interval_seconds
+        self._batch_size = batch_size
         self._next_at: datetime | None = None
         self._woken = asyncio.Event()
-        store.subscribe(self._heard)
+        store.subscribe(self._on_notice)
 
-    def _heard(self, notice: Notice) -> None:
+    def _on_notice(self, notice: Notice) -> None:
         if notice is Notice.DELAYED:
             self._woken.set()
 
     async def run_once(self, now: datetime | None = None) -> bool:
         sent = self._clock.monotonic()
-        promoted = await self._store.task_promote(limit=self._piece, now=now)
+        promoted = await self._store.task_promote(limit=self._batch_size, now=now)
         if now is None:
             self._clock.observe(sent, promoted.now)
         self._next_at = promoted.next_at
         if promoted.count:
             self._emit(TasksPromoted(promoted.count))
-            self._bells.ring(promoted.queues)
-        return promoted.count >= self._piece
+            self._wake_ups.wake(promoted.queues)
+        return promoted.count >= self._batch_size
 
     async def wait(self) -> None:
         seconds = self._look_seconds
@@ -87,34 +87,34 @@ class Promoter:
         """Nothing runs on the side."""
 
 
-class Turns(Periodic):
+class OverlapReleaser(Periodic):
     """Releases held tasks: of schedules that are known to have room now, and of all of them once in a while."""
 
-    name = "turns"
+    name = "overlap_releaser"
     deadline_seconds = 30.0
 
     def __init__(
         self,
         store: Store,
-        bells: Bells,
+        wake_ups: WakeUps,
         *,
         emit: Emit = ignore,
-        feed: Feed | None = None,
-        look_seconds: float = 2.0,
-        piece: int = 500,
+        event_stream: EventStream | None = None,
+        poll_interval_seconds: float = 2.0,
+        batch_size: int = 500,
         monotonic: Monotonic = time.monotonic,
     ) -> None:
-        super().__init__(look_seconds)
+        super().__init__(poll_interval_seconds)
         self._monotonic = monotonic
         self._looked_at = float("-inf")
         self._store = store
-        self._bells = bells
+        self._wake_ups = wake_ups
         self._emit = emit
-        self._feed = feed or Feed()
-        self._piece = piece
+        self._event_stream = event_stream or EventStream()
+        self._batch_size = batch_size
         self._expected: set[UUID] = set()
 
-    def expect(self, schedule_ids: Iterable[UUID]) -> None:
+    def note_schedules(self, schedule_ids: Iterable[UUID]) -> None:
         """A task of these schedules has ended, or a new one waits behind it."""
         known = len(self._expected)
         self._expected.update(schedule_ids)
@@ -126,30 +126,30 @@ class Turns(Periodic):
         counted = [one for one in endings if (one.id, one.fence) in ended.ids]
         for one in counted:
             self._emit(AttemptEnded(one.outcome.value, one.state.value))
-            if self._feed.is_wanted:
-                self._feed.tell_task(_change_of(one), one.tenant_id, one.id, state=one.state.value, queue=queues[one.id])
-        self._bells.freed({one.tenant_id for one in counted})
-        self._bells.ring({queues[one.id] for one in counted if one.state is TaskState.READY})
+            if self._event_stream.has_audience:
+                self._event_stream.publish_task(_change_of(one), one.tenant_id, one.id, state=one.state.value, queue=queues[one.id])
+        self._wake_ups.wake_tenants({one.tenant_id for one in counted})
+        self._wake_ups.wake({queues[one.id] for one in counted if one.state is TaskState.READY})
         if any(one.state is TaskState.SCHEDULED for one in counted):
             self._store.publish(Notice.DELAYED)
-        self.expect(ended.schedule_ids)
+        self.note_schedules(ended.schedule_ids)
 
     async def run_once(self, now: datetime | None = None) -> bool:
-        expected = list(itertools.islice(self._expected, self._piece))
+        expected = list(itertools.islice(self._expected, self._batch_size))
         self._expected.difference_update(expected)
         # Due also while there is always something expected: what nobody told of must not wait for a quiet moment.
         is_look = not expected or self._monotonic() - self._looked_at >= self._interval
         try:
             if expected:
-                self._bells.ring(await self._store.task_release_held(expected, limit=self._piece, now=now))
+                self._wake_ups.wake(await self._store.task_release_held(expected, limit=self._batch_size, now=now))
         except BaseException:
             self._expected.update(expected)
             raise
         if not is_look:
             return bool(self._expected)
-        found = await self._store.task_release_held(None, limit=self._piece, now=now)
+        found = await self._store.task_release_held(None, limit=self._batch_size, now=now)
         self._looked_at = self._monotonic()
-        self._bells.ring(found)
+        self._wake_ups.wake(found)
         return bool(self._expected or found)
 
 
@@ -168,28 +168,28 @@ class Reaper(Periodic):
     def __init__(
         self,
         store: Store,
-        turns: Turns,
+        overlap: OverlapReleaser,
         *,
         total_seconds: float = 7 * 86_400,
         interval_seconds: float = 1.0,
-        piece: int = 500,
+        batch_size: int = 500,
         random_fraction: Callable[[], float] = random.random,
     ) -> None:
         super().__init__(interval_seconds)
         self._store = store
-        self._turns = turns
+        self._overlap = overlap
         self._total_seconds = total_seconds
-        self._piece = piece
+        self._batch_size = batch_size
         self._random_fraction = random_fraction
 
     async def run_once(self, now: datetime | None = None) -> bool:
-        moment, expired = await self._store.task_expired(limit=self._piece, now=now)
+        moment, expired = await self._store.task_expired(limit=self._batch_size, now=now)
         if not expired:
             return False
         endings = [self._ending(task, moment) for task in expired]
         ended = await self._store.task_end(endings, is_expired=True, now=now)
-        self._turns.after(endings, ended, {task.id: task.queue for task in expired})
-        return len(expired) >= self._piece
+        self._overlap.after(endings, ended, {task.id: task.queue for task in expired})
+        return len(expired) >= self._batch_size
 
     def _ending(self, task: LeasedTask, moment: datetime) -> AttemptEnd:
         decision = after_expiry(task, now=moment, random_fraction=self._random_fraction(), total_seconds=self._total_seconds)

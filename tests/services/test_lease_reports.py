@@ -126,7 +126,7 @@ async def test_of_a_batch_those_count_that_may(node: SteppedNode, worker: Worker
 async def test_an_empty_batch_is_answered_with_nothing(node: SteppedNode, worker: Worker) -> None:
     assert await worker.complete() == []
     assert await worker.release() == []
-    assert await node.work.fail(DEFAULT_TENANT, LeaseFailRequest(worker="worker", failures=[]), now=NOW) == []
+    assert await node.leases.fail(DEFAULT_TENANT, LeaseFailRequest(worker="worker", failures=[]), now=NOW) == []
 
 
 async def test_a_result_of_fifty_megabytes_is_cut_with_a_note(node: SteppedNode, worker: Worker) -> None:
@@ -173,7 +173,7 @@ async def test_completions_at_once_are_each_answered_for_their_own(node: Stepped
     leases = await live_tasks(node, 30)
     stale = [Lease(id=lease.id, fence=lease.fence + 1) for lease in leases[:5]]
     calls = [*leases, *leases, *stale]
-    answers = await asyncio.gather(*(node.work.complete(DEFAULT_TENANT, completion(lease)) for lease in calls))
+    answers = await asyncio.gather(*(node.leases.complete(DEFAULT_TENANT, completion(lease)) for lease in calls))
     assert [one.status for (one,) in answers] == ["ok"] * 60 + ["stale"] * 5
     assert await count_rows(node.store, "task_history") == 30
     assert sum(event.count for event in node.events_of(TasksFinished)) == 30
@@ -183,8 +183,8 @@ async def test_another_tenant_that_completes_the_same_lease_at_once_is_stale(nod
     first, second, third = await live_tasks(node, 3)
     for lease, order in ((second, (OTHER_TENANT, DEFAULT_TENANT)), (third, (DEFAULT_TENANT, OTHER_TENANT))):
         answers = await asyncio.gather(
-            node.work.complete(DEFAULT_TENANT, completion(first)),  # keeps the others waiting, so that they go together
-            *(node.work.complete(tenant, completion(lease, str(tenant))) for tenant in order),
+            node.leases.complete(DEFAULT_TENANT, completion(first)),  # keeps the others waiting, so that they go together
+            *(node.leases.complete(tenant, completion(lease, str(tenant))) for tenant in order),
         )
         assert {tenant: one.status for tenant, (one,) in zip(order, answers[1:], strict=True)} == {
             DEFAULT_TENANT: "ok",
@@ -416,7 +416,7 @@ async def test_a_batch_of_failures_is_decided_one_by_one(node: SteppedNode, work
     failures = [LeaseFailure(id=task.id, fence=task.fence, error=error, retryable=task.type != "never") for task in tasks]
     unknown = LeaseFailure(id=UUID(int=5), fence=1, error=error)
     given = LeaseFailRequest(worker="worker", failures=[*failures, unknown, failures[0]])
-    answers = await node.work.fail(DEFAULT_TENANT, given, now=NOW)
+    answers = await node.leases.fail(DEFAULT_TENANT, given, now=NOW)
     assert [(response.status, response.next) for response in answers] == [
         ("ok", "dead"),
         ("ok", "retry"),

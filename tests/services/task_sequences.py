@@ -129,7 +129,7 @@ class World:
         most, lease = self.random.randint(1, 4), self.random.choice([5, 30])
         claim = LeaseClaimRequest(worker="worker", queues=["default"], max=most, lease_seconds=lease)
         nodes = self.nodes if self.random.random() < 0.3 else [self.node]
-        shares = await asyncio.gather(*(node.work.claim(DEFAULT_TENANT, claim, now=self.now) for node in nodes))
+        shares = await asyncio.gather(*(node.leases.claim(DEFAULT_TENANT, claim, now=self.now) for node in nodes))
         taken = [task for share in shares for task in share]
         assert len({task.id for task in taken}) == len(taken), "nobody has what another one has"
         if self.random.random() < 0.85:  # else the reply was lost: nobody knows of these leases
@@ -215,7 +215,7 @@ class World:
 
     async def turn(self) -> None:
         nodes = self.nodes if self.random.random() < 0.3 else [self.node]
-        await asyncio.gather(*(node.turns.run_once(self.now) for node in nodes))
+        await asyncio.gather(*(node.overlap.run_once(self.now) for node in nodes))
 
     async def tick(self) -> None:
         await self.nodes[0].step(self.now)

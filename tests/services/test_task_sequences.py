@@ -8,7 +8,7 @@ import pytest
 
 from everbeat.core.tasks import TaskState
 from everbeat.store.base import Store
-from tests.services.walking import World
+from tests.services.task_sequences import World
 
 STEPS = 250
 

@@ -17,8 +17,8 @@ from everbeat.core.timeline import Timeline, TimelineCache
 from everbeat.core.explain import ExplainContext, NearbyTicks, Explanation, explain
 from everbeat.core.zones import load_zone
 from everbeat.services.ledger import accounted_until
-from everbeat.services.schedules import Schedules
-from everbeat.services.tasks import Tasks
+from everbeat.services.schedules import ScheduleService
+from everbeat.services.tasks import TaskService
 from everbeat.store.base import Store
 from everbeat.store.values import TaskFilter
 
@@ -27,14 +27,14 @@ _SECOND = timedelta(seconds=1)
 _LOOKED_THROUGH = 200
 
 
-class Reasons:
+class Explainer:
     """The room behind /v1/schedules/{ref}/why."""
 
     def __init__(
         self,
         store: Store,
-        schedules: Schedules,
-        tasks: Tasks,
+        schedules: ScheduleService,
+        tasks: TaskService,
         timelines: TimelineCache,
         *,
         late_seconds: float,
@@ -47,7 +47,7 @@ class Reasons:
         self._late_seconds = late_seconds
         self._retention = timedelta(days=retention_days)
 
-    async def why(self, tenant_id: UUID, ref: str, at: datetime | None, *, now: datetime | None = None) -> Explanation:
+    async def explain(self, tenant_id: UUID, ref: str, at: datetime | None, *, now: datetime | None = None) -> Explanation:
         """Of the tick at that instant, by default now. A time in whole seconds means a tick within that second."""
         schedule = await self._schedules.get(tenant_id, ref)
         moment = await self._store.clock(now=now)

@@ -20,10 +20,10 @@ R = TypeVar("R")
 class GroupCommit(Generic[I, R]):
     """Writes items in batches, one batch at a time; `weigh` says how many rows an item has."""
 
-    def __init__(self, write: Callable[[list[I]], Awaitable[list[R]]], *, most: int, weigh: Callable[[I], int]) -> None:
+    def __init__(self, write: Callable[[list[I]], Awaitable[list[R]]], *, max_rows: int, count_rows: Callable[[I], int]) -> None:
         self._write = write
-        self._most = most
-        self._weigh = weigh
+        self._max_rows = max_rows
+        self._weigh = count_rows
         self._waiting: deque[tuple[I, asyncio.Future[R]]] = deque()
         self._writing: asyncio.Task[None] | None = None
 
@@ -48,7 +48,7 @@ class GroupCommit(Generic[I, R]):
     def _take(self) -> list[tuple[I, asyncio.Future[R]]]:
         batch, weight = [self._waiting.popleft()], 0
         weight = self._weigh(batch[0][0])
-        while self._waiting and weight + self._weigh(self._waiting[0][0]) <= self._most:
+        while self._waiting and weight + self._weigh(self._waiting[0][0]) <= self._max_rows:
             weight += self._weigh(self._waiting[0][0])
             batch.append(self._waiting.popleft())
         return batch

@@ -28,8 +28,8 @@ from everbeat.core.protocol import (
     LeaseCompletion,
     TaskInput,
 )
-from everbeat.services import shares
-from everbeat.services.shares import Dealer, Equals, LineKey
+from everbeat.services import fair_dispatch
+from everbeat.services.fair_dispatch import FairDispatcher, EqualShares, ClaimScope
 from everbeat.store.base import Store
 from everbeat.store.values import ClaimRequest, ClaimResult
 from tests.factories import NOW, OTHER_TENANT, execute_raw, make_task, open_second_store
@@ -38,7 +38,7 @@ from tests.services.polling import Room, response, ids_of
 A, B = UUID(int=10), UUID(int=11)
 
 
-class Book(Equals):
+class Book(EqualShares):
     """A directory that a test writes."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Book(Equals):
     def max_running_of(self, tenant_id: UUID) -> int | None:
         return self.most.get(tenant_id)
 
-    async def fresh(self, *, now: datetime | None = None) -> None:
+    async def refresh(self, *, now: datetime | None = None) -> None:
         self.read += 1
 
 
@@ -62,11 +62,11 @@ class Fleet(Room):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.book = Book()
-        self.polls._dealers.directory = self.book
+        self.long_polls._dispatchers.directory = self.book
 
     def fleet(self, worker: str = "worker", *, most: int = 1, wait: float = 30, **more: Any) -> asyncio.Task[list[ClaimedTask]]:
         claim = LeaseClaimRequest(worker=worker, **{"queues": ["default"], **more}, max=most, wait_seconds=wait)
-        self.open.append(asyncio.create_task(self.node.work.claim(None, claim)))
+        self.open.append(asyncio.create_task(self.node.leases.claim(None, claim)))
         return self.open[-1]
 
     async def limit(self, tenant_id: UUID, most: int) -> None:
@@ -76,7 +76,7 @@ class Fleet(Room):
 
     async def complete(self, *tasks: ClaimedTask) -> list[str]:
         done = LeaseCompleteRequest(worker="w", results=[LeaseCompletion(id=task.id, fence=task.fence) for task in tasks])
-        return [one.status for one in await self.node.work.complete(None, done)]
+        return [one.status for one in await self.node.leases.complete(None, done)]
 
 
 @pytest.fixture
@@ -104,13 +104,13 @@ async def test_a_fleet_serves_tenants_by_weight(room: Fleet) -> None:
 
 
 async def test_a_fleet_that_waits_is_handed_tasks_of_any_tenant(room: Fleet) -> None:
-    polls = [room.fleet(f"worker-{number}") for number in range(2)]
+    long_polls = [room.fleet(f"worker-{number}") for number in range(2)]
     await room.settle()
     claims = room.store.claims
     ids = [*await room.hand(tenant=A), *await room.hand(tenant=B)]
-    assert await ids_of(*polls) == ids
+    assert await ids_of(*long_polls) == ids
     assert room.store.claims == claims
-    assert [(await response(poll))[0].tenant_id for poll in polls] == [A, B]
+    assert [(await response(poll))[0].tenant_id for poll in long_polls] == [A, B]
 
 
 async def test_one_small_tenant_beside_a_big_one_is_served_with_the_next_claim(room: Fleet) -> None:
@@ -131,7 +131,7 @@ async def test_what_a_fleet_holds_it_settles_whosever_it_is(room: Fleet) -> None
     await room.submit(2, tenant=A)
     await room.submit(3, tenant=B)
     one, two, three, four, five = await response(room.fleet(most=5))
-    work = room.node.work
+    work = room.node.leases
     (beat,) = await work.heartbeat(None, LeaseHeartbeatRequest(worker="w", leases=[LeaseHeartbeat(id=one.id, fence=1)]))
     assert beat.status == "ok"
     assert await room.complete(one, two) == ["ok", "ok"]
@@ -162,7 +162,7 @@ async def test_what_a_fleets_worker_leaves_behind_is_given_back(room: Fleet) -> 
 async def test_a_key_for_certain_queues_keeps_to_them(room: Fleet) -> None:
     (ours,) = await room.submit(queue="a")
     (theirs,) = await room.submit(queue="b")
-    work, only = room.node.work, frozenset({"a"})
+    work, only = room.node.leases, frozenset({"a"})
     with pytest.raises(Forbidden, match="but not on the queue b"):
         await work.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w", queues=["a", "b"]), queues=only)
     await response(room.poll(most=2, queues=["a", "b"]))
@@ -208,12 +208,12 @@ async def test_a_tenant_at_its_limit_does_not_hold_up_the_others(room: Fleet) ->
 
 async def test_tasks_of_a_limited_tenant_are_not_handed_past_the_limit(room: Fleet) -> None:
     await room.limit(A, 1)
-    polls = [room.fleet(f"worker-{number}") for number in range(3)]
+    long_polls = [room.fleet(f"worker-{number}") for number in range(3)]
     await room.settle()
     for _ in range(3):
         await room.hand(tenant=A)
     await room.settle()
-    assert sum(poll.done() for poll in polls) == 1
+    assert sum(poll.done() for poll in long_polls) == 1
 
 
 async def test_submits_of_a_tenant_at_its_limit_wake_nobody(room: Fleet) -> None:
@@ -235,7 +235,7 @@ async def test_a_failed_task_and_a_lost_one_make_room_too(room: Fleet) -> None:
     poll = room.fleet("next")
     await room.settle()
     failure = LeaseFailure(id=task.id, fence=1, error=ErrorInput(message="x"), retryable=False)
-    await room.node.work.fail(A, LeaseFailRequest(worker="w", failures=[failure]))
+    await room.node.leases.fail(A, LeaseFailRequest(worker="w", failures=[failure]))
     (held,) = await response(poll)
     poll = room.fleet("last")
     await room.settle()
@@ -264,15 +264,15 @@ async def test_what_another_node_took_is_found_out_and_looked_for(room: Fleet) -
     await room.submit(3, tenant=A)
     await response(room.fleet())
     twin = open_second_store(room.store.inner)
-    other = Dealer(LineKey(None, ("default",), None), twin, Equals(), 3600)
-    assert len((await other.deal([ClaimRequest("other", 5, 30)])).tasks[0]) == 2
+    other = FairDispatcher(ClaimScope(None, ("default",), None), twin, EqualShares(), 3600)
+    assert len((await other.dispatch([ClaimRequest("other", 5, 30)])).tasks[0]) == 2
     await twin.task_submit([make_task(tenant_id=B)])
     assert tenants_of(await response(room.fleet())) == {B: 1}
     await twin.close()
 
 
 async def test_more_flows_than_one_look_holds_are_all_reached(room: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shares, "_MOST_FLOWS", 4)
+    monkeypatch.setattr(fair_dispatch, "_MAX_FLOWS", 4)
     await room.store.inner.task_submit([make_task(tenant_id=UUID(int=number + 100)) for number in range(30)])
     ids: set[UUID] = set()
     while tasks := await response(room.fleet(most=3, wait=0)):
@@ -281,7 +281,7 @@ async def test_more_flows_than_one_look_holds_are_all_reached(room: Fleet, monke
 
 
 async def test_types_that_only_come_late_are_found(room: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shares, "_MOST_FLOWS", 4)
+    monkeypatch.setattr(fair_dispatch, "_MAX_FLOWS", 4)
     await room.store.inner.task_submit([make_task(f"type-{number:02}") for number in range(30)])
     (task,) = await response(room.poll(types=["type-27"], wait=0))
     assert task.type == "type-27"
@@ -306,16 +306,16 @@ async def test_a_look_rests_ten_times_as_long_as_it_took() -> None:
             return ClaimResult([[Any] for _ in claim_requests], [share.limit for share in shares_], claimed_counts)  # type: ignore[list-item]
 
     store = Slow()
-    dealer = Dealer(LineKey(None, ("q",), None), store, Equals(), 3600, monotonic=lambda: seconds)  # type: ignore[arg-type]
+    dispatcher = FairDispatcher(ClaimScope(None, ("q",), None), store, EqualShares(), 3600, monotonic=lambda: seconds)  # type: ignore[arg-type]
     claim_requests = [ClaimRequest("w", 1, 30)]
     for _ in range(9):
-        assert await dealer.find()
-        await dealer.deal(claim_requests)
-        dealer.expire()
+        assert await dispatcher.find()
+        await dispatcher.dispatch(claim_requests)
+        dispatcher.mark_stale()
         seconds += 1
     assert store.looks == 1
     seconds += 2
-    assert await dealer.find()
+    assert await dispatcher.find()
     assert store.looks == 2
 
 

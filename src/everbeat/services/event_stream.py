@@ -1,6 +1,6 @@
 """The feed: what happens, told while it happens to whoever listens. Hints, never the truth: the database is.
 
-Nobody listens most of the time, so a service asks `is_wanted` before it makes anything. A listener has a bounded queue: one
+Nobody listens most of the time, so a service asks `has_audience` before it makes anything. A listener has a bounded queue: one
 that reads too slowly is told how many events it lost, and costs no memory. Between nodes events travel as messages of the
 store, a few a second and of bounded size, and only to nodes that have said lately whom they listen for; what does not fit is
 counted as lost. On a store whose processes cannot hear each other a listener hears its own node.
@@ -27,17 +27,17 @@ from everbeat.services.loops import Periodic
 from everbeat.store.base import Store
 from everbeat.store.values import Fired, Firing
 
-MOST_LISTENERS = 1000
-MOST_PER_TENANT = 100
+MAX_SUBSCRIBERS = 1000
+MAX_SUBSCRIBERS_PER_TENANT = 100
 QUEUE_SIZE = 1000
 # PostgreSQL takes messages of less than 8000 bytes.
-LONGEST_MESSAGE = 7900
+MAX_MESSAGE_BYTES = 7900
 
 _OUTBOX_SIZE = 1000
 _SEND_SECONDS = 0.1
 _INTEREST_SECONDS = 3.0
 _INTEREST_LASTS_SECONDS = 10.0
-_MOST_TENANTS_NAMED = 100
+_MAX_TENANTS_NAMED = 100
 _RETRY_SECONDS = 10.0
 
 _encode = msgspec.json.Encoder().encode
@@ -53,10 +53,10 @@ class EventKind(StrEnum):
     LOST = "lost"
 
 
-TELLABLE = frozenset({EventKind.TICK, EventKind.TASK, EventKind.CLUSTER})
+PUBLISHED_KINDS = frozenset({EventKind.TICK, EventKind.TASK, EventKind.CLUSTER})
 
 
-class FeedEvent(NamedTuple):
+class StreamEvent(NamedTuple):
     """Something that happened. `tenant_id` None: it concerns everybody."""
 
     id: UUID
@@ -86,19 +86,19 @@ class _Message(msgspec.Struct, omit_defaults=True):
 _decode = msgspec.json.Decoder(_Message).decode
 
 
-class Listening:
+class EventSubscription:
     """One listener's queue. Ends when it is closed, by itself or by the feed."""
 
     def __init__(self, tenant_id: UUID, kinds: frozenset[EventKind], size: int) -> None:
         self.tenant_id = tenant_id
         self._kinds = kinds
         self._size = size
-        self._queue: deque[FeedEvent] = deque()
+        self._queue: deque[StreamEvent] = deque()
         self._lost = 0
         self._woken = asyncio.Event()
         self.is_closed = False
 
-    def offer(self, event: FeedEvent) -> None:
+    def offer(self, event: StreamEvent) -> None:
         if event.kind not in self._kinds or event.tenant_id not in (None, self.tenant_id):
             return
         if self._lost or len(self._queue) >= self._size:
@@ -119,7 +119,7 @@ class Listening:
         self.is_closed = True
         self._woken.set()
 
-    async def take(self, timeout_seconds: float) -> list[FeedEvent]:
+    async def take(self, timeout_seconds: float) -> list[StreamEvent]:
         """All that is there, as soon as there is any; nothing when the time is up or the end has come."""
         if not self._queue and not self._lost and not self.is_closed:
             self._woken.clear()
@@ -135,7 +135,7 @@ class Listening:
         return events
 
 
-class Feed:
+class EventStream:
     """Where services tell, and listeners hear. Without a store, or with one that is deaf, only inside this process."""
 
     def __init__(self, store: Store | None = None, *, monotonic: Monotonic = time.monotonic, size: int = QUEUE_SIZE) -> None:
@@ -143,7 +143,7 @@ class Feed:
         self._monotonic = monotonic
         self._size = size
         self._id = uuid_utils.compat.uuid7()
-        self._listeners: dict[Listening, None] = {}
+        self._listeners: dict[EventSubscription, None] = {}
         self._by_tenant: Counter[UUID] = Counter()
         self._others_until = float("-inf")
         self._wanted_there: dict[UUID | None, float] = {}
@@ -151,47 +151,47 @@ class Feed:
         self._lost: Counter[UUID] = Counter()
         self._is_closed = False
         self.on_change: Callable[[], None] = _nothing
-        self.hears_others = store is not None and store.event_stream_listen(self._heard)
+        self.receives_other_nodes = store is not None and store.event_stream_listen(self._on_notice)
 
     @property
-    def is_wanted(self) -> bool:
+    def has_audience(self) -> bool:
         """Whether anybody listens, here or elsewhere: asked before an event is even made."""
         return bool(self._listeners) or self._monotonic() < self._others_until
 
     # Listening
 
-    def ensure_room(self, tenant_id: UUID) -> None:
+    def check_capacity(self, tenant_id: UUID) -> None:
         """Whether one more may listen; asked apart, because a stream can only be refused before it begins."""
-        if self._is_closed or len(self._listeners) >= MOST_LISTENERS:
-            raise TooManyRequests(f"this node serves {MOST_LISTENERS} event streams at most; try again later", _RETRY_SECONDS)
-        if self._by_tenant[tenant_id] >= MOST_PER_TENANT:
-            message = f"a tenant may have {MOST_PER_TENANT} event streams on a node; close others first"
+        if self._is_closed or len(self._listeners) >= MAX_SUBSCRIBERS:
+            raise TooManyRequests(f"this node serves {MAX_SUBSCRIBERS} event streams at most; try again later", _RETRY_SECONDS)
+        if self._by_tenant[tenant_id] >= MAX_SUBSCRIBERS_PER_TENANT:
+            message = f"a tenant may have {MAX_SUBSCRIBERS_PER_TENANT} event streams on a node; close others first"
             raise TooManyRequests(message, _RETRY_SECONDS)
 
-    def listen(self, tenant_id: UUID, kinds: Iterable[EventKind] = TELLABLE) -> Listening:
-        listening = Listening(tenant_id, frozenset(kinds), self._size)
-        self._listeners[listening] = None
+    def subscribe(self, tenant_id: UUID, kinds: Iterable[EventKind] = PUBLISHED_KINDS) -> EventSubscription:
+        subscription = EventSubscription(tenant_id, frozenset(kinds), self._size)
+        self._listeners[subscription] = None
         self._by_tenant[tenant_id] += 1
         if self._is_closed:
-            listening.close()
+            subscription.close()
         self.on_change()
-        return listening
+        return subscription
 
-    def leave(self, listening: Listening) -> None:
-        listening.close()
-        if self._listeners.pop(listening, listening) is None:
-            self._by_tenant[listening.tenant_id] -= 1
+    def unsubscribe(self, subscription: EventSubscription) -> None:
+        subscription.close()
+        if self._listeners.pop(subscription, subscription) is None:
+            self._by_tenant[subscription.tenant_id] -= 1
 
     def close(self) -> None:
         """End every stream: the server goes down."""
         self._is_closed = True
-        for listening in self._listeners:
-            listening.close()
+        for subscription in self._listeners:
+            subscription.close()
 
     # Telling
 
-    def tell(self, kind: EventKind, tenant_id: UUID | None, data: dict[str, Any], *, here_only: bool = False) -> None:
-        event = FeedEvent(uuid_utils.compat.uuid7(), kind, tenant_id, data)
+    def publish(self, kind: EventKind, tenant_id: UUID | None, data: dict[str, Any], *, here_only: bool = False) -> None:
+        event = StreamEvent(uuid_utils.compat.uuid7(), kind, tenant_id, data)
         self._offer(event)
         if here_only or not self._is_wanted_there(tenant_id):
             return
@@ -201,24 +201,24 @@ class Feed:
             self._lost[tenant_id] += 1
         self.on_change()
 
-    def tell_task(self, change: str, tenant_id: UUID, id_: UUID, **more: Any) -> None:
+    def publish_task(self, change: str, tenant_id: UUID, id_: UUID, **more: Any) -> None:
         """What changed about a task. `more` is what is known at that point, without looking anything up."""
-        self.tell(EventKind.TASK, tenant_id, {"change": change, "id": id_, **more})
+        self.publish(EventKind.TASK, tenant_id, {"change": change, "id": id_, **more})
 
-    def tell_ticks(self, firings: Sequence[Firing], fired: Sequence[Fired]) -> None:
+    def publish_ticks(self, firings: Sequence[Firing], fired: Sequence[Fired]) -> None:
         by_id = {firing.schedule_id: firing for firing in firings}
         for one in fired:
             firing = by_id[one.schedule_id]
             if one.outcome is not None and firing.fires is not None:
-                self.tell(EventKind.TICK, firing.tenant_id, _tick_data(firing, firing.fires, one))
+                self.publish(EventKind.TICK, firing.tenant_id, _tick_data(firing, firing.fires, one))
             for skip in firing.skips:
                 data: dict[str, Any] = {"schedule_id": one.schedule_id, "scheduled_for": rfc3339(skip.first)}
                 data |= {"outcome": "skipped", "reason": skip.reason.value, "until": rfc3339(skip.last), "count": skip.count}
-                self.tell(EventKind.TICK, firing.tenant_id, data)
+                self.publish(EventKind.TICK, firing.tenant_id, data)
 
-    def _offer(self, event: FeedEvent) -> None:
-        for listening in self._listeners:
-            listening.offer(event)
+    def _offer(self, event: StreamEvent) -> None:
+        for subscription in self._listeners:
+            subscription.offer(event)
 
     def _is_wanted_there(self, tenant_id: UUID | None) -> bool:
         now = self._monotonic()
@@ -229,7 +229,7 @@ class Feed:
 
     # Between nodes
 
-    def _heard(self, text: str) -> None:
+    def _on_notice(self, text: str) -> None:
         try:
             message = _decode(text)
         except msgspec.MsgspecError:  # of a newer version, or of somebody else: a hint that is not understood
@@ -239,11 +239,11 @@ class Feed:
         if message.wants is not None:
             self._note_interest(message.wants)
         for one in message.events:
-            self._offer(FeedEvent(one.id, one.kind, one.tenant_id, one.data))
+            self._offer(StreamEvent(one.id, one.kind, one.tenant_id, one.data))
         for tenant_id, count in message.lost.items():
-            for listening in self._listeners:
-                if listening.tenant_id == tenant_id:
-                    listening.lose(count)
+            for subscription in self._listeners:
+                if subscription.tenant_id == tenant_id:
+                    subscription.lose(count)
 
     def _note_interest(self, tenants: Sequence[UUID]) -> None:
         now = self._monotonic()
@@ -259,12 +259,12 @@ class Feed:
         size = len(_encode(message)) + 100
         while self._outbox:
             length = len(_encode(self._outbox[0])) + 1
-            if size + length > LONGEST_MESSAGE:
+            if size + length > MAX_MESSAGE_BYTES:
                 break
             size += length
             message.events.append(self._outbox.popleft())
         # Each takes 60 bytes at most; what has no room now has it next time.
-        for tenant_id in list(self._lost)[: max(LONGEST_MESSAGE - size, 0) // 60]:
+        for tenant_id in list(self._lost)[: max(MAX_MESSAGE_BYTES - size, 0) // 60]:
             message.lost[tenant_id] = self._lost.pop(tenant_id)
         if wants is None and not message.events and not message.lost:
             return None
@@ -274,7 +274,7 @@ class Feed:
         tenants = [tenant for tenant, count in self._by_tenant.items() if count > 0]
         if not tenants:
             return None
-        return tenants if len(tenants) <= _MOST_TENANTS_NAMED else []
+        return tenants if len(tenants) <= _MAX_TENANTS_NAMED else []
 
     @property
     def has_more(self) -> bool:
@@ -285,27 +285,27 @@ class Feed:
         return bool(self._listeners)
 
 
-class Relay(Periodic):
+class EventRelay(Periodic):
     """Carries events between the nodes: what they should hear, and every few seconds that this one listens."""
 
     name = "relay"
     deadline_seconds = 30.0
 
-    def __init__(self, store: Store, feed: Feed, *, monotonic: Monotonic = time.monotonic) -> None:
+    def __init__(self, store: Store, event_stream: EventStream, *, monotonic: Monotonic = time.monotonic) -> None:
         super().__init__(_INTEREST_SECONDS)
         self._store = store
-        self._feed = feed
+        self._event_stream = event_stream
         self._monotonic = monotonic
         self._said_at = float("-inf")
         self._had_listeners = False
-        feed.on_change = self.wake
+        event_stream.on_change = self.wake
 
     async def run_once(self, now: datetime | None = None) -> bool:
-        has_listeners = self._feed.has_listeners
+        has_listeners = self._event_stream.has_listeners
         is_new = has_listeners and not self._had_listeners
         with_interest = has_listeners and (is_new or self._monotonic() - self._said_at >= _INTEREST_SECONDS)
         self._had_listeners = has_listeners
-        message = self._feed.next_message(with_interest=with_interest)
+        message = self._event_stream.next_message(with_interest=with_interest)
         if message is None:
             return False
         if with_interest:
@@ -313,7 +313,7 @@ class Relay(Periodic):
         await self._store.event_stream_send(message)
         if now is None:
             await asyncio.sleep(_SEND_SECONDS)
-        return self._feed.has_more
+        return self._event_stream.has_more
 
 
 def _tick_data(firing: Firing, tick: datetime, fired: Fired) -> dict[str, Any]:
@@ -323,8 +323,8 @@ def _tick_data(firing: Firing, tick: datetime, fired: Fired) -> dict[str, Any]:
     return data | {"task_id": firing.task_id, "fired_at": optional_rfc3339(fired.fired_at)}
 
 
-def _lost_event(count: int) -> FeedEvent:
-    return FeedEvent(uuid_utils.compat.uuid7(), EventKind.LOST, None, {"count": count})
+def _lost_event(count: int) -> StreamEvent:
+    return StreamEvent(uuid_utils.compat.uuid7(), EventKind.LOST, None, {"count": count})
 
 
 def _nothing() -> None:

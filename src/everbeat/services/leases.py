@@ -36,17 +36,17 @@ from everbeat.core.protocol import (
     LeaseCompletion,
     LeaseResult,
 )
-from everbeat.services.blobs import Blobs, tenant_at
+from everbeat.services.blobs import BlobStore, tenant_at
 from everbeat.services.events import Emit, TasksClaimed, TasksFinished, ignore
-from everbeat.services.feed import Feed
-from everbeat.services.groups import GroupCommit
-from everbeat.services.payloads import Filled, Payloads
-from everbeat.services.polls import Polls
-from everbeat.services.turns import Turns, ending_of
+from everbeat.services.event_stream import EventStream
+from everbeat.services.group_commit import GroupCommit
+from everbeat.services.payloads import FilledTasks, LargePayloads
+from everbeat.services.long_polls import LongPolls
+from everbeat.services.overlap import OverlapReleaser, ending_of
 from everbeat.store.base import Store
 from everbeat.store.values import RenewedLease, HeartbeatWrite, EndResult, LeaseRef, EndedAttempt
 
-_MOST_ROWS = 1000
+_MAX_ROWS = 1000
 _TRIES = 3
 _AWAY_SECONDS = 5.0
 _NONE_ENDED = EndResult(frozenset(), frozenset())
@@ -65,33 +65,33 @@ Results = list[tuple[LeaseRef, str | None]]
 Held = set[tuple[UUID, int]]
 
 
-class Work:
+class LeaseService:
     """The room behind /v1/worker. `now` is None in production: the database's clock decides."""
 
     def __init__(
         self,
         store: Store,
-        polls: Polls,
-        turns: Turns,
+        long_polls: LongPolls,
+        overlap: OverlapReleaser,
         *,
         total_seconds: float = 7 * 86_400,
-        payloads: Payloads | None = None,
+        payloads: LargePayloads | None = None,
         emit: Emit = ignore,
-        feed: Feed | None = None,
+        event_stream: EventStream | None = None,
         random_fraction: Callable[[], float] = random.random,
     ) -> None:
         self._store = store
-        self._turns = turns
+        self._overlap = overlap
         self._total_seconds = total_seconds
-        self._payloads = payloads or Payloads(Blobs(None))
+        self._payloads = payloads or LargePayloads(BlobStore(None))
         self._emit = emit
-        self._feed = feed or Feed()
+        self._event_stream = event_stream or EventStream()
         self._random_fraction = random_fraction
-        self._polls = polls
-        polls.give_back = self._take_back
-        self._completions: GroupCommit[Results, Held] = GroupCommit(self._write_completions, most=_MOST_ROWS, weigh=len)
+        self._long_polls = long_polls
+        long_polls.give_back = self._release_unclaimed
+        self._completions: GroupCommit[Results, Held] = GroupCommit(self._write_completions, max_rows=_MAX_ROWS, count_rows=len)
         self._beats: GroupCommit[list[HeartbeatWrite], dict[tuple[UUID, int], RenewedLease]] = GroupCommit(
-            self._write_beats, most=_MOST_ROWS, weigh=len
+            self._write_heartbeats, max_rows=_MAX_ROWS, count_rows=len
         )
 
     # Claiming
@@ -105,18 +105,18 @@ class Work:
                 raise InvalidInput.of(field, f"{bad[0][:100]!r} {NAME_MESSAGE}")
         if queues is not None and (others := sorted(set(claim.queues) - queues)):
             raise Forbidden(f"This API key may work on {', '.join(sorted(queues))}, but not on the queue {others[0][:200]}.")
-        tasks = await self._polls.ask(lease_tenant_id, claim, now=now)
+        tasks = await self._long_polls.ask(lease_tenant_id, claim, now=now)
         if tasks:
             tasks = await self._filled(lease_tenant_id, tasks, now)
             self._emit(TasksClaimed(len(tasks)))
-            if self._feed.is_wanted:
-                self._tell_claimed(claim.worker, tasks)
+            if self._event_stream.has_audience:
+                self._publish_claimed(claim.worker, tasks)
         return tasks
 
-    def _tell_claimed(self, worker: str, tasks: Sequence[ClaimedTask]) -> None:
+    def _publish_claimed(self, worker: str, tasks: Sequence[ClaimedTask]) -> None:
         for task in tasks:
             known = {"type": task.type, "queue": task.queue, "worker": worker, "attempt": task.attempt}
-            self._feed.tell_task("claimed", task.tenant_id, task.id, state="running", **known)
+            self._event_stream.publish_task("claimed", task.tenant_id, task.id, state="running", **known)
 
     async def _filled(self, lease_tenant_id: UUID | None, tasks: list[ClaimedTask], now: datetime | None) -> list[ClaimedTask]:
         """With their large payloads; what has to wait for its own is put back, and does not hold up the others."""
@@ -125,12 +125,12 @@ class Work:
         try:
             filled = await self._payloads.fill(tasks)
         except BaseException:  # the worker went away meanwhile
-            await asyncio.shield(asyncio.ensure_future(self._polls.hand_back(lease_tenant_id, tasks)))
+            await asyncio.shield(asyncio.ensure_future(self._long_polls.return_tasks(lease_tenant_id, tasks)))
             raise
-        await self._put_back(filled, now)
+        await self._return_unfilled(filled, now)
         return filled.tasks
 
-    async def _put_back(self, filled: Filled, now: datetime | None) -> None:
+    async def _return_unfilled(self, filled: FilledTasks, now: datetime | None) -> None:
         back = {(task.id, task.fence): task for task in (*filled.over, *filled.away, *filled.missing)}
         if not back:
             return
@@ -149,9 +149,9 @@ class Work:
 
         leases = [LeaseRef(tenant_at(task.payload_ref), task.id, task.fence) for task in back.values()]
         with contextlib.suppress(EverbeatError):  # their leases run out; the others are not to wait for that
-            await self._end(leases, decide, now, said_so=lambda _past: False)
+            await self._end(leases, decide, now, was_reported=lambda _past: False)
 
-    async def _take_back(self, lease_tenant_id: UUID | None, tasks: list[ClaimedTask]) -> None:
+    async def _release_unclaimed(self, lease_tenant_id: UUID | None, tasks: list[ClaimedTask]) -> None:
         """Of a worker that went away while it was served."""
         leases = [Lease(id=task.id, fence=task.fence) for task in tasks]
         await self.release(lease_tenant_id, LeaseReleaseRequest(worker="everbeat", leases=leases))
@@ -171,14 +171,14 @@ class Work:
     ) -> list[LeaseHeartbeatResult]:
         _check_worker(heartbeat.worker)
         allowed = await self._allowed(heartbeat.leases, queues)
-        writes = [_beat_write(lease_tenant_id, beat) for beat in heartbeat.leases if beat.id in allowed]
+        writes = [_heartbeat_write(lease_tenant_id, beat) for beat in heartbeat.leases if beat.id in allowed]
         found: dict[tuple[UUID, int], RenewedLease] = {}
         if writes:
-            found = await self._beats.add(writes) if now is None else (await self._write_beats([writes], now))[0]
+            found = await self._beats.add(writes) if now is None else (await self._write_heartbeats([writes], now))[0]
         held = {lease: one for lease, one in found.items() if lease[0] in allowed}
-        return [_beat_answer(beat.id, held.get((beat.id, beat.fence))) for beat in heartbeat.leases]
+        return [_heartbeat_result(beat.id, held.get((beat.id, beat.fence))) for beat in heartbeat.leases]
 
-    async def _write_beats(
+    async def _write_heartbeats(
         self, groups: list[list[HeartbeatWrite]], now: datetime | None = None
     ) -> list[dict[tuple[UUID, int], RenewedLease]]:
         answers: list[dict[tuple[UUID, int], RenewedLease]] = [{} for _ in groups]
@@ -213,11 +213,11 @@ class Work:
             completed = await self._store.task_complete(results, now=now)
             if completed.finished:
                 self._emit(TasksFinished("completed", len(completed.finished)))
-                if self._feed.is_wanted:
+                if self._event_stream.has_audience:
                     for id_, tenant_id in completed.owners.items():
-                        self._feed.tell_task("completed", tenant_id, id_, state="completed")
-            self._turns.expect(completed.schedule_ids)
-            self._polls.freed(set(completed.owners.values()))
+                        self._event_stream.publish_task("completed", tenant_id, id_, state="completed")
+            self._overlap.note_schedules(completed.schedule_ids)
+            self._long_polls.wake_tenants(set(completed.owners.values()))
             done = set(completed.finished | completed.repeated)
             for place in places:
                 answers[place] = done
@@ -243,14 +243,14 @@ class Work:
             )
             return decision, error_text(error.message, error.kind, error.trace)
 
-        def said_so(past: EndedAttempt) -> bool:
+        def was_reported(past: EndedAttempt) -> bool:
             # Else it was the reaper that ended it as cancelled or out of time, and this error is kept nowhere.
             kind = given[past.id, past.fence].error.kind
             return past.outcome == "failed" or (kind in (CANCELLED_KIND, TIMEOUT_KIND) and past.outcome == kind)
 
         allowed = await self._allowed(failures.failures, queues)
         leases = [LeaseRef(lease_tenant_id, id_, fence) for id_, fence in given if id_ in allowed]
-        answers = await self._end(leases, decide, now, said_so=said_so)
+        answers = await self._end(leases, decide, now, was_reported=was_reported)
         return [answers.get((one.id, one.fence)) or LeaseResult(one.id, "stale") for one in failures.failures]
 
     async def release(
@@ -265,7 +265,7 @@ class Work:
 
         allowed = await self._allowed(release.leases, queues)
         leases = [LeaseRef(lease_tenant_id, one.id, one.fence) for one in release.leases if one.id in allowed]
-        answers = await self._end(leases, decide, now, said_so=lambda past: past.outcome in ("released", "cancelled"))
+        answers = await self._end(leases, decide, now, was_reported=lambda past: past.outcome in ("released", "cancelled"))
         answered = {lease: settled.status for lease, settled in answers.items()}
         return [LeaseResult(one.id, answered.get((one.id, one.fence), "stale")) for one in release.leases]
 
@@ -275,7 +275,7 @@ class Work:
         decide: Callable[[LeasedTask, datetime], tuple[RetryDecision, str | None]],
         now: datetime | None,
         *,
-        said_so: Callable[[EndedAttempt], bool],
+        was_reported: Callable[[EndedAttempt], bool],
     ) -> dict[tuple[UUID, int], LeaseResult]:
         """End attempts as decided; one that was ended before is answered as then, if it was this that had been said."""
         answers = {(lease.id, lease.fence): LeaseResult(lease.id, "stale") for lease in leases}
@@ -288,18 +288,18 @@ class Work:
             ended = await self._store.task_end(endings, is_expired=False, now=now) if endings else _NONE_ENDED
             counted = [one for one in endings if (one.id, one.fence) in ended.ids]
             answers |= {(one.id, one.fence): LeaseResult(one.id, "ok", _NEXT.get(one.state, "failed")) for one in counted}
-            self._turns.after(endings, ended, {task.id: task.queue for task in running})
+            self._overlap.after(endings, ended, {task.id: task.queue for task in running})
             missed = [one for one in endings if (one.id, one.fence) not in ended.ids]
             undecided = [LeaseRef(one.tenant_id, one.id, one.fence) for one in missed]
         stale = [lease for lease in leases if answers[lease.id, lease.fence].status == "stale"]
         if stale:
             for past in await self._store.task_ended(stale):
-                if said_so(past):
-                    answers[past.id, past.fence] = _said_before(past)
+                if was_reported(past):
+                    answers[past.id, past.fence] = _repeated_result(past)
         return answers
 
 
-def _said_before(past: EndedAttempt) -> LeaseResult:
+def _repeated_result(past: EndedAttempt) -> LeaseResult:
     return LeaseResult(past.id, "ok", _PAST_NEXT.get(past.state))
 
 
@@ -319,12 +319,12 @@ def _rounds(groups: Sequence[Sequence[LeaseRef]]) -> list[list[int]]:
     return [places for _, places in rounds]
 
 
-def _beat_write(lease_tenant_id: UUID | None, beat: LeaseHeartbeat) -> HeartbeatWrite:
+def _heartbeat_write(lease_tenant_id: UUID | None, beat: LeaseHeartbeat) -> HeartbeatWrite:
     progress = beat.progress or Progress()
     return HeartbeatWrite(LeaseRef(lease_tenant_id, beat.id, beat.fence), progress.fraction, _storable(progress.message), _storable(beat.log))
 
 
-def _beat_answer(id_: UUID, beaten: RenewedLease | None) -> LeaseHeartbeatResult:
+def _heartbeat_result(id_: UUID, beaten: RenewedLease | None) -> LeaseHeartbeatResult:
     if beaten is None:
         return LeaseHeartbeatResult(id_, "lost", None)
     return LeaseHeartbeatResult(id_, "cancel" if beaten.cancel_requested else "ok", beaten.lease_until)
