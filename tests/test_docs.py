@@ -14,7 +14,7 @@ from litestar.routes import HTTPRoute
 
 import everbeat
 from everbeat.api import problems
-from everbeat.api.app import Rooms, build_app, openapi_document
+from everbeat.api.app import ApiContext, build_app, openapi_document
 from everbeat.api.reference import rendered
 from everbeat.cli.main import cli
 from everbeat.config import PREFIX, Settings
@@ -124,7 +124,7 @@ def test_no_section_is_about_an_option_that_is_gone() -> None:
 
 def routes() -> list[str]:
     """Every route a server has, but OPTIONS, which every path answers; the rooms behind them are not asked."""
-    app = build_app(cast(Rooms, SimpleNamespace(allowed_hosts=frozenset(), access=None)))
+    app = build_app(cast(ApiContext, SimpleNamespace(allowed_hosts=frozenset(), access=None)))
     found = [
         f"{method} {route.path_format}"
         for route in app.routes
@@ -150,7 +150,7 @@ def test_the_reference_is_as_the_document_has_it() -> None:
 
 
 def test_every_problem_is_in_the_reference_with_its_status() -> None:
-    kinds = {(one.slug, one.status) for one in vars(problems).values() if isinstance(one, problems.Kind)}
+    kinds = {(one.slug, one.status) for one in vars(problems).values() if isinstance(one, problems.ProblemKind)}
     rows = re.findall(r"(?m)^\| `([a-z-]+)` \| (\d{3}) \|", read("reference/errors.md"))
     assert {(slug, int(status)) for slug, status in rows} == kinds
 

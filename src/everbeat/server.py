@@ -15,9 +15,9 @@ from uuid import UUID, uuid4
 
 from granian.server.embed import Server as Granian
 
-from everbeat.api.app import Health, Rooms, build_app
-from everbeat.api.door import Door
-from everbeat.api.intake import Intake
+from everbeat.api.app import Health, ApiContext, build_app
+from everbeat.api.startup_gate import StartupGate
+from everbeat.api.body_limits import BodyLimits
 from everbeat.clock import DatabaseClock
 from everbeat.config import Settings
 from everbeat.core.addresses import parse_networks
@@ -142,7 +142,7 @@ class EmbeddedNode:
         if self.access is not None:
             self._loops.append(self.access)
         self._runners: list[LoopRunner] = []
-        self.asgi: Any = build_app(self._rooms(timelines), only_health=self._shows_only_health())
+        self.asgi: Any = build_app(self._api_context(timelines), only_health=self._shows_only_health())
 
     def _shows_only_health(self) -> bool:
         """In process, whoever has the node may ask it everything."""
@@ -202,9 +202,9 @@ class EmbeddedNode:
         self._long_polls.wake(queues)
         self._overlap.note_schedules(held_schedule_ids)
 
-    def _rooms(self, timelines: TimelineCache) -> Rooms:
+    def _api_context(self, timelines: TimelineCache) -> ApiContext:
         late = self.settings.late_after_seconds
-        return Rooms(
+        return ApiContext(
             schedules=self.schedules,
             ledger=LedgerService(self.store, timelines, late_seconds=late),
             idempotent_responses=IdempotentResponses(self.store),
@@ -233,7 +233,7 @@ class EmbeddedNode:
             metrics=self.telemetry.exposition,
             allowed_hosts=frozenset({"localhost", "127.0.0.1", "[::1]", self.settings.host}),
             access=self.access,
-            intake=Intake(self.settings.body_deadline_seconds),
+            body_limits=BodyLimits(self.settings.body_deadline_seconds),
         )
 
     # Health
@@ -321,8 +321,8 @@ class Node(EmbeddedNode):
         return "api" not in self.settings.roles
 
     @functools.cached_property
-    def _door(self) -> Door:
-        return Door(self.asgi, HangUp())
+    def _startup_gate(self) -> StartupGate:
+        return StartupGate(self.asgi, HangUp())
 
     async def run(self, stop: asyncio.Event, on_started: Callable[[Self], Awaitable[None]] | None = None) -> None:
         """Run until told to stop."""
@@ -341,7 +341,7 @@ class Node(EmbeddedNode):
             if stop.is_set():
                 return
             self._run_loops()
-            self._door.is_open = True
+            self._startup_gate.is_open = True
             self._log_started()
             if on_started is not None:
                 await on_started(self)
@@ -370,11 +370,11 @@ class Node(EmbeddedNode):
     def _on_waiting(self, error: StoreUnavailable) -> None:
         super()._on_waiting(error)
         # Anybody may ask: where the database is, is told to those at the machine only.
-        self._door.waits_for = str(error) if self.settings.is_loopback else "away"
+        self._startup_gate.waits_for = str(error) if self.settings.is_loopback else "away"
 
     def _serve(self) -> Granian:
         listener = reserve(self.settings)
-        server = make_server(self._door, self.settings)
+        server = make_server(self._startup_gate, self.settings)
         listener.close()
         self._serving = asyncio.create_task(server.serve())
         return server

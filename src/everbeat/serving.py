@@ -34,7 +34,7 @@ def make_server(asgi: Any, settings: Settings) -> Granian:
             log_enabled=False,
             websockets=False,
             backlog=1024,
-            backpressure=connections_allowed(settings.max_connections),
+            backpressure=raise_file_limit(settings.max_connections),
             # While it waits to see which version is spoken, the server knows no deadline; so there is one version only.
             http=HTTPModes.http1,
             http1_settings=HTTP1Settings(
@@ -55,7 +55,7 @@ def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
 
 
-def connections_allowed(most: int) -> int:
+def raise_file_limit(most: int) -> int:
     """How many connections are accepted; whoever comes beyond that waits at the door.
 
     Every idle worker holds one. Accepted without a limit, they would take the files that the database needs.

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from litestar import Litestar
 
-from everbeat.api import answers
-from everbeat.api.app import Health, Rooms, build_app
+from everbeat.api import responses
+from everbeat.api.app import Health, ApiContext, build_app
 from everbeat.api.problems import Problem
 from everbeat.core import protocol
 from everbeat.core.schedules import DEFAULT_TENANT
@@ -44,7 +44,7 @@ from everbeat.store.values import ClaimRequest
 from tests.factories import OTHER_TENANT, claim_for, make_task
 
 LATE_SECONDS = 5.0
-OPEN_ENDED = {"HealthAnswer"}
+OPEN_ENDED = {"HealthResponse"}
 
 
 ON_BOTH_STORES = pytest.mark.parametrize("store", ["sqlite", "postgres"], indirect=True)
@@ -64,7 +64,7 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     await store.close()
 
 
-def make_rooms(store: Store, blobs: BlobStore | None = None) -> Rooms:
+def make_context(store: Store, blobs: BlobStore | None = None) -> ApiContext:
     payloads = LargePayloads(blobs or BlobStore(None))
     timelines = TimelineCache()
     quotas = QuotaService(store, TenantDirectory(store))
@@ -77,7 +77,7 @@ def make_rooms(store: Store, blobs: BlobStore | None = None) -> Rooms:
     async def ready() -> Health:
         return Health(True, {"database": "ok"})
 
-    return Rooms(
+    return ApiContext(
         schedules=schedules,
         tasks=tasks,
         leases=LeaseService(store, long_polls, overlap, payloads=payloads, event_stream=event_stream),
@@ -102,12 +102,12 @@ def make_rooms(store: Store, blobs: BlobStore | None = None) -> Rooms:
 
 
 @pytest.fixture
-def rooms(store: Store) -> Rooms:
-    return make_rooms(store)
+def context(store: Store) -> ApiContext:
+    return make_context(store)
 
 
-def make_client(rooms: Rooms) -> httpx.AsyncClient:
-    app = build_app(rooms)
+def make_client(context: ApiContext) -> httpx.AsyncClient:
+    app = build_app(context)
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(cast(Any, app)),
         base_url="http://localhost:8080",
@@ -116,8 +116,8 @@ def make_client(rooms: Rooms) -> httpx.AsyncClient:
 
 
 @pytest.fixture
-async def client(rooms: Rooms) -> AsyncIterator[httpx.AsyncClient]:
-    async with make_client(rooms) as client:
+async def client(context: ApiContext) -> AsyncIterator[httpx.AsyncClient]:
+    async with make_client(context) as client:
         yield client
 
 
@@ -156,7 +156,7 @@ def lease(task: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"id": task["id"], "fence": task["fence"], **more}
 
 
-async def settle(client: httpx.AsyncClient, verb: str, field: str, *items: dict[str, Any]) -> list[dict[str, Any]]:
+async def report(client: httpx.AsyncClient, verb: str, field: str, *items: dict[str, Any]) -> list[dict[str, Any]]:
     """What became of results, failures or leases."""
     response = await client.post(f"/v1/worker/{verb}", json={"worker": "w1", field: list(items)})
     assert response.status_code == 200, response.text
@@ -167,20 +167,20 @@ async def settle(client: httpx.AsyncClient, verb: str, field: str, *items: dict[
 
 async def complete(client: httpx.AsyncClient, task: dict[str, Any], **more: Any) -> str:
     """The status a completion is answered with."""
-    return str((await settle(client, "complete", "results", lease(task, **more)))[0]["status"])
+    return str((await report(client, "complete", "results", lease(task, **more)))[0]["status"])
 
 
 async def fail(client: httpx.AsyncClient, task: dict[str, Any], message: str = "no", **more: Any) -> dict[str, Any]:
     """What is answered to a failure, without the id."""
-    (response,) = await settle(client, "fail", "failures", lease(task, error={"message": message}, **more))
+    (response,) = await report(client, "fail", "failures", lease(task, error={"message": message}, **more))
     assert response.pop("id") == task["id"]
     return response
 
 
-async def claim_long_ago(rooms: Rooms, *, queue: str = "default") -> list[dict[str, Any]]:
+async def claim_expired(context: ApiContext, *, queue: str = "default") -> list[dict[str, Any]]:
     """What a worker was given a minute ago for half a minute: its lease has run out."""
     wanted = protocol.LeaseClaimRequest(worker="late", queues=[queue], max=100)
-    tasks = await rooms.leases.claim(DEFAULT_TENANT, wanted, now=datetime.now(UTC) - timedelta(minutes=1))
+    tasks = await context.leases.claim(DEFAULT_TENANT, wanted, now=datetime.now(UTC) - timedelta(minutes=1))
     return [{"id": str(task.id), "fence": task.fence} for task in tasks]
 
 
@@ -215,7 +215,7 @@ def message_of(response: httpx.Response, field: str, status: int = 422) -> str:
 def conformance(app: Litestar) -> Callable[[httpx.Response], Awaitable[None]]:
     """A check that every answer is documented: its status, its type, its headers and every field of its body."""
     document = msgspec.json.decode(app.state.openapi)
-    known = {**vars(protocol), **vars(answers), "Problem": Problem}
+    known = {**vars(protocol), **vars(responses), "Problem": Problem}
     shapes = {name: one for name, one in known.items() if isinstance(one, type)}
 
     async def check(response: httpx.Response) -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from everbeat.api.app import Rooms
+from everbeat.api.app import ApiContext
 from everbeat.core.schedules import DEFAULT_TENANT
 from tests.api.conftest import definition, fields_of, problem_of
 from tests.api.test_list_ticks import fire, registered_ago
@@ -22,11 +22,11 @@ async def test_an_empty_server_has_nothing_to_account_for(client: httpx.AsyncCli
     assert (answer["schedules"], answer["faulty"], answer["next_cursor"]) == ([], [], None)
 
 
-async def test_it_accounts_for_every_tick(client: httpx.AsyncClient, rooms: Rooms) -> None:
-    now = await registered_ago(rooms, hours=10)
-    await fire(rooms.store, rooms)
-    await rooms.schedules.pause(DEFAULT_TENANT, "hourly", note=None, now=now - timedelta(hours=5))
-    await rooms.schedules.resume(DEFAULT_TENANT, "hourly", now=now - timedelta(hours=2))
+async def test_it_accounts_for_every_tick(client: httpx.AsyncClient, context: ApiContext) -> None:
+    now = await registered_ago(context, hours=10)
+    await fire(context.store, context)
+    await context.schedules.pause(DEFAULT_TENANT, "hourly", note=None, now=now - timedelta(hours=5))
+    await context.schedules.resume(DEFAULT_TENANT, "hourly", now=now - timedelta(hours=2))
     answer = (await client.get("/v1/audit")).json()
 
     skipped = sum(answer["skipped"].values())

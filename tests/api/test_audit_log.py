@@ -8,7 +8,7 @@ from uuid import UUID
 import httpx
 import pytest
 
-from everbeat.api.app import Rooms
+from everbeat.api.app import ApiContext
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenants import Tenant
 from everbeat.services.access import Authenticator
@@ -119,13 +119,13 @@ async def test_it_refuses_bad_parameters(client: httpx.AsyncClient, query: str) 
     assert fields_of(await client.get(f"/v1/audit-log?{query}")) == [query.partition("=")[0]]
 
 
-async def test_a_tenant_sees_its_own_and_cannot_tell_who_else_is_there(rooms: Rooms, store: Store) -> None:
+async def test_a_tenant_sees_its_own_and_cannot_tell_who_else_is_there(context: ApiContext, store: Store) -> None:
     assert await store.tenant_write([TenantWrite(Tenant(id=THEIRS, name="theirs", created_at=NOW, updated_at=NOW))])
     keys = {}
     for name, tenant_id, scope in [("own", DEFAULT_TENANT, "manage"), ("theirs", THEIRS, "manage"), ("op", THEIRS, "admin")]:
         _, text = await KeyService(store).create(tenant_id, name, [scope])
         keys[name] = {"Authorization": f"Bearer {text}"}
-    async with make_client(rooms._replace(access=Authenticator(store, KeySessions(), is_required=True))) as client:
+    async with make_client(context._replace(access=Authenticator(store, KeySessions(), is_required=True))) as client:
         client.headers.update(keys["own"])
         created = await client.post("/v1/schedules", json=definition(), headers={"X-Request-Id": "r1"})
         assert created.status_code == 201

@@ -11,8 +11,8 @@ from uuid import UUID
 import httpx
 import pytest
 
-from everbeat.api.app import Rooms
-from everbeat.api.gate import Gate
+from everbeat.api.app import ApiContext
+from everbeat.api.middleware import RequestMiddleware
 from everbeat.core.addresses import parse_networks
 from everbeat.core.errors import StoreUnavailable
 from everbeat.core.keys import make_key
@@ -36,8 +36,8 @@ def access(store: Store) -> Authenticator:
 
 
 @pytest.fixture
-async def client(rooms: Rooms, access: Authenticator) -> AsyncIterator[httpx.AsyncClient]:
-    async with make_client(rooms._replace(access=access)) as client:
+async def client(context: ApiContext, access: Authenticator) -> AsyncIterator[httpx.AsyncClient]:
+    async with make_client(context._replace(access=access)) as client:
         yield client
 
 
@@ -94,8 +94,8 @@ async def test_a_key_in_the_url_is_refused_whatever_the_header_says(
     assert "eb_" not in response.text.replace("eb_…", "")
 
 
-async def test_without_keys_a_presented_one_is_still_judged(rooms: Rooms, store: Store) -> None:
-    async with make_client(rooms._replace(access=Authenticator(store, KeySessions()))) as client:
+async def test_without_keys_a_presented_one_is_still_judged(context: ApiContext, store: Store) -> None:
+    async with make_client(context._replace(access=Authenticator(store, KeySessions()))) as client:
         assert (await client.get("/v1/schedules")).status_code == 200
         problem_of(await client.get("/v1/schedules", headers={"Authorization": "Bearer eb_x"}), 401)
         _, headers = await key_of(store, "submit")
@@ -109,7 +109,7 @@ async def test_with_keys_any_host_and_origin_will_do(client: httpx.AsyncClient, 
     assert (await client.post("/v1/preview", json={"cron": "* * * * *"}, headers=elsewhere)).status_code == 200
 
 
-async def test_a_request_carries_who_asked(client: httpx.AsyncClient, store: Store, rooms: Rooms) -> None:
+async def test_a_request_carries_who_asked(client: httpx.AsyncClient, store: Store, context: ApiContext) -> None:
     """What the audit trail is written from."""
     id_, headers = await key_of(store, "admin")
     seen: list[Any] = []
@@ -119,7 +119,7 @@ async def test_a_request_carries_who_asked(client: httpx.AsyncClient, store: Sto
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    gate = Gate(listen, rooms._replace(access=Authenticator(store, KeySessions(), is_required=True)))
+    gate = RequestMiddleware(listen, context._replace(access=Authenticator(store, KeySessions(), is_required=True)))
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         scope["state"] = {}
@@ -161,10 +161,10 @@ async def test_revoking_a_key_ends_its_long_polls_and_takes_no_task(
 # Limits
 
 
-async def test_a_key_that_asks_too_much_is_told_when_to_come_again(rooms: Rooms, store: Store) -> None:
+async def test_a_key_that_asks_too_much_is_told_when_to_come_again(context: ApiContext, store: Store) -> None:
     access = Authenticator(store, KeySessions(), RequestLimits(RequestRates(per_key=1)), is_required=True)
     _, headers = await key_of(store, "read")
-    async with make_client(rooms._replace(access=access)) as client:
+    async with make_client(context._replace(access=access)) as client:
         answers = [await client.get("/v1/schedules", headers=headers) for _ in range(4)]
     assert [one.status_code for one in answers[:2]] == [200, 200]
     problem = problem_of(answers[-1], 429)
@@ -172,11 +172,11 @@ async def test_a_key_that_asks_too_much_is_told_when_to_come_again(rooms: Rooms,
     assert int(answers[-1].headers["retry-after"]) == 1
 
 
-async def test_an_address_that_asks_too_much_is_refused_before_its_key_is_looked_at(rooms: Rooms) -> None:
+async def test_an_address_that_asks_too_much_is_refused_before_its_key_is_looked_at(context: ApiContext) -> None:
     store = Broken(StoreUnavailable("away"))
     access = Authenticator(store, KeySessions(), RequestLimits(RequestRates(per_address=1)), is_required=True)  # type: ignore[arg-type]
     access.trusted_proxies = parse_networks(["127.0.0.1"])
-    async with make_client(rooms._replace(access=access)) as client:
+    async with make_client(context._replace(access=access)) as client:
         for address in ("2001:db8::1", "2001:db8::2", "2001:db8::3"):
             answer = await client.get("/nothing", headers={"X-Forwarded-For": f"6.6.6.6, {address}"})
         problem_of(answer, 429)
@@ -185,12 +185,12 @@ async def test_an_address_that_asks_too_much_is_refused_before_its_key_is_looked
     assert store.asked == 0
 
 
-async def test_a_key_that_cannot_be_one_costs_no_look_at_the_database(rooms: Rooms) -> None:
+async def test_a_key_that_cannot_be_one_costs_no_look_at_the_database(context: ApiContext) -> None:
     store = Broken(AssertionError("it was asked"))
     told: Counter[Event] = Counter()
     limits = RequestLimits(RequestRates(bad_keys=1))
     access = Authenticator(store, KeySessions(), limits, is_required=True, emit=lambda one: told.update([one]))  # type: ignore[arg-type]
-    async with make_client(rooms._replace(access=access)) as client:
+    async with make_client(context._replace(access=access)) as client:
         statuses = [
             (await client.get("/v1/tasks", headers={"Authorization": "Bearer eb_invented"})).status_code for _ in range(8)
         ]
@@ -203,9 +203,9 @@ async def test_a_key_that_cannot_be_one_costs_no_look_at_the_database(rooms: Roo
 # The database is away
 
 
-async def test_while_the_database_is_away_an_unknown_key_is_not_called_wrong(rooms: Rooms) -> None:
+async def test_while_the_database_is_away_an_unknown_key_is_not_called_wrong(context: ApiContext) -> None:
     access = Authenticator(Broken(StoreUnavailable("away")), KeySessions(), is_required=True)  # type: ignore[arg-type]
-    async with make_client(rooms._replace(access=access)) as client:
+    async with make_client(context._replace(access=access)) as client:
         response = await client.get("/v1/schedules", headers={"Authorization": f"Bearer {make_key(b'k' * 32)}"})
     problem = problem_of(response, 503)
     assert problem["type"].endswith(":database-unavailable")
@@ -223,8 +223,8 @@ async def test_while_the_database_is_away_a_known_key_goes_on(
 
 
 @pytest.mark.parametrize("is_required", [True, False])
-async def test_the_document_says_whether_a_key_is_needed(rooms: Rooms, store: Store, is_required: bool) -> None:
+async def test_the_document_says_whether_a_key_is_needed(context: ApiContext, store: Store, is_required: bool) -> None:
     _, headers = await key_of(store, "read")
-    async with make_client(rooms._replace(access=Authenticator(store, KeySessions(), is_required=is_required))) as client:
+    async with make_client(context._replace(access=Authenticator(store, KeySessions(), is_required=is_required))) as client:
         document = (await client.get("/v1/openapi.json", headers=headers)).json()
     assert ({} in document["paths"]["/v1/schedules"]["get"]["security"]) is not is_required

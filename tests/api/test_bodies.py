@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from everbeat.api import bodies
-from everbeat.api.intake import Intake
-from everbeat.api.problems import Refusal
-from everbeat.api.rooms import Rooms
+from everbeat.api.body_limits import BodyLimits
+from everbeat.api.problems import HttpProblem
+from everbeat.api.context import ApiContext
 from tests.api.conftest import definition, fields_of, make_client, problem_of
 
 JSON = {"Content-Type": "application/json"}
@@ -118,17 +118,17 @@ async def test_it_stops_reading_an_endless_body(client: httpx.AsyncClient) -> No
     assert sent <= bodies.MAX_BODY_BYTES // (1024 * 1024) + 1
 
 
-async def test_it_gives_up_on_a_body_that_never_comes(rooms: Rooms) -> None:
+async def test_it_gives_up_on_a_body_that_never_comes(context: ApiContext) -> None:
     async def body() -> AsyncIterator[bytes]:
         yield b"{"
         await asyncio.Event().wait()
 
-    async with make_client(rooms._replace(intake=Intake(0.01))) as client:
+    async with make_client(context._replace(body_limits=BodyLimits(0.01))) as client:
         problem_of(await client.post("/v1/schedules", content=body(), headers=JSON), 408)
 
 
-async def test_large_bodies_that_come_together_are_in_the_way_of_each_other_only(rooms: Rooms) -> None:
-    intake = Intake(most_large_bytes=300_000)
+async def test_large_bodies_that_come_together_are_in_the_way_of_each_other_only(context: ApiContext) -> None:
+    body_limits = BodyLimits(max_large_bytes=300_000)
     arrived, go_on = asyncio.Event(), asyncio.Event()
     large = json.dumps(definition(name="large")).encode()
 
@@ -138,7 +138,7 @@ async def test_large_bodies_that_come_together_are_in_the_way_of_each_other_only
         await go_on.wait()
         yield b" "
 
-    async with make_client(rooms._replace(intake=intake)) as client:
+    async with make_client(context._replace(body_limits=body_limits)) as client:
         first = asyncio.create_task(client.post("/v1/schedules", content=body(), headers=JSON))
         await arrived.wait()
         refused = await client.post("/v1/schedules", content=large + b" " * 200_000, headers=JSON)
@@ -148,7 +148,7 @@ async def test_large_bodies_that_come_together_are_in_the_way_of_each_other_only
         go_on.set()
         assert (await first).status_code == 201
         assert (await client.put("/v1/schedules/large", content=large + b" " * 200_000, headers=JSON)).status_code == 200
-    assert intake.held == 0
+    assert body_limits.held == 0
 
 
 async def test_a_large_body_within_the_limit_is_read(client: httpx.AsyncClient) -> None:
@@ -165,11 +165,11 @@ async def test_it_names_an_unknown_field_in_short(client: httpx.AsyncClient) -> 
 
 
 async def test_large_bodies_share_a_rate_and_small_ones_do_not_wait_for_it() -> None:
-    intake = Intake(large_bytes_per_second=1_000_000)
+    body_limits = BodyLimits(large_bytes_per_second=1_000_000)
     started = time.monotonic()
-    await asyncio.gather(*(intake.pace(50_000, 100_000) for _ in range(4)))
+    await asyncio.gather(*(body_limits.pace(50_000, 100_000) for _ in range(4)))
     assert time.monotonic() - started > 0.19
-    await asyncio.gather(*(intake.pace(50_000, 50_000) for _ in range(100)))
+    await asyncio.gather(*(body_limits.pace(50_000, 50_000) for _ in range(100)))
     assert time.monotonic() - started < 2
 
 
@@ -185,7 +185,7 @@ async def test_a_refused_body_is_let_go_of_without_the_garbage_collector(
     gc.disable()
     try:
         assert (await client.post(path, content=pieces(), headers=JSON)).status_code in (400, 413)
-        kept = [one for one in gc.get_objects() if isinstance(one, Refusal)]
+        kept = [one for one in gc.get_objects() if isinstance(one, HttpProblem)]
         held = [frame for one in kept for frame in _frames(one)]
         assert held == []
     finally:

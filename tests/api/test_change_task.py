@@ -19,7 +19,7 @@ from tests.api.conftest import (
     lease,
     problem_of,
     read,
-    settle,
+    report,
     submit,
 )
 from tests.factories import OTHER_TENANT, make_task
@@ -71,9 +71,9 @@ async def test_a_running_task_is_told_with_its_heartbeat(client: httpx.AsyncClie
     asked = (await change(client, task, "cancel")).json()
     assert (asked["state"], asked["cancel_requested"]) == ("running", True)
 
-    (beat,) = await settle(client, "heartbeat", "leases", lease(held))
+    (beat,) = await report(client, "heartbeat", "leases", lease(held))
     assert beat["status"] == "cancel"
-    (answer,) = await settle(client, "fail", "failures", lease(held, error={"message": "stopped", "kind": "cancelled"}))
+    (answer,) = await report(client, "fail", "failures", lease(held, error={"message": "stopped", "kind": "cancelled"}))
     assert answer["status"] == "ok"
     assert (await read(client, task))["state"] == "cancelled"
 

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import httpx
 
-from everbeat.api.app import Rooms
+from everbeat.api.app import ApiContext
 from everbeat.store.values import NodeHeartbeat
 from tests.api.conftest import definition, fields_of
 
@@ -20,10 +20,10 @@ async def test_a_server_without_a_node_owns_nothing(client: httpx.AsyncClient) -
     assert answer["rates"] == {"ticks_fired_per_second": 0.0}
 
 
-async def test_it_shows_nodes_and_what_they_own(client: httpx.AsyncClient, rooms: Rooms) -> None:
+async def test_it_shows_nodes_and_what_they_own(client: httpx.AsyncClient, context: ApiContext) -> None:
     node = uuid4()
     beat = NodeHeartbeat(node, "one", ("api", "scheduler"), "1.2.3", 60.0, lag_seconds=0.25, fired_per_second=12.5)
-    await rooms.store.partition_renew(beat, frozenset({0, 7}))
+    await context.store.partition_renew(beat, frozenset({0, 7}))
     answer = (await client.get("/v1/cluster")).json()
 
     (shown,) = answer["nodes"]

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 
-from everbeat.api.app import Rooms
+from everbeat.api.app import ApiContext
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.protocol import LeaseClaimRequest, ErrorInput, LeaseFailure, LeaseFailRequest
 from everbeat.store.base import Store
@@ -27,7 +27,7 @@ from tests.api.conftest import (
 from tests.factories import OTHER_TENANT, make_task
 
 
-async def bury(client: httpx.AsyncClient, type_: str = "work", **more: Any) -> dict[str, Any]:
+async def make_dead_letter(client: httpx.AsyncClient, type_: str = "work", **more: Any) -> dict[str, Any]:
     """A task that failed for good."""
     task = await submit(client, type_, max_attempts=1, **more)
     (held,) = await claim(client, task["queue"])
@@ -35,13 +35,13 @@ async def bury(client: httpx.AsyncClient, type_: str = "work", **more: Any) -> d
     return task
 
 
-async def bury_foreign(rooms: Rooms, store: Store) -> UUID:
+async def make_foreign_dead_letter(context: ApiContext, store: Store) -> UUID:
     """A dead letter of another tenant."""
     task = make_task(tenant_id=OTHER_TENANT, max_attempts=1)
     await store.task_submit([task])
-    (held,) = await rooms.leases.claim(OTHER_TENANT, LeaseClaimRequest(worker="w", queues=["default"]))
+    (held,) = await context.leases.claim(OTHER_TENANT, LeaseClaimRequest(worker="w", queues=["default"]))
     failure = LeaseFailure(id=held.id, fence=held.fence, error=ErrorInput(message="no"))
-    await rooms.leases.fail(OTHER_TENANT, LeaseFailRequest(worker="w", failures=[failure]))
+    await context.leases.fail(OTHER_TENANT, LeaseFailRequest(worker="w", failures=[failure]))
     assert len(await store.dead_find(OTHER_TENANT, [task.id])) == 1
     return task.id
 
@@ -64,7 +64,7 @@ async def replay(client: httpx.AsyncClient, filter_: dict[str, Any], **more: Any
 
 @ON_BOTH_STORES
 async def test_a_dead_letter_tells_the_whole_story(client: httpx.AsyncClient) -> None:
-    task = await bury(client, "report", payload={"a": 1}, labels={"team": "b"}, priority=3)
+    task = await make_dead_letter(client, "report", payload={"a": 1}, labels={"team": "b"}, priority=3)
     letter = (await client.get(f"/v1/dead-letters/{task['id']}")).json()
 
     assert (letter["task_id"], letter["type"], letter["payload"]) == (task["id"], "report", {"a": 1})
@@ -87,7 +87,7 @@ async def test_only_dead_tasks_have_one(client: httpx.AsyncClient) -> None:
 
 @ON_BOTH_STORES
 async def test_they_come_newest_first_in_pages(client: httpx.AsyncClient) -> None:
-    types = [(await bury(client, f"t{number}"))["type"] for number in range(5)]
+    types = [(await make_dead_letter(client, f"t{number}"))["type"] for number in range(5)]
     seen: list[str] = []
     query: dict[str, Any] = {"limit": 2}
     while True:
@@ -106,9 +106,9 @@ async def test_they_are_filtered(client: httpx.AsyncClient) -> None:
     await client.post("/v1/schedules/nightly/trigger")
     (held,) = await claim(client)
     await fail(client, held)
-    await bury(client, "a", queue="q1")
+    await make_dead_letter(client, "a", queue="q1")
     between = datetime.now(UTC)
-    await bury(client, "b", queue="q2")
+    await make_dead_letter(client, "b", queue="q2")
 
     assert await listed(client, queue="q1") == ["a"]
     assert await listed(client, type="b") == ["b"]
@@ -139,9 +139,9 @@ async def test_a_query_that_is_wrong_is_named(client: httpx.AsyncClient, query: 
 @ON_BOTH_STORES
 @pytest.mark.parametrize("verb", ["GET", "POST"])
 async def test_unknown_malformed_and_foreign_ids_are_not_found_alike(
-    client: httpx.AsyncClient, rooms: Rooms, store: Store, verb: str
+    client: httpx.AsyncClient, context: ApiContext, store: Store, verb: str
 ) -> None:
-    foreign = await bury_foreign(rooms, store)
+    foreign = await make_foreign_dead_letter(context, store)
     for id_ in ("x", str(uuid4()), str(foreign)):
         path = f"/v1/dead-letters/{id_}"
         problem = problem_of(await client.request(verb, path if verb == "GET" else f"{path}/replay"), 404)
@@ -154,7 +154,7 @@ async def test_unknown_malformed_and_foreign_ids_are_not_found_alike(
 
 @ON_BOTH_STORES
 async def test_one_is_replayed_as_a_new_task_as_often_as_asked(client: httpx.AsyncClient) -> None:
-    task = await bury(client, "report", payload={"a": 1})
+    task = await make_dead_letter(client, "report", payload={"a": 1})
     for count in (1, 2):
         response = await client.post(f"/v1/dead-letters/{task['id']}/replay")
         assert response.status_code == 201
@@ -184,8 +184,8 @@ async def test_from_failure_to_dead_letter_to_success(client: httpx.AsyncClient)
 
 @ON_BOTH_STORES
 async def test_all_that_match_are_replayed_once(client: httpx.AsyncClient) -> None:
-    tasks = [await bury(client, f"t{number}", queue="q1") for number in range(3)]
-    await bury(client, "other", queue="q2")
+    tasks = [await make_dead_letter(client, f"t{number}", queue="q1") for number in range(3)]
+    await make_dead_letter(client, "other", queue="q2")
     done = await replay(client, {"queue": "q1"})
 
     assert (done["count"], len(done["ids"]), done["has_more"]) == (3, 3, False)
@@ -197,9 +197,9 @@ async def test_all_that_match_are_replayed_once(client: httpx.AsyncClient) -> No
 
 
 @ON_BOTH_STORES
-async def test_ids_choose_which_are_replayed(client: httpx.AsyncClient, rooms: Rooms, store: Store) -> None:
-    first, _, third = [await bury(client, f"t{number}") for number in range(3)]
-    foreign = await bury_foreign(rooms, store)
+async def test_ids_choose_which_are_replayed(client: httpx.AsyncClient, context: ApiContext, store: Store) -> None:
+    first, _, third = [await make_dead_letter(client, f"t{number}") for number in range(3)]
+    foreign = await make_foreign_dead_letter(context, store)
     done = await replay(client, {"task_ids": [first["id"], third["id"], str(foreign), str(uuid4())]})
 
     assert done["count"] == 2
@@ -209,7 +209,7 @@ async def test_ids_choose_which_are_replayed(client: httpx.AsyncClient, rooms: R
 @ON_BOTH_STORES
 async def test_a_rate_spreads_them_over_time(client: httpx.AsyncClient) -> None:
     for number in range(4):
-        await bury(client, f"t{number}")
+        await make_dead_letter(client, f"t{number}")
     done = await replay(client, {}, rate_per_second=0.01)
 
     run_ats = sorted([datetime.fromisoformat((await read(client, {"id": id_}))["run_at"]) for id_ in done["ids"]])
@@ -219,7 +219,7 @@ async def test_a_rate_spreads_them_over_time(client: httpx.AsyncClient) -> None:
 
 @ON_BOTH_STORES
 async def test_a_schedule_that_nobody_has_matches_nothing(client: httpx.AsyncClient) -> None:
-    await bury(client)
+    await make_dead_letter(client)
 
     assert (await replay(client, {"schedule": "unknown"}))["count"] == 0
     assert (await client.post("/v1/dead-letters/purge", json={"filter": {"schedule": "unknown"}})).json() == {"count": 0}
@@ -246,7 +246,7 @@ async def test_a_schedule_that_nobody_has_matches_nothing(client: httpx.AsyncCli
 async def test_a_filter_that_is_wrong_is_named_and_nothing_is_done(
     client: httpx.AsyncClient, verb: str, body: dict[str, Any], field: str
 ) -> None:
-    await bury(client)
+    await make_dead_letter(client)
 
     (named,) = fields_of(await client.post(f"/v1/dead-letters/{verb}", json=body))
     assert named.partition("[")[0] == field
@@ -263,10 +263,10 @@ async def test_a_rate_that_is_none_is_refused(client: httpx.AsyncClient, rate: A
 
 
 @ON_BOTH_STORES
-async def test_purged_letters_are_gone_and_their_tasks_stay(client: httpx.AsyncClient, rooms: Rooms, store: Store) -> None:
-    task = await bury(client, "a", queue="q1")
-    await bury(client, "b", queue="q2")
-    foreign = await bury_foreign(rooms, store)
+async def test_purged_letters_are_gone_and_their_tasks_stay(client: httpx.AsyncClient, context: ApiContext, store: Store) -> None:
+    task = await make_dead_letter(client, "a", queue="q1")
+    await make_dead_letter(client, "b", queue="q2")
+    foreign = await make_foreign_dead_letter(context, store)
 
     assert (await client.post("/v1/dead-letters/purge", json={"filter": {"queue": "q1"}})).json() == {"count": 1}
     assert await listed(client) == ["b"]

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from everbeat.api import events
-from everbeat.api.app import Rooms, build_app
+from everbeat.api.app import ApiContext, build_app
 from everbeat.config import Settings
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.protocol import LeaseClaimRequest, LeaseCompleteRequest, LeaseCompletion, TaskInput
@@ -31,8 +31,8 @@ from tests.support.processes import free_port, wait_until_async
 class Stream:
     """One open stream, driven as a server would."""
 
-    def __init__(self, rooms: Rooms, query: str = "", key: str | None = None) -> None:
-        self._app: Any = build_app(rooms)
+    def __init__(self, context: ApiContext, query: str = "", key: str | None = None) -> None:
+        self._app: Any = build_app(context)
         self._gone = asyncio.Event()
         self._sent: asyncio.Queue[Any] = asyncio.Queue()
         self._query = query
@@ -86,59 +86,59 @@ def parsed(block: str) -> tuple[str, Any]:
     return fields["event"], msgspec.json.decode(fields["data"])
 
 
-async def test_it_says_hello_and_then_what_happens(rooms: Rooms, client: httpx.AsyncClient) -> None:
-    async with Stream(rooms) as stream:
+async def test_it_says_hello_and_then_what_happens(context: ApiContext, client: httpx.AsyncClient) -> None:
+    async with Stream(context) as stream:
         assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
         assert await stream.event() == ("hello", {"hears": "node", "replays": False})
         task = await submit(client, "build", queue="reports")
         kind, data = await stream.event()
         assert (kind, data["change"], data["id"], data["queue"]) == ("task", "submitted", task["id"], "reports")
-        rooms.event_stream.publish(EventKind.TASK, OTHER_TENANT, {"not": "ours"})
+        context.event_stream.publish(EventKind.TASK, OTHER_TENANT, {"not": "ours"})
         await client.post(f"/v1/tasks/{task['id']}/cancel")
         assert (await stream.event())[1]["change"] == "cancelled"
-    assert not rooms.event_stream.has_audience
+    assert not context.event_stream.has_audience
 
 
-async def test_types_choose_what_is_heard(rooms: Rooms, client: httpx.AsyncClient) -> None:
-    async with Stream(rooms, "types=tick,cluster") as stream:
+async def test_types_choose_what_is_heard(context: ApiContext, client: httpx.AsyncClient) -> None:
+    async with Stream(context, "types=tick,cluster") as stream:
         await stream.event()
         await submit(client)
-        rooms.event_stream.publish(EventKind.CLUSTER, None, {"change": "joined"})
+        context.event_stream.publish(EventKind.CLUSTER, None, {"change": "joined"})
         assert await stream.event() == ("cluster", {"change": "joined"})
     assert fields_of(await client.get("/v1/events?types=tick,hello")) == ["types"]
     assert fields_of(await client.get("/v1/events?since=1")) == ["since"]
 
 
-async def test_a_quiet_stream_is_kept_alive(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_quiet_stream_is_kept_alive(context: ApiContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.01)
-    async with Stream(rooms) as stream:
+    async with Stream(context) as stream:
         await stream.event()
         assert await stream.block() == ": still here"
 
 
-async def test_it_ends_when_the_server_goes_down(rooms: Rooms) -> None:
-    async with Stream(rooms) as stream:
+async def test_it_ends_when_the_server_goes_down(context: ApiContext) -> None:
+    async with Stream(context) as stream:
         await stream.event()
-        rooms.event_stream.close()
+        context.event_stream.close()
         assert await stream.block() == ""
 
 
-async def test_it_ends_when_its_key_is_revoked(rooms: Rooms, store: Store) -> None:
+async def test_it_ends_when_its_key_is_revoked(context: ApiContext, store: Store) -> None:
     keys, access = KeyService(store), Authenticator(store, KeySessions(), is_required=True)
     made = [await keys.create(DEFAULT_TENANT, name, ["read"]) for name in ("one", "two")]
-    rooms = rooms._replace(access=access)
-    async with Stream(rooms, key=made[0].text) as revoked, Stream(rooms, key=made[1].text) as other:
+    context = context._replace(access=access)
+    async with Stream(context, key=made[0].text) as revoked, Stream(context, key=made[1].text) as other:
         await revoked.event()
         await other.event()
         access.sessions.end([made[0].key.id])
         assert await revoked.block() == ""
-        rooms.event_stream.publish(EventKind.CLUSTER, None, {"change": "joined"})
+        context.event_stream.publish(EventKind.CLUSTER, None, {"change": "joined"})
         assert (await other.event())[0] == "cluster"
 
 
-async def test_there_are_only_so_many_streams(rooms: Rooms, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_there_are_only_so_many_streams(context: ApiContext, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_streams, "MAX_SUBSCRIBERS_PER_TENANT", 1)
-    async with Stream(rooms) as stream:
+    async with Stream(context) as stream:
         await stream.event()
         response = await client.get("/v1/events")
         assert "event streams" in problem_of(response, 429)["detail"]

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from litestar.routes import HTTPRoute
 
-from everbeat.api.app import Rooms, build_app
+from everbeat.api.app import ApiContext, build_app
 from everbeat.api.openapi import Operation, operations_of
 from everbeat.core.access import INCLUDED_SCOPES, Scope
 from everbeat.core.keys import make_key
@@ -33,7 +33,7 @@ THEIRS = UUID(int=77)
 MARK = "only-of-the-first"
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE")
 
-APP = build_app(cast(Rooms, SimpleNamespace(allowed_hosts=None, access=None)))
+APP = build_app(cast(ApiContext, SimpleNamespace(allowed_hosts=None, access=None)))
 OPERATIONS = list(operations_of(APP))
 ROUTES = sorted({route.path_format for route in APP.routes if isinstance(route, HTTPRoute)})
 
@@ -65,8 +65,8 @@ async def access(store: Store) -> Authenticator:
 
 
 @pytest.fixture
-async def client(rooms: Rooms, access: Authenticator) -> AsyncIterator[httpx.AsyncClient]:
-    async with make_client(rooms._replace(access=access)) as client:
+async def client(context: ApiContext, access: Authenticator) -> AsyncIterator[httpx.AsyncClient]:
+    async with make_client(context._replace(access=access)) as client:
         yield client
 
 
@@ -117,7 +117,7 @@ def body_of(operation: Operation) -> dict[str, Any]:
 
 
 def is_endless(operation: Operation) -> bool:
-    return any(answer.media_type == "text/event-stream" for answer in operation.answers.values())
+    return any(answer.media_type == "text/event-stream" for answer in operation.responses.values())
 
 
 def wrong_scopes(operation: Operation) -> Iterator[Scope]:

@@ -19,7 +19,7 @@ from tests.api.conftest import (
     message_of,
     problem_of,
     read,
-    settle,
+    report,
 )
 from tests.factories import NOW, SteppedNode, minutes
 
@@ -249,9 +249,9 @@ async def test_a_newer_tick_cancels_the_previous_one(client: httpx.AsyncClient, 
     newer, older = await executions(client)
     assert (newer["state"], older["state"], older["cancel_requested"]) == ("held", "running", True)
 
-    (beat,) = await settle(client, "heartbeat", "leases", lease(held))
+    (beat,) = await report(client, "heartbeat", "leases", lease(held))
     assert beat["status"] == "cancel"
-    await settle(client, "fail", "failures", lease(held, error={"message": "stopped", "kind": "cancelled"}))
+    await report(client, "fail", "failures", lease(held, error={"message": "stopped", "kind": "cancelled"}))
     await node.release_held()
     assert [task["state"] for task in await executions(client)] == ["ready", "cancelled"]
 

@@ -50,12 +50,12 @@ def address(tmp_path: Path, key: str) -> Iterator[str]:
         name="fuzzed",
     ) as server:
         server.wait_ready(f"http://127.0.0.1:{port}/readyz", 40)
-        bury_a_task(f"http://127.0.0.1:{port}", key)
+        make_dead_letter(f"http://127.0.0.1:{port}", key)
         yield f"http://127.0.0.1:{port}"
         assert "Traceback" not in server.logs(), server.logs()[-5000:]
 
 
-def bury_a_task(address: str, key: str) -> None:
+def make_dead_letter(address: str, key: str) -> None:
     """A dead letter: requests that are made up do not get that far."""
     with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {key}"}) as client:
         client.post("/v1/tasks", json={"type": "work", "queue": "graves"}).raise_for_status()

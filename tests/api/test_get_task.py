@@ -7,21 +7,21 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from everbeat.api.app import Rooms
+from everbeat.api.app import ApiContext
 from everbeat.services.long_polls import LongPolls
 from everbeat.services.overlap import Reaper, OverlapReleaser
 from everbeat.store.base import Store
 from tests.api.conftest import (
     ON_BOTH_STORES,
     claim,
-    claim_long_ago,
+    claim_expired,
     complete,
     fail,
     fields_of,
     lease,
     problem_of,
     read,
-    settle,
+    report,
     submit,
 )
 from tests.factories import OTHER_TENANT, make_task
@@ -64,7 +64,7 @@ async def test_an_id_in_capitals_is_the_same_id(client: httpx.AsyncClient) -> No
 async def test_a_running_task_shows_its_worker_lease_and_progress(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     (held,) = await claim(client)
-    await settle(client, "heartbeat", "leases", lease(held, progress={"fraction": 0.4, "message": "fetching"}))
+    await report(client, "heartbeat", "leases", lease(held, progress={"fraction": 0.4, "message": "fetching"}))
 
     now = await read(client, task)
     assert (now["state"], now["worker"], now["attempt"]) == ("running", "w1", 1)
@@ -91,7 +91,7 @@ async def test_attempts_are_listed_oldest_first(client: httpx.AsyncClient) -> No
     (first,) = await claim(client)
     await fail(client, first, "first", retry_in_seconds=0)
     (second,) = await claim(client)
-    await settle(client, "release", "leases", lease(second))
+    await report(client, "release", "leases", lease(second))
     (third,) = await claim(client)
 
     attempts = (await client.get(f"/v1/tasks/{task['id']}/attempts")).json()["items"]
@@ -108,7 +108,7 @@ async def test_attempts_come_in_pages(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     for _ in range(5):
         (held,) = await claim(client)
-        await settle(client, "release", "leases", lease(held))
+        await report(client, "release", "leases", lease(held))
     path = f"/v1/tasks/{task['id']}/attempts"
 
     first = (await client.get(path, params={"limit": 3})).json()
@@ -131,7 +131,7 @@ async def test_the_log_keeps_every_line_with_its_attempt(client: httpx.AsyncClie
     task = await submit(client)
     (held,) = await claim(client)
     for text in ("one", "two\nthree", "fünf\x00"):
-        await settle(client, "heartbeat", "leases", lease(held, log=text))
+        await report(client, "heartbeat", "leases", lease(held, log=text))
     path = f"/v1/tasks/{task['id']}/log"
 
     lines = (await client.get(path)).json()["items"]
@@ -146,9 +146,9 @@ async def test_the_log_keeps_every_line_with_its_attempt(client: httpx.AsyncClie
 
 
 @ON_BOTH_STORES
-async def test_a_lost_attempt_is_explained(client: httpx.AsyncClient, rooms: Rooms, store: Store) -> None:
+async def test_a_lost_attempt_is_explained(client: httpx.AsyncClient, context: ApiContext, store: Store) -> None:
     task = await submit(client)
-    await claim_long_ago(rooms)
+    await claim_expired(context)
     await Reaper(store, OverlapReleaser(store, LongPolls(store))).run_once()
 
     (attempt,) = (await client.get(f"/v1/tasks/{task['id']}/attempts")).json()["items"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from everbeat.api.app import Health, Rooms
+from everbeat.api.app import Health, ApiContext
 from everbeat.core.errors import StoreUnavailable
 from tests.api.conftest import make_client, problem_of
 
@@ -15,8 +15,8 @@ async def test_a_process_that_lives_says_so(client: httpx.AsyncClient) -> None:
     assert (response.status_code, response.json()) == (200, {"status": "ok", "loops": {"ticker": 0.1}})
 
 
-async def test_a_stuck_process_says_so(rooms: Rooms) -> None:
-    async with make_client(rooms._replace(health=lambda: Health(False, {"loops": {"ticker": 99.0}}))) as client:
+async def test_a_stuck_process_says_so(context: ApiContext) -> None:
+    async with make_client(context._replace(health=lambda: Health(False, {"loops": {"ticker": 99.0}}))) as client:
         response = await client.get("/healthz")
 
     assert (response.status_code, response.json()["status"]) == (503, "stuck")
@@ -29,21 +29,21 @@ async def test_a_server_that_can_serve_is_ready(client: httpx.AsyncClient) -> No
     assert (response.status_code, response.json()) == (200, {"status": "ok", "database": "ok"})
 
 
-async def test_a_server_that_cannot_serve_is_not_ready(rooms: Rooms) -> None:
+async def test_a_server_that_cannot_serve_is_not_ready(context: ApiContext) -> None:
     async def not_ready() -> Health:
         return Health(False, {"database": "away"})
 
-    async with make_client(rooms._replace(ready=not_ready)) as client:
+    async with make_client(context._replace(ready=not_ready)) as client:
         response = await client.get("/readyz")
 
     assert (response.status_code, response.json()) == (503, {"status": "unready", "database": "away"})
 
 
-async def test_a_database_that_is_away_is_no_failure_of_ours(rooms: Rooms) -> None:
+async def test_a_database_that_is_away_is_no_failure_of_ours(context: ApiContext) -> None:
     async def away() -> Health:
         raise StoreUnavailable("gone")
 
-    async with make_client(rooms._replace(ready=away)) as client:
+    async with make_client(context._replace(ready=away)) as client:
         problem_of(await client.get("/readyz"), 503)
 
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from everbeat.api import tasks, workers
-from everbeat.api.app import Rooms, build_app
+from everbeat.api.app import ApiContext, build_app
 from everbeat.core.errors import StoreUnusable, StoreRefused, StoreUnavailable
 from tests.api.conftest import make_client, problem_of, submit
 
@@ -25,11 +25,11 @@ BODIES: dict[str, Any] = {
 }
 
 
-def test_every_hot_route_is_known_to_the_framework_too(rooms: Rooms) -> None:
+def test_every_hot_route_is_known_to_the_framework_too(context: ApiContext) -> None:
     hot = {**tasks.HOT, **workers.HOT}
 
     assert hot.keys() == BODIES.keys()
-    assert hot.keys() <= {route.path for route in build_app(rooms).routes}
+    assert hot.keys() <= {route.path for route in build_app(context).routes}
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -68,7 +68,7 @@ async def test_both_doors_refuse_alike(client: httpx.AsyncClient, path: str, sta
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_the_gate_stands_before_both(client: httpx.AsyncClient, path: str) -> None:
+async def test_the_middleware_checks_both_paths(client: httpx.AsyncClient, path: str) -> None:
     for door in (path, f"{path}/"):
         problem_of(await client.post(door, json=BODIES[path], headers={"Host": "evil.example"}), 403)
         problem_of(await client.post(door, json=BODIES[path], headers={"Origin": "http://evil.example"}), 403)
@@ -99,13 +99,13 @@ async def test_a_request_has_an_id(client: httpx.AsyncClient) -> None:
 )
 @pytest.mark.parametrize("door", ["/v1/tasks", "/v1/tasks/"])
 async def test_a_store_that_fails_is_a_problem_without_internals(
-    rooms: Rooms, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, door: str
+    context: ApiContext, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, door: str
 ) -> None:
     async def fails(*_: Any, **__: Any) -> Any:
         raise error
 
-    async with make_client(rooms) as client:
-        monkeypatch.setattr(rooms.tasks, "submit", fails)
+    async with make_client(context) as client:
+        monkeypatch.setattr(context.tasks, "submit", fails)
         response = await client.post(door, json={"type": "a"})
         assert "secret" not in response.text
         problem_of(response, status)

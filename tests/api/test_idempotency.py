@@ -12,9 +12,9 @@ import httpx
 import msgspec
 import pytest
 
-from everbeat.api import rooms as api_rooms
+from everbeat.api import context as api_rooms
 from everbeat.api import workers as api_workers
-from everbeat.api.app import Rooms, build_app
+from everbeat.api.app import ApiContext, build_app
 from everbeat.core.access import Caller, Scope
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.store.base import Store
@@ -25,51 +25,51 @@ Request = tuple[str, Any]
 KEY = {"Idempotency-Key": "once"}
 
 
-async def a_schedule(_client: httpx.AsyncClient, _rooms: Rooms, _tenant_id: UUID) -> Request:
+async def a_schedule(_client: httpx.AsyncClient, _api_context: ApiContext, _tenant_id: UUID) -> Request:
     return "/v1/schedules", definition(name="new")
 
 
-async def some_schedules(_client: httpx.AsyncClient, _rooms: Rooms, _tenant_id: UUID) -> Request:
+async def some_schedules(_client: httpx.AsyncClient, _api_context: ApiContext, _tenant_id: UUID) -> Request:
     return "/v1/schedules/batch", {"schedules": [definition(name="a"), definition(name="b")]}
 
 
-async def a_task(_client: httpx.AsyncClient, _rooms: Rooms, _tenant_id: UUID) -> Request:
+async def a_task(_client: httpx.AsyncClient, _api_context: ApiContext, _tenant_id: UUID) -> Request:
     return "/v1/tasks", {"type": "work"}
 
 
-async def some_tasks(_client: httpx.AsyncClient, _rooms: Rooms, _tenant_id: UUID) -> Request:
+async def some_tasks(_client: httpx.AsyncClient, _api_context: ApiContext, _tenant_id: UUID) -> Request:
     return "/v1/tasks/batch", {"tasks": [{"type": "work"}, {"type": "work", "priority": 1}]}
 
 
-async def a_task_again(client: httpx.AsyncClient, _rooms: Rooms, _tenant_id: UUID) -> Request:
+async def a_task_again(client: httpx.AsyncClient, _api_context: ApiContext, _tenant_id: UUID) -> Request:
     task = await submit(client)
     await client.post(f"/v1/tasks/{task['id']}/cancel")
     return f"/v1/tasks/{task['id']}/retry", {}
 
 
-async def a_trigger(client: httpx.AsyncClient, _rooms: Rooms, _tenant_id: UUID) -> Request:
+async def a_trigger(client: httpx.AsyncClient, _api_context: ApiContext, _tenant_id: UUID) -> Request:
     await client.post("/v1/schedules", json=definition())
     return "/v1/schedules/nightly/trigger", {"payload": {"by": "hand"}}
 
 
-async def a_backfill(_client: httpx.AsyncClient, rooms: Rooms, tenant_id: UUID) -> Request:
-    now = await rooms.store.clock()
-    await rooms.schedules.create(tenant_id, definition(name="hourly", cron="0 * * * *"), now=now - timedelta(hours=5))
-    await rooms.schedules.pause(tenant_id, "hourly", note=None)
+async def a_backfill(_client: httpx.AsyncClient, context: ApiContext, tenant_id: UUID) -> Request:
+    now = await context.store.clock()
+    await context.schedules.create(tenant_id, definition(name="hourly", cron="0 * * * *"), now=now - timedelta(hours=5))
+    await context.schedules.pause(tenant_id, "hourly", note=None)
     window = {"from": (now - timedelta(hours=5)).isoformat(), "to": now.isoformat(), "missing_only": False}
     return "/v1/schedules/hourly/backfill", window
 
 
-async def a_dead_letter(client: httpx.AsyncClient, _rooms: Rooms, _tenant_id: UUID) -> Request:
+async def a_dead_letter(client: httpx.AsyncClient, _api_context: ApiContext, _tenant_id: UUID) -> Request:
     task = await submit(client, max_attempts=1)
     held = next(one for one in await claim(client) if one["id"] == task["id"])
     await fail(client, held)
     return f"/v1/dead-letters/{task['id']}/replay", {}
 
 
-async def dead_letters(client: httpx.AsyncClient, rooms: Rooms, tenant_id: UUID) -> Request:
+async def dead_letters(client: httpx.AsyncClient, context: ApiContext, tenant_id: UUID) -> Request:
     for _ in range(2):
-        await a_dead_letter(client, rooms, tenant_id)
+        await a_dead_letter(client, context, tenant_id)
     return "/v1/dead-letters/replay", {"filter": {}}
 
 
@@ -77,7 +77,7 @@ CREATING = [
     *(a_schedule, some_schedules, a_task, some_tasks, a_task_again),
     *(a_trigger, a_backfill, a_dead_letter, dead_letters),
 ]
-Prepare = Callable[[httpx.AsyncClient, Rooms, UUID], Awaitable[Request]]
+Prepare = Callable[[httpx.AsyncClient, ApiContext, UUID], Awaitable[Request]]
 EVERY_WAY = pytest.mark.parametrize("prepare", CREATING, ids=[one.__name__ for one in CREATING])
 
 
@@ -88,9 +88,9 @@ async def rows_of(store: Store) -> tuple[int, int]:
 @ON_BOTH_STORES
 @EVERY_WAY
 async def test_the_same_key_gives_the_same_answer_and_does_nothing(
-    client: httpx.AsyncClient, rooms: Rooms, store: Store, prepare: Prepare
+    client: httpx.AsyncClient, context: ApiContext, store: Store, prepare: Prepare
 ) -> None:
-    path, body = await prepare(client, rooms, DEFAULT_TENANT)
+    path, body = await prepare(client, context, DEFAULT_TENANT)
     before = await rows_of(store)
     first = await client.post(path, json=body, headers=KEY)
     assert first.status_code in (200, 201), first.text
@@ -103,13 +103,13 @@ async def test_the_same_key_gives_the_same_answer_and_does_nothing(
 
 
 @EVERY_WAY
-async def test_the_same_key_with_another_request_is_refused(client: httpx.AsyncClient, rooms: Rooms, prepare: Prepare) -> None:
-    path, body = await prepare(client, rooms, DEFAULT_TENANT)
+async def test_the_same_key_with_another_request_is_refused(client: httpx.AsyncClient, context: ApiContext, prepare: Prepare) -> None:
+    path, body = await prepare(client, context, DEFAULT_TENANT)
     await client.post(path, json=body, headers=KEY)
     if body:
         other = {**body, "name": "other"} if path == "/v1/schedules" else _changed(body)
     else:
-        path, other = await prepare(client, rooms, DEFAULT_TENANT)
+        path, other = await prepare(client, context, DEFAULT_TENANT)
     assert fields_of(await client.post(path, json=other, headers=KEY)) == ["Idempotency-Key"]
 
 
@@ -123,9 +123,9 @@ def _changed(body: dict[str, Any]) -> dict[str, Any]:
 
 @EVERY_WAY
 async def test_the_same_key_of_another_tenant_is_another_key(
-    client: httpx.AsyncClient, rooms: Rooms, prepare: Prepare, monkeypatch: pytest.MonkeyPatch
+    client: httpx.AsyncClient, context: ApiContext, prepare: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, body = await prepare(client, rooms, DEFAULT_TENANT)
+    path, body = await prepare(client, context, DEFAULT_TENANT)
     ours = await client.post(path, json=body, headers=KEY)
 
     def as_another(_request: Any) -> Caller:
@@ -133,21 +133,21 @@ async def test_the_same_key_of_another_tenant_is_another_key(
 
     for module in (api_rooms, api_workers):
         monkeypatch.setattr(module, "caller_of", as_another)
-    path, body = await prepare(client, rooms, OTHER_TENANT)
+    path, body = await prepare(client, context, OTHER_TENANT)
     theirs = await client.post(path, json=body, headers=KEY)
     assert theirs.status_code in (200, 201), theirs.text
     assert prepare is a_backfill or theirs.content != ours.content
 
 
-async def test_of_two_at_once_one_speaks_for_both(client: httpx.AsyncClient, rooms: Rooms, store: Store) -> None:
-    path, body = await dead_letters(client, rooms, DEFAULT_TENANT)
+async def test_of_two_at_once_one_speaks_for_both(client: httpx.AsyncClient, context: ApiContext, store: Store) -> None:
+    path, body = await dead_letters(client, context, DEFAULT_TENANT)
     answers = await asyncio.gather(*(client.post(path, json=body, headers=KEY) for _ in range(4)))
     assert len({answer.content for answer in answers}) == 1
     assert await count_rows(store, "tasks") == 2
 
 
-def test_every_post_that_makes_something_documents_the_key(rooms: Rooms) -> None:
-    document = msgspec.json.decode(build_app(rooms).state.openapi)
+def test_every_post_that_makes_something_documents_the_key(context: ApiContext) -> None:
+    document = msgspec.json.decode(build_app(context).state.openapi)
     keyed = {
         path
         for path, methods in document["paths"].items()

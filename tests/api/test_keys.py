@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from everbeat.api.app import Rooms
+from everbeat.api.app import ApiContext
 from everbeat.core.keys import is_well_formed
 from everbeat.services.keys import KeyService
 from everbeat.store.base import Store
@@ -70,13 +70,13 @@ async def test_it_refuses_what_is_no_key(client: httpx.AsyncClient, body: dict[s
 
 
 async def test_a_repeated_request_gets_the_same_key_while_this_node_remembers_it(
-    rooms: Rooms, client: httpx.AsyncClient, store: Store
+    context: ApiContext, client: httpx.AsyncClient, store: Store
 ) -> None:
     headers, body = {"Idempotency-Key": "k"}, {"scopes": ["read"]}
     first, again = [await client.post(PATH, json=body, headers=headers) for _ in range(2)]
     assert first.json() == again.json()
     assert fields_of(await client.post(PATH, json={"scopes": ["submit"]}, headers=headers)) == ["Idempotency-Key"]
-    async with make_client(rooms._replace(keys=KeyService(store))) as elsewhere:
+    async with make_client(context._replace(keys=KeyService(store))) as elsewhere:
         problem = problem_of(await elsewhere.post(PATH, json=body, headers=headers), 409)
         assert first.json()["id"] in problem["detail"]
         assert first.json()["key"] not in problem["detail"]
@@ -84,9 +84,9 @@ async def test_a_repeated_request_gets_the_same_key_while_this_node_remembers_it
     assert len((await client.get(PATH)).json()["items"]) == 1
 
 
-async def test_a_secret_is_remembered_for_a_while_only(rooms: Rooms, store: Store) -> None:
+async def test_a_secret_is_remembered_for_a_while_only(context: ApiContext, store: Store) -> None:
     ticking = [0.0]
-    async with make_client(rooms._replace(keys=KeyService(store, monotonic=lambda: ticking[0]))) as client:
+    async with make_client(context._replace(keys=KeyService(store, monotonic=lambda: ticking[0]))) as client:
         headers, body = {"Idempotency-Key": "k"}, {"scopes": ["read"]}
         assert (await client.post(PATH, json=body, headers=headers)).status_code == 201
         ticking[0] = 599.0

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from everbeat.api.app import Rooms
+from everbeat.api.app import ApiContext
 from everbeat.services.blobs import BlobStore
 from everbeat.store.base import Store
 from tests.api.conftest import (
@@ -22,7 +22,7 @@ from tests.api.conftest import (
     fail,
     fields_of,
     make_client,
-    make_rooms,
+    make_context,
     message_of,
     problem_of,
     read,
@@ -41,14 +41,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def rooms(store: Store, folder: Path) -> Rooms:
-    return make_rooms(store, BlobStore(folder.as_uri()))
+def context(store: Store, folder: Path) -> ApiContext:
+    return make_context(store, BlobStore(folder.as_uri()))
 
 
 @pytest.fixture
 async def bare(store: Store) -> AsyncIterator[httpx.AsyncClient]:
     """A server without a blob store."""
-    async with make_client(make_rooms(store)) as client:
+    async with make_client(make_context(store)) as client:
         yield client
 
 
@@ -71,9 +71,9 @@ async def test_a_worker_gets_a_large_payload_as_it_was_given(client: httpx.Async
     assert await complete(client, held) == "ok"
 
 
-async def test_a_worker_that_waits_gets_it_at_once(client: httpx.AsyncClient, rooms: Rooms) -> None:
+async def test_a_worker_that_waits_gets_it_at_once(client: httpx.AsyncClient, context: ApiContext) -> None:
     waiting = asyncio.create_task(claim(client, wait_seconds=10))
-    while not any(line.waiting and not line.is_signalled for line in rooms.leases._long_polls.wait_queues()):
+    while not any(line.waiting and not line.is_signalled for line in context.leases._long_polls.wait_queues()):
         await asyncio.sleep(0.01)
     await submit(client, payload=LARGE)
     (held,) = await waiting
@@ -155,8 +155,8 @@ async def test_a_trigger_may_have_one_and_a_schedule_may_not(client: httpx.Async
     assert "schedule" in message_of(response, "payload", 413)
 
 
-async def test_a_claim_hands_out_no_more_than_its_budget(client: httpx.AsyncClient, rooms: Rooms) -> None:
-    rooms.leases._payloads._budget_bytes = 3 * MIB
+async def test_a_claim_hands_out_no_more_than_its_budget(client: httpx.AsyncClient, context: ApiContext) -> None:
+    context.leases._payloads._budget_bytes = 3 * MIB
     for number in range(5):
         await submit(client, payload=f"{number}" * MIB)
     small = await submit(client, payload="small")

@@ -9,7 +9,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from everbeat.api.app import Rooms
+from everbeat.api.app import ApiContext
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.store.base import Store
 from everbeat.store.values import Firing, NodeHeartbeat
@@ -18,10 +18,10 @@ from tests.api.conftest import definition, fields_of, problem_of
 HOURLY = definition(name="hourly", cron="0 * * * *")
 
 
-async def registered_ago(rooms: Rooms, **ago: float) -> datetime:
+async def registered_ago(context: ApiContext, **ago: float) -> datetime:
     """Register the hourly schedule as of some time ago, with nobody there to fire it; answers the present."""
-    now = await rooms.store.clock()
-    await rooms.schedules.create(DEFAULT_TENANT, HOURLY, now=now - timedelta(**ago))
+    now = await context.store.clock()
+    await context.schedules.create(DEFAULT_TENANT, HOURLY, now=now - timedelta(**ago))
     return now
 
 
@@ -32,9 +32,9 @@ async def lines(client: httpx.AsyncClient, **query: Any) -> list[dict[str, Any]]
     return items
 
 
-async def fire(store: Store, rooms: Rooms) -> datetime:
+async def fire(store: Store, context: ApiContext) -> datetime:
     """Fire the next tick of the hourly schedule, as the ticker would."""
-    schedule = await rooms.schedules.get(DEFAULT_TENANT, "hourly")
+    schedule = await context.schedules.get(DEFAULT_TENANT, "hourly")
     assert schedule.next_tick_at is not None
     node = uuid4()
     renewed = await store.partition_renew(NodeHeartbeat(node, "test", ("scheduler",), "0", 60.0), frozenset({schedule.partition}))
@@ -68,9 +68,9 @@ async def test_a_new_schedule_shows_what_is_to_come(client: httpx.AsyncClient) -
     }
 
 
-async def test_what_fired_shows_its_task_and_its_lag(client: httpx.AsyncClient, rooms: Rooms) -> None:
-    await registered_ago(rooms, hours=1.5)
-    tick = await fire(rooms.store, rooms)
+async def test_what_fired_shows_its_task_and_its_lag(client: httpx.AsyncClient, context: ApiContext) -> None:
+    await registered_ago(context, hours=1.5)
+    tick = await fire(context.store, context)
     first = (await lines(client))[0]
 
     assert datetime.fromisoformat(first["scheduled_for"]) == tick
@@ -80,17 +80,17 @@ async def test_what_fired_shows_its_task_and_its_lag(client: httpx.AsyncClient, 
     assert first["lag_ms"] == pytest.approx(lag.total_seconds() * 1000, abs=0.01)
 
 
-async def test_what_should_be_there_and_is_not_is_missing(client: httpx.AsyncClient, rooms: Rooms) -> None:
-    await registered_ago(rooms, hours=5)
+async def test_what_should_be_there_and_is_not_is_missing(client: httpx.AsyncClient, context: ApiContext) -> None:
+    await registered_ago(context, hours=5)
 
     outcomes = [item["outcome"] for item in await lines(client)]
     assert outcomes.count("missing") >= 4
     assert outcomes == sorted(outcomes, key=["missing", "upcoming"].index)
 
 
-async def test_a_run_of_skipped_ticks_is_one_line(client: httpx.AsyncClient, rooms: Rooms) -> None:
-    now = await registered_ago(rooms, hours=10)
-    await rooms.schedules.pause(DEFAULT_TENANT, "hourly", note=None, now=now - timedelta(hours=9.5))
+async def test_a_run_of_skipped_ticks_is_one_line(client: httpx.AsyncClient, context: ApiContext) -> None:
+    now = await registered_ago(context, hours=10)
+    await context.schedules.pause(DEFAULT_TENANT, "hourly", note=None, now=now - timedelta(hours=9.5))
     await client.post("/v1/schedules/hourly/resume")
     skipped = [item for item in await lines(client) if item["outcome"] == "skipped" and "until" in item]
 
@@ -100,10 +100,10 @@ async def test_a_run_of_skipped_ticks_is_one_line(client: httpx.AsyncClient, roo
     assert run["count"] >= 9
 
 
-async def test_the_pages_hold_every_line_once(client: httpx.AsyncClient, rooms: Rooms) -> None:
-    now = await registered_ago(rooms, hours=10)
-    await rooms.schedules.pause(DEFAULT_TENANT, "hourly", note=None, now=now - timedelta(hours=7))
-    await rooms.schedules.resume(DEFAULT_TENANT, "hourly", now=now - timedelta(hours=4))
+async def test_the_pages_hold_every_line_once(client: httpx.AsyncClient, context: ApiContext) -> None:
+    now = await registered_ago(context, hours=10)
+    await context.schedules.pause(DEFAULT_TENANT, "hourly", note=None, now=now - timedelta(hours=7))
+    await context.schedules.resume(DEFAULT_TENANT, "hourly", now=now - timedelta(hours=4))
     query = {"from": (now - timedelta(days=1)).isoformat(), "to": (now + timedelta(days=1)).isoformat()}
     whole = await lines(client, **query, limit=1000)
     seen: list[dict[str, Any]] = []

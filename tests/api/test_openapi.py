@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from litestar.routes import HTTPRoute
 
-from everbeat.api import answers
-from everbeat.api.app import Rooms, build_app
+from everbeat.api import responses
+from everbeat.api.app import ApiContext, build_app
 from everbeat.api.problems import Problem
 from everbeat.core import protocol
 
@@ -75,10 +75,10 @@ def operations(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [operation for path in document["paths"].values() for operation in path.values()]
 
 
-async def test_it_describes_every_route_and_no_other(document: dict[str, Any], rooms: Rooms) -> None:
+async def test_it_describes_every_route_and_no_other(document: dict[str, Any], context: ApiContext) -> None:
     served = {
         (route.path_format, method.lower())
-        for route in build_app(rooms).routes
+        for route in build_app(context).routes
         if isinstance(route, HTTPRoute)
         for method in route.methods
         if method != "OPTIONS"
@@ -163,7 +163,7 @@ async def test_it_is_served_relative_to_wherever_it_is(document: dict[str, Any])
 
 
 async def test_every_answer_and_problem_has_an_example_that_fits(document: dict[str, Any]) -> None:
-    shapes = {name: one for name, one in {**vars(protocol), **vars(answers), "Problem": Problem}.items() if isinstance(one, type)}
+    shapes = {name: one for name, one in {**vars(protocol), **vars(responses), "Problem": Problem}.items() if isinstance(one, type)}
     for operation in operations(document):
         for status, answer in operation["responses"].items():
             for media_type, content in answer.get("content", {}).items():
@@ -172,7 +172,7 @@ async def test_every_answer_and_problem_has_an_example_that_fits(document: dict[
                 assert "example" in content, (operation["operationId"], status)
                 if name := content["schema"].get("$ref", "").rpartition("/")[2]:
                     seen = msgspec.to_builtins(msgspec.convert(content["example"], shapes[name]))
-                    assert name == "HealthAnswer" or seen == content["example"], (operation["operationId"], status)
+                    assert name == "HealthResponse" or seen == content["example"], (operation["operationId"], status)
 
 
 async def test_every_body_that_says_something_has_examples(document: dict[str, Any]) -> None:

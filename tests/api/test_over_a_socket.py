@@ -12,7 +12,7 @@ import pytest
 from granian.constants import Interfaces
 from granian.server.embed import Server
 
-from everbeat.api.app import Rooms, build_app
+from everbeat.api.app import ApiContext, build_app
 from tests.api.conftest import claim, definition, problem_of, submit
 
 HEAD = b"POST /v1/schedules HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -26,10 +26,10 @@ def free_port() -> int:
 
 
 @pytest.fixture
-async def port(rooms: Rooms) -> AsyncIterator[int]:
+async def port(context: ApiContext) -> AsyncIterator[int]:
     port = free_port()
     server = Server(
-        build_app(rooms),
+        build_app(context),
         address="127.0.0.1",
         port=port,
         interface=Interfaces.ASGINL,

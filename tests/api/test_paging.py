@@ -79,7 +79,7 @@ async def test_lists_of_tasks_lose_and_repeat_nothing(client: httpx.AsyncClient)
 
 @ON_BOTH_STORES
 async def test_lists_of_dead_letters_lose_and_repeat_nothing(client: httpx.AsyncClient) -> None:
-    async def bury(count: int) -> list[str]:
+    async def make_dead_letter(count: int) -> list[str]:
         for _ in range(count):
             await submit(client, max_attempts=1)
         held = await claim(client)
@@ -87,12 +87,12 @@ async def test_lists_of_dead_letters_lose_and_repeat_nothing(client: httpx.Async
             await fail(client, task)
         return [task["id"] for task in held]
 
-    dead = await bury(8)
+    dead = await make_dead_letter(8)
     listed = [letter["task_id"] for letter in (await client.get("/v1/dead-letters")).json()["items"]]
     assert sorted(listed) == sorted(dead)
 
     async def between() -> None:
-        await bury(2)
+        await make_dead_letter(2)
         body = {"filter": {"task_ids": [listed[0], listed[2], listed[5]]}}
         assert (await client.post("/v1/dead-letters/purge", json=body)).json() == {"count": 3}
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from everbeat.api.app import Rooms
+from everbeat.api.app import ApiContext
 from everbeat.core.errors import Conflict, EverbeatError, StoreUnusable, StoreRefused, StoreUnavailable
 from everbeat.services.schedules import ScheduleService
 from tests.api.conftest import definition, make_client, problem_of
@@ -17,8 +17,8 @@ from tests.api.conftest import definition, make_client, problem_of
 class FailingSchedules(ScheduleService):
     """A service that always fails in the same way."""
 
-    def __init__(self, rooms: Rooms, error: Exception) -> None:
-        super().__init__(rooms.store, rooms.timelines)
+    def __init__(self, context: ApiContext, error: Exception) -> None:
+        super().__init__(context.store, context.timelines)
         self._error = error
 
     async def get(self, *_args: Any, **_options: Any) -> Any:
@@ -27,8 +27,8 @@ class FailingSchedules(ScheduleService):
     create = patch = get
 
 
-def failing(rooms: Rooms, error: Exception) -> httpx.AsyncClient:
-    return make_client(rooms._replace(schedules=FailingSchedules(rooms, error)))
+def failing(context: ApiContext, error: Exception) -> httpx.AsyncClient:
+    return make_client(context._replace(schedules=FailingSchedules(context, error)))
 
 
 @pytest.mark.parametrize("path", ["/v1", "/v1/nothing", "/v1/schedules/a/b/c", "/v2/schedules", "/schema", "/docs"])
@@ -60,42 +60,42 @@ async def test_a_wrong_method_is_told_the_right_ones(
     assert set(options.headers["allow"].split(", ")) == allowed
 
 
-async def test_a_database_that_is_away_asks_to_come_back(rooms: Rooms) -> None:
-    async with failing(rooms, StoreUnavailable("host=db password=secret")) as client:
+async def test_a_database_that_is_away_asks_to_come_back(context: ApiContext) -> None:
+    async with failing(context, StoreUnavailable("host=db password=secret")) as client:
         response = await client.get("/v1/schedules/a")
 
     assert "secret" not in problem_of(response, 503)["detail"]
     assert 1 <= int(response.headers["retry-after"]) <= 5
 
 
-async def test_a_broken_database_asks_to_come_back_later(rooms: Rooms) -> None:
-    async with failing(rooms, StoreUnusable("page 5 is corrupt")) as client:
+async def test_a_broken_database_asks_to_come_back_later(context: ApiContext) -> None:
+    async with failing(context, StoreUnusable("page 5 is corrupt")) as client:
         response = await client.get("/v1/schedules/a")
 
     assert problem_of(response, 503)["type"] == "urn:everbeat:problem:database-unusable"
     assert int(response.headers["retry-after"]) >= 1
 
 
-async def test_a_write_that_the_database_refused_is_a_conflict_and_logged(rooms: Rooms) -> None:
+async def test_a_write_that_the_database_refused_is_a_conflict_and_logged(context: ApiContext) -> None:
     with capture_logs() as logs:
-        async with failing(rooms, StoreRefused("constraint schedules_check")) as client:
+        async with failing(context, StoreRefused("constraint schedules_check")) as client:
             response = await client.post("/v1/schedules", json=definition())
 
     assert "schedules_check" not in problem_of(response, 409)["detail"]
     assert [entry["event"] for entry in logs] == ["request_failed"]
 
 
-async def test_a_conflict_says_what_is_in_the_way(rooms: Rooms) -> None:
-    async with failing(rooms, Conflict("it is being changed")) as client:
+async def test_a_conflict_says_what_is_in_the_way(context: ApiContext) -> None:
+    async with failing(context, Conflict("it is being changed")) as client:
         problem = problem_of(await client.patch("/v1/schedules/a", json={}), 409)
 
     assert problem["detail"] == "it is being changed"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("secret"), KeyError("secret"), EverbeatError("secret"), RecursionError()])
-async def test_the_unexpected_is_logged_and_not_shown(rooms: Rooms, error: Exception) -> None:
+async def test_the_unexpected_is_logged_and_not_shown(context: ApiContext, error: Exception) -> None:
     with capture_logs() as logs:
-        async with failing(rooms, error) as client:
+        async with failing(context, error) as client:
             response = await client.get("/v1/schedules/a")
 
     problem = problem_of(response, 500)

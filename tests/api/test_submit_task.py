@@ -11,7 +11,7 @@ from uuid import UUID
 import httpx
 import pytest
 
-from everbeat.api.app import Rooms
+from everbeat.api.app import ApiContext
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.protocol import LeaseClaimRequest
 from tests.api.conftest import (
@@ -282,9 +282,9 @@ async def test_tasks_for_other_targets_are_not_given_to_workers(client: httpx.As
 
 
 @ON_BOTH_STORES
-async def test_a_worker_that_waits_is_given_the_task(client: httpx.AsyncClient, rooms: Rooms) -> None:
+async def test_a_worker_that_waits_is_given_the_task(client: httpx.AsyncClient, context: ApiContext) -> None:
     wanted = LeaseClaimRequest(worker="w", queues=["default"], wait_seconds=30)
-    waiting = asyncio.create_task(rooms.leases.claim(DEFAULT_TENANT, wanted))
+    waiting = asyncio.create_task(context.leases.claim(DEFAULT_TENANT, wanted))
     await asyncio.sleep(0.1)
     started = datetime.now(UTC)
     task = await submit(client, "a")

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from everbeat.api.app import Rooms, build_app
+from everbeat.api.app import ApiContext, build_app
 from everbeat.store.base import Store
 from tests.api.conftest import ON_BOTH_STORES, claim, definition, fields_of, problem_of, read, submit
 from tests.factories import OTHER_TENANT, make_task
@@ -165,7 +165,7 @@ async def test_tasks_of_other_tenants_are_not_given(client: httpx.AsyncClient, s
 class Gone:
     """A claim straight over ASGI, whose client goes away when the test says so."""
 
-    def __init__(self, rooms: Rooms, body: bytes) -> None:
+    def __init__(self, context: ApiContext, body: bytes) -> None:
         self.left = asyncio.Event()
         self.sent: list[Any] = []
         self._messages = iter([{"type": "http.request", "body": body, "more_body": False}])
@@ -174,7 +174,7 @@ class Gone:
             **{"type": "http", "method": "POST", "path": "/v1/worker/claim", "raw_path": b"/v1/worker/claim"},
             **{"query_string": b"", "headers": headers, "scheme": "http", "http_version": "1.1", "root_path": ""},
         }
-        self.serving = asyncio.create_task(build_app(rooms)(scope, self._receive, self._send))
+        self.serving = asyncio.create_task(build_app(context)(scope, self._receive, self._send))
 
     async def _receive(self) -> Any:
         for message in self._messages:
@@ -196,8 +196,8 @@ CLAIM = b'{"worker":"gone","queues":["default"],"wait_seconds":30}'
 
 
 @ON_BOTH_STORES
-async def test_a_poll_whose_client_left_takes_nothing(client: httpx.AsyncClient, rooms: Rooms) -> None:
-    gone = Gone(rooms, CLAIM)
+async def test_a_poll_whose_client_left_takes_nothing(client: httpx.AsyncClient, context: ApiContext) -> None:
+    gone = Gone(context, CLAIM)
     await asyncio.sleep(0.1)
     gone.left.set()
     await until(gone.serving.done)
@@ -208,8 +208,8 @@ async def test_a_poll_whose_client_left_takes_nothing(client: httpx.AsyncClient,
 
 
 @ON_BOTH_STORES
-async def test_what_was_claimed_for_a_client_that_leaves_is_given_back(client: httpx.AsyncClient, rooms: Rooms) -> None:
-    gone = Gone(rooms, CLAIM)
+async def test_what_was_claimed_for_a_client_that_leaves_is_given_back(client: httpx.AsyncClient, context: ApiContext) -> None:
+    gone = Gone(context, CLAIM)
     await asyncio.sleep(0.1)
     submitting = asyncio.create_task(submit(client))
     gone.left.set()
@@ -223,11 +223,11 @@ async def test_what_was_claimed_for_a_client_that_leaves_is_given_back(client: h
 
 @ON_BOTH_STORES
 async def test_a_claim_that_succeeds_in_the_moment_the_client_leaves_is_given_back(
-    client: httpx.AsyncClient, rooms: Rooms, monkeypatch: pytest.MonkeyPatch
+    client: httpx.AsyncClient, context: ApiContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = await submit(client)
     claimed = asyncio.Event()
-    real = rooms.leases.claim
+    real = context.leases.claim
 
     async def slow(*args: Any, **more: Any) -> Any:
         tasks = await real(*args, **more)
@@ -236,8 +236,8 @@ async def test_a_claim_that_succeeds_in_the_moment_the_client_leaves_is_given_ba
         return tasks
 
     with monkeypatch.context() as patched:
-        patched.setattr(rooms.leases, "claim", slow)
-        gone = Gone(rooms, CLAIM)
+        patched.setattr(context.leases, "claim", slow)
+        gone = Gone(context, CLAIM)
         await claimed.wait()
         await until(gone.serving.done)
     if gone.sent[1]["body"] == b'{"tasks":[]}':
@@ -248,8 +248,8 @@ async def test_a_claim_that_succeeds_in_the_moment_the_client_leaves_is_given_ba
 
 
 @ON_BOTH_STORES
-async def test_a_server_that_is_stopped_gives_back_what_a_poll_holds(client: httpx.AsyncClient, rooms: Rooms) -> None:
-    gone = Gone(rooms, CLAIM)
+async def test_a_server_that_is_stopped_gives_back_what_a_poll_holds(client: httpx.AsyncClient, context: ApiContext) -> None:
+    gone = Gone(context, CLAIM)
     await asyncio.sleep(0.1)
     gone.serving.cancel()
     await until(gone.serving.done)

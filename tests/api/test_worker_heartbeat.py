@@ -8,24 +8,24 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from everbeat.api.app import Rooms
+from everbeat.api.app import ApiContext
 from everbeat.store.base import Store
 from tests.api.conftest import (
     ON_BOTH_STORES,
     claim,
-    claim_long_ago,
+    claim_expired,
     complete,
     fields_of,
     foreign_lease,
     lease,
     read,
-    settle,
+    report,
     submit,
 )
 
 
 async def beat(client: httpx.AsyncClient, *leases: dict[str, Any]) -> list[dict[str, Any]]:
-    return await settle(client, "heartbeat", "leases", *leases)
+    return await report(client, "heartbeat", "leases", *leases)
 
 
 @ON_BOTH_STORES
@@ -70,9 +70,9 @@ async def test_a_message_that_no_database_takes_costs_no_lease(client: httpx.Asy
 
 
 @ON_BOTH_STORES
-async def test_what_is_not_ours_is_lost_and_the_rest_is_renewed(client: httpx.AsyncClient, rooms: Rooms, store: Store) -> None:
+async def test_what_is_not_ours_is_lost_and_the_rest_is_renewed(client: httpx.AsyncClient, context: ApiContext, store: Store) -> None:
     await submit(client)
-    (expired,) = await claim_long_ago(rooms)
+    (expired,) = await claim_expired(context)
     await submit(client)
     (held,) = await claim(client)
     await submit(client)

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from tests.api.conftest import ON_BOTH_STORES, claim, complete, fail, lease, read, settle, submit
+from tests.api.conftest import ON_BOTH_STORES, claim, complete, fail, lease, read, report, submit
 
 pytestmark = ON_BOTH_STORES
 
@@ -18,7 +18,7 @@ async def test_from_submit_to_result(client: httpx.AsyncClient) -> None:
     task = await submit(client, "report", queue="reports", payload={"account": 7})
     (held,) = await waiting
     beat = lease(held, progress={"fraction": 0.4, "message": "fetching"}, log="page 4 of 10")
-    assert [one["status"] for one in await settle(client, "heartbeat", "leases", beat)] == ["ok"]
+    assert [one["status"] for one in await report(client, "heartbeat", "leases", beat)] == ["ok"]
     assert (await read(client, task))["progress"] == {"fraction": 0.4, "message": "fetching"}
     assert await complete(client, held, result={"rows": 12}) == "ok"
 
@@ -38,7 +38,7 @@ async def test_workers_that_race_do_every_task_once(client: httpx.AsyncClient) -
 
     async def work(name: str) -> None:
         while tasks := await claim(client, worker=name, max=7):
-            answers = await settle(client, "complete", "results", *(lease(one, result=one["payload"]) for one in tasks))
+            answers = await report(client, "complete", "results", *(lease(one, result=one["payload"]) for one in tasks))
             statuses.extend(answer["status"] for answer in answers)
 
     await asyncio.gather(*(work(f"w{number}") for number in range(8)))

@@ -26,14 +26,14 @@ from everbeat.api import (
     why,
     workers,
 )
-from everbeat.api.auth import FOR_ANY_KEY, guard
-from everbeat.api.gate import Gate
+from everbeat.api.authorization import FOR_ANY_KEY, guard
+from everbeat.api.middleware import RequestMiddleware
 from everbeat.api.hot import Hot
-from everbeat.api.openapi import build_document, operations_of, without_keys
-from everbeat.api.problems import answer_problem
-from everbeat.api.rooms import ApiRequest, Health, Rooms
+from everbeat.api.openapi import build_document, operations_of, with_optional_security
+from everbeat.api.problems import problem_response
+from everbeat.api.context import ApiRequest, Health, ApiContext
 
-__all__ = ["Health", "Rooms", "build_app"]
+__all__ = ["Health", "ApiContext", "build_app"]
 
 
 _HANDLERS: tuple[HTTPRouteHandler, ...] = (
@@ -61,12 +61,12 @@ def openapi_document() -> dict[str, Any]:
     return build_document(Litestar(route_handlers=list(_HANDLERS), openapi_config=None, logging_config=None))
 
 
-def build_app(rooms: Rooms, *, only_health: bool = False) -> Litestar:
+def build_app(context: ApiContext, *, only_health: bool = False) -> Litestar:
     """The whole API, or for a node without it only what its supervisor and its monitoring ask."""
     handlers = tuple(health.HANDLERS) if only_health else _HANDLERS
     app = Litestar(
         route_handlers=[_options(handlers), *handlers],
-        exception_handlers={Exception: answer_problem},
+        exception_handlers={Exception: problem_response},
         guards=[guard],
         # Ours is written from the structs that decode the bodies, and the bodies are read within our own limits.
         openapi_config=None,
@@ -77,12 +77,12 @@ def build_app(rooms: Rooms, *, only_health: bool = False) -> Litestar:
     )
     document = build_document(app)
     app.state.openapi = msgspec.json.encode(document)
-    app.state.openapi_without_keys = msgspec.json.encode(without_keys(document))
+    app.state.openapi_without_keys = msgspec.json.encode(with_optional_security(document))
     operations = list(operations_of(app))
     posts = {path: operation for path, method, operation in operations if method == "POST"}
     hot = Hot(app.asgi_handler, {} if only_health else {**tasks.HOT, **workers.HOT}, posts)
     # Litestar's own middleware does not see requests that match no route.
-    app.asgi_handler = Gate(hot, rooms, {path for path, _, operation in operations if operation.scope is None})
+    app.asgi_handler = RequestMiddleware(hot, context, {path for path, _, operation in operations if operation.scope is None})
     return app
 
 

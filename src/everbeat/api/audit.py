@@ -9,18 +9,18 @@ import msgspec
 from litestar import Response, get
 
 from everbeat.api import paging
-from everbeat.api.answers import AuditAnswer, json_answer
-from everbeat.api.filters import TenantRef, tenant_wanted
+from everbeat.api.responses import AuditResponse, json_response
+from everbeat.api.filters import TenantRef, requested_tenant
 from everbeat.api.openapi import Operation, Success, documented
-from everbeat.api.paging import Optional, WindowQuery
-from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
+from everbeat.api.paging import Absent, WindowQuery
+from everbeat.api.context import ApiRequest, context_of, tenant_of
 from everbeat.core.definitions import rfc3339
 from everbeat.core.schedules import Schedule
 from everbeat.services.audit import AuditCount, ScheduleAuditCount
 
 
 class AuditQuery(WindowQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    tenant: TenantRef | Optional = msgspec.UNSET
+    tenant: TenantRef | Absent = msgspec.UNSET
 
 
 @get(
@@ -30,27 +30,27 @@ class AuditQuery(WindowQuery, frozen=True, kw_only=True, forbid_unknown_fields=T
             id="audit",
             tag="Operations",
             summary="Count expected, fired, skipped, missing and doubled ticks of a window; by default the last day",
-            answers={200: Success("The totals, and a page of schedules.", AuditAnswer)},
+            responses={200: Success("The totals, and a page of schedules.", AuditResponse)},
             query=AuditQuery,
             problems=(404,),
         )
     ),
 )
 async def audit(request: ApiRequest) -> Response[bytes]:
-    query = paging.query_of(request, AuditQuery)
+    query = paging.parse_query(request, AuditQuery)
     ref = paging.given(query.tenant)
-    tenant_id = await tenant_wanted(request, ref)
+    tenant_id = await requested_tenant(request, ref)
     if ref is not None and tenant_id is None:
         return await _of_all(request, query)
     tenant_id = tenant_id or tenant_of(request)
-    found = await rooms_of(request).audit.run(
+    found = await context_of(request).audit.run(
         tenant_id,
-        from_=paging.time_given("from", query.from_),
-        to=paging.time_given("to", query.to),
+        from_=paging.optional_time("from", query.from_),
+        to=paging.optional_time("to", query.to),
         after_name=paging.name_after(query.cursor),
         limit=query.limit + 1,
     )
-    page, last = paging.cut(found.schedules, query.limit)
+    page, last = paging.split_page(found.schedules, query.limit)
     answer = {
         "from": rfc3339(found.from_),
         "to": rfc3339(found.to),
@@ -60,18 +60,18 @@ async def audit(request: ApiRequest) -> Response[bytes]:
         "faulty": _faulty(found.faulty),
         "next_cursor": None if last is None else paging.name_cursor(last.schedule.spec.name),
     }
-    return json_answer(answer)
+    return json_response(answer)
 
 
 async def _of_all(request: ApiRequest, query: AuditQuery) -> Response[bytes]:
     """By tenant; the schedules of one are listed when it is asked about."""
-    found = await rooms_of(request).audit.run_all(
-        from_=paging.time_given("from", query.from_),
-        to=paging.time_given("to", query.to),
+    found = await context_of(request).audit.run_all(
+        from_=paging.optional_time("from", query.from_),
+        to=paging.optional_time("to", query.to),
         after_name=paging.name_after(query.cursor),
         limit=query.limit + 1,
     )
-    page, last = paging.cut(found.tenants, query.limit)
+    page, last = paging.split_page(found.tenants, query.limit)
     answer = {
         "from": rfc3339(found.from_),
         "to": rfc3339(found.to),
@@ -81,7 +81,7 @@ async def _of_all(request: ApiRequest, query: AuditQuery) -> Response[bytes]:
         "faulty": _faulty(found.faulty),
         "next_cursor": None if last is None else paging.name_cursor(last.tenant.name),
     }
-    return json_answer(answer)
+    return json_response(answer)
 
 
 def _faulty(schedules: Sequence[Schedule]) -> list[dict[str, Any]]:

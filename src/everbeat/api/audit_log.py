@@ -9,11 +9,11 @@ import msgspec
 from litestar import Response, get
 
 from everbeat.api import paging
-from everbeat.api.answers import AuditEntryPage, json_answer
-from everbeat.api.filters import TenantRef, tenant_wanted
+from everbeat.api.responses import AuditLogList, json_response
+from everbeat.api.filters import TenantRef, requested_tenant
 from everbeat.api.openapi import Operation, Success, documented
-from everbeat.api.paging import Optional, WindowQuery
-from everbeat.api.rooms import ApiRequest, caller_of, rooms_of
+from everbeat.api.paging import Absent, WindowQuery
+from everbeat.api.context import ApiRequest, caller_of, context_of
 from everbeat.core.access import AuditLogEntry, Scope
 from everbeat.core.definitions import rfc3339
 from everbeat.core.audit_log import AuditLogAction
@@ -21,8 +21,8 @@ from everbeat.store.values import AuditLogFilter
 
 
 class AuditLogQuery(WindowQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    action: Annotated[AuditLogAction, msgspec.Meta(description="Only what was done in this way.")] | Optional = msgspec.UNSET
-    tenant: TenantRef | Optional = msgspec.UNSET
+    action: Annotated[AuditLogAction, msgspec.Meta(description="Only what was done in this way.")] | Absent = msgspec.UNSET
+    tenant: TenantRef | Absent = msgspec.UNSET
 
 
 @get(
@@ -33,29 +33,29 @@ class AuditLogQuery(WindowQuery, frozen=True, kw_only=True, forbid_unknown_field
             scope=Scope.MANAGE,
             tag="Operations",
             summary="Read the audit trail, newest first: the tenant's own, or for the scope admin that of all or of one",
-            answers={200: Success("A page of the trail.", AuditEntryPage)},
+            responses={200: Success("A page of the trail.", AuditLogList)},
             query=AuditLogQuery,
             problems=(404,),
         )
     ),
 )
 async def list_audit_log(request: ApiRequest) -> Response[bytes]:
-    query = paging.query_of(request, AuditLogQuery)
+    query = paging.parse_query(request, AuditLogQuery)
     filter_ = AuditLogFilter(
-        from_at=paging.time_given("from", query.from_),
-        to_at=paging.time_given("to", query.to),
-        action=None if isinstance(query.action, Optional) else query.action.value,
+        from_at=paging.optional_time("from", query.from_),
+        to_at=paging.optional_time("to", query.to),
+        action=None if isinstance(query.action, Absent) else query.action.value,
     )
-    before = paging.death_before(query.cursor)
-    tenant_id: UUID | None = await tenant_wanted(request, paging.given(query.tenant))
+    before = paging.time_id_before(query.cursor)
+    tenant_id: UUID | None = await requested_tenant(request, paging.given(query.tenant))
     if tenant_id is None and Scope.ADMIN not in caller_of(request).scopes:
         tenant_id = caller_of(request).tenant_id
-    found = await rooms_of(request).store.audit_log_list(tenant_id, filter_, before=before, limit=query.limit + 1)
-    page, last = paging.cut(found, query.limit)
+    found = await context_of(request).store.audit_log_list(tenant_id, filter_, before=before, limit=query.limit + 1)
+    page, last = paging.split_page(found, query.limit)
     next_cursor = None
     if last is not None and last.at is not None:
-        next_cursor = paging.death_cursor(last.at, last.id)
-    return json_answer({"items": [_line(entry) for entry in page], "next_cursor": next_cursor})
+        next_cursor = paging.time_id_cursor(last.at, last.id)
+    return json_response({"items": [_line(entry) for entry in page], "next_cursor": next_cursor})
 
 
 def _line(entry: AuditLogEntry) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from litestar.types import Receive
 
-from everbeat.api.intake import Intake
-from everbeat.api.problems import MALFORMED, MEDIA_TYPE_REFUSED, OVERLOADED, TOO_LARGE, TOO_SLOW, Refusal
-from everbeat.api.rooms import Asked, rooms_of
+from everbeat.api.body_limits import BodyLimits
+from everbeat.api.problems import MALFORMED, MEDIA_TYPE_REFUSED, OVERLOADED, TOO_LARGE, TOO_SLOW, HttpProblem
+from everbeat.api.context import RequestView, context_of
 from everbeat.core.definitions import as_invalid_input
 from everbeat.core.definitions import as_struct as convert_struct
 from everbeat.core.errors import FieldError, InvalidInput
@@ -24,7 +24,7 @@ from everbeat.services.idempotency import Idempotency
 MAX_BODY_BYTES = 12 * 1024 * 1024
 
 _DECODED_AT_ONCE = 64 * 1024
-_MOST_ERRORS = 100
+_MAX_ERRORS = 100
 _TOO_LATE = "the body is late"
 _JSON_TYPE = re.compile(r"application/(json|[a-z0-9!#$&^_.+-]+\+json)", re.IGNORECASE)
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
@@ -43,17 +43,17 @@ class Items(NamedTuple):
     type: Any
 
 
-async def read_json(request: Asked) -> Any:
+async def read_json(request: RequestView) -> Any:
     return await decode(await read_body(request))
 
 
-async def read_optional_json(request: Asked) -> Any:
+async def read_optional_json(request: RequestView) -> Any:
     """An empty object if there is no body."""
     raw = await read_body(request, is_required=False)
     return await decode(raw) if raw else {}
 
 
-async def read_as(request: Asked, type_: type[T], items: Items | None = None) -> T:
+async def read_as(request: RequestView, type_: type[T], items: Items | None = None) -> T:
     """The body as this struct."""
     return as_struct(await read_json(request), type_, items)
 
@@ -65,20 +65,20 @@ def as_struct(data: Any, type_: type[T], items: Items | None = None) -> T:
         raise _explained(data, error, items) from None
 
 
-async def read_body(request: Asked, *, is_required: bool = True) -> bytes:
+async def read_body(request: RequestView, *, is_required: bool = True) -> bytes:
     headers = dict(request.scope["headers"])
     encoding = headers.get(b"content-encoding")
     if encoding is not None and encoding.strip().lower() != b"identity":
-        raise Refusal(MEDIA_TYPE_REFUSED, "Compressed bodies are not accepted.", {"Accept-Encoding": "identity"})
+        raise HttpProblem(MEDIA_TYPE_REFUSED, "Compressed bodies are not accepted.", {"Accept-Encoding": "identity"})
     content_type = headers.get(b"content-type")
     if content_type is not None and content_type != b"application/json":
         _check_content_type(content_type.decode("latin-1"))
-    intake = rooms_of(request).intake or Intake()
-    raw = await _received(request.receive, _length_of(headers.get(b"content-length")), intake)
+    body_limits = context_of(request).body_limits or BodyLimits()
+    raw = await _received(request.receive, _length_of(headers.get(b"content-length")), body_limits)
     if not raw and is_required:
-        raise Refusal(MALFORMED, "A JSON body is required.")
+        raise HttpProblem(MALFORMED, "A JSON body is required.")
     if raw and content_type is None:
-        raise Refusal(MEDIA_TYPE_REFUSED, "Send Content-Type: application/json.")
+        raise HttpProblem(MEDIA_TYPE_REFUSED, "Send Content-Type: application/json.")
     return raw
 
 
@@ -100,14 +100,14 @@ async def decode(raw: bytes) -> Any:
     return data
 
 
-def header(request: Asked, name: bytes) -> str | None:
+def header(request: RequestView, name: bytes) -> str | None:
     for key, value in request.scope["headers"]:
         if key == name:
             return bytes(value).decode("latin-1")
     return None
 
 
-def key_of(request: Asked) -> str | None:
+def key_of(request: RequestView) -> str | None:
     """The idempotency key of a request."""
     key = header(request, b"idempotency-key")
     if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
@@ -115,7 +115,7 @@ def key_of(request: Asked) -> str | None:
     return key
 
 
-def idempotency_of(request: Asked, raw: bytes) -> Idempotency | None:
+def idempotency_of(request: RequestView, raw: bytes) -> Idempotency | None:
     key = key_of(request)
     if key is None:
         return None
@@ -124,7 +124,7 @@ def idempotency_of(request: Asked, raw: bytes) -> Idempotency | None:
     return Idempotency(key, hashlib.sha256(head + raw).digest())
 
 
-def revision_wanted(request: Asked) -> int | None:
+def if_match_revision(request: RequestView) -> int | None:
     """The revision named by If-Match; None if there is none or any will do."""
     text = header(request, b"if-match")
     if text is None or text.strip() == "*":
@@ -135,44 +135,44 @@ def revision_wanted(request: Asked) -> int | None:
     return int(match[1] or match[2])
 
 
-async def _received(receive: Receive, length: int | None, intake: Intake) -> bytes:
+async def _received(receive: Receive, length: int | None, body_limits: BodyLimits) -> bytes:
     reading = asyncio.current_task()
     assert reading is not None
     # As asyncio.timeout does it, for a third of its price: this is paid for every request.
-    deadline = asyncio.get_running_loop().call_later(intake.deadline_seconds, reading.cancel, _TOO_LATE)
+    deadline = asyncio.get_running_loop().call_later(body_limits.deadline_seconds, reading.cancel, _TOO_LATE)
     try:
-        return await _read(receive, length, intake)
+        return await _read(receive, length, body_limits)
     except asyncio.CancelledError as cancelled:
         if cancelled.args != (_TOO_LATE,) or reading.uncancel() > 0:
             raise
-        raise Refusal(TOO_SLOW, f"The body did not arrive within {intake.deadline_seconds:g} seconds.") from None
+        raise HttpProblem(TOO_SLOW, f"The body did not arrive within {body_limits.deadline_seconds:g} seconds.") from None
     finally:
         deadline.cancel()
 
 
-async def _read(receive: Receive, length: int | None, intake: Intake) -> bytes:
+async def _read(receive: Receive, length: int | None, body_limits: BodyLimits) -> bytes:
     chunks: list[bytes] = []
     size = 0
     try:
         while True:
             message: Any = await receive()
             if message["type"] != "http.request":
-                raise Refusal(MALFORMED, "The body ended before it was complete.")
+                raise HttpProblem(MALFORMED, "The body ended before it was complete.")
             chunk = message.get("body", b"")
             if size + len(chunk) > MAX_BODY_BYTES:
                 raise _too_large()
-            if not intake.take(len(chunk), size + len(chunk)):
+            if not body_limits.take(len(chunk), size + len(chunk)):
                 # Those who were turned away together should not come back together.
                 retry = str(random.randint(1, 5))
-                raise Refusal(OVERLOADED, "Too many large bodies are being sent; try again soon.", {"Retry-After": retry})
+                raise HttpProblem(OVERLOADED, "Too many large bodies are being sent; try again soon.", {"Retry-After": retry})
             size += len(chunk)
             chunks.append(chunk)
             # The server says in a message of its own that nothing follows; who knows the length need not wait for it.
             if size == length or not message.get("more_body", False):
                 return b"".join(chunks)
-            await intake.pace(len(chunk), size)
+            await body_limits.pace(len(chunk), size)
     finally:
-        intake.give_back(size)
+        body_limits.give_back(size)
         chunks.clear()  # an error keeps its frames, and they would keep what was read
 
 
@@ -181,32 +181,32 @@ def _length_of(text: bytes | None) -> int | None:
     if text is None:
         return None
     if not text.isdigit():
-        raise Refusal(MALFORMED, "Content-Length is not a number.")
+        raise HttpProblem(MALFORMED, "Content-Length is not a number.")
     if len(text) > 18 or int(text) > MAX_BODY_BYTES:
         raise _too_large()
     return int(text)
 
 
-def _too_large() -> Refusal:
-    return Refusal(TOO_LARGE, f"A body may have {MAX_BODY_BYTES} bytes at most.")
+def _too_large() -> HttpProblem:
+    return HttpProblem(TOO_LARGE, f"A body may have {MAX_BODY_BYTES} bytes at most.")
 
 
 def _check_content_type(content_type: str) -> None:
     media_type, _, parameters = content_type.partition(";")
     charset = re.search(r'charset\s*=\s*"?([^";\s]*)', parameters, re.IGNORECASE)
     if not _JSON_TYPE.fullmatch(media_type.strip()) or (charset and charset[1].lower() not in ("utf-8", "utf8")):
-        raise Refusal(MEDIA_TYPE_REFUSED, "Send Content-Type: application/json, in UTF-8.")
+        raise HttpProblem(MEDIA_TYPE_REFUSED, "Send Content-Type: application/json, in UTF-8.")
 
 
 def _decoded(raw: bytes) -> Any:
     try:
         return _decode_json(raw)
     except UnicodeDecodeError:
-        raise Refusal(MALFORMED, "The body is not valid UTF-8.") from None
+        raise HttpProblem(MALFORMED, "The body is not valid UTF-8.") from None
     except RecursionError:
-        raise Refusal(MALFORMED, "The body is nested too deeply.") from None
+        raise HttpProblem(MALFORMED, "The body is nested too deeply.") from None
     except (msgspec.MsgspecError, ValueError) as error:
-        raise Refusal(MALFORMED, f"The body is not valid JSON: {error}") from None
+        raise HttpProblem(MALFORMED, f"The body is not valid JSON: {error}") from None
 
 
 def _is_whole(raw: bytes, data: Any) -> bool:
@@ -225,9 +225,9 @@ def _look_for_duplicates(raw: bytes) -> None:
     try:
         json.loads(raw, object_pairs_hook=_refuse_duplicates)
     except RecursionError:
-        raise Refusal(MALFORMED, "The body is nested too deeply.") from None
+        raise HttpProblem(MALFORMED, "The body is nested too deeply.") from None
     except ValueError as error:
-        raise Refusal(MALFORMED, f"The body is not valid JSON: {error}") from None
+        raise HttpProblem(MALFORMED, f"The body is not valid JSON: {error}") from None
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
@@ -236,7 +236,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
         return
     for key, _ in pairs:
         if key in seen:
-            raise Refusal(MALFORMED, f'An object of the body has the key "{key[:100]}" twice.')
+            raise HttpProblem(MALFORMED, f'An object of the body has the key "{key[:100]}" twice.')
         seen.add(key)
 
 
@@ -252,6 +252,6 @@ def _explained(data: Any, error: msgspec.ValidationError, items: Items | None) -
         except msgspec.ValidationError as wrong:
             place, told = f"{items.field}[{index}]", as_invalid_input(wrong)
             errors += told.under(place).errors if isinstance(item, dict) else [FieldError(place, told.errors[0].message)]
-            if len(errors) >= _MOST_ERRORS:
+            if len(errors) >= _MAX_ERRORS:
                 break
     return InvalidInput(*errors) if errors else as_invalid_input(error)

@@ -8,11 +8,11 @@ import msgspec
 from litestar import Response, delete, get, put
 
 from everbeat.api import paging
-from everbeat.api.answers import CalendarAnswer, CalendarPage, Span, json_answer
+from everbeat.api.responses import CalendarResponse, CalendarList, Span, json_response
 from everbeat.api.bodies import read_json
 from everbeat.api.openapi import Body, Operation, Success, documented
 from everbeat.api.paging import NoQuery, PageQuery
-from everbeat.api.rooms import ApiRequest, caller_of, rooms_of, tenant_of
+from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
 from everbeat.core.access import Scope
 from everbeat.core.calendars import Calendar
 
@@ -42,18 +42,18 @@ _EXAMPLE = {"description": "Days off", "dates": ["2026-12-24", {"from": "2026-12
             id="listCalendars",
             tag="Calendars",
             summary="List calendars by name",
-            answers={200: Success("A page of calendars.", CalendarPage)},
+            responses={200: Success("A page of calendars.", CalendarList)},
             query=PageQuery,
         )
     ),
 )
 async def list_calendars(request: ApiRequest) -> Response[bytes]:
-    query = paging.query_of(request, PageQuery)
+    query = paging.parse_query(request, PageQuery)
     after_name = paging.name_after(query.cursor)
-    found = await rooms_of(request).calendars.page(tenant_of(request), after_name=after_name, limit=query.limit + 1)
-    page, last = paging.cut(found, query.limit)
+    found = await context_of(request).calendars.page(tenant_of(request), after_name=after_name, limit=query.limit + 1)
+    page, last = paging.split_page(found, query.limit)
     next_cursor = None if last is None else paging.name_cursor(last.name)
-    return json_answer({"items": [_answer(calendar) for calendar in page], "next_cursor": next_cursor})
+    return json_response({"items": [_answer(calendar) for calendar in page], "next_cursor": next_cursor})
 
 
 @get(
@@ -63,15 +63,15 @@ async def list_calendars(request: ApiRequest) -> Response[bytes]:
             id="getCalendar",
             tag="Calendars",
             summary="Read a calendar",
-            answers={200: Success("The calendar.", CalendarAnswer, headers=("ETag",))},
+            responses={200: Success("The calendar.", CalendarResponse, headers=("ETag",))},
             query=NoQuery,
             problems=(404,),
         )
     ),
 )
 async def get_calendar(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
-    return _one(await rooms_of(request).calendars.get(tenant_of(request), request.path_params["name"]))
+    paging.parse_query(request, NoQuery)
+    return _one(await context_of(request).calendars.get(tenant_of(request), request.path_params["name"]))
 
 
 @put(
@@ -82,9 +82,9 @@ async def get_calendar(request: ApiRequest) -> Response[bytes]:
             scope=Scope.MANAGE,
             tag="Calendars",
             summary="Create or replace a calendar; schedules that use it follow",
-            answers={
-                200: Success("The calendar.", CalendarAnswer, headers=("ETag",)),
-                201: Success("The new calendar.", CalendarAnswer, headers=("ETag", "Location")),
+            responses={
+                200: Success("The calendar.", CalendarResponse, headers=("ETag",)),
+                201: Success("The new calendar.", CalendarResponse, headers=("ETag", "Location")),
             },
             query=NoQuery,
             body=Body(CalendarInput, {"days off": _EXAMPLE}),
@@ -93,9 +93,9 @@ async def get_calendar(request: ApiRequest) -> Response[bytes]:
     ),
 )
 async def put_calendar(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
+    paging.parse_query(request, NoQuery)
     data = await read_json(request)
-    room = rooms_of(request).calendars
+    room = context_of(request).calendars
     calendar, is_new = await room.put(tenant_of(request), request.path_params["name"], data, by=caller_of(request))
     return _one(calendar, 201 if is_new else 200)
 
@@ -108,22 +108,22 @@ async def put_calendar(request: ApiRequest) -> Response[bytes]:
             scope=Scope.MANAGE,
             tag="Calendars",
             summary="Remove a calendar that no schedule uses",
-            answers={204: Success("It is gone.")},
+            responses={204: Success("It is gone.")},
             query=NoQuery,
             problems=(404, 409),
         )
     ),
 )
 async def delete_calendar(request: ApiRequest) -> None:
-    paging.query_of(request, NoQuery)
-    await rooms_of(request).calendars.delete(tenant_of(request), request.path_params["name"], by=caller_of(request))
+    paging.parse_query(request, NoQuery)
+    await context_of(request).calendars.delete(tenant_of(request), request.path_params["name"], by=caller_of(request))
 
 
 def _one(calendar: Calendar, status: int = 200) -> Response[bytes]:
     headers = {"ETag": f'"{calendar.revision}"'}
     if status == 201:
         headers["Location"] = f"/v1/calendars/{calendar.name}"
-    return json_answer(_answer(calendar), status, headers)
+    return json_response(_answer(calendar), status, headers)
 
 
 def _answer(calendar: Calendar) -> dict[str, Any]:

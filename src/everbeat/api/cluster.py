@@ -8,10 +8,10 @@ from typing import Any
 from litestar import Response, get
 
 from everbeat.api import paging
-from everbeat.api.answers import ClusterAnswer, json_answer
+from everbeat.api.responses import ClusterResponse, json_response
 from everbeat.api.openapi import Operation, Success, documented
 from everbeat.api.paging import NoQuery
-from everbeat.api.rooms import ApiRequest, caller_of, rooms_of, tenant_of
+from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
 from everbeat.core.access import Scope
 from everbeat.core.definitions import optional_rfc3339, rfc3339
 from everbeat.services.cluster import ClusterView
@@ -24,14 +24,14 @@ from everbeat.services.cluster import ClusterView
             id="cluster",
             tag="Operations",
             summary="See the nodes, who owns what, the lag and the queues",
-            answers={200: Success("The cluster.", ClusterAnswer)},
+            responses={200: Success("The cluster.", ClusterResponse)},
             query=NoQuery,
         )
     ),
 )
 async def cluster(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
-    view = await rooms_of(request).cluster.view(tenant_of(request), sees_all=Scope.ADMIN in caller_of(request).scopes)
+    paging.parse_query(request, NoQuery)
+    view = await context_of(request).cluster.view(tenant_of(request), sees_all=Scope.ADMIN in caller_of(request).scopes)
     alive = [node for node in view.nodes if view.is_alive(node)]
     answer = {
         "now": rfc3339(view.now),
@@ -44,7 +44,7 @@ async def cluster(request: ApiRequest) -> Response[bytes]:
         "faulty": view.faulty,
         "rates": {"ticks_fired_per_second": sum(node.fired_per_second or 0.0 for node in alive)},
     }
-    return json_answer(answer)
+    return json_response(answer)
 
 
 def _nodes(view: ClusterView) -> list[dict[str, Any]]:

@@ -9,14 +9,14 @@ import msgspec
 from litestar import Response, get, post
 
 from everbeat.api import paging
-from everbeat.api.answers import DeadLetterAnswer, DeadLetterPage, PurgeAnswer, ReplayAnswer, json_answer
+from everbeat.api.responses import DeadLetterResponse, DeadLetterList, PurgeResponse, ReplayResponse, json_response
 from everbeat.api.bodies import as_struct, decode, idempotency_of, read_as, read_body, read_optional_json
 from everbeat.api.filters import schedule_id_of
 from everbeat.api.hot import response_of
 from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, documented
-from everbeat.api.paging import NameText, NoQuery, Optional, WindowQuery
-from everbeat.api.rooms import ApiRequest, caller_of, rooms_of, tenant_of
-from everbeat.api.tasks import CREATED, Nothing, created, task_key_of
+from everbeat.api.paging import NameText, NoQuery, Absent, WindowQuery
+from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
+from everbeat.api.tasks import CREATED, EmptyInput, created, task_key_of
 from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, convert, utc
 from everbeat.core.errors import FieldError, InvalidInput, NotFound
@@ -24,7 +24,7 @@ from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.submissions import dead_letter_response
 from everbeat.store.values import DeadFilter
 
-_MOST_IDS = 1000
+_MAX_IDS = 1000
 _LINKS = {
     name: {"operationId": name, "parameters": {"task_id": "$response.body#/items/0/task_id"}}
     for name in ("getDeadLetter", "replayDeadLetter")
@@ -34,9 +34,9 @@ Rate = Annotated[float, msgspec.Meta(ge=0.001, le=100_000, description="Spread t
 
 
 class DeadLetterQuery(WindowQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    queue: NameText | Optional = msgspec.UNSET
-    type: NameText | Optional = msgspec.UNSET
-    schedule: Annotated[NameText, msgspec.Meta(description="The id or the name of a schedule.")] | Optional = msgspec.UNSET
+    queue: NameText | Absent = msgspec.UNSET
+    type: NameText | Absent = msgspec.UNSET
+    schedule: Annotated[NameText, msgspec.Meta(description="The id or the name of a schedule.")] | Absent = msgspec.UNSET
 
 
 class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +47,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     schedule: str | None = None
     from_: Instant | None = msgspec.field(default=None, name="from")
     to: Instant | None = None
-    task_ids: Annotated[list[UUID], msgspec.Meta(min_length=1, max_length=_MOST_IDS)] | None = None
+    task_ids: Annotated[list[UUID], msgspec.Meta(min_length=1, max_length=_MAX_IDS)] | None = None
 
 
 class ReplayInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,25 +66,25 @@ class PurgeInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             id="listDeadLetters",
             tag="Dead letters",
             summary="List dead letters, newest first",
-            answers={200: Success("A page of dead letters.", DeadLetterPage, links=_LINKS)},
+            responses={200: Success("A page of dead letters.", DeadLetterList, links=_LINKS)},
             query=DeadLetterQuery,
         )
     ),
 )
 async def list_dead_letters(request: ApiRequest) -> Response[bytes]:
-    query = paging.query_of(request, DeadLetterQuery)
+    query = paging.parse_query(request, DeadLetterQuery)
     filter_ = DeadFilter(
-        queue=paging.name_given("queue", query.queue),
-        type=paging.name_given("type", query.type),
-        from_at=paging.time_given("from", query.from_),
-        to_at=paging.time_given("to", query.to),
+        queue=paging.optional_name("queue", query.queue),
+        type=paging.optional_name("type", query.type),
+        from_at=paging.optional_time("from", query.from_),
+        to_at=paging.optional_time("to", query.to),
         schedule_id=await schedule_id_of(request, paging.given(query.schedule)),
     )
-    before = paging.death_before(query.cursor)
-    found = await rooms_of(request).dead_letters.page(tenant_of(request), filter_, before=before, limit=query.limit + 1)
-    page, last = paging.cut(found, query.limit)
-    next_cursor = None if last is None else paging.death_cursor(last.died_at, last.task_id)
-    return json_answer({"items": [dead_letter_response(letter) for letter in page], "next_cursor": next_cursor})
+    before = paging.time_id_before(query.cursor)
+    found = await context_of(request).dead_letters.page(tenant_of(request), filter_, before=before, limit=query.limit + 1)
+    page, last = paging.split_page(found, query.limit)
+    next_cursor = None if last is None else paging.time_id_cursor(last.died_at, last.task_id)
+    return json_response({"items": [dead_letter_response(letter) for letter in page], "next_cursor": next_cursor})
 
 
 @get(
@@ -94,15 +94,15 @@ async def list_dead_letters(request: ApiRequest) -> Response[bytes]:
             id="getDeadLetter",
             tag="Dead letters",
             summary="Read a dead letter",
-            answers={200: Success("The dead letter.", DeadLetterAnswer)},
+            responses={200: Success("The dead letter.", DeadLetterResponse)},
             query=NoQuery,
             problems=(404,),
         )
     ),
 )
 async def get_dead_letter(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
-    return json_answer(dead_letter_response(await rooms_of(request).dead_letters.read(tenant_of(request), _id(request))))
+    paging.parse_query(request, NoQuery)
+    return json_response(dead_letter_response(await context_of(request).dead_letters.read(tenant_of(request), _id(request))))
 
 
 @post(
@@ -113,19 +113,19 @@ async def get_dead_letter(request: ApiRequest) -> Response[bytes]:
             scope=Scope.MANAGE,
             tag="Dead letters",
             summary="Replay one dead letter as a new task, also one that was replayed before",
-            answers={201: CREATED},
+            responses={201: CREATED},
             query=NoQuery,
-            body=Body(Nothing, is_required=False),
+            body=Body(EmptyInput, is_required=False),
             headers=IDEMPOTENCY,
             problems=(404, 409),
         )
     ),
 )
 async def replay_dead_letter(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
-    convert(await read_optional_json(request), Nothing)
+    paging.parse_query(request, NoQuery)
+    convert(await read_optional_json(request), EmptyInput)
     key = task_key_of(request, b"")
-    room = rooms_of(request).dead_letters
+    room = context_of(request).dead_letters
     task = await room.replay(tenant_of(request), _id(request), key=key, by=caller_of(request))
     return response_of(created(task))
 
@@ -139,7 +139,7 @@ async def replay_dead_letter(request: ApiRequest) -> Response[bytes]:
             scope=Scope.MANAGE,
             tag="Dead letters",
             summary="Replay all that match and were never replayed, as new tasks",
-            answers={200: Success("How many, and the first of the new tasks.", ReplayAnswer)},
+            responses={200: Success("How many, and the first of the new tasks.", ReplayResponse)},
             query=NoQuery,
             body=Body(ReplayInput, {"queue": {"filter": {"queue": "reports"}, "rate_per_second": 10}}),
             headers=IDEMPOTENCY,
@@ -148,18 +148,18 @@ async def replay_dead_letter(request: ApiRequest) -> Response[bytes]:
     ),
 )
 async def replay_dead_letters(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
+    paging.parse_query(request, NoQuery)
     raw = await read_body(request)
     asked = as_struct(await decode(raw), ReplayInput)
     filter_ = await _filter_of(request, asked.filter)
-    rooms, tenant_id, by = rooms_of(request), tenant_of(request), caller_of(request)
+    context, tenant_id, by = context_of(request), tenant_of(request), caller_of(request)
 
     async def replay() -> bytes:
-        done = await rooms.dead_letters.replay_all(tenant_id, filter_, rate_per_second=asked.rate_per_second, by=by)
+        done = await context.dead_letters.replay_all(tenant_id, filter_, rate_per_second=asked.rate_per_second, by=by)
         return msgspec.json.encode({"count": done.count, "ids": done.ids, "has_more": done.has_more})
 
-    answer = await rooms.idempotent_responses.once(tenant_id, idempotency_of(request, raw), replay)
-    return json_answer(answer.body, answer.status)
+    answer = await context.idempotent_responses.once(tenant_id, idempotency_of(request, raw), replay)
+    return json_response(answer.body, answer.status)
 
 
 @post(
@@ -171,7 +171,7 @@ async def replay_dead_letters(request: ApiRequest) -> Response[bytes]:
             scope=Scope.MANAGE,
             tag="Dead letters",
             summary="Remove all that match, payloads and errors included",
-            answers={200: Success("How many are gone.", PurgeAnswer)},
+            responses={200: Success("How many are gone.", PurgeResponse)},
             query=NoQuery,
             body=Body(PurgeInput, {"old": {"filter": {"to": "2026-01-01T00:00:00Z"}}}),
             problems=(409,),
@@ -179,10 +179,10 @@ async def replay_dead_letters(request: ApiRequest) -> Response[bytes]:
     ),
 )
 async def purge_dead_letters(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
+    paging.parse_query(request, NoQuery)
     filter_ = await _filter_of(request, (await read_as(request, PurgeInput)).filter)
-    return json_answer(
-        {"count": await rooms_of(request).dead_letters.purge(tenant_of(request), filter_, by=caller_of(request))}
+    return json_response(
+        {"count": await context_of(request).dead_letters.purge(tenant_of(request), filter_, by=caller_of(request))}
     )
 
 

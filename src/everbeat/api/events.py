@@ -16,8 +16,8 @@ from litestar.response import Stream
 
 from everbeat.api import paging
 from everbeat.api.openapi import Operation, Success, documented
-from everbeat.api.paging import Optional
-from everbeat.api.rooms import ApiRequest, rooms_of, session_of, tenant_of
+from everbeat.api.paging import Absent
+from everbeat.api.context import ApiRequest, context_of, session_of, tenant_of
 from everbeat.core.errors import InvalidInput
 from everbeat.services.event_stream import PUBLISHED_KINDS, EventKind, EventStream, StreamEvent, EventSubscription
 
@@ -42,7 +42,7 @@ class EventsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 extra_json_schema={"pattern": "^(tick|task|cluster)(,(tick|task|cluster))*$"},
             ),
         ]
-        | Optional
+        | Absent
     ) = msgspec.UNSET
 
 
@@ -53,15 +53,15 @@ class EventsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             id="events",
             tag="Operations",
             summary="Hear of ticks, task changes and the cluster as they happen, as server-sent events",
-            answers={200: Success("Events, without end.", str, media_type=MEDIA_TYPE, example=_EXAMPLE)},
+            responses={200: Success("Events, without end.", str, media_type=MEDIA_TYPE, example=_EXAMPLE)},
             query=EventsQuery,
             problems=(429,),
         )
     ),
 )
 async def events(request: ApiRequest) -> Stream:
-    kinds = _kinds(paging.given(paging.query_of(request, EventsQuery).types))
-    rooms_of(request).event_stream.check_capacity(tenant_of(request))
+    kinds = _kinds(paging.given(paging.parse_query(request, EventsQuery).types))
+    context_of(request).event_stream.check_capacity(tenant_of(request))
     return Stream(_stream(request, kinds), media_type=MEDIA_TYPE, headers=_HEADERS)
 
 
@@ -74,7 +74,7 @@ def _kinds(text: str | None) -> frozenset[EventKind]:
 
 
 async def _stream(request: ApiRequest, kinds: frozenset[EventKind]) -> AsyncIterator[bytes]:
-    event_stream = rooms_of(request).event_stream
+    event_stream = context_of(request).event_stream
     subscription = event_stream.subscribe(tenant_of(request), kinds)  # here, where it is sure to be left again
     try:
         with session_of(request) as session:

@@ -28,7 +28,7 @@ _BY_NAME: dict[str, Any] = {
 }
 # Where several shapes are possible, the one that is met most.
 _NULLS = frozenset({"at", "anchor", "every_seconds", "rrule", "starts_at", "ends_at", "until", "lease_until", "cancel_at"})
-_DEEPEST = 8
+_MAX_DEPTH = 8
 
 
 def example_of(schema: Schema, components: Mapping[str, Schema], name: str = "", depth: int = 0) -> Any:
@@ -47,7 +47,7 @@ def example_of(schema: Schema, components: Mapping[str, Schema], name: str = "",
         case "object":
             return _object(schema, components, depth)
         case "array":
-            return [] if depth > _DEEPEST else [example_of(schema.get("items", {}), components, name, depth + 1)]
+            return [] if depth > _MAX_DEPTH else [example_of(schema.get("items", {}), components, name, depth + 1)]
         case "string":
             return _BY_FORMAT.get(schema.get("format", ""), "…")
         case "integer" | "number":

@@ -8,13 +8,13 @@ import msgspec
 from litestar import Response, get, post
 
 from everbeat.api import paging
-from everbeat.api.answers import BackfillAnswer, TaskPage, json_answer
+from everbeat.api.responses import BackfillResponse, TaskList, json_response
 from everbeat.api.bodies import as_struct, decode, idempotency_of, read_body
 from everbeat.api.dead_letters import Rate
 from everbeat.api.hot import response_of
 from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, documented
 from everbeat.api.paging import NoQuery
-from everbeat.api.rooms import ApiRequest, caller_of, rooms_of, tenant_of
+from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
 from everbeat.api.tasks import CREATED, StateQuery, created, page_of, task_key_of
 from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, rfc3339, utc
@@ -23,7 +23,7 @@ from everbeat.store.values import TaskFilter
 _SHOWN = 100
 
 
-class Trigger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TriggerScheduleInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Without a payload, the schedule's own is used."""
 
     payload: Any = None
@@ -47,20 +47,20 @@ class BackfillInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             scope=Scope.MANAGE,
             tag="Schedules",
             summary="Make a task of the schedule now, beside its ticks",
-            answers={201: CREATED},
+            responses={201: CREATED},
             query=NoQuery,
-            body=Body(Trigger, {"other": {"payload": {"account": 7}}}, is_required=False),
+            body=Body(TriggerScheduleInput, {"other": {"payload": {"account": 7}}}, is_required=False),
             headers=IDEMPOTENCY,
             problems=(404, 409),
         )
     ),
 )
 async def trigger_schedule(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
+    paging.parse_query(request, NoQuery)
     raw = await read_body(request, is_required=False)
     key = task_key_of(request, raw)
-    asked = as_struct(await decode(raw) if raw else {}, Trigger)
-    backfill, ref = rooms_of(request).backfill, request.path_params["ref"]
+    asked = as_struct(await decode(raw) if raw else {}, TriggerScheduleInput)
+    backfill, ref = context_of(request).backfill, request.path_params["ref"]
     return response_of(created(await backfill.trigger(tenant_of(request), ref, asked.payload, key=key, by=caller_of(request))))
 
 
@@ -73,7 +73,7 @@ async def trigger_schedule(request: ApiRequest) -> Response[bytes]:
             scope=Scope.MANAGE,
             tag="Schedules",
             summary="Make tasks for ticks of the past, by default only for those that have none",
-            answers={200: Success("How many, and the first of the ticks.", BackfillAnswer)},
+            responses={200: Success("How many, and the first of the ticks.", BackfillResponse)},
             query=NoQuery,
             body=Body(
                 BackfillInput,
@@ -85,14 +85,14 @@ async def trigger_schedule(request: ApiRequest) -> Response[bytes]:
     ),
 )
 async def backfill_schedule(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
+    paging.parse_query(request, NoQuery)
     raw = await read_body(request)
     asked = as_struct(await decode(raw), BackfillInput)
-    rooms, tenant_id = rooms_of(request), tenant_of(request)
+    context, tenant_id = context_of(request), tenant_of(request)
     idempotency = idempotency_of(request, raw)
 
     async def fill() -> bytes:
-        done = await rooms.backfill.backfill(
+        done = await context.backfill.backfill(
             tenant_id,
             request.path_params["ref"],
             from_=paging.bounded("from", utc(asked.from_, "from")),
@@ -105,8 +105,8 @@ async def backfill_schedule(request: ApiRequest) -> Response[bytes]:
         )
         return msgspec.json.encode({"count": done.count, "ticks": [rfc3339(tick) for tick in done.ticks[:_SHOWN]]})
 
-    answer = await rooms.idempotent_responses.once(tenant_id, idempotency, fill)
-    return json_answer(answer.body, answer.status)
+    answer = await context.idempotent_responses.once(tenant_id, idempotency, fill)
+    return json_response(answer.body, answer.status)
 
 
 @get(
@@ -116,15 +116,15 @@ async def backfill_schedule(request: ApiRequest) -> Response[bytes]:
             id="listExecutions",
             tag="Schedules",
             summary="List the tasks of a schedule, live and finished, newest first",
-            answers={200: Success("A page of tasks.", TaskPage)},
+            responses={200: Success("A page of tasks.", TaskList)},
             query=StateQuery,
             problems=(404,),
         )
     ),
 )
 async def list_executions(request: ApiRequest) -> Response[bytes]:
-    query = paging.query_of(request, StateQuery)
-    schedule = await rooms_of(request).schedules.get(tenant_of(request), request.path_params["ref"])
+    query = paging.parse_query(request, StateQuery)
+    schedule = await context_of(request).schedules.get(tenant_of(request), request.path_params["ref"])
     return await page_of(request, query, TaskFilter(schedule_id=schedule.id))
 
 

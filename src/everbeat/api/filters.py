@@ -8,40 +8,40 @@ from uuid import UUID
 import msgspec
 
 from everbeat.api.paging import uuid_of
-from everbeat.api.rooms import Asked, caller_of, rooms_of, tenant_of
+from everbeat.api.context import RequestView, caller_of, context_of, tenant_of
 from everbeat.core.access import Scope
 from everbeat.core.errors import Forbidden, InvalidInput, NotFound
 from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
 from everbeat.core.tenants import EVERY_TENANT
 
-_NOBODY = UUID(int=0)
+_NO_SCHEDULE = UUID(int=0)
 
 TenantRef = Annotated[
     str, msgspec.Meta(min_length=1, max_length=200, description="An id, a name, or all; that of others needs the scope admin.")
 ]
 
 
-async def schedule_id_of(request: Asked, ref: str | None) -> UUID | None:
+async def schedule_id_of(request: RequestView, ref: str | None) -> UUID | None:
     """The schedule of that id or name. One that is gone is known by its id alone; a name nobody has matches nothing."""
     if ref is None:
         return None
     if not is_name(ref):
         raise InvalidInput.of("schedule", NAME_MESSAGE)
     try:
-        return (await rooms_of(request).schedules.get(tenant_of(request), ref)).id
+        return (await context_of(request).schedules.get(tenant_of(request), ref)).id
     except NotFound:
-        return uuid_of(ref) or _NOBODY
+        return uuid_of(ref) or _NO_SCHEDULE
 
 
-async def tenant_wanted(request: Asked, ref: str | None) -> UUID | None:
+async def requested_tenant(request: RequestView, ref: str | None) -> UUID | None:
     """The tenant that is asked about; None: every one, or none was named. Only operators may ask about others."""
     if ref is None:
         return None
     caller = caller_of(request)
     if Scope.ADMIN in caller.scopes:
-        return None if ref == EVERY_TENANT else (await rooms_of(request).tenants.get(ref)).id
+        return None if ref == EVERY_TENANT else (await context_of(request).tenants.get(ref)).id
     try:
-        found = (await rooms_of(request).tenants.get(ref)).id
+        found = (await context_of(request).tenants.get(ref)).id
     except NotFound:
         found = None
     if found != caller.tenant_id:  # the same whether it is there or not

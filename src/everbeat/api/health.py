@@ -6,9 +6,9 @@ from typing import Any
 
 from litestar import Response, get
 
-from everbeat.api.answers import HealthAnswer, json_answer
+from everbeat.api.responses import HealthResponse, json_response
 from everbeat.api.openapi import JSON, Operation, Success, documented
-from everbeat.api.rooms import ApiRequest, Health, rooms_of
+from everbeat.api.context import ApiRequest, Health, context_of
 from everbeat.version import __version__
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -16,8 +16,8 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 def _answers(good: str, bad: str) -> dict[int, Success]:
     return {
-        200: Success(good, HealthAnswer),
-        503: Success(bad, HealthAnswer, headers=("Retry-After",), may_be_problem=True),
+        200: Success(good, HealthResponse),
+        503: Success(bad, HealthResponse, headers=("Retry-After",), may_be_problem=True),
     }
 
 
@@ -29,12 +29,12 @@ def _answers(good: str, bad: str) -> dict[int, Success]:
             scope=None,
             tag="Health",
             summary="Does the process live, and does its tick loop go round?",
-            answers=_answers("It lives.", "It is stuck; restart it."),
+            responses=_answers("It lives.", "It is stuck; restart it."),
         )
     ),
 )
 async def healthz(request: ApiRequest) -> Response[bytes]:
-    return _health(rooms_of(request).health(), "stuck")
+    return _health(context_of(request).health(), "stuck")
 
 
 @get(
@@ -45,12 +45,12 @@ async def healthz(request: ApiRequest) -> Response[bytes]:
             scope=None,
             tag="Health",
             summary="Can it serve: database, migrations, ownership?",
-            answers=_answers("It can serve.", "It cannot serve yet, or not now."),
+            responses=_answers("It can serve.", "It cannot serve yet, or not now."),
         )
     ),
 )
 async def readyz(request: ApiRequest) -> Response[bytes]:
-    return _health(await rooms_of(request).ready(), "unready")
+    return _health(await context_of(request).ready(), "unready")
 
 
 @get(
@@ -60,12 +60,12 @@ async def readyz(request: ApiRequest) -> Response[bytes]:
             id="metrics",
             tag="Health",
             summary="Metrics in the text format of Prometheus",
-            answers={200: Success("The metrics.", str, media_type="text/plain")},
+            responses={200: Success("The metrics.", str, media_type="text/plain")},
         )
     ),
 )
 async def metrics(request: ApiRequest) -> Response[bytes]:
-    return Response(content=rooms_of(request).metrics(), headers={"Content-Type": METRICS_TYPE})
+    return Response(content=context_of(request).metrics(), headers={"Content-Type": METRICS_TYPE})
 
 
 @get(
@@ -76,14 +76,14 @@ async def metrics(request: ApiRequest) -> Response[bytes]:
             for_any_key=True,
             tag="Health",
             summary="This document",
-            answers={200: Success("The OpenAPI document.", dict[str, Any], media_type=JSON)},
+            responses={200: Success("The OpenAPI document.", dict[str, Any], media_type=JSON)},
         )
     ),
 )
 async def openapi(request: ApiRequest) -> Response[bytes]:
-    access = rooms_of(request).access
+    access = context_of(request).access
     is_open = access is not None and not access.is_required
-    return json_answer(request.app.state.openapi_without_keys if is_open else request.app.state.openapi)
+    return json_response(request.app.state.openapi_without_keys if is_open else request.app.state.openapi)
 
 
 @get(
@@ -94,17 +94,17 @@ async def openapi(request: ApiRequest) -> Response[bytes]:
             for_any_key=True,
             tag="Health",
             summary="Where to go from here",
-            answers={200: Success("The first addresses to know.", dict[str, str], media_type=JSON)},
+            responses={200: Success("The first addresses to know.", dict[str, str], media_type=JSON)},
         )
     ),
 )
 async def root(request: ApiRequest) -> Response[bytes]:
-    return json_answer({"everbeat": __version__, "api": "/v1/openapi.json", "schedules": "/v1/schedules"})
+    return json_response({"everbeat": __version__, "api": "/v1/openapi.json", "schedules": "/v1/schedules"})
 
 
 def _health(health: Health, bad: str) -> Response[bytes]:
     body = {"status": "ok" if health.is_alive else bad, **health.detail}
-    return json_answer(body) if health.is_alive else json_answer(body, 503, {"Retry-After": "1"})
+    return json_response(body) if health.is_alive else json_response(body, 503, {"Retry-After": "1"})
 
 
 HANDLERS = [root, healthz, readyz, metrics, openapi]

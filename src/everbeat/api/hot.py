@@ -14,10 +14,10 @@ from litestar import Response
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from everbeat.api.auth import check_scope
+from everbeat.api.authorization import check_scope
 from everbeat.api.openapi import Operation
 from everbeat.api.problems import MEDIA_TYPE, problem_of
-from everbeat.api.rooms import Asked
+from everbeat.api.context import RequestView
 from everbeat.core.access import LOCAL_CALLER
 
 RawHeaders = tuple[tuple[bytes, bytes], ...]
@@ -44,7 +44,7 @@ class Direct:
         self.receive = receive
 
 
-Serve = Callable[[Asked], Awaitable[Answer]]
+Serve = Callable[[RequestView], Awaitable[Answer]]
 
 
 class Hot:

@@ -9,11 +9,11 @@ import msgspec
 from litestar import Response, delete, get, post
 
 from everbeat.api import paging
-from everbeat.api.answers import KeyPage, NewKeyAnswer, json_answer
+from everbeat.api.responses import KeyList, NewKeyResponse, json_response
 from everbeat.api.bodies import as_struct, decode, idempotency_of, read_body
 from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, documented
 from everbeat.api.paging import NoQuery, PageQuery
-from everbeat.api.rooms import ApiRequest, caller_of, rooms_of
+from everbeat.api.context import ApiRequest, caller_of, context_of
 from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, optional_rfc3339, rfc3339, utc
 from everbeat.core.errors import NotFound
@@ -41,20 +41,20 @@ class KeyInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             scope=Scope.ADMIN,
             tag="Tenants and keys",
             summary="List the API keys of a tenant in the order they were made, revoked ones too; never their secrets",
-            answers={200: Success("A page of keys.", KeyPage)},
+            responses={200: Success("A page of keys.", KeyList)},
             query=PageQuery,
             problems=(404,),
         )
     ),
 )
 async def list_keys(request: ApiRequest) -> Response[bytes]:
-    query = paging.query_of(request, PageQuery)
+    query = paging.parse_query(request, PageQuery)
     after = paging.id_after(query.cursor)
-    rooms = rooms_of(request)
-    tenant = await rooms.tenants.get(request.path_params["tenant"])
-    page, last = paging.cut(await rooms.keys.page(tenant.id, after=after, limit=query.limit + 1), query.limit)
+    context = context_of(request)
+    tenant = await context.tenants.get(request.path_params["tenant"])
+    page, last = paging.split_page(await context.keys.page(tenant.id, after=after, limit=query.limit + 1), query.limit)
     next_cursor = None if last is None else paging.id_cursor(last.id)
-    return json_answer({"items": [_answer(key) for key in page], "next_cursor": next_cursor})
+    return json_response({"items": [_answer(key) for key in page], "next_cursor": next_cursor})
 
 
 @post(
@@ -65,7 +65,7 @@ async def list_keys(request: ApiRequest) -> Response[bytes]:
             scope=Scope.ADMIN,
             tag="Tenants and keys",
             summary="Make an API key for a tenant; its secret is in this answer and nowhere else",
-            answers={201: Success("The new key, with its secret.", NewKeyAnswer)},
+            responses={201: Success("The new key, with its secret.", NewKeyResponse)},
             query=NoQuery,
             body=Body(
                 KeyInput,
@@ -81,14 +81,14 @@ async def list_keys(request: ApiRequest) -> Response[bytes]:
     ),
 )
 async def create_key(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
+    paging.parse_query(request, NoQuery)
     raw = await read_body(request)
     idempotency = idempotency_of(request, raw)
     asked = as_struct(await decode(raw), KeyInput)
     expires_at = None if asked.expires_at is None else paging.bounded("expires_at", utc(asked.expires_at, "expires_at"))
-    rooms = rooms_of(request)
-    tenant = await rooms.tenants.get(request.path_params["tenant"])
-    new = await rooms.keys.create(
+    context = context_of(request)
+    tenant = await context.tenants.get(request.path_params["tenant"])
+    new = await context.keys.create(
         tenant.id,
         asked.name,
         asked.scopes,
@@ -97,7 +97,7 @@ async def create_key(request: ApiRequest) -> Response[bytes]:
         idempotency=idempotency,
         by=caller_of(request),
     )
-    return json_answer({**_answer(new.key), "key": new.text}, 201)
+    return json_response({**_answer(new.key), "key": new.text}, 201)
 
 
 @delete(
@@ -108,15 +108,15 @@ async def create_key(request: ApiRequest) -> Response[bytes]:
             scope=Scope.ADMIN,
             tag="Tenants and keys",
             summary="Revoke an API key, on every node and all that is open under it; not the last one with the scope admin",
-            answers={204: Success("It is revoked.")},
+            responses={204: Success("It is revoked.")},
             query=NoQuery,
             problems=(404, 409),
         )
     ),
 )
 async def revoke_key(request: ApiRequest) -> None:
-    paging.query_of(request, NoQuery)
-    await rooms_of(request).keys.revoke(_id(request), by=caller_of(request))
+    paging.parse_query(request, NoQuery)
+    await context_of(request).keys.revoke(_id(request), by=caller_of(request))
 
 
 def _id(request: ApiRequest) -> UUID:

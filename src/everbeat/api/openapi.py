@@ -22,9 +22,9 @@ from everbeat.api.problems import (
     UNAUTHENTICATED,
     UNAVAILABLE,
     WRONG_SCOPE,
-    Kind,
+    ProblemKind,
     Problem,
-    Refusal,
+    HttpProblem,
     problem_body,
 )
 from everbeat.api.problems import MEDIA_TYPE as PROBLEM_TYPE
@@ -100,7 +100,7 @@ class Operation(NamedTuple):
     id: str
     tag: str
     summary: str
-    answers: Mapping[int, Success]
+    responses: Mapping[int, Success]
     query: type[msgspec.Struct] | None = None
     body: Body | None = None
     headers: Mapping[str, tuple[str, dict[str, Any]]] = {}
@@ -116,7 +116,7 @@ def documented(operation: Operation) -> dict[str, Any]:
     return {"operation": operation}
 
 
-def loosened(name: str, type_: type[msgspec.Struct], required: tuple[str, ...] = ()) -> type[msgspec.Struct]:
+def with_optional_fields(name: str, type_: type[msgspec.Struct], required: tuple[str, ...] = ()) -> type[msgspec.Struct]:
     """The same struct with every other field left out at will, to document bodies that are completed before decoding."""
     fields = [
         (field.name, field.type)
@@ -127,7 +127,7 @@ def loosened(name: str, type_: type[msgspec.Struct], required: tuple[str, ...] =
     return msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
 
 
-def without(name: str, type_: type[msgspec.Struct], left_out: str) -> type[msgspec.Struct]:
+def without_field(name: str, type_: type[msgspec.Struct], left_out: str) -> type[msgspec.Struct]:
     """The same struct without a field, to document bodies in which it is refused."""
     fields: list[Any] = []
     for field in msgspec.structs.fields(type_):
@@ -181,7 +181,7 @@ def build_document(app: Litestar) -> dict[str, Any]:
     }
 
 
-def without_keys(document: dict[str, Any]) -> dict[str, Any]:
+def with_optional_security(document: dict[str, Any]) -> dict[str, Any]:
     """The document of a server that lets everybody in: a key is honoured there, and not needed."""
     paths = {
         path: {method: {**one, "security": [{}, *one["security"]]} for method, one in methods.items()}
@@ -214,7 +214,7 @@ class _Schemas:
         types: dict[Any, None] = {Problem: None}
         for operation in operations:
             used = [operation.query, operation.body and operation.body.type]
-            used += [answer.type for answer in operation.answers.values()]
+            used += [answer.type for answer in operation.responses.values()]
             types.update(dict.fromkeys(one for one in used if one is not None))
         written, self.components = msgspec.json.schema_components(list(types), ref_template=_REF)
         self._by_type: dict[Any, dict[str, Any]] = dict(zip(types, written, strict=True))
@@ -262,7 +262,7 @@ def _parameters(operation: Operation, schemas: _Schemas) -> Iterator[dict[str, A
 
 def _responses(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
     responses: dict[str, Any] = {}
-    for status, answer in operation.answers.items():
+    for status, answer in operation.responses.items():
         response: dict[str, Any] = {"description": answer.description, "headers": _headers(*answer.headers)}
         if answer.type is not None:
             response["content"] = {answer.media_type: {"schema": schemas.of(answer.type)}}
@@ -280,7 +280,7 @@ def _responses(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
     problems |= {401, 429} if operation.scope is not None else set()
     problems |= {422} if operation.query is not None or operation.headers else set()
     problems |= {408, 413, 415, 422} if operation.body is not None else set()
-    for status in sorted(problems - set(operation.answers)):
+    for status in sorted(problems - set(operation.responses)):
         responses[str(status)] = {
             "description": PROBLEMS[status],
             "headers": _headers(*_PROBLEM_HEADERS.get(status, ())),
@@ -290,7 +290,7 @@ def _responses(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
 
 
 _PROBLEM_HEADERS = {401: ("WWW-Authenticate",), 429: ("Retry-After",), 503: ("Retry-After",)}
-_PROBLEM_EXAMPLES: Mapping[int, tuple[Kind, str]] = {
+_PROBLEM_EXAMPLES: Mapping[int, tuple[ProblemKind, str]] = {
     400: (MALFORMED, "The body is not valid JSON: Input data was truncated"),
     401: (UNAUTHENTICATED, "Send an API key of this server: Authorization: Bearer eb_…"),
     403: (WRONG_SCOPE, "This needs an API key with the scope manage; this one has read."),
@@ -308,7 +308,7 @@ _FIELD_EXAMPLE = (FieldError("priority", "Expected `int` <= 1000"),)
 
 def _problem_example(status: int) -> dict[str, Any]:
     errors = _FIELD_EXAMPLE if status == 422 else None
-    body = problem_body(Refusal(*_PROBLEM_EXAMPLES[status]), "01a1e231-991e-73bc-9160-a6b2040f1cf5", errors)
+    body = problem_body(HttpProblem(*_PROBLEM_EXAMPLES[status]), "01a1e231-991e-73bc-9160-a6b2040f1cf5", errors)
     return {"example": msgspec.json.decode(body)}
 
 
@@ -322,6 +322,6 @@ def _headers(*names: str) -> dict[str, Any]:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in ("X-Request-Id", *names)}
 
 
-ScheduleReplacement = loosened("ScheduleReplacement", ScheduleDefinition, required=("target",))
-SchedulePatch = loosened("SchedulePatch", ScheduleDefinition)
-TaskSubmission = without("TaskSubmission", TaskInput, "idempotency_key")
+ScheduleReplacement = with_optional_fields("ScheduleReplacement", ScheduleDefinition, required=("target",))
+SchedulePatch = with_optional_fields("SchedulePatch", ScheduleDefinition)
+TaskSubmission = without_field("TaskSubmission", TaskInput, "idempotency_key")

@@ -13,8 +13,8 @@ from uuid import UUID
 
 import msgspec
 
-from everbeat.api.problems import MALFORMED, Refusal
-from everbeat.api.rooms import Asked
+from everbeat.api.problems import MALFORMED, HttpProblem
+from everbeat.api.context import RequestView
 from everbeat.core.definitions import convert, rfc3339, utc
 from everbeat.core.errors import InvalidInput
 from everbeat.core.names import is_name
@@ -22,7 +22,7 @@ from everbeat.core.names import is_name
 MAX_LIMIT = 1000
 NAME_PATTERN = "^[A-Za-z0-9._:-]+$"
 
-Optional = msgspec.UnsetType
+Absent = msgspec.UnsetType
 NameText = Annotated[
     str, msgspec.Meta(extra_json_schema={"pattern": NAME_PATTERN, "minLength": 1, "maxLength": 200, "type": "string"})
 ]
@@ -30,7 +30,7 @@ TimeText = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"}
 Q = TypeVar("Q", bound=msgspec.Struct)
 Item = TypeVar("Item")
 
-_MOST_PARAMETERS = 100
+_MAX_PARAMETERS = 100
 _WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _LOST_PLUS = re.compile(r"(.*:\d\d(?:\.\d+)?) (\d\d:?\d\d)")
@@ -52,29 +52,29 @@ class PageQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 extra_json_schema={"minLength": 1, "maxLength": 500, "pattern": "^[A-Za-z0-9_-]+$"},
             ),
         ]
-        | Optional
+        | Absent
     ) = msgspec.UNSET
 
 
 class WindowQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    from_: Annotated[TimeText, msgspec.Meta(description="The first instant of the window.")] | Optional = msgspec.field(
+    from_: Annotated[TimeText, msgspec.Meta(description="The first instant of the window.")] | Absent = msgspec.field(
         default=msgspec.UNSET, name="from"
     )
-    to: Annotated[TimeText, msgspec.Meta(description="The end of the window, not part of it.")] | Optional = msgspec.UNSET
+    to: Annotated[TimeText, msgspec.Meta(description="The end of the window, not part of it.")] | Absent = msgspec.UNSET
 
 
-def query_of(request: Asked, type_: type[Q]) -> Q:
+def parse_query(request: RequestView, type_: type[Q]) -> Q:
     """The query string as this struct; a parameter that comes twice counts with its last value."""
     query = request.scope["query_string"]
     if not query:
         return msgspec.convert({}, type_)
     try:
         text = query.decode()
-        pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_PARAMETERS)
+        pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_MAX_PARAMETERS)
     except UnicodeDecodeError:
-        raise Refusal(MALFORMED, "The query string is not valid UTF-8.") from None
+        raise HttpProblem(MALFORMED, "The query string is not valid UTF-8.") from None
     except ValueError:
-        raise Refusal(MALFORMED, f"The query string has more than {_MOST_PARAMETERS} parameters.") from None
+        raise HttpProblem(MALFORMED, f"The query string has more than {_MAX_PARAMETERS} parameters.") from None
     values: dict[str, str | int] = dict(pairs)
     limit = values.get("limit")
     if isinstance(limit, str) and _WHOLE.fullmatch(limit):
@@ -82,23 +82,23 @@ def query_of(request: Asked, type_: type[Q]) -> Q:
     return convert(values, type_)
 
 
-def given(value: str | Optional) -> str | None:
-    return None if isinstance(value, Optional) else value
+def given(value: str | Absent) -> str | None:
+    return None if isinstance(value, Absent) else value
 
 
-def name_given(field: str, value: str | Optional) -> str | None:
-    if isinstance(value, Optional):
+def optional_name(field: str, value: str | Absent) -> str | None:
+    if isinstance(value, Absent):
         return None
     if not is_name(value):
         raise InvalidInput.of(field, "must be 1 to 200 of the letters A-Z a-z, digits and . _ : -")
     return value
 
 
-def time_given(field: str, value: str | Optional) -> datetime | None:
-    return None if isinstance(value, Optional) else instant_of(field, value)
+def optional_time(field: str, value: str | Absent) -> datetime | None:
+    return None if isinstance(value, Absent) else parse_instant(field, value)
 
 
-def instant_of(field: str, text: str) -> datetime:
+def parse_instant(field: str, text: str) -> datetime:
     """A time of a query string, where an unescaped plus arrives as a space."""
     if match := _LOST_PLUS.fullmatch(text):
         text = f"{match[1]}+{match[2]}"
@@ -122,8 +122,8 @@ def name_cursor(name: str) -> str:
     return _encoded(f"n{name}")
 
 
-def name_after(cursor: str | Optional) -> str | None:
-    if isinstance(cursor, Optional):
+def name_after(cursor: str | Absent) -> str | None:
+    if isinstance(cursor, Absent):
         return None
     kind, name = _decoded(cursor)
     if kind != "n" or not is_name(name):
@@ -135,14 +135,14 @@ def time_cursor(at: datetime) -> str:
     return _encoded(f"t{rfc3339(at)}")
 
 
-def time_after(cursor: str | Optional) -> datetime | None:
-    if isinstance(cursor, Optional):
+def time_after(cursor: str | Absent) -> datetime | None:
+    if isinstance(cursor, Absent):
         return None
     kind, text = _decoded(cursor)
     if kind != "t":
         raise _bad_cursor()
     try:
-        return instant_of("cursor", text)
+        return parse_instant("cursor", text)
     except InvalidInput:
         raise _bad_cursor() from None
 
@@ -151,8 +151,8 @@ def id_cursor(id_: UUID) -> str:
     return _encoded(f"i{id_}")
 
 
-def id_after(cursor: str | Optional) -> UUID | None:
-    if isinstance(cursor, Optional):
+def id_after(cursor: str | Absent) -> UUID | None:
+    if isinstance(cursor, Absent):
         return None
     kind, text = _decoded(cursor)
     id_ = uuid_of(text)
@@ -161,12 +161,12 @@ def id_after(cursor: str | Optional) -> UUID | None:
     return id_
 
 
-def death_cursor(died_at: datetime, task_id: UUID) -> str:
+def time_id_cursor(died_at: datetime, task_id: UUID) -> str:
     return _encoded(f"d{rfc3339(died_at)}/{task_id}")
 
 
-def death_before(cursor: str | Optional) -> tuple[datetime, UUID] | None:
-    if isinstance(cursor, Optional):
+def time_id_before(cursor: str | Absent) -> tuple[datetime, UUID] | None:
+    if isinstance(cursor, Absent):
         return None
     kind, text = _decoded(cursor)
     at, _, id_text = text.partition("/")
@@ -174,7 +174,7 @@ def death_before(cursor: str | Optional) -> tuple[datetime, UUID] | None:
     if kind != "d" or task_id is None:
         raise _bad_cursor()
     try:
-        return instant_of("cursor", at), task_id
+        return parse_instant("cursor", at), task_id
     except InvalidInput:
         raise _bad_cursor() from None
 
@@ -183,8 +183,8 @@ def number_cursor(number: int) -> str:
     return _encoded(f"f{number}")
 
 
-def number_after(cursor: str | Optional) -> int | None:
-    if isinstance(cursor, Optional):
+def number_after(cursor: str | Absent) -> int | None:
+    if isinstance(cursor, Absent):
         return None
     kind, text = _decoded(cursor)
     if kind != "f" or not _WHOLE.fullmatch(text):
@@ -197,7 +197,7 @@ def uuid_of(text: str) -> UUID | None:
     return UUID(text) if _UUID.fullmatch(text) else None
 
 
-def cut(found: Sequence[Item], limit: int) -> tuple[Sequence[Item], Item | None]:
+def split_page(found: Sequence[Item], limit: int) -> tuple[Sequence[Item], Item | None]:
     """A page of what was found with one more than asked for; and the last of it, if there is more."""
     return (found[:limit], found[limit - 1]) if len(found) > limit else (found, None)
 

@@ -10,11 +10,11 @@ import msgspec
 from litestar import Response, post
 
 from everbeat.api import paging
-from everbeat.api.answers import PreviewAnswer, json_answer
+from everbeat.api.responses import PreviewResponse, json_response
 from everbeat.api.bodies import read_json
 from everbeat.api.openapi import Body, Operation, Success, documented
 from everbeat.api.paging import NoQuery
-from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
+from everbeat.api.context import ApiRequest, context_of, tenant_of
 from everbeat.core.calendars import Calendar
 from everbeat.core.definitions import CalendarFilter, Instant, TriggerInput, convert, rfc3339, utc
 from everbeat.core.preview import MAX_COUNT, preview
@@ -37,7 +37,7 @@ class PreviewInput(TriggerInput, frozen=True, kw_only=True, forbid_unknown_field
             id="preview",
             tag="Schedules",
             summary="Describe a trigger and show its next ticks; saves nothing",
-            answers={200: Success("What the trigger would do.", PreviewAnswer)},
+            responses={200: Success("What the trigger would do.", PreviewResponse)},
             query=NoQuery,
             body=Body(
                 PreviewInput,
@@ -50,10 +50,10 @@ class PreviewInput(TriggerInput, frozen=True, kw_only=True, forbid_unknown_field
     ),
 )
 async def preview_trigger(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
+    paging.parse_query(request, NoQuery)
     asked = convert(await read_json(request), PreviewInput)
     rule = asked.rule(exclude=tuple(asked.calendars.exclude), only=tuple(asked.calendars.only))
-    store = rooms_of(request).store
+    store = context_of(request).store
     after = await store.clock() if asked.after is None else paging.bounded("after", utc(asked.after, "after"))
     rule = anchored(rule, None, after)
     calendars: Mapping[str, Calendar] = {}
@@ -62,7 +62,7 @@ async def preview_trigger(request: ApiRequest) -> Response[bytes]:
     # A rare rule takes a while to compute; the tick loop of this process must not wait for it.
     shown = await asyncio.to_thread(preview, rule, after, asked.count, calendars)
     ticks = [{"at": rfc3339(tick.at), "local": tick.local} for tick in shown.ticks]
-    return json_answer({"description": shown.description, "ticks": ticks, "warnings": shown.warnings})
+    return json_response({"description": shown.description, "ticks": ticks, "warnings": shown.warnings})
 
 
 HANDLERS = [preview_trigger]

@@ -9,14 +9,14 @@ import msgspec
 from litestar import Response, delete, get, patch, post, put
 
 from everbeat.api import paging
-from everbeat.api.answers import BatchAnswer, ScheduleAnswer, SchedulePage, json_answer
+from everbeat.api.responses import ScheduleBatchResponse, ScheduleResponse, ScheduleList, json_response
 from everbeat.api.bodies import (
     decode,
     idempotency_of,
     read_body,
     read_json,
     read_optional_json,
-    revision_wanted,
+    if_match_revision,
 )
 from everbeat.api.openapi import (
     IDEMPOTENCY,
@@ -28,8 +28,8 @@ from everbeat.api.openapi import (
     Success,
     documented,
 )
-from everbeat.api.paging import NameText, NoQuery, Optional, PageQuery
-from everbeat.api.rooms import ApiRequest, caller_of, rooms_of, tenant_of
+from everbeat.api.paging import NameText, NoQuery, Absent, PageQuery
+from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
 from everbeat.core.access import Scope
 from everbeat.core.definitions import ScheduleDefinition, convert, schedule_response
 from everbeat.core.errors import InvalidInput
@@ -59,19 +59,19 @@ _LINKED = (
     *("why", "listTicks", "listExecutions", "deleteSchedule"),
 )
 _LINKS = {name: {"operationId": name, "parameters": {"ref": "$response.body#/id"}} for name in _LINKED}
-_ONE = {200: Success("The schedule.", ScheduleAnswer, headers=("ETag",))}
-_CREATED = Success("The new schedule.", ScheduleAnswer, headers=("ETag", "Location"), links=_LINKS)
+_ONE = {200: Success("The schedule.", ScheduleResponse, headers=("ETag",))}
+_CREATED = Success("The new schedule.", ScheduleResponse, headers=("ETag", "Location"), links=_LINKS)
 
 
 class ScheduleQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    status: Status | Optional = msgspec.UNSET
-    name_prefix: NameText | Optional = msgspec.UNSET
-    queue: NameText | Optional = msgspec.UNSET
-    type: NameText | Optional = msgspec.UNSET
-    target: Literal["worker", "http", "celery", "sqs", "kafka", "redis", "amqp", "nats"] | Optional = msgspec.UNSET
+    status: Status | Absent = msgspec.UNSET
+    name_prefix: NameText | Absent = msgspec.UNSET
+    queue: NameText | Absent = msgspec.UNSET
+    type: NameText | Absent = msgspec.UNSET
+    target: Literal["worker", "http", "celery", "sqs", "kafka", "redis", "amqp", "nats"] | Absent = msgspec.UNSET
 
 
-class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ScheduleBatchInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Schedules to create or replace by name, all or nothing."""
 
     schedules: Annotated[
@@ -86,11 +86,11 @@ class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ]
 
 
-class Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PauseInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: Annotated[str, msgspec.Meta(max_length=MAX_NOTE_LENGTH)] | None = None
 
 
-class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResumeInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nothing can be said when resuming."""
 
 
@@ -102,7 +102,7 @@ class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             scope=Scope.MANAGE,
             tag="Schedules",
             summary="Create a schedule",
-            answers={201: _CREATED},
+            responses={201: _CREATED},
             query=NoQuery,
             body=Body(ScheduleDefinition, {"cron": _EXAMPLE, "interval": _INTERVAL}),
             headers=IDEMPOTENCY,
@@ -111,14 +111,14 @@ class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ),
 )
 async def create_schedule(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
+    paging.parse_query(request, NoQuery)
     raw = await read_body(request)
     idempotency = idempotency_of(request, raw)
     data = await decode(raw)
-    answer = await rooms_of(request).schedules.create(tenant_of(request), data, idempotency=idempotency, by=caller_of(request))
+    answer = await context_of(request).schedules.create(tenant_of(request), data, idempotency=idempotency, by=caller_of(request))
     created = msgspec.json.decode(answer.body)
     headers = {"Location": f"/v1/schedules/{created['id']}", "ETag": f'"{created["revision"]}"'}
-    return json_answer(answer.body, answer.status, headers)
+    return json_response(answer.body, answer.status, headers)
 
 
 @post(
@@ -130,27 +130,27 @@ async def create_schedule(request: ApiRequest) -> Response[bytes]:
             scope=Scope.MANAGE,
             tag="Schedules",
             summary="Create or replace up to 1,000 schedules by name, all or nothing",
-            answers={200: Success("What became of each, in the order given.", BatchAnswer)},
+            responses={200: Success("What became of each, in the order given.", ScheduleBatchResponse)},
             query=NoQuery,
-            body=Body(Batch, {"two": {"schedules": [_EXAMPLE, _INTERVAL]}}),
+            body=Body(ScheduleBatchInput, {"two": {"schedules": [_EXAMPLE, _INTERVAL]}}),
             headers=IDEMPOTENCY,
             problems=(409,),
         )
     ),
 )
 async def put_schedules(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
+    paging.parse_query(request, NoQuery)
     raw = await read_body(request)
-    rooms, tenant_id = rooms_of(request), tenant_of(request)
-    batch = convert(await decode(raw), Batch)
+    context, tenant_id = context_of(request), tenant_of(request)
+    batch = convert(await decode(raw), ScheduleBatchInput)
 
     async def put_all() -> bytes:
-        registered = await rooms.schedules.put_batch(tenant_id, batch.schedules, by=caller_of(request))
+        registered = await context.schedules.put_batch(tenant_id, batch.schedules, by=caller_of(request))
         items = [{"id": str(one.schedule.id), "name": one.schedule.spec.name, "status": one.status} for one in registered]
         return msgspec.json.encode({"items": items})
 
-    answer = await rooms.idempotent_responses.once(tenant_id, idempotency_of(request, raw), put_all)
-    return json_answer(answer.body, answer.status)
+    answer = await context.idempotent_responses.once(tenant_id, idempotency_of(request, raw), put_all)
+    return json_response(answer.body, answer.status)
 
 
 @get(
@@ -160,30 +160,30 @@ async def put_schedules(request: ApiRequest) -> Response[bytes]:
             id="listSchedules",
             tag="Schedules",
             summary="List schedules by name",
-            answers={200: Success("A page of schedules.", SchedulePage)},
+            responses={200: Success("A page of schedules.", ScheduleList)},
             query=ScheduleQuery,
         )
     ),
 )
 async def list_schedules(request: ApiRequest) -> Response[bytes]:
-    query = paging.query_of(request, ScheduleQuery)
+    query = paging.parse_query(request, ScheduleQuery)
     filter_ = ScheduleFilter(
-        status=None if isinstance(query.status, Optional) else query.status.value,
-        name_prefix=paging.name_given("name_prefix", query.name_prefix),
-        queue=paging.name_given("queue", query.queue),
-        type=paging.name_given("type", query.type),
+        status=None if isinstance(query.status, Absent) else query.status.value,
+        name_prefix=paging.optional_name("name_prefix", query.name_prefix),
+        queue=paging.optional_name("queue", query.queue),
+        type=paging.optional_name("type", query.type),
         target=paging.given(query.target),
     )
-    found = await rooms_of(request).schedules.page(
+    found = await context_of(request).schedules.page(
         tenant_of(request), filter_, after_name=paging.name_after(query.cursor), limit=query.limit + 1
     )
-    page, last = paging.cut(found, query.limit)
+    page, last = paging.split_page(found, query.limit)
     items = []
     for index, schedule in enumerate(page):
         if index % _ENCODED_AT_ONCE == 0:
             await asyncio.sleep(0)  # the tick loop of this process must not wait for a big page
         items.append(schedule_response(schedule))
-    return json_answer({"items": items, "next_cursor": None if last is None else paging.name_cursor(last.spec.name)})
+    return json_response({"items": items, "next_cursor": None if last is None else paging.name_cursor(last.spec.name)})
 
 
 @get(
@@ -193,15 +193,15 @@ async def list_schedules(request: ApiRequest) -> Response[bytes]:
             id="getSchedule",
             tag="Schedules",
             summary="Read a schedule",
-            answers=_ONE,
+            responses=_ONE,
             query=NoQuery,
             problems=(404,),
         )
     ),
 )
 async def get_schedule(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
-    return _one(await rooms_of(request).schedules.get(tenant_of(request), request.path_params["ref"]))
+    paging.parse_query(request, NoQuery)
+    return _one(await context_of(request).schedules.get(tenant_of(request), request.path_params["ref"]))
 
 
 @put(
@@ -212,7 +212,7 @@ async def get_schedule(request: ApiRequest) -> Response[bytes]:
             scope=Scope.MANAGE,
             tag="Schedules",
             summary="Create or replace a schedule by name; nothing changes if nothing differs",
-            answers={**_ONE, 201: _CREATED},
+            responses={**_ONE, 201: _CREATED},
             query=NoQuery,
             body=Body(ScheduleReplacement, {"cron": {key: _EXAMPLE[key] for key in ("cron", "timezone", "target")}}),
             path=SCHEDULE_NAME,
@@ -221,9 +221,9 @@ async def get_schedule(request: ApiRequest) -> Response[bytes]:
     ),
 )
 async def put_schedule(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
+    paging.parse_query(request, NoQuery)
     data = await read_json(request)
-    registered = await rooms_of(request).schedules.put(
+    registered = await context_of(request).schedules.put(
         tenant_of(request), request.path_params["ref"], data, by=caller_of(request)
     )
     return _one(registered.schedule, 201 if registered.status == "created" else 200)
@@ -237,7 +237,7 @@ async def put_schedule(request: ApiRequest) -> Response[bytes]:
             scope=Scope.MANAGE,
             tag="Schedules",
             summary="Change some fields of a schedule",
-            answers=_ONE,
+            responses=_ONE,
             query=NoQuery,
             body=Body(SchedulePatch, {"pace": {"every_seconds": 60}, "off": {"enabled": False}}),
             headers=IF_MATCH,
@@ -246,10 +246,10 @@ async def put_schedule(request: ApiRequest) -> Response[bytes]:
     ),
 )
 async def patch_schedule(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
-    if_match = revision_wanted(request)
+    paging.parse_query(request, NoQuery)
+    if_match = if_match_revision(request)
     data = await read_json(request)
-    schedules, ref = rooms_of(request).schedules, request.path_params["ref"]
+    schedules, ref = context_of(request).schedules, request.path_params["ref"]
     return _one(await schedules.patch(tenant_of(request), ref, data, if_match=if_match, by=caller_of(request)))
 
 
@@ -261,15 +261,15 @@ async def patch_schedule(request: ApiRequest) -> Response[bytes]:
             scope=Scope.MANAGE,
             tag="Schedules",
             summary="Remove a schedule; its ledger stays",
-            answers={204: Success("It is gone.")},
+            responses={204: Success("It is gone.")},
             query=NoQuery,
             problems=(404,),
         )
     ),
 )
 async def delete_schedule(request: ApiRequest) -> None:
-    paging.query_of(request, NoQuery)
-    await rooms_of(request).schedules.delete(tenant_of(request), request.path_params["ref"], by=caller_of(request))
+    paging.parse_query(request, NoQuery)
+    await context_of(request).schedules.delete(tenant_of(request), request.path_params["ref"], by=caller_of(request))
 
 
 @post(
@@ -281,19 +281,19 @@ async def delete_schedule(request: ApiRequest) -> None:
             scope=Scope.MANAGE,
             tag="Schedules",
             summary="Pause a schedule; its ticks are recorded as skipped",
-            answers=_ONE,
+            responses=_ONE,
             query=NoQuery,
-            body=Body(Pause, {"note": {"note": "until the migration is done"}}, is_required=False),
+            body=Body(PauseInput, {"note": {"note": "until the migration is done"}}, is_required=False),
             problems=(404, 409),
         )
     ),
 )
 async def pause_schedule(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
-    note = convert(await read_optional_json(request), Pause).note
+    paging.parse_query(request, NoQuery)
+    note = convert(await read_optional_json(request), PauseInput).note
     if note is not None and has_control_characters(note):
         raise InvalidInput.of("note", "must be without control characters")
-    schedules = rooms_of(request).schedules
+    schedules = context_of(request).schedules
     return _one(await schedules.pause(tenant_of(request), request.path_params["ref"], note=note, by=caller_of(request)))
 
 
@@ -306,24 +306,24 @@ async def pause_schedule(request: ApiRequest) -> Response[bytes]:
             scope=Scope.MANAGE,
             tag="Schedules",
             summary="Resume a paused schedule from its next tick on",
-            answers=_ONE,
+            responses=_ONE,
             query=NoQuery,
-            body=Body(Resume, is_required=False),
+            body=Body(ResumeInput, is_required=False),
             problems=(404, 409),
         )
     ),
 )
 async def resume_schedule(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
-    convert(await read_optional_json(request), Resume)
-    return _one(await rooms_of(request).schedules.resume(tenant_of(request), request.path_params["ref"], by=caller_of(request)))
+    paging.parse_query(request, NoQuery)
+    convert(await read_optional_json(request), ResumeInput)
+    return _one(await context_of(request).schedules.resume(tenant_of(request), request.path_params["ref"], by=caller_of(request)))
 
 
 def _one(schedule: Schedule, status: int = 200) -> Response[bytes]:
     headers = {"ETag": f'"{schedule.revision}"'}
     if status == 201:
         headers["Location"] = f"/v1/schedules/{schedule.id}"
-    return json_answer(schedule_response(schedule), status, headers)
+    return json_response(schedule_response(schedule), status, headers)
 
 
 HANDLERS = [

@@ -10,13 +10,13 @@ import msgspec
 from litestar import Response, get, post
 
 from everbeat.api import paging
-from everbeat.api.answers import AttemptPage, IdsAnswer, LogPage, TaskAnswer, TaskPage, json_answer
+from everbeat.api.responses import AttemptList, TaskIdsResponse, LogLineList, TaskResponse, TaskList, json_response
 from everbeat.api.bodies import Items, as_struct, decode, header, idempotency_of, key_of, read_as, read_body, read_optional_json
 from everbeat.api.filters import label_of, schedule_id_of
 from everbeat.api.hot import Answer, response_of
 from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, TaskSubmission, documented
-from everbeat.api.paging import NameText, NoQuery, Optional, PageQuery
-from everbeat.api.rooms import ApiRequest, Asked, caller_of, rooms_of, tenant_of
+from everbeat.api.paging import NameText, NoQuery, Absent, PageQuery
+from everbeat.api.context import ApiRequest, RequestView, caller_of, context_of, tenant_of
 from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, convert, utc
 from everbeat.core.errors import InvalidInput, NotFound
@@ -40,24 +40,24 @@ _LINKS = {
     name: {"operationId": name, "parameters": {"id": "$response.body#/id"}}
     for name in ("getTask", "listAttempts", "readLog", "cancelTask", "rescheduleTask", "retryTask")
 }
-_ONE = {200: Success("The task.", TaskAnswer)}
-CREATED = Success("The new task.", TaskAnswer, headers=("Location",), links=_LINKS)
+_ONE = {200: Success("The task.", TaskResponse)}
+CREATED = Success("The new task.", TaskResponse, headers=("Location",), links=_LINKS)
 
 
-class TaskBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TaskBatchInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tasks to submit, all or nothing; each may carry an idempotency key of its own."""
 
     tasks: Annotated[list[TaskInput], msgspec.Meta(min_length=1, max_length=MAX_SUBMITTED)]
 
 
 class StateQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    state: TaskState | Optional = msgspec.UNSET
+    state: TaskState | Absent = msgspec.UNSET
 
 
 class TaskQuery(StateQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    queue: NameText | Optional = msgspec.UNSET
-    type: NameText | Optional = msgspec.UNSET
-    schedule: Annotated[NameText, msgspec.Meta(description="The id or the name of a schedule.")] | Optional = msgspec.UNSET
+    queue: NameText | Absent = msgspec.UNSET
+    type: NameText | Absent = msgspec.UNSET
+    schedule: Annotated[NameText, msgspec.Meta(description="The id or the name of a schedule.")] | Absent = msgspec.UNSET
     label: (
         Annotated[
             str,
@@ -66,7 +66,7 @@ class TaskQuery(StateQuery, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 extra_json_schema={"pattern": r"^[A-Za-z0-9._-]{1,200}([=:][^\u0000-\u0008\u000b-\u001f\u007f]{0,256})?$"},
             ),
         ]
-        | Optional
+        | Absent
     ) = msgspec.UNSET
 
 
@@ -76,24 +76,24 @@ class OneQuery(NoQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "include"
 
 
-class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EmptyInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nothing more is to be said."""
 
 
-class Reschedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RescheduleInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A time of the past means now."""
 
     run_at: Instant
 
 
-async def submit(request: Asked) -> Answer:
-    paging.query_of(request, NoQuery)
+async def submit(request: RequestView) -> Answer:
+    paging.parse_query(request, NoQuery)
     given = await read_as(request, TaskInput)
     if given.idempotency_key is not None:
         raise InvalidInput.of(
             "idempotency_key", "belongs into the header Idempotency-Key; only tasks of a batch carry their own"
         )
-    task, is_new = await rooms_of(request).tasks.submit(
+    task, is_new = await context_of(request).tasks.submit(
         tenant_of(request), given, key=key_of(request), traceparent=header(request, b"traceparent")
     )
     return created(task, 201 if is_new else 200)
@@ -103,18 +103,18 @@ def created(task: TaskRecord, status: int = 201) -> Answer:
     return Answer(status, _encode(task_response(task)), ((b"location", b"/v1/tasks/" + str(task.id).encode()),))
 
 
-async def submit_batch(request: Asked) -> Answer:
-    paging.query_of(request, NoQuery)
+async def submit_batch(request: RequestView) -> Answer:
+    paging.parse_query(request, NoQuery)
     raw = await read_body(request)
     key = task_key_of(request, raw)
-    batch = as_struct(await decode(raw), TaskBatch, Items("tasks", TaskInput))
-    ids = await rooms_of(request).tasks.submit_batch(
+    batch = as_struct(await decode(raw), TaskBatchInput, Items("tasks", TaskInput))
+    ids = await context_of(request).tasks.submit_batch(
         tenant_of(request), batch.tasks, key=key, traceparent=header(request, b"traceparent")
     )
     return Answer(200, _encode({"ids": ids}))
 
 
-def task_key_of(request: Asked, raw: bytes) -> TaskKey | None:
+def task_key_of(request: RequestView, raw: bytes) -> TaskKey | None:
     """The key of a request that makes tasks by itself; another body, or another path, is another request."""
     idempotency = idempotency_of(request, raw)
     return None if idempotency is None else TaskKey(idempotency.key, idempotency.fingerprint)
@@ -131,7 +131,7 @@ HOT = {"/v1/tasks": submit, "/v1/tasks/batch": submit_batch}
             scope=Scope.SUBMIT,
             tag="Tasks",
             summary="Submit a task, to run now or later",
-            answers={201: CREATED, 200: Success("The task that the key made before.", TaskAnswer, headers=("Location",))},
+            responses={201: CREATED, 200: Success("The task that the key made before.", TaskResponse, headers=("Location",))},
             query=NoQuery,
             body=Body(TaskSubmission, {"now": _EXAMPLE, "later": _LATER}),
             headers={**IDEMPOTENCY, **_TRACED},
@@ -152,9 +152,9 @@ async def submit_task(request: ApiRequest) -> Response[bytes]:
             scope=Scope.SUBMIT,
             tag="Tasks",
             summary="Submit up to 10,000 tasks, all or nothing",
-            answers={200: Success("The id of each, in the order given.", IdsAnswer)},
+            responses={200: Success("The id of each, in the order given.", TaskIdsResponse)},
             query=NoQuery,
-            body=Body(TaskBatch, {"two": {"tasks": [_EXAMPLE, {**_LATER, "idempotency_key": "reminder-3"}]}}),
+            body=Body(TaskBatchInput, {"two": {"tasks": [_EXAMPLE, {**_LATER, "idempotency_key": "reminder-3"}]}}),
             headers={**IDEMPOTENCY, **_TRACED},
             problems=(409,),
         )
@@ -171,17 +171,17 @@ async def submit_tasks(request: ApiRequest) -> Response[bytes]:
             id="listTasks",
             tag="Tasks",
             summary="List tasks, live and finished, newest first",
-            answers={200: Success("A page of tasks; a short one need not be the last.", TaskPage)},
+            responses={200: Success("A page of tasks; a short one need not be the last.", TaskList)},
             query=TaskQuery,
         )
     ),
 )
 async def list_tasks(request: ApiRequest) -> Response[bytes]:
-    query = paging.query_of(request, TaskQuery)
+    query = paging.parse_query(request, TaskQuery)
     label_key, label_value = label_of(paging.given(query.label))
     filter_ = TaskFilter(
-        queue=paging.name_given("queue", query.queue),
-        type=paging.name_given("type", query.type),
+        queue=paging.optional_name("queue", query.queue),
+        type=paging.optional_name("type", query.type),
         label_key=label_key,
         label_value=label_value,
         schedule_id=await schedule_id_of(request, paging.given(query.schedule)),
@@ -191,16 +191,16 @@ async def list_tasks(request: ApiRequest) -> Response[bytes]:
 
 async def page_of(request: ApiRequest, query: StateQuery, filter_: TaskFilter) -> Response[bytes]:
     """A page of the tasks that match, of the state that is asked for."""
-    if not isinstance(query.state, Optional):
+    if not isinstance(query.state, Absent):
         filter_ = filter_._replace(state=query.state.value)
     before = paging.id_after(query.cursor)
-    page = await rooms_of(request).tasks.page(tenant_of(request), filter_, before=before, limit=query.limit)
+    page = await context_of(request).tasks.page(tenant_of(request), filter_, before=before, limit=query.limit)
     items = []
     for index, task in enumerate(page.tasks):
         if index % _ENCODED_AT_ONCE == 0:
             await asyncio.sleep(0)  # the tick loop of this process must not wait for a big page
         items.append(task_response(task))
-    return json_answer({"items": items, "next_cursor": page.next_before and paging.id_cursor(page.next_before)})
+    return json_response({"items": items, "next_cursor": page.next_before and paging.id_cursor(page.next_before)})
 
 
 @get(
@@ -210,17 +210,17 @@ async def page_of(request: ApiRequest, query: StateQuery, filter_: TaskFilter) -
             id="getTask",
             tag="Tasks",
             summary="Read a task",
-            answers=_ONE,
+            responses=_ONE,
             query=OneQuery,
             problems=(404,),
         )
     ),
 )
 async def get_task(request: ApiRequest) -> Response[bytes]:
-    query = paging.query_of(request, OneQuery)
-    tasks = rooms_of(request).tasks
+    query = paging.parse_query(request, OneQuery)
+    tasks = context_of(request).tasks
     task = await (tasks.get if query.payload == "omit" else tasks.read)(tenant_of(request), _id(request))
-    return json_answer(task_response(task))
+    return json_response(task_response(task))
 
 
 @get(
@@ -230,19 +230,19 @@ async def get_task(request: ApiRequest) -> Response[bytes]:
             id="listAttempts",
             tag="Tasks",
             summary="List the attempts at a task, oldest first",
-            answers={200: Success("A page of attempts.", AttemptPage)},
+            responses={200: Success("A page of attempts.", AttemptList)},
             query=PageQuery,
             problems=(404,),
         )
     ),
 )
 async def list_attempts(request: ApiRequest) -> Response[bytes]:
-    query = paging.query_of(request, PageQuery)
+    query = paging.parse_query(request, PageQuery)
     after = paging.number_after(query.cursor)
-    attempts = await rooms_of(request).tasks.attempts(tenant_of(request), _id(request))
-    page, last = paging.cut([one for one in attempts if after is None or one.fence > after], query.limit)
+    attempts = await context_of(request).tasks.attempts(tenant_of(request), _id(request))
+    page, last = paging.split_page([one for one in attempts if after is None or one.fence > after], query.limit)
     next_cursor = None if last is None else paging.number_cursor(last.fence)
-    return json_answer({"items": [attempt_response(one) for one in page], "next_cursor": next_cursor})
+    return json_response({"items": [attempt_response(one) for one in page], "next_cursor": next_cursor})
 
 
 @get(
@@ -252,19 +252,19 @@ async def list_attempts(request: ApiRequest) -> Response[bytes]:
             id="readLog",
             tag="Tasks",
             summary="Read what a task's workers logged, oldest first",
-            answers={200: Success("A page of the log.", LogPage)},
+            responses={200: Success("A page of the log.", LogLineList)},
             query=PageQuery,
             problems=(404,),
         )
     ),
 )
 async def read_log(request: ApiRequest) -> Response[bytes]:
-    query = paging.query_of(request, PageQuery)
+    query = paging.parse_query(request, PageQuery)
     after = paging.id_after(query.cursor)
-    found = await rooms_of(request).tasks.log(tenant_of(request), _id(request), after=after, limit=query.limit + 1)
-    page, last = paging.cut(found, query.limit)
+    found = await context_of(request).tasks.log(tenant_of(request), _id(request), after=after, limit=query.limit + 1)
+    page, last = paging.split_page(found, query.limit)
     next_cursor = None if last is None else paging.id_cursor(last.id)
-    return json_answer({"items": [log_response(line) for line in page], "next_cursor": next_cursor})
+    return json_response({"items": [log_response(line) for line in page], "next_cursor": next_cursor})
 
 
 @post(
@@ -276,18 +276,18 @@ async def read_log(request: ApiRequest) -> Response[bytes]:
             scope=Scope.MANAGE,
             tag="Tasks",
             summary="Cancel a task: gone if it has not started, else told with its next heartbeat",
-            answers=_ONE,
+            responses=_ONE,
             query=NoQuery,
-            body=Body(Nothing, is_required=False),
+            body=Body(EmptyInput, is_required=False),
             problems=(404, 409),
         )
     ),
 )
 async def cancel_task(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
-    convert(await read_optional_json(request), Nothing)
-    return json_answer(
-        task_response(await rooms_of(request).tasks.cancel(tenant_of(request), _id(request), by=caller_of(request)))
+    paging.parse_query(request, NoQuery)
+    convert(await read_optional_json(request), EmptyInput)
+    return json_response(
+        task_response(await context_of(request).tasks.cancel(tenant_of(request), _id(request), by=caller_of(request)))
     )
 
 
@@ -299,20 +299,20 @@ async def cancel_task(request: ApiRequest) -> Response[bytes]:
             scope=Scope.MANAGE,
             tag="Tasks",
             summary="Do a finished task again, as a new task",
-            answers={201: CREATED},
+            responses={201: CREATED},
             query=NoQuery,
-            body=Body(Nothing, is_required=False),
+            body=Body(EmptyInput, is_required=False),
             headers=IDEMPOTENCY,
             problems=(404, 409),
         )
     ),
 )
 async def retry_task(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
-    convert(await read_optional_json(request), Nothing)
+    paging.parse_query(request, NoQuery)
+    convert(await read_optional_json(request), EmptyInput)
     key = task_key_of(request, b"")
     return response_of(
-        created(await rooms_of(request).tasks.retry(tenant_of(request), _id(request), key=key, by=caller_of(request)))
+        created(await context_of(request).tasks.retry(tenant_of(request), _id(request), key=key, by=caller_of(request)))
     )
 
 
@@ -325,18 +325,18 @@ async def retry_task(request: ApiRequest) -> Response[bytes]:
             scope=Scope.MANAGE,
             tag="Tasks",
             summary="Move a task that has not started to another time",
-            answers=_ONE,
+            responses=_ONE,
             query=NoQuery,
-            body=Body(Reschedule, {"later": {"run_at": "2027-01-31T09:00:00Z"}}),
+            body=Body(RescheduleInput, {"later": {"run_at": "2027-01-31T09:00:00Z"}}),
             problems=(404, 409),
         )
     ),
 )
 async def reschedule_task(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
-    run_at = utc((await read_as(request, Reschedule)).run_at, "run_at")
-    task = await rooms_of(request).tasks.reschedule(tenant_of(request), _id(request), run_at, by=caller_of(request))
-    return json_answer(task_response(task))
+    paging.parse_query(request, NoQuery)
+    run_at = utc((await read_as(request, RescheduleInput)).run_at, "run_at")
+    task = await context_of(request).tasks.reschedule(tenant_of(request), _id(request), run_at, by=caller_of(request))
+    return json_response(task_response(task))
 
 
 def _id(request: ApiRequest) -> UUID:

@@ -8,26 +8,26 @@ import msgspec
 from litestar import Response, get, patch, post
 
 from everbeat.api import paging
-from everbeat.api.answers import TenantAnswer, TenantPage, json_answer
-from everbeat.api.bodies import as_struct, decode, idempotency_of, read_as, read_body, revision_wanted
+from everbeat.api.responses import TenantResponse, TenantList, json_response
+from everbeat.api.bodies import as_struct, decode, idempotency_of, read_as, read_body, if_match_revision
 from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, documented
-from everbeat.api.paging import NoQuery, Optional, PageQuery
+from everbeat.api.paging import NoQuery, Absent, PageQuery
 from everbeat.api.refinements import NAME
-from everbeat.api.rooms import ApiRequest, caller_of, rooms_of
+from everbeat.api.context import ApiRequest, caller_of, context_of
 from everbeat.api.schedules import IF_MATCH
 from everbeat.core.access import Scope
 from everbeat.core.tenant_definitions import tenant_response
 from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, MAX_PAYLOAD_BYTES, TenantQuotas, Tenant
 
-_MOST = 2**31 - 1
+_MAX_COUNT = 2**31 - 1
 
 TenantName = Annotated[str, msgspec.Meta(description="Of the tenant; not an id.", extra_json_schema=NAME)]
 Weight = Annotated[
     float, msgspec.Meta(ge=0.001, le=1_000_000, description="The tenant's share of what workers serve, against the others'.")
 ]
-MaxSchedules = Annotated[int, msgspec.Meta(ge=0, le=_MOST, description="How many schedules there may be.")]
-MaxReady = Annotated[int, msgspec.Meta(ge=0, le=_MOST, description="How many tasks may be ready and not yet started.")]
-MaxRunning = Annotated[int, msgspec.Meta(ge=0, le=_MOST, description="How many tasks may run at the same time.")]
+MaxSchedules = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT, description="How many schedules there may be.")]
+MaxReady = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT, description="How many tasks may be ready and not yet started.")]
+MaxRunning = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT, description="How many tasks may run at the same time.")]
 Submits = Annotated[
     float, msgspec.Meta(ge=0.001, le=1_000_000, description="How many tasks may be submitted in a second, on all nodes.")
 ]
@@ -49,13 +49,13 @@ class TenantInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is to change; a quota of null is no limit."""
 
-    name: TenantName | Optional = msgspec.UNSET
-    weight: Weight | Optional = msgspec.UNSET
-    max_schedules: MaxSchedules | Optional | None = msgspec.UNSET
-    max_ready: MaxReady | Optional | None = msgspec.UNSET
-    max_running: MaxRunning | Optional | None = msgspec.UNSET
-    submits_per_second: Submits | Optional | None = msgspec.UNSET
-    max_payload_bytes: MaxPayload | Optional | None = msgspec.UNSET
+    name: TenantName | Absent = msgspec.UNSET
+    weight: Weight | Absent = msgspec.UNSET
+    max_schedules: MaxSchedules | Absent | None = msgspec.UNSET
+    max_ready: MaxReady | Absent | None = msgspec.UNSET
+    max_running: MaxRunning | Absent | None = msgspec.UNSET
+    submits_per_second: Submits | Absent | None = msgspec.UNSET
+    max_payload_bytes: MaxPayload | Absent | None = msgspec.UNSET
 
 
 _EXAMPLE = {"name": "billing", "weight": 3, "max_schedules": 10_000, "max_running": 200, "submits_per_second": 500}
@@ -69,17 +69,17 @@ _EXAMPLE = {"name": "billing", "weight": 3, "max_schedules": 10_000, "max_runnin
             scope=Scope.ADMIN,
             tag="Tenants and keys",
             summary="List tenants by name",
-            answers={200: Success("A page of tenants.", TenantPage)},
+            responses={200: Success("A page of tenants.", TenantList)},
             query=PageQuery,
         )
     ),
 )
 async def list_tenants(request: ApiRequest) -> Response[bytes]:
-    query = paging.query_of(request, PageQuery)
-    found = await rooms_of(request).tenants.page(after_name=paging.name_after(query.cursor), limit=query.limit + 1)
-    page, last = paging.cut(found, query.limit)
+    query = paging.parse_query(request, PageQuery)
+    found = await context_of(request).tenants.page(after_name=paging.name_after(query.cursor), limit=query.limit + 1)
+    page, last = paging.split_page(found, query.limit)
     next_cursor = None if last is None else paging.name_cursor(last.name)
-    return json_answer({"items": [tenant_response(tenant) for tenant in page], "next_cursor": next_cursor})
+    return json_response({"items": [tenant_response(tenant) for tenant in page], "next_cursor": next_cursor})
 
 
 @post(
@@ -90,7 +90,7 @@ async def list_tenants(request: ApiRequest) -> Response[bytes]:
             scope=Scope.ADMIN,
             tag="Tenants and keys",
             summary="Create a tenant, with its weight and its quotas",
-            answers={201: Success("The new tenant.", TenantAnswer, headers=("ETag", "Location"))},
+            responses={201: Success("The new tenant.", TenantResponse, headers=("ETag", "Location"))},
             query=NoQuery,
             body=Body(TenantInput, {"billing": _EXAMPLE}),
             headers=IDEMPOTENCY,
@@ -99,17 +99,17 @@ async def list_tenants(request: ApiRequest) -> Response[bytes]:
     ),
 )
 async def create_tenant(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
+    paging.parse_query(request, NoQuery)
     raw = await read_body(request)
     idempotency = idempotency_of(request, raw)
     asked = as_struct(await decode(raw), TenantInput)
     quotas = TenantQuotas(**{name: getattr(asked, name) for name in TenantQuotas.__struct_fields__})
-    answer = await rooms_of(request).tenants.create(
+    answer = await context_of(request).tenants.create(
         asked.name, weight=asked.weight, quotas=quotas, idempotency=idempotency, by=caller_of(request)
     )
     created = msgspec.json.decode(answer.body)
     headers = {"Location": f"/v1/tenants/{created['id']}", "ETag": f'"{created["revision"]}"'}
-    return json_answer(answer.body, answer.status, headers)
+    return json_response(answer.body, answer.status, headers)
 
 
 @get(
@@ -120,15 +120,15 @@ async def create_tenant(request: ApiRequest) -> Response[bytes]:
             scope=Scope.ADMIN,
             tag="Tenants and keys",
             summary="Read a tenant",
-            answers={200: Success("The tenant.", TenantAnswer, headers=("ETag",))},
+            responses={200: Success("The tenant.", TenantResponse, headers=("ETag",))},
             query=NoQuery,
             problems=(404,),
         )
     ),
 )
 async def get_tenant(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
-    return _one(await rooms_of(request).tenants.get(request.path_params["tenant"]))
+    paging.parse_query(request, NoQuery)
+    return _one(await context_of(request).tenants.get(request.path_params["tenant"]))
 
 
 @patch(
@@ -139,7 +139,7 @@ async def get_tenant(request: ApiRequest) -> Response[bytes]:
             scope=Scope.ADMIN,
             tag="Tenants and keys",
             summary="Change a tenant's name, weight or quotas; every node follows within seconds",
-            answers={200: Success("The tenant.", TenantAnswer, headers=("ETag",))},
+            responses={200: Success("The tenant.", TenantResponse, headers=("ETag",))},
             query=NoQuery,
             body=Body(TenantPatch, {"weight": {"weight": 2}, "no limit": {"max_ready": None}}),
             headers=IF_MATCH,
@@ -148,18 +148,18 @@ async def get_tenant(request: ApiRequest) -> Response[bytes]:
     ),
 )
 async def patch_tenant(request: ApiRequest) -> Response[bytes]:
-    paging.query_of(request, NoQuery)
-    if_match = revision_wanted(request)
+    paging.parse_query(request, NoQuery)
+    if_match = if_match_revision(request)
     asked = await read_as(request, TenantPatch)
     changes: dict[str, Any] = {
         name: value for name, value in msgspec.structs.asdict(asked).items() if value is not msgspec.UNSET
     }
-    room = rooms_of(request).tenants
+    room = context_of(request).tenants
     return _one(await room.patch(request.path_params["tenant"], changes, if_match=if_match, by=caller_of(request)))
 
 
 def _one(tenant: Tenant) -> Response[bytes]:
-    return json_answer(tenant_response(tenant), 200, {"ETag": f'"{tenant.revision}"'})
+    return json_response(tenant_response(tenant), 200, {"ETag": f'"{tenant.revision}"'})
 
 
 HANDLERS = [list_tenants, create_tenant, get_tenant, patch_tenant]

@@ -7,10 +7,10 @@ from typing import Any
 from litestar import Response, get
 
 from everbeat.api import paging
-from everbeat.api.answers import TickPage, json_answer
+from everbeat.api.responses import TickList, json_response
 from everbeat.api.openapi import Operation, Success, documented
 from everbeat.api.paging import WindowQuery
-from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
+from everbeat.api.context import ApiRequest, context_of, tenant_of
 from everbeat.core.definitions import optional_rfc3339, rfc3339
 from everbeat.services.ledger import LedgerEntry
 
@@ -22,22 +22,22 @@ from everbeat.services.ledger import LedgerEntry
             id="listTicks",
             tag="Schedules",
             summary="Read the ledger: what fired, what was skipped and why, what is to come, what is missing",
-            answers={200: Success("A page of the ledger, oldest first.", TickPage)},
+            responses={200: Success("A page of the ledger, oldest first.", TickList)},
             query=WindowQuery,
             problems=(404,),
         )
     ),
 )
 async def list_ticks(request: ApiRequest) -> Response[bytes]:
-    query = paging.query_of(request, WindowQuery)
-    from_, to = paging.time_given("from", query.from_), paging.time_given("to", query.to)
+    query = paging.parse_query(request, WindowQuery)
+    from_, to = paging.optional_time("from", query.from_), paging.optional_time("to", query.to)
     after = paging.time_after(query.cursor)
-    rooms = rooms_of(request)
-    schedule = await rooms.schedules.get(tenant_of(request), request.path_params["ref"])
-    found = await rooms.ledger.entries(schedule, from_=from_, to=to, after=after, limit=query.limit + 1)
-    page, last = paging.cut(found, query.limit)
+    context = context_of(request)
+    schedule = await context.schedules.get(tenant_of(request), request.path_params["ref"])
+    found = await context.ledger.entries(schedule, from_=from_, to=to, after=after, limit=query.limit + 1)
+    page, last = paging.split_page(found, query.limit)
     next_cursor = None if last is None else paging.time_cursor(last.until or last.scheduled_for)
-    return json_answer({"items": [_line(line) for line in page], "next_cursor": next_cursor})
+    return json_response({"items": [_line(line) for line in page], "next_cursor": next_cursor})
 
 
 def _line(line: LedgerEntry) -> dict[str, Any]:

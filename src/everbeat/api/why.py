@@ -8,16 +8,16 @@ import msgspec
 from litestar import Response, get
 
 from everbeat.api import paging
-from everbeat.api.answers import WhyAnswer, json_answer
+from everbeat.api.responses import ExplanationResponse, json_response
 from everbeat.api.openapi import Operation, Success, documented
-from everbeat.api.paging import Optional, TimeText
-from everbeat.api.rooms import ApiRequest, rooms_of, tenant_of
+from everbeat.api.paging import Absent, TimeText
+from everbeat.api.context import ApiRequest, context_of, tenant_of
 
 
 class WhyQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     at: (
         Annotated[TimeText, msgspec.Meta(description="The time in question, now by default; whole seconds mean that second.")]
-        | Optional
+        | Absent
     ) = msgspec.UNSET
 
 
@@ -28,18 +28,18 @@ class WhyQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             id="why",
             tag="Schedules",
             summary="Why it did, did not, or will run at a time",
-            answers={200: Success("The verdict, a sentence, and the facts behind it.", WhyAnswer)},
+            responses={200: Success("The verdict, a sentence, and the facts behind it.", ExplanationResponse)},
             query=WhyQuery,
             problems=(404,),
         )
     ),
 )
 async def why(request: ApiRequest) -> Response[bytes]:
-    query = paging.query_of(request, WhyQuery)
-    at = paging.time_given("at", query.at)
-    found = await rooms_of(request).explainer.explain(tenant_of(request), request.path_params["ref"], at)
+    query = paging.parse_query(request, WhyQuery)
+    at = paging.optional_time("at", query.at)
+    found = await context_of(request).explainer.explain(tenant_of(request), request.path_params["ref"], at)
     facts = [one._asdict() for one in found.facts]
-    return json_answer({"verdict": found.verdict.value, "explanation": found.explanation, "facts": facts})
+    return json_response({"verdict": found.verdict.value, "explanation": found.explanation, "facts": facts})
 
 
 HANDLERS = [why]

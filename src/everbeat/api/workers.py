@@ -17,12 +17,12 @@ from litestar import Response, post
 from litestar.types import Receive
 
 from everbeat.api import paging
-from everbeat.api.answers import ClaimAnswer, ClaimedTaskAnswer, LeaseAnswer, LeasesAnswer
+from everbeat.api.responses import ClaimedTasksResponse, ClaimedTaskResponse, LeaseStatusResponse, LeaseStatusesResponse
 from everbeat.api.bodies import Items, read_as
 from everbeat.api.hot import Answer, response_of
 from everbeat.api.openapi import Body, Operation, Success, documented
 from everbeat.api.paging import NoQuery
-from everbeat.api.rooms import ApiRequest, Asked, caller_of, rooms_of, session_of
+from everbeat.api.context import ApiRequest, RequestView, caller_of, context_of, session_of
 from everbeat.core.access import Caller, Scope
 from everbeat.core.definitions import rfc3339
 from everbeat.core.errors import Unauthenticated
@@ -50,42 +50,42 @@ _LEASE = {"id": "01a1e231-932d-71cb-8dab-e37075a3e37c", "fence": 1}
 _WORKER = {"worker": "host-1:4711"}
 
 
-async def claim(request: Asked) -> Answer:
-    paging.query_of(request, NoQuery)
+async def claim(request: RequestView) -> Answer:
+    paging.parse_query(request, NoQuery)
     wanted = await read_as(request, LeaseClaimRequest)
-    work, caller = rooms_of(request).leases, caller_of(request)
+    work, caller = context_of(request).leases, caller_of(request)
     if wanted.wait_seconds > 0:
         with session_of(request) as session:
             return Answer(200, claimed_body(await _claim_unless_gone(work, caller, wanted, request.receive, session)))
     return Answer(200, claimed_body(await work.claim(caller.lease_tenant_id, wanted, queues=caller.queues)))
 
 
-async def heartbeat(request: Asked) -> Answer:
-    paging.query_of(request, NoQuery)
+async def heartbeat(request: RequestView) -> Answer:
+    paging.parse_query(request, NoQuery)
     caller = caller_of(request)
     beat = await read_as(request, LeaseHeartbeatRequest, Items("leases", LeaseHeartbeat))
-    return Answer(200, _beats_body(await rooms_of(request).leases.heartbeat(caller.lease_tenant_id, beat, queues=caller.queues)))
+    return Answer(200, _beats_body(await context_of(request).leases.heartbeat(caller.lease_tenant_id, beat, queues=caller.queues)))
 
 
-async def complete(request: Asked) -> Answer:
-    paging.query_of(request, NoQuery)
+async def complete(request: RequestView) -> Answer:
+    paging.parse_query(request, NoQuery)
     caller = caller_of(request)
     completion = await read_as(request, LeaseCompleteRequest, Items("results", LeaseCompletion))
-    return _settled(await rooms_of(request).leases.complete(caller.lease_tenant_id, completion, queues=caller.queues))
+    return _settled(await context_of(request).leases.complete(caller.lease_tenant_id, completion, queues=caller.queues))
 
 
-async def fail(request: Asked) -> Answer:
-    paging.query_of(request, NoQuery)
+async def fail(request: RequestView) -> Answer:
+    paging.parse_query(request, NoQuery)
     caller = caller_of(request)
     failures = await read_as(request, LeaseFailRequest, Items("failures", LeaseFailure))
-    return _settled(await rooms_of(request).leases.fail(caller.lease_tenant_id, failures, queues=caller.queues))
+    return _settled(await context_of(request).leases.fail(caller.lease_tenant_id, failures, queues=caller.queues))
 
 
-async def release(request: Asked) -> Answer:
-    paging.query_of(request, NoQuery)
+async def release(request: RequestView) -> Answer:
+    paging.parse_query(request, NoQuery)
     caller = caller_of(request)
     leases = await read_as(request, LeaseReleaseRequest, Items("leases", Lease))
-    return _settled(await rooms_of(request).leases.release(caller.lease_tenant_id, leases, queues=caller.queues))
+    return _settled(await context_of(request).leases.release(caller.lease_tenant_id, leases, queues=caller.queues))
 
 
 HOT = {
@@ -138,7 +138,7 @@ def claimed_body(tasks: Sequence[ClaimedTask]) -> bytes:
             if at not in written and at is not None:
                 written[at] = rfc3339(at)
         answers.append(
-            ClaimedTaskAnswer(
+            ClaimedTaskResponse(
                 task.id,
                 task.type,
                 task.queue,
@@ -157,7 +157,7 @@ def claimed_body(tasks: Sequence[ClaimedTask]) -> bytes:
                 task.tenant_id,
             )
         )
-    return _encode(ClaimAnswer(answers))
+    return _encode(ClaimedTasksResponse(answers))
 
 
 def _beats_body(beats: Sequence[LeaseHeartbeatResult]) -> bytes:
@@ -165,7 +165,7 @@ def _beats_body(beats: Sequence[LeaseHeartbeatResult]) -> bytes:
     for beat in beats:
         if beat.lease_until is not None and beat.lease_until not in written:
             written[beat.lease_until] = rfc3339(beat.lease_until)
-    return _encode(LeasesAnswer([LeaseAnswer(beat.id, beat.status, written[beat.lease_until]) for beat in beats]))
+    return _encode(LeaseStatusesResponse([LeaseStatusResponse(beat.id, beat.status, written[beat.lease_until]) for beat in beats]))
 
 
 def _settled(results: list[LeaseResult]) -> Answer:
@@ -179,7 +179,7 @@ def _operation(name: str, summary: str, answer: Success, body: Any, **example: A
             scope=Scope.WORK,
             tag="Workers",
             summary=summary,
-            answers={200: answer},
+            responses={200: answer},
             query=NoQuery,
             body=Body(body, {"one": {**_WORKER, **example}}),
             problems=(409,),
@@ -196,7 +196,7 @@ _BECAME = Success("What became of each, in the order given.", LeaseResultsRespon
     opt=_operation(
         "claimTasks",
         "Take ready tasks under leases, the most urgent first; waits up to wait_seconds for the first",
-        Success("The tasks; none if there are none in time.", ClaimAnswer),
+        Success("The tasks; none if there are none in time.", ClaimedTasksResponse),
         LeaseClaimRequest,
         queues=["reports"],
         max=10,
@@ -212,7 +212,7 @@ async def claim_tasks(request: ApiRequest) -> Response[bytes]:
     opt=_operation(
         "heartbeat",
         "Renew leases, with progress and log lines; learn what is lost and what to cancel",
-        Success("What became of each lease, in the order given.", LeasesAnswer),
+        Success("What became of each lease, in the order given.", LeaseStatusesResponse),
         LeaseHeartbeatRequest,
         leases=[{**_LEASE, "progress": {"fraction": 0.4, "message": "fetching"}, "log": "page 4 of 10"}],
     ),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 from uuid import uuid4
 
-from everbeat.api.app import Health, Rooms, build_app
+from everbeat.api.app import Health, ApiContext, build_app
 from everbeat.client.registering import unfinished
 from everbeat.client.registry import Registry
 from everbeat.clock import DatabaseClock
@@ -100,15 +100,15 @@ class SteppedNode:
     @functools.cached_property
     def asgi(self) -> Any:
         """Made when it is first asked: most tests do without, and it takes longer than all the rest."""
-        return build_app(self._rooms())
+        return build_app(self._api_context())
 
-    def _rooms(self) -> Rooms:
+    def _api_context(self) -> ApiContext:
         store, schedules, timelines = self._store, self._schedules, self._timelines
 
         async def ready() -> Health:
             return Health(True, {})
 
-        return Rooms(
+        return ApiContext(
             schedules=schedules,
             tasks=self.tasks,
             leases=self.leases,

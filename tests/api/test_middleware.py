@@ -7,7 +7,7 @@ from uuid import UUID
 import httpx
 import pytest
 
-from everbeat.api.app import Rooms
+from everbeat.api.app import ApiContext
 from tests.api.conftest import definition, make_client, problem_of
 
 
@@ -55,15 +55,15 @@ async def test_two_hosts_are_refused(client: httpx.AsyncClient) -> None:
     problem_of(await client.get("/healthz", headers=headers), 403)
 
 
-async def test_configured_hosts_are_let_in(rooms: Rooms) -> None:
-    async with make_client(rooms._replace(allowed_hosts=frozenset({"everbeat.internal", "[fd00::1]"}))) as client:
+async def test_configured_hosts_are_let_in(context: ApiContext) -> None:
+    async with make_client(context._replace(allowed_hosts=frozenset({"everbeat.internal", "[fd00::1]"}))) as client:
         for host in ("everbeat.internal:8080", "localhost", "[fd00::1]:80"):
             assert (await client.get("/healthz", headers={"Host": host})).status_code == 200
         problem_of(await client.get("/healthz", headers={"Host": "evil.example"}), 403)
 
 
-async def test_without_a_list_every_host_is_let_in(rooms: Rooms) -> None:
-    async with make_client(rooms._replace(allowed_hosts=None)) as client:
+async def test_without_a_list_every_host_is_let_in(context: ApiContext) -> None:
+    async with make_client(context._replace(allowed_hosts=None)) as client:
         headers = {"Host": "everbeat.example", "Origin": "https://elsewhere.example"}
         assert (await client.put("/v1/calendars/a", json={}, headers=headers)).status_code == 201
 

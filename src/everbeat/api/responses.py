@@ -23,12 +23,12 @@ Absent = msgspec.UnsetType
 _ABSENT = msgspec.UNSET
 
 
-def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response[bytes]:
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response[bytes]:
     body = value if isinstance(value, bytes) else msgspec.json.encode(value)
     return Response(content=body, status_code=status, media_type="application/json", headers=headers)
 
 
-class ScheduleAnswer(msgspec.Struct, kw_only=True):
+class ScheduleResponse(msgspec.Struct, kw_only=True):
     """A schedule: its definition, and what the engine keeps beside it."""
 
     id: Id
@@ -69,12 +69,12 @@ class ScheduleAnswer(msgspec.Struct, kw_only=True):
     updated_at: Time
 
 
-class SchedulePage(msgspec.Struct):
-    items: list[ScheduleAnswer]
+class ScheduleList(msgspec.Struct):
+    items: list[ScheduleResponse]
     next_cursor: str | None
 
 
-class RegisteredAnswer(msgspec.Struct):
+class RegisteredScheduleResponse(msgspec.Struct):
     """What became of one schedule of a batch."""
 
     id: Id
@@ -82,11 +82,11 @@ class RegisteredAnswer(msgspec.Struct):
     status: Literal["created", "updated", "unchanged"]
 
 
-class BatchAnswer(msgspec.Struct):
-    items: list[RegisteredAnswer]
+class ScheduleBatchResponse(msgspec.Struct):
+    items: list[RegisteredScheduleResponse]
 
 
-class TickAnswer(msgspec.Struct, kw_only=True):
+class TickResponse(msgspec.Struct, kw_only=True):
     """One line of the ledger; `until` and `count` only where it stands for a run of skipped ticks."""
 
     scheduled_for: Time
@@ -99,19 +99,19 @@ class TickAnswer(msgspec.Struct, kw_only=True):
     count: int | Absent = _ABSENT
 
 
-class TickPage(msgspec.Struct):
-    items: list[TickAnswer]
+class TickList(msgspec.Struct):
+    items: list[TickResponse]
     next_cursor: str | None
 
 
-class FactAnswer(msgspec.Struct):
+class FactResponse(msgspec.Struct):
     """One thing that speaks for the verdict, and its value: a time as RFC 3339, a number, a text."""
 
     fact: str
     value: str | float | bool | None
 
 
-class WhyAnswer(msgspec.Struct):
+class ExplanationResponse(msgspec.Struct):
     """`fired`: a task was made. `skipped`: none was, for a reason on record. `missing`: it should have run, and nothing is on
     record. `due`: its time has come, and it is about to be fired. `upcoming`: it will run. `will_skip`: it will not, unless
     that is changed. `not_scheduled`: there is no tick at that time. `not_registered`: the schedule was not there yet.
@@ -119,15 +119,15 @@ class WhyAnswer(msgspec.Struct):
 
     verdict: Verdict
     explanation: str
-    facts: list[FactAnswer]
+    facts: list[FactResponse]
 
 
-class ProgressAnswer(msgspec.Struct):
+class ProgressResponse(msgspec.Struct):
     fraction: float | int | None
     message: str | None
 
 
-class TaskAnswer(msgspec.Struct, kw_only=True):
+class TaskResponse(msgspec.Struct, kw_only=True):
     """A task, live or finished; `result` and `error` as its worker gave them, cut with a note if they were too large.
 
     `payload_omitted`: the payload is large and not part of this answer; reading the task by its id shows it.
@@ -152,7 +152,7 @@ class TaskAnswer(msgspec.Struct, kw_only=True):
     schedule_id: Id | None
     schedule: str | None
     scheduled_for: Time | None
-    progress: ProgressAnswer | None
+    progress: ProgressResponse | None
     result: Any
     error: TaskError | None
     reason: str | None
@@ -165,20 +165,20 @@ class TaskAnswer(msgspec.Struct, kw_only=True):
     cancel_requested: bool
 
 
-class TaskPage(msgspec.Struct):
+class TaskList(msgspec.Struct):
     """Newest first. With a filter that matches little a page may be short, or empty, and still not the last."""
 
-    items: list[TaskAnswer]
+    items: list[TaskResponse]
     next_cursor: str | None
 
 
-class IdsAnswer(msgspec.Struct):
+class TaskIdsResponse(msgspec.Struct):
     """The ids of the tasks of a batch, in the order given."""
 
     ids: list[Id]
 
 
-class AttemptAnswer(msgspec.Struct, kw_only=True):
+class AttemptResponse(msgspec.Struct, kw_only=True):
     """One try at a task; without an outcome it is running."""
 
     attempt: int
@@ -191,24 +191,24 @@ class AttemptAnswer(msgspec.Struct, kw_only=True):
     duration_ms: float | int | None
 
 
-class AttemptPage(msgspec.Struct):
-    items: list[AttemptAnswer]
+class AttemptList(msgspec.Struct):
+    items: list[AttemptResponse]
     next_cursor: str | None
 
 
-class LogLineAnswer(msgspec.Struct, kw_only=True):
+class LogLineResponse(msgspec.Struct, kw_only=True):
     at: Time
     attempt: int
     worker: str | None
     text: str
 
 
-class LogPage(msgspec.Struct):
-    items: list[LogLineAnswer]
+class LogLineList(msgspec.Struct):
+    items: list[LogLineResponse]
     next_cursor: str | None
 
 
-class ClaimedTaskAnswer(msgspec.Struct):
+class ClaimedTaskResponse(msgspec.Struct):
     """A task in the hands of a worker: `fence` proves the right to finish it, until `lease_until`."""
 
     id: UUID
@@ -229,11 +229,11 @@ class ClaimedTaskAnswer(msgspec.Struct):
     tenant_id: UUID
 
 
-class ClaimAnswer(msgspec.Struct):
-    tasks: list[ClaimedTaskAnswer]
+class ClaimedTasksResponse(msgspec.Struct):
+    tasks: list[ClaimedTaskResponse]
 
 
-class LeaseAnswer(msgspec.Struct):
+class LeaseStatusResponse(msgspec.Struct):
     """`ok`: renewed. `cancel`: stop the task. `lost`: it is no longer yours."""
 
     id: UUID
@@ -241,11 +241,11 @@ class LeaseAnswer(msgspec.Struct):
     lease_until: Time | None
 
 
-class LeasesAnswer(msgspec.Struct):
-    leases: list[LeaseAnswer]
+class LeaseStatusesResponse(msgspec.Struct):
+    leases: list[LeaseStatusResponse]
 
 
-class DeadLetterAnswer(msgspec.Struct, kw_only=True):
+class DeadLetterResponse(msgspec.Struct, kw_only=True):
     """A task whose attempts are exhausted, with the reason, and what it was last replayed as."""
 
     task_id: Id
@@ -273,12 +273,12 @@ class DeadLetterAnswer(msgspec.Struct, kw_only=True):
     replays: int
 
 
-class DeadLetterPage(msgspec.Struct):
-    items: list[DeadLetterAnswer]
+class DeadLetterList(msgspec.Struct):
+    items: list[DeadLetterResponse]
     next_cursor: str | None
 
 
-class ReplayAnswer(msgspec.Struct):
+class ReplayResponse(msgspec.Struct):
     """How many became new tasks, and the first 100 of those; if `has_more`, ask again."""
 
     count: int
@@ -286,29 +286,29 @@ class ReplayAnswer(msgspec.Struct):
     has_more: bool
 
 
-class PurgeAnswer(msgspec.Struct):
+class PurgeResponse(msgspec.Struct):
     count: int
 
 
-class BackfillAnswer(msgspec.Struct):
+class BackfillResponse(msgspec.Struct):
     """How many tasks were made, or would be, and the first 100 of their ticks."""
 
     count: int
     ticks: list[Time]
 
 
-class PreviewTickAnswer(msgspec.Struct):
+class PreviewTickResponse(msgspec.Struct):
     at: Time
     local: Time
 
 
-class PreviewAnswer(msgspec.Struct):
+class PreviewResponse(msgspec.Struct):
     description: str
-    ticks: list[PreviewTickAnswer]
+    ticks: list[PreviewTickResponse]
     warnings: list[str]
 
 
-class CountAnswer(msgspec.Struct, kw_only=True):
+class TickCountsResponse(msgspec.Struct, kw_only=True):
     """What was expected and what became of it; skipped ticks by reason."""
 
     expected: int
@@ -318,17 +318,17 @@ class CountAnswer(msgspec.Struct, kw_only=True):
     doubled: int
 
 
-class TenantCount(CountAnswer, kw_only=True):
+class TenantTickCounts(TickCountsResponse, kw_only=True):
     tenant_id: Id
 
 
-class ScheduleCount(CountAnswer, kw_only=True):
+class ScheduleTickCounts(TickCountsResponse, kw_only=True):
     id: Id
     name: str
     status: Status
 
 
-class Faulty(msgspec.Struct):
+class FaultyScheduleResponse(msgspec.Struct):
     """A schedule set aside because it cannot be computed or fired."""
 
     id: Id
@@ -336,16 +336,16 @@ class Faulty(msgspec.Struct):
     fault: str | None
 
 
-class AuditAnswer(CountAnswer, kw_only=True):
+class AuditResponse(TickCountsResponse, kw_only=True):
     from_: Time = msgspec.field(name="from")
     to: Time
-    tenants: list[TenantCount]
-    schedules: list[ScheduleCount]
-    faulty: list[Faulty]
+    tenants: list[TenantTickCounts]
+    schedules: list[ScheduleTickCounts]
+    faulty: list[FaultyScheduleResponse]
     next_cursor: str | None
 
 
-class NodeAnswer(msgspec.Struct, kw_only=True):
+class NodeResponse(msgspec.Struct, kw_only=True):
     id: Id
     name: str
     roles: list[str]
@@ -358,35 +358,35 @@ class NodeAnswer(msgspec.Struct, kw_only=True):
     partitions: int
 
 
-class PartitionAnswer(msgspec.Struct):
+class PartitionResponse(msgspec.Struct):
     partition: int
     owner: Id | None
     epoch: int
     lease_until: Time | None
 
 
-class QueueAnswer(msgspec.Struct):
+class QueueDepthResponse(msgspec.Struct):
     queue: str
     state: str
     count: int
 
 
-class Rates(msgspec.Struct):
+class ClusterRates(msgspec.Struct):
     ticks_fired_per_second: float
 
 
-class ClusterAnswer(msgspec.Struct, kw_only=True):
+class ClusterResponse(msgspec.Struct, kw_only=True):
     """The cluster as the database shows it; `lag_seconds` is that of the slowest live node."""
 
     now: Time
-    nodes: list[NodeAnswer]
-    partitions: list[PartitionAnswer]
+    nodes: list[NodeResponse]
+    partitions: list[PartitionResponse]
     unowned: int
     lag_seconds: float | None
-    queues: list[QueueAnswer]
+    queues: list[QueueDepthResponse]
     schedules: dict[str, int]
     faulty: int
-    rates: Rates
+    rates: ClusterRates
 
 
 class Span(msgspec.Struct, forbid_unknown_fields=True):
@@ -399,7 +399,7 @@ class Span(msgspec.Struct, forbid_unknown_fields=True):
 Weekday = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(WEEKDAYS)})]
 
 
-class CalendarAnswer(msgspec.Struct, kw_only=True):
+class CalendarResponse(msgspec.Struct, kw_only=True):
     name: str
     description: str
     dates: list[str | Span]
@@ -409,12 +409,12 @@ class CalendarAnswer(msgspec.Struct, kw_only=True):
     revision: int
 
 
-class CalendarPage(msgspec.Struct):
-    items: list[CalendarAnswer]
+class CalendarList(msgspec.Struct):
+    items: list[CalendarResponse]
     next_cursor: str | None
 
 
-class TenantAnswer(msgspec.Struct, kw_only=True):
+class TenantResponse(msgspec.Struct, kw_only=True):
     """A tenant, its weight against those of the others, and its quotas; null is no limit."""
 
     id: Id
@@ -430,12 +430,12 @@ class TenantAnswer(msgspec.Struct, kw_only=True):
     updated_at: Time
 
 
-class TenantPage(msgspec.Struct):
-    items: list[TenantAnswer]
+class TenantList(msgspec.Struct):
+    items: list[TenantResponse]
     next_cursor: str | None
 
 
-class KeyAnswer(msgspec.Struct, kw_only=True):
+class KeyResponse(msgspec.Struct, kw_only=True):
     """An API key, without its secret; `hint` shows how it begins and ends."""
 
     id: Id
@@ -450,18 +450,18 @@ class KeyAnswer(msgspec.Struct, kw_only=True):
     revoked_at: Time | None
 
 
-class NewKeyAnswer(KeyAnswer, kw_only=True):
+class NewKeyResponse(KeyResponse, kw_only=True):
     """The key with its secret, which is shown this once and kept nowhere."""
 
     key: str
 
 
-class KeyPage(msgspec.Struct):
-    items: list[KeyAnswer]
+class KeyList(msgspec.Struct):
+    items: list[KeyResponse]
     next_cursor: str | None
 
 
-class AuditEntryAnswer(msgspec.Struct, kw_only=True):
+class AuditLogEntryResponse(msgspec.Struct, kw_only=True):
     """Who did what to what. `detail` says more, differently for each action; payloads are never part of it."""
 
     id: Id
@@ -476,12 +476,12 @@ class AuditEntryAnswer(msgspec.Struct, kw_only=True):
     address: str | None
 
 
-class AuditEntryPage(msgspec.Struct):
-    items: list[AuditEntryAnswer]
+class AuditLogList(msgspec.Struct):
+    items: list[AuditLogEntryResponse]
     next_cursor: str | None
 
 
-class HealthAnswer(msgspec.Struct):
+class HealthResponse(msgspec.Struct):
     """`ok`, or what is wrong; other fields say more."""
 
     status: Literal["ok", "stuck", "unready"]

@@ -18,7 +18,7 @@ _ROUND_SECONDS = 0.002
 _WEIGHT = 0.1
 
 
-class Turnstile:
+class FairScheduler:
     def __init__(self, round_seconds: float = _ROUND_SECONDS) -> None:
         self._share = round_seconds
         self._spent = 0.0
@@ -66,18 +66,18 @@ class _Paced:
 
     __slots__ = ("_turnstile", "_work")
 
-    def __init__(self, turnstile: Turnstile, work: Coroutine[Any, Any, None]) -> None:
-        self._turnstile = turnstile
+    def __init__(self, scheduler: FairScheduler, work: Coroutine[Any, Any, None]) -> None:
+        self._turnstile = scheduler
         self._work = work
 
     def __await__(self) -> Generator[Any, None, None]:
-        turnstile, work = self._turnstile, self._work
+        scheduler, work = self._turnstile, self._work
         thrown: BaseException | None = None
         try:
             while True:
-                if thrown is None and turnstile.is_used_up:
+                if thrown is None and scheduler.is_used_up:
                     try:
-                        yield from turnstile.wait()
+                        yield from scheduler.wait()
                     except BaseException as error:  # cancelled while it waited: for the work to know
                         thrown = error
                 started = perf_counter()
@@ -87,7 +87,7 @@ class _Paced:
                     return
                 finally:
                     thrown = None
-                    turnstile.spend(perf_counter() - started)
+                    scheduler.spend(perf_counter() - started)
                 try:
                     yield awaited
                 except BaseException as error:

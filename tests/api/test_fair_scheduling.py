@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from everbeat.api.turnstile import Turnstile
+from everbeat.api.fair_scheduling import FairScheduler
 
 SHARE = 0.002
 STEP = 0.001
@@ -32,15 +32,15 @@ async def usual_wait(over: asyncio.Event) -> float:
     return sorted(waits)[len(waits) * 9 // 10]
 
 
-async def crowd(turnstile: Turnstile | None) -> float:
+async def crowd(scheduler: FairScheduler | None) -> float:
     over, done = asyncio.Event(), list[str]()
     watching = asyncio.create_task(usual_wait(over))
 
     async def one(name: str) -> None:
-        if turnstile is None:
+        if scheduler is None:
             await work(4, done, name)
         else:
-            await turnstile.paced(work(4, done, name))
+            await scheduler.paced(work(4, done, name))
 
     await asyncio.gather(*(one(str(number)) for number in range(60)))
     over.set()
@@ -50,12 +50,12 @@ async def crowd(turnstile: Turnstile | None) -> float:
 
 async def test_a_crowd_of_requests_leaves_room_in_each_round() -> None:
     assert await crowd(None) > 60 * STEP
-    assert await crowd(Turnstile(SHARE)) < 20 * STEP
+    assert await crowd(FairScheduler(SHARE)) < 20 * STEP
 
 
 async def test_requests_pass_in_the_order_in_which_they_came() -> None:
-    turnstile, done = Turnstile(0.0), list[str]()
-    await asyncio.gather(*(turnstile.paced(work(2, done, str(number))) for number in range(20)))
+    scheduler, done = FairScheduler(0.0), list[str]()
+    await asyncio.gather(*(scheduler.paced(work(2, done, str(number))) for number in range(20)))
     assert done == [str(number) for number in range(20)]
 
 
@@ -65,12 +65,12 @@ async def test_an_error_goes_through() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        await Turnstile(0.0).paced(fail())
+        await FairScheduler(0.0).paced(fail())
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0], ids=["while it waits for its turn", "while it waits for something"])
 async def test_a_cancelled_request_learns_of_it_and_may_go_on(share: float) -> None:
-    turnstile, told = Turnstile(share), list[str]()
+    scheduler, told = FairScheduler(share), list[str]()
     begun = asyncio.Event()
 
     async def stubborn() -> None:
@@ -82,7 +82,7 @@ async def test_a_cancelled_request_learns_of_it_and_may_go_on(share: float) -> N
         await asyncio.sleep(0)
         told.append("went on")
 
-    running = asyncio.ensure_future(turnstile.paced(stubborn()))
+    running = asyncio.ensure_future(scheduler.paced(stubborn()))
     await begun.wait()
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -91,8 +91,8 @@ async def test_a_cancelled_request_learns_of_it_and_may_go_on(share: float) -> N
 
 
 async def test_whoever_left_while_it_waited_holds_up_nobody() -> None:
-    turnstile, done = Turnstile(0.0), list[str]()
-    running = [asyncio.ensure_future(turnstile.paced(work(3, done, str(number)))) for number in range(10)]
+    scheduler, done = FairScheduler(0.0), list[str]()
+    running = [asyncio.ensure_future(scheduler.paced(work(3, done, str(number)))) for number in range(10)]
     await asyncio.sleep(0)
     for one in running[::2]:
         one.cancel()

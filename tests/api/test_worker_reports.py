@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 
-from everbeat.api.app import Rooms
+from everbeat.api.app import ApiContext
 from everbeat.api.bodies import MAX_BODY_BYTES
 from everbeat.services.long_polls import LongPolls
 from everbeat.services.overlap import Reaper, OverlapReleaser
@@ -17,7 +17,7 @@ from everbeat.store.base import Store
 from tests.api.conftest import (
     ON_BOTH_STORES,
     claim,
-    claim_long_ago,
+    claim_expired,
     complete,
     fail,
     fields_of,
@@ -25,7 +25,7 @@ from tests.api.conftest import (
     lease,
     problem_of,
     read,
-    settle,
+    report,
     submit,
 )
 from tests.factories import OTHER_TENANT, count_rows
@@ -48,17 +48,17 @@ async def reap(store: Store) -> None:
 @ON_BOTH_STORES
 @pytest.mark.parametrize("verb", VERBS)
 async def test_what_is_not_held_is_stale_and_changes_nothing(
-    client: httpx.AsyncClient, rooms: Rooms, store: Store, verb: str
+    client: httpx.AsyncClient, context: ApiContext, store: Store, verb: str
 ) -> None:
     field, more = VERBS[verb]
     late = await submit(client)
-    (expired,) = await claim_long_ago(rooms)
+    (expired,) = await claim_expired(context)
     task = await submit(client)
     (held,) = await claim(client)
     foreign = await foreign_lease(store)
     stale = [{"id": str(uuid4()), "fence": 1}, lease(held, fence=0), lease(held, fence=held["fence"] + 1), foreign, expired]
 
-    answers = await settle(client, verb, field, *({**one, **more} for one in stale))
+    answers = await report(client, verb, field, *({**one, **more} for one in stale))
     assert answers == [{"id": one["id"], "status": "stale"} for one in stale]
     assert (await read(client, task))["state"] == (await read(client, late))["state"] == "running"
     assert [one.state for one in await store.task_find(OTHER_TENANT, [UUID(foreign["id"])])] == ["running"]
@@ -98,8 +98,8 @@ async def test_nothing_to_settle_is_no_fault_and_a_thousand_is_enough(client: ht
     field, more = VERBS[verb]
     items = [{"id": str(uuid4()), "fence": 1, **more} for _ in range(1001)]
 
-    assert await settle(client, verb, field) == []
-    assert {one["status"] for one in await settle(client, verb, field, *items[:1000])} == {"stale"}
+    assert await report(client, verb, field) == []
+    assert {one["status"] for one in await report(client, verb, field, *items[:1000])} == {"stale"}
     assert fields_of(await client.post(f"/v1/worker/{verb}", json={"worker": "w1", field: items})) == [field]
 
 
@@ -117,7 +117,7 @@ async def test_an_answer_that_was_lost_is_given_again(client: httpx.AsyncClient,
     await submit(client, max_attempts=1)
     (held,) = await claim(client)
 
-    answers = [await settle(client, verb, field, lease(held, **more)) for _ in range(6)]
+    answers = [await report(client, verb, field, lease(held, **more)) for _ in range(6)]
     assert answers[0][0]["status"] == "ok"
     assert answers == [answers[0]] * 6
     assert await count_rows(store, "task_history") == (0 if verb == "release" else 1)
@@ -141,7 +141,7 @@ async def test_many_are_completed_at_once_each_with_its_own_result(client: httpx
     for number in range(30):
         await submit(client, payload=number)
     held = await claim(client)
-    answers = await settle(client, "complete", "results", *(lease(one, result=one["payload"]) for one in held))
+    answers = await report(client, "complete", "results", *(lease(one, result=one["payload"]) for one in held))
 
     assert [one["status"] for one in answers] == ["ok"] * 30
     listed = (await client.get("/v1/tasks?state=completed")).json()["items"]
@@ -182,10 +182,10 @@ async def test_a_body_that_is_too_large_is_refused_and_nothing_is_lost(client: h
 
 @ON_BOTH_STORES
 async def test_a_late_completion_changes_nothing_of_the_next_attempt(
-    client: httpx.AsyncClient, rooms: Rooms, store: Store
+    client: httpx.AsyncClient, context: ApiContext, store: Store
 ) -> None:
     task = await submit(client)
-    (late,) = await claim_long_ago(rooms)
+    (late,) = await claim_expired(context)
     await reap(store)
     (held,) = await claim(client)
 
@@ -248,7 +248,7 @@ async def test_the_error_is_kept_with_its_kind_and_trace(client: httpx.AsyncClie
     task = await submit(client, max_attempts=1)
     (held,) = await claim(client)
     error = {"message": "boom \x00 ä", "kind": "ValueError", "trace": "Traceback …\n  File"}
-    await settle(client, "fail", "failures", lease(held, error=error))
+    await report(client, "fail", "failures", lease(held, error=error))
 
     assert (await read(client, task))["error"] == error
 
@@ -258,7 +258,7 @@ async def test_a_large_error_is_cut_with_a_note(client: httpx.AsyncClient) -> No
     task = await submit(client, max_attempts=1)
     (held,) = await claim(client)
     error = {"message": "m" * 1_000_000, "kind": "k" * 1000, "trace": "t" * 5_000_000}
-    await settle(client, "fail", "failures", lease(held, error=error))
+    await report(client, "fail", "failures", lease(held, error=error))
 
     kept = (await read(client, task))["error"]
     assert "996000 characters cut" in kept["message"]
@@ -297,9 +297,9 @@ async def test_released_work_is_there_for_others_at_once_and_counts_no_attempt(c
         (held,) = await claim(client)
         waiting = asyncio.create_task(claim(client, wait_seconds=10, worker="w2"))
         await asyncio.sleep(0.05)
-        assert await settle(client, "release", "leases", lease(held)) == [{"id": task["id"], "status": "ok"}]
+        assert await report(client, "release", "leases", lease(held)) == [{"id": task["id"], "status": "ok"}]
         (taken,) = await waiting
         assert (taken["id"], taken["attempt"]) == (task["id"], 1)
-        await settle(client, "release", "leases", lease(taken))
+        await report(client, "release", "leases", lease(taken))
 
     assert (await read(client, task))["state"] == "ready"

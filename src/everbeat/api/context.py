@@ -10,7 +10,7 @@ from litestar import Request
 from litestar.datastructures import State
 from litestar.types import Receive, Scope
 
-from everbeat.api.intake import Intake
+from everbeat.api.body_limits import BodyLimits
 from everbeat.core.access import LOCAL_CALLER, Caller
 from everbeat.core.timeline import TimelineCache
 from everbeat.services.access import Authenticator
@@ -34,7 +34,7 @@ from everbeat.store.base import Store
 ApiRequest = Request[Any, Any, State]
 
 
-class Asked(Protocol):
+class RequestView(Protocol):
     """As much of a request as bodies, queries and rooms need; Litestar's request is one, and so is that of the hot path."""
 
     @property
@@ -51,7 +51,7 @@ class Health(NamedTuple):
     detail: dict[str, Any]
 
 
-class Rooms(NamedTuple):
+class ApiContext(NamedTuple):
     """Everything the API may ask for. `allowed_hosts` adds to the loopback names; None turns the check of hosts off, and so do
     keys that are required. Without `access` there are no keys: whoever asks is in this process."""
 
@@ -76,27 +76,27 @@ class Rooms(NamedTuple):
     metrics: Callable[[], bytes]
     allowed_hosts: frozenset[str] | None = frozenset()
     access: Authenticator | None = None
-    intake: Intake | None = None
+    body_limits: BodyLimits | None = None
 
 
-def rooms_of(request: Asked) -> Rooms:
-    rooms: Rooms = request.scope["state"]["rooms"]
-    return rooms
+def context_of(request: RequestView) -> ApiContext:
+    context: ApiContext = request.scope["state"]["rooms"]
+    return context
 
 
-def caller_of(request: Asked) -> Caller:
+def caller_of(request: RequestView) -> Caller:
     """Who asks."""
     caller: Caller = request.scope["state"].get("caller", LOCAL_CALLER)
     return caller
 
 
-def tenant_of(request: Asked) -> UUID:
+def tenant_of(request: RequestView) -> UUID:
     """Whose data the request may see."""
     return caller_of(request).tenant_id
 
 
-def session_of(request: Asked) -> KeySession:
+def session_of(request: RequestView) -> KeySession:
     """For a request that stays open: `with session_of(request) as session`, which ends when the caller's key does."""
-    access = rooms_of(request).access
+    access = context_of(request).access
     sessions = KeySessions() if access is None else access.sessions
     return sessions.open(caller_of(request))

@@ -20,19 +20,19 @@ import uuid_utils
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from everbeat.api.problems import MEDIA_TYPE, UNAVAILABLE, Refusal, problem_body
-from everbeat.api.turnstile import Turnstile
+from everbeat.api.problems import MEDIA_TYPE, UNAVAILABLE, HttpProblem, problem_body
+from everbeat.api.fair_scheduling import FairScheduler
 
 _RETRY = (b"retry-after", b"1")
 _SMALL_BYTES, _SMALL_SECONDS = 1024 * 1024, 1.0
 _LINGER_BYTES, _LINGER_SECONDS, _LINGER_PAUSE_SECONDS = 16 * 1024 * 1024, 2.0, 0.005
 
 
-class Door:
+class StartupGate:
     def __init__(self, app: ASGIApp, hang_up: Callable[[Sequence[Any]], None] | None = None) -> None:
         self._app = app
         self._hang_up = hang_up
-        self._turnstile = Turnstile()
+        self._turnstile = FairScheduler()
         self.is_open = False
         self.waits_for = "the database was not reached yet"
 
@@ -122,7 +122,7 @@ async def _send(send: Send, status: int, answer: dict[str, Any] | None) -> None:
     request_id = str(uuid_utils.uuid7())
     if answer is None:
         body, media_type = (
-            problem_body(Refusal(UNAVAILABLE, "The node waits for its database; try again soon."), request_id),
+            problem_body(HttpProblem(UNAVAILABLE, "The node waits for its database; try again soon."), request_id),
             MEDIA_TYPE,
         )
     else:

@@ -17,21 +17,21 @@ _SMALL_BYTES = 64 * 1024
 _SHORTEST_PAUSE_SECONDS = 0.01
 
 
-class Intake:
+class BodyLimits:
     """The bodies that are being read by this node."""
 
     def __init__(
         self,
         deadline_seconds: float = DEADLINE_SECONDS,
         *,
-        most_large_bytes: int = 64 * _MEGABYTE,
-        most_bytes: int = 256 * _MEGABYTE,
+        max_large_bytes: int = 64 * _MEGABYTE,
+        max_bytes: int = 256 * _MEGABYTE,
         large_bytes_per_second: float = 64 * _MEGABYTE,
     ) -> None:
         self.deadline_seconds = deadline_seconds
         self.held = 0
-        self._most_large = most_large_bytes
-        self._most = most_bytes
+        self._most_large = max_large_bytes
+        self._most = max_bytes
         self._rate = large_bytes_per_second
         self._paced_until = 0.0
 

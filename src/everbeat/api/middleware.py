@@ -18,8 +18,8 @@ import uuid_utils
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from everbeat.api.problems import FORBIDDEN, MEDIA_TYPE, Refusal, log_failure, problem_body, problem_of, unexpected
-from everbeat.api.rooms import Rooms
+from everbeat.api.problems import FORBIDDEN, MEDIA_TYPE, HttpProblem, log_failure, problem_body, problem_of, unexpected
+from everbeat.api.context import ApiContext
 from everbeat.core.access import LOCAL_CALLER, Caller
 from everbeat.core.errors import Unauthenticated
 from everbeat.core.keys import contains_key
@@ -43,17 +43,17 @@ Found = dict[bytes, list[bytes]]
 Authority = tuple[str, str | None]
 
 
-class Gate:
+class RequestMiddleware:
     """Also brings along the rooms: what the framework would look up for every request."""
 
-    def __init__(self, app: ASGIApp, rooms: Rooms, open_paths: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, context: ApiContext, open_paths: Collection[str] = ()) -> None:
         self._app = app
-        self._rooms = rooms
-        self._access = rooms.access
+        self._api_context = context
+        self._access = context.access
         self._open_paths = frozenset(open_paths)
         self._hosts = None
-        if rooms.allowed_hosts is not None:
-            self._hosts = _LOOPBACK | {host.lower().strip("[]") for host in rooms.allowed_hosts}
+        if context.allowed_hosts is not None:
+            self._hosts = _LOOPBACK | {host.lower().strip("[]") for host in context.allowed_hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
@@ -64,7 +64,7 @@ class Gate:
             if name in _LOOKED_AT:
                 found.setdefault(name, []).append(value)
         request_id = _request_id(found.get(b"x-request-id"))
-        scope["state"] = {**scope["state"], "request_id": request_id, "rooms": self._rooms}
+        scope["state"] = {**scope["state"], "request_id": request_id, "rooms": self._api_context}
         has_started = False
 
         async def stamped(message: Message) -> None:
@@ -108,12 +108,12 @@ class Gate:
         hosts = found.get(b"host")
         host = _authority(hosts[0]) if hosts and len(hosts) == 1 else None
         if host is None or host[0] not in self._hosts:
-            raise Refusal(FORBIDDEN, "The Host header does not name this server.")
+            raise HttpProblem(FORBIDDEN, "The Host header does not name this server.")
         if scope.get("method") in _SAFE_METHODS:
             return
         origins = found.get(b"origin")
         if origins and any(_origin(origin) != _with_port(host, scope["scheme"]) for origin in origins):
-            raise Refusal(FORBIDDEN, "The Origin header names another site.")
+            raise HttpProblem(FORBIDDEN, "The Origin header names another site.")
 
 
 def _address(scope: Scope, found: Found, access: Authenticator) -> str:
@@ -160,7 +160,7 @@ def _origin(value: bytes) -> Authority | None:
     return None if authority is None else _with_port(authority, parts.scheme)
 
 
-async def _send_problem(refusal: Refusal, body: bytes, send: Send) -> None:
+async def _send_problem(refusal: HttpProblem, body: bytes, send: Send) -> None:
     headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
     headers += [(name.lower().encode(), value.encode("latin-1")) for name, value in refusal.headers.items()]
     await send({"type": "http.response.start", "status": refusal.kind.status, "headers": headers})
