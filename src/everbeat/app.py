@@ -9,31 +9,31 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
-from everbeat.client.api import Awaiting, Blocking, Client
-from everbeat.client.arguments import plain
+from everbeat.client.api import AsyncMode, BlockingMode, Client
+from everbeat.client.arguments import to_json_value
 from everbeat.client.base import Transport
-from everbeat.client.connections import Connection, HttpConnection, NodeConnection, OwnedNode, Place
-from everbeat.client.declaring import check_hook, define_schedule, define_task
+from everbeat.client.connections import Connection, HttpConnection, NodeConnection, OwnedNode, BoundTransport
+from everbeat.client.declarations import check_hook, define_schedule, define_task
 from everbeat.client.durations import Duration, seconds_of
 from everbeat.client.errors import RegistrationError
-from everbeat.client.exchange import Patience
-from everbeat.client.flows import Flow
+from everbeat.client.exchange import RetryBudget
+from everbeat.client.operations import Operation
 from everbeat.client.handles import TaskHandle
 from everbeat.client.http import HttpTransport
 from everbeat.client.inprocess import InProcessTransport
 from everbeat.client.options import TASK_OPTIONS, NamedOptions, ScheduleOptions, TaskOptions
-from everbeat.client.registering import Registration, registering
+from everbeat.client.registration import Registration, register_schedules
 from everbeat.client.registry import Hook, Registry
-from everbeat.client.tasks import Task, named_input, submitting_one
-from everbeat.client.urls import DEFAULT_URL, checked_url, is_server
+from everbeat.client.tasks import Task, named_input, submit_task
+from everbeat.client.urls import DEFAULT_URL, validate_url, is_server
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.protocol import DEFAULT_LEASE_SECONDS
 from everbeat.worker.context import Context
 
 DEFAULT_NAME = "everbeat"
 
-Given = ParamSpec("Given")
-Whole = ParamSpec("Whole")
+SubmitParams = ParamSpec("SubmitParams")
+FunctionParams = ParamSpec("FunctionParams")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 H = TypeVar("H", bound=Callable[..., Any])
@@ -47,21 +47,21 @@ _EXAMPLES = {
 }
 
 
-class WithContext(Protocol[Given, R_co]):
+class WithContext(Protocol[SubmitParams, R_co]):
     """A function whose first parameter is called ctx."""
 
-    def __call__(self, ctx: Context, *args: Given.args, **kwargs: Given.kwargs) -> R_co: ...
+    def __call__(self, ctx: Context, *args: SubmitParams.args, **kwargs: SubmitParams.kwargs) -> R_co: ...
 
 
 class Decorator(Protocol):
     """Makes a task of a function; of what is a task already, the same task."""
 
     @overload
-    def __call__(self, function: Task[Whole, Given, R], /) -> Task[Whole, Given, R]: ...
+    def __call__(self, function: Task[FunctionParams, SubmitParams, R], /) -> Task[FunctionParams, SubmitParams, R]: ...
     @overload
-    def __call__(self, function: WithContext[Given, R], /) -> Task[Concatenate[Context, Given], Given, R]: ...
+    def __call__(self, function: WithContext[SubmitParams, R], /) -> Task[Concatenate[Context, SubmitParams], SubmitParams, R]: ...
     @overload
-    def __call__(self, function: Callable[Given, R], /) -> Task[Given, Given, R]: ...
+    def __call__(self, function: Callable[SubmitParams, R], /) -> Task[SubmitParams, SubmitParams, R]: ...
 
 
 class Everbeat:
@@ -79,7 +79,7 @@ class Everbeat:
         api_key: str | None = None,
         patience: Duration = 30.0,
     ) -> None:
-        self.url = checked_url(url if url is not None else os.environ.get("EVERBEAT_URL") or DEFAULT_URL)
+        self.url = validate_url(url if url is not None else os.environ.get("EVERBEAT_URL") or DEFAULT_URL)
         if not is_name(name):
             raise RegistrationError(f"the app's name {name!r} {NAME_MESSAGE}")
         self.name = name
@@ -87,11 +87,11 @@ class Everbeat:
         self._api_key = api_key if api_key is not None else os.environ.get("EVERBEAT_API_KEY") or None
         self._connection: Connection
         if is_server(self.url):
-            self._connection = HttpConnection(self.url, self._api_key, Patience(seconds_of(patience, "patience")))
+            self._connection = HttpConnection(self.url, self._api_key, RetryBudget(seconds_of(patience, "patience")))
         else:
             self._connection = NodeConnection(lambda: _start_node(self.url, ()))
-        self.client: Client[Blocking] = Client(self._connection, Blocking)
-        self.async_client: Client[Awaiting] = Client(self._connection, Awaiting)
+        self.client: Client[BlockingMode] = Client(self._connection, BlockingMode)
+        self.async_client: Client[AsyncMode] = Client(self._connection, AsyncMode)
         self._is_running = False
 
     def __repr__(self) -> str:
@@ -100,9 +100,9 @@ class Everbeat:
     # Declaring
 
     @overload
-    def task(self, function: WithContext[Given, R], /) -> Task[Concatenate[Context, Given], Given, R]: ...
+    def task(self, function: WithContext[SubmitParams, R], /) -> Task[Concatenate[Context, SubmitParams], SubmitParams, R]: ...
     @overload
-    def task(self, function: Callable[Given, R], /) -> Task[Given, Given, R]: ...
+    def task(self, function: Callable[SubmitParams, R], /) -> Task[SubmitParams, SubmitParams, R]: ...
     @overload
     def task(self, *, name: str | None = None, **options: Unpack[TaskOptions]) -> Decorator: ...
     def task(self, *function: Any, name: str | None = None, **options: Any) -> Any:
@@ -163,7 +163,7 @@ class Everbeat:
             elif self.registry.tasks.get(function.name) is not function.definition:
                 raise RegistrationError(f"{function.name} is a task of another app; declare its schedules there")
             definition = define_schedule(self.name, task.definition, trigger, options)
-            self.registry.add_schedule(definition, task.definition.where)
+            self.registry.add_schedule(definition, task.definition.location)
             return cast(Task[..., ..., Any], task)
 
         return cast(Decorator, declare)
@@ -177,33 +177,33 @@ class Everbeat:
 
     def submit(self, type: str, payload: Mapping[str, Any] | None = None, **options: Unpack[NamedOptions]) -> TaskHandle:
         """Submit a task by its name, as for a producer without the code. Options: those of a task and of its submit."""
-        return self._connection.blocking(self._by_name(type, payload, options))
+        return self._connection.run_blocking(self._submit_by_name(type, payload, options))
 
     async def submit_async(
         self, type: str, payload: Mapping[str, Any] | None = None, **options: Unpack[NamedOptions]
     ) -> TaskHandle:
-        return await self._connection.awaiting(self._by_name(type, payload, options))
+        return await self._connection.run_async(self._submit_by_name(type, payload, options))
 
-    def _by_name(self, type_: str, payload: Any, options: Mapping[str, Any]) -> Flow[TaskHandle]:
-        arguments = plain({} if payload is None else payload, f"{type_}: the payload")
-        return submitting_one(self._connection, named_input(self.registry, type_, arguments, options))
+    def _submit_by_name(self, type_: str, payload: Any, options: Mapping[str, Any]) -> Operation[TaskHandle]:
+        arguments = to_json_value({} if payload is None else payload, f"{type_}: the payload")
+        return submit_task(self._connection, named_input(self.registry, type_, arguments, options))
 
     # Registering
 
     def register(self, *, prune: bool = False) -> Registration:
         """Bring the declared schedules to the server; `prune` removes those of this app that are no longer declared."""
-        return self._connection.blocking(self._registering(prune))
+        return self._connection.run_blocking(self._register_operation(prune))
 
     async def register_async(self, *, prune: bool = False) -> Registration:
-        return await self._connection.awaiting(self._registering(prune))
+        return await self._connection.run_async(self._register_operation(prune))
 
-    def _registering(self, prune: bool) -> Flow[Registration]:
+    def _register_operation(self, prune: bool) -> Operation[Registration]:
         if prune and self.name == DEFAULT_NAME:
             raise RegistrationError(
                 "an app without a name of its own cannot prune: it would remove what other apps declared; "
                 'name it, as in Everbeat(name="billing"), register once, and prune from then on'
             )
-        return registering(self.registry, prune=prune)
+        return register_schedules(self.registry, prune=prune)
 
     # Running
 
@@ -229,25 +229,25 @@ class Everbeat:
         self._is_running = True
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(setattr, self, "_is_running", False)
-            transport = await self._reach(stack)
+            transport = await self._connect(stack)
             stack.enter_context(self.attached(transport))
             if register and (self.registry.schedules or prune):
                 await self.register_async(prune=prune)
             if worker and self.registry.tasks:
-                await self._work(stack, transport, queues, concurrency, grace_seconds, lease_seconds)
+                await self._start_worker(stack, transport, queues, concurrency, grace_seconds, lease_seconds)
             yield self
 
     @contextlib.contextmanager
     def attached(self, transport: Transport) -> Iterator[None]:
         """While the block lasts, submits go over this transport of the running event loop."""
         is_local = not isinstance(transport, HttpTransport)
-        with self.placed(Place(asyncio.get_running_loop(), transport, is_local)):
+        with self.placed(BoundTransport(asyncio.get_running_loop(), transport, is_local)):
             yield
 
     @contextlib.contextmanager
-    def placed(self, place: Place) -> Iterator[None]:
+    def placed(self, bound: BoundTransport) -> Iterator[None]:
         """As `attached`, for a transport of any event loop."""
-        self._connection.attach(place)
+        self._connection.attach(bound)
         try:
             yield
         finally:
@@ -259,7 +259,7 @@ class Everbeat:
             raise RegistrationError(f"{self.url.partition('://')[0]} is a database, not a server; use async with eb.running()")
         return HttpTransport(self.url, self._api_key)
 
-    async def _reach(self, stack: contextlib.AsyncExitStack) -> Transport:
+    async def _connect(self, stack: contextlib.AsyncExitStack) -> Transport:
         transport: Transport
         if is_server(self.url):
             transport = self.http_transport()
@@ -271,7 +271,7 @@ class Everbeat:
         stack.push_async_callback(transport.close)
         return transport
 
-    async def _work(
+    async def _start_worker(
         self,
         stack: contextlib.AsyncExitStack,
         transport: Transport,

@@ -91,7 +91,7 @@ def test_revoke_ends_keys_but_never_the_last_admin(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--tenant", "a b", "--scope", "read"], "tenant: must be"),
         (["--tenant", "new", "--scope", "root"], "scope[0]: must be one of admin, manage"),
@@ -99,10 +99,10 @@ def test_revoke_ends_keys_but_never_the_last_admin(url: str) -> None:
         (["--scope", "read", "--expires-in", "30"], "30s"),
     ],
 )
-def test_a_wrong_key_is_explained_and_nothing_is_made(url: str, arguments: list[str], told: str) -> None:
+def test_a_wrong_key_is_explained_and_nothing_is_made(url: str, arguments: list[str], message: str) -> None:
     result = keys(url, "create", *arguments)
     assert isinstance(result.exception, EverbeatError)
-    assert told in str(result.exception)
+    assert message in str(result.exception)
     assert listed(url) == []
     assert "no tenant new" in str(keys(url, "list", "--tenant", "new").exception)
 

@@ -62,6 +62,6 @@ def test_create_set_and_list_work_on_the_database_itself(url: str) -> None:
 )
 def test_mistakes_are_told(url: str, arguments: tuple[str, ...], message: str) -> None:
     result = tenants(url, *arguments)
-    told = str(result.exception) if isinstance(result.exception, EverbeatError) else result.output
+    message = str(result.exception) if isinstance(result.exception, EverbeatError) else result.output
     assert result.exit_code != 0
-    assert message in told
+    assert message in message

@@ -51,7 +51,7 @@ def test_an_app_is_found_in_the_current_folder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "message"),
     [
         ("shop", "which app of shop? write MODULE:APP; found: shop:also, shop:eb"),
         ("shop:", "which app of shop? write MODULE:APP; found: shop:also, shop:eb"),
@@ -65,16 +65,16 @@ def test_an_app_is_found_in_the_current_folder(folder: Path) -> None:
         ("shop:eb:x", "not of the form MODULE:APP"),
     ],
 )
-def test_what_is_not_an_app_is_explained(folder: Path, target: str, told: str) -> None:
+def test_what_is_not_an_app_is_explained(folder: Path, target: str, message: str) -> None:
     write(folder, "shop.py", APP + "also = Everbeat()\nother = 3\n")
     write(folder, "empty.py", "")
     with pytest.raises(AppNotLoaded) as caught:
         load_app(target)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("import no_such_thing\n", "No module named 'no_such_thing'"),
         ("def broken(:\n", "SyntaxError"),
@@ -84,13 +84,13 @@ def test_what_is_not_an_app_is_explained(folder: Path, target: str, told: str) -
     ],
 )
 def test_errors_in_the_users_module_are_shown_with_their_traceback(
-    folder: Path, text: str, told: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(folder, "broken.py", text)
     with pytest.raises(AppNotLoaded, match="the module broken cannot be imported; its traceback is above"):
         load_app("broken:eb")
     shown = capsys.readouterr().err
-    assert told in shown
+    assert message in shown
     assert "broken.py" in shown
     assert "cli/worker.py" not in shown
     assert "importlib" not in shown
@@ -161,7 +161,7 @@ def test_a_key_comes_from_a_file_and_what_is_none_is_refused(folder: Path, monke
     invoke("shop:missing", "--api-key-file", "key")
     assert (folder / "seen").read_text() == make_key(b"w" * 32)
     write(folder, "other", "password")
-    for file, told in (("other", "does not hold an API key"), ("nowhere", "cannot be read")):
+    for file, message in (("other", "does not hold an API key"), ("nowhere", "cannot be read")):
         result = invoke("shop:eb", "--api-key-file", file)
         assert result.exit_code == 2
-        assert told in result.output
+        assert message in result.output

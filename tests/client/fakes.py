@@ -21,7 +21,7 @@ class FakeNode:
 
     def __init__(self, respond: Respond | None = None) -> None:
         self.submitted: list[TaskInput] = []
-        self.asked: list[tuple[str, str, Any]] = []
+        self.requested: list[tuple[str, str, Any]] = []
         self.hosts: list[str] = []
         self.error: EverbeatError | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -74,14 +74,14 @@ class FakeNode:
             body = (await receive())["body"]
             self.hosts += [value.decode() for name, value in scope["headers"] if name == b"host"]
             query = scope["query_string"].decode()
-            asked = (
+            requested = (
                 scope["method"],
                 scope["path"] + (f"?{query}" if query else ""),
                 msgspec.json.decode(body) if body else None,
             )
-            self.asked.append(asked)
-            status, answer = self._respond(*asked)
+            self.requested.append(requested)
+            status, response = self._respond(*requested)
             await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]})
-            await send({"type": "http.response.body", "body": b"" if answer is None else msgspec.json.encode(answer)})
+            await send({"type": "http.response.body", "body": b"" if response is None else msgspec.json.encode(response)})
 
         return app

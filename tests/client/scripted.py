@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-Mood = Literal["good", "cut before", "cut after", "away", "busy"]
+Fault = Literal["good", "cut before", "cut after", "away", "busy"]
 
 
 class Seen(NamedTuple):
@@ -25,8 +25,8 @@ class Seen(NamedTuple):
 class ScriptedServer:
     """`moods` are used up one per request; then it is good."""
 
-    def __init__(self, *moods: Mood) -> None:
-        self.moods = list(moods)
+    def __init__(self, *faults: Fault) -> None:
+        self.faults = list(faults)
         self.seen: list[Seen] = []
         self.tasks: dict[UUID, Any] = {}
         self.by_key: dict[str, UUID] = {}
@@ -42,7 +42,7 @@ class ScriptedServer:
                 body = msgspec.json.decode(self.rfile.read(length)) if length else None
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 script.connections.add(self.client_address)
-                script.answer(self, Seen(self.command, self.path, headers, body))
+                script.response(self, Seen(self.command, self.path, headers, body))
 
             do_GET = do_POST = do_PUT = do_DELETE = handle_any
 
@@ -64,17 +64,17 @@ class ScriptedServer:
             self._server.server_close()
             thread.join()
 
-    def answer(self, handler: BaseHTTPRequestHandler, seen: Seen) -> None:
+    def response(self, handler: BaseHTTPRequestHandler, seen: Seen) -> None:
         with self._lock:
             self.seen.append(seen)
-            mood = self.moods.pop(0) if self.moods else "good"
-            if mood == "cut before":
+            fault = self.faults.pop(0) if self.faults else "good"
+            if fault == "cut before":
                 return self._cut(handler)
-            if mood in ("away", "busy"):
-                detail = {"detail": f"the server is {mood}"}
-                return self._send(handler, 503 if mood == "away" else 429, detail, {"retry-after": "0"})
+            if fault in ("away", "busy"):
+                detail = {"detail": f"the server is {fault}"}
+                return self._send(handler, 503 if fault == "away" else 429, detail, {"retry-after": "0"})
             status, body = self._work(seen)
-        if mood == "cut after":
+        if fault == "cut after":
             return self._cut(handler)
         return self._send(handler, status, body)
 

@@ -39,7 +39,7 @@ def test_without_a_url_the_environment_decides(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("", "is not a URL"),
         ("localhost:8080", "did you mean http://localhost:8080?"),
@@ -56,10 +56,10 @@ def test_without_a_url_the_environment_decides(monkeypatch: pytest.MonkeyPatch) 
         (7, "is a int, not text"),
     ],
 )
-def test_a_wrong_url_is_told_when_the_app_is_made(url: Any, told: str) -> None:
+def test_a_wrong_url_is_told_when_the_app_is_made(url: Any, message: str) -> None:
     with pytest.raises(InvalidUrl) as refused:
         Everbeat(url)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_wrong_name_is_told_when_the_app_is_made() -> None:
@@ -111,13 +111,13 @@ CALLS: list[tuple[Callable[[Any], Any], tuple[str, str, Any]]] = [
 
 @pytest.mark.parametrize(("call", "asked"), CALLS)
 async def test_each_method_asks_for_its_path(
-    server: ScriptedServer, call: Callable[[Any], Any], asked: tuple[str, str, Any]
+    server: ScriptedServer, call: Callable[[Any], Any], requested: tuple[str, str, Any]
 ) -> None:
     eb = Everbeat(server.url)
     call(eb.client)
     await call(eb.async_client)
     eb.close()
-    assert [(seen.method, seen.path, seen.body) for seen in server.seen] == [asked, asked]
+    assert [(seen.method, seen.path, seen.body) for seen in server.seen] == [requested, requested]
 
 
 async def test_a_list_follows_its_pages() -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everbeat.client.arguments import bind, plain
+from everbeat.client.arguments import bind, to_json_value
 from everbeat.client.errors import InvalidArguments
 
 Point = namedtuple("Point", "x y")
@@ -66,21 +66,21 @@ def test_it_passes_on_what_a_handler_takes_by_any_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({}, "report: missing a required argument: 'account'; it takes account, sections, draft"),
         ({"account": 1, "acount": 2}, "report: got an unexpected keyword argument 'acount'"),
     ],
 )
-def test_it_refuses_arguments_that_do_not_fit(arguments: dict[str, Any], told: str) -> None:
+def test_it_refuses_arguments_that_do_not_fit(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArguments) as refused:
         bind("report", SIGNATURE, (), arguments)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert isinstance(refused.value, TypeError)
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         (datetime(2026, 1, 1, tzinfo=UTC), "is a datetime, which JSON cannot hold; pass value.isoformat()"),
         (date(2026, 1, 1), "is a date, which JSON cannot hold; pass value.isoformat()"),
@@ -104,11 +104,11 @@ def test_it_refuses_arguments_that_do_not_fit(arguments: dict[str, Any], told: s
         ((number for number in [1]), "pass list(value)"),
     ],
 )
-def test_it_refuses_what_json_cannot_hold_and_says_what_to_pass(value: Any, told: str) -> None:
+def test_it_refuses_what_json_cannot_hold_and_says_what_to_pass(value: Any, message: str) -> None:
     with pytest.raises(InvalidArguments) as refused:
         bind("report", SIGNATURE, (), {"account": value})
     assert str(refused.value).startswith(("report: the argument account", "a key of report: the argument account"))
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_it_names_the_place_inside_an_argument() -> None:
@@ -120,7 +120,7 @@ def test_it_refuses_a_value_that_contains_itself() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(InvalidArguments, match="contains itself"):
-        plain(endless, "x")
+        to_json_value(endless, "x")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_it_refuses_a_value_that_contains_itself() -> None:
     [(Colour.RED, "red"), (Size.SMALL, 1), (Text("x"), "x"), ((1, (2,)), [1, [2]]), ({"a": None}, {"a": None})],
 )
 def test_it_makes_plain_what_is_nearly_so(value: Any, kept: Any) -> None:
-    made = plain(value, "x")
+    made = to_json_value(value, "x")
     assert made == kept
     assert type(made) is type(kept)
 
@@ -141,5 +141,5 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_all_that_is_json_stays_as_it_is(value: Any) -> None:
-    assert plain(value, "x") == value
-    assert msgspec.json.decode(msgspec.json.encode(plain(value, "x"))) == value
+    assert to_json_value(value, "x") == value
+    assert msgspec.json.decode(msgspec.json.encode(to_json_value(value, "x"))) == value

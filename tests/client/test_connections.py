@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from everbeat import Everbeat
-from everbeat.client.connections import HttpConnection, NodeConnection, Place
+from everbeat.client.connections import HttpConnection, NodeConnection, BoundTransport
 from everbeat.client.errors import BlockingCall, ConflictProblem, NotFoundProblem, ServerProblem
-from everbeat.client.flows import Call, Flow, Submit
+from everbeat.client.operations import Call, Operation, Submit
 from everbeat.client.inprocess import InProcessTransport
 from everbeat.core.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
 from everbeat.core.protocol import TaskInput
@@ -21,12 +21,12 @@ from tests.client.fakes import FakeNode
 from tests.client.scripted import ScriptedServer
 
 
-def submitting() -> Flow[list[Any]]:
+def submit_tasks() -> Operation[list[Any]]:
     ids: list[Any] = yield Submit([TaskInput(type="a")])
     return ids
 
 
-def asking() -> Flow[Any]:
+def asking() -> Operation[Any]:
     return (yield Call("GET", "/v1/cluster", {"limit": 3})).body
 
 
@@ -45,8 +45,8 @@ def connected(node: FakeNode) -> Iterator[NodeConnection]:
 def test_sync_code_submits_to_a_node_in_the_background() -> None:
     node = FakeNode()
     with connected(node) as connection:
-        assert len(connection.blocking(submitting())) == 1
-        assert connection.blocking(asking())["path"] == "/v1/cluster?limit=3"
+        assert len(connection.run_blocking(submit_tasks())) == 1
+        assert connection.run_blocking(asking())["path"] == "/v1/cluster?limit=3"
         assert node.hosts == ["localhost"]
     assert node.is_stopped
     assert "everbeat-submit" not in {thread.name for thread in threading.enumerate()}
@@ -55,8 +55,8 @@ def test_sync_code_submits_to_a_node_in_the_background() -> None:
 async def test_async_code_submits_to_it_too_and_may_block() -> None:
     node = FakeNode()
     with connected(node) as connection:
-        assert len(await connection.awaiting(submitting())) == 1
-        assert len(connection.blocking(submitting())) == 1
+        assert len(await connection.run_async(submit_tasks())) == 1
+        assert len(connection.run_blocking(submit_tasks())) == 1
         assert node.loop is not asyncio.get_running_loop()
 
 
@@ -68,7 +68,7 @@ def test_threads_share_one_node_in_the_background() -> None:
         return await started[-1].start()
 
     connection = NodeConnection(start)
-    threads = [threading.Thread(target=lambda: connection.blocking(submitting())) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: connection.run_blocking(submit_tasks())) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -90,17 +90,17 @@ def test_a_node_that_does_not_start_is_told_and_tried_again() -> None:
 
     connection = NodeConnection(start)
     with pytest.raises(StoreUnavailable):
-        connection.blocking(submitting())
-    assert len(connection.blocking(submitting())) == 1
+        connection.run_blocking(submit_tasks())
+    assert len(connection.run_blocking(submit_tasks())) == 1
     connection.close()
 
 
 def test_it_opens_again_after_being_closed() -> None:
     node = FakeNode()
     with connected(node) as connection:
-        connection.blocking(submitting())
+        connection.run_blocking(submit_tasks())
         connection.close()
-        connection.blocking(submitting())
+        connection.run_blocking(submit_tasks())
     assert len(node.submitted) == 2
 
 
@@ -110,19 +110,19 @@ def test_it_opens_again_after_being_closed() -> None:
 async def test_while_attached_calls_go_to_the_running_node() -> None:
     node = await FakeNode().start()
     with connected(FakeNode()) as connection:
-        connection.attach(Place(asyncio.get_running_loop(), InProcessTransport(node), is_local=True))
-        await connection.awaiting(submitting())
-        await asyncio.to_thread(connection.blocking, submitting())
-        await asyncio.to_thread(lambda: asyncio.run(connection.awaiting(submitting())))
+        connection.attach(BoundTransport(asyncio.get_running_loop(), InProcessTransport(node), is_local=True))
+        await connection.run_async(submit_tasks())
+        await asyncio.to_thread(connection.run_blocking, submit_tasks())
+        await asyncio.to_thread(lambda: asyncio.run(connection.run_async(submit_tasks())))
         assert len(node.submitted) == 3
 
 
 async def test_blocking_the_loop_that_has_to_answer_is_refused() -> None:
     node = await FakeNode().start()
     with connected(FakeNode()) as connection:
-        connection.attach(Place(asyncio.get_running_loop(), InProcessTransport(node), is_local=True))
+        connection.attach(BoundTransport(asyncio.get_running_loop(), InProcessTransport(node), is_local=True))
         with pytest.raises(BlockingCall, match="submit_async"):
-            connection.blocking(submitting())
+            connection.run_blocking(submit_tasks())
 
 
 async def test_an_app_of_a_server_in_this_process_does_not_go_over_http() -> None:
@@ -162,7 +162,7 @@ def test_event_loops_come_and_go(server: ScriptedServer) -> None:
 
     async def several() -> None:
         for _ in range(3):
-            await connection.awaiting(submitting())
+            await connection.run_async(submit_tasks())
 
     asyncio.run(several())
     asyncio.run(several())
@@ -173,5 +173,5 @@ def test_event_loops_come_and_go(server: ScriptedServer) -> None:
 
 async def test_http_may_block_any_loop(server: ScriptedServer) -> None:
     connection = HttpConnection(server.url, None)
-    assert len(connection.blocking(submitting())) == 1
+    assert len(connection.run_blocking(submit_tasks())) == 1
     connection.close()

@@ -34,7 +34,7 @@ def test_it_reads_a_duration(written: Any, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "message"),
     [
         ("", "not a duration"),
         ("10", '"10s" would be seconds'),
@@ -50,7 +50,7 @@ def test_it_reads_a_duration(written: Any, seconds: float) -> None:
         (None, "not a duration"),
     ],
 )
-def test_it_refuses_what_is_none_and_names_the_field(written: Any, told: str) -> None:
+def test_it_refuses_what_is_none_and_names_the_field(written: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=r"^delay: ") as refused:
         seconds_of(written, "delay")
-    assert told in str(refused.value)
+    assert message in str(refused.value)

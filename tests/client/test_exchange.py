@@ -9,15 +9,15 @@ import pytest
 
 from everbeat.client import requests
 from everbeat.client.errors import NotFoundProblem, NotReachable, ServerProblem
-from everbeat.client.exchange import Lost, Patience, Pause, Send, exchange
-from everbeat.client.requests import Answer, Request
+from everbeat.client.exchange import NoResponse, RetryBudget, Sleep, Send, exchange
+from everbeat.client.requests import HttpResponse, Request
 from everbeat.core.protocol import LeaseClaimRequest, TaskInput
 
-OK = Answer(200, {}, b"{}")
-AWAY = Answer(503, {"retry-after": "2"}, b'{"detail": "away"}')
-BUSY = Answer(429, {"retry-after": "1"}, b'{"detail": "too many"}')
-CUT = Lost("reset", was_sent=True)
-REFUSED = Lost("refused", was_sent=False)
+OK = HttpResponse(200, {}, b"{}")
+AWAY = HttpResponse(503, {"retry-after": "2"}, b'{"detail": "away"}')
+BUSY = HttpResponse(429, {"retry-after": "1"}, b'{"detail": "too many"}')
+CUT = NoResponse("reset", was_sent=True)
+REFUSED = NoResponse("refused", was_sent=False)
 
 (SUBMIT,) = requests.submit([TaskInput(type="a")])
 TRIGGER = requests.build("POST", "/v1/schedules/a/trigger")
@@ -28,27 +28,27 @@ DELETE = requests.build("DELETE", "/v1/schedules/a")
 class Stepped:
     """Plays outcomes to an exchange; time passes only in pauses."""
 
-    def __init__(self, request: Request, *outcomes: Answer | Lost, deadline: float = 30, chance: float = 1.0) -> None:
+    def __init__(self, request: Request, *outcomes: HttpResponse | NoResponse, deadline: float = 30, random_fraction: float = 1.0) -> None:
         self.request = request
         self.outcomes = list(outcomes)
         self.sent: list[Request] = []
         self.pauses: list[float] = []
-        self.patience = Patience(deadline, lambda: sum(self.pauses), lambda: chance)
+        self.retry_budget = RetryBudget(deadline, lambda: sum(self.pauses), lambda: random_fraction)
 
-    def run(self) -> Answer:
-        steps = exchange(self.request, "http://test", self.patience)
+    def run(self) -> HttpResponse:
+        steps = exchange(self.request, "http://test", self.retry_budget)
         outcome: Any = None
         while True:
             try:
                 step = steps.send(outcome)
             except StopIteration as done:
-                answer: Answer = done.value
-                return answer
+                response: HttpResponse = done.value
+                return response
             if isinstance(step, Send):
                 self.sent.append(step.request)
                 outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
             else:
-                assert isinstance(step, Pause)
+                assert isinstance(step, Sleep)
                 self.pauses.append(step.seconds)
                 outcome = None
 
@@ -58,7 +58,7 @@ def test_an_answer_ends_it() -> None:
 
 
 @pytest.mark.parametrize("trouble", [CUT, REFUSED, AWAY, BUSY])
-def test_a_submit_is_repeated_with_the_same_key(trouble: Answer | Lost) -> None:
+def test_a_submit_is_repeated_with_the_same_key(trouble: HttpResponse | NoResponse) -> None:
     stepped = Stepped(SUBMIT, trouble, trouble, OK)
     assert stepped.run() is OK
     assert len(stepped.sent) == 3
@@ -76,12 +76,12 @@ def test_what_is_not_safe_to_repeat_is_not_repeated_once_sent() -> None:
 
 
 @pytest.mark.parametrize("trouble", [REFUSED, BUSY])
-def test_what_was_surely_not_processed_is_repeated(trouble: Answer | Lost) -> None:
+def test_what_was_surely_not_processed_is_repeated(trouble: HttpResponse | NoResponse) -> None:
     assert Stepped(TRIGGER, trouble, OK).run() is OK
 
 
 @pytest.mark.parametrize("trouble", [CUT, REFUSED, AWAY, BUSY])
-def test_a_claim_is_never_repeated(trouble: Answer | Lost) -> None:
+def test_a_claim_is_never_repeated(trouble: HttpResponse | NoResponse) -> None:
     stepped = Stepped(CLAIM, trouble, OK)
     with pytest.raises((NotReachable, ServerProblem)):
         stepped.run()
@@ -97,7 +97,7 @@ def test_pauses_grow_to_a_limit_and_end_at_the_deadline() -> None:
 
 
 def test_pauses_have_full_jitter() -> None:
-    stepped = Stepped(SUBMIT, CUT, CUT, OK, chance=0.25)
+    stepped = Stepped(SUBMIT, CUT, CUT, OK, random_fraction=0.25)
     stepped.run()
     assert stepped.pauses == [0.025, 0.05]
 
@@ -109,7 +109,7 @@ def test_it_waits_as_long_as_the_server_asks_at_least() -> None:
 
 
 def test_it_does_not_wait_beyond_the_deadline_for_a_server_that_is_away_for_long() -> None:
-    stepped = Stepped(SUBMIT, Answer(503, {"retry-after": "60"}, b"{}"))
+    stepped = Stepped(SUBMIT, HttpResponse(503, {"retry-after": "60"}, b"{}"))
     with pytest.raises(ServerProblem) as raised:
         stepped.run()
     assert stepped.pauses == []
@@ -118,20 +118,20 @@ def test_it_does_not_wait_beyond_the_deadline_for_a_server_that_is_away_for_long
 
 @pytest.mark.parametrize("status", [400, 401, 404, 409, 413, 422, 500])
 def test_a_refusal_is_not_repeated(status: int) -> None:
-    stepped = Stepped(SUBMIT, Answer(status, {}, b"{}"), OK)
+    stepped = Stepped(SUBMIT, HttpResponse(status, {}, b"{}"), OK)
     with pytest.raises(ServerProblem):
         stepped.run()
     assert len(stepped.sent) == 1
 
 
 def test_a_removal_whose_answer_was_lost_is_done() -> None:
-    gone = Answer(404, {}, b"{}")
+    gone = HttpResponse(404, {}, b"{}")
     assert Stepped(DELETE, CUT, gone).run() is gone
     with pytest.raises(NotFoundProblem):
         Stepped(DELETE, gone).run()
 
 
 def test_an_unreachable_server_is_named_with_what_to_do() -> None:
-    run: Callable[[], Answer] = Stepped(SUBMIT, REFUSED, deadline=0).run
+    run: Callable[[], HttpResponse] = Stepped(SUBMIT, REFUSED, deadline=0).run
     with pytest.raises(NotReachable, match=r"http://test.*everbeat dev.*EVERBEAT_URL"):
         run()

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from everbeat.client import requests
-from everbeat.client.errors import BadAnswer, ConflictProblem, NotAllowed, NotFoundProblem, ServerProblem
-from everbeat.client.requests import Answer, Repeat, Request
+from everbeat.client.errors import UnexpectedResponse, ConflictProblem, NotAllowed, NotFoundProblem, ServerProblem
+from everbeat.client.requests import HttpResponse, Repeat, Request
 from everbeat.core.errors import Conflict, EverbeatError, NotFound
 from everbeat.core.protocol import LeaseClaimRequest, LeaseHeartbeatRequest, TaskInput
 
@@ -21,8 +21,8 @@ def body_of(request: Request) -> Any:
     return msgspec.json.decode(request.body)
 
 
-def answer(status: int = 200, body: Any = None, **headers: str) -> Answer:
-    return Answer(status, {name.replace("_", "-"): value for name, value in headers.items()}, msgspec.json.encode(body))
+def response(status: int = 200, body: Any = None, **headers: str) -> HttpResponse:
+    return HttpResponse(status, {name.replace("_", "-"): value for name, value in headers.items()}, msgspec.json.encode(body))
 
 
 # Submitting
@@ -117,7 +117,7 @@ def test_a_query_leaves_out_what_is_not_given() -> None:
 
 
 def test_a_name_is_one_segment_of_a_path() -> None:
-    assert requests.segment("a/b c:d") == "a%2Fb%20c%3Ad"
+    assert requests.path_segment("a/b c:d") == "a%2Fb%20c%3Ad"
 
 
 # Answers
@@ -135,7 +135,7 @@ def test_a_name_is_one_segment_of_a_path() -> None:
 def test_a_problem_becomes_an_exception(status: int, kind: type[Exception], also: type[Exception]) -> None:
     problem = {"type": "urn:everbeat:problem:some-slug", "title": "T", "status": status, "detail": "D", "request_id": "r1"}
     with pytest.raises(kind) as raised:
-        requests.raise_for_problem(answer(status, problem, retry_after="7"))
+        requests.raise_for_problem(response(status, problem, retry_after="7"))
     assert isinstance(raised.value, ServerProblem)
     assert isinstance(raised.value, also)
     assert raised.value.slug == "some-slug"
@@ -146,26 +146,26 @@ def test_a_problem_becomes_an_exception(status: int, kind: type[Exception], also
 def test_a_problem_shows_the_fields_at_fault_once() -> None:
     errors = [{"field": "priority", "message": "is too large"}, {"field": "queue", "message": "is odd"}]
     with pytest.raises(ServerProblem) as raised:
-        requests.raise_for_problem(answer(422, {"detail": "priority: is too large", "errors": errors}))
+        requests.raise_for_problem(response(422, {"detail": "priority: is too large", "errors": errors}))
     assert str(raised.value) == "priority: is too large; queue: is odd (HTTP 422)"
 
 
 def test_a_missing_key_names_the_variable() -> None:
     with pytest.raises(NotAllowed, match="EVERBEAT_API_KEY"):
-        requests.raise_for_problem(answer(401, {"detail": "no key"}))
+        requests.raise_for_problem(response(401, {"detail": "no key"}))
 
 
 def test_a_refused_host_does_not_ask_for_a_key() -> None:
     with pytest.raises(ServerProblem) as raised:
-        requests.raise_for_problem(answer(403, {"type": "urn:everbeat:problem:forbidden-origin", "detail": "no"}))
+        requests.raise_for_problem(response(403, {"type": "urn:everbeat:problem:forbidden-origin", "detail": "no"}))
     assert "EVERBEAT_API_KEY" not in str(raised.value)
 
 
 def test_a_problem_of_a_proxy_is_shown_as_it_came() -> None:
     with pytest.raises(ServerProblem, match="Bad Gateway"):
-        requests.raise_for_problem(Answer(502, {}, b"<html>Bad Gateway</html>"))
+        requests.raise_for_problem(HttpResponse(502, {}, b"<html>Bad Gateway</html>"))
 
 
 def test_an_answer_of_something_else_is_told_apart() -> None:
-    with pytest.raises(BadAnswer, match=r"text/html\) is not Everbeat's.*right URL"):
-        requests.claimed_of(Answer(200, {"content-type": "text/html"}, b"<html>"))
+    with pytest.raises(UnexpectedResponse, match=r"text/html\) is not Everbeat's.*right URL"):
+        requests.claimed_tasks_of(HttpResponse(200, {"content-type": "text/html"}, b"<html>"))

@@ -57,7 +57,7 @@ def test_options_are_not_arguments(eb: Everbeat, server: ScriptedServer) -> None
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"delay": "later"}, "delay: 'later' is not a duration"),
         ({"delay": "600w"}, "delay: is longer than"),
@@ -75,12 +75,12 @@ def test_options_are_not_arguments(eb: Everbeat, server: ScriptedServer) -> None
     ],
 )
 def test_wrong_options_are_told_before_anything_is_sent(
-    eb: Everbeat, server: ScriptedServer, options: dict[str, Any], told: str
+    eb: Everbeat, server: ScriptedServer, options: dict[str, Any], message: str
 ) -> None:
     build = declare(eb)
     with pytest.raises(InvalidInput) as refused:
         build.submit(account=7, **options)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     with pytest.raises(InvalidInput):
         build.options(**options)
     assert server.seen == []
@@ -135,7 +135,7 @@ async def test_by_name_a_declared_task_keeps_its_options(eb: Everbeat, server: S
 
 
 @pytest.mark.parametrize(
-    ("type_", "payload", "options", "told"),
+    ("type_", "payload", "options", "message"),
     [
         ("a b", {}, {}, "type: must be 1 to 200"),
         ("a", {"x": {1}}, {}, r"a: the payload\['x'\] is a set"),
@@ -145,8 +145,8 @@ async def test_by_name_a_declared_task_keeps_its_options(eb: Everbeat, server: S
         ("a", {}, {"nmae": 1}, "nmae: is not an option"),
     ],
 )
-def test_by_name_wrong_input_is_told(eb: Everbeat, type_: str, payload: Any, options: dict[str, Any], told: str) -> None:
-    with pytest.raises((InvalidInput, InvalidArguments), match=told):
+def test_by_name_wrong_input_is_told(eb: Everbeat, type_: str, payload: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((InvalidInput, InvalidArguments), match=message):
         eb.submit(type_, payload, **options)
 
 

@@ -11,7 +11,7 @@ eb = Everbeat(name="typed")
 
 
 @eb.task
-def plain(account: int, draft: bool = False) -> str:
+def to_json_value(account: int, draft: bool = False) -> str:
     return f"{account} {draft}"
 
 
@@ -35,13 +35,13 @@ def check(function: Callable[[], Any]) -> None:
 
 
 def test_the_function_keeps_its_own_types() -> None:
-    assert_type(plain(1), str)
-    check(lambda: plain("1"))  # type: ignore[arg-type]
+    assert_type(to_json_value(1), str)
+    check(lambda: to_json_value("1"))  # type: ignore[arg-type]
     check(lambda: assert_type(build(Context.__new__(Context), 1), Coroutine[Any, Any, str]))
 
 
 def test_a_submit_takes_what_the_function_takes_but_the_context() -> None:
-    check(lambda: assert_type(plain.submit(account=1), TaskHandle))
+    check(lambda: assert_type(to_json_value.submit(account=1), TaskHandle))
     check(lambda: build.submit(account=1))
     check(lambda: build.submit(1))
     check(lambda: nightly.submit())

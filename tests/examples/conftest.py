@@ -19,7 +19,7 @@ from tests.support.processes import ServerProcess, free_port, wait_until
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-class Stage:
+class ExampleRun:
     """Processes of one test, each with its log in the test's folder; killed when the test ends."""
 
     def __init__(self, folder: Path, stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +86,6 @@ def _wait_for_words(process: ServerProcess, words: str) -> None:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExampleRun]:
     with contextlib.ExitStack() as stack:
-        yield Stage(tmp_path, stack, monkeypatch)
+        yield ExampleRun(tmp_path, stack, monkeypatch)

@@ -7,13 +7,13 @@ from uuid import uuid4
 
 import httpx
 
-from tests.examples.conftest import Stage
+from tests.examples.conftest import ExampleRun
 from tests.support.processes import ServerProcess, free_port, wait_until, wait_until_async
 
 
-async def test_the_app_runs_what_it_submits(stage: Stage) -> None:
-    stage.env["EVERBEAT_URL"] = stage.database
-    shop = stage.load("fastapi_app", "shop")
+async def test_the_app_runs_what_it_submits(example: ExampleRun) -> None:
+    example.env["EVERBEAT_URL"] = example.database
+    shop = example.load("fastapi_app", "shop")
     transport = httpx.ASGITransport(shop.app)
     async with shop.lifespan(shop.app), httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
         answer = await client.post("/orders/7/receipt")
@@ -34,19 +34,19 @@ async def test_the_app_runs_what_it_submits(stage: Stage) -> None:
         await wait_until_async(swept, 10)
 
 
-def test_two_processes_on_one_file_fire_each_tick_once(stage: Stage) -> None:
-    stage.env["EVERBEAT_URL"] = stage.database
+def test_two_processes_on_one_file_fire_each_tick_once(example: ExampleRun) -> None:
+    example.env["EVERBEAT_URL"] = example.database
     ports = [free_port(), free_port()]
-    shops = [web(stage, port) for port in ports]
+    shops = [web(example, port) for port in ports]
     for shop, port in zip(shops, ports, strict=True):
         shop.wait_ready(f"http://127.0.0.1:{port}/docs")
     with httpx.Client(trust_env=False) as client:
         wait_until(lambda: len(fired(client, ports[0])) >= 3, 15, shops[0].logs)
         tasks = [client.post(f"http://127.0.0.1:{port}/orders/7/receipt").json()["task"] for port in ports]
         assert tasks[0] == tasks[1]
-        stage.run("", "serve", "--roles", "api", *stage.where(), name="api").wait_ready(f"{stage.url}/readyz")
-        audit = client.get(f"{stage.url}/v1/audit").json()
-        executions = client.get(f"{stage.url}/v1/schedules/sweep/executions?limit=1000").json()["items"]
+        example.run("", "serve", "--roles", "api", *example.where(), name="api").wait_ready(f"{example.url}/readyz")
+        audit = client.get(f"{example.url}/v1/audit").json()
+        executions = client.get(f"{example.url}/v1/schedules/sweep/executions?limit=1000").json()["items"]
     assert audit["fired"] >= 3
     assert (audit["missing"], audit["doubled"]) == (0, 0)
     ticks = [execution["scheduled_for"] for execution in executions]
@@ -54,9 +54,9 @@ def test_two_processes_on_one_file_fire_each_tick_once(stage: Stage) -> None:
     assert [shop.terminate() for shop in shops] == [0, 0]
 
 
-def web(stage: Stage, port: int) -> ServerProcess:
+def web(example: ExampleRun, port: int) -> ServerProcess:
     arguments = ("--interface", "asgi", "--port", str(port), "shop:app")
-    return stage.run("fastapi_app", *arguments, name=f"web-{port}", module="granian")
+    return example.run("fastapi_app", *arguments, name=f"web-{port}", module="granian")
 
 
 def fired(client: httpx.Client, port: int) -> list[Any]:

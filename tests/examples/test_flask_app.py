@@ -7,15 +7,15 @@ from uuid import uuid4
 
 import httpx
 
-from tests.examples.conftest import Stage
+from tests.examples.conftest import ExampleRun
 from tests.support.processes import free_port, wait_until
 
 
-def test_an_order_gets_its_receipt_from_a_worker(stage: Stage) -> None:
-    stage.env["ORDERS"] = str(stage.folder / "orders.db")
-    stage.serve()
+def test_an_order_gets_its_receipt_from_a_worker(example: ExampleRun) -> None:
+    example.env["ORDERS"] = str(example.folder / "orders.db")
+    example.serve()
     port = free_port()
-    web = stage.run("flask_app", "--app", "shop", "run", "--port", str(port), name="web", module="flask")
+    web = example.run("flask_app", "--app", "shop", "run", "--port", str(port), name="web", module="flask")
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as shop:
         web.wait_ready(f"http://127.0.0.1:{port}/orders")
         made = shop.post("/orders", json={"item": "teapot"})
@@ -23,7 +23,7 @@ def test_an_order_gets_its_receipt_from_a_worker(stage: Stage) -> None:
         order, task = made.json()["order"], made.json()["task"]
         assert shop.get(f"/tasks/{task}").json()["state"] == "ready"
 
-        (worker,) = stage.workers("flask_app", "shop:eb")
+        (worker,) = example.workers("flask_app", "shop:eb")
 
         def ended() -> Any:
             found = shop.get(f"/tasks/{task}").json()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from everbeat import EverbeatError
-from tests.examples.conftest import Stage
+from tests.examples.conftest import ExampleRun
 from tests.support.processes import wait_until
 
 
-def test_a_reminder_is_moved_and_runs_when_it_is_due(stage: Stage) -> None:
-    dev = stage.dev("reminders", "reminders:eb")
-    reminders = stage.load("reminders", "reminders")
+def test_a_reminder_is_moved_and_runs_when_it_is_due(example: ExampleRun) -> None:
+    dev = example.dev("reminders", "reminders:eb")
+    reminders = example.load("reminders", "reminders")
     task = reminders.add("ann", "dentist", "10m", "appointment-1")
     assert task["state"] == "scheduled"
     assert reminders.move(task["id"], 3600)["run_at"] > task["run_at"]
@@ -23,13 +23,13 @@ def test_a_reminder_is_moved_and_runs_when_it_is_due(stage: Stage) -> None:
         reminders.move(task["id"], 60)
 
 
-def test_one_that_is_made_twice_is_one_and_one_that_is_dropped_is_gone(stage: Stage) -> None:
-    stage.serve()
-    reminders = stage.load("reminders", "reminders")
+def test_one_that_is_made_twice_is_one_and_one_that_is_dropped_is_gone(example: ExampleRun) -> None:
+    example.serve()
+    reminders = example.load("reminders", "reminders")
     first = reminders.add("ann", "dentist", key="appointment-1")
     assert reminders.add("ann", "dentist", key="appointment-1")["id"] == first["id"]
     with pytest.raises(EverbeatError, match="used before"):
         reminders.add("ann", "doctor", key="appointment-1")
-    assert stage.script("reminders", "reminders.py", "list").count("ann: dentist") == 1
-    assert "cancelled" in stage.script("reminders", "reminders.py", "drop", first["id"])
-    assert stage.script("reminders", "reminders.py", "list") == ""
+    assert example.script("reminders", "reminders.py", "list").count("ann: dentist") == 1
+    assert "cancelled" in example.script("reminders", "reminders.py", "drop", first["id"])
+    assert example.script("reminders", "reminders.py", "list") == ""

@@ -13,7 +13,7 @@ import pytest
 import everbeat
 import everbeat.testing
 from everbeat import Context, Everbeat, Retry, TaskHandle
-from everbeat.client.api import DeadLetters, Schedules, Tasks
+from everbeat.client.api import DeadLettersClient, SchedulesClient, TasksClient
 from everbeat.client.options import NamedOptions, ScheduleOptions, SubmitOptions, TaskOptions
 from everbeat.client.tasks import Task
 from everbeat.testing import FakeClock, Harness, TaskRun
@@ -22,7 +22,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 REFERENCE = (DOCS / "reference/sdk.md").read_text(encoding="utf-8")
 TESTING = (DOCS / "howto/test-your-tasks.md").read_text(encoding="utf-8")
 
-FOR_THE_RUNTIME = {"cancel", "has_news", "take_news", "return_news"}
+FOR_THE_RUNTIME = {"cancel", "has_update", "take_update", "return_update"}
 FOR_THE_HARNESS = {"skip", "step_back", "step_to"}
 
 
@@ -42,7 +42,7 @@ def test_every_public_name_is_there() -> None:
     assert missing(REFERENCE, everbeat.testing.__all__) == []
 
 
-@pytest.mark.parametrize("kind", [Everbeat, Task, TaskHandle, Schedules, Tasks, DeadLetters])
+@pytest.mark.parametrize("kind", [Everbeat, Task, TaskHandle, SchedulesClient, TasksClient, DeadLettersClient])
 def test_every_method_is_there(kind: type[Any]) -> None:
     assert missing(REFERENCE, [name for name in public(kind) if name != "definition"]) == []
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.examples.conftest import Stage
+from tests.examples.conftest import ExampleRun
 from tests.support.processes import wait_until
 
 SHORT_LEASE = ("--concurrency", "4", "--lease-seconds", "5")
 
 
-def test_a_worker_is_killed_mid_task_and_every_task_is_completed(stage: Stage) -> None:
-    stage.serve()
-    workers = stage.workers("worker_fleet", "fleet:eb", *SHORT_LEASE, count=3)
-    fleet = stage.load("worker_fleet", "fleet")
+def test_a_worker_is_killed_mid_task_and_every_task_is_completed(example: ExampleRun) -> None:
+    example.serve()
+    workers = example.workers("worker_fleet", "fleet:eb", *SHORT_LEASE, count=3)
+    fleet = example.load("worker_fleet", "fleet")
     handles = fleet.resize.submit_many({"picture": number, "seconds": 0.5} for number in range(30))
 
     tasks = fleet.eb.client.tasks
@@ -36,9 +36,9 @@ def counted(attempts: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(one["worker"], one["outcome"]) for one in attempts if one["outcome"] != "released"]
 
 
-def test_the_script_says_who_did_what(stage: Stage) -> None:
-    stage.serve()
-    stage.workers("worker_fleet", "fleet:eb")
-    said = stage.script("worker_fleet", "fleet.py", "10", "0.1")
-    assert "completed 10" in said
-    assert "worker-1: 10" in said
+def test_the_script_says_who_did_what(example: ExampleRun) -> None:
+    example.serve()
+    example.workers("worker_fleet", "fleet:eb")
+    output = example.script("worker_fleet", "fleet.py", "10", "0.1")
+    assert "completed 10" in output
+    assert "worker-1: 10" in output

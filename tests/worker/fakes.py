@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from everbeat.client.base import Reply
+from everbeat.client.base import ApiResponse
 from everbeat.client.errors import NotReachable, ServerProblem
 from everbeat.client.registry import Registry, TaskDefinition
 from everbeat.core.tasks import ClaimedTask, Origin
@@ -143,7 +143,7 @@ class FakeServer:
                 task.attempt += 1
                 task.fence += 1
                 task.lease_seconds, task.lease_until = claim.lease_seconds, monotonic() + claim.lease_seconds
-            return [claimed_of(task) for task in chosen]
+            return [claimed_tasks_of(task) for task in chosen]
 
     def beat(self, heartbeat: LeaseHeartbeatRequest) -> list[LeaseHeartbeatResult]:
         with self.lock:
@@ -238,7 +238,7 @@ class FakeTransport:
         query: Mapping[str, Any] | None = None,
         body: Any = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Reply:
+    ) -> ApiResponse:
         raise AssertionError("the runtime does not ask for this")
 
     async def submit(self, tasks: Sequence[TaskInput]) -> list[UUID]:
@@ -308,7 +308,7 @@ class ThreadedTransport(FakeTransport):
         self.made[-1].is_cut = self.is_cut
         return self.made[-1]
 
-    def cut(self) -> None:
+    def truncate(self) -> None:
         self.is_cut = True
         for one in self.made:
             one.is_cut = True
@@ -319,7 +319,7 @@ class ThreadedTransport(FakeTransport):
             one.is_cut = False
 
 
-def claimed_of(task: FakeTask) -> ClaimedTask:
+def claimed_tasks_of(task: FakeTask) -> ClaimedTask:
     return ClaimedTask(
         id=task.id,
         type=task.type,

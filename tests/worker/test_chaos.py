@@ -72,7 +72,7 @@ async def test_every_task_ends_once(workers: Workers, server: FakeServer) -> Non
         return set(server.states()) <= {"completed", "failed"}
 
     await wait_until_async(all_ended, 60, lambda: str(server.states()))
-    await wait_until_async(lambda: not any(worker._hand for worker in workers.made))
+    await wait_until_async(lambda: not any(worker._running_tasks for worker in workers.made))
     assert [task.result for task in tasks if task.state == "completed"] == [
         number for number, task in enumerate(tasks) if task.state == "completed"
     ]

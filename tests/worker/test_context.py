@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from everbeat.core.tasks import ClaimedTask, Origin
-from everbeat.worker.context import LONGEST_LINE, MOST_BUFFERED, Cancelled, Context
+from everbeat.worker.context import MAX_LINE_LENGTH, MAX_BUFFERED, Cancelled, Context
 
 
 def make_context(**fields: object) -> Context:
@@ -59,16 +59,16 @@ def test_progress_is_the_latest_and_kept_within_bounds() -> None:
     ctx = make_context()
     ctx.progress(0.1, "first")
     ctx.progress(7)
-    news = ctx.take_news()
-    assert news is not None
-    assert news.progress is not None
-    assert (news.progress.fraction, news.progress.message) == (1.0, "first")
-    assert ctx.take_news() is None
+    updates = ctx.take_update()
+    assert updates is not None
+    assert updates.progress is not None
+    assert (updates.progress.fraction, updates.progress.message) == (1.0, "first")
+    assert ctx.take_update() is None
     ctx.progress(message="x" * 5000)
-    news = ctx.take_news()
-    assert news is not None
-    assert news.progress is not None
-    assert len(news.progress.message or "") == 2000
+    updates = ctx.take_update()
+    assert updates is not None
+    assert updates.progress is not None
+    assert len(updates.progress.message or "") == 2000
     with pytest.raises(ValueError):
         ctx.progress(float("nan"))
 
@@ -77,23 +77,23 @@ def test_log_lines_are_sent_together() -> None:
     ctx = make_context()
     ctx.log("one")
     ctx.log("two")
-    news = ctx.take_news()
-    assert news is not None
-    assert news.log == "one\ntwo"
+    updates = ctx.take_update()
+    assert updates is not None
+    assert updates.log == "one\ntwo"
 
 
 def test_too_many_lines_are_dropped_with_a_note() -> None:
     ctx = make_context()
-    for _ in range(MOST_BUFFERED):
+    for _ in range(MAX_BUFFERED):
         ctx.log("x" * 20)
     ctx.log("y" * 50_000_000)
-    news = ctx.take_news()
-    assert news is not None
-    assert news.log is not None
-    assert len(news.log) < MOST_BUFFERED + 100
-    assert news.log.endswith(f"[{MOST_BUFFERED - 64_000 // 21 + 1} more lines were dropped: too many at once]")
+    updates = ctx.take_update()
+    assert updates is not None
+    assert updates.log is not None
+    assert len(updates.log) < MAX_BUFFERED + 100
+    assert updates.log.endswith(f"[{MAX_BUFFERED - 64_000 // 21 + 1} more lines were dropped: too many at once]")
     ctx.log("after")
-    after = ctx.take_news()
+    after = ctx.take_update()
     assert after is not None
     assert after.log == "after"
 
@@ -101,25 +101,25 @@ def test_too_many_lines_are_dropped_with_a_note() -> None:
 def test_what_no_database_can_hold_is_replaced() -> None:
     ctx = make_context()
     ctx.log("a\0b \ud800 c")
-    ctx.log("z" * (LONGEST_LINE * 2))
-    news = ctx.take_news()
-    assert news is not None
-    assert news.log is not None
-    news.log.encode()
-    assert "\0" not in news.log
-    assert news.log.endswith("(cut)")
+    ctx.log("z" * (MAX_LINE_LENGTH * 2))
+    updates = ctx.take_update()
+    assert updates is not None
+    assert updates.log is not None
+    updates.log.encode()
+    assert "\0" not in updates.log
+    assert updates.log.endswith("(cut)")
 
 
 def test_news_that_did_not_arrive_come_back_in_order() -> None:
     ctx = make_context()
     ctx.log("one")
     ctx.progress(0.2, "then")
-    news = ctx.take_news()
-    assert news is not None
+    updates = ctx.take_update()
+    assert updates is not None
     ctx.progress(0.4, "now")
     ctx.log("two")
-    ctx.return_news(news)
-    again = ctx.take_news()
+    ctx.return_update(updates)
+    again = ctx.take_update()
     assert again is not None
     assert again.progress is not None
     assert (again.log, again.progress.fraction, again.progress.message) == ("one\ntwo", 0.4, "now")
@@ -136,7 +136,7 @@ def test_threads_lose_no_line() -> None:
     threads = [threading.Thread(target=talk, args=(name,)) for name in range(4)]
     for thread in threads:
         thread.start()
-    while any(thread.is_alive() for thread in threads) or ctx.has_news:
-        if (news := ctx.take_news()) is not None and news.log is not None:
-            taken += news.log.split("\n")
+    while any(thread.is_alive() for thread in threads) or ctx.has_update:
+        if (updates := ctx.take_update()) is not None and updates.log is not None:
+            taken += updates.log.split("\n")
     assert len(taken) == len(set(taken)) == 800

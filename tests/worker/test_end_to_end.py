@@ -59,7 +59,7 @@ def yearly(ctx):
 LEASE = "5"
 
 
-class House:
+class Deployment:
     """A server, and workers on it."""
 
     def __init__(self, folder: Path) -> None:
@@ -120,12 +120,12 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path)
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    deployment = Deployment(tmp_path)
     try:
-        yield house
+        yield deployment
     finally:
-        house.close()
+        deployment.close()
 
 
 def test_a_large_payload_goes_by_a_bucket(
@@ -133,116 +133,116 @@ def test_a_large_payload_goes_by_a_bucket(
 ) -> None:
     monkeypatch.setenv("EVERBEAT_BLOB_URL", s3_url)
     monkeypatch.setenv("EVERBEAT_BLOB_ENDPOINT", s3_server.endpoint)
-    house = House(tmp_path)
+    deployment = Deployment(tmp_path)
     try:
-        house.start_server()
-        house.worker("w1")
-        task_id = house.submit("greet", name="x" * 3_000_000)
-        assert house.wait_for(task_id)["result"]["bytes"] > 3_000_000
-        assert len(house.task(task_id)["payload"]["name"]) == 3_000_000
-        assert house.client.get("/v1/tasks").json()["items"][0]["payload_omitted"]
+        deployment.start_server()
+        deployment.worker("w1")
+        task_id = deployment.submit("greet", name="x" * 3_000_000)
+        assert deployment.wait_for(task_id)["result"]["bytes"] > 3_000_000
+        assert len(deployment.task(task_id)["payload"]["name"]) == 3_000_000
+        assert deployment.client.get("/v1/tasks").json()["items"][0]["payload_omitted"]
     finally:
-        house.close()
+        deployment.close()
 
 
-def test_it_waits_for_its_server_registers_and_runs_a_task(house: House) -> None:
-    worker = house.worker("w1")
+def test_it_waits_for_its_server_registers_and_runs_a_task(deployment: Deployment) -> None:
+    worker = deployment.worker("w1")
     wait_until(lambda: "cannot reach Everbeat" in worker.logs(), 20, worker.logs)
-    house.start_server()
-    task_id = house.submit("greet", name="Ada")
-    task = house.wait_for(task_id)
+    deployment.start_server()
+    task_id = deployment.submit("greet", name="Ada")
+    task = deployment.wait_for(task_id)
     assert task["result"]["name"] == "Ada"
     assert (task["worker"], task["progress"]) == ("w1", {"fraction": 0.5, "message": "halfway"})
-    assert "hello Ada" in house.client.get(f"/v1/tasks/{task_id}/log").text
-    assert house.client.get("/v1/schedules/yearly").status_code == 200
+    assert "hello Ada" in deployment.client.get(f"/v1/tasks/{task_id}/log").text
+    assert deployment.client.get("/v1/schedules/yearly").status_code == 200
     assert worker.logs().count("cannot reach Everbeat") == 1
     assert worker.terminate() == 0
     assert "Traceback" not in worker.logs()
 
 
-def test_schedules_no_longer_declared_are_pruned_if_asked(house: House) -> None:
-    house.start_server()
+def test_schedules_no_longer_declared_are_pruned_if_asked(deployment: Deployment) -> None:
+    deployment.start_server()
     other = {"name": "foreign", "cron": "0 0 1 1 *", "target": {"kind": "worker", "type": "greet"}}
-    assert house.client.post("/v1/schedules", json=other).status_code == 201
-    first = house.worker("w1")
+    assert deployment.client.post("/v1/schedules", json=other).status_code == 201
+    first = deployment.worker("w1")
     wait_until(lambda: "worker_started" in first.logs(), 30, first.logs)
-    (house.folder / "shop.py").write_text(APP.partition("@eb.cron")[0] + '@eb.cron("0 0 2 1 *")\ndef later(ctx): ...\n')
-    second = house.worker("w2", "--prune")
+    (deployment.folder / "shop.py").write_text(APP.partition("@eb.cron")[0] + '@eb.cron("0 0 2 1 *")\ndef later(ctx): ...\n')
+    second = deployment.worker("w2", "--prune")
     wait_until(lambda: "worker_started" in second.logs(), 30, second.logs)
-    found = {name: house.client.get(f"/v1/schedules/{name}").status_code for name in ("yearly", "later", "foreign")}
+    found = {name: deployment.client.get(f"/v1/schedules/{name}").status_code for name in ("yearly", "later", "foreign")}
     assert found == {"yearly": 404, "later": 200, "foreign": 200}
 
 
-def test_a_killed_workers_task_is_tried_again_after_its_lease(house: House) -> None:
-    house.start_server()
-    first = house.worker("w1", "--no-register")
-    task_id = house.submit("hold", mark="a")
-    house.wait_file("a.began.1")
+def test_a_killed_workers_task_is_tried_again_after_its_lease(deployment: Deployment) -> None:
+    deployment.start_server()
+    first = deployment.worker("w1", "--no-register")
+    task_id = deployment.submit("hold", mark="a")
+    deployment.wait_file("a.began.1")
     first.kill9()
-    house.worker("w2", "--no-register")
-    house.touch("a.go.2")
-    task = house.wait_for(task_id)
+    deployment.worker("w2", "--no-register")
+    deployment.touch("a.go.2")
+    task = deployment.wait_for(task_id)
     assert (task["result"], task["attempt"], task["worker"]) == ({"attempt": 2}, 2, "w2")
-    assert house.attempts(task_id) == [("w1", "lost"), ("w2", "completed")]
+    assert deployment.attempts(task_id) == [("w1", "lost"), ("w2", "completed")]
 
 
-def test_a_worker_paused_past_its_lease_changes_nothing(house: House) -> None:
-    house.start_server()
-    first = house.worker("w1", "--no-register")
-    task_id = house.submit("hold", mark="a")
-    house.wait_file("a.began.1")
+def test_a_worker_paused_past_its_lease_changes_nothing(deployment: Deployment) -> None:
+    deployment.start_server()
+    first = deployment.worker("w1", "--no-register")
+    task_id = deployment.submit("hold", mark="a")
+    deployment.wait_file("a.began.1")
     first.sigstop()
-    house.worker("w2", "--no-register")
-    house.wait_file("a.began.2")
-    house.touch("a.go.1")
+    deployment.worker("w2", "--no-register")
+    deployment.wait_file("a.began.2")
+    deployment.touch("a.go.1")
     first.sigcont()
     wait_until(lambda: "task_lost" in first.logs() or "report_stale" in first.logs(), 20, first.logs)
-    assert house.task(task_id)["state"] == "running"
-    house.touch("a.go.2")
-    task = house.wait_for(task_id)
+    assert deployment.task(task_id)["state"] == "running"
+    deployment.touch("a.go.2")
+    task = deployment.wait_for(task_id)
     assert (task["result"], task["worker"]) == ({"attempt": 2}, "w2")
-    assert house.attempts(task_id) == [("w1", "lost"), ("w2", "completed")]
+    assert deployment.attempts(task_id) == [("w1", "lost"), ("w2", "completed")]
     assert first.is_running()
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_running_tasks_end(house: House, how: signal.Signals) -> None:
-    house.start_server()
-    worker = house.worker("w1", "--no-register")
-    first, second = house.submit("hold", mark="a"), house.submit("hold_in_thread", mark="b")
-    house.wait_file("a.began.1")
-    house.wait_file("b.began")
+def test_a_signal_lets_running_tasks_end(deployment: Deployment, how: signal.Signals) -> None:
+    deployment.start_server()
+    worker = deployment.worker("w1", "--no-register")
+    first, second = deployment.submit("hold", mark="a"), deployment.submit("hold_in_thread", mark="b")
+    deployment.wait_file("a.began.1")
+    deployment.wait_file("b.began")
     worker.send_signal(how)
     wait_until(lambda: "worker_stopping" in worker.logs(), 10, worker.logs)
-    late = house.submit("greet", name="late")
-    house.touch("a.go.1")
-    house.touch("b.go")
+    late = deployment.submit("greet", name="late")
+    deployment.touch("a.go.1")
+    deployment.touch("b.go")
     assert worker.wait_exit(20) == 0
-    assert [house.task(one)["state"] for one in (first, second)] == ["completed", "completed"]
-    wait_until(lambda: house.task(late)["state"] == "ready", 5, lambda: str(house.task(late)))
-    assert house.task(late)["attempt"] == 0
+    assert [deployment.task(one)["state"] for one in (first, second)] == ["completed", "completed"]
+    wait_until(lambda: deployment.task(late)["state"] == "ready", 5, lambda: str(deployment.task(late)))
+    assert deployment.task(late)["attempt"] == 0
     assert "Traceback" not in worker.logs()
 
 
-def test_after_the_grace_time_the_rest_is_given_back_at_once(house: House) -> None:
-    house.start_server()
-    worker = house.worker("w1", "--no-register", "--grace-seconds", "0.1")
-    tasks = [house.submit("hold", mark="a"), house.submit("hold_in_thread", mark="b")]
-    house.wait_file("a.began.1")
-    house.wait_file("b.began")
+def test_after_the_grace_time_the_rest_is_given_back_at_once(deployment: Deployment) -> None:
+    deployment.start_server()
+    worker = deployment.worker("w1", "--no-register", "--grace-seconds", "0.1")
+    tasks = [deployment.submit("hold", mark="a"), deployment.submit("hold_in_thread", mark="b")]
+    deployment.wait_file("a.began.1")
+    deployment.wait_file("b.began")
     assert worker.terminate() == 0
-    assert [(house.task(one)["state"], house.task(one)["attempt"]) for one in tasks] == [("ready", 0), ("ready", 0)]
+    assert [(deployment.task(one)["state"], deployment.task(one)["attempt"]) for one in tasks] == [("ready", 0), ("ready", 0)]
 
 
 @pytest.mark.parametrize("type_", ["hold", "block"])
-def test_a_second_signal_ends_it_now_and_gives_everything_back(house: House, type_: str) -> None:
+def test_a_second_signal_ends_it_now_and_gives_everything_back(deployment: Deployment, type_: str) -> None:
     """Also when a handler blocks the event loop."""
-    house.start_server()
-    worker = house.worker("w1", "--no-register")
-    task_id = house.submit("hold", mark="a") if type_ == "hold" else house.submit("block", seconds=60)
-    wait_until(lambda: house.task(task_id)["state"] == "running", 20, worker.logs)
+    deployment.start_server()
+    worker = deployment.worker("w1", "--no-register")
+    task_id = deployment.submit("hold", mark="a") if type_ == "hold" else deployment.submit("block", seconds=60)
+    wait_until(lambda: deployment.task(task_id)["state"] == "running", 20, worker.logs)
     if type_ == "hold":
-        house.wait_file("a.began.1")
+        deployment.wait_file("a.began.1")
     worker.send_signal(signal.SIGTERM)
     if type_ == "hold":
         wait_until(lambda: "worker_stopping" in worker.logs(), 10, worker.logs)
@@ -254,29 +254,29 @@ def test_a_second_signal_ends_it_now_and_gives_everything_back(house: House, typ
 
     wait_until(has_ended, 10, worker.logs)
     assert worker.returncode == 130
-    task = house.task(task_id)
+    task = deployment.task(task_id)
     assert (task["state"], task["attempt"]) == ("ready", 0)
 
 
-def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(house: House) -> None:
-    house.start_server()
-    worker = house.worker("w1", "--no-register")
-    house.worker("w2", "--no-register")
-    task_id = house.submit("block", seconds=7.5)
-    task = house.wait_for(task_id, seconds=30)
+def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(deployment: Deployment) -> None:
+    deployment.start_server()
+    worker = deployment.worker("w1", "--no-register")
+    deployment.worker("w2", "--no-register")
+    task_id = deployment.submit("block", seconds=7.5)
+    task = deployment.wait_for(task_id, seconds=30)
     assert (task["result"], task["attempt"]) == ("done", 1)
-    told = worker.logs() + house.logs()
-    assert "event loop blocked for" in told
-    assert "in block" in told
+    message = worker.logs() + deployment.logs()
+    assert "event loop blocked for" in message
+    assert "in block" in message
 
 
-def test_several_processes_share_the_work_and_a_dead_one_is_replaced(house: House) -> None:
-    house.start_server()
-    worker = house.worker("fleet", "--processes", "2", "--concurrency", "1")
+def test_several_processes_share_the_work_and_a_dead_one_is_replaced(deployment: Deployment) -> None:
+    deployment.start_server()
+    worker = deployment.worker("fleet", "--processes", "2", "--concurrency", "1")
 
     def pids() -> set[int]:
-        tasks = [house.submit("greet", name=str(number)) for number in range(10)]
-        return {house.wait_for(one)["result"]["pid"] for one in tasks}
+        tasks = [deployment.submit("greet", name=str(number)) for number in range(10)]
+        return {deployment.wait_for(one)["result"]["pid"] for one in tasks}
 
     seen: set[int] = set()
 
@@ -287,7 +287,7 @@ def test_several_processes_share_the_work_and_a_dead_one_is_replaced(house: Hous
     wait_until(lambda: worker.logs().count("worker_started") >= 2, 30, worker.logs)
     wait_until(both_have_worked, 20, worker.logs)
     assert worker.pid not in seen
-    assert house.client.get("/v1/schedules/yearly").status_code == 200
+    assert deployment.client.get("/v1/schedules/yearly").status_code == 200
     os.kill(min(seen), signal.SIGKILL)
     wait_until(lambda: "worker_process_died" in worker.logs(), 10, worker.logs)
     wait_until(lambda: worker.logs().count("worker_started") >= 3, 20, worker.logs)
@@ -296,9 +296,9 @@ def test_several_processes_share_the_work_and_a_dead_one_is_replaced(house: Hous
     assert not any(is_alive(pid) for pid in seen)
 
 
-def test_processes_end_when_their_parent_is_killed(house: House) -> None:
-    house.start_server()
-    worker = house.worker("fleet", "--processes", "2", "--no-register")
+def test_processes_end_when_their_parent_is_killed(deployment: Deployment) -> None:
+    deployment.start_server()
+    worker = deployment.worker("fleet", "--processes", "2", "--no-register")
     wait_until(lambda: worker.logs().count("worker_started") >= 2, 30, worker.logs)
     children = _children(worker.pid)
     assert len(children) == 2
@@ -306,35 +306,35 @@ def test_processes_end_when_their_parent_is_killed(house: House) -> None:
     wait_until(lambda: not any(is_alive(pid) for pid in children), 10, worker.logs)
 
 
-def test_processes_end_when_their_parent_is_killed_before_they_have_begun(house: House) -> None:
-    worker = house.worker("fleet", "--processes", "2", "--no-register")
+def test_processes_end_when_their_parent_is_killed_before_they_have_begun(deployment: Deployment) -> None:
+    worker = deployment.worker("fleet", "--processes", "2", "--no-register")
     children = wait_until(lambda: found if len(found := _children(worker.pid)) == 2 else [], 20, worker.logs)
     os.kill(worker.pid, signal.SIGKILL)
     wait_until(lambda: not any(is_alive(pid) for pid in children), 20, worker.logs)
 
 
-def test_dev_runs_an_app_in_its_own_process(house: House) -> None:
-    database = f"sqlite:///{house.folder}/dev.db"
-    arguments = ("dev", "shop:eb", "--port", str(house.port), "--database-url", database)
-    house.server = ServerProcess(*arguments, folder=house.folder, env=house.env, name="dev")
-    house.start_server()
-    wait_until(lambda: "runs here" in house.server.logs(), 10, house.server.logs)
-    task = house.wait_for(house.submit("greet", name="Ada"))
-    assert task["result"]["pid"] == house.server.pid
-    assert house.client.get("/v1/schedules/yearly").status_code == 200
-    held = house.submit("hold", mark="a")
-    house.wait_file("a.began.1")
-    house.server.send_signal(signal.SIGTERM)
-    house.touch("a.go.1")
-    assert house.server.wait_exit(20) == 0
-    assert "Traceback" not in house.server.logs()
-    house.start_server()
-    assert house.task(held)["state"] == "completed"
+def test_dev_runs_an_app_in_its_own_process(deployment: Deployment) -> None:
+    database = f"sqlite:///{deployment.folder}/dev.db"
+    arguments = ("dev", "shop:eb", "--port", str(deployment.port), "--database-url", database)
+    deployment.server = ServerProcess(*arguments, folder=deployment.folder, env=deployment.env, name="dev")
+    deployment.start_server()
+    wait_until(lambda: "runs here" in deployment.server.logs(), 10, deployment.server.logs)
+    task = deployment.wait_for(deployment.submit("greet", name="Ada"))
+    assert task["result"]["pid"] == deployment.server.pid
+    assert deployment.client.get("/v1/schedules/yearly").status_code == 200
+    running_task = deployment.submit("hold", mark="a")
+    deployment.wait_file("a.began.1")
+    deployment.server.send_signal(signal.SIGTERM)
+    deployment.touch("a.go.1")
+    assert deployment.server.wait_exit(20) == 0
+    assert "Traceback" not in deployment.server.logs()
+    deployment.start_server()
+    assert deployment.task(running_task)["state"] == "completed"
 
 
-def test_a_worker_on_a_database_runs_everything_in_its_own_process(house: House) -> None:
-    house.env["EVERBEAT_URL"] = f"sqlite:///{house.folder}/own.db"
-    worker = house.worker("w1")
+def test_a_worker_on_a_database_runs_everything_in_its_own_process(deployment: Deployment) -> None:
+    deployment.env["EVERBEAT_URL"] = f"sqlite:///{deployment.folder}/own.db"
+    worker = deployment.worker("w1")
     wait_until(lambda: "worker_started" in worker.logs(), 30, worker.logs)
     assert worker.terminate() == 0
     assert "Traceback" not in worker.logs()

@@ -14,34 +14,34 @@ from tests.worker.fakes import FakeServer, registry_of
 
 @pytest.mark.parametrize("is_async", [True, False])
 async def test_they_run_in_order_around_the_handler(workers: Workers, server: FakeServer, is_async: bool) -> None:
-    told: list[str] = []
+    message: list[str] = []
 
     async def job() -> str:
-        told.append("handler")
+        message.append("handler")
         return "result"
 
     def sync_job() -> str:
-        told.append("handler")
+        message.append("handler")
         return "result"
 
     async def before_async(ctx: Context) -> None:
-        told.append(f"before {ctx.type}")
+        message.append(f"before {ctx.type}")
 
     async def after_async(ctx: Context, result: Any) -> None:
-        told.append(f"after {result}")
+        message.append(f"after {result}")
 
     registry = registry_of(job if is_async else sync_job)
-    registry.before += [lambda ctx: told.append("first"), before_async]
-    registry.after += [after_async, lambda ctx, result: told.append("last")]
+    registry.before += [lambda ctx: message.append("first"), before_async]
+    registry.after += [after_async, lambda ctx, result: message.append("last")]
     server.submit()
     await workers.start(registry=registry)
     await workers.until_ended()
-    assert told == ["first", "before job", "handler", "after result", "last"]
+    assert message == ["first", "before job", "handler", "after result", "last"]
 
 
 @pytest.mark.parametrize("is_async", [True, False])
 async def test_on_error_sees_what_was_raised(workers: Workers, server: FakeServer, is_async: bool) -> None:
-    told: list[str] = []
+    message: list[str] = []
 
     async def job() -> None:
         raise ValueError("no")
@@ -50,15 +50,15 @@ async def test_on_error_sees_what_was_raised(workers: Workers, server: FakeServe
         raise ValueError("no")
 
     async def on_error(ctx: Context, error: BaseException) -> None:
-        told.append(repr(error))
+        message.append(repr(error))
 
     registry = registry_of(job if is_async else sync_job)
-    registry.after.append(lambda ctx, result: told.append("after"))
+    registry.after.append(lambda ctx, result: message.append("after"))
     registry.on_error.append(on_error)
     task = server.submit()
     await workers.start(registry=registry)
     await workers.until_ended()
-    assert told == ["ValueError('no')"]
+    assert message == ["ValueError('no')"]
     assert task.state == "failed"
 
 
@@ -115,16 +115,16 @@ async def test_errors_in_after_and_on_error_change_nothing(
 async def test_on_error_is_told_of_timeouts(workers: Workers, server: FakeServer) -> None:
     import asyncio
 
-    told: list[str] = []
+    message: list[str] = []
 
     async def job() -> None:
         await asyncio.sleep(60)
 
     registry = registry_of(job)
-    registry.on_error.append(lambda ctx, error: told.append(type(error).__name__))
+    registry.on_error.append(lambda ctx, error: message.append(type(error).__name__))
     task = server.submit(timeout_seconds=0.03)
     await workers.start(registry=registry)
     await workers.until_ended()
-    assert told == ["TimeoutError"]
+    assert message == ["TimeoutError"]
     assert task.error is not None
     assert task.error.kind == "timeout"

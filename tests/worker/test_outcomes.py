@@ -206,7 +206,7 @@ async def test_retry_later_says_when(workers: Workers) -> None:
 
 @pytest.mark.parametrize("is_async", [True, False])
 @pytest.mark.parametrize(
-    ("payload", "told"),
+    ("payload", "message"),
     [
         (b'{"account": 1, "other": 2}', "unexpected keyword argument 'other'; it takes account"),
         (b"{}", "missing a required argument: 'account'; it takes account"),
@@ -216,7 +216,7 @@ async def test_retry_later_says_when(workers: Workers) -> None:
     ],
 )
 async def test_a_payload_that_does_not_fit_fails_for_good(
-    workers: Workers, server: FakeServer, payload: bytes, told: str, is_async: bool
+    workers: Workers, server: FakeServer, payload: bytes, message: str, is_async: bool
 ) -> None:
     async def job(ctx: Any, account: int) -> None:
         raise AssertionError("not reached")
@@ -229,7 +229,7 @@ async def test_a_payload_that_does_not_fit_fails_for_good(
     await workers.until_ended()
     assert task.failure is not None
     assert not task.failure.retryable
-    assert told in task.failure.error.message
+    assert message in task.failure.error.message
     assert task.failure.error.trace is None
 
 

@@ -26,7 +26,7 @@ async def test_a_completion_whose_reply_is_lost_is_sent_again(workers: Workers, 
     task = server.submit()
     worker = await workers.start(job)
     await wait_until_async(lambda: server.calls["complete"] == 4)
-    await wait_until_async(lambda: not worker._hand)
+    await wait_until_async(lambda: not worker._running_tasks)
     assert (task.state, task.result) == ("completed", "done")
     assert worker.stats.stale == 0
     assert events(lines).count("server_away") == 1
@@ -65,7 +65,7 @@ async def test_a_failure_whose_reply_is_lost_is_sent_again(workers: Workers, ser
     task = server.submit()
     worker = await workers.start(job)
     await wait_until_async(lambda: server.calls["fail"] == 3)
-    await wait_until_async(lambda: not worker._hand)
+    await wait_until_async(lambda: not worker._running_tasks)
     assert task.state == "failed"
 
 
@@ -75,12 +75,12 @@ async def test_a_report_is_given_up_aloud_when_its_lease_may_have_expired(
     transport = ThreadedTransport(server)
 
     async def job() -> None:
-        transport.cut()
+        transport.truncate()
 
     task = server.submit()
     worker = await workers.start(job, transport=transport, lease_seconds=0.5)
     await wait_until_async(lambda: "report_given_up" in events(lines))
-    assert not worker._hand
+    assert not worker._running_tasks
     assert task.state == "running"
     transport.heal()
     again = server.submit()
@@ -175,10 +175,10 @@ async def test_a_flood_of_failures_is_not_a_flood_of_lines(workers: Workers, ser
     began = time.monotonic()
     await workers.start(job)
     await workers.until_ended()
-    told = [line for line in lines.entries if line["event"] == "task_failed"]
-    assert 20 <= len(told) <= 20 * (time.monotonic() - began + 2)
-    assert told[0]["error"] == "ValueError: no"
-    assert "test_reports.py" in told[0]["at"]
+    message = [line for line in lines.entries if line["event"] == "task_failed"]
+    assert 20 <= len(message) <= 20 * (time.monotonic() - began + 2)
+    assert message[0]["error"] == "ValueError: no"
+    assert "test_reports.py" in message[0]["at"]
 
 
 async def test_a_task_that_comes_back_to_the_same_worker_is_told_apart(workers: Workers, server: FakeServer) -> None:

@@ -15,12 +15,12 @@ import pytest
 
 from everbeat.client.errors import NotAllowed, ServerProblem, problem_of
 from everbeat.worker.context import Context
-from everbeat.worker.held import Held
-from everbeat.worker.runners import in_turns
+from everbeat.worker.running_task import RunningTask
+from everbeat.worker.runners import interleave_tenants
 from everbeat.worker.runtime import Worker, new_worker_name
 from tests.support.processes import wait_until_async
 from tests.worker.conftest import Workers
-from tests.worker.fakes import FakeServer, FakeTask, FakeTransport, ThreadedTransport, claimed_of, definition, registry_of
+from tests.worker.fakes import FakeServer, FakeTask, FakeTransport, ThreadedTransport, claimed_tasks_of, definition, registry_of
 
 
 def many(count: int, payload: bytes = b"{}") -> list[FakeTask]:
@@ -306,10 +306,10 @@ async def test_run_goes_on_until_stop(server: FakeServer) -> None:
 
 def test_tenants_in_one_hand_take_turns_and_each_keeps_its_order() -> None:
     given = [(1, "a"), (1, "b"), (1, "c"), (2, "d"), (3, "e"), (2, "f")]
-    hand = [held_of(FakeTask(name, b"{}", 60, 3), tenant_id=UUID(int=tenant)) for tenant, name in given]
-    assert [one.task.type for one in in_turns(hand)] == ["a", "d", "e", "b", "f", "c"]
+    running_tasks = [held_of(FakeTask(name, b"{}", 60, 3), tenant_id=UUID(int=tenant)) for tenant, name in given]
+    assert [one.task.type for one in interleave_tenants(running_tasks)] == ["a", "d", "e", "b", "f", "c"]
 
 
-def held_of(task: FakeTask, *, tenant_id: UUID) -> Held:
-    claimed = msgspec.structs.replace(claimed_of(task), tenant_id=tenant_id)
-    return Held(claimed, definition(lambda: None, task.type), 0.0, 0.0)
+def held_of(task: FakeTask, *, tenant_id: UUID) -> RunningTask:
+    claimed = msgspec.structs.replace(claimed_tasks_of(task), tenant_id=tenant_id)
+    return RunningTask(claimed, definition(lambda: None, task.type), 0.0, 0.0)

@@ -150,7 +150,7 @@ async def test_stopping_does_not_hang_on_a_server_that_is_away(workers: Workers,
     transport = ThreadedTransport(server)
 
     async def job() -> None:
-        transport.cut()
+        transport.truncate()
 
     server.submit()
     worker = await workers.start(job, transport=transport, lease_seconds=1)
@@ -190,7 +190,7 @@ async def test_everything_can_be_given_back_from_another_thread_while_the_loop_i
         server.submit()
     worker = await workers.start(job)
     await workers.until_begun(5)
-    worker.release_everything(1)
+    worker.release_all_leases(1)
     assert server.states() == {"ready": 5}
 
 

@@ -91,7 +91,7 @@ async def test_a_task_cancelled_before_it_began_never_begins(workers: Workers, s
     server.submit(payload={"number": 0})
     await workers.until_begun()
     # Claimed ahead by hand: the pace would give it back before the heartbeat.
-    worker._pace.longest_wait_seconds = 60.0
+    worker._prefetch.max_wait_seconds = 60.0
     second = server.submit(payload={"number": 2})
     await wait_until_async(lambda: second.state == "running")
     server.cancel(second)
@@ -148,7 +148,7 @@ async def test_a_worker_cut_off_stops_its_tasks_before_their_leases_can_have_exp
     task = server.submit()
     worker = await workers.start(job, transport=transport, lease_seconds=LEASE * 3)
     await workers.until_begun()
-    transport.cut()
+    transport.truncate()
     await wait_until_async(lambda: stopped_at)
     assert stopped_at[0] <= task.lease_until
     assert worker.stats.lost == 1
@@ -173,8 +173,8 @@ async def test_work_finished_after_the_lease_may_have_expired_is_decided_by_the_
     kept, stolen = server.submit(payload={"stolen": False}), server.submit(payload={"stolen": True})
     worker = await workers.start(job, transport=transport, lease_seconds=LEASE)
     await workers.until_begun(2)
-    transport.cut()
-    await wait_until_async(lambda: all(held.stop is not None for held in worker._hand.values()))
+    transport.truncate()
+    await wait_until_async(lambda: all(running_task.stop is not None for running_task in worker._running_tasks.values()))
     server.steal(stolen)
     transport.heal()
     go_on.set()
@@ -200,7 +200,7 @@ async def test_a_blocked_event_loop_keeps_its_leases(workers: Workers, server: F
 async def test_a_blocked_event_loop_is_said_aloud_with_the_line_that_blocks(
     workers: Workers, server: FakeServer, lines: LogCapture, monkeypatch: pytest.MonkeyPatch, transport: FakeTransport
 ) -> None:
-    monkeypatch.setattr("everbeat.worker.heart._BLOCKED_SECONDS", 0.1)
+    monkeypatch.setattr("everbeat.worker.heartbeats._BLOCKED_SECONDS", 0.1)
 
     async def job() -> None:
         await asyncio.sleep(0.05)
@@ -209,11 +209,11 @@ async def test_a_blocked_event_loop_is_said_aloud_with_the_line_that_blocks(
     server.submit()
     await workers.start(job, lease_seconds=LEASE, transport=transport)
     await workers.until_ended()
-    told = [line for line in lines.entries if line["event"].startswith("event loop blocked for")]
-    assert told
-    assert "test_stops.py" in told[0]["at"]
-    assert "in job" in told[0]["at"]
-    assert ("leases cannot be renewed" in told[0]["meaning"]) == (not isinstance(transport, ThreadedTransport))
+    message = [line for line in lines.entries if line["event"].startswith("event loop blocked for")]
+    assert message
+    assert "test_stops.py" in message[0]["at"]
+    assert "in job" in message[0]["at"]
+    assert ("leases cannot be renewed" in message[0]["meaning"]) == (not isinstance(transport, ThreadedTransport))
 
 
 async def test_heartbeats_come_from_a_thread_of_their_own(workers: Workers, server: FakeServer) -> None:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import click
 
-from everbeat.cli.direct import caller, on_store, show_table
+from everbeat.cli.store_access import local_caller, run_on_store, show_table
 from everbeat.cli.options import CONFIG, DATABASE_URL
 from everbeat.client.durations import seconds_of
 from everbeat.core.definitions import rfc3339
@@ -68,10 +68,10 @@ def create(
             scopes,
             is_fleet=all_tenants,
             expires_at=None if seconds is None else now + timedelta(seconds=seconds),
-            by=caller(),
+            by=local_caller(),
         )
 
-    key, text = on_store(database_url, config, work)
+    key, text = run_on_store(database_url, config, work)
     whose = "the workers of all tenants" if all_tenants else f"the tenant {tenant}"
     click.echo(f"The API key {key.id} for {whose}, {_scopes(key)}, {_expiry(key)}. It is shown only this once:", err=True)
     click.echo(text)
@@ -95,7 +95,7 @@ def list_(database_url: str | None, config: Path | None, tenant: str | None, is_
         names = {one.id: one.name for one in await store.tenant_find(ids=list({key.tenant_id for key in found}))}
         return await store.clock(), found, names
 
-    now, found, names = on_store(database_url, config, work)
+    now, found, names = run_on_store(database_url, config, work)
     rows = [_row(key, names, now) for key in found if is_all or key.is_usable(now)]
     show_table(("ID", "TENANT", "KEY", "NAME", "SCOPES", "EXPIRES", "LAST USED", "STATE"), rows)
 
@@ -109,9 +109,9 @@ def revoke(ids: tuple[UUID, ...], database_url: str | None, config: Path | None)
 
     async def work(store: Store) -> None:
         for id_ in ids:
-            await KeyService(store).revoke(id_, by=caller())
+            await KeyService(store).revoke(id_, by=local_caller())
 
-    on_store(database_url, config, work)
+    run_on_store(database_url, config, work)
     click.echo(f"revoked {', '.join(map(str, ids))}", err=True)
 
 
@@ -125,7 +125,7 @@ async def _tenant(store: Store, name: str) -> UUID:
         now, (id_,) = await store.clock(), new_ids(1)
         quotas = TenantQuotas(max_schedules=DEFAULT_MAX_SCHEDULES)
         tenant = Tenant(id=id_, name=name, quotas=quotas, created_at=now, updated_at=now)
-        audit_log = [new_audit_log_entry(caller(), AuditLogAction.TENANT_CREATE, id_, tenant_id=id_, name=name)]
+        audit_log = [new_audit_log_entry(local_caller(), AuditLogAction.TENANT_CREATE, id_, tenant_id=id_, name=name)]
         if await store.tenant_write([TenantWrite(tenant)], audit_log=audit_log):
             store.publish(Notice.TENANTS)
             click.echo(f"there was no tenant {name}; it is made now", err=True)

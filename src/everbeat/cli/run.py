@@ -20,7 +20,7 @@ from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.server import Node
 from everbeat.telemetry import configure_logging
 from everbeat.worker.runtime import Worker
-from everbeat.worker.signals import Stopping, run_until_signalled
+from everbeat.worker.signals import StopSignal, run_until_signalled
 
 
 @click.command()
@@ -29,7 +29,7 @@ def serve(config: Path | None, **flags: Any) -> None:
     """Run a node. As many as you like on one PostgreSQL database: together they fire each tick once."""
     settings = load_settings(flags, file=config)
     configure_logging(settings.log_level, settings.log_format)
-    run_until_signalled(lambda stopping: Node(settings).run(stopping.asked))
+    run_until_signalled(lambda stopping: Node(settings).run(stopping.requested))
 
 
 @click.command()
@@ -49,10 +49,10 @@ def dev(app: str | None, config: Path | None, demo: bool, **flags: Any) -> None:
     settings = load_settings(flags, file=config, defaults=defaults)
     configure_logging(settings.log_level, settings.log_format)
 
-    async def run(stopping: Stopping) -> None:
+    async def run(stopping: StopSignal) -> None:
         node = Node(settings, auto_migrate=True, extra=(lambda node: [DemoHandler(node)]) if demo else None)
         if loaded is None:
-            await node.run(stopping.asked, lambda started: _greet(started, demo))
+            await node.run(stopping.requested, lambda started: _print_welcome(started, demo))
         else:
             await _run_with_app(node, loaded, demo, stopping)
         click.echo("Stopped. What comes due meanwhile is caught up by each schedule's catch_up policy.")
@@ -61,32 +61,32 @@ def dev(app: str | None, config: Path | None, demo: bool, **flags: Any) -> None:
     sys.stdout.flush()
 
 
-async def _run_with_app(node: Node, app: Everbeat, demo: bool, stopping: Stopping) -> None:
+async def _run_with_app(node: Node, app: Everbeat, demo: bool, stopping: StopSignal) -> None:
     """The worker goes first when it stops, while the node can still take what it reports and gives back."""
     transport = InProcessTransport(node)
     worker = Worker(app.registry, transport)
     node_stopping = asyncio.Event()
 
     async def on_started(started: Node) -> None:
-        await _greet(started, demo)
+        await _print_welcome(started, demo)
         with_schedules = await app.register_async() if app.registry.schedules else "no schedules declared"
         if app.registry.tasks:
             await worker.start()
-            stopping.in_haste = worker.release_everything
+            stopping.on_second_signal = worker.release_all_leases
         click.echo(f"{app!r} runs here: queues {', '.join(worker.queues)}; {with_schedules}.")
 
     with app.attached(transport):
         running = asyncio.create_task(node.run(node_stopping, on_started))
-        asked = asyncio.create_task(stopping.asked.wait())
-        await asyncio.wait({running, asked}, return_when=asyncio.FIRST_COMPLETED)
-        asked.cancel()
+        requested = asyncio.create_task(stopping.requested.wait())
+        await asyncio.wait({running, requested}, return_when=asyncio.FIRST_COMPLETED)
+        requested.cancel()
         await worker.stop()
         node_stopping.set()
         await running
         await transport.close()
 
 
-async def _greet(node: Node, demo: bool) -> None:
+async def _print_welcome(node: Node, demo: bool) -> None:
     settings: Settings = node.settings
     base = f"{settings.scheme}://{settings.host}:{settings.port}"
     click.echo(f"Everbeat is running: {base}/v1/schedules   (database: {node.store.description}, stop: Ctrl-C)")

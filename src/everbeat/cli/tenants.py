@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from everbeat.cli.direct import caller, on_store, show_table
+from everbeat.cli.store_access import local_caller, run_on_store, show_table
 from everbeat.cli.options import CONFIG, DATABASE_URL
 from everbeat.core.errors import InvalidInput
 from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, MAX_PAYLOAD_BYTES, TenantQuotas, Tenant
@@ -18,7 +18,7 @@ from everbeat.store.base import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MOST = 2**31 - 1
+_MAX_INT = 2**31 - 1
 _NO_LIMIT = "none"
 _PAGE = 500
 
@@ -28,10 +28,10 @@ class _Quota(click.ParamType[Any]):
 
     name = "quota"
 
-    def __init__(self, kind: type[int] | type[float], least: float, most: float) -> None:
+    def __init__(self, kind: type[int] | type[float], minimum: float, maximum: float) -> None:
         self._kind = kind
-        self._least = least
-        self._most = most
+        self._min = minimum
+        self._max = maximum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == _NO_LIMIT:
@@ -40,12 +40,12 @@ class _Quota(click.ParamType[Any]):
             number = self._kind(value)
         except ValueError:
             number = self._kind(-1)
-        if not self._least <= number <= self._most:
-            self.fail(f"must be {self._least:g} to {self._most:.12g}, or {_NO_LIMIT}", param, ctx)
+        if not self._min <= number <= self._max:
+            self.fail(f"must be {self._min:g} to {self._max:.12g}, or {_NO_LIMIT}", param, ctx)
         return number
 
 
-_COUNT = _Quota(int, 0, _MOST)
+_COUNT = _Quota(int, 0, _MAX_INT)
 
 
 def _limits(command: F) -> F:
@@ -80,9 +80,9 @@ def create(name: str, database_url: str | None, config: Path | None, **given: An
     quotas = msgspec.structs.replace(TenantQuotas(max_schedules=DEFAULT_MAX_SCHEDULES), **changes)
 
     async def work(store: Store) -> None:
-        await TenantService(store).create(name, weight=weight, quotas=quotas, by=caller())
+        await TenantService(store).create(name, weight=weight, quotas=quotas, by=local_caller())
 
-    on_store(database_url, config, work)
+    run_on_store(database_url, config, work)
     click.echo(f"made the tenant {name}; its first key: everbeat keys create --tenant {name} --scope manage", err=True)
 
 
@@ -98,9 +98,9 @@ def set_(name: str, database_url: str | None, config: Path | None, **given: Any)
         raise InvalidInput.of("options", "say what to change, such as --weight 2 or --max-ready none")
 
     async def work(store: Store) -> Tenant:
-        return await TenantService(store).patch(name, changes, by=caller())
+        return await TenantService(store).patch(name, changes, by=local_caller())
 
-    tenant = on_store(database_url, config, work)
+    tenant = run_on_store(database_url, config, work)
     click.echo(f"the tenant {tenant.name} is at revision {tenant.revision}", err=True)
 
 
@@ -119,7 +119,7 @@ def list_(database_url: str | None, config: Path | None) -> None:
 
     names = TenantQuotas.__struct_fields__
     head = ("NAME", "ID", "WEIGHT", *(name.upper().replace("_", " ") for name in names))
-    show_table(head, [_row(tenant, names) for tenant in on_store(database_url, config, work)])
+    show_table(head, [_row(tenant, names) for tenant in run_on_store(database_url, config, work)])
 
 
 def _row(tenant: Tenant, names: tuple[str, ...]) -> tuple[str, ...]:

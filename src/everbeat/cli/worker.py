@@ -17,14 +17,14 @@ import click
 from everbeat.app import Everbeat
 from everbeat.client.errors import NotReachable, ServerProblem
 from everbeat.client.http import HttpTransport
-from everbeat.client.urls import checked_url, is_server
+from everbeat.client.urls import validate_url, is_server
 from everbeat.core.errors import EverbeatError
 from everbeat.core.keys import is_well_formed
 from everbeat.core.protocol import DEFAULT_LEASE_SECONDS
 from everbeat.telemetry import configure_logging
-from everbeat.worker.processes import Processes, command_of, take_parent
+from everbeat.worker.processes import WorkerProcesses, command_of, pop_parent_pid
 from everbeat.worker.runtime import DEFAULT_CONCURRENCY, DEFAULT_GRACE_SECONDS, Worker
-from everbeat.worker.signals import Stopping, run_until_signalled
+from everbeat.worker.signals import StopSignal, run_until_signalled
 
 _PROBE_SECONDS = 3.0
 _AGAIN_SECONDS = 1.0
@@ -74,21 +74,21 @@ def worker(context: click.Context, /, app: str, url: str | None, processes: int,
         name=given["name"],
         prune=given["prune"],
         register=not given["no_register"],
-        parent=take_parent(),
+        parent=pop_parent_pid(),
     )
     if url is not None:
-        os.environ["EVERBEAT_URL"] = checked_url(url)
+        os.environ["EVERBEAT_URL"] = validate_url(url)
     if (file := given["api_key_file"]) is not None:
         # Not as an argument, which others on the machine can read; processes of this one inherit it.
         os.environ["EVERBEAT_API_KEY"] = _key_in(file)
     loaded = load_app(app)
     _check(loaded, app, options)
     if processes > 1:
-        context.exit(Processes([_child(app, url, log_level, options, number) for number in range(processes)]).run())
+        context.exit(WorkerProcesses([_child(app, url, log_level, options, number) for number in range(processes)]).run())
     if is_server(url or loaded.url):
         run_until_signalled(lambda stopping: _work(loaded, url, options, stopping))
     else:
-        run_until_signalled(lambda stopping: _work_in_process(loaded, url, options, stopping))
+        run_until_signalled(lambda stopping: _run_in_process(loaded, url, options, stopping))
 
 
 def _key_in(file: Path) -> str:
@@ -136,7 +136,7 @@ def _child(app: str, url: str | None, log_level: str, options: _Options, number:
     return command_of(arguments)
 
 
-async def _work(app: Everbeat, url: str | None, options: _Options, stopping: Stopping) -> None:
+async def _work(app: Everbeat, url: str | None, options: _Options, stopping: StopSignal) -> None:
     transport = (
         app.http_transport() if url is None or url == app.url else HttpTransport(url, os.environ.get("EVERBEAT_API_KEY"))
     )
@@ -144,8 +144,8 @@ async def _work(app: Everbeat, url: str | None, options: _Options, stopping: Sto
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(transport.close)
         stack.enter_context(app.attached(transport))
-        is_to_register = options.register and (app.registry.schedules or options.prune)
-        if is_to_register and not await _register(app, transport, options, stopping):
+        should_register = options.register and (app.registry.schedules or options.prune)
+        if should_register and not await _register(app, transport, options, stopping):
             return
         runtime = Worker(
             app.registry,
@@ -156,18 +156,18 @@ async def _work(app: Everbeat, url: str | None, options: _Options, stopping: Sto
             grace_seconds=options.grace_seconds,
             lease_seconds=options.lease_seconds,
         )
-        stopping.in_haste = runtime.release_everything
+        stopping.on_second_signal = runtime.release_all_leases
         running = asyncio.create_task(runtime.run())
-        await _until_asked(stopping, options.parent, running)
+        await _wait_until_stopped(stopping, options.parent, running)
         if not running.done():
             await runtime.stop()
         await running
 
 
-async def _register(app: Everbeat, transport: HttpTransport, options: _Options, stopping: Stopping) -> bool:
+async def _register(app: Everbeat, transport: HttpTransport, options: _Options, stopping: StopSignal) -> bool:
     """Bring the declared schedules to the server, however long it takes to be there; false if told to stop first."""
-    has_told = False
-    while not stopping.asked.is_set() and not _is_orphan(options.parent):
+    has_warned = False
+    while not stopping.requested.is_set() and not _is_orphan(options.parent):
         try:
             await _probe(transport)
             click.echo(f"Registered {await app.register_async(prune=options.prune)}", err=True)
@@ -175,11 +175,11 @@ async def _register(app: Everbeat, transport: HttpTransport, options: _Options, 
         except (NotReachable, ServerProblem) as error:
             if isinstance(error, ServerProblem) and error.status < 500 and error.status != 429:
                 raise
-            if not has_told:
+            if not has_warned:
                 click.echo(f"everbeat: {error}; trying again until it is", err=True)
-            has_told = True
+            has_warned = True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopping.asked.wait(), _AGAIN_SECONDS)
+            await asyncio.wait_for(stopping.requested.wait(), _AGAIN_SECONDS)
     return False
 
 
@@ -192,7 +192,7 @@ async def _probe(transport: HttpTransport) -> None:
         raise NotReachable(transport.url, "no answer") from None
 
 
-async def _work_in_process(app: Everbeat, url: str | None, options: _Options, stopping: Stopping) -> None:
+async def _run_in_process(app: Everbeat, url: str | None, options: _Options, stopping: StopSignal) -> None:
     if url is not None and url != app.url:
         raise AppNotLoaded(f"the app names {app.url} in its code; remove it there to choose a database with --url")
     async with app.running(
@@ -203,17 +203,17 @@ async def _work_in_process(app: Everbeat, url: str | None, options: _Options, st
         grace_seconds=options.grace_seconds,
         lease_seconds=options.lease_seconds,
     ):
-        await _until_asked(stopping, options.parent)
+        await _wait_until_stopped(stopping, options.parent)
 
 
-async def _until_asked(stopping: Stopping, parent: int | None, *others: asyncio.Task[None]) -> None:
+async def _wait_until_stopped(stopping: StopSignal, parent: int | None, *others: asyncio.Task[None]) -> None:
     """Until a signal, the end of one of the others, or the end of the parent of several processes."""
-    asked = asyncio.create_task(stopping.asked.wait())
+    requested = asyncio.create_task(stopping.requested.wait())
     while not _is_orphan(parent):
-        done, _ = await asyncio.wait({asked, *others}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({requested, *others}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
         if done:
             break
-    asked.cancel()
+    requested.cancel()
 
 
 def _is_orphan(parent: int | None) -> bool:

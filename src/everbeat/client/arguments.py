@@ -49,10 +49,10 @@ def bind(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs:
             given.update(value)
         else:
             given[parameter] = value
-    return {parameter: plain(value, f"{name}: the argument {parameter}") for parameter, value in given.items()}
+    return {parameter: to_json_value(value, f"{name}: the argument {parameter}") for parameter, value in given.items()}
 
 
-def plain(value: Any, path: str) -> Any:
+def to_json_value(value: Any, path: str) -> Any:
     """The value as plain JSON types: tuples become lists; what JSON cannot hold is refused with its path and a fix."""
     return _plain(value, path, 0)
 
@@ -63,7 +63,7 @@ def _plain(value: Any, path: str, depth: int) -> Any:
     if isinstance(value, str):
         return _text(value, path)
     if isinstance(value, int):
-        return _whole(value, path)
+        return _integer(value, path)
     if isinstance(value, float):
         return _number(float(value), path)
     if depth >= MAX_DEPTH:
@@ -72,7 +72,7 @@ def _plain(value: Any, path: str, depth: int) -> Any:
         return {_key(key, path): _plain(item, f"{path}[{key!r}]", depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         return [_plain(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
-    raise InvalidArguments(f"{path} is a {type(value).__name__}, which JSON cannot hold; {_fix(value)}")
+    raise InvalidArguments(f"{path} is a {type(value).__name__}, which JSON cannot hold; {_hint(value)}")
 
 
 def _text(value: str, path: str) -> str:
@@ -81,7 +81,7 @@ def _text(value: str, path: str) -> str:
     return str(value.value) if isinstance(value, enum.Enum) else str(value)
 
 
-def _whole(value: int, path: str) -> int:
+def _integer(value: int, path: str) -> int:
     number = int(value)
     if not _SMALLEST <= number <= _LARGEST:
         raise InvalidArguments(f"{path} is an integer of more than 64 bits, which many readers of JSON spoil; pass str(value)")
@@ -100,7 +100,7 @@ def _key(key: Any, path: str) -> str:
     return _text(key, f"a key of {path}")
 
 
-def _fix(value: Any) -> str:
+def _hint(value: Any) -> str:
     kind = type(value)
     if isinstance(value, enum.Enum):
         return "pass value.value or value.name"

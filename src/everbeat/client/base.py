@@ -10,7 +10,7 @@ from everbeat.core.tasks import ClaimedTask
 from everbeat.core.protocol import LeaseHeartbeatResult, LeaseClaimRequest, LeaseCompleteRequest, LeaseFailRequest, LeaseHeartbeatRequest, LeaseReleaseRequest, LeaseResult, TaskInput
 
 
-class Reply(NamedTuple):
+class ApiResponse(NamedTuple):
     """The answer to a request: decoded JSON, or None where there is no body. Problems are raised, not returned."""
 
     status: int
@@ -36,7 +36,7 @@ class Transport(Protocol):
         query: Mapping[str, Any] | None = None,
         body: Any = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Reply:
+    ) -> ApiResponse:
         """Any request of API.md; path such as /v1/tasks."""
 
     async def submit(self, tasks: Sequence[TaskInput]) -> list[UUID]:

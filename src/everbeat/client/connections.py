@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from everbeat.client.base import Transport
 from everbeat.client.errors import BlockingCall, RegistrationError
-from everbeat.client.exchange import Patience
-from everbeat.client.flows import Flow, run, run_blocking
-from everbeat.client.http import HttpTransport, SyncHttp
+from everbeat.client.exchange import RetryBudget
+from everbeat.client.operations import Operation, run, run_operation_blocking
+from everbeat.client.http import HttpTransport, SyncHttpTransport
 from everbeat.client.inprocess import InProcessTransport, LocalNode
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ T = TypeVar("T")
 _CLOSING_SECONDS = 10.0
 
 
-class Place(NamedTuple):
+class BoundTransport(NamedTuple):
     """A transport and the event loop it belongs to. `is_local`: the answers come from this process."""
 
     loop: asyncio.AbstractEventLoop
@@ -44,11 +44,11 @@ class OwnedNode(LocalNode, Protocol):
 class Connection(Protocol):
     """Runs flows for sync and for async callers; while attached to a place, there."""
 
-    def blocking(self, flow: Flow[T]) -> T: ...
+    def run_blocking(self, operation: Operation[T]) -> T: ...
 
-    async def awaiting(self, flow: Flow[T]) -> T: ...
+    async def run_async(self, operation: Operation[T]) -> T: ...
 
-    def attach(self, place: Place) -> None: ...
+    def attach(self, bound: BoundTransport) -> None: ...
 
     def detach(self) -> None: ...
 
@@ -57,44 +57,44 @@ class Connection(Protocol):
 
 class _Attachable:
     def __init__(self) -> None:
-        self.place: Place | None = None
+        self.bound: BoundTransport | None = None
 
-    def attach(self, place: Place) -> None:
-        if self.place is not None:
+    def attach(self, bound: BoundTransport) -> None:
+        if self.bound is not None:
             raise RegistrationError("this app is in use already: it runs in this process, or a test harness has it")
-        self.place = place
+        self.bound = bound
 
     def detach(self) -> None:
-        self.place = None
+        self.bound = None
 
 
 class HttpConnection(_Attachable):
     """One sync shell for all threads, one async transport per event loop; new ones in a forked process."""
 
-    def __init__(self, url: str, api_key: str | None, patience: Patience | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None, retry_budget: RetryBudget | None = None) -> None:
         super().__init__()
         self._url = url
         self._api_key = api_key
-        self._patience = patience
+        self._retry_budget = retry_budget
         self._lock = threading.Lock()
-        self._sync: SyncHttp | None = None
+        self._sync: SyncHttpTransport | None = None
         self._pid = os.getpid()
-        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Kept] = weakref.WeakKeyDictionary()
+        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopTransport] = weakref.WeakKeyDictionary()
 
-    def blocking(self, flow: Flow[T]) -> T:
-        if self.place is not None and self.place.is_local:
-            return _from_thread(self.place, flow)
+    def run_blocking(self, operation: Operation[T]) -> T:
+        if self.bound is not None and self.bound.is_local:
+            return _run_from_thread(self.bound, operation)
         with self._lock:
             if self._sync is None or self._pid != os.getpid():
-                self._sync, self._pid = SyncHttp(self._url, self._api_key, patience=self._patience), os.getpid()
+                self._sync, self._pid = SyncHttpTransport(self._url, self._api_key, retry_budget=self._retry_budget), os.getpid()
             shell = self._sync
-        return run_blocking(shell, flow)
+        return run_operation_blocking(shell, operation)
 
-    async def awaiting(self, flow: Flow[T]) -> T:
-        place = self.place
-        if place is not None and (place.is_local or place.loop is asyncio.get_running_loop()):
-            return await _from_loop(place, flow)
-        return await run(await self._transport(), flow)
+    async def run_async(self, operation: Operation[T]) -> T:
+        bound = self.bound
+        if bound is not None and (bound.is_local or bound.loop is asyncio.get_running_loop()):
+            return await _run_from_loop(bound, operation)
+        return await run(await self._transport(), operation)
 
     def close(self) -> None:
         with self._lock:
@@ -105,13 +105,13 @@ class HttpConnection(_Attachable):
     async def _transport(self) -> HttpTransport:
         """asyncio closes suspended generators before it closes a loop; this one closes the connections with it."""
         loop = asyncio.get_running_loop()
-        if (kept := self._by_loop.get(loop)) is None:
-            keeper = self._keep(loop)
-            kept = self._by_loop[loop] = _Kept(await anext(keeper), keeper)
-        return kept.transport
+        if (entry := self._by_loop.get(loop)) is None:
+            keeper = self._keep_transport(loop)
+            entry = self._by_loop[loop] = _LoopTransport(await anext(keeper), keeper)
+        return entry.transport
 
-    async def _keep(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[HttpTransport, None]:
-        transport = HttpTransport(self._url, self._api_key, patience=self._patience)
+    async def _keep_transport(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[HttpTransport, None]:
+        transport = HttpTransport(self._url, self._api_key, retry_budget=self._retry_budget)
         try:
             yield transport
         finally:
@@ -119,7 +119,7 @@ class HttpConnection(_Attachable):
             await transport.close()
 
 
-class _Kept(NamedTuple):
+class _LoopTransport(NamedTuple):
     transport: HttpTransport
     keeper: AsyncGenerator[HttpTransport, None]
 
@@ -131,16 +131,16 @@ class NodeConnection(_Attachable):
         super().__init__()
         self._start_node = start_node
         self._lock = threading.Lock()
-        self._background: Background | None = None
+        self._background: BackgroundNode | None = None
 
-    def blocking(self, flow: Flow[T]) -> T:
-        return _from_thread(self.place or self._background_place(), flow)
+    def run_blocking(self, operation: Operation[T]) -> T:
+        return _run_from_thread(self.bound or self._background_transport(), operation)
 
-    async def awaiting(self, flow: Flow[T]) -> T:
-        place = self.place
-        if place is None:
-            place = await asyncio.to_thread(self._background_place)
-        return await _from_loop(place, flow)
+    async def run_async(self, operation: Operation[T]) -> T:
+        bound = self.bound
+        if bound is None:
+            bound = await asyncio.to_thread(self._background_transport)
+        return await _run_from_loop(bound, operation)
 
     def close(self) -> None:
         with self._lock:
@@ -148,14 +148,14 @@ class NodeConnection(_Attachable):
         if background is not None:
             background.close()
 
-    def _background_place(self) -> Place:
+    def _background_transport(self) -> BoundTransport:
         with self._lock:
             if self._background is None or self._background.pid != os.getpid():
-                self._background = Background(self._start_node)
-            return self._background.place
+                self._background = BackgroundNode(self._start_node)
+            return self._background.bound
 
 
-class Background:
+class BackgroundNode:
     """A thread with an event loop that hosts a node; ends with the process, or when closed."""
 
     def __init__(self, start_node: Callable[[], Awaitable[OwnedNode]]) -> None:
@@ -165,22 +165,22 @@ class Background:
         self._thread.start()
         self._node: OwnedNode | None = None
         try:
-            self.place = asyncio.run_coroutine_threadsafe(self._open(start_node), self._loop).result()
+            self.bound = asyncio.run_coroutine_threadsafe(self._open(start_node), self._loop).result()
         except BaseException:
             self._end()
             raise
-        atexit.register(self._abandon)
+        atexit.register(self._cancel_at_exit)
 
     def close(self) -> None:
-        self._leave(self._stop())
+        self._shut_down(self._stop())
 
-    def _abandon(self) -> None:
+    def _cancel_at_exit(self) -> None:
         """At the end of the process no thread can be given work any more, so the node cannot be stopped in order. It has
         nothing left to do: what was submitted is on disk."""
-        self._leave(_cancel_all())
+        self._shut_down(_cancel_all())
 
-    def _leave(self, last: Coroutine[Any, Any, None]) -> None:
-        atexit.unregister(self._abandon)
+    def _shut_down(self, last: Coroutine[Any, Any, None]) -> None:
+        atexit.unregister(self._cancel_at_exit)
         if self.pid != os.getpid() or self._loop.is_closed():
             last.close()
             return
@@ -198,12 +198,12 @@ class Background:
         if not self._thread.is_alive():
             self._loop.close()
 
-    async def _open(self, start_node: Callable[[], Awaitable[OwnedNode]]) -> Place:
+    async def _open(self, start_node: Callable[[], Awaitable[OwnedNode]]) -> BoundTransport:
         self._node = await start_node()
-        return Place(asyncio.get_running_loop(), InProcessTransport(self._node), is_local=True)
+        return BoundTransport(asyncio.get_running_loop(), InProcessTransport(self._node), is_local=True)
 
     async def _stop(self) -> None:
-        await self.place.transport.close()
+        await self.bound.transport.close()
         if self._node is not None:
             await self._node.stop()
 
@@ -215,17 +215,17 @@ async def _cancel_all() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-def _from_thread(place: Place, flow: Flow[T]) -> T:
+def _run_from_thread(bound: BoundTransport, operation: Operation[T]) -> T:
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:
         running = None
-    if running is place.loop:
+    if running is bound.loop:
         raise BlockingCall(
             "a blocking call on the event loop that Everbeat itself runs on would wait for ever; "
             "use its async twin: await task.submit_async(…), handle.wait_async(…), eb.async_client"
         )
-    future = asyncio.run_coroutine_threadsafe(run(place.transport, flow), place.loop)
+    future = asyncio.run_coroutine_threadsafe(run(bound.transport, operation), bound.loop)
     try:
         return future.result()
     except BaseException:
@@ -233,7 +233,7 @@ def _from_thread(place: Place, flow: Flow[T]) -> T:
         raise
 
 
-async def _from_loop(place: Place, flow: Flow[T]) -> T:
-    if asyncio.get_running_loop() is place.loop:
-        return await run(place.transport, flow)
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(place.transport, flow), place.loop))
+async def _run_from_loop(bound: BoundTransport, operation: Operation[T]) -> T:
+    if asyncio.get_running_loop() is bound.loop:
+        return await run(bound.transport, operation)
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(bound.transport, operation), bound.loop))

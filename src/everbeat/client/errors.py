@@ -83,7 +83,7 @@ class NotReachable(EverbeatError):
         )
 
 
-class BadAnswer(EverbeatError):
+class UnexpectedResponse(EverbeatError):
     """Something answered that is no Everbeat, or one that speaks otherwise."""
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 from everbeat.client.errors import NotReachable
-from everbeat.client.requests import Answer, Repeat, Request, raise_for_problem, retry_after_seconds
+from everbeat.client.requests import HttpResponse, Repeat, Request, raise_for_problem, retry_after_seconds
 
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.1, 5.0
 _MAX_DOUBLINGS = 10
@@ -23,61 +23,61 @@ class Send(NamedTuple):
     request: Request
 
 
-class Pause(NamedTuple):
+class Sleep(NamedTuple):
     seconds: float
 
 
-class Lost(NamedTuple):
+class NoResponse(NamedTuple):
     """No answer came. `was_sent` False: the server cannot have seen the request."""
 
     reason: str
     was_sent: bool
 
 
-Exchange = Generator[Send | Pause, Answer | Lost | None, Answer]
+Exchange = Generator[Send | Sleep, HttpResponse | NoResponse | None, HttpResponse]
 
 
-class Patience(NamedTuple):
+class RetryBudget(NamedTuple):
     """For how long to try again. Time and chance are arguments, so that tests need neither."""
 
     deadline_seconds: float = 30.0
     monotonic: Callable[[], float] = time.monotonic
-    chance: Callable[[], float] = random.random
+    random_fraction: Callable[[], float] = random.random
 
 
-def exchange(request: Request, url: str, patience: Patience) -> Exchange:
+def exchange(request: Request, url: str, retry_budget: RetryBudget) -> Exchange:
     """The answer to a request, or the problem raised; repeated as the module says."""
-    give_up_at = patience.monotonic() + patience.deadline_seconds
-    tries = lost = 0
+    give_up_at = retry_budget.monotonic() + retry_budget.deadline_seconds
+    tries = lost_count = 0
     while True:
         outcome = yield Send(request)
         tries += 1
-        if isinstance(outcome, Answer) and (outcome.status < 400 or _is_done_already(request, outcome, lost)):
+        if isinstance(outcome, HttpResponse) and (outcome.status < 400 or _was_already_deleted(request, outcome, lost_count)):
             return outcome
-        wait = _wait_seconds(request, outcome, tries, patience.chance())
-        if wait is None or patience.monotonic() + wait > give_up_at:
-            if isinstance(outcome, Answer):
+        wait = _wait_seconds(request, outcome, tries, retry_budget.random_fraction())
+        if wait is None or retry_budget.monotonic() + wait > give_up_at:
+            if isinstance(outcome, HttpResponse):
                 raise_for_problem(outcome)
-            raise NotReachable(url, outcome.reason if isinstance(outcome, Lost) else "no answer")
-        lost += not isinstance(outcome, Answer)
-        yield Pause(wait)
+            raise NotReachable(url, outcome.reason if isinstance(outcome, NoResponse) else "no answer")
+        lost_count += not isinstance(outcome, HttpResponse)
+        yield Sleep(wait)
 
 
-def _is_done_already(request: Request, answer: Answer, lost: int) -> bool:
+def _was_already_deleted(request: Request, response: HttpResponse, lost_count: int) -> bool:
     """A removal whose answer was lost finds nothing the second time: it has done what was asked."""
-    return request.method == "DELETE" and answer.status == 404 and lost > 0
+    return request.method == "DELETE" and response.status == 404 and lost_count > 0
 
 
-def _wait_seconds(request: Request, outcome: Answer | Lost | None, tries: int, chance: float) -> float | None:
+def _wait_seconds(request: Request, outcome: HttpResponse | NoResponse | None, tries: int, random_fraction: float) -> float | None:
     if request.repeat is Repeat.NEVER:
         return None
     is_safe = request.repeat is Repeat.SAFE
-    backoff = min(_FIRST_DELAY_SECONDS * float(1 << min(tries - 1, _MAX_DOUBLINGS)), _LONGEST_DELAY_SECONDS) * chance
-    if isinstance(outcome, Lost):
+    backoff = min(_FIRST_DELAY_SECONDS * float(1 << min(tries - 1, _MAX_DOUBLINGS)), _LONGEST_DELAY_SECONDS) * random_fraction
+    if isinstance(outcome, NoResponse):
         return backoff if is_safe or not outcome.was_sent else None
     if outcome is None:
         return None
     if outcome.status == 429 or (outcome.status == 503 and is_safe):
-        asked = retry_after_seconds(outcome)
-        return backoff if asked is None else asked + backoff
+        requested = retry_after_seconds(outcome)
+        return backoff if requested is None else requested + backoff
     return None

@@ -9,40 +9,40 @@ from uuid import UUID
 from everbeat.client.connections import Connection
 from everbeat.client.durations import Duration, seconds_of
 from everbeat.client.errors import TaskCancelled, TaskFailed, TaskNotFinished
-from everbeat.client.exchange import Pause
-from everbeat.client.flows import Call, Flow
+from everbeat.client.exchange import Sleep
+from everbeat.client.operations import Call, Operation
 from everbeat.core.tasks import LIVE_STATES, TaskState
 
-_FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS, _GROWTH = 0.02, 1.0, 1.5
+_FIRST_POLL_SECONDS, _MAX_POLL_SECONDS, _GROWTH = 0.02, 1.0, 1.5
 
 
-def getting(task_id: UUID | str, *, query: str = "") -> Flow[dict[str, Any]]:
+def get_task(task_id: UUID | str, *, query: str = "") -> Operation[dict[str, Any]]:
     reply = yield Call("GET", f"/v1/tasks/{task_id}{query}")
     task: dict[str, Any] = reply.body
     return task
 
 
-def cancelling(task_id: UUID | str) -> Flow[dict[str, Any]]:
+def cancel_task(task_id: UUID | str) -> Operation[dict[str, Any]]:
     reply = yield Call("POST", f"/v1/tasks/{task_id}/cancel")
     task: dict[str, Any] = reply.body
     return task
 
 
-def waiting(task_id: UUID, timeout: Duration | None) -> Flow[Any]:
+def wait_for_task(task_id: UUID, timeout: Duration | None) -> Operation[Any]:
     """Look again and again, ever more rarely; the result, or what went wrong."""
     timeout_seconds = None if timeout is None else seconds_of(timeout, "timeout")
     started = time.monotonic()
-    pause = _FIRST_LOOK_SECONDS
+    pause = _FIRST_POLL_SECONDS
     while True:
         # Not with a large payload each time: who waits wants the result.
-        task = yield from getting(task_id, query="?payload=omit")
+        task = yield from get_task(task_id, query="?payload=omit")
         if task["state"] not in LIVE_STATES:
             return _result_of(task)
         left = float("inf") if timeout_seconds is None else started + timeout_seconds - time.monotonic()
         if left <= 0:
             raise TaskNotFinished(task_id, task["state"], timeout_seconds or 0)
-        yield Pause(min(pause, left))
-        pause = min(pause * _GROWTH, _LONGEST_LOOK_SECONDS)
+        yield Sleep(min(pause, left))
+        pause = min(pause * _GROWTH, _MAX_POLL_SECONDS)
 
 
 def _result_of(task: dict[str, Any]) -> Any:
@@ -71,21 +71,21 @@ class TaskHandle:
 
     def get(self) -> dict[str, Any]:
         """The task as it is now: state, attempt, progress, result, error."""
-        return self._connection.blocking(getting(self.id))
+        return self._connection.run_blocking(get_task(self.id))
 
     async def get_async(self) -> dict[str, Any]:
-        return await self._connection.awaiting(getting(self.id))
+        return await self._connection.run_async(get_task(self.id))
 
     def wait(self, timeout: Duration | None = None) -> Any:
         """The task's result once it has completed; raises TaskFailed or TaskCancelled, or TaskNotFinished after the timeout."""
-        return self._connection.blocking(waiting(self.id, timeout))
+        return self._connection.run_blocking(wait_for_task(self.id, timeout))
 
     async def wait_async(self, timeout: Duration | None = None) -> Any:
-        return await self._connection.awaiting(waiting(self.id, timeout))
+        return await self._connection.run_async(wait_for_task(self.id, timeout))
 
     def cancel(self) -> dict[str, Any]:
         """Cancel it: gone if it has not started, told to stop if it runs. Raises ConflictProblem if it has finished."""
-        return self._connection.blocking(cancelling(self.id))
+        return self._connection.run_blocking(cancel_task(self.id))
 
     async def cancel_async(self) -> dict[str, Any]:
-        return await self._connection.awaiting(cancelling(self.id))
+        return await self._connection.run_async(cancel_task(self.id))

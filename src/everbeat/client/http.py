@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from everbeat.client import requests
-from everbeat.client.base import Reply
+from everbeat.client.base import ApiResponse
 from everbeat.client.coalescing import Coalescer
-from everbeat.client.exchange import Exchange, Lost, Patience, Pause, exchange
-from everbeat.client.requests import Answer, Request
+from everbeat.client.exchange import Exchange, NoResponse, RetryBudget, Sleep, exchange
+from everbeat.client.requests import HttpResponse, Request
 from everbeat.core.tasks import ClaimedTask
 from everbeat.core.protocol import LeaseHeartbeatResult, LeaseClaimRequest, LeaseCompleteRequest, LeaseFailRequest, LeaseHeartbeatRequest, LeaseReleaseRequest, LeaseResult, TaskInput
 from everbeat.version import __version__
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 _TIMEOUT_SECONDS = 15.0
 _CONNECT_SECONDS = 5.0
-_MOST_CONNECTIONS = 100
+_MAX_CONNECTIONS = 100
 _KEPT_ALIVE_SECONDS = 60.0
-_THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
+_LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def _client_options(url: str, api_key: str | None) -> dict[str, Any]:
@@ -44,13 +44,13 @@ def _client_options(url: str, api_key: str | None) -> dict[str, Any]:
         "headers": headers,
         "timeout": httpx.Timeout(_TIMEOUT_SECONDS, connect=_CONNECT_SECONDS),
         "limits": httpx.Limits(
-            max_connections=_MOST_CONNECTIONS,
-            max_keepalive_connections=_MOST_CONNECTIONS,
+            max_connections=_MAX_CONNECTIONS,
+            max_keepalive_connections=_MAX_CONNECTIONS,
             keepalive_expiry=_KEPT_ALIVE_SECONDS,
         ),
         # Loading certificates takes long and a plain connection has no use for them; no proxy leads to this machine.
         "verify": _verification() if parts.scheme == "https" else False,
-        "trust_env": parts.hostname not in _THIS_MACHINE,
+        "trust_env": parts.hostname not in _LOOPBACK_HOSTS,
     }
 
 
@@ -71,25 +71,25 @@ def _send_options(request: Request) -> dict[str, Any]:
     return options
 
 
-def _answer_of(response: httpx.Response) -> Answer:
-    return Answer(response.status_code, response.headers, response.content)
+def _response_of(response: httpx.Response) -> HttpResponse:
+    return HttpResponse(response.status_code, response.headers, response.content)
 
 
-def _lost(error: httpx.TransportError) -> Lost:
+def _no_response_of(error: httpx.TransportError) -> NoResponse:
     import httpx
 
     was_sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
-    return Lost(str(error) or type(error).__name__, was_sent)
+    return NoResponse(str(error) or type(error).__name__, was_sent)
 
 
-class SyncHttp:
+class SyncHttpTransport:
     """The blocking shell; may be shared by threads."""
 
-    def __init__(self, url: str, api_key: str | None = None, *, patience: Patience | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None = None, *, retry_budget: RetryBudget | None = None) -> None:
         import httpx
 
         self.url = url
-        self._patience = patience or Patience()
+        self._retry_budget = retry_budget or RetryBudget()
         self._client = httpx.Client(**_client_options(url, api_key))
 
     def close(self) -> None:
@@ -103,58 +103,58 @@ class SyncHttp:
         query: Mapping[str, Any] | None = None,
         body: Any = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Reply:
-        return requests.reply_of(self._exchange(requests.build(method, path, query=query, body=body, headers=headers)))
+    ) -> ApiResponse:
+        return requests.api_response_of(self._exchange(requests.build(method, path, query=query, body=body, headers=headers)))
 
     def submit(self, tasks: Sequence[TaskInput]) -> list[UUID]:
         return [id_ for request in requests.submit(tasks) for id_ in requests.ids_of(self._exchange(request), request)]
 
-    def _exchange(self, request: Request) -> Answer:
-        steps: Exchange = exchange(request, self.url, self._patience)
-        outcome: Answer | Lost | None = None
+    def _exchange(self, request: Request) -> HttpResponse:
+        steps: Exchange = exchange(request, self.url, self._retry_budget)
+        outcome: HttpResponse | NoResponse | None = None
         while True:
             try:
                 step = steps.send(outcome)
             except StopIteration as done:
-                answer: Answer = done.value
-                return answer
-            if isinstance(step, Pause):
+                response: HttpResponse = done.value
+                return response
+            if isinstance(step, Sleep):
                 time.sleep(step.seconds)
                 outcome = None
             else:
                 outcome = self._send(step.request)
 
-    def _send(self, request: Request) -> Answer | Lost:
+    def _send(self, request: Request) -> HttpResponse | NoResponse:
         import httpx
 
         try:
-            return _answer_of(self._client.request(request.method, request.path, **_send_options(request)))
+            return _response_of(self._client.request(request.method, request.path, **_send_options(request)))
         except httpx.TransportError as error:
-            return _lost(error)
+            return _no_response_of(error)
 
 
 class HttpTransport:
     """The async shell; belongs to the event loop it is first used on."""
 
-    def __init__(self, url: str, api_key: str | None = None, *, patience: Patience | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None = None, *, retry_budget: RetryBudget | None = None) -> None:
         import httpx
 
         self.url = url
         self._api_key = api_key
-        self._patience = patience or Patience()
+        self._retry_budget = retry_budget or RetryBudget()
         self._client = httpx.AsyncClient(**_client_options(url, api_key))
-        self._singles = Coalescer(self._submit)
+        self._coalescer = Coalescer(self._submit)
 
     async def open(self) -> None:
         """Connections are made when they are needed."""
 
     async def close(self) -> None:
-        await self._singles.close()
+        await self._coalescer.close()
         await self._client.aclose()
 
     def for_thread(self) -> HttpTransport:
         """Another transport to the same server, for an event loop in a thread of its own; the caller closes it."""
-        return HttpTransport(self.url, self._api_key, patience=self._patience)
+        return HttpTransport(self.url, self._api_key, retry_budget=self._retry_budget)
 
     async def request(
         self,
@@ -164,12 +164,12 @@ class HttpTransport:
         query: Mapping[str, Any] | None = None,
         body: Any = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Reply:
+    ) -> ApiResponse:
         request = requests.build(method, path, query=query, body=body, headers=headers)
-        return requests.reply_of(await self._exchange(request))
+        return requests.api_response_of(await self._exchange(request))
 
     async def submit(self, tasks: Sequence[TaskInput]) -> list[UUID]:
-        return [await self._singles.submit(tasks[0])] if len(tasks) == 1 else await self._submit(tasks)
+        return [await self._coalescer.submit(tasks[0])] if len(tasks) == 1 else await self._submit(tasks)
 
     async def _submit(self, tasks: Sequence[TaskInput]) -> list[UUID]:
         ids: list[UUID] = []
@@ -178,39 +178,39 @@ class HttpTransport:
         return ids
 
     async def claim(self, claim: LeaseClaimRequest) -> list[ClaimedTask]:
-        return requests.claimed_of(await self._exchange(requests.claim(claim)))
+        return requests.claimed_tasks_of(await self._exchange(requests.claim(claim)))
 
     async def heartbeat(self, heartbeat: LeaseHeartbeatRequest) -> list[LeaseHeartbeatResult]:
-        return requests.beats_of(await self._exchange(requests.heartbeat(heartbeat)))
+        return requests.lease_statuses_of(await self._exchange(requests.heartbeat(heartbeat)))
 
     async def complete(self, completion: LeaseCompleteRequest) -> list[LeaseResult]:
-        return requests.settled_of(await self._exchange(requests.complete(completion)))
+        return requests.lease_results_of(await self._exchange(requests.complete(completion)))
 
     async def fail(self, failures: LeaseFailRequest) -> list[LeaseResult]:
-        return requests.settled_of(await self._exchange(requests.fail(failures)))
+        return requests.lease_results_of(await self._exchange(requests.fail(failures)))
 
     async def release(self, release: LeaseReleaseRequest) -> list[LeaseResult]:
-        return requests.settled_of(await self._exchange(requests.release(release)))
+        return requests.lease_results_of(await self._exchange(requests.release(release)))
 
-    async def _exchange(self, request: Request) -> Answer:
-        steps: Exchange = exchange(request, self.url, self._patience)
-        outcome: Answer | Lost | None = None
+    async def _exchange(self, request: Request) -> HttpResponse:
+        steps: Exchange = exchange(request, self.url, self._retry_budget)
+        outcome: HttpResponse | NoResponse | None = None
         while True:
             try:
                 step = steps.send(outcome)
             except StopIteration as done:
-                answer: Answer = done.value
-                return answer
-            if isinstance(step, Pause):
+                response: HttpResponse = done.value
+                return response
+            if isinstance(step, Sleep):
                 await asyncio.sleep(step.seconds)
                 outcome = None
             else:
                 outcome = await self._send(step.request)
 
-    async def _send(self, request: Request) -> Answer | Lost:
+    async def _send(self, request: Request) -> HttpResponse | NoResponse:
         import httpx
 
         try:
-            return _answer_of(await self._client.request(request.method, request.path, **_send_options(request)))
+            return _response_of(await self._client.request(request.method, request.path, **_send_options(request)))
         except httpx.TransportError as error:
-            return _lost(error)
+            return _no_response_of(error)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from everbeat.client import requests
-from everbeat.client.base import Reply
+from everbeat.client.base import ApiResponse
 from everbeat.client.errors import problem_of_error
-from everbeat.client.requests import Answer
+from everbeat.client.requests import HttpResponse
 from everbeat.core.errors import EverbeatError
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     import httpx
 
 
-class TaskRoom(Protocol):
+class LocalTaskService(Protocol):
     async def submit_batch(
         self, tenant_id: UUID, tasks: Sequence[TaskInput], /, *, traceparent: str | None = None
     ) -> list[UUID]: ...
 
 
-class WorkRoom(Protocol):
+class LocalLeaseService(Protocol):
     async def claim(self, tenant_id: UUID, claim: LeaseClaimRequest, /) -> list[ClaimedTask]: ...
 
     async def heartbeat(self, tenant_id: UUID, heartbeat: LeaseHeartbeatRequest, /) -> list[LeaseHeartbeatResult]: ...
@@ -52,10 +52,10 @@ class LocalNode(Protocol):
     """What this transport needs of a node; the node lives and dies by its owner's hand."""
 
     @property
-    def tasks(self) -> TaskRoom: ...
+    def tasks(self) -> LocalTaskService: ...
 
     @property
-    def leases(self) -> WorkRoom: ...
+    def leases(self) -> LocalLeaseService: ...
 
     @property
     def asgi(self) -> Any: ...
@@ -93,12 +93,12 @@ class InProcessTransport:
         query: Mapping[str, Any] | None = None,
         body: Any = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Reply:
+    ) -> ApiResponse:
         request = requests.build(method, path, query=query, body=body, headers=headers)
         response = await self._asgi().request(request.method, request.path, headers=request.headers, content=request.body)
-        answer = Answer(response.status_code, response.headers, response.content)
-        requests.raise_for_problem(answer)
-        return requests.reply_of(answer)
+        response = HttpResponse(response.status_code, response.headers, response.content)
+        requests.raise_for_problem(response)
+        return requests.api_response_of(response)
 
     async def submit(self, tasks: Sequence[TaskInput]) -> list[UUID]:
         ids: list[UUID] = []

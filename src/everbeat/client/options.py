@@ -85,7 +85,7 @@ TASK_OPTIONS = tuple(TaskOptions.__annotations__)
 _FIELDS = {"timeout": "timeout_seconds"}
 
 
-def refuse_unknown(options: Mapping[str, Any], known: type) -> None:
+def reject_unknown(options: Mapping[str, Any], known: type) -> None:
     names = known.__annotations__
     if unknown := [name for name in options if name not in names]:
         raise InvalidInput(*(FieldError(name, f"is not an option; there are {', '.join(names)}") for name in unknown))
@@ -103,7 +103,7 @@ def task_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def probed(type_: str, options: Mapping[str, Any]) -> Spec:
+def validate_task_options(type_: str, options: Mapping[str, Any]) -> Spec:
     """The options as a schedule would hold them: one place knows what is allowed."""
     target = {"kind": "worker", "type": type_, "queue": options.get("queue", DEFAULT_QUEUE)}
     return parse_definition({"name": type_, "every_seconds": 60, "target": target, **task_fields(options)})
@@ -112,14 +112,14 @@ def probed(type_: str, options: Mapping[str, Any]) -> Spec:
 def checked_task_fields(type_: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a TaskInput among the options of a task that are given."""
     given = {option: options[option] for option in ("queue", "max_attempts", "timeout", "retry") if option in options}
-    spec = probed(type_, given) if given else None
+    spec = validate_task_options(type_, given) if given else None
     return {_FIELDS.get(option, option): getattr(spec, _FIELDS.get(option, option)) for option in given}
 
 
 def retry_fields(retry: RetryOption) -> dict[str, Any]:
     if isinstance(retry, Retry):
-        plain: dict[str, Any] = msgspec.to_builtins(retry)
-        return plain
+        to_json_value: dict[str, Any] = msgspec.to_builtins(retry)
+        return to_json_value
     if isinstance(retry, Mapping):
         return dict(retry)
     raise InvalidInput.of("retry", f"{retry!r} is no retry policy; use Retry(kind=…, base_seconds=…)")
@@ -144,7 +144,7 @@ def submit_fields(options: Mapping[str, Any]) -> dict[str, Any]:
         if fields["delay_seconds"] > MAX_DELAY_SECONDS:
             raise InvalidInput.of("delay", f"is longer than {MAX_DELAY_SECONDS} seconds, ten years")
     if "run_at" in given:
-        fields["run_at"] = instant(given["run_at"], "run_at")
+        fields["run_at"] = to_utc(given["run_at"], "run_at")
     if "priority" in given:
         fields["priority"] = _priority(given["priority"])
     if "key" in given:
@@ -156,7 +156,7 @@ def submit_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def instant(value: Any, field: str) -> datetime:
+def to_utc(value: Any, field: str) -> datetime:
     """An aware datetime in UTC; text in ISO 8601 with an offset will do."""
     at = as_datetime(value, field)
     if at.tzinfo is None or at.utcoffset() is None:

@@ -31,7 +31,7 @@ class TaskDefinition:
     non_retryable: ExceptionKinds = ()
     signature: inspect.Signature = field(default_factory=inspect.Signature)
     # File and line, to tell two declarations of one name apart from one that was loaded twice.
-    where: str = ""
+    location: str = ""
 
 
 Hook = Callable[..., Awaitable[None] | None]
@@ -58,26 +58,26 @@ class Registry:
     def add_task(self, task: TaskDefinition) -> None:
         """The same place twice is a module loaded again, and replaces; another place is a mistake."""
         known = self.tasks.get(task.type)
-        if known is not None and (known.where != task.where or not task.where):
+        if known is not None and (known.location != task.location or not task.location):
             raise RegistrationError(
                 f'two tasks are named "{task.type}": at {known.where or "an unknown place"} and at {task.where}; '
                 f'name one of them otherwise, as in @eb.task(name="…")'
             )
         if known is not None:
-            self._forget_schedules(task)
+            self._remove_schedules(task)
         self.tasks[task.type] = task
 
-    def add_schedule(self, definition: dict[str, Any], where: str) -> None:
+    def add_schedule(self, definition: dict[str, Any], location: str) -> None:
         name = definition["name"]
         if name in self.schedules:
             raise RegistrationError(
-                f'two schedules are named "{name}": at {self._scheduled_at[name]} and at {where}; '
+                f'two schedules are named "{name}": at {self._scheduled_at[name]} and at {location}; '
                 f'give one of them a name of its own, as in name="{name}-2"'
             )
-        self._scheduled_at[name] = where
+        self._scheduled_at[name] = location
         self.schedules[name] = definition
 
-    def _forget_schedules(self, task: TaskDefinition) -> None:
+    def _remove_schedules(self, task: TaskDefinition) -> None:
         for name, definition in list(self.schedules.items()):
-            if definition["target"]["type"] == task.type and self._scheduled_at.get(name) == task.where:
+            if definition["target"]["type"] == task.type and self._scheduled_at.get(name) == task.location:
                 del self.schedules[name], self._scheduled_at[name]

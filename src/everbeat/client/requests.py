@@ -12,8 +12,8 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from everbeat.client.base import Reply
-from everbeat.client.errors import BadAnswer, problem_of
+from everbeat.client.base import ApiResponse
+from everbeat.client.errors import UnexpectedResponse, problem_of
 from everbeat.core.definitions import rfc3339
 from everbeat.core.tasks import ClaimedTask
 from everbeat.core.protocol import (
@@ -33,7 +33,7 @@ from everbeat.core.protocol import (
 
 # The server's limit for a body is 12 MiB; a batch is cut before it, with room for what surrounds the tasks.
 MAX_BODY_BYTES = 8 * 1024 * 1024
-CLAIM_SLACK_SECONDS = 10.0
+CLAIM_TIMEOUT_MARGIN_SECONDS = 10.0
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class Request(NamedTuple):
     timeout_seconds: float | None = None
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """An answer as it came; names of headers in lower case."""
 
     status: int
@@ -93,7 +93,7 @@ def build(
     )
 
 
-def segment(text: str) -> str:
+def path_segment(text: str) -> str:
     """A name or id as one segment of a path."""
     return quote(text, safe="")
 
@@ -138,7 +138,7 @@ def _chunks(tasks: Sequence[TaskInput]) -> Iterator[list[bytes]]:
 
 def claim(wanted: LeaseClaimRequest) -> Request:
     """Never repeated by the transport: tasks of an answer that was lost are running already, as far as the server knows."""
-    timeout = wanted.wait_seconds + CLAIM_SLACK_SECONDS
+    timeout = wanted.wait_seconds + CLAIM_TIMEOUT_MARGIN_SECONDS
     return _post("/v1/worker/claim", _encode(wanted), Repeat.NEVER)._replace(timeout_seconds=timeout)
 
 
@@ -187,47 +187,47 @@ _decode_settled = msgspec.json.Decoder(LeaseResultsResponse).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
-def reply_of(answer: Answer) -> Reply:
-    return Reply(answer.status, _read(_decode_any, answer) if answer.body else None, answer.headers)
+def api_response_of(response: HttpResponse) -> ApiResponse:
+    return ApiResponse(response.status, _read(_decode_any, response) if response.body else None, response.headers)
 
 
-def ids_of(answer: Answer, request: Request) -> list[UUID]:
+def ids_of(response: HttpResponse, request: Request) -> list[UUID]:
     if request.path == "/v1/tasks":
-        return [_read(_decode_one, answer).id]
-    return _read(_decode_batch, answer).ids
+        return [_read(_decode_one, response).id]
+    return _read(_decode_batch, response).ids
 
 
-def claimed_of(answer: Answer) -> list[ClaimedTask]:
-    return _read(_decode_claimed, answer).tasks
+def claimed_tasks_of(response: HttpResponse) -> list[ClaimedTask]:
+    return _read(_decode_claimed, response).tasks
 
 
-def beats_of(answer: Answer) -> list[LeaseHeartbeatResult]:
-    return _read(_decode_beats, answer).leases
+def lease_statuses_of(response: HttpResponse) -> list[LeaseHeartbeatResult]:
+    return _read(_decode_beats, response).leases
 
 
-def settled_of(answer: Answer) -> list[LeaseResult]:
-    return _read(_decode_settled, answer).results
+def lease_results_of(response: HttpResponse) -> list[LeaseResult]:
+    return _read(_decode_settled, response).results
 
 
-def raise_for_problem(answer: Answer) -> None:
-    if answer.status < 400:
+def raise_for_problem(response: HttpResponse) -> None:
+    if response.status < 400:
         return
     try:
-        body = _decode_any(answer.body) if answer.body else None
+        body = _decode_any(response.body) if response.body else None
     except msgspec.DecodeError:
-        body = answer.body.decode("utf-8", "replace")
-    raise problem_of(answer.status, body, retry_after_seconds(answer))
+        body = response.body.decode("utf-8", "replace")
+    raise problem_of(response.status, body, retry_after_seconds(response))
 
 
-def retry_after_seconds(answer: Answer) -> float | None:
+def retry_after_seconds(response: HttpResponse) -> float | None:
     """Everbeat answers with seconds; a proxy's date is not worth the trouble."""
-    text = answer.headers.get("retry-after", "")
+    text = response.headers.get("retry-after", "")
     return float(text) if text.isdigit() else None
 
 
-def _read(decode: Callable[[bytes], T], answer: Answer) -> T:
+def _read(decode: Callable[[bytes], T], response: HttpResponse) -> T:
     try:
-        return decode(answer.body)
+        return decode(response.body)
     except msgspec.DecodeError as error:
-        kind = answer.headers.get("content-type", "no content type")
-        raise BadAnswer(f"the answer ({answer.status}, {kind}) is not Everbeat's: {error}; is this the right URL?") from None
+        kind = response.headers.get("content-type", "no content type")
+        raise UnexpectedResponse(f"the answer ({response.status}, {kind}) is not Everbeat's: {error}; is this the right URL?") from None

@@ -13,7 +13,7 @@ from everbeat.client.arguments import bind
 from everbeat.client.connections import Connection
 from everbeat.client.durations import Duration
 from everbeat.client.errors import InvalidArguments
-from everbeat.client.flows import Flow, Submit
+from everbeat.client.operations import Operation, Submit
 from everbeat.client.handles import TaskHandle
 from everbeat.client.options import (
     SUBMIT_OPTIONS,
@@ -21,7 +21,7 @@ from everbeat.client.options import (
     NamedOptions,
     SubmitOptions,
     checked_task_fields,
-    refuse_unknown,
+    reject_unknown,
     submit_fields,
 )
 from everbeat.client.registry import Registry, TaskDefinition
@@ -30,21 +30,21 @@ from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.protocol import DEFAULT_QUEUE, TaskInput
 
 # All that the function takes; what of it a submit gives (all but the context); what it returns.
-Whole = ParamSpec("Whole")
-Given = ParamSpec("Given")
+FunctionParams = ParamSpec("FunctionParams")
+SubmitParams = ParamSpec("SubmitParams")
 R = TypeVar("R")
 
 Labels = Mapping[str, str]
 KeyOf = Callable[[Mapping[str, Any]], str]
 
 
-def submitting(connection: Connection, tasks: list[TaskInput]) -> Flow[list[TaskHandle]]:
+def submit_tasks(connection: Connection, tasks: list[TaskInput]) -> Operation[list[TaskHandle]]:
     ids = (yield Submit(tasks)) if tasks else []
     return [TaskHandle(id_, connection) for id_ in ids]
 
 
-def submitting_one(connection: Connection, task: TaskInput) -> Flow[TaskHandle]:
-    (handle,) = yield from submitting(connection, [task])
+def submit_task(connection: Connection, task: TaskInput) -> Operation[TaskHandle]:
+    (handle,) = yield from submit_tasks(connection, [task])
     return handle
 
 
@@ -63,7 +63,7 @@ def input_of(task: TaskDefinition, payload: dict[str, Any], options: Mapping[str
 
 def named_input(registry: Registry, type_: str, payload: Any, options: Mapping[str, Any]) -> TaskInput:
     """A task known by its name only; if this app declares one of that name, by its options too."""
-    refuse_unknown(options, NamedOptions)
+    reject_unknown(options, NamedOptions)
     if not isinstance(type_, str) or not is_name(type_):
         raise InvalidInput.of("type", NAME_MESSAGE)
     known = registry.tasks.get(type_)
@@ -72,7 +72,7 @@ def named_input(registry: Registry, type_: str, payload: Any, options: Mapping[s
     return msgspec.structs.replace(task, **{**given, "labels": {**task.labels, **given.get("labels", {})}})
 
 
-class Submission(Generic[Given]):
+class Submission(Generic[SubmitParams]):
     """A task with options chosen, as `build_report.options(delay="10m")`: its submits are typed as the function is."""
 
     def __init__(self, definition: TaskDefinition, connection: Connection, options: SubmitOptions) -> None:
@@ -80,23 +80,23 @@ class Submission(Generic[Given]):
         self._connection = connection
         self._options = options
 
-    def submit(self, *args: Given.args, **kwargs: Given.kwargs) -> TaskHandle:
-        return self._connection.blocking(self._flow(args, kwargs))
+    def submit(self, *args: SubmitParams.args, **kwargs: SubmitParams.kwargs) -> TaskHandle:
+        return self._connection.run_blocking(self._operation(args, kwargs))
 
-    async def submit_async(self, *args: Given.args, **kwargs: Given.kwargs) -> TaskHandle:
-        return await self._connection.awaiting(self._flow(args, kwargs))
+    async def submit_async(self, *args: SubmitParams.args, **kwargs: SubmitParams.kwargs) -> TaskHandle:
+        return await self._connection.run_async(self._operation(args, kwargs))
 
-    def _flow(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Flow[TaskHandle]:
+    def _operation(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Operation[TaskHandle]:
         payload = bind(self._definition.type, self._definition.signature, args, kwargs)
-        return submitting_one(self._connection, input_of(self._definition, payload, self._options))
+        return submit_task(self._connection, input_of(self._definition, payload, self._options))
 
 
-class Task(Generic[Whole, Given, R]):
+class Task(Generic[FunctionParams, SubmitParams, R]):
     """Calling it calls the function, here and now; `submit` has a worker call it."""
 
     __name__: str
 
-    def __init__(self, function: Callable[Whole, R], definition: TaskDefinition, connection: Connection) -> None:
+    def __init__(self, function: Callable[FunctionParams, R], definition: TaskDefinition, connection: Connection) -> None:
         functools.update_wrapper(self, function)
         self._function = function
         self._connection = connection
@@ -109,7 +109,7 @@ class Task(Generic[Whole, Given, R]):
     def __repr__(self) -> str:
         return f"<task {self.name} on queue {self.definition.queue}>"
 
-    def __call__(self, *args: Whole.args, **kwargs: Whole.kwargs) -> R:
+    def __call__(self, *args: FunctionParams.args, **kwargs: FunctionParams.kwargs) -> R:
         return self._function(*args, **kwargs)
 
     def options(
@@ -121,7 +121,7 @@ class Task(Generic[Whole, Given, R]):
         key: str | None = None,
         labels: Labels | None = None,
         fair_key: str | None = None,
-    ) -> Submission[Given]:
+    ) -> Submission[SubmitParams]:
         """Options apart from arguments: `task.options(delay="10m").submit(account=7)` is checked by type checkers in full."""
         chosen = SubmitOptions(delay=delay, run_at=run_at, priority=priority, key=key, labels=labels, fair_key=fair_key)
         submit_fields(chosen)
@@ -130,7 +130,7 @@ class Task(Generic[Whole, Given, R]):
     # One overload per option that may come first among those given: without any, the arguments alone are checked as the
     # function declares them; with one, a type checker takes arguments as they come and they are checked when submitting.
     @overload
-    def submit(self, *args: Given.args, **kwargs: Given.kwargs) -> TaskHandle: ...
+    def submit(self, *args: SubmitParams.args, **kwargs: SubmitParams.kwargs) -> TaskHandle: ...
     @overload
     def submit(
         self,
@@ -165,10 +165,10 @@ class Task(Generic[Whole, Given, R]):
     def submit(self, *args: Any, fair_key: str, **arguments: Any) -> TaskHandle: ...
     def submit(self, *args: Any, **kwargs: Any) -> TaskHandle:
         """Submit the task: its arguments by name, and the options delay, run_at, priority, key, labels and fair_key."""
-        return self._connection.blocking(self._flow(args, kwargs))
+        return self._connection.run_blocking(self._operation(args, kwargs))
 
     @overload
-    async def submit_async(self, *args: Given.args, **kwargs: Given.kwargs) -> TaskHandle: ...
+    async def submit_async(self, *args: SubmitParams.args, **kwargs: SubmitParams.kwargs) -> TaskHandle: ...
     @overload
     async def submit_async(
         self,
@@ -205,27 +205,27 @@ class Task(Generic[Whole, Given, R]):
     async def submit_async(self, *args: Any, fair_key: str, **arguments: Any) -> TaskHandle: ...
     async def submit_async(self, *args: Any, **kwargs: Any) -> TaskHandle:
         """As `submit`, without blocking the event loop."""
-        return await self._connection.awaiting(self._flow(args, kwargs))
+        return await self._connection.run_async(self._operation(args, kwargs))
 
     def submit_many(self, items: Iterable[Mapping[str, Any]], *, key: KeyOf | None = None, **options: Any) -> list[TaskHandle]:
         """Submit many at once, each item the arguments of one task; all or nothing up to 10,000. `key` makes each one's key."""
-        return self._connection.blocking(self._many(items, key, options))
+        return self._connection.run_blocking(self._many(items, key, options))
 
     async def submit_many_async(
         self, items: Iterable[Mapping[str, Any]], *, key: KeyOf | None = None, **options: Unpack[ManyOptions]
     ) -> list[TaskHandle]:
-        return await self._connection.awaiting(self._many(items, key, options))
+        return await self._connection.run_async(self._many(items, key, options))
 
-    def _flow(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Flow[TaskHandle]:
+    def _operation(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Operation[TaskHandle]:
         options = {name: kwargs[name] for name in SUBMIT_OPTIONS if name in kwargs}
         arguments = {name: value for name, value in kwargs.items() if name not in options}
         payload = bind(self.name, self.definition.signature, args, arguments)
-        return submitting_one(self._connection, input_of(self.definition, payload, options))
+        return submit_task(self._connection, input_of(self.definition, payload, options))
 
     def _many(
         self, items: Iterable[Mapping[str, Any]], key: KeyOf | None, options: Mapping[str, Any]
-    ) -> Flow[list[TaskHandle]]:
-        refuse_unknown(options, ManyOptions)
+    ) -> Operation[list[TaskHandle]]:
+        reject_unknown(options, ManyOptions)
         inputs = []
         for index, item in enumerate(items):
             if not isinstance(item, Mapping):
@@ -233,4 +233,4 @@ class Task(Generic[Whole, Given, R]):
             payload = bind(f"{self.name}, item {index}", self.definition.signature, (), item)
             keyed = options if key is None else {**options, "key": key(item)}
             inputs.append(input_of(self.definition, payload, keyed))
-        return submitting(self._connection, inputs)
+        return submit_tasks(self._connection, inputs)

@@ -12,14 +12,14 @@ _FORMS = (
 )
 
 
-def checked_url(url: str) -> str:
+def validate_url(url: str) -> str:
     """The URL as it is used; raises InvalidUrl that says what would be right."""
     if not isinstance(url, str):
         raise InvalidUrl(f"the URL is a {type(url).__name__}, not text; use {_FORMS}")
     text = url.strip()
     scheme, separator, _ = text.partition("://")
     if not separator:
-        raise InvalidUrl(f'"{url}" is not a URL; use {_FORMS}{_guess(text)}')
+        raise InvalidUrl(f'"{url}" is not a URL; use {_FORMS}{_suggestion(text)}')
     match scheme.lower():
         case "http" | "https":
             return _server(text)
@@ -61,7 +61,7 @@ def _sqlite(url: str) -> str:
     return url
 
 
-def _guess(text: str) -> str:
+def _suggestion(text: str) -> str:
     if text.endswith((".db", ".sqlite", ".sqlite3")):
         return f"; did you mean sqlite:///{text}?"
     host = text.partition("/")[0]

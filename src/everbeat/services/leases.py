@@ -182,7 +182,7 @@ class LeaseService:
         self, groups: list[list[HeartbeatWrite]], now: datetime | None = None
     ) -> list[dict[tuple[UUID, int], RenewedLease]]:
         answers: list[dict[tuple[UUID, int], RenewedLease]] = [{} for _ in groups]
-        for places in _rounds([[beat.lease for beat in group] for group in groups]):
+        for places in _heartbeat_loop([[beat.lease for beat in group] for group in groups]):
             beats = [beat for place in places for beat in groups[place]]
             found = {(one.id, one.fence): one for one in await self._store.task_heartbeat(beats, now=now)}
             for place in places:
@@ -208,7 +208,7 @@ class LeaseService:
 
     async def _write_completions(self, groups: list[Results], now: datetime | None = None) -> list[Held]:
         answers: list[Held] = [set() for _ in groups]
-        for places in _rounds([[lease for lease, _ in group] for group in groups]):
+        for places in _heartbeat_loop([[lease for lease, _ in group] for group in groups]):
             results = [result for place in places for result in groups[place]]
             completed = await self._store.task_complete(results, now=now)
             if completed.finished:
@@ -303,7 +303,7 @@ def _repeated_result(past: EndedAttempt) -> LeaseResult:
     return LeaseResult(past.id, "ok", _PAST_NEXT.get(past.state))
 
 
-def _rounds(groups: Sequence[Sequence[LeaseRef]]) -> list[list[int]]:
+def _heartbeat_loop(groups: Sequence[Sequence[LeaseRef]]) -> list[list[int]]:
     """Which requests may be written together: no two tenants that name the same lease, for only one of them has it."""
     if len({group[0].tenant_id for group in groups}) == 1:
         return [list(range(len(groups)))]

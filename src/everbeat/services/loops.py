@@ -86,11 +86,11 @@ class LoopRunner:
         self._delay = _FIRST_DELAY
         self.task = asyncio.create_task(self._run(), name=loop.name)
 
-    async def stop(self, patience_seconds: float) -> None:
+    async def stop(self, heartbeat_timeout_seconds: float) -> None:
         """Let the iteration under way end; a loop that only waits ends at once."""
         self._is_stopping = True
         if not self._is_idle:
-            await asyncio.wait({self.task}, timeout=patience_seconds)
+            await asyncio.wait({self.task}, timeout=heartbeat_timeout_seconds)
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
         await self._loop.close()

@@ -16,7 +16,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.app import Everbeat
-from everbeat.client.connections import Background
+from everbeat.client.connections import BackgroundNode
 from everbeat.client.durations import Duration
 from everbeat.client.tasks import Task
 from everbeat.core.errors import EverbeatError
@@ -24,9 +24,9 @@ from everbeat.core.tasks import ClaimedTask
 from everbeat.core.protocol import LeaseCompletion
 from everbeat.testing.clock import FakeClock
 from everbeat.testing.node import WORKER, Ending, SteppedNode
-from everbeat.worker.calls import Caller, Outcome
-from everbeat.worker.held import Held
-from everbeat.worker.journal import Journal
+from everbeat.worker.calls import HandlerCaller, Outcome
+from everbeat.worker.running_task import RunningTask
+from everbeat.worker.telemetry import WorkerTelemetry
 
 _MEMORY_FOLDER = Path("/dev/shm")
 
@@ -60,7 +60,7 @@ class _Ask(NamedTuple):
 class _Call(NamedTuple):
     """A handler to be called by the test; answered with its outcome."""
 
-    held: Held
+    running_task: RunningTask
 
 
 _Walk = Generator[_Ask | _Call, Any, list[TaskRun]]
@@ -85,10 +85,10 @@ class Harness:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="everbeat-test-", dir=_fast_folder()))
             registry = dataclasses.replace(self.app.registry, on_error=[*self.app.registry.on_error, self._note_error])
             self._node = SteppedNode(Path(folder) / "test.db", self.clock, registry)
-            self._background = Background(self._node.start)
+            self._background = BackgroundNode(self._node.start)
             stack.callback(self._background.close)
-            self._caller = Caller(registry, WORKER, Journal(WORKER), self._background.place.loop)
-            stack.enter_context(self.app.placed(self._background.place))
+            self._caller = HandlerCaller(registry, WORKER, WorkerTelemetry(WORKER), self._background.bound.loop)
+            stack.enter_context(self.app.placed(self._background.bound))
             stack.callback(self._close_runner)
             self._resources = stack.pop_all()
         return self
@@ -119,11 +119,11 @@ class Harness:
             except StopIteration as done:
                 return self._told(done.value, raise_errors)
             if isinstance(step, _Ask):
-                response = asyncio.run_coroutine_threadsafe(step.work, self._background.place.loop).result()
-            elif step.held.definition.is_async:
-                response = self._loop().run(self._caller.call(step.held))
+                response = asyncio.run_coroutine_threadsafe(step.work, self._background.bound.loop).result()
+            elif step.running_task.definition.is_async:
+                response = self._loop().run(self._caller.call(step.running_task))
             else:
-                response = self._caller.call_in_thread(step.held)
+                response = self._caller.call_in_thread(step.running_task)
 
     async def run_due_async(self, *, raise_errors: bool = False) -> list[TaskRun]:
         """As `run_due`, with async handlers in this event loop."""
@@ -135,11 +135,11 @@ class Harness:
             except StopIteration as done:
                 return self._told(done.value, raise_errors)
             if isinstance(step, _Ask):
-                response = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(step.work, self._background.place.loop))
-            elif step.held.definition.is_async:
-                response = await self._caller.call(step.held)
+                response = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(step.work, self._background.bound.loop))
+            elif step.running_task.definition.is_async:
+                response = await self._caller.call(step.running_task)
             else:
-                response = self._caller.call_in_thread(step.held)
+                response = self._caller.call_in_thread(step.running_task)
 
     def advance(self, duration: Duration, *, raise_errors: bool = False) -> list[TaskRun]:
         """Let time pass, with all that is due in it."""
@@ -195,10 +195,10 @@ class Harness:
 
     def _run_ready(self, ran: list[TaskRun]) -> Generator[_Ask | _Call, Any, None]:
         while (task := (yield _Ask(self._node.claim()))) is not None:
-            held = Held(task, self.app.registry.tasks[task.type], 0.0, 0.0)
+            running_task = RunningTask(task, self.app.registry.tasks[task.type], 0.0, 0.0)
             self._errors.clear()
-            outcome = yield _Call(held)
-            state = yield _Ask(self._node.report(held, outcome))
+            outcome = yield _Call(running_task)
+            state = yield _Ask(self._node.report(running_task, outcome))
             ran.append(self._run_of(task, outcome, state))
             self.runs.append(ran[-1])
             self._check_end(ran)

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from uuid import uuid4
 
 from everbeat.api.app import Health, ApiContext, build_app
-from everbeat.client.registering import unfinished
+from everbeat.client.registration import unfinished
 from everbeat.client.registry import Registry
 from everbeat.clock import DatabaseClock
 from everbeat.core.partitioning import PARTITIONS
@@ -44,7 +44,7 @@ from everbeat.store.values import DueScan, NodeHeartbeat, ScheduleFilter
 from everbeat.testing.clock import FakeClock
 from everbeat.version import __version__
 from everbeat.worker.calls import Interrupted, Outcome
-from everbeat.worker.held import Held
+from everbeat.worker.running_task import RunningTask
 
 WORKER = "test"
 _LATE_SECONDS = 5.0
@@ -93,7 +93,7 @@ class SteppedNode:
         self.tasks = TaskService(store, long_polls, self._overlap, payloads=payloads)
         beat = NodeHeartbeat(uuid4(), WORKER, ("api", "scheduler"), __version__, _UNLIMITED_SECONDS)
         self._ownership = Ownership(store, beat, still, monotonic=lambda: 0.0)
-        self._ticker = Ticker(store, self._ownership, still, timelines, on_tasks=lambda _, held: self._overlap.note_schedules(held))
+        self._ticker = Ticker(store, self._ownership, still, timelines, on_tasks=lambda _, running_task: self._overlap.note_schedules(running_task))
         self._promoter = Promoter(store, long_polls, still)
         self._schedules = ScheduleService(store, timelines)
 
@@ -163,10 +163,10 @@ class SteppedNode:
         claimed = await self.leases.claim(DEFAULT_TENANT, claim, now=self._clock.now())
         return claimed[0] if claimed else None
 
-    async def report(self, held: Held, outcome: Outcome) -> Ending:
-        news = None if held.context is None else held.context.take_news()
+    async def report(self, running_task: RunningTask, outcome: Outcome) -> Ending:
+        news = None if running_task.context is None else running_task.context.take_update()
         if news is not None:
-            beat = LeaseHeartbeat(id=held.task.id, fence=held.task.fence, progress=news.progress, log=news.log)
+            beat = LeaseHeartbeat(id=running_task.task.id, fence=running_task.task.fence, progress=news.progress, log=news.log)
             await self.leases.heartbeat(DEFAULT_TENANT, LeaseHeartbeatRequest(worker=WORKER, leases=[beat]))
         if isinstance(outcome, LeaseCompletion):
             await self.leases.complete(DEFAULT_TENANT, LeaseCompleteRequest(worker=WORKER, results=[outcome]))

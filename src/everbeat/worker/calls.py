@@ -15,8 +15,8 @@ import msgspec
 from everbeat.client.registry import Hook, Registry
 from everbeat.core.protocol import LeaseFailure, LeaseCompletion
 from everbeat.worker.context import Cancelled, Context
-from everbeat.worker.held import Held, Stop
-from everbeat.worker.journal import Journal
+from everbeat.worker.running_task import RunningTask, StopReason
+from everbeat.worker.telemetry import WorkerTelemetry
 from everbeat.worker.outcomes import check_call, failure_of, line_of, place_of, result_of, timeout_of, trace_of
 
 _decode = msgspec.json.Decoder().decode
@@ -31,97 +31,97 @@ class Interrupted(NamedTuple):
 Outcome = LeaseCompletion | LeaseFailure | Interrupted
 
 
-class Caller:
+class HandlerCaller:
     """Knows how to call every handler of a registry."""
 
-    def __init__(self, registry: Registry, worker: str, journal: Journal, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, registry: Registry, worker: str, telemetry: WorkerTelemetry, loop: asyncio.AbstractEventLoop) -> None:
         self._worker = worker
-        self._journal = journal
+        self._telemetry = telemetry
         self._loop = loop
         self._before = registry.before
         self._after = registry.after
         self._on_error = registry.on_error
 
-    async def call(self, held: Held) -> Outcome:
+    async def call(self, running_task: RunningTask) -> Outcome:
         """Never raises; whatever the handler does is an outcome."""
-        task, definition = held.task, held.definition
+        task, definition = running_task.task, running_task.definition
         try:
             payload = _decode(task.payload)
             if definition.wants_context or self._before or self._after or self._on_error:
-                value = await self._with_context(held, payload)
+                value = await self._with_context(running_task, payload)
             elif definition.is_async:
                 value = await definition.function(**payload)
             else:
                 value = definition.function(**payload)
-            if held.stop is Stop.TIMEOUT:
-                raise _too_late(held)
+            if running_task.stop is StopReason.TIMEOUT:
+                raise _timeout_error(running_task)
             result = result_of(task, value)
         except GeneratorExit:
             raise
         except BaseException as error:
-            return await self._ended_by(held, error)
+            return await self._ended_by(running_task, error)
         if self._after:
-            await self._tell(held, "after", self._after, value)
+            await self._run_hooks(running_task, "after", self._after, value)
         return result
 
-    def call_in_thread(self, held: Held) -> Outcome:
-        return _drive(self.call(held))
+    def call_in_thread(self, running_task: RunningTask) -> Outcome:
+        return _run_to_completion(self.call(running_task))
 
-    async def _with_context(self, held: Held, payload: Any) -> Any:
-        definition = held.definition
-        context = self.context_of(held)
+    async def _with_context(self, running_task: RunningTask, payload: Any) -> Any:
+        definition = running_task.definition
+        context = self.context_of(running_task)
         for hook in self._before:
-            await self._run_hook(held, hook, context)
+            await self._run_hook(running_task, hook, context)
         args = (context,) if definition.wants_context else ()
         value = definition.function(*args, **payload)
         return await value if definition.is_async else value
 
-    def context_of(self, held: Held) -> Context:
-        context = held.context
+    def context_of(self, running_task: RunningTask) -> Context:
+        context = running_task.context
         if context is None:
-            context = held.context = Context(held.task, worker=self._worker, ends_at=held.ends_at)
+            context = running_task.context = Context(running_task.task, worker=self._worker, ends_at=running_task.ends_at)
             # Set before it is asked: the heartbeat thread either sees the context, or its word is seen here.
-            if held.stop is not None:
+            if running_task.stop is not None:
                 context.cancel()
         return context
 
-    async def _ended_by(self, held: Held, error: BaseException) -> Outcome:
-        if isinstance(error, asyncio.CancelledError | Cancelled) and held.stop is not Stop.TIMEOUT and _was_told(held):
+    async def _ended_by(self, running_task: RunningTask, error: BaseException) -> Outcome:
+        if isinstance(error, asyncio.CancelledError | Cancelled) and running_task.stop is not StopReason.TIMEOUT and _was_stop_requested(running_task):
             return Interrupted(trace_of(error))
-        if held.stop is Stop.TIMEOUT:
-            return await self._timed_out(held, error)
+        if running_task.stop is StopReason.TIMEOUT:
+            return await self._timed_out(running_task, error)
         if isinstance(error, TypeError):
-            error = _misfit_of(held, error)
+            error = _payload_error_of(running_task, error)
         elif isinstance(error, asyncio.CancelledError):
-            error = _told_by_nobody(error)
-        task = held.task
-        failure = failure_of(task, error, held.definition)
-        self._journal.failed(task, line_of(error), place_of(error))
-        await self._tell(held, "on_error", self._on_error, error)
+            error = _unexpected_cancellation(error)
+        task = running_task.task
+        failure = failure_of(task, error, running_task.definition)
+        self._telemetry.failed(task, line_of(error), place_of(error))
+        await self._run_hooks(running_task, "on_error", self._on_error, error)
         return failure
 
-    async def _timed_out(self, held: Held, error: BaseException) -> LeaseFailure:
-        failure = timeout_of(held.task, trace_of(error))
-        if not held.is_settled:
-            self._journal.failed(held.task, failure.error.message, place_of(error))
-        await self._tell(held, "on_error", self._on_error, _too_late(held))
+    async def _timed_out(self, running_task: RunningTask, error: BaseException) -> LeaseFailure:
+        failure = timeout_of(running_task.task, trace_of(error))
+        if not running_task.is_finished:
+            self._telemetry.failed(running_task.task, failure.error.message, place_of(error))
+        await self._run_hooks(running_task, "on_error", self._on_error, _timeout_error(running_task))
         return failure
 
-    async def _tell(self, held: Held, name: str, hooks: Sequence[Hook], value: Any) -> None:
+    async def _run_hooks(self, running_task: RunningTask, name: str, hooks: Sequence[Hook], value: Any) -> None:
         """The attempt has ended: nothing that happens here changes how."""
         for hook in hooks:
             try:
-                await self._run_hook(held, hook, self.context_of(held), value)
+                await self._run_hook(running_task, hook, self.context_of(running_task), value)
             except GeneratorExit:
                 raise
             except BaseException as error:
-                self._journal.hook_failed(name, held.task, error)
+                self._telemetry.hook_failed(name, running_task.task, error)
 
-    async def _run_hook(self, held: Held, hook: Hook, *args: Any) -> None:
+    async def _run_hook(self, running_task: RunningTask, hook: Hook, *args: Any) -> None:
         pending = hook(*args)
         if not inspect.isawaitable(pending):
             return
-        if held.definition.is_async:
+        if running_task.definition.is_async:
             await pending
         else:
             asyncio.run_coroutine_threadsafe(_awaited(pending), self._loop).result()
@@ -131,7 +131,7 @@ async def _awaited(pending: Any) -> None:
     await pending
 
 
-def _drive(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+def _run_to_completion(work: Coroutine[Any, Any, Outcome]) -> Outcome:
     try:
         work.send(None)
     except StopIteration as done:
@@ -140,30 +140,30 @@ def _drive(work: Coroutine[Any, Any, Outcome]) -> Outcome:
     raise RuntimeError("a handler in a thread waited for the event loop")
 
 
-def _was_told(held: Held) -> bool:
-    if held.stop is not None:
+def _was_stop_requested(running_task: RunningTask) -> bool:
+    if running_task.stop is not None:
         return True
-    current = asyncio.current_task() if held.definition.is_async else None
+    current = asyncio.current_task() if running_task.definition.is_async else None
     if current is None or not current.cancelling():
         return False
     # Cancelled from outside, as when the event loop is shut down around the worker.
-    held.tell_to_stop(Stop.SHUTDOWN)
+    running_task.request_stop(StopReason.SHUTDOWN)
     return True
 
 
-def _misfit_of(held: Held, error: TypeError) -> BaseException:
+def _payload_error_of(running_task: RunningTask, error: TypeError) -> BaseException:
     """The payload's fault, if the handler could not be called with it; otherwise the handler's own error."""
     try:
-        check_call(held.definition, _decode(held.task.payload))
+        check_call(running_task.definition, _decode(running_task.task.payload))
     except Exception as misfit:
         return misfit
     return error
 
 
-def _told_by_nobody(error: BaseException) -> RuntimeError:
-    told = RuntimeError("the handler ended with CancelledError though nobody cancelled it; something it awaited was cancelled")
-    return told.with_traceback(error.__traceback__)
+def _unexpected_cancellation(error: BaseException) -> RuntimeError:
+    unexpected = RuntimeError("the handler ended with CancelledError though nobody cancelled it; something it awaited was cancelled")
+    return unexpected.with_traceback(error.__traceback__)
 
 
-def _too_late(held: Held) -> TimeoutError:
-    return TimeoutError(f"the attempt took longer than its timeout of {held.task.timeout_seconds:g} seconds")
+def _timeout_error(running_task: RunningTask) -> TimeoutError:
+    return TimeoutError(f"the attempt took longer than its timeout of {running_task.task.timeout_seconds:g} seconds")

@@ -10,10 +10,10 @@ from everbeat.client.base import Transport
 from everbeat.client.errors import NotAllowed, ServerProblem
 from everbeat.core.tasks import ClaimedTask
 from everbeat.core.protocol import LeaseClaimRequest
-from everbeat.worker.faults import Backoff
-from everbeat.worker.journal import Journal
+from everbeat.worker.backoff import Backoff
+from everbeat.worker.telemetry import WorkerTelemetry
 
-_LONGEST_POLL_SECONDS = 25.0
+_MAX_POLL_SECONDS = 25.0
 _SLACK_SECONDS = 15.0
 # A claim that is not answered after so long has found no work and waits for some.
 _ANSWER_SECONDS = 2.0
@@ -26,24 +26,24 @@ class Claimer:
         self,
         transport: Transport,
         claim: LeaseClaimRequest,
-        journal: Journal,
+        telemetry: WorkerTelemetry,
         *,
-        room: Callable[[], int],
+        count_to_claim: Callable[[], int],
         receive: Callable[[list[ClaimedTask], float], None],
     ) -> None:
         self._transport = transport
         self._claim = claim
-        self._journal = journal
-        self._room = room
+        self._telemetry = telemetry
+        self._count_to_claim = count_to_claim
         self._receive = receive
         self._has_free_space = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
         self.is_waiting = False
         self._sent_at = 0.0
-        self._is_asking = self._was_filled = False
+        self._is_polling = self._was_full = False
         # A task handed out at the end of a poll must still be trusted until the first heartbeat has renewed it.
-        self._poll_seconds = min(_LONGEST_POLL_SECONDS, claim.lease_seconds * 0.8)
+        self._poll_seconds = min(_MAX_POLL_SECONDS, claim.lease_seconds * 0.8)
 
     def wake(self) -> None:
         """There may be room again."""
@@ -58,7 +58,7 @@ class Claimer:
         self._is_stopping = True
         if self._task is None or self._task.done():
             return
-        if self._is_asking and self._was_filled:
+        if self._is_polling and self._was_full:
             await asyncio.wait({self._task}, timeout=max(0.0, self._sent_at + _ANSWER_SECONDS - monotonic()))
         self._task.cancel()
         await asyncio.wait({self._task})
@@ -70,28 +70,28 @@ class Claimer:
     async def _run(self) -> None:
         backoff = Backoff(2.0)
         while not self._is_stopping:
-            count = self._room()
+            count = self._count_to_claim()
             if count < 1:
                 await self._wait()
                 continue
             sent_at = self._sent_at = monotonic()
             try:
-                tasks = await self._ask(count)
+                tasks = await self._send_claim(count)
             except Exception as error:
-                if _is_hopeless(error):
+                if _is_permanent(error):
                     raise
-                self._journal.away("claim", error)
+                self._telemetry.server_unavailable("claim", error)
                 await asyncio.sleep(backoff.seconds(error))
                 continue
             backoff.reset()
-            self._journal.back()
-            self._was_filled = len(tasks) >= count
+            self._telemetry.server_available()
+            self._was_full = len(tasks) >= count
             if tasks:
                 self._receive(tasks, sent_at)
                 # Handlers begin before the next claim is put together.
                 await asyncio.sleep(0)
 
-    async def _ask(self, count: int) -> list[ClaimedTask]:
+    async def _send_claim(self, count: int) -> list[ClaimedTask]:
         first = self._claim
         claim = LeaseClaimRequest(
             worker=first.worker,
@@ -101,12 +101,12 @@ class Claimer:
             wait_seconds=self._poll_seconds,
             lease_seconds=first.lease_seconds,
         )
-        self._is_asking = True
+        self._is_polling = True
         try:
             async with asyncio.timeout(self._poll_seconds + _SLACK_SECONDS):
                 return await self._transport.claim(claim)
         finally:
-            self._is_asking = False
+            self._is_polling = False
 
     async def _wait(self) -> None:
         self.is_waiting = True
@@ -115,7 +115,7 @@ class Claimer:
         self.is_waiting = False
 
 
-def _is_hopeless(error: Exception) -> bool:
+def _is_permanent(error: Exception) -> bool:
     """However often it is sent, this claim will not be taken: it is wrong, or the key is, or is no longer good."""
     if isinstance(error, NotAllowed):
         return error.is_final

@@ -14,17 +14,17 @@ from everbeat.core.errors import EverbeatError
 from everbeat.core.tasks import ClaimedTask, Origin
 from everbeat.core.protocol import Progress
 
-LONGEST_LINE = 8_000
-MOST_BUFFERED = 64_000
+MAX_LINE_LENGTH = 8_000
+MAX_BUFFERED = 64_000
 MAX_MESSAGE_BYTES = 2_000
-_CUT = " … (cut)"
+_TRUNCATED = " … (cut)"
 
 
 class Cancelled(EverbeatError):
     """Raised by ctx.raise_if_cancelled(): the work is no longer wanted here; let it pass."""
 
 
-class News(NamedTuple):
+class TaskUpdate(NamedTuple):
     """What a handler told since the last heartbeat."""
 
     progress: Progress | None
@@ -162,24 +162,24 @@ class Context:
             if fraction is not None:
                 self._fraction = fraction
             if message is not None:
-                self._message = cut(str(message), MAX_MESSAGE_BYTES)
+                self._message = truncate(str(message), MAX_MESSAGE_BYTES)
 
     def log(self, text: str) -> None:
         """Keep a line in the task's log. Lines are sent together; past a limit they are dropped, and the log says so."""
-        line = cut(str(text), LONGEST_LINE)
+        line = truncate(str(text), MAX_LINE_LENGTH)
         with self._lock:
-            if self._buffered + len(line) > MOST_BUFFERED:
+            if self._buffered + len(line) > MAX_BUFFERED:
                 self._dropped += 1
                 return
             self._lines.append(line)
             self._buffered += len(line) + 1
 
     @property
-    def has_news(self) -> bool:
+    def has_update(self) -> bool:
         return self._has_progress or bool(self._lines)
 
-    def take_news(self) -> News | None:
-        """For the runtime: what is to be sent, removed from the buffer; `return_news` if it could not be."""
+    def take_update(self) -> TaskUpdate | None:
+        """For the runtime: what is to be sent, removed from the buffer; `return_update` if it could not be."""
         with self._lock:
             if not self._has_progress and not self._lines:
                 return None
@@ -190,22 +190,22 @@ class Context:
             self._lines = []
             self._buffered = self._dropped = 0
             self._has_progress = False
-        return News(progress, log)
+        return TaskUpdate(progress, log)
 
-    def return_news(self, news: News) -> None:
+    def return_update(self, updates: TaskUpdate) -> None:
         """For the runtime: news that did not arrive goes back in front of what came since."""
         with self._lock:
             # The fraction and message kept here are at least as new as the ones that come back.
-            self._has_progress = self._has_progress or news.progress is not None
-            if news.log is not None:
-                self._lines.insert(0, news.log)
-                self._buffered += len(news.log) + 1
+            self._has_progress = self._has_progress or updates.progress is not None
+            if updates.log is not None:
+                self._lines.insert(0, updates.log)
+                self._buffered += len(updates.log) + 1
 
 
-def cut(text: str, most: int) -> str:
+def truncate(text: str, max_length: int) -> str:
     """The text, or its beginning with a note that it was longer; without what UTF-8 or PostgreSQL cannot hold."""
-    if len(text) > most:
-        text = text[: most - len(_CUT)] + _CUT
+    if len(text) > max_length:
+        text = text[: max_length - len(_TRUNCATED)] + _TRUNCATED
     return storable(text)
 
 

@@ -18,7 +18,7 @@ from everbeat.core.retries import CANCELLED_KIND, TIMEOUT_KIND
 from everbeat.core.submissions import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES, MAX_TRACE_CHARACTERS, cut_result
 from everbeat.core.tasks import ClaimedTask
 from everbeat.core.protocol import MAX_DELAY_SECONDS, ErrorInput, LeaseFailure, LeaseCompletion
-from everbeat.worker.context import cut, storable
+from everbeat.worker.context import truncate, storable
 
 _OURS = str(Path(__file__).parent)
 _LIBRARY = str(Path(traceback.__file__).parent)
@@ -26,7 +26,7 @@ _LIBRARY = str(Path(traceback.__file__).parent)
 _encode = msgspec.json.Encoder().encode
 
 
-class Misfit(NonRetryable):
+class InvalidTaskData(NonRetryable):
     """A payload the handler cannot be called with, or a result JSON cannot hold: another attempt would end the same."""
 
 
@@ -34,7 +34,7 @@ class Misfit(NonRetryable):
 
 
 def result_of(task: ClaimedTask, value: Any) -> LeaseCompletion:
-    """The result as it is sent; raises Misfit if JSON cannot hold it."""
+    """The result as it is sent; raises InvalidTaskData if JSON cannot hold it."""
     if value is None:
         return LeaseCompletion(id=task.id, fence=task.fence)
     encoded = _encoded(task, value)
@@ -49,7 +49,7 @@ def _encoded(task: ClaimedTask, value: Any) -> bytes:
     except Exception as error:
         if inspect.iscoroutine(value):
             value.close()
-        raise Misfit(
+        raise InvalidTaskData(
             f"the handler of {task.type} ran to its end, but returned a {type(value).__name__} that JSON cannot hold "
             f"({type(error).__name__}: {error}); its work is done, so it is not run again. Return text, numbers, True, "
             "False, None, or lists and dicts of these"
@@ -62,12 +62,12 @@ def _encoded(task: ClaimedTask, value: Any) -> bytes:
 def failure_of(task: ClaimedTask, error: BaseException, definition: TaskDefinition | None = None) -> LeaseFailure:
     """A handler raised: with its own frames, and whether and when it makes sense to try again."""
     message = text_of(error) or type(error).__name__
-    trace = None if isinstance(error, Misfit) else trace_of(error)
+    trace = None if isinstance(error, InvalidTaskData) else trace_of(error)
     lasting: tuple[type[BaseException], ...] = (NonRetryable, *(definition.non_retryable if definition is not None else ()))
     return LeaseFailure(
         id=task.id,
         fence=task.fence,
-        error=ErrorInput(message=cut(message, MAX_ERROR_CHARACTERS), kind=kind_of(error), trace=trace),
+        error=ErrorInput(message=truncate(message, MAX_ERROR_CHARACTERS), kind=kind_of(error), trace=trace),
         retryable=not isinstance(error, lasting),
         retry_in_seconds=min(error.seconds, MAX_DELAY_SECONDS) if isinstance(error, RetryLater) else None,
     )
@@ -88,16 +88,16 @@ def unknown_type_of(task: ClaimedTask) -> LeaseFailure:
     return LeaseFailure(id=task.id, fence=task.fence, error=ErrorInput(message=message, kind="unknown_type"))
 
 
-def refused_of(task: ClaimedTask, reason: str) -> LeaseFailure:
+def rejected_of(task: ClaimedTask, reason: str) -> LeaseFailure:
     """The server would not take what the handler returned or raised; its work is done, so it is not run again."""
-    message = cut(f"the handler ran to its end, but the server refused its outcome: {reason}", MAX_ERROR_CHARACTERS)
+    message = truncate(f"the handler ran to its end, but the server refused its outcome: {reason}", MAX_ERROR_CHARACTERS)
     return LeaseFailure(id=task.id, fence=task.fence, error=ErrorInput(message=message, kind="refused"), retryable=False)
 
 
 def kind_of(error: BaseException) -> str:
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-    return cut(name, 200)
+    return truncate(name, 200)
 
 
 def text_of(error: BaseException) -> str:
@@ -111,7 +111,7 @@ def line_of(error: BaseException) -> str:
     """The error in one short line, for a log."""
     text = text_of(error)
     first = text.strip().partition("\n")[0]
-    return cut(f"{kind_of(error)}: {first}", 300)
+    return truncate(f"{kind_of(error)}: {first}", 300)
 
 
 def trace_of(error: BaseException) -> str:
@@ -119,7 +119,7 @@ def trace_of(error: BaseException) -> str:
     told = traceback.TracebackException(type(error), error, _without_ours(error.__traceback__), compact=True)
     try:
         # Each part is cut by itself, so that a message of megabytes does not push out the frames.
-        text = "".join(cut(part.rstrip("\n"), MAX_ERROR_CHARACTERS) + "\n" for part in told.format())
+        text = "".join(truncate(part.rstrip("\n"), MAX_ERROR_CHARACTERS) + "\n" for part in told.format())
     except Exception:
         text = f"<the traceback of a {type(error).__name__} that cannot be shown>"
     return _tail(text)
@@ -161,10 +161,10 @@ def _tail(text: str) -> str:
 
 
 def check_call(definition: TaskDefinition, payload: Any) -> None:
-    """Raises Misfit if the handler cannot be called with this payload; asked only after a TypeError."""
+    """Raises InvalidTaskData if the handler cannot be called with this payload; asked only after a TypeError."""
     if not isinstance(payload, dict):
         kind = type(payload).__name__
-        raise Misfit(f"the payload of {definition.type} must be an object with the handler's arguments, but is a {kind}")
+        raise InvalidTaskData(f"the payload of {definition.type} must be an object with the handler's arguments, but is a {kind}")
     signature = _signature(definition.function)
     if signature is None:
         return
@@ -173,7 +173,7 @@ def check_call(definition: TaskDefinition, payload: Any) -> None:
     except TypeError as error:
         names = list(signature.parameters)[1 if definition.wants_context else 0 :]
         takes = ", ".join(names) or "no arguments"
-        raise Misfit(f"the payload does not fit the handler of {definition.type}: {error}; it takes {takes}") from None
+        raise InvalidTaskData(f"the payload does not fit the handler of {definition.type}: {error}; it takes {takes}") from None
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:

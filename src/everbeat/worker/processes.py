@@ -17,16 +17,16 @@ from types import FrameType
 
 import structlog
 
-from everbeat.worker.signals import ENDED_BY_FORCE
+from everbeat.worker.signals import EXIT_CODE_FORCED
 
 PARENT_VARIABLE = "EVERBEAT_WORKER_PARENT"
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.5, 30.0
-_LIVED_LONG_SECONDS = 60.0
+_STABLE_SECONDS = 60.0
 _POLL_INTERVAL_SECONDS = 0.1
 _KILL_AFTER_SECONDS = 3.0
 
 
-class Child:
+class WorkerProcess:
     """One place among the processes, and the process that has it at the moment."""
 
     def __init__(self, number: int, command: Sequence[str]) -> None:
@@ -49,7 +49,7 @@ class Child:
             return None
         self.process = None
         now = monotonic()
-        if now - self._started_at > _LIVED_LONG_SECONDS:
+        if now - self._started_at > _STABLE_SECONDS:
             self._delay = _FIRST_DELAY_SECONDS
         self.start_at = now + self._delay
         self._delay = min(self._delay * 2, _LONGEST_DELAY_SECONDS)
@@ -60,11 +60,11 @@ class Child:
             self.process.send_signal(number)
 
 
-class Processes:
+class WorkerProcesses:
     """`run` returns the exit code for the parent."""
 
     def __init__(self, commands: Sequence[Sequence[str]]) -> None:
-        self._children = [Child(number, command) for number, command in enumerate(commands, 1)]
+        self._children = [WorkerProcess(number, command) for number, command in enumerate(commands, 1)]
         self._log = structlog.get_logger("everbeat")
         self._signals = 0
         self._signalled = threading.Event()
@@ -74,7 +74,7 @@ class Processes:
             signal.signal(number, self._on_signal)
         while not self._signals:
             for child in self._children:
-                self._look_after(child)
+                self._restart_if_ended(child)
             self._signalled.wait(_POLL_INTERVAL_SECONDS)
         return self._stop()
 
@@ -82,7 +82,7 @@ class Processes:
         self._signals += 1
         self._signalled.set()
 
-    def _look_after(self, child: Child) -> None:
+    def _restart_if_ended(self, child: WorkerProcess) -> None:
         if child.process is None:
             if monotonic() >= child.start_at and not self._signals:
                 child.start()
@@ -93,24 +93,24 @@ class Processes:
 
     def _stop(self) -> int:
         """Wait for all, however long their grace time is; a second signal is passed on, and then nobody waits long."""
-        self._tell_all(signal.SIGTERM)
+        self._signal_all(signal.SIGTERM)
         codes: list[int] = []
-        told, kill_at = 1, float("inf")
+        forwarded, kill_at = 1, float("inf")
         while any(child.process is not None for child in self._children):
             codes += [code for child in self._children if (code := child.ended()) is not None]
-            if self._signals > told:
-                told, kill_at = self._signals, min(kill_at, monotonic() + _KILL_AFTER_SECONDS)
-                self._tell_all(signal.SIGTERM)
+            if self._signals > forwarded:
+                forwarded, kill_at = self._signals, min(kill_at, monotonic() + _KILL_AFTER_SECONDS)
+                self._signal_all(signal.SIGTERM)
             if monotonic() > kill_at:
-                self._tell_all(signal.SIGKILL)
+                self._signal_all(signal.SIGKILL)
             self._signalled.clear()
             self._signalled.wait(_POLL_INTERVAL_SECONDS / 5)
-        if told > 1:
-            return ENDED_BY_FORCE
+        if forwarded > 1:
+            return EXIT_CODE_FORCED
         # One that was told while it was still starting ends by the signal itself.
         return 0 if all(code in (0, -signal.SIGTERM) for code in codes) else 1
 
-    def _tell_all(self, number: int) -> None:
+    def _signal_all(self, number: int) -> None:
         for child in self._children:
             child.send(number)
 
@@ -119,7 +119,7 @@ def command_of(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "everbeat", *arguments]
 
 
-def take_parent() -> int | None:
+def pop_parent_pid() -> int | None:
     """The parent, if this process is a child of Processes; taken from the environment, since it is not for its own children."""
     parent = os.environ.pop(PARENT_VARIABLE, "")
     return int(parent) if parent.isdigit() else None

@@ -29,29 +29,29 @@ from everbeat.core.protocol import (
     LeaseCompletion,
     LeaseResult,
 )
-from everbeat.worker.context import News
-from everbeat.worker.faults import Backoff, is_refusal
-from everbeat.worker.held import Hand, Held, Stop
-from everbeat.worker.journal import Journal
-from everbeat.worker.outcomes import refused_of
+from everbeat.worker.context import TaskUpdate
+from everbeat.worker.backoff import Backoff, is_rejection
+from everbeat.worker.running_task import RunningTasks, RunningTask, StopReason
+from everbeat.worker.telemetry import WorkerTelemetry
+from everbeat.worker.outcomes import rejected_of
 
 _GATHER_SECONDS = 0.01
-_ENOUGH = 500
-_MOST_UNDER_WAY = 2
-_MOST_BYTES = 4 * 1024 * 1024
+_FLUSH_COUNT = 500
+_MAX_IN_FLIGHT = 2
+_MAX_BYTES = 4 * 1024 * 1024
 _REQUEST_SECONDS = 10.0
-_OVERTAKING_SECONDS = 0.005
+_HEARTBEAT_POLL_SECONDS = 0.005
 
 Item = TypeVar("Item", bound=LeaseCompletion | LeaseFailure | Lease)
 
 
-class _Entry(NamedTuple, Generic[Item]):
-    held: Held
+class _Report(NamedTuple, Generic[Item]):
+    running_task: RunningTask
     item: Item
     size: int
 
 
-class _Lane(Generic[Item]):
+class _ReportQueue(Generic[Item]):
     """One kind of report on its way."""
 
     def __init__(
@@ -59,25 +59,25 @@ class _Lane(Generic[Item]):
         verb: str,
         reporter: Reporter,
         send: Callable[[list[Item]], Awaitable[Sequence[LeaseResult]]],
-        refused: Callable[[Held, Item, Exception], None],
+        rejected: Callable[[RunningTask, Item, Exception], None],
     ) -> None:
         self._verb = verb
         self._reporter = reporter
         self._send = send
-        self._refused = refused
+        self._rejected = rejected
         self._loop = asyncio.get_running_loop()
-        self._buffer: list[_Entry[Item]] = []
+        self._buffer: list[_Report[Item]] = []
         self._bytes = 0
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._in_flight: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Handle | None = None
         self._is_soon = False
-        self.unsettled = 0
+        self.unconfirmed = 0
 
-    def add(self, held: Held, item: Item, size: int) -> None:
-        self.unsettled += 1
-        self._buffer.append(_Entry(held, item, size))
+    def add(self, running_task: RunningTask, item: Item, size: int) -> None:
+        self.unconfirmed += 1
+        self._buffer.append(_Report(running_task, item, size))
         self._bytes += size
-        if len(self._buffer) >= _ENOUGH or self._bytes >= _MOST_BYTES:
+        if len(self._buffer) >= _FLUSH_COUNT or self._bytes >= _MAX_BYTES:
             self._flush()
         elif not self._is_soon:
             self._plan()
@@ -98,19 +98,19 @@ class _Lane(Generic[Item]):
         self._timer, self._is_soon = None, False
         while self._buffer and self._may_send():
             task = self._loop.create_task(self._deliver(self._batch()))
-            self._under_way.add(task)
+            self._in_flight.add(task)
             task.add_done_callback(self._delivered)
 
     def _may_send(self) -> bool:
-        if not self._under_way:
+        if not self._in_flight:
             return True
-        is_full = len(self._buffer) >= MAX_LEASES_PER_REPORT or self._bytes >= _MOST_BYTES
-        return is_full and len(self._under_way) < _MOST_UNDER_WAY
+        is_full = len(self._buffer) >= MAX_LEASES_PER_REPORT or self._bytes >= _MAX_BYTES
+        return is_full and len(self._in_flight) < _MAX_IN_FLIGHT
 
-    def _batch(self) -> list[_Entry[Item]]:
+    def _batch(self) -> list[_Report[Item]]:
         count = size = 0
         for entry in self._buffer[:MAX_LEASES_PER_REPORT]:
-            if count and size + entry.size > _MOST_BYTES:
+            if count and size + entry.size > _MAX_BYTES:
                 break
             count += 1
             size += entry.size
@@ -119,58 +119,58 @@ class _Lane(Generic[Item]):
         return batch
 
     def _delivered(self, task: asyncio.Task[None]) -> None:
-        self._under_way.discard(task)
+        self._in_flight.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._reporter.journal.broken(f"reporting {self._verb}", error)
+            self._reporter.telemetry.internal_error(f"reporting {self._verb}", error)
         self._flush()
 
-    async def _deliver(self, batch: list[_Entry[Item]]) -> None:
+    async def _deliver(self, batch: list[_Report[Item]]) -> None:
         backoff = Backoff()
         while batch:
             try:
                 async with asyncio.timeout(_REQUEST_SECONDS):
-                    await self._reporter.send_news([entry.held for entry in batch])
+                    await self._reporter.send_updates([entry.running_task for entry in batch])
                     answers = await self._send([entry.item for entry in batch])
             except Exception as error:
-                if is_refusal(error):
-                    await self._without_the_refused(batch, error)
+                if is_rejection(error):
+                    await self._isolate_rejected(batch, error)
                     return
-                self._reporter.journal.away(self._verb, error)
-                batch = self._still_ours(batch)
+                self._reporter.telemetry.server_unavailable(self._verb, error)
+                batch = self._still_leased(batch)
                 await asyncio.sleep(backoff.seconds(error))
-                batch = self._still_ours(batch)
+                batch = self._still_leased(batch)
                 continue
-            self._reporter.journal.back()
-            self._settle(batch, answers)
+            self._reporter.telemetry.server_available()
+            self._confirm(batch, answers)
             return
 
-    async def _without_the_refused(self, batch: list[_Entry[Item]], error: Exception) -> None:
+    async def _isolate_rejected(self, batch: list[_Report[Item]], error: Exception) -> None:
         if len(batch) > 1:
             middle = len(batch) // 2
             await self._deliver(batch[:middle])
             await self._deliver(batch[middle:])
             return
         self._forget(batch)
-        self._refused(batch[0].held, batch[0].item, error)
+        self._rejected(batch[0].running_task, batch[0].item, error)
 
-    def _still_ours(self, batch: list[_Entry[Item]]) -> list[_Entry[Item]]:
+    def _still_leased(self, batch: list[_Report[Item]]) -> list[_Report[Item]]:
         now = monotonic()
-        ours = [entry for entry in batch if entry.held.trusted_until > now and entry.held.stop is not Stop.LOST]
+        ours = [entry for entry in batch if entry.running_task.trusted_until > now and entry.running_task.stop is not StopReason.LOST]
         if len(ours) < len(batch):
-            gone = [entry for entry in batch if entry.held.trusted_until <= now or entry.held.stop is Stop.LOST]
+            gone = [entry for entry in batch if entry.running_task.trusted_until <= now or entry.running_task.stop is StopReason.LOST]
             self._forget(gone)
-            self._reporter.journal.unreported([entry.held for entry in gone], self._verb)
+            self._reporter.telemetry.unreported([entry.running_task for entry in gone], self._verb)
         return ours
 
-    def _settle(self, batch: list[_Entry[Item]], answers: Sequence[LeaseResult]) -> None:
+    def _confirm(self, batch: list[_Report[Item]], answers: Sequence[LeaseResult]) -> None:
         self._forget(batch)
         stale = {answer.id for answer in answers if answer.status == "stale"}
         if stale:
-            self._reporter.journal.stale([entry.held for entry in batch if entry.held.task.id in stale], self._verb)
+            self._reporter.telemetry.stale([entry.running_task for entry in batch if entry.running_task.task.id in stale], self._verb)
 
-    def _forget(self, batch: list[_Entry[Item]]) -> None:
-        self.unsettled -= len(batch)
-        self._reporter.forget([entry.held for entry in batch])
+    def _forget(self, batch: list[_Report[Item]]) -> None:
+        self.unconfirmed -= len(batch)
+        self._reporter.forget([entry.running_task for entry in batch])
 
 
 class Reporter:
@@ -180,40 +180,40 @@ class Reporter:
         self,
         transport: Transport,
         worker: str,
-        hand: Hand,
-        journal: Journal,
+        running_tasks: RunningTasks,
+        telemetry: WorkerTelemetry,
         is_busy: Callable[[], bool],
         freed: Callable[[], None],
     ) -> None:
-        self.journal = journal
+        self.telemetry = telemetry
         self.is_busy = is_busy
         self._transport = transport
         self._worker = worker
-        self._hand = hand
+        self._running_tasks = running_tasks
         self._freed = freed
         self._drained = asyncio.Event()
-        self._completions = _Lane[LeaseCompletion]("complete", self, self._send_results, self._result_refused)
-        self._failures = _Lane[LeaseFailure]("fail", self, self._send_failures, self._failure_refused)
-        self._releases = _Lane[Lease]("release", self, self._send_releases, self._release_refused)
+        self._completions = _ReportQueue[LeaseCompletion]("complete", self, self._send_results, self._result_refused)
+        self._failures = _ReportQueue[LeaseFailure]("fail", self, self._send_failures, self._failure_refused)
+        self._releases = _ReportQueue[Lease]("release", self, self._send_releases, self._release_refused)
 
     @property
     def backlog(self) -> int:
-        return self._completions.unsettled + self._failures.unsettled + self._releases.unsettled
+        return self._completions.unconfirmed + self._failures.unconfirmed + self._releases.unconfirmed
 
-    def complete(self, held: Held, result: LeaseCompletion) -> None:
-        self.journal.stats.completed += 1
+    def complete(self, running_task: RunningTask, result: LeaseCompletion) -> None:
+        self.telemetry.stats.completed += 1
         body = result.result
-        self._completions.add(held, result, 100 if body is None else 100 + len(memoryview(body)))
+        self._completions.add(running_task, result, 100 if body is None else 100 + len(memoryview(body)))
 
-    def fail(self, held: Held, failure: LeaseFailure) -> None:
-        self.journal.stats.failed += 1
+    def fail(self, running_task: RunningTask, failure: LeaseFailure) -> None:
+        self.telemetry.stats.failed += 1
         error = failure.error
-        self._failures.add(held, failure, 200 + len(error.message) + len(error.trace or ""))
+        self._failures.add(running_task, failure, 200 + len(error.message) + len(error.trace or ""))
 
-    def release(self, given: Iterable[Held]) -> None:
-        for held in given:
-            self.journal.stats.released += 1
-            self._releases.add(held, Lease(id=held.task.id, fence=held.task.fence), 100)
+    def release(self, given: Iterable[RunningTask]) -> None:
+        for running_task in given:
+            self.telemetry.stats.released += 1
+            self._releases.add(running_task, Lease(id=running_task.task.id, fence=running_task.task.fence), 100)
 
     async def drain(self, seconds: float) -> bool:
         """Until everything is told or forgotten; false if the time did not do."""
@@ -224,33 +224,33 @@ class Reporter:
                     await self._drained.wait()
         return not self.backlog
 
-    def forget(self, batch: list[Held]) -> None:
-        hand = self._hand
-        for held in batch:
+    def forget(self, batch: list[RunningTask]) -> None:
+        running_tasks = self._running_tasks
+        for running_task in batch:
             # The same task may have come back under a new fence meanwhile.
-            if hand.get(held.key) is held:
-                del hand[held.key]
+            if running_tasks.get(running_task.key) is running_task:
+                del running_tasks[running_task.key]
         if not self.backlog:
             self._drained.set()
         self._freed()
 
-    async def send_news(self, batch: list[Held]) -> None:
+    async def send_updates(self, batch: list[RunningTask]) -> None:
         """What handlers said last goes before their reports, since afterwards nobody would take it."""
-        talkers = [held for held in batch if held.context is not None]
-        while any(held.is_beating for held in talkers):  # noqa: ASYNC110 - another thread ends it
-            await asyncio.sleep(_OVERTAKING_SECONDS)
-        news = [(held, held.context.take_news()) for held in talkers if held.context is not None]
-        told = [(held, one) for held, one in news if one is not None]
-        if not told:
+        with_context = [running_task for running_task in batch if running_task.context is not None]
+        while any(running_task.is_in_heartbeat for running_task in with_context):  # noqa: ASYNC110 - another thread ends it
+            await asyncio.sleep(_HEARTBEAT_POLL_SECONDS)
+        updates = [(running_task, running_task.context.take_update()) for running_task in with_context if running_task.context is not None]
+        updates_sent = [(running_task, one) for running_task, one in updates if one is not None]
+        if not updates_sent:
             return
-        beats = [LeaseHeartbeat(id=held.task.id, fence=held.task.fence, progress=one.progress, log=one.log) for held, one in told]
+        beats = [LeaseHeartbeat(id=running_task.task.id, fence=running_task.task.fence, progress=one.progress, log=one.log) for running_task, one in updates_sent]
         try:
             await self._transport.heartbeat(LeaseHeartbeatRequest(worker=self._worker, leases=beats))
         except BaseException as error:
-            if not is_refusal(error):
-                _release_unclaimed(told)
+            if not is_rejection(error):
+                _release_unclaimed(updates_sent)
                 raise
-            self.journal.refused(told[0][0], "heartbeat", _as_exception(error))
+            self.telemetry.rejected(updates_sent[0][0], "heartbeat", _as_exception(error))
 
     async def _send_results(self, results: list[LeaseCompletion]) -> Sequence[LeaseResult]:
         return await self._transport.complete(LeaseCompleteRequest(worker=self._worker, results=results))
@@ -261,27 +261,27 @@ class Reporter:
     async def _send_releases(self, leases: list[Lease]) -> Sequence[LeaseResult]:
         return await self._transport.release(LeaseReleaseRequest(worker=self._worker, leases=leases))
 
-    def _result_refused(self, held: Held, result: LeaseCompletion, error: Exception) -> None:
-        self.journal.refused(held, "complete", error)
-        self.journal.stats.completed -= 1
-        self.fail(held, refused_of(held.task, str(error)))
+    def _result_refused(self, running_task: RunningTask, result: LeaseCompletion, error: Exception) -> None:
+        self.telemetry.rejected(running_task, "complete", error)
+        self.telemetry.stats.completed -= 1
+        self.fail(running_task, rejected_of(running_task.task, str(error)))
 
-    def _failure_refused(self, held: Held, failure: LeaseFailure, error: Exception) -> None:
+    def _failure_refused(self, running_task: RunningTask, failure: LeaseFailure, error: Exception) -> None:
         """Once more with what no server refuses; if this one does, the lease runs out and the attempts bound it."""
-        self.journal.refused(held, "fail", error)
-        self.journal.stats.failed -= 1
+        self.telemetry.rejected(running_task, "fail", error)
+        self.telemetry.stats.failed -= 1
         bare = ErrorInput(message="the server refused the error that the handler raised", kind="refused")
         if failure.error != bare:
-            self.fail(held, msgspec.structs.replace(failure, error=bare, retry_in_seconds=None))
+            self.fail(running_task, msgspec.structs.replace(failure, error=bare, retry_in_seconds=None))
 
-    def _release_refused(self, held: Held, lease: Lease, error: Exception) -> None:
-        self.journal.refused(held, "release", error)
+    def _release_refused(self, running_task: RunningTask, lease: Lease, error: Exception) -> None:
+        self.telemetry.rejected(running_task, "release", error)
 
 
-def _release_unclaimed(told: list[tuple[Held, News]]) -> None:
-    for held, one in told:
-        if held.context is not None:
-            held.context.return_news(one)
+def _release_unclaimed(updates_sent: list[tuple[RunningTask, TaskUpdate]]) -> None:
+    for running_task, one in updates_sent:
+        if running_task.context is not None:
+            running_task.context.return_update(one)
 
 
 def _as_exception(error: BaseException) -> Exception:

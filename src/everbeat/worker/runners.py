@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 
-from everbeat.worker.calls import Caller, Interrupted, Outcome
-from everbeat.worker.crew import Crew
-from everbeat.worker.held import Held, Stop
-from everbeat.worker.journal import Journal
+from everbeat.worker.calls import HandlerCaller, Interrupted, Outcome
+from everbeat.worker.thread_pool import HandlerThreadPool
+from everbeat.worker.running_task import RunningTask, StopReason
+from everbeat.worker.telemetry import WorkerTelemetry
 from everbeat.worker.outcomes import frame_of_thread, stack_of, timeout_of
 
 # How long runners keep the event loop to themselves while handlers do not wait for anything.
@@ -25,11 +25,11 @@ _SLICE_SECONDS = 0.002
 CLEANUP_SECONDS = 10.0
 
 
-def in_turns(ready: Iterable[Held]) -> Iterator[Held]:
+def interleave_tenants(ready: Iterable[RunningTask]) -> Iterator[RunningTask]:
     """One of each tenant after the other: in a fleet's hand, one tenant's task need not wait behind all of another's."""
-    by_tenant: dict[int, deque[Held]] = {}
-    for held in ready:
-        by_tenant.setdefault(held.task.tenant_id.int, deque()).append(held)
+    by_tenant: dict[int, deque[RunningTask]] = {}
+    for running_task in ready:
+        by_tenant.setdefault(running_task.task.tenant_id.int, deque()).append(running_task)
     while by_tenant:
         for tenant in list(by_tenant):
             yield by_tenant[tenant].popleft()
@@ -42,65 +42,65 @@ class Runners:
 
     def __init__(
         self,
-        caller: Caller,
+        caller: HandlerCaller,
         concurrency: int,
         loop: asyncio.AbstractEventLoop,
-        journal: Journal,
+        telemetry: WorkerTelemetry,
         *,
-        finish: Callable[[Held, Outcome], None],
+        finish: Callable[[RunningTask, Outcome], None],
         freed: Callable[[], None],
     ) -> None:
-        self.ready: deque[Held] = deque()
-        self.running: set[Held] = set()
+        self.ready: deque[RunningTask] = deque()
+        self.running: set[RunningTask] = set()
         self._caller = caller
         self._concurrency = concurrency
         self._loop = loop
-        self._journal = journal
+        self._telemetry = telemetry
         self._finish = finish
         self._freed = freed
-        self._crew = Crew(concurrency, caller.call_in_thread, self._collect, loop)
+        self._thread_pool = HandlerThreadPool(concurrency, caller.call_in_thread, self._collect, loop)
         self._context = contextvars.copy_context()
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting = 0
         self._slice_ends = 0.0
-        self._is_breathing = False
+        self._is_yielding = False
         self._next_check = float("inf")
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def in_hand(self) -> int:
+    def task_count(self) -> int:
         return len(self.ready) + len(self.running)
 
-    def put(self, held: Iterable[Held]) -> None:
-        self.ready.extend(held)
+    def put(self, running_task: Iterable[RunningTask]) -> None:
+        self.ready.extend(running_task)
         if self.ready and any(one.task.tenant_id != self.ready[0].task.tenant_id for one in self.ready):
-            turns = list(in_turns(self.ready))
+            interleaved = list(interleave_tenants(self.ready))
             self.ready.clear()  # in place: runners hold on to it
-            self.ready.extend(turns)
-        self.pump()
+            self.ready.extend(interleaved)
+        self.fill_slots()
 
-    def take_ready(self) -> list[Held]:
+    def take_ready(self) -> list[RunningTask]:
         """What has not begun, removed from here."""
-        waiting = [held for held in self.ready if not held.is_settled]
+        waiting = [running_task for running_task in self.ready if not running_task.is_finished]
         self.ready.clear()
         return waiting
 
-    def interrupt(self, held: Held) -> None:
+    def interrupt(self, running_task: RunningTask) -> None:
         """It was told to stop: an async handler is cancelled and may clean up, a sync one can only look at its context."""
-        if held.runner is not None:
-            held.runner.cancel()
-            self._watch(held, monotonic() + CLEANUP_SECONDS)
+        if running_task.runner is not None:
+            running_task.runner.cancel()
+            self._set_deadline(running_task, monotonic() + CLEANUP_SECONDS)
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
-        self._crew.close()
+        self._thread_pool.close()
 
     # Starting
 
-    def pump(self) -> None:
+    def fill_slots(self) -> None:
         """Fill free slots from what is ready."""
         ready = self.ready
         while ready and len(self.running) + self._starting < self._concurrency:
@@ -112,7 +112,7 @@ class Runners:
                     self._spawn()
                 return
             else:
-                self._crew.start(self._begin(ready.popleft()))
+                self._thread_pool.start(self._begin(ready.popleft()))
 
     def _spawn(self) -> None:
         self._starting += 1
@@ -124,72 +124,72 @@ class Runners:
         me = asyncio.current_task()
         assert me is not None
         self._starting -= 1
-        if self._is_breathing:
+        if self._is_yielding:
             return  # another one is about to go on, and handlers do not seem to wait for anything
         # One more is always on its way while there is more to do: it begins as soon as a handler in this one waits.
         if len(self.ready) > 1:
-            self.pump()
-        while (held := self._next()) is not None:
-            held.runner = me
-            outcome = await self._caller.call(held)
-            held.runner = None
-            self._end(held, outcome)
+            self.fill_slots()
+        while (running_task := self._next()) is not None:
+            running_task.runner = me
+            outcome = await self._caller.call(running_task)
+            running_task.runner = None
+            self._end(running_task, outcome)
             if me.cancelling() or contextvars.copy_context() != self._context:
-                self.pump()
+                self.fill_slots()
                 return
             if monotonic() > self._slice_ends:
-                await self._breathe()
+                await self._yield_to_loop()
 
-    def _next(self) -> Held | None:
+    def _next(self) -> RunningTask | None:
         """The next async task to run here; sync ones before it go to their threads."""
         ready, running = self.ready, self.running
         while ready and len(running) < self._concurrency:
-            held = ready.popleft()
-            if held.stop is not None:
+            running_task = ready.popleft()
+            if running_task.stop is not None:
                 continue
-            self._begin(held)
-            if held.definition.is_async:
-                return held
-            self._crew.start(held)
+            self._begin(running_task)
+            if running_task.definition.is_async:
+                return running_task
+            self._thread_pool.start(running_task)
         return None
 
-    def _begin(self, held: Held) -> Held:
-        self.running.add(held)
-        self._watch(held, held.ends_at)
-        return held
+    def _begin(self, running_task: RunningTask) -> RunningTask:
+        self.running.add(running_task)
+        self._set_deadline(running_task, running_task.ends_at)
+        return running_task
 
-    async def _breathe(self) -> None:
-        if not self._is_breathing:
-            self._is_breathing = True
+    async def _yield_to_loop(self) -> None:
+        if not self._is_yielding:
+            self._is_yielding = True
             self._loop.call_soon(self._new_slice)
         await asyncio.sleep(0)
 
     def _new_slice(self) -> None:
-        self._is_breathing = False
+        self._is_yielding = False
         self._slice_ends = monotonic() + _SLICE_SECONDS
-        self.pump()
+        self.fill_slots()
 
     # Ending
 
-    def _end(self, held: Held, outcome: Outcome) -> None:
-        self.running.discard(held)
-        if not held.is_settled:
-            self._finish(held, outcome)
+    def _end(self, running_task: RunningTask, outcome: Outcome) -> None:
+        self.running.discard(running_task)
+        if not running_task.is_finished:
+            self._finish(running_task, outcome)
         self._freed()
 
-    def _collect(self, done: list[tuple[Held, Outcome]]) -> None:
-        for held, outcome in done:
-            self._end(held, outcome)
-        self.pump()
+    def _collect(self, done: list[tuple[RunningTask, Outcome]]) -> None:
+        for running_task, outcome in done:
+            self._end(running_task, outcome)
+        self.fill_slots()
 
     # Time
 
-    def _watch(self, held: Held, deadline: float) -> None:
-        held.deadline = deadline
+    def _set_deadline(self, running_task: RunningTask, deadline: float) -> None:
+        running_task.deadline = deadline
         if deadline < self._next_check:
-            self._arm(deadline)
+            self._set_timer(deadline)
 
-    def _arm(self, at: float) -> None:
+    def _set_timer(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._next_check = at
@@ -197,24 +197,24 @@ class Runners:
 
     def _check(self) -> None:
         now = monotonic()
-        for held in [held for held in self.running if held.deadline <= now]:
-            self._time_is_up(held)
-        self._arm(min((held.deadline for held in self.running), default=float("inf")))
+        for running_task in [running_task for running_task in self.running if running_task.deadline <= now]:
+            self._on_timeout(running_task)
+        self._set_timer(min((running_task.deadline for running_task in self.running), default=float("inf")))
 
-    def _time_is_up(self, held: Held) -> None:
-        held.deadline = float("inf")
-        if held.is_settled:
+    def _on_timeout(self, running_task: RunningTask) -> None:
+        running_task.deadline = float("inf")
+        if running_task.is_finished:
             return
-        is_new = held.tell_to_stop(Stop.TIMEOUT)
-        if held.runner is not None and is_new:
-            self.interrupt(held)
+        is_new = running_task.request_stop(StopReason.TIMEOUT)
+        if running_task.runner is not None and is_new:
+            self.interrupt(running_task)
             return
         # A thread cannot be stopped, and this coroutine would not be: report without it; its slot stays taken.
-        frame = frame_of_thread(held.thread_id)
+        frame = frame_of_thread(running_task.thread_id)
         trace = None if frame is None else stack_of(frame)
-        if held.stop is Stop.TIMEOUT:
-            failure = timeout_of(held.task, trace)
-            self._journal.failed(held.task, failure.error.message, "it goes on and keeps its slot")
-            self._finish(held, failure)
+        if running_task.stop is StopReason.TIMEOUT:
+            failure = timeout_of(running_task.task, trace)
+            self._telemetry.failed(running_task.task, failure.error.message, "it goes on and keeps its slot")
+            self._finish(running_task, failure)
         else:
-            self._finish(held, Interrupted(trace))
+            self._finish(running_task, Interrupted(trace))

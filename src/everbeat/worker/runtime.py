@@ -13,13 +13,13 @@ from everbeat.client.base import Transport
 from everbeat.client.registry import Registry, TaskDefinition
 from everbeat.core.tasks import ClaimedTask
 from everbeat.core.protocol import DEFAULT_LEASE_SECONDS, DEFAULT_QUEUE, MAX_TYPES, LeaseClaimRequest, LeaseCompletion
-from everbeat.worker.calls import Caller, Interrupted, Outcome
+from everbeat.worker.calls import HandlerCaller, Interrupted, Outcome
 from everbeat.worker.claimer import Claimer
-from everbeat.worker.heart import Heart, TransportFactory
-from everbeat.worker.held import Hand, Held, Stop
-from everbeat.worker.journal import Journal, Stats
+from everbeat.worker.heartbeats import HeartbeatThread, TransportFactory
+from everbeat.worker.running_task import RunningTasks, RunningTask, StopReason
+from everbeat.worker.telemetry import WorkerTelemetry, Stats
 from everbeat.worker.outcomes import cancelled_of, unknown_type_of
-from everbeat.worker.pace import Pace
+from everbeat.worker.prefetch import Prefetch
 from everbeat.worker.reports import Reporter
 from everbeat.worker.runners import Runners
 
@@ -27,9 +27,9 @@ DEFAULT_CONCURRENCY = 50
 DEFAULT_GRACE_SECONDS = 30.0
 _TICK_SECONDS = 0.25
 _CLEANUP_SECONDS = 2.0
-_FAREWELL_SECONDS = 5.0
-_MOST_UNREPORTED = 4000
-_TAKEN_AWAY = "the server ended the attempt, or gave the task to somebody else"
+_DRAIN_SECONDS = 5.0
+_MAX_UNREPORTED = 4000
+_LEASE_LOST = "the server ended the attempt, or gave the task to somebody else"
 
 
 def new_worker_name() -> str:
@@ -61,45 +61,45 @@ class Worker:
         self._grace_seconds = grace_seconds
         self._lease_seconds = lease_seconds
         self._connect = heartbeat_transport_factory or getattr(transport, "for_thread", None)
-        self._journal = Journal(self.name)
-        self._hand: Hand = {}
-        self._pace = Pace(concurrency, lease_seconds)
+        self._telemetry = WorkerTelemetry(self.name)
+        self._running_tasks: RunningTasks = {}
+        self._prefetch = Prefetch(concurrency, lease_seconds)
         self._claim_below = concurrency
         self._is_stopping = False
         self._is_stopped = asyncio.Event()
-        self._has_ended = asyncio.Event()
+        self._all_ended = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def stats(self) -> Stats:
-        return self._journal.stats
+        return self._telemetry.stats
 
     async def start(self) -> None:
         """Begin to claim; `run` or `stop` comes next. After a `stop`, nothing begins."""
         if self._is_stopping:
             return
         loop = asyncio.get_running_loop()
-        caller = Caller(self._registry, self.name, self._journal, loop)
-        self._runners = Runners(caller, self._concurrency, loop, self._journal, finish=self._finished, freed=self._freed)
+        caller = HandlerCaller(self._registry, self.name, self._telemetry, loop)
+        self._runners = Runners(caller, self._concurrency, loop, self._telemetry, finish=self._finished, freed=self._freed)
         self._reporter = Reporter(
-            self._transport, self.name, self._hand, self._journal, lambda: bool(self._runners.ready), self._freed
+            self._transport, self.name, self._running_tasks, self._telemetry, lambda: bool(self._runners.ready), self._freed
         )
-        self._heart = Heart(
+        self._heartbeats = HeartbeatThread(
             self.name,
-            self._hand,
-            self._journal,
+            self._running_tasks,
+            self._telemetry,
             self._transport,
             self._connect,
             lease_seconds=self._lease_seconds,
-            on_stop=self._told_to_stop,
+            on_stop=self._on_stop_requested,
         )
         types = self._types if len(self._types) <= MAX_TYPES else None
         claim = LeaseClaimRequest(worker=self.name, queues=self.queues, types=types, lease_seconds=self._lease_seconds)
-        self._claimer = Claimer(self._transport, claim, self._journal, room=self._room, receive=self._received)
-        self._heart.start()
+        self._claimer = Claimer(self._transport, claim, self._telemetry, count_to_claim=self._count_to_claim, receive=self._received)
+        self._heartbeats.start()
         self._tasks = [self._claimer.start(), loop.create_task(self._tick_forever())]
         server = getattr(self._transport, "url", "in this process")
-        self._journal.started(queues=self.queues, types=len(self._types), concurrency=self._concurrency, server=server)
+        self._telemetry.started(queues=self.queues, types=len(self._types), concurrency=self._concurrency, server=server)
 
     async def run(self) -> None:
         """Start, and go on until `stop`; raises if the server will never take this worker's claims."""
@@ -124,109 +124,109 @@ class Worker:
             self._is_stopped.set()
             return
         grace = self._grace_seconds if grace_seconds is None else grace_seconds
-        self._journal.stopping(running=len(self._runners.running), grace_seconds=grace)
+        self._telemetry.stopping(running=len(self._runners.running), grace_seconds=grace)
         try:
             # First: what is given back must not come again by this worker's own poll.
             await self._claimer.stop()
-            self._give_back(self._runners.take_ready())
-            await self._until_ended(grace)
-            await self._interrupt_the_rest()
-            await self._reporter.drain(_FAREWELL_SECONDS)
+            self._release(self._runners.take_ready())
+            await self._wait_until_ended(grace)
+            await self._interrupt_remaining()
+            await self._reporter.drain(_DRAIN_SECONDS)
         finally:
             self._tasks[1].cancel()
             self._runners.close()
-            await self._heart.stop()
-            self._journal.stopped()
+            await self._heartbeats.stop()
+            self._telemetry.stopped()
             self._is_stopped.set()
 
-    def release_everything(self, seconds: float) -> None:
+    def release_all_leases(self, seconds: float) -> None:
         """For a process about to be ended by force: give back all that is in hand. Blocks; safe from any thread."""
-        self._heart.release_everything(seconds)
+        self._heartbeats.release_all_leases(seconds)
 
     # Work comes in
 
-    def _room(self) -> int:
-        if self._reporter.backlog > _MOST_UNREPORTED:
+    def _count_to_claim(self) -> int:
+        if self._reporter.backlog > _MAX_UNREPORTED:
             return 0
-        in_hand = self._runners.in_hand
-        self._pace.sample(in_hand, monotonic())
-        self._claim_below = self._pace.claim_below
-        return self._pace.to_claim(in_hand)
+        task_count = self._runners.task_count
+        self._prefetch.sample(task_count, monotonic())
+        self._claim_below = self._prefetch.claim_below
+        return self._prefetch.to_claim(task_count)
 
     def _received(self, tasks: list[ClaimedTask], sent_at: float) -> None:
         now = monotonic()
-        self._journal.stats.claimed += len(tasks)
-        self._pace.received(min(task.timeout_seconds for task in tasks), now)
+        self._telemetry.stats.claimed += len(tasks)
+        self._prefetch.received(min(task.timeout_seconds for task in tasks), now)
         definitions = self._registry.tasks
         taken = []
         for task in tasks:
-            held = Held(task, definitions.get(task.type, _UNKNOWN), sent_at, now)
-            previous = self._hand.get(held.key)
-            if previous is not None and not previous.is_settled and previous.tell_to_stop(Stop.LOST):
-                self._told_to_stop(previous)
-            self._hand[held.key] = held
-            taken.append(held)
-        self._sort_out(taken, now)
+            running_task = RunningTask(task, definitions.get(task.type, _UNKNOWN), sent_at, now)
+            previous = self._running_tasks.get(running_task.key)
+            if previous is not None and not previous.is_finished and previous.request_stop(StopReason.LOST):
+                self._on_stop_requested(previous)
+            self._running_tasks[running_task.key] = running_task
+            taken.append(running_task)
+        self._start_or_release(taken, now)
 
-    def _sort_out(self, taken: list[Held], now: float) -> None:
+    def _start_or_release(self, taken: list[RunningTask], now: float) -> None:
         if self._is_stopping or taken[0].trusted_until <= now:
-            self._give_back(taken)
+            self._release(taken)
             return
-        unknown = [held for held in taken if held.definition is _UNKNOWN]
-        for held in unknown:
-            held.is_settled = True
-            self._reporter.fail(held, unknown_type_of(held.task))
-        self._runners.put(held for held in taken if held.definition is not _UNKNOWN)
+        unknown = [running_task for running_task in taken if running_task.definition is _UNKNOWN]
+        for running_task in unknown:
+            running_task.is_finished = True
+            self._reporter.fail(running_task, unknown_type_of(running_task.task))
+        self._runners.put(running_task for running_task in taken if running_task.definition is not _UNKNOWN)
 
     # Work is done
 
-    def _finished(self, held: Held, outcome: Outcome) -> None:
-        held.is_settled = True
-        self._pace.finished()
+    def _finished(self, running_task: RunningTask, outcome: Outcome) -> None:
+        running_task.is_finished = True
+        self._prefetch.finished()
         if isinstance(outcome, LeaseCompletion):
-            if held.stop is Stop.LOST:
-                self._drop(held, _TAKEN_AWAY)
+            if running_task.stop is StopReason.LOST:
+                self._drop(running_task, _LEASE_LOST)
             else:
                 # Also when the lease may have expired: the work is done, and the fence decides whether it counts.
-                self._reporter.complete(held, outcome)
-        elif held.stop is Stop.LOST:
-            self._drop(held, _TAKEN_AWAY)
-        elif held.stop is Stop.EXPIRED:
-            self._drop(held, "its lease may have expired while the server could not be asked")
-        elif held.stop is Stop.SHUTDOWN:
-            self._reporter.release([held])
+                self._reporter.complete(running_task, outcome)
+        elif running_task.stop is StopReason.LOST:
+            self._drop(running_task, _LEASE_LOST)
+        elif running_task.stop is StopReason.EXPIRED:
+            self._drop(running_task, "its lease may have expired while the server could not be asked")
+        elif running_task.stop is StopReason.SHUTDOWN:
+            self._reporter.release([running_task])
         elif isinstance(outcome, Interrupted):
-            self._reporter.fail(held, cancelled_of(held.task, outcome.trace))
+            self._reporter.fail(running_task, cancelled_of(running_task.task, outcome.trace))
         else:
-            self._reporter.fail(held, outcome)
+            self._reporter.fail(running_task, outcome)
 
     def _freed(self) -> None:
         if self._is_stopping:
             if not self._runners.running:
-                self._has_ended.set()
-        elif self._claimer.is_waiting and self._runners.in_hand < self._claim_below:
+                self._all_ended.set()
+        elif self._claimer.is_waiting and self._runners.task_count < self._claim_below:
             self._claimer.wake()
 
-    def _told_to_stop(self, held: Held) -> None:
+    def _on_stop_requested(self, running_task: RunningTask) -> None:
         """In the event loop, after the reason was noted."""
-        if held.is_settled:
+        if running_task.is_finished:
             return
-        if held in self._runners.running:
-            self._runners.interrupt(held)
+        if running_task in self._runners.running:
+            self._runners.interrupt(running_task)
             return
-        held.is_settled = True
-        if held.stop is Stop.CANCEL:
-            self._reporter.fail(held, cancelled_of(held.task))
+        running_task.is_finished = True
+        if running_task.stop is StopReason.CANCEL:
+            self._reporter.fail(running_task, cancelled_of(running_task.task))
         else:
-            self._drop(held, "it was no longer this worker's before it began")
+            self._drop(running_task, "it was no longer this worker's before it began")
 
-    def _drop(self, held: Held, why: str) -> None:
-        self._journal.lost(held, why)
-        self._reporter.forget([held])
+    def _drop(self, running_task: RunningTask, why: str) -> None:
+        self._telemetry.lost(running_task, why)
+        self._reporter.forget([running_task])
 
-    def _give_back(self, waiting: list[Held]) -> None:
-        for held in waiting:
-            held.is_settled = True
+    def _release(self, waiting: list[RunningTask]) -> None:
+        for running_task in waiting:
+            running_task.is_finished = True
         self._reporter.release(waiting)
 
     # Now and then
@@ -234,43 +234,43 @@ class Worker:
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
-            self._pace.sample(self._runners.in_hand, monotonic())
-            self._claim_below = self._pace.claim_below
-            self._give_back_stalled()
+            self._prefetch.sample(self._runners.task_count, monotonic())
+            self._claim_below = self._prefetch.claim_below
+            self._release_stalled()
             self._freed()
 
-    def _give_back_stalled(self) -> None:
+    def _release_stalled(self) -> None:
         """Tasks claimed ahead that turn out long: those behind them are better off with another worker."""
         ready, now = self._runners.ready, monotonic()
-        if not ready or now - ready[0].received_at < self._pace.longest_wait_seconds:
+        if not ready or now - ready[0].received_at < self._prefetch.max_wait_seconds:
             return
         if len(self._runners.running) < self._concurrency:
             return
-        self._pace.stalled()
+        self._prefetch.stalled()
         waiting = self._runners.take_ready()
-        self._journal.gave_back(len(waiting))
-        self._give_back(waiting)
+        self._telemetry.released_waiting(len(waiting))
+        self._release(waiting)
 
     # The end
 
-    async def _until_ended(self, seconds: float) -> None:
+    async def _wait_until_ended(self, seconds: float) -> None:
         if not self._runners.running:
             return
-        self._has_ended.clear()
+        self._all_ended.clear()
         try:
             async with asyncio.timeout(seconds):
-                await self._has_ended.wait()
+                await self._all_ended.wait()
         except TimeoutError:
             pass
 
-    async def _interrupt_the_rest(self) -> None:
-        for held in list(self._runners.running):
-            if not held.is_settled and held.tell_to_stop(Stop.SHUTDOWN):
-                self._runners.interrupt(held)
-        await self._until_ended(_CLEANUP_SECONDS)
+    async def _interrupt_remaining(self) -> None:
+        for running_task in list(self._runners.running):
+            if not running_task.is_finished and running_task.request_stop(StopReason.SHUTDOWN):
+                self._runners.interrupt(running_task)
+        await self._wait_until_ended(_CLEANUP_SECONDS)
         # A thread cannot be stopped, but it ends with the process.
-        left = [held for held in self._runners.running if not held.is_settled]
-        self._give_back(left)
+        left = [running_task for running_task in self._runners.running if not running_task.is_finished]
+        self._release(left)
 
 
 def _unhandled() -> None:

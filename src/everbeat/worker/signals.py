@@ -12,37 +12,37 @@ from types import FrameType
 from typing import Any
 
 _RELEASE_SECONDS = 1.0
-ENDED_BY_FORCE = 130
+EXIT_CODE_FORCED = 130
 
 
-class Stopping:
-    """Set by the first signal; the second calls `in_haste`, which has a second, and ends the process."""
+class StopSignal:
+    """Set by the first signal; the second calls `on_second_signal`, which has a second, and ends the process."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.in_haste: Callable[[float], None] | None = None
+        self.requested = asyncio.Event()
+        self.on_second_signal: Callable[[float], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._count = 0
 
     def on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._count += 1
         if self._count == 1:
-            self._loop.call_soon_threadsafe(self.asked.set)
+            self._loop.call_soon_threadsafe(self.requested.set)
         elif self._count == 2:
             # In a thread: the event loop may be what is stuck.
             threading.Thread(target=self._end, daemon=True).start()
 
     def _end(self) -> None:
         try:
-            if self.in_haste is not None:
-                self.in_haste(_RELEASE_SECONDS)
+            if self.on_second_signal is not None:
+                self.on_second_signal(_RELEASE_SECONDS)
         finally:
-            os._exit(ENDED_BY_FORCE)
+            os._exit(EXIT_CODE_FORCED)
 
 
-def run_until_signalled(main: Callable[[Stopping], Coroutine[Any, Any, None]]) -> None:
+def run_until_signalled(main: Callable[[StopSignal], Coroutine[Any, Any, None]]) -> None:
     async def supervised() -> None:
-        stopping = Stopping()
+        stopping = StopSignal()
         # Not the event loop's own signal handlers: they wait for the loop.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stopping.on_signal)

@@ -147,23 +147,23 @@ class PostgresConnections:
 
     @contextlib.asynccontextmanager
     async def transaction(
-        self, pool_name: str, verb: str, *, patience_seconds: float | None = None, **settings: str
+        self, pool_name: str, verb: str, *, heartbeat_timeout_seconds: float | None = None, **settings: str
     ) -> AsyncIterator[Connection]:
         """A connection for work that is done as a whole or not at all; `settings` hold for it alone."""
         begin = "; ".join([self._begins[pool_name], *(_set_local(*one) for one in settings.items())])
         async with (
-            self.alone(pool_name, verb, patience_seconds=patience_seconds) as connection,
+            self.alone(pool_name, verb, heartbeat_timeout_seconds=heartbeat_timeout_seconds) as connection,
             _transaction(connection, begin),
         ):
             yield connection
 
     @contextlib.asynccontextmanager
-    async def alone(self, pool_name: str, verb: str, *, patience_seconds: float | None = None) -> AsyncIterator[Connection]:
+    async def alone(self, pool_name: str, verb: str, *, heartbeat_timeout_seconds: float | None = None) -> AsyncIterator[Connection]:
         """A connection outside of any transaction: for statements that refuse to be in one."""
         started, failed = time.perf_counter(), True
         try:
             pool = await self._pool(pool_name)
-            async with asyncio.timeout(patience_seconds or self._timeouts[pool_name] * 2):
+            async with asyncio.timeout(heartbeat_timeout_seconds or self._timeouts[pool_name] * 2):
                 async with pool.acquire(timeout=self._timeouts[pool_name]) as connection:
                     yield connection
             failed = False

@@ -157,7 +157,7 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
 
     async def _migrate_one(self) -> Migration | None:
         async with self._connections.transaction(
-            self._pool_name, "migrate", patience_seconds=_MIGRATION_SECONDS, statement_timeout=f"{_MIGRATION_SECONDS}s"
+            self._pool_name, "migrate", heartbeat_timeout_seconds=_MIGRATION_SECONDS, statement_timeout=f"{_MIGRATION_SECONDS}s"
         ) as connection:
             await fetch_on(connection, self._queries["migration_lock"])
             await connection.execute(self._queries["migration_table"].sql)

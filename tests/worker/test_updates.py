@@ -15,7 +15,7 @@ from tests.worker.fakes import FakeServer, FakeTransport
 async def test_news_arrive_while_the_handler_runs(
     workers: Workers, server: FakeServer, transport: FakeTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everbeat.worker.heart.NEWS_SECONDS", 0.05)
+    monkeypatch.setattr("everbeat.worker.heartbeats.UPDATE_SECONDS", 0.05)
     release = asyncio.Event()
 
     async def job(ctx: Context) -> None:
@@ -57,7 +57,7 @@ async def test_what_was_said_last_arrives_before_the_end(
 async def test_lines_survive_lost_heartbeats_in_order(
     workers: Workers, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everbeat.worker.heart.NEWS_SECONDS", 0.01)
+    monkeypatch.setattr("everbeat.worker.heartbeats.UPDATE_SECONDS", 0.01)
     server.is_down = False
 
     async def job(ctx: Context) -> None:

@@ -14,7 +14,7 @@ from everbeat.core.tasks import ClaimedTask
 from everbeat.worker.context import Context
 
 
-class Stop(Enum):
+class StopReason(Enum):
     """Why a task has to stop. `LOST`: the server said so; `EXPIRED`: it may be so, for nobody could be asked."""
 
     CANCEL = "cancel"
@@ -24,7 +24,7 @@ class Stop(Enum):
     SHUTDOWN = "shutdown"
 
 
-class Held:
+class RunningTask:
     """One task from claim to settlement. The heartbeat thread writes `renewed_at`, `trusted_until` and `stop`."""
 
     __slots__ = (
@@ -32,7 +32,7 @@ class Held:
         "deadline",
         "definition",
         "ends_at",
-        "is_beating",
+        "is_in_heartbeat",
         "is_settled",
         "key",
         "received_at",
@@ -53,22 +53,22 @@ class Held:
         self.trusted_until = sent_at + task.lease_seconds - margin_seconds(task.lease_seconds)
         self.ends_at = received_at + attempt_seconds(task.timeout_seconds)
         self.deadline = 0.0
-        self.stop: Stop | None = None
+        self.stop: StopReason | None = None
         self.runner: asyncio.Task[None] | None = None
         self.thread_id: int | None = None
         self.context: Context | None = None
         # An outcome was handed to the reporter, or there is none to report: nothing more may be said about this task.
-        self.is_settled = False
+        self.is_finished = False
         # A heartbeat with its news is under way: a completion that overtook it would lose them.
-        self.is_beating = False
+        self.is_in_heartbeat = False
 
     def renew(self, sent_at: float) -> None:
         self.renewed_at = sent_at
         self.trusted_until = sent_at + self.task.lease_seconds - margin_seconds(self.task.lease_seconds)
 
-    def tell_to_stop(self, reason: Stop) -> bool:
+    def request_stop(self, reason: StopReason) -> bool:
         """The first reason counts, but that a task is lost outweighs all. From any thread. True if the reason is new."""
-        if self.stop is reason or (self.stop is not None and reason is not Stop.LOST):
+        if self.stop is reason or (self.stop is not None and reason is not StopReason.LOST):
             return False
         self.stop = reason
         if self.context is not None:
@@ -77,7 +77,7 @@ class Held:
 
 
 # By the id as a number: hashing a UUID costs more than all else that is done to keep a task in hand.
-Hand = dict[int, Held]
+RunningTasks = dict[int, RunningTask]
 
 
 def margin_seconds(lease_seconds: float) -> float:
@@ -89,10 +89,10 @@ def attempt_seconds(timeout_seconds: float) -> float:
     return timeout_seconds - min(0.5, timeout_seconds / 20)
 
 
-def beat_seconds(lease_seconds: float) -> float:
+def heartbeat_seconds(lease_seconds: float) -> float:
     return lease_seconds / 3
 
 
-def patience_seconds(lease_seconds: float) -> float:
+def heartbeat_timeout_seconds(lease_seconds: float) -> float:
     """How long one heartbeat may take: the lease holds an interval, two attempts and the margin."""
     return min(5.0, (lease_seconds * 2 / 3 - margin_seconds(lease_seconds)) / 2)

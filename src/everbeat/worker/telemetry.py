@@ -10,9 +10,9 @@ from time import monotonic
 import structlog
 
 from everbeat.core.tasks import ClaimedTask
-from everbeat.worker.held import Held
+from everbeat.worker.running_task import RunningTask
 
-_MOST_LINES_A_SECOND = 20
+_MAX_LINES_PER_SECOND = 20
 _QUIET_SECONDS = 10.0
 
 
@@ -28,15 +28,15 @@ class Stats:
     lost: int = 0
 
 
-class Journal:
+class WorkerTelemetry:
     """Called from the event loop, from handler threads and from the heartbeat thread."""
 
     def __init__(self, worker: str) -> None:
         self.stats = Stats()
         self._log = structlog.get_logger("everbeat").bind(worker=worker)
         self._lock = threading.Lock()
-        self._away_since: float | None = None
-        self._is_away_told = False
+        self._unavailable_since: float | None = None
+        self._is_outage_logged = False
         self._quiet_until = 0.0
         self._second = 0
         self._lines = 0
@@ -54,62 +54,62 @@ class Journal:
     # Tasks
 
     def failed(self, task: ClaimedTask, error: str, place: str | None) -> None:
-        if self._may_speak():
+        if self._may_log():
             attempts = f"{task.attempt}/{task.max_attempts}"
             self._log.warning("task_failed", task=str(task.id), type=task.type, attempt=attempts, error=error, at=place)
 
-    def stale(self, stale: Sequence[Held], verb: str) -> None:
+    def stale(self, stale: Sequence[RunningTask], verb: str) -> None:
         with self._lock:
             self.stats.stale += len(stale)
         meaning = "the task is somebody else's by now, or was ended; the report changed nothing"
         self._log.warning("report_stale", report=verb, count=len(stale), **_example(stale), meaning=meaning)
 
-    def lost(self, held: Held, why: str) -> None:
+    def lost(self, running_task: RunningTask, why: str) -> None:
         with self._lock:
             self.stats.lost += 1
-        if self._may_speak():
-            self._log.warning("task_lost", task=str(held.task.id), type=held.task.type, why=why)
+        if self._may_log():
+            self._log.warning("task_lost", task=str(running_task.task.id), type=running_task.task.type, why=why)
 
-    def unreported(self, held: Sequence[Held], verb: str) -> None:
+    def unreported(self, running_task: Sequence[RunningTask], verb: str) -> None:
         with self._lock:
-            self.stats.lost += len(held)
+            self.stats.lost += len(running_task)
         meaning = "their leases may have expired before the server could be told; they will be tried again"
-        self._log.error("report_given_up", report=verb, count=len(held), **_example(held), meaning=meaning)
+        self._log.error("report_given_up", report=verb, count=len(running_task), **_example(running_task), meaning=meaning)
 
-    def refused(self, held: Held, verb: str, error: Exception) -> None:
-        self._log.error("report_refused", report=verb, task=str(held.task.id), type=held.task.type, error=str(error))
+    def rejected(self, running_task: RunningTask, verb: str, error: Exception) -> None:
+        self._log.error("report_refused", report=verb, task=str(running_task.task.id), type=running_task.task.type, error=str(error))
 
-    def gave_back(self, count: int) -> None:
+    def released_waiting(self, count: int) -> None:
         self._log.debug("waiting_tasks_given_back", count=count)
 
     def hook_failed(self, hook: str, task: ClaimedTask, error: BaseException) -> None:
         self._log.error("hook_failed", hook=hook, task=str(task.id), type=task.type, exc_info=error)
 
-    def broken(self, what: str, error: BaseException) -> None:
+    def internal_error(self, what: str, error: BaseException) -> None:
         self._log.error("worker_fault", what=what, exc_info=error)
 
     # The server, and this process
 
-    def away(self, verb: str, error: BaseException) -> None:
+    def server_unavailable(self, verb: str, error: BaseException) -> None:
         now = monotonic()
         with self._lock:
-            if self._away_since is not None:
+            if self._unavailable_since is not None:
                 return
-            self._away_since = now
-            self._is_away_told = now >= self._quiet_until
-        if self._is_away_told:
+            self._unavailable_since = now
+            self._is_outage_logged = now >= self._quiet_until
+        if self._is_outage_logged:
             self._log.warning("server_away", request=verb, error=str(error) or type(error).__name__, meaning="retrying")
 
-    def back(self) -> None:
+    def server_available(self) -> None:
         """A request was answered."""
-        if self._away_since is None:
+        if self._unavailable_since is None:
             return
         with self._lock:
-            since, self._away_since = self._away_since, None
+            since, self._unavailable_since = self._unavailable_since, None
             # A server that refuses one kind of request and answers another must not fill the log.
-            if self._is_away_told:
+            if self._is_outage_logged:
                 self._quiet_until = monotonic() + _QUIET_SECONDS
-        if since is not None and self._is_away_told:
+        if since is not None and self._is_outage_logged:
             self._log.warning("server_back", away_seconds=round(monotonic() - since, 1))
 
     def blocked(self, seconds: float, place: str | None, can_renew: bool) -> None:
@@ -121,17 +121,17 @@ class Journal:
     def unblocked(self, seconds: float) -> None:
         self._log.warning(f"event loop goes on after {seconds:.1f} s")
 
-    def _may_speak(self) -> bool:
+    def _may_log(self) -> bool:
         """A flood of failures must not become a flood of lines."""
         with self._lock:
             second = int(monotonic())
             if second != self._second:
-                hidden, self._second, self._lines = self._lines - _MOST_LINES_A_SECOND, second, 0
+                hidden, self._second, self._lines = self._lines - _MAX_LINES_PER_SECOND, second, 0
                 if hidden > 0:
                     self._log.warning("more_lines_left_out", count=hidden)
             self._lines += 1
-            return self._lines <= _MOST_LINES_A_SECOND
+            return self._lines <= _MAX_LINES_PER_SECOND
 
 
-def _example(held: Sequence[Held]) -> dict[str, str]:
-    return {"task": str(held[0].task.id), "type": held[0].task.type}
+def _example(running_task: Sequence[RunningTask]) -> dict[str, str]:
+    return {"task": str(running_task[0].task.id), "type": running_task[0].task.type}

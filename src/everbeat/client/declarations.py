@@ -20,9 +20,9 @@ from everbeat.client.options import (
     TaskOptions,
     as_datetime,
     exception_kinds,
-    instant,
-    probed,
-    refuse_unknown,
+    to_utc,
+    validate_task_options,
+    reject_unknown,
     task_fields,
 )
 from everbeat.client.registry import TaskDefinition
@@ -36,7 +36,7 @@ APP_LABEL = "everbeat.app"
 CONTEXT = "ctx"
 
 
-def place_of(function: Callable[..., Any]) -> str:
+def source_location(function: Callable[..., Any]) -> str:
     """File and line of a function, and its name."""
     inner = inspect.unwrap(function)
     while isinstance(inner, functools.partial):
@@ -47,20 +47,20 @@ def place_of(function: Callable[..., Any]) -> str:
 
 
 @contextlib.contextmanager
-def _telling(what: str, where: str) -> Iterator[None]:
+def _registration_errors(what: str, location: str) -> Iterator[None]:
     try:
         yield
     except (InvalidInput, InvalidArguments) as error:
-        raise RegistrationError(f"{what} at {where}: {error}") from None
+        raise RegistrationError(f"{what} at {location}: {error}") from None
 
 
 def define_task(function: Callable[..., Any], name: str | None, options: Mapping[str, Any]) -> TaskDefinition:
-    where = place_of(function)
-    type_ = _task_name(function, name, where)
-    with _telling(f"task {type_}", where):
-        refuse_unknown(options, TaskOptions)
+    location = source_location(function)
+    type_ = _task_name(function, name, location)
+    with _registration_errors(f"task {type_}", location):
+        reject_unknown(options, TaskOptions)
         signature, wants_context = _signature(function)
-        spec = probed(type_, options)
+        spec = validate_task_options(type_, options)
         return TaskDefinition(
             type=type_,
             queue=spec.queue,
@@ -74,19 +74,19 @@ def define_task(function: Callable[..., Any], name: str | None, options: Mapping
             labels=spec.labels,
             non_retryable=exception_kinds(options.get("non_retryable", ())),
             signature=signature,
-            where=where,
+            location=location,
         )
 
 
-def _task_name(function: Callable[..., Any], name: str | None, where: str) -> str:
+def _task_name(function: Callable[..., Any], name: str | None, location: str) -> str:
     """Without the module: moving a function to another file must not orphan the tasks that wait for it."""
     if not callable(function) or isinstance(function, type):
         raise RegistrationError(f"{function!r} is not a function; @eb.task goes on top of one")
     found = name if name is not None else getattr(function, "__name__", None)
     if found is None or found == "<lambda>":
-        raise RegistrationError(f'{where}: a lambda or object has no name of its own; give one: eb.task(…, name="…")')
+        raise RegistrationError(f'{location}: a lambda or object has no name of its own; give one: eb.task(…, name="…")')
     if not isinstance(found, str) or not is_name(found):
-        raise RegistrationError(f"{where}: the task name {found!r} {NAME_MESSAGE}")
+        raise RegistrationError(f"{location}: the task name {found!r} {NAME_MESSAGE}")
     return found
 
 
@@ -132,12 +132,12 @@ def _parameter_problem(parameter: inspect.Parameter, *, is_first: bool) -> str |
 
 def check_hook(hook: Any, arguments: Sequence[str]) -> None:
     """A hook takes these arguments by position."""
-    where = place_of(hook) if callable(hook) else repr(hook)
+    location = source_location(hook) if callable(hook) else repr(hook)
     takes = ", ".join(arguments)
     try:
         inspect.signature(hook).bind(*arguments)
     except (TypeError, ValueError) as error:
-        raise RegistrationError(f"the hook at {where} is called with ({takes}): {error}") from None
+        raise RegistrationError(f"the hook at {location} is called with ({takes}): {error}") from None
 
 
 # Schedules
@@ -146,8 +146,8 @@ def check_hook(hook: Any, arguments: Sequence[str]) -> None:
 def define_schedule(app: str, task: TaskDefinition, trigger: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """A schedule of a task as API.md writes it; checked as the server would, and computed once."""
     name = options.get("name") or task.type
-    with _telling(f"schedule {name}", task.where):
-        refuse_unknown(options, ScheduleOptions)
+    with _registration_errors(f"schedule {name}", task.location):
+        reject_unknown(options, ScheduleOptions)
         definition = {
             "name": name,
             "description": options.get("description", _first_line(task.function)),
@@ -184,9 +184,9 @@ def _trigger_fields(trigger: Mapping[str, Any], options: Mapping[str, Any]) -> d
         at = as_datetime(fields["at"], "at")
         if at.tzinfo is None and zone is not None:
             at = at.replace(tzinfo=load_zone(str(zone)))
-        fields["at"] = rfc3339(instant(at, "at"))
+        fields["at"] = rfc3339(to_utc(at, "at"))
     if fields.get("anchor") is not None:
-        fields["anchor"] = rfc3339(instant(fields["anchor"], "anchor"))
+        fields["anchor"] = rfc3339(to_utc(fields["anchor"], "anchor"))
     if zone is not None:
         fields["timezone"] = str(zone)
     return {name: value for name, value in fields.items() if value is not None}
@@ -199,7 +199,7 @@ def _policy_fields(options: Mapping[str, Any]) -> dict[str, Any]:
             fields[field] = seconds_of(options[option], option)
     for option in ("starts_at", "ends_at"):
         if options.get(option) is not None:
-            fields[option] = rfc3339(instant(options[option], option))
+            fields[option] = rfc3339(to_utc(options[option], option))
     dst = {name.removeprefix("dst_"): options[name] for name in ("dst_gap", "dst_fold") if name in options}
     calendars = {name: _names(options[name]) for name in ("exclude", "only") if name in options}
     return {**fields, **({"dst": dst} if dst else {}), **({"calendars": calendars} if calendars else {})}

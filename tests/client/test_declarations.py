@@ -33,7 +33,7 @@ def test_a_task_is_declared_with_its_defaults(eb: Everbeat) -> None:
     assert (task.queue, task.max_attempts, task.priority, task.timeout_seconds) == ("default", 3, 100, 3600)
     assert (task.is_async, task.wants_context) == (False, True)
     assert list(task.signature.parameters) == ["account"]
-    assert f"{__file__}:" in task.where
+    assert f"{__file__}:" in task.location
 
 
 def test_a_task_is_declared_with_options(eb: Everbeat) -> None:
@@ -111,7 +111,7 @@ def _method(self: Any, account: int) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         (_positional, "its parameter account is positional-only, but arguments arrive by name; take the / away"),
         (_starred, r"it takes \*accounts, but arguments arrive by name; take a list instead"),
@@ -128,14 +128,14 @@ def _method(self: Any, account: int) -> None: ...
         (7, "is not a function"),
     ],
 )
-def test_it_refuses_functions_that_cannot_be_handlers(eb: Everbeat, function: Any, told: str) -> None:
-    with pytest.raises(RegistrationError, match=told):
+def test_it_refuses_functions_that_cannot_be_handlers(eb: Everbeat, function: Any, message: str) -> None:
+    with pytest.raises(RegistrationError, match=message):
         eb.task(function)
     assert eb.registry.tasks == {}
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"queue": "a queue"}, "target.queue: must be 1 to 200"),
         ({"queue": ""}, "queue"),
@@ -155,12 +155,12 @@ def test_it_refuses_functions_that_cannot_be_handlers(eb: Everbeat, function: An
         ({"qeue": "a"}, "qeue: is not an option; there are queue, max_attempts, timeout"),
     ],
 )
-def test_it_refuses_options_out_of_range_and_says_where(eb: Everbeat, options: dict[str, Any], told: str) -> None:
+def test_it_refuses_options_out_of_range_and_says_where(eb: Everbeat, options: dict[str, Any], message: str) -> None:
     def build() -> None: ...
 
     with pytest.raises(RegistrationError) as refused:
         eb.task(**options)(build)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert f"{__file__}:" in str(refused.value)
 
 
@@ -168,7 +168,7 @@ def test_two_tasks_of_one_name_are_told_with_both_places(eb: Everbeat) -> None:
     @eb.task
     def build() -> None: ...
 
-    first = build.definition.where
+    first = build.definition.location
     with pytest.raises(RegistrationError) as refused:
 
         @eb.task(name="build")
@@ -279,7 +279,7 @@ def test_policies_are_written_as_the_api_has_them(eb: Everbeat) -> None:
 
 
 @pytest.mark.parametrize(
-    ("decorate", "told"),
+    ("decorate", "message"),
     [
         (lambda eb: eb.cron("61 * * * *"), "cron: "),
         (lambda eb: eb.cron("0 0 30 2 *"), "cron: "),
@@ -301,12 +301,12 @@ def test_policies_are_written_as_the_api_has_them(eb: Everbeat) -> None:
         (lambda eb: eb.cron("0 2 * * *", starts_at="2030-01-01T00:00:00"), "starts_at: has no time zone"),
     ],
 )
-def test_it_refuses_schedules_that_could_not_run(eb: Everbeat, decorate: Callable[[Any], Any], told: str) -> None:
+def test_it_refuses_schedules_that_could_not_run(eb: Everbeat, decorate: Callable[[Any], Any], message: str) -> None:
     def build(account: int = 1) -> None: ...
 
     with pytest.raises(RegistrationError) as refused:
         decorate(eb)(build)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert f"{__file__}:" in str(refused.value)
     assert eb.registry.schedules == {}
 

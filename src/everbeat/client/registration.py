@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from everbeat.client.api import deleting, fetch_all, putting
-from everbeat.client.declaring import APP_LABEL, timeline_of
+from everbeat.client.api import delete_schedule, fetch_all, put_schedules
+from everbeat.client.declarations import APP_LABEL, timeline_of
 from everbeat.client.errors import NotFoundProblem
-from everbeat.client.flows import Flow
+from everbeat.client.operations import Operation
 from everbeat.client.registry import Registry
 
 
@@ -29,13 +29,13 @@ class Registration:
         return "schedules: " + (", ".join(parts) or "none declared")
 
 
-def registering(registry: Registry, *, prune: bool) -> Flow[Registration]:
+def register_schedules(registry: Registry, *, prune: bool) -> Operation[Registration]:
     wanted = unfinished(registry, datetime.now(UTC))
     done = Registration(over=[name for name in registry.schedules if name not in wanted])
-    for item in (yield from putting(list(wanted.values()))):
+    for item in (yield from put_schedules(list(wanted.values()))):
         getattr(done, item["status"]).append(item["name"])
     if prune:
-        yield from _pruning(registry, done)
+        yield from _prune(registry, done)
     return done
 
 
@@ -51,12 +51,12 @@ def _is_over(definition: Mapping[str, Any], now: datetime) -> bool:
     return timeline_of(definition).next_tick(now) is None
 
 
-def _pruning(registry: Registry, done: Registration) -> Flow[None]:
+def _prune(registry: Registry, done: Registration) -> Operation[None]:
     for schedule in (yield from fetch_all("/v1/schedules", None, {"target": "worker"})):
         if schedule["labels"].get(APP_LABEL) != registry.app or schedule["name"] in registry.schedules:
             continue
         try:
-            yield from deleting(schedule["id"])
+            yield from delete_schedule(schedule["id"])
         except NotFoundProblem:
             continue  # another process of this app was faster
         done.pruned.append(schedule["name"])

@@ -19,7 +19,7 @@ from everbeat.store.base import Store
 T = TypeVar("T")
 
 
-def on_store(database_url: str | None, config: Path | None, work: Callable[[Store], Awaitable[T]]) -> T:
+def run_on_store(database_url: str | None, config: Path | None, work: Callable[[Store], Awaitable[T]]) -> T:
     settings = load_settings({"database_url": database_url}, file=config)
 
     async def run() -> T:
@@ -42,7 +42,7 @@ async def _prepare(store: Store) -> None:
         raise StoreUnusable(f"the database is at migration {version}, this Everbeat needs {needed}; run: everbeat migrate")
 
 
-def caller() -> Caller:
+def local_caller() -> Caller:
     """Who is at the machine, for the audit trail."""
     try:
         return LOCAL_CALLER._replace(actor=f"cli:{getpass.getuser()}")

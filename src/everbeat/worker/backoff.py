@@ -10,7 +10,7 @@ _PASSING = frozenset({401, 403, 408, 425, 429})
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.1, 5.0
 
 
-def is_refusal(error: BaseException) -> bool:
+def is_rejection(error: BaseException) -> bool:
     """The server understood and will not take it, however often it is sent. Keys may be put right, so they are not among it."""
     return isinstance(error, ServerProblem) and 400 <= error.status < 500 and error.status not in _PASSING
 

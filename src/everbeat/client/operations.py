@@ -1,6 +1,6 @@
 """Operations written once for sync and async code: generators that yield requests and are sent the answers.
 
-A flow knows nothing about IO; `run` and `run_blocking` drive it over a transport of either kind.
+A flow knows nothing about IO; `run` and `run_operation_blocking` drive it over a transport of either kind.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
-from everbeat.client.base import Reply, Transport
-from everbeat.client.exchange import Pause
+from everbeat.client.base import ApiResponse, Transport
+from everbeat.client.exchange import Sleep
 from everbeat.core.protocol import TaskInput
 
 T = TypeVar("T")
@@ -34,8 +34,8 @@ class Submit(NamedTuple):
     tasks: Sequence[TaskInput]
 
 
-Step = Call | Submit | Pause
-Flow = Generator[Step, Any, T]
+Step = Call | Submit | Sleep
+Operation = Generator[Step, Any, T]
 
 
 class BlockingTransport(Protocol):
@@ -49,16 +49,16 @@ class BlockingTransport(Protocol):
         query: Mapping[str, Any] | None = None,
         body: Any = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Reply: ...
+    ) -> ApiResponse: ...
 
     def submit(self, tasks: Sequence[TaskInput]) -> list[UUID]: ...
 
 
-async def run(transport: Transport, flow: Flow[T]) -> T:
+async def run(transport: Transport, operation: Operation[T]) -> T:
     sent: Any = None
     while True:
         try:
-            step = flow.send(sent)
+            step = operation.send(sent)
         except StopIteration as done:
             value: T = done.value
             return value
@@ -67,16 +67,16 @@ async def run(transport: Transport, flow: Flow[T]) -> T:
                 sent = await transport.request(method, path, query=query, body=body, headers=headers)
             case Submit(tasks):
                 sent = await transport.submit(tasks)
-            case Pause(seconds):
+            case Sleep(seconds):
                 await asyncio.sleep(seconds)
                 sent = None
 
 
-def run_blocking(transport: BlockingTransport, flow: Flow[T]) -> T:
+def run_operation_blocking(transport: BlockingTransport, operation: Operation[T]) -> T:
     sent: Any = None
     while True:
         try:
-            step = flow.send(sent)
+            step = operation.send(sent)
         except StopIteration as done:
             value: T = done.value
             return value
@@ -85,6 +85,6 @@ def run_blocking(transport: BlockingTransport, flow: Flow[T]) -> T:
                 sent = transport.request(method, path, query=query, body=body, headers=headers)
             case Submit(tasks):
                 sent = transport.submit(tasks)
-            case Pause(seconds):
+            case Sleep(seconds):
                 time.sleep(seconds)
                 sent = None

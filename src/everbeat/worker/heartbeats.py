@@ -1,0 +1,286 @@
+"""Heartbeats, from a thread with an event loop and a connection of its own.
+
+A handler that blocks the worker's event loop would otherwise lose every lease of the process in silence. This thread renews
+leases, takes the server's word that a task is cancelled or lost, gives up tasks whose leases can have expired while nobody
+could be asked, and says aloud when the worker's event loop stands still. With a transport that lives in the worker's event
+loop (in process), heartbeats have to go through it; then a blocked loop does cost leases, and the log says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from time import monotonic
+from typing import Any, TypeVar
+
+from everbeat.client.base import Transport
+from everbeat.core.protocol import MAX_LEASES_PER_REPORT, LeaseHeartbeat, LeaseHeartbeatResult, LeaseHeartbeatRequest, Lease, LeaseReleaseRequest
+from everbeat.worker.context import TaskUpdate
+from everbeat.worker.backoff import Backoff, is_rejection
+from everbeat.worker.running_task import RunningTasks, RunningTask, StopReason, heartbeat_seconds, heartbeat_timeout_seconds
+from everbeat.worker.telemetry import WorkerTelemetry
+from everbeat.worker.outcomes import line_of_frame
+
+T = TypeVar("T")
+
+TransportFactory = Callable[[], Transport]
+
+UPDATE_SECONDS = 1.0
+_TICK_SECONDS = 0.25
+_BLOCKED_SECONDS = 2.0
+_MAX_UPDATE_BYTES = 512 * 1024
+_NOT_RENEWED = frozenset({StopReason.CANCEL, StopReason.LOST, StopReason.EXPIRED})
+
+
+class HeartbeatThread:
+    """Beats for all that is in `hand`. `on_stop` is called in the worker's event loop."""
+
+    def __init__(
+        self,
+        worker: str,
+        running_tasks: RunningTasks,
+        telemetry: WorkerTelemetry,
+        transport: Transport,
+        connect: TransportFactory | None,
+        *,
+        lease_seconds: float,
+        on_stop: Callable[[RunningTask], None],
+    ) -> None:
+        self._worker = worker
+        self._running_tasks = running_tasks
+        self._telemetry = telemetry
+        self._transport = transport
+        self._connect = connect
+        self._on_stop = on_stop
+        self._lease_seconds = lease_seconds
+        self._tick_seconds = min(_TICK_SECONDS, heartbeat_seconds(lease_seconds) / 4)
+        self._worker_loop = asyncio.get_running_loop()
+        self._worker_thread = threading.get_ident()
+        self._watch = _LoopMonitor(self._worker_loop, self._worker_thread, telemetry, can_renew=connect is not None)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_stopping = False
+        self._stopped = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._backoff = Backoff(1.0)
+        self._not_before = 0.0
+        self._updates_sent_at = 0.0
+        self._thread = threading.Thread(target=self._thread_main, name="everbeat-heartbeats", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def stop(self) -> None:
+        # The thread looks at this after it has said which loop is its own: one of the two sees the other.
+        self._is_stopping = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stopped.set)
+        await self._ended.wait()
+
+    def release_all_leases(self, seconds: float) -> None:
+        """The last act before the process is ended by force; blocks, from any thread but this one."""
+        if self._loop is None or not self._thread.is_alive():
+            return
+        with contextlib.suppress(Exception):
+            asyncio.run_coroutine_threadsafe(self._send_releases(), self._loop).result(seconds)
+
+    # In the thread
+
+    def _thread_main(self) -> None:
+        try:
+            asyncio.run(self._run_until_stopped())
+        except Exception as error:
+            self._telemetry.internal_error("heartbeats", error)
+        finally:
+            with contextlib.suppress(RuntimeError):
+                self._worker_loop.call_soon_threadsafe(self._ended.set)
+
+    async def _run_until_stopped(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._is_stopping:
+            return
+        if self._connect is None:
+            await self._heartbeat_loop()
+            return
+        self._transport = self._connect()
+        await self._transport.open()
+        try:
+            await self._heartbeat_loop()
+        finally:
+            await self._transport.close()
+
+    async def _heartbeat_loop(self) -> None:
+        sending: asyncio.Task[None] | None = None
+        pause = self._tick_seconds
+        while not self._stopped.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._stopped.wait()
+            running_task = list(self._running_tasks.values())
+            self._watch.check(bool(running_task))
+            pause = min(self._tick_seconds, self._stop_expired(running_task))
+            if sending is None or sending.done():
+                due = self._due(running_task)
+                sending = asyncio.create_task(self._send_heartbeats(due)) if due else None
+        if sending is not None:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    def _stop_expired(self, running_task: Sequence[RunningTask]) -> float:
+        """In how many seconds the next one would expire."""
+        now = monotonic()
+        left = self._tick_seconds
+        for one in running_task:
+            if one.is_finished or one.stop in _NOT_RENEWED:
+                continue
+            if one.trusted_until <= now:
+                self._request_stop(one, StopReason.EXPIRED)
+            else:
+                left = min(left, one.trusted_until - now)
+        return left
+
+    def _due(self, task_count: Sequence[RunningTask]) -> list[RunningTask]:
+        now = monotonic()
+        if now < self._not_before:
+            return []
+        running_task = [one for one in task_count if one.stop not in _NOT_RENEWED or _has_update(one)]
+        interval = heartbeat_seconds(min((one.task.lease_seconds for one in running_task), default=self._lease_seconds))
+        if any(now - one.renewed_at >= interval - self._tick_seconds for one in running_task):
+            return [one for one in running_task if now - one.renewed_at >= interval / 2 or _has_update(one)]
+        if now - self._updates_sent_at >= UPDATE_SECONDS:
+            return [one for one in running_task if _has_update(one)]
+        return []
+
+    async def _send_heartbeats(self, due: list[RunningTask]) -> None:
+        for start in range(0, len(due), MAX_LEASES_PER_REPORT):
+            batch = due[start : start + MAX_LEASES_PER_REPORT]
+            updates = self._collect_updates(batch)
+            try:
+                await self._send_batch_or_leases_only(batch, updates)
+            except Exception as error:
+                _return_updates(updates)
+                self._telemetry.server_unavailable("heartbeat", error)
+                self._not_before = monotonic() + self._backoff.seconds(error)
+                return
+            finally:
+                for running_task in batch:
+                    running_task.is_in_heartbeat = False
+        self._telemetry.server_available()
+        self._backoff.reset()
+
+    async def _send_batch_or_leases_only(self, batch: list[RunningTask], updates: dict[RunningTask, TaskUpdate]) -> None:
+        try:
+            await self._send_batch(batch, updates)
+        except Exception as error:
+            if not updates or not is_rejection(error):
+                raise
+            # The leases matter more than what was said.
+            self._telemetry.rejected(next(iter(updates)), "heartbeat", error)
+            updates.clear()
+            await self._send_batch(batch, updates)
+
+    def _collect_updates(self, batch: list[RunningTask]) -> dict[RunningTask, TaskUpdate]:
+        self._updates_sent_at = monotonic()
+        updates: dict[RunningTask, TaskUpdate] = {}
+        size = 0
+        for running_task in batch:
+            # What does not fit into one request rides on the next.
+            if running_task.is_finished or size > _MAX_UPDATE_BYTES or running_task.context is None:
+                continue
+            # Set first: a report that sees it waits, one that does not finds the news still there and takes them along.
+            running_task.is_in_heartbeat = True
+            if (update := running_task.context.take_update()) is None:
+                running_task.is_in_heartbeat = False
+            else:
+                updates[running_task] = update
+                size += len(update.log or "")
+        return updates
+
+    async def _send_batch(self, batch: list[RunningTask], updates: dict[RunningTask, TaskUpdate]) -> None:
+        beats = []
+        for running_task in batch:
+            update = updates.get(running_task)
+            progress, log = (update.progress, update.log) if update is not None else (None, None)
+            beats.append(LeaseHeartbeat(id=running_task.task.id, fence=running_task.task.fence, progress=progress, log=log))
+        sent_at = monotonic()
+        seconds = heartbeat_timeout_seconds(min(running_task.task.lease_seconds for running_task in batch))
+        async with asyncio.timeout(seconds):
+            answers = await self._send(lambda: self._transport.heartbeat(LeaseHeartbeatRequest(worker=self._worker, leases=beats)))
+        by_key = {running_task.key: running_task for running_task in batch}
+        for answer in answers:
+            if (one := by_key.get(answer.id.int)) is not None:
+                self._apply_status(one, answer, sent_at)
+
+    def _apply_status(self, running_task: RunningTask, answer: LeaseHeartbeatResult, sent_at: float) -> None:
+        if answer.status == "lost":
+            # The answer to a report may be on its way: then it is no wonder that the lease is gone.
+            if not running_task.is_finished:
+                self._request_stop(running_task, StopReason.LOST)
+            return
+        if answer.status == "cancel":
+            # Its lease is not renewed any more: what is left of it is for cleaning up.
+            if not running_task.is_finished:
+                self._request_stop(running_task, StopReason.CANCEL)
+            return
+        running_task.renew(sent_at)
+        if running_task.context is not None and answer.lease_until is not None:
+            running_task.context.lease_until = answer.lease_until
+
+    def _request_stop(self, running_task: RunningTask, reason: StopReason) -> None:
+        if running_task.request_stop(reason):
+            with contextlib.suppress(RuntimeError):
+                self._worker_loop.call_soon_threadsafe(self._on_stop, running_task)
+
+    async def _send_releases(self) -> None:
+        leases = [Lease(id=running_task.task.id, fence=running_task.task.fence) for running_task in self._running_tasks.values() if not running_task.is_finished]
+        for start in range(0, len(leases), MAX_LEASES_PER_REPORT):
+            release = LeaseReleaseRequest(worker=self._worker, leases=leases[start : start + MAX_LEASES_PER_REPORT])
+            await self._send(lambda release=release: self._transport.release(release))  # type: ignore[misc]
+
+    async def _send(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        if self._connect is not None:
+            return await call()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), self._worker_loop))
+
+
+class _LoopMonitor:
+    """Sends a ping through the worker's event loop, and complains while it does not come back."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, thread_id: int, telemetry: WorkerTelemetry, *, can_renew: bool) -> None:
+        self._loop = loop
+        self._thread_id = thread_id
+        self._telemetry = telemetry
+        self._can_renew = can_renew
+        self._sent_at: float | None = None
+        self._complain_after = _BLOCKED_SECONDS
+
+    def check(self, has_work: bool) -> None:
+        if self._sent_at is None:
+            if has_work:
+                self._sent_at = monotonic()
+                with contextlib.suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(self._on_response)
+            return
+        seconds = monotonic() - self._sent_at
+        if seconds >= self._complain_after:
+            self._complain_after = seconds * 2
+            frame = sys._current_frames().get(self._thread_id)
+            self._telemetry.blocked(seconds, None if frame is None else line_of_frame(frame), self._can_renew)
+
+    def _on_response(self) -> None:
+        if self._sent_at is not None and self._complain_after > _BLOCKED_SECONDS:
+            self._telemetry.unblocked(monotonic() - self._sent_at)
+        self._sent_at, self._complain_after = None, _BLOCKED_SECONDS
+
+
+def _has_update(running_task: RunningTask) -> bool:
+    return running_task.context is not None and running_task.context.has_update and not running_task.is_finished
+
+
+def _return_updates(updates: dict[RunningTask, TaskUpdate]) -> None:
+    for running_task, update in updates.items():
+        if running_task.context is not None:
+            running_task.context.return_update(update)
