@@ -23,9 +23,9 @@ from bench import (
     submitting,
     ticks,
 )
+from bench.databases import BenchDatabase, Scale
 from bench.postgres import PostgresDatabase
-from bench.report import ResultRow, print_tables, save, print_progress, source_digest
-from bench.databases import Scale, BenchDatabase
+from bench.report import ResultRow, print_progress, print_tables, save, source_digest
 from bench.sqlite import SqliteDatabase
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from bench.databases import BenchDatabase, Scale, serving
 from bench.records import Records
-from bench.report import ResultRow, against_raw, median, rounds, print_progress
-from bench.databases import Scale, BenchDatabase, serving
+from bench.report import ResultRow, against_raw, median, print_progress, rounds
 from bench.working import CONCURRENCY, Drain, drain, drained_tasks, embedding, submit_in_process, submit_over_http, working
 
 _PEER = "PgQueuer, the fastest Python peer in process: 14,100/s"
@@ -28,12 +28,16 @@ async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     return [
         _line(database, f"drain of {count:,} no-ops over HTTP", over_http, raw, 0.3, f"one worker, concurrency {CONCURRENCY}"),
         _line(database, f"drain of {count:,} no-ops in process", in_process, raw, share, _PEER),
-        ResultRow(database.name, "the same in process, asyncio's own event loop", "", plain.rate, "/s", median(raw), detail=plain.cpu),
+        ResultRow(
+            database.name, "the same in process, asyncio's own event loop", "", plain.rate, "/s", median(raw), detail=plain.cpu
+        ),
         ResultRow(database.name, "the same over HTTP, sync handlers", "", sync.rate, "/s", median(raw), detail=sync.cpu),
     ]
 
 
-def _line(database: BenchDatabase, what: str, drains: list[Drain], raw: list[float], share: float | None, note: str) -> ResultRow:
+def _line(
+    database: BenchDatabase, what: str, drains: list[Drain], raw: list[float], share: float | None, note: str
+) -> ResultRow:
     rates = [one.rate for one in drains]
     detail = f"{note}; {rounds(rates)}; raw {rounds(raw)}; last: {drains[-1].cpu}"
     if share is None:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.client import batch_request, send_all
+from bench.databases import BenchDatabase, Scale, resident_megabytes, serving
 from bench.lag import every_minute
 from bench.polls import Polling
 from bench.report import ResultRow, at_most, percentile, print_progress
-from bench.databases import Scale, BenchDatabase, resident_megabytes, serving
 
 _HEAD = b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 _LORIS, _POLLS, _SENDERS = 2_000, 5_000, 20

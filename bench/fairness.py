@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
+from bench.databases import BenchDatabase, Scale, serving
 from bench.noop import QUEUE, producer
 from bench.queues import payload
 from bench.records import Records
-from bench.report import ResultRow, at_least, at_most, median, percentile, rounds, print_progress
-from bench.databases import Scale, BenchDatabase, serving
+from bench.report import ResultRow, at_least, at_most, median, percentile, print_progress, rounds
 from bench.working import Drain, drain, drained_tasks, working
 from everbeat.config import load_settings
 from everbeat.core.partitioning import partition_of
@@ -65,7 +65,9 @@ async def _beside(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     what = f"pick-up of one tenant beside {backlog:,} ready tasks of another"
     detail = f"beside: {_figures(beside)}; idle: {_figures(idle)}; {left:,} of the backlog were left"
     return [
-        at_most(database.name, f"{what}: p50 against idle", percentile(beside, 0.5) / percentile(idle, 0.5), "x", 3, detail=detail),
+        at_most(
+            database.name, f"{what}: p50 against idle", percentile(beside, 0.5) / percentile(idle, 0.5), "x", 3, detail=detail
+        ),
         at_most(database.name, f"{what}: p99 against idle", percentile(beside, 0.99) / percentile(idle, 0.99), "x", 3),
     ]
 
@@ -114,7 +116,9 @@ async def _weights(database: BenchDatabase) -> ResultRow:
     counts = Counter(record.tag for record in records.read()[:_COUNTED])
     ratio = counts[0.0] / counts[1.0]
     what = f"weights 3:1 over {_COUNTED:,} tasks"
-    return ResultRow(database.name, what, "2.7 to 3.3", ratio, "", None, 2.7 <= ratio <= 3.3, f"{counts[0.0]:,} to {counts[1.0]:,}")
+    return ResultRow(
+        database.name, what, "2.7 to 3.3", ratio, "", None, 2.7 <= ratio <= 3.3, f"{counts[0.0]:,} to {counts[1.0]:,}"
+    )
 
 
 # Many tenants

@@ -6,9 +6,9 @@ import asyncio
 from datetime import timedelta
 
 from bench.client import batch_request, send_all
+from bench.databases import BenchDatabase, Scale, serving
 from bench.report import ResultRow, against_raw, print_progress
 from bench.rows import TARGET, herd_rows
-from bench.databases import Scale, BenchDatabase, serving
 
 # More than the five executions after which PostgreSQL may keep a plan for good.
 _WARM_UP = 20

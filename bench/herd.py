@@ -6,9 +6,9 @@ import asyncio
 from datetime import timedelta
 from typing import NamedTuple
 
-from bench.report import ResultRow, against_raw, at_least, at_most, median, rounds, print_progress
+from bench.databases import Batch, BenchDatabase, Scale, cpu_seconds, serving
+from bench.report import ResultRow, against_raw, at_least, at_most, median, print_progress, rounds
 from bench.rows import herd_rows
-from bench.databases import Batch, Scale, BenchDatabase, cpu_seconds, serving
 
 _LEASE_SECONDS = 10.0
 _SAMPLE_SECONDS = 0.3
@@ -25,7 +25,9 @@ async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
         fired.append(herd.rate)
         ages.append(herd.heartbeat_age)
         lost += herd.has_lost
-        print_progress(f"{database.name}: Everbeat herd {number + 1}: {herd.rate:,.0f} ticks/s, {herd.cpu_seconds:.1f} s of CPU")
+        print_progress(
+            f"{database.name}: Everbeat herd {number + 1}: {herd.rate:,.0f} ticks/s, {herd.cpu_seconds:.1f} s of CPU"
+        )
     mixed = await _everbeat(database, count, instants=100)
     ages.append(mixed.heartbeat_age)
     lost += mixed.has_lost

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from bench.databases import BenchDatabase, Scale
 from bench.records import Records
-from bench.report import ResultRow, against_raw, median, rounds, print_progress
-from bench.databases import Scale, BenchDatabase
+from bench.report import ResultRow, against_raw, median, print_progress, rounds
 from bench.working import drain, drained_tasks, embedding, submit_in_process
 
 _SHARE = 0.9
@@ -29,7 +29,9 @@ async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
         await long.close()
     what = f"drain in process with {past:,} rows of history, against an empty database"
     detail = f"{rounds(full)}; empty {rounds(empty)}"
-    return [against_raw(database.name, what, median(full), "/s", _SHARE, median(empty), detail)._replace(target=">= 0.9 x empty")]
+    return [
+        against_raw(database.name, what, median(full), "/s", _SHARE, median(empty), detail)._replace(target=">= 0.9 x empty")
+    ]
 
 
 async def _drain(database: BenchDatabase, count: int) -> float:

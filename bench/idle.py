@@ -6,8 +6,8 @@ import asyncio
 import re
 
 from bench.client import get
+from bench.databases import BenchDatabase, Scale, cpu_seconds, serving
 from bench.report import ResultRow, at_most
-from bench.databases import Scale, BenchDatabase, cpu_seconds, serving
 
 _CALLS = re.compile(rb"(?m)^everbeat_store_seconds_count\S* (\S+)$")
 

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from bench.client import batch_request, get, send_all
+from bench.databases import BATCH, BenchDatabase, Scale, cpu_seconds, resident_megabytes, serving
 from bench.report import ResultRow, at_least, at_most, percentile, print_progress
 from bench.rows import PAYLOAD, TARGET, template
-from bench.databases import BATCH, Scale, BenchDatabase, cpu_seconds, resident_megabytes, serving
 
 _PER_MINUTE = 10_000
 _STORE_SECONDS = re.compile(r'(?m)^everbeat_store_seconds_(sum|count)\{verb="(\w+)"\} (\S+)$')

@@ -7,11 +7,11 @@ import time
 from typing import Any
 
 from bench.client import batch_request, send_all
+from bench.databases import BenchDatabase, Scale, serving
 from bench.noop import QUEUE
 from bench.queues import payload
 from bench.records import Record, Records
 from bench.report import ResultRow, at_least, at_most, percentile
-from bench.databases import Scale, BenchDatabase, serving
 from bench.working import working
 
 _SCHEDULES = 1000

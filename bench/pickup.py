@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
+from bench.databases import BenchDatabase, Scale, serving
 from bench.noop import producer
 from bench.queues import payload
 from bench.records import Records
 from bench.report import ResultRow, at_most, median, percentile, print_progress
-from bench.databases import Scale, BenchDatabase, serving
 from bench.working import working
 
 _APART_SECONDS = 0.1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
-from bench.connections import HttpConnection, connect
 from bench.client import post, send_all
+from bench.connections import HttpConnection, connect
+from bench.databases import BenchDatabase, Scale, cpu_seconds, resident_megabytes, serving
 from bench.noop import QUEUE
 from bench.queues import payload
 from bench.report import ResultRow, at_most, percentile, print_progress
-from bench.databases import Scale, BenchDatabase, cpu_seconds, resident_megabytes, serving
 
 _EMPTY = b'{"tasks":[]}'
 _WAIT_SECONDS = 30

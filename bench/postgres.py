@@ -15,10 +15,10 @@ import uuid_utils.compat
 from tests.support.postgres import PostgresServer
 from tests.support.processes import make_folder
 
+from bench.databases import BATCH, Batch, family_cpu_seconds
 from bench.postgres_queue import PostgresQueue
 from bench.queues import payload
 from bench.rows import Row
-from bench.databases import BATCH, Batch, family_cpu_seconds
 from everbeat.store.postgres.store import PostgresStore
 
 _DATABASE = "bench"

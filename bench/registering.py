@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 from bench.client import batch_request, send_all
-from bench.report import ResultRow, at_least, median, rounds, print_progress
+from bench.databases import BATCH, BenchDatabase, Scale, serving
+from bench.report import ResultRow, at_least, median, print_progress, rounds
 from bench.rows import PAYLOAD, TARGET
-from bench.databases import BATCH, Scale, BenchDatabase, serving
 
 _TARGET_RATE = 5000
 _ZONES = (
@@ -46,7 +46,9 @@ async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
             await database.fresh()
             await database.checkpoint()
             raw.append(count / await database.raw_register(rows, clients))
-            print_progress(f"{database.name}: registering {number + 1}, clients {clients}: {registered[-1]:,.0f}/s, raw {raw[-1]:,.0f}/s")
+            print_progress(
+                f"{database.name}: registering {number + 1}, clients {clients}: {registered[-1]:,.0f}/s, raw {raw[-1]:,.0f}/s"
+            )
         what = f"registering {count:,} schedules, {clients} client{'s' if clients > 1 else ''}"
         detail = f"{rounds(registered)}; raw {rounds(raw)}"
         lines.append(at_least(database.name, what, median(registered), "/s", _TARGET_RATE, median(raw), detail))

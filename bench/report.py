@@ -56,7 +56,9 @@ def at_least(
     return ResultRow(store, what, f">= {_number(target)} {unit}", figure, unit, raw, figure >= target, detail)
 
 
-def at_most(store: str, what: str, figure: float, unit: str, target: float, raw: float | None = None, detail: str = "") -> ResultRow:
+def at_most(
+    store: str, what: str, figure: float, unit: str, target: float, raw: float | None = None, detail: str = ""
+) -> ResultRow:
     return ResultRow(store, what, f"<= {_number(target)} {unit}", figure, unit, raw, figure <= target, detail)
 
 

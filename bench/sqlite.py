@@ -14,9 +14,9 @@ import apsw
 import uuid_utils.compat
 from tests.support.processes import make_folder
 
+from bench.databases import BATCH, Batch
 from bench.queues import payload
 from bench.rows import Row
-from bench.databases import BATCH, Batch
 from bench.sqlite_queue import SqliteQueue
 from everbeat.store.sqlite.store import SqliteStore
 

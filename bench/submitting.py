@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from bench.connections import Calls, call_all
 from bench.client import post, send_all
+from bench.connections import Calls, call_all
+from bench.databases import BenchDatabase, Scale, serving
 from bench.noop import QUEUE
 from bench.queues import payload
-from bench.report import ResultRow, against_raw, at_least, at_most, median, percentile, rounds, print_progress
-from bench.databases import Scale, BenchDatabase, serving
+from bench.report import ResultRow, against_raw, at_least, at_most, median, percentile, print_progress, rounds
 from bench.working import batches
 
 _CONNECTIONS = 64
@@ -25,7 +25,9 @@ async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
         bulk.append(rate)
         single.append(singles / calls.seconds)
         latencies += [1000 * latency for latency in calls.latencies]
-        print_progress(f"{database.name}: submitting {number + 1}: bulk {rate:,.0f}/s (raw {raw[-1]:,.0f}/s), single {single[-1]:,.0f}/s")
+        print_progress(
+            f"{database.name}: submitting {number + 1}: bulk {rate:,.0f}/s (raw {raw[-1]:,.0f}/s), single {single[-1]:,.0f}/s"
+        )
     keyed, calls = await _round(database, count, singles, keyed=True)
     what = f"single submits, {_CONNECTIONS} connections"
     tail = ", ".join(f"p{share:g} {percentile(latencies, share / 100):.1f} ms" for share in (50, 90, 99.9, 100))

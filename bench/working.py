@@ -12,10 +12,10 @@ from typing import NamedTuple
 from tests.support.processes import ServerProcess
 
 from bench.client import post, send_all
+from bench.databases import BenchDatabase, Scale, cpu_seconds
 from bench.noop import QUEUE, producer
 from bench.queues import INSERTED_AT_ONCE, payload
 from bench.records import VARIABLE, Records
-from bench.databases import Scale, BenchDatabase, cpu_seconds
 
 CONCURRENCY = 100
 _LOG_TAIL = 4000

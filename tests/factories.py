@@ -22,20 +22,20 @@ from everbeat.core.schedules import DEFAULT_TENANT, Schedule, Spec, Status
 from everbeat.core.tasks import ClaimedTask, NewTask, Origin
 from everbeat.core.ticks import Skip, SkipReason, Tick
 from everbeat.core.timeline import TimelineCache
-from everbeat.services.audit import AuditService, AuditCount
+from everbeat.services.audit import AuditCount, AuditService
 from everbeat.services.backfill import BackfillService
 from everbeat.services.dead_letters import DeadLetterService
 from everbeat.services.events import Event, TicksRefused
-from everbeat.services.ownership import Ownership
+from everbeat.services.fair_dispatch import ClaimScope, EqualShares, FairDispatcher
+from everbeat.services.leases import LeaseService
 from everbeat.services.long_polls import LongPolls
+from everbeat.services.overlap import OverlapReleaser, Promoter, Reaper
+from everbeat.services.ownership import Ownership
 from everbeat.services.quotas import QuotaService
 from everbeat.services.schedules import ScheduleService
-from everbeat.services.fair_dispatch import FairDispatcher, EqualShares, ClaimScope
 from everbeat.services.tasks import TaskService
 from everbeat.services.tenants import TenantDirectory
 from everbeat.services.ticker import Ticker, TickerSettings
-from everbeat.services.overlap import Promoter, Reaper, OverlapReleaser
-from everbeat.services.leases import LeaseService
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.connections import to_microseconds
@@ -164,7 +164,9 @@ def skip(first: datetime, last: datetime | None = None, count: int = 1, reason: 
     return Skip(first, last or first, count, reason)
 
 
-def node_heartbeat(node: UUID, *, lease_seconds: float = 10, roles: tuple[str, ...] = ("scheduler",), name: str = "node") -> NodeHeartbeat:
+def node_heartbeat(
+    node: UUID, *, lease_seconds: float = 10, roles: tuple[str, ...] = ("scheduler",), name: str = "node"
+) -> NodeHeartbeat:
     return NodeHeartbeat(node, name, roles, "test", lease_seconds)
 
 
@@ -305,7 +307,12 @@ class SteppedNode:
         self.promoter = Promoter(self.store, self.long_polls, clock, emit=self.events.append)
         self.reaper = Reaper(self.store, self.overlap, total_seconds=total_seconds, random_fraction=random_fraction)
         self.leases = LeaseService(
-            self.store, self.long_polls, self.overlap, total_seconds=total_seconds, emit=self.events.append, random_fraction=random_fraction
+            self.store,
+            self.long_polls,
+            self.overlap,
+            total_seconds=total_seconds,
+            emit=self.events.append,
+            random_fraction=random_fraction,
         )
         self.quotas = QuotaService(self.store, TenantDirectory(self.store), monotonic=lambda: self.monotonic)
         self.tasks = TaskService(self.store, self.long_polls, self.overlap, emit=self.events.append, quotas=self.quotas)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from everbeat.config import Settings
-from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.protocol import TaskInput
+from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.server import EmbeddedNode, Node
 
 

@@ -12,20 +12,20 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast,
 from everbeat.client.api import AsyncMode, BlockingMode, Client
 from everbeat.client.arguments import to_json_value
 from everbeat.client.base import Transport
-from everbeat.client.connections import Connection, HttpConnection, NodeConnection, OwnedNode, BoundTransport
+from everbeat.client.connections import BoundTransport, Connection, HttpConnection, NodeConnection, OwnedNode
 from everbeat.client.declarations import check_hook, define_schedule, define_task
 from everbeat.client.durations import Duration, seconds_of
 from everbeat.client.errors import RegistrationError
 from everbeat.client.exchange import RetryBudget
-from everbeat.client.operations import Operation
 from everbeat.client.handles import TaskHandle
 from everbeat.client.http import HttpTransport
 from everbeat.client.inprocess import InProcessTransport
+from everbeat.client.operations import Operation
 from everbeat.client.options import TASK_OPTIONS, NamedOptions, ScheduleOptions, TaskOptions
 from everbeat.client.registration import Registration, register_schedules
 from everbeat.client.registry import Hook, Registry
 from everbeat.client.tasks import Task, named_input, submit_task
-from everbeat.client.urls import DEFAULT_URL, validate_url, is_server
+from everbeat.client.urls import DEFAULT_URL, is_server, validate_url
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.protocol import DEFAULT_LEASE_SECONDS
 from everbeat.worker.context import Context
@@ -59,7 +59,9 @@ class Decorator(Protocol):
     @overload
     def __call__(self, function: Task[FunctionParams, SubmitParams, R], /) -> Task[FunctionParams, SubmitParams, R]: ...
     @overload
-    def __call__(self, function: WithContext[SubmitParams, R], /) -> Task[Concatenate[Context, SubmitParams], SubmitParams, R]: ...
+    def __call__(
+        self, function: WithContext[SubmitParams, R], /
+    ) -> Task[Concatenate[Context, SubmitParams], SubmitParams, R]: ...
     @overload
     def __call__(self, function: Callable[SubmitParams, R], /) -> Task[SubmitParams, SubmitParams, R]: ...
 

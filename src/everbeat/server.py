@@ -15,44 +15,44 @@ from uuid import UUID, uuid4
 
 from granian.server.embed import Server as Granian
 
-from everbeat.api.app import Health, ApiContext, build_app
-from everbeat.api.startup_gate import StartupGate
+from everbeat.api.app import ApiContext, Health, build_app
 from everbeat.api.body_limits import BodyLimits
+from everbeat.api.startup_gate import StartupGate
 from everbeat.clock import DatabaseClock
 from everbeat.config import Settings
 from everbeat.core.addresses import parse_networks
-from everbeat.core.errors import EverbeatError, SettingsError, StoreUnusable, StoreUnavailable
+from everbeat.core.errors import EverbeatError, SettingsError, StoreUnavailable, StoreUnusable
 from everbeat.core.misfire import Lateness
 from everbeat.core.timeline import TimelineCache
 from everbeat.core.zones import load_zone
 from everbeat.services.access import Authenticator
-from everbeat.services.idempotent_responses import IdempotentResponses
 from everbeat.services.audit import AuditService
 from everbeat.services.backfill import BackfillService
 from everbeat.services.blobs import BlobStore
-from everbeat.services.bootstrap import AuthDecision, AuthSettings, keys_required_error, decide_auth
+from everbeat.services.bootstrap import AuthDecision, AuthSettings, decide_auth, keys_required_error
 from everbeat.services.calendars import CalendarService
-from everbeat.services.maintenance import Auditor, Pruner
 from everbeat.services.cluster import ClusterService
 from everbeat.services.collector import Collector
 from everbeat.services.dead_letters import DeadLetterService
-from everbeat.services.event_stream import EventStream, EventRelay
+from everbeat.services.event_stream import EventRelay, EventStream
+from everbeat.services.explainer import Explainer
+from everbeat.services.idempotent_responses import IdempotentResponses
 from everbeat.services.keys import KeyService
+from everbeat.services.leases import LeaseService
 from everbeat.services.ledger import LedgerService
-from everbeat.services.rate_limits import RequestLimits, RequestRates
+from everbeat.services.long_polls import LongPolls
 from everbeat.services.loops import Loop, LoopMonitor, LoopRunner
+from everbeat.services.maintenance import Auditor, Pruner
+from everbeat.services.overlap import OverlapReleaser, Promoter, Reaper
 from everbeat.services.ownership import Ownership
 from everbeat.services.payloads import LargePayloads
-from everbeat.services.long_polls import LongPolls
 from everbeat.services.quotas import QuotaService
+from everbeat.services.rate_limits import RequestLimits, RequestRates
 from everbeat.services.schedules import ScheduleService
 from everbeat.services.sessions import KeySessions
 from everbeat.services.tasks import TaskService
 from everbeat.services.tenants import TenantDirectory, TenantService
 from everbeat.services.ticker import Ticker, TickerSettings
-from everbeat.services.overlap import Promoter, Reaper, OverlapReleaser
-from everbeat.services.explainer import Explainer
-from everbeat.services.leases import LeaseService
 from everbeat.serving import HangUp, make_server, reserve
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
@@ -92,7 +92,9 @@ def make_store(settings: Settings, telemetry: Telemetry | None = None) -> Store:
 
 
 def make_blobs(settings: Settings, telemetry: Telemetry) -> BlobStore:
-    blobs = BlobStore(settings.blob_location, endpoint=settings.blob_endpoint, emit=telemetry.on_event, observer=telemetry.observe_store)
+    blobs = BlobStore(
+        settings.blob_location, endpoint=settings.blob_endpoint, emit=telemetry.on_event, observer=telemetry.observe_store
+    )
     blobs.check()
     if not blobs.is_there:
         telemetry.log.info("no_blob_store", meaning="payloads above 64 KiB are refused; set blob_url to take them")
@@ -158,8 +160,12 @@ class EmbeddedNode:
         self._long_polls = LongPolls(store, poll_interval_seconds=look, total_seconds=total, directory=self.directory)
         event_stream, payloads = self.event_stream, LargePayloads(self.blobs)
         self._overlap = OverlapReleaser(store.pool("maintenance"), self._long_polls, emit=emit, event_stream=event_stream)
-        self.leases = LeaseService(store, self._long_polls, self._overlap, total_seconds=total, payloads=payloads, emit=emit, event_stream=event_stream)
-        self.tasks = TaskService(store, self._long_polls, self._overlap, payloads=payloads, emit=emit, event_stream=event_stream, quotas=self.quotas)
+        self.leases = LeaseService(
+            store, self._long_polls, self._overlap, total_seconds=total, payloads=payloads, emit=emit, event_stream=event_stream
+        )
+        self.tasks = TaskService(
+            store, self._long_polls, self._overlap, payloads=payloads, emit=emit, event_stream=event_stream, quotas=self.quotas
+        )
         self.dead_letters = DeadLetterService(store, self.tasks, payloads=payloads)
         self.backfill = BackfillService(store, self.schedules, self.tasks, timelines)
 
@@ -388,7 +394,9 @@ class Node(EmbeddedNode):
 
     def _limits(self, is_required: bool) -> RequestLimits:
         settings = self.settings
-        given = RequestRates(settings.key_requests_per_second, settings.address_requests_per_second, settings.bad_keys_per_second)
+        given = RequestRates(
+            settings.key_requests_per_second, settings.address_requests_per_second, settings.bad_keys_per_second
+        )
         return RequestLimits(given.completed() if is_required else given)
 
     def _terms(self) -> AuthSettings:
@@ -416,7 +424,8 @@ class Node(EmbeddedNode):
             self.access.limits = self._limits(decision.is_required)
         if decision.shown is not None:
             sys.stdout.write(
-                f"The first API key of this database, with the scope admin. It is shown only this once:\n{decision.shown.text}\n"
+                "The first API key of this database, with the scope admin. It is shown only this once:\n"
+                f"{decision.shown.text}\n"
             )
             sys.stdout.flush()
         if decision.filed is not None:

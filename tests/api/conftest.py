@@ -13,12 +13,11 @@ import pytest
 from litestar import Litestar
 
 from everbeat.api import responses
-from everbeat.api.app import Health, ApiContext, build_app
+from everbeat.api.app import ApiContext, Health, build_app
 from everbeat.api.problems import Problem
 from everbeat.core import protocol
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.timeline import TimelineCache
-from everbeat.services.idempotent_responses import IdempotentResponses
 from everbeat.services.audit import AuditService
 from everbeat.services.backfill import BackfillService
 from everbeat.services.blobs import BlobStore
@@ -26,17 +25,18 @@ from everbeat.services.calendars import CalendarService
 from everbeat.services.cluster import ClusterService
 from everbeat.services.dead_letters import DeadLetterService
 from everbeat.services.event_stream import EventStream
+from everbeat.services.explainer import Explainer
+from everbeat.services.idempotent_responses import IdempotentResponses
 from everbeat.services.keys import KeyService
+from everbeat.services.leases import LeaseService
 from everbeat.services.ledger import LedgerService
-from everbeat.services.payloads import LargePayloads
 from everbeat.services.long_polls import LongPolls
+from everbeat.services.overlap import OverlapReleaser
+from everbeat.services.payloads import LargePayloads
 from everbeat.services.quotas import QuotaService
 from everbeat.services.schedules import ScheduleService
 from everbeat.services.tasks import TaskService
 from everbeat.services.tenants import TenantDirectory, TenantService
-from everbeat.services.overlap import OverlapReleaser
-from everbeat.services.explainer import Explainer
-from everbeat.services.leases import LeaseService
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore

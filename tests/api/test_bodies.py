@@ -14,8 +14,8 @@ import pytest
 
 from everbeat.api import bodies
 from everbeat.api.body_limits import BodyLimits
-from everbeat.api.problems import HttpProblem
 from everbeat.api.context import ApiContext
+from everbeat.api.problems import HttpProblem
 from tests.api.conftest import definition, fields_of, make_client, problem_of
 
 JSON = {"Content-Type": "application/json"}

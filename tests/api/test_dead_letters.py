@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from everbeat.api.app import ApiContext
+from everbeat.core.protocol import ErrorInput, LeaseClaimRequest, LeaseFailRequest, LeaseFailure
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.protocol import LeaseClaimRequest, ErrorInput, LeaseFailure, LeaseFailRequest
 from everbeat.store.base import Store
 from tests.api.conftest import (
     ON_BOTH_STORES,
@@ -263,7 +263,9 @@ async def test_a_rate_that_is_none_is_refused(client: httpx.AsyncClient, rate: A
 
 
 @ON_BOTH_STORES
-async def test_purged_letters_are_gone_and_their_tasks_stay(client: httpx.AsyncClient, context: ApiContext, store: Store) -> None:
+async def test_purged_letters_are_gone_and_their_tasks_stay(
+    client: httpx.AsyncClient, context: ApiContext, store: Store
+) -> None:
     task = await make_dead_letter(client, "a", queue="q1")
     await make_dead_letter(client, "b", queue="q2")
     foreign = await make_foreign_dead_letter(context, store)

@@ -14,8 +14,8 @@ import pytest
 from everbeat.api import events
 from everbeat.api.app import ApiContext, build_app
 from everbeat.config import Settings
-from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.protocol import LeaseClaimRequest, LeaseCompleteRequest, LeaseCompletion, TaskInput
+from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.server import EmbeddedNode, Node
 from everbeat.services import event_stream as event_streams
 from everbeat.services.access import Authenticator
@@ -136,7 +136,9 @@ async def test_it_ends_when_its_key_is_revoked(context: ApiContext, store: Store
         assert (await other.event())[0] == "cluster"
 
 
-async def test_there_are_only_so_many_streams(context: ApiContext, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_there_are_only_so_many_streams(
+    context: ApiContext, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(event_streams, "MAX_SUBSCRIBERS_PER_TENANT", 1)
     async with Stream(context) as stream:
         await stream.event()
@@ -176,7 +178,9 @@ async def test_a_stream_hears_other_nodes_and_ends_with_its_own(postgres_url: st
             async with client.stream("GET", "/v1/events?types=tick,task") as response:
                 lines = response.aiter_lines()
                 assert await told(lines) == ("hello", {"hears": "cluster", "replays": False})
-                await wait_until_async(lambda: asyncio.sleep(0, other.event_stream.has_audience), 20, "the other node knows of it")
+                await wait_until_async(
+                    lambda: asyncio.sleep(0, other.event_stream.has_audience), 20, "the other node knows of it"
+                )
                 task, _ = await other.tasks.submit(DEFAULT_TENANT, TaskInput(type="work"))
                 (claimed,) = await other.leases.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w", queues=["default"]))
                 result = LeaseCompletion(id=claimed.id, fence=claimed.fence)

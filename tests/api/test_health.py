@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from everbeat.api.app import Health, ApiContext
+from everbeat.api.app import ApiContext, Health
 from everbeat.core.errors import StoreUnavailable
 from tests.api.conftest import make_client, problem_of
 

@@ -10,7 +10,7 @@ import pytest
 
 from everbeat.api import tasks, workers
 from everbeat.api.app import ApiContext, build_app
-from everbeat.core.errors import StoreUnusable, StoreRefused, StoreUnavailable
+from everbeat.core.errors import StoreRefused, StoreUnavailable, StoreUnusable
 from tests.api.conftest import make_client, problem_of, submit
 
 LEASE = {"id": str(uuid4()), "fence": 1}

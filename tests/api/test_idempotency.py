@@ -103,7 +103,9 @@ async def test_the_same_key_gives_the_same_answer_and_does_nothing(
 
 
 @EVERY_WAY
-async def test_the_same_key_with_another_request_is_refused(client: httpx.AsyncClient, context: ApiContext, prepare: Prepare) -> None:
+async def test_the_same_key_with_another_request_is_refused(
+    client: httpx.AsyncClient, context: ApiContext, prepare: Prepare
+) -> None:
     path, body = await prepare(client, context, DEFAULT_TENANT)
     await client.post(path, json=body, headers=KEY)
     if body:

@@ -37,7 +37,9 @@ async def fire(store: Store, context: ApiContext) -> datetime:
     schedule = await context.schedules.get(DEFAULT_TENANT, "hourly")
     assert schedule.next_tick_at is not None
     node = uuid4()
-    renewed = await store.partition_renew(NodeHeartbeat(node, "test", ("scheduler",), "0", 60.0), frozenset({schedule.partition}))
+    renewed = await store.partition_renew(
+        NodeHeartbeat(node, "test", ("scheduler",), "0", 60.0), frozenset({schedule.partition})
+    )
     following = schedule.next_tick_at + timedelta(hours=1)
     firing = Firing(
         schedule_id=schedule.id,

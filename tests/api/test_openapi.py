@@ -163,7 +163,9 @@ async def test_it_is_served_relative_to_wherever_it_is(document: dict[str, Any])
 
 
 async def test_every_answer_and_problem_has_an_example_that_fits(document: dict[str, Any]) -> None:
-    shapes = {name: one for name, one in {**vars(protocol), **vars(responses), "Problem": Problem}.items() if isinstance(one, type)}
+    shapes = {
+        name: one for name, one in {**vars(protocol), **vars(responses), "Problem": Problem}.items() if isinstance(one, type)
+    }
     for operation in operations(document):
         for status, answer in operation["responses"].items():
             for media_type, content in answer.get("content", {}).items():

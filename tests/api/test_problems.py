@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from everbeat.api.app import ApiContext
-from everbeat.core.errors import Conflict, EverbeatError, StoreUnusable, StoreRefused, StoreUnavailable
+from everbeat.core.errors import Conflict, EverbeatError, StoreRefused, StoreUnavailable, StoreUnusable
 from everbeat.services.schedules import ScheduleService
 from tests.api.conftest import definition, make_client, problem_of
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from everbeat.api.app import ApiContext
-from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.protocol import LeaseClaimRequest
+from everbeat.core.schedules import DEFAULT_TENANT
 from tests.api.conftest import (
     ON_BOTH_STORES,
     claim,

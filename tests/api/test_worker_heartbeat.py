@@ -70,7 +70,9 @@ async def test_a_message_that_no_database_takes_costs_no_lease(client: httpx.Asy
 
 
 @ON_BOTH_STORES
-async def test_what_is_not_ours_is_lost_and_the_rest_is_renewed(client: httpx.AsyncClient, context: ApiContext, store: Store) -> None:
+async def test_what_is_not_ours_is_lost_and_the_rest_is_renewed(
+    client: httpx.AsyncClient, context: ApiContext, store: Store
+) -> None:
     await submit(client)
     (expired,) = await claim_expired(context)
     await submit(client)

@@ -12,7 +12,7 @@ import pytest
 from everbeat.api.app import ApiContext
 from everbeat.api.bodies import MAX_BODY_BYTES
 from everbeat.services.long_polls import LongPolls
-from everbeat.services.overlap import Reaper, OverlapReleaser
+from everbeat.services.overlap import OverlapReleaser, Reaper
 from everbeat.store.base import Store
 from tests.api.conftest import (
     ON_BOTH_STORES,

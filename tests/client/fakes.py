@@ -10,8 +10,17 @@ from uuid import UUID, uuid4
 import msgspec
 
 from everbeat.core.errors import EverbeatError
+from everbeat.core.protocol import (
+    LeaseClaimRequest,
+    LeaseCompleteRequest,
+    LeaseFailRequest,
+    LeaseHeartbeatRequest,
+    LeaseHeartbeatResult,
+    LeaseReleaseRequest,
+    LeaseResult,
+    TaskInput,
+)
 from everbeat.core.tasks import ClaimedTask
-from everbeat.core.protocol import LeaseHeartbeatResult, LeaseClaimRequest, LeaseCompleteRequest, LeaseFailRequest, LeaseHeartbeatRequest, LeaseReleaseRequest, LeaseResult, TaskInput
 
 Respond = Callable[[str, str, Any], tuple[int, Any]]
 

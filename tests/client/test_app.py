@@ -109,7 +109,7 @@ CALLS: list[tuple[Callable[[Any], Any], tuple[str, str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "asked"), CALLS)
+@pytest.mark.parametrize(("call", "requested"), CALLS)
 async def test_each_method_asks_for_its_path(
     server: ScriptedServer, call: Callable[[Any], Any], requested: tuple[str, str, Any]
 ) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from everbeat import Everbeat
-from everbeat.client.connections import HttpConnection, NodeConnection, BoundTransport
+from everbeat.client.connections import BoundTransport, HttpConnection, NodeConnection
 from everbeat.client.errors import BlockingCall, ConflictProblem, NotFoundProblem, ServerProblem
-from everbeat.client.operations import Call, Operation, Submit
 from everbeat.client.inprocess import InProcessTransport
+from everbeat.client.operations import Call, Operation, Submit
 from everbeat.core.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
 from everbeat.core.protocol import TaskInput
 from tests.client.fakes import FakeNode

@@ -9,7 +9,7 @@ import pytest
 
 from everbeat.client import requests
 from everbeat.client.errors import NotFoundProblem, NotReachable, ServerProblem
-from everbeat.client.exchange import NoResponse, RetryBudget, Sleep, Send, exchange
+from everbeat.client.exchange import NoResponse, RetryBudget, Send, Sleep, exchange
 from everbeat.client.requests import HttpResponse, Request
 from everbeat.core.protocol import LeaseClaimRequest, TaskInput
 
@@ -28,7 +28,9 @@ DELETE = requests.build("DELETE", "/v1/schedules/a")
 class Stepped:
     """Plays outcomes to an exchange; time passes only in pauses."""
 
-    def __init__(self, request: Request, *outcomes: HttpResponse | NoResponse, deadline: float = 30, random_fraction: float = 1.0) -> None:
+    def __init__(
+        self, request: Request, *outcomes: HttpResponse | NoResponse, deadline: float = 30, random_fraction: float = 1.0
+    ) -> None:
         self.request = request
         self.outcomes = list(outcomes)
         self.sent: list[Request] = []

@@ -78,7 +78,9 @@ async def test_nothing_is_sent_for_no_tasks(server: ScriptedServer, transport: H
     assert server.seen == []
 
 
-async def test_it_shows_its_key_and_says_what_it_is(server: ScriptedServer, transport: HttpTransport, shell: SyncHttpTransport) -> None:
+async def test_it_shows_its_key_and_says_what_it_is(
+    server: ScriptedServer, transport: HttpTransport, shell: SyncHttpTransport
+) -> None:
     await transport.request("GET", "/v1/cluster")
     shell.request("GET", "/v1/cluster")
     for seen in server.seen:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from everbeat.client import requests
-from everbeat.client.errors import UnexpectedResponse, ConflictProblem, NotAllowed, NotFoundProblem, ServerProblem
+from everbeat.client.errors import ConflictProblem, NotAllowed, NotFoundProblem, ServerProblem, UnexpectedResponse
 from everbeat.client.requests import HttpResponse, Repeat, Request
 from everbeat.core.errors import Conflict, EverbeatError, NotFound
 from everbeat.core.protocol import LeaseClaimRequest, LeaseHeartbeatRequest, TaskInput

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptOutcome, DeadLetter, AttemptEnd, Origin, TaskKey, TaskState
+from everbeat.core.tasks import AttemptEnd, AttemptOutcome, DeadLetter, Origin, TaskKey, TaskState
 from everbeat.store.base import Store
 from everbeat.store.values import DeadFilter, Replay
 from tests.factories import NOW, OTHER_TENANT, claim, count_rows, execute_raw, make_task, minutes, open_second_store, seconds
@@ -28,9 +28,16 @@ async def bury(store: Store, type_: str = "work", *, at: datetime = NOW, **more:
 
 
 async def letters(
-    store: Store, *, before: tuple[datetime, UUID] | None = None, limit: int = 100, only_never_replayed: bool = False, **filter_: Any
+    store: Store,
+    *,
+    before: tuple[datetime, UUID] | None = None,
+    limit: int = 100,
+    only_never_replayed: bool = False,
+    **filter_: Any,
 ) -> list[DeadLetter]:
-    return await store.dead_list(DEFAULT_TENANT, DeadFilter(**filter_), before=before, limit=limit, only_never_replayed=only_never_replayed)
+    return await store.dead_list(
+        DEFAULT_TENANT, DeadFilter(**filter_), before=before, limit=limit, only_never_replayed=only_never_replayed
+    )
 
 
 async def types(store: Store, **more: Any) -> str:

@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
+from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.keys import ApiKey, hash_of, hint_of, make_key
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.audit_log import AuditLogAction
 from everbeat.services.audit_log import new_audit_log_entry
 from everbeat.store.base import Store
 from everbeat.store.values import AuditLogFilter, KeyChange

@@ -13,7 +13,7 @@ import pytest
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import StoreUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptOutcome, AttemptEnd, TaskState
+from everbeat.core.tasks import AttemptEnd, AttemptOutcome, TaskState
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.values import HeartbeatWrite
@@ -29,8 +29,8 @@ from tests.factories import (
     make_schedule,
     make_task,
     minutes,
-    skip,
     own_all_partitions,
+    skip,
 )
 
 NODE = UUID(int=1)

@@ -10,7 +10,7 @@ import pytest
 
 from everbeat.store.base import Store
 from everbeat.store.values import NodeInfo, PartitionInfo
-from tests.factories import EVERYTHING, NOW, node_heartbeat, minutes, open_second_store, seconds
+from tests.factories import EVERYTHING, NOW, minutes, node_heartbeat, open_second_store, seconds
 
 ONE, TWO, THREE = UUID(int=1), UUID(int=2), UUID(int=3)
 SOME = frozenset({0, 7, 255})

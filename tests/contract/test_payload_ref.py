@@ -8,7 +8,7 @@ import msgspec
 
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.submissions import task_for_replay
-from everbeat.core.tasks import AttemptOutcome, ClaimedTask, AttemptEnd, NewTask, TaskState, ClaimedTaskWithoutPayload
+from everbeat.core.tasks import AttemptEnd, AttemptOutcome, ClaimedTask, ClaimedTaskWithoutPayload, NewTask, TaskState
 from everbeat.store.base import Store
 from everbeat.store.values import ClaimRequest, DeadFilter, LeaseRef, Replay, TaskFilter
 from tests.factories import NOW, claim_for, make_task, minutes

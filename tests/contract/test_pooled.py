@@ -20,8 +20,10 @@ from tests.contract.test_dead_letters import test_dead_replay_from_two_sides_at_
 from tests.contract.test_month_prune import test_month_prune_removes_what_is_before_and_keeps_the_rest as month_prune
 from tests.contract.test_schedule_write import test_answer_under_a_used_key_undoes_the_whole_write as schedule_write
 from tests.contract.test_task_end import test_task_end_from_many_sides_at_once_ends_each_once as task_end
+from tests.contract.test_task_release_held import (
+    test_task_release_held_and_tick_fire_at_once_keep_to_the_room_there_is as task_release_held,
+)
 from tests.contract.test_task_submit import test_task_submit_with_a_known_key_twice_in_a_batch as task_submit
-from tests.contract.test_task_release_held import test_task_release_held_and_tick_fire_at_once_keep_to_the_room_there_is as task_release_held
 from tests.contract.test_tick_fire import test_two_connections_firing_the_same_ticks_at_once_make_one_task_each as tick_fire
 from tests.factories import url_of
 from tests.support.pgbouncer import PgBouncer
@@ -30,7 +32,9 @@ from tests.support.postgres import PostgresAdmin
 Essential = Callable[[Store], Awaitable[None]]
 
 
-@pytest.mark.parametrize("essential", [dead_replay, month_prune, schedule_write, task_end, task_submit, task_release_held, tick_fire])
+@pytest.mark.parametrize(
+    "essential", [dead_replay, month_prune, schedule_write, task_end, task_submit, task_release_held, tick_fire]
+)
 async def test_the_essentials_hold_without_a_session(pooled_store: Store, essential: Essential) -> None:
     await essential(pooled_store)
 

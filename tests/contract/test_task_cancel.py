@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptOutcome, AttemptEnd, TaskState
+from everbeat.core.tasks import AttemptEnd, AttemptOutcome, TaskState
 from everbeat.store.base import Store
 from everbeat.store.sqlite.store import SqliteStore
 from everbeat.store.values import CancelResult

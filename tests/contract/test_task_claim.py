@@ -9,7 +9,7 @@ import pytest
 import uuid_utils.compat
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptOutcome, ClaimedTask, AttemptEnd, Origin, TaskState
+from everbeat.core.tasks import AttemptEnd, AttemptOutcome, ClaimedTask, Origin, TaskState
 from everbeat.store.base import Store
 from everbeat.store.values import ClaimRequest, QueueDepth
 from tests.factories import (
@@ -24,8 +24,8 @@ from tests.factories import (
     make_task,
     minutes,
     open_second_store,
-    seconds,
     own_all_partitions,
+    seconds,
 )
 
 NODE = UUID(int=1)
@@ -85,7 +85,13 @@ async def test_task_claim_of_a_task_that_a_tick_made_names_its_schedule(store: S
 
 async def test_task_claim_serves_claimers_in_their_order(store: Store) -> None:
     await store.task_submit([make_task(str(number)) for number in range(6)], now=NOW)
-    claim_requests = [ClaimRequest("a", 2, 10), ClaimRequest("none", 0, 10), ClaimRequest("b", 3, 20), ClaimRequest("c", 4, 30), ClaimRequest("d", 1, 30)]
+    claim_requests = [
+        ClaimRequest("a", 2, 10),
+        ClaimRequest("none", 0, 10),
+        ClaimRequest("b", 3, 20),
+        ClaimRequest("c", 4, 30),
+        ClaimRequest("d", 1, 30),
+    ]
     shares = await claim_for(store, ["default"], claim_requests, now=NOW)
     assert [types_of(share) for share in shares] == [["0", "1"], [], ["2", "3", "4"], ["5"], []]
     assert [{task.lease_until for task in share} for share in shares] == [

@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptOutcome, ClaimedTask, AttemptEnd, Origin, TaskState
+from everbeat.core.tasks import AttemptEnd, AttemptOutcome, ClaimedTask, Origin, TaskState
 from everbeat.store.base import Store
-from everbeat.store.values import HeartbeatWrite, CompleteResult
+from everbeat.store.values import CompleteResult, HeartbeatWrite
 from tests.factories import (
     NOW,
     OTHER_TENANT,

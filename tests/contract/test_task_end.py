@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptOutcome, ClaimedTask, AttemptEnd, Origin, LeasedTask, TaskState
+from everbeat.core.tasks import AttemptEnd, AttemptOutcome, ClaimedTask, LeasedTask, Origin, TaskState
 from everbeat.store.base import Store
-from everbeat.store.values import HeartbeatWrite, EndResult, EndedAttempt
+from everbeat.store.values import EndedAttempt, EndResult, HeartbeatWrite
 from tests.factories import (
     NOW,
     OTHER_TENANT,

@@ -10,12 +10,23 @@ from uuid import UUID
 
 import pytest
 
-from everbeat.core.fairness import Flow, ClaimStep
+from everbeat.core.fairness import ClaimStep, Flow
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask, NewTask, TaskState
 from everbeat.store.base import Store
-from everbeat.store.values import HeartbeatWrite, ClaimRequest, LeaseRef
-from tests.factories import NOW, OTHER_TENANT, claim, claim_for, complete, execute_raw, make_task, minutes, open_second_store, seconds
+from everbeat.store.values import ClaimRequest, HeartbeatWrite, LeaseRef
+from tests.factories import (
+    NOW,
+    OTHER_TENANT,
+    claim,
+    claim_for,
+    complete,
+    execute_raw,
+    make_task,
+    minutes,
+    open_second_store,
+    seconds,
+)
 
 A, B, C = (UUID(int=number) for number in (10, 11, 12))
 
@@ -123,7 +134,9 @@ async def test_task_claim_by_many_at_once_over_many_tenants_gives_each_task_to_o
     taken = [id_ for ids in await asyncio.gather(*map(work, twins)) for id_ in ids]
     for twin in twins:
         await twin.close()
-    taken += [task.id for task in (await claim_for(store, ["default"], [ClaimRequest("w", 180, 30)], tenant_id=None, now=NOW))[0]]
+    taken += [
+        task.id for task in (await claim_for(store, ["default"], [ClaimRequest("w", 180, 30)], tenant_id=None, now=NOW))[0]
+    ]
     assert Counter(taken) == Counter(task.id for task in tasks)
 
 

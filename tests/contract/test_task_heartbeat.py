@@ -8,10 +8,10 @@ from uuid import UUID
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptOutcome, ClaimedTask, AttemptEnd, TaskState
+from everbeat.core.tasks import AttemptEnd, AttemptOutcome, ClaimedTask, TaskState
 from everbeat.store.base import Store
 from everbeat.store.rows import MAX_LOG_BYTES
-from everbeat.store.values import RenewedLease, HeartbeatWrite, LeaseRef
+from everbeat.store.values import HeartbeatWrite, LeaseRef, RenewedLease
 from tests.factories import NOW, OTHER_TENANT, claim, execute_raw, lease_of, make_task, minutes, seconds
 
 
@@ -120,7 +120,10 @@ async def test_task_heartbeat_keeps_the_log_of_the_lease_that_holds(
     store: Store, wrong: dict[str, Any], is_first: bool
 ) -> None:
     task = await start(store)
-    beats = [HeartbeatWrite(lease_of(task), 0.5, "ours", "ours"), HeartbeatWrite(lease_of(task, **wrong), 0.9, "theirs", "theirs")]
+    beats = [
+        HeartbeatWrite(lease_of(task), 0.5, "ours", "ours"),
+        HeartbeatWrite(lease_of(task, **wrong), 0.9, "theirs", "theirs"),
+    ]
     beaten = await store.task_heartbeat(beats[:: 1 if is_first else -1], now=NOW)
     assert beaten == [RenewedLease(task.id, 1, NOW + seconds(30), False)]
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])

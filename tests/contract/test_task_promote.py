@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptOutcome, AttemptEnd, NewTask, TaskState
+from everbeat.core.tasks import AttemptEnd, AttemptOutcome, NewTask, TaskState
 from everbeat.store.base import Store
 from everbeat.store.values import PromoteResult, QueueDepth
 from tests.factories import NOW, OTHER_TENANT, claim, complete, execute_raw, make_task, minutes, open_second_store, seconds

@@ -313,7 +313,10 @@ async def test_task_release_held_from_many_sides_at_once_keeps_to_the_room_there
         ids = [one.id for one in schedules]
         asked = [None, ids, ids[::-1], None]
         await asyncio.gather(
-            *(one.task_release_held(wanted, limit=100, now=NOW + minutes(60)) for one, wanted in zip(stores, asked, strict=True))
+            *(
+                one.task_release_held(wanted, limit=100, now=NOW + minutes(60))
+                for one, wanted in zip(stores, asked, strict=True)
+            )
         )
         for schedule in schedules:
             states = await states_of(store, schedule)

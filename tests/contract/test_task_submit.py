@@ -148,7 +148,10 @@ async def test_task_submit_of_a_batch_that_is_one_from_two_sides_writes_it_once(
     twin = open_second_store(store)
     for number in range(10):
         answers = await asyncio.gather(
-            *(one.task_submit([keyed(str(number)), make_task(), make_task()], has_single_key=True, now=NOW) for one in (store, twin))
+            *(
+                one.task_submit([keyed(str(number)), make_task(), make_task()], has_single_key=True, now=NOW)
+                for one in (store, twin)
+            )
         )
         assert sorted(len(response.repeated) for response in answers) == [0, 1]
     await twin.close()

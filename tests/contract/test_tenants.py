@@ -10,7 +10,7 @@ import pytest
 
 from everbeat.core.errors import StoreRefused
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tenants import TenantQuotas, Tenant
+from everbeat.core.tenants import Tenant, TenantQuotas
 from everbeat.store.base import Store
 from everbeat.store.values import AuditLogFilter, IdempotentResponse, TenantWrite
 from tests.factories import NOW, OTHER_TENANT, make_entry, seconds
@@ -92,7 +92,9 @@ async def test_tenant_write_notes_the_trail_in_the_same_transaction(store: Store
 async def test_tenant_write_keeps_one_answer_for_each_key_and_keeper(store: Store) -> None:
     assert await store.tenant_write([TenantWrite(make_tenant("one"))], response=ANSWER, now=NOW)
     assert not await store.tenant_write([TenantWrite(make_tenant("two"))], response=ANSWER, now=NOW)
-    assert await store.tenant_write([TenantWrite(make_tenant("three"))], response_tenant_id=OTHER_TENANT, response=ANSWER, now=NOW)
+    assert await store.tenant_write(
+        [TenantWrite(make_tenant("three"))], response_tenant_id=OTHER_TENANT, response=ANSWER, now=NOW
+    )
     assert [one.name for one in await store.tenant_find(names=["one", "two"])] == ["one"]
 
 

@@ -16,7 +16,6 @@ from everbeat.store.values import Fired, Firing
 from tests.factories import (
     NOW,
     OTHER_TENANT,
-    node_heartbeat,
     claim,
     complete,
     count_rows,
@@ -28,10 +27,11 @@ from tests.factories import (
     ledger_summary,
     make_schedule,
     minutes,
+    node_heartbeat,
     open_second_store,
+    own_all_partitions,
     seconds,
     skip,
-    own_all_partitions,
 )
 
 NODE = UUID(int=1)

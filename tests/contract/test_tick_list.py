@@ -9,7 +9,18 @@ from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.ticks import Outcome, SkipReason
 from everbeat.store.base import Store
 from everbeat.store.values import TickTotal
-from tests.factories import NOW, claim, complete, execute_raw, firing_of, insert, make_schedule, minutes, skip, own_all_partitions
+from tests.factories import (
+    NOW,
+    claim,
+    complete,
+    execute_raw,
+    firing_of,
+    insert,
+    make_schedule,
+    minutes,
+    own_all_partitions,
+    skip,
+)
 
 NODE = UUID(int=1)
 FROM, TO = NOW - minutes(10), NOW

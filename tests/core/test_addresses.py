@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everbeat.core.addresses import client_address, rate_limit_key, parse_networks
+from everbeat.core.addresses import client_address, parse_networks, rate_limit_key
 from everbeat.core.errors import InvalidInput
 
 PROXIES = parse_networks(["10.0.0.0/8", "fd00::/8"])

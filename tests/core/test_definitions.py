@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from everbeat.core.definitions import (
     MAX_DEPTH,
     MAX_ROW_PAYLOAD_BYTES,
+    apply_patch,
     convert,
     definition_from_spec,
     number,
     parse_definition,
-    apply_patch,
     rfc3339,
     schedule_response,
 )
 from everbeat.core.errors import InvalidInput, TooLarge
+from everbeat.core.protocol import LeaseReleaseRequest
 from everbeat.core.rules import DstFold, DstGap, TriggerKind
 from everbeat.core.schedules import Overlap, Spec, same_spec
-from everbeat.core.protocol import LeaseReleaseRequest
 from tests.factories import definition, make_schedule
 
 
@@ -235,4 +235,6 @@ def test_a_whole_number_may_have_a_fraction_of_zero() -> None:
 @pytest.mark.parametrize("fence", [1.5, "1", True, 1e300])
 def test_other_numbers_are_refused_as_before(fence: Any) -> None:
     with pytest.raises(InvalidInput):
-        convert({"worker": "w", "leases": [{"id": "01a1e231-932d-71cb-8dab-e37075a3e37c", "fence": fence}]}, LeaseReleaseRequest)
+        convert(
+            {"worker": "w", "leases": [{"id": "01a1e231-932d-71cb-8dab-e37075a3e37c", "fence": fence}]}, LeaseReleaseRequest
+        )

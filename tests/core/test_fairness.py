@@ -8,7 +8,7 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everbeat.core.fairness import Flow, ClaimPlanner, ClaimStep, StrideScheduler, pick_size
+from everbeat.core.fairness import ClaimPlanner, ClaimStep, Flow, StrideScheduler, pick_size
 
 A, B, C = (UUID(int=number) for number in (1, 2, 3))
 

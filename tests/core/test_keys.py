@@ -12,10 +12,10 @@ from everbeat.core.access import INCLUDED_SCOPES, Scope
 from everbeat.core.errors import InvalidInput
 from everbeat.core.keys import (
     checked_name,
+    contains_key,
     granted_by,
     hash_of,
     hint_of,
-    contains_key,
     is_well_formed,
     make_key,
     parse_scopes,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everbeat.core import timeline as timeline_module
-from everbeat.core.misfire import DEFAULT_LATENESS, FiringInput, Lateness, FiringPlan, plan_firing, skip_past_ticks
+from everbeat.core.misfire import DEFAULT_LATENESS, FiringInput, FiringPlan, Lateness, plan_firing, skip_past_ticks
 from everbeat.core.rules import DstFold, DstGap, Rule
 from everbeat.core.schedules import CatchUp
 from everbeat.core.ticks import Skip, SkipReason

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everbeat.core.partitioning import PARTITIONS, partitions_of_node, partition_of
+from everbeat.core.partitioning import PARTITIONS, partition_of, partitions_of_node
 
 NODES = st.sets(st.uuids(), min_size=1, max_size=8)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from everbeat.core.definitions import MAX_DEPTH
 from everbeat.core.errors import InvalidInput, TooLarge
 from everbeat.core.partitioning import partition_of
+from everbeat.core.protocol import MAX_DELAY_SECONDS, TaskInput
 from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
 from everbeat.core.submissions import (
     MAX_ERROR_CHARACTERS,
@@ -23,19 +24,18 @@ from everbeat.core.submissions import (
     cut_result,
     dead_letter_response,
     error_text,
-    task_as_submitted,
     log_response,
     new_task,
     result_text,
     target_of,
+    task_as_submitted,
     task_for_replay,
-    task_response,
     task_from_schedule,
+    task_response,
 )
 from everbeat.core.targets import HttpTarget, KafkaTarget, WorkerTarget
-from everbeat.core.tasks import Attempt, AttemptOutcome, DeadLetter, LogLine, NewTask, Origin, TaskRecord, TaskKey, TaskState
+from everbeat.core.tasks import Attempt, AttemptOutcome, DeadLetter, LogLine, NewTask, Origin, TaskKey, TaskRecord, TaskState
 from everbeat.core.tenants import MAX_PAYLOAD_BYTES
-from everbeat.core.protocol import MAX_DELAY_SECONDS, TaskInput
 from tests.factories import NOW, make_schedule, seconds
 
 ID = UUID(int=77)

@@ -10,9 +10,9 @@ from uuid import UUID
 
 import pytest
 
-from everbeat.core.errors import StoreUnusable, StoreError
+from everbeat.core.errors import StoreError, StoreUnusable
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptOutcome, AttemptEnd, TaskState
+from everbeat.core.tasks import AttemptEnd, AttemptOutcome, TaskState
 from everbeat.store.base import Store
 from everbeat.store.migrate import Migration, load_migrations, missing_migrations
 from everbeat.store.postgres.store import PostgresStore

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from everbeat.core.fairness import Flow, ClaimStep
+from everbeat.core.fairness import ClaimStep, Flow
+from everbeat.core.protocol import LeaseClaimRequest, TaskInput
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask, NewTask
-from everbeat.core.protocol import LeaseClaimRequest, TaskInput
 from everbeat.store.base import Store
 from everbeat.store.values import ClaimRequest, ClaimResult, SubmitResult
-from tests.factories import StoreOverride, SteppedNode
+from tests.factories import SteppedNode, StoreOverride
 
 Poll = asyncio.Task[list[ClaimedTask]]
 

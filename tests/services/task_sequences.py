@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from everbeat.core.errors import Conflict
+from everbeat.core.protocol import Lease, LeaseClaimRequest
 from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
 from everbeat.core.tasks import LIVE_STATES, TRANSITIONS, ClaimedTask, TaskRecord, TaskState
-from everbeat.core.protocol import LeaseClaimRequest, Lease
 from everbeat.store.base import Store
 from everbeat.store.values import DeadFilter, TaskFilter
 from tests.factories import NOW, SteppedNode, open_second_store, seconds
@@ -46,7 +46,10 @@ class World:
         self.store = store
         self.twin = open_second_store(store)
         random_fraction = self.random.random
-        self.nodes = [SteppedNode(store, random_fraction=random_fraction), SteppedNode(self.twin, random_fraction=random_fraction)]
+        self.nodes = [
+            SteppedNode(store, random_fraction=random_fraction),
+            SteppedNode(self.twin, random_fraction=random_fraction),
+        ]
         self.now = NOW
         self.leases: list[ClaimedTask] = []
         self.said: list[tuple[Message, tuple[str, str | None]]] = []

@@ -10,7 +10,7 @@ import pytest
 
 from everbeat.core.errors import InvalidInput
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.services.audit import AuditReport, AuditCount
+from everbeat.services.audit import AuditCount, AuditReport
 from everbeat.store.base import Store
 from tests.factories import NOW, OTHER_TENANT, SteppedNode, definition, execute_raw, minutes, seconds
 

@@ -20,7 +20,17 @@ from everbeat.services.events import TasksSubmitted
 from everbeat.services.ticker import TickerSettings
 from everbeat.store.base import Store
 from everbeat.store.values import QueueDepth
-from tests.factories import NOW, OTHER_TENANT, SteppedNode, count_rows, ledger, ledger_summary, minutes, open_second_store, seconds
+from tests.factories import (
+    NOW,
+    OTHER_TENANT,
+    SteppedNode,
+    count_rows,
+    ledger,
+    ledger_summary,
+    minutes,
+    open_second_store,
+    seconds,
+)
 from tests.services.workers import Worker, get, work_off
 
 LATE = TickerSettings(lateness=Lateness(catch_up_rate=0))

@@ -12,12 +12,12 @@ import pytest
 from everbeat.core.errors import BlobsUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.services.blobs import BlobStore
-from everbeat.services.maintenance import Pruner
 from everbeat.services.collector import Collector
 from everbeat.services.events import Pruned
+from everbeat.services.maintenance import Pruner
 from everbeat.store.base import Store
 from everbeat.store.values import LeaseRef
-from tests.factories import StoreOverride, SteppedNode, claim, make_task
+from tests.factories import SteppedNode, StoreOverride, claim, make_task
 
 # Files are as old as the machine's clock says; the database's is moved on from there.
 START = datetime.now(UTC)

@@ -10,9 +10,9 @@ from uuid import UUID, uuid4
 import pytest
 
 from everbeat.core.errors import NotFound
+from everbeat.core.protocol import TaskInput
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import DeadLetter, Origin, TaskState
-from everbeat.core.protocol import TaskInput
 from everbeat.services import dead_letters as module
 from everbeat.services.events import TasksSubmitted
 from everbeat.store.base import Store

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from everbeat.core.errors import InvalidInput, StoreRefused, StoreUnavailable
+from everbeat.core.protocol import LeaseCompleteRequest, LeaseCompletion, TaskInput
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import TaskState
-from everbeat.core.protocol import LeaseCompleteRequest, LeaseCompletion, TaskInput
 from everbeat.store.base import Store
 from tests.factories import OTHER_TENANT
-from tests.services.polling import Room, response, ids_of
+from tests.services.polling import Room, ids_of, response
 
 
 @pytest.fixture

@@ -8,17 +8,27 @@ from uuid import UUID, uuid4
 import pytest
 
 from everbeat.core.errors import TooManyRequests
+from everbeat.core.protocol import (
+    ErrorInput,
+    Lease,
+    LeaseClaimRequest,
+    LeaseCompleteRequest,
+    LeaseCompletion,
+    LeaseFailRequest,
+    LeaseFailure,
+    LeaseReleaseRequest,
+    TaskInput,
+)
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.protocol import LeaseClaimRequest, LeaseCompleteRequest, ErrorInput, LeaseFailure, LeaseFailRequest, Lease, LeaseReleaseRequest, LeaseCompletion, TaskInput
 from everbeat.services import event_stream as event_streams
-from everbeat.services.event_stream import MAX_MESSAGE_BYTES, EventKind, EventStream, EventSubscription, EventRelay
+from everbeat.services.event_stream import MAX_MESSAGE_BYTES, EventKind, EventRelay, EventStream, EventSubscription
+from everbeat.services.leases import LeaseService
+from everbeat.services.overlap import OverlapReleaser
 from everbeat.services.ownership import Ownership
 from everbeat.services.tasks import TaskService
 from everbeat.services.ticker import Ticker
-from everbeat.services.overlap import OverlapReleaser
-from everbeat.services.leases import LeaseService
 from everbeat.store.base import Store
-from tests.factories import NOW, OTHER_TENANT, SteppedNode, node_heartbeat, minutes, seconds
+from tests.factories import NOW, OTHER_TENANT, SteppedNode, minutes, node_heartbeat, seconds
 
 
 class Air:
@@ -180,7 +190,9 @@ class ToldNode(SteppedNode):
         self.tasks = TaskService(store, self.long_polls, self.overlap, event_stream=event_stream)
         self.leases = LeaseService(store, self.long_polls, self.overlap, event_stream=event_stream)
         clock = self.ticker._clock
-        self.ownership = Ownership(store, node_heartbeat(self.id), clock, event_stream=event_stream, monotonic=lambda: self.monotonic)
+        self.ownership = Ownership(
+            store, node_heartbeat(self.id), clock, event_stream=event_stream, monotonic=lambda: self.monotonic
+        )
         self.ticker = Ticker(store, self.ownership, clock, self.timelines, event_stream=event_stream, on_tasks=self._on_tasks)
 
     async def claim(self) -> Any:

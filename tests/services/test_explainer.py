@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 
 from everbeat.core.calendars import parse_calendar
+from everbeat.core.explain import Explanation, Value, Verdict
+from everbeat.core.protocol import (
+    ErrorInput,
+    LeaseClaimRequest,
+    LeaseCompleteRequest,
+    LeaseCompletion,
+    LeaseFailRequest,
+    LeaseFailure,
+)
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.explain import Value, Verdict, Explanation
-from everbeat.core.protocol import LeaseClaimRequest, LeaseCompleteRequest, ErrorInput, LeaseFailure, LeaseFailRequest, LeaseCompletion
 from everbeat.services.explainer import Explainer
 from everbeat.store.base import Store
 from tests.factories import NOW, SteppedNode, execute_raw, minutes, seconds

@@ -13,27 +13,27 @@ import pytest
 
 from everbeat.core.errors import Forbidden, StoreUnavailable
 from everbeat.core.fairness import Flow
-from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import ClaimedTask
 from everbeat.core.protocol import (
-    LeaseHeartbeat,
+    ErrorInput,
+    Lease,
     LeaseClaimRequest,
     LeaseCompleteRequest,
-    ErrorInput,
-    LeaseFailure,
-    LeaseFailRequest,
-    LeaseHeartbeatRequest,
-    Lease,
-    LeaseReleaseRequest,
     LeaseCompletion,
+    LeaseFailRequest,
+    LeaseFailure,
+    LeaseHeartbeat,
+    LeaseHeartbeatRequest,
+    LeaseReleaseRequest,
     TaskInput,
 )
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.tasks import ClaimedTask
 from everbeat.services import fair_dispatch
-from everbeat.services.fair_dispatch import FairDispatcher, EqualShares, ClaimScope
+from everbeat.services.fair_dispatch import ClaimScope, EqualShares, FairDispatcher
 from everbeat.store.base import Store
 from everbeat.store.values import ClaimRequest, ClaimResult
 from tests.factories import NOW, OTHER_TENANT, execute_raw, make_task, open_second_store
-from tests.services.polling import Room, response, ids_of
+from tests.services.polling import Room, ids_of, response
 
 A, B = UUID(int=10), UUID(int=11)
 
@@ -136,7 +136,9 @@ async def test_what_a_fleet_holds_it_settles_whosever_it_is(room: Fleet) -> None
     assert beat.status == "ok"
     assert await room.complete(one, two) == ["ok", "ok"]
     assert await room.complete(one) == ["ok"], "and again"
-    failures = LeaseFailRequest(worker="w", failures=[LeaseFailure(id=three.id, fence=1, error=ErrorInput(message="x"), retryable=False)])
+    failures = LeaseFailRequest(
+        worker="w", failures=[LeaseFailure(id=three.id, fence=1, error=ErrorInput(message="x"), retryable=False)]
+    )
     assert [(done.status, done.next) for done in await work.fail(None, failures)] == [("ok", "dead")]
     (released,) = await work.release(None, LeaseReleaseRequest(worker="w", leases=[Lease(id=four.id, fence=1)]))
     assert released.status == "ok"

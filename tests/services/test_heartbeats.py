@@ -9,12 +9,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from everbeat.core.protocol import Lease, LeaseHeartbeat, LeaseHeartbeatRequest, Progress
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import TaskState
-from everbeat.core.protocol import LeaseHeartbeat, LeaseHeartbeatRequest, Lease, Progress
 from everbeat.store.base import Store
-from everbeat.store.values import RenewedLease, HeartbeatWrite
-from tests.factories import NOW, OTHER_TENANT, StoreOverride, SteppedNode, minutes, seconds
+from everbeat.store.values import HeartbeatWrite, RenewedLease
+from tests.factories import NOW, OTHER_TENANT, SteppedNode, StoreOverride, minutes, seconds
 from tests.services.workers import Worker, get, submit
 
 

@@ -11,14 +11,22 @@ import msgspec
 import pytest
 
 from everbeat.core.errors import NotFound
+from everbeat.core.protocol import (
+    ErrorInput,
+    Lease,
+    LeaseCompleteRequest,
+    LeaseCompletion,
+    LeaseFailRequest,
+    LeaseFailure,
+    LeaseResult,
+)
 from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
 from everbeat.core.submissions import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES, MAX_TRACE_CHARACTERS
 from everbeat.core.tasks import LeasedTask, TaskState
-from everbeat.core.protocol import LeaseCompleteRequest, ErrorInput, LeaseFailure, LeaseFailRequest, Lease, LeaseCompletion, LeaseResult
 from everbeat.services.events import AttemptEnded, TasksFinished
 from everbeat.store.base import Store
 from everbeat.store.values import DeadFilter, QueueDepth
-from tests.factories import NOW, OTHER_TENANT, StoreOverride, SteppedNode, count_rows, seconds
+from tests.factories import NOW, OTHER_TENANT, SteppedNode, StoreOverride, count_rows, seconds
 from tests.services.workers import Worker, attempts, error_of, get, submit, submit_many, told
 
 FIXED = Retry(kind=RetryKind.FIXED, base_seconds=10, jitter=False)

@@ -10,7 +10,7 @@ import pytest
 from everbeat.core.calendars import Calendar, parse_calendar
 from everbeat.core.errors import InvalidInput
 from everbeat.core.schedules import DEFAULT_TENANT, Schedule
-from everbeat.services.ledger import LedgerService, LedgerEntry
+from everbeat.services.ledger import LedgerEntry, LedgerService
 from everbeat.store.base import Store
 from tests.factories import NOW, SteppedNode, execute_raw, minutes, seconds
 

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everbeat.core.errors import StoreUnavailable
-from everbeat.core.fairness import Flow, ClaimStep
+from everbeat.core.fairness import ClaimStep, Flow
+from everbeat.core.protocol import LeaseClaimRequest, TaskInput
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask, NewTask, Origin
-from everbeat.core.protocol import LeaseClaimRequest, TaskInput
 from everbeat.services.long_polls import LongPolls
-from everbeat.services.tasks import TaskService
 from everbeat.services.overlap import OverlapReleaser
+from everbeat.services.tasks import TaskService
 from everbeat.store.base import Store
 from everbeat.store.values import ClaimRequest, ClaimResult, Listener, Notice, SubmitResult
 from tests.factories import NOW, seconds
@@ -54,14 +54,18 @@ class Shelf:
             await asyncio.sleep(0)
         return sorted(flows)
 
-    async def task_claim(self, shares: Sequence[ClaimStep], claim_requests: Sequence[ClaimRequest], **_more: Any) -> ClaimResult:
+    async def task_claim(
+        self, shares: Sequence[ClaimStep], claim_requests: Sequence[ClaimRequest], **_more: Any
+    ) -> ClaimResult:
         self.claims += 1
         await self._linger()
         free = [claimer.worker for claimer in claim_requests for _ in range(claimer.limit)]
         taken: dict[str, list[ClaimedTask]] = {claimer.worker: [] for claimer in claim_requests}
         claimed_counts: list[int] = []
         for share in shares:
-            fitting = [task for task in self.ready if (task.queue, task.type) in share.queue_types][: min(share.limit, len(free))]
+            fitting = [task for task in self.ready if (task.queue, task.type) in share.queue_types][
+                : min(share.limit, len(free))
+            ]
             for task in fitting:
                 self.ready.remove(task)
                 worker = self.held_by[task.id] = free.pop(0)
@@ -132,7 +136,9 @@ class Walk:
 
     async def ask(self, name: str, most: int, wait: float) -> list[ClaimedTask]:
         queues = self.random.sample(QUEUES, self.random.randint(1, 2))
-        tasks = await self.long_polls.ask(DEFAULT_TENANT, LeaseClaimRequest(worker=name, queues=queues, max=most, wait_seconds=wait))
+        tasks = await self.long_polls.ask(
+            DEFAULT_TENANT, LeaseClaimRequest(worker=name, queues=queues, max=most, wait_seconds=wait)
+        )
         assert len(tasks) <= most
         for task in tasks:
             assert task.queue in queues

@@ -15,7 +15,7 @@ from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.values import ClaimResult, Notice
 from tests.factories import OTHER_TENANT, open_second_store
-from tests.services.polling import Room, response, ids_of, turn_over, until
+from tests.services.polling import Room, ids_of, response, turn_over, until
 
 
 @pytest.fixture
@@ -386,7 +386,9 @@ async def test_polls_that_are_gone_are_not_kept(room: Room) -> None:
 
 async def test_a_claim_for_a_crowd_asks_for_few_at_first_and_for_more_while_there_is_more(room: Room) -> None:
     """One task that another node made ready must not cost a look at everybody who waits."""
-    long_polls = [await room.idle(f"worker-{number}") if number == 0 else room.poll(f"worker-{number}") for number in range(300)]
+    long_polls = [
+        await room.idle(f"worker-{number}") if number == 0 else room.poll(f"worker-{number}") for number in range(300)
+    ]
     await room.settle()
     asked = len(room.store.asked)
     (first,) = await room.submit()

@@ -10,13 +10,25 @@ import pytest
 
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.schedules import DEFAULT_TENANT, Schedule
-from everbeat.services.maintenance import Auditor, Pruner
 from everbeat.services.cluster import ClusterService
 from everbeat.services.events import Pruned, TicksOverdue
-from everbeat.services.overlap import Reaper, OverlapReleaser
+from everbeat.services.maintenance import Auditor, Pruner
+from everbeat.services.overlap import OverlapReleaser, Reaper
 from everbeat.store.base import Store
 from everbeat.store.values import IdempotentResponse, QueueDepth
-from tests.factories import NOW, SteppedNode, node_heartbeat, claim, count_rows, insert, ledger, make_schedule, minutes, seconds, skip
+from tests.factories import (
+    NOW,
+    SteppedNode,
+    claim,
+    count_rows,
+    insert,
+    ledger,
+    make_schedule,
+    minutes,
+    node_heartbeat,
+    seconds,
+    skip,
+)
 
 DAY = timedelta(days=1)
 

@@ -15,7 +15,7 @@ from everbeat.core.tasks import ClaimedTask, TaskRecord, TaskState
 from everbeat.services.overlap import OverlapReleaser
 from everbeat.store.base import Store
 from everbeat.store.values import TaskFilter
-from tests.factories import NOW, StoreOverride, SteppedNode, count_rows, execute_raw, minutes, open_second_store, seconds
+from tests.factories import NOW, SteppedNode, StoreOverride, count_rows, execute_raw, minutes, open_second_store, seconds
 from tests.services.workers import Worker, get, submit, told
 
 
@@ -275,7 +275,9 @@ async def held_jobs(node: SteppedNode, count: int) -> list[Schedule]:
 
 
 async def test_more_schedules_than_one_piece_all_get_their_turn(node: SteppedNode) -> None:
-    overlap = OverlapReleaser(node.store, node.long_polls, batch_size=2, poll_interval_seconds=1e9, monotonic=lambda: node.monotonic)
+    overlap = OverlapReleaser(
+        node.store, node.long_polls, batch_size=2, poll_interval_seconds=1e9, monotonic=lambda: node.monotonic
+    )
     await overlap.run_once(node.now)  # the look at all of them is done, for a long time
     jobs = await held_jobs(node, 7)
     overlap.note_schedules(job.id for job in jobs)

@@ -13,7 +13,7 @@ from everbeat.services.events import ClockSetBack, OwnershipChanged, OwnershipLo
 from everbeat.services.ownership import Ownership
 from everbeat.store.base import Store
 from everbeat.store.values import Notice, PartitionRenewal
-from tests.factories import EVERYTHING, NOW, StoreOverride, SteppedNode, node_heartbeat, seconds
+from tests.factories import EVERYTHING, NOW, SteppedNode, StoreOverride, node_heartbeat, seconds
 
 
 async def settle(*nodes: SteppedNode) -> None:

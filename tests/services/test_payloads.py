@@ -8,14 +8,14 @@ from uuid import UUID
 import pytest
 
 from everbeat.core.errors import BlobsUnavailable
-from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import ClaimedTask, TaskState, ClaimedTaskWithoutPayload
 from everbeat.core.protocol import LeaseClaimRequest
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.tasks import ClaimedTask, ClaimedTaskWithoutPayload, TaskState
 from everbeat.services.blobs import BlobStore
-from everbeat.services.payloads import LargePayloads
+from everbeat.services.leases import LeaseService
 from everbeat.services.long_polls import LongPolls
 from everbeat.services.overlap import OverlapReleaser
-from everbeat.services.leases import LeaseService
+from everbeat.services.payloads import LargePayloads
 from everbeat.store.base import Store
 from tests.factories import claim, make_task
 

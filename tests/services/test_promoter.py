@@ -11,15 +11,15 @@ from uuid import UUID
 import pytest
 
 from everbeat.clock import DatabaseClock
+from everbeat.core.protocol import TaskInput
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import TaskState
-from everbeat.core.protocol import TaskInput
 from everbeat.services import overlap as turns_module
 from everbeat.services.events import TasksPromoted
 from everbeat.services.overlap import Promoter
 from everbeat.store.base import Store
 from everbeat.store.values import Notice, QueueDepth
-from tests.factories import NOW, StoreOverride, SteppedNode, minutes, open_second_store, seconds
+from tests.factories import NOW, SteppedNode, StoreOverride, minutes, open_second_store, seconds
 from tests.services.polling import Room, ids_of
 from tests.services.workers import Worker, get, submit, submit_many
 

@@ -10,19 +10,19 @@ import pytest
 
 from everbeat.core.access import LOCAL_CALLER
 from everbeat.core.errors import QuotaExceeded
+from everbeat.core.protocol import TaskInput
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenants import TenantQuotas
 from everbeat.core.ticks import SkipReason
 from everbeat.core.timeline import TimelineCache
-from everbeat.core.protocol import TaskInput
 from everbeat.services.events import TicksSkipped
 from everbeat.services.long_polls import LongPolls
+from everbeat.services.overlap import OverlapReleaser
 from everbeat.services.quotas import QuotaService
 from everbeat.services.schedules import ScheduleService
 from everbeat.services.tasks import TaskService
 from everbeat.services.tenants import TenantDirectory, TenantService
 from everbeat.services.ticker import TickerSettings
-from everbeat.services.overlap import OverlapReleaser
 from everbeat.store.base import Store
 from everbeat.store.values import AuditLogFilter
 from tests.factories import NOW, SteppedNode, claim, complete, definition, ledger, ledger_summary, minutes, seconds

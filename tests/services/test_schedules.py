@@ -22,8 +22,8 @@ from everbeat.store.values import Notice, ScheduleFilter
 from tests.factories import (
     NOW,
     OTHER_TENANT,
-    StoreOverride,
     SteppedNode,
+    StoreOverride,
     changed,
     count_rows,
     definition,

@@ -8,12 +8,12 @@ from uuid import UUID
 
 import pytest
 
+from everbeat.core.protocol import TaskInput
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import TaskRecord, TaskState
-from everbeat.core.protocol import TaskInput
 from everbeat.store.base import Store
 from everbeat.store.values import TaskFilter, TaskScan
-from tests.factories import NOW, OTHER_TENANT, StoreOverride, SteppedNode, minutes
+from tests.factories import NOW, OTHER_TENANT, SteppedNode, StoreOverride, minutes
 from tests.services.workers import Worker, submit, submit_many
 
 ANY = TaskFilter()

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 
 from everbeat.core.errors import Conflict, InvalidInput, NotFound, StoreRefused, StoreUnavailable, TooLarge
-from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
-from everbeat.core.tasks import NewTask, Origin, TaskRecord, TaskKey, TaskState
 from everbeat.core.protocol import MAX_SUBMITTED, TaskInput
+from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
+from everbeat.core.tasks import NewTask, Origin, TaskKey, TaskRecord, TaskState
 from everbeat.services.events import TasksFinished, TasksSubmitted
 from everbeat.store.base import Store
 from everbeat.store.values import QueueDepth, SubmitResult, TaskFilter
-from tests.factories import NOW, OTHER_TENANT, StoreOverride, SteppedNode, count_rows, minutes, open_second_store, seconds
+from tests.factories import NOW, OTHER_TENANT, SteppedNode, StoreOverride, count_rows, minutes, open_second_store, seconds
 from tests.services.workers import Worker, get, submit, submit_many, told
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -8,7 +8,7 @@ import pytest
 
 from everbeat.core.errors import StoreUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tenants import TenantQuotas, Tenant
+from everbeat.core.tenants import Tenant, TenantQuotas
 from everbeat.services.tenants import TenantDirectory
 from everbeat.store.base import Store
 from everbeat.store.values import Notice, TenantWrite

@@ -19,8 +19,8 @@ from everbeat.store.base import Store
 from everbeat.store.values import FireResult, Firing
 from tests.factories import (
     NOW,
-    StoreOverride,
     SteppedNode,
+    StoreOverride,
     claim,
     complete,
     count_rows,

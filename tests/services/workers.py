@@ -8,24 +8,24 @@ from uuid import UUID
 
 import msgspec
 
-from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import Attempt, ClaimedTask, TaskRecord
 from everbeat.core.protocol import (
-    LeaseHeartbeat,
-    LeaseHeartbeatResult,
+    ErrorInput,
+    Lease,
     LeaseClaimRequest,
     LeaseCompleteRequest,
-    ErrorInput,
-    LeaseFailure,
-    LeaseFailRequest,
-    LeaseHeartbeatRequest,
-    Lease,
-    Progress,
-    LeaseReleaseRequest,
     LeaseCompletion,
+    LeaseFailRequest,
+    LeaseFailure,
+    LeaseHeartbeat,
+    LeaseHeartbeatRequest,
+    LeaseHeartbeatResult,
+    LeaseReleaseRequest,
     LeaseResult,
+    Progress,
     TaskInput,
 )
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.tasks import Attempt, ClaimedTask, TaskRecord
 from tests.factories import SteppedNode
 
 Held = ClaimedTask | Lease
@@ -53,7 +53,9 @@ class Worker:
         self, task: Held, *, fraction: float | None = None, message: str | None = None, log: str | None = None
     ) -> LeaseHeartbeatResult:
         progress = None if fraction is None and message is None else Progress(fraction=fraction, message=message)
-        heartbeat = LeaseHeartbeatRequest(worker=self.name, leases=[LeaseHeartbeat(id=task.id, fence=task.fence, progress=progress, log=log)])
+        heartbeat = LeaseHeartbeatRequest(
+            worker=self.name, leases=[LeaseHeartbeat(id=task.id, fence=task.fence, progress=progress, log=log)]
+        )
         (response,) = await self.node.leases.heartbeat(self.tenant_id, heartbeat, now=self.node.now)
         return response
 
@@ -68,13 +70,17 @@ class Worker:
         self, task: Held, message: str = "it broke", *, kind: str | None = None, trace: str | None = None, **more: Any
     ) -> LeaseResult:
         error = ErrorInput(message=message, kind=kind, trace=trace)
-        failures = LeaseFailRequest(worker=self.name, failures=[LeaseFailure(id=task.id, fence=task.fence, error=error, **more)])
+        failures = LeaseFailRequest(
+            worker=self.name, failures=[LeaseFailure(id=task.id, fence=task.fence, error=error, **more)]
+        )
         (response,) = await self.node.leases.fail(self.tenant_id, failures, now=self.node.now)
         return response
 
     async def release(self, *tasks: Held) -> list[str]:
         leases = [Lease(id=task.id, fence=task.fence) for task in tasks]
-        answers = await self.node.leases.release(self.tenant_id, LeaseReleaseRequest(worker=self.name, leases=leases), now=self.node.now)
+        answers = await self.node.leases.release(
+            self.tenant_id, LeaseReleaseRequest(worker=self.name, leases=leases), now=self.node.now
+        )
         return [response.status for response in answers]
 
 

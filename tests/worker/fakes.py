@@ -18,20 +18,20 @@ import msgspec
 from everbeat.client.base import ApiResponse
 from everbeat.client.errors import NotReachable, ServerProblem
 from everbeat.client.registry import Registry, TaskDefinition
-from everbeat.core.tasks import ClaimedTask, Origin
 from everbeat.core.protocol import (
-    LeaseHeartbeatResult,
+    ErrorInput,
     LeaseClaimRequest,
     LeaseCompleteRequest,
-    ErrorInput,
-    LeaseFailure,
     LeaseFailRequest,
+    LeaseFailure,
     LeaseHeartbeatRequest,
-    Progress,
+    LeaseHeartbeatResult,
     LeaseReleaseRequest,
     LeaseResult,
+    Progress,
     TaskInput,
 )
+from everbeat.core.tasks import ClaimedTask, Origin
 
 
 def definition(function: Callable[..., Any], type: str = "job", **options: Any) -> TaskDefinition:

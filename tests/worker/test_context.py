@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from everbeat.core.tasks import ClaimedTask, Origin
-from everbeat.worker.context import MAX_LINE_LENGTH, MAX_BUFFERED, Cancelled, Context
+from everbeat.worker.context import MAX_BUFFERED, MAX_LINE_LENGTH, Cancelled, Context
 
 
 def make_context(**fields: object) -> Context:

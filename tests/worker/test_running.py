@@ -15,8 +15,8 @@ import pytest
 
 from everbeat.client.errors import NotAllowed, ServerProblem, problem_of
 from everbeat.worker.context import Context
-from everbeat.worker.running_task import RunningTask
 from everbeat.worker.runners import interleave_tenants
+from everbeat.worker.running_task import RunningTask
 from everbeat.worker.runtime import Worker, new_worker_name
 from tests.support.processes import wait_until_async
 from tests.worker.conftest import Workers

@@ -6,8 +6,8 @@ import asyncio
 import threading
 import time
 
-from everbeat.core.tasks import ClaimedTask
 from everbeat.core.protocol import LeaseClaimRequest
+from everbeat.core.tasks import ClaimedTask
 from everbeat.worker.context import Context
 from everbeat.worker.runtime import Worker
 from tests.support.processes import wait_until_async

@@ -27,11 +27,11 @@ from everbeat.api import (
     workers,
 )
 from everbeat.api.authorization import FOR_ANY_KEY, guard
-from everbeat.api.middleware import RequestMiddleware
+from everbeat.api.context import ApiContext, ApiRequest, Health
 from everbeat.api.hot import Hot
+from everbeat.api.middleware import RequestMiddleware
 from everbeat.api.openapi import build_document, operations_of, with_optional_security
 from everbeat.api.problems import problem_response
-from everbeat.api.context import ApiRequest, Health, ApiContext
 
 __all__ = ["Health", "ApiContext", "build_app"]
 

@@ -9,11 +9,11 @@ import msgspec
 from litestar import Response, get
 
 from everbeat.api import paging
-from everbeat.api.responses import AuditResponse, json_response
+from everbeat.api.context import ApiRequest, context_of, tenant_of
 from everbeat.api.filters import TenantRef, requested_tenant
 from everbeat.api.openapi import Operation, Success, documented
 from everbeat.api.paging import Absent, WindowQuery
-from everbeat.api.context import ApiRequest, context_of, tenant_of
+from everbeat.api.responses import AuditResponse, json_response
 from everbeat.core.definitions import rfc3339
 from everbeat.core.schedules import Schedule
 from everbeat.services.audit import AuditCount, ScheduleAuditCount

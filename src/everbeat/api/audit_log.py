@@ -9,14 +9,14 @@ import msgspec
 from litestar import Response, get
 
 from everbeat.api import paging
-from everbeat.api.responses import AuditLogList, json_response
+from everbeat.api.context import ApiRequest, caller_of, context_of
 from everbeat.api.filters import TenantRef, requested_tenant
 from everbeat.api.openapi import Operation, Success, documented
 from everbeat.api.paging import Absent, WindowQuery
-from everbeat.api.context import ApiRequest, caller_of, context_of
+from everbeat.api.responses import AuditLogList, json_response
 from everbeat.core.access import AuditLogEntry, Scope
-from everbeat.core.definitions import rfc3339
 from everbeat.core.audit_log import AuditLogAction
+from everbeat.core.definitions import rfc3339
 from everbeat.store.values import AuditLogFilter
 
 

@@ -13,8 +13,8 @@ import msgspec
 from litestar.types import Receive
 
 from everbeat.api.body_limits import BodyLimits
-from everbeat.api.problems import MALFORMED, MEDIA_TYPE_REFUSED, OVERLOADED, TOO_LARGE, TOO_SLOW, HttpProblem
 from everbeat.api.context import RequestView, context_of
+from everbeat.api.problems import MALFORMED, MEDIA_TYPE_REFUSED, OVERLOADED, TOO_LARGE, TOO_SLOW, HttpProblem
 from everbeat.core.definitions import as_invalid_input
 from everbeat.core.definitions import as_struct as convert_struct
 from everbeat.core.errors import FieldError, InvalidInput

@@ -8,11 +8,11 @@ import msgspec
 from litestar import Response, delete, get, put
 
 from everbeat.api import paging
-from everbeat.api.responses import CalendarResponse, CalendarList, Span, json_response
 from everbeat.api.bodies import read_json
+from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
 from everbeat.api.openapi import Body, Operation, Success, documented
 from everbeat.api.paging import NoQuery, PageQuery
-from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
+from everbeat.api.responses import CalendarList, CalendarResponse, Span, json_response
 from everbeat.core.access import Scope
 from everbeat.core.calendars import Calendar
 

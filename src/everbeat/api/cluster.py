@@ -8,10 +8,10 @@ from typing import Any
 from litestar import Response, get
 
 from everbeat.api import paging
-from everbeat.api.responses import ClusterResponse, json_response
+from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
 from everbeat.api.openapi import Operation, Success, documented
 from everbeat.api.paging import NoQuery
-from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
+from everbeat.api.responses import ClusterResponse, json_response
 from everbeat.core.access import Scope
 from everbeat.core.definitions import optional_rfc3339, rfc3339
 from everbeat.services.cluster import ClusterView

@@ -14,21 +14,21 @@ from everbeat.api.body_limits import BodyLimits
 from everbeat.core.access import LOCAL_CALLER, Caller
 from everbeat.core.timeline import TimelineCache
 from everbeat.services.access import Authenticator
-from everbeat.services.idempotent_responses import IdempotentResponses
 from everbeat.services.audit import AuditService
 from everbeat.services.backfill import BackfillService
 from everbeat.services.calendars import CalendarService
 from everbeat.services.cluster import ClusterService
 from everbeat.services.dead_letters import DeadLetterService
 from everbeat.services.event_stream import EventStream
+from everbeat.services.explainer import Explainer
+from everbeat.services.idempotent_responses import IdempotentResponses
 from everbeat.services.keys import KeyService
+from everbeat.services.leases import LeaseService
 from everbeat.services.ledger import LedgerService
 from everbeat.services.schedules import ScheduleService
 from everbeat.services.sessions import KeySession, KeySessions
 from everbeat.services.tasks import TaskService
 from everbeat.services.tenants import TenantService
-from everbeat.services.explainer import Explainer
-from everbeat.services.leases import LeaseService
 from everbeat.store.base import Store
 
 ApiRequest = Request[Any, Any, State]

@@ -9,13 +9,13 @@ import msgspec
 from litestar import Response, get, post
 
 from everbeat.api import paging
-from everbeat.api.responses import DeadLetterResponse, DeadLetterList, PurgeResponse, ReplayResponse, json_response
 from everbeat.api.bodies import as_struct, decode, idempotency_of, read_as, read_body, read_optional_json
+from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
 from everbeat.api.filters import schedule_id_of
 from everbeat.api.hot import response_of
 from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, documented
-from everbeat.api.paging import NameText, NoQuery, Absent, WindowQuery
-from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
+from everbeat.api.paging import Absent, NameText, NoQuery, WindowQuery
+from everbeat.api.responses import DeadLetterList, DeadLetterResponse, PurgeResponse, ReplayResponse, json_response
 from everbeat.api.tasks import CREATED, EmptyInput, created, task_key_of
 from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, convert, utc

@@ -15,11 +15,11 @@ from litestar import get
 from litestar.response import Stream
 
 from everbeat.api import paging
+from everbeat.api.context import ApiRequest, context_of, session_of, tenant_of
 from everbeat.api.openapi import Operation, Success, documented
 from everbeat.api.paging import Absent
-from everbeat.api.context import ApiRequest, context_of, session_of, tenant_of
 from everbeat.core.errors import InvalidInput
-from everbeat.services.event_stream import PUBLISHED_KINDS, EventKind, EventStream, StreamEvent, EventSubscription
+from everbeat.services.event_stream import PUBLISHED_KINDS, EventKind, EventStream, EventSubscription, StreamEvent
 
 MEDIA_TYPE = "text/event-stream"
 KEEP_ALIVE_SECONDS = 15.0

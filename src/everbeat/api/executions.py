@@ -8,13 +8,13 @@ import msgspec
 from litestar import Response, get, post
 
 from everbeat.api import paging
-from everbeat.api.responses import BackfillResponse, TaskList, json_response
 from everbeat.api.bodies import as_struct, decode, idempotency_of, read_body
+from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
 from everbeat.api.dead_letters import Rate
 from everbeat.api.hot import response_of
 from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, documented
 from everbeat.api.paging import NoQuery
-from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
+from everbeat.api.responses import BackfillResponse, TaskList, json_response
 from everbeat.api.tasks import CREATED, StateQuery, created, page_of, task_key_of
 from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, rfc3339, utc

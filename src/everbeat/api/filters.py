@@ -7,8 +7,8 @@ from uuid import UUID
 
 import msgspec
 
-from everbeat.api.paging import uuid_of
 from everbeat.api.context import RequestView, caller_of, context_of, tenant_of
+from everbeat.api.paging import uuid_of
 from everbeat.core.access import Scope
 from everbeat.core.errors import Forbidden, InvalidInput, NotFound
 from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name

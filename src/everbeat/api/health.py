@@ -6,9 +6,9 @@ from typing import Any
 
 from litestar import Response, get
 
-from everbeat.api.responses import HealthResponse, json_response
-from everbeat.api.openapi import JSON, Operation, Success, documented
 from everbeat.api.context import ApiRequest, Health, context_of
+from everbeat.api.openapi import JSON, Operation, Success, documented
+from everbeat.api.responses import HealthResponse, json_response
 from everbeat.version import __version__
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -15,9 +15,9 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from everbeat.api.authorization import check_scope
+from everbeat.api.context import RequestView
 from everbeat.api.openapi import Operation
 from everbeat.api.problems import MEDIA_TYPE, problem_of
-from everbeat.api.context import RequestView
 from everbeat.core.access import LOCAL_CALLER
 
 RawHeaders = tuple[tuple[bytes, bytes], ...]

@@ -9,11 +9,11 @@ import msgspec
 from litestar import Response, delete, get, post
 
 from everbeat.api import paging
-from everbeat.api.responses import KeyList, NewKeyResponse, json_response
 from everbeat.api.bodies import as_struct, decode, idempotency_of, read_body
+from everbeat.api.context import ApiRequest, caller_of, context_of
 from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, documented
 from everbeat.api.paging import NoQuery, PageQuery
-from everbeat.api.context import ApiRequest, caller_of, context_of
+from everbeat.api.responses import KeyList, NewKeyResponse, json_response
 from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, optional_rfc3339, rfc3339, utc
 from everbeat.core.errors import NotFound

@@ -18,8 +18,8 @@ import uuid_utils
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from everbeat.api.problems import FORBIDDEN, MEDIA_TYPE, HttpProblem, log_failure, problem_body, problem_of, unexpected
 from everbeat.api.context import ApiContext
+from everbeat.api.problems import FORBIDDEN, MEDIA_TYPE, HttpProblem, log_failure, problem_body, problem_of, unexpected
 from everbeat.core.access import LOCAL_CALLER, Caller
 from everbeat.core.errors import Unauthenticated
 from everbeat.core.keys import contains_key

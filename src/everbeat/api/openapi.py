@@ -22,9 +22,9 @@ from everbeat.api.problems import (
     UNAUTHENTICATED,
     UNAVAILABLE,
     WRONG_SCOPE,
-    ProblemKind,
-    Problem,
     HttpProblem,
+    Problem,
+    ProblemKind,
     problem_body,
 )
 from everbeat.api.problems import MEDIA_TYPE as PROBLEM_TYPE

@@ -13,8 +13,8 @@ from uuid import UUID
 
 import msgspec
 
-from everbeat.api.problems import MALFORMED, HttpProblem
 from everbeat.api.context import RequestView
+from everbeat.api.problems import MALFORMED, HttpProblem
 from everbeat.core.definitions import convert, rfc3339, utc
 from everbeat.core.errors import InvalidInput
 from everbeat.core.names import is_name

@@ -10,11 +10,11 @@ import msgspec
 from litestar import Response, post
 
 from everbeat.api import paging
-from everbeat.api.responses import PreviewResponse, json_response
 from everbeat.api.bodies import read_json
+from everbeat.api.context import ApiRequest, context_of, tenant_of
 from everbeat.api.openapi import Body, Operation, Success, documented
 from everbeat.api.paging import NoQuery
-from everbeat.api.context import ApiRequest, context_of, tenant_of
+from everbeat.api.responses import PreviewResponse, json_response
 from everbeat.core.calendars import Calendar
 from everbeat.core.definitions import CalendarFilter, Instant, TriggerInput, convert, rfc3339, utc
 from everbeat.core.preview import MAX_COUNT, preview

@@ -24,9 +24,9 @@ from everbeat.core.errors import (
     NotFound,
     QuotaExceeded,
     RevisionMismatch,
-    StoreUnusable,
     StoreRefused,
     StoreUnavailable,
+    StoreUnusable,
     TooLarge,
     TooManyRequests,
     Unauthenticated,
@@ -199,7 +199,9 @@ def _expected(error: EverbeatError) -> HttpProblem:
             return HttpProblem(UNAVAILABLE, "The database did not answer; try again soon.", {"Retry-After": retry})
         case BlobsUnavailable():
             retry = str(random.randint(1, 5))
-            return HttpProblem(BLOBS_AWAY, "The store of large payloads did not answer; try again soon.", {"Retry-After": retry})
+            return HttpProblem(
+                BLOBS_AWAY, "The store of large payloads did not answer; try again soon.", {"Retry-After": retry}
+            )
         case StoreUnusable():
             retry = str(_BROKEN_RETRY_SECONDS)
             return HttpProblem(BROKEN, "The database needs the operator's attention.", {"Retry-After": retry})

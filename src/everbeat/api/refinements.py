@@ -88,7 +88,13 @@ def _refine_tasks(components: dict[str, Schema]) -> None:
 def _refine_workers(components: dict[str, Schema]) -> None:
     for field in ("queues", "types"):
         _items_of(components["LeaseClaimRequest"]["properties"][field]).update(NAME)
-    for component in ("LeaseClaimRequest", "LeaseHeartbeatRequest", "LeaseCompleteRequest", "LeaseFailRequest", "LeaseReleaseRequest"):
+    for component in (
+        "LeaseClaimRequest",
+        "LeaseHeartbeatRequest",
+        "LeaseCompleteRequest",
+        "LeaseFailRequest",
+        "LeaseReleaseRequest",
+    ):
         components[component]["properties"]["worker"].update(_PLAIN_TEXT)
 
 

@@ -8,14 +8,14 @@ from uuid import UUID
 import msgspec
 from litestar import Response
 
+from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.calendars import WEEKDAYS
 from everbeat.core.definitions import CalendarFilter, DstPolicy
+from everbeat.core.explain import Verdict
 from everbeat.core.schedules import CatchUp, Overlap, Retry, Status
 from everbeat.core.targets import Target
 from everbeat.core.tasks import AttemptOutcome, Origin, TaskError, TaskState
 from everbeat.core.ticks import SkipReason
-from everbeat.core.audit_log import AuditLogAction
-from everbeat.core.explain import Verdict
 
 Time = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
 Id = Annotated[str, msgspec.Meta(extra_json_schema={"format": "uuid"})]

@@ -9,15 +9,15 @@ import msgspec
 from litestar import Response, delete, get, patch, post, put
 
 from everbeat.api import paging
-from everbeat.api.responses import ScheduleBatchResponse, ScheduleResponse, ScheduleList, json_response
 from everbeat.api.bodies import (
     decode,
     idempotency_of,
+    if_match_revision,
     read_body,
     read_json,
     read_optional_json,
-    if_match_revision,
 )
+from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
 from everbeat.api.openapi import (
     IDEMPOTENCY,
     SCHEDULE_NAME,
@@ -28,8 +28,8 @@ from everbeat.api.openapi import (
     Success,
     documented,
 )
-from everbeat.api.paging import NameText, NoQuery, Absent, PageQuery
-from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
+from everbeat.api.paging import Absent, NameText, NoQuery, PageQuery
+from everbeat.api.responses import ScheduleBatchResponse, ScheduleList, ScheduleResponse, json_response
 from everbeat.core.access import Scope
 from everbeat.core.definitions import ScheduleDefinition, convert, schedule_response
 from everbeat.core.errors import InvalidInput
@@ -78,7 +78,7 @@ class ScheduleBatchInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         list[Any],
         msgspec.Meta(
             extra_json_schema={
-                "items": {"$ref": "#/components/schemas/Definition"},
+                "items": {"$ref": "#/components/schemas/ScheduleDefinition"},
                 "minItems": 1,
                 "maxItems": MAX_BATCH,
             }
@@ -115,7 +115,9 @@ async def create_schedule(request: ApiRequest) -> Response[bytes]:
     raw = await read_body(request)
     idempotency = idempotency_of(request, raw)
     data = await decode(raw)
-    answer = await context_of(request).schedules.create(tenant_of(request), data, idempotency=idempotency, by=caller_of(request))
+    answer = await context_of(request).schedules.create(
+        tenant_of(request), data, idempotency=idempotency, by=caller_of(request)
+    )
     created = msgspec.json.decode(answer.body)
     headers = {"Location": f"/v1/schedules/{created['id']}", "ETag": f'"{created["revision"]}"'}
     return json_response(answer.body, answer.status, headers)
@@ -316,7 +318,9 @@ async def pause_schedule(request: ApiRequest) -> Response[bytes]:
 async def resume_schedule(request: ApiRequest) -> Response[bytes]:
     paging.parse_query(request, NoQuery)
     convert(await read_optional_json(request), ResumeInput)
-    return _one(await context_of(request).schedules.resume(tenant_of(request), request.path_params["ref"], by=caller_of(request)))
+    return _one(
+        await context_of(request).schedules.resume(tenant_of(request), request.path_params["ref"], by=caller_of(request))
+    )
 
 
 def _one(schedule: Schedule, status: int = 200) -> Response[bytes]:

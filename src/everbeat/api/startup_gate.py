@@ -20,8 +20,8 @@ import uuid_utils
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from everbeat.api.problems import MEDIA_TYPE, UNAVAILABLE, HttpProblem, problem_body
 from everbeat.api.fair_scheduling import FairScheduler
+from everbeat.api.problems import MEDIA_TYPE, UNAVAILABLE, HttpProblem, problem_body
 
 _RETRY = (b"retry-after", b"1")
 _SMALL_BYTES, _SMALL_SECONDS = 1024 * 1024, 1.0

@@ -10,19 +10,19 @@ import msgspec
 from litestar import Response, get, post
 
 from everbeat.api import paging
-from everbeat.api.responses import AttemptList, TaskIdsResponse, LogLineList, TaskResponse, TaskList, json_response
 from everbeat.api.bodies import Items, as_struct, decode, header, idempotency_of, key_of, read_as, read_body, read_optional_json
+from everbeat.api.context import ApiRequest, RequestView, caller_of, context_of, tenant_of
 from everbeat.api.filters import label_of, schedule_id_of
 from everbeat.api.hot import Answer, response_of
 from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, TaskSubmission, documented
-from everbeat.api.paging import NameText, NoQuery, Absent, PageQuery
-from everbeat.api.context import ApiRequest, RequestView, caller_of, context_of, tenant_of
+from everbeat.api.paging import Absent, NameText, NoQuery, PageQuery
+from everbeat.api.responses import AttemptList, LogLineList, TaskIdsResponse, TaskList, TaskResponse, json_response
 from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, convert, utc
 from everbeat.core.errors import InvalidInput, NotFound
-from everbeat.core.submissions import attempt_response, log_response, task_response
-from everbeat.core.tasks import TaskRecord, TaskKey, TaskState
 from everbeat.core.protocol import MAX_SUBMITTED, TaskInput
+from everbeat.core.submissions import attempt_response, log_response, task_response
+from everbeat.core.tasks import TaskKey, TaskRecord, TaskState
 from everbeat.store.values import TaskFilter
 
 _ENCODED_AT_ONCE = 50

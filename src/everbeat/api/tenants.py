@@ -8,16 +8,16 @@ import msgspec
 from litestar import Response, get, patch, post
 
 from everbeat.api import paging
-from everbeat.api.responses import TenantResponse, TenantList, json_response
-from everbeat.api.bodies import as_struct, decode, idempotency_of, read_as, read_body, if_match_revision
-from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, documented
-from everbeat.api.paging import NoQuery, Absent, PageQuery
-from everbeat.api.refinements import NAME
+from everbeat.api.bodies import as_struct, decode, idempotency_of, if_match_revision, read_as, read_body
 from everbeat.api.context import ApiRequest, caller_of, context_of
+from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, documented
+from everbeat.api.paging import Absent, NoQuery, PageQuery
+from everbeat.api.refinements import NAME
+from everbeat.api.responses import TenantList, TenantResponse, json_response
 from everbeat.api.schedules import IF_MATCH
 from everbeat.core.access import Scope
 from everbeat.core.tenant_definitions import tenant_response
-from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, MAX_PAYLOAD_BYTES, TenantQuotas, Tenant
+from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, MAX_PAYLOAD_BYTES, Tenant, TenantQuotas
 
 _MAX_COUNT = 2**31 - 1
 

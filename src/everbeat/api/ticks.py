@@ -7,10 +7,10 @@ from typing import Any
 from litestar import Response, get
 
 from everbeat.api import paging
-from everbeat.api.responses import TickList, json_response
+from everbeat.api.context import ApiRequest, context_of, tenant_of
 from everbeat.api.openapi import Operation, Success, documented
 from everbeat.api.paging import WindowQuery
-from everbeat.api.context import ApiRequest, context_of, tenant_of
+from everbeat.api.responses import TickList, json_response
 from everbeat.core.definitions import optional_rfc3339, rfc3339
 from everbeat.services.ledger import LedgerEntry
 

@@ -8,10 +8,10 @@ import msgspec
 from litestar import Response, get
 
 from everbeat.api import paging
-from everbeat.api.responses import ExplanationResponse, json_response
+from everbeat.api.context import ApiRequest, context_of, tenant_of
 from everbeat.api.openapi import Operation, Success, documented
 from everbeat.api.paging import Absent, TimeText
-from everbeat.api.context import ApiRequest, context_of, tenant_of
+from everbeat.api.responses import ExplanationResponse, json_response
 
 
 class WhyQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,32 +17,32 @@ from litestar import Response, post
 from litestar.types import Receive
 
 from everbeat.api import paging
-from everbeat.api.responses import ClaimedTasksResponse, ClaimedTaskResponse, LeaseStatusResponse, LeaseStatusesResponse
 from everbeat.api.bodies import Items, read_as
+from everbeat.api.context import ApiRequest, RequestView, caller_of, context_of, session_of
 from everbeat.api.hot import Answer, response_of
 from everbeat.api.openapi import Body, Operation, Success, documented
 from everbeat.api.paging import NoQuery
-from everbeat.api.context import ApiRequest, RequestView, caller_of, context_of, session_of
+from everbeat.api.responses import ClaimedTaskResponse, ClaimedTasksResponse, LeaseStatusesResponse, LeaseStatusResponse
 from everbeat.core.access import Caller, Scope
 from everbeat.core.definitions import rfc3339
 from everbeat.core.errors import Unauthenticated
-from everbeat.core.tasks import ClaimedTask
 from everbeat.core.protocol import (
-    LeaseHeartbeat,
-    LeaseHeartbeatResult,
+    Lease,
     LeaseClaimRequest,
     LeaseCompleteRequest,
-    LeaseFailure,
-    LeaseFailRequest,
-    LeaseHeartbeatRequest,
-    Lease,
-    LeaseReleaseRequest,
     LeaseCompletion,
+    LeaseFailRequest,
+    LeaseFailure,
+    LeaseHeartbeat,
+    LeaseHeartbeatRequest,
+    LeaseHeartbeatResult,
+    LeaseReleaseRequest,
     LeaseResult,
     LeaseResultsResponse,
 )
-from everbeat.services.sessions import KeySession
+from everbeat.core.tasks import ClaimedTask
 from everbeat.services.leases import LeaseService
+from everbeat.services.sessions import KeySession
 
 _encode = msgspec.json.Encoder().encode
 
@@ -64,7 +64,9 @@ async def heartbeat(request: RequestView) -> Answer:
     paging.parse_query(request, NoQuery)
     caller = caller_of(request)
     beat = await read_as(request, LeaseHeartbeatRequest, Items("leases", LeaseHeartbeat))
-    return Answer(200, _beats_body(await context_of(request).leases.heartbeat(caller.lease_tenant_id, beat, queues=caller.queues)))
+    return Answer(
+        200, _beats_body(await context_of(request).leases.heartbeat(caller.lease_tenant_id, beat, queues=caller.queues))
+    )
 
 
 async def complete(request: RequestView) -> Answer:
@@ -165,7 +167,9 @@ def _beats_body(beats: Sequence[LeaseHeartbeatResult]) -> bytes:
     for beat in beats:
         if beat.lease_until is not None and beat.lease_until not in written:
             written[beat.lease_until] = rfc3339(beat.lease_until)
-    return _encode(LeaseStatusesResponse([LeaseStatusResponse(beat.id, beat.status, written[beat.lease_until]) for beat in beats]))
+    return _encode(
+        LeaseStatusesResponse([LeaseStatusResponse(beat.id, beat.status, written[beat.lease_until]) for beat in beats])
+    )
 
 
 def _settled(results: list[LeaseResult]) -> Answer:

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.protocol import LeaseClaimRequest, LeaseCompleteRequest, LeaseCompletion
+from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.server import Node
 from everbeat.services.loops import Periodic
 

@@ -9,19 +9,19 @@ from uuid import UUID
 
 import click
 
-from everbeat.cli.store_access import local_caller, run_on_store, show_table
 from everbeat.cli.options import CONFIG, DATABASE_URL
+from everbeat.cli.store_access import local_caller, run_on_store, show_table
 from everbeat.client.durations import seconds_of
+from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.definitions import rfc3339
 from everbeat.core.errors import EverbeatError, InvalidInput
 from everbeat.core.keys import ApiKey, parse_scopes
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, TenantQuotas, Tenant
-from everbeat.core.audit_log import AuditLogAction
+from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, Tenant, TenantQuotas
+from everbeat.services.audit_log import new_audit_log_entry
 from everbeat.services.ids import new_ids
 from everbeat.services.keys import KeyService, NewKey
-from everbeat.services.audit_log import new_audit_log_entry
 from everbeat.store.base import Store
 from everbeat.store.values import Notice, TenantWrite
 

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from everbeat.cli.store_access import local_caller, run_on_store, show_table
 from everbeat.cli.options import CONFIG, DATABASE_URL
+from everbeat.cli.store_access import local_caller, run_on_store, show_table
 from everbeat.core.errors import InvalidInput
-from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, MAX_PAYLOAD_BYTES, TenantQuotas, Tenant
+from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, MAX_PAYLOAD_BYTES, Tenant, TenantQuotas
 from everbeat.services.tenants import TenantService
 from everbeat.store.base import Store
 

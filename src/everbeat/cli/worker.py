@@ -17,7 +17,7 @@ import click
 from everbeat.app import Everbeat
 from everbeat.client.errors import NotReachable, ServerProblem
 from everbeat.client.http import HttpTransport
-from everbeat.client.urls import validate_url, is_server
+from everbeat.client.urls import is_server, validate_url
 from everbeat.core.errors import EverbeatError
 from everbeat.core.keys import is_well_formed
 from everbeat.core.protocol import DEFAULT_LEASE_SECONDS

@@ -13,8 +13,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from uuid import UUID
 
 from everbeat.client.connections import Connection
-from everbeat.client.operations import Call, Operation
 from everbeat.client.handles import cancel_task, get_task
+from everbeat.client.operations import Call, Operation
 from everbeat.client.requests import new_key, path_segment
 from everbeat.core.errors import InvalidInput
 

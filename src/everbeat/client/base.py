@@ -6,8 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
+from everbeat.core.protocol import (
+    LeaseClaimRequest,
+    LeaseCompleteRequest,
+    LeaseFailRequest,
+    LeaseHeartbeatRequest,
+    LeaseHeartbeatResult,
+    LeaseReleaseRequest,
+    LeaseResult,
+    TaskInput,
+)
 from everbeat.core.tasks import ClaimedTask
-from everbeat.core.protocol import LeaseHeartbeatResult, LeaseClaimRequest, LeaseCompleteRequest, LeaseFailRequest, LeaseHeartbeatRequest, LeaseReleaseRequest, LeaseResult, TaskInput
 
 
 class ApiResponse(NamedTuple):

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from everbeat.client.base import Transport
 from everbeat.client.errors import BlockingCall, RegistrationError
 from everbeat.client.exchange import RetryBudget
-from everbeat.client.operations import Operation, run, run_operation_blocking
 from everbeat.client.http import HttpTransport, SyncHttpTransport
 from everbeat.client.inprocess import InProcessTransport, LocalNode
+from everbeat.client.operations import Operation, run, run_operation_blocking
 
 T = TypeVar("T")
 
@@ -86,7 +86,10 @@ class HttpConnection(_Attachable):
             return _run_from_thread(self.bound, operation)
         with self._lock:
             if self._sync is None or self._pid != os.getpid():
-                self._sync, self._pid = SyncHttpTransport(self._url, self._api_key, retry_budget=self._retry_budget), os.getpid()
+                self._sync, self._pid = (
+                    SyncHttpTransport(self._url, self._api_key, retry_budget=self._retry_budget),
+                    os.getpid(),
+                )
             shell = self._sync
         return run_operation_blocking(shell, operation)
 

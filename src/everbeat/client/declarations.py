@@ -20,10 +20,10 @@ from everbeat.client.options import (
     TaskOptions,
     as_datetime,
     exception_kinds,
-    to_utc,
-    validate_task_options,
     reject_unknown,
     task_fields,
+    to_utc,
+    validate_task_options,
 )
 from everbeat.client.registry import TaskDefinition
 from everbeat.core.definitions import parse_definition, rfc3339

@@ -12,9 +12,9 @@ from everbeat.core.errors import (
     InvalidInput,
     NotFound,
     QuotaExceeded,
-    StoreUnusable,
     StoreRefused,
     StoreUnavailable,
+    StoreUnusable,
     TooLarge,
 )
 

@@ -68,7 +68,9 @@ def _was_already_deleted(request: Request, response: HttpResponse, lost_count: i
     return request.method == "DELETE" and response.status == 404 and lost_count > 0
 
 
-def _wait_seconds(request: Request, outcome: HttpResponse | NoResponse | None, tries: int, random_fraction: float) -> float | None:
+def _wait_seconds(
+    request: Request, outcome: HttpResponse | NoResponse | None, tries: int, random_fraction: float
+) -> float | None:
     if request.repeat is Repeat.NEVER:
         return None
     is_safe = request.repeat is Repeat.SAFE

@@ -18,8 +18,17 @@ from everbeat.client.base import ApiResponse
 from everbeat.client.coalescing import Coalescer
 from everbeat.client.exchange import Exchange, NoResponse, RetryBudget, Sleep, exchange
 from everbeat.client.requests import HttpResponse, Request
+from everbeat.core.protocol import (
+    LeaseClaimRequest,
+    LeaseCompleteRequest,
+    LeaseFailRequest,
+    LeaseHeartbeatRequest,
+    LeaseHeartbeatResult,
+    LeaseReleaseRequest,
+    LeaseResult,
+    TaskInput,
+)
 from everbeat.core.tasks import ClaimedTask
-from everbeat.core.protocol import LeaseHeartbeatResult, LeaseClaimRequest, LeaseCompleteRequest, LeaseFailRequest, LeaseHeartbeatRequest, LeaseReleaseRequest, LeaseResult, TaskInput
 from everbeat.version import __version__
 
 if TYPE_CHECKING:

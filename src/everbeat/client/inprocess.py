@@ -12,19 +12,19 @@ from everbeat.client.base import ApiResponse
 from everbeat.client.errors import problem_of_error
 from everbeat.client.requests import HttpResponse
 from everbeat.core.errors import EverbeatError
-from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import ClaimedTask
 from everbeat.core.protocol import (
     MAX_SUBMITTED,
-    LeaseHeartbeatResult,
     LeaseClaimRequest,
     LeaseCompleteRequest,
     LeaseFailRequest,
     LeaseHeartbeatRequest,
+    LeaseHeartbeatResult,
     LeaseReleaseRequest,
     LeaseResult,
     TaskInput,
 )
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.tasks import ClaimedTask
 
 if TYPE_CHECKING:
     import httpx
@@ -95,8 +95,8 @@ class InProcessTransport:
         headers: Mapping[str, str] | None = None,
     ) -> ApiResponse:
         request = requests.build(method, path, query=query, body=body, headers=headers)
-        response = await self._asgi().request(request.method, request.path, headers=request.headers, content=request.body)
-        response = HttpResponse(response.status_code, response.headers, response.content)
+        raw = await self._asgi().request(request.method, request.path, headers=request.headers, content=request.body)
+        response = HttpResponse(raw.status_code, raw.headers, raw.content)
         requests.raise_for_problem(response)
         return requests.api_response_of(response)
 

@@ -13,8 +13,8 @@ from everbeat.client.durations import Duration, seconds_of
 from everbeat.core.definitions import parse_definition
 from everbeat.core.errors import FieldError, InvalidInput
 from everbeat.core.names import NAME_MESSAGE, is_name
-from everbeat.core.schedules import Retry, Spec
 from everbeat.core.protocol import DEFAULT_QUEUE, MAX_DELAY_SECONDS
+from everbeat.core.schedules import Retry, Spec
 
 RetryOption = Retry | Mapping[str, Any]
 Zone = str | tzinfo

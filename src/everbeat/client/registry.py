@@ -60,7 +60,7 @@ class Registry:
         known = self.tasks.get(task.type)
         if known is not None and (known.location != task.location or not task.location):
             raise RegistrationError(
-                f'two tasks are named "{task.type}": at {known.where or "an unknown place"} and at {task.where}; '
+                f'two tasks are named "{task.type}": at {known.location or "an unknown place"} and at {task.location}; '
                 f'name one of them otherwise, as in @eb.task(name="…")'
             )
         if known is not None:

@@ -15,21 +15,21 @@ import msgspec
 from everbeat.client.base import ApiResponse
 from everbeat.client.errors import UnexpectedResponse, problem_of
 from everbeat.core.definitions import rfc3339
-from everbeat.core.tasks import ClaimedTask
 from everbeat.core.protocol import (
     MAX_SUBMITTED,
-    LeaseHeartbeatResult,
     LeaseClaimRequest,
     LeaseClaimResponse,
     LeaseCompleteRequest,
     LeaseFailRequest,
     LeaseHeartbeatRequest,
     LeaseHeartbeatResponse,
+    LeaseHeartbeatResult,
     LeaseReleaseRequest,
     LeaseResult,
     LeaseResultsResponse,
     TaskInput,
 )
+from everbeat.core.tasks import ClaimedTask
 
 # The server's limit for a body is 12 MiB; a batch is cut before it, with room for what surrounds the tasks.
 MAX_BODY_BYTES = 8 * 1024 * 1024
@@ -230,4 +230,6 @@ def _read(decode: Callable[[bytes], T], response: HttpResponse) -> T:
         return decode(response.body)
     except msgspec.DecodeError as error:
         kind = response.headers.get("content-type", "no content type")
-        raise UnexpectedResponse(f"the answer ({response.status}, {kind}) is not Everbeat's: {error}; is this the right URL?") from None
+        raise UnexpectedResponse(
+            f"the answer ({response.status}, {kind}) is not Everbeat's: {error}; is this the right URL?"
+        ) from None

@@ -13,8 +13,8 @@ from everbeat.client.arguments import bind
 from everbeat.client.connections import Connection
 from everbeat.client.durations import Duration
 from everbeat.client.errors import InvalidArguments
-from everbeat.client.operations import Operation, Submit
 from everbeat.client.handles import TaskHandle
+from everbeat.client.operations import Operation, Submit
 from everbeat.client.options import (
     SUBMIT_OPTIONS,
     ManyOptions,

@@ -141,7 +141,9 @@ class ScheduleChanges:
         )
         return ScheduleWrite(schedule, expected=existing, skips=self._skips_of_past_ticks(existing, status, moment, calendars))
 
-    def _skips_of_past_ticks(self, existing: Schedule, status: Status, moment: datetime, calendars: Calendars) -> tuple[Skip, ...]:
+    def _skips_of_past_ticks(
+        self, existing: Schedule, status: Status, moment: datetime, calendars: Calendars
+    ) -> tuple[Skip, ...]:
         if existing.status is Status.FINISHED:
             return ()
         is_pausing = existing.status is Status.PAUSED or status is Status.PAUSED

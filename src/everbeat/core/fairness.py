@@ -295,10 +295,17 @@ class ClaimPlanner:
 
     def _step_for(self, priority: int, tenant_id: UUID, key: str, limit: int) -> ClaimStep:
         queue_types = self._tenants[priority, tenant_id].queue_types[key]
-        return ClaimStep(priority, tenant_id, key, tuple(queue_types) if len(queue_types) == 1 else tuple(sorted(queue_types)), limit)
+        return ClaimStep(
+            priority, tenant_id, key, tuple(queue_types) if len(queue_types) == 1 else tuple(sorted(queue_types)), limit
+        )
 
     def record_result(
-        self, shares: Sequence[ClaimStep], limits: Sequence[int], claimed_counts: Sequence[int], count: int, full: Iterable[UUID] = ()
+        self,
+        shares: Sequence[ClaimStep],
+        limits: Sequence[int],
+        claimed_counts: Sequence[int],
+        count: int,
+        full: Iterable[UUID] = (),
     ) -> None:
         """What a claim of `count` by that plan brought, of what each share was asked for in the end.
 

@@ -105,7 +105,9 @@ def _runs_to(due: FiringInput, timeline: Timeline, tick: datetime) -> tuple[tupl
             break
         cursor, fireable = runs[-1].last, runs[-1].skip is None
         fires = tick if fireable else None
-        skips.extend(part for run in runs for skip in _skips_of_run(run, fires, timeline) for part in _split_by_month(skip, timeline))
+        skips.extend(
+            part for run in runs for skip in _skips_of_run(run, fires, timeline) for part in _split_by_month(skip, timeline)
+        )
     return tuple(skips), fireable
 
 

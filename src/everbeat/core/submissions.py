@@ -23,10 +23,10 @@ from everbeat.core.definitions import (
 from everbeat.core.errors import FieldError, InvalidInput
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.partitioning import partition_of
+from everbeat.core.protocol import DEFAULT_QUEUE, TaskInput
 from everbeat.core.schedules import Retry, Schedule
 from everbeat.core.targets import HttpTarget, WorkerTarget, target_errors, target_to_json
-from everbeat.core.tasks import Attempt, DeadLetter, LogLine, NewTask, Origin, TaskRecord, TaskKey, TaskState
-from everbeat.core.protocol import DEFAULT_QUEUE, TaskInput
+from everbeat.core.tasks import Attempt, DeadLetter, LogLine, NewTask, Origin, TaskKey, TaskRecord, TaskState
 
 MAX_RESULT_BYTES = 64 * 1024
 MAX_ERROR_CHARACTERS = 4000

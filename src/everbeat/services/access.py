@@ -25,8 +25,8 @@ from everbeat.core.errors import StoreError, Unauthenticated
 from everbeat.core.keys import ApiKey, caller_from_key, hash_of, is_well_formed
 from everbeat.services.events import Emit, ProxyNotTrusted, ignore
 from everbeat.services.group_commit import GroupCommit
-from everbeat.services.rate_limits import RequestLimits
 from everbeat.services.loops import wait_for_event
+from everbeat.services.rate_limits import RequestLimits
 from everbeat.services.sessions import KeySessions
 from everbeat.store.base import Store
 from everbeat.store.values import Notice
@@ -109,7 +109,7 @@ class Authenticator:
         return address
 
     async def authenticate(self, header: Sequence[bytes], address: str) -> Caller:
-        """Whose key stands in the Authorization header; raises Unauthenticated, TooManyRequests or, if nobody can tell, StoreError."""
+        """Find the caller by the API key of the Authorization header; raises Unauthenticated, TooManyRequests or StoreError."""
         if not header:
             if self.is_required:
                 raise Unauthenticated(_SEND_ONE)

@@ -11,19 +11,19 @@ from uuid import UUID
 import uuid_utils.compat
 
 from everbeat.core.access import Caller
+from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.calendars import Calendar
 from everbeat.core.definitions import encode_payload, rfc3339
 from everbeat.core.errors import Conflict, InvalidInput
 from everbeat.core.schedules import Schedule, Status
 from everbeat.core.submissions import task_from_schedule
-from everbeat.core.tasks import NewTask, Origin, TaskRecord, TaskKey
+from everbeat.core.tasks import NewTask, Origin, TaskKey, TaskRecord
 from everbeat.core.ticks import Outcome
 from everbeat.core.timeline import Timeline, TimelineCache
-from everbeat.core.audit_log import AuditLogAction
+from everbeat.services.audit_log import AuditLogEntries, new_audit_log_entries
 from everbeat.services.ids import new_ids
 from everbeat.services.schedules import ScheduleService
 from everbeat.services.tasks import TaskService
-from everbeat.services.audit_log import AuditLogEntries, new_audit_log_entries
 from everbeat.store.base import Store
 
 MAX_TICKS = 10_000
@@ -63,7 +63,9 @@ class BackfillService:
         task = task_from_schedule(schedule, uuid_utils.compat.uuid7(), Origin.TRIGGER, payload=encoded, key=key)
         if encoded is not None:
             await self._tasks.quotas.check_payloads(tenant_id, [encoded])
-        audit_log = new_audit_log_entries(by, AuditLogAction.SCHEDULE_TRIGGER, schedule.id, name=schedule.spec.name, task_id=task.id)
+        audit_log = new_audit_log_entries(
+            by, AuditLogAction.SCHEDULE_TRIGGER, schedule.id, name=schedule.spec.name, task_id=task.id
+        )
         return (await self._tasks.add_one(task, audit_log=audit_log, now=now))[0]
 
     async def backfill(
@@ -113,7 +115,9 @@ class BackfillService:
                 break
         return [tick for tick in ticks if tick not in done]
 
-    async def _write(self, tenant_id: UUID, tasks: list[NewTask], audit_log: AuditLogEntries, now: datetime | None) -> list[datetime]:
+    async def _write(
+        self, tenant_id: UUID, tasks: list[NewTask], audit_log: AuditLogEntries, now: datetime | None
+    ) -> list[datetime]:
         made: list[datetime] = []
         async with self._tasks.quotas.reserve(tenant_id, tasks, is_rated=False, now=now):
             for start in range(0, len(tasks), _BATCH_SIZE):

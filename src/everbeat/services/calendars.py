@@ -9,13 +9,13 @@ from typing import Any
 from uuid import UUID
 
 from everbeat.core.access import Caller
+from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.calendars import Calendar, parse_calendar
 from everbeat.core.errors import Conflict, InvalidInput, NotFound
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.schedules import Schedule
-from everbeat.core.audit_log import AuditLogAction
-from everbeat.services.schedules import ScheduleService
 from everbeat.services.audit_log import new_audit_log_entries
+from everbeat.services.schedules import ScheduleService
 from everbeat.store.base import Store
 from everbeat.store.values import Notice
 
@@ -61,7 +61,12 @@ class CalendarService:
         if users:
             names = ", ".join(one.spec.name for one in users[:5])
             raise Conflict(f"in use by {len(users)} schedule(s), among them {names}; change them first")
-        if await self._store.calendar_delete(tenant_id, name, audit_log=new_audit_log_entries(by, AuditLogAction.CALENDAR_DELETE, name), now=now) == 0:
+        if (
+            await self._store.calendar_delete(
+                tenant_id, name, audit_log=new_audit_log_entries(by, AuditLogAction.CALENDAR_DELETE, name), now=now
+            )
+            == 0
+        ):
             raise NotFound(f'there is no calendar named "{name[:200]}"')
 
     async def _users(self, tenant_id: UUID, name: str) -> Sequence[Schedule]:

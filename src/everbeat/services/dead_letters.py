@@ -9,14 +9,14 @@ from uuid import UUID
 import uuid_utils.compat
 
 from everbeat.core.access import Caller
+from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.errors import NotFound, QuotaExceeded
 from everbeat.core.submissions import task_for_replay
-from everbeat.core.tasks import DeadLetter, TaskRecord, TaskKey
-from everbeat.core.audit_log import AuditLogAction
+from everbeat.core.tasks import DeadLetter, TaskKey, TaskRecord
+from everbeat.services.audit_log import AuditLogEntries, new_audit_log_entries
 from everbeat.services.blobs import BlobStore
 from everbeat.services.payloads import LargePayloads
 from everbeat.services.tasks import TaskService
-from everbeat.services.audit_log import AuditLogEntries, new_audit_log_entries
 from everbeat.store.base import Store
 from everbeat.store.values import DeadFilter, Replay
 
@@ -102,7 +102,13 @@ class DeadLetterService:
             for place, letter in enumerate(reversed(letters), start=count):
                 run_at = None if not rate_per_second else moment + timedelta(seconds=place / rate_per_second)
                 replays.append(Replay(letter.task_id, task_for_replay(letter, uuid_utils.compat.uuid7(), run_at=run_at)))
-            audit_log = () if count else new_audit_log_entries(by, AuditLogAction.DEAD_LETTER_REPLAY, _MANY, tenant_id=tenant_id, filter=_shown(filter_))
+            audit_log = (
+                ()
+                if count
+                else new_audit_log_entries(
+                    by, AuditLogAction.DEAD_LETTER_REPLAY, _MANY, tenant_id=tenant_id, filter=_shown(filter_)
+                )
+            )
             try:
                 done = set(await self._replay(tenant_id, replays, again=False, audit_log=audit_log, now=now))
             except QuotaExceeded:
@@ -126,8 +132,12 @@ class DeadLetterService:
         self, tenant_id: UUID, filter_: DeadFilter, *, by: Caller | None = None, now: datetime | None = None
     ) -> int:
         total = 0
-        audit_log = new_audit_log_entries(by, AuditLogAction.DEAD_LETTER_PURGE, _MANY, tenant_id=tenant_id, filter=_shown(filter_))
-        while purged := await self._store.dead_purge(tenant_id, filter_, limit=_BATCH_SIZE, audit_log=() if total else audit_log, now=now):
+        audit_log = new_audit_log_entries(
+            by, AuditLogAction.DEAD_LETTER_PURGE, _MANY, tenant_id=tenant_id, filter=_shown(filter_)
+        )
+        while purged := await self._store.dead_purge(
+            tenant_id, filter_, limit=_BATCH_SIZE, audit_log=() if total else audit_log, now=now
+        ):
             total += purged
         return total
 

@@ -9,12 +9,12 @@ from uuid import UUID
 
 from everbeat.core.calendars import Calendar
 from everbeat.core.errors import InvalidInput, NotFound
+from everbeat.core.explain import ExplainContext, Explanation, NearbyTicks, explain
 from everbeat.core.rules import Rule
 from everbeat.core.schedules import Schedule
 from everbeat.core.tasks import LIVE_STATES, TaskRecord
 from everbeat.core.ticks import SkipReason, Tick
 from everbeat.core.timeline import Timeline, TimelineCache
-from everbeat.core.explain import ExplainContext, NearbyTicks, Explanation, explain
 from everbeat.core.zones import load_zone
 from everbeat.services.ledger import accounted_until
 from everbeat.services.schedules import ScheduleService

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from everbeat.clock import Monotonic
-from everbeat.core.fairness import Flow, ClaimPlanner
+from everbeat.core.fairness import ClaimPlanner, Flow
 from everbeat.core.tasks import ClaimedTask
 from everbeat.store.base import Store
 from everbeat.store.values import ClaimRequest
@@ -75,7 +75,12 @@ class FairDispatcher:
     """Deals tasks to the workers of one line."""
 
     def __init__(
-        self, key: ClaimScope, store: Store, directory: FairnessDirectory, total_seconds: float, monotonic: Monotonic = time.monotonic
+        self,
+        key: ClaimScope,
+        store: Store,
+        directory: FairnessDirectory,
+        total_seconds: float,
+        monotonic: Monotonic = time.monotonic,
     ) -> None:
         self.key = key
         self.planner = ClaimPlanner(directory.weight_of)

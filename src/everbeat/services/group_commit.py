@@ -20,7 +20,9 @@ R = TypeVar("R")
 class GroupCommit(Generic[I, R]):
     """Writes items in batches, one batch at a time; `weigh` says how many rows an item has."""
 
-    def __init__(self, write: Callable[[list[I]], Awaitable[list[R]]], *, max_rows: int, count_rows: Callable[[I], int]) -> None:
+    def __init__(
+        self, write: Callable[[list[I]], Awaitable[list[R]]], *, max_rows: int, count_rows: Callable[[I], int]
+    ) -> None:
         self._write = write
         self._max_rows = max_rows
         self._weigh = count_rows

@@ -13,6 +13,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.core.access import AuditLogEntry, Caller, Scope
+from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.errors import Conflict, InvalidInput, NotFound
 from everbeat.core.keys import (
     SECRET_BYTES,
@@ -26,10 +27,9 @@ from everbeat.core.keys import (
     scope_texts,
 )
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.audit_log import AuditLogAction
+from everbeat.services.audit_log import new_audit_log_entry
 from everbeat.services.idempotency import Idempotency, check_same
 from everbeat.services.ids import new_ids
-from everbeat.services.audit_log import new_audit_log_entry
 from everbeat.store.base import Store
 from everbeat.store.values import IdempotentResponse, KeyChange, Notice
 
@@ -95,7 +95,9 @@ class KeyService:
             kept = IdempotentResponse(key=idempotency.key, fingerprint=idempotency.fingerprint, status=201, body=body)
         audit_log = [_created(new.key, by)]
         # Of the instant that the answer tells.
-        change = await self._store.key_create([new.key], response_tenant_id=response_tenant_id, response=kept, audit_log=audit_log, now=moment)
+        change = await self._store.key_create(
+            [new.key], response_tenant_id=response_tenant_id, response=kept, audit_log=audit_log, now=moment
+        )
         if change is KeyChange.LATE and idempotency is not None:
             shown = await self._made_before(response_tenant_id, idempotency, now)
             if shown is not None:

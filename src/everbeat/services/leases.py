@@ -19,32 +19,32 @@ from uuid import UUID
 
 from everbeat.core.errors import EverbeatError, Forbidden, InvalidInput
 from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
-from everbeat.core.retries import CANCELLED_KIND, PAYLOAD_MISSING_KIND, TIMEOUT_KIND, RetryDecision, after_failure
-from everbeat.core.submissions import error_text, result_text
-from everbeat.core.tasks import AttemptOutcome, ClaimedTask, LeasedTask, TaskError, TaskState, ClaimedTaskWithoutPayload
 from everbeat.core.protocol import (
-    LeaseHeartbeat,
-    LeaseHeartbeatResult,
+    Lease,
     LeaseClaimRequest,
     LeaseCompleteRequest,
-    LeaseFailure,
-    LeaseFailRequest,
-    LeaseHeartbeatRequest,
-    Lease,
-    Progress,
-    LeaseReleaseRequest,
     LeaseCompletion,
+    LeaseFailRequest,
+    LeaseFailure,
+    LeaseHeartbeat,
+    LeaseHeartbeatRequest,
+    LeaseHeartbeatResult,
+    LeaseReleaseRequest,
     LeaseResult,
+    Progress,
 )
+from everbeat.core.retries import CANCELLED_KIND, PAYLOAD_MISSING_KIND, TIMEOUT_KIND, RetryDecision, after_failure
+from everbeat.core.submissions import error_text, result_text
+from everbeat.core.tasks import AttemptOutcome, ClaimedTask, ClaimedTaskWithoutPayload, LeasedTask, TaskError, TaskState
 from everbeat.services.blobs import BlobStore, tenant_at
-from everbeat.services.events import Emit, TasksClaimed, TasksFinished, ignore
 from everbeat.services.event_stream import EventStream
+from everbeat.services.events import Emit, TasksClaimed, TasksFinished, ignore
 from everbeat.services.group_commit import GroupCommit
-from everbeat.services.payloads import FilledTasks, LargePayloads
 from everbeat.services.long_polls import LongPolls
 from everbeat.services.overlap import OverlapReleaser, ending_of
+from everbeat.services.payloads import FilledTasks, LargePayloads
 from everbeat.store.base import Store
-from everbeat.store.values import RenewedLease, HeartbeatWrite, EndResult, LeaseRef, EndedAttempt
+from everbeat.store.values import EndedAttempt, EndResult, HeartbeatWrite, LeaseRef, RenewedLease
 
 _MAX_ROWS = 1000
 _TRIES = 3
@@ -97,7 +97,12 @@ class LeaseService:
     # Claiming
 
     async def claim(
-        self, lease_tenant_id: UUID | None, claim: LeaseClaimRequest, *, queues: frozenset[str] | None = None, now: datetime | None = None
+        self,
+        lease_tenant_id: UUID | None,
+        claim: LeaseClaimRequest,
+        *,
+        queues: frozenset[str] | None = None,
+        now: datetime | None = None,
     ) -> list[ClaimedTask]:
         _check_worker(claim.worker)
         for field, names in (("queues", claim.queues), ("types", claim.types or ())):
@@ -167,7 +172,12 @@ class LeaseService:
     # Heartbeats
 
     async def heartbeat(
-        self, lease_tenant_id: UUID | None, heartbeat: LeaseHeartbeatRequest, *, queues: frozenset[str] | None = None, now: datetime | None = None
+        self,
+        lease_tenant_id: UUID | None,
+        heartbeat: LeaseHeartbeatRequest,
+        *,
+        queues: frozenset[str] | None = None,
+        now: datetime | None = None,
     ) -> list[LeaseHeartbeatResult]:
         _check_worker(heartbeat.worker)
         allowed = await self._allowed(heartbeat.leases, queues)
@@ -192,7 +202,12 @@ class LeaseService:
     # Endings
 
     async def complete(
-        self, lease_tenant_id: UUID | None, completion: LeaseCompleteRequest, *, queues: frozenset[str] | None = None, now: datetime | None = None
+        self,
+        lease_tenant_id: UUID | None,
+        completion: LeaseCompleteRequest,
+        *,
+        queues: frozenset[str] | None = None,
+        now: datetime | None = None,
     ) -> list[LeaseResult]:
         _check_worker(completion.worker)
         given = completion.results
@@ -224,7 +239,12 @@ class LeaseService:
         return answers
 
     async def fail(
-        self, lease_tenant_id: UUID | None, failures: LeaseFailRequest, *, queues: frozenset[str] | None = None, now: datetime | None = None
+        self,
+        lease_tenant_id: UUID | None,
+        failures: LeaseFailRequest,
+        *,
+        queues: frozenset[str] | None = None,
+        now: datetime | None = None,
     ) -> list[LeaseResult]:
         _check_worker(failures.worker)
         given = {(one.id, one.fence): one for one in failures.failures}
@@ -254,7 +274,12 @@ class LeaseService:
         return [answers.get((one.id, one.fence)) or LeaseResult(one.id, "stale") for one in failures.failures]
 
     async def release(
-        self, lease_tenant_id: UUID | None, release: LeaseReleaseRequest, *, queues: frozenset[str] | None = None, now: datetime | None = None
+        self,
+        lease_tenant_id: UUID | None,
+        release: LeaseReleaseRequest,
+        *,
+        queues: frozenset[str] | None = None,
+        now: datetime | None = None,
     ) -> list[LeaseResult]:
         _check_worker(release.worker)
 
@@ -321,7 +346,9 @@ def _heartbeat_loop(groups: Sequence[Sequence[LeaseRef]]) -> list[list[int]]:
 
 def _heartbeat_write(lease_tenant_id: UUID | None, beat: LeaseHeartbeat) -> HeartbeatWrite:
     progress = beat.progress or Progress()
-    return HeartbeatWrite(LeaseRef(lease_tenant_id, beat.id, beat.fence), progress.fraction, _storable(progress.message), _storable(beat.log))
+    return HeartbeatWrite(
+        LeaseRef(lease_tenant_id, beat.id, beat.fence), progress.fraction, _storable(progress.message), _storable(beat.log)
+    )
 
 
 def _heartbeat_result(id_: UUID, beaten: RenewedLease | None) -> LeaseHeartbeatResult:

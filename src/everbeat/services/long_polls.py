@@ -26,9 +26,9 @@ import msgspec
 
 from everbeat.core.errors import EverbeatError
 from everbeat.core.fairness import Flow
-from everbeat.core.tasks import ClaimedTask, NewTask, with_payload_ref
 from everbeat.core.protocol import LeaseClaimRequest
-from everbeat.services.fair_dispatch import FairDispatcher, FairDispatchers, FairnessDirectory, EqualShares, ClaimScope
+from everbeat.core.tasks import ClaimedTask, NewTask, with_payload_ref
+from everbeat.services.fair_dispatch import ClaimScope, EqualShares, FairDispatcher, FairDispatchers, FairnessDirectory
 from everbeat.store.base import Store
 from everbeat.store.values import ClaimRequest, Notice
 
@@ -43,7 +43,7 @@ async def _leave(_lease_tenant_id: UUID | None, _tasks: list[ClaimedTask]) -> No
 
 
 class _Poll:
-    __slots__ = ("claimer", "done", "can_wait", "timer")
+    __slots__ = ("can_wait", "claimer", "done", "timer")
 
     def __init__(self, claimer: ClaimRequest, done: asyncio.Future[list[ClaimedTask]], can_wait: bool) -> None:
         self.claimer = claimer
@@ -276,10 +276,14 @@ class LongPolls:
         self._is_own = False
         store.subscribe(self._on_notice)
 
-    async def ask(self, lease_tenant_id: UUID | None, claim: LeaseClaimRequest, *, now: datetime | None = None) -> list[ClaimedTask]:
+    async def ask(
+        self, lease_tenant_id: UUID | None, claim: LeaseClaimRequest, *, now: datetime | None = None
+    ) -> list[ClaimedTask]:
         """Tasks for a worker: at once if there are any, else as soon as there are, within its patience."""
         claimer = ClaimRequest(claim.worker, claim.max, claim.lease_seconds)
-        key = ClaimScope(lease_tenant_id, tuple(sorted(set(claim.queues))), None if claim.types is None else tuple(sorted(claim.types)))
+        key = ClaimScope(
+            lease_tenant_id, tuple(sorted(set(claim.queues))), None if claim.types is None else tuple(sorted(claim.types))
+        )
         if now is not None:  # stepped by hand
             return (await self._dispatchers.of(key).dispatch([claimer], now=now)).tasks[0]
         wait_queue = self._wait_queues.get(key)

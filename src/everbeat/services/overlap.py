@@ -19,9 +19,9 @@ from uuid import UUID
 from everbeat.clock import DatabaseClock, Monotonic
 from everbeat.core.retries import RetryDecision, after_expiry
 from everbeat.core.submissions import error_text
-from everbeat.core.tasks import AttemptOutcome, AttemptEnd, LeasedTask, TaskState
-from everbeat.services.events import AttemptEnded, Emit, TasksPromoted, ignore
+from everbeat.core.tasks import AttemptEnd, AttemptOutcome, LeasedTask, TaskState
 from everbeat.services.event_stream import EventStream
+from everbeat.services.events import AttemptEnded, Emit, TasksPromoted, ignore
 from everbeat.services.loops import Periodic, wait_for_event
 from everbeat.store.base import Store
 from everbeat.store.values import EndResult, Notice
@@ -127,7 +127,9 @@ class OverlapReleaser(Periodic):
         for one in counted:
             self._emit(AttemptEnded(one.outcome.value, one.state.value))
             if self._event_stream.has_audience:
-                self._event_stream.publish_task(_change_of(one), one.tenant_id, one.id, state=one.state.value, queue=queues[one.id])
+                self._event_stream.publish_task(
+                    _change_of(one), one.tenant_id, one.id, state=one.state.value, queue=queues[one.id]
+                )
         self._wake_ups.wake_tenants({one.tenant_id for one in counted})
         self._wake_ups.wake({queues[one.id] for one in counted if one.state is TaskState.READY})
         if any(one.state is TaskState.SCHEDULED for one in counted):

@@ -20,8 +20,8 @@ from uuid import UUID
 
 from everbeat.clock import DatabaseClock, Monotonic
 from everbeat.core.partitioning import partitions_of_node
-from everbeat.services.events import ClockSetBack, Emit, OwnershipChanged, OwnershipLost, ignore
 from everbeat.services.event_stream import EventKind, EventStream
+from everbeat.services.events import ClockSetBack, Emit, OwnershipChanged, OwnershipLost, ignore
 from everbeat.services.loops import wait_for_event
 from everbeat.store.base import Store
 from everbeat.store.values import NodeHeartbeat, Notice, PartitionRenewal

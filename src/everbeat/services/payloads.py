@@ -16,7 +16,7 @@ import msgspec
 
 from everbeat.core.definitions import MAX_ROW_PAYLOAD_BYTES
 from everbeat.core.errors import BlobMissing, BlobsUnavailable, TooLarge
-from everbeat.core.tasks import ClaimedTask, DeadLetter, NewTask, TaskRecord, ClaimedTaskWithoutPayload
+from everbeat.core.tasks import ClaimedTask, ClaimedTaskWithoutPayload, DeadLetter, NewTask, TaskRecord
 from everbeat.services.blobs import BlobStore, bytes_at
 
 MAX_CLAIMED_BYTES = 32 * 1024 * 1024

@@ -106,7 +106,9 @@ class QuotaService:
             if reserve_ticks is not None:
                 reserve_ticks.done()
 
-    async def _admit(self, tenant_id: UUID, tasks: Sequence[NewTask], is_rated: bool, now: datetime | None) -> QuotaReservation | None:
+    async def _admit(
+        self, tenant_id: UUID, tasks: Sequence[NewTask], is_rated: bool, now: datetime | None
+    ) -> QuotaReservation | None:
         quotas = await self.of(tenant_id)
         if quotas is _NO_LIMITS or (quotas.submits_per_second is None and quotas.max_ready is None):
             return None

@@ -80,7 +80,9 @@ class RequestLimits:
 
     def check_address(self, address: str) -> None:
         if wait := self._addresses.take(rate_limit_key(address)):
-            raise TooManyRequests("More requests have come from this address than this server takes from one in a second.", wait)
+            raise TooManyRequests(
+                "More requests have come from this address than this server takes from one in a second.", wait
+            )
 
     def check_bad_keys(self, address: str) -> None:
         """Before a key that is not known here is looked at."""

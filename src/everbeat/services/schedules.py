@@ -16,16 +16,16 @@ import msgspec
 import uuid_utils.compat
 
 from everbeat.core.access import Caller
+from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.changes import Calendars, ScheduleChanges, ScheduleWrite
-from everbeat.core.definitions import parse_definition, apply_patch, schedule_response
+from everbeat.core.definitions import apply_patch, parse_definition, schedule_response
 from everbeat.core.errors import Conflict, FieldError, InvalidInput, NotFound, RevisionMismatch
 from everbeat.core.names import is_name
 from everbeat.core.schedules import Schedule, Spec, Status
 from everbeat.core.timeline import TimelineCache
-from everbeat.core.audit_log import AuditLogAction
+from everbeat.services.audit_log import AuditLogEntries, new_audit_log_entries
 from everbeat.services.idempotency import EncodedResponse, Idempotency, repeated
 from everbeat.services.quotas import QuotaService
-from everbeat.services.audit_log import AuditLogEntries, new_audit_log_entries
 from everbeat.store.base import Store
 from everbeat.store.values import IdempotentResponse, Notice, ScheduleFilter
 
@@ -194,7 +194,9 @@ class ScheduleService:
             return self._changes.reposition(existing, moment, calendars, status=Status.PAUSED, note=note)
 
         def log_change(write: ScheduleWrite) -> AuditLogEntries:
-            return new_audit_log_entries(by, AuditLogAction.SCHEDULE_PAUSE, write.schedule.id, name=write.schedule.spec.name, note=note)
+            return new_audit_log_entries(
+                by, AuditLogAction.SCHEDULE_PAUSE, write.schedule.id, name=write.schedule.spec.name, note=note
+            )
 
         return await self._decide(tenant_id, ref, decide, now, log_change)
 
@@ -215,7 +217,9 @@ class ScheduleService:
 
     async def delete(self, tenant_id: UUID, ref: str, *, by: Caller | None = None, now: datetime | None = None) -> None:
         _, schedule = await self._find(tenant_id, ref, None)
-        audit_log = new_audit_log_entries(by, AuditLogAction.SCHEDULE_DELETE, schedule.id, name=schedule.spec.name, revision=schedule.revision)
+        audit_log = new_audit_log_entries(
+            by, AuditLogAction.SCHEDULE_DELETE, schedule.id, name=schedule.spec.name, revision=schedule.revision
+        )
         if await self._store.schedule_delete(tenant_id, [schedule.id], audit_log=audit_log, now=now) == 0:
             raise NotFound(_missing(ref))
 
@@ -286,7 +290,9 @@ class ScheduleService:
         audit_log: AuditLogEntries,
     ) -> bool:
         max_schedules = (await self._quotas.of(tenant_id)).max_schedules
-        if not await self._store.schedule_write(tenant_id, writes, response=response, max_schedules=max_schedules, audit_log=audit_log, now=now):
+        if not await self._store.schedule_write(
+            tenant_id, writes, response=response, max_schedules=max_schedules, audit_log=audit_log, now=now
+        ):
             return False
         soon = moment + _NOTICE_HORIZON
         if any(write.schedule.due_at is not None and write.schedule.due_at <= soon for write in writes):
@@ -302,7 +308,9 @@ def _registered(by: Caller | None, write: ScheduleWrite) -> AuditLogEntries:
 
 def _updated(by: Caller | None, write: ScheduleWrite, **more: Any) -> AuditLogEntries:
     schedule = write.schedule
-    return new_audit_log_entries(by, AuditLogAction.SCHEDULE_UPDATE, schedule.id, name=schedule.spec.name, revision=schedule.revision, **more)
+    return new_audit_log_entries(
+        by, AuditLogAction.SCHEDULE_UPDATE, schedule.id, name=schedule.spec.name, revision=schedule.revision, **more
+    )
 
 
 def _missing(ref: str) -> str:

@@ -11,22 +11,22 @@ from uuid import UUID
 import uuid_utils.compat
 
 from everbeat.core.access import Caller
+from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.errors import Conflict, EverbeatError, FieldError, InvalidInput, NotFound, TooLarge
 from everbeat.core.fairness import Flow
-from everbeat.core.submissions import task_as_submitted, new_task, task_for_replay
-from everbeat.core.tasks import LIVE_STATES, Attempt, LogLine, NewTask, TaskRecord, TaskKey, TaskState
-from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.protocol import MAX_SUBMITTED, TaskInput
+from everbeat.core.submissions import new_task, task_as_submitted, task_for_replay
+from everbeat.core.tasks import LIVE_STATES, Attempt, LogLine, NewTask, TaskKey, TaskRecord, TaskState
+from everbeat.services.audit_log import AuditLogEntries, new_audit_log_entries
 from everbeat.services.blobs import BlobStore
-from everbeat.services.events import Emit, TasksFinished, TasksSubmitted, ignore
 from everbeat.services.event_stream import EventStream
+from everbeat.services.events import Emit, TasksFinished, TasksSubmitted, ignore
 from everbeat.services.group_commit import GroupCommit
 from everbeat.services.ids import ids_from, new_ids
-from everbeat.services.payloads import LargePayloads
-from everbeat.services.long_polls import LongPolls, DirectHandoff
-from everbeat.services.quotas import QuotaService
-from everbeat.services.audit_log import AuditLogEntries, new_audit_log_entries
+from everbeat.services.long_polls import DirectHandoff, LongPolls
 from everbeat.services.overlap import OverlapReleaser
+from everbeat.services.payloads import LargePayloads
+from everbeat.services.quotas import QuotaService
 from everbeat.store.base import Store
 from everbeat.store.values import Notice, SubmitResult, TaskFilter
 
@@ -76,7 +76,9 @@ class TaskService:
         self._payloads = payloads or LargePayloads(BlobStore(None))
         self._emit = emit
         self._event_stream = event_stream or EventStream()
-        self._submits: GroupCommit[list[NewTask], _WriteResult] = GroupCommit(self._write_together, max_rows=_MAX_ROWS, count_rows=len)
+        self._submits: GroupCommit[list[NewTask], _WriteResult] = GroupCommit(
+            self._write_together, max_rows=_MAX_ROWS, count_rows=len
+        )
 
     # Submitting
 
@@ -94,7 +96,9 @@ class TaskService:
         await self.quotas.check_payloads(tenant_id, [task.payload])
         return await self.add_one(task, now=now)
 
-    async def add_one(self, task: NewTask, *, audit_log: AuditLogEntries = (), now: datetime | None = None) -> tuple[TaskRecord, bool]:
+    async def add_one(
+        self, task: NewTask, *, audit_log: AuditLogEntries = (), now: datetime | None = None
+    ) -> tuple[TaskRecord, bool]:
         """A task that is made already, under its key if it has one; and whether it is new."""
         async with self.quotas.reserve(task.tenant_id, [task], now=now):
             (task,) = await self._payloads.keep([task])
@@ -140,7 +144,9 @@ class TaskService:
         async with self.quotas.reserve(tenant_id, tasks, now=now):
             return await self._submit_all(await self._payloads.keep(tasks), key, has_single_key, now)
 
-    async def _submit_all(self, tasks: list[NewTask], key: TaskKey | None, has_single_key: bool, now: datetime | None) -> list[UUID]:
+    async def _submit_all(
+        self, tasks: list[NewTask], key: TaskKey | None, has_single_key: bool, now: datetime | None
+    ) -> list[UUID]:
         if has_single_key and key is not None:
             return await self._write_one(tasks, key, now)
         result = await self._write(tasks if key is None else _under(key, tasks), now)
@@ -166,7 +172,9 @@ class TaskService:
         self.publish_submitted(tasks, submitted.now)
         return submitted.ids
 
-    async def add(self, tasks: Sequence[NewTask], *, audit_log: AuditLogEntries = (), now: datetime | None = None) -> SubmitResult:
+    async def add(
+        self, tasks: Sequence[NewTask], *, audit_log: AuditLogEntries = (), now: datetime | None = None
+    ) -> SubmitResult:
         """Write tasks that others have made and have room for."""
         submitted = await self._store.task_submit(tasks, audit_log=audit_log, now=now)
         if not submitted.mismatched:
@@ -210,7 +218,9 @@ class TaskService:
             start = end
         return results
 
-    async def _write_apart(self, groups: list[list[NewTask]], submitted: SubmitResult, now: datetime | None) -> list[_WriteResult]:
+    async def _write_apart(
+        self, groups: list[list[NewTask]], submitted: SubmitResult, now: datetime | None
+    ) -> list[_WriteResult]:
         """Nothing was written yet. Beside others a key can seem to stand for what only they meant by it: asked alone, it is
         told what it does stand for."""
         wrong: dict[int, frozenset[int]] = {}
@@ -359,7 +369,9 @@ class TaskService:
 
     def _publish(self, change: str, task: TaskRecord) -> None:
         if self._event_stream.has_audience:
-            self._event_stream.publish_task(change, task.tenant_id, task.id, type=task.type, queue=task.queue, state=task.state.value)
+            self._event_stream.publish_task(
+                change, task.tenant_id, task.id, type=task.type, queue=task.queue, state=task.state.value
+            )
 
 
 def _flow(task: NewTask) -> Flow:

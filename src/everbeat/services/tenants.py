@@ -12,16 +12,16 @@ from uuid import UUID
 import msgspec
 
 from everbeat.core.access import Caller
+from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.errors import Conflict, NotFound, RevisionMismatch, StoreError
 from everbeat.core.names import is_name
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenant_definitions import checked_tenant, tenant_response
-from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, TenantQuotas, Tenant
-from everbeat.core.audit_log import AuditLogAction
+from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, Tenant, TenantQuotas
+from everbeat.services.audit_log import new_audit_log_entries
 from everbeat.services.idempotency import EncodedResponse, Idempotency, repeated
 from everbeat.services.ids import new_ids
 from everbeat.services.loops import wait_for_event
-from everbeat.services.audit_log import new_audit_log_entries
 from everbeat.store.base import Store
 from everbeat.store.values import IdempotentResponse, Notice, TenantWrite
 
@@ -188,15 +188,22 @@ class TenantService:
             body = msgspec.json.encode(tenant_response(tenant))
             kept = None if idempotency is None else IdempotentResponse(**idempotency._asdict(), status=201, body=body)
             audit_log = new_audit_log_entries(by, AuditLogAction.TENANT_CREATE, id_, tenant_id=id_, **_limits(tenant))
-            if await self._store.tenant_write([TenantWrite(tenant)], response_tenant_id=response_tenant_id, response=kept, audit_log=audit_log, now=now):
+            if await self._store.tenant_write(
+                [TenantWrite(tenant)], response_tenant_id=response_tenant_id, response=kept, audit_log=audit_log, now=now
+            ):
                 self._store.publish(Notice.TENANTS)
                 return EncodedResponse(201, body)
-            if await self._store.tenant_find(names=[name]) and not await self._is_answered(response_tenant_id, idempotency, now):
+            if await self._store.tenant_find(names=[name]) and not await self._is_answered(
+                response_tenant_id, idempotency, now
+            ):
                 raise Conflict(f'a tenant named "{name}" exists already; PATCH changes it')
         raise Conflict(f'"{name}" is being changed by others again and again; try once more')
 
     async def _is_answered(self, response_tenant_id: UUID, idempotency: Idempotency | None, now: datetime | None) -> bool:
-        return idempotency is not None and await self._store.idempotent_response_find(response_tenant_id, idempotency.key, now=now) is not None
+        return (
+            idempotency is not None
+            and await self._store.idempotent_response_find(response_tenant_id, idempotency.key, now=now) is not None
+        )
 
     async def patch(
         self,
@@ -219,7 +226,9 @@ class TenantService:
                 raise Conflict("the default tenant keeps its name")
             moment = await self._store.clock(now=now)
             changed = msgspec.structs.replace(changed, revision=tenant.revision + 1, updated_at=moment)
-            audit_log = new_audit_log_entries(by, AuditLogAction.TENANT_UPDATE, tenant.id, tenant_id=tenant.id, **_limits(changed))
+            audit_log = new_audit_log_entries(
+                by, AuditLogAction.TENANT_UPDATE, tenant.id, tenant_id=tenant.id, **_limits(changed)
+            )
             if await self._store.tenant_write([TenantWrite(changed, expected=tenant.revision)], audit_log=audit_log, now=now):
                 self._store.publish(Notice.TENANTS)
                 return changed

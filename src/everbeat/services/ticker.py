@@ -28,6 +28,7 @@ from everbeat.core.misfire import FiringInput, Lateness, plan_firing
 from everbeat.core.ticks import Outcome, Skip, SkipReason
 from everbeat.core.time_index import TimeIndex
 from everbeat.core.timeline import Timeline, TimelineCache
+from everbeat.services.event_stream import EventStream
 from everbeat.services.events import (
     Emit,
     LagHigh,
@@ -38,7 +39,6 @@ from everbeat.services.events import (
     TicksSkipped,
     ignore,
 )
-from everbeat.services.event_stream import EventStream
 from everbeat.services.loops import wait_for_event
 from everbeat.services.ownership import Ownership
 from everbeat.services.quotas import QuotaReservation, QuotaService

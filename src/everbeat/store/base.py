@@ -15,39 +15,39 @@ from uuid import UUID
 from everbeat.core.access import AuditLogEntry
 from everbeat.core.calendars import Calendar
 from everbeat.core.changes import ScheduleWrite
-from everbeat.core.fairness import Flow, ClaimStep
+from everbeat.core.fairness import ClaimStep, Flow
 from everbeat.core.keys import ApiKey
 from everbeat.core.schedules import DEFAULT_TENANT, PastRule, Schedule
-from everbeat.core.tasks import Attempt, DeadLetter, AttemptEnd, LogLine, NewTask, LeasedTask, TaskRecord
+from everbeat.core.tasks import Attempt, AttemptEnd, DeadLetter, LeasedTask, LogLine, NewTask, TaskRecord
 from everbeat.core.tenants import Tenant
 from everbeat.core.ticks import Tick
 from everbeat.store.values import (
     AuditLogFilter,
-    RenewedLease,
-    HeartbeatWrite,
     CancelResult,
     ClaimRequest,
     ClaimResult,
     CompleteResult,
     DeadFilter,
     DueScan,
+    EndedAttempt,
     EndResult,
     FireResult,
     Firing,
     FoundSchedules,
+    HeartbeatWrite,
     IdempotentResponse,
     KeyChange,
-    PoolName,
     LeaseRef,
     Listener,
     NodeHeartbeat,
     NodeInfo,
     Notice,
     PartitionInfo,
-    EndedAttempt,
+    PartitionRenewal,
+    PoolName,
     PromoteResult,
     QueueDepth,
-    PartitionRenewal,
+    RenewedLease,
     Replay,
     ScheduleFilter,
     SubmitResult,
@@ -174,7 +174,9 @@ class Store(Protocol):
 
     # Ownership
 
-    async def partition_renew(self, beat: NodeHeartbeat, wanted: frozenset[int], *, now: datetime | None = None) -> PartitionRenewal:
+    async def partition_renew(
+        self, beat: NodeHeartbeat, wanted: frozenset[int], *, now: datetime | None = None
+    ) -> PartitionRenewal:
         """Heartbeat; renew what is owned and wanted, release what is not, take what is wanted and free or expired."""
 
     async def partition_release(self, node_id: UUID) -> int:
@@ -231,7 +233,9 @@ class Store(Protocol):
     async def task_heartbeat(self, heartbeats: Sequence[HeartbeatWrite], *, now: datetime | None = None) -> list[RenewedLease]:
         """Renew leases up to their deadlines, with progress and log lines; one that is to be cancelled is not renewed."""
 
-    async def task_complete(self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None) -> CompleteResult:
+    async def task_complete(
+        self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None
+    ) -> CompleteResult:
         """Finish running tasks under their lease and move them to history; a stale fence changes nothing."""
 
     async def task_queues(self, ids: Sequence[UUID]) -> dict[UUID, str]:
@@ -382,7 +386,9 @@ class Store(Protocol):
     ) -> list[AuditLogEntry]:
         """Lines of the audit trail, newest first; of every tenant if None is given."""
 
-    async def idempotent_response_find(self, tenant_id: UUID, key: str, *, now: datetime | None = None) -> IdempotentResponse | None:
+    async def idempotent_response_find(
+        self, tenant_id: UUID, key: str, *, now: datetime | None = None
+    ) -> IdempotentResponse | None:
         """The answer kept under an idempotency key."""
 
     # API keys

@@ -33,5 +33,7 @@ def missing_migrations(migrations: list[Migration], version: int) -> list[Migrat
     """What a database at this version lacks; a database from the future is refused."""
     newest = migrations[-1].number
     if version > newest:
-        raise StoreUnusable(f"the database is at migration {version} but this Everbeat knows only {newest}; run a newer Everbeat")
+        raise StoreUnusable(
+            f"the database is at migration {version} but this Everbeat knows only {newest}; run a newer Everbeat"
+        )
     return [migration for migration in migrations if migration.number > version]

@@ -13,7 +13,7 @@ import msgspec
 from everbeat.core.calendars import Calendar, parse_calendar
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import EverbeatError, StoreUnusable
-from everbeat.core.fairness import Flow, ClaimStep
+from everbeat.core.fairness import ClaimStep, Flow
 from everbeat.core.rules import DstFold, DstGap, Rule, TriggerKind
 from everbeat.core.schedules import CatchUp, Overlap, PastRule, Retry, Schedule, Spec, Status
 from everbeat.core.submissions import target_of
@@ -22,21 +22,21 @@ from everbeat.core.tasks import (
     AttemptOutcome,
     ClaimedTask,
     DeadLetter,
+    LeasedTask,
     NewTask,
     Origin,
-    LeasedTask,
     TaskRecord,
     TaskState,
     with_payload_ref,
 )
 from everbeat.core.ticks import Outcome, Skip, SkipReason, Tick
 from everbeat.store.values import (
-    HeartbeatWrite,
     ClaimResult,
     DueSchedule,
     Fired,
     FireResult,
     Firing,
+    HeartbeatWrite,
     LeaseRef,
     NodeInfo,
     SubmitResult,
@@ -404,7 +404,9 @@ def within_quota(shares: Sequence[ClaimStep], remaining: Mapping[UUID, int]) -> 
     return cut
 
 
-def claim_result(tasks: list[list[ClaimedTask]], shares: Sequence[ClaimStep], claimed_counts: list[int], remaining: Mapping[UUID, int]) -> ClaimResult:
+def claim_result(
+    tasks: list[list[ClaimedTask]], shares: Sequence[ClaimStep], claimed_counts: list[int], remaining: Mapping[UUID, int]
+) -> ClaimResult:
     left = dict(remaining)
     for share, count in zip(shares, claimed_counts, strict=True):
         if share.tenant_id in left:

@@ -11,7 +11,7 @@ import msgspec
 
 from everbeat.core.access import AuditLogEntry
 from everbeat.core.errors import QuotaExceeded
-from everbeat.core.tenants import TenantQuotas, Tenant
+from everbeat.core.tenants import Tenant, TenantQuotas
 from everbeat.store.rows import EARLIEST, LAST_ID, LATEST
 from everbeat.store.values import AuditLogFilter, TenantWrite
 

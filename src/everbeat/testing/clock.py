@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from everbeat.client.durations import Duration, seconds_of
-from everbeat.client.options import instant
+from everbeat.client.options import to_utc
 
 
 class FakeClock:
     """The time as Everbeat sees it. Moving it runs nothing; `Harness.run_due` does."""
 
     def __init__(self, now: datetime | str) -> None:
-        self._now = instant(now, "now")
+        self._now = to_utc(now, "now")
         self._reached = self._now
 
     def now(self) -> datetime:
@@ -22,7 +22,7 @@ class FakeClock:
         return self.move_to(self._now + timedelta(seconds=seconds_of(duration, "duration")))
 
     def move_to(self, when: datetime | str) -> datetime:
-        at = instant(when, "when")
+        at = to_utc(when, "when")
         if at < self._now:
             raise ValueError(f"time goes forward: it is {self._now.isoformat()} already")
         self._now = at

@@ -20,8 +20,8 @@ from everbeat.client.connections import BackgroundNode
 from everbeat.client.durations import Duration
 from everbeat.client.tasks import Task
 from everbeat.core.errors import EverbeatError
-from everbeat.core.tasks import ClaimedTask
 from everbeat.core.protocol import LeaseCompletion
+from everbeat.core.tasks import ClaimedTask
 from everbeat.testing.clock import FakeClock
 from everbeat.testing.node import WORKER, Ending, SteppedNode
 from everbeat.worker.calls import HandlerCaller, Outcome

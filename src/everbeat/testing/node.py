@@ -10,16 +10,23 @@ from pathlib import Path
 from typing import Any, Literal, Self
 from uuid import uuid4
 
-from everbeat.api.app import Health, ApiContext, build_app
+from everbeat.api.app import ApiContext, Health, build_app
 from everbeat.client.registration import unfinished
 from everbeat.client.registry import Registry
 from everbeat.clock import DatabaseClock
 from everbeat.core.partitioning import PARTITIONS
+from everbeat.core.protocol import (
+    DEFAULT_QUEUE,
+    LeaseClaimRequest,
+    LeaseCompleteRequest,
+    LeaseCompletion,
+    LeaseFailRequest,
+    LeaseHeartbeat,
+    LeaseHeartbeatRequest,
+)
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask
 from everbeat.core.timeline import TimelineCache
-from everbeat.core.protocol import DEFAULT_QUEUE, LeaseHeartbeat, LeaseClaimRequest, LeaseCompleteRequest, LeaseFailRequest, LeaseHeartbeatRequest, LeaseCompletion
-from everbeat.services.idempotent_responses import IdempotentResponses
 from everbeat.services.audit import AuditService
 from everbeat.services.backfill import BackfillService
 from everbeat.services.blobs import BlobStore
@@ -27,18 +34,19 @@ from everbeat.services.calendars import CalendarService
 from everbeat.services.cluster import ClusterService
 from everbeat.services.dead_letters import DeadLetterService
 from everbeat.services.event_stream import EventStream
+from everbeat.services.explainer import Explainer
+from everbeat.services.idempotent_responses import IdempotentResponses
 from everbeat.services.keys import KeyService
+from everbeat.services.leases import LeaseService
 from everbeat.services.ledger import LedgerService
+from everbeat.services.long_polls import LongPolls
+from everbeat.services.overlap import OverlapReleaser, Promoter
 from everbeat.services.ownership import Ownership
 from everbeat.services.payloads import LargePayloads
-from everbeat.services.long_polls import LongPolls
 from everbeat.services.schedules import MAX_BATCH, ScheduleService
 from everbeat.services.tasks import TaskService
 from everbeat.services.tenants import TenantService
 from everbeat.services.ticker import Ticker
-from everbeat.services.overlap import Promoter, OverlapReleaser
-from everbeat.services.explainer import Explainer
-from everbeat.services.leases import LeaseService
 from everbeat.store.sqlite.store import SqliteStore
 from everbeat.store.values import DueScan, NodeHeartbeat, ScheduleFilter
 from everbeat.testing.clock import FakeClock
@@ -89,11 +97,19 @@ class SteppedNode:
         self._overlap = OverlapReleaser(store, long_polls)
         self._payloads = payloads = LargePayloads(BlobStore(path.absolute().with_name(f"{path.stem}-blobs").as_uri()))
         # Without jitter: a retry comes when the policy says.
-        self.leases = LeaseService(store, long_polls, self._overlap, total_seconds=_UNLIMITED_SECONDS, payloads=payloads, random_fraction=lambda: 1.0)
+        self.leases = LeaseService(
+            store, long_polls, self._overlap, total_seconds=_UNLIMITED_SECONDS, payloads=payloads, random_fraction=lambda: 1.0
+        )
         self.tasks = TaskService(store, long_polls, self._overlap, payloads=payloads)
         beat = NodeHeartbeat(uuid4(), WORKER, ("api", "scheduler"), __version__, _UNLIMITED_SECONDS)
         self._ownership = Ownership(store, beat, still, monotonic=lambda: 0.0)
-        self._ticker = Ticker(store, self._ownership, still, timelines, on_tasks=lambda _, running_task: self._overlap.note_schedules(running_task))
+        self._ticker = Ticker(
+            store,
+            self._ownership,
+            still,
+            timelines,
+            on_tasks=lambda _, running_task: self._overlap.note_schedules(running_task),
+        )
         self._promoter = Promoter(store, long_polls, still)
         self._schedules = ScheduleService(store, timelines)
 

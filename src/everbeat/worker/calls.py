@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from everbeat.client.registry import Hook, Registry
-from everbeat.core.protocol import LeaseFailure, LeaseCompletion
+from everbeat.core.protocol import LeaseCompletion, LeaseFailure
 from everbeat.worker.context import Cancelled, Context
+from everbeat.worker.outcomes import check_call, failure_of, line_of, place_of, result_of, timeout_of, trace_of
 from everbeat.worker.running_task import RunningTask, StopReason
 from everbeat.worker.telemetry import WorkerTelemetry
-from everbeat.worker.outcomes import check_call, failure_of, line_of, place_of, result_of, timeout_of, trace_of
 
 _decode = msgspec.json.Decoder().decode
 
@@ -86,7 +86,11 @@ class HandlerCaller:
         return context
 
     async def _ended_by(self, running_task: RunningTask, error: BaseException) -> Outcome:
-        if isinstance(error, asyncio.CancelledError | Cancelled) and running_task.stop is not StopReason.TIMEOUT and _was_stop_requested(running_task):
+        if (
+            isinstance(error, asyncio.CancelledError | Cancelled)
+            and running_task.stop is not StopReason.TIMEOUT
+            and _was_stop_requested(running_task)
+        ):
             return Interrupted(trace_of(error))
         if running_task.stop is StopReason.TIMEOUT:
             return await self._timed_out(running_task, error)
@@ -161,7 +165,9 @@ def _payload_error_of(running_task: RunningTask, error: TypeError) -> BaseExcept
 
 
 def _unexpected_cancellation(error: BaseException) -> RuntimeError:
-    unexpected = RuntimeError("the handler ended with CancelledError though nobody cancelled it; something it awaited was cancelled")
+    unexpected = RuntimeError(
+        "the handler ended with CancelledError though nobody cancelled it; something it awaited was cancelled"
+    )
     return unexpected.with_traceback(error.__traceback__)
 
 

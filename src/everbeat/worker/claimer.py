@@ -8,8 +8,8 @@ from time import monotonic
 
 from everbeat.client.base import Transport
 from everbeat.client.errors import NotAllowed, ServerProblem
-from everbeat.core.tasks import ClaimedTask
 from everbeat.core.protocol import LeaseClaimRequest
+from everbeat.core.tasks import ClaimedTask
 from everbeat.worker.backoff import Backoff
 from everbeat.worker.telemetry import WorkerTelemetry
 

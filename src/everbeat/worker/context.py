@@ -11,8 +11,8 @@ from uuid import UUID
 import msgspec
 
 from everbeat.core.errors import EverbeatError
-from everbeat.core.tasks import ClaimedTask, Origin
 from everbeat.core.protocol import Progress
+from everbeat.core.tasks import ClaimedTask, Origin
 
 MAX_LINE_LENGTH = 8_000
 MAX_BUFFERED = 64_000

@@ -17,12 +17,19 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from everbeat.client.base import Transport
-from everbeat.core.protocol import MAX_LEASES_PER_REPORT, LeaseHeartbeat, LeaseHeartbeatResult, LeaseHeartbeatRequest, Lease, LeaseReleaseRequest
-from everbeat.worker.context import TaskUpdate
+from everbeat.core.protocol import (
+    MAX_LEASES_PER_REPORT,
+    Lease,
+    LeaseHeartbeat,
+    LeaseHeartbeatRequest,
+    LeaseHeartbeatResult,
+    LeaseReleaseRequest,
+)
 from everbeat.worker.backoff import Backoff, is_rejection
-from everbeat.worker.running_task import RunningTasks, RunningTask, StopReason, heartbeat_seconds, heartbeat_timeout_seconds
-from everbeat.worker.telemetry import WorkerTelemetry
+from everbeat.worker.context import TaskUpdate
 from everbeat.worker.outcomes import line_of_frame
+from everbeat.worker.running_task import RunningTask, RunningTasks, StopReason, heartbeat_seconds, heartbeat_timeout_seconds
+from everbeat.worker.telemetry import WorkerTelemetry
 
 T = TypeVar("T")
 
@@ -208,7 +215,9 @@ class HeartbeatThread:
         sent_at = monotonic()
         seconds = heartbeat_timeout_seconds(min(running_task.task.lease_seconds for running_task in batch))
         async with asyncio.timeout(seconds):
-            answers = await self._send(lambda: self._transport.heartbeat(LeaseHeartbeatRequest(worker=self._worker, leases=beats)))
+            answers = await self._send(
+                lambda: self._transport.heartbeat(LeaseHeartbeatRequest(worker=self._worker, leases=beats))
+            )
         by_key = {running_task.key: running_task for running_task in batch}
         for answer in answers:
             if (one := by_key.get(answer.id.int)) is not None:
@@ -235,7 +244,11 @@ class HeartbeatThread:
                 self._worker_loop.call_soon_threadsafe(self._on_stop, running_task)
 
     async def _send_releases(self) -> None:
-        leases = [Lease(id=running_task.task.id, fence=running_task.task.fence) for running_task in self._running_tasks.values() if not running_task.is_finished]
+        leases = [
+            Lease(id=running_task.task.id, fence=running_task.task.fence)
+            for running_task in self._running_tasks.values()
+            if not running_task.is_finished
+        ]
         for start in range(0, len(leases), MAX_LEASES_PER_REPORT):
             release = LeaseReleaseRequest(worker=self._worker, leases=leases[start : start + MAX_LEASES_PER_REPORT])
             await self._send(lambda release=release: self._transport.release(release))  # type: ignore[misc]

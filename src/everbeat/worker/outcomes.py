@@ -14,11 +14,11 @@ import msgspec
 
 from everbeat.client.errors import NonRetryable, RetryLater
 from everbeat.client.registry import TaskDefinition
+from everbeat.core.protocol import MAX_DELAY_SECONDS, ErrorInput, LeaseCompletion, LeaseFailure
 from everbeat.core.retries import CANCELLED_KIND, TIMEOUT_KIND
 from everbeat.core.submissions import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES, MAX_TRACE_CHARACTERS, cut_result
 from everbeat.core.tasks import ClaimedTask
-from everbeat.core.protocol import MAX_DELAY_SECONDS, ErrorInput, LeaseFailure, LeaseCompletion
-from everbeat.worker.context import truncate, storable
+from everbeat.worker.context import storable, truncate
 
 _OURS = str(Path(__file__).parent)
 _LIBRARY = str(Path(traceback.__file__).parent)
@@ -164,7 +164,9 @@ def check_call(definition: TaskDefinition, payload: Any) -> None:
     """Raises InvalidTaskData if the handler cannot be called with this payload; asked only after a TypeError."""
     if not isinstance(payload, dict):
         kind = type(payload).__name__
-        raise InvalidTaskData(f"the payload of {definition.type} must be an object with the handler's arguments, but is a {kind}")
+        raise InvalidTaskData(
+            f"the payload of {definition.type} must be an object with the handler's arguments, but is a {kind}"
+        )
     signature = _signature(definition.function)
     if signature is None:
         return

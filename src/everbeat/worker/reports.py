@@ -18,22 +18,22 @@ import msgspec
 from everbeat.client.base import Transport
 from everbeat.core.protocol import (
     MAX_LEASES_PER_REPORT,
-    LeaseHeartbeat,
-    LeaseCompleteRequest,
     ErrorInput,
-    LeaseFailure,
-    LeaseFailRequest,
-    LeaseHeartbeatRequest,
     Lease,
-    LeaseReleaseRequest,
+    LeaseCompleteRequest,
     LeaseCompletion,
+    LeaseFailRequest,
+    LeaseFailure,
+    LeaseHeartbeat,
+    LeaseHeartbeatRequest,
+    LeaseReleaseRequest,
     LeaseResult,
 )
-from everbeat.worker.context import TaskUpdate
 from everbeat.worker.backoff import Backoff, is_rejection
-from everbeat.worker.running_task import RunningTasks, RunningTask, StopReason
-from everbeat.worker.telemetry import WorkerTelemetry
+from everbeat.worker.context import TaskUpdate
 from everbeat.worker.outcomes import rejected_of
+from everbeat.worker.running_task import RunningTask, RunningTasks, StopReason
+from everbeat.worker.telemetry import WorkerTelemetry
 
 _GATHER_SECONDS = 0.01
 _FLUSH_COUNT = 500
@@ -155,9 +155,17 @@ class _ReportQueue(Generic[Item]):
 
     def _still_leased(self, batch: list[_Report[Item]]) -> list[_Report[Item]]:
         now = monotonic()
-        ours = [entry for entry in batch if entry.running_task.trusted_until > now and entry.running_task.stop is not StopReason.LOST]
+        ours = [
+            entry
+            for entry in batch
+            if entry.running_task.trusted_until > now and entry.running_task.stop is not StopReason.LOST
+        ]
         if len(ours) < len(batch):
-            gone = [entry for entry in batch if entry.running_task.trusted_until <= now or entry.running_task.stop is StopReason.LOST]
+            gone = [
+                entry
+                for entry in batch
+                if entry.running_task.trusted_until <= now or entry.running_task.stop is StopReason.LOST
+            ]
             self._forget(gone)
             self._reporter.telemetry.unreported([entry.running_task for entry in gone], self._verb)
         return ours
@@ -166,7 +174,9 @@ class _ReportQueue(Generic[Item]):
         self._forget(batch)
         stale = {answer.id for answer in answers if answer.status == "stale"}
         if stale:
-            self._reporter.telemetry.stale([entry.running_task for entry in batch if entry.running_task.task.id in stale], self._verb)
+            self._reporter.telemetry.stale(
+                [entry.running_task for entry in batch if entry.running_task.task.id in stale], self._verb
+            )
 
     def _forget(self, batch: list[_Report[Item]]) -> None:
         self.unconfirmed -= len(batch)
@@ -239,11 +249,18 @@ class Reporter:
         with_context = [running_task for running_task in batch if running_task.context is not None]
         while any(running_task.is_in_heartbeat for running_task in with_context):  # noqa: ASYNC110 - another thread ends it
             await asyncio.sleep(_HEARTBEAT_POLL_SECONDS)
-        updates = [(running_task, running_task.context.take_update()) for running_task in with_context if running_task.context is not None]
+        updates = [
+            (running_task, running_task.context.take_update())
+            for running_task in with_context
+            if running_task.context is not None
+        ]
         updates_sent = [(running_task, one) for running_task, one in updates if one is not None]
         if not updates_sent:
             return
-        beats = [LeaseHeartbeat(id=running_task.task.id, fence=running_task.task.fence, progress=one.progress, log=one.log) for running_task, one in updates_sent]
+        beats = [
+            LeaseHeartbeat(id=running_task.task.id, fence=running_task.task.fence, progress=one.progress, log=one.log)
+            for running_task, one in updates_sent
+        ]
         try:
             await self._transport.heartbeat(LeaseHeartbeatRequest(worker=self._worker, leases=beats))
         except BaseException as error:

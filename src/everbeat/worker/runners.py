@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 
 from everbeat.worker.calls import HandlerCaller, Interrupted, Outcome
-from everbeat.worker.thread_pool import HandlerThreadPool
+from everbeat.worker.outcomes import frame_of_thread, stack_of, timeout_of
 from everbeat.worker.running_task import RunningTask, StopReason
 from everbeat.worker.telemetry import WorkerTelemetry
-from everbeat.worker.outcomes import frame_of_thread, stack_of, timeout_of
+from everbeat.worker.thread_pool import HandlerThreadPool
 
 # How long runners keep the event loop to themselves while handlers do not wait for anything.
 _SLICE_SECONDS = 0.002

@@ -11,17 +11,17 @@ from time import monotonic
 
 from everbeat.client.base import Transport
 from everbeat.client.registry import Registry, TaskDefinition
-from everbeat.core.tasks import ClaimedTask
 from everbeat.core.protocol import DEFAULT_LEASE_SECONDS, DEFAULT_QUEUE, MAX_TYPES, LeaseClaimRequest, LeaseCompletion
+from everbeat.core.tasks import ClaimedTask
 from everbeat.worker.calls import HandlerCaller, Interrupted, Outcome
 from everbeat.worker.claimer import Claimer
 from everbeat.worker.heartbeats import HeartbeatThread, TransportFactory
-from everbeat.worker.running_task import RunningTasks, RunningTask, StopReason
-from everbeat.worker.telemetry import WorkerTelemetry, Stats
 from everbeat.worker.outcomes import cancelled_of, unknown_type_of
 from everbeat.worker.prefetch import Prefetch
 from everbeat.worker.reports import Reporter
 from everbeat.worker.runners import Runners
+from everbeat.worker.running_task import RunningTask, RunningTasks, StopReason
+from everbeat.worker.telemetry import Stats, WorkerTelemetry
 
 DEFAULT_CONCURRENCY = 50
 DEFAULT_GRACE_SECONDS = 30.0
@@ -95,7 +95,9 @@ class Worker:
         )
         types = self._types if len(self._types) <= MAX_TYPES else None
         claim = LeaseClaimRequest(worker=self.name, queues=self.queues, types=types, lease_seconds=self._lease_seconds)
-        self._claimer = Claimer(self._transport, claim, self._telemetry, count_to_claim=self._count_to_claim, receive=self._received)
+        self._claimer = Claimer(
+            self._transport, claim, self._telemetry, count_to_claim=self._count_to_claim, receive=self._received
+        )
         self._heartbeats.start()
         self._tasks = [self._claimer.start(), loop.create_task(self._tick_forever())]
         server = getattr(self._transport, "url", "in this process")

@@ -77,7 +77,9 @@ class WorkerTelemetry:
         self._log.error("report_given_up", report=verb, count=len(running_task), **_example(running_task), meaning=meaning)
 
     def rejected(self, running_task: RunningTask, verb: str, error: Exception) -> None:
-        self._log.error("report_refused", report=verb, task=str(running_task.task.id), type=running_task.task.type, error=str(error))
+        self._log.error(
+            "report_refused", report=verb, task=str(running_task.task.id), type=running_task.task.type, error=str(error)
+        )
 
     def released_waiting(self, count: int) -> None:
         self._log.debug("waiting_tasks_given_back", count=count)

@@ -16,7 +16,7 @@ from cronsim import CronSim
 
 from everbeat.core.errors import InvalidInput
 from everbeat.core.rules import DstFold, DstGap
-from everbeat.core.triggers.cron_fields import MAX_LENGTH, MONTH, follows_real_time, read_fields, invalid_cron, split_zone
+from everbeat.core.triggers.cron_fields import MAX_LENGTH, MONTH, follows_real_time, invalid_cron, read_fields, split_zone
 from everbeat.core.triggers.days import CrossedTimes, DayPattern, Times
 from everbeat.core.triggers.wall_clock import EPOCH_ORDINAL, FIRST_DAY, LAST_DAY, LocalTrigger, Mode, wall_clock
 from everbeat.core.zones import load_zone

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 from everbeat.core.errors import InvalidInput
 from everbeat.core.rules import DstFold, DstGap
-from everbeat.core.triggers.rrule_text import START_YEARS, Recurrence, read_recurrence, invalid_rrule
+from everbeat.core.triggers.rrule_text import START_YEARS, Recurrence, invalid_rrule, read_recurrence
 from everbeat.core.triggers.rrule_times import UNITS, DatePattern, ElapsedPattern
 from everbeat.core.triggers.wall_clock import DAY, MAX_INSTANT, LocalTrigger, Mode, to_seconds, wall_clock
 from everbeat.core.zones import load_zone

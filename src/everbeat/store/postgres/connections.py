@@ -20,7 +20,7 @@ from uuid import uuid4
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from everbeat.core.errors import StoreUnusable, StoreRefused, StoreUnavailable
+from everbeat.core.errors import StoreRefused, StoreUnavailable, StoreUnusable
 from everbeat.store.base import Observer
 from everbeat.store.postgres.hosts import Connector
 from everbeat.store.queries import Query
@@ -158,7 +158,9 @@ class PostgresConnections:
             yield connection
 
     @contextlib.asynccontextmanager
-    async def alone(self, pool_name: str, verb: str, *, heartbeat_timeout_seconds: float | None = None) -> AsyncIterator[Connection]:
+    async def alone(
+        self, pool_name: str, verb: str, *, heartbeat_timeout_seconds: float | None = None
+    ) -> AsyncIterator[Connection]:
         """A connection outside of any transaction: for statements that refuse to be in one."""
         started, failed = time.perf_counter(), True
         try:
@@ -218,7 +220,9 @@ class PostgresConnections:
         connection.add_termination_listener(lambda _connection: closed.set())
         try:
             await connection.add_listener(CHANNEL, on_notice)
-            await connection.add_listener(EVENT_STREAM_CHANNEL, lambda _connection, _pid, _channel, message: on_message(message))
+            await connection.add_listener(
+                EVENT_STREAM_CHANNEL, lambda _connection, _pid, _channel, message: on_message(message)
+            )
             for notice in Notice:
                 heard(notice)  # whatever was said while nobody listened
             while not closed.is_set():

@@ -9,16 +9,16 @@ from uuid import UUID
 
 from everbeat.core.access import AuditLogEntry
 from everbeat.core.tasks import DeadLetter
+from everbeat.store.postgres.audit_log import write_audit_log
 from everbeat.store.postgres.connections import Connection, fetch_on
 from everbeat.store.postgres.tasks import PostgresTasks, Rollback, key_columns, task_columns
-from everbeat.store.postgres.audit_log import write_audit_log
 from everbeat.store.rows import (
     EARLIEST,
     LAST_ID,
     LATEST,
-    group_by_key,
     dead_letter_from_row,
     deduplicate,
+    group_by_key,
 )
 from everbeat.store.values import (
     DeadFilter,

@@ -13,8 +13,8 @@ import msgspec
 from everbeat.core.access import AuditLogEntry
 from everbeat.core.keys import ApiKey
 from everbeat.store.key_rows import key_from_row, key_to_row
-from everbeat.store.postgres.connections import Connection, PostgresConnections, execute_on, fetch_on
 from everbeat.store.postgres.audit_log import write_audit_log
+from everbeat.store.postgres.connections import Connection, PostgresConnections, execute_on, fetch_on
 from everbeat.store.queries import Query
 from everbeat.store.values import IdempotentResponse, KeyChange
 
@@ -68,7 +68,11 @@ class PostgresKeys(_Base):
                     if await execute_on(connection, self._queries["key_create"], **key_to_row(key), now=now) != 1:
                         raise _Rollback(KeyChange.ABSENT)
                 if response is not None:
-                    kept = {**msgspec.structs.asdict(response), "tenant_id": response_tenant_id or keys[0].tenant_id, "now": now}
+                    kept = {
+                        **msgspec.structs.asdict(response),
+                        "tenant_id": response_tenant_id or keys[0].tenant_id,
+                        "now": now,
+                    }
                     if await execute_on(connection, self._queries["idempotent_response_insert"], **kept) != 1:
                         raise _Rollback(KeyChange.LATE)
                 await write_audit_log(connection, self._queries, audit_log, now)

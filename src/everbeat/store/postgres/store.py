@@ -18,12 +18,13 @@ import msgspec
 from everbeat.core.access import AuditLogEntry
 from everbeat.core.calendars import Calendar
 from everbeat.core.changes import ScheduleWrite
-from everbeat.core.errors import EverbeatError, StoreUnusable, StoreError, StoreRefused, StoreUnavailable
+from everbeat.core.errors import EverbeatError, StoreError, StoreRefused, StoreUnavailable, StoreUnusable
 from everbeat.core.schedules import PastRule, Schedule, Status
 from everbeat.core.ticks import Tick
 from everbeat.store.base import Observer
 from everbeat.store.migrate import Migration, load_migrations, missing_migrations
 from everbeat.store.notices import Notices
+from everbeat.store.postgres.audit_log import write_audit_log
 from everbeat.store.postgres.connections import (
     LOCKED,
     Connection,
@@ -37,7 +38,6 @@ from everbeat.store.postgres.dead_letters import PostgresDeadLetters
 from everbeat.store.postgres.hosts import describe_url
 from everbeat.store.postgres.keys import PostgresKeys
 from everbeat.store.postgres.tenants import PostgresTenants
-from everbeat.store.postgres.audit_log import write_audit_log
 from everbeat.store.queries import load_numbered
 from everbeat.store.rows import (
     SkipColumns,
@@ -60,13 +60,13 @@ from everbeat.store.values import (
     Firing,
     FoundSchedules,
     IdempotentResponse,
-    PoolName,
     Listener,
     NodeHeartbeat,
     NodeInfo,
     Notice,
     PartitionInfo,
     PartitionRenewal,
+    PoolName,
     ScheduleFilter,
     TickTotal,
 )
@@ -113,7 +113,9 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
 
     async def open(self) -> None:
         if self._listen and self._listening is None:
-            self._listening = asyncio.create_task(self._connections.listen(self._notices.notify_local, self._on_listen_error, self._on_message))
+            self._listening = asyncio.create_task(
+                self._connections.listen(self._notices.notify_local, self._on_listen_error, self._on_message)
+            )
 
     async def close(self) -> None:
         with contextlib.suppress(EverbeatError):
@@ -277,7 +279,9 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
         if max_schedules is None or not new:
             return ScheduleQuota(0, 0, None)
         await fetch_on(connection, self._queries["tenant_lock"], tenant_id=tenant_id)
-        (row,) = await fetch_on(connection, self._queries["schedule_quota_count"], tenant_id=tenant_id, max_schedules=max_schedules)
+        (row,) = await fetch_on(
+            connection, self._queries["schedule_quota_count"], tenant_id=tenant_id, max_schedules=max_schedules
+        )
         return ScheduleQuota(row["count"], new, max_schedules)
 
     async def _write_rows(self, connection: Connection, writes: Sequence[ScheduleWrite]) -> None:
@@ -321,7 +325,10 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
         self, connection: Connection, tenant_id: UUID, response: IdempotentResponse, now: datetime | None
     ) -> None:
         values = msgspec.structs.asdict(response)
-        if await execute_on(connection, self._queries["idempotent_response_insert"], now=now, tenant_id=tenant_id, **values) != 1:
+        if (
+            await execute_on(connection, self._queries["idempotent_response_insert"], now=now, tenant_id=tenant_id, **values)
+            != 1
+        ):
             raise _Rollback
 
     async def schedule_list(
@@ -420,7 +427,9 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
 
     # Ownership
 
-    async def partition_renew(self, beat: NodeHeartbeat, wanted: frozenset[int], *, now: datetime | None = None) -> PartitionRenewal:
+    async def partition_renew(
+        self, beat: NodeHeartbeat, wanted: frozenset[int], *, now: datetime | None = None
+    ) -> PartitionRenewal:
         (row,) = await self._connections.fetch(
             "lease",
             self._queries["partition_renew"],
@@ -573,7 +582,9 @@ class PostgresStore(PostgresDeadLetters, PostgresTenants, PostgresKeys):
     def _transaction(self, verb: str) -> contextlib.AbstractAsyncContextManager[Connection]:
         return self._connections.transaction(self._pool_name, verb)
 
-    async def _change_with_audit_log(self, block: str, audit_log: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any) -> int:
+    async def _change_with_audit_log(
+        self, block: str, audit_log: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any
+    ) -> int:
         """How many rows the statement changed; the trail is written with it, if there are any."""
         async with self._transaction(block) as connection:
             changed = await execute_on(connection, self._queries[block], **values)

@@ -14,10 +14,10 @@ import uuid_utils.compat
 
 from everbeat.core.access import AuditLogEntry
 from everbeat.core.errors import StoreRefused
-from everbeat.core.fairness import Flow, ClaimStep
-from everbeat.core.tasks import Attempt, ClaimedTask, AttemptEnd, LogLine, NewTask, LeasedTask, TaskRecord, TaskState
-from everbeat.store.postgres.connections import Connection, execute_on, fetch_on
+from everbeat.core.fairness import ClaimStep, Flow
+from everbeat.core.tasks import Attempt, AttemptEnd, ClaimedTask, LeasedTask, LogLine, NewTask, TaskRecord, TaskState
 from everbeat.store.postgres.audit_log import write_audit_log
+from everbeat.store.postgres.connections import Connection, execute_on, fetch_on
 from everbeat.store.queries import Query
 from everbeat.store.rows import (
     CANCELLED,
@@ -27,30 +27,30 @@ from everbeat.store.rows import (
     REPLACED_REASON,
     KeyedTasks,
     attempt_from_row,
-    group_by_key,
-    claimed_from_row,
     claim_result,
+    claimed_from_row,
+    deduplicate,
     flow_starts,
+    group_by_key,
     kept_log,
     merge_heartbeats,
     running_from_row,
     submit_result,
     task_from_row,
     within_quota,
-    deduplicate,
 )
 from everbeat.store.values import (
-    RenewedLease,
-    HeartbeatWrite,
     CancelResult,
     ClaimRequest,
     ClaimResult,
     CompleteResult,
-    EndResult,
-    LeaseRef,
     EndedAttempt,
+    EndResult,
+    HeartbeatWrite,
+    LeaseRef,
     PromoteResult,
     QueueDepth,
+    RenewedLease,
     SubmitResult,
     TaskFilter,
     TaskScan,
@@ -85,7 +85,9 @@ class _Base(Protocol):
     async def _fetch(self, block: str, /, **values: Any) -> list[asyncpg.Record]: ...
     async def _execute(self, block: str, /, **values: Any) -> int: ...
     def _transaction(self, verb: str) -> AbstractAsyncContextManager[Connection]: ...
-    async def _change_with_audit_log(self, block: str, audit_log: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any) -> int: ...
+    async def _change_with_audit_log(
+        self, block: str, audit_log: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any
+    ) -> int: ...
     async def _with_months(self, instants: Sequence[datetime], write: Callable[[], Awaitable[T]]) -> T: ...
     async def _this_month(self, now: datetime | None, write: Callable[[], Awaitable[T]]) -> T: ...
 
@@ -114,7 +116,12 @@ class PostgresTasks(_Base):
         return await self._submit_some(tasks, keyed, has_single_key, audit_log, now)
 
     async def _submit_some(
-        self, tasks: Sequence[NewTask], keyed: KeyedTasks, has_single_key: bool, audit_log: Sequence[AuditLogEntry], now: datetime | None
+        self,
+        tasks: Sequence[NewTask],
+        keyed: KeyedTasks,
+        has_single_key: bool,
+        audit_log: Sequence[AuditLogEntry],
+        now: datetime | None,
     ) -> SubmitResult:
         """Some key may be taken: find out which, and write what is new unless a key was used for something else."""
         mismatched = set(keyed.mismatched)
@@ -190,7 +197,11 @@ class PostgresTasks(_Base):
             # Counted by a statement of its own, which sees what others did until the tenants were locked.
             tenants = await fetch_on(connection, self._queries["task_claim_tenants"], tenant_ids=list(limited))
             max_running = {row["id"]: row["max_running"] for row in tenants if row["max_running"] is not None}
-            counts = await fetch_on(connection, self._queries["task_claim_running"], tenant_ids=list(max_running)) if max_running else []
+            counts = (
+                await fetch_on(connection, self._queries["task_claim_running"], tenant_ids=list(max_running))
+                if max_running
+                else []
+            )
             remaining = {row["tenant_id"]: max_running[row["tenant_id"]] - row["count"] for row in counts}
             cut = within_quota(shares, remaining)
             rows = await fetch_on(connection, self._queries["task_claim"], **values, **_share_columns(cut))
@@ -231,7 +242,9 @@ class PostgresTasks(_Base):
             columns = dict(zip(names, map(list, zip(*lines, strict=True)), strict=True))
             await execute_on(connection, self._queries["task_log_insert"], **columns)
 
-    async def task_complete(self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None) -> CompleteResult:
+    async def task_complete(
+        self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None
+    ) -> CompleteResult:
         refs = [lease for lease, _ in results]
         values = {**_refs(refs), "results": [result for _, result in results]}
         rows = await self._this_month(now, lambda: self._fetch("task_complete", now=now, **values))
@@ -349,7 +362,9 @@ class PostgresTasks(_Base):
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> int:
-        return await self._change_with_audit_log("task_reschedule", audit_log, now, tenant_id=tenant_id, id=id_, run_at=run_at, now=now)
+        return await self._change_with_audit_log(
+            "task_reschedule", audit_log, now, tenant_id=tenant_id, id=id_, run_at=run_at, now=now
+        )
 
     # Reading
 
@@ -422,7 +437,10 @@ def _share_columns(shares: Sequence[ClaimStep]) -> dict[str, list[Any]]:
 
 
 def _claims(
-    claim_requests: Sequence[ClaimRequest], shares: Sequence[ClaimStep], rows: list[asyncpg.Record], remaining: Mapping[UUID, int]
+    claim_requests: Sequence[ClaimRequest],
+    shares: Sequence[ClaimStep],
+    rows: list[asyncpg.Record],
+    remaining: Mapping[UUID, int],
 ) -> ClaimResult:
     tasks: list[list[ClaimedTask]] = [[] for _ in claim_requests]
     claimed_counts = [0] * len(shares)

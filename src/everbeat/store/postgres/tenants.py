@@ -15,8 +15,8 @@ from everbeat.core.access import AuditLogEntry
 from everbeat.core.errors import StoreRefused
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenants import Tenant
-from everbeat.store.postgres.connections import Connection, execute_on
 from everbeat.store.postgres.audit_log import write_audit_log
+from everbeat.store.postgres.connections import Connection, execute_on
 from everbeat.store.queries import Query
 from everbeat.store.tenant_rows import audit_log_entry_from_row, audit_log_window, tenant_from_row, tenant_to_row
 from everbeat.store.values import AuditLogFilter, IdempotentResponse, TenantWrite
@@ -80,6 +80,8 @@ class PostgresTenants(_Base):
             rows = await self._fetch("audit_log_list", tenant_id=tenant_id, limit=limit, **window)
         return [audit_log_entry_from_row(row) for row in rows]
 
-    async def idempotent_response_find(self, tenant_id: UUID, key: str, *, now: datetime | None = None) -> IdempotentResponse | None:
+    async def idempotent_response_find(
+        self, tenant_id: UUID, key: str, *, now: datetime | None = None
+    ) -> IdempotentResponse | None:
         rows = await self._fetch("idempotent_response_find", tenant_id=tenant_id, key=key, now=now)
         return IdempotentResponse(**dict(rows[0])) if rows else None

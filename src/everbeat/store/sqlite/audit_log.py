@@ -11,6 +11,8 @@ from everbeat.core.access import AuditLogEntry
 from everbeat.store.sqlite.connections import SqliteSession
 
 
-def write_audit_log(session: SqliteSession, sql: Mapping[str, str], audit_log: Sequence[AuditLogEntry], moment: datetime) -> None:
+def write_audit_log(
+    session: SqliteSession, sql: Mapping[str, str], audit_log: Sequence[AuditLogEntry], moment: datetime
+) -> None:
     if audit_log:
         session.change_many(sql["audit_log_insert"], [{**msgspec.structs.asdict(entry), "at": moment} for entry in audit_log])

@@ -20,7 +20,7 @@ from uuid import UUID
 
 import apsw
 
-from everbeat.core.errors import StoreUnusable, StoreRefused, StoreUnavailable
+from everbeat.core.errors import StoreRefused, StoreUnavailable, StoreUnusable
 from everbeat.store.base import Observer
 from everbeat.store.rows import text_of
 

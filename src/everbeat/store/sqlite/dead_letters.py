@@ -15,13 +15,13 @@ from everbeat.store.rows import (
     EARLIEST,
     LAST_ID,
     LATEST,
-    group_by_key,
     dead_letter_from_row,
     deduplicate,
+    group_by_key,
 )
-from everbeat.store.sqlite.connections import SqliteSession, from_microseconds, hex_text, to_microseconds
-from everbeat.store.sqlite.tasks import SqliteTasks, Rollback
 from everbeat.store.sqlite.audit_log import write_audit_log
+from everbeat.store.sqlite.connections import SqliteSession, from_microseconds, hex_text, to_microseconds
+from everbeat.store.sqlite.tasks import Rollback, SqliteTasks
 from everbeat.store.values import (
     DeadFilter,
     Replay,

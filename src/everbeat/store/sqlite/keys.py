@@ -13,8 +13,8 @@ from everbeat.core.access import AuditLogEntry
 from everbeat.core.keys import ApiKey
 from everbeat.store.key_rows import key_from_row, key_to_row
 from everbeat.store.rows import text_of
-from everbeat.store.sqlite.connections import SqliteConnections, Row, SqliteSession, hex_text
 from everbeat.store.sqlite.audit_log import write_audit_log
+from everbeat.store.sqlite.connections import Row, SqliteConnections, SqliteSession, hex_text
 from everbeat.store.values import IdempotentResponse, KeyChange
 
 

@@ -32,11 +32,18 @@ from everbeat.store.rows import (
     tick_from_row,
     total_from_row,
 )
-from everbeat.store.sqlite.connections import SqliteConnections, Row, SqliteSession, from_microseconds, hex_text, to_microseconds
+from everbeat.store.sqlite.audit_log import write_audit_log
+from everbeat.store.sqlite.connections import (
+    Row,
+    SqliteConnections,
+    SqliteSession,
+    from_microseconds,
+    hex_text,
+    to_microseconds,
+)
 from everbeat.store.sqlite.dead_letters import SqliteDeadLetters
 from everbeat.store.sqlite.keys import SqliteKeys
 from everbeat.store.sqlite.tenants import SqliteTenants
-from everbeat.store.sqlite.audit_log import write_audit_log
 from everbeat.store.tenant_rows import ScheduleQuota
 from everbeat.store.values import (
     DueScan,
@@ -45,13 +52,13 @@ from everbeat.store.values import (
     Firing,
     FoundSchedules,
     IdempotentResponse,
-    PoolName,
     Listener,
     NodeHeartbeat,
     NodeInfo,
     Notice,
     PartitionInfo,
     PartitionRenewal,
+    PoolName,
     ScheduleFilter,
     TickTotal,
 )
@@ -166,7 +173,9 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
             found = session.rows(self._sql["schedule_find"], wanted)
             if key is None:
                 return found, []
-            return found, session.rows(self._sql["idempotent_response_find"], {"tenant_id": tenant_id, "key": key, "now": moment})
+            return found, session.rows(
+                self._sql["idempotent_response_find"], {"tenant_id": tenant_id, "key": key, "now": moment}
+            )
 
         rows, answers = await self._connections.read("schedule_find", work)
         response = IdempotentResponse(**answers[0]) if answers else None
@@ -206,7 +215,9 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
             return False
         return True
 
-    def _schedule_quota(self, session: SqliteSession, tenant_id: UUID, writes: Sequence[ScheduleWrite], max_schedules: int | None) -> ScheduleQuota:
+    def _schedule_quota(
+        self, session: SqliteSession, tenant_id: UUID, writes: Sequence[ScheduleWrite], max_schedules: int | None
+    ) -> ScheduleQuota:
         new = sum(write.expected is None for write in writes)
         if max_schedules is None or not new:
             return ScheduleQuota(0, 0, None)
@@ -372,7 +383,9 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
 
     # Ownership
 
-    async def partition_renew(self, beat: NodeHeartbeat, wanted: frozenset[int], *, now: datetime | None = None) -> PartitionRenewal:
+    async def partition_renew(
+        self, beat: NodeHeartbeat, wanted: frozenset[int], *, now: datetime | None = None
+    ) -> PartitionRenewal:
         def work(session: SqliteSession) -> PartitionRenewal:
             moment = self._moment(now)
             values = {
@@ -473,7 +486,9 @@ class SqliteStore(SqliteDeadLetters, SqliteTenants, SqliteKeys):
     async def _change(self, block: str, /, **values: Any) -> int:
         return await self._connections.write(block, lambda session: session.change(self._sql[block], values))
 
-    async def _change_with_audit_log(self, block: str, audit_log: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any) -> int:
+    async def _change_with_audit_log(
+        self, block: str, audit_log: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any
+    ) -> int:
         """How many rows the statement changed; the trail is written with it, if there are any."""
 
         def work(session: SqliteSession) -> int:

@@ -13,14 +13,14 @@ import msgspec
 import uuid_utils.compat
 
 from everbeat.core.access import AuditLogEntry
-from everbeat.core.fairness import Flow, ClaimStep
+from everbeat.core.fairness import ClaimStep, Flow
 from everbeat.core.tasks import (
     Attempt,
-    ClaimedTask,
     AttemptEnd,
+    ClaimedTask,
+    LeasedTask,
     LogLine,
     NewTask,
-    LeasedTask,
     TaskRecord,
     TaskState,
     with_payload_ref,
@@ -34,9 +34,10 @@ from everbeat.store.rows import (
     REPLACED_REASON,
     KeyedTasks,
     attempt_from_row,
-    group_by_key,
     claim_result,
+    deduplicate,
     flow_starts,
+    group_by_key,
     kept_log,
     merge_heartbeats,
     running_from_row,
@@ -44,22 +45,28 @@ from everbeat.store.rows import (
     task_from_row,
     text_of,
     within_quota,
-    deduplicate,
 )
-from everbeat.store.sqlite.connections import SqliteConnections, Row, SqliteSession, from_microseconds, hex_text, to_microseconds
 from everbeat.store.sqlite.audit_log import write_audit_log
+from everbeat.store.sqlite.connections import (
+    Row,
+    SqliteConnections,
+    SqliteSession,
+    from_microseconds,
+    hex_text,
+    to_microseconds,
+)
 from everbeat.store.values import (
-    RenewedLease,
-    HeartbeatWrite,
     CancelResult,
     ClaimRequest,
     ClaimResult,
     CompleteResult,
-    EndResult,
-    LeaseRef,
     EndedAttempt,
+    EndResult,
+    HeartbeatWrite,
+    LeaseRef,
     PromoteResult,
     QueueDepth,
+    RenewedLease,
     SubmitResult,
     TaskFilter,
     TaskScan,
@@ -82,7 +89,9 @@ class _Base(Protocol):
     def _moment(self, now: datetime | None) -> datetime: ...
     async def _read(self, block: str, /, **values: Any) -> list[Row]: ...
     async def _change(self, block: str, /, **values: Any) -> int: ...
-    async def _change_with_audit_log(self, block: str, audit_log: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any) -> int: ...
+    async def _change_with_audit_log(
+        self, block: str, audit_log: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any
+    ) -> int: ...
 
 
 class Rollback(Exception):
@@ -181,7 +190,10 @@ class SqliteTasks(_Base):
             return moment, parts, cut, claimed_counts, remaining
 
         moment, parts, cut, claimed_counts, remaining = await self._connections.write("task_claim", work)
-        tasks = [[_claimed(row, claim_request, moment, total) for row in part] for claim_request, part in zip(claim_requests, parts, strict=True)]
+        tasks = [
+            [_claimed(row, claim_request, moment, total) for row in part]
+            for claim_request, part in zip(claim_requests, parts, strict=True)
+        ]
         return claim_result(tasks, cut, claimed_counts, remaining)
 
     def _remaining_running(self, session: SqliteSession, limited: Collection[UUID]) -> dict[UUID, int]:
@@ -195,16 +207,22 @@ class SqliteTasks(_Base):
             remaining[tenant_id] -= count
         return remaining
 
-    def _pick_some(self, session: SqliteSession, shares: Sequence[ClaimStep], limit: int) -> list[tuple[ClaimStep, list[Values]]]:
+    def _pick_some(
+        self, session: SqliteSession, shares: Sequence[ClaimStep], limit: int
+    ) -> list[tuple[ClaimStep, list[Values]]]:
         """What the first of these shares bring: several at once if they are alike and there is room for all of them."""
         first = shares[0]
         alike = list(takewhile(lambda one: one.limit == first.limit and len(one.queue_types) == 1, shares))
         alike = alike[: limit // first.limit] if first.limit > 0 else []
         if len(alike) < 2:
             return [(first, self._pick(session, first, min(first.limit, limit)))]
-        queue_types = [(one.queue_types[0][0], one.tenant_id.hex, one.priority, one.fair_key, one.queue_types[0][1]) for one in alike]
+        queue_types = [
+            (one.queue_types[0][0], one.tenant_id.hex, one.priority, one.fair_key, one.queue_types[0][1]) for one in alike
+        ]
         found: list[list[Values]] = [[] for _ in alike]
-        for place, *row in session.tuples(self._sql["task_claim_picks"], {"queue_types": text_of(queue_types), "limit": first.limit}):
+        for place, *row in session.tuples(
+            self._sql["task_claim_picks"], {"queue_types": text_of(queue_types), "limit": first.limit}
+        ):
             found[place].append(tuple(row))
         return [(one, sorted(rows, key=lambda row: row[1:3])) for one, rows in zip(alike, found, strict=True)]
 
@@ -247,7 +265,9 @@ class SqliteTasks(_Base):
 
         return await self._connections.write("task_heartbeat", work)
 
-    async def task_complete(self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None) -> CompleteResult:
+    async def task_complete(
+        self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None
+    ) -> CompleteResult:
         results = deduplicate(results, lambda one: one[0])
         ids = {lease.id.bytes: lease.id for lease, _ in results}
         given = text_of([(_holder(lease), lease.id.hex, lease.fence, result) for lease, result in results])
@@ -335,7 +355,9 @@ class SqliteTasks(_Base):
     def _replace_previous(self, session: SqliteSession, schedule_ids: Sequence[UUID], moment: datetime) -> None:
         rows = session.rows(self._sql["task_release_held_replaced"], {"ids": hex_text(schedule_ids)}) if schedule_ids else []
         for tenant_id in {row["tenant_id"] for row in rows}:
-            self._cancel(session, tenant_id, [row["id"] for row in rows if row["tenant_id"] == tenant_id], REPLACED_REASON, moment)
+            self._cancel(
+                session, tenant_id, [row["id"] for row in rows if row["tenant_id"] == tenant_id], REPLACED_REASON, moment
+            )
 
     async def task_cancel(
         self, tenant_id: UUID, ids: Sequence[UUID], *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
@@ -349,7 +371,9 @@ class SqliteTasks(_Base):
 
         return await self._connections.write("task_cancel", work)
 
-    def _cancel(self, session: SqliteSession, tenant_id: UUID, ids: Sequence[UUID], reason: str, moment: datetime) -> CancelResult:
+    def _cancel(
+        self, session: SqliteSession, tenant_id: UUID, ids: Sequence[UUID], reason: str, moment: datetime
+    ) -> CancelResult:
         values = {"tenant_id": tenant_id, "ids": hex_text(ids)}
         session.change(self._sql["task_cancel_insert"], {**values, "reason": reason, "now": moment})
         ended = session.rows(self._sql["task_cancel"], values)

@@ -14,8 +14,8 @@ from everbeat.core.errors import StoreRefused
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenants import Tenant
 from everbeat.store.rows import text_of
-from everbeat.store.sqlite.connections import SqliteConnections, Row, SqliteSession, hex_text
 from everbeat.store.sqlite.audit_log import write_audit_log
+from everbeat.store.sqlite.connections import Row, SqliteConnections, SqliteSession, hex_text
 from everbeat.store.tenant_rows import audit_log_entry_from_row, audit_log_window, tenant_from_row, tenant_to_row
 from everbeat.store.values import AuditLogFilter, IdempotentResponse, TenantWrite
 
@@ -85,6 +85,8 @@ class SqliteTenants(_Base):
             rows = await self._read("audit_log_list", tenant_id=tenant_id, limit=limit, **window)
         return [audit_log_entry_from_row(row) for row in rows]
 
-    async def idempotent_response_find(self, tenant_id: UUID, key: str, *, now: datetime | None = None) -> IdempotentResponse | None:
+    async def idempotent_response_find(
+        self, tenant_id: UUID, key: str, *, now: datetime | None = None
+    ) -> IdempotentResponse | None:
         rows = await self._read("idempotent_response_find", tenant_id=tenant_id, key=key, now=self._moment(now))
         return IdempotentResponse(**rows[0]) if rows else None
