@@ -15,7 +15,7 @@ help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 $(VENV)/.runnable: requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(0 if (3,11) <= sys.version_info < (3,14) else "Everbeat needs Python 3.11 to 3.13; try: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3,11) <= sys.version_info < (3,15) else "Everbeat needs Python 3.11 to 3.14; try: make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing Everbeat into $(VENV) ..."
 	@$(PIP) --require-hashes -r requirements.lock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import UUID, uuid4
 
 import apsw
@@ -14,6 +14,7 @@ import msgspec
 import uuid_utils.compat
 
 from everbeat.clock import DatabaseClock
+from everbeat.config import Settings
 from everbeat.core.access import AuditLogEntry
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.partitioning import PARTITIONS, partition_of
@@ -21,21 +22,12 @@ from everbeat.core.rules import Rule, TriggerKind
 from everbeat.core.schedules import DEFAULT_TENANT, Schedule, Spec, Status
 from everbeat.core.tasks import ClaimedTask, NewTask, Origin
 from everbeat.core.ticks import Skip, SkipReason, Tick
-from everbeat.core.timeline import TimelineCache
-from everbeat.services.audit import AuditCount, AuditService
-from everbeat.services.backfill import BackfillService
-from everbeat.services.dead_letters import DeadLetterService
+from everbeat.engine import Engine
+from everbeat.services.audit import AuditCount
 from everbeat.services.events import Event, TicksRefused
 from everbeat.services.fair_dispatch import ClaimScope, EqualShares, FairDispatcher
-from everbeat.services.leases import LeaseService
-from everbeat.services.long_polls import LongPolls
-from everbeat.services.overlap import OverlapReleaser, Promoter, Reaper
-from everbeat.services.ownership import Ownership
-from everbeat.services.quotas import QuotaService
-from everbeat.services.schedules import ScheduleService
-from everbeat.services.tasks import TaskService
-from everbeat.services.tenants import TenantDirectory
-from everbeat.services.ticker import Ticker, TickerSettings
+from everbeat.services.publisher import ChangePublisher
+from everbeat.services.ticker import TickerSettings
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.connections import to_microseconds
@@ -207,7 +199,7 @@ async def claim_for(
 ) -> list[list[ClaimedTask]]:
     """What several workers get, dealt by a look at what is ready."""
     key = ClaimScope(tenant_id, tuple(queues), None if types is None else tuple(types))
-    dispatcher = FairDispatcher(key, store, EqualShares(), total_seconds)
+    dispatcher = FairDispatcher(key, store, ChangePublisher(store), EqualShares(), total_seconds)
     return (await dispatcher.dispatch(claim_requests, now=now)).tasks
 
 
@@ -278,6 +270,10 @@ class StoreOverride:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
+    def pool(self, _pool: str) -> Self:
+        """All connections go through the overridden verbs."""
+        return self
+
 
 class SteppedNode:
     """A node on a store, without loops: its monotonic clock and the database's `now` move only when a test says so."""
@@ -299,48 +295,21 @@ class SteppedNode:
         self.lease_seconds = lease_seconds
         self.renewed = float("-inf")
         self.events: list[Event] = []
-        self.timelines = TimelineCache()
-        self.id = uuid4()
-        clock = DatabaseClock(lambda: self.monotonic)
-        self.long_polls = LongPolls(self.store, total_seconds=total_seconds)
-        self.overlap = OverlapReleaser(self.store, self.long_polls, emit=self.events.append, monotonic=lambda: self.monotonic)
-        self.promoter = Promoter(self.store, self.long_polls, clock, emit=self.events.append)
-        self.reaper = Reaper(self.store, self.overlap, total_seconds=total_seconds, random_fraction=random_fraction)
-        self.leases = LeaseService(
-            self.store,
-            self.long_polls,
-            self.overlap,
-            total_seconds=total_seconds,
+        engine = self.engine = Engine(
+            store,
+            DatabaseClock(lambda: self.monotonic),
+            Settings(node_name=name, lease_seconds=lease_seconds, task_total_seconds=total_seconds),
             emit=self.events.append,
             random_fraction=random_fraction,
+            ticker_settings=settings or TickerSettings(),
         )
-        self.quotas = QuotaService(self.store, TenantDirectory(self.store), monotonic=lambda: self.monotonic)
-        self.tasks = TaskService(self.store, self.long_polls, self.overlap, emit=self.events.append, quotas=self.quotas)
-        self.dead_letters = DeadLetterService(self.store, self.tasks)
-        self.ownership = Ownership(
-            self.store,
-            node_heartbeat(self.id, lease_seconds=lease_seconds, name=name),
-            clock,
-            emit=self.events.append,
-            monotonic=lambda: self.monotonic,
-        )
-        self.ticker = Ticker(
-            self.store,
-            self.ownership,
-            clock,
-            self.timelines,
-            settings=settings or TickerSettings(),
-            emit=self.events.append,
-            on_tasks=self._on_tasks,
-            quotas=self.quotas,
-        )
-        self.schedules = ScheduleService(self.store, self.timelines, self.quotas)
-        self.backfill = BackfillService(self.store, self.schedules, self.tasks, self.timelines)
-        self.audit = AuditService(self.store, self.timelines, late_seconds=5)
-
-    def _on_tasks(self, queues: frozenset[str], held_schedule_ids: frozenset[UUID]) -> None:
-        self.long_polls.wake(queues)
-        self.overlap.note_schedules(held_schedule_ids)
+        self.id = engine.ownership.node_id
+        self.timelines, self.quotas, self.event_stream = engine.timelines, engine.quotas, engine.event_stream
+        self.long_polls, self.overlap = engine.long_polls, engine.overlap
+        self.promoter, self.reaper = engine.promoter, engine.reaper
+        self.ownership, self.ticker = engine.ownership, engine.ticker
+        self.leases, self.tasks, self.dead_letters = engine.leases, engine.tasks, engine.dead_letters
+        self.schedules, self.backfill, self.audit = engine.schedules, engine.backfill, engine.audit
 
     @property
     def owned(self) -> frozenset[int]:

@@ -1,11 +1,53 @@
-"""What `import everbeat` costs: the SDK alone, without server, store or HTTP client."""
+"""What `import everbeat` and `everbeat --help` load, and how long they take."""
 
 from __future__ import annotations
 
+import importlib
+import resource
 import subprocess
 import sys
 
-HEAVY = ("apsw", "asyncpg", "click", "granian", "httpx", "icalendar", "litestar", "prometheus_client", "structlog", "uvloop")
+import click
+import pytest
+
+import everbeat
+from everbeat.cli.main import COMMANDS
+
+HEAVY = frozenset(
+    {
+        "aiohttp",
+        "apsw",
+        "asyncpg",
+        "dateutil",
+        "httptools",
+        "httpx",
+        "icalendar",
+        "litestar",
+        "obstore",
+        "prometheus_client",
+        "starlette",
+        "structlog",
+        "uuid_utils",
+        "uvicorn",
+        "uvloop",
+    }
+)
+HELP = """
+import sys
+from everbeat.cli.main import main
+sys.argv, stdout, sys.stdout = ["everbeat", "--help"], sys.stdout, sys.stderr
+try:
+    main()
+except SystemExit:
+    pass
+sys.stdout = stdout
+"""
+DECLARE = """
+from everbeat import Everbeat
+eb = Everbeat("sqlite:///app.db")
+@eb.cron("0 2 * * *", tz="Europe/Berlin")
+def nightly(): ...
+"""
 
 
 def loaded_after(code: str) -> set[str]:
@@ -14,15 +56,48 @@ def loaded_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_importing_the_sdk_loads_neither_server_nor_drivers() -> None:
-    assert loaded_after("import everbeat").isdisjoint(HEAVY)
+def cpu_seconds_of(code: str) -> float:
+    """The processor time of the best of five runs, each in a fresh process."""
+    times = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(times)
 
 
-def test_declaring_loads_no_more() -> None:
-    code = """
-from everbeat import Everbeat
-eb = Everbeat("sqlite:///app.db")
-@eb.cron("0 2 * * *", tz="Europe/Berlin")
-def nightly(): ...
-"""
-    assert loaded_after(code).isdisjoint(HEAVY)
+@pytest.mark.parametrize("code", ["import everbeat", "from everbeat import *", DECLARE], ids=["import", "names", "declare"])
+def test_the_sdk_loads_neither_the_server_nor_an_http_client(code: str) -> None:
+    assert loaded_after(code) & (HEAVY | {"click"}) == set()
+
+
+def test_help_loads_no_command() -> None:
+    assert loaded_after(HELP) & (HEAVY | {"asyncio", "msgspec"}) == set()
+
+
+@pytest.mark.parametrize(
+    ("code", "target_seconds"),
+    [("import everbeat", 0.08), ("from everbeat import Everbeat", 0.08), (HELP, 0.15)],
+    ids=["import", "app", "help"],
+)
+def test_start_up_time(code: str, target_seconds: float) -> None:
+    """The bound is generous, because other tests run at the same time."""
+    assert cpu_seconds_of(code) <= 4 * target_seconds
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_shows_the_first_sentence_of_each_command(name: str) -> None:
+    command: click.Command = getattr(importlib.import_module(COMMANDS[name].module), name)
+    assert COMMANDS[name].summary.removesuffix(".") == command.get_short_help_str(200).removesuffix(".")
+
+
+@pytest.mark.parametrize("name", everbeat.__all__)
+def test_each_public_name_is_listed_and_imported_on_use(name: str) -> None:
+    assert name in dir(everbeat)
+    assert getattr(everbeat, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        everbeat.Nothing  # type: ignore[attr-defined]  # noqa: B018

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from fastapi import FastAPI, HTTPException
 
 from everbeat import Context, Everbeat, ServerProblem
@@ -50,11 +51,13 @@ async def show_task(task_id: UUID) -> dict[str, Any]:
         task = await eb.async_client.tasks.get(task_id)
     except ServerProblem as problem:
         raise HTTPException(problem.status, str(problem)) from None
-    return {name: task[name] for name in ("id", "type", "state", "attempt", "progress", "result", "error")}
+    shown = msgspec.to_builtins(task)
+    return {name: shown[name] for name in ("id", "type", "state", "attempt", "progress", "result", "error")}
 
 
 @app.get("/sweeps")
 async def show_sweeps() -> list[dict[str, Any]]:
     """What became of the cron's ticks of the last ten seconds."""
     now = datetime.now(UTC)
-    return await eb.async_client.schedules.ticks("sweep", from_=now - timedelta(seconds=10), to=now)
+    ticks = await eb.async_client.schedules.ticks("sweep", from_=now - timedelta(seconds=10), to=now)
+    return [msgspec.to_builtins(tick) for tick in ticks]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from flask import Flask, jsonify, request
 from flask.typing import ResponseReturnValue
 
@@ -68,7 +69,7 @@ def show_order(order: int) -> ResponseReturnValue:
 
 @app.get("/tasks/<uuid:task_id>")
 def show_task(task_id: Any) -> ResponseReturnValue:
-    task = eb.client.tasks.get(task_id)
+    task = msgspec.to_builtins(eb.client.tasks.get(task_id))
     return jsonify({name: task[name] for name in ("id", "type", "state", "attempt", "result", "error")})
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from everbeat import Context, Everbeat, EverbeatError
+from everbeat.core.responses import TaskResponse
 
 eb = Everbeat(name="reminders")
 
@@ -18,23 +18,23 @@ def remind(ctx: Context, user: str, text: str) -> str:
     return f"reminded {user}"
 
 
-def add(user: str, text: str, delay: str = "10m", key: str | None = None) -> dict[str, Any]:
+def add(user: str, text: str, delay: str = "10m", key: str | None = None) -> TaskResponse:
     """Submitted twice under one key, as by a click too many, it is one reminder."""
     return remind.options(delay=delay, key=key).submit(user=user, text=text).get()
 
 
-def move(task_id: str, seconds: float) -> dict[str, Any]:
+def move(task_id: str, seconds: float) -> TaskResponse:
     """To so many seconds from now; refused once it has begun."""
     return eb.client.tasks.reschedule(task_id, datetime.now(UTC) + timedelta(seconds=seconds))
 
 
-def drop(task_id: str) -> dict[str, Any]:
+def drop(task_id: str) -> TaskResponse:
     return eb.client.tasks.cancel(task_id)
 
 
-def show(*tasks: dict[str, Any]) -> None:
+def show(*tasks: TaskResponse) -> None:
     for task in tasks:
-        print(f"{task['id']}  {task['state']:<9}  {task['run_at'][:19]}Z  {task['payload']['user']}: {task['payload']['text']}")
+        print(f"{task.id}  {task.state:<9}  {task.run_at[:19]}Z  {task.payload['user']}: {task.payload['text']}")
 
 
 def main() -> None:

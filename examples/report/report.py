@@ -24,10 +24,10 @@ async def build_report(ctx: Context, account: int, pages: int = 20) -> dict[str,
 def watch(handle: TaskHandle) -> None:
     """Show every new word of progress until the task has ended."""
     shown = None
-    while (task := handle.get())["state"] in ("scheduled", "ready", "running"):
-        if task["progress"] != shown and task["progress"] is not None:
-            shown = task["progress"]
-            print(f"  {shown['fraction']:4.0%}  {shown['message']}", flush=True)
+    while (task := handle.get()).state in ("scheduled", "ready", "running"):
+        if task.progress != shown and task.progress is not None:
+            shown = task.progress
+            print(f"  {shown.fraction:4.0%}  {shown.message}", flush=True)
         time.sleep(0.2)
 
 
@@ -40,18 +40,19 @@ def main() -> None:
     print(f"  done: {handle.wait()}")
     print("Its log:")
     for entry in eb.client.tasks.log(handle.id):
-        for line in entry["text"].splitlines():
+        for line in entry.text.splitlines():
             print(f"  {line}")
 
     print("A long one, called off:")
     handle = build_report.submit(account=account, pages=10_000)
-    while handle.get()["progress"] is None:
+    while handle.get().progress is None:
         time.sleep(0.2)
     handle.cancel()
     try:
         handle.wait("30s")
     except TaskCancelled as cancelled:
-        print(f"  {cancelled.task['state']} at {cancelled.task['progress']['message']}")
+        progress = cancelled.task.progress
+        print(f"  {cancelled.task.state} at {progress.message if progress else 'its start'}")
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ def main() -> None:
     for handle in handles:
         handle.wait("2m")
     tasks = [handle.get() for handle in handles]
-    print(f"completed {sum(task['state'] == 'completed' for task in tasks)}")
-    print(f"tried more than once: {sum(task['attempt'] > 1 for task in tasks)}")
-    for worker, done in sorted(collections.Counter(task["worker"] for task in tasks).items()):
+    print(f"completed {sum(task.state == 'completed' for task in tasks)}")
+    print(f"tried more than once: {sum(task.attempt > 1 for task in tasks)}")
+    for worker, done in sorted(collections.Counter(task.worker for task in tasks).items()):
         print(f"  {worker}: {done}")
 
 

@@ -1,24 +1,32 @@
-"""Everbeat: a distributed cron and task scheduler. The public names, and nothing else."""
+"""Everbeat: a distributed cron and task scheduler. This module contains the public names of the SDK.
 
-from everbeat.app import Everbeat
-from everbeat.client.errors import (
-    ConflictProblem,
-    InvalidArguments,
-    NonRetryable,
-    NotFoundProblem,
-    NotReachable,
-    RegistrationError,
-    RetryLater,
-    ServerProblem,
-    TaskCancelled,
-    TaskFailed,
-    TaskNotFinished,
-)
-from everbeat.client.handles import TaskHandle
-from everbeat.core.errors import EverbeatError
-from everbeat.core.schedules import Retry, RetryKind
+A name is imported on first use, so that `import everbeat` and the command line do not load what they do not need.
+"""
+
+import importlib
+import typing
+
 from everbeat.version import __version__
-from everbeat.worker.context import Cancelled, Context
+
+if typing.TYPE_CHECKING:
+    from everbeat.app import Everbeat
+    from everbeat.client.errors import (
+        ConflictProblem,
+        InvalidArguments,
+        NonRetryable,
+        NotFoundProblem,
+        NotReachable,
+        RegistrationError,
+        RetryLater,
+        ServerProblem,
+        TaskCancelled,
+        TaskFailed,
+        TaskNotFinished,
+    )
+    from everbeat.client.handles import TaskHandle
+    from everbeat.core.errors import EverbeatError
+    from everbeat.core.schedules import Retry, RetryKind
+    from everbeat.worker.context import Cancelled, Context
 
 __all__ = [
     "Cancelled",
@@ -41,3 +49,38 @@ __all__ = [
     "TaskNotFinished",
     "__version__",
 ]
+
+_MODULES = {
+    "everbeat.app": ("Everbeat",),
+    "everbeat.client.errors": (
+        "ConflictProblem",
+        "InvalidArguments",
+        "NonRetryable",
+        "NotFoundProblem",
+        "NotReachable",
+        "RegistrationError",
+        "RetryLater",
+        "ServerProblem",
+        "TaskCancelled",
+        "TaskFailed",
+        "TaskNotFinished",
+    ),
+    "everbeat.client.handles": ("TaskHandle",),
+    "everbeat.core.errors": ("EverbeatError",),
+    "everbeat.core.schedules": ("Retry", "RetryKind"),
+    "everbeat.worker.context": ("Cancelled", "Context"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+# Type checkers read the imports above. They would accept any name if they saw __getattr__.
+if not typing.TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        module = _MODULE_OF.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(module), name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_MODULE_OF})

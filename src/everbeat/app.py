@@ -1,4 +1,4 @@
-"""Everbeat, the app: tasks and schedules declared by decorators, submitted, registered, and run in this process if wanted."""
+"""The app: declares tasks and schedules by decorators, submits and registers them, and can run them in this process."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ _EXAMPLES = {
 
 
 class WithContext(Protocol[SubmitParams, R_co]):
-    """A function whose first parameter is called ctx."""
+    """A function whose first parameter is named ctx."""
 
     def __call__(self, ctx: Context, *args: SubmitParams.args, **kwargs: SubmitParams.kwargs) -> R_co: ...
 
 
 class Decorator(Protocol):
-    """Makes a task of a function; of what is a task already, the same task."""
+    """Makes a task of a function. Returns a task unchanged."""
 
     @overload
     def __call__(self, function: Task[FunctionParams, SubmitParams, R], /) -> Task[FunctionParams, SubmitParams, R]: ...
@@ -67,10 +67,10 @@ class Decorator(Protocol):
 
 
 class Everbeat:
-    """An app. The URL is that of a server, or of a database to run on in this process; EVERBEAT_URL if none is given.
+    """An app. The URL is that of a server, or of a database on which to run in this process. The default is EVERBEAT_URL.
 
-    `name` marks the schedules that this app declares as its own, so that those it no longer declares can be pruned.
-    `patience` is how long a call tries again while the server does not answer.
+    `name` marks the schedules that this app declares, so that those it no longer declares can be pruned.
+    `patience` is how long a call is retried while the server does not respond.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Everbeat:
     @overload
     def task(self, *, name: str | None = None, **options: Unpack[TaskOptions]) -> Decorator: ...
     def task(self, *function: Any, name: str | None = None, **options: Any) -> Any:
-        """Declare a task; its name is the function's unless given. With or without parentheses."""
+        """Declare a task. Its default name is that of the function. Works with and without parentheses."""
 
         def declare(function: Any) -> Task[..., ..., Any]:
             if isinstance(function, Task):
@@ -124,15 +124,15 @@ class Everbeat:
     def every(
         self, interval: Duration, *, anchor: datetime | str | None = None, **options: Unpack[ScheduleOptions]
     ) -> Decorator:
-        """Run it every so often, in elapsed time: `@eb.every("30s")`."""
+        """Run the function at a fixed interval of elapsed time: `@eb.every("30s")`."""
         return self._scheduled({"every_seconds": interval, "anchor": anchor}, options)
 
     def rrule(self, rule: str, *, anchor: datetime | str | None = None, **options: Unpack[ScheduleOptions]) -> Decorator:
-        """Run it by a recurrence rule of RFC 5545."""
+        """Run the function by a recurrence rule of RFC 5545."""
         return self._scheduled({"rrule": rule, "anchor": anchor}, options)
 
     def at(self, when: datetime | str, **options: Unpack[ScheduleOptions]) -> Decorator:
-        """Run it once, at that time."""
+        """Run the function once, at this time."""
         return self._scheduled({"at": when}, options)
 
     def before(self, hook: H) -> H:
@@ -178,7 +178,7 @@ class Everbeat:
     # Submitting by name
 
     def submit(self, type: str, payload: Mapping[str, Any] | None = None, **options: Unpack[NamedOptions]) -> TaskHandle:
-        """Submit a task by its name, as for a producer without the code. Options: those of a task and of its submit."""
+        """Submit a task by its name, for a producer without the code. Takes the options of a task and of submit."""
         return self._connection.run_blocking(self._submit_by_name(type, payload, options))
 
     async def submit_async(
@@ -193,7 +193,7 @@ class Everbeat:
     # Registering
 
     def register(self, *, prune: bool = False) -> Registration:
-        """Bring the declared schedules to the server; `prune` removes those of this app that are no longer declared."""
+        """Register the declared schedules on the server. `prune` removes those of this app that are no longer declared."""
         return self._connection.run_blocking(self._register_operation(prune))
 
     async def register_async(self, *, prune: bool = False) -> Registration:
@@ -221,10 +221,10 @@ class Everbeat:
         grace_seconds: float = 30.0,
         lease_seconds: float = DEFAULT_LEASE_SECONDS,
     ) -> AsyncIterator[Everbeat]:
-        """Run the app in this process while the block lasts.
+        """Run the app in this process until the end of the block.
 
-        With a database as its URL: the scheduler and a worker; any number of such processes on one database fire each tick
-        once. With a server as its URL: a worker.
+        If the URL is a database, this starts the scheduler and a worker; several such processes on one database fire each
+        tick once. If the URL is a server, this starts a worker.
         """
         if self._is_running:
             raise RegistrationError("this app is running already in this process")
@@ -241,7 +241,7 @@ class Everbeat:
 
     @contextlib.contextmanager
     def attached(self, transport: Transport) -> Iterator[None]:
-        """While the block lasts, submits go over this transport of the running event loop."""
+        """Until the end of the block, submits use this transport of the running event loop."""
         is_local = not isinstance(transport, HttpTransport)
         with self.placed(BoundTransport(asyncio.get_running_loop(), transport, is_local)):
             yield
@@ -256,7 +256,7 @@ class Everbeat:
             self._connection.detach()
 
     def http_transport(self) -> HttpTransport:
-        """A transport to the server of this app, for a worker; the caller closes it."""
+        """A transport to the server of this app, for a worker. The caller closes it."""
         if not is_server(self.url):
             raise RegistrationError(f"{self.url.partition('://')[0]} is a database, not a server; use async with eb.running()")
         return HttpTransport(self.url, self._api_key)
@@ -296,12 +296,12 @@ class Everbeat:
         stack.push_async_callback(worker.stop)
 
     def close(self) -> None:
-        """Close what sync calls have opened; it opens again when needed."""
+        """Close the connections of sync calls. Later calls open new ones."""
         self._connection.close()
 
 
 async def _start_node(url: str, roles: tuple[str, ...]) -> OwnedNode:
-    """A node in this process, with an engine if it has the role. Imported here: producers over HTTP need none of it."""
+    """Start a node in this process with these roles. Imported here: producers over HTTP do not need it."""
     import msgspec
 
     from everbeat.config import load_settings

@@ -50,6 +50,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     blob_endpoint: str | None = None
     header_deadline_seconds: Annotated[float, msgspec.Meta(ge=1, le=300)] = 15.0
     body_deadline_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 30.0
+    write_deadline_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 30.0
     auth: Auth = "auto"
     admin_key_file: str | None = None
     tls_certificate: str | None = None
@@ -60,6 +61,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bad_keys_per_second: Annotated[float, msgspec.Meta(ge=0)] | None = None
     trusted_proxies: tuple[str, ...] = ()
     max_connections: Annotated[int, msgspec.Meta(ge=64, le=1_000_000)] = 20_000
+    max_connections_per_address: Annotated[int, msgspec.Meta(ge=16, le=1_000_000)] = 10_000
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "json"
 

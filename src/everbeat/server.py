@@ -11,9 +11,6 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self
-from uuid import UUID, uuid4
-
-from granian.server.embed import Server as Granian
 
 from everbeat.api.app import ApiContext, Health, build_app
 from everbeat.api.body_limits import BodyLimits
@@ -22,51 +19,27 @@ from everbeat.clock import DatabaseClock
 from everbeat.config import Settings
 from everbeat.core.addresses import parse_networks
 from everbeat.core.errors import EverbeatError, SettingsError, StoreUnavailable, StoreUnusable
-from everbeat.core.misfire import Lateness
-from everbeat.core.timeline import TimelineCache
 from everbeat.core.zones import load_zone
+from everbeat.engine import Engine
 from everbeat.services.access import Authenticator
-from everbeat.services.audit import AuditService
-from everbeat.services.backfill import BackfillService
 from everbeat.services.blobs import BlobStore
 from everbeat.services.bootstrap import AuthDecision, AuthSettings, decide_auth, keys_required_error
-from everbeat.services.calendars import CalendarService
-from everbeat.services.cluster import ClusterService
-from everbeat.services.collector import Collector
-from everbeat.services.dead_letters import DeadLetterService
-from everbeat.services.event_stream import EventRelay, EventStream
-from everbeat.services.explainer import Explainer
-from everbeat.services.idempotent_responses import IdempotentResponses
-from everbeat.services.keys import KeyService
 from everbeat.services.leases import LeaseService
-from everbeat.services.ledger import LedgerService
-from everbeat.services.long_polls import LongPolls
 from everbeat.services.loops import Loop, LoopMonitor, LoopRunner
-from everbeat.services.maintenance import Auditor, Pruner
-from everbeat.services.overlap import OverlapReleaser, Promoter, Reaper
-from everbeat.services.ownership import Ownership
-from everbeat.services.payloads import LargePayloads
-from everbeat.services.quotas import QuotaService
 from everbeat.services.rate_limits import RequestLimits, RequestRates
-from everbeat.services.schedules import ScheduleService
 from everbeat.services.sessions import KeySessions
 from everbeat.services.tasks import TaskService
-from everbeat.services.tenants import TenantDirectory, TenantService
-from everbeat.services.ticker import Ticker, TickerSettings
-from everbeat.serving import HangUp, make_server, reserve
+from everbeat.serving import HttpServer, listen
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
-from everbeat.store.values import NodeHeartbeat
 from everbeat.telemetry import Telemetry
-from everbeat.version import __version__
 from everbeat.watchdog import Watchdog
 
 _STUCK_AFTER_SECONDS = 45.0
 _WAIT_SECONDS = 2.0
 _READY_SECONDS = 0.5
-# How often long polls look for work that nobody told of; processes on one SQLite file have no other way to hear of it.
-_POLL_INTERVAL_SECONDS = {"postgres": 1.0, "sqlite": 0.2}
+_STOP_SECONDS = 10.0
 
 
 def make_store(settings: Settings, telemetry: Telemetry | None = None) -> Store:
@@ -116,35 +89,17 @@ class EmbeddedNode:
         self._looking: asyncio.Task[tuple[int, int]] | None = None
         self._looked_at = 0.0
         self._auto_migrate = auto_migrate
-        load_zone("UTC")  # lists all zones once, so that the first request need not
-        self.event_stream = EventStream(self.store)
-        timelines = TimelineCache()
-        self.directory = TenantDirectory(self.store)
-        self.quotas = QuotaService(self.store, self.directory)
-        self.schedules = ScheduleService(self.store, timelines, self.quotas)
-        self.blobs = make_blobs(settings, self.telemetry)
-        self._build_tasks(timelines)
-        self._clock = DatabaseClock()
-        self._ownership = Ownership(
-            self.store,
-            NodeHeartbeat(uuid4(), settings.node_name, settings.roles, __version__, settings.lease_seconds),
-            self._clock,
-            margin_seconds=settings.lease_margin_seconds,
-            emit=self.telemetry.on_event,
-            event_stream=self.event_stream,
-        )
-        self._loops: list[Loop] = [self._ownership, self.directory, self._long_polls, self._overlap] if settings.roles else []
-        if settings.roles and self.event_stream.receives_other_nodes:
-            self._loops.append(EventRelay(self.store.pool("maintenance"), self.event_stream))
-        if "scheduler" in settings.roles:
-            self._loops += self._engine(timelines)
+        load_zone("UTC")  # lists all zones once, so that the first request does not have to
+        blobs = make_blobs(settings, self.telemetry)
+        self.engine = Engine(self.store, DatabaseClock(), settings, blobs=blobs, emit=self.telemetry.on_event)
+        self._loops = self.engine.loops()
         if extra is not None:
             self._loops += extra(self)
         self.access = self._make_access()
         if self.access is not None:
             self._loops.append(self.access)
         self._runners: list[LoopRunner] = []
-        self.asgi: Any = build_app(self._api_context(timelines), only_health=self._shows_only_health())
+        self.asgi: Any = build_app(self._api_context(), only_health=self._shows_only_health())
 
     def _shows_only_health(self) -> bool:
         """In process, whoever has the node may ask it everything."""
@@ -154,86 +109,9 @@ class EmbeddedNode:
         """In process, nobody is asked for a key."""
         return None
 
-    def _build_tasks(self, timelines: TimelineCache) -> None:
-        store, emit, total = self.store, self.telemetry.on_event, self.settings.task_total_seconds
-        look = _POLL_INTERVAL_SECONDS[store.dialect]
-        self._long_polls = LongPolls(store, poll_interval_seconds=look, total_seconds=total, directory=self.directory)
-        event_stream, payloads = self.event_stream, LargePayloads(self.blobs)
-        self._overlap = OverlapReleaser(store.pool("maintenance"), self._long_polls, emit=emit, event_stream=event_stream)
-        self.leases = LeaseService(
-            store, self._long_polls, self._overlap, total_seconds=total, payloads=payloads, emit=emit, event_stream=event_stream
-        )
-        self.tasks = TaskService(
-            store, self._long_polls, self._overlap, payloads=payloads, emit=emit, event_stream=event_stream, quotas=self.quotas
-        )
-        self.dead_letters = DeadLetterService(store, self.tasks, payloads=payloads)
-        self.backfill = BackfillService(store, self.schedules, self.tasks, timelines)
-
-    def _engine(self, timelines: TimelineCache) -> list[Loop]:
-        settings, emit = self.settings, self.telemetry.on_event
-        engine, chores = self.store.pool("engine"), self.store.pool("maintenance")
-        ticker = Ticker(
-            engine,
-            self._ownership,
-            self._clock,
-            timelines,
-            settings=TickerSettings(
-                horizon_seconds=settings.horizon_seconds,
-                scan_seconds=settings.scan_seconds,
-                batch_size=settings.batch_size,
-                lag_alert_seconds=settings.lag_alert_seconds,
-                lateness=Lateness(settings.late_after_seconds, settings.catch_up_rate),
-            ),
-            emit=emit,
-            event_stream=self.event_stream,
-            on_tasks=self._on_tasks,
-            quotas=self.quotas,
-        )
-        late = settings.late_after_seconds + settings.lease_seconds + settings.scan_seconds
-        return [
-            ticker,
-            Promoter(engine, self._long_polls, self._clock, emit=emit),
-            Reaper(chores, self._overlap, total_seconds=settings.task_total_seconds),
-            Auditor(chores, self._ownership, late_seconds=late, emit=emit),
-            Pruner(
-                chores,
-                self._ownership,
-                retention_days=settings.retention_days,
-                collector=Collector(chores, self.blobs),
-                emit=emit,
-            ),
-        ]
-
-    def _on_tasks(self, queues: frozenset[str], held_schedule_ids: frozenset[UUID]) -> None:
-        self._long_polls.wake(queues)
-        self._overlap.note_schedules(held_schedule_ids)
-
-    def _api_context(self, timelines: TimelineCache) -> ApiContext:
-        late = self.settings.late_after_seconds
-        return ApiContext(
-            schedules=self.schedules,
-            ledger=LedgerService(self.store, timelines, late_seconds=late),
-            idempotent_responses=IdempotentResponses(self.store),
-            explainer=Explainer(
-                self.store,
-                self.schedules,
-                self.tasks,
-                timelines,
-                late_seconds=late,
-                retention_days=self.settings.retention_days,
-            ),
-            audit=AuditService(self.store, timelines, late_seconds=late),
-            cluster=ClusterService(self.store),
-            calendars=CalendarService(self.store, self.schedules),
-            tenants=TenantService(self.store),
-            keys=KeyService(self.store),
-            event_stream=self.event_stream,
-            tasks=self.tasks,
-            leases=self.leases,
-            dead_letters=self.dead_letters,
-            backfill=self.backfill,
-            timelines=timelines,
-            store=self.store,
+    def _api_context(self) -> ApiContext:
+        return ApiContext.from_engine(
+            self.engine,
             health=self.health,
             ready=self.ready,
             metrics=self.telemetry.exposition,
@@ -241,6 +119,16 @@ class EmbeddedNode:
             access=self.access,
             body_limits=BodyLimits(self.settings.body_deadline_seconds),
         )
+
+    # What clients in this process call directly
+
+    @property
+    def tasks(self) -> TaskService:
+        return self.engine.tasks
+
+    @property
+    def leases(self) -> LeaseService:
+        return self.engine.leases
 
     # Health
 
@@ -258,9 +146,9 @@ class EmbeddedNode:
             is_public = self.access is not None and self.access.is_required
             return Health(False, {"database": "away" if is_public else str(error)})
         is_migrated = version >= needed
-        owns = len(self._ownership.current())
+        owns = len(self.engine.ownership.current())
         detail = {"database": "ok", "migration": version, "needed": needed, "partitions": owns}
-        return Health(self.is_ready and is_migrated and self._ownership.has_fresh_lease, detail)
+        return Health(self.is_ready and is_migrated and self.engine.ownership.has_fresh_lease, detail)
 
     async def _schema_version(self) -> tuple[int, int]:
         """Asked of the database at most twice a second, however many want to know."""
@@ -289,12 +177,12 @@ class EmbeddedNode:
 
     async def _stop_loops(self) -> None:
         self.is_ready = False
-        self.event_stream.close()
+        self.engine.event_stream.close()
         await asyncio.gather(*(runner.stop(_WAIT_SECONDS) for runner in self._runners))
         has_run, self._runners = bool(self._runners), []
         if has_run:
             with contextlib.suppress(EverbeatError, TimeoutError):
-                await asyncio.wait_for(self._ownership.stop(), 3)
+                await asyncio.wait_for(self.engine.ownership.stop(), 3)
 
     async def _prepare(self, stop: asyncio.Event) -> None:
         """Wait for a database that is away; migrate where that is wanted or where there is nothing yet."""
@@ -328,7 +216,7 @@ class Node(EmbeddedNode):
 
     @functools.cached_property
     def _startup_gate(self) -> StartupGate:
-        return StartupGate(self.asgi, HangUp())
+        return StartupGate(self.asgi)
 
     async def run(self, stop: asyncio.Event, on_started: Callable[[Self], Awaitable[None]] | None = None) -> None:
         """Run until told to stop."""
@@ -368,7 +256,7 @@ class Node(EmbeddedNode):
         self.telemetry.log.info(
             "everbeat_started",
             roles=list(self.settings.roles),
-            node=str(self._ownership.node_id),
+            node=str(self.engine.ownership.node_id),
             store=self.store.dialect,
             keys="required" if self.access is not None and self.access.is_required else "not required",
         )
@@ -378,11 +266,9 @@ class Node(EmbeddedNode):
         # Anybody may ask: where the database is, is told to those at the machine only.
         self._startup_gate.waits_for = str(error) if self.settings.is_loopback else "away"
 
-    def _serve(self) -> Granian:
-        listener = reserve(self.settings)
-        server = make_server(self._startup_gate, self.settings)
-        listener.close()
-        self._serving = asyncio.create_task(server.serve())
+    def _serve(self) -> HttpServer:
+        server = HttpServer(self._startup_gate, self.settings)
+        self._serving = asyncio.create_task(server.serve(listen(self.settings)))
         return server
 
     # Keys
@@ -444,12 +330,11 @@ class Node(EmbeddedNode):
             self._serving.result()
             raise SettingsError("the HTTP server ended unexpectedly")
 
-    async def _take_down(self, server: Granian) -> None:
+    async def _take_down(self, server: HttpServer) -> None:
         self.telemetry.log.info("stopping")
         await self._stop_loops()
-        if not self._serving.done():
-            server.stop()
-            with contextlib.suppress(TimeoutError, asyncio.CancelledError):
-                await asyncio.wait_for(self._serving, 10)
+        self._serving.cancel()
+        await asyncio.wait({self._serving})
+        await server.stop(_STOP_SECONDS)
         await self.store.close()
         self.telemetry.log.info("stopped")

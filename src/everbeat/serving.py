@@ -1,71 +1,173 @@
-"""The port of a server: held until it is needed, with or without TLS, and for so many connections as there are files for."""
+"""The HTTP server: its listening socket, TLS, and the limits on connections.
+
+It runs in the event loop of the node. Connections above `max_connections` wait in the backlog of the listening socket, so that
+those that are open keep their file descriptors. Connections above `max_connections_per_address` of one client address are
+closed at once; addresses of trusted proxies are exempt, because they stand for many clients.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
-import stat
-import struct
-from collections.abc import Collection, Sequence
-from pathlib import Path
-from typing import Any
+import ssl
+from collections import Counter
 
-from granian.constants import HTTPModes, Interfaces
-from granian.http import HTTP1Settings
-from granian.server.embed import Server as Granian
+import structlog
 
+from everbeat.api.messages import AsgiApp
 from everbeat.config import Settings
+from everbeat.core.addresses import is_in_networks, parse_networks
 from everbeat.core.errors import SettingsError
+from everbeat.http_protocol import ConnectionSettings, DateHeader, ServerConnection
 
 _OTHER_FILES = 256
-_HEAD_BYTES = 64 * 1024
-_TOGETHER_SECONDS = 0.5
+_BACKLOG = 1024
+_ACCEPTED_AT_ONCE = 64
+_ACCEPT_RETRY_SECONDS = 0.5
+_LOG_SECONDS = 60.0
+_ABORT_SECONDS = 1.0
+
+log = structlog.get_logger("everbeat.http")
 
 
-def make_server(asgi: Any, settings: Settings) -> Granian:
+class HttpServer:
+    """Serves an ASGI app on a listening socket."""
+
+    def __init__(self, app: AsgiApp, settings: Settings) -> None:
+        self._app = app
+        self._settings = ConnectionSettings(settings.header_deadline_seconds, settings.write_deadline_seconds)
+        self._max_connections = raise_file_limit(settings.max_connections)
+        self._max_per_address = settings.max_connections_per_address
+        self._proxies = parse_networks(settings.trusted_proxies)
+        self._ssl = ssl_context(settings)
+        self._date = DateHeader()
+        self._open = 0
+        self._by_address: Counter[str] = Counter()
+        self._connections: set[ServerConnection] = set()
+        self._attaching: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._is_stopping = False
+        self._logged_at = float("-inf")
+
+    @property
+    def open_connections(self) -> int:
+        return self._open
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Accept connections until this is cancelled; then close the listening socket."""
+        loop = asyncio.get_running_loop()
+        with listener:
+            listener.setblocking(False)
+            while True:
+                for _ in range(_ACCEPTED_AT_ONCE):
+                    await self._wait_open(self._max_connections - 1)
+                    try:
+                        accepted = await self._accept(loop, listener)
+                    except OSError as error:  # no file descriptor left, or a connection that ended before it was accepted
+                        log.warning("accept_failed", error=str(error))
+                        await asyncio.sleep(_ACCEPT_RETRY_SECONDS)
+                    else:
+                        self._admit(loop, *accepted)
+                await asyncio.sleep(0)
+
+    async def stop(self, seconds: float) -> None:
+        """Close idle connections, wait this long for requests that are being answered, then abort the rest."""
+        self._is_stopping = True
+        for connection in tuple(self._connections):
+            connection.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wait_open(0)
+        for task in tuple(self._attaching):
+            task.cancel()
+        for connection in tuple(self._connections):
+            connection.abort()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ABORT_SECONDS):
+                await self._wait_open(0)
+
+    async def _wait_open(self, count: int) -> None:
+        """Wait until no more than this many connections are open."""
+        while self._open > count:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> tuple[socket.socket, str]:
+        try:
+            connection, address = listener.accept()
+        except (BlockingIOError, InterruptedError):
+            connection, address = await loop.sock_accept(listener)
+        return connection, str(address[0])
+
+    def _admit(self, loop: asyncio.AbstractEventLoop, connection: socket.socket, address: str) -> None:
+        if self._by_address[address] >= self._max_per_address and not is_in_networks(address, self._proxies):
+            connection.close()
+            if loop.time() - self._logged_at > _LOG_SECONDS:
+                self._logged_at = loop.time()
+                log.warning("too_many_connections_of_one_address", address=address, limit=self._max_per_address)
+            return
+        connection.setblocking(False)
+        self._open += 1
+        self._by_address[address] += 1
+        task = loop.create_task(self._attach(loop, connection, address))
+        self._attaching.add(task)
+        task.add_done_callback(self._attaching.discard)
+
+    async def _attach(self, loop: asyncio.AbstractEventLoop, connection: socket.socket, address: str) -> None:
+        """Make a transport of an accepted socket, with TLS after its handshake."""
+
+        def release(closed: ServerConnection | None = None) -> None:
+            if closed is not None:
+                self._connections.discard(closed)
+            self._open -= 1
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
+            self._changed.set()
+
+        protocol = ServerConnection(self._app, self._settings, self._date, release, is_tls=self._ssl is not None)
+        self._connections.add(protocol)
+        if self._is_stopping:
+            protocol.stop()
+        timeout = None if self._ssl is None else self._settings.head_seconds
+        try:
+            await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._ssl, ssl_handshake_timeout=timeout)
+        except (OSError, TimeoutError, asyncio.CancelledError):  # ssl.SSLError is an OSError
+            with contextlib.suppress(OSError, RuntimeError):
+                connection.close()
+            if not protocol.was_connected:
+                release(protocol)
+
+
+def ssl_context(settings: Settings) -> ssl.SSLContext | None:
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols(["http/1.1"])
     try:
-        return Granian(
-            asgi,
-            address=settings.host,
-            port=settings.port,
-            interface=Interfaces.ASGINL,
-            log_enabled=False,
-            websockets=False,
-            backlog=1024,
-            backpressure=raise_file_limit(settings.max_connections),
-            # While it waits to see which version is spoken, the server knows no deadline; so there is one version only.
-            http=HTTPModes.http1,
-            http1_settings=HTTP1Settings(
-                header_read_timeout=int(settings.header_deadline_seconds * 1000), max_buffer_size=_HEAD_BYTES
-            ),
-            ssl_cert=_path(settings.tls_certificate),
-            ssl_key=_path(settings.tls_key),
-            ssl_ca=_path(settings.tls_client_ca),
-            ssl_client_verify=settings.tls_client_ca is not None,
-        )
-    except Exception as error:
-        if settings.tls_certificate is None:
-            raise
+        # A key with a password would be asked for on the terminal.
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key, password="")
+        if settings.tls_client_ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(settings.tls_client_ca)
+    except (OSError, ValueError) as error:
         raise SettingsError(f"settings: tls_certificate and tls_key cannot be used ({error})") from None
+    return context
 
 
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
+def raise_file_limit(max_connections: int) -> int:
+    """Raise the limit of open files as far as needed and possible; return how many connections fit below it.
 
-
-def raise_file_limit(most: int) -> int:
-    """How many connections are accepted; whoever comes beyond that waits at the door.
-
-    Every idle worker holds one. Accepted without a limit, they would take the files that the database needs.
+    Every idle worker holds a connection. Accepted without a limit, they would take the files that the database needs.
     """
     try:
         import resource
     except ImportError:  # Windows
-        return most
+        return max_connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = most + _OTHER_FILES
+    wanted = max_connections + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         with contextlib.suppress(OSError, ValueError):
@@ -74,56 +176,14 @@ def raise_file_limit(most: int) -> int:
     return max(64, wanted - _OTHER_FILES)
 
 
-class HangUp:
-    """Closes connections that the server itself would keep: answered, their bodies given up, and the client stays silent.
-
-    The server has no handle on its connections to offer, so they are found among the files of this process by the address of
-    the client, all of them in one pass. Where there is no list of files (only Linux has one) they stay until the client goes.
-    """
-
-    def __init__(self) -> None:
-        self._clients: set[tuple[str, int]] = set()
-        self._is_due = False
-
-    def __call__(self, client: Sequence[Any]) -> None:
-        self._clients.add((client[0], int(client[1])))  # the server writes ports as text
-        if not self._is_due:
-            self._is_due = True
-            asyncio.get_running_loop().call_later(_TOGETHER_SECONDS, self._run)
-
-    def _run(self) -> None:
-        clients, self._clients, self._is_due = self._clients, set(), False
-        with contextlib.suppress(OSError):
-            for name in os.listdir("/proc/self/fd"):
-                with contextlib.suppress(OSError):
-                    _shut(int(name), clients)
-
-
-def _shut(file: int, clients: Collection[tuple[str, int]]) -> None:
-    if not stat.S_ISSOCK(os.fstat(file).st_mode):
-        return
-    with socket.socket(fileno=os.dup(file)) as connection:
-        peer = connection.getpeername()
-        # One that was heard a moment ago is another: the client has gone by itself, and somebody else got its port.
-        if isinstance(peer, tuple) and peer[:2] in clients and _silent_seconds(connection) > _TOGETHER_SECONDS * 2:
-            connection.shutdown(socket.SHUT_RDWR)
-
-
-def _silent_seconds(connection: socket.socket) -> float:
-    """How long ago anything came; Linux tells it among much else, as the twelfth number behind eight bytes of flags."""
-    told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 56)
-    milliseconds: int = struct.unpack_from("I", told, 52)[0]
-    return milliseconds / 1000
-
-
-def reserve(settings: Settings) -> socket.socket:
-    """Hold the port until the server takes it: the server shares ports in silence, so a taken one must be noticed here."""
+def listen(settings: Settings) -> socket.socket:
+    """Open the listening socket."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
-        listener.listen(1)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise SettingsError(

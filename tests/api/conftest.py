@@ -10,33 +10,17 @@ from typing import Any, cast
 import httpx
 import msgspec
 import pytest
-from litestar import Litestar
 
 from everbeat.api import responses
-from everbeat.api.app import ApiContext, Health, build_app
+from everbeat.api.app import ApiContext, Health, build_app, openapi_documents
 from everbeat.api.problems import Problem
+from everbeat.clock import DatabaseClock
+from everbeat.config import Settings
 from everbeat.core import protocol
+from everbeat.core import responses as core_responses
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.timeline import TimelineCache
-from everbeat.services.audit import AuditService
-from everbeat.services.backfill import BackfillService
+from everbeat.engine import Engine
 from everbeat.services.blobs import BlobStore
-from everbeat.services.calendars import CalendarService
-from everbeat.services.cluster import ClusterService
-from everbeat.services.dead_letters import DeadLetterService
-from everbeat.services.event_stream import EventStream
-from everbeat.services.explainer import Explainer
-from everbeat.services.idempotent_responses import IdempotentResponses
-from everbeat.services.keys import KeyService
-from everbeat.services.leases import LeaseService
-from everbeat.services.ledger import LedgerService
-from everbeat.services.long_polls import LongPolls
-from everbeat.services.overlap import OverlapReleaser
-from everbeat.services.payloads import LargePayloads
-from everbeat.services.quotas import QuotaService
-from everbeat.services.schedules import ScheduleService
-from everbeat.services.tasks import TaskService
-from everbeat.services.tenants import TenantDirectory, TenantService
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
@@ -65,39 +49,14 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
 
 
 def make_context(store: Store, blobs: BlobStore | None = None) -> ApiContext:
-    payloads = LargePayloads(blobs or BlobStore(None))
-    timelines = TimelineCache()
-    quotas = QuotaService(store, TenantDirectory(store))
-    schedules = ScheduleService(store, timelines, quotas)
-    long_polls = LongPolls(store)
-    event_stream = EventStream(store)
-    overlap = OverlapReleaser(store, long_polls, event_stream=event_stream)
-    tasks = TaskService(store, long_polls, overlap, payloads=payloads, event_stream=event_stream, quotas=quotas)
-
     async def ready() -> Health:
         return Health(True, {"database": "ok"})
 
-    return ApiContext(
-        schedules=schedules,
-        tasks=tasks,
-        leases=LeaseService(store, long_polls, overlap, payloads=payloads, event_stream=event_stream),
-        event_stream=event_stream,
-        dead_letters=DeadLetterService(store, tasks, payloads=payloads),
-        backfill=BackfillService(store, schedules, tasks, timelines),
-        ledger=LedgerService(store, timelines, late_seconds=LATE_SECONDS),
-        idempotent_responses=IdempotentResponses(store),
-        explainer=Explainer(store, schedules, tasks, timelines, late_seconds=LATE_SECONDS, retention_days=90),
-        audit=AuditService(store, timelines, late_seconds=LATE_SECONDS),
-        cluster=ClusterService(store),
-        calendars=CalendarService(store, schedules),
-        tenants=TenantService(store),
-        keys=KeyService(store),
-        timelines=timelines,
-        store=store,
+    return ApiContext.from_engine(
+        Engine(store, DatabaseClock(), Settings(late_after_seconds=LATE_SECONDS), blobs=blobs),
         health=lambda: Health(True, {"loops": {"ticker": 0.1}}),
         ready=ready,
         metrics=lambda: b"# HELP everbeat_up Up.\n",
-        allowed_hosts=frozenset(),
     )
 
 
@@ -107,11 +66,10 @@ def context(store: Store) -> ApiContext:
 
 
 def make_client(context: ApiContext) -> httpx.AsyncClient:
-    app = build_app(context)
     return httpx.AsyncClient(
-        transport=httpx.ASGITransport(cast(Any, app)),
+        transport=httpx.ASGITransport(cast(Any, build_app(context))),
         base_url="http://localhost:8080",
-        event_hooks={"response": [conformance(app)]},
+        event_hooks={"response": [conformance()]},
     )
 
 
@@ -212,10 +170,10 @@ def message_of(response: httpx.Response, field: str, status: int = 422) -> str:
     return str(messages[field])
 
 
-def conformance(app: Litestar) -> Callable[[httpx.Response], Awaitable[None]]:
+def conformance() -> Callable[[httpx.Response], Awaitable[None]]:
     """A check that every answer is documented: its status, its type, its headers and every field of its body."""
-    document = msgspec.json.decode(app.state.openapi)
-    known = {**vars(protocol), **vars(responses), "Problem": Problem}
+    document = msgspec.json.decode(openapi_documents().with_keys)
+    known = {**vars(protocol), **vars(core_responses), **vars(responses), "Problem": Problem}
     shapes = {name: one for name, one in known.items() if isinstance(one, type)}
 
     async def check(response: httpx.Response) -> None:

@@ -11,7 +11,8 @@ from uuid import UUID
 import httpx
 import pytest
 
-from everbeat.api.app import ApiContext
+from everbeat.api.app import ApiContext, openapi_documents
+from everbeat.api.messages import NO_CONTENT, ApiRequest, Response
 from everbeat.api.middleware import RequestMiddleware
 from everbeat.core.addresses import parse_networks
 from everbeat.core.errors import StoreUnavailable
@@ -110,20 +111,16 @@ async def test_with_keys_any_host_and_origin_will_do(client: httpx.AsyncClient, 
 
 
 async def test_a_request_carries_who_asked(client: httpx.AsyncClient, store: Store, context: ApiContext) -> None:
-    """What the audit trail is written from."""
+    """What the audit log is written from."""
     id_, headers = await key_of(store, "admin")
     seen: list[Any] = []
 
-    async def listen(scope: Any, _receive: Any, send: Any) -> None:
-        seen.append(scope["state"]["caller"])
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
+    async def handle(request: ApiRequest) -> Response:
+        seen.append(request.caller)
+        return NO_CONTENT
 
-    gate = RequestMiddleware(listen, context._replace(access=Authenticator(store, KeySessions(), is_required=True)))
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        scope["state"] = {}
-        await gate(scope, receive, send)
+    access = Authenticator(store, KeySessions(), is_required=True)
+    app: Any = RequestMiddleware(handle, context._replace(access=access), openapi_documents())
 
     transport = httpx.ASGITransport(app, client=("192.0.2.7", 1))
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as direct:

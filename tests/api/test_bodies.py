@@ -173,7 +173,7 @@ async def test_large_bodies_share_a_rate_and_small_ones_do_not_wait_for_it() -> 
     assert time.monotonic() - started < 2
 
 
-@pytest.mark.parametrize("path", ["/v1/tasks", "/v1/schedules"], ids=["the hot door", "the framework's"])
+@pytest.mark.parametrize("path", ["/v1/tasks", "/v1/schedules"], ids=["direct path", "framework"])
 @pytest.mark.parametrize("body", [b"[" + b" " * 100_000, b" " * (bodies.MAX_BODY_BYTES + 1)], ids=["malformed", "too large"])
 async def test_a_refused_body_is_let_go_of_without_the_garbage_collector(
     client: httpx.AsyncClient, path: str, body: bytes

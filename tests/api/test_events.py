@@ -179,7 +179,7 @@ async def test_a_stream_hears_other_nodes_and_ends_with_its_own(postgres_url: st
                 lines = response.aiter_lines()
                 assert await told(lines) == ("hello", {"hears": "cluster", "replays": False})
                 await wait_until_async(
-                    lambda: asyncio.sleep(0, other.event_stream.has_audience), 20, "the other node knows of it"
+                    lambda: asyncio.sleep(0, other.engine.event_stream.has_audience), 20, "the other node knows of it"
                 )
                 task, _ = await other.tasks.submit(DEFAULT_TENANT, TaskInput(type="work"))
                 (claimed,) = await other.leases.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w", queues=["default"]))

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterator
-from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 import httpx
 import pytest
-from litestar.routes import HTTPRoute
 
-from everbeat.api.app import ApiContext, build_app
-from everbeat.api.openapi import Operation, operations_of
+from everbeat.api.app import ROUTES, ApiContext
+from everbeat.api.operations import Operation
 from everbeat.core.access import INCLUDED_SCOPES, Scope
 from everbeat.core.keys import make_key
 from everbeat.core.schedules import DEFAULT_TENANT
@@ -33,9 +31,8 @@ THEIRS = UUID(int=77)
 MARK = "only-of-the-first"
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE")
 
-APP = build_app(cast(ApiContext, SimpleNamespace(allowed_hosts=None, access=None)))
-OPERATIONS = list(operations_of(APP))
-ROUTES = sorted({route.path_format for route in APP.routes if isinstance(route, HTTPRoute)})
+OPERATIONS = [(route.path, route.method, route.operation) for route in ROUTES]
+PATHS = sorted({route.path for route in ROUTES})
 
 
 class Things(NamedTuple):
@@ -126,15 +123,6 @@ def wrong_scopes(operation: Operation) -> Iterator[Scope]:
 
 
 def test_every_served_route_says_who_may_ask_for_it() -> None:
-    served = {
-        (route.path_format, method)
-        for route in APP.routes
-        if isinstance(route, HTTPRoute)
-        for handler in route.route_handlers
-        for method in handler.http_methods
-        if method != "OPTIONS"
-    }
-    assert served == {(path, method) for path, method, _ in OPERATIONS}
     assert {path for path, _, operation in OPERATIONS if operation.scope is None} == {"/healthz", "/readyz"}
     for path, _, operation in OPERATIONS:
         if path.startswith(("/v1/tenants", "/v1/keys")):
@@ -147,7 +135,7 @@ def test_every_served_route_says_who_may_ask_for_it() -> None:
 async def test_without_a_valid_key_every_path_and_method_is_answered_alike(client: httpx.AsyncClient, key: str | None) -> None:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     seen: set[str] = set()
-    for template in [*ROUTES, "/nothing", "/v1/nothing/{x}", "/healthz/", "/readyz/x", "//healthz", "/v1/worker/claim/"]:
+    for template in [*PATHS, "/nothing", "/v1/nothing/{x}", "/healthz/", "/readyz/x", "//healthz", "/v1/worker/claim/"]:
         if template in ("/healthz", "/readyz"):
             continue
         for method in METHODS:

@@ -1,4 +1,4 @@
-"""The turnstile: requests take turns with the rest of the event loop, and are otherwise what they were."""
+"""Fair scheduling of requests on the event loop: other work gets time between requests, and responses do not change."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def crowd(scheduler: FairScheduler | None) -> float:
     return await watching
 
 
-async def test_a_crowd_of_requests_leaves_room_in_each_round() -> None:
+async def test_many_requests_leave_time_in_each_round() -> None:
     assert await crowd(None) > 60 * STEP
     assert await crowd(FairScheduler(SHARE)) < 20 * STEP
 

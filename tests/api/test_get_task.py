@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from everbeat.api.app import ApiContext
-from everbeat.services.long_polls import LongPolls
-from everbeat.services.overlap import OverlapReleaser, Reaper
+from everbeat.services.publisher import ChangePublisher
+from everbeat.services.reaper import Reaper
 from everbeat.store.base import Store
 from tests.api.conftest import (
     ON_BOTH_STORES,
@@ -149,9 +149,9 @@ async def test_the_log_keeps_every_line_with_its_attempt(client: httpx.AsyncClie
 async def test_a_lost_attempt_is_explained(client: httpx.AsyncClient, context: ApiContext, store: Store) -> None:
     task = await submit(client)
     await claim_expired(context)
-    await Reaper(store, OverlapReleaser(store, LongPolls(store))).run_once()
+    await Reaper(store, ChangePublisher(store)).run_once()
 
     (attempt,) = (await client.get(f"/v1/tasks/{task['id']}/attempts")).json()["items"]
     assert (attempt["outcome"], attempt["worker"]) == ("lost", "late")
-    assert "not heard of" in attempt["error"]["message"]
+    assert "the lease expired" in attempt["error"]["message"]
     assert (await read(client, task))["state"] == "ready"

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from granian.constants import Interfaces
-from granian.server.embed import Server
 
 from everbeat.api.app import ApiContext, build_app
+from everbeat.config import Settings
+from everbeat.serving import HttpServer, listen
 from tests.api.conftest import claim, definition, problem_of, submit
 
 HEAD = b"POST /v1/schedules HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -28,15 +28,9 @@ def free_port() -> int:
 @pytest.fixture
 async def port(context: ApiContext) -> AsyncIterator[int]:
     port = free_port()
-    server = Server(
-        build_app(context),
-        address="127.0.0.1",
-        port=port,
-        interface=Interfaces.ASGINL,
-        log_enabled=False,
-        websockets=False,
-    )
-    serving = asyncio.create_task(server.serve())
+    settings = Settings(port=port, header_deadline_seconds=1, write_deadline_seconds=1, max_connections_per_address=16)
+    server = HttpServer(build_app(context), settings)
+    serving = asyncio.create_task(server.serve(listen(settings)))
     async with asyncio.timeout(20):
         while True:
             with contextlib.suppress(OSError):
@@ -45,9 +39,8 @@ async def port(context: ApiContext) -> AsyncIterator[int]:
                 break
             await asyncio.sleep(0.02)
     yield port
-    server.stop()
-    async with asyncio.timeout(20):
-        await serving
+    serving.cancel()
+    await server.stop(5)
 
 
 async def exchange(port: int, *pieces: bytes) -> bytes:

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from everbeat.api.app import ApiContext
 from everbeat.core.errors import Conflict, EverbeatError, StoreRefused, StoreUnavailable, StoreUnusable
+from everbeat.services.publisher import ChangePublisher
 from everbeat.services.schedules import ScheduleService
 from tests.api.conftest import definition, make_client, problem_of
 
@@ -18,7 +19,7 @@ class FailingSchedules(ScheduleService):
     """A service that always fails in the same way."""
 
     def __init__(self, context: ApiContext, error: Exception) -> None:
-        super().__init__(context.store, context.timelines)
+        super().__init__(context.store, context.timelines, ChangePublisher(context.store))
         self._error = error
 
     async def get(self, *_args: Any, **_options: Any) -> Any:
@@ -39,13 +40,13 @@ async def test_an_unknown_path_is_not_found(client: httpx.AsyncClient, path: str
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("DELETE", "/v1/schedules", {"GET", "POST", "OPTIONS"}),
-        ("POST", "/v1/schedules/a", {"GET", "PUT", "PATCH", "DELETE", "OPTIONS"}),
+        ("DELETE", "/v1/schedules", {"GET", "HEAD", "POST", "OPTIONS"}),
+        ("POST", "/v1/schedules/a", {"GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"}),
         ("GET", "/v1/schedules/batch", {"POST", "OPTIONS"}),
         ("GET", "/v1/schedules/a/pause", {"POST", "OPTIONS"}),
-        ("POST", "/v1/cluster", {"GET", "OPTIONS"}),
-        ("TRACE", "/healthz", {"GET", "OPTIONS"}),
-        ("BREW", "/metrics", {"GET", "OPTIONS"}),
+        ("POST", "/v1/cluster", {"GET", "HEAD", "OPTIONS"}),
+        ("TRACE", "/healthz", {"GET", "HEAD", "OPTIONS"}),
+        ("BREW", "/metrics", {"GET", "HEAD", "OPTIONS"}),
     ],
 )
 async def test_a_wrong_method_is_told_the_right_ones(

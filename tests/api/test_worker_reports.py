@@ -11,8 +11,8 @@ import pytest
 
 from everbeat.api.app import ApiContext
 from everbeat.api.bodies import MAX_BODY_BYTES
-from everbeat.services.long_polls import LongPolls
-from everbeat.services.overlap import OverlapReleaser, Reaper
+from everbeat.services.publisher import ChangePublisher
+from everbeat.services.reaper import Reaper
 from everbeat.store.base import Store
 from tests.api.conftest import (
     ON_BOTH_STORES,
@@ -39,7 +39,7 @@ VERBS: dict[str, tuple[str, dict[str, Any]]] = {
 
 async def reap(store: Store) -> None:
     """End the attempts whose leases have run out."""
-    await Reaper(store, OverlapReleaser(store, LongPolls(store))).run_once()
+    await Reaper(store, ChangePublisher(store)).run_once()
 
 
 # What holds for all three

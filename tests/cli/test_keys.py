@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import ipaddress
 import re
 import ssl
 from pathlib import Path
@@ -12,16 +10,13 @@ from pathlib import Path
 import httpx
 import pytest
 from click.testing import CliRunner, Result
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from everbeat.cli.main import cli
 from everbeat.core.errors import EverbeatError
 from everbeat.core.keys import is_well_formed
 from everbeat.store.sqlite.store import SqliteStore
 from everbeat.store.values import AuditLogFilter
+from tests.support.certificates import make_certificate
 from tests.support.processes import ServerProcess, free_port, wait_until
 
 
@@ -62,7 +57,7 @@ def test_create_works_on_a_fresh_database_and_prints_nothing_but_the_key(url: st
     assert re.fullmatch(r"eb_..….{4}", listed(url)[0][2])
 
 
-def test_each_change_is_in_the_audit_trail_without_the_key(url: str, tmp_path: Path) -> None:
+def test_each_change_is_in_the_audit_log_without_the_key(url: str, tmp_path: Path) -> None:
     text = make(url, "--tenant", "billing", "--scope", "submit")
     keys(url, "revoke", listed(url)[0][0])
 
@@ -95,7 +90,7 @@ def test_revoke_ends_keys_but_never_the_last_admin(url: str) -> None:
     [
         (["--tenant", "a b", "--scope", "read"], "tenant: must be"),
         (["--tenant", "new", "--scope", "root"], "scope[0]: must be one of admin, manage"),
-        (["--all-tenants", "--scope", "manage"], "all tenants"),
+        (["--all-tenants", "--scope", "manage"], "fleet key"),
         (["--scope", "read", "--expires-in", "30"], "30s"),
     ],
 )
@@ -113,30 +108,6 @@ def test_a_fleets_key_is_for_all_tenants(url: str) -> None:
 
 
 # A server
-
-
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem, secret = folder / "server.pem", folder / "server.key"
-    pem.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    secret.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return pem, secret
 
 
 def test_an_open_server_has_a_first_key_and_tls_and_ends_the_polls_of_a_revoked_one(tmp_path: Path, url: str) -> None:

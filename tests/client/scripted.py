@@ -1,9 +1,11 @@
-"""A small HTTP server that keeps tasks by their keys and misbehaves as told: away, cut before or after the work, busy."""
+"""A small HTTP server that keeps tasks by their keys and fails as a test requests: away, busy, or a closed connection."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +14,17 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-Fault = Literal["good", "cut before", "cut after", "away", "busy"]
+from everbeat.core.responses import (
+    BackfillResponse,
+    DeadLetterResponse,
+    PurgeResponse,
+    ReplayResponse,
+    ScheduleResponse,
+    TaskResponse,
+)
+from tests.client.samples import sample
+
+Fault = Literal["good", "cut before", "cut after", "away", "busy", "moved", "close idle"]
 
 
 class Seen(NamedTuple):
@@ -23,14 +35,15 @@ class Seen(NamedTuple):
 
 
 class ScriptedServer:
-    """`moods` are used up one per request; then it is good."""
+    """Each request uses up one of `faults`; without any left, all requests succeed."""
 
-    def __init__(self, *faults: Fault) -> None:
+    def __init__(self, *faults: Fault, tls: ssl.SSLContext | None = None) -> None:
         self.faults = list(faults)
         self.seen: list[Seen] = []
         self.tasks: dict[UUID, Any] = {}
         self.by_key: dict[str, UUID] = {}
         self.connections: set[Any] = set()
+        self.closed_idle = 0
         self._lock = threading.Lock()
         script = self
 
@@ -51,7 +64,9 @@ class ScriptedServer:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{self._server.server_address[1]}"
 
     @contextlib.contextmanager
     def running(self) -> Iterator[ScriptedServer]:
@@ -73,15 +88,21 @@ class ScriptedServer:
             if fault in ("away", "busy"):
                 detail = {"detail": f"the server is {fault}"}
                 return self._send(handler, 503 if fault == "away" else 429, detail, {"retry-after": "0"})
+            if fault == "moved":
+                return self._send(handler, 307, {}, {"location": "/v1/elsewhere"})
             status, body = self._work(seen)
         if fault == "cut after":
             return self._cut(handler)
-        return self._send(handler, status, body)
+        self._send(handler, status, body)
+        if fault == "close idle":
+            self._cut(handler)
+            self.closed_idle += 1
+        return None
 
     def _work(self, seen: Seen) -> tuple[int, Any]:
         if (seen.method, seen.path) == ("POST", "/v1/tasks"):
             id_ = self._submit(seen.headers.get("idempotency-key"), seen.body)
-            return 201, {"id": id_, **seen.body}
+            return 201, self.tasks[id_]
         if seen.path == "/v1/tasks/batch":
             key = seen.headers.get("idempotency-key")
             keys = [task.get("idempotency_key") or f"{key} {place}" for place, task in enumerate(seen.body["tasks"])]
@@ -91,13 +112,14 @@ class ScriptedServer:
         if seen.method == "GET" and seen.path.startswith("/v1/tasks/") and seen.path.count("/") == 3:
             id_ = UUID(seen.path.rpartition("/")[2].partition("?")[0])
             return (200, self.tasks[id_]) if id_ in self.tasks else (404, {"detail": "no such task"})
-        return 200, {"method": seen.method, "path": seen.path, "items": [], "next_cursor": None}
+        return 200, _body_of(seen)
 
     def _submit(self, key: str | None, task: Any) -> UUID:
         if key is not None and key in self.by_key:
             return self.by_key[key]
         id_ = uuid4()
-        self.tasks[id_] = {"id": id_, "state": "ready", **task}
+        target = {"kind": "worker", "type": task["type"], "queue": task.get("queue", "default")}
+        self.tasks[id_] = sample(TaskResponse, id=id_, state="ready", target=target, **task)
         if key is not None:
             self.by_key[key] = id_
         return id_
@@ -115,3 +137,22 @@ class ScriptedServer:
         handler.send_header("content-length", str(len(encoded)))
         handler.end_headers()
         handler.wfile.write(encoded)
+
+
+_RESPONSES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
+    (r"POST /v1/schedules/[^/]+/trigger", TaskResponse),
+    (r"POST /v1/schedules/[^/]+/backfill", BackfillResponse),
+    (r"(GET|PUT) /v1/schedules/[^/]+|POST /v1/schedules/[^/]+/(pause|resume)", ScheduleResponse),
+    (r"POST /v1/tasks/[^/]+/\w+|POST /v1/dead-letters/[^/]+/replay", TaskResponse),
+    (r"POST /v1/dead-letters/replay", ReplayResponse),
+    (r"POST /v1/dead-letters/purge", PurgeResponse),
+    (r"GET /v1/dead-letters/[^/]+", DeadLetterResponse),
+)
+
+
+def _body_of(seen: Seen) -> dict[str, Any]:
+    requested = f"{seen.method} {seen.path.partition('?')[0]}"
+    for pattern, type_ in _RESPONSES:
+        if re.fullmatch(pattern, requested):
+            return sample(type_)
+    return {"method": seen.method, "path": seen.path, "items": [], "next_cursor": None}

@@ -11,7 +11,9 @@ import pytest
 from everbeat import Everbeat
 from everbeat.client.errors import InvalidUrl, RegistrationError
 from everbeat.client.inprocess import InProcessTransport
+from everbeat.core.responses import ScheduleResponse, TaskResponse
 from tests.client.fakes import FakeNode
+from tests.client.samples import sample
 from tests.client.scripted import ScriptedServer
 
 # URLs
@@ -110,7 +112,7 @@ CALLS: list[tuple[Callable[[Any], Any], tuple[str, str, Any]]] = [
 
 
 @pytest.mark.parametrize(("call", "requested"), CALLS)
-async def test_each_method_asks_for_its_path(
+async def test_each_method_sends_its_request(
     server: ScriptedServer, call: Callable[[Any], Any], requested: tuple[str, str, Any]
 ) -> None:
     eb = Everbeat(server.url)
@@ -125,12 +127,12 @@ async def test_a_list_follows_its_pages() -> None:
 
     def respond(method: str, path: str, body: Any) -> tuple[int, Any]:
         names, cursor = pages[path.partition("?")[2]]
-        return 200, {"items": [{"id": name} for name in names], "next_cursor": cursor}
+        return 200, {"items": [sample(TaskResponse, id=name) for name in names], "next_cursor": cursor}
 
     eb = Everbeat()
     node = FakeNode(respond)
     with eb.attached(InProcessTransport(node)):
-        assert [task["id"] for task in await eb.async_client.tasks.list(limit=None)] == ["a", "b", "c", "d"]
+        assert [task.id for task in await eb.async_client.tasks.list(limit=None)] == ["a", "b", "c", "d"]
 
 
 # Registering
@@ -154,7 +156,7 @@ class Server:
 
     def _put(self, definition: dict[str, Any]) -> dict[str, Any]:
         known = self.schedules.get(definition["name"])
-        self.schedules[definition["name"]] = {**definition, "id": f"id-{definition['name']}"}
+        self.schedules[definition["name"]] = sample(ScheduleResponse, **definition, id=f"id-{definition['name']}")
         status = "created" if known is None else "unchanged" if known == self.schedules[definition["name"]] else "updated"
         return {"id": "x", "name": definition["name"], "status": status}
 
@@ -176,7 +178,8 @@ async def test_it_registers_what_is_declared_and_says_what_became_of_it() -> Non
 async def test_it_prunes_only_what_it_owns_and_no_longer_declares() -> None:
     server = Server()
     for name, app in (("mine-old", "billing"), ("theirs", "shipping"), ("by-hand", None), ("nothing", "billing")):
-        server.schedules[name] = {"name": name, "id": f"id-{name}", "labels": {} if app is None else {"everbeat.app": app}}
+        labels = {} if app is None else {"everbeat.app": app}
+        server.schedules[name] = sample(ScheduleResponse, name=name, id=f"id-{name}", labels=labels)
     eb = Everbeat(name="billing")
     eb.cron("@daily")(nothing)
     with eb.attached(InProcessTransport(FakeNode(server.respond))):
@@ -192,7 +195,7 @@ def test_an_app_without_a_name_of_its_own_does_not_prune() -> None:
 
 async def test_what_is_over_is_not_registered_and_not_pruned() -> None:
     server = Server()
-    server.schedules["once"] = {"name": "once", "id": "id-once", "labels": {"everbeat.app": "billing"}}
+    server.schedules["once"] = sample(ScheduleResponse, name="once", id="id-once", labels={"everbeat.app": "billing"})
     eb = Everbeat(name="billing")
     eb.at(datetime.now(UTC) - timedelta(days=1), name="once")(nothing)
     with eb.attached(InProcessTransport(FakeNode(server.respond))):

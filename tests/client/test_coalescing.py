@@ -1,4 +1,4 @@
-"""Concurrent submits that go together: few requests, and each caller hears only what concerns its own task."""
+"""Concurrent submits are combined: few requests, and each caller gets the result of its own task."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tests.client.scripted import ScriptedServer
 
 
 class Sender:
-    """Keeps tasks by key; refuses batches with a task of type `bad`, and everything while it is `away`."""
+    """Keeps tasks by key. Rejects batches with a task of type `bad`, and all requests while `is_away`."""
 
     def __init__(self) -> None:
         self.requests: list[list[str]] = []
         self.made: dict[str, UUID] = {}
-        self.gate = asyncio.Event()
-        self.gate.set()
+        self.may_respond = asyncio.Event()
+        self.may_respond.set()
         self.is_away = False
 
     async def __call__(self, tasks: Sequence[TaskInput]) -> list[UUID]:
         self.requests.append([task.type for task in tasks])
-        await self.gate.wait()
+        await self.may_respond.wait()
         if self.is_away:
             raise NotReachable("http://x", "away")
         if any(task.type == "bad" for task in tasks):
@@ -39,13 +39,13 @@ def task(type_: str = "a") -> TaskInput:
     return TaskInput(type=type_)
 
 
-async def test_one_alone_is_sent_at_once() -> None:
+async def test_a_single_submit_is_sent_at_once() -> None:
     sender = Sender()
     assert await Coalescer(sender).submit(task()) in sender.made.values()
     assert sender.requests == [["a"]]
 
 
-async def test_many_at_once_go_together_and_each_gets_its_own_id() -> None:
+async def test_concurrent_submits_are_one_request_and_each_gets_its_own_id() -> None:
     sender = Sender()
     coalescer = Coalescer(sender)
     ids = await asyncio.gather(*(coalescer.submit(task()) for _ in range(500)))
@@ -53,9 +53,9 @@ async def test_many_at_once_go_together_and_each_gets_its_own_id() -> None:
     assert len(set(ids)) == 500
 
 
-async def test_what_comes_while_others_are_under_way_waits_for_the_next() -> None:
+async def test_a_submit_during_requests_in_flight_goes_with_the_next_one() -> None:
     sender = Sender()
-    sender.gate.clear()
+    sender.may_respond.clear()
     coalescer = Coalescer(sender)
     callers = []
     for _ in range(100):
@@ -63,13 +63,35 @@ async def test_what_comes_while_others_are_under_way_waits_for_the_next() -> Non
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     assert len(sender.requests) == 4
-    sender.gate.set()
+    sender.may_respond.set()
     await asyncio.gather(*callers)
     assert sum(len(request) for request in sender.requests) == 100
     assert len(sender.requests) <= 8
 
 
-async def test_a_bad_one_spoils_nothing_for_the_others() -> None:
+async def test_a_submit_that_follows_a_response_at_once_is_sent() -> None:
+    """All requests in flight end in the same step of the event loop, and only the first caller submits again."""
+    sender = Sender()
+    sender.may_respond.clear()
+    coalescer = Coalescer(sender)
+
+    async def submit(count: int) -> None:
+        for _ in range(count):
+            await coalescer.submit(task())
+
+    callers = []
+    for number in range(4):
+        callers.append(asyncio.create_task(submit(2 if number == 0 else 1)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert len(sender.requests) == 4
+    sender.may_respond.set()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*callers)
+    assert len(sender.made) == 5
+
+
+async def test_a_rejected_task_does_not_fail_the_others_of_its_batch() -> None:
     sender = Sender()
     coalescer = Coalescer(sender)
     outcomes = await asyncio.gather(*(coalescer.submit(task(type_)) for type_ in ("a", "bad", "b")), return_exceptions=True)
@@ -77,7 +99,7 @@ async def test_a_bad_one_spoils_nothing_for_the_others() -> None:
     assert [outcomes[0], outcomes[2]] == list(sender.made.values())
 
 
-async def test_an_unreachable_server_is_told_to_all_without_trying_each() -> None:
+async def test_all_callers_get_the_error_if_the_server_is_unreachable() -> None:
     sender = Sender()
     sender.is_away = True
     coalescer = Coalescer(sender)
@@ -86,7 +108,7 @@ async def test_an_unreachable_server_is_told_to_all_without_trying_each() -> Non
     assert len(sender.requests) == 1
 
 
-async def test_callers_that_went_away_before_want_nothing_sent() -> None:
+async def test_the_task_of_a_cancelled_caller_is_not_sent() -> None:
     sender = Sender()
     coalescer = Coalescer(sender)
     caller = asyncio.create_task(coalescer.submit(task("gone")))
@@ -98,9 +120,9 @@ async def test_callers_that_went_away_before_want_nothing_sent() -> None:
     assert [type_ for request in sender.requests for type_ in request] == ["here"]
 
 
-async def test_closing_tells_those_who_wait() -> None:
+async def test_closing_cancels_the_waiting_submits() -> None:
     sender = Sender()
-    sender.gate.clear()
+    sender.may_respond.clear()
     coalescer = Coalescer(sender)
     caller = asyncio.create_task(coalescer.submit(task()))
     await asyncio.sleep(0.01)

@@ -15,6 +15,7 @@ import pytest
 from everbeat import Context, Everbeat, NonRetryable, Retry, RetryLater
 from everbeat.client.errors import RegistrationError
 from everbeat.core.errors import InvalidInput
+from everbeat.core.responses import ProgressResponse
 from everbeat.testing import FakeClock, Harness, TooManyRuns
 
 START = datetime(2026, 3, 6, tzinfo=UTC)
@@ -63,8 +64,8 @@ def test_a_task_runs_inline_in_the_thread_of_the_test(eb: Everbeat) -> None:
         assert (run.type, run.arguments, run.result, run.state) == ("add", {"one": 1}, 3, "completed")
         assert (run.task_id, run.at, run.error) == (handle.id, START, None)
         assert handle.wait() == 3
-        assert [line["text"] for line in eb.client.tasks.log(handle.id)] == ["adding"]
-        assert handle.get()["progress"] == {"fraction": 0.5, "message": "half"}
+        assert [line.text for line in eb.client.tasks.log(handle.id)] == ["adding"]
+        assert handle.get().progress == ProgressResponse(0.5, "half")
     assert seen == [(threading.current_thread(), 1, None)]
 
 
@@ -117,7 +118,7 @@ def test_a_delayed_task_waits_for_the_clock(eb: Everbeat) -> None:
         remind.submit(user=1, delay="10m")
         remind.submit(user=2, run_at=START + timedelta(minutes=5))
         assert harness.run_due() == []
-        assert {task["payload"]["user"] for task in harness.waiting()} == {1, 2}
+        assert {task.payload["user"] for task in harness.waiting()} == {1, 2}
         harness.clock.advance("9m59s")
         assert [run.arguments["user"] for run in harness.run_due()] == [2]
         harness.clock.advance("1s")
@@ -159,7 +160,7 @@ def test_a_task_without_a_handler_here_is_left_waiting(eb: Everbeat) -> None:
     with Harness(eb, now=START) as harness:
         eb.submit("elsewhere", {"a": 1})
         assert harness.run_due() == []
-        assert [task["type"] for task in harness.waiting()] == ["elsewhere"]
+        assert [task.type for task in harness.waiting()] == ["elsewhere"]
 
 
 # Failures
@@ -182,8 +183,8 @@ def test_retries_follow_the_clock(eb: Everbeat) -> None:
             ("03-06 00:00:30", "retry"),
             ("03-06 00:01:10", "dead"),
         ]
-        assert handle.get()["state"] == "dead"
-        assert eb.client.dead_letters.get(handle.id)["attempts"] == 4
+        assert handle.get().state == "dead"
+        assert eb.client.dead_letters.get(handle.id).attempts == 4
 
 
 def test_a_task_that_recovers_completes(eb: Everbeat) -> None:
@@ -325,7 +326,7 @@ def test_after_an_outage_catch_up_decides(eb: Everbeat) -> None:
         assert caught_up.count("none") == 0
         harness.advance("4m")
         assert [run.arguments["kind"] for run in harness.runs].count("all") >= 1
-        reasons = {tick["reason"] for tick in eb.client.schedules.ticks("latest") if tick["outcome"] == "skipped"}
+        reasons = {tick.reason for tick in eb.client.schedules.ticks("latest") if tick.outcome == "skipped"}
         assert reasons == {"misfire"}
 
 
@@ -335,7 +336,7 @@ def test_schedules_can_be_asked_and_changed_on_the_way(eb: Everbeat) -> None:
         return str(ctx.origin)
 
     with Harness(eb, now=START) as harness:
-        assert eb.client.schedules.get("beat")["next_tick_at"] == "2026-03-06T01:00:00.000000Z"
+        assert eb.client.schedules.get("beat").next_tick_at == "2026-03-06T01:00:00.000000Z"
         eb.client.schedules.pause("beat")
         assert harness.advance("2h30m") == []
         eb.client.schedules.resume("beat")

@@ -15,6 +15,7 @@ import pytest
 
 from everbeat import Context, Everbeat, NonRetryable, NotReachable, TaskCancelled, TaskFailed
 from everbeat.client.errors import ConflictProblem, NotFoundProblem, ServerProblem
+from everbeat.core.responses import PurgeResponse, ScheduleResponse
 from tests.support.processes import ServerProcess, free_port
 from tests.support.proxy import FaultyProxy
 
@@ -50,7 +51,7 @@ def eb(running: Running) -> Iterator[Everbeat]:
 
 
 def ids_in(eb: Everbeat, queue: str) -> list[str]:
-    return [task["id"] for task in eb.client.tasks.list(queue=queue, limit=None)]
+    return [task.id for task in eb.client.tasks.list(queue=queue, limit=None)]
 
 
 # The API as it is
@@ -59,54 +60,54 @@ def ids_in(eb: Everbeat, queue: str) -> list[str]:
 def test_schedules_through_the_client(eb: Everbeat) -> None:
     schedules, name = eb.client.schedules, eb.name
     made = schedules.put({"name": name, "cron": "0 2 * * *", "target": {"kind": "worker", "type": "t", "queue": name}})
-    assert schedules.get(name)["id"] == made["id"]
-    assert schedules.pause(name, "for a while")["note"] == "for a while"
-    assert [one["name"] for one in schedules.list(status="paused", queue=name)] == [name]
-    assert schedules.resume(made["id"])["status"] == "active"
+    assert schedules.get(name).id == made.id
+    assert schedules.pause(name, "for a while").note == "for a while"
+    assert [one.name for one in schedules.list(status="paused", queue=name)] == [name]
+    assert schedules.resume(made.id).status == "active"
     task = schedules.trigger(name, {"by": "hand"})
-    assert (task["origin"], task["payload"]) == ("trigger", {"by": "hand"})
-    assert [one["id"] for one in schedules.executions(name)] == [task["id"]]
-    assert schedules.ticks(name, limit=3)[0]["outcome"] == "upcoming"
-    assert schedules.put_many([{**_definition(made), "cron": "0 3 * * *"}])[0]["status"] == "updated"
+    assert (task.origin, task.payload) == ("trigger", {"by": "hand"})
+    assert [one.id for one in schedules.executions(name)] == [task.id]
+    assert schedules.ticks(name, limit=3)[0].outcome == "upcoming"
+    assert schedules.put_many([{**_definition(made), "cron": "0 3 * * *"}])[0].status == "updated"
     schedules.delete(name)
     with pytest.raises(NotFoundProblem, match=name):
         schedules.get(name)
 
 
-def _definition(schedule: dict[str, Any]) -> dict[str, Any]:
-    return {field: schedule[field] for field in ("name", "cron", "target")}
+def _definition(schedule: ScheduleResponse) -> dict[str, Any]:
+    return {"name": schedule.name, "cron": schedule.cron, "target": schedule.target}
 
 
 async def test_tasks_through_the_client(eb: Everbeat) -> None:
     handle = await eb.submit_async("t", {"a": 1}, queue=eb.name, delay="1h", key=eb.name, labels={"team": "a"})
     assert await eb.submit_async("t", {"a": 1}, queue=eb.name, delay="1h", key=eb.name, labels={"team": "a"}) == handle
     tasks = eb.async_client.tasks
-    assert [one["id"] for one in await tasks.list(queue=eb.name, label="team=a")] == [str(handle.id)]
-    assert (await handle.get_async())["state"] == "scheduled"
-    assert (await handle.cancel_async())["state"] == "cancelled"
-    assert (await handle.cancel_async())["state"] == "cancelled"
+    assert [one.id for one in await tasks.list(queue=eb.name, label="team=a")] == [str(handle.id)]
+    assert (await handle.get_async()).state == "scheduled"
+    assert (await handle.cancel_async()).state == "cancelled"
+    assert (await handle.cancel_async()).state == "cancelled"
     with pytest.raises(TaskCancelled):
         await handle.wait_async(5)
     again = await tasks.retry(handle.id)
-    assert again["id"] != str(handle.id)
-    assert await tasks.attempts(again["id"]) == []
-    assert await tasks.log(again["id"]) == []
+    assert again.id != str(handle.id)
+    assert await tasks.attempts(again.id) == []
+    assert await tasks.log(again.id) == []
     with pytest.raises(ConflictProblem):
-        await tasks.retry(again["id"])
+        await tasks.retry(again.id)
 
 
 def test_a_task_is_moved_and_ticks_are_filled_in_through_the_client(eb: Everbeat) -> None:
     at = datetime(2031, 5, 1, tzinfo=UTC)
     task_id = eb.submit("move", queue="moved", delay="1h").id
-    assert eb.client.tasks.reschedule(task_id, at)["run_at"] == "2031-05-01T00:00:00.000000Z"
+    assert eb.client.tasks.reschedule(task_id, at).run_at == "2031-05-01T00:00:00.000000Z"
     eb.client.schedules.put(
         {"name": "filled", "cron": "0 0 1 1 *", "target": {"kind": "worker", "type": "fill", "queue": "none"}}
     )
     window: dict[str, Any] = {"from_": datetime(2024, 6, 1, tzinfo=UTC), "to": datetime(2026, 6, 1, tzinfo=UTC)}
-    assert eb.client.schedules.backfill("filled", dry_run=True, **window)["count"] == 2
-    assert eb.client.schedules.backfill("filled", **window)["count"] == 2
-    assert eb.client.schedules.backfill("filled", **window)["count"] == 0
-    assert eb.client.dead_letters.purge({"queue": "none"}) == {"count": 0}
+    assert eb.client.schedules.backfill("filled", dry_run=True, **window).count == 2
+    assert eb.client.schedules.backfill("filled", **window).count == 2
+    assert eb.client.schedules.backfill("filled", **window).count == 0
+    assert eb.client.dead_letters.purge({"queue": "none"}) == PurgeResponse(count=0)
 
 
 def test_a_server_that_is_away_is_waited_for_no_longer_than_wanted() -> None:
@@ -153,11 +154,11 @@ async def test_a_worker_over_http_runs_what_is_submitted(eb: Everbeat) -> None:
         handle = await asyncio.to_thread(refuse.submit)
         with pytest.raises(TaskFailed, match="NonRetryable: never"):
             await handle.wait_async(20)
-        assert (await eb.async_client.dead_letters.get(handle.id))["attempts"] == 1
-        assert (await eb.async_client.dead_letters.replay(handle.id))["origin"] == "replay"
-        assert (await eb.async_client.dead_letters.replay_all({"queue": eb.name}))["count"] >= 0
+        assert (await eb.async_client.dead_letters.get(handle.id)).attempts == 1
+        assert (await eb.async_client.dead_letters.replay(handle.id)).origin == "replay"
+        assert (await eb.async_client.dead_letters.replay_all({"queue": eb.name})).count >= 0
         triggered = await eb.async_client.schedules.trigger(f"{eb.name}-yearly")
-        assert await _result(eb, triggered["id"]) == f"{eb.name}-yearly"
+        assert await _result(eb, triggered.id) == f"{eb.name}-yearly"
     assert (await eb.register_async(prune=True)).unchanged == [f"{eb.name}-yearly"]
     other = Everbeat(eb.url, name=eb.name)
     assert (await other.register_async(prune=True)).pruned == [f"{eb.name}-yearly"]
@@ -204,8 +205,8 @@ def test_a_server_killed_under_load_loses_nothing_acknowledged_and_doubles_nothi
             server.start()
             acknowledged = [future.result(timeout=60) for future in futures]
         found = eb.client.tasks.list(queue="load", limit=None)
-        assert sorted(task["id"] for task in found) == sorted(acknowledged)
-        assert sorted(task["payload"]["n"] for task in found) == list(range(400))
+        assert sorted(task.id for task in found) == sorted(acknowledged)
+        assert sorted(task.payload["n"] for task in found) == list(range(400))
     finally:
         eb.close()
         server.process.kill9()

@@ -80,7 +80,7 @@ def test_before_it_runs_sync_code_submits_and_asks_all_the_same(eb: Everbeat) ->
 
     handle = add.submit(one=1, two=2, key="once")
     assert add.submit(one=1, two=2, key="once") == handle
-    assert handle.get()["state"] == "ready"
+    assert handle.get().state == "ready"
 
     async def run() -> int:
         again = await add.submit_async(one=2, two=2)

@@ -12,6 +12,7 @@ import pytest
 from everbeat import Everbeat, TaskCancelled, TaskFailed, TaskHandle, TaskNotFinished
 from everbeat.client.errors import InvalidArguments
 from everbeat.core.errors import InvalidInput
+from everbeat.core.tasks import TaskError
 from tests.client.scripted import ScriptedServer
 
 
@@ -160,7 +161,7 @@ def handle(eb: Everbeat) -> TaskHandle:
 
 
 def test_a_handle_shows_the_task(handle: TaskHandle) -> None:
-    assert handle.get()["state"] == "ready"
+    assert handle.get().state == "ready"
 
 
 async def test_waiting_gives_the_result(handle: TaskHandle, server: ScriptedServer) -> None:
@@ -176,8 +177,8 @@ def test_waiting_for_one_that_failed_tells_what_its_handler_raised(
     server.tasks[handle.id] |= {"state": state, "error": {"message": "no such account", "kind": "KeyError", "trace": "…"}}
     with pytest.raises(TaskFailed, match=f"is {state}: KeyError: no such account") as failed:
         handle.wait()
-    assert failed.value.error["trace"] == "…"
-    assert failed.value.task["state"] == state
+    assert failed.value.error == TaskError(message="no such account", kind="KeyError", trace="…")
+    assert failed.value.task.state == state
 
 
 def test_waiting_for_one_that_was_cancelled_says_so(handle: TaskHandle, server: ScriptedServer) -> None:

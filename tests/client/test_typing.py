@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, assert_type
 
 from everbeat import Context, Everbeat, TaskHandle
+from everbeat.core.responses import ScheduleResponse, TaskResponse
 
 eb = Everbeat(name="typed")
 
@@ -68,11 +69,11 @@ def test_decorators_know_their_options() -> None:
 
 def test_the_client_is_typed_for_sync_and_async_code() -> None:
     def sync() -> None:
-        assert_type(eb.client.schedules.pause("nightly"), dict[str, Any])
+        assert_type(eb.client.schedules.pause("nightly"), ScheduleResponse)
         eb.client.schedules.list(statu="paused")  # type: ignore[call-arg]
 
     async def awaiting() -> None:
-        assert_type(await eb.async_client.tasks.list(limit=5), list[dict[str, Any]])
+        assert_type(await eb.async_client.tasks.list(limit=5), list[TaskResponse])
 
     assert callable(sync)
     assert callable(awaiting)

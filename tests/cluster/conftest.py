@@ -1,6 +1,6 @@
-"""A server on SQLite and one on PostgreSQL, shared by all tests that do it no harm: each of them has a queue of its own.
+"""A server on SQLite and one on PostgreSQL, shared by all tests that do not disturb it. Each test uses its own queue.
 
-What does not depend on the database runs on one of them, and on the other when chaos is asked for.
+Tests that do not depend on the database run on one of the two servers, and on both in the chaos runs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _site(served: tuple[str, Node], folder: Path) -> Iterator[Site]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    """Once on each database."""
+    """Runs the test once on each database."""
     yield from _site(request.getfixturevalue(f"{request.param}_node"), tmp_path)
 
 

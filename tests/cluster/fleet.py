@@ -1,4 +1,4 @@
-"""Worker processes for the cluster tests, what they note, and the books that every such test asks in the end."""
+"""Worker processes for the cluster tests, the journal of their handlers, and the checks at the end of each test."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.support.processes import ServerProcess, wait_until
 from tests.support.proxy import FaultyProxy, ProxyThread, RequestTest
 
 WORKER_LEASE_SECONDS = 5.0
-# The apps that tests run are modules of this repository.
+# The apps that the tests run are modules of this repository.
 PYTHON_PATH = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
 APP = "tests.cluster.worker_app:eb"
 
 
-class Done(NamedTuple):
+class HistoryRow(NamedTuple):
     """A row of the history."""
 
     id: UUID
@@ -36,7 +36,7 @@ class Done(NamedTuple):
     worker: str | None
 
 
-class Tried(NamedTuple):
+class EndedAttempt(NamedTuple):
     """An attempt that did not end its task."""
 
     id: UUID
@@ -46,8 +46,8 @@ class Tried(NamedTuple):
     worker: str | None
 
 
-class Books:
-    """What the database itself says, past the server: SQLite or PostgreSQL, by the same statements."""
+class DatabaseReader:
+    """Reads the database directly, without the server: SQLite or PostgreSQL, with the same statements."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -73,20 +73,22 @@ class Books:
     def value(self, sql: str) -> Any:
         return self.rows(sql)[0][0]
 
-    def done(self, where: str = "true") -> list[Done]:
-        return [Done(*row) for row in self.rows(f"SELECT id, state, attempt, fence, worker FROM task_history WHERE {where}")]
+    def done(self, where: str = "true") -> list[HistoryRow]:
+        return [
+            HistoryRow(*row) for row in self.rows(f"SELECT id, state, attempt, fence, worker FROM task_history WHERE {where}")
+        ]
 
-    def tried(self) -> list[Tried]:
-        return [Tried(*row) for row in self.rows("SELECT task_id, fence, attempt, outcome, worker FROM attempts")]
+    def tried(self) -> list[EndedAttempt]:
+        return [EndedAttempt(*row) for row in self.rows("SELECT task_id, fence, attempt, outcome, worker FROM attempts")]
 
     def assert_explained(self, ids: Iterable[UUID], *, outcomes: frozenset[str], state: str = "completed") -> Counter[str]:
-        """Each of these tasks has one end, and every claim it ever had is on record; how often each outcome came about.
+        """Check that each task has one end and that every claim is recorded; return how often each outcome occurred.
 
         The fence grows by one with each claim, so the fences of the attempts and of the history together have no gap.
         """
         wanted = set(ids)
-        ends: dict[UUID, list[Done]] = defaultdict(list)
-        tries: dict[UUID, list[Tried]] = defaultdict(list)
+        ends: dict[UUID, list[HistoryRow]] = defaultdict(list)
+        tries: dict[UUID, list[EndedAttempt]] = defaultdict(list)
         for done in self.done():
             ends[done.id].append(done)
         for tried in self.tried():
@@ -106,7 +108,7 @@ class Books:
 
 
 def _plain(value: Any) -> Any:
-    """Ids as UUID, instants as seconds, whatever the dialect."""
+    """Convert ids to UUID and instants to seconds, for both dialects."""
     if isinstance(value, bytes) and len(value) == 16:
         return UUID(bytes=value)
     if isinstance(value, UUID):
@@ -115,14 +117,14 @@ def _plain(value: Any) -> Any:
 
 
 class Journal:
-    """What handlers noted, in the order in which they wrote it."""
+    """The events that handlers recorded, in the order of writing."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "journal.jsonl"
 
     def events(self, task: UUID | None = None, event: str | None = None) -> list[dict[str, Any]]:
         text = self.path.read_text() if self.path.exists() else ""
-        # The last line can be seen half written.
+        # The last line may be written only in part.
         found = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
         return [one for one in found if (task is None or one["task"] == str(task)) and (event is None or one["event"] == event)]
 
@@ -135,37 +137,37 @@ class Journal:
 
 
 class RawWorker:
-    """The worker protocol by hand, for workers that misbehave."""
+    """Speaks the worker protocol directly, for workers that misbehave."""
 
     def __init__(self, client: httpx.Client, queue: str, name: str = "raw") -> None:
         self._client = client
         self._queue = queue
         self.name = name
 
-    def ask(self, verb: str, **body: Any) -> Any:
-        answer = self._client.post(f"/v1/worker/{verb}", json={"worker": self.name, **body})
-        assert answer.status_code == 200, f"{verb}: {answer.status_code} {answer.text}"
-        return answer.json()
+    def call(self, verb: str, **body: Any) -> Any:
+        response = self._client.post(f"/v1/worker/{verb}", json={"worker": self.name, **body})
+        assert response.status_code == 200, f"{verb}: {response.status_code} {response.text}"
+        return response.json()
 
-    def claim(self, most: int = 1, **fields: Any) -> list[dict[str, Any]]:
-        fields = {"lease_seconds": WORKER_LEASE_SECONDS, "max": most, **fields}
-        tasks: list[dict[str, Any]] = self.ask("claim", queues=[self._queue], **fields)["tasks"]
+    def claim(self, limit: int = 1, **fields: Any) -> list[dict[str, Any]]:
+        fields = {"lease_seconds": WORKER_LEASE_SECONDS, "max": limit, **fields}
+        tasks: list[dict[str, Any]] = self.call("claim", queues=[self._queue], **fields)["tasks"]
         return tasks
 
     def claim_within(self, seconds: float) -> dict[str, Any]:
         return wait_until(lambda: self.claim(wait_seconds=0.5), seconds, f"a task on {self._queue}")[0]
 
     def heartbeat(self, task: Mapping[str, Any]) -> str:
-        return str(self.ask("heartbeat", leases=[_lease(task)])["leases"][0]["status"])
+        return str(self.call("heartbeat", leases=[_lease(task)])["leases"][0]["status"])
 
     def complete(self, *tasks: Mapping[str, Any], result: Any = None) -> list[str]:
         results = [{**_lease(task), "result": result} for task in tasks]
-        return [one["status"] for one in self.ask("complete", results=results)["results"]]
+        return [one["status"] for one in self.call("complete", results=results)["results"]]
 
     def fail(self, task: Mapping[str, Any], message: str = "it broke", **more: Any) -> dict[str, Any]:
         failure = {**_lease(task), "error": {"message": message}, **more}
-        answer: dict[str, Any] = self.ask("fail", failures=[failure])["results"][0]
-        return answer
+        response: dict[str, Any] = self.call("fail", failures=[failure])["results"][0]
+        return response
 
 
 def _lease(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,11 +175,11 @@ def _lease(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Site:
-    """A server, its books and a queue of the test's own, with as many workers as it wants."""
+    """A server, its database, a queue for this test, and the workers that the test starts."""
 
     def __init__(self, url: str, base: str, folder: Path) -> None:
         self.base = base
-        self.books = Books(url)
+        self.books = DatabaseReader(url)
         self.folder = folder
         self.journal = Journal(folder)
         self.queue = f"q-{secrets.token_hex(4)}"
@@ -192,7 +194,7 @@ class Site:
     # Workers
 
     def worker(self, *flags: str, url: str | None = None, queue: str | None = None, name: str = "") -> ServerProcess:
-        """A worker process, on its way; `flags` are added to those of a lease as short as can be."""
+        """Start a worker process. `flags` are added to those for the shortest possible lease."""
         name = name or f"w{len(self.workers)}"
         process = ServerProcess(
             *("worker", APP, "--url", url or self.base, "--queues", queue or self.queue, "--no-register"),
@@ -212,26 +214,26 @@ class Site:
 
     def submit(self, type_: str, queue: str | None = None, *, payload: Any = None, **fields: Any) -> UUID:
         body = {"type": type_, "queue": queue or self.queue, "payload": payload or {}, **fields}
-        answer = self.client.post("/v1/tasks", json=body)
-        assert answer.status_code == 201, answer.text
-        return UUID(answer.json()["id"])
+        response = self.client.post("/v1/tasks", json=body)
+        assert response.status_code == 201, response.text
+        return UUID(response.json()["id"])
 
     def submit_many(self, type_: str, count: int, **fields: Any) -> list[UUID]:
         tasks = [{"type": type_, "queue": self.queue, **fields} for _ in range(count)]
-        answer = self.client.post("/v1/tasks/batch", json={"tasks": tasks})
-        assert answer.status_code in (200, 201), answer.text
-        return [UUID(id_) for id_ in answer.json()["ids"]]
+        response = self.client.post("/v1/tasks/batch", json={"tasks": tasks})
+        assert response.status_code in (200, 201), response.text
+        return [UUID(id_) for id_ in response.json()["ids"]]
 
     def task(self, id_: UUID) -> Any:
-        answer = self.client.get(f"/v1/tasks/{id_}")
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        response = self.client.get(f"/v1/tasks/{id_}")
+        assert response.status_code == 200, response.text
+        return response.json()
 
     def attempts(self, id_: UUID) -> list[tuple[int, str, str]]:
-        """Number, outcome and worker of each attempt."""
-        answer = self.client.get(f"/v1/tasks/{id_}/attempts")
-        assert answer.status_code == 200, answer.text
-        return [(one["attempt"], one["outcome"], one["worker"]) for one in answer.json()["items"]]
+        """The number, outcome and worker of each attempt."""
+        response = self.client.get(f"/v1/tasks/{id_}/attempts")
+        assert response.status_code == 200, response.text
+        return [(one["attempt"], one["outcome"], one["worker"]) for one in response.json()["items"]]
 
     def outcomes(self, id_: UUID) -> list[str]:
         return [outcome for _, outcome, _ in self.attempts(id_)]
@@ -255,7 +257,7 @@ class Site:
 
 
 class HoldingProxy(FaultyProxy):
-    """Lets a request through and then freezes with the reply in its hands."""
+    """Forwards a request and then keeps the response."""
 
     hold: RequestTest | None = None
     held = 0
@@ -273,7 +275,7 @@ def holding(port: int) -> ProxyThread:
     return thread
 
 
-def asks_for(*verbs: str) -> RequestTest:
-    """Whether a request is one of these, such as /v1/worker/complete."""
+def is_request_to(*verbs: str) -> RequestTest:
+    """Matches requests to these paths, such as /v1/worker/complete."""
     lines = [f"POST {verb} ".encode() for verb in verbs]
     return lambda request: any(line in request for line in lines)

@@ -1,4 +1,4 @@
-"""A cluster of real server processes on one database, and the questions every cluster test asks in the end."""
+"""A cluster of real server processes on one database, and the checks at the end of each cluster test."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Node:
             self.process.wait_ready(f"{self.base}/readyz", 40)
 
     def get(self, path: str, **params: Any) -> Any:
-        answer = self.client.get(path, params=params)
-        assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text}"
-        return answer.json()
+        response = self.client.get(path, params=params)
+        assert response.status_code == 200, f"{path}: {response.status_code} {response.text}"
+        return response.json()
 
     def close(self) -> None:
         self.client.close()
@@ -49,7 +49,7 @@ class Node:
 
 
 class Cluster:
-    """Nodes come and go; the ledger is asked in the end."""
+    """Adds and removes nodes, and checks the ledger at the end."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
@@ -67,17 +67,17 @@ class Cluster:
         return next(node for node in self.nodes if node.process.is_running())
 
     def register(self, count: int = 40, prefix: str = "beat", **fields: Any) -> None:
-        """Schedules that tick every second, are never held back by unfinished tasks, and catch up on everything."""
+        """Register schedules that tick every second, allow overlaps, and catch up on all ticks."""
         rule = {"cron": "* * * * * *", "overlap": "allow", "catch_up": "all", **fields}
         items = [{"name": f"{prefix}-{i}", "target": {"kind": "worker", "type": "t"}, **rule} for i in range(count)]
-        answer = self.alive.client.post("/v1/schedules/batch", json={"schedules": items})
-        assert answer.status_code == 200, answer.text
+        response = self.alive.client.post("/v1/schedules/batch", json={"schedules": items})
+        assert response.status_code == 200, response.text
 
     def view(self) -> Any:
         return self.alive.get("/v1/cluster")
 
     def wait_settled(self, live: int, deadline_seconds: float = 20.0) -> None:
-        """Until that many nodes share all partitions."""
+        """Wait until this number of nodes share all partitions."""
 
         def is_settled() -> bool:
             view = self.view()
@@ -103,7 +103,7 @@ class Cluster:
         wait_until(lambda: self.fired(database) >= before + more, deadline_seconds, "more ticks fired")
 
     def assert_accounted(self, deadline_seconds: float = 60.0) -> Any:
-        """Every tick once, none missing, none doubled."""
+        """Check that every tick is recorded once: none is missing, none is doubled."""
 
         def is_caught_up() -> bool:
             return bool(self.alive.get("/v1/audit")["missing"] == 0)

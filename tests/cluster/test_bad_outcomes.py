@@ -1,4 +1,4 @@
-"""Results and errors of any size and shape, payloads without bottom: clear ends, and nobody else is harmed."""
+"""Results, errors and payloads of any size and shape have a clear outcome and do not disturb other tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.cluster.fleet import Site
 MEGABYTE = 1024 * 1024
 
 
-def test_results_and_errors_of_fifty_megabytes_are_cut_with_a_note(site: Site) -> None:
+def test_results_and_errors_of_fifty_megabytes_are_truncated_with_a_note(site: Site) -> None:
     site.worker()
     result = site.submit("big", payload={"megabytes": 50})
     error = site.submit("big", payload={"megabytes": 50, "fail": True}, max_attempts=1)
@@ -27,7 +27,7 @@ def test_results_and_errors_of_fifty_megabytes_are_cut_with_a_note(site: Site) -
     site.books.assert_explained([error], outcomes=frozenset(), state="dead")
 
 
-def test_a_worker_that_sends_fifty_megabytes_is_refused_and_may_try_again_with_less(site: Site) -> None:
+def test_a_report_of_fifty_megabytes_is_rejected_and_a_smaller_one_accepted(site: Site) -> None:
     task = site.submit("t")
     held = site.raw().claim(lease_seconds=120)[0]
     lease = {"id": held["id"], "fence": held["fence"]}
@@ -37,9 +37,9 @@ def test_a_worker_that_sends_fifty_megabytes_is_refused_and_may_try_again_with_l
         ("fail", {"failures": [{**lease, "error": {"message": big}}]}),
         ("heartbeat", {"leases": [{**lease, "log": big}]}),
     ):
-        answer = site.client.post(f"/v1/worker/{verb}", json={"worker": "raw", **body})
-        assert answer.status_code == 413, f"{verb}: {answer.status_code} {answer.text[:200]}"
-    # Below the limit of a body, what is kept is cut.
+        response = site.client.post(f"/v1/worker/{verb}", json={"worker": "raw", **body})
+        assert response.status_code == 413, f"{verb}: {response.status_code} {response.text[:200]}"
+    # Below the body limit, the stored value is truncated.
     assert site.raw().complete(held, result="y" * (5 * MEGABYTE)) == ["ok"]
     assert str(5 * MEGABYTE + 2) in json.dumps(site.task(task)["result"])
     second = site.submit("t", max_attempts=1)
@@ -47,11 +47,11 @@ def test_a_worker_that_sends_fifty_megabytes_is_refused_and_may_try_again_with_l
     assert len(site.task(second)["error"]["message"]) < 4100
 
 
-def test_what_json_cannot_hold_ends_its_task_with_a_clear_error(site: Site) -> None:
+def test_a_value_that_json_cannot_represent_ends_its_task_with_a_clear_error(site: Site) -> None:
     site.worker()
     refused = {what: site.submit("odd", payload={"what": what}) for what in ("object", "cycle", "surrogate", "deeper", "keys")}
     kept = {what: site.submit("odd", payload={"what": what}) for what in ("nul", "bytes", "infinite")}
-    # At the edge of what encoders and decoders take: kept or refused.
+    # Close to the limits of encoders and decoders: stored or rejected.
     either = {what: site.submit("odd", payload={"what": what}) for what in ("huge", "deep")}
     beside = site.submit("effect")
     for what, task in refused.items():
@@ -61,12 +61,12 @@ def test_what_json_cannot_hold_ends_its_task_with_a_clear_error(site: Site) -> N
         site.wait_state(task)
     assert site.task(kept["nul"])["result"] == "a\0b"
     for what, task in {**refused, **kept, **either}.items():
-        # Its work is done: it must not be done again because its result cannot be kept.
+        # The work is done: the task must not run again because its result cannot be stored.
         ended = site.wait_end(task)
         assert (ended["attempt"], ended["state"] in ("completed", "dead")) == (1, True), (what, ended)
 
 
-def test_payloads_without_bottom_are_refused(site: Site) -> None:
+def test_deeply_nested_payloads_are_rejected(site: Site) -> None:
     head, foot = f'{{"type": "t", "queue": "{site.queue}", "payload": ', "}"
     payloads = {
         "deep lists": "[" * 100_000 + "]" * 100_000,
@@ -77,8 +77,8 @@ def test_payloads_without_bottom_are_refused(site: Site) -> None:
         "large": json.dumps("x" * (10 * 1024 * 1024)),
     }
     for what, payload in payloads.items():
-        answer = site.client.post("/v1/tasks", content=head + payload + foot, headers={"content-type": "application/json"})
-        assert answer.status_code in (400, 413, 422), f"{what}: {answer.status_code} {answer.text[:300]}"
-        assert answer.headers["content-type"].startswith("application/problem+json")
+        response = site.client.post("/v1/tasks", content=head + payload + foot, headers={"content-type": "application/json"})
+        assert response.status_code in (400, 413, 422), f"{what}: {response.status_code} {response.text[:300]}"
+        assert response.headers["content-type"].startswith("application/problem+json")
     assert site.raw().claim() == []
     assert site.client.get("/readyz").is_success

@@ -1,4 +1,4 @@
-"""Chaos: random faults on a cluster of three for minutes, and then the same question as ever. Run by `make chaos`."""
+"""Chaos: random faults on a cluster of three nodes for minutes; every tick must be accounted for. Run by `make chaos`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEED = int(os.environ.get("CHAOS_SEED", str(random.SystemRandom().randrange(10_0
 
 
 class Chaos:
-    """One fault after another, chosen by a seed that is printed, so that a bad run can be tried again."""
+    """Applies one fault after another, chosen by a printed seed, so that a failed run can be repeated."""
 
     def __init__(self, cluster: Cluster, postgres: PostgresServer, proxy: ProxyThread) -> None:
         self._cluster = cluster
@@ -82,7 +82,7 @@ class Chaos:
 
 @pytest.mark.chaos
 @pytest.mark.timeout(SECONDS + 300)
-def test_every_tick_is_accounted_for_whatever_happens(private_postgres: PostgresServer, tmp_path: Path) -> None:
+def test_every_tick_is_accounted_for_under_random_faults(private_postgres: PostgresServer, tmp_path: Path) -> None:
     url = private_postgres.url(private_postgres.create_database())
     with ProxyThread("127.0.0.1", private_postgres.port) as proxy, running_cluster(url, tmp_path) as cluster:
         for number in range(3):

@@ -1,4 +1,4 @@
-"""Wrong clocks: a node's has no effect on firing, and the database's may jump without doubling or losing a tick."""
+"""Wrong clocks: a node's clock does not affect firing, and a jump of the database clock neither doubles nor loses a tick."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def test_a_node_whose_clock_is_an_hour_wrong_fires_on_time(
 
 
 @pytest.mark.timeout(180)
-def test_five_minutes_without_any_node_are_caught_up_by_policy(
+def test_five_minutes_without_a_node_are_caught_up_by_policy(
     shifting_postgres: PostgresServer, tmp_path: Path, clock_shim: ClockShim
 ) -> None:
-    """The clock moves on by five minutes while every node is dead."""
+    """The clock moves forward by five minutes while every node is dead."""
     url = shifting_postgres.url(shifting_postgres.create_database())
     with running_cluster(url, tmp_path) as cluster:
         cluster.add()
@@ -65,13 +65,13 @@ def test_five_minutes_without_any_node_are_caught_up_by_policy(
 
 def _check_policies(cluster: Cluster) -> None:
     skipped = {policy: _skipped(cluster, f"{policy}-0") for policy in ("latest", "all", "none", "graceless")}
-    # 300 s are 30 ticks, give or take the one at each edge.
+    # 300 s are 30 ticks, plus or minus one at each edge.
     assert 28 <= sum(line.get("count", 1) for line in skipped["latest"]) <= 30
     assert 29 <= sum(line.get("count", 1) for line in skipped["none"]) <= 31
     assert 22 <= sum(line.get("count", 1) for line in skipped["graceless"]) <= 25
     assert skipped["all"] == []
     assert all(len(skipped[policy]) == 1 for policy in ("latest", "none", "graceless")), skipped
-    # Catching up is paced: twice the normal rate, so not all of it has come at once.
+    # Catching up is limited to twice the normal rate, so the ticks are not all fired yet.
     fired = [line for line in _lines(cluster, "all-0") if line["outcome"] == "fired" and line["lag_ms"] > 5000]
     assert 1 <= len(fired) < 29
     assert [line["scheduled_for"] for line in fired] == sorted(line["scheduled_for"] for line in fired)
@@ -88,7 +88,7 @@ def _skipped(cluster: Cluster, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(180)
-def test_a_database_clock_that_jumps_an_hour_ahead_and_back_doubles_nothing(
+def test_a_database_clock_that_jumps_an_hour_ahead_and_back_doubles_no_tick(
     shifting_postgres: PostgresServer, tmp_path: Path, clock_shim: ClockShim
 ) -> None:
     url = shifting_postgres.url(shifting_postgres.create_database())
@@ -109,6 +109,6 @@ def test_a_database_clock_that_jumps_an_hour_ahead_and_back_doubles_nothing(
         cluster.wait_settled(2, 40)
         audit = cluster.alive.get("/v1/audit")
         assert (audit["missing"], audit["doubled"]) == (0, 0)
-        # A new schedule ticks by the clock as it is now; the old ones wait until it has caught up with them.
+        # A new schedule follows the current clock. The old schedules wait until the clock has reached their next tick again.
         cluster.register(3, prefix="after")
         assert wait_until(lambda: _lines(cluster, "after-0"), 20, "a tick after the step back")

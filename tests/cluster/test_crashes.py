@@ -1,4 +1,4 @@
-"""Nodes that die, freeze, restart or are told to stop: every tick still fires once."""
+"""Nodes that crash, freeze, restart or stop: every tick still fires once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_killed_owner_is_replaced_within_its_lease_and_a_second(
         assert audit["skipped"] == {}
 
 
-def test_a_frozen_owner_wakes_up_fenced(postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path) -> None:
+def test_a_frozen_owner_is_fenced_when_it_resumes(postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path) -> None:
     with running_cluster(postgres_url, tmp_path) as cluster:
         for _ in range(3):
             cluster.add()
@@ -43,7 +43,7 @@ def test_a_frozen_owner_wakes_up_fenced(postgres_server: PostgresAdmin, postgres
         zombie.process.sigcont()
         cluster.wait_settled(3)
         cluster.wait_firing(postgres_server, 120)
-        # Whatever the zombie fired, it fired under an epoch it really held: no epoch has two owners.
+        # The frozen node fired only under epochs that it owned: no epoch has two owners.
         held = "SELECT s.partition FROM ticks t JOIN schedules s ON s.id = t.schedule_id GROUP BY s.partition, t.epoch"
         doubled_epochs = f"SELECT count(*) FROM ({held} HAVING count(DISTINCT t.node) > 1) AS shared"
         assert postgres_server.fetch_value(doubled_epochs, cluster.database) == 0
@@ -68,7 +68,9 @@ def test_a_short_freeze_keeps_ownership(postgres_server: PostgresAdmin, postgres
         cluster.assert_accounted()
 
 
-def test_a_clean_stop_hands_over_within_a_second(postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path) -> None:
+def test_after_a_clean_stop_other_nodes_take_over_within_a_second(
+    postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path
+) -> None:
     with running_cluster(postgres_url, tmp_path) as cluster:
         for _ in range(3):
             cluster.add()
@@ -83,7 +85,7 @@ def test_a_clean_stop_hands_over_within_a_second(postgres_server: PostgresAdmin,
         assert cluster.assert_accounted()["skipped"] == {}
 
 
-def test_a_rolling_deploy_misses_nothing(postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path) -> None:
+def test_a_rolling_deploy_misses_no_tick(postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path) -> None:
     with running_cluster(postgres_url, tmp_path) as cluster:
         for _ in range(2):
             cluster.add()
@@ -98,9 +100,7 @@ def test_a_rolling_deploy_misses_nothing(postgres_server: PostgresAdmin, postgre
         assert cluster.assert_accounted()["skipped"] == {}
 
 
-def test_nodes_killed_one_after_the_other_lose_nothing(
-    postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path
-) -> None:
+def test_nodes_killed_one_after_another_lose_no_tick(postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path) -> None:
     with running_cluster(postgres_url, tmp_path) as cluster:
         for _ in range(2):
             cluster.add()
@@ -113,7 +113,7 @@ def test_nodes_killed_one_after_the_other_lose_nothing(
         cluster.assert_accounted()
 
 
-def test_two_nodes_of_one_name_are_two_nodes(postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path) -> None:
+def test_two_nodes_with_the_same_name_are_two_nodes(postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path) -> None:
     with running_cluster(postgres_url, tmp_path) as cluster:
         cluster.add("twin")
         cluster.add("twin")

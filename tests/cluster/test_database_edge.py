@@ -1,4 +1,4 @@
-"""Poolers, locks, saturated pools and few rights: the tick loop goes on, and the API says when to come again."""
+"""Poolers, locks, saturated pools and restricted roles: the tick loop continues, and the API responds with Retry-After."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.postgres import PostgresAdmin, run_outside_loop
 from tests.support.processes import wait_until
 
 
-def test_a_node_and_a_worker_live_behind_a_pooler_with_four_connections(
+def test_a_node_and_a_worker_run_behind_a_pooler_with_four_connections(
     postgres_server: PostgresAdmin, postgres_url: str, pooled_url: str, tmp_path: Path
 ) -> None:
     with running_cluster(postgres_url, tmp_path) as cluster:
@@ -39,7 +39,7 @@ def test_a_node_and_a_worker_live_behind_a_pooler_with_four_connections(
         assert node.process.terminate() == 0
 
 
-def test_a_lock_held_on_a_hot_table_is_answered_503_and_costs_no_tick(
+def test_a_lock_on_a_hot_table_is_answered_with_503_and_delays_no_tick(
     postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path
 ) -> None:
     with running_cluster(postgres_url, tmp_path) as cluster:
@@ -47,32 +47,32 @@ def test_a_lock_held_on_a_hot_table_is_answered_503_and_costs_no_tick(
         cluster.register(10)
         cluster.wait_firing(postgres_server, 10)
 
-        async def ask_while_locked() -> list[tuple[int, str | None, float]]:
+        async def request_while_locked() -> list[tuple[int, str | None, float]]:
             holder = await asyncpg.connect(postgres_url)
             async with holder.transaction():
                 await holder.execute("LOCK TABLE tasks")
                 async with httpx.AsyncClient(base_url=node.base, trust_env=False, timeout=15.0) as client:
-                    answers = await asyncio.gather(*(_ask(client, number) for number in range(40)))
+                    responses = await asyncio.gather(*(_request(client, number) for number in range(40)))
                 waiting = await holder.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted")
-                assert waiting <= 8 + 3 + 2, "sessions pile up behind the lock"
+                assert waiting <= 8 + 3 + 2, "too many sessions wait for the lock"
             await holder.close()
-            return list(answers)
+            return list(responses)
 
-        answers = run_outside_loop(ask_while_locked())
-        assert {(status, retry is not None) for status, retry, _ in answers} == {(503, True)}
-        assert max(took for *_, took in answers) < 2 * 2 + 2  # the deadline of a call is two seconds
+        responses = run_outside_loop(request_while_locked())
+        assert {(status, retry is not None) for status, retry, _ in responses} == {(503, True)}
+        assert max(took for *_, took in responses) < 2 * 2 + 2  # the deadline of a call is two seconds
         cluster.wait_firing(postgres_server, 20)
         cluster.assert_accounted()
         assert node.client.post("/v1/tasks", json={"type": "t"}).status_code == 201
 
 
-async def _ask(client: httpx.AsyncClient, number: int) -> tuple[int, str | None, float]:
+async def _request(client: httpx.AsyncClient, number: int) -> tuple[int, str | None, float]:
     started = time.monotonic()
     if number % 2:
-        answer = await client.get("/v1/tasks")
+        response = await client.get("/v1/tasks")
     else:
-        answer = await client.post("/v1/tasks", json={"type": "t"})
-    return answer.status_code, answer.headers.get("Retry-After"), time.monotonic() - started
+        response = await client.post("/v1/tasks", json={"type": "t"})
+    return response.status_code, response.headers.get("Retry-After"), time.monotonic() - started
 
 
 async def test_a_saturated_api_does_not_delay_the_tick_loop(postgres_url: str) -> None:
@@ -91,7 +91,7 @@ async def test_a_saturated_api_does_not_delay_the_tick_loop(postgres_url: str) -
         await engine.clock()
         waiting = asyncio.create_task(store.clock())
         await asyncio.wait({waiting}, timeout=0.1)
-        assert not waiting.done(), "the pool of the API is not saturated"
+        assert not waiting.done(), "the API connection pool is not saturated"
         started = time.monotonic()
         assert len(await fire(engine, firing_of(schedule), node=NODE)) == 1
         await store.pool("maintenance").task_expired(limit=10)

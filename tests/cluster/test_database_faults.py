@@ -1,4 +1,4 @@
-"""A database that stops, loses replies or freezes: nothing acknowledged is lost, nothing fires twice."""
+"""A database that stops, loses responses or freezes: nothing acknowledged is lost, nothing fires twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _wait(seconds: float) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_a_database_away_for_twenty_seconds_costs_no_tick(private_postgres: PostgresServer, tmp_path: Path) -> None:
+def test_a_database_outage_of_twenty_seconds_loses_no_tick(private_postgres: PostgresServer, tmp_path: Path) -> None:
     url = private_postgres.url(private_postgres.create_database())
     with running_cluster(url, tmp_path) as cluster:
         for _ in range(2):
@@ -31,9 +31,9 @@ def test_a_database_away_for_twenty_seconds_costs_no_tick(private_postgres: Post
         cluster.wait_firing(private_postgres, 40)
         private_postgres.stop("fast")
         stopped_at = time.monotonic()
-        answer = cluster.alive.client.get("/v1/schedules")
-        assert answer.status_code == 503
-        assert int(answer.headers["Retry-After"]) >= 1
+        response = cluster.alive.client.get("/v1/schedules")
+        assert response.status_code == 503
+        assert int(response.headers["Retry-After"]) >= 1
         assert cluster.alive.client.get("/healthz").status_code == 200
         assert cluster.alive.client.get("/readyz").status_code == 503
         wait_until(lambda: time.monotonic() > stopped_at + 20, 40, "twenty seconds without a database")
@@ -41,11 +41,11 @@ def test_a_database_away_for_twenty_seconds_costs_no_tick(private_postgres: Post
         cluster.wait_settled(2, 30)
         cluster.wait_firing(private_postgres, 60)
         audit = cluster.assert_accounted(90)
-        assert set(audit["skipped"]) <= {"misfire"}  # of the schedules that catch up on the newest tick only
+        assert set(audit["skipped"]) <= {"misfire"}  # from the schedules that catch up on the newest tick only
         assert audit["skipped"].get("misfire", 0) > 0
 
 
-def test_a_database_that_crashes_loses_nothing_acknowledged(private_postgres: PostgresServer, tmp_path: Path) -> None:
+def test_a_database_crash_loses_nothing_acknowledged(private_postgres: PostgresServer, tmp_path: Path) -> None:
     url = private_postgres.url(private_postgres.create_database())
     with running_cluster(url, tmp_path) as cluster:
         cluster.add()
@@ -58,7 +58,7 @@ def test_a_database_that_crashes_loses_nothing_acknowledged(private_postgres: Po
         assert len(audit["schedules"]) == 20
 
 
-def test_replies_lost_after_the_commit_double_nothing(
+def test_responses_lost_after_the_commit_double_nothing(
     postgres_server: PostgresServer, postgres_url: str, tmp_path: Path
 ) -> None:
     with (
@@ -80,7 +80,7 @@ def test_replies_lost_after_the_commit_double_nothing(
         cluster.assert_accounted()
 
 
-def test_a_registration_whose_reply_is_lost_can_simply_be_repeated(
+def test_a_registration_whose_response_was_lost_can_be_repeated(
     postgres_server: PostgresServer, postgres_url: str, tmp_path: Path
 ) -> None:
     with (
@@ -98,7 +98,7 @@ def test_a_registration_whose_reply_is_lost_can_simply_be_repeated(
         assert [one["id"] for one in node.get("/v1/schedules")["items"]] == [again.json()["id"]]
 
 
-def test_a_node_cut_off_from_the_database_is_replaced_and_comes_back(
+def test_a_node_cut_off_from_the_database_is_replaced_and_rejoins(
     postgres_server: PostgresServer, postgres_url: str, tmp_path: Path
 ) -> None:
     with (
@@ -110,7 +110,7 @@ def test_a_node_cut_off_from_the_database_is_replaced_and_comes_back(
         cluster.wait_settled(2)
         cluster.register(20)
         cluster.wait_firing(postgres_server, 40)
-        thread.freeze()  # half-open: connections stay up and nothing passes
+        thread.freeze()  # half-open: connections stay open but no data passes
         cluster.wait_settled(1, 15)
         cluster.wait_firing(postgres_server, 60)
         thread.thaw()
@@ -127,7 +127,7 @@ def test_nodes_started_before_their_database_wait_for_it(private_postgres: Postg
             cluster.add(wait=False)
         wait_until(lambda: all("waiting_for_database" in node.process.logs() for node in cluster.nodes), 20, "nodes that wait")
         asked = {path: cluster.alive.client.get(path) for path in ("/healthz", "/readyz", "/v1/schedules")}
-        assert [answer.status_code for answer in asked.values()] == [200, 503, 503]
+        assert [response.status_code for response in asked.values()] == [200, 503, 503]
         assert asked["/v1/schedules"].json()["type"] == "urn:everbeat:problem:database-unavailable"
         assert [int(asked[path].headers["Retry-After"]) for path in ("/readyz", "/v1/schedules")] == [1, 1]
         private_postgres.start()
@@ -140,7 +140,7 @@ def test_nodes_started_before_their_database_wait_for_it(private_postgres: Postg
 
 
 @pytest.mark.timeout(120)
-def test_one_poison_schedule_is_set_aside_and_harms_nobody(
+def test_a_poison_schedule_is_set_aside_and_disturbs_no_other(
     postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path
 ) -> None:
     with running_cluster(postgres_url, tmp_path) as cluster:

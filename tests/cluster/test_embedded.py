@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.fleet import PYTHON_PATH, Books, Journal
+from tests.cluster.fleet import PYTHON_PATH, DatabaseReader, Journal
 from tests.support.postgres import PostgresServer
 from tests.support.processes import ServerProcess, wait_until
 
 
-def _ticks(books: Books) -> dict[object, list[float]]:
-    """The instants that each schedule fired for."""
+def _ticks(books: DatabaseReader) -> dict[object, list[float]]:
+    """The instants for which each schedule fired."""
     found: dict[object, list[float]] = defaultdict(list)
     for schedule, at in books.rows("SELECT schedule_id, scheduled_for FROM ticks WHERE outcome = 'fired'"):
         found[schedule].append(at / 1e6 if isinstance(at, int) else at)
@@ -23,13 +23,13 @@ def _ticks(books: Books) -> dict[object, list[float]]:
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
-def test_each_tick_is_fired_and_handled_once_though_a_process_is_killed(
+def test_each_tick_is_fired_and_handled_once_although_a_process_is_killed(
     database: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """And, where there is one, though the database server crashes before that."""
+    """On PostgreSQL, the database server also crashes before that."""
     server: PostgresServer | None = None if database == "sqlite" else request.getfixturevalue("private_postgres")
     url = f"sqlite:///{tmp_path / 'x.sqlite'}" if server is None else server.url(server.create_database())
-    books, journal = Books(url), Journal(tmp_path)
+    books, journal = DatabaseReader(url), Journal(tmp_path)
     processes = [
         ServerProcess(
             folder=tmp_path,
@@ -54,13 +54,13 @@ def test_each_tick_is_fired_and_handled_once_though_a_process_is_killed(
         wait_until(lambda: len(journal.events(event="end")) > 10, 25, lambda: f"at work{logs()}")
         if server is not None:
             server.restart("immediate")
-        # In the middle of a handler, so that there is something to do again.
+        # Kill the process in the middle of a handler, so that a task must run again.
         before = len(journal.events(event="start"))
         begun = wait_until(lambda: journal.events(event="start")[before:], 20, logs)
         victim = next(process for process in processes if process.pid == begun[-1]["pid"])
         victim.kill9()
         killed_at = time.time()
-        wait_until(lambda: _is_rid_of(books, victim.pid), 25, lambda: f"what the dead one held is done{logs()}")
+        wait_until(lambda: _has_no_lease_of(books, victim.pid), 25, lambda: f"what the dead one held is done{logs()}")
         wait_until(
             lambda: all(instants[-1] > killed_at + 2 for instants in _ticks(books).values()),
             25,
@@ -75,12 +75,12 @@ def test_each_tick_is_fired_and_handled_once_though_a_process_is_killed(
     assert all("Traceback" not in process.logs() for process in processes), logs()
 
 
-def _is_rid_of(books: Books, pid: int) -> bool:
+def _has_no_lease_of(books: DatabaseReader, pid: int) -> bool:
     owners = books.rows("SELECT lease_owner FROM tasks WHERE state = 'running'")
     return not any(f":{pid}:" in owner for (owner,) in owners)
 
 
-def _check(books: Books, journal: Journal) -> None:
+def _check(books: DatabaseReader, journal: Journal) -> None:
     ticks = _ticks(books)
     assert len(ticks) == 5
     for instants in ticks.values():

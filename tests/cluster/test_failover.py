@@ -1,4 +1,4 @@
-"""A standby is promoted: the node finds it by itself, and nothing that was acknowledged is lost or done twice."""
+"""After a standby is promoted, the node connects to it, and nothing acknowledged is lost or done twice."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.support.postgres import PostgresServer, PostgresStandby
 from tests.support.processes import wait_until
 
 
-class Submitting:
-    """Submits one task after the other, whatever becomes of them, and keeps the ids that were acknowledged."""
+class TaskSubmitter:
+    """Submits tasks one after another, ignores errors, and records the acknowledged ids."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -32,11 +32,11 @@ class Submitting:
     def _run(self) -> None:
         with httpx.Client(base_url=self._node.base, trust_env=False, timeout=15.0) as client:
             while not self._is_over.is_set():
-                answer = client.post("/v1/tasks", json={"type": "t", "queue": "submitted"})
-                if answer.status_code == 201:
-                    self.acknowledged.append(answer.json()["id"])
+                response = client.post("/v1/tasks", json={"type": "t", "queue": "submitted"})
+                if response.status_code == 201:
+                    self.acknowledged.append(response.json()["id"])
                 else:
-                    self.refused.append(answer.status_code)
+                    self.refused.append(response.status_code)
 
 
 def kill(primary: PostgresServer) -> None:
@@ -44,7 +44,7 @@ def kill(primary: PostgresServer) -> None:
 
 
 def make_read_only(primary: PostgresServer) -> None:
-    """It lives on, and would answer every question."""
+    """The server stays up and answers read queries."""
     primary.execute("ALTER SYSTEM SET default_transaction_read_only = on")
     primary.execute("SELECT pg_reload_conf()")
 
@@ -61,7 +61,7 @@ def test_a_promoted_standby_takes_over_and_nothing_acknowledged_is_lost(
         with running_cluster(url, tmp_path) as cluster:
             node = cluster.add()
             cluster.register(20)
-            submitting = Submitting(node)
+            submitting = TaskSubmitter(node)
             cluster.wait_firing(private_postgres, 40)
             wait_until(lambda: len(submitting.acknowledged) > 20, 10, "submits acknowledged")
             lose(private_postgres)

@@ -1,4 +1,4 @@
-"""Servers and databases that crash under load, and workers killed at random: what was acknowledged is there, and once."""
+"""Crashes of servers and databases under load, and workers killed at random: acknowledged tasks exist exactly once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 from everbeat.core.errors import StoreUnavailable
 from everbeat.store.postgres.store import PostgresStore
-from tests.cluster.fleet import Books, RawWorker, Site
+from tests.cluster.fleet import DatabaseReader, RawWorker, Site
 from tests.cluster.harness import Cluster, Node, running_cluster
 from tests.support.postgres import PostgresAdmin, PostgresServer
 from tests.support.processes import wait_until, wait_until_async
@@ -47,7 +47,7 @@ def _site(url: str, node: Node, folder: Path) -> Iterator[Site]:
         site.close()
 
 
-def _left(books: Books) -> int:
+def _left(books: DatabaseReader) -> int:
     return int(books.value("SELECT count(*) FROM tasks"))
 
 
@@ -55,7 +55,7 @@ def _left(books: Books) -> int:
 
 
 def _kill_at_random(cluster: Cluster, site: Site, *, tasks: int, workers: int, kills: int, deadline_seconds: float) -> None:
-    """Kill so many, or as many as there is time for; the last tasks are left in peace, or the fleet would never end."""
+    """Kill up to `kills` workers before the deadline. The last tasks are not disturbed, so that the run ends."""
     print(f"\nseed {SEED}")
     chance = random.Random(SEED)
     ids: list[UUID] = []
@@ -81,7 +81,7 @@ def _kill_at_random(cluster: Cluster, site: Site, *, tasks: int, workers: int, k
 
 
 @DATABASES
-def test_every_task_is_done_once_though_workers_are_killed_at_random(
+def test_every_task_is_done_once_although_workers_are_killed_at_random(
     database: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     url = _url(database, request, tmp_path)
@@ -110,7 +110,7 @@ def test_ten_thousand_tasks_and_eight_workers_killed_at_random(
 
 
 class Load:
-    """Clients that submit one by one and in batches, and one that completes; each repeats a request until it is answered."""
+    """Clients that submit singly and in batches, and one that completes. Each repeats a request until it has a response."""
 
     def __init__(self, site: Site, bases: list[str]) -> None:
         self._site = site
@@ -136,7 +136,7 @@ class Load:
         assert not any(thread.is_alive() for thread in self._threads)
 
     def wait_more(self, count: int = 100) -> None:
-        """Until more was acknowledged, of every kind."""
+        """Wait until more requests of every kind are acknowledged."""
         before = (len(self.submitted), len(self.completed))
         wait_until(
             lambda: len(self.submitted) > before[0] + count and len(self.completed) > before[1],
@@ -151,54 +151,56 @@ class Load:
                 self._stopping.wait(0.01)
 
     def _post(self, client: httpx.Client, path: str, body: object, key: str = "") -> httpx.Response | None:
-        """The answer, or None if nobody answered or the database was away; what else there may be is noted."""
+        """The response, or None if there was none or the database was unavailable. Other responses are recorded."""
         try:
-            answer = client.post(path, json=body, headers={"idempotency-key": key} if key else {})
+            response = client.post(path, json=body, headers={"idempotency-key": key} if key else {})
         except httpx.TransportError:
             return None
         with self._lock:
-            self.statuses[answer.status_code] += 1
-            if answer.status_code not in (200, 201, 503) or (answer.status_code == 503 and "retry-after" not in answer.headers):
-                self.unclear.append(f"{path}: {answer.status_code} {answer.headers} {answer.text}")
-        return answer if answer.is_success else None
+            self.statuses[response.status_code] += 1
+            if response.status_code not in (200, 201, 503) or (
+                response.status_code == 503 and "retry-after" not in response.headers
+            ):
+                self.unclear.append(f"{path}: {response.status_code} {response.headers} {response.text}")
+        return response if response.is_success else None
 
     def _until_answered(self, client: httpx.Client, path: str, body: object, key: str = "") -> httpx.Response:
         give_up_at = time.monotonic() + 40
         while time.monotonic() < give_up_at:
-            if (answer := self._post(client, path, body, key)) is not None:
-                return answer
+            if (response := self._post(client, path, body, key)) is not None:
+                return response
             threading.Event().wait(0.1)
         raise AssertionError(f"{path} was not answered for 40 s")
 
     def _single(self, client: httpx.Client) -> None:
-        answer = self._until_answered(client, "/v1/tasks", {"type": "short", "queue": self._site.queue}, f"one-{uuid4()}")
+        response = self._until_answered(client, "/v1/tasks", {"type": "short", "queue": self._site.queue}, f"one-{uuid4()}")
         with self._lock:
-            self.submitted.add(UUID(answer.json()["id"]))
+            self.submitted.add(UUID(response.json()["id"]))
 
     def _batch(self, client: httpx.Client) -> None:
         tasks = [{"type": "short", "queue": self._site.queue, "idempotency_key": f"many-{uuid4()}"} for _ in range(20)]
-        answer = self._until_answered(client, "/v1/tasks/batch", {"tasks": tasks})
+        response = self._until_answered(client, "/v1/tasks/batch", {"tasks": tasks})
         with self._lock:
-            self.submitted.update(UUID(id_) for id_ in answer.json()["ids"])
+            self.submitted.update(UUID(id_) for id_ in response.json()["ids"])
         self._stopping.wait(0.1)
 
     def _complete(self, client: httpx.Client) -> None:
         claim = {"worker": "completer", "queues": [self._site.queue], "max": 5, "wait_seconds": 0.5, "lease_seconds": 5}
-        answer = self._post(client, "/v1/worker/claim", claim)
-        if answer is None or not (held := answer.json()["tasks"]):
+        response = self._post(client, "/v1/worker/claim", claim)
+        if response is None or not (held := response.json()["tasks"]):
             return
         results = [{"id": task["id"], "fence": task["fence"], "result": "c"} for task in held]
-        answer = self._until_answered(client, "/v1/worker/complete", {"worker": "completer", "results": results})
+        response = self._until_answered(client, "/v1/worker/complete", {"worker": "completer", "results": results})
         with self._lock:
-            self.completed.update(UUID(one["id"]) for one in answer.json()["results"] if one["status"] == "ok")
+            self.completed.update(UUID(one["id"]) for one in response.json()["results"] if one["status"] == "ok")
 
 
 def _check(load: Load, site: Site) -> None:
-    """After the load: the workers come back by themselves and do what is left; then the books are read."""
+    """After the load: workers reconnect and finish the remaining tasks; then the database is checked."""
     wait_until(lambda: _left(site.books) == 0, 60, lambda: f"{_left(site.books)} left{site.logs()}")
     assert not load.unclear, load.unclear[:3]
     done = site.books.done()
-    assert {one.id for one in done} == load.submitted  # all that was acknowledged, and nothing that was made twice
+    assert {one.id for one in done} == load.submitted  # every acknowledged task, and none created twice
     site.books.assert_explained(load.submitted, outcomes=frozenset({"lost", "released"}))
     by_completer = {one.id for one in done if one.worker == "completer"}
     assert load.completed <= by_completer
@@ -223,7 +225,7 @@ def test_a_server_killed_under_load_loses_nothing_acknowledged(
                 load.wait_more()
             _check(load, site)
             assert load.completed
-            assert "server_back" in site.workers[0].logs()
+            assert "server_available" in site.workers[0].logs()
 
 
 def test_a_database_restarted_under_load_loses_nothing_acknowledged(private_postgres: PostgresServer, tmp_path: Path) -> None:
@@ -243,10 +245,10 @@ def test_a_database_restarted_under_load_loses_nothing_acknowledged(private_post
             assert all("Traceback" not in node.process.logs() for node in nodes)
 
 
-def test_answers_of_the_database_lost_under_load_lose_and_double_nothing(
+def test_database_responses_lost_under_load_lose_and_double_nothing(
     postgres_server: PostgresServer, postgres_url: str, tmp_path: Path
 ) -> None:
-    """Committed or not, nobody knows: every request is answered 503 then, and can be repeated."""
+    """It is unknown whether the transaction was committed: each request is answered with 503 and can be repeated."""
     with (
         ProxyThread("127.0.0.1", postgres_server.port, seed=5) as proxy,
         running_cluster(postgres_url, tmp_path) as cluster,
@@ -264,7 +266,7 @@ def test_answers_of_the_database_lost_under_load_lose_and_double_nothing(
             _check(load, site)
 
 
-def test_without_its_listener_a_node_still_hears_of_tasks_of_another(
+def test_a_node_without_its_listener_still_finds_tasks_of_another_node(
     postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path
 ) -> None:
     kill = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'everbeat-listen'"
@@ -292,10 +294,10 @@ def test_without_its_listener_a_node_still_hears_of_tasks_of_another(
         assert slowest < 2.5
 
 
-async def test_whatever_a_restart_does_to_a_connection_the_database_is_away_and_nothing_else(
+async def test_a_database_restart_is_always_reported_as_unavailable(
     private_postgres: PostgresServer,
 ) -> None:
-    """Nobody may be answered 500 because the driver found a connection half dead."""
+    """A half-closed driver connection must never cause a 500 response."""
     store = PostgresStore(private_postgres.url(private_postgres.create_database()), listen=False, timeout_seconds=5)
     await store.migrate()
     await store.open()
@@ -316,10 +318,10 @@ async def test_whatever_a_restart_does_to_a_connection_the_database_is_away_and_
     asking = [asyncio.create_task(ask()) for _ in range(16)]
     for _ in range(4):
         wanted = answered + 300
-        await wait_until_async(lambda wanted=wanted: answered > wanted, 20, "answers")  # type: ignore[misc]
+        await wait_until_async(lambda wanted=wanted: answered > wanted, 20, "responses")  # type: ignore[misc]
         await asyncio.to_thread(private_postgres.restart, "fast")
     wanted = answered + 300
-    await wait_until_async(lambda: answered > wanted, 20, "answers")
+    await wait_until_async(lambda: answered > wanted, 20, "responses")
     is_over = True
     await asyncio.gather(*asking)
     await store.close()

@@ -1,4 +1,4 @@
-"""Thousands of idle workers, and workers that hang up while they wait: work finds who is there, and costs stay small."""
+"""Thousands of idle workers, and workers that disconnect while they wait: tasks reach live workers at a low cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MANY = 5_000
 
 @pytest.fixture
 def many() -> Iterator[int]:
-    """As many as the limit on open files allows here and, since it is inherited, in the server."""
+    """The number of connections that the limit on open files allows here and in the server, which inherits the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MANY + 1_000 if hard == resource.RLIM_INFINITY else min(MANY + 1_000, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
@@ -34,7 +34,7 @@ def many() -> Iterator[int]:
 
 
 class LongPolls:
-    """Long polls on sockets of their own, sent and not yet answered."""
+    """Long polls, each on its own socket, sent and not yet answered."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -45,7 +45,7 @@ class LongPolls:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.hang_up()
+        self.disconnect()
         self._selector.close()
 
     def open(self, count: int, queue: str, *, wait_seconds: float = 30, lease_seconds: float = 30) -> None:
@@ -58,8 +58,8 @@ class LongPolls:
             self.sockets.append(poll)
             self._selector.register(poll, selectors.EVENT_READ)
 
-    def answers(self, seconds: float) -> list[str]:
-        """What has come, or comes within so long."""
+    def responses(self, seconds: float) -> list[str]:
+        """The responses that arrive within this time."""
         found = []
         for key, _ in self._selector.select(seconds):
             assert isinstance(key.fileobj, socket.socket)
@@ -67,11 +67,11 @@ class LongPolls:
             self._selector.unregister(key.fileobj)
         return found
 
-    def hang_up(self, *, rudely: bool = False) -> None:
+    def disconnect(self, *, reset: bool = False) -> None:
         for poll in self.sockets:
             if poll in self._selector.get_map():
                 self._selector.unregister(poll)
-            if rudely:
+            if reset:
                 poll.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
             poll.close()
         self.sockets = []
@@ -93,22 +93,22 @@ def test_thousands_of_idle_polls_cost_little_and_one_of_them_gets_the_task(
 ) -> None:
     url = f"sqlite:///{tmp_path / 'x.sqlite'}" if database == "sqlite" else request.getfixturevalue("postgres_url")
     with running_cluster(url, tmp_path) as cluster:
-        # Not the short deadline of the other tests: thousands that arrive at once keep a slow machine busy for a while.
+        # Longer than the deadline of the other tests: a slow machine needs a while for thousands of new connections.
         node = cluster.add(flags=("--database-timeout-seconds", "20"))
         before = _memory_megabytes(node)
         with LongPolls(node.port) as polls:
             polls.open(many, "idle")
-            assert node.get("/readyz")  # one more connection than all of these
+            assert node.get("/readyz")  # one more connection
             used, since = _cpu_seconds(node), time.monotonic()
-            assert polls.answers(2) == []
+            assert polls.responses(2) == []
             busy = (_cpu_seconds(node) - used) / (time.monotonic() - since)
             sent = time.monotonic()
-            answer = node.client.post("/v1/tasks", json={"type": "t", "queue": "idle"})
-            assert answer.status_code == 201
-            heard = polls.answers(10)
+            response = node.client.post("/v1/tasks", json={"type": "t", "queue": "idle"})
+            assert response.status_code == 201
+            heard = polls.responses(10)
             took = time.monotonic() - sent
-            assert [answer.json()["id"] in one for one in heard] == [True]
-            assert polls.answers(0.5) == []
+            assert [response.json()["id"] in one for one in heard] == [True]
+            assert polls.responses(0.5) == []
             grown = _memory_megabytes(node) - before
             print(f"{many} polls: {took * 1000:.0f} ms to the task, {busy:.0%} of a core, {grown:.0f} MB")
             assert took < 1
@@ -119,8 +119,8 @@ def test_thousands_of_idle_polls_cost_little_and_one_of_them_gets_the_task(
             assert time.monotonic() - began < 10
 
 
-def test_more_connections_than_there_may_be_files_wait_at_the_door(tmp_path: Path) -> None:
-    """The database keeps the files it needs: who is in already is served, ticks fire, and the others come in later."""
+def test_connections_beyond_the_file_limit_wait_to_be_accepted(tmp_path: Path) -> None:
+    """The database keeps the files it needs. Accepted connections are served, ticks fire, and the others are accepted later."""
     port = free_port()
     base = f"http://127.0.0.1:{port}"
     limited = ("/bin/sh", "-c", 'ulimit -n 360 && exec "$0" "$@"', sys.executable, "-m", "everbeat")
@@ -136,19 +136,19 @@ def test_more_connections_than_there_may_be_files_wait_at_the_door(tmp_path: Pat
         for number in range(20):
             assert client.post("/v1/tasks", json={"type": "t", "queue": f"other-{number}"}).status_code == 201
         assert client.post("/v1/tasks", json={"type": "t", "queue": "crowd"}).status_code == 201
-        assert len(polls.answers(10)) == 1
-        polls.hang_up()
+        assert len(polls.responses(10)) == 1
+        polls.disconnect()
         with httpx.Client(base_url=base, trust_env=False, timeout=10) as newcomer:
             wait_until(lambda: newcomer.get("/readyz").is_success, 10, "room for a newcomer")
         assert "Traceback" not in server.logs()
 
 
-@pytest.mark.parametrize("rudely", [False, True])
-def test_clients_that_hang_up_while_they_wait_swallow_nothing(site: Site, rudely: bool) -> None:
+@pytest.mark.parametrize("reset", [False, True])
+def test_clients_that_disconnect_while_they_wait_lose_no_task(site: Site, reset: bool) -> None:
     with LongPolls(int(site.base.rpartition(":")[2])) as polls:
         polls.open(50, site.queue)
-        assert polls.answers(0.3) == []
-        polls.hang_up(rudely=rudely)
+        assert polls.responses(0.3) == []
+        polls.disconnect(reset=reset)
         assert site.client.get("/readyz").is_success
         tasks = site.submit_many("t", 60)
         taken: list[dict[str, Any]] = []
@@ -157,7 +157,7 @@ def test_clients_that_hang_up_while_they_wait_swallow_nothing(site: Site, rudely
             taken.extend(site.raw().claim(100))
             return len(taken) == 60
 
-        # Those that were handed to one who had gone come back at once, uncounted.
+        # Tasks that were given to a disconnected worker are released at once and not counted.
         wait_until(has_all, 2, lambda: f"{len(taken)} of 60")
         assert {one["attempt"] for one in taken} == {1}
         assert sorted(one["id"] for one in taken) == sorted(map(str, tasks))

@@ -1,4 +1,4 @@
-"""Slow handlers under overlap policies, and a node killed: never too many at once, in order, and none is stuck."""
+"""Slow handlers under overlap policies while a node is killed: the limits and the order hold, and no task is stuck."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def _register(site: Site, name: str, seconds: float, **policy: Any) -> None:
         "max_attempts": 5,
         **policy,
     }
-    answer = site.client.put(f"/v1/schedules/{name}", json=body)
-    assert answer.status_code == 201, answer.text
+    response = site.client.put(f"/v1/schedules/{name}", json=body)
+    assert response.status_code == 201, response.text
 
 
 def _spans(site: Site) -> dict[str, list[tuple[float, float, float, int]]]:
-    """Of each schedule: from when until when a handler ran, for which tick, in which attempt."""
+    """For each schedule: the start and end of each handler run, its tick and its attempt."""
     begun: dict[tuple[str, int], dict[str, Any]] = {}
     spans: dict[str, list[tuple[float, float, float, int]]] = defaultdict(list)
     for one in site.journal.events():
@@ -48,8 +48,8 @@ def _spans(site: Site) -> dict[str, list[tuple[float, float, float, int]]]:
     return {schedule: sorted(found) for schedule, found in spans.items()}
 
 
-def _most_at_once(spans: list[tuple[float, float, float, int]]) -> int:
-    # An end at the very moment of a beginning comes first.
+def _max_concurrency(spans: list[tuple[float, float, float, int]]) -> int:
+    # If one run ends when another begins, the end is counted first.
     edges = sorted([(end, -1) for _, end, _, _ in spans] + [(start, 1) for start, _, _, _ in spans])
     most = running = 0
     for _, step in edges:
@@ -59,7 +59,9 @@ def _most_at_once(spans: list[tuple[float, float, float, int]]) -> int:
 
 
 @pytest.mark.parametrize("database", ["postgres", pytest.param("sqlite", marks=pytest.mark.chaos)])
-def test_slow_ticks_take_turns_though_a_node_is_killed(database: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_slow_ticks_follow_their_policy_although_a_node_is_killed(
+    database: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     url = f"sqlite:///{tmp_path / 'x.sqlite'}" if database == "sqlite" else request.getfixturevalue("postgres_url")
     with running_cluster(url, tmp_path) as cluster:
         nodes = [cluster.add() for _ in range(2)]
@@ -88,7 +90,7 @@ def _is_over(site: Site) -> bool:
 
 def _check(site: Site) -> None:
     spans = _spans(site)
-    most = {name: _most_at_once(found) for name, found in spans.items()}
+    most = {name: _max_concurrency(found) for name, found in spans.items()}
     assert (most["single"], most["double"] <= 2, most["newest"]) == (1, True, 1), most
     ends = {one.id: one for one in site.books.done()}
     fired = site.books.rows(
@@ -102,7 +104,7 @@ def _check(site: Site) -> None:
     states = [ends[task].state for task in by_name["newest"]]
     assert states[-1] == "completed"
     assert set(states) <= {"cancelled", "completed"}
-    # Their order: no tick of a queue of one begins before an earlier one has ended for good.
+    # Order: with a limit of one, no tick begins before the earlier one has finished.
     ticks = [tick for _, _, tick, _ in spans["single"]]
     assert ticks == sorted(ticks), ticks
     ran = [tick for _, _, tick, _ in spans["newest"]]

@@ -1,4 +1,4 @@
-"""The roles of docs/howto/postgresql.md, made by the very statements that stand there: enough for a node, and no more."""
+"""The roles of docs/howto/postgresql.md, created by the statements on that page, are sufficient and minimal for a node."""
 
 from __future__ import annotations
 
@@ -60,9 +60,7 @@ def migrate(url: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_a_node_lives_with_the_rights_that_the_howto_grants_and_no_more(
-    private_postgres: PostgresServer, tmp_path: Path
-) -> None:
+def test_a_node_runs_with_the_rights_that_the_howto_grants(private_postgres: PostgresServer, tmp_path: Path) -> None:
     as_superuser, as_owner = blocks()
     run(private_postgres.url(), as_superuser)
     owner, runtime = url_as(private_postgres, "everbeat_owner"), url_as(private_postgres, "everbeat_runtime")
@@ -83,7 +81,7 @@ def test_a_node_lives_with_the_rights_that_the_howto_grants_and_no_more(
         cluster.wait_firing(private_postgres, 5)
         cluster.assert_accounted()
         site.close()
-    # Only now: a node prunes too, soon after it has started, and would drop these months first.
+    # Not earlier: a node also prunes soon after its start, and would drop these months first.
     run_outside_loop(months(runtime))
     run_outside_loop(is_refused(runtime))
 
@@ -99,7 +97,7 @@ async def months(url: str) -> None:
         try:
             async with reader.transaction():
                 await reader.execute("SELECT count(*) FROM ticks")
-                # A reader keeps the ledger's old month, and only for now.
+                # A reader blocks the removal of the ledger's old month temporarily.
                 assert await store.month_prune(before=datetime(2020, 2, 1, tzinfo=UTC), limit=10) == 3
             assert await store.month_prune(before=datetime(2020, 2, 1, tzinfo=UTC), limit=10) == 1
         finally:

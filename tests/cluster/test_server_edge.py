@@ -1,4 +1,4 @@
-"""Clients that are slow, idle, endless or too many, at a real server: others are served, and its memory stays bounded."""
+"""Slow, idle, endless or too many clients at a real server: others are served, and its memory stays bounded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CROWD = 2_000
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """On SQLite: what is tried here happens before any database is asked."""
+    """A node on SQLite: these tests do not reach the database."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 8_192), most))
     folder = tmp_path_factory.mktemp("edge")
@@ -40,10 +40,10 @@ def megabytes(node: Node) -> float:
 
 
 async def exchange(node: Node, *pieces: bytes, pause: float = 0.0, read_seconds: float = 10.0) -> tuple[bytes, float]:
-    """Send the pieces as long as somebody takes them, and read until the server closes; what came, and how long it took."""
+    """Send the pieces while the server reads, then read until it closes. Returns the response and the duration."""
     started = time.monotonic()
     reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
-    answer = b""
+    response = b""
 
     async def send() -> None:
         with contextlib.suppress(ConnectionError):
@@ -57,29 +57,29 @@ async def exchange(node: Node, *pieces: bytes, pause: float = 0.0, read_seconds:
         async with asyncio.timeout(read_seconds):
             with contextlib.suppress(ConnectionError):
                 while more := await reader.read(65_536):
-                    answer += more
+                    response += more
     finally:
         sending.cancel()
-        await hung_up(writer)
-    return answer, time.monotonic() - started
+        await disconnected(writer)
+    return response, time.monotonic() - started
 
 
-async def hung_up(writer: asyncio.StreamWriter) -> None:
-    """Closed from this side; what was not sent yet is not waited for."""
+async def disconnected(writer: asyncio.StreamWriter) -> None:
+    """Close the connection from this side without waiting for unsent data."""
     writer.transport.abort()
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()
 
 
 async def is_served(node: Node) -> float:
-    answer, took = await exchange(node, b"GET /v1/schedules HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 200"), answer
+    response, took = await exchange(node, b"GET /v1/schedules HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert response.startswith(b"HTTP/1.1 200"), response
     return took
 
 
 @contextlib.asynccontextmanager
-async def crowd(node: Node, first: bytes) -> AsyncIterator[list[asyncio.StreamReader]]:
-    """So many connections that each sent this and no more."""
+async def many_connections(node: Node, first: bytes) -> AsyncIterator[list[asyncio.StreamReader]]:
+    """Open many connections that each send `first` and nothing else."""
     opened = []
     for _ in range(CROWD // 50):
         opened += await asyncio.gather(*(asyncio.open_connection("127.0.0.1", node.port) for _ in range(50)))
@@ -88,17 +88,17 @@ async def crowd(node: Node, first: bytes) -> AsyncIterator[list[asyncio.StreamRe
     try:
         yield [reader for reader, _ in opened]
     finally:
-        await asyncio.gather(*(hung_up(writer) for _, writer in opened))
+        await asyncio.gather(*(disconnected(writer) for _, writer in opened))
 
 
-async def test_a_head_must_arrive_within_its_deadline_however_it_trickles(node: Node) -> None:
+async def test_a_slow_request_head_must_arrive_within_its_deadline(node: Node) -> None:
     heads = [[b""], [b"GET / HTTP/1.1\r\nHost: lo"], [b"GET / HTTP/1.1\r\n", *[b"X-A: b\r\n"] * 60]]
-    for answer, took in await asyncio.gather(*(exchange(node, *head, pause=0.1) for head in heads)):
-        assert answer == b"" or b" 408 " in answer
+    for response, took in await asyncio.gather(*(exchange(node, *head, pause=0.1) for head in heads)):
+        assert response == b"" or b" 408 " in response
         assert HEADER_DEADLINE - 0.5 < took < HEADER_DEADLINE + 3
 
 
-async def test_a_body_must_arrive_within_its_deadline_and_is_answered_408(node: Node) -> None:
+async def test_a_late_request_body_is_answered_with_408(node: Node) -> None:
     trickled, took = await exchange(node, HEAD + b"Content-Length: 1000\r\n\r\n{", *[b" "] * 60, pause=0.1)
     assert trickled.startswith(b"HTTP/1.1 408")
     assert b"urn:everbeat:problem:request-timeout" in trickled
@@ -115,9 +115,9 @@ async def test_a_body_must_arrive_within_its_deadline_and_is_answered_408(node: 
     ],
     ids=["too many headers", "a large header", "a long address", "another version"],
 )
-async def test_a_head_has_its_limits(node: Node, head: bytes, status: bytes) -> None:
-    answer, _ = await exchange(node, head + b"\r\n")
-    assert answer[9:12] in (status, b"431"), answer[:100]
+async def test_an_oversized_request_head_is_rejected(node: Node, head: bytes, status: bytes) -> None:
+    response, _ = await exchange(node, head + b"\r\n")
+    assert response[9:12] in (status, b"431"), response[:100]
 
 
 SLOW = {
@@ -129,18 +129,18 @@ SLOW = {
 
 
 @pytest.mark.parametrize("first", SLOW.values(), ids=SLOW)
-async def test_two_thousand_slow_connections_take_little_and_hold_up_nobody(node: Node, first: bytes) -> None:
+async def test_two_thousand_slow_connections_use_little_memory_and_delay_no_other(node: Node, first: bytes) -> None:
     before = megabytes(node)
-    async with crowd(node, first) as readers:
+    async with many_connections(node, first) as readers:
         assert await is_served(node) < 2
         assert megabytes(node) - before < 100
-        async with asyncio.timeout(BODY_DEADLINE + HEADER_DEADLINE + 15):  # all of them are sent away
+        async with asyncio.timeout(BODY_DEADLINE + HEADER_DEADLINE + 15):  # the server closes all of them
             await asyncio.gather(*(reader.read(-1) for reader in readers), return_exceptions=True)
     assert await is_served(node) < 2
 
 
 @pytest.mark.parametrize("is_chunked", [True, False], ids=["endless", "with their length"])
-async def test_bodies_of_a_hundred_megabytes_are_not_kept(node: Node, is_chunked: bool) -> None:
+async def test_bodies_of_a_hundred_megabytes_are_not_buffered(node: Node, is_chunked: bool) -> None:
     before = megabytes(node)
     length = b"Transfer-Encoding: chunked\r\n\r\n" if is_chunked else b"Content-Length: 104857600\r\n\r\n"
     piece = b" " * 0x100000
@@ -149,9 +149,9 @@ async def test_bodies_of_a_hundred_megabytes_are_not_kept(node: Node, is_chunked
     highest = slowest = 0.0
     while not all(one.done() for one in sending):
         highest, slowest = max(highest, megabytes(node)), max(slowest, await is_served(node))
-    for answer, _ in await asyncio.gather(*sending):
-        assert answer == b"" or answer[9:12] in (b"408", b"413", b"503"), answer[:100]
-    # 60 bodies of 12 MiB, which is what one may have, would be 720.
+    for response, _ in await asyncio.gather(*sending):
+        assert response == b"" or response[9:12] in (b"408", b"413", b"503"), response[:100]
+    # 60 bodies of 12 MiB, the limit of one body, would be 720.
     assert highest - before < 300
     assert slowest < 5
 
@@ -159,9 +159,9 @@ async def test_bodies_of_a_hundred_megabytes_are_not_kept(node: Node, is_chunked
 @pytest.mark.parametrize(
     ("path", "size", "status"), [("/v1/nobody", 1_000, 404), ("/v1/nobody", 2**24, 404), ("/v1/tasks", 2**24, 413)]
 )
-async def test_an_answer_that_does_not_wait_for_the_body_arrives_whole(node: Node, path: str, size: int, status: int) -> None:
+async def test_a_response_sent_before_the_body_is_read_arrives_complete(node: Node, path: str, size: int, status: int) -> None:
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.port}") as client:
         for _ in range(2):
-            answer = await client.post(path, content=b" " * size, headers={"Content-Type": "application/json"})
-            assert answer.status_code == status
-            assert answer.json()["status"] == status
+            response = await client.post(path, content=b" " * size, headers={"Content-Type": "application/json"})
+            assert response.status_code == status
+            assert response.json()["status"] == status

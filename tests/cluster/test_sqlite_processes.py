@@ -1,4 +1,4 @@
-"""Real processes on one SQLite file: killed in the middle, two at a time, a file that is no database."""
+"""Real processes on one SQLite file: a killed process, two processes at once, and a file that is not a database."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _fired(path: Path) -> int:
         connection.close()
 
 
-def test_a_killed_process_goes_on_where_it_stopped(sqlite_path: Path, tmp_path: Path) -> None:
+def test_a_restarted_process_continues_after_a_kill(sqlite_path: Path, tmp_path: Path) -> None:
     with running_cluster(f"sqlite:///{sqlite_path}", tmp_path) as cluster:
         for _ in range(3):
             before = _fired(sqlite_path) if sqlite_path.exists() else 0
@@ -42,7 +42,7 @@ def test_two_processes_on_one_file_fire_each_tick_once(sqlite_path: Path, tmp_pa
         assert sqlite_path.stat().st_mode & 0o077 == 0
 
 
-def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_rejected_and_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "notes.db"
     path.write_bytes(b"these are my notes, not a database" * 200)
     with ServerProcess("serve", "--database-url", f"sqlite:///{path}", folder=tmp_path) as process:

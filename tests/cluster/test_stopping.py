@@ -1,4 +1,4 @@
-"""Workers and servers that are told to stop: what runs may end, the rest goes back at once, and nothing waits for a lease."""
+"""Stopping workers and servers: running tasks may finish, the rest is released at once, and nothing waits for a lease."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from tests.support.processes import wait_until
 
 
 def _states(site: Site) -> dict[str, int]:
-    """Live tasks of the queue by state; `counted` are those that have an attempt on their account."""
+    """Live tasks of the queue by state. `counted` is the number of tasks with a counted attempt."""
     rows = site.books.rows(f"SELECT state, attempt FROM tasks WHERE queue = '{site.queue}'")
     found = {state: sum(1 for row in rows if row[0] == state) for state in ("ready", "running")}
     return {**found, "counted": sum(row[1] for row in rows if row[0] == "ready")}
 
 
-def test_a_worker_told_to_stop_ends_what_runs_and_gives_back_what_waits(site: Site) -> None:
-    gate = site.folder / "gate"
+def test_a_stopping_worker_finishes_running_tasks_and_releases_waiting_tasks(site: Site) -> None:
+    end_file = site.folder / "end_file"
     worker = site.worker("--concurrency", "2", "--grace-seconds", "20")
-    # Short tasks first: a worker that gets through them fast claims ahead, and so has some that wait behind the long ones.
+    # Short tasks first: a worker that finishes them fast prefetches tasks, which then wait behind the long ones.
     site.submit_many("short", 500)
-    long = site.submit_many("stubborn", 20, payload={"gate": str(gate)})
+    long = site.submit_many("stubborn", 20, payload={"end_file": str(end_file)})
     wait_until(lambda: len(site.journal.events(event="start")) == 2, 20, "two long tasks")
     worker.send_signal(signal.SIGTERM)
     wait_until(lambda: _states(site) == {"ready": 18, "running": 2, "counted": 0}, 4, lambda: f"{_states(site)}")
     taken = site.raw().claim(18)
     assert [one["attempt"] for one in taken] == [1] * 18
     assert worker.is_running()
-    gate.touch()
+    end_file.touch()
     assert worker.wait_exit(10) == 0
     assert set(site.raw().complete(*taken)) == {"ok"}
     site.books.assert_explained(long, outcomes=frozenset({"released"}))
     assert len(site.journal.events(event="effect")) == 2
 
 
-def test_what_does_not_end_within_the_grace_time_is_given_back_uncounted(site: Site) -> None:
+def test_a_task_that_exceeds_the_grace_time_is_released_and_not_counted(site: Site) -> None:
     worker = site.worker("--grace-seconds", "0.5")
-    tasks = [site.submit("slow", payload={"seconds": 60}), site.submit("stubborn", payload={"gate": "/nowhere"})]
+    tasks = [site.submit("slow", payload={"seconds": 60}), site.submit("stubborn", payload={"end_file": "/nowhere"})]
     for task in tasks:
         site.journal.wait(task, "start")
     worker.send_signal(signal.SIGTERM)
@@ -53,9 +53,9 @@ def test_what_does_not_end_within_the_grace_time_is_given_back_uncounted(site: S
     site.books.assert_explained(tasks, outcomes=frozenset({"released"}))
 
 
-def test_a_second_signal_ends_a_worker_now(site: Site) -> None:
+def test_a_second_signal_ends_a_worker_at_once(site: Site) -> None:
     worker = site.worker("--grace-seconds", "300")
-    tasks = [site.submit("slow", payload={"seconds": 60}), site.submit("stubborn", payload={"gate": "/nowhere"})]
+    tasks = [site.submit("slow", payload={"seconds": 60}), site.submit("stubborn", payload={"end_file": "/nowhere"})]
     for task in tasks:
         site.journal.wait(task, "start")
     worker.send_signal(signal.SIGTERM)
@@ -68,8 +68,8 @@ def test_a_second_signal_ends_a_worker_now(site: Site) -> None:
     assert [(one["attempt"], one["fence"]) for one in taken] == [(1, 2), (1, 2)]
 
 
-def test_workers_that_come_and_go_under_load_leave_nothing_behind(sqlite_site: Site) -> None:
-    """A claim is always under way then; what it brings to a worker that is stopping must not wait for its lease."""
+def test_workers_started_and_stopped_under_load_leave_no_leases(sqlite_site: Site) -> None:
+    """A claim is always in progress. Tasks that it returns to a stopping worker must not wait for their leases."""
     site = sqlite_site
     tasks = site.submit_many("short", 2000)
     for _ in range(2):
@@ -85,16 +85,14 @@ def test_workers_that_come_and_go_under_load_leave_nothing_behind(sqlite_site: S
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
-def test_a_server_told_to_stop_sends_workers_home_and_ends(
-    database: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    """While they are idle, and under load; they come back by themselves, and no attempt was lost on the way."""
+def test_a_stopping_server_ends_long_polls_and_exits(database: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Idle and under load: workers reconnect, and no attempt is lost."""
     url = f"sqlite:///{tmp_path / 'x.sqlite'}" if database == "sqlite" else request.getfixturevalue("postgres_url")
     with running_cluster(url, tmp_path) as cluster:
         node = cluster.add()
         site = Site(url, node.base, tmp_path)
         try:
-            # Longer than the server is away: a lease that ends meanwhile would be lost by right.
+            # Longer than the server is down: a lease that expires meanwhile is lost correctly.
             site.worker("--concurrency", "20", "--lease-seconds", "120")
             first = site.submit("effect")
             site.wait_state(first)

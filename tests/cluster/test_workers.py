@@ -1,4 +1,4 @@
-"""Workers that die, freeze, hang or are cut off: every task is done, once in the books, and every attempt is explained."""
+"""Workers that die, freeze, hang or are cut off: every task is done and recorded once, and every attempt is explained."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from uuid import UUID
 
 from everbeat import Everbeat
-from tests.cluster.fleet import WORKER_LEASE_SECONDS, Site, asks_for, holding
+from tests.cluster.fleet import WORKER_LEASE_SECONDS, Site, holding, is_request_to
 from tests.support.processes import ServerProcess, wait_until
 from tests.support.proxy import ProxyThread
 
@@ -21,11 +21,11 @@ def _ended(worker: ServerProcess) -> None:
     wait_until(lambda: not worker.is_running(), 25, lambda: f"{worker.name} dead\n{worker.logs()[-2000:]}")
 
 
-def test_a_killed_worker_costs_its_attempt_and_no_more(site: Site) -> None:
-    """Before the effect, after it, and after its completion was sent but before the answer was read."""
+def test_a_killed_worker_costs_one_attempt(site: Site) -> None:
+    """Killed before the effect, after it, and after the completion was sent but before the response was read."""
     before, after, sent = (f"{site.queue}-{point}" for point in ("before", "after", "sent"))
     with holding(_port(site)) as proxy:
-        proxy.proxy.hold = asks_for("/v1/worker/complete")  # type: ignore[attr-defined]
+        proxy.proxy.hold = is_request_to("/v1/worker/complete")  # type: ignore[attr-defined]
         dying = [site.worker(queue=queue, name=queue) for queue in (before, after)]
         silenced = site.worker(queue=sent, name=sent, url=proxy.through(site.base))
         first = site.submit("die", before, payload={"before": 1})
@@ -41,7 +41,7 @@ def test_a_killed_worker_costs_its_attempt_and_no_more(site: Site) -> None:
             site.wait_state(task)
     assert site.attempts(first) == [(1, "lost", before), (2, "completed", "heir")]
     assert site.attempts(second) == [(1, "lost", after), (2, "completed", "heir")]
-    # The leases of the other two began no earlier, and have run out: this one has been left alone for good.
+    # The leases of the other two began no earlier and have expired: this task was correctly not repeated.
     assert site.attempts(third) == [(1, "completed", sent)]
     effects = {task: [one["attempt"] for one in site.journal.events(task, "effect")] for task in (first, second, third)}
     assert effects == {first: [2], second: [1, 2], third: [1]}
@@ -50,14 +50,14 @@ def test_a_killed_worker_costs_its_attempt_and_no_more(site: Site) -> None:
 
 def test_a_paused_worker_that_completes_after_its_lease_changes_nothing(postgres_site: Site) -> None:
     site = postgres_site
-    gate = site.folder / "gate"
+    end_file = site.folder / "end_file"
     worker = site.worker(name="sleeper")
-    task = site.submit("stubborn", payload={"gate": str(gate)})
+    task = site.submit("stubborn", payload={"end_file": str(end_file)})
     site.journal.wait(task, "start")
     worker.sigstop()
     taken = site.raw(name="other").claim_within(WORKER_LEASE_SECONDS + 10)
     assert (taken["id"], taken["attempt"], taken["fence"]) == (str(task), 2, 2)
-    gate.touch()
+    end_file.touch()
     worker.sigcont()
     wait_until(lambda: "report_stale" in worker.logs(), 20, worker.logs)
     assert len(site.journal.events(task, "effect")) == 1
@@ -67,11 +67,11 @@ def test_a_paused_worker_that_completes_after_its_lease_changes_nothing(postgres
     assert site.attempts(task) == [(1, "lost", "sleeper"), (2, "completed", "other")]
     assert site.task(task)["result"] == "the other's"
     site.books.assert_explained([task], outcomes=LOST)
-    # And it works on as if nothing had been.
+    # The worker continues normally.
     assert site.wait_state(site.submit("effect"))["worker"] == "sleeper"
 
 
-def test_silence_and_endless_heartbeats_both_come_to_an_end(sqlite_site: Site) -> None:
+def test_attempts_without_heartbeats_and_with_endless_heartbeats_both_end(sqlite_site: Site) -> None:
     site = sqlite_site
     quiet, endless = f"{site.queue}-quiet", f"{site.queue}-endless"
     silent, talking = site.raw(quiet, "silent"), site.raw(endless, "talking")
@@ -83,7 +83,7 @@ def test_silence_and_endless_heartbeats_both_come_to_an_end(sqlite_site: Site) -
     assert time.monotonic() - began > 6
     assert talking.complete(held) == ["stale"]
     dead = site.wait_state(hung, "dead", 10)
-    assert "longer than it may" in dead["error"]["message"]
+    assert "exceeded its timeout" in dead["error"]["message"]
     assert site.outcomes(hung) == ["timeout"]
     assert site.client.get(f"/v1/dead-letters/{hung}").status_code == 200
     second = site.raw(quiet, "heir").claim_within(10)
@@ -99,10 +99,10 @@ def test_a_poison_task_dies_and_the_others_are_done(postgres_site: Site) -> None
     site = postgres_site
     supervisor = site.worker("--processes", "2", "--concurrency", "4", "--grace-seconds", "1")
     poison = site.submit("poison", max_attempts=2)
-    # Those that wait in the hands of a worker when it dies are lost with it, and tried again.
+    # Prefetched tasks of a worker that dies are lost with it, and retried.
     others = site.submit_many("effect", 30, max_attempts=5)
     dead = site.wait_state(poison, "dead", 28)
-    assert "lease ran out" in dead["error"]["message"]
+    assert "lease expired" in dead["error"]["message"]
     assert [attempt[:2] for attempt in site.attempts(poison)] == [(1, "lost"), (2, "lost")]
     assert len(site.journal.events(poison, "start")) == 2
     letter = site.client.get(f"/v1/dead-letters/{poison}").json()
@@ -116,20 +116,20 @@ def test_a_poison_task_dies_and_the_others_are_done(postgres_site: Site) -> None
     assert supervisor.terminate(20) == 0
 
 
-# Lost replies
+# Lost responses
 
 
-def test_claims_and_reports_whose_replies_are_lost_count_once(site: Site) -> None:
-    """A claim is made again after the lease; a report is repeated until it is answered, as it was the first time."""
+def test_claims_and_reports_with_lost_responses_count_once(site: Site) -> None:
+    """A task is claimed again after its lease. A report is repeated until it is answered, with the same result."""
     with ProxyThread("127.0.0.1", _port(site)) as proxy:
         worker, faults = site.worker(url=proxy.through(site.base)), proxy.proxy
         site.wait_state(site.submit("effect"))
-        faults.losable = asks_for("/v1/worker/claim")
+        faults.losable = is_request_to("/v1/worker/claim")
         faults.lose_replies = True
         claimed = site.submit("effect")
         site.wait_state(claimed, "running")
         wait_until(lambda: faults.lost_replies > 0, 10, "the reply to the claim lost")
-        faults.losable = asks_for("/v1/worker/complete", "/v1/worker/fail")
+        faults.losable = is_request_to("/v1/worker/complete", "/v1/worker/fail")
         faults.lost_replies = 0
         completed = site.submit("effect")
         failed = site.submit("fails", max_attempts=2, retry={"kind": "fixed", "base_seconds": 0.1, "jitter": False})
@@ -148,7 +148,7 @@ def test_claims_and_reports_whose_replies_are_lost_count_once(site: Site) -> Non
     assert "report_stale" not in worker.logs()
 
 
-def test_a_submit_whose_reply_is_lost_makes_one_task(site: Site) -> None:
+def test_a_submit_with_a_lost_response_creates_one_task(site: Site) -> None:
     with ProxyThread("127.0.0.1", _port(site)) as proxy:
         app = Everbeat(proxy.through(site.base))
 
@@ -156,11 +156,11 @@ def test_a_submit_whose_reply_is_lost_makes_one_task(site: Site) -> None:
         def job(number: int) -> None: ...
 
         made: list[UUID] = []
-        proxy.drop_replies_after(asks_for("/v1/tasks"))
+        proxy.drop_replies_after(is_request_to("/v1/tasks"))
         made.append(job.submit(number=0).id)
-        proxy.drop_replies_after(asks_for("/v1/tasks/batch"))
+        proxy.drop_replies_after(is_request_to("/v1/tasks/batch"))
         made += [one.id for one in job.submit_many([{"number": number} for number in range(20)])]
-        proxy.drop_replies_after(asks_for("/v1/tasks"))
+        proxy.drop_replies_after(is_request_to("/v1/tasks"))
         made.append(job.submit(number=1, key=f"own-{site.queue}").id)
         assert job.submit(number=1, key=f"own-{site.queue}").id == made[-1]
         assert proxy.proxy.lost_replies == 3
@@ -170,7 +170,7 @@ def test_a_submit_whose_reply_is_lost_makes_one_task(site: Site) -> None:
     assert len(set(made)) == 22
 
 
-# Cut off, or blocked
+# Disconnected or blocked workers
 
 
 def test_a_blocked_event_loop_keeps_its_lease(sqlite_site: Site) -> None:
@@ -184,14 +184,14 @@ def test_a_blocked_event_loop_keeps_its_lease(sqlite_site: Site) -> None:
     site.books.assert_explained([task], outcomes=frozenset())
 
 
-def test_a_worker_cut_off_stops_its_tasks_before_their_leases_end_and_goes_on_by_itself(sqlite_site: Site) -> None:
-    """Refused, and half-open: two workers with an async and a sync handler each."""
+def test_a_disconnected_worker_stops_its_tasks_before_their_leases_end_and_recovers(sqlite_site: Site) -> None:
+    """Connection refused and half-open connection: two workers, each with an async and a sync handler."""
     site = sqlite_site
     with ProxyThread("127.0.0.1", _port(site)) as closed, ProxyThread("127.0.0.1", _port(site)) as frozen:
         tasks: list[UUID] = []
         for name, proxy in (("closed", closed), ("frozen", frozen)):
             queue = f"{site.queue}-{name}"
-            # The longer the lease, the more time a busy machine has to act between its local and its real end.
+            # A longer lease gives a busy machine more time between the local and the real end of the lease.
             site.worker("--lease-seconds", "10", url=proxy.through(site.base), queue=queue, name=name)
             tasks += [site.submit(kind, queue, payload={"seconds": 60}) for kind in ("busy", "busy_in_thread")]
         for task in tasks:
@@ -218,7 +218,7 @@ def test_a_worker_cut_off_stops_its_tasks_before_their_leases_end_and_goes_on_by
 
 
 def _lease_ends(site: Site) -> dict[UUID, float]:
-    """By the monotonic clock, as long as nobody sets the clock of this machine in the meantime."""
+    """In monotonic time, assuming that the clock of this machine is not set meanwhile."""
     behind = time.monotonic() - time.time()
     rows = site.books.rows("SELECT id, lease_until FROM tasks WHERE state = 'running'")
     return {id_: behind + (until / 1e6 if isinstance(until, int) else until) for id_, until in rows}

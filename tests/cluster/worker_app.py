@@ -1,6 +1,6 @@
-"""An app whose handlers die, hang, block and return nonsense when told to; cluster tests run it in real worker processes.
+"""An app whose handlers crash, hang, block or return invalid values on request; cluster tests run it in worker processes.
 
-What handlers do is noted in a file that all processes append to, with the monotonic clock that all of them share.
+Handlers record events in a file that all processes append to, with the monotonic clock that all of them share.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def note(event: str, ctx: Context) -> None:
     line = {"event": event, "task": str(ctx.task_id), "attempt": ctx.attempt, "fence": ctx.fence, "pid": os.getpid()}
     tick = None if ctx.scheduled_for is None else ctx.scheduled_for.timestamp()
     text = json.dumps({**line, "worker": ctx.worker, "schedule": ctx.schedule, "tick": tick, "at": time.monotonic()}) + "\n"
-    # One write of less than a page to a file opened for appending: lines of several processes do not mix.
+    # One write of less than a page to a file opened for appending: lines of several processes are not interleaved.
     file = os.open(os.environ["EVERBEAT_TEST_JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(file, text.encode())
@@ -43,7 +43,7 @@ def effect(ctx: Context) -> str:
 
 @eb.task
 def die(ctx: Context, before: int = 0, after: int = 0) -> str:
-    """Kills its worker before or after the effect, in that attempt."""
+    """Kill the worker before or after the effect, in the given attempt."""
     note("start", ctx)
     if ctx.attempt == before:
         _die()
@@ -60,10 +60,10 @@ def poison(ctx: Context) -> None:
 
 
 @eb.task
-def stubborn(ctx: Context, gate: str) -> str:
-    """Takes its time and looks at nothing; done when the file is there."""
+def stubborn(ctx: Context, end_file: str) -> str:
+    """Ignore cancellation; return when the file exists."""
     note("start", ctx)
-    while not Path(gate).exists():
+    while not Path(end_file).exists():
         time.sleep(0.01)
     note("effect", ctx)
     return f"by {ctx.worker}"
@@ -83,7 +83,7 @@ async def slow(ctx: Context, seconds: float) -> str:
 
 @eb.task
 async def busy(ctx: Context, seconds: float) -> str:
-    """Has an effect every few milliseconds for as long as it may; in its first attempt."""
+    """Cause an effect every few milliseconds until cancelled; only in the first attempt."""
     until = time.monotonic() + (seconds if ctx.attempt == 1 else 0)
     try:
         while time.monotonic() < until:
@@ -109,7 +109,7 @@ def busy_in_thread(ctx: Context, seconds: float) -> str:
 
 @eb.task
 async def block(ctx: Context, seconds: float) -> str:
-    """Keeps the event loop from going on."""
+    """Block the event loop."""
     note("start", ctx)
     time.sleep(seconds)
     note("end", ctx)

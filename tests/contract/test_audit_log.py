@@ -1,4 +1,4 @@
-"""audit_log_list: the audit trail, newest first; nothing in it can be changed."""
+"""audit_log_list: the audit log, newest entry first. Entries cannot be changed or deleted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def subjects(store: Store, **wanted: Any) -> list[str]:
     return [one.subject for one in await store.audit_log_list(DEFAULT_TENANT, AuditLogFilter(**wanted), before=None, limit=10)]
 
 
-async def test_audit_log_list_is_newest_first_and_of_one_tenant(store: Store) -> None:
+async def test_audit_log_list_returns_the_entries_of_one_tenant_newest_first(store: Store) -> None:
     await write(store, make_entry(subject="first"), at=0)
     await write(store, make_entry(subject="second"), make_entry(subject="theirs", tenant_id=OTHER_TENANT), at=1)
     assert await subjects(store) == ["second", "first"]
@@ -30,7 +30,7 @@ async def test_audit_log_list_is_newest_first_and_of_one_tenant(store: Store) ->
     assert {one.subject for one in everybody} == {"first", "second", "theirs"}
 
 
-async def test_audit_log_list_keeps_every_field(store: Store) -> None:
+async def test_audit_log_list_returns_every_field(store: Store) -> None:
     entry = make_entry(detail='{"was":1}', request_id="r1", address="::1", key_id=OTHER_TENANT, actor="ci")
     await write(store, entry, at=5)
     expected = msgspec.structs.replace(entry, at=NOW + seconds(5))
@@ -38,7 +38,7 @@ async def test_audit_log_list_keeps_every_field(store: Store) -> None:
 
 
 @pytest.mark.parametrize("tenant_id", [DEFAULT_TENANT, None], ids=["own", "all"])
-async def test_audit_log_list_pages_without_gaps_also_among_lines_of_one_instant(store: Store, tenant_id: None) -> None:
+async def test_audit_log_list_pages_without_gaps_among_entries_of_one_instant(store: Store, tenant_id: None) -> None:
     await write(store, *(make_entry(subject=str(number)) for number in range(7)))
     seen: list[AuditLogEntry] = []
     before = None
@@ -58,7 +58,7 @@ async def test_audit_log_list_filters_by_window_and_action(store: Store) -> None
 
 
 @pytest.mark.parametrize("statement", ["UPDATE audit_log SET actor = 'nobody'", "DELETE FROM audit_log"])
-async def test_audit_log_list_shows_what_nobody_can_change(store: Store, statement: str) -> None:
+async def test_audit_log_list_entries_cannot_be_changed(store: Store, statement: str) -> None:
     await write(store, make_entry(actor="somebody"))
     with pytest.raises(Exception, match="append-only"):
         await execute_raw(store, statement)
@@ -66,7 +66,7 @@ async def test_audit_log_list_shows_what_nobody_can_change(store: Store, stateme
     assert found.actor == "somebody"
 
 
-async def test_audit_log_list_shows_what_nobody_can_empty(store: Store) -> None:
+async def test_audit_log_list_table_cannot_be_truncated(store: Store) -> None:
     if store.dialect == "sqlite":
         pytest.skip("SQLite has no TRUNCATE; a DELETE of everything is refused by the same trigger")
     await write(store, make_entry())

@@ -19,13 +19,13 @@ HOLIDAYS = parse_calendar(
 )
 
 
-async def test_calendar_write_says_whether_the_calendar_is_new(store: Store) -> None:
+async def test_calendar_write_returns_whether_the_calendar_is_new(store: Store) -> None:
     assert await store.calendar_write(DEFAULT_TENANT, HOLIDAYS, now=NOW)
     assert not await store.calendar_write(DEFAULT_TENANT, HOLIDAYS, now=NOW)
     assert await store.calendar_write(OTHER_TENANT, HOLIDAYS, now=NOW)
 
 
-async def test_calendar_list_gives_back_what_was_written_by_name(store: Store) -> None:
+async def test_calendar_list_returns_the_written_calendars_by_name(store: Store) -> None:
     newer = parse_calendar("holidays", {"weekdays": ["MON"]}, revision=2)
     early = parse_calendar("early", {"weekdays": ["MON"]})
     await store.calendar_write(DEFAULT_TENANT, HOLIDAYS, now=NOW)
@@ -36,7 +36,7 @@ async def test_calendar_list_gives_back_what_was_written_by_name(store: Store) -
     assert await store.calendar_list(OTHER_TENANT) == []
 
 
-async def test_calendar_delete_removes_only_the_tenants_own(store: Store) -> None:
+async def test_calendar_delete_removes_only_calendars_of_the_tenant(store: Store) -> None:
     await store.calendar_write(DEFAULT_TENANT, HOLIDAYS, now=NOW)
     assert await store.calendar_delete(OTHER_TENANT, "holidays") == 0
     assert await store.calendar_delete(DEFAULT_TENANT, "holidays") == 1

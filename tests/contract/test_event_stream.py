@@ -1,4 +1,4 @@
-"""event_stream_listen and event_stream_send: words between processes, where they can hear each other."""
+"""event_stream_listen and event_stream_send: messages between processes, where the database supports them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from everbeat.store.values import Notice
 from tests.contract.test_notices import until
 
 
-async def test_event_stream_send_reaches_every_process_that_listens(postgres_url: str) -> None:
+async def test_event_stream_send_reaches_every_listening_process(postgres_url: str) -> None:
     speaker, listener = PostgresStore(postgres_url, listen=False), PostgresStore(postgres_url)
     heard: list[str] = []
     notices: list[Notice] = []
@@ -27,8 +27,8 @@ async def test_event_stream_send_reaches_every_process_that_listens(postgres_url
     await listener.close()
 
 
-async def test_event_stream_listen_returns_false_where_processes_cannot_reach_each_other(store: Store) -> None:
-    """SQLite, and PostgreSQL without a connection that listens."""
+async def test_event_stream_listen_returns_false_without_messages_between_processes(store: Store) -> None:
+    """SQLite, and PostgreSQL without a listening connection."""
     heard: list[str] = []
     assert not store.event_stream_listen(heard.append)
     await store.event_stream_send("nobody hears it")

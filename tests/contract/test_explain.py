@@ -1,4 +1,4 @@
-"""EXPLAIN guards: the hot statements find their rows by index, on big tables, with and without statistics."""
+"""EXPLAIN tests: the hot statements find their rows by index on large tables, with and without statistics."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ SCHEDULE_TEXTS = """'', {partition}, 'cron', '* * * * *', 'UTC', 'after', 'first
 TASK_COLUMNS = """id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, scheduled_for, run_at, priority,
   state, max_attempts, retry, timeout_seconds, labels, created_at, lease_until, started_at"""
 TASK_TEXTS = """0, CASE n % 3 WHEN 0 THEN 'default' WHEN 1 THEN 'mail' ELSE 'slow' END, 'work', '{}', '{}', 'tick'"""
-# Mostly ready, and enough of the others that reading all of them would hurt; a hundred tasks to a schedule.
+# Most tasks are ready. There are enough tasks in other states to make a full scan expensive. Each schedule has 100 tasks.
 TASK_STATE = "CASE n % 20 WHEN 0 THEN 'running' WHEN 1 THEN 'scheduled' WHEN 2 THEN 'held' WHEN 3 THEN 'held' ELSE 'ready' END"
-# Half of them belong to one tenant, the others to thousands.
+# Half of the rows belong to one tenant, the rest to thousands of tenants.
 POSTGRES_TENANT = "lpad(to_hex(CASE n % 2 WHEN 0 THEN 0 ELSE n % 9973 END), 32, '0')::uuid"
 SQLITE_TENANT = "unhex(printf('%032x', CASE n % 2 WHEN 0 THEN 0 ELSE n % 9973 END))"
 TASK_REST = "3, '{}', 3600.0, '{}', due, CASE n % 20 WHEN 0 THEN due END, due"
@@ -53,9 +53,9 @@ SELECT everbeat_month_ensure({START}), everbeat_month_ensure({START} - interval 
 STATISTICS = "ANALYZE schedules; ANALYZE tasks; ANALYZE task_history; ANALYZE attempts;"
 
 
-def postgres_rows(first: int = 1, most: int = TASKS) -> str:
-    """The rows of each table from that number on."""
-    schedules, tasks, past = (f"generate_series({first}, {min(count, most)}) AS n" for count in (SCHEDULES, TASKS, PAST))
+def postgres_rows(first: int = 1, last: int = TASKS) -> str:
+    """The SQL that inserts rows into each table, beginning with row number `first`."""
+    schedules, tasks, past = (f"generate_series({first}, {min(count, last)}) AS n" for count in (SCHEDULES, TASKS, PAST))
     return f"""
 INSERT INTO schedules ({SCHEDULE_COLUMNS})
 SELECT lpad(to_hex(n), 32, '0')::uuid, '{UUID(int=0)}', 'job-' || n,
@@ -77,7 +77,7 @@ WHERE id >= lpad(to_hex({first}), 32, '0')::uuid;
 
 POSTGRES_FILLINGS = {
     "fresh": postgres_rows(),
-    "stale": postgres_rows(most=20) + STATISTICS + postgres_rows(first=21),
+    "stale": postgres_rows(last=20) + STATISTICS + postgres_rows(first=21),
     "analyzed": postgres_rows() + STATISTICS,
 }
 
@@ -196,9 +196,9 @@ TOUCHED = {
     "task_end": LIVE | {"attempts"},
     "task_ended": PASSED | {"attempts"},
 }
-# Read as a whole, or from its start to where it stops: what these indexes hold is what is asked for.
+# These indexes may be read as a whole, or from their start: they contain only rows that the statement needs.
 WHOLE = {"task_expired": "tasks_running", "task_release_held_any": "tasks_held"}
-# What must be found by one index and no other, whatever the statistics say; a month's index has a name of its own.
+# These statements must use exactly this index, whatever the statistics are. Indexes of month tables have their own names.
 BY_INDEX = {
     "task_flows": "tasks_ready",
     "task_claim": "tasks_ready|tasks_pkey",
@@ -212,7 +212,7 @@ BY_INDEX = {
 
 @pytest.fixture(scope="module", params=list(POSTGRES_FILLINGS))
 def big_postgres(request: pytest.FixtureRequest, postgres_server: PostgresAdmin, postgres_template: str) -> Iterator[str]:
-    """A database with many rows: right after being inserted, with statistics of when it was small, or of as it is."""
+    """A large database: without fresh statistics, with statistics from when it was small, or with current statistics."""
     name = postgres_server.create_database(template=postgres_template)
     url = postgres_server.url(name)
     run_outside_loop(_fill(url, POSTGRES_TABLES + POSTGRES_FILLINGS[request.param]))
@@ -266,7 +266,7 @@ async def plan_of(url: str, verb: str, mode: str) -> dict[str, Any]:
 
 
 def table_of(node: dict[str, Any]) -> str | None:
-    """The hot table that a node reads or writes; a month counts for its parent."""
+    """The hot table that a plan node reads or writes. A month table counts as its parent."""
     name = re.sub(r"_\d{4}_\d{2}$", "", node.get("Relation Name", ""))
     return name if name in HOT_TABLES else None
 
@@ -277,7 +277,7 @@ def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from nodes_of(child)
 
 
-# Fewer than in PostgreSQL: SQLite's planner does not look at how long a table is.
+# Fewer rows than in PostgreSQL: SQLite's planner does not consider the size of a table.
 FEW = 20_000
 NUMBERS = "WITH RECURSIVE numbers (n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM numbers WHERE n < {count})"
 SQLITE_ROWS = (
@@ -349,7 +349,7 @@ SQLITE_HOT = {
     "task_ready_count": "tasks_ready",
     "task_ticks": "task_history_of_schedule",
 }
-del SQLITE_HOT["task_depths"]  # counts all there is
+del SQLITE_HOT["task_depths"]  # counts all live tasks
 
 
 @pytest.mark.parametrize("block", list(SQLITE_HOT))
@@ -365,8 +365,8 @@ def test_sqlite_finds_rows_by_index(big_sqlite: apsw.Connection, block: str) -> 
         assert any(detail.startswith("SEARCH") and re.search(rf"INDEX {index}\b", detail) for detail in details), details
 
 
-def test_sqlite_hops_over_the_tasks_of_a_flow(big_sqlite: apsw.Connection) -> None:
-    """A plan that names the index may still walk through all of it: what counts is how little is done."""
+def test_sqlite_task_flows_skips_the_tasks_of_each_flow(big_sqlite: apsw.Connection) -> None:
+    """A plan that names the index may still read all of it, so this test counts the steps."""
     sql = load_blocks("everbeat.store.sqlite")["task_flows"]
     first = {"queue": "default", "tenant_id": bytes(16), "priority": -1, "fair_key": "", "type": ""}
     steps = itertools.count()
@@ -379,19 +379,19 @@ def test_sqlite_hops_over_the_tasks_of_a_flow(big_sqlite: apsw.Connection) -> No
 
 
 def _bindings(sql: str) -> Any:
-    """Every parameter is NULL; only the plan is asked for."""
+    """Every parameter is NULL: only the plan is needed."""
     numbers = [int(number) for number in re.findall(r"\?(\d+)", sql)]
-    return (None,) * max(numbers) if numbers else _Nothing()
+    return (None,) * max(numbers) if numbers else _NullBindings()
 
 
-class _Nothing(dict[str, Any]):
-    """Every parameter is NULL; only the plan is asked for."""
+class _NullBindings(dict[str, Any]):
+    """Every parameter is NULL: only the plan is needed."""
 
     def __missing__(self, key: str) -> None:
         return None
 
 
-async def test_the_rows_are_there_to_be_scanned(big_postgres: str) -> None:
+async def test_the_tables_contain_the_expected_rows(big_postgres: str) -> None:
     connection = await asyncpg.connect(big_postgres)
     counts = [await connection.fetchval(f"SELECT count(*) FROM {table}") for table in HOT_TABLES]
     await connection.close()

@@ -40,7 +40,7 @@ async def actions(store: Store) -> list[str]:
     return [entry.action for entry in await store.audit_log_list(None, AuditLogFilter(), before=None, limit=100)]
 
 
-async def test_key_find_gives_back_what_was_kept_by_hash_or_id(store: Store) -> None:
+async def test_key_find_returns_stored_keys_by_hash_or_id(store: Store) -> None:
     one, two, three = make(1, expires_at=NOW + DAY), make(2, is_fleet=True, scopes=("work",)), make(3)
     assert await create(store, one, two, three) is KeyChange.DONE
     assert (await store.key_find(hashes=[one.hash, b"x" * 32], now=NOW)) == (NOW, [one])
@@ -48,7 +48,7 @@ async def test_key_find_gives_back_what_was_kept_by_hash_or_id(store: Store) -> 
     assert (await store.key_find(now=NOW)) == (NOW, [])
 
 
-async def test_key_exists_counts_only_those_that_can_be_used(store: Store) -> None:
+async def test_key_exists_counts_only_usable_keys(store: Store) -> None:
     assert not await store.key_exists(now=NOW)
     await create(store, make(1, expires_at=NOW + DAY))
     assert await store.key_exists(now=NOW)
@@ -59,7 +59,7 @@ async def test_key_exists_counts_only_those_that_can_be_used(store: Store) -> No
     assert not await store.key_exists(now=NOW + DAY)
 
 
-async def test_key_create_is_all_or_nothing_and_needs_the_tenant(store: Store) -> None:
+async def test_key_create_is_atomic_and_needs_the_tenant(store: Store) -> None:
     audit_log = [new_audit_log_entry(None, AuditLogAction.KEY_CREATE, "x")]
     assert await create(store, make(1), make(2, tenant_id=uuid4()), audit_log=audit_log) is KeyChange.ABSENT
     assert await store.key_list(None, after=None, limit=10) == []
@@ -69,13 +69,13 @@ async def test_key_create_is_all_or_nothing_and_needs_the_tenant(store: Store) -
     assert await create(store, make(3, hash=make(1).hash)) is KeyChange.ABSENT
 
 
-async def test_key_create_makes_one_first_key_however_many_try(store: Store) -> None:
+async def test_key_create_under_concurrency_creates_one_first_key(store: Store) -> None:
     changes = await asyncio.gather(*(store.key_create([make(number)], only_first=True) for number in range(8)))
     assert sorted(changes) == [KeyChange.DONE, *[KeyChange.LATE] * 7]
     assert len(await store.key_list(None, after=None, limit=10)) == 1
 
 
-async def test_key_revoke_ends_a_key_once_and_only_the_tenants_own(store: Store) -> None:
+async def test_key_revoke_revokes_a_key_once_and_only_in_its_tenant(store: Store) -> None:
     key = make(1)
     await create(store, key)
     audit_log = [new_audit_log_entry(None, AuditLogAction.KEY_REVOKE, "x")]
@@ -86,17 +86,17 @@ async def test_key_revoke_ends_a_key_once_and_only_the_tenants_own(store: Store)
     assert await actions(store) == ["key.revoke"]
 
 
-async def test_key_revoke_keeps_the_last_key_of_an_admin(store: Store) -> None:
+async def test_key_revoke_keeps_the_last_admin_key(store: Store) -> None:
     admins = [make(1, scopes=("admin",)), make(2, scopes=("admin",)), make(3, scopes=("admin",), expires_at=NOW + DAY)]
     await create(store, *admins, make(4))
     assert await store.key_revoke(None, [admins[0].id], now=NOW + DAY) is KeyChange.DONE
     assert await store.key_revoke(None, [admins[1].id], now=NOW + DAY) is KeyChange.LAST_ADMIN, "the third has expired"
     assert await store.key_revoke(None, [make(4).id], now=NOW + DAY) is KeyChange.DONE
     changes = await asyncio.gather(*(store.key_revoke(None, [key.id], now=NOW) for key in admins[1:]))
-    assert sorted(changes) == [KeyChange.DONE, KeyChange.LAST_ADMIN], "not both, though each saw the other"
+    assert sorted(changes) == [KeyChange.DONE, KeyChange.LAST_ADMIN], "only one of two concurrent revocations succeeds"
 
 
-async def test_key_list_goes_on_after_the_last_one(store: Store) -> None:
+async def test_key_list_continues_after_the_given_key(store: Store) -> None:
     keys = [make(number) for number in range(5)]
     await create(store, *keys)
     assert await store.key_list(DEFAULT_TENANT, after=None, limit=3) == keys[:3]
@@ -104,7 +104,7 @@ async def test_key_list_goes_on_after_the_last_one(store: Store) -> None:
     assert await store.key_list(uuid4(), after=None, limit=3) == []
 
 
-async def test_key_touch_only_moves_on(store: Store) -> None:
+async def test_key_touch_never_sets_an_earlier_time(store: Store) -> None:
     key = make(1)
     await create(store, key)
     assert await store.key_touch([key.id, uuid4()], now=NOW) == 1

@@ -46,7 +46,7 @@ async def record(store: Store, *moments: datetime) -> UUID:
 
 
 def tables_of(*names: str) -> list[str]:
-    """The month tables of these months."""
+    """The names of the month tables of these months."""
     return sorted(f"{table}_{name}" for table in TABLES for name in names)
 
 
@@ -57,14 +57,14 @@ async def months(store: Store) -> list[str]:
     return [name for (name,) in await execute_raw(store, listed)]
 
 
-async def test_month_prune_removes_what_is_before_and_keeps_the_rest(store: Store) -> None:
+async def test_month_prune_removes_older_rows_and_keeps_the_rest(store: Store) -> None:
     id_ = await record(store, JANUARY, FEBRUARY, MARCH)
     while await store.month_prune(before=datetime(2026, 3, 1, tzinfo=UTC), limit=1):
         pass
     assert [tick.scheduled_for for tick in await ledger(store, id_)] == [MARCH]
 
 
-async def test_month_prune_removes_finished_tasks_too(store: Store) -> None:
+async def test_month_prune_removes_finished_tasks(store: Store) -> None:
     for number, moment in enumerate((JANUARY, MARCH)):
         schedule = make_schedule(f"job-{number}", at=moment)
         await insert(store, schedule)
@@ -76,7 +76,7 @@ async def test_month_prune_removes_finished_tasks_too(store: Store) -> None:
     assert await count_rows(store, "task_history") == await count_rows(store, "ticks") == 1
 
 
-async def test_month_prune_removes_attempts_and_log_lines_too(store: Store) -> None:
+async def test_month_prune_removes_attempts_and_log_lines(store: Store) -> None:
     await store.task_submit([make_task()], now=JANUARY)
     for moment in (JANUARY, FEBRUARY, MARCH):
         (task,) = await claim(store, now=moment, total_seconds=1e8)
@@ -89,7 +89,7 @@ async def test_month_prune_removes_attempts_and_log_lines_too(store: Store) -> N
     assert [line.at for line in await store.task_log(DEFAULT_TENANT, task.id, after=None, limit=10)] == [MARCH]
 
 
-async def test_month_prune_works_in_pieces_of_rows_or_months(store: Store) -> None:
+async def test_month_prune_works_in_batches_of_rows_or_months(store: Store) -> None:
     await record(store, *(JANUARY + minutes(number) for number in range(5)))
     removed = await store.month_prune(before=MARCH, limit=1)
     assert removed == 1
@@ -97,17 +97,17 @@ async def test_month_prune_works_in_pieces_of_rows_or_months(store: Store) -> No
         assert await count_rows(store, "ticks") == 4
 
 
-async def test_month_prune_drops_month_tables_and_leaves_the_others(postgres_url: str) -> None:
+async def test_month_prune_drops_old_month_tables_only(postgres_url: str) -> None:
     store = PostgresStore(postgres_url, listen=False)
     await record(store, JANUARY, FEBRUARY, MARCH)
     assert await store.month_prune(before=MARCH, limit=100) == 8
     assert await months(store) == tables_of("2026_03")
-    # A later tick of a removed month gets its table again.
+    # A later tick in a removed month creates its table again.
     assert sorted(await store.month_ensure([FEBRUARY])) == tables_of("2026_02")
     await store.close()
 
 
-async def test_month_prune_drops_what_an_earlier_run_only_detached(postgres_url: str) -> None:
+async def test_month_prune_drops_tables_that_an_earlier_run_detached(postgres_url: str) -> None:
     store = PostgresStore(postgres_url, listen=False)
     await record(store, JANUARY, MARCH)
     await execute_raw(store, "ALTER TABLE ticks DETACH PARTITION ticks_2026_01")
@@ -116,8 +116,8 @@ async def test_month_prune_drops_what_an_earlier_run_only_detached(postgres_url:
     await store.close()
 
 
-async def test_month_prune_goes_on_after_a_reader_held_it_up(postgres_url: str) -> None:
-    """Detaching waits for readers; if it gives up, the month stays half detached until somebody finishes the work."""
+async def test_month_prune_continues_after_a_reader_blocked_it(postgres_url: str) -> None:
+    """Detaching waits for readers. After a timeout the month stays half detached until a later run finishes it."""
     store = PostgresStore(postgres_url, listen=False, timeout_seconds=0.5)
     id_ = await record(store, JANUARY, MARCH)
     reader = await asyncpg.connect(postgres_url)
@@ -133,7 +133,7 @@ async def test_month_prune_goes_on_after_a_reader_held_it_up(postgres_url: str) 
     await store.close()
 
 
-async def test_month_prune_by_two_at_once_is_no_trouble(postgres_url: str) -> None:
+async def test_month_prune_under_concurrency_succeeds(postgres_url: str) -> None:
     one, other = (PostgresStore(postgres_url, listen=False) for _ in range(2))
     try:
         for _ in range(3):
@@ -147,7 +147,7 @@ async def test_month_prune_by_two_at_once_is_no_trouble(postgres_url: str) -> No
         await other.close()
 
 
-async def test_month_ensure_makes_each_month_once_even_from_many_sides(postgres_url: str) -> None:
+async def test_month_ensure_creates_each_month_once_under_concurrency(postgres_url: str) -> None:
     stores = [PostgresStore(postgres_url, listen=False) for _ in range(4)]
     made = await asyncio.gather(*(store.month_ensure([MARCH, FEBRUARY, MARCH + minutes(1)]) for store in stores))
     names = [name for one in made for name in one]
@@ -157,7 +157,7 @@ async def test_month_ensure_makes_each_month_once_even_from_many_sides(postgres_
             await store.close()
 
 
-async def test_month_ensure_is_for_databases_with_month_tables(store: Store) -> None:
+async def test_month_ensure_does_nothing_without_month_tables(store: Store) -> None:
     made = await store.month_ensure([MARCH])
     assert sorted(made) == ([] if store.dialect == "sqlite" else tables_of("2026_03"))
     assert await store.month_ensure([MARCH]) == []

@@ -1,4 +1,4 @@
-"""subscribe and publish: hints between nodes, at once inside a process, coalesced between processes."""
+"""subscribe and publish: notices are delivered at once inside a process and coalesced between processes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections.abc import Callable
 import pytest
 
 from everbeat.store.base import Store
+from everbeat.store.notices import Notices, pause_after
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.values import Notice
 
 
-async def until(is_so: Callable[[], bool], deadline_seconds: float = 20) -> None:
+async def until(condition: Callable[[], bool], deadline_seconds: float = 20) -> None:
     async with asyncio.timeout(deadline_seconds):
-        while not is_so():
+        while not condition():
             await asyncio.sleep(0.01)
 
 
-async def test_publish_tells_the_listeners_of_this_process_at_once(store: Store) -> None:
+async def test_publish_notifies_listeners_of_this_process_at_once(store: Store) -> None:
     one: list[Notice] = []
     two: list[Notice] = []
     store.subscribe(one.append)
@@ -28,45 +29,70 @@ async def test_publish_tells_the_listeners_of_this_process_at_once(store: Store)
     assert one == two == [Notice.SCHEDULES, Notice.CALENDARS]
 
 
-async def test_publish_reaches_other_processes_as_one_notice_for_many(postgres_url: str) -> None:
+async def test_publish_coalesces_notices_to_other_processes(postgres_url: str) -> None:
     speaker, listener = PostgresStore(postgres_url), PostgresStore(postgres_url)
     own: list[Notice] = []
-    heard: list[Notice] = []
+    received: list[Notice] = []
     speaker.subscribe(own.append)
-    listener.subscribe(heard.append)
+    listener.subscribe(received.append)
     await speaker.open()
     await listener.open()
-    # A listener that has just come is told everything once, for what was said before it listened.
-    await until(lambda: set(own) == set(heard) == set(Notice))
+    # A new listener receives every notice once, because changes may have happened before it listened.
+    await until(lambda: set(own) == set(received) == set(Notice))
     own.clear()
-    heard.clear()
+    received.clear()
     speaker.publish(Notice.SCHEDULES)
-    await until(lambda: len(heard) == 1)
+    await until(lambda: len(received) == 1)
     for _ in range(49):
         speaker.publish(Notice.SCHEDULES)
-    await until(lambda: len(heard) == 2)
+    await until(lambda: len(received) == 2)
     speaker.publish(Notice.CALENDARS)
-    await until(lambda: Notice.CALENDARS in heard)
-    assert heard == [Notice.SCHEDULES, Notice.SCHEDULES, Notice.CALENDARS], "one at once, and one for all that came after it"
-    assert own == [*[Notice.SCHEDULES] * 50, Notice.CALENDARS], "no echo of what it said itself"
+    await until(lambda: Notice.CALENDARS in received)
+    assert received == [Notice.SCHEDULES, Notice.SCHEDULES, Notice.CALENDARS], (
+        "the first is sent at once, the rest are combined into one"
+    )
+    assert own == [*[Notice.SCHEDULES] * 50, Notice.CALENDARS], "a process receives no echo of its own notices"
     await speaker.close()
     await listener.close()
 
 
 @pytest.mark.parametrize("has_spoken_before", [False, True])
-async def test_a_store_that_closes_sends_what_still_waits(postgres_url: str, has_spoken_before: bool) -> None:
-    """A node that stops says so in its last breath; nobody should have to find out by waiting."""
+async def test_a_closing_store_sends_its_pending_notices(postgres_url: str, has_spoken_before: bool) -> None:
+    """A stopping node publishes its last notices, so that other nodes do not have to wait for their next poll."""
     speaker, listener = PostgresStore(postgres_url, listen=False), PostgresStore(postgres_url)
-    heard: list[Notice] = []
-    listener.subscribe(heard.append)
+    received: list[Notice] = []
+    listener.subscribe(received.append)
     await listener.open()
-    await until(lambda: set(heard) == set(Notice))
-    heard.clear()
+    await until(lambda: set(received) == set(Notice))
+    received.clear()
     if has_spoken_before:
         speaker.publish(Notice.OWNERSHIP)
-        await until(lambda: len(heard) == 1)
-        heard.clear()
+        await until(lambda: len(received) == 1)
+        received.clear()
     speaker.publish(Notice.OWNERSHIP)
     await speaker.close()
-    await until(lambda: heard == [Notice.OWNERSHIP])
+    await until(lambda: received == [Notice.OWNERSHIP])
     await listener.close()
+
+
+async def test_notices_30_milliseconds_apart_are_each_sent_at_once() -> None:
+    """Workers on other nodes wait for the notice: a task every 30 ms must not wait for a pause."""
+    delays: list[float] = []
+    published_at = 0.0
+    monotonic = asyncio.get_running_loop().time
+
+    async def send(_notice: Notice) -> None:
+        delays.append(monotonic() - published_at)
+
+    notices = Notices(send)
+    for _ in range(20):
+        published_at = monotonic()
+        notices.publish(Notice.TASKS)
+        await asyncio.sleep(0.03)
+    await notices.close()
+    assert sum(delay < 0.01 for delay in delays) >= 15
+
+
+@pytest.mark.parametrize(("send_seconds", "pause"), [(0.0, 0.02), (0.001, 0.02), (0.01, 0.08), (0.05, 0.1), (9.0, 0.1)])
+def test_the_pause_between_notices_follows_the_duration_of_the_send(send_seconds: float, pause: float) -> None:
+    assert pause_after(send_seconds) == pytest.approx(pause)

@@ -24,11 +24,11 @@ async def info(store: Store, partition: int) -> PartitionInfo:
     return (await store.partition_list())[partition]
 
 
-async def test_partition_list_has_every_partition_free_at_first(store: Store) -> None:
+async def test_partition_list_returns_free_partitions_at_first(store: Store) -> None:
     assert await store.partition_list() == [PartitionInfo(number, None, 0, None) for number in range(256)]
 
 
-async def test_partition_renew_takes_what_is_free_with_a_first_epoch(store: Store) -> None:
+async def test_partition_renew_takes_free_partitions_with_epoch_one(store: Store) -> None:
     assert await renew(store, ONE, SOME) == {0: 1, 7: 1, 255: 1}
     assert await info(store, 7) == PartitionInfo(7, ONE, 1, NOW + seconds(10))
     assert await info(store, 8) == PartitionInfo(8, None, 0, None)
@@ -40,12 +40,12 @@ async def test_partition_renew_by_the_owner_extends_the_lease_and_keeps_the_epoc
     assert await info(store, 7) == PartitionInfo(7, ONE, 1, NOW + seconds(13))
 
 
-async def test_partition_renew_by_the_owner_after_expiry_keeps_the_epoch_if_nobody_came_between(store: Store) -> None:
+async def test_partition_renew_by_the_owner_after_expiry_keeps_the_epoch_if_still_owned(store: Store) -> None:
     await renew(store, ONE, SOME)
     assert await renew(store, ONE, SOME, at=60) == {0: 1, 7: 1, 255: 1}
 
 
-async def test_partition_renew_leaves_a_live_lease_alone(store: Store) -> None:
+async def test_partition_renew_does_not_take_a_live_lease(store: Store) -> None:
     await renew(store, ONE, SOME)
     assert await renew(store, TWO, SOME, at=9.999) == {}
     assert await info(store, 7) == PartitionInfo(7, ONE, 1, NOW + seconds(10))
@@ -58,31 +58,31 @@ async def test_partition_renew_takes_an_expired_lease_with_a_higher_epoch(store:
     assert await renew(store, ONE, SOME, at=20) == {0: 3, 7: 3, 255: 3}
 
 
-async def test_partition_renew_releases_what_is_no_longer_wanted(store: Store) -> None:
+async def test_partition_renew_releases_unwanted_partitions(store: Store) -> None:
     await renew(store, ONE, SOME)
     assert await renew(store, ONE, frozenset({7}), at=1) == {7: 1}
     assert await info(store, 0) == PartitionInfo(0, None, 1, None)
     assert await renew(store, TWO, SOME, at=1) == {0: 2, 255: 2}
 
 
-async def test_partition_renew_counts_an_impossibly_long_lease_as_expired(store: Store) -> None:
-    """The clock was set back by an hour: nobody should wait an hour for the lease."""
+async def test_partition_renew_treats_an_impossibly_long_lease_as_expired(store: Store) -> None:
+    """The clock was set back by an hour. Other nodes must not wait an hour for the lease."""
     await renew(store, ONE, SOME, at=3600)
     assert await renew(store, TWO, SOME) == {0: 2, 7: 2, 255: 2}
 
 
-async def test_partition_renew_believes_a_lease_after_a_small_step_back(store: Store) -> None:
+async def test_partition_renew_respects_a_lease_after_a_small_clock_step_back(store: Store) -> None:
     await renew(store, ONE, SOME)
     assert await renew(store, TWO, SOME, at=-4) == {}
 
 
-async def test_partition_renew_goes_by_the_lease_of_each_owner(store: Store) -> None:
+async def test_partition_renew_uses_the_lease_length_of_each_owner(store: Store) -> None:
     await renew(store, ONE, SOME, lease=100)
     assert await renew(store, TWO, SOME, at=50, lease=10) == {}
     assert await renew(store, TWO, SOME, at=100, lease=10) == {0: 2, 7: 2, 255: 2}
 
 
-async def test_partition_renew_tells_the_live_scheduler_nodes(store: Store) -> None:
+async def test_partition_renew_returns_the_live_scheduler_nodes(store: Store) -> None:
     await store.partition_renew(node_heartbeat(ONE), frozenset(), now=NOW)
     await store.partition_renew(node_heartbeat(TWO, roles=("api",)), frozenset(), now=NOW)
     await store.partition_renew(node_heartbeat(THREE, roles=("api", "scheduler"), lease_seconds=30), frozenset(), now=NOW)
@@ -94,12 +94,12 @@ async def test_partition_renew_tells_the_live_scheduler_nodes(store: Store) -> N
     assert await live(9.9) == {ONE, THREE}
     assert await live(10) == {THREE}
     assert await live(30) == frozenset()
-    assert await live(-10) == {THREE}  # seen further ahead than its lease: from before the clock was set back
+    assert await live(-10) == {THREE}  # seen further ahead than its lease: written before the clock was set back
     assert await live(-30) == frozenset()
 
 
 @pytest.mark.parametrize(("at", "back"), [(-3600.0, 3600.0), (5.0, -5.0)])
-async def test_partition_renew_tells_how_far_the_clock_is_behind_an_earlier_heartbeat(
+async def test_partition_renew_returns_how_far_the_clock_is_behind_an_earlier_heartbeat(
     store: Store, at: float, back: float
 ) -> None:
     first = await store.partition_renew(node_heartbeat(ONE), SOME, now=NOW)
@@ -109,7 +109,7 @@ async def test_partition_renew_tells_how_far_the_clock_is_behind_an_earlier_hear
     assert again.now == NOW + seconds(at)
 
 
-async def test_partition_renew_of_many_nodes_at_once_gives_each_partition_to_one(store: Store) -> None:
+async def test_partition_renew_under_concurrency_gives_each_partition_to_one_node(store: Store) -> None:
     twins = [open_second_store(store) for _ in range(3)]
     nodes = [UUID(int=10 + number) for number in range(3)]
     renewals = await asyncio.gather(
@@ -122,7 +122,7 @@ async def test_partition_renew_of_many_nodes_at_once_gives_each_partition_to_one
     assert set().union(*owned) == EVERYTHING
 
 
-async def test_partition_release_frees_everything_and_signs_the_node_off(store: Store) -> None:
+async def test_partition_release_frees_all_partitions_and_removes_the_node(store: Store) -> None:
     await renew(store, ONE, SOME)
     await renew(store, TWO, frozenset({1}))
     assert await store.partition_release(ONE) == 3
@@ -142,13 +142,13 @@ async def test_node_list_shows_each_heartbeat(store: Store) -> None:
     assert nodes == [NodeInfo(ONE, "node", ("api", "scheduler"), "test", NOW, NOW + seconds(3), 10, None, 12.5)]
 
 
-async def test_node_list_says_the_time_even_without_nodes(store: Store) -> None:
+async def test_node_list_returns_the_time_even_without_nodes(store: Store) -> None:
     assert await store.node_list(now=NOW) == (NOW, [])
     moment, _ = await store.node_list()
     assert isinstance(moment, datetime)
 
 
-async def test_node_prune_forgets_nodes_unseen_for_long(store: Store) -> None:
+async def test_node_prune_removes_nodes_unseen_for_long(store: Store) -> None:
     await renew(store, ONE, frozenset())
     await renew(store, TWO, frozenset(), at=60)
     assert await store.node_prune(unseen_seconds=60, now=NOW + minutes(1)) == 0

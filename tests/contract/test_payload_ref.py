@@ -1,4 +1,4 @@
-"""A payload that is kept elsewhere: its reference goes wherever its task goes, and is missed only when no row has it."""
+"""Payloads in a blob store: the reference stays with its task, and a blob is unused only when no row refers to it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def end(store: Store, task: ClaimedTask, outcome: AttemptOutcome, state: T
     assert ended.ids
 
 
-async def test_task_claim_says_where_the_payload_is(store: Store) -> None:
+async def test_task_claim_returns_the_payload_reference(store: Store) -> None:
     await store.task_submit([large()], now=NOW)
     task = await claim(store)
     assert isinstance(task, ClaimedTaskWithoutPayload)
@@ -40,14 +40,14 @@ async def test_task_claim_says_where_the_payload_is(store: Store) -> None:
     assert bytes(task.payload) == b"null"
 
 
-async def test_task_claim_of_a_small_payload_is_whole(store: Store) -> None:
+async def test_task_claim_returns_a_small_payload_inline(store: Store) -> None:
     await store.task_submit([make_task(payload='{"a":1}')], now=NOW)
     task = await claim(store)
     assert type(task) is ClaimedTask
     assert msgspec.json.decode(task.payload) == {"a": 1}
 
 
-async def test_task_find_and_task_list_have_the_reference_before_and_after_the_end(store: Store) -> None:
+async def test_task_find_and_task_list_return_the_reference_of_live_and_finished_tasks(store: Store) -> None:
     task = large()
     await store.task_submit([task], now=NOW)
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
@@ -62,7 +62,7 @@ async def test_task_find_and_task_list_have_the_reference_before_and_after_the_e
     assert [one.payload_ref for one in scan.tasks] == [REF]
 
 
-async def test_task_end_puts_a_task_back_with_its_reference(store: Store) -> None:
+async def test_task_end_keeps_the_reference_of_a_retried_task(store: Store) -> None:
     await store.task_submit([large()], now=NOW)
     await end(store, await claim(store), AttemptOutcome.RELEASED, TaskState.READY)
     again = await claim(store)
@@ -79,7 +79,7 @@ async def test_task_cancel_keeps_the_reference(store: Store) -> None:
     assert found.payload_ref == REF
 
 
-async def test_dead_replay_hands_the_reference_on_and_dead_purge_lets_it_go(store: Store) -> None:
+async def test_dead_replay_copies_the_reference_and_dead_purge_removes_it(store: Store) -> None:
     await store.task_submit([large()], now=NOW)
     task = await claim(store)
     await end(store, task, AttemptOutcome.FAILED, TaskState.DEAD)
@@ -98,7 +98,7 @@ async def test_dead_replay_hands_the_reference_on_and_dead_purge_lets_it_go(stor
     assert await store.blob_unused([REF]) == [REF]
 
 
-async def test_blob_unused_names_what_no_row_has(store: Store) -> None:
+async def test_blob_unused_returns_references_that_no_row_has(store: Store) -> None:
     await store.task_submit([large(), make_task()], now=NOW)
     assert await store.blob_unused([]) == []
     assert await store.blob_unused([REF, OTHER]) == [OTHER]

@@ -1,6 +1,6 @@
-"""What rests on a session elsewhere holds without one: the essentials of the contract through PgBouncer's transaction mode.
+"""The essential parts of the contract hold without a session, through PgBouncer in transaction mode.
 
-All of the contract goes through it with EVERBEAT_TEST_POOLING=transaction.
+EVERBEAT_TEST_POOLING=transaction runs the whole contract through it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import everbeat.store.postgres as postgres
 from everbeat.core.errors import StoreUnavailable
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
-from tests.contract.test_dead_letters import test_dead_replay_from_two_sides_at_once_makes_one_task as dead_replay
-from tests.contract.test_month_prune import test_month_prune_removes_what_is_before_and_keeps_the_rest as month_prune
-from tests.contract.test_schedule_write import test_answer_under_a_used_key_undoes_the_whole_write as schedule_write
-from tests.contract.test_task_end import test_task_end_from_many_sides_at_once_ends_each_once as task_end
+from tests.contract.test_dead_letters import test_dead_replay_under_concurrency_creates_one_task as dead_replay
+from tests.contract.test_month_prune import test_month_prune_removes_older_rows_and_keeps_the_rest as month_prune
+from tests.contract.test_schedule_write import test_a_response_with_a_used_key_rolls_back_the_whole_write as schedule_write
+from tests.contract.test_task_end import test_task_end_under_concurrency_ends_each_attempt_once as task_end
 from tests.contract.test_task_release_held import (
-    test_task_release_held_and_tick_fire_at_once_keep_to_the_room_there_is as task_release_held,
+    test_task_release_held_and_concurrent_tick_fire_keep_the_limit as task_release_held,
 )
 from tests.contract.test_task_submit import test_task_submit_with_a_known_key_twice_in_a_batch as task_submit
-from tests.contract.test_tick_fire import test_two_connections_firing_the_same_ticks_at_once_make_one_task_each as tick_fire
+from tests.contract.test_tick_fire import test_two_connections_firing_the_same_ticks_at_once_create_one_task_each as tick_fire
 from tests.factories import url_of
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresAdmin
@@ -63,7 +63,7 @@ async def test_timeouts_and_plans_hold_in_each_transaction(pooled_store: Postgre
         assert await connection.fetchval("SHOW enable_seqscan") == "on"
 
 
-async def test_a_lock_held_elsewhere_is_not_waited_for_beyond_the_timeout(pooled_url: str, postgres_url: str) -> None:
+async def test_a_statement_waits_for_a_lock_no_longer_than_the_timeout(pooled_url: str, postgres_url: str) -> None:
     store = PostgresStore(pooled_url, listen=False, listen_url=postgres_url, pooling="transaction", timeout_seconds=0.6)
     holder = await asyncpg.connect(url_of(store))
     try:
@@ -78,6 +78,6 @@ async def test_a_lock_held_elsewhere_is_not_waited_for_beyond_the_timeout(pooled
 
 
 def test_transactions_begin_in_one_place() -> None:
-    """The driver's own would set nothing behind a pooler."""
+    """The driver's own transactions would not set the timeouts behind a pooler."""
     folder = Path(postgres.__path__[0])
     assert [path.name for path in folder.glob("*.py") if ".transaction()" in path.read_text(encoding="utf-8")] == []

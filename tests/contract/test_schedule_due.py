@@ -1,4 +1,4 @@
-"""schedule_due and schedule_fault: what the ticker loads, and what it sets aside."""
+"""schedule_due and schedule_fault: the schedules that the ticker loads, and those it sets aside."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ async def due(store: Store, *partitions: int, horizon: float = 5, limit: int = 1
     return [one.id for one in scan.schedules]
 
 
-async def test_schedule_due_finds_what_falls_within_the_horizon_and_before(store: Store) -> None:
+async def test_schedule_due_returns_overdue_schedules_and_those_within_the_horizon(store: Store) -> None:
     ages = {-3600.0: True, 0.0: True, 5.0: True, 5.000001: False, 60.0: False}
     schedules = {age: make_schedule(f"at{age}", at=NOW + seconds(age), partition=3) for age in ages}
     await insert(store, *schedules.values())
     assert await due(store, 3) == [schedules[age].id for age, found in ages.items() if found]
 
 
-async def test_schedule_due_looks_only_at_the_given_partitions(store: Store) -> None:
+async def test_schedule_due_returns_only_the_given_partitions(store: Store) -> None:
     schedules = [make_schedule(f"in-{partition}", partition=partition) for partition in (0, 1, 255)]
     await insert(store, *schedules)
     assert await due(store, 1) == [schedules[1].id]
@@ -30,7 +30,7 @@ async def test_schedule_due_looks_only_at_the_given_partitions(store: Store) -> 
     assert await due(store) == []
 
 
-async def test_schedule_due_takes_the_oldest_of_each_partition_up_to_the_limit(store: Store) -> None:
+async def test_schedule_due_returns_the_oldest_of_each_partition_up_to_the_limit(store: Store) -> None:
     schedules = [
         make_schedule(f"{partition}-{age}", at=NOW - seconds(age), partition=partition)
         for partition in (1, 2)
@@ -45,20 +45,20 @@ async def test_schedule_due_takes_the_oldest_of_each_partition_up_to_the_limit(s
     assert by_name["2-5"] < by_name["2-4"]
 
 
-async def test_schedule_due_leaves_out_what_rests(store: Store) -> None:
+async def test_schedule_due_leaves_out_inactive_schedules(store: Store) -> None:
     resting = make_schedule("paused", at=None), make_schedule("finished", at=None, status=Status.FINISHED)
     await insert(store, *resting)
     assert await due(store, *(one.partition for one in resting)) == []
 
 
-async def test_schedule_due_goes_by_due_at_not_by_the_tick(store: Store) -> None:
+async def test_schedule_due_compares_due_at_and_not_the_tick(store: Store) -> None:
     jittered = make_schedule(at=NOW, due_at=NOW + seconds(30))
     await insert(store, jittered)
     assert await due(store, jittered.partition) == []
     assert await due(store, jittered.partition, horizon=30) == [jittered.id]
 
 
-async def test_schedule_due_carries_what_a_plan_needs(store: Store) -> None:
+async def test_schedule_due_returns_the_fields_that_planning_needs(store: Store) -> None:
     rule = cron("*/5 * * * *", timezone="Asia/Tokyo", exclude=("holidays",), ends_at=NOW + minutes(90))
     schedule = make_schedule(
         rule=rule, catch_up=CatchUp.ALL, misfire_grace_seconds=12.5, jitter_seconds=3, revision=4, tenant_id=OTHER_TENANT
@@ -82,13 +82,13 @@ async def test_schedule_due_carries_what_a_plan_needs(store: Store) -> None:
     }
 
 
-async def test_schedule_due_says_the_time_even_when_nothing_is_due(store: Store) -> None:
+async def test_schedule_due_returns_the_time_even_when_nothing_is_due(store: Store) -> None:
     assert (await store.schedule_due([1], horizon_seconds=5, limit=5, now=NOW)).now == NOW
     unasked = await store.schedule_due([1], horizon_seconds=5, limit=5)
     assert abs(unasked.now - datetime.now(UTC)) < minutes(1)
 
 
-async def test_schedule_due_reports_a_row_it_cannot_read_and_gives_the_others(store: Store) -> None:
+async def test_schedule_due_reports_an_unreadable_row_and_returns_the_others(store: Store) -> None:
     good, bad = make_schedule("good", partition=5), make_schedule("bad", partition=5)
     await insert(store, good, bad)
     await execute_raw(store, "UPDATE schedules SET calendars = '{broken' WHERE id = ?", bad.id)

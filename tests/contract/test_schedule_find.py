@@ -1,4 +1,4 @@
-"""schedule_find: by name and id, inside one tenant, with the clock and the answer kept under a key."""
+"""schedule_find: by name and id, within one tenant, with the clock and the response stored under a key."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ FULL = make_schedule(
 )
 
 
-async def test_schedule_find_gives_back_every_field_as_it_was_written(store: Store) -> None:
+async def test_schedule_find_returns_every_field_as_written(store: Store) -> None:
     anchored = make_schedule("anchored", rule=every(90, anchor=NOW.replace(microsecond=1)))
     await insert(store, FULL, anchored)
     found = await store.schedule_find(DEFAULT_TENANT, names=["full", "anchored"])
     assert sorted(found.schedules, key=lambda one: one.spec.name) == [anchored, FULL]
 
 
-async def test_schedule_find_by_name_and_id_finds_each_schedule_once(store: Store) -> None:
+async def test_schedule_find_by_name_and_id_returns_each_schedule_once(store: Store) -> None:
     schedule = make_schedule()
     await insert(store, schedule)
     found = await store.schedule_find(DEFAULT_TENANT, names=["job", "other"], ids=[schedule.id, uuid4()])
@@ -66,18 +66,18 @@ async def test_schedule_find_never_finds_another_tenants_name_or_id(store: Store
     assert (await store.schedule_find(OTHER_TENANT, names=["job"])).schedules == [theirs]
 
 
-async def test_schedule_find_says_what_the_clock_showed(store: Store) -> None:
+async def test_schedule_find_returns_the_clock(store: Store) -> None:
     assert (await store.schedule_find(DEFAULT_TENANT, names=["job"], now=NOW)).now == NOW
     assert abs((await store.schedule_find(DEFAULT_TENANT)).now - datetime.now(UTC)) < minutes(1)
 
 
 @pytest.mark.parametrize("status", list(Status))
-async def test_schedule_find_keeps_each_status(store: Store, status: Status) -> None:
+async def test_schedule_find_returns_each_status(store: Store, status: Status) -> None:
     schedule = make_schedule(at=NOW if status is Status.ACTIVE else None, status=status, fault="broken")
     await insert(store, schedule)
     assert (await store.schedule_find(DEFAULT_TENANT, names=["job"])).schedules == [schedule]
 
 
-async def test_clock_is_the_database_clock_unless_a_test_says_otherwise(store: Store) -> None:
+async def test_clock_is_the_database_clock_unless_a_test_sets_it(store: Store) -> None:
     assert await store.clock(now=NOW) == NOW
     assert abs(await store.clock() - datetime.now(UTC)) < minutes(1)

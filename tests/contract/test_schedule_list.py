@@ -30,7 +30,7 @@ async def names(store: Store, filter_: ScheduleFilter = EVERY, after: str | None
     return [one.spec.name for one in found]
 
 
-async def test_schedule_list_pages_by_name_in_one_order_on_every_database(store: Store) -> None:
+async def test_schedule_list_pages_by_name_in_the_same_order_on_every_database(store: Store) -> None:
     given = ["b", "a", "Z", "a-1", "a.1", "a_1", "a:1", "10", "9", "aa"]
     await insert(store, *(make_schedule(name) for name in given))
     seen: list[str] = []
@@ -62,7 +62,7 @@ async def test_schedule_list_filters(store: Store, filter_: ScheduleFilter, expe
     assert await names(store, filter_) == expected
 
 
-async def test_schedule_list_shows_only_the_tenants_own(store: Store) -> None:
+async def test_schedule_list_returns_only_schedules_of_the_tenant(store: Store) -> None:
     await insert(store, make_schedule("theirs", tenant_id=OTHER_TENANT), tenant_id=OTHER_TENANT)
     assert await names(store) == []
 
@@ -92,7 +92,7 @@ async def test_schedule_delete_of_another_tenants_schedule_deletes_nothing(store
     assert await find(store, theirs) == theirs
 
 
-async def test_schedule_faulty_lists_what_was_set_aside(store: Store) -> None:
+async def test_schedule_faulty_lists_faulty_schedules(store: Store) -> None:
     mine = make_schedule("mine", at=None, fault="unknown zone")
     theirs = make_schedule("theirs", at=None, fault="unknown zone", tenant_id=OTHER_TENANT)
     await insert(store, mine, make_schedule("fine"))
@@ -102,7 +102,7 @@ async def test_schedule_faulty_lists_what_was_set_aside(store: Store) -> None:
     assert len(await store.schedule_faulty(None, limit=1)) == 1
 
 
-async def test_schedule_using_calendar_finds_the_tenants_schedules_that_name_it(store: Store) -> None:
+async def test_schedule_using_calendar_returns_the_tenants_schedules_that_use_it(store: Store) -> None:
     excluding = make_schedule("excluding", rule=cron("* * * * *", exclude=("holidays",)))
     keeping = make_schedule("keeping", rule=cron("* * * * *", only=("office", "holidays")))
     other = make_schedule("other", rule=cron("* * * * *", exclude=("bank-holidays", "holidays-2")))
@@ -113,7 +113,7 @@ async def test_schedule_using_calendar_finds_the_tenants_schedules_that_name_it(
     assert sorted(one.spec.name for one in found) == ["excluding", "keeping"]
 
 
-async def test_schedule_overdue_lists_active_schedules_past_their_time_the_worst_first(store: Store) -> None:
+async def test_schedule_overdue_lists_overdue_active_schedules_most_overdue_first(store: Store) -> None:
     late, later = make_schedule("late", at=NOW - minutes(2)), make_schedule("later", at=NOW - minutes(9))
     waiting = make_schedule("waiting", at=NOW - minutes(9), due_at=NOW + minutes(1))
     await insert(store, late, later, waiting, make_schedule("soon"), make_schedule("paused", at=None))

@@ -1,4 +1,4 @@
-"""schedule_write: all or nothing, and only over the revision, position and status that the writer saw."""
+"""schedule_write: atomic, and only if the revision, position and status are those that the writer read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_schedule_write_inserts_a_batch(store: Store) -> None:
     assert sorted(found.schedules, key=lambda one: one.spec.name) == batch
 
 
-async def test_schedule_write_of_a_taken_name_writes_nothing_of_the_batch(store: Store) -> None:
+async def test_schedule_write_with_a_taken_name_writes_nothing_of_the_batch(store: Store) -> None:
     await insert(store, make_schedule("taken"))
     batch = [ScheduleWrite(make_schedule("free")), ScheduleWrite(make_schedule("taken"))]
     assert not await store.schedule_write(DEFAULT_TENANT, batch, now=NOW)
@@ -50,7 +50,7 @@ async def test_schedule_write_lets_two_tenants_use_one_name(store: Store) -> Non
     assert await store.schedule_count(DEFAULT_TENANT) == await store.schedule_count(OTHER_TENANT) == {"active": 1}
 
 
-async def test_schedule_write_replaces_exactly_what_was_expected(store: Store) -> None:
+async def test_schedule_write_replaces_the_expected_revision(store: Store) -> None:
     schedule = make_schedule()
     await insert(store, schedule)
     newer = changed(schedule, priority=1, next_tick_at=NOW + minutes(5), due_at=NOW + minutes(5), updated_at=NOW)
@@ -68,7 +68,7 @@ async def test_schedule_write_replaces_exactly_what_was_expected(store: Store) -
     ],
     ids=["revision", "position", "no-position", "status"],
 )
-async def test_schedule_write_over_something_else_than_expected_changes_nothing(
+async def test_schedule_write_with_another_expectation_changes_nothing(
     store: Store, seen: Callable[[Schedule], Schedule]
 ) -> None:
     schedule, beside = make_schedule(), make_schedule("beside")
@@ -82,7 +82,7 @@ async def test_schedule_write_over_something_else_than_expected_changes_nothing(
     assert await ledger(store, schedule.id) == await ledger(store, beside.id) == []
 
 
-async def test_schedule_write_expects_a_missing_position_too(store: Store) -> None:
+async def test_schedule_write_compares_a_missing_position(store: Store) -> None:
     resting = make_schedule(at=None)
     await insert(store, resting)
     newer = changed(resting, status=Status.ACTIVE, next_tick_at=NOW, due_at=NOW)
@@ -98,14 +98,14 @@ async def test_schedule_write_never_replaces_another_tenants_row(store: Store) -
     assert await find(store, theirs) == theirs
 
 
-async def test_schedule_write_to_a_taken_name_is_told_and_changes_nothing(store: Store) -> None:
+async def test_schedule_write_rename_to_a_taken_name_is_reported_and_changes_nothing(store: Store) -> None:
     one, two = make_schedule("one"), make_schedule("two")
     await insert(store, one, two)
     assert not await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(changed(one, name="two"), expected=one)], now=NOW)
     assert await find(store, one) == one
 
 
-async def test_schedule_write_keeps_skips_and_the_past_rule_beside_the_row(store: Store) -> None:
+async def test_schedule_write_records_skips_and_the_past_rule(store: Store) -> None:
     schedule = make_schedule()
     await insert(store, schedule)
     past = PastRule(schedule_id=schedule.id, rule=schedule.spec.rule, since=schedule.rule_at, until=NOW)
@@ -120,7 +120,7 @@ async def test_schedule_write_keeps_skips_and_the_past_rule_beside_the_row(store
     assert await store.schedule_past_rules(DEFAULT_TENANT, [schedule.id]) == [past]
 
 
-async def test_schedule_past_rules_come_oldest_first_for_each_schedule(store: Store) -> None:
+async def test_schedule_past_rules_are_returned_oldest_first_for_each_schedule(store: Store) -> None:
     one, two = sorted([make_schedule("one"), make_schedule("two")], key=lambda schedule: schedule.id)
     await insert(store, one, two)
     kept = []
@@ -136,14 +136,14 @@ async def test_schedule_past_rules_come_oldest_first_for_each_schedule(store: St
     assert await store.schedule_past_rules(DEFAULT_TENANT, [two.id]) == kept[2:]
 
 
-async def test_schedule_write_makes_room_for_skips_of_a_month_long_past(store: Store) -> None:
+async def test_schedule_write_creates_the_partition_for_skips_of_a_past_month(store: Store) -> None:
     schedule = make_schedule()
     skips = (skip(NOW - minutes(60 * 24 * 250), NOW, 6000, SkipReason.PAUSED),)
     assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(schedule, skips=skips)], now=NOW)
     assert [tick.count for tick in await ledger(store, schedule.id)] == [6000]
 
 
-async def test_schedule_write_finds_out_that_another_node_removed_a_month(postgres_url: str) -> None:
+async def test_schedule_write_creates_a_month_that_another_node_removed(postgres_url: str) -> None:
     store = PostgresStore(postgres_url, listen=False)
     twin = open_second_store(store)
     schedule, old = make_schedule(), NOW - minutes(60 * 24 * 250)
@@ -155,41 +155,51 @@ async def test_schedule_write_finds_out_that_another_node_removed_a_month(postgr
     await twin.close()
 
 
-ANSWER = IdempotentResponse(key="key-1", fingerprint=b"\x00\xff", status=201, body=b'{"id": 1}')
+RESPONSE = IdempotentResponse(key="key-1", fingerprint=b"\x00\xff", status=201, body=b'{"id": 1}')
 
 
-async def test_answer_is_found_again_under_its_key_for_a_day(store: Store) -> None:
-    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule())], response=ANSWER, now=NOW)
+async def test_a_response_is_found_by_its_key_for_a_day(store: Store) -> None:
+    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule())], response=RESPONSE, now=NOW)
     before, after = NOW + minutes(60 * 24) - seconds(1), NOW + minutes(60 * 24)
-    assert (await store.schedule_find(DEFAULT_TENANT, key="key-1", now=before)).response == ANSWER
+    assert (await store.schedule_find(DEFAULT_TENANT, key="key-1", now=before)).response == RESPONSE
     assert (await store.schedule_find(DEFAULT_TENANT, key="key-1", now=after)).response is None
     assert (await store.schedule_find(DEFAULT_TENANT, key="key-2", now=NOW)).response is None
     assert (await store.schedule_find(DEFAULT_TENANT, now=NOW)).response is None
 
 
-async def test_answer_of_another_tenant_is_not_found(store: Store) -> None:
-    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule())], response=ANSWER, now=NOW)
+async def test_a_response_of_another_tenant_is_not_found(store: Store) -> None:
+    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule())], response=RESPONSE, now=NOW)
     assert (await store.schedule_find(OTHER_TENANT, key="key-1", now=NOW)).response is None
 
 
-async def test_answer_under_a_used_key_undoes_the_whole_write(store: Store) -> None:
-    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule("first"))], response=ANSWER, now=NOW)
-    second = msgspec.structs.replace(ANSWER, body=b"second")
+async def test_a_response_with_a_used_key_rolls_back_the_whole_write(store: Store) -> None:
+    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule("first"))], response=RESPONSE, now=NOW)
+    second = msgspec.structs.replace(RESPONSE, body=b"second")
     assert not await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule("second"))], response=second, now=NOW)
     found = await store.schedule_find(DEFAULT_TENANT, names=["second"], key="key-1", now=NOW)
-    assert (found.schedules, found.response) == ([], ANSWER)
+    assert (found.schedules, found.response) == ([], RESPONSE)
 
 
-async def test_answer_that_expired_gives_way(store: Store) -> None:
-    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule("first"))], response=ANSWER, now=NOW)
-    later, second = NOW + minutes(60 * 24), msgspec.structs.replace(ANSWER, body=b"second")
+async def test_an_expired_response_is_replaced(store: Store) -> None:
+    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule("first"))], response=RESPONSE, now=NOW)
+    later, second = NOW + minutes(60 * 24), msgspec.structs.replace(RESPONSE, body=b"second")
     assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule("second"))], response=second, now=later)
     assert (await store.schedule_find(DEFAULT_TENANT, key="key-1", now=later)).response == second
 
 
+async def test_idempotent_response_keep_keeps_the_first_response_of_a_key_for_a_day(store: Store) -> None:
+    other = msgspec.structs.replace(RESPONSE, body=b"other")
+    assert await store.idempotent_response_keep(DEFAULT_TENANT, RESPONSE, now=NOW)
+    assert not await store.idempotent_response_keep(DEFAULT_TENANT, other, now=NOW + minutes(60 * 24) - seconds(1))
+    assert await store.idempotent_response_find(DEFAULT_TENANT, RESPONSE.key, now=NOW) == RESPONSE
+    assert await store.idempotent_response_find(OTHER_TENANT, RESPONSE.key, now=NOW) is None
+    assert await store.idempotent_response_keep(DEFAULT_TENANT, other, now=NOW + minutes(60 * 24))
+    assert await store.idempotent_response_find(DEFAULT_TENANT, RESPONSE.key, now=NOW + minutes(60 * 24)) == other
+
+
 async def test_idempotent_response_prune_deletes_expired_responses_in_batches(store: Store) -> None:
     for number in range(5):
-        response = msgspec.structs.replace(ANSWER, key=f"key-{number}")
+        response = msgspec.structs.replace(RESPONSE, key=f"key-{number}")
         write = [ScheduleWrite(make_schedule(f"job-{number}"))]
         assert await store.schedule_write(DEFAULT_TENANT, write, response=response, now=NOW + seconds(number))
     later = NOW + minutes(60 * 24) + seconds(3.5)

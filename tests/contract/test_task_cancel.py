@@ -1,4 +1,4 @@
-"""task_cancel: what has not started is gone, what runs is told; whatever else happens to it in that moment."""
+"""task_cancel: ends tasks that have not started and requests running tasks to stop, also under concurrent changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.factories import (
 )
 
 T = TypeVar("T")
-NOBODY = CancelResult(frozenset(), frozenset(), frozenset())
+NOBODY = CancelResult(frozenset(), frozenset(), frozenset(), [])
 SCHEDULE = UUID(int=9)
 
 
@@ -40,7 +40,7 @@ async def test_task_cancel_ends_a_task_that_has_not_started(store: Store, state:
     await store.task_submit([task], now=NOW)
     await execute_raw(store, f"UPDATE tasks SET state = '{state}'")
     cancelled = await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW + minutes(1))
-    assert cancelled == CancelResult(frozenset({task.id}), frozenset(), frozenset({SCHEDULE}))
+    assert cancelled[:3] == (frozenset({task.id}), frozenset(), frozenset({SCHEDULE}))
     assert await count_rows(store, "tasks") == 0
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.state, found.finished_at, found.started_at) == (TaskState.CANCELLED, NOW + minutes(1), None)
@@ -49,17 +49,19 @@ async def test_task_cancel_ends_a_task_that_has_not_started(store: Store, state:
     assert await count_rows(store, "dead_letters") == 0
 
 
-async def test_task_cancel_tells_a_task_that_runs(store: Store) -> None:
+async def test_task_cancel_requests_a_running_task_to_stop(store: Store) -> None:
     await store.task_submit([make_task(schedule_id=SCHEDULE)], now=NOW)
     (task,) = await claim(store)
-    requested = CancelResult(frozenset(), frozenset({task.id}), frozenset())
-    assert await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW) == requested
+    requested = CancelResult(frozenset(), frozenset({task.id}), frozenset())[:3]
+    assert (await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW))[:3] == requested
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.state, found.cancel_requested, found.fence) == (TaskState.RUNNING, True, 1)
-    assert await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW) == requested, "asked again, said again"
+    assert (await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW))[:3] == requested, (
+        "a repeated request returns the same result"
+    )
 
 
-async def test_task_cancel_of_a_task_that_waits_for_another_attempt_keeps_what_was(store: Store) -> None:
+async def test_task_cancel_of_a_task_waiting_for_a_retry_keeps_its_attempts(store: Store) -> None:
     await store.task_submit([make_task()], now=NOW)
     (task,) = await claim(store)
     later = AttemptEnd(task.id, DEFAULT_TENANT, 1, AttemptOutcome.FAILED, TaskState.SCHEDULED, NOW + minutes(5), '"no"')
@@ -70,7 +72,7 @@ async def test_task_cancel_of_a_task_that_waits_for_another_attempt_keeps_what_w
     assert len(await store.task_attempts(DEFAULT_TENANT, task.id)) == 1
 
 
-async def test_task_cancel_of_what_is_finished_unknown_or_of_another_changes_nothing(store: Store) -> None:
+async def test_task_cancel_of_finished_unknown_or_foreign_tasks_changes_nothing(store: Store) -> None:
     await store.task_submit([make_task(), make_task(tenant_id=OTHER_TENANT)], now=NOW)
     (done,) = await claim(store)
     await complete(store, done)
@@ -81,7 +83,7 @@ async def test_task_cancel_of_what_is_finished_unknown_or_of_another_changes_not
     assert not found.cancel_requested
 
 
-async def test_task_cancel_of_a_batch_does_each_its_own(store: Store) -> None:
+async def test_task_cancel_of_a_batch_handles_each_task_by_its_state(store: Store) -> None:
     tasks = [make_task() for _ in range(6)]
     await store.task_submit(tasks, now=NOW)
     running = await claim(store, limit=2)
@@ -90,13 +92,13 @@ async def test_task_cancel_of_a_batch_does_each_its_own(store: Store) -> None:
     assert cancelled.ended == {task.id for task in tasks} - cancelled.requested
 
 
-async def test_task_cancel_in_a_month_nobody_has_prepared(store: Store) -> None:
+async def test_task_cancel_creates_a_missing_month(store: Store) -> None:
     task = make_task()
     await store.task_submit([task], now=NOW)
     assert (await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW + minutes(60 * 24 * 400))).ended == {task.id}
 
 
-async def test_task_cancel_while_others_claim_ends_or_tells_each(store: Store) -> None:
+async def test_task_cancel_during_claims_ends_or_requests_each_task(store: Store) -> None:
     twin = open_second_store(store)
     for _ in range(10):
         tasks = [make_task() for _ in range(20)]
@@ -105,24 +107,24 @@ async def test_task_cancel_while_others_claim_ends_or_tells_each(store: Store) -
         claimed, cancelled = await asyncio.gather(claim(store, limit=15), twin.task_cancel(DEFAULT_TENANT, ids, now=NOW))
         running = {task.id for task in claimed}
         assert cancelled.requested <= running
-        assert cancelled.ended | cancelled.requested == set(ids), "whoever was first, the other has seen it"
+        assert cancelled.ended | cancelled.requested == set(ids), "each task is either ended or requested to stop"
         await complete(store, *claimed)
     await twin.close()
 
 
-async def test_task_cancel_of_a_task_that_goes_back_in_that_moment_is_not_lost(store: Store) -> None:
-    """Its attempt ends, and is not yet committed, when the cancel comes: it must not fall between the two states."""
+async def test_task_cancel_of_a_task_that_is_being_requeued_is_not_lost(store: Store) -> None:
+    """The attempt ends, uncommitted, when the cancel arrives. The cancel must find the task in one of the two states."""
     await store.task_submit([make_task()], now=NOW)
     (task,) = await claim(store)
     back = "UPDATE tasks SET state = 'ready', lease_owner = NULL, lease_until = NULL"
-    cancelled = await beside(store, back, store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW))
-    assert cancelled == CancelResult(frozenset({task.id}), frozenset(), frozenset())
+    cancelled = await run_beside_uncommitted(store, back, store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW))
+    assert cancelled[:3] == (frozenset({task.id}), frozenset(), frozenset())
 
 
-async def beside(store: Store, sql: str, work: Coroutine[Any, Any, T]) -> T:
-    """Do the work while another connection has changed rows and not committed; it commits once the work waits for it."""
+async def run_beside_uncommitted(store: Store, sql: str, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` while another connection has uncommitted changes. That connection commits once `work` waits for it."""
     if isinstance(store, SqliteStore):
-        return await _beside_sqlite(store, sql, work)
+        return await _run_beside_uncommitted_sqlite(store, sql, work)
     connection, watcher = await asyncpg.connect(url_of(store)), await asyncpg.connect(url_of(store))
     try:
         async with connection.transaction():
@@ -137,8 +139,8 @@ async def beside(store: Store, sql: str, work: Coroutine[Any, Any, T]) -> T:
         await watcher.close()
 
 
-async def _beside_sqlite(store: SqliteStore, sql: str, work: Coroutine[Any, Any, T]) -> T:
-    """Nobody can look into another connection's wait here, and it does not matter: all writes stand in one line."""
+async def _run_beside_uncommitted_sqlite(store: SqliteStore, sql: str, work: Coroutine[Any, Any, T]) -> T:
+    """SQLite serializes all writes, so this does not have to observe that the other connection waits."""
     connection = apsw.Connection(store.description)
     try:
         connection.execute("BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""task_claim and task_depths: leases and fences on tasks, the most urgent first, each task to one worker."""
+"""task_claim and task_depths: leases and fences on tasks, most urgent first, each task to one worker."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ async def test_task_claim_takes_by_priority_then_by_age(store: Store) -> None:
     assert types_of(await claim(store)) == ["d"]
 
 
-async def test_task_claim_takes_tasks_of_one_moment_in_the_order_of_their_ids(store: Store) -> None:
+async def test_task_claim_takes_tasks_of_one_instant_in_the_order_of_their_ids(store: Store) -> None:
     tasks = [make_task(str(number)) for number in range(20)]
     await store.task_submit(list(reversed(tasks)), now=NOW)
     assert types_of(await claim(store, limit=20)) == [str(number) for number in range(20)]
 
 
-async def test_task_claim_takes_the_most_urgent_of_several_queues(store: Store) -> None:
+async def test_task_claim_takes_the_most_urgent_tasks_of_several_queues(store: Store) -> None:
     given = (("slow", 5), ("fast", 1), ("last", 9), ("hidden", 0))
     queues = {"last": "fast"}
     await store.task_submit([make_task(type_, queue=queues.get(type_, type_), priority=p) for type_, p in given], now=NOW)
     assert types_of(await claim(store, "slow", "fast", "slow", limit=2)) == ["fast", "slow"]
 
 
-async def test_task_claim_shows_what_a_worker_needs(store: Store) -> None:
+async def test_task_claim_returns_the_fields_that_a_worker_needs(store: Store) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     task = make_task(
         "mail", payload='{"a": 1}', origin=Origin.TRIGGER, schedule_id=UUID(int=9), schedule_name="nightly",
@@ -74,7 +74,7 @@ async def test_task_claim_shows_what_a_worker_needs(store: Store) -> None:
     assert await claim(store) == []
 
 
-async def test_task_claim_of_a_task_that_a_tick_made_names_its_schedule(store: Store) -> None:
+async def test_task_claim_of_a_fired_task_returns_its_schedule(store: Store) -> None:
     schedule = make_schedule("nightly")
     await insert(store, schedule)
     await own_all_partitions(store, NODE)
@@ -83,7 +83,7 @@ async def test_task_claim_of_a_task_that_a_tick_made_names_its_schedule(store: S
     assert (task.origin, task.schedule, task.schedule_id, task.scheduled_for) == (Origin.TICK, "nightly", schedule.id, NOW)
 
 
-async def test_task_claim_serves_claimers_in_their_order(store: Store) -> None:
+async def test_task_claim_serves_claimers_in_the_given_order(store: Store) -> None:
     await store.task_submit([make_task(str(number)) for number in range(6)], now=NOW)
     claim_requests = [
         ClaimRequest("a", 2, 10),
@@ -101,7 +101,7 @@ async def test_task_claim_serves_claimers_in_their_order(store: Store) -> None:
     assert found == {"0": "a", "1": "a", "2": "b", "3": "b", "4": "b", "5": "c"}
 
 
-async def test_task_claim_shares_several_queues_by_urgency(store: Store) -> None:
+async def test_task_claim_divides_several_queues_by_urgency(store: Store) -> None:
     await store.task_submit(
         [make_task(f"{queue}{number}", queue=queue, priority=number) for queue in "ab" for number in range(3)], now=NOW
     )
@@ -124,7 +124,7 @@ async def test_task_claim_without_queues_or_claimers_or_tasks_takes_nothing(
     assert await store.task_depths() == [QueueDepth("default", "ready", 1)]
 
 
-async def test_task_claim_of_certain_types_leaves_the_others(store: Store) -> None:
+async def test_task_claim_of_given_types_leaves_other_types(store: Store) -> None:
     await store.task_submit([make_task(type_) for type_ in ("a", "b", "c", "b")], now=NOW)
     assert types_of(await claim(store, types=["b", "x"])) == ["b", "b"]
     assert await claim(store, types=[]) == []
@@ -137,9 +137,9 @@ async def test_task_claim_keeps_tenants_apart(store: Store) -> None:
     assert types_of(await claim(store, tenant_id=OTHER_TENANT)) == ["theirs"]
 
 
-async def test_task_claim_leaves_what_is_not_ready(store: Store) -> None:
+async def test_task_claim_takes_only_ready_tasks(store: Store) -> None:
     await store.task_submit([make_task(run_at=NOW + minutes(1))], now=NOW)
-    assert await claim(store, now=NOW + minutes(2)) == [], "its time has come, but nobody has said so yet"
+    assert await claim(store, now=NOW + minutes(2)) == [], "it is due, but not promoted yet"
 
 
 async def test_task_claim_gives_no_lease_beyond_the_timeout(store: Store) -> None:
@@ -159,7 +159,7 @@ async def test_task_claim_gives_no_lease_beyond_the_total_time_since_the_first_a
     assert (running.deadline_at, running.first_started_at) == (NOW + seconds(100), NOW)
 
 
-async def test_task_claim_begins_each_attempt_without_progress(store: Store) -> None:
+async def test_task_claim_starts_each_attempt_without_progress(store: Store) -> None:
     await store.task_submit([make_task()], now=NOW)
     (task,) = await claim(store)
     await execute_raw(store, "UPDATE tasks SET progress_fraction = 0.5, progress_message = 'half'")
@@ -170,14 +170,14 @@ async def test_task_claim_begins_each_attempt_without_progress(store: Store) -> 
     assert (found.progress_fraction, found.progress_message) == (None, None)
 
 
-async def test_task_claim_by_the_databases_own_clock(store: Store) -> None:
+async def test_task_claim_uses_the_database_clock(store: Store) -> None:
     await store.task_submit([make_task()])
     before = await store.clock()
     ((task,),) = await claim_for(store, ["default"], [ClaimRequest("w", 1, 30)])
     assert before + seconds(30) <= task.lease_until <= await store.clock() + seconds(30)
 
 
-async def test_task_claim_by_many_at_once_gives_each_task_to_one(store: Store) -> None:
+async def test_task_claim_under_concurrency_gives_each_task_to_one_worker(store: Store) -> None:
     tasks = [make_task(queue=queue) for queue in ("a", "b") for _ in range(100)]
     await store.task_submit(tasks, now=NOW)
     twins = [open_second_store(store) for _ in range(4)]
@@ -196,13 +196,13 @@ async def test_task_claim_by_many_at_once_gives_each_task_to_one(store: Store) -
     for twin in twins:
         await twin.close()
     claimed = [id_ for ids in taken for id_ in ids]
-    # Rows that another claimer has locked are passed over, so a claim may come back with less; nothing comes twice.
+    # A claim skips rows that another claim has locked, so it may return fewer tasks. No task is returned twice.
     claimed += [task.id for task in await claim(store, "a", "b", limit=200)]
     assert len(claimed) == 200
     assert set(claimed) == {task.id for task in tasks}
 
 
-async def test_task_submit_into_the_hands_of_a_worker_makes_a_running_task(store: Store) -> None:
+async def test_task_submit_with_direct_handoff_creates_a_running_task(store: Store) -> None:
     task = make_task(lease_owner="w1", lease_seconds=20.0, deadline_seconds=50.0)
     short = make_task(id=uuid_utils.compat.uuid7(), lease_owner="w1", lease_seconds=20.0, deadline_seconds=5.0)
     await store.task_submit([task, short, make_task("other")], now=NOW)

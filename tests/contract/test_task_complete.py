@@ -25,7 +25,7 @@ from tests.factories import (
     seconds,
 )
 
-NOTHING = CompleteResult(frozenset(), frozenset(), frozenset())
+NOTHING = CompleteResult(frozenset(), frozenset(), frozenset(), {}, [])
 
 
 async def start(store: Store, count: int = 1) -> list[ClaimedTask]:
@@ -44,7 +44,7 @@ async def test_task_complete_moves_the_task_to_history(store: Store) -> None:
     await store.task_heartbeat([HeartbeatWrite(lease_of(task), 0.9, "nearly")], now=NOW + seconds(2))
     (before,) = await store.task_find(DEFAULT_TENANT, [task.id])
     done = await complete(store, task, now=NOW + seconds(3), result='{"ok": "ä\\u0000"}')
-    assert done == CompleteResult(frozenset({(task.id, 1)}), frozenset(), frozenset({UUID(int=9)}), {task.id: DEFAULT_TENANT})
+    assert done[:4] == (frozenset({(task.id, 1)}), frozenset(), frozenset({UUID(int=9)}), {task.id: DEFAULT_TENANT})
     assert await count_rows(store, "tasks") == 0
     (after,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (after.state, after.finished_at, after.result) == (
@@ -56,11 +56,11 @@ async def test_task_complete_moves_the_task_to_history(store: Store) -> None:
     assert [getattr(after, field) for field in kept] == [getattr(before, field) for field in kept]
 
 
-async def test_task_complete_of_nothing(store: Store) -> None:
+async def test_task_complete_of_an_empty_batch(store: Store) -> None:
     assert await store.task_complete([], now=NOW) == NOTHING
 
 
-async def test_task_complete_keeps_each_result(store: Store) -> None:
+async def test_task_complete_stores_each_result(store: Store) -> None:
     tasks = await start(store, 3)
     results = [None, '"x"', "null"]
     await store.task_complete([(lease_of(task), result) for task, result in zip(tasks, results, strict=True)], now=NOW)
@@ -68,11 +68,11 @@ async def test_task_complete_keeps_each_result(store: Store) -> None:
     assert [found[task.id] for task in tasks] == [None, b'"x"', b"null"]
 
 
-async def test_task_complete_again_under_the_same_fence_is_told_apart(store: Store) -> None:
+async def test_task_complete_again_with_the_same_fence_is_reported_as_a_repetition(store: Store) -> None:
     (task,) = await start(store)
     await complete(store, task)
     again = await complete(store, task, now=NOW + minutes(5), result="1")
-    assert again == CompleteResult(frozenset(), frozenset({(task.id, 1)}), frozenset())
+    assert again == CompleteResult(frozenset(), frozenset({(task.id, 1)}), frozenset(), {}, [])
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.finished_at, found.result) == (NOW, None)
     assert await count_rows(store, "task_history") == 1
@@ -80,8 +80,11 @@ async def test_task_complete_again_under_the_same_fence_is_told_apart(store: Sto
 
 async def test_task_complete_twice_in_one_batch_finishes_once(store: Store) -> None:
     (task,) = await start(store)
-    assert await complete(store, task, task) == CompleteResult(
-        frozenset({(task.id, 1)}), frozenset(), frozenset(), {task.id: DEFAULT_TENANT}
+    assert (await complete(store, task, task))[:4] == (
+        frozenset({(task.id, 1)}),
+        frozenset(),
+        frozenset(),
+        {task.id: DEFAULT_TENANT},
     )
     assert await count_rows(store, "task_history") == 1
 
@@ -101,10 +104,12 @@ async def test_task_complete_without_the_lease_changes_nothing(store: Store, cas
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.state, found.result) == (TaskState.RUNNING, None)
     assert len((await complete(store, task)).finished) == 1
-    assert await store.task_complete([(lease_of(task, **WRONG[case]), "1")], now=NOW) == NOTHING, "nor when it is done"
+    assert await store.task_complete([(lease_of(task, **WRONG[case]), "1")], now=NOW) == NOTHING, (
+        "nor after the task is finished"
+    )
 
 
-async def test_task_complete_after_the_lease_has_run_out_changes_nothing(store: Store) -> None:
+async def test_task_complete_after_the_lease_expired_changes_nothing(store: Store) -> None:
     (task,) = await start(store)
     assert await complete(store, task, now=NOW + seconds(30)) == NOTHING
     assert len((await complete(store, task, now=NOW + seconds(29.999999))).finished) == 1
@@ -123,20 +128,20 @@ async def test_task_complete_with_a_stale_fence_changes_nothing(store: Store) ->
     assert await complete(store, old, now=NOW + seconds(33)) == NOTHING, "another fence finished it"
 
 
-async def test_task_complete_of_a_task_that_failed_is_no_repetition(store: Store) -> None:
+async def test_task_complete_of_a_failed_task_is_not_a_repetition(store: Store) -> None:
     (task,) = await start(store)
     dead = AttemptEnd(task.id, DEFAULT_TENANT, 1, AttemptOutcome.FAILED, TaskState.DEAD, None, None, "no use")
     await store.task_end([dead], is_expired=False, now=NOW)
     assert await complete(store, task) == NOTHING
 
 
-async def test_task_complete_is_allowed_although_a_cancel_was_requested(store: Store) -> None:
+async def test_task_complete_is_allowed_after_a_cancel_request(store: Store) -> None:
     (task,) = await start(store)
     await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW)
     assert len((await complete(store, task)).finished) == 1
 
 
-async def test_task_complete_of_a_batch_finishes_those_it_may(store: Store) -> None:
+async def test_task_complete_of_a_batch_finishes_tasks_with_a_valid_lease(store: Store) -> None:
     one, two, three = await start(store, 3)
     await complete(store, three)
     leases = [lease_of(one), lease_of(two, fence=9), lease_of(three), lease_of(one, id=UUID(int=5))]
@@ -144,13 +149,13 @@ async def test_task_complete_of_a_batch_finishes_those_it_may(store: Store) -> N
     assert (done.finished, done.repeated) == (frozenset({(one.id, 1)}), frozenset({(three.id, 1)}))
 
 
-async def test_task_complete_of_a_thousand(store: Store) -> None:
+async def test_task_complete_of_a_thousand_tasks(store: Store) -> None:
     tasks = await start(store, 1000)
     assert len((await complete(store, *tasks)).finished) == 1000
     assert (await count_rows(store, "tasks"), await count_rows(store, "task_history")) == (0, 1000)
 
 
-async def test_task_complete_in_a_month_nobody_has_prepared(store: Store) -> None:
+async def test_task_complete_creates_a_missing_month(store: Store) -> None:
     task = make_task(timeout_seconds=1e8)
     await store.task_submit([task], now=NOW)
     (claimed,) = await claim(store, lease_seconds=1e8, total_seconds=1e8)
@@ -160,7 +165,7 @@ async def test_task_complete_in_a_month_nobody_has_prepared(store: Store) -> Non
     assert found.finished_at == later
 
 
-async def test_task_complete_from_many_sides_at_once_finishes_each_once(store: Store) -> None:
+async def test_task_complete_under_concurrency_finishes_each_task_once(store: Store) -> None:
     tasks = await start(store, 100)
     stores = [store, *(open_second_store(store) for _ in range(3))]
     batches = [tasks, tasks[::-1], tasks[50:] + tasks[:50], tasks[::2]]
@@ -174,8 +179,8 @@ async def test_task_complete_from_many_sides_at_once_finishes_each_once(store: S
     assert await count_rows(store, "task_history") == 100
 
 
-async def test_task_complete_and_the_reaper_at_once_agree_on_one_of_them(store: Store) -> None:
-    """The lease runs out while its worker finishes: each side sees another time, and only one of them wins."""
+async def test_task_complete_and_the_reaper_at_once_only_one_succeeds(store: Store) -> None:
+    """The lease expires while its worker completes the task. The two callers see different times, and only one succeeds."""
     twin = open_second_store(store)
     for _ in range(20):
         await store.task_submit([make_task()], now=NOW)

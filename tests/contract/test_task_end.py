@@ -1,4 +1,4 @@
-"""task_running, task_expired, task_end, task_ended and task_attempts: how attempts end, and what becomes of their tasks."""
+"""task_running, task_expired, task_end, task_ended and task_attempts: how attempts end and the new state of their tasks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.factories import (
     seconds,
 )
 
-NOBODY = EndResult(frozenset(), frozenset())
+NOBODY = EndResult(frozenset(), frozenset(), [])
 SCHEDULE = UUID(int=9)
 FAILED, LOST, RELEASED = AttemptOutcome.FAILED, AttemptOutcome.LOST, AttemptOutcome.RELEASED
 READY, DEAD = TaskState.READY, TaskState.DEAD
@@ -44,10 +44,10 @@ async def end(store: Store, *endings: AttemptEnd, at: float = 1, is_expired: boo
     return await store.task_end(endings, is_expired=is_expired, now=NOW + seconds(at))
 
 
-# Looking
+# Finding leases
 
 
-async def test_task_running_tells_what_deciding_needs(store: Store) -> None:
+async def test_task_running_returns_the_fields_for_the_retry_decision(store: Store) -> None:
     (task,) = await start(store, queue="default", max_attempts=7, retry='{"kind":"fixed"}', timeout_seconds=90.0)
     await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW)
     now, running = await store.task_running([lease_of(task)], now=NOW + seconds(5))
@@ -68,7 +68,7 @@ async def test_task_running_tells_what_deciding_needs(store: Store) -> None:
     ]
 
 
-async def test_task_running_leaves_out_leases_that_do_not_hold(store: Store) -> None:
+async def test_task_running_leaves_out_invalid_leases(store: Store) -> None:
     one, two, three, four = await start(store, 4)
     await complete(store, two)
     leases = [
@@ -81,7 +81,7 @@ async def test_task_running_leaves_out_leases_that_do_not_hold(store: Store) -> 
     assert await store.task_running([], now=NOW) == (NOW, [])
 
 
-async def test_task_expired_finds_leases_that_have_run_out_the_oldest_first(store: Store) -> None:
+async def test_task_expired_returns_expired_leases_oldest_first(store: Store) -> None:
     await store.task_submit([make_task(str(number)) for number in range(4)], now=NOW)
     taken = []
     for length in (30, 10, 20, 90):
@@ -93,14 +93,14 @@ async def test_task_expired_finds_leases_that_have_run_out_the_oldest_first(stor
     assert (await store.task_expired(limit=10, now=NOW + seconds(9.999999)))[1] == []
 
 
-async def test_task_expired_finds_tasks_of_every_tenant(store: Store) -> None:
+async def test_task_expired_returns_tasks_of_every_tenant(store: Store) -> None:
     await store.task_submit([make_task(tenant_id=OTHER_TENANT)], now=NOW)
     await claim(store, tenant_id=OTHER_TENANT)
     _, (task,) = await store.task_expired(limit=10, now=NOW + minutes(1))
     assert (task.tenant_id, task.attempt, task.cancel_requested) == (OTHER_TENANT, 1, False)
 
 
-async def test_task_expired_does_not_find_a_renewed_lease(store: Store) -> None:
+async def test_task_expired_leaves_out_a_renewed_lease(store: Store) -> None:
     (task,) = await start(store)
     await store.task_heartbeat([HeartbeatWrite(lease_of(task))], now=NOW + seconds(20))
     assert (await store.task_expired(limit=10, now=NOW + seconds(49)))[1] == []
@@ -110,11 +110,11 @@ async def test_task_expired_does_not_find_a_renewed_lease(store: Store) -> None:
 # Back to the queue
 
 
-async def test_task_end_puts_a_task_back_to_be_tried_again_later(store: Store) -> None:
+async def test_task_end_schedules_a_retry_for_later(store: Store) -> None:
     (task,) = await start(store, schedule_id=SCHEDULE)
     later = NOW + minutes(5)
     ended = await end(store, ending(task, state=TaskState.SCHEDULED, run_at=later, error='{"message":"no"}'))
-    assert ended == EndResult(frozenset({(task.id, 1)}), frozenset()), "it still counts for its schedule"
+    assert ended[:2] == (frozenset({(task.id, 1)}), frozenset()), "the task is still unfinished for its schedule"
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.state, found.run_at, found.error) == (TaskState.SCHEDULED, later, b'{"message":"no"}')
     assert (found.attempt, found.fence, found.worker, found.lease_until) == (1, 1, None, None)
@@ -123,7 +123,7 @@ async def test_task_end_puts_a_task_back_to_be_tried_again_later(store: Store) -
     assert (attempt.started_at, attempt.ended_at, attempt.error) == (NOW, NOW + seconds(1), b'{"message":"no"}')
 
 
-async def test_task_end_puts_a_task_back_to_be_tried_at_once(store: Store) -> None:
+async def test_task_end_makes_a_task_ready_for_an_immediate_retry(store: Store) -> None:
     (task,) = await start(store)
     await end(store, ending(task, LOST), at=30, is_expired=True)
     (again,) = await claim(store, worker="w2", now=NOW + seconds(30))
@@ -132,7 +132,7 @@ async def test_task_end_puts_a_task_back_to_be_tried_at_once(store: Store) -> No
     assert (found.run_at, found.started_at, found.error) == (NOW, NOW + seconds(30), None)
 
 
-async def test_task_end_keeps_the_last_error_until_there_is_another(store: Store) -> None:
+async def test_task_end_keeps_the_last_error_until_the_next_error(store: Store) -> None:
     (task,) = await start(store)
     await end(store, ending(task, error='"one"'))
     (task,) = await claim(store, now=NOW + seconds(1))
@@ -142,7 +142,7 @@ async def test_task_end_keeps_the_last_error_until_there_is_another(store: Store
     assert [attempt.error for attempt in await store.task_attempts(DEFAULT_TENANT, task.id)] == [b'"one"', None]
 
 
-async def test_task_end_of_released_work_does_not_count_as_an_attempt(store: Store) -> None:
+async def test_task_end_of_a_released_task_does_not_count_as_an_attempt(store: Store) -> None:
     (task,) = await start(store)
     await end(store, ending(task, RELEASED))
     (again,) = await claim(store)
@@ -151,8 +151,8 @@ async def test_task_end_of_released_work_does_not_count_as_an_attempt(store: Sto
     assert (attempt.attempt, attempt.fence, attempt.outcome) == (1, 1, RELEASED)
 
 
-async def test_task_end_twice_for_one_lease_ends_it_once(store: Store) -> None:
-    """Endings of many requests may be written together, and one of them may have been sent twice."""
+async def test_task_end_twice_for_one_lease_ends_the_attempt_once(store: Store) -> None:
+    """Reports of many requests may be written together, and one report may have been sent twice."""
     (one, two) = await start(store, 2)
     done = await end(store, ending(one), ending(one), ending(two), ending(two, state=DEAD), ending(one, state=DEAD))
     assert done.ids == {(one.id, 1), (two.id, 1)}
@@ -161,10 +161,10 @@ async def test_task_end_twice_for_one_lease_ends_it_once(store: Store) -> None:
     assert await end(store, ending(one)) == NOBODY
 
 
-# To the end
+# Finished tasks
 
 
-async def test_task_end_of_a_dead_task_leaves_history_and_a_dead_letter(store: Store) -> None:
+async def test_task_end_of_a_dead_task_writes_history_and_a_dead_letter(store: Store) -> None:
     given = make_task(
         "mail", target='{"kind":"http"}', payload='{"a": 1}', origin=Origin.TICK, priority=3, max_attempts=1,
         labels='{"a":"b"}', retry='{"kind":"fixed"}', timeout_seconds=90.0, schedule_id=SCHEDULE, schedule_name="nightly",
@@ -174,7 +174,7 @@ async def test_task_end_of_a_dead_task_leaves_history_and_a_dead_letter(store: S
     (task,) = await claim(store, worker="w1")
     await store.task_heartbeat([HeartbeatWrite(lease_of(task), 0.4, "so far")], now=NOW)
     ended = await end(store, ending(task, state=DEAD, error='{"message":"no"}', reason="no use"))
-    assert ended == EndResult(frozenset({(task.id, 1)}), frozenset({SCHEDULE}))
+    assert ended[:2] == (frozenset({(task.id, 1)}), frozenset({SCHEDULE}))
     assert await count_rows(store, "tasks") == await count_rows(store, "attempts") == 0
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.state, found.finished_at, found.started_at) == (DEAD, NOW + seconds(1), NOW)
@@ -194,17 +194,17 @@ async def test_task_end_of_a_dead_task_leaves_history_and_a_dead_letter(store: S
 
 
 @pytest.mark.parametrize("state", [TaskState.CANCELLED, TaskState.FAILED])
-async def test_task_end_of_a_cancelled_or_failed_task_leaves_only_history(store: Store, state: TaskState) -> None:
+async def test_task_end_of_a_cancelled_or_failed_task_writes_only_history(store: Store, state: TaskState) -> None:
     (task,) = await start(store)
     outcome = AttemptOutcome(state.value)
     ended = await end(store, ending(task, outcome, state, reason="why"))
-    assert ended == EndResult(frozenset({(task.id, 1)}), frozenset())
+    assert ended[:2] == (frozenset({(task.id, 1)}), frozenset())
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.state, found.outcome, found.reason) == (state, outcome, "why")
     assert await count_rows(store, "dead_letters") == 0
 
 
-async def test_task_end_of_a_dead_task_without_words_tells_the_outcome_and_the_last_error(store: Store) -> None:
+async def test_task_end_of_a_dead_task_without_an_error_stores_the_outcome_and_the_last_error(store: Store) -> None:
     (task,) = await start(store)
     await end(store, ending(task, error='"before"'))
     (task,) = await claim(store, now=NOW)
@@ -213,7 +213,7 @@ async def test_task_end_of_a_dead_task_without_words_tells_the_outcome_and_the_l
     assert (letter.reason, letter.error, letter.attempt) == ("lost", b'"before"', 2)
 
 
-async def test_task_end_of_a_batch_does_each_its_own(store: Store) -> None:
+async def test_task_end_of_a_batch_ends_each_attempt_with_its_own_outcome(store: Store) -> None:
     tasks = await start(store, 5)
     states = [READY, TaskState.SCHEDULED, DEAD, TaskState.CANCELLED, TaskState.FAILED]
     runs = [None, NOW + minutes(1), None, None, None]
@@ -223,18 +223,18 @@ async def test_task_end_of_a_batch_does_each_its_own(store: Store) -> None:
     assert [found[task.id] for task in tasks] == states
 
 
-async def test_task_end_of_nothing(store: Store) -> None:
+async def test_task_end_of_an_empty_batch(store: Store) -> None:
     assert await end(store) == NOBODY
 
 
-async def test_task_end_in_a_month_nobody_has_prepared(store: Store) -> None:
+async def test_task_end_creates_a_missing_month(store: Store) -> None:
     one, two = await start(store, 2)
     days = 86_400 * 400
     assert len((await end(store, ending(one, LOST), ending(two, LOST, DEAD), at=days, is_expired=True)).ids) == 2
     assert len(await store.task_attempts(DEFAULT_TENANT, one.id)) == 1
 
 
-# Who may
+# Which leases may be ended
 
 
 WRONG: dict[str, dict[str, Any]] = {
@@ -256,7 +256,7 @@ async def test_task_end_without_the_lease_changes_nothing(store: Store, case: st
 
 @pytest.mark.parametrize("state", [READY, DEAD])
 @pytest.mark.parametrize(("at", "is_expired"), [(30, False), (29.999999, True)])
-async def test_task_end_is_for_leases_that_hold_or_for_those_that_have_expired(
+async def test_task_end_ends_either_valid_or_expired_leases(
     store: Store, state: TaskState, at: float, is_expired: bool
 ) -> None:
     (task,) = await start(store)
@@ -265,8 +265,8 @@ async def test_task_end_is_for_leases_that_hold_or_for_those_that_have_expired(
     assert len((await end(store, ending(task, state=state), at=at, is_expired=not is_expired)).ids) == 1
 
 
-async def test_task_end_of_a_lease_renewed_meanwhile_changes_nothing(store: Store) -> None:
-    """The reaper saw it expired; then its worker's heartbeat, sent before, was written."""
+async def test_task_end_of_a_meanwhile_renewed_lease_changes_nothing(store: Store) -> None:
+    """The reaper read an expired lease. Then a heartbeat that the worker sent earlier was written."""
     (task,) = await start(store)
     _, expired = await store.task_expired(limit=1, now=NOW + seconds(30))
     await store.task_heartbeat([HeartbeatWrite(lease_of(task))], now=NOW + seconds(29))
@@ -274,7 +274,7 @@ async def test_task_end_of_a_lease_renewed_meanwhile_changes_nothing(store: Stor
     assert await end(store, ending(task, LOST), at=30, is_expired=True) == NOBODY
 
 
-async def test_task_end_from_many_sides_at_once_ends_each_once(store: Store) -> None:
+async def test_task_end_under_concurrency_ends_each_attempt_once(store: Store) -> None:
     tasks = await start(store, 60)
     stores = [store, *(open_second_store(store) for _ in range(3))]
     batches = [tasks, tasks[::-1], tasks[30:] + tasks[:30], tasks[::2]]
@@ -293,10 +293,10 @@ async def test_task_end_from_many_sides_at_once_ends_each_once(store: Store) -> 
     assert await count_rows(store, "dead_letters") == len(done[1].ids)
 
 
-# Asking again
+# Repeated reports
 
 
-async def test_task_ended_tells_how_attempts_ended_before(store: Store) -> None:
+async def test_task_ended_returns_how_attempts_ended(store: Store) -> None:
     one, two, three, four, five = await start(store, 5)
     await end(store, ending(one), ending(two, state=DEAD), ending(three, RELEASED))
     await complete(store, four)
@@ -309,7 +309,7 @@ async def test_task_ended_tells_how_attempts_ended_before(store: Store) -> None:
     }
 
 
-async def test_task_ended_says_nothing_of_other_fences_tenants_and_tasks(store: Store) -> None:
+async def test_task_ended_leaves_out_other_fences_tenants_and_tasks(store: Store) -> None:
     one, two = await start(store, 2)
     await end(store, ending(one), ending(two, state=DEAD))
     for wrong in WRONG.values():
@@ -317,14 +317,14 @@ async def test_task_ended_says_nothing_of_other_fences_tenants_and_tasks(store: 
     assert await store.task_ended([]) == []
 
 
-async def test_task_ended_says_nothing_of_a_task_cancelled_before_it_started(store: Store) -> None:
+async def test_task_ended_leaves_out_a_task_cancelled_before_it_started(store: Store) -> None:
     (task,) = await start(store)
     await end(store, ending(task, RELEASED))
     await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW)
     assert await store.task_ended([lease_of(task)]) == [EndedAttempt(task.id, 1, "released", None)]
 
 
-async def test_task_attempts_come_in_order_and_only_to_their_tenant(store: Store) -> None:
+async def test_task_attempts_are_returned_in_order_and_only_to_their_tenant(store: Store) -> None:
     (task,) = await start(store)
     for outcome in (FAILED, RELEASED, LOST, AttemptOutcome.TIMEOUT):
         await end(store, ending(task, outcome))

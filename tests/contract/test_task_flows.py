@@ -1,4 +1,4 @@
-"""task_flows and task_claim by shares: whose tasks are ready, found by hopping, and taken as the shares say."""
+"""task_flows and task_claim with claim steps: the flows that have ready tasks, and claims of the requested number per flow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def flow(tenant_id: UUID = DEFAULT_TENANT, **more: Any) -> Flow:
     return Flow(**{"queue": "default", "tenant_id": tenant_id, "priority": 100, "fair_key": "", "type": "work", **more})
 
 
-def share(tenant_id: UUID = DEFAULT_TENANT, limit: int = 10, **more: Any) -> ClaimStep:
+def step(tenant_id: UUID = DEFAULT_TENANT, limit: int = 10, **more: Any) -> ClaimStep:
     given = {"priority": 100, "fair_key": "", "queue_types": (("default", "work"),), **more}
     return ClaimStep(tenant_id=tenant_id, limit=limit, **given)
 
@@ -49,7 +49,7 @@ def tenants_of(tasks: Sequence[ClaimedTask]) -> Counter[UUID]:
     return Counter(task.tenant_id for task in tasks)
 
 
-async def test_task_flows_are_the_distinct_ones_with_ready_tasks(store: Store) -> None:
+async def test_task_flows_returns_the_distinct_flows_of_ready_tasks(store: Store) -> None:
     flows = [
         flow(A, queue="a"),
         flow(A, queue="a", type="other"),
@@ -67,7 +67,7 @@ async def test_task_flows_are_the_distinct_ones_with_ready_tasks(store: Store) -
     assert await store.task_flows(A, [], limit=100) == []
 
 
-async def test_task_flows_go_on_where_they_were_cut(store: Store) -> None:
+async def test_task_flows_continues_after_the_last_flow_of_a_page(store: Store) -> None:
     flows = [flow(tenant, queue=queue, fair_key=key) for queue in "ab" for tenant in (A, B, C) for key in ("", "k")]
     await store.task_submit([task_of(one) for one in flows], now=NOW)
     first = await store.task_flows(None, ["a", "b"], limit=4)
@@ -76,51 +76,51 @@ async def test_task_flows_go_on_where_they_were_cut(store: Store) -> None:
     rest = await store.task_flows(None, ["a", "b"], after=places, limit=4)
     assert sorted(first + rest) == sorted(flows)
     last = [one for one in flows if one.queue == "a" and one.tenant_id == B]
-    assert await store.task_flows(B, ["a"], after=last[:1], limit=4) == last[1:], "also inside a tenant"
+    assert await store.task_flows(B, ["a"], after=last[:1], limit=4) == last[1:], "a page may end inside a tenant"
 
 
-async def test_task_flows_end_where_the_last_task_is_taken(store: Store) -> None:
+async def test_task_flows_leaves_out_a_flow_whose_last_task_is_claimed(store: Store) -> None:
     await store.task_submit([task_of(flow(A)), task_of(flow(B))], now=NOW)
     await claim(store, tenant_id=A)
     assert await store.task_flows(None, ["default"], limit=10) == [flow(B)]
 
 
-async def test_task_claim_takes_shares_in_their_order_up_to_their_limits(store: Store) -> None:
+async def test_task_claim_takes_steps_in_their_order_up_to_their_limits(store: Store) -> None:
     await store.task_submit([task_of(flow(tenant)) for tenant in (A, B, C) for _ in range(5)], now=NOW)
     claims = await store.task_claim(
-        [share(C, 2), share(A, 4), share(B, 9)], [ClaimRequest("w", 3, 30), ClaimRequest("v", 5, 30)], now=NOW
+        [step(C, 2), step(A, 4), step(B, 9)], [ClaimRequest("w", 3, 30), ClaimRequest("v", 5, 30)], now=NOW
     )
     assert [[task.tenant_id for task in part] for part in claims.tasks] == [[C, C, A], [A, A, A, B, B]]
     assert (claims.limits, claims.claimed_counts, claims.full) == ([2, 4, 9], [2, 4, 2], frozenset())
 
 
-async def test_task_claim_says_what_each_share_brought(store: Store) -> None:
+async def test_task_claim_returns_the_claimed_count_of_each_step(store: Store) -> None:
     await store.task_submit([task_of(flow(A)), task_of(flow(C))], now=NOW)
-    claims = await store.task_claim([share(A), share(B), share(C)], [ClaimRequest("w", 10, 30)], now=NOW)
+    claims = await store.task_claim([step(A), step(B), step(C)], [ClaimRequest("w", 10, 30)], now=NOW)
     assert claims.claimed_counts == [1, 0, 1]
 
 
-async def test_task_claim_takes_the_oldest_over_the_lanes_of_a_share(store: Store) -> None:
+async def test_task_claim_takes_the_oldest_task_of_all_queues_and_types_of_a_step(store: Store) -> None:
     given = [("a", "x", 5), ("b", "x", 9), ("a", "y", 7), ("a", "x", 8), ("b", "y", 6), ("b", "x", 1)]
     for number, (queue, type_, age) in enumerate(given):
         await store.task_submit([make_task(type_, queue=queue, run_at=NOW - minutes(age), payload=str(number))], now=NOW)
     queue_types = tuple((queue, type_) for queue in "ab" for type_ in "xy")
-    claims = await store.task_claim([share(limit=4, queue_types=queue_types)], [ClaimRequest("w", 10, 30)], now=NOW)
+    claims = await store.task_claim([step(limit=4, queue_types=queue_types)], [ClaimRequest("w", 10, 30)], now=NOW)
     assert [(one.queue, one.type) for one in claims.tasks[0]] == [("b", "x"), ("a", "x"), ("a", "y"), ("b", "y")]
-    claims = await store.task_claim([share(limit=4, queue_types=queue_types)], [ClaimRequest("w", 1, 30)], now=NOW)
-    assert [(one.queue, one.type) for one in claims.tasks[0]] == [("a", "x")], "and of these what the claimers have room for"
+    claims = await store.task_claim([step(limit=4, queue_types=queue_types)], [ClaimRequest("w", 1, 30)], now=NOW)
+    assert [(one.queue, one.type) for one in claims.tasks[0]] == [("a", "x")], "no more than the claimers have room for"
 
 
-async def test_task_claim_keeps_fair_keys_and_priorities_apart(store: Store) -> None:
+async def test_task_claim_separates_fair_keys_and_priorities(store: Store) -> None:
     await store.task_submit([task_of(flow(fair_key=key, priority=priority)) for key in "ab" for priority in (1, 2)], now=NOW)
     claims = await store.task_claim(
-        [share(fair_key="a", priority=2), share(fair_key="b", priority=1)], [ClaimRequest("w", 9, 30)], now=NOW
+        [step(fair_key="a", priority=2), step(fair_key="b", priority=1)], [ClaimRequest("w", 9, 30)], now=NOW
     )
     assert claims.claimed_counts == [1, 1]
     assert len(await store.task_flows(None, ["default"], limit=9)) == 2
 
 
-async def test_task_claim_by_many_at_once_over_many_tenants_gives_each_task_to_one(store: Store) -> None:
+async def test_task_claim_under_concurrency_over_many_tenants_gives_each_task_to_one_worker(store: Store) -> None:
     tasks = [make_task(tenant_id=tenant, fair_key=key) for tenant in (A, B, C) for key in ("x", "y") for _ in range(30)]
     await store.task_submit(tasks, now=NOW)
     twins = [open_second_store(store) for _ in range(3)]
@@ -143,52 +143,52 @@ async def test_task_claim_by_many_at_once_over_many_tenants_gives_each_task_to_o
 # max_running
 
 
-async def limit_tenant(store: Store, tenant_id: UUID, most: int | None) -> None:
+async def limit_tenant(store: Store, tenant_id: UUID, max_running: int | None) -> None:
     await execute_raw(
         store,
         "INSERT INTO tenants (id, name, max_running, created_at, updated_at) VALUES (?, ?, ?, ?, ?)",
-        *(tenant_id, str(tenant_id), most, NOW, NOW),
+        *(tenant_id, str(tenant_id), max_running, NOW, NOW),
     )
 
 
-async def test_task_claim_leaves_a_tenant_within_its_max_running(store: Store) -> None:
+async def test_task_claim_respects_max_running_of_a_tenant(store: Store) -> None:
     await limit_tenant(store, A, 3)
     await store.task_submit(
         [task_of(flow(tenant, fair_key=key)) for tenant in (A, B) for key in "xy" for _ in range(5)], now=NOW
     )
-    shares = [share(tenant, fair_key=key) for tenant in (A, B) for key in "xy"]
-    claims = await store.task_claim(shares, [ClaimRequest("w", 9, 30)], limited={A, B}, now=NOW)
+    steps = [step(tenant, fair_key=key) for tenant in (A, B) for key in "xy"]
+    claims = await store.task_claim(steps, [ClaimRequest("w", 9, 30)], limited={A, B}, now=NOW)
     assert tenants_of(claims.tasks[0]) == {A: 3, B: 6}
     assert (claims.limits, claims.claimed_counts, claims.full) == ([3, 0, 10, 10], [3, 0, 5, 1], frozenset({A}))
-    claims = await store.task_claim(shares, [ClaimRequest("w", 9, 30)], limited={A}, now=NOW)
+    claims = await store.task_claim(steps, [ClaimRequest("w", 9, 30)], limited={A}, now=NOW)
     assert tenants_of(claims.tasks[0]) == {B: 4}
     assert claims.full == {A}
 
 
-async def test_task_claim_counts_holders_that_crashed_until_they_are_ended(store: Store) -> None:
+async def test_task_claim_counts_expired_leases_until_their_attempts_end(store: Store) -> None:
     await limit_tenant(store, A, 2)
     await store.task_submit([task_of(flow(A)) for _ in range(4)], now=NOW)
-    claims = await store.task_claim([share(A)], [ClaimRequest("w", 2, 5)], limited={A}, now=NOW)
+    claims = await store.task_claim([step(A)], [ClaimRequest("w", 2, 5)], limited={A}, now=NOW)
     later = NOW + minutes(5)
-    none = await store.task_claim([share(A)], [ClaimRequest("w", 2, 5)], limited={A}, now=later)
-    assert (none.claimed_counts, none.full) == ([0], frozenset({A})), "their leases ran out, but nobody has ended them"
+    none = await store.task_claim([step(A)], [ClaimRequest("w", 2, 5)], limited={A}, now=later)
+    assert (none.claimed_counts, none.full) == ([0], frozenset({A})), "their leases expired, but their attempts have not ended"
     assert (await store.task_heartbeat([HeartbeatWrite(LeaseRef(A, claims.tasks[0][0].id, 1))], now=later)) == []
     await execute_raw(store, "DELETE FROM tasks WHERE id = ?", claims.tasks[0][0].id)
-    one = await store.task_claim([share(A)], [ClaimRequest("w", 2, 5)], limited={A}, now=later)
+    one = await store.task_claim([step(A)], [ClaimRequest("w", 2, 5)], limited={A}, now=later)
     assert (one.claimed_counts, one.full) == ([1], frozenset({A}))
 
 
-async def test_task_claim_by_many_at_once_never_goes_beyond_max_running(store: Store) -> None:
+async def test_task_claim_under_concurrency_never_exceeds_max_running(store: Store) -> None:
     await limit_tenant(store, A, 5)
     await store.task_submit([task_of(flow(A, fair_key=key)) for key in "xyz" for _ in range(20)], now=NOW)
     twins = [open_second_store(store) for _ in range(4)]
-    shares = [share(A, fair_key=key) for key in "xyz"]
+    steps = [step(A, fair_key=key) for key in "xyz"]
     done = 0
 
     async def work(twin: Store) -> None:
         nonlocal done
         for _ in range(15):
-            claims = await twin.task_claim(shares, [ClaimRequest("w", 3, 30)], limited={A}, now=NOW)
+            claims = await twin.task_claim(steps, [ClaimRequest("w", 3, 30)], limited={A}, now=NOW)
             ((running,),) = await execute_raw(store, "SELECT count(*) FROM tasks WHERE state = 'running'")
             assert running <= 5
             if claims.tasks[0]:
@@ -200,13 +200,13 @@ async def test_task_claim_by_many_at_once_never_goes_beyond_max_running(store: S
     await asyncio.gather(*map(work, twins))
     for twin in twins:
         await twin.close()
-    assert done > 5, "and what ends makes room"
+    assert done > 5, "a finished task makes room for another"
 
 
-# Fleets
+# Claims for all tenants
 
 
-async def test_task_claim_of_a_fleet_is_settled_without_naming_the_tenant(store: Store) -> None:
+async def test_task_claim_for_all_tenants_is_completed_without_naming_the_tenant(store: Store) -> None:
     await store.task_submit([task_of(flow(tenant)) for tenant in (A, B) for _ in range(2)], now=NOW)
     ((one, two, three, _),) = await claim_for(store, ["default"], [ClaimRequest("w", 4, 30)], tenant_id=None, now=NOW)
     beaten = await store.task_heartbeat([HeartbeatWrite(LeaseRef(None, one.id, 1), log="hello")], now=NOW + seconds(5))
@@ -226,7 +226,7 @@ async def test_task_claim_of_a_fleet_is_settled_without_naming_the_tenant(store:
     assert [(task.id, task.tenant_id) for task in running] == [(three.id, three.tenant_id)]
 
 
-async def test_task_queues_of_live_and_finished_tasks(store: Store) -> None:
+async def test_task_queues_returns_queues_of_live_and_finished_tasks(store: Store) -> None:
     await store.task_submit([make_task(queue="a"), make_task(queue="b")], now=NOW)
     (done,), (live,) = await claim(store, "a"), await claim(store, "b")
     await complete(store, done)
@@ -234,7 +234,7 @@ async def test_task_queues_of_live_and_finished_tasks(store: Store) -> None:
 
 
 @pytest.mark.parametrize("ending", ["complete", "cancel"])
-async def test_task_submit_keeps_the_fair_key_to_the_end(store: Store, ending: str) -> None:
+async def test_task_submit_stores_the_fair_key_until_the_task_is_finished(store: Store, ending: str) -> None:
     task = make_task(fair_key="customer-7")
     await store.task_submit([task], now=NOW)
     assert [one.fair_key for one in await store.task_find(DEFAULT_TENANT, [task.id])] == ["customer-7"]

@@ -1,4 +1,4 @@
-"""task_heartbeat and task_log: leases renewed while they hold, with progress and log lines."""
+"""task_heartbeat and task_log: renewal of valid leases, with progress and log lines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_task_heartbeat_renews_a_lease_by_its_own_length(store: Store) -> 
     assert (found.lease_until, found.state) == (NOW + seconds(23), TaskState.RUNNING)
 
 
-async def test_task_heartbeat_of_nothing(store: Store) -> None:
+async def test_task_heartbeat_of_an_empty_batch(store: Store) -> None:
     assert await store.task_heartbeat([], now=NOW) == []
 
 
@@ -44,11 +44,11 @@ async def test_task_heartbeat_does_not_renew_beyond_the_deadline(store: Store) -
     assert await store.task_heartbeat([HeartbeatWrite(lease_of(task))], now=NOW + seconds(40)) == []
 
 
-async def test_task_heartbeat_does_not_renew_what_is_to_be_cancelled(store: Store) -> None:
+async def test_task_heartbeat_does_not_renew_after_a_cancel_request(store: Store) -> None:
     task = await start(store)
     await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW)
-    beats = [HeartbeatWrite(lease_of(task), 0.5, "stopping", "bye")]
-    assert await store.task_heartbeat(beats, now=NOW + seconds(20)) == [RenewedLease(task.id, 1, NOW + seconds(30), True)]
+    heartbeats = [HeartbeatWrite(lease_of(task), 0.5, "stopping", "bye")]
+    assert await store.task_heartbeat(heartbeats, now=NOW + seconds(20)) == [RenewedLease(task.id, 1, NOW + seconds(30), True)]
     assert await texts_of(store, task.id) == ["bye"]
 
 
@@ -61,7 +61,7 @@ LOST: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", list(LOST))
-async def test_task_heartbeat_of_a_lease_that_is_not_held_is_lost(store: Store, case: str) -> None:
+async def test_task_heartbeat_of_an_invalid_lease_is_lost(store: Store, case: str) -> None:
     task = await start(store)
     beat = HeartbeatWrite(lease_of(task, **LOST[case]), 0.5, "message", "log")
     assert await store.task_heartbeat([beat], now=NOW + seconds(5)) == []
@@ -76,14 +76,14 @@ async def test_task_heartbeat_of_an_expired_lease_is_lost(store: Store) -> None:
     assert await texts_of(store, task.id) == []
 
 
-async def test_task_heartbeat_of_a_task_that_was_put_back_is_lost(store: Store) -> None:
+async def test_task_heartbeat_of_a_requeued_task_is_lost(store: Store) -> None:
     task = await start(store)
     back = AttemptEnd(task.id, DEFAULT_TENANT, 1, AttemptOutcome.RELEASED, TaskState.READY, None, None)
     await store.task_end([back], is_expired=False, now=NOW)
     assert await store.task_heartbeat([HeartbeatWrite(lease_of(task))], now=NOW) == []
 
 
-async def test_task_heartbeat_keeps_progress_until_there_is_more(store: Store) -> None:
+async def test_task_heartbeat_keeps_progress_until_the_next_progress(store: Store) -> None:
     task = await start(store)
     shown = []
     for fraction, message in ((None, None), (0.0, "a"), (0.5, None), (None, "b"), (None, None)):
@@ -93,22 +93,22 @@ async def test_task_heartbeat_keeps_progress_until_there_is_more(store: Store) -
     assert shown == [(None, None), (0.0, "a"), (0.5, "a"), (0.5, "b"), (0.5, "b")]
 
 
-async def test_task_heartbeat_of_a_batch_renews_those_that_hold(store: Store) -> None:
+async def test_task_heartbeat_of_a_batch_renews_the_valid_leases(store: Store) -> None:
     await store.task_submit([make_task() for _ in range(50)], now=NOW)
     tasks = await claim(store, limit=50)
     leases = [lease_of(task, fence=task.fence + number % 2) for number, task in enumerate(tasks)]
-    beats = [HeartbeatWrite(lease, number / 100) for number, lease in enumerate(leases)]
-    beaten = await store.task_heartbeat(beats, now=NOW + seconds(1))
+    heartbeats = [HeartbeatWrite(lease, number / 100) for number, lease in enumerate(leases)]
+    beaten = await store.task_heartbeat(heartbeats, now=NOW + seconds(1))
     assert {one.id for one in beaten} == {task.id for task in tasks[::2]}
     found = {task.id: task.progress_fraction for task in await store.task_find(DEFAULT_TENANT, [task.id for task in tasks])}
     assert [found[task.id] for task in tasks[:4]] == [0.0, None, 0.02, None]
 
 
-async def test_task_heartbeat_with_a_lease_twice_keeps_all_that_was_said(store: Store) -> None:
-    """Beats of many requests are written together, and one of them may have been sent twice."""
+async def test_task_heartbeat_with_a_lease_twice_stores_all_log_lines(store: Store) -> None:
+    """Heartbeats of many requests are written together, and one of them may have been sent twice."""
     task = await start(store)
-    beats = [HeartbeatWrite(lease_of(task), 0.1, "a", "one"), HeartbeatWrite(lease_of(task), 0.2, None, "two")]
-    assert len(await store.task_heartbeat(beats, now=NOW)) == 1
+    heartbeats = [HeartbeatWrite(lease_of(task), 0.1, "a", "one"), HeartbeatWrite(lease_of(task), 0.2, None, "two")]
+    assert len(await store.task_heartbeat(heartbeats, now=NOW)) == 1
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.progress_fraction, found.progress_message) == (0.2, "a")
     assert await texts_of(store, task.id) == ["one\ntwo"]
@@ -116,22 +116,20 @@ async def test_task_heartbeat_with_a_lease_twice_keeps_all_that_was_said(store: 
 
 @pytest.mark.parametrize("wrong", [{"fence": 7}, {"tenant_id": OTHER_TENANT}])
 @pytest.mark.parametrize("is_first", [True, False])
-async def test_task_heartbeat_keeps_the_log_of_the_lease_that_holds(
-    store: Store, wrong: dict[str, Any], is_first: bool
-) -> None:
+async def test_task_heartbeat_stores_the_log_of_a_valid_lease_only(store: Store, wrong: dict[str, Any], is_first: bool) -> None:
     task = await start(store)
-    beats = [
+    heartbeats = [
         HeartbeatWrite(lease_of(task), 0.5, "ours", "ours"),
         HeartbeatWrite(lease_of(task, **wrong), 0.9, "theirs", "theirs"),
     ]
-    beaten = await store.task_heartbeat(beats[:: 1 if is_first else -1], now=NOW)
+    beaten = await store.task_heartbeat(heartbeats[:: 1 if is_first else -1], now=NOW)
     assert beaten == [RenewedLease(task.id, 1, NOW + seconds(30), False)]
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.progress_fraction, found.progress_message) == (0.5, "ours")
     assert await texts_of(store, task.id) == ["ours"]
 
 
-async def test_task_heartbeat_takes_any_text(store: Store) -> None:
+async def test_task_heartbeat_accepts_any_text(store: Store) -> None:
     task = await start(store)
     await store.task_heartbeat([HeartbeatWrite(lease_of(task), None, "a\x00b", "c\x00d 😀")], now=NOW)
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
@@ -139,14 +137,14 @@ async def test_task_heartbeat_takes_any_text(store: Store) -> None:
     assert await texts_of(store, task.id) == ["c\N{REPLACEMENT CHARACTER}d 😀"]
 
 
-async def test_task_heartbeat_by_the_databases_own_clock(store: Store) -> None:
+async def test_task_heartbeat_uses_the_database_clock(store: Store) -> None:
     await store.task_submit([make_task()])
     (task,) = await claim(store, now=None)  # type: ignore[arg-type]
     (beaten,) = await store.task_heartbeat([HeartbeatWrite(lease_of(task), log="x")])
     assert task.lease_until <= beaten.lease_until <= await store.clock() + seconds(30)
 
 
-async def test_task_log_has_the_lines_of_all_attempts_in_order(store: Store) -> None:
+async def test_task_log_returns_the_lines_of_all_attempts_in_order(store: Store) -> None:
     task = await start(store)
     await store.task_heartbeat([HeartbeatWrite(lease_of(task), log="one")], now=NOW + seconds(1))
     await store.task_heartbeat([HeartbeatWrite(lease_of(task), log="")], now=NOW + seconds(2))
@@ -159,7 +157,7 @@ async def test_task_log_has_the_lines_of_all_attempts_in_order(store: Store) -> 
     assert [line.at for line in lines] == [NOW + seconds(1), NOW + minutes(1)]
 
 
-async def test_task_log_comes_in_pages_and_only_to_its_tenant(store: Store) -> None:
+async def test_task_log_is_paged_and_only_visible_to_its_tenant(store: Store) -> None:
     task = await start(store)
     for number in range(5):
         await store.task_heartbeat([HeartbeatWrite(lease_of(task), log=str(number))], now=NOW)
@@ -170,14 +168,14 @@ async def test_task_log_comes_in_pages_and_only_to_its_tenant(store: Store) -> N
     assert await store.task_log(DEFAULT_TENANT, UUID(int=5), after=None, limit=10) == []
 
 
-async def test_task_log_outlives_its_task(store: Store) -> None:
+async def test_task_log_remains_after_its_task_finished(store: Store) -> None:
     task = await start(store)
     await store.task_heartbeat([HeartbeatWrite(lease_of(task), log="x")], now=NOW)
     await store.task_complete([(lease_of(task), None)], now=NOW)
     assert await texts_of(store, task.id) == ["x"]
 
 
-async def test_task_log_is_cut_where_it_is_full_and_says_so_once(store: Store) -> None:
+async def test_task_log_is_truncated_when_full_with_one_notice(store: Store) -> None:
     task = await start(store)
     part = "ä" * (MAX_LOG_BYTES // 4)
     for _ in range(3):
@@ -191,18 +189,18 @@ async def test_task_log_is_cut_where_it_is_full_and_says_so_once(store: Store) -
     assert "cut" in last
 
 
-async def test_task_log_that_was_full_long_ago_does_no_harm(store: Store) -> None:
+async def test_task_log_over_its_limit_accepts_heartbeats(store: Store) -> None:
     task = await start(store)
     await execute_raw(store, "UPDATE tasks SET log_bytes = 2147483000")
-    beats = [HeartbeatWrite(lease_of(task), log="x" * 100_000)]
-    assert len(await store.task_heartbeat(beats, now=NOW)) == 1
-    assert len(await store.task_heartbeat(beats, now=NOW)) == 1
+    heartbeats = [HeartbeatWrite(lease_of(task), log="x" * 100_000)]
+    assert len(await store.task_heartbeat(heartbeats, now=NOW)) == 1
+    assert len(await store.task_heartbeat(heartbeats, now=NOW)) == 1
     assert await texts_of(store, task.id) == []
 
 
-async def test_task_log_of_leases_by_the_thousand(store: Store) -> None:
+async def test_task_log_of_a_thousand_leases(store: Store) -> None:
     await store.task_submit([make_task() for _ in range(1000)], now=NOW)
     tasks = await claim(store, limit=1000)
-    beats = [HeartbeatWrite(LeaseRef(DEFAULT_TENANT, task.id, task.fence), 0.5, "x", "line") for task in tasks]
-    assert len(await store.task_heartbeat(beats, now=NOW)) == 1000
+    heartbeats = [HeartbeatWrite(LeaseRef(DEFAULT_TENANT, task.id, task.fence), 0.5, "x", "line") for task in tasks]
+    assert len(await store.task_heartbeat(heartbeats, now=NOW)) == 1000
     assert await texts_of(store, tasks[-1].id) == ["line"]

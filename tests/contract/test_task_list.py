@@ -1,4 +1,4 @@
-"""task_find, task_list and task_ticks: tasks as users look for them, live and finished."""
+"""task_find, task_list and task_ticks: listing live and finished tasks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import uuid_utils.compat
 
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import NewTask, Origin, TaskState
+from everbeat.store import shared
 from everbeat.store.base import Store
-from everbeat.store.postgres import tasks as postgres_tasks
-from everbeat.store.sqlite import tasks as sqlite_tasks
 from everbeat.store.values import TaskFilter, TaskScan
 from tests.factories import NOW, OTHER_TENANT, claim, complete, make_task, minutes, seconds
 
@@ -20,7 +19,7 @@ SCHEDULE = UUID(int=9)
 
 
 async def submit(store: Store, *tasks: NewTask, live: bool = True) -> list[NewTask]:
-    """In the order of their ids; finished at once if they are not to be live."""
+    """Submit the tasks and return them in the order of their ids. They are finished at once if `live` is false."""
     await store.task_submit(tasks, now=NOW)
     if not live:
         for tenant_id in {task.tenant_id for task in tasks}:
@@ -33,11 +32,11 @@ async def listed(store: Store, *, live: bool = True, before: UUID | None = None,
 
 
 async def types(store: Store, **more: Any) -> str:
-    """The types of the tasks listed, newest first."""
+    """The types of the listed tasks, newest first."""
     return "".join(task.type for task in (await listed(store, **more)).tasks)
 
 
-async def test_task_find_finds_live_and_finished_tasks_of_the_tenant(store: Store) -> None:
+async def test_task_find_returns_live_and_finished_tasks_of_the_tenant(store: Store) -> None:
     done, running, ready = await submit(store, make_task("a"), make_task("b"), make_task("c"))
     (theirs,) = await submit(store, make_task(tenant_id=OTHER_TENANT))
     await complete(store, *await claim(store, limit=1))
@@ -49,7 +48,7 @@ async def test_task_find_finds_live_and_finished_tasks_of_the_tenant(store: Stor
 
 
 @pytest.mark.parametrize("live", [True, False])
-async def test_task_list_has_the_newest_first_in_pages(store: Store, live: bool) -> None:
+async def test_task_list_pages_newest_first(store: Store, live: bool) -> None:
     tasks = await submit(store, *(make_task(str(number)) for number in range(7)), live=live)
     await submit(store, make_task("x"), live=not live)
     first = await listed(store, live=live, limit=3)
@@ -63,7 +62,7 @@ async def test_task_list_has_the_newest_first_in_pages(store: Store, live: bool)
 
 
 @pytest.mark.parametrize("live", [True, False])
-async def test_task_list_shows_tasks_as_find_does(store: Store, live: bool) -> None:
+async def test_task_list_returns_the_same_fields_as_task_find(store: Store, live: bool) -> None:
     (task,) = await submit(
         store, make_task(payload="[1]", labels='{"a":"b"}', schedule_id=SCHEDULE, schedule_name="nightly"), live=live
     )
@@ -131,11 +130,10 @@ async def test_task_list_filters_by_state(store: Store) -> None:
 
 
 @pytest.mark.parametrize("live", [True, False])
-async def test_task_list_of_a_rare_kind_stops_early_and_says_where(
+async def test_task_list_with_a_selective_filter_stops_early_and_returns_its_position(
     store: Store, live: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (sqlite_tasks, postgres_tasks):
-        monkeypatch.setattr(module, "MAX_SCANNED", 10)
+    monkeypatch.setattr(shared, "MAX_SCANNED", 10)
     tasks = await submit(store, *(make_task("x" if number == 3 else "y") for number in range(25)), live=live)
     await submit(store, *(make_task("x", tenant_id=OTHER_TENANT) for _ in range(5)), live=live)
     before, pages, found = None, 0, []
@@ -150,22 +148,21 @@ async def test_task_list_of_a_rare_kind_stops_early_and_says_where(
     assert (found, pages) == ([tasks[3].id], 3)
 
 
-async def test_task_list_that_found_enough_goes_on_behind_the_last(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (sqlite_tasks, postgres_tasks):
-        monkeypatch.setattr(module, "MAX_SCANNED", 10)
+async def test_task_list_with_a_full_page_continues_after_its_last_task(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "MAX_SCANNED", 10)
     await submit(store, *(make_task("x") for _ in range(25)))
     scan = await listed(store, type="x", limit=5)
     assert (len(scan.tasks), scan.scanned_to) == (5, None)
-    assert len((await listed(store, type="x", limit=20)).tasks) == 20, "a page may be longer than the scan"
+    assert len((await listed(store, type="x", limit=20)).tasks) == 20, "a page may be larger than one scan"
 
 
-async def test_task_list_goes_by_id_whatever_the_times_are(store: Store) -> None:
+async def test_task_list_orders_by_id_and_not_by_time(store: Store) -> None:
     late, early = (uuid_utils.compat.uuid7() for _ in range(2))
     await submit(store, make_task("a", id=late, run_at=NOW - minutes(9)), make_task("b", id=early, run_at=NOW - minutes(99)))
     assert await types(store) == "ba"
 
 
-async def test_task_ticks_are_those_with_a_backfilled_task_live_or_finished(store: Store) -> None:
+async def test_task_ticks_returns_ticks_with_a_live_or_finished_backfilled_task(store: Store) -> None:
     def task(minute: float, **more: Any) -> NewTask:
         given = {"origin": Origin.BACKFILL, "schedule_id": SCHEDULE, "scheduled_for": NOW + minutes(minute), **more}
         return make_task(**given)

@@ -1,4 +1,4 @@
-"""task_promote and task_reschedule: delayed tasks become ready when their time comes, and not before."""
+"""task_promote and task_reschedule: delayed tasks become ready when they are due, and not before."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tasks import AttemptEnd, AttemptOutcome, NewTask, TaskState
+from everbeat.core.tasks import AttemptEnd, AttemptOutcome, NewTask, TaskChangeKind, TaskState
 from everbeat.store.base import Store
 from everbeat.store.values import PromoteResult, QueueDepth
 from tests.factories import NOW, OTHER_TENANT, claim, complete, execute_raw, make_task, minutes, open_second_store, seconds
@@ -20,17 +20,17 @@ async def delayed(store: Store, *delays: float, queue: str = "default") -> list[
     return tasks
 
 
-async def test_task_promote_makes_ready_what_is_due_and_says_what_comes_next(store: Store) -> None:
+async def test_task_promote_makes_due_tasks_ready_and_returns_the_next_time(store: Store) -> None:
     await delayed(store, 10, 30, queue="a")
     await delayed(store, 20, 40, queue="b")
     await delayed(store, 60, queue="c")
-    assert await store.task_promote(limit=10, now=NOW) == PromoteResult(NOW, frozenset(), 0, NOW + seconds(10))
+    assert await store.task_promote(limit=10, now=NOW) == PromoteResult(NOW, frozenset(), 0, NOW + seconds(10), [])
     at = NOW + seconds(20)
-    assert await store.task_promote(limit=10, now=at) == PromoteResult(at, frozenset({"a", "b"}), 2, NOW + seconds(30))
+    assert (await store.task_promote(limit=10, now=at))[:4] == (at, frozenset({"a", "b"}), 2, NOW + seconds(30))
     assert [task.type for task in await claim(store, "a", "b", "c", now=at)] == ["10", "20"]
     at = NOW + seconds(60)
-    assert await store.task_promote(limit=10, now=at) == PromoteResult(at, frozenset({"a", "b", "c"}), 3, None)
-    assert await store.task_promote(limit=10, now=at) == PromoteResult(at, frozenset(), 0, None)
+    assert (await store.task_promote(limit=10, now=at))[:4] == (at, frozenset({"a", "b", "c"}), 3, None)
+    assert await store.task_promote(limit=10, now=at) == PromoteResult(at, frozenset(), 0, None, [])
 
 
 async def test_task_promote_is_exact_to_the_microsecond(store: Store) -> None:
@@ -39,37 +39,37 @@ async def test_task_promote_is_exact_to_the_microsecond(store: Store) -> None:
     assert (await store.task_promote(limit=10, now=NOW + seconds(0.5))).count == 1
 
 
-async def test_task_promote_works_in_pieces_the_oldest_first(store: Store) -> None:
+async def test_task_promote_works_in_batches_oldest_first(store: Store) -> None:
     await delayed(store, 5, 4, 3, 2, 1)
     at = NOW + minutes(1)
     counts = []
     for _ in range(3):
         promoted = await store.task_promote(limit=2, now=at)
         counts.append(promoted.count)
-        assert promoted.next_at is None, "what is overdue is not still to come"
+        assert promoted.next_at is None, "overdue tasks do not count as the next tasks"
     assert counts == [2, 2, 1]
     assert await store.task_depths() == [QueueDepth("default", "ready", 5)]
 
 
-async def test_task_promote_of_pieces_begins_with_the_oldest(store: Store) -> None:
+async def test_task_promote_in_batches_begins_with_the_oldest(store: Store) -> None:
     await delayed(store, 3, 1, 2)
     await store.task_promote(limit=2, now=NOW + minutes(1))
     assert {task.type for task in await claim(store, now=NOW + minutes(1))} == {"1", "2"}
 
 
-async def test_task_promote_serves_every_tenant(store: Store) -> None:
+async def test_task_promote_covers_every_tenant(store: Store) -> None:
     await store.task_submit([make_task(tenant_id=OTHER_TENANT, delay_seconds=1)], now=NOW)
     assert (await store.task_promote(limit=10, now=NOW + seconds(1))).count == 1
 
 
-async def test_task_promote_leaves_held_and_running_tasks_alone(store: Store) -> None:
+async def test_task_promote_does_not_change_held_and_running_tasks(store: Store) -> None:
     await store.task_submit([make_task(), make_task(schedule_id=UUID(int=9))], now=NOW - minutes(1))
     await execute_raw(store, "UPDATE tasks SET state = 'held' WHERE schedule_id = ?", UUID(int=9))
     await claim(store)
-    assert await store.task_promote(limit=10, now=NOW) == PromoteResult(NOW, frozenset(), 0, None)
+    assert await store.task_promote(limit=10, now=NOW) == PromoteResult(NOW, frozenset(), 0, None, [])
 
 
-async def test_task_promote_brings_a_failed_task_back(store: Store) -> None:
+async def test_task_promote_makes_a_failed_task_ready_for_its_retry(store: Store) -> None:
     await store.task_submit([make_task()], now=NOW)
     (task,) = await claim(store)
     later = AttemptEnd(task.id, DEFAULT_TENANT, 1, AttemptOutcome.FAILED, TaskState.SCHEDULED, NOW + seconds(8), None)
@@ -80,7 +80,7 @@ async def test_task_promote_brings_a_failed_task_back(store: Store) -> None:
     assert (again.attempt, again.fence) == (2, 2)
 
 
-async def test_task_promote_from_many_sides_at_once_moves_each_once(store: Store) -> None:
+async def test_task_promote_under_concurrency_promotes_each_task_once(store: Store) -> None:
     await delayed(store, *(number / 1000 for number in range(1, 201)))
     stores = [store, *(open_second_store(store) for _ in range(3))]
     at = NOW + minutes(1)
@@ -105,7 +105,8 @@ async def test_task_reschedule_moves_a_task_that_has_not_started(store: Store) -
     (task,) = await delayed(store, 60)
     states = []
     for at in (NOW + minutes(5), NOW, NOW - minutes(5), NOW + seconds(0.000001)):
-        assert await store.task_reschedule(DEFAULT_TENANT, task.id, at, now=NOW) == 1
+        (change,) = await store.task_reschedule(DEFAULT_TENANT, task.id, at, now=NOW)
+        assert (change.id, change.kind) == (task.id, TaskChangeKind.RESCHEDULED)
         (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
         assert found.run_at == at
         states.append(found.state.value)
@@ -113,7 +114,7 @@ async def test_task_reschedule_moves_a_task_that_has_not_started(store: Store) -
 
 
 @pytest.mark.parametrize("state", ["held", "running", "completed", "cancelled", "other tenant", "unknown"])
-async def test_task_reschedule_leaves_every_other_task_alone(store: Store, state: str) -> None:
+async def test_task_reschedule_does_not_change_other_tasks(store: Store, state: str) -> None:
     task = make_task(schedule_id=UUID(int=9))
     await store.task_submit([task], now=NOW)
     if state == "held":
@@ -127,5 +128,5 @@ async def test_task_reschedule_leaves_every_other_task_alone(store: Store, state
     tenant_id = OTHER_TENANT if state == "other tenant" else DEFAULT_TENANT
     id_ = UUID(int=5) if state == "unknown" else task.id
     before = await store.task_find(DEFAULT_TENANT, [task.id])
-    assert await store.task_reschedule(tenant_id, id_, NOW + minutes(5), now=NOW) == 0
+    assert await store.task_reschedule(tenant_id, id_, NOW + minutes(5), now=NOW) == []
     assert await store.task_find(DEFAULT_TENANT, [task.id]) == before

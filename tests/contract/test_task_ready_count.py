@@ -1,4 +1,4 @@
-"""task_ready_count: how many tasks of a tenant are ready, in whatever queue, no further than asked."""
+"""task_ready_count: the number of ready tasks of a tenant over all queues, counted up to the given limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def test_task_ready_count_adds_up_the_queues_of_one_tenant(store: Store) -
     assert await store.task_ready_count(UUID(int=99), limit=100) == 0
 
 
-async def test_task_ready_count_leaves_out_what_waits_or_runs(store: Store) -> None:
+async def test_task_ready_count_leaves_out_waiting_and_running_tasks(store: Store) -> None:
     await store.task_submit([make_task(run_at=NOW + seconds(1)), make_task(), make_task()], now=NOW)
     assert len(await claim(store, limit=1)) == 1
     assert await store.task_ready_count(DEFAULT_TENANT, limit=100) == 1

@@ -1,4 +1,4 @@
-"""task_release_held: held tasks go when their schedule has room, in the order of their ticks; and what a pause holds back."""
+"""task_release_held: held tasks are released in the order of their ticks when their schedule has room; pauses hold tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everbeat.core.changes import ScheduleWrite
 from everbeat.core.schedules import DEFAULT_TENANT, Overlap, Schedule, Status
 from everbeat.core.tasks import NewTask, Origin, TaskRecord, TaskState
 from everbeat.store.base import Store
-from everbeat.store.values import FireResult, TaskFilter
+from everbeat.store.values import FireResult, HeldReleaseResult, TaskFilter
 from tests.factories import (
     NOW,
     OTHER_TENANT,
@@ -40,7 +40,7 @@ async def make(store: Store, overlap: Overlap = Overlap.QUEUE, **more: Any) -> S
 
 
 async def fire(store: Store, *schedules: Schedule, times: int = 1) -> FireResult:
-    """Fire the next ticks of each, whatever the clock shows."""
+    """Fire the next ticks of each schedule, whatever the clock is."""
     for _ in range(times):
         firings = [firing_of(await find(store, schedule)) for schedule in schedules]
         now = max(firing.expected for firing in firings)
@@ -50,7 +50,7 @@ async def fire(store: Store, *schedules: Schedule, times: int = 1) -> FireResult
 
 
 async def tasks_of(store: Store, schedule: Schedule, *, live: bool = True) -> list[TaskRecord]:
-    """In the order of their ticks."""
+    """The tasks of the schedule in the order of their ticks."""
     filter_ = TaskFilter(schedule_id=schedule.id)
     scan = await store.task_list(schedule.tenant_id, filter_, before=None, limit=2000, live=live)
     return sorted(scan.tasks, key=lambda task: task.scheduled_for or NOW)
@@ -60,18 +60,19 @@ async def states_of(store: Store, schedule: Schedule) -> list[str]:
     return [task.state.value for task in await tasks_of(store, schedule)]
 
 
-async def turn(store: Store, *schedules: Schedule, limit: int = 100) -> frozenset[str]:
-    return await store.task_release_held([one.id for one in schedules] or None, limit=limit, now=NOW + minutes(60))
+async def release_held(store: Store, *schedules: Schedule, limit: int = 100) -> frozenset[str]:
+    wanted = [one.id for one in schedules] or None
+    return (await store.task_release_held(wanted, limit=limit, now=NOW + minutes(60))).queues
 
 
 def of_schedule(schedule: Schedule, origin: Origin, **more: Any) -> NewTask:
     return make_task(schedule_id=schedule.id, origin=origin, scheduled_for=NOW - minutes(99), **more)
 
 
-# Holding
+# Firing holds tasks
 
 
-async def test_tick_fire_holds_a_task_that_must_wait_for_its_turn(store: Store) -> None:
+async def test_tick_fire_holds_a_task_that_must_wait_for_another(store: Store) -> None:
     schedule = await make(store, target={"kind": "worker", "type": "work", "queue": "slow"})
     first = await fire(store, schedule)
     assert (first.queues, first.held_schedule_ids) == (frozenset({"slow"}), frozenset())
@@ -81,7 +82,7 @@ async def test_tick_fire_holds_a_task_that_must_wait_for_its_turn(store: Store) 
     assert await states_of(store, schedule) == ["ready", "held"]
 
 
-async def test_tick_fire_of_a_batch_tells_queues_and_holders_apart(store: Store) -> None:
+async def test_tick_fire_of_a_batch_holds_tasks_by_the_policy_of_each_schedule(store: Store) -> None:
     policies = [Overlap.QUEUE, Overlap.CANCEL_PREVIOUS, Overlap.SKIP, Overlap.ALLOW]
     schedules = [
         await make(store, policy, name=policy.value, target={"kind": "worker", "type": "work", "queue": policy.value})
@@ -114,7 +115,7 @@ async def test_tick_fire_counts_every_other_task_of_the_schedule(store: Store, o
 
 
 @pytest.mark.parametrize("overlap", [Overlap.QUEUE, Overlap.CANCEL_PREVIOUS])
-async def test_tick_fire_holds_no_more_than_a_thousand(store: Store, overlap: Overlap) -> None:
+async def test_tick_fire_holds_at_most_a_thousand_tasks(store: Store, overlap: Overlap) -> None:
     schedule = await make(store, overlap, max_concurrent=2)
     await store.task_submit([of_schedule(schedule, Origin.TICK) for _ in range(1001)], now=NOW)
     assert (await fire(store, schedule)).held_schedule_ids == {schedule.id}
@@ -122,7 +123,7 @@ async def test_tick_fire_holds_no_more_than_a_thousand(store: Store, overlap: Ov
     assert ([one.reason for one in full.fired], full.held_schedule_ids) == (["overlap"], frozenset())
 
 
-# Turns
+# Releasing held tasks
 
 
 async def test_task_release_held_releases_in_the_order_of_the_ticks(store: Store) -> None:
@@ -132,26 +133,26 @@ async def test_task_release_held_releases_in_the_order_of_the_ticks(store: Store
     while tasks := await claim(store, "slow", now=NOW):
         assert len(tasks) == 1
         ticks += [task.scheduled_for for task in tasks]
-        assert await turn(store, schedule) == frozenset(), "there is no room yet"
+        assert await release_held(store, schedule) == frozenset(), "there is no room yet"
         assert (await complete(store, *tasks)).schedule_ids == {schedule.id}
-        assert await turn(store, schedule) == ({"slow"} if len(ticks) < 4 else frozenset())
+        assert await release_held(store, schedule) == ({"slow"} if len(ticks) < 4 else frozenset())
     assert ticks == [NOW + minutes(number) for number in range(4)]
 
 
-async def test_task_release_held_releases_as_many_as_there_is_room_for(store: Store) -> None:
+async def test_task_release_held_releases_up_to_the_limit(store: Store) -> None:
     schedule = await make(store, max_concurrent=3)
     await fire(store, schedule, times=9)
     assert await states_of(store, schedule) == ["ready"] * 3 + ["held"] * 6
     await complete(store, *await claim(store, limit=2))
-    assert await turn(store, schedule) == {"default"}
+    assert await release_held(store, schedule) == {"default"}
     assert await states_of(store, schedule) == ["ready"] * 3 + ["held"] * 4
 
 
-async def test_task_release_held_counts_tasks_that_wait_for_another_attempt(store: Store) -> None:
+async def test_task_release_held_counts_tasks_waiting_for_a_retry(store: Store) -> None:
     schedule = await make(store)
     await fire(store, schedule, times=2)
     await execute_raw(store, "UPDATE tasks SET state = 'scheduled' WHERE state = 'ready'")
-    assert await turn(store, schedule) == frozenset()
+    assert await release_held(store, schedule) == frozenset()
 
 
 async def test_task_release_held_does_not_count_backfilled_tasks(store: Store) -> None:
@@ -159,75 +160,75 @@ async def test_task_release_held_does_not_count_backfilled_tasks(store: Store) -
     await fire(store, schedule, times=2)
     await store.task_submit([of_schedule(schedule, Origin.BACKFILL, queue="slow") for _ in range(3)], now=NOW)
     await complete(store, *await claim(store))
-    assert await turn(store, schedule) == {"default"}
+    assert await release_held(store, schedule) == {"default"}
 
 
-async def test_task_release_held_of_a_task_for_later_makes_it_scheduled(store: Store) -> None:
+async def test_task_release_held_of_a_delayed_task_makes_it_scheduled(store: Store) -> None:
     schedule = await make(store)
     await fire(store, schedule, times=2)
     await execute_raw(store, "UPDATE tasks SET run_at = ? WHERE state = 'held'", NOW + minutes(61))
     await complete(store, *await claim(store))
-    await turn(store, schedule)
+    await release_held(store, schedule)
     assert await states_of(store, schedule) == ["scheduled"]
 
 
 @pytest.mark.parametrize("asks_for_all", [True, False])
-async def test_task_release_held_leaves_a_paused_schedule_what_it_holds(store: Store, asks_for_all: bool) -> None:
+async def test_task_release_held_does_not_release_tasks_of_a_paused_schedule(store: Store, asks_for_all: bool) -> None:
     schedule = await make(store)
     await fire(store, schedule, times=2)
     await complete(store, *await claim(store))
     await execute_raw(store, "UPDATE schedules SET status = 'paused'")
-    asked = () if asks_for_all else (schedule,)
-    assert await turn(store, *asked) == frozenset()
+    given = () if asks_for_all else (schedule,)
+    assert await release_held(store, *given) == frozenset()
     await execute_raw(store, "UPDATE schedules SET status = 'active'")
-    assert await turn(store, *asked) == {"default"}
+    assert await release_held(store, *given) == {"default"}
 
 
 @pytest.mark.parametrize("asks_for_all", [True, False])
-async def test_task_release_held_works_off_what_a_deleted_schedule_left_one_by_one(store: Store, asks_for_all: bool) -> None:
+async def test_task_release_held_releases_tasks_of_a_deleted_schedule_one_by_one(store: Store, asks_for_all: bool) -> None:
     schedule = await make(store, max_concurrent=2)
     await fire(store, schedule, times=5)
     await store.schedule_delete(DEFAULT_TENANT, [schedule.id])
-    asked = () if asks_for_all else (schedule,)
+    given = () if asks_for_all else (schedule,)
     done = 0
     while tasks := await claim(store):
         done += len(tasks)
         await complete(store, *tasks)
-        await turn(store, *asked)
+        await release_held(store, *given)
         assert (await states_of(store, schedule)).count("ready") <= 1
     assert done == 5
 
 
-async def test_task_release_held_of_a_finished_schedule_goes_on(store: Store) -> None:
+async def test_task_release_held_releases_tasks_of_a_finished_schedule(store: Store) -> None:
     schedule = await make(store)
     await fire(store, schedule, times=2)
     await execute_raw(store, "UPDATE schedules SET status = 'finished', next_tick_at = NULL, due_at = NULL")
     await complete(store, *await claim(store))
-    assert await turn(store, schedule) == {"default"}
+    assert await release_held(store, schedule) == {"default"}
 
 
-async def test_task_release_held_is_only_for_the_schedules_asked_for(store: Store) -> None:
+async def test_task_release_held_releases_only_tasks_of_the_given_schedules(store: Store) -> None:
     one, two = [await make(store, name=name) for name in "ab"]
     await fire(store, one, two, times=2)
     await complete(store, *await claim(store))
-    await turn(store, one)
+    await release_held(store, one)
     assert (await states_of(store, one), await states_of(store, two)) == (["ready"], ["held"])
-    assert await store.task_release_held([], limit=10, now=NOW) == frozenset()
-    assert await store.task_release_held([UUID(int=5)], limit=10, now=NOW) == frozenset()
-    await turn(store)
+    assert await store.task_release_held([], limit=10, now=NOW) == HeldReleaseResult(frozenset(), [])
+    assert await store.task_release_held([UUID(int=5)], limit=10, now=NOW) == HeldReleaseResult(frozenset(), [])
+    await release_held(store)
     assert await states_of(store, two) == ["ready"]
 
 
-async def test_task_release_held_of_any_goes_through_all_in_pieces(store: Store) -> None:
+async def test_task_release_held_of_all_schedules_works_in_batches(store: Store) -> None:
     schedules = [await make(store, name=str(number)) for number in range(5)]
     await fire(store, *schedules, times=2)
     await complete(store, *await claim(store))
     for _ in range(3):
-        await turn(store, limit=2)
+        await release_held(store, limit=2)
     assert [await states_of(store, one) for one in schedules] == [["ready"]] * 5
 
 
-async def test_task_release_held_of_any_is_not_held_up_by_those_that_can_only_wait(store: Store) -> None:
+async def test_task_release_held_of_all_schedules_is_not_blocked_by_tasks_that_must_wait(store: Store) -> None:
     names = ("full", "paused", "gone", "told", "free")
     full, paused, gone, requested, free = schedules = [
         await make(store, Overlap.CANCEL_PREVIOUS if name == "told" else Overlap.QUEUE, name=name, id=UUID(int=number))
@@ -235,31 +236,31 @@ async def test_task_release_held_of_any_is_not_held_up_by_those_that_can_only_wa
     ]
     await fire(store, *schedules, times=2)
     running = await claim(store)
-    await turn(store, requested)
+    await release_held(store, requested)
     await complete(store, *(task for task in running if task.schedule_id in (paused.id, free.id)))
     await execute_raw(store, "UPDATE schedules SET status = 'paused' WHERE id = ?", paused.id)
     await store.schedule_delete(DEFAULT_TENANT, [gone.id])
-    assert await turn(store, limit=1) == {"default"}
+    assert await release_held(store, limit=1) == {"default"}
     assert await states_of(store, free) == ["ready"]
     assert await states_of(store, paused) == ["held"]
     for other in (full, gone, requested):
         assert await states_of(store, other) == ["running", "held"]
 
 
-async def test_task_release_held_of_every_tenant(store: Store) -> None:
+async def test_task_release_held_covers_every_tenant(store: Store) -> None:
     schedule = await make(store, tenant_id=OTHER_TENANT)
     await fire(store, schedule, times=2)
     await execute_raw(store, "DELETE FROM tasks WHERE state = 'ready'")
-    assert await turn(store) == {"default"}
+    assert await release_held(store) == {"default"}
 
 
-# Taking the place of the one before
+# Replacing the earlier task
 
 
-async def test_task_release_held_replaces_what_has_not_started(store: Store) -> None:
+async def test_task_release_held_replaces_tasks_that_have_not_started(store: Store) -> None:
     schedule = await make(store, Overlap.CANCEL_PREVIOUS)
     await fire(store, schedule, times=3)
-    assert await turn(store, schedule) == {"default"}
+    assert await release_held(store, schedule) == {"default"}
     (left,) = await tasks_of(store, schedule)
     assert (left.state, left.scheduled_for) == (TaskState.READY, NOW + minutes(2))
     gone = await tasks_of(store, schedule, live=False)
@@ -269,53 +270,55 @@ async def test_task_release_held_replaces_what_has_not_started(store: Store) -> 
 
 
 @pytest.mark.parametrize("asks_for_all", [True, False])
-async def test_task_release_held_tells_what_runs_and_lets_the_newest_wait(store: Store, asks_for_all: bool) -> None:
+async def test_task_release_held_requests_the_running_task_to_stop_and_keeps_the_newest_waiting(
+    store: Store, asks_for_all: bool
+) -> None:
     schedule = await make(store, Overlap.CANCEL_PREVIOUS)
     await fire(store, schedule)
     running = await claim(store)
     await fire(store, schedule, times=2)
-    asked = () if asks_for_all else (schedule,)
-    assert await turn(store, *asked) == frozenset()
+    given = () if asks_for_all else (schedule,)
+    assert await release_held(store, *given) == frozenset()
     first, last = await tasks_of(store, schedule)
     assert (first.state, first.cancel_requested) == (TaskState.RUNNING, True)
     assert (last.state, last.scheduled_for) == (TaskState.HELD, NOW + minutes(2))
     await complete(store, *running)
-    assert await turn(store, *asked) == {"default"}
+    assert await release_held(store, *given) == {"default"}
     assert await states_of(store, schedule) == ["ready"]
 
 
-async def test_task_release_held_replaces_nothing_that_was_triggered_or_backfilled(store: Store) -> None:
+async def test_task_release_held_does_not_replace_triggered_or_backfilled_tasks(store: Store) -> None:
     schedule = await make(store, Overlap.CANCEL_PREVIOUS)
     await store.task_submit([of_schedule(schedule, origin) for origin in (Origin.TRIGGER, Origin.BACKFILL)], now=NOW)
     await fire(store, schedule, times=2)
-    await turn(store, schedule)
+    await release_held(store, schedule)
     assert sorted((task.origin.value, task.state.value) for task in await tasks_of(store, schedule)) == [
         ("backfill", "ready"), ("tick", "held"), ("trigger", "ready")
     ]  # fmt: skip
 
 
-async def test_task_release_held_does_not_replace_when_the_policy_is_to_queue(store: Store) -> None:
+async def test_task_release_held_does_not_replace_with_the_queue_policy(store: Store) -> None:
     schedule = await make(store, Overlap.QUEUE)
     await fire(store, schedule, times=3)
-    await turn(store, schedule)
+    await release_held(store, schedule)
     assert await states_of(store, schedule) == ["ready", "held", "held"]
 
 
-# At once
+# Concurrency
 
 
-async def test_task_release_held_from_many_sides_at_once_keeps_to_the_room_there_is(store: Store) -> None:
+async def test_task_release_held_under_concurrency_keeps_the_limit(store: Store) -> None:
     schedules = [await make(store, name=str(number), max_concurrent=2) for number in range(4)]
     await fire(store, *schedules, times=12)
     stores = [store, *(open_second_store(store) for _ in range(3))]
     while tasks := await claim(store, limit=5):
         await complete(store, *tasks)
         ids = [one.id for one in schedules]
-        asked = [None, ids, ids[::-1], None]
+        given = [None, ids, ids[::-1], None]
         await asyncio.gather(
             *(
                 one.task_release_held(wanted, limit=100, now=NOW + minutes(60))
-                for one, wanted in zip(stores, asked, strict=True)
+                for one, wanted in zip(stores, given, strict=True)
             )
         )
         for schedule in schedules:
@@ -326,18 +329,18 @@ async def test_task_release_held_from_many_sides_at_once_keeps_to_the_room_there
         await twin.close()
 
 
-async def test_task_release_held_and_tick_fire_at_once_keep_to_the_room_there_is(store: Store) -> None:
+async def test_task_release_held_and_concurrent_tick_fire_keep_the_limit(store: Store) -> None:
     twin = open_second_store(store)
     schedule = await make(store)
     await fire(store, schedule)
     for _ in range(15):
-        await asyncio.gather(fire(twin, schedule), turn(store, schedule), turn(store))
+        await asyncio.gather(fire(twin, schedule), release_held(store, schedule), release_held(store))
         assert (await states_of(store, schedule)).count("ready") <= 1
         await complete(store, *await claim(store))
-        await asyncio.gather(fire(twin, schedule), turn(store, schedule))
+        await asyncio.gather(fire(twin, schedule), release_held(store, schedule))
         states = await states_of(store, schedule)
         assert states.count("ready") <= 1
-        await turn(store, schedule)
+        await release_held(store, schedule)
         assert (await states_of(store, schedule)).count("ready") == 1
     await twin.close()
 
@@ -353,7 +356,7 @@ async def pause(store: Store, schedule: Schedule) -> Schedule:
 
 
 @pytest.mark.parametrize("overlap", [Overlap.SKIP, Overlap.ALLOW, Overlap.QUEUE])
-async def test_schedule_write_of_a_pause_holds_what_has_not_started(store: Store, overlap: Overlap) -> None:
+async def test_schedule_write_of_a_pause_holds_tasks_that_have_not_started(store: Store, overlap: Overlap) -> None:
     schedule, other = await make(store, overlap, max_concurrent=3), await make(store, name="other")
     await fire(store, schedule, times=3)
     await claim(store, limit=1)
@@ -366,15 +369,15 @@ async def test_schedule_write_of_a_pause_holds_what_has_not_started(store: Store
     assert sorted(found[:2]) == [("backfill", "ready"), ("trigger", "ready")]
     assert found[2:] == [("tick", "running"), ("tick", "held"), ("tick", "held")]
     assert await states_of(store, other) == ["ready"]
-    assert await turn(store, schedule) == await turn(store) == frozenset()
+    assert await release_held(store, schedule) == await release_held(store) == frozenset()
     resumed = changed(paused, status=Status.ACTIVE, next_tick_at=NOW + minutes(9), due_at=NOW + minutes(9))
     assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(resumed, paused)], now=NOW)
-    assert await turn(store, schedule) == {"default"}
-    # The triggered one and the one that runs take two of its three places.
+    assert await release_held(store, schedule) == {"default"}
+    # The triggered task and the running task use two of its three places.
     assert [task.state.value for task in await tasks_of(store, schedule)][2:] == ["running", "ready", "held"]
 
 
-async def test_schedule_write_that_is_refused_holds_nothing(store: Store) -> None:
+async def test_schedule_write_that_is_rejected_holds_nothing(store: Store) -> None:
     schedule = await make(store)
     await fire(store, schedule)
     wrong = changed(schedule, status=Status.PAUSED, next_tick_at=None, due_at=None)

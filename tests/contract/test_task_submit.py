@@ -1,4 +1,4 @@
-"""task_submit and task_key_prune: new tasks all or nothing, and each idempotency key once."""
+"""task_submit and task_key_prune: new tasks are inserted atomically, and each idempotency key is used once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from everbeat.core.errors import StoreRefused
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import NewTask, Origin, TaskKey, TaskState
 from everbeat.store.base import Store
+from everbeat.store.values import SubmitResult
 from tests.factories import NOW, OTHER_TENANT, count_rows, make_task, minutes, open_second_store, seconds
 
 DAY = seconds(86_400)
@@ -21,7 +22,7 @@ def keyed(key: str = "k", fingerprint: bytes = b"same", tenant_id: UUID = DEFAUL
     return make_task(key=TaskKey(key, fingerprint), tenant_id=tenant_id)
 
 
-async def test_task_submit_keeps_every_field(store: Store) -> None:
+async def test_task_submit_stores_every_field(store: Store) -> None:
     task = make_task(
         "mail",
         tenant_id=OTHER_TENANT,
@@ -40,7 +41,7 @@ async def test_task_submit_keeps_every_field(store: Store) -> None:
         traceparent=TRACE,
     )
     submitted = await store.task_submit([task], now=NOW)
-    assert submitted == (NOW, [task.id], frozenset(), frozenset())
+    assert submitted[:4] == (NOW, [task.id], frozenset(), frozenset())
     (found,) = await store.task_find(OTHER_TENANT, [task.id])
     assert (found.id, found.tenant_id, found.type, found.queue) == (task.id, OTHER_TENANT, "mail", "slow")
     assert found.target == {"kind": "worker", "type": "mail", "queue": "slow"}
@@ -53,7 +54,7 @@ async def test_task_submit_keeps_every_field(store: Store) -> None:
     assert (found.result, found.error, found.progress_fraction, found.progress_message) == (None,) * 4
 
 
-async def test_task_submit_of_a_task_for_later_is_scheduled(store: Store) -> None:
+async def test_task_submit_of_a_delayed_task_makes_it_scheduled(store: Store) -> None:
     given = [
         make_task(),
         make_task(run_at=NOW),
@@ -69,7 +70,7 @@ async def test_task_submit_of_a_task_for_later_is_scheduled(store: Store) -> Non
     assert states == [(ready, 0), (ready, 0), (ready, -300), (scheduled, 0.000001), (ready, 0), (scheduled, 1.5)]
 
 
-async def test_task_submit_by_the_databases_own_clock(store: Store) -> None:
+async def test_task_submit_uses_the_database_clock(store: Store) -> None:
     before = await store.clock()
     task = make_task()
     submitted = await store.task_submit([task])
@@ -78,24 +79,24 @@ async def test_task_submit_by_the_databases_own_clock(store: Store) -> None:
     assert found.created_at == found.run_at == submitted.now
 
 
-async def test_task_submit_of_nothing_says_the_time(store: Store) -> None:
-    assert await store.task_submit([], now=NOW) == (NOW, [], frozenset(), frozenset())
+async def test_task_submit_of_an_empty_batch_returns_the_time(store: Store) -> None:
+    assert await store.task_submit([], now=NOW) == SubmitResult(NOW, [], frozenset(), frozenset(), [])
 
 
-async def test_task_submit_writes_all_or_nothing(store: Store) -> None:
+async def test_task_submit_is_atomic(store: Store) -> None:
     good, bad = keyed("good"), make_task(partition=300)
     with pytest.raises(StoreRefused):
         await store.task_submit([make_task(), good, bad], now=NOW)
     assert await count_rows(store, "tasks") == await count_rows(store, "task_keys") == 0
 
 
-async def test_task_submit_of_a_thousand(store: Store) -> None:
+async def test_task_submit_of_a_thousand_tasks(store: Store) -> None:
     tasks = [make_task() for _ in range(1000)]
     assert (await store.task_submit(tasks, now=NOW)).ids == [task.id for task in tasks]
     assert await count_rows(store, "tasks") == 1000
 
 
-async def test_task_submit_under_a_known_key_gives_the_first_task(store: Store) -> None:
+async def test_task_submit_with_a_known_key_returns_the_first_task(store: Store) -> None:
     first, again, other = keyed(), keyed(), make_task()
     assert (await store.task_submit([first], now=NOW)).repeated == frozenset()
     submitted = await store.task_submit([other, again], now=NOW + seconds(5))
@@ -103,24 +104,24 @@ async def test_task_submit_under_a_known_key_gives_the_first_task(store: Store) 
     assert await count_rows(store, "tasks") == 2
 
 
-async def test_task_submit_under_a_key_used_for_something_else_writes_nothing(store: Store) -> None:
+async def test_task_submit_with_a_key_of_a_different_task_writes_nothing(store: Store) -> None:
     await store.task_submit([keyed("a"), keyed("b")], now=NOW)
     batch = [make_task(), keyed("new"), keyed("a", b"other"), keyed("b")]
     submitted = await store.task_submit(batch, now=NOW)
     assert submitted.mismatched == {2}
     assert (await count_rows(store, "tasks"), await count_rows(store, "task_keys")) == (2, 2)
-    # What was not written left no trace: the new key is still free.
+    # The rejected batch stored nothing: the new key is still free.
     assert (await store.task_submit([keyed("new")], now=NOW)).repeated == frozenset()
 
 
-async def test_task_submit_with_one_key_twice_in_a_batch_makes_one_task(store: Store) -> None:
+async def test_task_submit_with_one_key_twice_in_a_batch_creates_one_task(store: Store) -> None:
     one, two, three = keyed(), make_task(), keyed()
     submitted = await store.task_submit([one, two, three], now=NOW)
     assert (submitted.ids, submitted.repeated) == ([one.id, two.id, one.id], frozenset({2}))
     assert await count_rows(store, "tasks") == 2
 
 
-async def test_task_submit_with_one_key_twice_for_different_things_writes_nothing(store: Store) -> None:
+async def test_task_submit_with_one_key_for_two_different_tasks_writes_nothing(store: Store) -> None:
     submitted = await store.task_submit([keyed(), keyed(fingerprint=b"other")], now=NOW)
     assert submitted.mismatched == {1}
     assert await count_rows(store, "tasks") == await count_rows(store, "task_keys") == 0
@@ -134,8 +135,8 @@ async def test_task_submit_with_a_known_key_twice_in_a_batch(store: Store) -> No
     assert submitted.mismatched == {1}
 
 
-async def test_task_submit_of_a_batch_that_is_one_writes_it_once(store: Store) -> None:
-    """The key of the first stands for the whole batch: repeated, nothing of it is written again."""
+async def test_task_submit_of_a_repeated_batch_with_one_key_writes_it_once(store: Store) -> None:
+    """The key of the first task covers the whole batch: a repeated batch writes nothing."""
     first, rest = keyed(), [make_task(), make_task()]
     assert (await store.task_submit([first, *rest], has_single_key=True, now=NOW)).repeated == frozenset()
     submitted = await store.task_submit([keyed(), make_task(), make_task()], has_single_key=True, now=NOW)
@@ -144,7 +145,7 @@ async def test_task_submit_of_a_batch_that_is_one_writes_it_once(store: Store) -
     assert await count_rows(store, "tasks") == 3
 
 
-async def test_task_submit_of_a_batch_that_is_one_from_two_sides_writes_it_once(store: Store) -> None:
+async def test_task_submit_of_a_batch_with_one_key_under_concurrency_writes_it_once(store: Store) -> None:
     twin = open_second_store(store)
     for number in range(10):
         answers = await asyncio.gather(
@@ -158,34 +159,34 @@ async def test_task_submit_of_a_batch_that_is_one_from_two_sides_writes_it_once(
     assert await count_rows(store, "tasks") == 30
 
 
-async def test_task_submit_keeps_the_keys_of_tenants_apart(store: Store) -> None:
+async def test_task_submit_separates_the_keys_of_tenants(store: Store) -> None:
     ours, theirs = keyed(), keyed(fingerprint=b"theirs", tenant_id=OTHER_TENANT)
     submitted = await store.task_submit([ours, theirs], now=NOW)
     assert (submitted.ids, submitted.repeated, submitted.mismatched) == ([ours.id, theirs.id], frozenset(), frozenset())
 
 
-async def test_task_submit_forgets_a_key_after_a_day(store: Store) -> None:
+async def test_task_submit_accepts_a_key_again_after_a_day(store: Store) -> None:
     await store.task_submit([keyed()], now=NOW)
     late = keyed(fingerprint=b"other")
     assert (await store.task_submit([late], now=NOW + DAY - seconds(0.000001))).mismatched == {0}
     submitted = await store.task_submit([late], now=NOW + DAY)
     assert (submitted.ids, submitted.repeated, submitted.mismatched) == ([late.id], frozenset(), frozenset())
-    # The new owner of the key has it for a day of its own.
+    # The key now belongs to the new task, again for a day.
     assert (await store.task_submit([keyed(fingerprint=b"other")], now=NOW + DAY + minutes(60))).ids == [late.id]
 
 
-async def test_task_submit_remembers_a_key_when_its_task_is_long_gone(store: Store) -> None:
+async def test_task_submit_keeps_a_key_after_its_task_is_gone(store: Store) -> None:
     task = keyed()
     await store.task_submit([task], now=NOW)
     await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW)
     assert (await store.task_submit([keyed()], now=NOW + minutes(5))).ids == [task.id]
 
 
-async def test_task_submit_from_many_sides_with_the_same_keys_makes_each_task_once(store: Store) -> None:
+async def test_task_submit_under_concurrency_with_the_same_keys_creates_each_task_once(store: Store) -> None:
     stores = [store, *(open_second_store(store) for _ in range(3))]
     for number in range(10):
         keys = [f"{number}-{place}" for place in range(5)]
-        # Each side names them in an order of its own.
+        # Each caller passes the keys in a different order.
         batches = [[keyed(key) for key in keys[turn:] + keys[:turn]] for turn in range(4)]
         answers = await asyncio.gather(*(one.task_submit(batch, now=NOW) for one, batch in zip(stores, batches, strict=True)))
         owners: dict[str, set[UUID]] = {}
@@ -200,7 +201,7 @@ async def test_task_submit_from_many_sides_with_the_same_keys_makes_each_task_on
     assert await count_rows(store, "tasks") == 50
 
 
-async def test_task_submit_from_two_sides_with_one_key_for_different_things(store: Store) -> None:
+async def test_task_submit_under_concurrency_with_one_key_for_different_tasks(store: Store) -> None:
     twin = open_second_store(store)
     for number in range(10):
         one, two = await asyncio.gather(
@@ -212,7 +213,7 @@ async def test_task_submit_from_two_sides_with_one_key_for_different_things(stor
     assert await count_rows(store, "tasks") == 20
 
 
-async def test_task_key_prune_forgets_keys_past_their_time_in_pieces(store: Store) -> None:
+async def test_task_key_prune_deletes_expired_keys_in_batches(store: Store) -> None:
     for number in range(4):
         await store.task_submit([keyed(str(number))], now=NOW + minutes(number))
     at = NOW + DAY + minutes(2.5)

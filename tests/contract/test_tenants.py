@@ -30,7 +30,7 @@ async def write(store: Store, *tenants: Tenant) -> None:
     assert await store.tenant_write([TenantWrite(one) for one in tenants], now=NOW)
 
 
-async def test_tenant_list_begins_with_a_default_tenant_without_limits(store: Store) -> None:
+async def test_tenant_list_initially_returns_a_default_tenant_without_limits(store: Store) -> None:
     (tenant,) = await store.tenant_list(after_name=None, limit=10)
     assert (tenant.id, tenant.name, tenant.weight, tenant.quotas) == (DEFAULT_TENANT, "default", 1.0, TenantQuotas())
 
@@ -41,14 +41,14 @@ async def test_tenant_list_pages_by_name(store: Store) -> None:
     assert [one.name for one in await store.tenant_list(after_name="a", limit=9)] == ["b", "default"]
 
 
-async def test_tenant_find_takes_ids_and_names_and_each_tenant_once(store: Store) -> None:
+async def test_tenant_find_accepts_ids_and_names_and_returns_each_tenant_once(store: Store) -> None:
     one, two = make_tenant("one"), make_tenant("two", weight=2.5)
     await write(store, one, two)
     found = await store.tenant_find(ids=[one.id, two.id, uuid4()], names=["two", "three"])
     assert sorted(found, key=lambda tenant: tenant.name) == [one, two]
 
 
-async def test_tenant_write_keeps_every_quota(store: Store) -> None:
+async def test_tenant_write_stores_every_quota(store: Store) -> None:
     quotas = TenantQuotas(max_schedules=1, max_ready=2, max_running=3, submits_per_second=0.5, max_payload_bytes=4)
     tenant = make_tenant(quotas=quotas, weight=0.25)
     await write(store, tenant)
@@ -58,7 +58,7 @@ async def test_tenant_write_keeps_every_quota(store: Store) -> None:
     assert await store.tenant_find(ids=[tenant.id]) == [free]
 
 
-async def test_tenant_write_over_another_revision_changes_nothing(store: Store) -> None:
+async def test_tenant_write_with_another_revision_changes_nothing(store: Store) -> None:
     tenant, beside = make_tenant(), make_tenant("beside")
     await write(store, tenant, beside)
     writes = [TenantWrite(changed(beside, weight=5.0), expected=1), TenantWrite(changed(tenant, weight=5.0), expected=2)]
@@ -68,7 +68,7 @@ async def test_tenant_write_over_another_revision_changes_nothing(store: Store) 
 
 
 @pytest.mark.parametrize("expected", [None, 1], ids=["new", "renamed"])
-async def test_tenant_write_of_a_taken_name_changes_nothing(store: Store, expected: int | None) -> None:
+async def test_tenant_write_with_a_taken_name_changes_nothing(store: Store, expected: int | None) -> None:
     tenant = make_tenant()
     await write(store, tenant)
     other = make_tenant(tenant.name) if expected is None else changed(tenant, name="default")
@@ -77,19 +77,19 @@ async def test_tenant_write_of_a_taken_name_changes_nothing(store: Store, expect
 
 
 @pytest.mark.parametrize("more", [{"weight": 0.0}, {"quotas": TenantQuotas(max_ready=-1)}], ids=["weight", "quota"])
-async def test_tenant_write_of_what_makes_no_sense_is_refused(store: Store, more: dict[str, Any]) -> None:
+async def test_tenant_write_of_invalid_values_is_rejected(store: Store, more: dict[str, Any]) -> None:
     with pytest.raises(StoreRefused):
         await store.tenant_write([TenantWrite(make_tenant(**more))], now=NOW)
 
 
-async def test_tenant_write_notes_the_trail_in_the_same_transaction(store: Store) -> None:
+async def test_tenant_write_writes_the_audit_log_in_the_same_transaction(store: Store) -> None:
     entry = make_entry(action="tenant.create", subject="billing")
     assert await store.tenant_write([TenantWrite(make_tenant())], audit_log=[entry], now=NOW)
     (found,) = await store.audit_log_list(None, AuditLogFilter(), before=None, limit=10)
     assert found == msgspec.structs.replace(entry, at=NOW)
 
 
-async def test_tenant_write_keeps_one_answer_for_each_key_and_keeper(store: Store) -> None:
+async def test_tenant_write_stores_one_response_for_each_key_and_owner(store: Store) -> None:
     assert await store.tenant_write([TenantWrite(make_tenant("one"))], response=ANSWER, now=NOW)
     assert not await store.tenant_write([TenantWrite(make_tenant("two"))], response=ANSWER, now=NOW)
     assert await store.tenant_write(
@@ -98,7 +98,7 @@ async def test_tenant_write_keeps_one_answer_for_each_key_and_keeper(store: Stor
     assert [one.name for one in await store.tenant_find(names=["one", "two"])] == ["one"]
 
 
-async def test_idempotent_response_find_returns_what_was_kept_for_a_day(store: Store) -> None:
+async def test_idempotent_response_find_returns_a_response_for_a_day(store: Store) -> None:
     assert await store.tenant_write([TenantWrite(make_tenant())], response=ANSWER, now=NOW)
     assert await store.idempotent_response_find(DEFAULT_TENANT, "k", now=NOW + seconds(86_399)) == ANSWER
     assert await store.idempotent_response_find(DEFAULT_TENANT, "k", now=NOW + seconds(86_401)) is None

@@ -1,4 +1,4 @@
-"""tick_fire: ledger, task and position move together or not at all, and only for the one who may."""
+"""tick_fire: ledger, task and position change in one transaction, and only for the owner of the partition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from everbeat.core.schedules import DEFAULT_TENANT, Overlap, Schedule, Status
 from everbeat.core.ticks import Outcome, SkipReason
 from everbeat.store.base import Store
-from everbeat.store.values import Fired, Firing
+from everbeat.store.values import Fired, FireResult, Firing
 from tests.factories import (
     NOW,
     OTHER_TENANT,
@@ -47,8 +47,8 @@ async def own(store: Store, *schedules: Schedule) -> None:
     await own_all_partitions(store, NODE)
 
 
-async def has_only_waited(store: Store, schedule: Schedule) -> bool:
-    """Whether nothing at all came of a firing."""
+async def is_unchanged(store: Store, schedule: Schedule) -> bool:
+    """Whether a firing changed nothing."""
     tasks = await count_rows(store, "tasks", schedule.id)
     return await find(store, schedule) == schedule and await ledger(store, schedule.id) == [] and tasks == 0
 
@@ -68,11 +68,11 @@ async def test_tick_fire_writes_ledger_task_and_position_together(store: Store) 
     assert (task.id, task.type, bytes(task.payload), task.scheduled_for) == (firing.task_id, "mail", b'{"a":1}', NOW)
 
 
-async def test_tick_fire_says_the_time_even_of_an_empty_batch(store: Store) -> None:
-    assert await store.tick_fire(NODE, [], now=NOW) == (NOW, [], frozenset(), frozenset())
+async def test_tick_fire_of_an_empty_batch_returns_the_time(store: Store) -> None:
+    assert await store.tick_fire(NODE, [], now=NOW) == FireResult(NOW, [], frozenset(), frozenset(), [])
 
 
-async def test_tick_fire_by_the_databases_own_clock(store: Store) -> None:
+async def test_tick_fire_uses_the_database_clock(store: Store) -> None:
     moment = await store.clock()
     schedule = make_schedule(at=moment - seconds(1))
     await insert(store, schedule)
@@ -94,7 +94,7 @@ async def test_tick_fire_skips_a_tick_that_overlaps_with_an_unfinished_task(stor
     assert await count_rows(store, "tasks") == 1
 
 
-async def test_tick_fire_goes_on_when_the_task_before_has_finished(store: Store) -> None:
+async def test_tick_fire_continues_when_the_previous_task_has_finished(store: Store) -> None:
     schedule = make_schedule()
     await own(store, schedule)
     await fire(store, firing_of(schedule))
@@ -104,7 +104,7 @@ async def test_tick_fire_goes_on_when_the_task_before_has_finished(store: Store)
     assert fired.outcome is Outcome.FIRED
 
 
-async def test_tick_fire_allows_as_many_unfinished_tasks_as_the_schedule_does(store: Store) -> None:
+async def test_tick_fire_allows_unfinished_tasks_up_to_the_limit_of_the_schedule(store: Store) -> None:
     schedule = make_schedule(overlap=Overlap.ALLOW, max_concurrent=2)
     await own(store, schedule)
     for number in range(4):
@@ -115,7 +115,7 @@ async def test_tick_fire_allows_as_many_unfinished_tasks_as_the_schedule_does(st
     assert outcomes == ["fired", "fired", "overlap", "overlap"]
 
 
-async def test_tick_fire_records_skipped_ranges_beside_the_tick(store: Store) -> None:
+async def test_tick_fire_records_skipped_ranges_with_the_tick(store: Store) -> None:
     schedule = make_schedule(tenant_id=OTHER_TENANT)
     await insert(store, schedule, tenant_id=OTHER_TENANT)
     await own_all_partitions(store, NODE)
@@ -133,7 +133,7 @@ async def test_tick_fire_records_skipped_ranges_beside_the_tick(store: Store) ->
     assert [UUID(bytes=one) if isinstance(one, bytes) else one for (one,) in tenants] == [OTHER_TENANT]
 
 
-async def test_tick_fire_may_only_skip(store: Store) -> None:
+async def test_tick_fire_can_record_skips_without_a_tick(store: Store) -> None:
     schedule = make_schedule(last_tick_at=NOW - minutes(5))
     await own(store, schedule)
     skips = (skip(NOW - minutes(1), NOW, 2),)
@@ -173,7 +173,7 @@ async def delete(store: Store, schedule: Schedule) -> None:
 
 
 async def nothing(_store: Store, _schedule: Schedule) -> None:
-    """Leave things as they are."""
+    """Change nothing."""
 
 
 REFUSALS: dict[str, tuple[Callable[[Store, Schedule], Any], dict[str, Any], dict[str, Any]]] = {
@@ -192,18 +192,18 @@ REFUSALS: dict[str, tuple[Callable[[Store, Schedule], Any], dict[str, Any], dict
 
 
 @pytest.mark.parametrize("case", list(REFUSALS))
-async def test_tick_fire_without_the_right_to_changes_nothing(store: Store, case: str) -> None:
+async def test_tick_fire_without_a_valid_partition_lease_changes_nothing(store: Store, case: str) -> None:
     before, wrong, call = REFUSALS[case]
     schedule = make_schedule()
     await own(store, schedule)
     await before(store, schedule)
     firing = firing_of(schedule, **wrong, skips=(skip(NOW - minutes(1)),))
     assert await fire(store, firing, **call) == []
-    assert await has_only_waited(store, schedule)
+    assert await is_unchanged(store, schedule)
 
 
 @pytest.mark.parametrize("before", [pause, delete])
-async def test_tick_fire_of_a_schedule_at_rest_or_gone_makes_nothing(
+async def test_tick_fire_of_an_inactive_or_deleted_schedule_creates_nothing(
     store: Store, before: Callable[[Store, Schedule], Any]
 ) -> None:
     schedule = make_schedule()
@@ -220,7 +220,7 @@ async def test_tick_fire_waits_for_due_at_even_when_the_tick_is_past(store: Stor
     assert len(await fire(store, firing_of(schedule), now=NOW + seconds(2))) == 1
 
 
-async def test_tick_fire_of_a_batch_with_losers_fires_the_others(store: Store) -> None:
+async def test_tick_fire_of_a_batch_with_rejected_firings_fires_the_others(store: Store) -> None:
     schedules = [make_schedule(f"job-{number}") for number in range(6)]
     await own(store, *schedules)
     wrong: list[dict[str, Any]] = [{}, {"epoch": 9}, {}, {"revision": 9}, {"expected": NOW - minutes(1)}, {}]
@@ -228,11 +228,11 @@ async def test_tick_fire_of_a_batch_with_losers_fires_the_others(store: Store) -
     winners = {schedules[number].id for number in (0, 2, 5)}
     assert {one.schedule_id for one in await fire(store, *batch)} == winners
     for schedule in schedules:
-        assert await has_only_waited(store, schedule) is (schedule.id not in winners)
+        assert await is_unchanged(store, schedule) is (schedule.id not in winners)
 
 
 @pytest.mark.parametrize("days", [-240, 400], ids=["eight months ago", "next year"])
-async def test_tick_fire_works_for_a_month_nobody_has_prepared(store: Store, days: int) -> None:
+async def test_tick_fire_creates_a_missing_month(store: Store, days: int) -> None:
     moment = NOW + minutes(60 * 24 * days)
     schedule = make_schedule(at=moment)
     await insert(store, schedule)
@@ -242,18 +242,18 @@ async def test_tick_fire_works_for_a_month_nobody_has_prepared(store: Store, day
     assert [tick.count for tick in await ledger(store, schedule.id)] == [9, 1]
 
 
-# The three guards, each with the other two out of the way.
+# The three guards, each tested with the other two disabled.
 
 
-async def test_the_epoch_alone_stops_an_owner_that_was_replaced(store: Store) -> None:
+async def test_the_epoch_alone_stops_a_replaced_owner(store: Store) -> None:
     schedule = make_schedule()
     await own(store, schedule)
     later = NOW + seconds(11)
     await own_all_partitions(store, RIVAL, now=later)
-    # Neither position nor ledger know of any firing.
+    # Neither the position nor the ledger contain a firing.
     assert await fire(store, firing_of(schedule, epoch=1), now=later) == []
     assert await fire(store, firing_of(schedule, epoch=2), now=later) == []
-    assert await has_only_waited(store, schedule)
+    assert await is_unchanged(store, schedule)
     assert len(await fire(store, firing_of(schedule, epoch=2), node=RIVAL, now=later)) == 1
 
 
@@ -263,7 +263,7 @@ async def test_the_position_alone_stops_a_second_firing_by_the_rightful_owner(st
     await own_all_partitions(store, NODE, lease_seconds=600)
     await fire(store, firing_of(schedule))
     await execute_raw(store, "DELETE FROM ticks")
-    # Late enough that the next tick is due too: nothing but the position tells the two apart.
+    # Late enough that the next tick is due too: only the position distinguishes the two firings.
     assert await fire(store, firing_of(schedule), now=NOW + minutes(1)) == []
     assert (await count_rows(store, "ticks"), await count_rows(store, "tasks")) == (0, 1)
 
@@ -278,7 +278,7 @@ async def test_the_ledger_alone_stops_a_second_task_when_the_position_was_set_ba
     assert (await find(store, schedule)).next_tick_at == NOW + minutes(1)
 
 
-async def test_two_connections_firing_the_same_ticks_at_once_make_one_task_each(store: Store) -> None:
+async def test_two_connections_firing_the_same_ticks_at_once_create_one_task_each(store: Store) -> None:
     twin = open_second_store(store)
     schedule = make_schedule(overlap=Overlap.ALLOW)
     await own(store, schedule)
@@ -293,8 +293,8 @@ async def test_two_connections_firing_the_same_ticks_at_once_make_one_task_each(
     assert await store.tick_doubled(DEFAULT_TENANT, [schedule.id], from_=NOW, to=NOW + minutes(60)) == {}
 
 
-async def test_two_owners_at_once_make_one_task_even_if_both_leases_seem_good(store: Store) -> None:
-    """The ownership of a partition passes over while both are about to fire."""
+async def test_two_owners_at_once_create_one_task_even_if_both_leases_appear_valid(store: Store) -> None:
+    """The partition changes its owner while both nodes are about to fire."""
     twin = open_second_store(store)
     schedules = [make_schedule(f"job-{number}") for number in range(20)]
     await insert(store, *schedules)

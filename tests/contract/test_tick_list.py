@@ -1,4 +1,4 @@
-"""tick_list, tick_totals, tick_ranges and tick_doubled: how the ledger is read."""
+"""tick_list, tick_totals, tick_ranges and tick_doubled: reading the ledger."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ NODE = UUID(int=1)
 FROM, TO = NOW - minutes(10), NOW
 
 
-async def test_tick_list_gives_the_rows_that_touch_the_window_oldest_first(store: Store) -> None:
+async def test_tick_list_returns_rows_that_overlap_the_window_oldest_first(store: Store) -> None:
     schedule, other = make_schedule(), make_schedule("other")
     skips = (
-        skip(NOW - minutes(30), NOW - minutes(20), 5),  # before it
-        skip(NOW - minutes(19), NOW - minutes(10), 5),  # reaches in
+        skip(NOW - minutes(30), NOW - minutes(20), 5),  # before the window
+        skip(NOW - minutes(19), NOW - minutes(10), 5),  # overlaps the start
         skip(NOW - minutes(8)),
-        skip(NOW - minutes(3), NOW + minutes(3), 7),  # reaches out
-        skip(NOW),  # at its end: outside
+        skip(NOW - minutes(3), NOW + minutes(3), 7),  # overlaps the end
+        skip(NOW),  # at the end: outside
     )
     await insert(store, other)
     writes = [ScheduleWrite(schedule, skips=skips)]
@@ -44,7 +44,7 @@ async def test_tick_list_gives_the_rows_that_touch_the_window_oldest_first(store
     assert await store.tick_list(DEFAULT_TENANT, other.id, from_=FROM, to=TO, limit=10) == []
 
 
-async def test_tick_totals_sum_what_begins_in_the_window(store: Store) -> None:
+async def test_tick_totals_sum_rows_that_begin_in_the_window(store: Store) -> None:
     one, two = make_schedule("one", at=NOW - minutes(10)), make_schedule("two")
     await insert(store, one)
     await own_all_partitions(store, NODE)
@@ -66,7 +66,7 @@ async def test_tick_totals_sum_what_begins_in_the_window(store: Store) -> None:
     assert [total.schedule_id for total in await store.tick_totals(DEFAULT_TENANT, {one.id: TO}, from_=FROM)] == [one.id]
 
 
-async def test_tick_ranges_are_those_over_an_edge_of_the_window(store: Store) -> None:
+async def test_tick_ranges_returns_ranges_that_cross_an_edge_of_the_window(store: Store) -> None:
     schedule = make_schedule()
     skips = (
         skip(NOW - minutes(30), NOW - minutes(11), 5),
@@ -81,7 +81,7 @@ async def test_tick_ranges_are_those_over_an_edge_of_the_window(store: Store) ->
     assert [row.count for row in whole] == [5]
 
 
-async def test_tick_doubled_counts_ticks_with_two_tasks_live_or_finished(store: Store) -> None:
+async def test_tick_doubled_counts_ticks_with_two_live_or_finished_tasks(store: Store) -> None:
     schedule, honest = make_schedule(), make_schedule("honest")
     await insert(store, schedule, honest)
     await own_all_partitions(store, NODE)

@@ -1,4 +1,4 @@
-"""The two dialects are twins: the same files, blocks and migrations; what differs by need is listed here."""
+"""The two dialects have the same files, blocks and migrations. Necessary differences are listed here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everbeat.store.queries import load_blocks
 
 PACKAGES = {"sqlite": "everbeat.store.sqlite", "postgres": "everbeat.store.postgres"}
 
-# SQLite's clock is the process's; months are rows; a verb that moves rows between tables is several statements.
+# SQLite uses the process clock, keeps months as rows, and needs several statements to move rows between tables.
 ONLY_SQLITE = {
     "calendar_exists",
     "month_prune_attempts",
@@ -40,12 +40,11 @@ ONLY_SQLITE = {
     "tick_fire_guard",
     "tick_fire_input",
     "tick_fire_ledger",
-    "tick_fire_queues",
     "tick_fire_result",
     "tick_fire_table",
     "tick_fire_tasks",
 }
-# PostgreSQL has a clock, month tables, notices between processes, and others who write at the same time.
+# PostgreSQL has its own clock, month tables, notices between processes, and concurrent writers.
 ONLY_POSTGRES = {
     "clock",
     "event_stream_send",
@@ -58,7 +57,6 @@ ONLY_POSTGRES = {
     "month_ensure",
     "month_list",
     "notice_send",
-    "task_cancel_lock",
     "tenant_lock",
 }
 
@@ -81,7 +79,7 @@ TABLES = [
     "audit_log",
 ]
 
-# Not verbs on rows: tested where their subject is (tests/migration, tests/services) or by every test.
+# Not verbs on rows: tested with their subject (tests/migration, tests/services) or by every test.
 PLUMBING = {"open", "close", "pool", "migrate", "schema_version", "subscribe", "publish"}
 
 
@@ -91,20 +89,26 @@ def sql_texts(dialect: str) -> dict[str, str]:
 
 
 def blocks_of(text: str) -> set[str]:
-    return set(re.findall(r"(?m)^-- name: (\w+)$", text))
+    return set(re.findall(r"(?m)^-- (?:name|fragment): (\w+)$", text))
 
 
 def test_both_dialects_have_the_same_sql_files() -> None:
     assert sorted(sql_texts("sqlite")) == sorted(sql_texts("postgres"))
 
 
-def test_both_dialects_have_the_same_blocks_but_for_a_short_list() -> None:
+@pytest.mark.parametrize("dialect", list(PACKAGES))
+def test_every_sql_file_has_a_python_file_of_its_name(dialect: str) -> None:
+    modules = {path.name.removesuffix(".py") for path in files(PACKAGES[dialect]).iterdir() if path.name.endswith(".py")}
+    assert {name.removesuffix(".sql") for name in sql_texts(dialect)} <= modules
+
+
+def test_both_dialects_have_the_same_blocks_except_the_listed_ones() -> None:
     sqlite, postgres = (set(load_blocks(PACKAGES[dialect])) for dialect in ("sqlite", "postgres"))
     assert sqlite - postgres == ONLY_SQLITE
     assert postgres - sqlite == ONLY_POSTGRES
 
 
-def test_a_block_is_in_the_same_file_on_both_sides() -> None:
+def test_a_block_is_in_the_same_file_in_both_dialects() -> None:
     places = {
         dialect: {block: name for name, text in sql_texts(dialect).items() for block in blocks_of(text)} for dialect in PACKAGES
     }
@@ -118,7 +122,7 @@ def test_both_dialects_have_the_same_migrations() -> None:
 
 
 @pytest.mark.parametrize("dialect", list(PACKAGES))
-def test_every_block_says_what_it_does(dialect: str) -> None:
+def test_every_block_has_a_comment(dialect: str) -> None:
     for name, text in load_blocks(PACKAGES[dialect]).items():
         first = text.splitlines()[0]
         assert re.fullmatch(r"-- [A-Z].+[^ ]", first), f"{dialect} {name} begins with {first!r}"
@@ -126,8 +130,8 @@ def test_every_block_says_what_it_does(dialect: str) -> None:
 
 @pytest.mark.parametrize("dialect", list(PACKAGES))
 def test_every_block_belongs_to_a_verb_and_is_used(dialect: str) -> None:
-    folder = files(PACKAGES[dialect])
-    source = "\n".join(path.read_text(encoding="utf-8") for path in folder.iterdir() if path.name.endswith(".py"))
+    modules = [path for path in files(PACKAGES[dialect]).iterdir() if path.name.endswith(".py")]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in [*modules, files("everbeat.store") / "shared.py"])
     unused = [name for name in load_blocks(PACKAGES[dialect]) if f'"{name}"' not in source]
     assert unused == []
 
@@ -150,7 +154,7 @@ def test_every_table_is_compared() -> None:
         assert set(re.findall(r"(?m)^CREATE TABLE (\w+)", text)) == set(TABLES)
 
 
-def test_every_verb_has_a_contract_test_of_its_name() -> None:
+def test_every_verb_has_a_contract_test_with_its_name() -> None:
     verbs = {name for name, _ in inspect.getmembers(Store, inspect.isfunction) if not name.startswith("_")} - PLUMBING
     tests = "\n".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
     tested = set(re.findall(r"def (test_\w+)", tests))

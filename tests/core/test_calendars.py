@@ -127,7 +127,7 @@ def test_every_field_at_fault_is_named() -> None:
         "yearly[1]": "there is no 02-30 in any year",
         "yearly[2]": "must be a month and day such as 12-25",
         "intervals[0]": "`to` must be after `from`",
-        "intervals[1]": "`from` and `to` must both carry an offset, or neither",
+        "intervals[1]": "`from` and `to` must both have an offset, or neither",
         "intervals[2]": "must be a date and time such as 2026-12-24T14:00",
     }
 

@@ -57,14 +57,14 @@ def best_of_three(work: Callable[[], object]) -> float:
             "0 0 * * FRI-MON",
             "day-of-week: FRI-MON runs backwards; write the smaller value first, or two ranges in a list",
         ),
-        ("*/0 * * * *", "minute: a step of 0 never moves on; use 1 or more"),
+        ("*/0 * * * *", "minute: a step must not be 0; use 1 or more"),
         ("*/x * * * *", 'minute: "X" is not a step; write a number of 1 or more after the slash'),
         ("1,,2 * * * *", "minute: has an empty entry in its list; remove the extra comma"),
         ("? * * * *", "minute: ? is for day-of-month and day-of-week only; use *"),
         ("0 0 L-3 * *", 'day-of-month: "L-3" is not supported; use L for the last day or LW for the last weekday'),
         ("0 0 15W * *", 'day-of-month: "15W" is not supported; use LW for the last weekday, or plain days'),
         ("0 0 * * L", "day-of-week: L needs a day before it, such as FRIL for the last Friday of the month"),
-        ("0 0 * * MON#6", 'day-of-week: "MON#6": after # comes which one of the month, 1–5'),
+        ("0 0 * * MON#6", 'day-of-week: "MON#6": the number after # must be 1–5 (which one of the month)'),
         ("H(5-70) * * * *", "minute: 70 is out of range 0–59"),
         ("0 0 H(1-31) * *", "day-of-month: H(1-31) is out of range 1–28"),
         ("H(7) * * * *", "minute: H(7) needs a range, such as H(0-59)"),
@@ -86,7 +86,7 @@ def test_it_explains_what_is_missing_or_unknown() -> None:
     assert refusal("@reboot").startswith("@reboot is not known; use one of @hourly, @daily")
     assert "every_seconds" in refusal("@every 5m")
     assert refusal("CRON_TZ=CEST 0 0 * * *").startswith('CRON_TZ: "CEST" is an abbreviation')
-    assert refusal("CRON_TZ= 0 0 * * *").startswith("CRON_TZ: a time zone is needed")
+    assert refusal("CRON_TZ= 0 0 * * *").startswith("CRON_TZ: a time zone is required")
 
 
 def test_an_unknown_zone_is_not_the_expressions_fault() -> None:

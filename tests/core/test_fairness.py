@@ -38,18 +38,18 @@ class Shop:
         return got
 
     def claim(self, count: int) -> int:
-        """As a dealer claims: round after round until there is enough, or nothing left that is known of."""
+        """As a dispatcher claims: round after round until there is enough, or nothing left that is known of."""
         left = count
         while left and (shares := self.planner.plan(left)):
             self.rounds += 1
             groups = [(share.priority, share.tenant_id, share.fair_key) for share in shares]
             assert len(groups) == len(set(groups)), "a plan names nobody twice: the same tasks would be taken twice"
-            room, claimed_counts = left, []
+            remaining, claimed_counts = left, []
             for share in shares:
-                claimed_counts.append(self.take(share, min(share.limit, room)))
-                room -= claimed_counts[-1]
+                claimed_counts.append(self.take(share, min(share.limit, remaining)))
+                remaining -= claimed_counts[-1]
             self.planner.record_result(shares, [share.limit for share in shares], claimed_counts, left)
-            left = room
+            left = remaining
         return count - left
 
     def by_tenant(self) -> Counter[UUID]:
@@ -189,7 +189,7 @@ def test_what_is_noted_while_a_look_is_out_is_not_forgotten() -> None:
     assert len(planner) == 2
 
 
-def test_a_tenant_that_is_full_is_passed_over_until_there_is_room() -> None:
+def test_a_tenant_that_is_full_is_skipped_until_it_is_below_its_limit() -> None:
     planner = ClaimPlanner(lambda _tenant: 1.0)
     planner.add_ready([flow(A), flow(B)])
     shares = planner.plan(2)

@@ -1,7 +1,8 @@
-"""ICS import: what events become, how rules expand, and that no file can hold the process up."""
+"""ICS import: conversion of events, expansion of rules, and limits on the work that a file can cause."""
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, date, datetime, timedelta
 from itertools import islice
 
@@ -40,14 +41,14 @@ def test_an_all_day_event_ends_before_its_dtend() -> None:
     assert three.days == [(date(2026, 12, 24), date(2026, 12, 26))]
 
 
-def test_a_timed_event_becomes_hours_in_utc_or_on_the_wall_clock() -> None:
+def test_a_timed_event_becomes_hours_in_utc_or_local_time() -> None:
     zoned = imported("DTSTART;TZID=Europe/Berlin:20261224T140000\nDTEND;TZID=Europe/Berlin:20261224T180000")
     assert zoned.hours == [(datetime(2026, 12, 24, 13, tzinfo=UTC), datetime(2026, 12, 24, 17, tzinfo=UTC))]
     floating = imported("DTSTART:20261224T140000\nDURATION:PT4H")
     assert floating.hours == [(datetime(2026, 12, 24, 14), datetime(2026, 12, 24, 18))]  # noqa: DTZ001
 
 
-def test_it_reads_crlf_folded_lines_and_skips_other_components() -> None:
+def test_crlf_and_folded_lines_are_read_and_other_components_skipped() -> None:
     text = ics(
         "DTSTART;VALUE=DATE:2026\n 1225\nSUMMARY:long\n  text\nBEGIN:VALARM\nDTSTART:nonsense\nEND:VALARM",
         prefix="BEGIN:VTODO\nDTSTART:nonsense\nEND:VTODO",
@@ -55,13 +56,13 @@ def test_it_reads_crlf_folded_lines_and_skips_other_components() -> None:
     assert import_ics("\ufeff" + text.replace("\n", "\r\n"), TODAY).days == [(date(2026, 12, 25), date(2026, 12, 25))]
 
 
-def test_a_repeating_event_is_expanded_ten_years_ahead_and_one_back() -> None:
+def test_a_recurring_event_is_expanded_from_one_year_ago_to_ten_years_ahead() -> None:
     days = imported("DTSTART;VALUE=DATE:20001225\nRRULE:FREQ=YEARLY").days
     assert [first.year for first, _ in days] == list(range(2025, 2036))
     assert {(first.month, first.day) for first, _ in days} == {(12, 25)}
 
 
-def test_excluded_replaced_and_cancelled_occurrences_are_left_out() -> None:
+def test_excluded_replaced_and_cancelled_occurrences_are_omitted() -> None:
     weekly = "DTSTART;TZID=Europe/Berlin:20261201T090000\nDURATION:PT1H\nRRULE:FREQ=WEEKLY;COUNT=4"
     text = ics(
         f"{weekly}\nEXDATE:20261208T080000Z",
@@ -75,12 +76,12 @@ def test_excluded_replaced_and_cancelled_occurrences_are_left_out() -> None:
     assert sorted(start.day for start, _ in import_ics(text, TODAY).hours) == [1, 16, 22]
 
 
-def test_additional_dates_are_taken() -> None:
+def test_additional_dates_are_imported() -> None:
     days = imported("DTSTART;VALUE=DATE:20261225\nRDATE;VALUE=DATE:20261231,20270106").days
     assert [first for first, _ in days] == [date(2026, 12, 25), date(2026, 12, 31), date(2027, 1, 6)]
 
 
-def test_until_counts_on_the_clock_of_the_event() -> None:
+def test_until_is_compared_in_the_zone_of_the_event() -> None:
     hours = imported(
         "DTSTART;TZID=America/New_York:20270104T220000\nDURATION:PT1H\nRRULE:FREQ=DAILY;UNTIL=20270107T030000Z"
     ).hours
@@ -88,7 +89,7 @@ def test_until_counts_on_the_clock_of_the_event() -> None:
 
 
 @pytest.mark.parametrize("until", ["99991231T235959Z", "99991231"])
-def test_the_last_year_there_is_means_without_end(until: str) -> None:
+def test_until_in_the_year_9999_means_no_end(until: str) -> None:
     rule = f"DTSTART;TZID=Europe/Berlin:20261201T090000\nDURATION:PT1H\nRRULE:FREQ=YEARLY;UNTIL={until}"
     assert len(imported(rule).hours) == 10
 
@@ -98,15 +99,15 @@ def test_the_last_year_there_is_means_without_end(until: str) -> None:
     [
         ("", "not an ICS file: no BEGIN:VCALENDAR"),
         ("hello", "not an ICS file: no BEGIN:VCALENDAR"),
-        ("BEGIN:VCALENDAR\nBEGIN:VEVENT\n", "BEGIN:VEVENT without its END"),
-        ("BEGIN:VCALENDAR\nEND:VEVENT\nEND:VCALENDAR", "END:VEVENT without its BEGIN"),
+        ("BEGIN:VCALENDAR\nBEGIN:VEVENT\n", "BEGIN:VEVENT without END"),
+        ("BEGIN:VCALENDAR\nEND:VEVENT\nEND:VCALENDAR", "END:VEVENT without BEGIN"),
         (ics("SUMMARY:x"), "event 1: has no DTSTART"),
         (ics("DTSTART:20261225T0900"), "event 1: DTSTART: "),
         (ics("DTSTART:20261399"), "event 1: DTSTART: "),
         (ics("DTSTART;TZID=Mars/Olympus:20261225T090000"), "event 1: has an unknown time zone: Mars/Olympus"),
         (ics("DTSTART:20261225T090000\nDTEND:20261225T080000"), "event 1: ends before it starts"),
         (ics("DTSTART:20261225T090000\nDTEND;VALUE=DATE:20261226"), "event 1: DTSTART and DTEND must both be"),
-        (ics("DTSTART;VALUE=DATE:00011225"), "event 1: has a date that is none, or not between 1900 and 2200"),
+        (ics("DTSTART;VALUE=DATE:00011225"), "event 1: has an invalid date, or one that is not between 1900 and 2200"),
         (ics("DTSTART;VALUE=DATE:20261225\nRRULE:FREQ=MINUTELY"), "event 1: RRULE: FREQ must be one of DAILY, "),
         (ics("DTSTART;VALUE=DATE:20261225\nRRULE:FREQ=DAILY;BYHOUR=1"), "event 1: RRULE: BYHOUR is not supported"),
         (ics("DTSTART;VALUE=DATE:20261225\nRRULE:FREQ=DAILY;INTERVAL=0"), "event 1: RRULE: INTERVAL must be at least"),
@@ -114,12 +115,17 @@ def test_the_last_year_there_is_means_without_end(until: str) -> None:
         (ics("DTSTART;VALUE=DATE:20261225\nRRULE:INTERVAL=2"), "event 1: RRULE: FREQ must be one of"),
     ],
 )
-def test_it_refuses_a_malformed_file_and_names_the_event(text: str, message: str) -> None:
+def test_a_malformed_file_is_refused_and_the_error_names_the_event(text: str, message: str) -> None:
     assert refusal(text).startswith(message)
 
 
-def test_it_refuses_too_large_a_file() -> None:
+def test_a_file_above_the_size_limit_is_refused() -> None:
     assert refusal("BEGIN:VCALENDAR\n" + "x" * 1024 * 1024) == "at most 1048576 bytes"
+
+
+def test_without_icalendar_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "icalendar", None)
+    assert refusal(ics("DTSTART;VALUE=DATE:20261225")).endswith("pip install 'everbeat[ics]'")
 
 
 @pytest.mark.timeout(20)
@@ -133,38 +139,38 @@ def test_it_refuses_too_large_a_file() -> None:
         "FREQ=MONTHLY;BYSETPOS=300",
     ],
 )
-def test_rules_that_never_match_end_at_once(rule: str) -> None:
+def test_rules_without_matches_end_quickly(rule: str) -> None:
     assert imported(*[f"DTSTART;VALUE=DATE:20261116\nRRULE:{rule}"] * 20).days in ([], [(TODAY, TODAY)] * 20)
 
 
 @pytest.mark.timeout(20)
-def test_a_flood_of_endless_rules_is_refused_in_bounded_time() -> None:
+def test_many_infinite_rules_are_refused_in_bounded_time() -> None:
     rule = "DTSTART;VALUE=DATE:19000101\nRRULE:FREQ=DAILY;COUNT=99999999;BYMONTH=13"
-    assert refusal(ics(*[rule] * 9000)) == "its repeating events take too long to expand; give the dates instead"
+    assert refusal(ics(*[rule] * 9000)) == "its recurring events take too long to expand; list the dates instead"
     assert refusal(ics(*["DTSTART;VALUE=DATE:20260101\nRRULE:FREQ=DAILY"] * 5)) == (
-        "holds more than 10000 days and hours within its horizon"
+        "contains more than 10000 days and hours within its horizon"
     )
 
 
-def test_an_event_of_endless_lines_is_refused() -> None:
+def test_an_event_with_too_many_lines_is_refused() -> None:
     text = ics("DTSTART;VALUE=DATE:20261225\n" + "\n".join(["UID:"] * 1001))
-    assert refusal(text) == "at most 1000 dates, rules and the like in an event"
+    assert refusal(text) == "at most 1000 lines of dates and rules in an event"
 
 
-def test_time_zone_definitions_in_the_file_are_never_run() -> None:
-    trap = (
-        "BEGIN:VTIMEZONE\nTZID:Trap\nBEGIN:STANDARD\nDTSTART:19000101T000000\nTZOFFSETFROM:+0000\nTZOFFSETTO:+0100\n"
+def test_time_zone_definitions_in_the_file_are_ignored() -> None:
+    zone = (
+        "BEGIN:VTIMEZONE\nTZID:Infinite\nBEGIN:STANDARD\nDTSTART:19000101T000000\nTZOFFSETFROM:+0000\nTZOFFSETTO:+0100\n"
         "RRULE:FREQ=SECONDLY\nEND:STANDARD\nEND:VTIMEZONE"
     )
-    text = ics("DTSTART;TZID=Trap:20261225T090000\nDURATION:PT1H", prefix=trap)
-    assert refusal(text) == "event 1: has an unknown time zone: Trap"
+    text = ics("DTSTART;TZID=Infinite:20261225T090000\nDURATION:PT1H", prefix=zone)
+    assert refusal(text) == "event 1: has an unknown time zone: Infinite"
 
 
 def parts(frequency: str) -> st.SearchStrategy[str]:
     weekdays = st.sampled_from(["MO", "TU", "WE", "TH", "FR", "SA", "SU"])
     numbered = st.tuples(st.sampled_from(["1", "2", "-1", "-2", "4"]), weekdays).map("".join)
     several = st.lists(weekdays, min_size=1, max_size=3).map(",".join)
-    # Never both forms in one rule: dateutil then takes what matches both, the RFC what matches either.
+    # Never both forms in one rule: dateutil requires a match of both, the RFC a match of either.
     several_numbered = st.lists(numbered, min_size=1, max_size=3).map(",".join)
     options = {
         "INTERVAL": st.integers(1, 5),
@@ -188,8 +194,8 @@ def parts(frequency: str) -> st.SearchStrategy[str]:
     st.sampled_from(["DAILY", "WEEKLY", "MONTHLY", "YEARLY"]).flatmap(parts),
     st.dates(date(2024, 1, 1), date(2027, 12, 31)),
 )
-def test_rules_expand_as_dateutil_expands_them(rule: str, first: date) -> None:
-    # dateutil needs a way out of rules that never match, and wants BYSETPOS to come with another BY part.
+def test_rules_expand_as_with_dateutil(rule: str, first: date) -> None:
+    # dateutil does not end on rules without matches, and requires another BY part with BYSETPOS.
     assume("BYMONTHDAY=31" not in rule or "BYMONTH=" not in rule)
     assume("BYYEARDAY" not in rule or "BYMONTH" not in rule)
     assume("BYSETPOS" not in rule or rule.count("BY") > 1)
@@ -217,7 +223,7 @@ def test_rules_expand_as_dateutil_expands_them(rule: str, first: date) -> None:
         max_size=12,
     )
 )
-def test_any_text_is_either_read_or_refused_as_ics(lines: list[str]) -> None:
+def test_any_text_is_either_imported_or_refused_with_an_error_of_the_field_ics(lines: list[str]) -> None:
     fields = []
     try:
         import_ics("\n".join(["BEGIN:VCALENDAR", "BEGIN:VEVENT", *lines, "END:VEVENT", "END:VCALENDAR"]), TODAY)

@@ -65,7 +65,7 @@ def test_ticks_come_in_utc_and_on_the_local_clock() -> None:
         ),
         ("*/15 2 * * *", {}, "Skipped on 2027-03-14 in America/New_York because 02:00 to 02:45 do not exist."),
         ("0 0 31 * *", {}, "Does not run in months without a 31st."),
-        ("0 0 1,30 * *", {}, "Leaves out the 30th in months without one."),
+        ("0 0 1,30 * *", {}, "Does not run on the 30th in months without one."),
         (
             "0 0 13 * FRI",
             {},
@@ -108,7 +108,7 @@ def test_it_does_not_warn_about_what_is_plain(expression: str, timezone: str) ->
 
 def test_a_leap_day_is_called_rare() -> None:
     assert cron("0 0 29 2 *", 1).warnings == [
-        "February 29 comes in leap years only.",
+        "February 29 exists only in leap years.",
         "Runs less than once a year: after 2028-02-29 it runs next on 2032-02-29.",
     ]
 
@@ -119,9 +119,11 @@ def test_changes_outside_the_window_of_the_rule_or_on_other_days_are_not_mention
 
 
 def test_a_zone_with_two_changes_within_a_year_names_both() -> None:
-    assert cron("30 2 * * *", timezone="Africa/Casablanca").warnings == [
-        "Moved to 03:00 on 2027-03-14 in Africa/Casablanca because 02:30 does not exist.",
-        "02:30 happens twice on 2027-02-07 in Africa/Casablanca; runs at the first.",
+    # In the past, because newer versions of the tz database end these changes in 2026.
+    rule = Rule(kind=TriggerKind.CRON, expression="30 2 * * *", timezone="Africa/Casablanca")
+    assert preview(rule, datetime(2024, 11, 16, 8, 30, tzinfo=UTC), 3, {}).warnings == [
+        "Moved to 03:00 on 2025-04-06 in Africa/Casablanca because 02:30 does not exist.",
+        "02:30 happens twice on 2025-02-23 in Africa/Casablanca; runs at the first.",
     ]
 
 
@@ -135,14 +137,14 @@ def test_ticks_that_calendars_remove_are_counted() -> None:
     weekend = parse_calendar("weekend", {"weekdays": ["SAT", "SUN"]})
     shown = cron("0 12 * * *", 6, exclude=("weekend",), calendars={"weekend": weekend})
     assert [tick.at.day for tick in shown.ticks] == [16, 17, 18, 19, 20, 23]
-    assert shown.warnings == ["Calendars exclude 2 ticks in the time shown."]
+    assert shown.warnings == ["Calendars exclude 2 ticks in the period shown."]
 
 
 def test_a_calendar_that_removes_everything_ends_the_search() -> None:
     always = Calendar(name="always", weekdays=frozenset(range(7)))
     shown = cron("* * * * *", 3, exclude=("always",), calendars={"always": always})
     assert shown.ticks == []
-    assert shown.warnings == ["Calendars exclude 5000 of the next 5000 ticks; no further ones were looked at."]
+    assert shown.warnings == ["Calendars exclude 5000 of the next 5000 ticks; further ticks were not examined."]
 
 
 def test_a_moved_tick_that_a_calendar_excludes_is_no_news() -> None:

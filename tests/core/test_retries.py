@@ -168,7 +168,7 @@ def test_more_attempts_than_allowed_are_too_many_as_well() -> None:
 @pytest.mark.parametrize("more", [{}, {"retry_in_seconds": 5}])
 def test_what_is_not_retryable_dies_at_once(more: dict[str, Any]) -> None:
     decision = fail(is_retryable=False, **more)
-    assert decision == RetryDecision(FAILED, TaskState.DEAD, reason="its worker said that trying again will not help")
+    assert decision == RetryDecision(FAILED, TaskState.DEAD, reason="its worker reported that it is not retryable")
 
 
 # Cancels

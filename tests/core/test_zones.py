@@ -102,7 +102,7 @@ def test_it_refuses_what_is_no_zone(name: str) -> None:
 
 
 def test_it_refuses_an_empty_and_an_overlong_name() -> None:
-    assert refusal("") == "a time zone is needed; use an IANA name such as Europe/Berlin"
+    assert refusal("") == "a time zone is required; use an IANA name such as Europe/Berlin"
     assert refusal("x" * 65) == "a time zone name has at most 64 characters"
 
 
@@ -139,7 +139,7 @@ def test_it_finds_half_hour_changes_skipped_days_and_short_spells() -> None:
     assert [found.after - found.before for found in lord_howe] == [-HOUR / 2, HOUR / 2]
     apia = transitions(load_zone("Pacific/Apia"), datetime(2011, 12, 1, tzinfo=UTC), datetime(2012, 1, 1, tzinfo=UTC))
     assert [found.after - found.before for found in apia] == [24 * HOUR]
-    assert len(transitions(load_zone("Africa/Casablanca"), *year(2026))) == 2
+    assert len(transitions(load_zone("Africa/Casablanca"), *year(2025))) == 2
     assert len(transitions(load_zone("America/Recife"), *year(2000))) == 3
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from everbeat.core.responses import AttemptResponse
 from tests.examples.conftest import ExampleRun
 from tests.support.processes import wait_until
 
@@ -17,23 +16,23 @@ def test_a_worker_is_killed_mid_task_and_every_task_is_completed(example: Exampl
     handles = fleet.resize.submit_many({"picture": number, "seconds": 0.5} for number in range(30))
 
     tasks = fleet.eb.client.tasks
-    wait_until(lambda: [one for one in tasks.list(state="running") if one["worker"] == "worker-2"], 10)
+    wait_until(lambda: [one for one in tasks.list(state="running") if one.worker == "worker-2"], 10)
     workers[1].kill9()
 
     results = [handle.wait("60s") for handle in handles]
     assert sorted(results) == sorted(f"picture-{number}-small.jpg" for number in range(30))
     ended = [handle.get() for handle in handles]
-    assert {task["state"] for task in ended} == {"completed"}
-    again = [counted(tasks.attempts(task["id"])) for task in ended if task["attempt"] > 1]
+    assert {task.state for task in ended} == {"completed"}
+    again = [counted(tasks.attempts(task.id)) for task in ended if task.attempt > 1]
     assert {outcome for attempts in again for _, outcome in attempts[:-1]} == {"lost"}
     assert ("worker-2", "lost") in {attempt for attempts in again for attempt in attempts}
     assert {outcome for attempts in again for _, outcome in attempts[-1:]} == {"completed"}
     assert [workers[0].terminate(), workers[2].terminate()] == [0, 0]
 
 
-def counted(attempts: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def counted(attempts: list[AttemptResponse]) -> list[tuple[str | None, str | None]]:
     """Who tried, and how it ended; what was given back does not count."""
-    return [(one["worker"], one["outcome"]) for one in attempts if one["outcome"] != "released"]
+    return [(one.worker, one.outcome) for one in attempts if one.outcome != "released"]
 
 
 def test_the_script_says_who_did_what(example: ExampleRun) -> None:

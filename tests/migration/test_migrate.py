@@ -1,4 +1,4 @@
-"""Migrations: from nothing, twice, from two sides at once, from the future, and broken half-way."""
+"""Migrations: of a new database, repeated, concurrent, of a newer database, and after a failure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def empty_postgres_url(postgres_server: PostgresAdmin) -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def empty(request: pytest.FixtureRequest) -> AsyncIterator[SqliteStore | PostgresStore]:
-    """A store on a database that nothing was ever done to."""
+    """A store on an empty database."""
     made: SqliteStore | PostgresStore
     if request.param == "sqlite":
         made = SqliteStore(request.getfixturevalue("sqlite_path"))
@@ -45,7 +45,7 @@ def names_of(store: Store) -> list[str]:
     return [migration.name for migration in load_migrations(f"everbeat.store.{store.dialect}")]
 
 
-async def test_a_fresh_database_gets_every_migration_and_works(empty: Store) -> None:
+async def test_a_new_database_gets_every_migration_and_works(empty: Store) -> None:
     newest = len(names_of(empty))
     assert await empty.schema_version() == (0, newest)
     assert await empty.migrate() == names_of(empty)
@@ -70,7 +70,7 @@ async def test_nodes_that_migrate_at_once_apply_each_migration_once(empty: Store
         await store.close()
 
 
-async def test_a_database_from_the_future_is_refused_and_left_alone(empty: Store) -> None:
+async def test_a_newer_database_is_rejected_and_not_changed(empty: Store) -> None:
     await empty.migrate()
     extra = {"sqlite": "(number, name, applied_at) VALUES (9999, 'x', 0)", "postgres": "(number, name) VALUES (9999, 'x')"}
     await execute_raw(empty, f"INSERT INTO everbeat_migrations {extra[empty.dialect]}")
@@ -79,7 +79,7 @@ async def test_a_database_from_the_future_is_refused_and_left_alone(empty: Store
     assert (await empty.schema_version())[0] == 9999
 
 
-async def test_a_migration_that_fails_half_way_leaves_what_was_before_it(empty: SqliteStore | PostgresStore) -> None:
+async def test_a_failed_migration_is_rolled_back(empty: SqliteStore | PostgresStore) -> None:
     good = Migration(len(empty._migrations) + 1, "9001_good", "CREATE TABLE extra (one integer); INSERT INTO extra VALUES (1);")
     broken = Migration(good.number + 1, "9002_broken", "CREATE TABLE half (one integer); INSERT INTO no_such_table VALUES (1);")
     await empty.migrate()
@@ -90,19 +90,19 @@ async def test_a_migration_that_fails_half_way_leaves_what_was_before_it(empty: 
     assert (await empty.schema_version())[0] == version[0]
     with pytest.raises(Exception, match="half"):
         await execute_raw(empty, "SELECT * FROM half")
-    # Mended, the same database goes on as if nothing had been.
+    # With the migration fixed, the same database continues normally.
     empty._migrations[-1] = good
     assert await empty.migrate() == ["9001_good"]
     assert await execute_raw(empty, "SELECT one FROM extra") == [(1,)]
 
 
-async def test_a_database_that_was_never_migrated_says_what_to_do(empty: Store) -> None:
+async def test_the_error_for_an_unmigrated_database_names_the_command(empty: Store) -> None:
     await empty.open()
     with pytest.raises(StoreUnusable, match="everbeat migrate"):
         await empty.schedule_find(DEFAULT_TENANT, names=["job"], now=NOW)
 
 
-async def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_database_is_rejected_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a database " * 100)
     store = SqliteStore(path)
@@ -113,7 +113,7 @@ async def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path: Path) ->
     assert path.read_text().startswith("not a database")
 
 
-async def test_a_new_sqlite_file_is_for_its_owner_only(sqlite_path: Path) -> None:
+async def test_a_new_sqlite_file_is_readable_only_by_its_owner(sqlite_path: Path) -> None:
     store = SqliteStore(sqlite_path)
     await store.migrate()
     assert sqlite_path.stat().st_mode & 0o777 == 0o600
@@ -131,8 +131,8 @@ VALUES (?, ?, 'default', 'work', '{}', '{}', 'tick', ?, 100, 'completed', 1, 3, 
 READY, RUNNING, PAST = (UUID(int=number) for number in (1, 2, 3))
 
 
-async def insert_as_before(store: Store) -> None:
-    """A ready, a running and a finished task, as a node of before the second migration writes them."""
+async def insert_as_old_node(store: Store) -> None:
+    """A ready, a running and a finished task, as written by a node from before the second migration."""
     until, tenant = NOW + seconds(30), DEFAULT_TENANT
     await execute_raw(store, OLD_TASK, READY, tenant, NOW, "ready", 0, None, None, 0, NOW, None)
     await execute_raw(store, OLD_TASK, RUNNING, tenant, NOW, "running", 1, "old", until, 1, NOW, NOW)
@@ -141,16 +141,16 @@ async def insert_as_before(store: Store) -> None:
 
 
 @pytest.mark.parametrize("is_rolling", [False, True], ids=["before", "after"])
-async def test_tasks_written_by_a_node_of_before_are_worked_off(empty: SqliteStore | PostgresStore, is_rolling: bool) -> None:
-    """Also when it writes them after the migration: in a rolling upgrade old nodes go on for a while."""
+async def test_tasks_written_by_an_old_node_are_completed(empty: SqliteStore | PostgresStore, is_rolling: bool) -> None:
+    """In a rolling upgrade, old nodes also write tasks after the migration."""
     migrations, empty._migrations = empty._migrations, empty._migrations[:1]
     await empty.migrate()
     if not is_rolling:
-        await insert_as_before(empty)
+        await insert_as_old_node(empty)
     empty._migrations = migrations
     assert await empty.migrate() == names_of(empty)[1:]
     if is_rolling:
-        await insert_as_before(empty)
+        await insert_as_old_node(empty)
     now, (expired,) = await empty.task_expired(limit=10, now=NOW + seconds(30))
     assert (expired.id, expired.deadline_at, expired.first_started_at) == (RUNNING, now + seconds(60), NOW)
     lease = LeaseRef(DEFAULT_TENANT, RUNNING, 1)
@@ -163,7 +163,7 @@ async def test_tasks_written_by_a_node_of_before_are_worked_off(empty: SqliteSto
     assert [(one.state.value, one.retry) for one in found] == [("completed", b"{}")] * 3
 
 
-async def test_a_task_that_a_node_of_before_has_claimed_can_be_lost_and_die(empty: SqliteStore | PostgresStore) -> None:
+async def test_a_task_claimed_by_an_old_node_can_be_lost_and_die(empty: SqliteStore | PostgresStore) -> None:
     await empty.migrate()
     await empty.task_submit([make_task(), make_task()], now=NOW)
     await execute_raw(empty, OLD_CLAIM, NOW + seconds(30), NOW)
@@ -179,7 +179,7 @@ async def test_a_task_that_a_node_of_before_has_claimed_can_be_lost_and_die(empt
     assert letter.worker == "old"
 
 
-def test_missing_migrations_are_those_after_the_version() -> None:
+def test_missing_migrations_are_those_after_the_current_version() -> None:
     migrations = [Migration(number, f"000{number}_x", "") for number in (1, 2, 3)]
     assert [one.number for one in missing_migrations(migrations, 1)] == [2, 3]
     assert missing_migrations(migrations, 3) == []

@@ -78,7 +78,7 @@ class Counting(StoreOverride):
         self.may_answer.clear()
 
 
-class Room:
+class PollingNode:
     """A node whose polls wait for real, on the database's own clock."""
 
     def __init__(self, store: Store) -> None:

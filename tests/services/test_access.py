@@ -34,14 +34,14 @@ class Watched(SqliteStore):
 
     asked = 0
     is_away = False
-    gate: asyncio.Event | None = None
+    may_answer: asyncio.Event | None = None
     slow: asyncio.Event | None = None
     has_read = False
 
     async def key_find(self, **wanted: Any) -> Any:
         self.asked += 1
-        if self.gate is not None:
-            await self.gate.wait()
+        if self.may_answer is not None:
+            await self.may_answer.wait()
         if self.is_away:
             raise StoreUnavailable("away")
         slow = self.slow
@@ -90,10 +90,10 @@ async def test_many_requests_of_a_key_are_one_query(watched: Watched) -> None:
     clock = Clock()
     access = Authenticator(watched, KeySessions(), monotonic=clock)
     _, header = await make(watched)
-    watched.gate = asyncio.Event()
+    watched.may_answer = asyncio.Event()
     waiting = [asyncio.create_task(access.authenticate(header, ADDRESS)) for _ in range(50)]
     await asyncio.sleep(0)
-    watched.gate.set()
+    watched.may_answer.set()
     await asyncio.gather(*waiting)
     for _ in range(50):
         await access.authenticate(header, ADDRESS)

@@ -25,35 +25,37 @@ def node(store: Store) -> SteppedNode:
 
 
 @pytest.fixture
-def room(node: SteppedNode) -> CalendarService:
+def service(node: SteppedNode) -> CalendarService:
     return CalendarService(node.store, node.schedules)
 
 
-async def test_put_creates_replaces_and_counts_revisions(room: CalendarService) -> None:
-    first, is_new = await room.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
+async def test_put_creates_replaces_and_counts_revisions(service: CalendarService) -> None:
+    first, is_new = await service.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     assert (first.revision, is_new) == (1, True)
-    again, is_new = await room.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
+    again, is_new = await service.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     assert (again, is_new) == (first, False)
-    second, is_new = await room.put(DEFAULT_TENANT, "closed", MONDAYS, now=NOW)
+    second, is_new = await service.put(DEFAULT_TENANT, "closed", MONDAYS, now=NOW)
     assert (second.revision, is_new) == (2, False)
-    assert await room.get(DEFAULT_TENANT, "closed") == second
+    assert await service.get(DEFAULT_TENANT, "closed") == second
 
 
-async def test_a_change_moves_the_schedules_that_use_it(node: SteppedNode, room: CalendarService) -> None:
-    await room.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
+async def test_a_change_moves_the_schedules_that_use_it(node: SteppedNode, service: CalendarService) -> None:
+    await service.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     await node.put("user", cron=NOON, calendars={"exclude": ["closed"]})
     await node.put("other", cron=NOON)
     heard: list[Notice] = []
     node.store.subscribe(heard.append)
-    await room.put(DEFAULT_TENANT, "closed", {"weekdays": ["TUE", "WED"]}, now=NOW)
+    await service.put(DEFAULT_TENANT, "closed", {"weekdays": ["TUE", "WED"]}, now=NOW)
     user, other = await node.schedules.get(DEFAULT_TENANT, "user"), await node.schedules.get(DEFAULT_TENANT, "other")
     assert (user.next_tick_at, user.revision) == (NOW + 3 * DAY, 2)
     assert (other.next_tick_at, other.revision) == (NOW + DAY, 1)
     assert Notice.CALENDARS in heard
 
 
-async def test_a_change_counts_from_now_and_the_days_left_out_have_their_rows(node: SteppedNode, room: CalendarService) -> None:
-    await room.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
+async def test_a_change_counts_from_now_and_the_days_left_out_have_their_rows(
+    node: SteppedNode, service: CalendarService
+) -> None:
+    await service.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     job = await node.put("user", cron=NOON, calendars={"exclude": ["closed"]}, overlap="allow")
     for day in range(1, 9):
         await node.step(NOW + day * DAY)
@@ -63,51 +65,51 @@ async def test_a_change_counts_from_now_and_the_days_left_out_have_their_rows(no
     assert (count.expected, count.missing) == (8, 0)
 
 
-async def test_a_paused_schedule_stays_where_it_is(node: SteppedNode, room: CalendarService) -> None:
-    await room.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
+async def test_a_paused_schedule_stays_where_it_is(node: SteppedNode, service: CalendarService) -> None:
+    await service.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     await node.put("user", cron=NOON, calendars={"only": ["closed"]})
     paused = await node.schedules.pause(DEFAULT_TENANT, "user", note=None, now=NOW)
-    await room.put(DEFAULT_TENANT, "closed", MONDAYS, now=NOW)
+    await service.put(DEFAULT_TENANT, "closed", MONDAYS, now=NOW)
     assert await node.schedules.get(DEFAULT_TENANT, "user") == paused
 
 
-async def test_a_calendar_in_use_cannot_be_deleted(node: SteppedNode, room: CalendarService) -> None:
-    await room.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
+async def test_a_calendar_in_use_cannot_be_deleted(node: SteppedNode, service: CalendarService) -> None:
+    await service.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     await node.put("user", cron=NOON, calendars={"exclude": ["closed"]})
     with pytest.raises(Conflict, match="in use by 1 schedule"):
-        await room.delete(DEFAULT_TENANT, "closed")
+        await service.delete(DEFAULT_TENANT, "closed")
     await node.schedules.delete(DEFAULT_TENANT, "user")
-    await room.delete(DEFAULT_TENANT, "closed")
+    await service.delete(DEFAULT_TENANT, "closed")
     with pytest.raises(NotFound):
-        await room.get(DEFAULT_TENANT, "closed")
+        await service.get(DEFAULT_TENANT, "closed")
 
 
-async def test_another_tenants_calendar_is_not_there(node: SteppedNode, room: CalendarService) -> None:
-    await room.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
+async def test_another_tenants_calendar_is_not_there(node: SteppedNode, service: CalendarService) -> None:
+    await service.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     with pytest.raises(NotFound):
-        await room.get(OTHER_TENANT, "closed")
+        await service.get(OTHER_TENANT, "closed")
     with pytest.raises(NotFound):
-        await room.delete(OTHER_TENANT, "closed")
-    assert await room.page(OTHER_TENANT, after_name=None, limit=10) == []
+        await service.delete(OTHER_TENANT, "closed")
+    assert await service.page(OTHER_TENANT, after_name=None, limit=10) == []
 
 
-async def test_pages_go_by_name(room: CalendarService) -> None:
+async def test_pages_go_by_name(service: CalendarService) -> None:
     for name in ("b", "a", "c"):
-        await room.put(DEFAULT_TENANT, name, WEEKEND, now=NOW)
-    assert [one.name for one in await room.page(DEFAULT_TENANT, after_name=None, limit=2)] == ["a", "b"]
-    assert [one.name for one in await room.page(DEFAULT_TENANT, after_name="b", limit=2)] == ["c"]
+        await service.put(DEFAULT_TENANT, name, WEEKEND, now=NOW)
+    assert [one.name for one in await service.page(DEFAULT_TENANT, after_name=None, limit=2)] == ["a", "b"]
+    assert [one.name for one in await service.page(DEFAULT_TENANT, after_name="b", limit=2)] == ["c"]
 
 
 @pytest.mark.parametrize(("name", "definition"), [("bad name", WEEKEND), ("closed", ["SAT"]), ("closed", {"weekdays": ["X"]})])
-async def test_what_makes_no_calendar_is_refused(room: CalendarService, name: str, definition: object) -> None:
+async def test_what_makes_no_calendar_is_refused(service: CalendarService, name: str, definition: object) -> None:
     with pytest.raises(InvalidInput):
-        await room.put(DEFAULT_TENANT, name, definition, now=NOW)
+        await service.put(DEFAULT_TENANT, name, definition, now=NOW)
 
 
 async def test_a_calendar_that_goes_missing_sets_its_schedule_aside_and_harms_nobody(
-    node: SteppedNode, room: CalendarService
+    node: SteppedNode, service: CalendarService
 ) -> None:
-    await room.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
+    await service.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     await node.put("user", calendars={"exclude": ["closed"]})
     await node.put("other")
     await node.store.calendar_delete(DEFAULT_TENANT, "closed")

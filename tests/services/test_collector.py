@@ -11,7 +11,7 @@ import pytest
 
 from everbeat.core.errors import BlobsUnavailable
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.services.blobs import BlobStore
+from everbeat.services.blobs import BlobBackend, BlobStore
 from everbeat.services.collector import Collector
 from everbeat.services.events import Pruned
 from everbeat.services.maintenance import Pruner
@@ -88,10 +88,11 @@ async def test_a_blob_store_that_is_away_is_looked_through_from_the_start_later(
     class Away(BlobStore):
         is_away = True
 
-        def _opened(self) -> Any:
+        @property
+        def _backend(self) -> BlobBackend:
             if self.is_away:
-                raise OSError("gone")
-            return super()._opened()
+                raise OSError("unavailable")
+            return super()._backend
 
     blobs = Away((tmp_path / "blobs").as_uri())
     blobs.is_away = False

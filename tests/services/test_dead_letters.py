@@ -41,7 +41,9 @@ async def page(node: SteppedNode, filter_: DeadFilter | None = None, **more: Any
     return await node.dead_letters.page(DEFAULT_TENANT, filter_ or DeadFilter(), **{"before": None, "limit": 1000, **more})
 
 
-async def replay_all(node: SteppedNode, filter_: DeadFilter | None = None, *, rate: float | None = None) -> module.ReplayResult:
+async def replay_all(
+    node: SteppedNode, filter_: DeadFilter | None = None, *, rate: float | None = None
+) -> module.BulkReplayResult:
     return await node.dead_letters.replay_all(DEFAULT_TENANT, filter_ or DeadFilter(), rate_per_second=rate, now=node.now)
 
 

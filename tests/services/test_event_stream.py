@@ -22,13 +22,8 @@ from everbeat.core.protocol import (
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.services import event_stream as event_streams
 from everbeat.services.event_stream import MAX_MESSAGE_BYTES, EventKind, EventRelay, EventStream, EventSubscription
-from everbeat.services.leases import LeaseService
-from everbeat.services.overlap import OverlapReleaser
-from everbeat.services.ownership import Ownership
-from everbeat.services.tasks import TaskService
-from everbeat.services.ticker import Ticker
 from everbeat.store.base import Store
-from tests.factories import NOW, OTHER_TENANT, SteppedNode, minutes, node_heartbeat, seconds
+from tests.factories import NOW, OTHER_TENANT, SteppedNode, minutes, seconds
 
 
 class Air:
@@ -183,18 +178,6 @@ async def test_words_that_are_not_understood_do_no_harm(air: Any) -> None:
 
 
 class ToldNode(SteppedNode):
-    def __init__(self, store: Store) -> None:
-        super().__init__(store)
-        event_stream = self.event_stream = EventStream()
-        self.overlap = OverlapReleaser(store, self.long_polls, event_stream=event_stream, monotonic=lambda: self.monotonic)
-        self.tasks = TaskService(store, self.long_polls, self.overlap, event_stream=event_stream)
-        self.leases = LeaseService(store, self.long_polls, self.overlap, event_stream=event_stream)
-        clock = self.ticker._clock
-        self.ownership = Ownership(
-            store, node_heartbeat(self.id), clock, event_stream=event_stream, monotonic=lambda: self.monotonic
-        )
-        self.ticker = Ticker(store, self.ownership, clock, self.timelines, event_stream=event_stream, on_tasks=self._on_tasks)
-
     async def claim(self) -> Any:
         (task,) = await self.leases.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w1", queues=["default"]), now=self.now)
         return task

@@ -29,8 +29,8 @@ def node(store: Store) -> SteppedNode:
 
 
 async def ask(node: SteppedNode, at: datetime | None = None, *, retention_days: float = 90) -> Explanation:
-    room = Explainer(node.store, node.schedules, node.tasks, node.timelines, late_seconds=5, retention_days=retention_days)
-    return await room.explain(DEFAULT_TENANT, "job", at, now=node.now)
+    explainer = Explainer(node.store, node.schedules, node.tasks, node.timelines, late_seconds=5, retention_days=retention_days)
+    return await explainer.explain(DEFAULT_TENANT, "job", at, now=node.now)
 
 
 def facts_of(why: Explanation) -> dict[str, Value]:
@@ -52,7 +52,7 @@ async def test_fired_tells_what_became_of_the_task(node: SteppedNode) -> None:
     await node.step(NOW + minutes(1) + seconds(1))
     why = await ask(node, NOW + minutes(1))
     assert why.verdict is Verdict.FIRED
-    assert 'no worker of the queue "default"' in why.explanation
+    assert 'no worker has claimed it from the queue "default"' in why.explanation
     await finish(node)
     why = await ask(node, NOW + minutes(1))
     assert "completed after 1 attempt" in why.explanation
@@ -121,7 +121,7 @@ async def test_missing(node: SteppedNode) -> None:
     await execute_raw(node.store, "DELETE FROM ticks WHERE scheduled_for = ?", NOW + minutes(2))
     why = await ask(node, NOW + minutes(2))
     assert why.verdict is Verdict.MISSING
-    assert "Backfill" in why.explanation
+    assert "backfill" in why.explanation
 
 
 async def test_due_and_then_missing(node: SteppedNode) -> None:
@@ -187,7 +187,7 @@ async def test_not_scheduled_at_the_other_of_two_equal_wall_times(node: SteppedN
 
 async def test_not_scheduled_outside_of_its_window(node: SteppedNode) -> None:
     await node.put(starts_at="2026-03-10T00:00:00Z", ends_at="2026-03-20T00:00:00Z")
-    assert "starts only at 2026-03-10" in (await ask(node, NOW + minutes(1))).explanation
+    assert "starts later, at 2026-03-10" in (await ask(node, NOW + minutes(1))).explanation
     assert "ended at 2026-03-20" in (await ask(node, NOW + timedelta(days=30))).explanation
 
 

@@ -247,7 +247,7 @@ async def test_what_is_not_retryable_is_dead_at_once(node: SteppedNode, worker: 
     assert (await worker.fail(await worker.claim_one(), retryable=False)).next == "dead"
     letter = await node.dead_letters.get(DEFAULT_TENANT, task.id)
     assert (letter.attempt, letter.max_attempts) == (1, 5)
-    assert "will not help" in letter.reason
+    assert "not retryable" in letter.reason
 
 
 @pytest.mark.parametrize(("retry_in", "state"), [(0, TaskState.READY), (0.5, TaskState.SCHEDULED), (5000, TaskState.SCHEDULED)])

@@ -18,9 +18,10 @@ from everbeat.core.protocol import LeaseClaimRequest, TaskInput
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask, NewTask, Origin
 from everbeat.services.long_polls import LongPolls
-from everbeat.services.overlap import OverlapReleaser
+from everbeat.services.publisher import ChangePublisher
 from everbeat.services.tasks import TaskService
 from everbeat.store.base import Store
+from everbeat.store.task_changes import submitted_changes
 from everbeat.store.values import ClaimRequest, ClaimResult, Listener, Notice, SubmitResult
 from tests.factories import NOW, seconds
 
@@ -85,7 +86,7 @@ class Shelf:
                 self.held_by[task.id] = task.lease_owner
         for _ in range(self.random.randrange(3)):
             await asyncio.sleep(0)
-        return SubmitResult(NOW, [task.id for task in tasks], frozenset(), frozenset())
+        return SubmitResult(NOW, [task.id for task in tasks], frozenset(), frozenset(), submitted_changes(tasks, NOW))
 
 
 def _flow(task: NewTask) -> Flow:
@@ -117,15 +118,15 @@ class Walk:
         self.random = random
         self.shelf = Shelf(random)
         store = cast(Store, self.shelf)
-        self.long_polls = LongPolls(store)
-        self.long_polls.give_back = self.give_back
-        self.tasks = TaskService(store, self.long_polls, OverlapReleaser(store, self.long_polls))
+        publisher = ChangePublisher(store)
+        self.long_polls = LongPolls(store, publisher, self.release)
+        self.tasks = TaskService(store, self.long_polls, publisher)
         self.open: dict[str, asyncio.Task[list[ClaimedTask]]] = {}
         self.submits: list[asyncio.Task[Any]] = []
         self.delivered: dict[UUID, str] = {}
         self.given_back: set[UUID] = set()
 
-    async def give_back(self, _tenant: UUID | None, tasks: list[ClaimedTask]) -> None:
+    async def release(self, _tenant: UUID | None, tasks: list[ClaimedTask]) -> None:
         await asyncio.sleep(0)
         for task in tasks:
             del self.shelf.held_by[task.id]

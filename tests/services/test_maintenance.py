@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
 
 import pytest
 
@@ -13,7 +11,7 @@ from everbeat.core.schedules import DEFAULT_TENANT, Schedule
 from everbeat.services.cluster import ClusterService
 from everbeat.services.events import Pruned, TicksOverdue
 from everbeat.services.maintenance import Auditor, Pruner
-from everbeat.services.overlap import OverlapReleaser, Reaper
+from everbeat.services.reaper import Reaper
 from everbeat.store.base import Store
 from everbeat.store.values import IdempotentResponse, QueueDepth
 from tests.factories import (
@@ -31,14 +29,6 @@ from tests.factories import (
 )
 
 DAY = timedelta(days=1)
-
-
-class NoBells:
-    def wake(self, _queues: Iterable[str]) -> None:
-        """Nobody waits."""
-
-    def wake_tenants(self, _tenant_ids: Iterable[UUID]) -> None:
-        """Nobody waits for room."""
 
 
 @pytest.fixture
@@ -94,21 +84,21 @@ async def test_the_reaper_puts_lost_tasks_back(node: SteppedNode) -> None:
     await node.put()
     await node.step(NOW + minutes(1))
     await claim(node.store, worker="gone", now=node.now)
-    reaper = Reaper(node.store, OverlapReleaser(node.store, NoBells()), batch_size=1)
+    reaper = Reaper(node.store, node.engine.publisher, batch_size=1)
     assert not await reaper.run_once(node.now)
     assert await reaper.run_once(node.now + seconds(31))
     assert await node.store.task_depths() == [QueueDepth("default", "ready", 1)]
 
 
-async def test_chores_are_only_for_the_owner_of_the_first_partition(node: SteppedNode) -> None:
+async def test_singleton_loops_run_only_on_the_owner_of_the_first_partition(node: SteppedNode) -> None:
     await insert(node.store, make_schedule("late", at=NOW - minutes(5)))
     skips = (skip(NOW - 300 * DAY),)
     assert await node.store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule("x"), skips=skips)], now=NOW)
-    for chore in (
+    for loop in (
         Auditor(node.store, node.ownership, late_seconds=60, emit=node.events.append),
         Pruner(node.store, node.ownership, retention_days=30),
     ):
-        assert not await chore.run_once(NOW)
+        assert not await loop.run_once(NOW)
     assert node.events == [TicksOverdue(0, 0.0, [])], "the alarm of a former owner is taken back"
     assert await count_rows(node.store, "ticks") == 1
 

@@ -14,7 +14,7 @@ from everbeat.core.schedules import DEFAULT_TENANT, Schedule
 from everbeat.core.tasks import ClaimedTask, TaskRecord, TaskState
 from everbeat.services.overlap import OverlapReleaser
 from everbeat.store.base import Store
-from everbeat.store.values import TaskFilter
+from everbeat.store.values import HeldReleaseResult, TaskFilter
 from tests.factories import NOW, SteppedNode, StoreOverride, count_rows, execute_raw, minutes, open_second_store, seconds
 from tests.services.workers import Worker, get, submit, told
 
@@ -114,7 +114,7 @@ async def test_a_task_that_is_tried_again_keeps_its_turn(node: SteppedNode, work
     assert [tick_of(task) for task in await worker.claim(10)] == [1]
 
 
-async def test_a_cancelled_task_that_had_not_started_makes_room(node: SteppedNode, worker: Worker) -> None:
+async def test_a_cancelled_task_that_had_not_started_allows_another(node: SteppedNode, worker: Worker) -> None:
     job = await fire(node, 3, overlap="queue")
     ready, held, _ = await tasks_of(node, job)
     await node.tasks.cancel(DEFAULT_TENANT, held.id, now=node.now)
@@ -276,7 +276,7 @@ async def held_jobs(node: SteppedNode, count: int) -> list[Schedule]:
 
 async def test_more_schedules_than_one_piece_all_get_their_turn(node: SteppedNode) -> None:
     overlap = OverlapReleaser(
-        node.store, node.long_polls, batch_size=2, poll_interval_seconds=1e9, monotonic=lambda: node.monotonic
+        node.store, node.engine.publisher, batch_size=2, poll_interval_seconds=1e9, monotonic=lambda: node.monotonic
     )
     await overlap.run_once(node.now)  # the look at all of them is done, for a long time
     jobs = await held_jobs(node, 7)
@@ -289,7 +289,7 @@ async def test_more_schedules_than_one_piece_all_get_their_turn(node: SteppedNod
 
 async def test_what_nobody_told_of_is_released_although_there_is_always_something_expected(node: SteppedNode) -> None:
     """On a busy node something is expected at every turn; the look at all of them must come all the same."""
-    overlap = OverlapReleaser(node.store, node.long_polls, poll_interval_seconds=2, monotonic=lambda: node.monotonic)
+    overlap = OverlapReleaser(node.store, node.engine.publisher, poll_interval_seconds=2, monotonic=lambda: node.monotonic)
     await overlap.run_once(node.now)
     await held_jobs(node, 3)
     for _ in range(3):
@@ -314,7 +314,7 @@ async def test_schedules_that_can_only_wait_do_not_keep_the_others_from_their_tu
     free = [task for task in await Worker(node).claim(20) if (task.schedule or "").startswith("free")]
     assert len(free) == 3
     assert set(await Worker(SteppedNode(node.store, now=node.now)).complete(*free)) == {"ok"}
-    overlap = OverlapReleaser(node.store, node.long_polls, batch_size=2, monotonic=lambda: node.monotonic)
+    overlap = OverlapReleaser(node.store, node.engine.publisher, batch_size=2, monotonic=lambda: node.monotonic)
     for _ in range(3):
         await overlap.run_once(node.now)
     assert {task.schedule for task in await Worker(node).claim(20)} == {f"free-{number}" for number in range(3)}
@@ -324,11 +324,11 @@ async def test_a_turn_that_fails_is_taken_again(store: Store) -> None:
     class Shaky(StoreOverride):
         is_away = False
 
-        async def task_release_held(self, *given: Any, **more: Any) -> frozenset[str]:
+        async def task_release_held(self, *given: Any, **more: Any) -> HeldReleaseResult:
             if self.is_away:
                 raise StoreUnavailable("away")
-            queues: frozenset[str] = await self.inner.task_release_held(*given, **more)
-            return queues
+            released: HeldReleaseResult = await self.inner.task_release_held(*given, **more)
+            return released
 
     shaky = Shaky(store)
     node = SteppedNode(shaky)

@@ -195,7 +195,7 @@ async def test_a_renewal_whose_answer_was_lost_is_simply_sent_again(store: Store
     assert dict(node.ownership.current()) == epochs
 
 
-async def test_two_nodes_of_one_name_are_two_nodes(store: Store) -> None:
+async def test_two_nodes_with_the_same_name_are_two_nodes(store: Store) -> None:
     twins = [SteppedNode(store, name="same") for _ in range(2)]
     await settle(*twins)
     assert_shared(*twins)

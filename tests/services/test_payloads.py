@@ -7,14 +7,14 @@ from uuid import UUID
 
 import pytest
 
+from everbeat.clock import DatabaseClock
+from everbeat.config import Settings
 from everbeat.core.errors import BlobsUnavailable
 from everbeat.core.protocol import LeaseClaimRequest
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask, ClaimedTaskWithoutPayload, TaskState
+from everbeat.engine import Engine
 from everbeat.services.blobs import BlobStore
-from everbeat.services.leases import LeaseService
-from everbeat.services.long_polls import LongPolls
-from everbeat.services.overlap import OverlapReleaser
 from everbeat.services.payloads import LargePayloads
 from everbeat.store.base import Store
 from tests.factories import claim, make_task
@@ -76,8 +76,8 @@ async def test_the_first_fits_and_the_rest_as_far_as_the_budget_goes(store: Stor
 
 
 async def test_a_worker_that_goes_away_while_it_is_served_loses_nothing(store: Store) -> None:
-    long_polls, blobs = LongPolls(store), Slow()
-    leases = LeaseService(store, long_polls, OverlapReleaser(store, long_polls), payloads=LargePayloads(blobs))
+    blobs = Slow()
+    leases = Engine(store, DatabaseClock(), Settings(), blobs=blobs).leases
     task = make_task(payload="null", payload_ref=ref_of(0, 70_000))
     await store.task_submit([task])
     asking = asyncio.create_task(leases.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w", queues=["default"])))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 import pytest
 
@@ -14,13 +12,14 @@ from everbeat.clock import DatabaseClock
 from everbeat.core.protocol import TaskInput
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import TaskState
-from everbeat.services import overlap as turns_module
+from everbeat.services import promoter as promoter_module
 from everbeat.services.events import TasksPromoted
-from everbeat.services.overlap import Promoter
+from everbeat.services.promoter import Promoter
+from everbeat.services.publisher import ChangePublisher
 from everbeat.store.base import Store
 from everbeat.store.values import Notice, QueueDepth
 from tests.factories import NOW, SteppedNode, StoreOverride, minutes, open_second_store, seconds
-from tests.services.polling import Room, ids_of
+from tests.services.polling import PollingNode, ids_of
 from tests.services.workers import Worker, get, submit, submit_many
 
 
@@ -29,15 +28,11 @@ def node(store: Store) -> SteppedNode:
     return SteppedNode(store)
 
 
-class Bell:
-    def __init__(self) -> None:
-        self.rung: list[frozenset[str]] = []
-
-    def wake(self, queues: Iterable[str]) -> None:
-        self.rung.append(frozenset(queues))
-
-    def wake_tenants(self, _tenant_ids: Iterable[UUID]) -> None:
-        """Nobody waits for room."""
+def recorded_queues(publisher: ChangePublisher) -> list[frozenset[str]]:
+    """The queues of every change that is published from now on."""
+    queues: list[frozenset[str]] = []
+    publisher.subscribe(lambda effects: queues.append(frozenset(effects.ready_queues)))
+    return queues
 
 
 async def test_a_delayed_task_is_ready_when_its_time_comes_and_not_before(node: SteppedNode) -> None:
@@ -65,19 +60,19 @@ async def test_a_time_in_the_far_future_waits(node: SteppedNode) -> None:
 
 async def test_thousands_that_are_due_at_once_come_in_pieces(node: SteppedNode) -> None:
     await submit_many(node, 2500, delay_seconds=10)
-    bell = Bell()
-    promoter = Promoter(node.store, bell, DatabaseClock(), batch_size=1000)
+    queues = recorded_queues(node.engine.publisher)
+    promoter = Promoter(node.store, node.engine.publisher, DatabaseClock(), batch_size=1000)
     assert [await promoter.run_once(NOW + seconds(10)) for _ in range(4)] == [True, True, False, False]
     assert await node.store.task_depths() == [QueueDepth("default", "ready", 2500)]
-    assert bell.rung == [frozenset({"default"})] * 3, "and nobody is woken for nothing"
+    assert queues == [frozenset({"default"})] * 3, "and nobody is woken for nothing"
 
 
 async def test_the_queues_that_got_tasks_are_rung(node: SteppedNode) -> None:
     for queue in ("a", "b", "later"):
         await submit(node, queue=queue, delay_seconds=100 if queue == "later" else 1)
-    bell = Bell()
-    await Promoter(node.store, bell, DatabaseClock()).run_once(NOW + seconds(5))
-    assert bell.rung == [frozenset({"a", "b"})]
+    queues = recorded_queues(node.engine.publisher)
+    await Promoter(node.store, node.engine.publisher, DatabaseClock()).run_once(NOW + seconds(5))
+    assert queues == [frozenset({"a", "b"})]
 
 
 async def test_two_nodes_that_promote_at_once_promote_each_once(store: Store) -> None:
@@ -110,7 +105,7 @@ class Slept:
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> Slept:
     slept = Slept()
-    monkeypatch.setattr(turns_module, "wait_for_event", slept)
+    monkeypatch.setattr(promoter_module, "wait_for_event", slept)
     return slept
 
 
@@ -118,7 +113,7 @@ def promoter_of(node: SteppedNode) -> Promoter:
     """One that looks every two seconds, and knows what the database's clock shows."""
     clock = DatabaseClock(lambda: node.monotonic)
     clock.observe(node.monotonic, node.now)
-    return Promoter(node.store, Bell(), clock, poll_interval_seconds=2)
+    return Promoter(node.store, node.engine.publisher, clock, poll_interval_seconds=2)
 
 
 async def test_it_sleeps_until_the_next_one_is_due(node: SteppedNode, slept: Slept) -> None:
@@ -185,22 +180,22 @@ async def test_a_notice_of_another_node_wakes_it(node: SteppedNode) -> None:
 
 async def test_a_delayed_task_reaches_a_waiting_worker(store: Store) -> None:
     """With real clocks: the poll waits, the promoter sleeps, and the task comes when it is due."""
-    room = Room(store)
+    polling = PollingNode(store)
     clock = DatabaseClock()
-    promoter = Promoter(room.store, room.long_polls, clock)
-    poll = await room.idle()
+    promoter = Promoter(polling.store, polling.node.engine.publisher, clock)
+    poll = await polling.idle()
     await promoter.run_once()
-    ids = await room.submit(delay_seconds=0.05)
+    ids = await polling.submit(delay_seconds=0.05)
 
     async def run() -> None:
         while not poll.done():
             await promoter.wait()
             await promoter.run_once()
-            await room.settle()
+            await polling.settle()
 
     await asyncio.wait_for(run(), 20)
     assert await ids_of(poll) == ids
-    await room.close()
+    await polling.close()
 
 
 async def test_a_look_that_fails_is_done_again(store: Store, slept: Slept) -> None:

@@ -15,9 +15,10 @@ from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenants import TenantQuotas
 from everbeat.core.ticks import SkipReason
 from everbeat.core.timeline import TimelineCache
+from everbeat.services.attempts import AttemptEnder
 from everbeat.services.events import TicksSkipped
 from everbeat.services.long_polls import LongPolls
-from everbeat.services.overlap import OverlapReleaser
+from everbeat.services.publisher import ChangePublisher
 from everbeat.services.quotas import QuotaService
 from everbeat.services.schedules import ScheduleService
 from everbeat.services.tasks import TaskService
@@ -44,9 +45,10 @@ class Office:
         self.ticking = Ticking()
         self.directory = TenantDirectory(store, monotonic=self.ticking)
         self.quotas = QuotaService(store, self.directory, monotonic=self.ticking)
-        self.schedules = ScheduleService(store, TimelineCache(), self.quotas)
-        long_polls = LongPolls(store)
-        self.tasks = TaskService(store, long_polls, OverlapReleaser(store, long_polls), quotas=self.quotas)
+        publisher = ChangePublisher(store)
+        self.schedules = ScheduleService(store, TimelineCache(), publisher, self.quotas)
+        long_polls = LongPolls(store, publisher, AttemptEnder(store, publisher).release_claimed)
+        self.tasks = TaskService(store, long_polls, publisher, quotas=self.quotas)
 
     async def limit(self, **quotas: Any) -> None:
         await TenantService(self.store).patch("default", quotas)
@@ -237,7 +239,7 @@ async def test_a_herd_of_ticks_fires_up_to_the_quota_and_the_rest_is_in_the_ledg
     assert later.skipped["quota"] + later.skipped["overlap"] == 160
 
 
-async def test_a_tick_that_finds_no_room_shows_in_the_schedule_and_does_not_come_back(store: Store) -> None:
+async def test_a_tick_beyond_the_quota_is_recorded_as_skipped_and_does_not_fire_later(store: Store) -> None:
     node = SteppedNode(store, now=NOW - seconds(30))
     await TenantService(store).patch("default", {"max_ready": 0})
     await node.put(catch_up="all")

@@ -10,7 +10,7 @@ import pytest
 from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
 from everbeat.core.tasks import TaskState
 from everbeat.services.events import AttemptEnded
-from everbeat.services.overlap import Reaper
+from everbeat.services.reaper import Reaper
 from everbeat.store.base import Store
 from everbeat.store.values import QueueDepth
 from tests.factories import NOW, SteppedNode, count_rows, minutes, open_second_store, seconds
@@ -140,7 +140,7 @@ async def test_a_cancelled_task_whose_worker_says_nothing_is_cancelled_when_its_
 async def test_it_works_in_pieces_and_says_when_there_is_more(node: SteppedNode, worker: Worker) -> None:
     await submit_many(node, 5)
     assert len(await worker.claim(5)) == 5
-    reaper = Reaper(node.store, node.overlap, batch_size=2)
+    reaper = Reaper(node.store, node.engine.publisher, batch_size=2)
     node.move_to(NOW + seconds(31))
     assert [await reaper.run_once(node.now) for _ in range(3)] == [True, True, False]
     assert not await reaper.run_once(node.now)

@@ -18,7 +18,7 @@ from everbeat.core.schedules import DEFAULT_TENANT, Schedule, Status
 from everbeat.services.idempotency import Idempotency
 from everbeat.services.schedules import RegisteredSchedule
 from everbeat.store.base import Store
-from everbeat.store.values import Notice, ScheduleFilter
+from everbeat.store.values import NOT_WRITTEN, Notice, ScheduleFilter, ScheduleWriteResult
 from tests.factories import (
     NOW,
     OTHER_TENANT,
@@ -345,7 +345,7 @@ async def test_a_finished_schedule_put_again_as_it_is_stays_finished(node: Stepp
 
 async def test_an_end_moved_into_the_past_is_refused(node: SteppedNode) -> None:
     await node.put()
-    with pytest.raises(InvalidInput, match="no tick is left"):
+    with pytest.raises(InvalidInput, match="there is no tick before it"):
         await node.schedules.patch(TENANT, "job", {"ends_at": (NOW + seconds(30)).isoformat()}, now=NOW)
 
 
@@ -455,11 +455,11 @@ async def test_an_edit_that_meets_a_firing_decides_anew(store: Store) -> None:
 
         is_racing = False
 
-        async def schedule_write(self, *args: Any, **more: Any) -> bool:
+        async def schedule_write(self, *args: Any, **more: Any) -> ScheduleWriteResult:
             if self.is_racing:
                 self.is_racing = False
                 await firer.step(NOW + minutes(1))
-            written: bool = await self.inner.schedule_write(*args, **more)
+            written: ScheduleWriteResult = await self.inner.schedule_write(*args, **more)
             return written
 
     racing = Racing(store)
@@ -473,8 +473,11 @@ async def test_an_edit_that_meets_a_firing_decides_anew(store: Store) -> None:
 
 async def test_an_operation_that_always_loses_gives_up_with_a_conflict(store: Store) -> None:
     class Losing(StoreOverride):
-        async def schedule_write(self, _tenant: Any, writes: list[ScheduleWrite], **_more: Any) -> bool:
-            return writes[0].expected is None and bool(await self.inner.schedule_write(_tenant, writes, **_more))
+        async def schedule_write(self, _tenant: Any, writes: list[ScheduleWrite], **_more: Any) -> ScheduleWriteResult:
+            if writes[0].expected is not None:
+                return NOT_WRITTEN
+            written: ScheduleWriteResult = await self.inner.schedule_write(_tenant, writes, **_more)
+            return written
 
     node = SteppedNode(Losing(store))
     await node.put()

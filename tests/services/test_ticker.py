@@ -347,6 +347,27 @@ async def test_a_herd_of_thousands_fires_whole_oldest_first_with_a_small_index(s
     assert node.events_of(LagHigh)
 
 
+async def test_a_burst_begins_with_a_small_batch(store: Store) -> None:
+    """The first tasks of a burst can start while the rest is being fired."""
+
+    class Recording(StoreOverride):
+        sizes: list[int]
+
+        async def tick_fire(self, node_id: UUID, firings: Sequence[Firing], **more: Any) -> FireResult:
+            self.sizes.append(len(firings))
+            result: FireResult = await self.inner.tick_fire(node_id, firings, **more)
+            return result
+
+    recording = Recording(store)
+    recording.sizes = []
+    node = SteppedNode(recording, settings=TickerSettings(batch_size=200))
+    await insert(store, *(make_schedule(f"job-{number}", at=NOW, jitter_seconds=0) for number in range(400)))
+    await node.renew(NOW)
+    await node.ticker.run_once(node.now)
+    assert recording.sizes == [64, 200, 136]
+    assert await count_rows(store, "tasks") == 400
+
+
 async def test_what_is_due_first_fires_first(store: Store) -> None:
     node = SteppedNode(store, settings=TickerSettings(batch_size=3, parallel_batches=1))
     batch = [make_schedule(f"job-{number}", at=NOW + seconds(number), jitter_seconds=0) for number in (4, 2, 0, 3, 1)]

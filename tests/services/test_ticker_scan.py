@@ -16,6 +16,7 @@ from everbeat.core.schedules import CatchUp
 from everbeat.core.ticks import Outcome
 from everbeat.core.timeline import TimelineCache
 from everbeat.services.ownership import Ownership
+from everbeat.services.publisher import ChangePublisher
 from everbeat.services.ticker import Ticker
 from everbeat.store.base import Store
 from everbeat.store.values import DueScan, DueSchedule, Fired, FireResult, Firing
@@ -54,7 +55,7 @@ async def test_a_scan_begun_with_a_firing_does_not_bring_its_schedules_back() ->
     store, owned, clock = _SlowToCommit(due), {0: 1}, DatabaseClock()
     clock.observe(clock.monotonic(), now)
     ownership = SimpleNamespace(current=lambda: dict(owned), node_id=uuid4(), lag_seconds=None, fired=0)
-    ticker = Ticker(cast(Store, store), cast(Ownership, ownership), clock, TimelineCache())
+    ticker = Ticker(cast(Store, store), cast(Ownership, ownership), clock, TimelineCache(), ChangePublisher(cast(Store, store)))
     await ticker.run_once()
     await ticker.wait()
     await store.scans.acquire()
@@ -93,7 +94,7 @@ async def test_a_node_that_is_always_a_little_late_looks_ahead_all_the_same(late
     due = DueSchedule(uuid4(), UUID(int=0), 0, 1, tick - timedelta(hours=1), tick, tick, CatchUp.LATEST, 3600, 0, every(3600))
     store = _Counting(due, clock)
     ownership = SimpleNamespace(current=lambda: {0: 1}, node_id=uuid4(), lag_seconds=None, fired=0)
-    ticker = Ticker(cast(Store, store), cast(Ownership, ownership), clock, TimelineCache())
+    ticker = Ticker(cast(Store, store), cast(Ownership, ownership), clock, TimelineCache(), ChangePublisher(cast(Store, store)))
     await ticker.run_once()
     await ticker.wait()
     elapsed[0] += 4 + late_seconds

@@ -15,7 +15,8 @@ from tests.support.processes import ServerProcess, free_port, is_alive, wait_unt
 from tests.support.s3 import S3Server
 
 APP = '''
-import asyncio, os, time
+import asyncio
+import gc, os, time
 from pathlib import Path
 from everbeat import Everbeat
 
@@ -30,6 +31,10 @@ async def greet(ctx, name: str):
     ctx.progress(0.5, "halfway")
     ctx.log(f"hello {name}")
     return {"name": name, "worker": ctx.worker, "pid": os.getpid()}
+
+@eb.task
+async def collector():
+    return {"threshold": gc.get_threshold(), "frozen": gc.get_freeze_count() > 0}
 
 @eb.task
 async def hold(ctx, mark: str):
@@ -342,3 +347,10 @@ def test_a_worker_on_a_database_runs_everything_in_its_own_process(deployment: D
 
 def _children(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_the_garbage_collector_of_a_worker_process_is_tuned(deployment: Deployment) -> None:
+    deployment.start_server()
+    deployment.worker("w1", "--no-register")
+    task = deployment.wait_for(deployment.submit("collector"))
+    assert task["result"] == {"threshold": [50_000, 20, 50], "frozen": True}

@@ -29,8 +29,8 @@ async def test_a_completion_whose_reply_is_lost_is_sent_again(workers: Workers, 
     await wait_until_async(lambda: not worker._running_tasks)
     assert (task.state, task.result) == ("completed", "done")
     assert worker.stats.stale == 0
-    assert events(lines).count("server_away") == 1
-    assert events(lines).count("server_back") == 1
+    assert events(lines).count("server_unavailable") == 1
+    assert events(lines).count("server_available") == 1
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ async def test_a_report_is_given_up_aloud_when_its_lease_may_have_expired(
 
     task = server.submit()
     worker = await workers.start(job, transport=transport, lease_seconds=0.5)
-    await wait_until_async(lambda: "report_given_up" in events(lines))
+    await wait_until_async(lambda: "report_dropped" in events(lines))
     assert not worker._running_tasks
     assert task.state == "running"
     transport.heal()
@@ -100,7 +100,7 @@ async def test_one_refused_result_does_not_stop_the_others(workers: Workers, ser
     assert poison.failure is not None
     assert not poison.failure.retryable
     assert "not like this" in poison.failure.error.message
-    assert "report_refused" in events(lines)
+    assert "report_rejected" in events(lines)
 
 
 async def test_a_refused_error_is_reported_bare(workers: Workers, server: FakeServer) -> None:
@@ -162,8 +162,8 @@ async def test_a_server_that_comes_late_is_waited_for(workers: Workers, server: 
     await wait_until_async(lambda: server.calls["claim"] >= 3)
     server.is_down = False
     await workers.until_ended(task)
-    assert events(lines).count("server_away") == 1
-    assert events(lines).count("server_back") == 1
+    assert events(lines).count("server_unavailable") == 1
+    assert events(lines).count("server_available") == 1
 
 
 async def test_a_flood_of_failures_is_not_a_flood_of_lines(workers: Workers, server: FakeServer, lines: LogCapture) -> None:

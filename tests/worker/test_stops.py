@@ -152,9 +152,9 @@ async def test_a_worker_cut_off_stops_its_tasks_before_their_leases_can_have_exp
     await wait_until_async(lambda: stopped_at)
     assert stopped_at[0] <= task.lease_until
     assert worker.stats.lost == 1
-    assert [line["event"] for line in lines.entries].count("server_away") == 1
+    assert [line["event"] for line in lines.entries].count("server_unavailable") == 1
     transport.heal()
-    await wait_until_async(lambda: "server_back" in [line["event"] for line in lines.entries])
+    await wait_until_async(lambda: "server_available" in [line["event"] for line in lines.entries])
     assert server.calls["fail"] == 0
     assert task.state == "running"
 
@@ -213,7 +213,7 @@ async def test_a_blocked_event_loop_is_said_aloud_with_the_line_that_blocks(
     assert message
     assert "test_stops.py" in message[0]["at"]
     assert "in job" in message[0]["at"]
-    assert ("leases cannot be renewed" in message[0]["meaning"]) == (not isinstance(transport, ThreadedTransport))
+    assert ("leases are not renewed" in message[0]["meaning"]) == (not isinstance(transport, ThreadedTransport))
 
 
 async def test_heartbeats_come_from_a_thread_of_their_own(workers: Workers, server: FakeServer) -> None:

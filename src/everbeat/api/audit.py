@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from litestar import Response, get
 
 from everbeat.api import paging
-from everbeat.api.context import ApiRequest, context_of, tenant_of
 from everbeat.api.filters import TenantRef, requested_tenant
-from everbeat.api.openapi import Operation, Success, documented
+from everbeat.api.messages import ApiRequest, Response, json_response
+from everbeat.api.operations import Operation, Success
 from everbeat.api.paging import Absent, WindowQuery
-from everbeat.api.responses import AuditResponse, json_response
+from everbeat.api.responses import AuditResponse
+from everbeat.api.routing import get
 from everbeat.core.definitions import rfc3339
 from everbeat.core.schedules import Schedule
 from everbeat.services.audit import AuditCount, ScheduleAuditCount
@@ -25,25 +25,23 @@ class AuditQuery(WindowQuery, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @get(
     "/v1/audit",
-    opt=documented(
-        Operation(
-            id="audit",
-            tag="Operations",
-            summary="Count expected, fired, skipped, missing and doubled ticks of a window; by default the last day",
-            responses={200: Success("The totals, and a page of schedules.", AuditResponse)},
-            query=AuditQuery,
-            problems=(404,),
-        )
+    Operation(
+        id="audit",
+        tag="Operations",
+        summary="Count expected, fired, skipped, missing and doubled ticks of a window; by default the last day",
+        responses={200: Success("The totals, and a page of schedules.", AuditResponse)},
+        query=AuditQuery,
+        problems=(404,),
     ),
 )
-async def audit(request: ApiRequest) -> Response[bytes]:
+async def audit(request: ApiRequest) -> Response:
     query = paging.parse_query(request, AuditQuery)
     ref = paging.given(query.tenant)
     tenant_id = await requested_tenant(request, ref)
     if ref is not None and tenant_id is None:
         return await _of_all(request, query)
-    tenant_id = tenant_id or tenant_of(request)
-    found = await context_of(request).audit.run(
+    tenant_id = tenant_id or request.tenant_id
+    found = await request.context.audit.run(
         tenant_id,
         from_=paging.optional_time("from", query.from_),
         to=paging.optional_time("to", query.to),
@@ -63,9 +61,9 @@ async def audit(request: ApiRequest) -> Response[bytes]:
     return json_response(answer)
 
 
-async def _of_all(request: ApiRequest, query: AuditQuery) -> Response[bytes]:
+async def _of_all(request: ApiRequest, query: AuditQuery) -> Response:
     """By tenant; the schedules of one are listed when it is asked about."""
-    found = await context_of(request).audit.run_all(
+    found = await request.context.audit.run_all(
         from_=paging.optional_time("from", query.from_),
         to=paging.optional_time("to", query.to),
         after_name=paging.name_after(query.cursor),
@@ -104,4 +102,4 @@ def _counts(count: AuditCount) -> dict[str, Any]:
     }
 
 
-HANDLERS = [audit]
+ROUTES = [audit]

@@ -6,14 +6,14 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
-from litestar import Response, get
 
 from everbeat.api import paging
-from everbeat.api.context import ApiRequest, caller_of, context_of
 from everbeat.api.filters import TenantRef, requested_tenant
-from everbeat.api.openapi import Operation, Success, documented
+from everbeat.api.messages import ApiRequest, Response, json_response
+from everbeat.api.operations import Operation, Success
 from everbeat.api.paging import Absent, WindowQuery
-from everbeat.api.responses import AuditLogList, json_response
+from everbeat.api.responses import AuditLogList
+from everbeat.api.routing import get
 from everbeat.core.access import AuditLogEntry, Scope
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.definitions import rfc3339
@@ -27,19 +27,17 @@ class AuditLogQuery(WindowQuery, frozen=True, kw_only=True, forbid_unknown_field
 
 @get(
     "/v1/audit-log",
-    opt=documented(
-        Operation(
-            id="listAuditLog",
-            scope=Scope.MANAGE,
-            tag="Operations",
-            summary="Read the audit trail, newest first: the tenant's own, or for the scope admin that of all or of one",
-            responses={200: Success("A page of the trail.", AuditLogList)},
-            query=AuditLogQuery,
-            problems=(404,),
-        )
+    Operation(
+        id="listAuditLog",
+        scope=Scope.MANAGE,
+        tag="Operations",
+        summary="Read the audit trail, newest first: the tenant's own, or for the scope admin that of all or of one",
+        responses={200: Success("A page of the trail.", AuditLogList)},
+        query=AuditLogQuery,
+        problems=(404,),
     ),
 )
-async def list_audit_log(request: ApiRequest) -> Response[bytes]:
+async def list_audit_log(request: ApiRequest) -> Response:
     query = paging.parse_query(request, AuditLogQuery)
     filter_ = AuditLogFilter(
         from_at=paging.optional_time("from", query.from_),
@@ -48,9 +46,9 @@ async def list_audit_log(request: ApiRequest) -> Response[bytes]:
     )
     before = paging.time_id_before(query.cursor)
     tenant_id: UUID | None = await requested_tenant(request, paging.given(query.tenant))
-    if tenant_id is None and Scope.ADMIN not in caller_of(request).scopes:
-        tenant_id = caller_of(request).tenant_id
-    found = await context_of(request).store.audit_log_list(tenant_id, filter_, before=before, limit=query.limit + 1)
+    if tenant_id is None and Scope.ADMIN not in request.caller.scopes:
+        tenant_id = request.caller.tenant_id
+    found = await request.context.store.audit_log_list(tenant_id, filter_, before=before, limit=query.limit + 1)
     page, last = paging.split_page(found, query.limit)
     next_cursor = None
     if last is not None and last.at is not None:
@@ -74,4 +72,4 @@ def _line(entry: AuditLogEntry) -> dict[str, Any]:
     }
 
 
-HANDLERS = [list_audit_log]
+ROUTES = [list_audit_log]

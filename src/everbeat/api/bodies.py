@@ -10,10 +10,9 @@ import re
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from litestar.types import Receive
 
 from everbeat.api.body_limits import BodyLimits
-from everbeat.api.context import RequestView, context_of
+from everbeat.api.messages import ApiRequest, Receive
 from everbeat.api.problems import MALFORMED, MEDIA_TYPE_REFUSED, OVERLOADED, TOO_LARGE, TOO_SLOW, HttpProblem
 from everbeat.core.definitions import as_invalid_input
 from everbeat.core.definitions import as_struct as convert_struct
@@ -43,17 +42,17 @@ class Items(NamedTuple):
     type: Any
 
 
-async def read_json(request: RequestView) -> Any:
+async def read_json(request: ApiRequest) -> Any:
     return await decode(await read_body(request))
 
 
-async def read_optional_json(request: RequestView) -> Any:
+async def read_optional_json(request: ApiRequest) -> Any:
     """An empty object if there is no body."""
     raw = await read_body(request, is_required=False)
     return await decode(raw) if raw else {}
 
 
-async def read_as(request: RequestView, type_: type[T], items: Items | None = None) -> T:
+async def read_as(request: ApiRequest, type_: type[T], items: Items | None = None) -> T:
     """The body as this struct."""
     return as_struct(await read_json(request), type_, items)
 
@@ -65,15 +64,15 @@ def as_struct(data: Any, type_: type[T], items: Items | None = None) -> T:
         raise _explained(data, error, items) from None
 
 
-async def read_body(request: RequestView, *, is_required: bool = True) -> bytes:
-    headers = dict(request.scope["headers"])
+async def read_body(request: ApiRequest, *, is_required: bool = True) -> bytes:
+    headers = request.headers
     encoding = headers.get(b"content-encoding")
     if encoding is not None and encoding.strip().lower() != b"identity":
         raise HttpProblem(MEDIA_TYPE_REFUSED, "Compressed bodies are not accepted.", {"Accept-Encoding": "identity"})
     content_type = headers.get(b"content-type")
     if content_type is not None and content_type != b"application/json":
         _check_content_type(content_type.decode("latin-1"))
-    body_limits = context_of(request).body_limits or BodyLimits()
+    body_limits = request.context.body_limits or BodyLimits()
     raw = await _received(request.receive, _length_of(headers.get(b"content-length")), body_limits)
     if not raw and is_required:
         raise HttpProblem(MALFORMED, "A JSON body is required.")
@@ -100,33 +99,25 @@ async def decode(raw: bytes) -> Any:
     return data
 
 
-def header(request: RequestView, name: bytes) -> str | None:
-    for key, value in request.scope["headers"]:
-        if key == name:
-            return bytes(value).decode("latin-1")
-    return None
-
-
-def key_of(request: RequestView) -> str | None:
+def key_of(request: ApiRequest) -> str | None:
     """The idempotency key of a request."""
-    key = header(request, b"idempotency-key")
+    key = request.header(b"idempotency-key")
     if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
         raise InvalidInput.of("Idempotency-Key", "must be 1 to 255 visible ASCII characters")
     return key
 
 
-def idempotency_of(request: RequestView, raw: bytes) -> Idempotency | None:
+def idempotency_of(request: ApiRequest, raw: bytes) -> Idempotency | None:
     key = key_of(request)
     if key is None:
         return None
-    scope = request.scope
-    head = f"{scope['method']}\n{scope['path']}\n".encode()  # type: ignore[typeddict-item]
+    head = f"{request.method}\n{request.path}\n".encode()
     return Idempotency(key, hashlib.sha256(head + raw).digest())
 
 
-def if_match_revision(request: RequestView) -> int | None:
+def if_match_revision(request: ApiRequest) -> int | None:
     """The revision named by If-Match; None if there is none or any will do."""
-    text = header(request, b"if-match")
+    text = request.header(b"if-match")
     if text is None or text.strip() == "*":
         return None
     match = _REVISION.fullmatch(text.strip())

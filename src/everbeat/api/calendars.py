@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Response, delete, get, put
 
 from everbeat.api import paging
 from everbeat.api.bodies import read_json
-from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
-from everbeat.api.openapi import Body, Operation, Success, documented
+from everbeat.api.messages import NO_CONTENT, ApiRequest, Response, json_response
+from everbeat.api.operations import Body, Operation, Success
 from everbeat.api.paging import NoQuery, PageQuery
-from everbeat.api.responses import CalendarList, CalendarResponse, Span, json_response
+from everbeat.api.responses import CalendarList, CalendarResponse, Span
+from everbeat.api.routing import delete, get, put
 from everbeat.core.access import Scope
 from everbeat.core.calendars import Calendar
 
@@ -37,89 +37,82 @@ _EXAMPLE = {"description": "Days off", "dates": ["2026-12-24", {"from": "2026-12
 
 @get(
     "/v1/calendars",
-    opt=documented(
-        Operation(
-            id="listCalendars",
-            tag="Calendars",
-            summary="List calendars by name",
-            responses={200: Success("A page of calendars.", CalendarList)},
-            query=PageQuery,
-        )
+    Operation(
+        id="listCalendars",
+        tag="Calendars",
+        summary="List calendars by name",
+        responses={200: Success("A page of calendars.", CalendarList)},
+        query=PageQuery,
     ),
 )
-async def list_calendars(request: ApiRequest) -> Response[bytes]:
+async def list_calendars(request: ApiRequest) -> Response:
     query = paging.parse_query(request, PageQuery)
     after_name = paging.name_after(query.cursor)
-    found = await context_of(request).calendars.page(tenant_of(request), after_name=after_name, limit=query.limit + 1)
+    found = await request.context.calendars.page(request.tenant_id, after_name=after_name, limit=query.limit + 1)
     page, last = paging.split_page(found, query.limit)
     next_cursor = None if last is None else paging.name_cursor(last.name)
     return json_response({"items": [_answer(calendar) for calendar in page], "next_cursor": next_cursor})
 
 
 @get(
-    "/v1/calendars/{name:str}",
-    opt=documented(
-        Operation(
-            id="getCalendar",
-            tag="Calendars",
-            summary="Read a calendar",
-            responses={200: Success("The calendar.", CalendarResponse, headers=("ETag",))},
-            query=NoQuery,
-            problems=(404,),
-        )
+    "/v1/calendars/{name}",
+    Operation(
+        id="getCalendar",
+        tag="Calendars",
+        summary="Read a calendar",
+        responses={200: Success("The calendar.", CalendarResponse, headers=("ETag",))},
+        query=NoQuery,
+        problems=(404,),
     ),
 )
-async def get_calendar(request: ApiRequest) -> Response[bytes]:
+async def get_calendar(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    return _one(await context_of(request).calendars.get(tenant_of(request), request.path_params["name"]))
+    return _one(await request.context.calendars.get(request.tenant_id, request.path_params["name"]))
 
 
 @put(
-    "/v1/calendars/{name:str}",
-    opt=documented(
-        Operation(
-            id="putCalendar",
-            scope=Scope.MANAGE,
-            tag="Calendars",
-            summary="Create or replace a calendar; schedules that use it follow",
-            responses={
-                200: Success("The calendar.", CalendarResponse, headers=("ETag",)),
-                201: Success("The new calendar.", CalendarResponse, headers=("ETag", "Location")),
-            },
-            query=NoQuery,
-            body=Body(CalendarInput, {"days off": _EXAMPLE}),
-            problems=(409,),
-        )
+    "/v1/calendars/{name}",
+    Operation(
+        id="putCalendar",
+        scope=Scope.MANAGE,
+        tag="Calendars",
+        summary="Create or replace a calendar; schedules that use it follow",
+        responses={
+            200: Success("The calendar.", CalendarResponse, headers=("ETag",)),
+            201: Success("The new calendar.", CalendarResponse, headers=("ETag", "Location")),
+        },
+        query=NoQuery,
+        body=Body(CalendarInput, {"days off": _EXAMPLE}),
+        problems=(409,),
     ),
 )
-async def put_calendar(request: ApiRequest) -> Response[bytes]:
+async def put_calendar(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     data = await read_json(request)
-    room = context_of(request).calendars
-    calendar, is_new = await room.put(tenant_of(request), request.path_params["name"], data, by=caller_of(request))
+    service = request.context.calendars
+    calendar, is_new = await service.put(request.tenant_id, request.path_params["name"], data, by=request.caller)
     return _one(calendar, 201 if is_new else 200)
 
 
 @delete(
-    "/v1/calendars/{name:str}",
-    opt=documented(
-        Operation(
-            id="deleteCalendar",
-            scope=Scope.MANAGE,
-            tag="Calendars",
-            summary="Remove a calendar that no schedule uses",
-            responses={204: Success("It is gone.")},
-            query=NoQuery,
-            problems=(404, 409),
-        )
+    "/v1/calendars/{name}",
+    Operation(
+        id="deleteCalendar",
+        scope=Scope.MANAGE,
+        tag="Calendars",
+        summary="Remove a calendar that no schedule uses",
+        responses={204: Success("It is gone.")},
+        query=NoQuery,
+        problems=(404, 409),
     ),
 )
-async def delete_calendar(request: ApiRequest) -> None:
+async def delete_calendar(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    await context_of(request).calendars.delete(tenant_of(request), request.path_params["name"], by=caller_of(request))
+    await request.context.calendars.delete(request.tenant_id, request.path_params["name"], by=request.caller)
+    return NO_CONTENT
 
 
-def _one(calendar: Calendar, status: int = 200) -> Response[bytes]:
+def _one(calendar: Calendar, status: int = 200) -> Response:
     headers = {"ETag": f'"{calendar.revision}"'}
     if status == 201:
         headers["Location"] = f"/v1/calendars/{calendar.name}"
@@ -130,4 +123,4 @@ def _answer(calendar: Calendar) -> dict[str, Any]:
     return {"name": calendar.name, **calendar.to_definition(), "revision": calendar.revision}
 
 
-HANDLERS = [list_calendars, get_calendar, put_calendar, delete_calendar]
+ROUTES = [list_calendars, get_calendar, put_calendar, delete_calendar]

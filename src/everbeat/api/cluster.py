@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from litestar import Response, get
-
 from everbeat.api import paging
-from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
-from everbeat.api.openapi import Operation, Success, documented
+from everbeat.api.messages import ApiRequest, Response, json_response
+from everbeat.api.operations import Operation, Success
 from everbeat.api.paging import NoQuery
-from everbeat.api.responses import ClusterResponse, json_response
+from everbeat.api.responses import ClusterResponse
+from everbeat.api.routing import get
 from everbeat.core.access import Scope
 from everbeat.core.definitions import optional_rfc3339, rfc3339
 from everbeat.services.cluster import ClusterView
@@ -19,19 +18,17 @@ from everbeat.services.cluster import ClusterView
 
 @get(
     "/v1/cluster",
-    opt=documented(
-        Operation(
-            id="cluster",
-            tag="Operations",
-            summary="See the nodes, who owns what, the lag and the queues",
-            responses={200: Success("The cluster.", ClusterResponse)},
-            query=NoQuery,
-        )
+    Operation(
+        id="cluster",
+        tag="Operations",
+        summary="See the nodes, who owns what, the lag and the queues",
+        responses={200: Success("The cluster.", ClusterResponse)},
+        query=NoQuery,
     ),
 )
-async def cluster(request: ApiRequest) -> Response[bytes]:
+async def cluster(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    view = await context_of(request).cluster.view(tenant_of(request), sees_all=Scope.ADMIN in caller_of(request).scopes)
+    view = await request.context.cluster.view(request.tenant_id, sees_all=Scope.ADMIN in request.caller.scopes)
     alive = [node for node in view.nodes if view.is_alive(node)]
     answer = {
         "now": rfc3339(view.now),
@@ -78,4 +75,4 @@ def _partitions(view: ClusterView) -> list[dict[str, Any]]:
     ]
 
 
-HANDLERS = [cluster]
+ROUTES = [cluster]

@@ -6,21 +6,21 @@ from typing import Annotated
 from uuid import UUID
 
 import msgspec
-from litestar import Response, get, post
 
 from everbeat.api import paging
 from everbeat.api.bodies import as_struct, decode, idempotency_of, read_as, read_body, read_optional_json
-from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
 from everbeat.api.filters import schedule_id_of
-from everbeat.api.hot import response_of
-from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, documented
+from everbeat.api.messages import ApiRequest, Response, json_response
+from everbeat.api.operations import IDEMPOTENCY, Body, Operation, Success
 from everbeat.api.paging import Absent, NameText, NoQuery, WindowQuery
-from everbeat.api.responses import DeadLetterList, DeadLetterResponse, PurgeResponse, ReplayResponse, json_response
+from everbeat.api.responses import DeadLetterList
+from everbeat.api.routing import get, post
 from everbeat.api.tasks import CREATED, EmptyInput, created, task_key_of
 from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, convert, utc
 from everbeat.core.errors import FieldError, InvalidInput, NotFound
 from everbeat.core.names import NAME_MESSAGE, is_name
+from everbeat.core.responses import DeadLetterResponse, PurgeResponse, ReplayResponse
 from everbeat.core.submissions import dead_letter_response
 from everbeat.store.values import DeadFilter
 
@@ -61,17 +61,15 @@ class PurgeInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @get(
     "/v1/dead-letters",
-    opt=documented(
-        Operation(
-            id="listDeadLetters",
-            tag="Dead letters",
-            summary="List dead letters, newest first",
-            responses={200: Success("A page of dead letters.", DeadLetterList, links=_LINKS)},
-            query=DeadLetterQuery,
-        )
+    Operation(
+        id="listDeadLetters",
+        tag="Dead letters",
+        summary="List dead letters, newest first",
+        responses={200: Success("A page of dead letters.", DeadLetterList, links=_LINKS)},
+        query=DeadLetterQuery,
     ),
 )
-async def list_dead_letters(request: ApiRequest) -> Response[bytes]:
+async def list_dead_letters(request: ApiRequest) -> Response:
     query = paging.parse_query(request, DeadLetterQuery)
     filter_ = DeadFilter(
         queue=paging.optional_name("queue", query.queue),
@@ -81,78 +79,71 @@ async def list_dead_letters(request: ApiRequest) -> Response[bytes]:
         schedule_id=await schedule_id_of(request, paging.given(query.schedule)),
     )
     before = paging.time_id_before(query.cursor)
-    found = await context_of(request).dead_letters.page(tenant_of(request), filter_, before=before, limit=query.limit + 1)
+    found = await request.context.dead_letters.page(request.tenant_id, filter_, before=before, limit=query.limit + 1)
     page, last = paging.split_page(found, query.limit)
     next_cursor = None if last is None else paging.time_id_cursor(last.died_at, last.task_id)
     return json_response({"items": [dead_letter_response(letter) for letter in page], "next_cursor": next_cursor})
 
 
 @get(
-    "/v1/dead-letters/{task_id:str}",
-    opt=documented(
-        Operation(
-            id="getDeadLetter",
-            tag="Dead letters",
-            summary="Read a dead letter",
-            responses={200: Success("The dead letter.", DeadLetterResponse)},
-            query=NoQuery,
-            problems=(404,),
-        )
+    "/v1/dead-letters/{task_id}",
+    Operation(
+        id="getDeadLetter",
+        tag="Dead letters",
+        summary="Read a dead letter",
+        responses={200: Success("The dead letter.", DeadLetterResponse)},
+        query=NoQuery,
+        problems=(404,),
     ),
 )
-async def get_dead_letter(request: ApiRequest) -> Response[bytes]:
+async def get_dead_letter(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    return json_response(dead_letter_response(await context_of(request).dead_letters.read(tenant_of(request), _id(request))))
+    return json_response(dead_letter_response(await request.context.dead_letters.read(request.tenant_id, _id(request))))
 
 
 @post(
-    "/v1/dead-letters/{task_id:str}/replay",
-    opt=documented(
-        Operation(
-            id="replayDeadLetter",
-            scope=Scope.MANAGE,
-            tag="Dead letters",
-            summary="Replay one dead letter as a new task, also one that was replayed before",
-            responses={201: CREATED},
-            query=NoQuery,
-            body=Body(EmptyInput, is_required=False),
-            headers=IDEMPOTENCY,
-            problems=(404, 409),
-        )
+    "/v1/dead-letters/{task_id}/replay",
+    Operation(
+        id="replayDeadLetter",
+        scope=Scope.MANAGE,
+        tag="Dead letters",
+        summary="Replay one dead letter as a new task, also one that was replayed before",
+        responses={201: CREATED},
+        query=NoQuery,
+        body=Body(EmptyInput, is_required=False),
+        headers=IDEMPOTENCY,
+        problems=(404, 409),
     ),
 )
-async def replay_dead_letter(request: ApiRequest) -> Response[bytes]:
+async def replay_dead_letter(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     convert(await read_optional_json(request), EmptyInput)
     key = task_key_of(request, b"")
-    room = context_of(request).dead_letters
-    task = await room.replay(tenant_of(request), _id(request), key=key, by=caller_of(request))
-    return response_of(created(task))
+    service = request.context.dead_letters
+    task = await service.replay(request.tenant_id, _id(request), key=key, by=request.caller)
+    return created(task)
 
 
 @post(
     "/v1/dead-letters/replay",
-    status_code=200,
-    opt=documented(
-        Operation(
-            id="replayDeadLetters",
-            scope=Scope.MANAGE,
-            tag="Dead letters",
-            summary="Replay all that match and were never replayed, as new tasks",
-            responses={200: Success("How many, and the first of the new tasks.", ReplayResponse)},
-            query=NoQuery,
-            body=Body(ReplayInput, {"queue": {"filter": {"queue": "reports"}, "rate_per_second": 10}}),
-            headers=IDEMPOTENCY,
-            problems=(409,),
-        )
+    Operation(
+        id="replayDeadLetters",
+        scope=Scope.MANAGE,
+        tag="Dead letters",
+        summary="Replay all that match and were never replayed, as new tasks",
+        responses={200: Success("How many, and the first of the new tasks.", ReplayResponse)},
+        query=NoQuery,
+        body=Body(ReplayInput, {"queue": {"filter": {"queue": "reports"}, "rate_per_second": 10}}),
+        headers=IDEMPOTENCY,
+        problems=(409,),
     ),
 )
-async def replay_dead_letters(request: ApiRequest) -> Response[bytes]:
+async def replay_dead_letters(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request)
     asked = as_struct(await decode(raw), ReplayInput)
     filter_ = await _filter_of(request, asked.filter)
-    context, tenant_id, by = context_of(request), tenant_of(request), caller_of(request)
+    context, tenant_id, by = request.context, request.tenant_id, request.caller
 
     async def replay() -> bytes:
         done = await context.dead_letters.replay_all(tenant_id, filter_, rate_per_second=asked.rate_per_second, by=by)
@@ -164,26 +155,21 @@ async def replay_dead_letters(request: ApiRequest) -> Response[bytes]:
 
 @post(
     "/v1/dead-letters/purge",
-    status_code=200,
-    opt=documented(
-        Operation(
-            id="purgeDeadLetters",
-            scope=Scope.MANAGE,
-            tag="Dead letters",
-            summary="Remove all that match, payloads and errors included",
-            responses={200: Success("How many are gone.", PurgeResponse)},
-            query=NoQuery,
-            body=Body(PurgeInput, {"old": {"filter": {"to": "2026-01-01T00:00:00Z"}}}),
-            problems=(409,),
-        )
+    Operation(
+        id="purgeDeadLetters",
+        scope=Scope.MANAGE,
+        tag="Dead letters",
+        summary="Remove all that match, payloads and errors included",
+        responses={200: Success("How many are gone.", PurgeResponse)},
+        query=NoQuery,
+        body=Body(PurgeInput, {"old": {"filter": {"to": "2026-01-01T00:00:00Z"}}}),
+        problems=(409,),
     ),
 )
-async def purge_dead_letters(request: ApiRequest) -> Response[bytes]:
+async def purge_dead_letters(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     filter_ = await _filter_of(request, (await read_as(request, PurgeInput)).filter)
-    return json_response(
-        {"count": await context_of(request).dead_letters.purge(tenant_of(request), filter_, by=caller_of(request))}
-    )
+    return json_response({"count": await request.context.dead_letters.purge(request.tenant_id, filter_, by=request.caller)})
 
 
 async def _filter_of(request: ApiRequest, given: DeadLetterFilter) -> DeadFilter:
@@ -209,4 +195,4 @@ def _id(request: ApiRequest) -> UUID:
     return id_
 
 
-HANDLERS = [list_dead_letters, get_dead_letter, replay_dead_letter, replay_dead_letters, purge_dead_letters]
+ROUTES = [list_dead_letters, get_dead_letter, replay_dead_letter, replay_dead_letters, purge_dead_letters]

@@ -11,13 +11,12 @@ from typing import Annotated, Any
 
 import msgspec
 import uuid_utils.compat
-from litestar import get
-from litestar.response import Stream
 
 from everbeat.api import paging
-from everbeat.api.context import ApiRequest, context_of, session_of, tenant_of
-from everbeat.api.openapi import Operation, Success, documented
+from everbeat.api.messages import ApiRequest, StreamingResponse
+from everbeat.api.operations import Operation, Success
 from everbeat.api.paging import Absent
+from everbeat.api.routing import get
 from everbeat.core.errors import InvalidInput
 from everbeat.services.event_stream import PUBLISHED_KINDS, EventKind, EventStream, EventSubscription, StreamEvent
 
@@ -25,7 +24,7 @@ MEDIA_TYPE = "text/event-stream"
 KEEP_ALIVE_SECONDS = 15.0
 
 _encode = msgspec.json.Encoder().encode
-_HEADERS = {"X-Accel-Buffering": "no"}
+_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no"))
 _EXAMPLE = (
     "id: 01a1e231-932d-71cb-8dab-e37075a3e37c\n"
     "event: task\n"
@@ -48,21 +47,19 @@ class EventsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 @get(
     "/v1/events",
-    opt=documented(
-        Operation(
-            id="events",
-            tag="Operations",
-            summary="Hear of ticks, task changes and the cluster as they happen, as server-sent events",
-            responses={200: Success("Events, without end.", str, media_type=MEDIA_TYPE, example=_EXAMPLE)},
-            query=EventsQuery,
-            problems=(429,),
-        )
+    Operation(
+        id="events",
+        tag="Operations",
+        summary="Hear of ticks, task changes and the cluster as they happen, as server-sent events",
+        responses={200: Success("Events, without end.", str, media_type=MEDIA_TYPE, example=_EXAMPLE)},
+        query=EventsQuery,
+        problems=(429,),
     ),
 )
-async def events(request: ApiRequest) -> Stream:
+async def events(request: ApiRequest) -> StreamingResponse:
     kinds = _kinds(paging.given(paging.parse_query(request, EventsQuery).types))
-    context_of(request).event_stream.check_capacity(tenant_of(request))
-    return Stream(_stream(request, kinds), media_type=MEDIA_TYPE, headers=_HEADERS)
+    request.context.event_stream.check_capacity(request.tenant_id)
+    return StreamingResponse(_stream(request, kinds), _HEADERS)
 
 
 def _kinds(text: str | None) -> frozenset[EventKind]:
@@ -74,10 +71,10 @@ def _kinds(text: str | None) -> frozenset[EventKind]:
 
 
 async def _stream(request: ApiRequest, kinds: frozenset[EventKind]) -> AsyncIterator[bytes]:
-    event_stream = context_of(request).event_stream
-    subscription = event_stream.subscribe(tenant_of(request), kinds)  # here, where it is sure to be left again
+    event_stream = request.context.event_stream
+    subscription = event_stream.subscribe(request.tenant_id, kinds)  # here, where it is sure to be left again
     try:
-        with session_of(request) as session:
+        with request.open_session() as session:
             session.ended.add_done_callback(lambda _: subscription.close())
             yield _written(_hello(event_stream))
             async for block in _blocks(subscription):
@@ -106,4 +103,4 @@ def _written(event: StreamEvent) -> bytes:
     return b"id: %b\nevent: %b\ndata: %b\n\n" % (str(event.id).encode(), event.kind.encode(), _encode(event.data))
 
 
-HANDLERS = [events]
+ROUTES = [events]

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from litestar import Response, get, post
 
 from everbeat.api import paging
 from everbeat.api.bodies import as_struct, decode, idempotency_of, read_body
-from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
 from everbeat.api.dead_letters import Rate
-from everbeat.api.hot import response_of
-from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, documented
+from everbeat.api.messages import ApiRequest, Response, json_response
+from everbeat.api.operations import IDEMPOTENCY, Body, Operation, Success
 from everbeat.api.paging import NoQuery
-from everbeat.api.responses import BackfillResponse, TaskList, json_response
+from everbeat.api.responses import TaskList
+from everbeat.api.routing import get, post
 from everbeat.api.tasks import CREATED, StateQuery, created, page_of, task_key_of
 from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, rfc3339, utc
+from everbeat.core.responses import BackfillResponse
 from everbeat.store.values import TaskFilter
 
 _SHOWN = 100
@@ -40,55 +40,50 @@ class BackfillInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 @post(
-    "/v1/schedules/{ref:str}/trigger",
-    opt=documented(
-        Operation(
-            id="triggerSchedule",
-            scope=Scope.MANAGE,
-            tag="Schedules",
-            summary="Make a task of the schedule now, beside its ticks",
-            responses={201: CREATED},
-            query=NoQuery,
-            body=Body(TriggerScheduleInput, {"other": {"payload": {"account": 7}}}, is_required=False),
-            headers=IDEMPOTENCY,
-            problems=(404, 409),
-        )
+    "/v1/schedules/{ref}/trigger",
+    Operation(
+        id="triggerSchedule",
+        scope=Scope.MANAGE,
+        tag="Schedules",
+        summary="Make a task of the schedule now, beside its ticks",
+        responses={201: CREATED},
+        query=NoQuery,
+        body=Body(TriggerScheduleInput, {"other": {"payload": {"account": 7}}}, is_required=False),
+        headers=IDEMPOTENCY,
+        problems=(404, 409),
     ),
 )
-async def trigger_schedule(request: ApiRequest) -> Response[bytes]:
+async def trigger_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request, is_required=False)
     key = task_key_of(request, raw)
     asked = as_struct(await decode(raw) if raw else {}, TriggerScheduleInput)
-    backfill, ref = context_of(request).backfill, request.path_params["ref"]
-    return response_of(created(await backfill.trigger(tenant_of(request), ref, asked.payload, key=key, by=caller_of(request))))
+    backfill, ref = request.context.backfill, request.path_params["ref"]
+    return created(await backfill.trigger(request.tenant_id, ref, asked.payload, key=key, by=request.caller))
 
 
 @post(
-    "/v1/schedules/{ref:str}/backfill",
-    status_code=200,
-    opt=documented(
-        Operation(
-            id="backfillSchedule",
-            scope=Scope.MANAGE,
-            tag="Schedules",
-            summary="Make tasks for ticks of the past, by default only for those that have none",
-            responses={200: Success("How many, and the first of the ticks.", BackfillResponse)},
-            query=NoQuery,
-            body=Body(
-                BackfillInput,
-                {"dry": {"from": "2026-01-01T00:00:00Z", "to": "2026-01-03T00:00:00Z", "dry_run": True}},
-            ),
-            headers=IDEMPOTENCY,
-            problems=(404, 409),
-        )
+    "/v1/schedules/{ref}/backfill",
+    Operation(
+        id="backfillSchedule",
+        scope=Scope.MANAGE,
+        tag="Schedules",
+        summary="Make tasks for ticks of the past, by default only for those that have none",
+        responses={200: Success("How many, and the first of the ticks.", BackfillResponse)},
+        query=NoQuery,
+        body=Body(
+            BackfillInput,
+            {"dry": {"from": "2026-01-01T00:00:00Z", "to": "2026-01-03T00:00:00Z", "dry_run": True}},
+        ),
+        headers=IDEMPOTENCY,
+        problems=(404, 409),
     ),
 )
-async def backfill_schedule(request: ApiRequest) -> Response[bytes]:
+async def backfill_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request)
     asked = as_struct(await decode(raw), BackfillInput)
-    context, tenant_id = context_of(request), tenant_of(request)
+    context, tenant_id = request.context, request.tenant_id
     idempotency = idempotency_of(request, raw)
 
     async def fill() -> bytes:
@@ -101,7 +96,7 @@ async def backfill_schedule(request: ApiRequest) -> Response[bytes]:
             dry_run=asked.dry_run,
             rate_per_second=asked.rate_per_second,
             key=None if idempotency is None else idempotency.key,
-            by=caller_of(request),
+            by=request.caller,
         )
         return msgspec.json.encode({"count": done.count, "ticks": [rfc3339(tick) for tick in done.ticks[:_SHOWN]]})
 
@@ -110,22 +105,20 @@ async def backfill_schedule(request: ApiRequest) -> Response[bytes]:
 
 
 @get(
-    "/v1/schedules/{ref:str}/executions",
-    opt=documented(
-        Operation(
-            id="listExecutions",
-            tag="Schedules",
-            summary="List the tasks of a schedule, live and finished, newest first",
-            responses={200: Success("A page of tasks.", TaskList)},
-            query=StateQuery,
-            problems=(404,),
-        )
+    "/v1/schedules/{ref}/executions",
+    Operation(
+        id="listExecutions",
+        tag="Schedules",
+        summary="List the tasks of a schedule, live and finished, newest first",
+        responses={200: Success("A page of tasks.", TaskList)},
+        query=StateQuery,
+        problems=(404,),
     ),
 )
-async def list_executions(request: ApiRequest) -> Response[bytes]:
+async def list_executions(request: ApiRequest) -> Response:
     query = paging.parse_query(request, StateQuery)
-    schedule = await context_of(request).schedules.get(tenant_of(request), request.path_params["ref"])
+    schedule = await request.context.schedules.get(request.tenant_id, request.path_params["ref"])
     return await page_of(request, query, TaskFilter(schedule_id=schedule.id))
 
 
-HANDLERS = [trigger_schedule, backfill_schedule, list_executions]
+ROUTES = [trigger_schedule, backfill_schedule, list_executions]

@@ -64,14 +64,14 @@ class FairScheduler:
 class _Paced:
     """Drives a coroutine as a task would, and asks at the turnstile before each step."""
 
-    __slots__ = ("_turnstile", "_work")
+    __slots__ = ("_scheduler", "_work")
 
     def __init__(self, scheduler: FairScheduler, work: Coroutine[Any, Any, None]) -> None:
-        self._turnstile = scheduler
+        self._scheduler = scheduler
         self._work = work
 
     def __await__(self) -> Generator[Any, None, None]:
-        scheduler, work = self._turnstile, self._work
+        scheduler, work = self._scheduler, self._work
         thrown: BaseException | None = None
         try:
             while True:

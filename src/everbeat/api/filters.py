@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from everbeat.api.context import RequestView, caller_of, context_of, tenant_of
+from everbeat.api.messages import ApiRequest
 from everbeat.api.paging import uuid_of
 from everbeat.core.access import Scope
 from everbeat.core.errors import Forbidden, InvalidInput, NotFound
@@ -21,27 +21,27 @@ TenantRef = Annotated[
 ]
 
 
-async def schedule_id_of(request: RequestView, ref: str | None) -> UUID | None:
+async def schedule_id_of(request: ApiRequest, ref: str | None) -> UUID | None:
     """The schedule of that id or name. One that is gone is known by its id alone; a name nobody has matches nothing."""
     if ref is None:
         return None
     if not is_name(ref):
         raise InvalidInput.of("schedule", NAME_MESSAGE)
     try:
-        return (await context_of(request).schedules.get(tenant_of(request), ref)).id
+        return (await request.context.schedules.get(request.tenant_id, ref)).id
     except NotFound:
         return uuid_of(ref) or _NO_SCHEDULE
 
 
-async def requested_tenant(request: RequestView, ref: str | None) -> UUID | None:
+async def requested_tenant(request: ApiRequest, ref: str | None) -> UUID | None:
     """The tenant that is asked about; None: every one, or none was named. Only operators may ask about others."""
     if ref is None:
         return None
-    caller = caller_of(request)
+    caller = request.caller
     if Scope.ADMIN in caller.scopes:
-        return None if ref == EVERY_TENANT else (await context_of(request).tenants.get(ref)).id
+        return None if ref == EVERY_TENANT else (await request.context.tenants.get(ref)).id
     try:
-        found = (await context_of(request).tenants.get(ref)).id
+        found = (await request.context.tenants.get(ref)).id
     except NotFound:
         found = None
     if found != caller.tenant_id:  # the same whether it is there or not

@@ -6,14 +6,14 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
-from litestar import Response, delete, get, post
 
 from everbeat.api import paging
 from everbeat.api.bodies import as_struct, decode, idempotency_of, read_body
-from everbeat.api.context import ApiRequest, caller_of, context_of
-from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, documented
+from everbeat.api.messages import NO_CONTENT, ApiRequest, Response, json_response
+from everbeat.api.operations import IDEMPOTENCY, Body, Operation, Success
 from everbeat.api.paging import NoQuery, PageQuery
-from everbeat.api.responses import KeyList, NewKeyResponse, json_response
+from everbeat.api.responses import KeyList, NewKeyResponse
+from everbeat.api.routing import delete, get, post
 from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, optional_rfc3339, rfc3339, utc
 from everbeat.core.errors import NotFound
@@ -34,23 +34,21 @@ class KeyInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 @get(
-    "/v1/tenants/{tenant:str}/keys",
-    opt=documented(
-        Operation(
-            id="listKeys",
-            scope=Scope.ADMIN,
-            tag="Tenants and keys",
-            summary="List the API keys of a tenant in the order they were made, revoked ones too; never their secrets",
-            responses={200: Success("A page of keys.", KeyList)},
-            query=PageQuery,
-            problems=(404,),
-        )
+    "/v1/tenants/{tenant}/keys",
+    Operation(
+        id="listKeys",
+        scope=Scope.ADMIN,
+        tag="Tenants and keys",
+        summary="List the API keys of a tenant in the order they were made, revoked ones too; never their secrets",
+        responses={200: Success("A page of keys.", KeyList)},
+        query=PageQuery,
+        problems=(404,),
     ),
 )
-async def list_keys(request: ApiRequest) -> Response[bytes]:
+async def list_keys(request: ApiRequest) -> Response:
     query = paging.parse_query(request, PageQuery)
     after = paging.id_after(query.cursor)
-    context = context_of(request)
+    context = request.context
     tenant = await context.tenants.get(request.path_params["tenant"])
     page, last = paging.split_page(await context.keys.page(tenant.id, after=after, limit=query.limit + 1), query.limit)
     next_cursor = None if last is None else paging.id_cursor(last.id)
@@ -58,35 +56,33 @@ async def list_keys(request: ApiRequest) -> Response[bytes]:
 
 
 @post(
-    "/v1/tenants/{tenant:str}/keys",
-    opt=documented(
-        Operation(
-            id="createKey",
-            scope=Scope.ADMIN,
-            tag="Tenants and keys",
-            summary="Make an API key for a tenant; its secret is in this answer and nowhere else",
-            responses={201: Success("The new key, with its secret.", NewKeyResponse)},
-            query=NoQuery,
-            body=Body(
-                KeyInput,
-                {
-                    "manager": {"name": "billing's deployments", "scopes": ["manage"]},
-                    "worker": {"scopes": ["work:reports"], "expires_at": "2100-01-01T00:00:00Z"},
-                    "fleet": {"name": "shared workers", "scopes": ["work"], "all_tenants": True},
-                },
-            ),
-            headers=IDEMPOTENCY,
-            problems=(404, 409),
-        )
+    "/v1/tenants/{tenant}/keys",
+    Operation(
+        id="createKey",
+        scope=Scope.ADMIN,
+        tag="Tenants and keys",
+        summary="Make an API key for a tenant; its secret is in this answer and nowhere else",
+        responses={201: Success("The new key, with its secret.", NewKeyResponse)},
+        query=NoQuery,
+        body=Body(
+            KeyInput,
+            {
+                "manager": {"name": "billing's deployments", "scopes": ["manage"]},
+                "worker": {"scopes": ["work:reports"], "expires_at": "2100-01-01T00:00:00Z"},
+                "fleet": {"name": "shared workers", "scopes": ["work"], "all_tenants": True},
+            },
+        ),
+        headers=IDEMPOTENCY,
+        problems=(404, 409),
     ),
 )
-async def create_key(request: ApiRequest) -> Response[bytes]:
+async def create_key(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request)
     idempotency = idempotency_of(request, raw)
     asked = as_struct(await decode(raw), KeyInput)
     expires_at = None if asked.expires_at is None else paging.bounded("expires_at", utc(asked.expires_at, "expires_at"))
-    context = context_of(request)
+    context = request.context
     tenant = await context.tenants.get(request.path_params["tenant"])
     new = await context.keys.create(
         tenant.id,
@@ -95,28 +91,27 @@ async def create_key(request: ApiRequest) -> Response[bytes]:
         is_fleet=asked.all_tenants,
         expires_at=expires_at,
         idempotency=idempotency,
-        by=caller_of(request),
+        by=request.caller,
     )
     return json_response({**_answer(new.key), "key": new.text}, 201)
 
 
 @delete(
-    "/v1/keys/{key_id:str}",
-    opt=documented(
-        Operation(
-            id="revokeKey",
-            scope=Scope.ADMIN,
-            tag="Tenants and keys",
-            summary="Revoke an API key, on every node and all that is open under it; not the last one with the scope admin",
-            responses={204: Success("It is revoked.")},
-            query=NoQuery,
-            problems=(404, 409),
-        )
+    "/v1/keys/{key_id}",
+    Operation(
+        id="revokeKey",
+        scope=Scope.ADMIN,
+        tag="Tenants and keys",
+        summary="Revoke an API key, on every node and all that is open under it; not the last one with the scope admin",
+        responses={204: Success("It is revoked.")},
+        query=NoQuery,
+        problems=(404, 409),
     ),
 )
-async def revoke_key(request: ApiRequest) -> None:
+async def revoke_key(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    await context_of(request).keys.revoke(_id(request), by=caller_of(request))
+    await request.context.keys.revoke(_id(request), by=request.caller)
+    return NO_CONTENT
 
 
 def _id(request: ApiRequest) -> UUID:
@@ -141,4 +136,4 @@ def _answer(key: ApiKey) -> dict[str, Any]:
     }
 
 
-HANDLERS = [list_keys, create_key, revoke_key]
+ROUTES = [list_keys, create_key, revoke_key]

@@ -1,25 +1,35 @@
-"""The gate every request passes: its id, who asks, where it may come from, the headers of every answer, and the last resort.
+"""What applies to every request: its id, authentication, the check of Host and Origin, response headers and errors.
 
-Who asks is known before anything else is read or looked up: without a valid key no path differs from another, but for those
-that are open to everybody.
+A request is authenticated before anything else is read or looked up: without a valid key all paths give the same response,
+except those that are open to everybody.
 
-Without keys, whoever reaches the port may do everything. A web page must not be able to: neither by a name of its own that
-resolves to this machine (the Host would be that name), nor by posting across sites (the Origin would be another).
+Without keys, everybody who reaches the port may do everything. Web pages must not be able to: neither by a host name of their
+own that resolves to this machine (the Host header would be that name), nor by a cross-site POST (the Origin header would be
+another site).
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import lru_cache
 from urllib.parse import urlsplit
 
 import uuid_utils
-from litestar.enums import ScopeType
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from everbeat.api.context import ApiContext
-from everbeat.api.problems import FORBIDDEN, MEDIA_TYPE, HttpProblem, log_failure, problem_body, problem_of, unexpected
+from everbeat.api.messages import (
+    AnyResponse,
+    ApiRequest,
+    OpenApiDocuments,
+    Receive,
+    Scope,
+    Send,
+    StreamingResponse,
+    wait_disconnected,
+)
+from everbeat.api.problems import FORBIDDEN, HttpProblem, log_failure, problem_response
 from everbeat.core.access import LOCAL_CALLER, Caller
 from everbeat.core.errors import Unauthenticated
 from everbeat.core.keys import contains_key
@@ -32,23 +42,27 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]@/]+)(?::(\d{1,5}))?")
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _HEADERS = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
-_LOOKED_AT = frozenset({b"host", b"origin", b"x-request-id", b"authorization", b"x-forwarded-for"})
 _KEY_IN_URL = (
     "There is an API key in the URL, where others can read it: in logs, proxies and histories. Revoke it, and send the new one "
     "in the header Authorization: Bearer eb_…"
 )
 
-Found = dict[bytes, list[bytes]]
-
 Authority = tuple[str, str | None]
 
 
 class RequestMiddleware:
-    """Also brings along the rooms: what the framework would look up for every request."""
+    """The ASGI app: builds the request, checks it, runs `handle` and sends the response."""
 
-    def __init__(self, app: ASGIApp, context: ApiContext, open_paths: Collection[str] = ()) -> None:
-        self._app = app
-        self._api_context = context
+    def __init__(
+        self,
+        handle: Callable[[ApiRequest], Awaitable[AnyResponse]],
+        context: ApiContext,
+        documents: OpenApiDocuments,
+        open_paths: Collection[str] = (),
+    ) -> None:
+        self._handle = handle
+        self._context = context
+        self._documents = documents
         self._access = context.access
         self._open_paths = frozenset(open_paths)
         self._hosts = None
@@ -56,82 +70,110 @@ class RequestMiddleware:
             self._hosts = _LOOPBACK | {host.lower().strip("[]") for host in context.allowed_hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != ScopeType.HTTP:
-            await self._app(scope, receive, send)
-            return
-        found: Found = {}
-        for name, value in scope["headers"]:
-            if name in _LOOKED_AT:
-                found.setdefault(name, []).append(value)
-        request_id = _request_id(found.get(b"x-request-id"))
-        scope["state"] = {**scope["state"], "request_id": request_id, "rooms": self._api_context}
-        has_started = False
-
-        async def stamped(message: Message) -> None:
-            nonlocal has_started
-            if message["type"] == "http.response.start":
-                has_started = True
-                message["headers"] = [*message["headers"], *_HEADERS, (b"x-request-id", request_id.encode())]
-            await send(message)
-
+        if scope["type"] != "http":
+            raise NotImplementedError(f"only HTTP is served, not {scope['type']}")
+        request = ApiRequest(scope, receive, self._context, self._documents)
+        if root := scope.get("root_path"):
+            request.path = request.path.removeprefix(root)
+        request.request_id = _request_id(request)
+        response: AnyResponse
         try:
-            scope["state"]["caller"] = await self._caller(scope, found, request_id)
-            self._check_origin(scope, found)
+            request.caller = await self._caller(request)
+            self._check_origin(request)
         except Exception as error:
-            refusal, body = problem_of(scope, error)
+            kind, response = problem_response(request, error)
             if self._access is not None:
-                self._access.emit(RequestRefused(refusal.kind.slug))
-            await _send_problem(refusal, body, stamped)
-            return
-        try:
-            await self._app(scope, receive, stamped)
-        except Exception as error:
-            log_failure(scope, error)
-            if has_started:  # half an answer cannot be taken back; the server closes the connection
-                raise
-            await _send_problem(unexpected(), problem_body(unexpected(), request_id), stamped)
+                self._access.emit(RequestRefused(kind.slug))
+        else:
+            try:
+                response = await self._handle(request)
+            except Exception as error:
+                _, response = problem_response(request, error)
+        await _send(request, response, send)
 
-    async def _caller(self, scope: Scope, found: Found, request_id: str) -> Caller:
-        """Who asks. What is open to everybody costs no look at keys and counts against no limit."""
+    async def _caller(self, request: ApiRequest) -> Caller:
+        """Authenticate the request. Paths that are open to everybody need no key and count against no limit."""
         access = self._access
-        if access is None or scope["path"] in self._open_paths:
-            return LOCAL_CALLER.with_request(request_id, None)
-        address = _address(scope, found, access)
+        if access is None or request.path in self._open_paths:
+            return LOCAL_CALLER.with_request(request.request_id, None)
+        address = _address(request, access)
         access.limits.check_address(address)
-        _check_url(scope)
-        caller = await access.authenticate(found.get(b"authorization", ()), address)
-        return caller.with_request(request_id, address)
+        _check_url(request)
+        caller = await access.authenticate(request.header_values(b"authorization"), address)
+        return caller.with_request(request.request_id, address)
 
-    def _check_origin(self, scope: Scope, found: Found) -> None:
+    def _check_origin(self, request: ApiRequest) -> None:
         if self._hosts is None or (self._access is not None and self._access.is_required):
             return
-        hosts = found.get(b"host")
-        host = _authority(hosts[0]) if hosts and len(hosts) == 1 else None
+        hosts = request.header_values(b"host")
+        host = _authority(hosts[0]) if len(hosts) == 1 else None
         if host is None or host[0] not in self._hosts:
             raise HttpProblem(FORBIDDEN, "The Host header does not name this server.")
-        if scope.get("method") in _SAFE_METHODS:
+        if request.method in _SAFE_METHODS:
             return
-        origins = found.get(b"origin")
-        if origins and any(_origin(origin) != _with_port(host, scope["scheme"]) for origin in origins):
-            raise HttpProblem(FORBIDDEN, "The Origin header names another site.")
+        for origin in request.header_values(b"origin"):
+            if _origin(origin) != _with_port(host, request.scope["scheme"]):
+                raise HttpProblem(FORBIDDEN, "The Origin header names another site.")
 
 
-def _address(scope: Scope, found: Found, access: Authenticator) -> str:
-    client = scope.get("client")
-    headers = found.get(b"x-forwarded-for")
-    forwarded = [_text(value) for value in headers] if headers else ()
+async def _send(request: ApiRequest, response: AnyResponse, send: Send) -> None:
+    headers = [*response.headers, *_HEADERS, (b"x-request-id", request.request_id.encode())]
+    if isinstance(response, StreamingResponse):
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await _send_blocks(request, response, send)
+        return
+    if response.status != 204:
+        headers.append((b"content-length", b"%d" % len(response.body)))
+    body = b"" if request.method == "HEAD" else response.body
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _send_blocks(request: ApiRequest, response: StreamingResponse, send: Send) -> None:
+    if request.method == "HEAD":
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return
+    sending = asyncio.create_task(_write_blocks(response, send))
+    leaving = asyncio.create_task(wait_disconnected(request.receive))
+    try:
+        await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if sending.done():
+            sending.result()
+    except Exception as error:
+        log_failure(request, error)
+        raise  # the response has begun and cannot be replaced; the server closes the connection
+    finally:
+        sending.cancel()
+        leaving.cancel()
+        await asyncio.wait({sending, leaving})
+
+
+async def _write_blocks(response: StreamingResponse, send: Send) -> None:
+    try:
+        async for block in response.blocks:
+            await send({"type": "http.response.body", "body": block, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    finally:
+        await response.blocks.aclose()  # type: ignore[attr-defined]
+
+
+def _address(request: ApiRequest, access: Authenticator) -> str:
+    client = request.scope.get("client")
+    forwarded = [_text(value) for value in request.header_values(b"x-forwarded-for")]
     return access.address_of(None if client is None else client[0], forwarded)
 
 
-def _check_url(scope: Scope) -> None:
-    if b"eb_" in scope["query_string"] and contains_key(scope["query_string"].decode("latin-1")):
+def _check_url(request: ApiRequest) -> None:
+    query = request.scope["query_string"]
+    if b"eb_" in query and contains_key(query.decode("latin-1")):
         raise Unauthenticated(_KEY_IN_URL)
-    if "eb_" in scope["path"] and contains_key(scope["path"]):
+    if "eb_" in request.path and contains_key(request.path):
         raise Unauthenticated(_KEY_IN_URL)
 
 
-def _request_id(given: list[bytes] | None) -> str:
-    if given and len(given) == 1 and _REQUEST_ID.fullmatch(text := _text(given[0])):
+def _request_id(request: ApiRequest) -> str:
+    given = request.header_values(b"x-request-id")
+    if len(given) == 1 and _REQUEST_ID.fullmatch(text := _text(given[0])):
         return text
     return str(uuid_utils.uuid7())
 
@@ -158,10 +200,3 @@ def _origin(value: bytes) -> Authority | None:
         return None
     authority = _authority(parts.netloc.encode("latin-1"))
     return None if authority is None else _with_port(authority, parts.scheme)
-
-
-async def _send_problem(refusal: HttpProblem, body: bytes, send: Send) -> None:
-    headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
-    headers += [(name.lower().encode(), value.encode("latin-1")) for name, value in refusal.headers.items()]
-    await send({"type": "http.response.start", "status": refusal.kind.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})

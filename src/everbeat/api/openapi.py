@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Union
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Union
 
 import msgspec
-from litestar import Litestar
-from litestar.routes import HTTPRoute
 
 from everbeat.api.examples import example_of
+from everbeat.api.messages import JSON
+from everbeat.api.operations import Operation, PathParameter
 from everbeat.api.problems import (
     CONFLICT,
     INVALID,
@@ -29,13 +29,13 @@ from everbeat.api.problems import (
 )
 from everbeat.api.problems import MEDIA_TYPE as PROBLEM_TYPE
 from everbeat.api.refinements import NAME, refine
+from everbeat.api.routing import Route
 from everbeat.core.access import INCLUDED_SCOPES, Scope
 from everbeat.core.definitions import ScheduleDefinition
 from everbeat.core.errors import FieldError
 from everbeat.core.protocol import TaskInput
 from everbeat.version import __version__
 
-JSON = "application/json"
 _REF = "#/components/schemas/{name}"
 
 PROBLEMS = {
@@ -60,60 +60,6 @@ _HEADERS: dict[str, dict[str, Any]] = {
     "WWW-Authenticate": {"description": "How to say who asks.", "required": True, "schema": {"type": "string"}},
     "Retry-After": {"description": "Seconds to wait.", "required": True, "schema": {"type": "integer", "minimum": 1}},
 }
-
-
-IDEMPOTENCY: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "Idempotency-Key": (
-        "The same key gives the same answer for 24 hours; with another body it is refused.",
-        {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
-    )
-}
-
-
-class Body(NamedTuple):
-    type: Any
-    examples: Mapping[str, Any] = {}
-    is_required: bool = True
-
-
-class Success(NamedTuple):
-    """One good answer; no type means no body."""
-
-    description: str
-    type: Any = None
-    headers: tuple[str, ...] = ()
-    media_type: str = JSON
-    links: Mapping[str, Any] = {}
-    may_be_problem: bool = False
-    example: Any = None
-
-
-class PathParameter(NamedTuple):
-    description: str
-    schema: dict[str, Any]
-
-
-class Operation(NamedTuple):
-    """What a handler promises, and the scope it asks for; None: open to everybody. `for_any_key`: whatever its scopes are.
-    Problems that any such request can meet are added by themselves."""
-
-    id: str
-    tag: str
-    summary: str
-    responses: Mapping[int, Success]
-    query: type[msgspec.Struct] | None = None
-    body: Body | None = None
-    headers: Mapping[str, tuple[str, dict[str, Any]]] = {}
-    problems: tuple[int, ...] = ()
-    path: Mapping[str, PathParameter] = {}
-    description: str = ""
-    scope: Scope | None = Scope.READ
-    for_any_key: bool = False
-
-
-def documented(operation: Operation) -> dict[str, Any]:
-    """The `opt` of a handler."""
-    return {"operation": operation}
 
 
 def with_optional_fields(name: str, type_: type[msgspec.Struct], required: tuple[str, ...] = ()) -> type[msgspec.Struct]:
@@ -160,12 +106,12 @@ PATH_PARAMETERS = {
 SCHEDULE_NAME = {"ref": PathParameter("The name of the schedule.", {"type": "string", **NAME})}
 
 
-def build_document(app: Litestar) -> dict[str, Any]:
-    operations = sorted(operations_of(app), key=lambda one: one[:2])
-    schemas = _Schemas([operation for _, _, operation in operations])
+def build_document(routes: Iterable[Route]) -> dict[str, Any]:
+    ordered = sorted(routes, key=lambda route: (route.path, route.method))
+    schemas = _Schemas([route.operation for route in ordered])
     paths: dict[str, dict[str, Any]] = {}
-    for path, method, operation in operations:
-        paths.setdefault(path, {})[method.lower()] = _operation(path, operation, schemas)
+    for route in ordered:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route.path, route.operation, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -175,7 +121,7 @@ def build_document(app: Litestar) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": tag} for tag in _tags([operation.tag for _, _, operation in operations])],
+        "tags": [{"name": tag} for tag in _tags([route.operation.tag for route in ordered])],
         "paths": paths,
         "components": {"schemas": schemas.components, "headers": _HEADERS, "securitySchemes": {_KEY: _KEY_SCHEME}},
     }
@@ -194,17 +140,6 @@ def _tags(used: list[str]) -> list[str]:
     """Each tag once, those that most people look for first."""
     known = ("Schedules", "Calendars", "Tasks", "Workers", "Dead letters", "Operations", "Tenants", "Health")
     return sorted(dict.fromkeys(used), key=lambda tag: (known.index(tag) if tag in known else len(known), tag))
-
-
-def operations_of(app: Litestar) -> Iterator[tuple[str, str, Operation]]:
-    """Every operation with its path and method: the one table that documents, and that says who may ask for what."""
-    for route in app.routes:
-        if not isinstance(route, HTTPRoute):
-            continue
-        for handler in route.route_handlers:
-            for method in sorted(handler.http_methods):
-                if "operation" in handler.opt:
-                    yield route.path_format, method, handler.opt["operation"]
 
 
 class _Schemas:

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 
-from everbeat.api.context import RequestView
+from everbeat.api.messages import ApiRequest
 from everbeat.api.problems import MALFORMED, HttpProblem
 from everbeat.core.definitions import convert, rfc3339, utc
 from everbeat.core.errors import InvalidInput
@@ -63,7 +63,7 @@ class WindowQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     to: Annotated[TimeText, msgspec.Meta(description="The end of the window, not part of it.")] | Absent = msgspec.UNSET
 
 
-def parse_query(request: RequestView, type_: type[Q]) -> Q:
+def parse_query(request: ApiRequest, type_: type[Q]) -> Q:
     """The query string as this struct; a parameter that comes twice counts with its last value."""
     query = request.scope["query_string"]
     if not query:

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
-from litestar import Response, post
 
 from everbeat.api import paging
 from everbeat.api.bodies import read_json
-from everbeat.api.context import ApiRequest, context_of, tenant_of
-from everbeat.api.openapi import Body, Operation, Success, documented
+from everbeat.api.messages import ApiRequest, Response, json_response
+from everbeat.api.operations import Body, Operation, Success
 from everbeat.api.paging import NoQuery
-from everbeat.api.responses import PreviewResponse, json_response
+from everbeat.api.responses import PreviewResponse
+from everbeat.api.routing import post
 from everbeat.core.calendars import Calendar
 from everbeat.core.definitions import CalendarFilter, Instant, TriggerInput, convert, rfc3339, utc
 from everbeat.core.preview import MAX_COUNT, preview
@@ -31,38 +31,35 @@ class PreviewInput(TriggerInput, frozen=True, kw_only=True, forbid_unknown_field
 
 @post(
     "/v1/preview",
-    status_code=200,
-    opt=documented(
-        Operation(
-            id="preview",
-            tag="Schedules",
-            summary="Describe a trigger and show its next ticks; saves nothing",
-            responses={200: Success("What the trigger would do.", PreviewResponse)},
-            query=NoQuery,
-            body=Body(
-                PreviewInput,
-                {
-                    "cron": {"cron": "30 2 * * *", "timezone": "Europe/Paris", "count": 5},
-                    "rrule": {"rrule": "FREQ=MONTHLY;BYDAY=-1FR", "timezone": "UTC", "after": "2026-01-01T00:00:00Z"},
-                },
-            ),
-        )
+    Operation(
+        id="preview",
+        tag="Schedules",
+        summary="Describe a trigger and show its next ticks; saves nothing",
+        responses={200: Success("What the trigger would do.", PreviewResponse)},
+        query=NoQuery,
+        body=Body(
+            PreviewInput,
+            {
+                "cron": {"cron": "30 2 * * *", "timezone": "Europe/Paris", "count": 5},
+                "rrule": {"rrule": "FREQ=MONTHLY;BYDAY=-1FR", "timezone": "UTC", "after": "2026-01-01T00:00:00Z"},
+            },
+        ),
     ),
 )
-async def preview_trigger(request: ApiRequest) -> Response[bytes]:
+async def preview_trigger(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     asked = convert(await read_json(request), PreviewInput)
     rule = asked.rule(exclude=tuple(asked.calendars.exclude), only=tuple(asked.calendars.only))
-    store = context_of(request).store
+    store = request.context.store
     after = await store.clock() if asked.after is None else paging.bounded("after", utc(asked.after, "after"))
     rule = anchored(rule, None, after)
     calendars: Mapping[str, Calendar] = {}
     if rule.exclude or rule.only:
-        calendars = {one.name: one for one in await store.calendar_list(tenant_of(request))}
+        calendars = {one.name: one for one in await store.calendar_list(request.tenant_id)}
     # A rare rule takes a while to compute; the tick loop of this process must not wait for it.
     shown = await asyncio.to_thread(preview, rule, after, asked.count, calendars)
     ticks = [{"at": rfc3339(tick.at), "local": tick.local} for tick in shown.ticks]
     return json_response({"description": shown.description, "ticks": ticks, "warnings": shown.warnings})
 
 
-HANDLERS = [preview_trigger]
+ROUTES = [preview_trigger]

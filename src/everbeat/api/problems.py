@@ -9,11 +9,8 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 import structlog
-from litestar import Response
-from litestar.exceptions import HTTPException
-from litestar.types import Scope
 
-from everbeat.api.context import ApiRequest
+from everbeat.api.messages import ApiRequest, Response, raw_headers
 from everbeat.core.errors import (
     BlobsUnavailable,
     Conflict,
@@ -65,6 +62,7 @@ REVISION_MISMATCH = ProblemKind(409, "revision-mismatch", "It was changed meanwh
 REFUSED = ProblemKind(409, "database-refused", "The database refused the change")
 TOO_LARGE = ProblemKind(413, "too-large", "The request is too large")
 MEDIA_TYPE_REFUSED = ProblemKind(415, "unsupported-media-type", "This kind of content is not accepted")
+HEAD_TOO_LARGE = ProblemKind(431, "head-too-large", "The head of the request is too large")
 INVALID = ProblemKind(422, "invalid-input", "The input is not valid")
 RATE_LIMITED = ProblemKind(429, "rate-limited", "Too many requests")
 QUOTA_FOR_NOW = ProblemKind(429, "quota-exceeded", "A quota of the tenant is used up for now")
@@ -74,7 +72,7 @@ BLOBS_AWAY = ProblemKind(503, "blob-store-unavailable", "The store of large payl
 OVERLOADED = ProblemKind(503, "overloaded", "The server has too much to do")
 BROKEN = ProblemKind(503, "database-unusable", "The database cannot be used")
 
-_BY_STATUS = {kind.status: kind for kind in (MALFORMED, FORBIDDEN, NOT_FOUND, WRONG_METHOD, TOO_LARGE)}
+_CONTENT_TYPE = (b"content-type", MEDIA_TYPE.encode())
 
 
 class FieldProblem(msgspec.Struct, frozen=True):
@@ -105,10 +103,6 @@ class HttpProblem(EverbeatError):
         self.headers = dict(headers or {})
 
 
-def request_id_of(scope: Scope) -> str:
-    return str(scope["state"].get("request_id", ""))
-
-
 def problem_body(refusal: HttpProblem, request_id: str, errors: Sequence[FieldError] | None = None) -> bytes:
     problem = Problem(
         type=f"urn:everbeat:problem:{refusal.kind.slug}",
@@ -121,19 +115,14 @@ def problem_body(refusal: HttpProblem, request_id: str, errors: Sequence[FieldEr
     return msgspec.json.encode(problem)
 
 
-def problem_response(request: ApiRequest, error: Exception) -> Response[bytes]:
-    """The one exception handler of the app."""
-    refusal, body = problem_of(request.scope, error)
-    return Response(content=body, status_code=refusal.kind.status, media_type=MEDIA_TYPE, headers=refusal.headers)
-
-
-def problem_of(scope: Scope, error: Exception) -> tuple[HttpProblem, bytes]:
-    """What an error means to the one who asked, and the body that says so."""
+def problem_response(request: ApiRequest, error: Exception) -> tuple[ProblemKind, Response]:
+    """The response to a request that failed with this error."""
     refusal = http_problem_of(error)
     if refusal.kind is INTERNAL or refusal.kind is REFUSED:
-        log_failure(scope, error)
+        log_failure(request, error)
     errors = error.errors if isinstance(error, InvalidInput) else None
-    return refusal, problem_body(refusal, request_id_of(scope), errors)
+    body = problem_body(refusal, request.request_id, errors)
+    return refusal.kind, Response(refusal.kind.status, body, (_CONTENT_TYPE, *raw_headers(refusal.headers)))
 
 
 def http_problem_of(error: Exception) -> HttpProblem:
@@ -144,9 +133,6 @@ def http_problem_of(error: Exception) -> HttpProblem:
         return error.with_traceback(None)
     if isinstance(error, EverbeatError):
         return _expected(error)
-    if isinstance(error, HTTPException) and error.status_code in _BY_STATUS:
-        kind = _BY_STATUS[error.status_code]
-        return HttpProblem(kind, _ROUTING_DETAILS.get(kind, error.detail), error.headers)
     return unexpected()
 
 
@@ -154,21 +140,14 @@ def unexpected() -> HttpProblem:
     return HttpProblem(INTERNAL, "The error was logged; tell the operator the request id.")
 
 
-def log_failure(scope: Scope, error: BaseException) -> None:
+def log_failure(request: ApiRequest, error: BaseException) -> None:
     log.error(
         "request_failed",
-        request_id=request_id_of(scope),
-        method=scope.get("method"),
-        path=_clean(scope["path"], _MAX_FIELD_LENGTH),
+        request_id=request.request_id,
+        method=request.method,
+        path=_clean(request.path, _MAX_FIELD_LENGTH),
         exc_info=error,
     )
-
-
-_ROUTING_DETAILS = {
-    NOT_FOUND: "There is nothing at this path.",
-    WRONG_METHOD: "The Allow header names the methods of this path.",
-    TOO_LARGE: "The body is larger than this server accepts.",
-}
 
 
 def _expected(error: EverbeatError) -> HttpProblem:

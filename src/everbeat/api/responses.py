@@ -6,67 +6,23 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
-from litestar import Response
 
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.calendars import WEEKDAYS
-from everbeat.core.definitions import CalendarFilter, DstPolicy
 from everbeat.core.explain import Verdict
-from everbeat.core.schedules import CatchUp, Overlap, Retry, Status
-from everbeat.core.targets import Target
-from everbeat.core.tasks import AttemptOutcome, Origin, TaskError, TaskState
-from everbeat.core.ticks import SkipReason
-
-Time = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
-Id = Annotated[str, msgspec.Meta(extra_json_schema={"format": "uuid"})]
-Absent = msgspec.UnsetType
-_ABSENT = msgspec.UNSET
-
-
-def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response[bytes]:
-    body = value if isinstance(value, bytes) else msgspec.json.encode(value)
-    return Response(content=body, status_code=status, media_type="application/json", headers=headers)
-
-
-class ScheduleResponse(msgspec.Struct, kw_only=True):
-    """A schedule: its definition, and what the engine keeps beside it."""
-
-    id: Id
-    name: str
-    description: str
-    cron: str | Absent = _ABSENT
-    every_seconds: float | int | Absent = _ABSENT
-    rrule: str | Absent = _ABSENT
-    at: Time | Absent = _ABSENT
-    anchor: Time | Absent = _ABSENT
-    timezone: str
-    target: Target
-    payload: Any
-    overlap: Overlap
-    max_concurrent: int
-    catch_up: CatchUp
-    misfire_grace_seconds: float | int
-    jitter_seconds: float | int
-    dst: DstPolicy
-    calendars: CalendarFilter
-    starts_at: Time | None
-    ends_at: Time | None
-    priority: int
-    max_attempts: int
-    retry: Retry
-    timeout_seconds: float | int
-    labels: dict[str, str]
-    enabled: bool
-    status: Status
-    next_tick_at: Time | None
-    last_tick_at: Time | None
-    revision: int
-    partition: int
-    trigger_text: str
-    fault: str | None
-    note: str | None
-    created_at: Time
-    updated_at: Time
+from everbeat.core.responses import (
+    AttemptResponse,
+    DeadLetterResponse,
+    Id,
+    LogLineResponse,
+    RegisteredScheduleResponse,
+    ScheduleResponse,
+    TaskResponse,
+    TickResponse,
+    Time,
+)
+from everbeat.core.schedules import Status
+from everbeat.core.tasks import Origin
 
 
 class ScheduleList(msgspec.Struct):
@@ -74,29 +30,8 @@ class ScheduleList(msgspec.Struct):
     next_cursor: str | None
 
 
-class RegisteredScheduleResponse(msgspec.Struct):
-    """What became of one schedule of a batch."""
-
-    id: Id
-    name: str
-    status: Literal["created", "updated", "unchanged"]
-
-
 class ScheduleBatchResponse(msgspec.Struct):
     items: list[RegisteredScheduleResponse]
-
-
-class TickResponse(msgspec.Struct, kw_only=True):
-    """One line of the ledger; `until` and `count` only where it stands for a run of skipped ticks."""
-
-    scheduled_for: Time
-    outcome: Literal["fired", "skipped", "upcoming", "missing"]
-    reason: SkipReason | None
-    task_id: Id | None
-    fired_at: Time | None
-    lag_ms: float | None
-    until: Time | Absent = _ABSENT
-    count: int | Absent = _ABSENT
 
 
 class TickList(msgspec.Struct):
@@ -122,49 +57,6 @@ class ExplanationResponse(msgspec.Struct):
     facts: list[FactResponse]
 
 
-class ProgressResponse(msgspec.Struct):
-    fraction: float | int | None
-    message: str | None
-
-
-class TaskResponse(msgspec.Struct, kw_only=True):
-    """A task, live or finished; `result` and `error` as its worker gave them, cut with a note if they were too large.
-
-    `payload_omitted`: the payload is large and not part of this answer; reading the task by its id shows it.
-    """
-
-    id: Id
-    type: str
-    queue: str
-    target: Target
-    payload: Any
-    payload_omitted: bool
-    state: TaskState
-    priority: int
-    run_at: Time
-    attempt: int
-    max_attempts: int
-    retry: Retry
-    timeout_seconds: float | int
-    labels: dict[str, str]
-    fair_key: str | None
-    origin: Origin
-    schedule_id: Id | None
-    schedule: str | None
-    scheduled_for: Time | None
-    progress: ProgressResponse | None
-    result: Any
-    error: TaskError | None
-    reason: str | None
-    created_at: Time
-    started_at: Time | None
-    finished_at: Time | None
-    duration_ms: float | int | None
-    worker: str | None
-    lease_until: Time | None
-    cancel_requested: bool
-
-
 class TaskList(msgspec.Struct):
     """Newest first. With a filter that matches little a page may be short, or empty, and still not the last."""
 
@@ -178,29 +70,9 @@ class TaskIdsResponse(msgspec.Struct):
     ids: list[Id]
 
 
-class AttemptResponse(msgspec.Struct, kw_only=True):
-    """One try at a task; without an outcome it is running."""
-
-    attempt: int
-    fence: int
-    worker: str | None
-    started_at: Time
-    ended_at: Time | None
-    outcome: AttemptOutcome | None
-    error: TaskError | None
-    duration_ms: float | int | None
-
-
 class AttemptList(msgspec.Struct):
     items: list[AttemptResponse]
     next_cursor: str | None
-
-
-class LogLineResponse(msgspec.Struct, kw_only=True):
-    at: Time
-    attempt: int
-    worker: str | None
-    text: str
 
 
 class LogLineList(msgspec.Struct):
@@ -245,56 +117,9 @@ class LeaseStatusesResponse(msgspec.Struct):
     leases: list[LeaseStatusResponse]
 
 
-class DeadLetterResponse(msgspec.Struct, kw_only=True):
-    """A task whose attempts are exhausted, with the reason, and what it was last replayed as."""
-
-    task_id: Id
-    type: str
-    queue: str
-    target: Target
-    payload: Any
-    payload_omitted: bool
-    origin: Origin
-    schedule_id: Id | None
-    schedule: str | None
-    scheduled_for: Time | None
-    priority: int
-    labels: dict[str, str]
-    fair_key: str | None
-    attempts: int
-    max_attempts: int
-    reason: str
-    error: TaskError | None
-    worker: str | None
-    created_at: Time
-    died_at: Time
-    replayed_at: Time | None
-    replayed_as: Id | None
-    replays: int
-
-
 class DeadLetterList(msgspec.Struct):
     items: list[DeadLetterResponse]
     next_cursor: str | None
-
-
-class ReplayResponse(msgspec.Struct):
-    """How many became new tasks, and the first 100 of those; if `has_more`, ask again."""
-
-    count: int
-    ids: list[Id]
-    has_more: bool
-
-
-class PurgeResponse(msgspec.Struct):
-    count: int
-
-
-class BackfillResponse(msgspec.Struct):
-    """How many tasks were made, or would be, and the first 100 of their ticks."""
-
-    count: int
-    ticks: list[Time]
 
 
 class PreviewTickResponse(msgspec.Struct):

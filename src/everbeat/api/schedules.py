@@ -6,7 +6,6 @@ import asyncio
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Response, delete, get, patch, post, put
 
 from everbeat.api import paging
 from everbeat.api.bodies import (
@@ -17,23 +16,17 @@ from everbeat.api.bodies import (
     read_json,
     read_optional_json,
 )
-from everbeat.api.context import ApiRequest, caller_of, context_of, tenant_of
-from everbeat.api.openapi import (
-    IDEMPOTENCY,
-    SCHEDULE_NAME,
-    Body,
-    Operation,
-    SchedulePatch,
-    ScheduleReplacement,
-    Success,
-    documented,
-)
+from everbeat.api.messages import NO_CONTENT, ApiRequest, Response, json_response
+from everbeat.api.openapi import SCHEDULE_NAME, SchedulePatch, ScheduleReplacement
+from everbeat.api.operations import IDEMPOTENCY, Body, Operation, Success
 from everbeat.api.paging import Absent, NameText, NoQuery, PageQuery
-from everbeat.api.responses import ScheduleBatchResponse, ScheduleList, ScheduleResponse, json_response
+from everbeat.api.responses import ScheduleBatchResponse, ScheduleList
+from everbeat.api.routing import delete, get, patch, post, put
 from everbeat.core.access import Scope
 from everbeat.core.definitions import ScheduleDefinition, convert, schedule_response
 from everbeat.core.errors import InvalidInput
 from everbeat.core.names import has_control_characters
+from everbeat.core.responses import ScheduleResponse
 from everbeat.core.schedules import Schedule, Status
 from everbeat.services.schedules import MAX_BATCH
 from everbeat.store.values import ScheduleFilter
@@ -96,28 +89,24 @@ class ResumeInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @post(
     "/v1/schedules",
-    opt=documented(
-        Operation(
-            id="createSchedule",
-            scope=Scope.MANAGE,
-            tag="Schedules",
-            summary="Create a schedule",
-            responses={201: _CREATED},
-            query=NoQuery,
-            body=Body(ScheduleDefinition, {"cron": _EXAMPLE, "interval": _INTERVAL}),
-            headers=IDEMPOTENCY,
-            problems=(409,),
-        )
+    Operation(
+        id="createSchedule",
+        scope=Scope.MANAGE,
+        tag="Schedules",
+        summary="Create a schedule",
+        responses={201: _CREATED},
+        query=NoQuery,
+        body=Body(ScheduleDefinition, {"cron": _EXAMPLE, "interval": _INTERVAL}),
+        headers=IDEMPOTENCY,
+        problems=(409,),
     ),
 )
-async def create_schedule(request: ApiRequest) -> Response[bytes]:
+async def create_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request)
     idempotency = idempotency_of(request, raw)
     data = await decode(raw)
-    answer = await context_of(request).schedules.create(
-        tenant_of(request), data, idempotency=idempotency, by=caller_of(request)
-    )
+    answer = await request.context.schedules.create(request.tenant_id, data, idempotency=idempotency, by=request.caller)
     created = msgspec.json.decode(answer.body)
     headers = {"Location": f"/v1/schedules/{created['id']}", "ETag": f'"{created["revision"]}"'}
     return json_response(answer.body, answer.status, headers)
@@ -125,29 +114,26 @@ async def create_schedule(request: ApiRequest) -> Response[bytes]:
 
 @post(
     "/v1/schedules/batch",
-    status_code=200,
-    opt=documented(
-        Operation(
-            id="putSchedules",
-            scope=Scope.MANAGE,
-            tag="Schedules",
-            summary="Create or replace up to 1,000 schedules by name, all or nothing",
-            responses={200: Success("What became of each, in the order given.", ScheduleBatchResponse)},
-            query=NoQuery,
-            body=Body(ScheduleBatchInput, {"two": {"schedules": [_EXAMPLE, _INTERVAL]}}),
-            headers=IDEMPOTENCY,
-            problems=(409,),
-        )
+    Operation(
+        id="putSchedules",
+        scope=Scope.MANAGE,
+        tag="Schedules",
+        summary="Create or replace up to 1,000 schedules by name, all or nothing",
+        responses={200: Success("What became of each, in the order given.", ScheduleBatchResponse)},
+        query=NoQuery,
+        body=Body(ScheduleBatchInput, {"two": {"schedules": [_EXAMPLE, _INTERVAL]}}),
+        headers=IDEMPOTENCY,
+        problems=(409,),
     ),
 )
-async def put_schedules(request: ApiRequest) -> Response[bytes]:
+async def put_schedules(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request)
-    context, tenant_id = context_of(request), tenant_of(request)
+    context, tenant_id = request.context, request.tenant_id
     batch = convert(await decode(raw), ScheduleBatchInput)
 
     async def put_all() -> bytes:
-        registered = await context.schedules.put_batch(tenant_id, batch.schedules, by=caller_of(request))
+        registered = await context.schedules.put_batch(tenant_id, batch.schedules, by=request.caller)
         items = [{"id": str(one.schedule.id), "name": one.schedule.spec.name, "status": one.status} for one in registered]
         return msgspec.json.encode({"items": items})
 
@@ -157,17 +143,15 @@ async def put_schedules(request: ApiRequest) -> Response[bytes]:
 
 @get(
     "/v1/schedules",
-    opt=documented(
-        Operation(
-            id="listSchedules",
-            tag="Schedules",
-            summary="List schedules by name",
-            responses={200: Success("A page of schedules.", ScheduleList)},
-            query=ScheduleQuery,
-        )
+    Operation(
+        id="listSchedules",
+        tag="Schedules",
+        summary="List schedules by name",
+        responses={200: Success("A page of schedules.", ScheduleList)},
+        query=ScheduleQuery,
     ),
 )
-async def list_schedules(request: ApiRequest) -> Response[bytes]:
+async def list_schedules(request: ApiRequest) -> Response:
     query = paging.parse_query(request, ScheduleQuery)
     filter_ = ScheduleFilter(
         status=None if isinstance(query.status, Absent) else query.status.value,
@@ -176,8 +160,8 @@ async def list_schedules(request: ApiRequest) -> Response[bytes]:
         type=paging.optional_name("type", query.type),
         target=paging.given(query.target),
     )
-    found = await context_of(request).schedules.page(
-        tenant_of(request), filter_, after_name=paging.name_after(query.cursor), limit=query.limit + 1
+    found = await request.context.schedules.page(
+        request.tenant_id, filter_, after_name=paging.name_after(query.cursor), limit=query.limit + 1
     )
     page, last = paging.split_page(found, query.limit)
     items = []
@@ -189,148 +173,131 @@ async def list_schedules(request: ApiRequest) -> Response[bytes]:
 
 
 @get(
-    "/v1/schedules/{ref:str}",
-    opt=documented(
-        Operation(
-            id="getSchedule",
-            tag="Schedules",
-            summary="Read a schedule",
-            responses=_ONE,
-            query=NoQuery,
-            problems=(404,),
-        )
+    "/v1/schedules/{ref}",
+    Operation(
+        id="getSchedule",
+        tag="Schedules",
+        summary="Read a schedule",
+        responses=_ONE,
+        query=NoQuery,
+        problems=(404,),
     ),
 )
-async def get_schedule(request: ApiRequest) -> Response[bytes]:
+async def get_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    return _one(await context_of(request).schedules.get(tenant_of(request), request.path_params["ref"]))
+    return _one(await request.context.schedules.get(request.tenant_id, request.path_params["ref"]))
 
 
 @put(
-    "/v1/schedules/{ref:str}",
-    opt=documented(
-        Operation(
-            id="putSchedule",
-            scope=Scope.MANAGE,
-            tag="Schedules",
-            summary="Create or replace a schedule by name; nothing changes if nothing differs",
-            responses={**_ONE, 201: _CREATED},
-            query=NoQuery,
-            body=Body(ScheduleReplacement, {"cron": {key: _EXAMPLE[key] for key in ("cron", "timezone", "target")}}),
-            path=SCHEDULE_NAME,
-            problems=(409,),
-        )
+    "/v1/schedules/{ref}",
+    Operation(
+        id="putSchedule",
+        scope=Scope.MANAGE,
+        tag="Schedules",
+        summary="Create or replace a schedule by name; nothing changes if nothing differs",
+        responses={**_ONE, 201: _CREATED},
+        query=NoQuery,
+        body=Body(ScheduleReplacement, {"cron": {key: _EXAMPLE[key] for key in ("cron", "timezone", "target")}}),
+        path=SCHEDULE_NAME,
+        problems=(409,),
     ),
 )
-async def put_schedule(request: ApiRequest) -> Response[bytes]:
+async def put_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     data = await read_json(request)
-    registered = await context_of(request).schedules.put(
-        tenant_of(request), request.path_params["ref"], data, by=caller_of(request)
-    )
+    registered = await request.context.schedules.put(request.tenant_id, request.path_params["ref"], data, by=request.caller)
     return _one(registered.schedule, 201 if registered.status == "created" else 200)
 
 
 @patch(
-    "/v1/schedules/{ref:str}",
-    opt=documented(
-        Operation(
-            id="patchSchedule",
-            scope=Scope.MANAGE,
-            tag="Schedules",
-            summary="Change some fields of a schedule",
-            responses=_ONE,
-            query=NoQuery,
-            body=Body(SchedulePatch, {"pace": {"every_seconds": 60}, "off": {"enabled": False}}),
-            headers=IF_MATCH,
-            problems=(404, 409),
-        )
+    "/v1/schedules/{ref}",
+    Operation(
+        id="patchSchedule",
+        scope=Scope.MANAGE,
+        tag="Schedules",
+        summary="Change some fields of a schedule",
+        responses=_ONE,
+        query=NoQuery,
+        body=Body(SchedulePatch, {"pace": {"every_seconds": 60}, "off": {"enabled": False}}),
+        headers=IF_MATCH,
+        problems=(404, 409),
     ),
 )
-async def patch_schedule(request: ApiRequest) -> Response[bytes]:
+async def patch_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     if_match = if_match_revision(request)
     data = await read_json(request)
-    schedules, ref = context_of(request).schedules, request.path_params["ref"]
-    return _one(await schedules.patch(tenant_of(request), ref, data, if_match=if_match, by=caller_of(request)))
+    schedules, ref = request.context.schedules, request.path_params["ref"]
+    return _one(await schedules.patch(request.tenant_id, ref, data, if_match=if_match, by=request.caller))
 
 
 @delete(
-    "/v1/schedules/{ref:str}",
-    opt=documented(
-        Operation(
-            id="deleteSchedule",
-            scope=Scope.MANAGE,
-            tag="Schedules",
-            summary="Remove a schedule; its ledger stays",
-            responses={204: Success("It is gone.")},
-            query=NoQuery,
-            problems=(404,),
-        )
+    "/v1/schedules/{ref}",
+    Operation(
+        id="deleteSchedule",
+        scope=Scope.MANAGE,
+        tag="Schedules",
+        summary="Remove a schedule; its ledger stays",
+        responses={204: Success("It is gone.")},
+        query=NoQuery,
+        problems=(404,),
     ),
 )
-async def delete_schedule(request: ApiRequest) -> None:
+async def delete_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    await context_of(request).schedules.delete(tenant_of(request), request.path_params["ref"], by=caller_of(request))
+    await request.context.schedules.delete(request.tenant_id, request.path_params["ref"], by=request.caller)
+    return NO_CONTENT
 
 
 @post(
-    "/v1/schedules/{ref:str}/pause",
-    status_code=200,
-    opt=documented(
-        Operation(
-            id="pauseSchedule",
-            scope=Scope.MANAGE,
-            tag="Schedules",
-            summary="Pause a schedule; its ticks are recorded as skipped",
-            responses=_ONE,
-            query=NoQuery,
-            body=Body(PauseInput, {"note": {"note": "until the migration is done"}}, is_required=False),
-            problems=(404, 409),
-        )
+    "/v1/schedules/{ref}/pause",
+    Operation(
+        id="pauseSchedule",
+        scope=Scope.MANAGE,
+        tag="Schedules",
+        summary="Pause a schedule; its ticks are recorded as skipped",
+        responses=_ONE,
+        query=NoQuery,
+        body=Body(PauseInput, {"note": {"note": "until the migration is done"}}, is_required=False),
+        problems=(404, 409),
     ),
 )
-async def pause_schedule(request: ApiRequest) -> Response[bytes]:
+async def pause_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     note = convert(await read_optional_json(request), PauseInput).note
     if note is not None and has_control_characters(note):
         raise InvalidInput.of("note", "must be without control characters")
-    schedules = context_of(request).schedules
-    return _one(await schedules.pause(tenant_of(request), request.path_params["ref"], note=note, by=caller_of(request)))
+    schedules = request.context.schedules
+    return _one(await schedules.pause(request.tenant_id, request.path_params["ref"], note=note, by=request.caller))
 
 
 @post(
-    "/v1/schedules/{ref:str}/resume",
-    status_code=200,
-    opt=documented(
-        Operation(
-            id="resumeSchedule",
-            scope=Scope.MANAGE,
-            tag="Schedules",
-            summary="Resume a paused schedule from its next tick on",
-            responses=_ONE,
-            query=NoQuery,
-            body=Body(ResumeInput, is_required=False),
-            problems=(404, 409),
-        )
+    "/v1/schedules/{ref}/resume",
+    Operation(
+        id="resumeSchedule",
+        scope=Scope.MANAGE,
+        tag="Schedules",
+        summary="Resume a paused schedule from its next tick on",
+        responses=_ONE,
+        query=NoQuery,
+        body=Body(ResumeInput, is_required=False),
+        problems=(404, 409),
     ),
 )
-async def resume_schedule(request: ApiRequest) -> Response[bytes]:
+async def resume_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     convert(await read_optional_json(request), ResumeInput)
-    return _one(
-        await context_of(request).schedules.resume(tenant_of(request), request.path_params["ref"], by=caller_of(request))
-    )
+    return _one(await request.context.schedules.resume(request.tenant_id, request.path_params["ref"], by=request.caller))
 
 
-def _one(schedule: Schedule, status: int = 200) -> Response[bytes]:
+def _one(schedule: Schedule, status: int = 200) -> Response:
     headers = {"ETag": f'"{schedule.revision}"'}
     if status == 201:
         headers["Location"] = f"/v1/schedules/{schedule.id}"
     return json_response(schedule_response(schedule), status, headers)
 
 
-HANDLERS = [
+ROUTES = [
     *(create_schedule, put_schedules, list_schedules, get_schedule, put_schedule),
     *(patch_schedule, delete_schedule, pause_schedule, resume_schedule),
 ]

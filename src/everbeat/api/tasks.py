@@ -7,26 +7,26 @@ from typing import Annotated, Literal
 from uuid import UUID
 
 import msgspec
-from litestar import Response, get, post
 
 from everbeat.api import paging
-from everbeat.api.bodies import Items, as_struct, decode, header, idempotency_of, key_of, read_as, read_body, read_optional_json
-from everbeat.api.context import ApiRequest, RequestView, caller_of, context_of, tenant_of
+from everbeat.api.bodies import Items, as_struct, decode, idempotency_of, key_of, read_as, read_body, read_optional_json
 from everbeat.api.filters import label_of, schedule_id_of
-from everbeat.api.hot import Answer, response_of
-from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, TaskSubmission, documented
+from everbeat.api.messages import ApiRequest, Response, json_response
+from everbeat.api.openapi import TaskSubmission
+from everbeat.api.operations import IDEMPOTENCY, Body, Operation, Success
 from everbeat.api.paging import Absent, NameText, NoQuery, PageQuery
-from everbeat.api.responses import AttemptList, LogLineList, TaskIdsResponse, TaskList, TaskResponse, json_response
+from everbeat.api.responses import AttemptList, LogLineList, TaskIdsResponse, TaskList
+from everbeat.api.routing import get, post
 from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, convert, utc
 from everbeat.core.errors import InvalidInput, NotFound
 from everbeat.core.protocol import MAX_SUBMITTED, TaskInput
+from everbeat.core.responses import TaskResponse
 from everbeat.core.submissions import attempt_response, log_response, task_response
 from everbeat.core.tasks import TaskKey, TaskRecord, TaskState
 from everbeat.store.values import TaskFilter
 
 _ENCODED_AT_ONCE = 50
-_encode = msgspec.json.Encoder().encode
 
 _EXAMPLE = {"type": "build-report", "queue": "reports", "payload": {"account": 7}}
 _LATER = {"type": "remind", "payload": {"user": 3}, "delay_seconds": 600, "priority": 10, "labels": {"team": "billing"}}
@@ -86,97 +86,79 @@ class RescheduleInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_at: Instant
 
 
-async def submit(request: RequestView) -> Answer:
+def created(task: TaskRecord, status: int = 201) -> Response:
+    return json_response(task_response(task), status, {"Location": f"/v1/tasks/{task.id}"})
+
+
+def task_key_of(request: ApiRequest, raw: bytes) -> TaskKey | None:
+    """The key of a request that makes tasks by itself; another body, or another path, is another request."""
+    idempotency = idempotency_of(request, raw)
+    return None if idempotency is None else TaskKey(idempotency.key, idempotency.fingerprint)
+
+
+@post(
+    "/v1/tasks",
+    Operation(
+        id="submitTask",
+        scope=Scope.SUBMIT,
+        tag="Tasks",
+        summary="Submit a task, to run now or later",
+        responses={201: CREATED, 200: Success("The task that the key made before.", TaskResponse, headers=("Location",))},
+        query=NoQuery,
+        body=Body(TaskSubmission, {"now": _EXAMPLE, "later": _LATER}),
+        headers={**IDEMPOTENCY, **_TRACED},
+        problems=(409,),
+    ),
+)
+async def submit_task(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     given = await read_as(request, TaskInput)
     if given.idempotency_key is not None:
         raise InvalidInput.of(
             "idempotency_key", "belongs into the header Idempotency-Key; only tasks of a batch carry their own"
         )
-    task, is_new = await context_of(request).tasks.submit(
-        tenant_of(request), given, key=key_of(request), traceparent=header(request, b"traceparent")
+    task, is_new = await request.context.tasks.submit(
+        request.tenant_id, given, key=key_of(request), traceparent=request.header(b"traceparent")
     )
     return created(task, 201 if is_new else 200)
 
 
-def created(task: TaskRecord, status: int = 201) -> Answer:
-    return Answer(status, _encode(task_response(task)), ((b"location", b"/v1/tasks/" + str(task.id).encode()),))
-
-
-async def submit_batch(request: RequestView) -> Answer:
+@post(
+    "/v1/tasks/batch",
+    Operation(
+        id="submitTasks",
+        scope=Scope.SUBMIT,
+        tag="Tasks",
+        summary="Submit up to 10,000 tasks, all or nothing",
+        responses={200: Success("The id of each, in the order given.", TaskIdsResponse)},
+        query=NoQuery,
+        body=Body(TaskBatchInput, {"two": {"tasks": [_EXAMPLE, {**_LATER, "idempotency_key": "reminder-3"}]}}),
+        headers={**IDEMPOTENCY, **_TRACED},
+        problems=(409,),
+    ),
+)
+async def submit_tasks(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request)
     key = task_key_of(request, raw)
     batch = as_struct(await decode(raw), TaskBatchInput, Items("tasks", TaskInput))
-    ids = await context_of(request).tasks.submit_batch(
-        tenant_of(request), batch.tasks, key=key, traceparent=header(request, b"traceparent")
+    ids = await request.context.tasks.submit_batch(
+        request.tenant_id, batch.tasks, key=key, traceparent=request.header(b"traceparent")
     )
-    return Answer(200, _encode({"ids": ids}))
-
-
-def task_key_of(request: RequestView, raw: bytes) -> TaskKey | None:
-    """The key of a request that makes tasks by itself; another body, or another path, is another request."""
-    idempotency = idempotency_of(request, raw)
-    return None if idempotency is None else TaskKey(idempotency.key, idempotency.fingerprint)
-
-
-HOT = {"/v1/tasks": submit, "/v1/tasks/batch": submit_batch}
-
-
-@post(
-    "/v1/tasks",
-    opt=documented(
-        Operation(
-            id="submitTask",
-            scope=Scope.SUBMIT,
-            tag="Tasks",
-            summary="Submit a task, to run now or later",
-            responses={201: CREATED, 200: Success("The task that the key made before.", TaskResponse, headers=("Location",))},
-            query=NoQuery,
-            body=Body(TaskSubmission, {"now": _EXAMPLE, "later": _LATER}),
-            headers={**IDEMPOTENCY, **_TRACED},
-            problems=(409,),
-        )
-    ),
-)
-async def submit_task(request: ApiRequest) -> Response[bytes]:
-    return response_of(await submit(request))
-
-
-@post(
-    "/v1/tasks/batch",
-    status_code=200,
-    opt=documented(
-        Operation(
-            id="submitTasks",
-            scope=Scope.SUBMIT,
-            tag="Tasks",
-            summary="Submit up to 10,000 tasks, all or nothing",
-            responses={200: Success("The id of each, in the order given.", TaskIdsResponse)},
-            query=NoQuery,
-            body=Body(TaskBatchInput, {"two": {"tasks": [_EXAMPLE, {**_LATER, "idempotency_key": "reminder-3"}]}}),
-            headers={**IDEMPOTENCY, **_TRACED},
-            problems=(409,),
-        )
-    ),
-)
-async def submit_tasks(request: ApiRequest) -> Response[bytes]:
-    return response_of(await submit_batch(request))
+    return json_response({"ids": ids})
 
 
 @get(
     "/v1/tasks",
-    opt=documented(
-        Operation(
-            id="listTasks",
-            tag="Tasks",
-            summary="List tasks, live and finished, newest first",
-            responses={200: Success("A page of tasks; a short one need not be the last.", TaskList)},
-            query=TaskQuery,
-        )
+    Operation(
+        id="listTasks",
+        tag="Tasks",
+        summary="List tasks, live and finished, newest first",
+        responses={200: Success("A page of tasks; a short one need not be the last.", TaskList)},
+        query=TaskQuery,
     ),
 )
-async def list_tasks(request: ApiRequest) -> Response[bytes]:
+async def list_tasks(request: ApiRequest) -> Response:
     query = paging.parse_query(request, TaskQuery)
     label_key, label_value = label_of(paging.given(query.label))
     filter_ = TaskFilter(
@@ -189,12 +171,12 @@ async def list_tasks(request: ApiRequest) -> Response[bytes]:
     return await page_of(request, query, filter_)
 
 
-async def page_of(request: ApiRequest, query: StateQuery, filter_: TaskFilter) -> Response[bytes]:
+async def page_of(request: ApiRequest, query: StateQuery, filter_: TaskFilter) -> Response:
     """A page of the tasks that match, of the state that is asked for."""
     if not isinstance(query.state, Absent):
         filter_ = filter_._replace(state=query.state.value)
     before = paging.id_after(query.cursor)
-    page = await context_of(request).tasks.page(tenant_of(request), filter_, before=before, limit=query.limit)
+    page = await request.context.tasks.page(request.tenant_id, filter_, before=before, limit=query.limit)
     items = []
     for index, task in enumerate(page.tasks):
         if index % _ENCODED_AT_ONCE == 0:
@@ -204,138 +186,120 @@ async def page_of(request: ApiRequest, query: StateQuery, filter_: TaskFilter) -
 
 
 @get(
-    "/v1/tasks/{id:str}",
-    opt=documented(
-        Operation(
-            id="getTask",
-            tag="Tasks",
-            summary="Read a task",
-            responses=_ONE,
-            query=OneQuery,
-            problems=(404,),
-        )
+    "/v1/tasks/{id}",
+    Operation(
+        id="getTask",
+        tag="Tasks",
+        summary="Read a task",
+        responses=_ONE,
+        query=OneQuery,
+        problems=(404,),
     ),
 )
-async def get_task(request: ApiRequest) -> Response[bytes]:
+async def get_task(request: ApiRequest) -> Response:
     query = paging.parse_query(request, OneQuery)
-    tasks = context_of(request).tasks
-    task = await (tasks.get if query.payload == "omit" else tasks.read)(tenant_of(request), _id(request))
+    tasks = request.context.tasks
+    task = await (tasks.get if query.payload == "omit" else tasks.read)(request.tenant_id, _id(request))
     return json_response(task_response(task))
 
 
 @get(
-    "/v1/tasks/{id:str}/attempts",
-    opt=documented(
-        Operation(
-            id="listAttempts",
-            tag="Tasks",
-            summary="List the attempts at a task, oldest first",
-            responses={200: Success("A page of attempts.", AttemptList)},
-            query=PageQuery,
-            problems=(404,),
-        )
+    "/v1/tasks/{id}/attempts",
+    Operation(
+        id="listAttempts",
+        tag="Tasks",
+        summary="List the attempts at a task, oldest first",
+        responses={200: Success("A page of attempts.", AttemptList)},
+        query=PageQuery,
+        problems=(404,),
     ),
 )
-async def list_attempts(request: ApiRequest) -> Response[bytes]:
+async def list_attempts(request: ApiRequest) -> Response:
     query = paging.parse_query(request, PageQuery)
     after = paging.number_after(query.cursor)
-    attempts = await context_of(request).tasks.attempts(tenant_of(request), _id(request))
+    attempts = await request.context.tasks.attempts(request.tenant_id, _id(request))
     page, last = paging.split_page([one for one in attempts if after is None or one.fence > after], query.limit)
     next_cursor = None if last is None else paging.number_cursor(last.fence)
     return json_response({"items": [attempt_response(one) for one in page], "next_cursor": next_cursor})
 
 
 @get(
-    "/v1/tasks/{id:str}/log",
-    opt=documented(
-        Operation(
-            id="readLog",
-            tag="Tasks",
-            summary="Read what a task's workers logged, oldest first",
-            responses={200: Success("A page of the log.", LogLineList)},
-            query=PageQuery,
-            problems=(404,),
-        )
+    "/v1/tasks/{id}/log",
+    Operation(
+        id="readLog",
+        tag="Tasks",
+        summary="Read what a task's workers logged, oldest first",
+        responses={200: Success("A page of the log.", LogLineList)},
+        query=PageQuery,
+        problems=(404,),
     ),
 )
-async def read_log(request: ApiRequest) -> Response[bytes]:
+async def read_log(request: ApiRequest) -> Response:
     query = paging.parse_query(request, PageQuery)
     after = paging.id_after(query.cursor)
-    found = await context_of(request).tasks.log(tenant_of(request), _id(request), after=after, limit=query.limit + 1)
+    found = await request.context.tasks.log(request.tenant_id, _id(request), after=after, limit=query.limit + 1)
     page, last = paging.split_page(found, query.limit)
     next_cursor = None if last is None else paging.id_cursor(last.id)
     return json_response({"items": [log_response(line) for line in page], "next_cursor": next_cursor})
 
 
 @post(
-    "/v1/tasks/{id:str}/cancel",
-    status_code=200,
-    opt=documented(
-        Operation(
-            id="cancelTask",
-            scope=Scope.MANAGE,
-            tag="Tasks",
-            summary="Cancel a task: gone if it has not started, else told with its next heartbeat",
-            responses=_ONE,
-            query=NoQuery,
-            body=Body(EmptyInput, is_required=False),
-            problems=(404, 409),
-        )
+    "/v1/tasks/{id}/cancel",
+    Operation(
+        id="cancelTask",
+        scope=Scope.MANAGE,
+        tag="Tasks",
+        summary="Cancel a task: gone if it has not started, else told with its next heartbeat",
+        responses=_ONE,
+        query=NoQuery,
+        body=Body(EmptyInput, is_required=False),
+        problems=(404, 409),
     ),
 )
-async def cancel_task(request: ApiRequest) -> Response[bytes]:
+async def cancel_task(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     convert(await read_optional_json(request), EmptyInput)
-    return json_response(
-        task_response(await context_of(request).tasks.cancel(tenant_of(request), _id(request), by=caller_of(request)))
-    )
+    return json_response(task_response(await request.context.tasks.cancel(request.tenant_id, _id(request), by=request.caller)))
 
 
 @post(
-    "/v1/tasks/{id:str}/retry",
-    opt=documented(
-        Operation(
-            id="retryTask",
-            scope=Scope.MANAGE,
-            tag="Tasks",
-            summary="Do a finished task again, as a new task",
-            responses={201: CREATED},
-            query=NoQuery,
-            body=Body(EmptyInput, is_required=False),
-            headers=IDEMPOTENCY,
-            problems=(404, 409),
-        )
+    "/v1/tasks/{id}/retry",
+    Operation(
+        id="retryTask",
+        scope=Scope.MANAGE,
+        tag="Tasks",
+        summary="Do a finished task again, as a new task",
+        responses={201: CREATED},
+        query=NoQuery,
+        body=Body(EmptyInput, is_required=False),
+        headers=IDEMPOTENCY,
+        problems=(404, 409),
     ),
 )
-async def retry_task(request: ApiRequest) -> Response[bytes]:
+async def retry_task(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     convert(await read_optional_json(request), EmptyInput)
     key = task_key_of(request, b"")
-    return response_of(
-        created(await context_of(request).tasks.retry(tenant_of(request), _id(request), key=key, by=caller_of(request)))
-    )
+    return created(await request.context.tasks.retry(request.tenant_id, _id(request), key=key, by=request.caller))
 
 
 @post(
-    "/v1/tasks/{id:str}/reschedule",
-    status_code=200,
-    opt=documented(
-        Operation(
-            id="rescheduleTask",
-            scope=Scope.MANAGE,
-            tag="Tasks",
-            summary="Move a task that has not started to another time",
-            responses=_ONE,
-            query=NoQuery,
-            body=Body(RescheduleInput, {"later": {"run_at": "2027-01-31T09:00:00Z"}}),
-            problems=(404, 409),
-        )
+    "/v1/tasks/{id}/reschedule",
+    Operation(
+        id="rescheduleTask",
+        scope=Scope.MANAGE,
+        tag="Tasks",
+        summary="Move a task that has not started to another time",
+        responses=_ONE,
+        query=NoQuery,
+        body=Body(RescheduleInput, {"later": {"run_at": "2027-01-31T09:00:00Z"}}),
+        problems=(404, 409),
     ),
 )
-async def reschedule_task(request: ApiRequest) -> Response[bytes]:
+async def reschedule_task(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     run_at = utc((await read_as(request, RescheduleInput)).run_at, "run_at")
-    task = await context_of(request).tasks.reschedule(tenant_of(request), _id(request), run_at, by=caller_of(request))
+    task = await request.context.tasks.reschedule(request.tenant_id, _id(request), run_at, by=request.caller)
     return json_response(task_response(task))
 
 
@@ -347,7 +311,7 @@ def _id(request: ApiRequest) -> UUID:
     return id_
 
 
-HANDLERS = [
+ROUTES = [
     *(submit_task, submit_tasks, list_tasks, get_task, list_attempts, read_log),
     *(cancel_task, retry_task, reschedule_task),
 ]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Response, get, patch, post
 
 from everbeat.api import paging
 from everbeat.api.bodies import as_struct, decode, idempotency_of, if_match_revision, read_as, read_body
-from everbeat.api.context import ApiRequest, caller_of, context_of
-from everbeat.api.openapi import IDEMPOTENCY, Body, Operation, Success, documented
+from everbeat.api.messages import ApiRequest, Response, json_response
+from everbeat.api.operations import IDEMPOTENCY, Body, Operation, Success
 from everbeat.api.paging import Absent, NoQuery, PageQuery
 from everbeat.api.refinements import NAME
-from everbeat.api.responses import TenantList, TenantResponse, json_response
+from everbeat.api.responses import TenantList, TenantResponse
+from everbeat.api.routing import get, patch, post
 from everbeat.api.schedules import IF_MATCH
 from everbeat.core.access import Scope
 from everbeat.core.tenant_definitions import tenant_response
@@ -63,20 +63,18 @@ _EXAMPLE = {"name": "billing", "weight": 3, "max_schedules": 10_000, "max_runnin
 
 @get(
     "/v1/tenants",
-    opt=documented(
-        Operation(
-            id="listTenants",
-            scope=Scope.ADMIN,
-            tag="Tenants and keys",
-            summary="List tenants by name",
-            responses={200: Success("A page of tenants.", TenantList)},
-            query=PageQuery,
-        )
+    Operation(
+        id="listTenants",
+        scope=Scope.ADMIN,
+        tag="Tenants and keys",
+        summary="List tenants by name",
+        responses={200: Success("A page of tenants.", TenantList)},
+        query=PageQuery,
     ),
 )
-async def list_tenants(request: ApiRequest) -> Response[bytes]:
+async def list_tenants(request: ApiRequest) -> Response:
     query = paging.parse_query(request, PageQuery)
-    found = await context_of(request).tenants.page(after_name=paging.name_after(query.cursor), limit=query.limit + 1)
+    found = await request.context.tenants.page(after_name=paging.name_after(query.cursor), limit=query.limit + 1)
     page, last = paging.split_page(found, query.limit)
     next_cursor = None if last is None else paging.name_cursor(last.name)
     return json_response({"items": [tenant_response(tenant) for tenant in page], "next_cursor": next_cursor})
@@ -84,28 +82,26 @@ async def list_tenants(request: ApiRequest) -> Response[bytes]:
 
 @post(
     "/v1/tenants",
-    opt=documented(
-        Operation(
-            id="createTenant",
-            scope=Scope.ADMIN,
-            tag="Tenants and keys",
-            summary="Create a tenant, with its weight and its quotas",
-            responses={201: Success("The new tenant.", TenantResponse, headers=("ETag", "Location"))},
-            query=NoQuery,
-            body=Body(TenantInput, {"billing": _EXAMPLE}),
-            headers=IDEMPOTENCY,
-            problems=(409,),
-        )
+    Operation(
+        id="createTenant",
+        scope=Scope.ADMIN,
+        tag="Tenants and keys",
+        summary="Create a tenant, with its weight and its quotas",
+        responses={201: Success("The new tenant.", TenantResponse, headers=("ETag", "Location"))},
+        query=NoQuery,
+        body=Body(TenantInput, {"billing": _EXAMPLE}),
+        headers=IDEMPOTENCY,
+        problems=(409,),
     ),
 )
-async def create_tenant(request: ApiRequest) -> Response[bytes]:
+async def create_tenant(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request)
     idempotency = idempotency_of(request, raw)
     asked = as_struct(await decode(raw), TenantInput)
     quotas = TenantQuotas(**{name: getattr(asked, name) for name in TenantQuotas.__struct_fields__})
-    answer = await context_of(request).tenants.create(
-        asked.name, weight=asked.weight, quotas=quotas, idempotency=idempotency, by=caller_of(request)
+    answer = await request.context.tenants.create(
+        asked.name, weight=asked.weight, quotas=quotas, idempotency=idempotency, by=request.caller
     )
     created = msgspec.json.decode(answer.body)
     headers = {"Location": f"/v1/tenants/{created['id']}", "ETag": f'"{created["revision"]}"'}
@@ -113,53 +109,49 @@ async def create_tenant(request: ApiRequest) -> Response[bytes]:
 
 
 @get(
-    "/v1/tenants/{tenant:str}",
-    opt=documented(
-        Operation(
-            id="getTenant",
-            scope=Scope.ADMIN,
-            tag="Tenants and keys",
-            summary="Read a tenant",
-            responses={200: Success("The tenant.", TenantResponse, headers=("ETag",))},
-            query=NoQuery,
-            problems=(404,),
-        )
+    "/v1/tenants/{tenant}",
+    Operation(
+        id="getTenant",
+        scope=Scope.ADMIN,
+        tag="Tenants and keys",
+        summary="Read a tenant",
+        responses={200: Success("The tenant.", TenantResponse, headers=("ETag",))},
+        query=NoQuery,
+        problems=(404,),
     ),
 )
-async def get_tenant(request: ApiRequest) -> Response[bytes]:
+async def get_tenant(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    return _one(await context_of(request).tenants.get(request.path_params["tenant"]))
+    return _one(await request.context.tenants.get(request.path_params["tenant"]))
 
 
 @patch(
-    "/v1/tenants/{tenant:str}",
-    opt=documented(
-        Operation(
-            id="patchTenant",
-            scope=Scope.ADMIN,
-            tag="Tenants and keys",
-            summary="Change a tenant's name, weight or quotas; every node follows within seconds",
-            responses={200: Success("The tenant.", TenantResponse, headers=("ETag",))},
-            query=NoQuery,
-            body=Body(TenantPatch, {"weight": {"weight": 2}, "no limit": {"max_ready": None}}),
-            headers=IF_MATCH,
-            problems=(404, 409),
-        )
+    "/v1/tenants/{tenant}",
+    Operation(
+        id="patchTenant",
+        scope=Scope.ADMIN,
+        tag="Tenants and keys",
+        summary="Change a tenant's name, weight or quotas; every node follows within seconds",
+        responses={200: Success("The tenant.", TenantResponse, headers=("ETag",))},
+        query=NoQuery,
+        body=Body(TenantPatch, {"weight": {"weight": 2}, "no limit": {"max_ready": None}}),
+        headers=IF_MATCH,
+        problems=(404, 409),
     ),
 )
-async def patch_tenant(request: ApiRequest) -> Response[bytes]:
+async def patch_tenant(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     if_match = if_match_revision(request)
     asked = await read_as(request, TenantPatch)
     changes: dict[str, Any] = {
         name: value for name, value in msgspec.structs.asdict(asked).items() if value is not msgspec.UNSET
     }
-    room = context_of(request).tenants
-    return _one(await room.patch(request.path_params["tenant"], changes, if_match=if_match, by=caller_of(request)))
+    service = request.context.tenants
+    return _one(await service.patch(request.path_params["tenant"], changes, if_match=if_match, by=request.caller))
 
 
-def _one(tenant: Tenant) -> Response[bytes]:
+def _one(tenant: Tenant) -> Response:
     return json_response(tenant_response(tenant), 200, {"ETag": f'"{tenant.revision}"'})
 
 
-HANDLERS = [list_tenants, create_tenant, get_tenant, patch_tenant]
+ROUTES = [list_tenants, create_tenant, get_tenant, patch_tenant]

@@ -18,7 +18,10 @@ from everbeat.server import make_store
 @click.option("--check", is_flag=True, help="Only say whether migrations are missing; exit with 1 if so.")
 @click.pass_context
 def migrate(context: click.Context, database_url: str | None, config: Path | None, check: bool) -> None:
-    """Bring the database to the schema this version needs. Safe with older nodes running."""
+    """Apply the migrations that the database needs.
+
+    Nodes of the previous version can keep running meanwhile.
+    """
     settings = load_settings({"database_url": database_url}, file=config)
     before, needed, applied = asyncio.run(_migrate(settings, check))
     if check:

@@ -33,7 +33,7 @@ _NO_SERVER = "A server that was started with auth auto before there was any key 
 
 @click.group()
 def keys() -> None:
-    """API keys: make, list and revoke them, on the database itself."""
+    """Create, list and revoke API keys in the database."""
 
 
 @keys.command()

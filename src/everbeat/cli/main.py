@@ -1,27 +1,36 @@
-"""Wires the commands together, and turns expected errors into one line that says what to do."""
+"""The command line. Commands are imported when they run; an expected error is printed as one line."""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from typing import NamedTuple
 
 import click
 
 from everbeat.core.errors import EverbeatError
 from everbeat.version import __version__
 
+
+class LazyCommand(NamedTuple):
+    """The module of a command, and its line in the list of commands: the list is printed without importing the modules."""
+
+    module: str
+    summary: str
+
+
 COMMANDS = {
-    "dev": "everbeat.cli.run",
-    "keys": "everbeat.cli.keys",
-    "migrate": "everbeat.cli.database",
-    "serve": "everbeat.cli.run",
-    "tenants": "everbeat.cli.tenants",
-    "worker": "everbeat.cli.worker",
+    "dev": LazyCommand("everbeat.cli.run", "Run a server, scheduler and worker in one process, for development."),
+    "keys": LazyCommand("everbeat.cli.keys", "Create, list and revoke API keys in the database."),
+    "migrate": LazyCommand("everbeat.cli.database", "Apply the migrations that the database needs."),
+    "serve": LazyCommand("everbeat.cli.run", "Run a node of a cluster."),
+    "tenants": LazyCommand("everbeat.cli.tenants", "Create, list and change tenants in the database."),
+    "worker": LazyCommand("everbeat.cli.worker", "Run the tasks of an app."),
 }
 
 
-class _Commands(click.Group):
-    """Imports a command when it is asked for: a worker need not wait for the server's libraries to load."""
+class LazyGroup(click.Group):
+    """Imports the module of a command only if that command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -29,11 +38,15 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
+        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name].module), cmd_name)
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="everbeat")
 def cli() -> None:
     """Everbeat: a distributed cron and task scheduler. Every tick accounted for."""

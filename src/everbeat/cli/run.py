@@ -26,7 +26,10 @@ from everbeat.worker.signals import StopSignal, run_until_signalled
 @click.command()
 @server_options
 def serve(config: Path | None, **flags: Any) -> None:
-    """Run a node. As many as you like on one PostgreSQL database: together they fire each tick once."""
+    """Run a node of a cluster.
+
+    Any number of nodes can use one PostgreSQL database; together they fire each tick once.
+    """
     settings = load_settings(flags, file=config)
     configure_logging(settings.log_level, settings.log_format)
     run_until_signalled(lambda stopping: Node(settings).run(stopping.requested))
@@ -37,9 +40,10 @@ def serve(config: Path | None, **flags: Any) -> None:
 @server_options
 @click.option("--demo", is_flag=True, help="Register a demo schedule and show its ticks.")
 def dev(app: str | None, config: Path | None, demo: bool, **flags: Any) -> None:
-    """Run everything in one process on an SQLite file: for development, and to try Everbeat out.
+    """Run a server, scheduler and worker in one process, for development.
 
-    With MODULE:APP, such as reports:eb, the schedules of that app are registered and its tasks are run, too.
+    The database is an SQLite file. With MODULE:APP, such as reports:eb, the schedules of that app are registered and its
+    tasks are run.
     """
     loaded = None if app is None else load_app(app)
     defaults = {"log_format": "console", "log_level": "warning", "auth": "off"}
@@ -101,5 +105,5 @@ async def _print_welcome(node: Node, demo: bool) -> None:
     click.echo(f"  curl -s '{base}/v1/schedules/{name}/ticks?limit=5'")
     click.echo(f"  curl -s {base}/v1/audit")
     if demo:
-        await node.schedules.put(DEFAULT_TENANT, DEMO_SCHEDULE["name"], DEMO_SCHEDULE)
+        await node.engine.schedules.put(DEFAULT_TENANT, DEMO_SCHEDULE["name"], DEMO_SCHEDULE)
         click.echo(f"The schedule {DEMO_SCHEDULE['name']} fires every five seconds:")

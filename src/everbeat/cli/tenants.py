@@ -65,7 +65,7 @@ def _limits(command: F) -> F:
 
 @click.group()
 def tenants() -> None:
-    """Tenants: make, list and change them, with weights and quotas, on the database itself."""
+    """Create, list and change tenants in the database."""
 
 
 @tenants.command()

@@ -22,6 +22,7 @@ from everbeat.core.errors import EverbeatError
 from everbeat.core.keys import is_well_formed
 from everbeat.core.protocol import DEFAULT_LEASE_SECONDS
 from everbeat.telemetry import configure_logging
+from everbeat.worker.garbage_collection import tune_garbage_collector
 from everbeat.worker.processes import WorkerProcesses, command_of, pop_parent_pid
 from everbeat.worker.runtime import DEFAULT_CONCURRENCY, DEFAULT_GRACE_SECONDS, Worker
 from everbeat.worker.signals import StopSignal, run_until_signalled
@@ -62,7 +63,10 @@ class _Options(NamedTuple):
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
 @click.pass_context
 def worker(context: click.Context, /, app: str, url: str | None, processes: int, log_level: str, **given: Any) -> None:
-    """Run the tasks of an app. As many workers as you like, anywhere; each task is given to one of them."""
+    """Run the tasks of an app.
+
+    Any number of workers can run the same app; each task is given to one of them.
+    """
     configure_logging(log_level, "console" if sys.stderr.isatty() else "json")
     if given["no_register"] and given["prune"]:
         raise click.UsageError("--prune registers the declared schedules; leave out --no-register")
@@ -157,6 +161,7 @@ async def _work(app: Everbeat, url: str | None, options: _Options, stopping: Sto
             lease_seconds=options.lease_seconds,
         )
         stopping.on_second_signal = runtime.release_all_leases
+        tune_garbage_collector()
         running = asyncio.create_task(runtime.run())
         await _wait_until_stopped(stopping, options.parent, running)
         if not running.done():
@@ -203,6 +208,7 @@ async def _run_in_process(app: Everbeat, url: str | None, options: _Options, sto
         grace_seconds=options.grace_seconds,
         lease_seconds=options.lease_seconds,
     ):
+        tune_garbage_collector()
         await _wait_until_stopped(stopping, options.parent)
 
 

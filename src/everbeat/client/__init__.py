@@ -1,1 +1,1 @@
-"""The SDK's client: one request builder, thin sync and async shells, HTTP and in-process transports."""
+"""The SDK's client: requests, operations, and the transports over HTTP (async and blocking) and in process."""

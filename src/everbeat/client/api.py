@@ -1,11 +1,12 @@
 """The API as methods: `eb.client.schedules.pause("nightly")`, and the same with await on `eb.async_client`.
 
-Each operation is written once, as a flow; `operation` makes it a plain method on a blocking client and a coroutine
-on an async one, with the same arguments for type checkers too.
+Each operation is written once, as a generator. `operation` makes it a plain method on a blocking client and a coroutine on
+an async one, with the same types of arguments.
 """
 
 from __future__ import annotations
 
+import builtins
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
@@ -15,15 +16,27 @@ from uuid import UUID
 from everbeat.client.connections import Connection
 from everbeat.client.handles import cancel_task, get_task
 from everbeat.client.operations import Call, Operation
-from everbeat.client.requests import new_key, path_segment
+from everbeat.client.requests import convert, new_key, path_segment
 from everbeat.core.errors import InvalidInput
+from everbeat.core.responses import (
+    AttemptResponse,
+    BackfillResponse,
+    DeadLetterResponse,
+    LogLineResponse,
+    PurgeResponse,
+    RegisteredScheduleResponse,
+    ReplayResponse,
+    ScheduleResponse,
+    TaskResponse,
+    TickResponse,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class BlockingMode:
-    """Marks clients whose methods wait."""
+    """Marks clients whose methods block."""
 
 
 class AsyncMode:
@@ -31,15 +44,13 @@ class AsyncMode:
 
 
 Mode = TypeVar("Mode", BlockingMode, AsyncMode)
-Item = dict[str, Any]
-Items = list[dict[str, Any]]
 Ref = str | UUID
 
 _PAGE = 1000
 
 
 class Resource(Generic[Mode]):
-    """The operations on one kind of thing."""
+    """The operations on one kind of resource."""
 
     def __init__(self, connection: Connection, mode: type[Mode]) -> None:
         self._connection = connection
@@ -65,27 +76,29 @@ class operation(Generic[P, T]):
         return call
 
 
-def fetch(call: Call) -> Operation[Item]:
+def fetch(call: Call, type_: type[T]) -> Operation[T]:
     reply = yield call
-    return reply.body or {}
+    return convert(reply.body, type_)
 
 
-def fetch_all(path: str, limit: int | None, query: Mapping[str, Any] | None = None) -> Operation[Items]:
-    """Page after page, up to the limit; without one, all there is."""
-    items: Items = []
+def fetch_all(
+    path: str, type_: type[T], limit: int | None, query: Mapping[str, Any] | None = None
+) -> Operation[builtins.list[T]]:
+    """All pages, up to the limit. Without a limit, all items."""
+    items: list[T] = []
     cursor = None
     while limit is None or len(items) < limit:
         size = _PAGE if limit is None else min(_PAGE, limit - len(items))
-        page = yield from fetch(Call("GET", path, {**(query or {}), "limit": size, "cursor": cursor}))
-        items += page["items"]
-        cursor = page["next_cursor"]
+        page = yield Call("GET", path, {**(query or {}), "limit": size, "cursor": cursor})
+        items += [convert(item, type_) for item in page.body["items"]]
+        cursor = page.body["next_cursor"]
         if cursor is None:
             break
     return items
 
 
 def _create_call(path: str, body: Any) -> Call:
-    """Makes a task: with a key, so that a lost answer does not make two."""
+    """A request that creates a task. It has a key, so that a repetition after a lost response does not create another task."""
     return Call("POST", path, body=body, headers={"idempotency-key": new_key()})
 
 
@@ -95,20 +108,20 @@ def _schedule(ref: Ref, rest: str = "") -> str:
 
 class SchedulesClient(Resource[Mode]):
     @operation
-    def put(self, definition: Mapping[str, Any]) -> Operation[Item]:
-        """Create or replace a schedule by its name; the definition is as in the API."""
+    def put(self, definition: Mapping[str, Any]) -> Operation[ScheduleResponse]:
+        """Create or replace a schedule by its name. The definition has the fields of the API."""
         if "name" not in definition:
             raise InvalidInput.of("name", "is required")
-        return fetch(Call("PUT", _schedule(definition["name"]), body=dict(definition)))
+        return fetch(Call("PUT", _schedule(definition["name"]), body=dict(definition)), ScheduleResponse)
 
     @operation
-    def put_many(self, definitions: Sequence[Mapping[str, Any]]) -> Operation[Items]:
-        """Create or replace many; all or nothing per 1,000. Says of each whether it was created, updated or unchanged."""
+    def put_many(self, definitions: Sequence[Mapping[str, Any]]) -> Operation[builtins.list[RegisteredScheduleResponse]]:
+        """Create or replace many schedules, atomically per 1,000. Returns for each: created, updated or unchanged."""
         return put_schedules(definitions)
 
     @operation
-    def get(self, ref: Ref) -> Operation[Item]:
-        return fetch(Call("GET", _schedule(ref)))
+    def get(self, ref: Ref) -> Operation[ScheduleResponse]:
+        return fetch(Call("GET", _schedule(ref)), ScheduleResponse)
 
     @operation
     def list(
@@ -120,23 +133,23 @@ class SchedulesClient(Resource[Mode]):
         type: str | None = None,
         target: str | None = None,
         limit: int | None = 100,
-    ) -> Operation[Items]:
-        """By name. `limit` None: all."""
+    ) -> Operation[builtins.list[ScheduleResponse]]:
+        """Ordered by name. `limit=None` returns all."""
         filters = {"status": status, "name_prefix": name_prefix, "queue": queue, "type": type, "target": target}
-        return fetch_all("/v1/schedules", limit, filters)
+        return fetch_all("/v1/schedules", ScheduleResponse, limit, filters)
 
     @operation
-    def pause(self, ref: Ref, note: str | None = None) -> Operation[Item]:
-        return fetch(Call("POST", _schedule(ref, "/pause"), body={} if note is None else {"note": note}))
+    def pause(self, ref: Ref, note: str | None = None) -> Operation[ScheduleResponse]:
+        return fetch(Call("POST", _schedule(ref, "/pause"), body={} if note is None else {"note": note}), ScheduleResponse)
 
     @operation
-    def resume(self, ref: Ref) -> Operation[Item]:
-        return fetch(Call("POST", _schedule(ref, "/resume"), body={}))
+    def resume(self, ref: Ref) -> Operation[ScheduleResponse]:
+        return fetch(Call("POST", _schedule(ref, "/resume"), body={}), ScheduleResponse)
 
     @operation
-    def trigger(self, ref: Ref, payload: Any = None) -> Operation[Item]:
-        """Run it now, once, beside its ticks: the new task. A payload replaces the schedule's."""
-        return fetch(_create_call(_schedule(ref, "/trigger"), {} if payload is None else {"payload": payload}))
+    def trigger(self, ref: Ref, payload: Any = None) -> Operation[TaskResponse]:
+        """Create a task of the schedule now, in addition to its ticks. `payload` replaces the payload of the schedule."""
+        return fetch(_create_call(_schedule(ref, "/trigger"), {} if payload is None else {"payload": payload}), TaskResponse)
 
     @operation
     def backfill(
@@ -148,12 +161,12 @@ class SchedulesClient(Resource[Mode]):
         missing_only: bool = True,
         dry_run: bool = False,
         rate_per_second: float | None = None,
-    ) -> Operation[Item]:
-        """Tasks for ticks of the past, by default for those that made none: how many, and the first hundred ticks."""
-        body: Item = {"from": from_, "to": to, "missing_only": missing_only, "dry_run": dry_run}
+    ) -> Operation[BackfillResponse]:
+        """Create tasks for past ticks, by default only for those without a task."""
+        body: dict[str, Any] = {"from": from_, "to": to, "missing_only": missing_only, "dry_run": dry_run}
         if rate_per_second is not None:
             body["rate_per_second"] = rate_per_second
-        return fetch(Call("POST", _schedule(ref, "/backfill"), body=body))
+        return fetch(Call("POST", _schedule(ref, "/backfill"), body=body), BackfillResponse)
 
     @operation
     def delete(self, ref: Ref) -> Operation[None]:
@@ -162,21 +175,24 @@ class SchedulesClient(Resource[Mode]):
     @operation
     def ticks(
         self, ref: Ref, *, from_: datetime | None = None, to: datetime | None = None, limit: int | None = 100
-    ) -> Operation[Items]:
-        """The ledger: what became of each tick, and what is to come."""
-        return fetch_all(_schedule(ref, "/ticks"), limit, {"from": from_, "to": to})
+    ) -> Operation[builtins.list[TickResponse]]:
+        """The ledger: past ticks with their outcomes, and upcoming ticks."""
+        return fetch_all(_schedule(ref, "/ticks"), TickResponse, limit, {"from": from_, "to": to})
 
     @operation
-    def executions(self, ref: Ref, *, state: str | None = None, limit: int | None = 100) -> Operation[Items]:
-        """Its tasks, newest first."""
-        return fetch_all(_schedule(ref, "/executions"), limit, {"state": state})
+    def executions(
+        self, ref: Ref, *, state: str | None = None, limit: int | None = 100
+    ) -> Operation[builtins.list[TaskResponse]]:
+        """The tasks of the schedule, newest first."""
+        return fetch_all(_schedule(ref, "/executions"), TaskResponse, limit, {"state": state})
 
 
-def put_schedules(definitions: Sequence[Mapping[str, Any]]) -> Operation[Items]:
-    items: Items = []
+def put_schedules(definitions: Sequence[Mapping[str, Any]]) -> Operation[list[RegisteredScheduleResponse]]:
+    items: list[RegisteredScheduleResponse] = []
     for start in range(0, len(definitions), _PAGE):
         batch = [dict(one) for one in definitions[start : start + _PAGE]]
-        items += (yield from fetch(Call("POST", "/v1/schedules/batch", body={"schedules": batch})))["items"]
+        reply = yield Call("POST", "/v1/schedules/batch", body={"schedules": batch})
+        items += [convert(item, RegisteredScheduleResponse) for item in reply.body["items"]]
     return items
 
 
@@ -186,7 +202,7 @@ def delete_schedule(ref: Ref) -> Operation[None]:
 
 class TasksClient(Resource[Mode]):
     @operation
-    def get(self, task_id: Ref) -> Operation[Item]:
+    def get(self, task_id: Ref) -> Operation[TaskResponse]:
         return get_task(task_id)
 
     @operation
@@ -199,32 +215,32 @@ class TasksClient(Resource[Mode]):
         schedule: str | None = None,
         label: str | None = None,
         limit: int | None = 100,
-    ) -> Operation[Items]:
-        """Newest first. `limit` None: all."""
+    ) -> Operation[builtins.list[TaskResponse]]:
+        """Newest first. `limit=None` returns all."""
         filters = {"state": state, "queue": queue, "type": type, "schedule": schedule, "label": label}
-        return fetch_all("/v1/tasks", limit, filters)
+        return fetch_all("/v1/tasks", TaskResponse, limit, filters)
 
     @operation
-    def cancel(self, task_id: Ref) -> Operation[Item]:
+    def cancel(self, task_id: Ref) -> Operation[TaskResponse]:
         return cancel_task(task_id)
 
     @operation
-    def retry(self, task_id: Ref) -> Operation[Item]:
-        """A finished task again, as a new task."""
-        return fetch(_create_call(f"/v1/tasks/{task_id}/retry", {}))
+    def retry(self, task_id: Ref) -> Operation[TaskResponse]:
+        """Run a finished task again, as a new task."""
+        return fetch(_create_call(f"/v1/tasks/{task_id}/retry", {}), TaskResponse)
 
     @operation
-    def reschedule(self, task_id: Ref, run_at: datetime) -> Operation[Item]:
-        """Move a task that has not started to another time; one of the past means now."""
-        return fetch(Call("POST", f"/v1/tasks/{task_id}/reschedule", body={"run_at": run_at}))
+    def reschedule(self, task_id: Ref, run_at: datetime) -> Operation[TaskResponse]:
+        """Change the time of a task that has not started. A time in the past means now."""
+        return fetch(Call("POST", f"/v1/tasks/{task_id}/reschedule", body={"run_at": run_at}), TaskResponse)
 
     @operation
-    def attempts(self, task_id: Ref, *, limit: int | None = 100) -> Operation[Items]:
-        return fetch_all(f"/v1/tasks/{task_id}/attempts", limit)
+    def attempts(self, task_id: Ref, *, limit: int | None = 100) -> Operation[builtins.list[AttemptResponse]]:
+        return fetch_all(f"/v1/tasks/{task_id}/attempts", AttemptResponse, limit)
 
     @operation
-    def log(self, task_id: Ref, *, limit: int | None = 1000) -> Operation[Items]:
-        return fetch_all(f"/v1/tasks/{task_id}/log", limit)
+    def log(self, task_id: Ref, *, limit: int | None = 1000) -> Operation[builtins.list[LogLineResponse]]:
+        return fetch_all(f"/v1/tasks/{task_id}/log", LogLineResponse, limit)
 
 
 class DeadLettersClient(Resource[Mode]):
@@ -238,36 +254,36 @@ class DeadLettersClient(Resource[Mode]):
         from_: datetime | None = None,
         to: datetime | None = None,
         limit: int | None = 100,
-    ) -> Operation[Items]:
-        """Newest first. `limit` None: all."""
+    ) -> Operation[builtins.list[DeadLetterResponse]]:
+        """Newest first. `limit=None` returns all."""
         filters = {"queue": queue, "type": type, "schedule": schedule, "from": from_, "to": to}
-        return fetch_all("/v1/dead-letters", limit, filters)
+        return fetch_all("/v1/dead-letters", DeadLetterResponse, limit, filters)
 
     @operation
-    def get(self, task_id: Ref) -> Operation[Item]:
-        return fetch(Call("GET", f"/v1/dead-letters/{task_id}"))
+    def get(self, task_id: Ref) -> Operation[DeadLetterResponse]:
+        return fetch(Call("GET", f"/v1/dead-letters/{task_id}"), DeadLetterResponse)
 
     @operation
-    def replay(self, task_id: Ref) -> Operation[Item]:
-        """The same work as a new task; the dead letter stays, and says so."""
-        return fetch(Call("POST", f"/v1/dead-letters/{task_id}/replay", body={}))
+    def replay(self, task_id: Ref) -> Operation[TaskResponse]:
+        """Create a new task from the dead letter. The dead letter remains, with a reference to the new task."""
+        return fetch(Call("POST", f"/v1/dead-letters/{task_id}/replay", body={}), TaskResponse)
 
     @operation
-    def replay_all(self, filter: Mapping[str, Any], *, rate_per_second: float | None = None) -> Operation[Item]:
-        """Every dead letter that the filter matches, no faster than the rate."""
-        body: Item = {"filter": dict(filter)}
+    def replay_all(self, filter: Mapping[str, Any], *, rate_per_second: float | None = None) -> Operation[ReplayResponse]:
+        """Replay all dead letters that match the filter, at most `rate_per_second`."""
+        body: dict[str, Any] = {"filter": dict(filter)}
         if rate_per_second is not None:
             body["rate_per_second"] = rate_per_second
-        return fetch(Call("POST", "/v1/dead-letters/replay", body=body))
+        return fetch(Call("POST", "/v1/dead-letters/replay", body=body), ReplayResponse)
 
     @operation
-    def purge(self, filter: Mapping[str, Any]) -> Operation[Item]:
-        """Empty and hide every dead letter that the filter matches; {} matches all. How many there were."""
-        return fetch(Call("POST", "/v1/dead-letters/purge", body={"filter": dict(filter)}))
+    def purge(self, filter: Mapping[str, Any]) -> Operation[PurgeResponse]:
+        """Remove the payloads of all dead letters that match the filter, and hide them. `{}` matches all. Returns the count."""
+        return fetch(Call("POST", "/v1/dead-letters/purge", body={"filter": dict(filter)}), PurgeResponse)
 
 
 class Client(Generic[Mode]):
-    """What can be asked of Everbeat beside submitting: schedules, tasks and dead letters."""
+    """A client of the API: schedules, tasks and dead letters."""
 
     def __init__(self, connection: Connection, mode: type[Mode]) -> None:
         self.schedules: SchedulesClient[Mode] = SchedulesClient(connection, mode)

@@ -1,4 +1,4 @@
-"""The arguments of a task: bound to its handler's signature, and turned into what JSON can hold and nothing else."""
+"""The arguments of a task: bound to the signature of its handler, and converted to plain JSON types."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FIXES = {
 
 
 def bind(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The payload of a task: its arguments by name, as plain JSON. Defaults are left to the handler."""
+    """The payload of a task: its arguments by name, as plain JSON. Default values are not part of it."""
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -53,7 +53,7 @@ def bind(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs:
 
 
 def to_json_value(value: Any, path: str) -> Any:
-    """The value as plain JSON types: tuples become lists; what JSON cannot hold is refused with its path and a fix."""
+    """The value as plain JSON types. Tuples become lists. Other types are rejected, with the path and a hint."""
     return _plain(value, path, 0)
 
 

@@ -1,4 +1,4 @@
-"""The Transport contract: how the SDK reaches Everbeat, over HTTP or in this very process."""
+"""The Transport contract: how the SDK reaches Everbeat, over HTTP or in the same process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from everbeat.core.tasks import ClaimedTask
 
 
 class ApiResponse(NamedTuple):
-    """The answer to a request: decoded JSON, or None where there is no body. Problems are raised, not returned."""
+    """The response to a request: decoded JSON, or None without a body. Problems are raised, not returned."""
 
     status: int
     body: Any
@@ -28,9 +28,9 @@ class ApiResponse(NamedTuple):
 
 
 class Transport(Protocol):
-    """All that the SDK asks of a server. Errors are those of client/errors.py, whatever the transport.
+    """All requests of the SDK to a server. The errors are those of client/errors.py for every transport.
 
-    The verbs of the hot path have methods of their own; everything else of API.md goes through `request`.
+    Submits and the requests of workers have their own methods; all other requests of API.md use `request`.
     """
 
     async def open(self) -> None: ...
@@ -49,7 +49,7 @@ class Transport(Protocol):
         """Any request of API.md; path such as /v1/tasks."""
 
     async def submit(self, tasks: Sequence[TaskInput]) -> list[UUID]:
-        """Submit tasks all or nothing; each may carry its idempotency_key. The ids, in order."""
+        """Submit tasks atomically; each may have its own idempotency_key. Returns the ids in the same order."""
 
     async def claim(self, claim: LeaseClaimRequest) -> list[ClaimedTask]: ...
 

@@ -1,8 +1,8 @@
-"""Submits that are asked for while others are under way go together: many coroutines, few requests.
+"""Combines submits of concurrent coroutines: those that arrive while requests are in flight are sent as one batch.
 
-Alone, a task is sent at once. A batch is all or nothing, and its tasks come from callers that know nothing of each other: if
-the server refuses it, each is sent by itself, and each caller hears what concerns its own. Every task has its key from the
-beginning, so that no way of sending it twice makes two.
+A submit that finds no request in flight is sent at once. A batch is all or nothing, but its tasks come from independent
+callers: if the server rejects it, each task is sent by itself, and each caller gets the result of its own task. Each task
+gets its idempotency key before the first request, so that sending it again does not create a second task.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from uuid import UUID
 
 import msgspec
@@ -42,26 +42,30 @@ class Coalescer:
         waiting = _PendingSubmit(task, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if len(self._in_flight) < _MAX_IN_FLIGHT:
-            sender = asyncio.create_task(self._send_waiting())
-            self._in_flight.add(sender)
-            sender.add_done_callback(self._in_flight.discard)
+            self._in_flight.add(asyncio.create_task(self._send_waiting()))
         return await waiting.id
 
     async def close(self) -> None:
-        """Let go of what is still under way; whoever waits for it is told that it was cancelled."""
+        """Cancel the requests in flight and the submits that wait for them."""
         for sender in list(self._in_flight):
             sender.cancel()
         await asyncio.gather(*self._in_flight, return_exceptions=True)
+        self._in_flight.clear()  # a sender that was cancelled before it began has not removed itself
         while self._waiting:
             self._waiting.popleft().id.cancel()
 
     async def _send_waiting(self) -> None:
-        while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_BATCH))]
-            # Callers that have gone away meanwhile want nothing sent.
-            wanted = [waiting for waiting in batch if not waiting.id.done()]
-            if wanted:
-                await self._send_batch(wanted)
+        try:
+            while self._waiting:
+                batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_BATCH))]
+                # A caller that was cancelled meanwhile does not want its task submitted.
+                wanted = [waiting for waiting in batch if not waiting.id.done()]
+                if wanted:
+                    await self._send_batch(wanted)
+        finally:
+            # Not in a done callback: a caller may submit again before the event loop runs the callback, and would rely on a
+            # sender that does not read the queue any more.
+            self._in_flight.discard(cast(asyncio.Task[None], asyncio.current_task()))
 
     async def _send_batch(self, batch: list[_PendingSubmit]) -> None:
         try:

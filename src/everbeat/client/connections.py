@@ -1,7 +1,7 @@
-"""Where an app's flows run: over HTTP, on a node in this process, or on one that a background thread keeps for submitting.
+"""Where the operations of an app run: over HTTP, on a node in this process, or on a node in a background thread.
 
-A connection hides from its callers which thread and event loop the transport belongs to. The one thing that cannot be
-hidden: blocking the very loop that has to do the work would wait for ever, and is refused.
+The callers of a connection need not know which thread and event loop the transport belongs to, with one exception: a call
+that blocks the event loop on which the transport runs would wait forever, and is rejected.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from everbeat.client.base import Transport
+from everbeat.client.blocking_http import BlockingHttpTransport
 from everbeat.client.errors import BlockingCall, RegistrationError
 from everbeat.client.exchange import RetryBudget
-from everbeat.client.http import HttpTransport, SyncHttpTransport
+from everbeat.client.http import HttpTransport
 from everbeat.client.inprocess import InProcessTransport, LocalNode
 from everbeat.client.operations import Operation, run, run_operation_blocking
 
@@ -28,7 +29,7 @@ _CLOSING_SECONDS = 10.0
 
 
 class BoundTransport(NamedTuple):
-    """A transport and the event loop it belongs to. `is_local`: the answers come from this process."""
+    """A transport and the event loop it belongs to. `is_local`: the node is in this process."""
 
     loop: asyncio.AbstractEventLoop
     transport: Transport
@@ -42,7 +43,7 @@ class OwnedNode(LocalNode, Protocol):
 
 
 class Connection(Protocol):
-    """Runs flows for sync and for async callers; while attached to a place, there."""
+    """Runs operations for sync and async callers. While a transport is attached, they use it."""
 
     def run_blocking(self, operation: Operation[T]) -> T: ...
 
@@ -69,7 +70,7 @@ class _Attachable:
 
 
 class HttpConnection(_Attachable):
-    """One sync shell for all threads, one async transport per event loop; new ones in a forked process."""
+    """One blocking transport for all threads, and one async transport per event loop. A forked process gets new ones."""
 
     def __init__(self, url: str, api_key: str | None, retry_budget: RetryBudget | None = None) -> None:
         super().__init__()
@@ -77,7 +78,7 @@ class HttpConnection(_Attachable):
         self._api_key = api_key
         self._retry_budget = retry_budget
         self._lock = threading.Lock()
-        self._sync: SyncHttpTransport | None = None
+        self._sync: BlockingHttpTransport | None = None
         self._pid = os.getpid()
         self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopTransport] = weakref.WeakKeyDictionary()
 
@@ -87,11 +88,11 @@ class HttpConnection(_Attachable):
         with self._lock:
             if self._sync is None or self._pid != os.getpid():
                 self._sync, self._pid = (
-                    SyncHttpTransport(self._url, self._api_key, retry_budget=self._retry_budget),
+                    BlockingHttpTransport(self._url, self._api_key, retry_budget=self._retry_budget),
                     os.getpid(),
                 )
-            shell = self._sync
-        return run_operation_blocking(shell, operation)
+            transport = self._sync
+        return run_operation_blocking(transport, operation)
 
     async def run_async(self, operation: Operation[T]) -> T:
         bound = self.bound
@@ -106,7 +107,7 @@ class HttpConnection(_Attachable):
                 self._sync = None
 
     async def _transport(self) -> HttpTransport:
-        """asyncio closes suspended generators before it closes a loop; this one closes the connections with it."""
+        """asyncio closes suspended async generators before it closes a loop, and this generator then closes the connections."""
         loop = asyncio.get_running_loop()
         if (entry := self._by_loop.get(loop)) is None:
             keeper = self._keep_transport(loop)
@@ -128,7 +129,7 @@ class _LoopTransport(NamedTuple):
 
 
 class NodeConnection(_Attachable):
-    """A node in this process: the running one, or else one without loops in a thread of its own, started when needed."""
+    """A node in this process: the running one, or else one without background loops in its own thread, started when needed."""
 
     def __init__(self, start_node: Callable[[], Awaitable[OwnedNode]]) -> None:
         super().__init__()
@@ -159,7 +160,7 @@ class NodeConnection(_Attachable):
 
 
 class BackgroundNode:
-    """A thread with an event loop that hosts a node; ends with the process, or when closed."""
+    """A thread with an event loop and a node. It ends with the process, or when closed."""
 
     def __init__(self, start_node: Callable[[], Awaitable[OwnedNode]]) -> None:
         self.pid = os.getpid()
@@ -178,8 +179,8 @@ class BackgroundNode:
         self._shut_down(self._stop())
 
     def _cancel_at_exit(self) -> None:
-        """At the end of the process no thread can be given work any more, so the node cannot be stopped in order. It has
-        nothing left to do: what was submitted is on disk."""
+        """When the process exits, no new thread can be started, so the node cannot be stopped cleanly. That is safe:
+        submitted tasks are committed already."""
         self._shut_down(_cancel_all())
 
     def _shut_down(self, last: Coroutine[Any, Any, None]) -> None:

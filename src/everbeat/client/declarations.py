@@ -1,4 +1,4 @@
-"""Functions turned into declared tasks and schedules; what cannot work is refused here, at import, with the place named."""
+"""Makes tasks and schedules of functions. Declarations that cannot work are rejected at import, with file and line."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def define_task(function: Callable[..., Any], name: str | None, options: Mapping
 
 
 def _task_name(function: Callable[..., Any], name: str | None, location: str) -> str:
-    """Without the module: moving a function to another file must not orphan the tasks that wait for it."""
+    """Without the module, so that a function can move to another file while its tasks are waiting."""
     if not callable(function) or isinstance(function, type):
         raise RegistrationError(f"{function!r} is not a function; @eb.task goes on top of one")
     found = name if name is not None else getattr(function, "__name__", None)
@@ -95,7 +95,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, bool]:
-    """The arguments that a submit gives, and whether the context comes before them."""
+    """The parameters that a submit fills, and whether the context comes before them."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidArguments("it is a generator; a handler returns its result, it does not yield")
     parameters = list(inspect.signature(function).parameters.values())
@@ -131,7 +131,7 @@ def _parameter_problem(parameter: inspect.Parameter, *, is_first: bool) -> str |
 
 
 def check_hook(hook: Any, arguments: Sequence[str]) -> None:
-    """A hook takes these arguments by position."""
+    """Check that the hook accepts these arguments by position."""
     location = source_location(hook) if callable(hook) else repr(hook)
     takes = ", ".join(arguments)
     try:
@@ -144,7 +144,7 @@ def check_hook(hook: Any, arguments: Sequence[str]) -> None:
 
 
 def define_schedule(app: str, task: TaskDefinition, trigger: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """A schedule of a task as API.md writes it; checked as the server would, and computed once."""
+    """The definition of a schedule as in API.md, validated as on the server."""
     name = options.get("name") or task.type
     with _registration_errors(f"schedule {name}", task.location):
         reject_unknown(options, ScheduleOptions)
@@ -169,7 +169,7 @@ def define_schedule(app: str, task: TaskDefinition, trigger: Mapping[str, Any], 
 
 
 def timeline_of(definition: Mapping[str, Any]) -> Timeline:
-    """The timeline of a definition; calendars are the server's, and left out."""
+    """The timeline of a definition, without calendars, which only the server knows."""
     rule = parse_definition(definition).rule
     anchor = rule.anchor or datetime.now(UTC)
     return compile_rule(msgspec.structs.replace(rule, anchor=anchor, exclude=(), only=()), None, {})
@@ -210,7 +210,7 @@ def _names(given: str | list[str]) -> list[str]:
 
 
 def _payload(task: TaskDefinition, payload: Any) -> dict[str, Any]:
-    """Bound now: an argument that no tick would give must not be missed in the middle of the night."""
+    """Bind the payload now, so that a missing argument is an error at import and not at the first tick."""
     if not isinstance(payload, Mapping):
         raise InvalidInput.of("payload", f"must be a dict of arguments, not a {type(payload).__name__}")
     try:

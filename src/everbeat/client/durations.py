@@ -1,4 +1,4 @@
-"""Durations as people write them in code: a number of seconds, a timedelta, or text such as "90s" or "1h30m"."""
+"""Parses durations: a number of seconds, a timedelta, or text such as "90s" or "1h30m"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HELP = 'give seconds as a number, a timedelta, or text such as "90s", "10m", "1
 
 
 def seconds_of(duration: Duration, field: str) -> float:
-    """The duration in seconds; raises InvalidInput that names the field."""
+    """The duration in seconds. Raises InvalidInput with the name of the field."""
     if isinstance(duration, timedelta):
         seconds = duration.total_seconds()
     elif isinstance(duration, str):

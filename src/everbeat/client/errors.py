@@ -1,4 +1,4 @@
-"""What the SDK raises, and how a server's problems become exceptions; the root is core's EverbeatError."""
+"""The exceptions of the SDK, and their mapping from the problems of the server. All are subclasses of EverbeatError."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from everbeat.core.errors import (
     StoreUnusable,
     TooLarge,
 )
+from everbeat.core.responses import TaskResponse
 
 
 class ServerProblem(EverbeatError):
-    """The server refused a request. `problem` is its answer as in RFC 9457; `errors` names the fields at fault."""
+    """The server rejected a request. `problem` is the response as in RFC 9457; `errors` names the invalid fields."""
 
     def __init__(self, status: int, problem: Mapping[str, Any], retry_after_seconds: float | None = None) -> None:
         super().__init__(status, problem, retry_after_seconds)
@@ -48,19 +49,19 @@ class ServerProblem(EverbeatError):
 
 
 class NotFoundProblem(ServerProblem, NotFound):
-    """Nothing of that name or id, or it belongs to somebody else."""
+    """No object has this name or id, or it belongs to another tenant."""
 
 
 class ConflictProblem(ServerProblem, Conflict):
-    """The request is right but the present state forbids it."""
+    """The request is valid, but the current state does not allow it."""
 
 
 class NotAllowed(ServerProblem):
-    """The API key is missing, wrong, or not enough for this."""
+    """The API key is missing or wrong, or its scope does not allow the request."""
 
     @property
     def is_final(self) -> bool:
-        """Everbeat itself said so, not something on the way: trying again with this key will not help."""
+        """The response is from Everbeat and not from a proxy: another try with this key would fail too."""
         return self.slug in ("unauthenticated", "forbidden")
 
     def __str__(self) -> str:
@@ -69,7 +70,7 @@ class NotAllowed(ServerProblem):
 
 
 class NotReachable(EverbeatError):
-    """No answer from the server. Whether a request that was sent took effect is unknown."""
+    """No response from the server. It is unknown whether a request that was sent took effect."""
 
     def __init__(self, url: str, reason: str) -> None:
         super().__init__(url, reason)
@@ -84,7 +85,7 @@ class NotReachable(EverbeatError):
 
 
 class UnexpectedResponse(EverbeatError):
-    """Something answered that is no Everbeat, or one that speaks otherwise."""
+    """The response is not one of Everbeat, or is one of another version."""
 
 
 class InvalidUrl(EverbeatError, ValueError):
@@ -92,29 +93,29 @@ class InvalidUrl(EverbeatError, ValueError):
 
 
 class RegistrationError(EverbeatError):
-    """A task, schedule or hook cannot be declared like this."""
+    """The declaration of a task, schedule or hook is invalid."""
 
 
 class InvalidArguments(EverbeatError, TypeError):
-    """Arguments that the handler does not take, or that JSON cannot hold."""
+    """Arguments that the handler does not accept, or that JSON cannot represent."""
 
 
 class BlockingCall(EverbeatError, RuntimeError):
-    """A blocking call on the very event loop that would have to answer it."""
+    """A blocking call on the event loop that has to process it."""
 
 
 class TaskFailed(EverbeatError):
-    """A task ended without a result. `task` is its last state, `error` what its handler raised."""
+    """A task ended without a result. `task` is the task as it ended, and `error` is its last error, if it has one."""
 
-    def __init__(self, task: Mapping[str, Any]) -> None:
+    def __init__(self, task: TaskResponse) -> None:
         super().__init__(task)
-        self.task = dict(task)
-        self.error: dict[str, Any] = dict(task.get("error") or {})
+        self.task = task
+        self.error = task.error
 
     def __str__(self) -> str:
-        said = ": ".join(str(part) for part in (self.error.get("kind"), self.error.get("message")) if part)
-        task = self.task
-        return f"task {task.get('type')} {task.get('id')} is {task.get('state')}" + (f": {said}" if said else "")
+        task, error = self.task, self.error
+        reason = "" if error is None else ": ".join(part for part in (error.kind, error.message) if part)
+        return f"task {task.type} {task.id} is {task.state}" + (f": {reason}" if reason else "")
 
 
 class TaskCancelled(TaskFailed):
@@ -122,7 +123,7 @@ class TaskCancelled(TaskFailed):
 
 
 class TaskNotFinished(EverbeatError, TimeoutError):
-    """The time to wait is over, and the task is not; it goes on."""
+    """The timeout of `wait` is over, and the task has not ended. The task is not affected."""
 
     def __init__(self, task_id: UUID, state: str, waited_seconds: float) -> None:
         super().__init__(task_id, state, waited_seconds)
@@ -133,11 +134,11 @@ class TaskNotFinished(EverbeatError, TimeoutError):
 
 
 class NonRetryable(EverbeatError):
-    """Raised in a handler: trying again will not help; the task goes to the dead letters at once."""
+    """Raise it in a handler if a retry would not help: the task becomes a dead letter at once."""
 
 
 class RetryLater(EverbeatError):
-    """Raised in a handler: try again in so many seconds, whatever the retry policy says. It counts as an attempt."""
+    """Raise it in a handler to retry after this many seconds, whatever the retry policy is. It counts as an attempt."""
 
     def __init__(self, seconds: float, message: str = "asked to be tried again later") -> None:
         if not 0 <= seconds < float("inf"):
@@ -159,16 +160,16 @@ _BY_STATUS: dict[int, type[ServerProblem]] = {
 
 
 def problem_of(status: int, body: Any, retry_after_seconds: float | None = None) -> ServerProblem:
-    """The exception for an answer of 4xx or 5xx; `body` is its decoded JSON, or text that was none."""
+    """The exception for a response of 4xx or 5xx. `body` is its decoded JSON, or its text."""
     problem = body if isinstance(body, Mapping) else {"detail": str(body)[:200].strip() if body else ""}
     kind = _BY_STATUS.get(status, ServerProblem)
     if str(problem.get("type", "")).endswith((":forbidden-origin", ":quota-exceeded")):
-        kind = ServerProblem  # no key would help
+        kind = ServerProblem  # another key would not help
     return kind(status, problem, retry_after_seconds)
 
 
 def problem_of_error(error: EverbeatError) -> EverbeatError:
-    """The exception for what a service in this process raised: the same one that HTTP would have brought."""
+    """The exception for an error of a service in this process: the same as over HTTP."""
     status, slug = _status_of(error)
     if status is None:
         return error

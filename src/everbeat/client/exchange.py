@@ -1,8 +1,8 @@
-"""One exchange with a server, with its repetitions, written once: a generator that the sync and the async shell drive.
+"""One exchange with a server, including retries: a generator that both HTTP transports run.
 
-It yields what to do, a request to send or a pause to make, and is sent what came of it. A request that is safe to repeat is
-sent again after a lost connection, 429 or 503, with full jitter, so that clients turned away together do not come back
-together; until the deadline. Others are repeated only if they were surely not processed: not connected, or 429.
+It yields steps, a request to send or a time to sleep, and gets their outcomes. A request that is safe to repeat is sent again
+after a lost connection, 429 or 503, until the deadline. The delays have full jitter, so that clients rejected at the same time
+do not return at the same time. Other requests are repeated only if they were surely not processed: no connection, or 429.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from everbeat.client.errors import NotReachable
 from everbeat.client.requests import HttpResponse, Repeat, Request, raise_for_problem, retry_after_seconds
 
-_FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.1, 5.0
+_FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS = 0.1, 5.0
 _MAX_DOUBLINGS = 10
 
 
@@ -28,7 +28,7 @@ class Sleep(NamedTuple):
 
 
 class NoResponse(NamedTuple):
-    """No answer came. `was_sent` False: the server cannot have seen the request."""
+    """There was no response. `was_sent` False: the server cannot have received the request."""
 
     reason: str
     was_sent: bool
@@ -38,7 +38,7 @@ Exchange = Generator[Send | Sleep, HttpResponse | NoResponse | None, HttpRespons
 
 
 class RetryBudget(NamedTuple):
-    """For how long to try again. Time and chance are arguments, so that tests need neither."""
+    """How long to retry. The clock and the random numbers are arguments, for tests."""
 
     deadline_seconds: float = 30.0
     monotonic: Callable[[], float] = time.monotonic
@@ -46,7 +46,7 @@ class RetryBudget(NamedTuple):
 
 
 def exchange(request: Request, url: str, retry_budget: RetryBudget) -> Exchange:
-    """The answer to a request, or the problem raised; repeated as the module says."""
+    """Returns the response, or raises its problem. Retries as described above."""
     give_up_at = retry_budget.monotonic() + retry_budget.deadline_seconds
     tries = lost_count = 0
     while True:
@@ -64,7 +64,7 @@ def exchange(request: Request, url: str, retry_budget: RetryBudget) -> Exchange:
 
 
 def _was_already_deleted(request: Request, response: HttpResponse, lost_count: int) -> bool:
-    """A removal whose answer was lost finds nothing the second time: it has done what was asked."""
+    """A repeated DELETE whose first response was lost finds nothing: it has succeeded."""
     return request.method == "DELETE" and response.status == 404 and lost_count > 0
 
 
@@ -74,7 +74,7 @@ def _wait_seconds(
     if request.repeat is Repeat.NEVER:
         return None
     is_safe = request.repeat is Repeat.SAFE
-    backoff = min(_FIRST_DELAY_SECONDS * float(1 << min(tries - 1, _MAX_DOUBLINGS)), _LONGEST_DELAY_SECONDS) * random_fraction
+    backoff = min(_FIRST_DELAY_SECONDS * float(1 << min(tries - 1, _MAX_DOUBLINGS)), _MAX_DELAY_SECONDS) * random_fraction
     if isinstance(outcome, NoResponse):
         return backoff if is_safe or not outcome.was_sent else None
     if outcome is None:

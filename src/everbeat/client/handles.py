@@ -1,4 +1,4 @@
-"""A submitted task from its submitter's side: look at it, wait for its result, cancel it."""
+"""The handle of a submitted task: read it, wait for its result, cancel it."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from everbeat.client.durations import Duration, seconds_of
 from everbeat.client.errors import TaskCancelled, TaskFailed, TaskNotFinished
 from everbeat.client.exchange import Sleep
 from everbeat.client.operations import Call, Operation
+from everbeat.client.requests import convert
+from everbeat.core.responses import TaskResponse
 from everbeat.core.tasks import LIVE_STATES, TaskState
 
 _FIRST_POLL_SECONDS, _MAX_POLL_SECONDS, _GROWTH = 0.02, 1.0, 1.5
 
 
-def get_task(task_id: UUID | str, *, query: str = "") -> Operation[dict[str, Any]]:
+def get_task(task_id: UUID | str, *, query: str = "") -> Operation[TaskResponse]:
     reply = yield Call("GET", f"/v1/tasks/{task_id}{query}")
-    task: dict[str, Any] = reply.body
-    return task
+    return convert(reply.body, TaskResponse)
 
 
-def cancel_task(task_id: UUID | str) -> Operation[dict[str, Any]]:
+def cancel_task(task_id: UUID | str) -> Operation[TaskResponse]:
     reply = yield Call("POST", f"/v1/tasks/{task_id}/cancel")
-    task: dict[str, Any] = reply.body
-    return task
+    return convert(reply.body, TaskResponse)
 
 
 def wait_for_task(task_id: UUID, timeout: Duration | None) -> Operation[Any]:
-    """Look again and again, ever more rarely; the result, or what went wrong."""
+    """Poll the task with growing intervals. Returns its result, or raises TaskFailed or TaskCancelled."""
     timeout_seconds = None if timeout is None else seconds_of(timeout, "timeout")
     started = time.monotonic()
     pause = _FIRST_POLL_SECONDS
     while True:
-        # Not with a large payload each time: who waits wants the result.
+        # Without the payload, which may be large.
         task = yield from get_task(task_id, query="?payload=omit")
-        if task["state"] not in LIVE_STATES:
+        if task.state not in LIVE_STATES:
             return _result_of(task)
         left = float("inf") if timeout_seconds is None else started + timeout_seconds - time.monotonic()
         if left <= 0:
-            raise TaskNotFinished(task_id, task["state"], timeout_seconds or 0)
+            raise TaskNotFinished(task_id, task.state, timeout_seconds or 0)
         yield Sleep(min(pause, left))
         pause = min(pause * _GROWTH, _MAX_POLL_SECONDS)
 
 
-def _result_of(task: dict[str, Any]) -> Any:
-    if task["state"] == TaskState.COMPLETED:
-        return task.get("result")
-    raise (TaskCancelled if task["state"] == TaskState.CANCELLED else TaskFailed)(task)
+def _result_of(task: TaskResponse) -> Any:
+    if task.state == TaskState.COMPLETED:
+        return task.result
+    raise (TaskCancelled if task.state == TaskState.CANCELLED else TaskFailed)(task)
 
 
 class TaskHandle:
@@ -69,11 +69,11 @@ class TaskHandle:
     def __hash__(self) -> int:
         return hash(self.id)
 
-    def get(self) -> dict[str, Any]:
+    def get(self) -> TaskResponse:
         """The task as it is now: state, attempt, progress, result, error."""
         return self._connection.run_blocking(get_task(self.id))
 
-    async def get_async(self) -> dict[str, Any]:
+    async def get_async(self) -> TaskResponse:
         return await self._connection.run_async(get_task(self.id))
 
     def wait(self, timeout: Duration | None = None) -> Any:
@@ -83,9 +83,9 @@ class TaskHandle:
     async def wait_async(self, timeout: Duration | None = None) -> Any:
         return await self._connection.run_async(wait_for_task(self.id, timeout))
 
-    def cancel(self) -> dict[str, Any]:
-        """Cancel it: gone if it has not started, told to stop if it runs. Raises ConflictProblem if it has finished."""
+    def cancel(self) -> TaskResponse:
+        """Cancel the task if it has not started; request a cancel if it runs. Raises ConflictProblem if it has ended."""
         return self._connection.run_blocking(cancel_task(self.id))
 
-    async def cancel_async(self) -> dict[str, Any]:
+    async def cancel_async(self) -> TaskResponse:
         return await self._connection.run_async(cancel_task(self.id))

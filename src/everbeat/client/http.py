@@ -1,21 +1,19 @@
-"""Transports over HTTP: async for programs with an event loop, and a sync one for everything else and for threads.
-
-Both send what client/requests.py builds and repeat as client/exchange.py says; here is only the IO.
-"""
+"""The async HTTP transport, on aiohttp. client/requests.py builds the requests, and client/exchange.py repeats them."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import io
 import os
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 from uuid import UUID
 
 from everbeat.client import requests
 from everbeat.client.base import ApiResponse
 from everbeat.client.coalescing import Coalescer
+from everbeat.client.endpoint import CONNECT_TIMEOUT_SECONDS, KEEPALIVE_SECONDS, MAX_CONNECTIONS, TIMEOUT_SECONDS, endpoint_of
 from everbeat.client.exchange import Exchange, NoResponse, RetryBudget, Sleep, exchange
 from everbeat.client.requests import HttpResponse, Request
 from everbeat.core.protocol import (
@@ -29,140 +27,37 @@ from everbeat.core.protocol import (
     TaskInput,
 )
 from everbeat.core.tasks import ClaimedTask
-from everbeat.version import __version__
 
 if TYPE_CHECKING:
-    import httpx
+    import aiohttp
 
-_TIMEOUT_SECONDS = 15.0
-_CONNECT_SECONDS = 5.0
-_MAX_CONNECTIONS = 100
-_KEPT_ALIVE_SECONDS = 60.0
-_LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
-
-
-def _client_options(url: str, api_key: str | None) -> dict[str, Any]:
-    import httpx
-
-    parts = urlsplit(url)
-    headers = {"user-agent": f"everbeat-python/{__version__}", "accept": "application/json"}
-    if api_key is not None:
-        headers["authorization"] = f"Bearer {api_key}"
-    return {
-        "base_url": url,
-        "headers": headers,
-        "timeout": httpx.Timeout(_TIMEOUT_SECONDS, connect=_CONNECT_SECONDS),
-        "limits": httpx.Limits(
-            max_connections=_MAX_CONNECTIONS,
-            max_keepalive_connections=_MAX_CONNECTIONS,
-            keepalive_expiry=_KEPT_ALIVE_SECONDS,
-        ),
-        # Loading certificates takes long and a plain connection has no use for them; no proxy leads to this machine.
-        "verify": _verification() if parts.scheme == "https" else False,
-        "trust_env": parts.hostname not in _LOOPBACK_HOSTS,
-    }
-
-
-def _verification() -> Any:
-    """Whose certificates are trusted: SSL_CERT_FILE says so also for a server on this machine."""
-    import ssl
-
-    file = os.environ.get("SSL_CERT_FILE")
-    return True if file is None else ssl.create_default_context(cafile=file)
-
-
-def _send_options(request: Request) -> dict[str, Any]:
-    import httpx
-
-    options: dict[str, Any] = {"headers": request.headers, "content": request.body}
-    if request.timeout_seconds is not None:
-        options["timeout"] = httpx.Timeout(request.timeout_seconds, connect=_CONNECT_SECONDS)
-    return options
-
-
-def _response_of(response: httpx.Response) -> HttpResponse:
-    return HttpResponse(response.status_code, response.headers, response.content)
-
-
-def _no_response_of(error: httpx.TransportError) -> NoResponse:
-    import httpx
-
-    was_sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
-    return NoResponse(str(error) or type(error).__name__, was_sent)
-
-
-class SyncHttpTransport:
-    """The blocking shell; may be shared by threads."""
-
-    def __init__(self, url: str, api_key: str | None = None, *, retry_budget: RetryBudget | None = None) -> None:
-        import httpx
-
-        self.url = url
-        self._retry_budget = retry_budget or RetryBudget()
-        self._client = httpx.Client(**_client_options(url, api_key))
-
-    def close(self) -> None:
-        self._client.close()
-
-    def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, Any] | None = None,
-        body: Any = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> ApiResponse:
-        return requests.api_response_of(self._exchange(requests.build(method, path, query=query, body=body, headers=headers)))
-
-    def submit(self, tasks: Sequence[TaskInput]) -> list[UUID]:
-        return [id_ for request in requests.submit(tasks) for id_ in requests.ids_of(self._exchange(request), request)]
-
-    def _exchange(self, request: Request) -> HttpResponse:
-        steps: Exchange = exchange(request, self.url, self._retry_budget)
-        outcome: HttpResponse | NoResponse | None = None
-        while True:
-            try:
-                step = steps.send(outcome)
-            except StopIteration as done:
-                response: HttpResponse = done.value
-                return response
-            if isinstance(step, Sleep):
-                time.sleep(step.seconds)
-                outcome = None
-            else:
-                outcome = self._send(step.request)
-
-    def _send(self, request: Request) -> HttpResponse | NoResponse:
-        import httpx
-
-        try:
-            return _response_of(self._client.request(request.method, request.path, **_send_options(request)))
-        except httpx.TransportError as error:
-            return _no_response_of(error)
+# The timeout of a request counts from the last byte sent. A body that does not fit into the buffers of the connection can
+# block before that, so a request with a large body has a limit for the whole of it. The others do without another timer.
+_LARGE_BODY_BYTES = 64 * 1024
+_LARGE_BODY_TIMEOUT_FACTOR = 4
 
 
 class HttpTransport:
-    """The async shell; belongs to the event loop it is first used on."""
+    """The transport of async code. It belongs to the event loop on which it is first used."""
 
     def __init__(self, url: str, api_key: str | None = None, *, retry_budget: RetryBudget | None = None) -> None:
-        import httpx
-
         self.url = url
         self._api_key = api_key
         self._retry_budget = retry_budget or RetryBudget()
-        self._client = httpx.AsyncClient(**_client_options(url, api_key))
+        self._session: _Session | None = None
         self._coalescer = Coalescer(self._submit)
 
     async def open(self) -> None:
-        """Connections are made when they are needed."""
+        """Connections are opened when they are needed."""
 
     async def close(self) -> None:
         await self._coalescer.close()
-        await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
 
     def for_thread(self) -> HttpTransport:
-        """Another transport to the same server, for an event loop in a thread of its own; the caller closes it."""
+        """Another transport to the same server, for the event loop of another thread. The caller closes it."""
         return HttpTransport(self.url, self._api_key, retry_budget=self._retry_budget)
 
     async def request(
@@ -217,9 +112,82 @@ class HttpTransport:
                 outcome = await self._send(step.request)
 
     async def _send(self, request: Request) -> HttpResponse | NoResponse:
-        import httpx
+        if self._session is None:
+            self._session = _Session(self.url, self._api_key)
+        return await self._session.send(request)
 
+
+class _Session:
+    """The connections of one transport. Created on its event loop; aiohttp is imported only then, since that takes long."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        import aiohttp
+        import yarl
+
+        endpoint = endpoint_of(url, api_key)
+        self._url = endpoint.url
+        self._parse_url = functools.partial(yarl.URL, encoded=True)
+        self._session = aiohttp.ClientSession(
+            headers=endpoint.headers,
+            timeout=_timeout_of(TIMEOUT_SECONDS),
+            connector=aiohttp.TCPConnector(
+                limit=MAX_CONNECTIONS,
+                keepalive_timeout=KEEPALIVE_SECONDS,
+                ssl=endpoint.tls if endpoint.tls is not None else True,
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("content-type",),
+            proxy=endpoint.proxy,
+            auto_decompress=False,
+        )
+        self._no_response_errors = (aiohttp.ClientError, TimeoutError, OSError)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def send(self, request: Request) -> HttpResponse | NoResponse:
+        is_large = request.body is not None and len(request.body) > _LARGE_BODY_BYTES
+        options: dict[str, Any] = {}
+        if request.timeout_seconds is not None or is_large:
+            options["timeout"] = _timeout_of(request.timeout_seconds or TIMEOUT_SECONDS, is_large=is_large)
         try:
-            return _response_of(await self._client.request(request.method, request.path, **_send_options(request)))
-        except httpx.TransportError as error:
+            async with self._session.request(
+                request.method,
+                self._parse_url(self._url + request.path),
+                headers=request.headers,
+                # aiohttp sends a stream in parts, and bytes in one go.
+                data=io.BytesIO(request.body) if is_large and request.body is not None else request.body,
+                allow_redirects=False,
+                **options,
+            ) as response:
+                return HttpResponse(response.status, response.headers, await response.read())
+        except self._no_response_errors as error:
             return _no_response_of(error)
+
+
+def _timeout_of(seconds: float, *, is_large: bool = False) -> aiohttp.ClientTimeout:
+    import aiohttp
+
+    total = seconds * _LARGE_BODY_TIMEOUT_FACTOR if is_large else None
+    return aiohttp.ClientTimeout(total=total, connect=seconds, sock_connect=CONNECT_TIMEOUT_SECONDS, sock_read=seconds)
+
+
+def _no_response_of(error: Exception) -> NoResponse:
+    import aiohttp
+
+    if isinstance(error, aiohttp.ClientSSLError):
+        return NoResponse(str(getattr(error, "certificate_error", error)), was_sent=False)
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return NoResponse(_system_text(error.os_error) or str(error), was_sent=False)
+    if isinstance(error, aiohttp.ConnectionTimeoutError | aiohttp.ClientHttpProxyError):
+        return NoResponse(str(error) or "timed out", was_sent=False)
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return NoResponse("the server closed the connection without a response", was_sent=True)
+    if isinstance(error, TimeoutError):
+        return NoResponse("timed out", was_sent=True)
+    return NoResponse(str(error) or type(error).__name__, was_sent=True)
+
+
+def _system_text(error: OSError) -> str:
+    """ "Connection refused" where asyncio writes "Connect call failed" with the address."""
+    return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)

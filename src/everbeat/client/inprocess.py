@@ -1,16 +1,16 @@
-"""The transport to a node in this very process: services called directly, the rest of the API over ASGI without a socket."""
+"""The transport to a node in this process: direct calls of services, and ASGI without a socket for the rest of the API."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 from everbeat.client import requests
+from everbeat.client.asgi import call_asgi
 from everbeat.client.base import ApiResponse
 from everbeat.client.errors import problem_of_error
-from everbeat.client.requests import HttpResponse
 from everbeat.core.errors import EverbeatError
 from everbeat.core.protocol import (
     MAX_SUBMITTED,
@@ -25,9 +25,6 @@ from everbeat.core.protocol import (
 )
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask
-
-if TYPE_CHECKING:
-    import httpx
 
 
 class LocalTaskService(Protocol):
@@ -49,7 +46,7 @@ class LocalLeaseService(Protocol):
 
 
 class LocalNode(Protocol):
-    """What this transport needs of a node; the node lives and dies by its owner's hand."""
+    """What this transport needs of a node. The owner of the node starts and stops it."""
 
     @property
     def tasks(self) -> LocalTaskService: ...
@@ -70,20 +67,17 @@ def _same_errors() -> Iterator[None]:
 
 
 class InProcessTransport:
-    """Nothing is repeated here: there is no answer to lose between two objects of one process."""
+    """Nothing is repeated: within a process, no response can be lost."""
 
     def __init__(self, node: LocalNode, *, tenant_id: UUID = DEFAULT_TENANT) -> None:
         self._node = node
         self._tenant = tenant_id
-        self._client: httpx.AsyncClient | None = None
 
     async def open(self) -> None:
         """The node is open already."""
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        """The owner of the node stops it."""
 
     async def request(
         self,
@@ -95,8 +89,7 @@ class InProcessTransport:
         headers: Mapping[str, str] | None = None,
     ) -> ApiResponse:
         request = requests.build(method, path, query=query, body=body, headers=headers)
-        raw = await self._asgi().request(request.method, request.path, headers=request.headers, content=request.body)
-        response = HttpResponse(raw.status_code, raw.headers, raw.content)
+        response = await call_asgi(self._node.asgi, request)
         requests.raise_for_problem(response)
         return requests.api_response_of(response)
 
@@ -126,12 +119,3 @@ class InProcessTransport:
     async def release(self, release: LeaseReleaseRequest) -> list[LeaseResult]:
         with _same_errors():
             return await self._node.leases.release(self._tenant, release)
-
-    def _asgi(self) -> httpx.AsyncClient:
-        if self._client is None:
-            import httpx
-
-            self._client = httpx.AsyncClient(
-                transport=httpx.ASGITransport(self._node.asgi), base_url="http://localhost", trust_env=False
-            )
-        return self._client

@@ -1,6 +1,6 @@
-"""Operations written once for sync and async code: generators that yield requests and are sent the answers.
+"""Operations written once for sync and async code: generators that yield requests and get the responses.
 
-A flow knows nothing about IO; `run` and `run_operation_blocking` drive it over a transport of either kind.
+An operation does no IO; `run` and `run_operation_blocking` run it over an async or a blocking transport.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Call(NamedTuple):
-    """A request of API.md; answered with its Reply."""
+    """A request of API.md. The operation gets its ApiResponse."""
 
     method: str
     path: str
@@ -29,7 +29,7 @@ class Call(NamedTuple):
 
 
 class Submit(NamedTuple):
-    """Tasks to submit; answered with their ids."""
+    """Tasks to submit. The operation gets their ids."""
 
     tasks: Sequence[TaskInput]
 
@@ -39,7 +39,7 @@ Operation = Generator[Step, Any, T]
 
 
 class BlockingTransport(Protocol):
-    """What flows need of a sync shell."""
+    """What operations need of a blocking transport."""
 
     def request(
         self,

@@ -1,4 +1,4 @@
-"""The options of decorators and of submit: their types, and their values checked and turned into fields of the API."""
+"""The options of decorators and of submit: their types, their validation, and the fields of the API that they set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 
 class ManyOptions(TypedDict, total=False):
-    """When and how tasks are to run that are submitted together."""
+    """The options of submit_many."""
 
     delay: Duration | None
     run_at: datetime | None
@@ -33,13 +33,13 @@ class ManyOptions(TypedDict, total=False):
 
 
 class SubmitOptions(ManyOptions, total=False):
-    """When and how one task is to run; none of these names can be the name of a handler's argument."""
+    """The options of submit. An argument of a handler cannot have one of these names."""
 
     key: str | None
 
 
 class TaskOptions(TypedDict, total=False):
-    """How tasks of one type are to run."""
+    """The options of a task declaration."""
 
     queue: str
     max_attempts: int
@@ -51,7 +51,7 @@ class TaskOptions(TypedDict, total=False):
 
 
 class NamedOptions(SubmitOptions, total=False):
-    """What can be said of a task that is known by its name only."""
+    """The options of a submit by name."""
 
     queue: str
     max_attempts: int
@@ -60,7 +60,7 @@ class NamedOptions(SubmitOptions, total=False):
 
 
 class ScheduleOptions(TaskOptions, total=False):
-    """How a schedule ticks, and how the tasks of its ticks are to run."""
+    """The options of a schedule declaration, and of the tasks of its ticks."""
 
     tz: Zone
     name: str | None
@@ -92,7 +92,7 @@ def reject_unknown(options: Mapping[str, Any], known: type) -> None:
 
 
 def task_fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of the API for what a task and a schedule have in common."""
+    """The fields of the API that a task and a schedule have in common."""
     fields = {name: options[name] for name in ("max_attempts", "priority") if name in options}
     if "timeout" in options:
         fields["timeout_seconds"] = seconds_of(options["timeout"], "timeout")
@@ -104,13 +104,13 @@ def task_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def validate_task_options(type_: str, options: Mapping[str, Any]) -> Spec:
-    """The options as a schedule would hold them: one place knows what is allowed."""
+    """The options as fields of a schedule, validated by the rules for schedules."""
     target = {"kind": "worker", "type": type_, "queue": options.get("queue", DEFAULT_QUEUE)}
     return parse_definition({"name": type_, "every_seconds": 60, "target": target, **task_fields(options)})
 
 
 def checked_task_fields(type_: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a TaskInput among the options of a task that are given."""
+    """The fields of a TaskInput that the given options of a task set."""
     given = {option: options[option] for option in ("queue", "max_attempts", "timeout", "retry") if option in options}
     spec = validate_task_options(type_, given) if given else None
     return {_FIELDS.get(option, option): getattr(spec, _FIELDS.get(option, option)) for option in given}
@@ -134,7 +134,7 @@ def exception_kinds(given: Any) -> tuple[type[BaseException], ...]:
 
 
 def submit_fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a TaskInput for the options of a submit; each value is checked."""
+    """The fields of a TaskInput that the options of a submit set. Each value is validated."""
     fields: dict[str, Any] = {}
     given = {name: value for name, value in options.items() if value is not None}
     if "delay" in given and "run_at" in given:
@@ -157,7 +157,7 @@ def submit_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_utc(value: Any, field: str) -> datetime:
-    """An aware datetime in UTC; text in ISO 8601 with an offset will do."""
+    """A datetime in UTC, from an aware datetime or from ISO 8601 text with an offset."""
     at = as_datetime(value, field)
     if at.tzinfo is None or at.utcoffset() is None:
         raise InvalidInput.of(field, "has no time zone; use datetime.now(UTC) or datetime(…, tzinfo=ZoneInfo(…))")

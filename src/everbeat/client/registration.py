@@ -1,4 +1,4 @@
-"""Declared schedules brought to a server, and those no longer declared taken away: only ones that this app owns."""
+"""Registers the declared schedules on a server, and removes those of this app that are no longer declared."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from everbeat.client.declarations import APP_LABEL, timeline_of
 from everbeat.client.errors import NotFoundProblem
 from everbeat.client.operations import Operation
 from everbeat.client.registry import Registry
+from everbeat.core.responses import ScheduleResponse
 
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
-    """Names of schedules by what became of them. `over`: no tick of theirs is left, so there is nothing to register."""
+    """The names of schedules by result. `over`: the schedule has no tick left, so it is not registered."""
 
     created: list[str] = field(default_factory=list)
     updated: list[str] = field(default_factory=list)
@@ -33,15 +34,15 @@ def register_schedules(registry: Registry, *, prune: bool) -> Operation[Registra
     wanted = unfinished(registry, datetime.now(UTC))
     done = Registration(over=[name for name in registry.schedules if name not in wanted])
     for item in (yield from put_schedules(list(wanted.values()))):
-        getattr(done, item["status"]).append(item["name"])
+        getattr(done, item.status).append(item.name)
     if prune:
         yield from _prune(registry, done)
     return done
 
 
 def unfinished(registry: Registry, now: datetime) -> dict[str, dict[str, Any]]:
-    """The declared schedules that will tick again. A server refuses a new one that never will; in code, the day after the
-    last tick must not be an error."""
+    """The declared schedules that will tick again. The server rejects a new schedule without any tick; a declaration in
+    code must not become an error after its last tick."""
     return {name: definition for name, definition in registry.schedules.items() if not _is_over(definition, now)}
 
 
@@ -52,11 +53,11 @@ def _is_over(definition: Mapping[str, Any], now: datetime) -> bool:
 
 
 def _prune(registry: Registry, done: Registration) -> Operation[None]:
-    for schedule in (yield from fetch_all("/v1/schedules", None, {"target": "worker"})):
-        if schedule["labels"].get(APP_LABEL) != registry.app or schedule["name"] in registry.schedules:
+    for schedule in (yield from fetch_all("/v1/schedules", ScheduleResponse, None, {"target": "worker"})):
+        if schedule.labels.get(APP_LABEL) != registry.app or schedule.name in registry.schedules:
             continue
         try:
-            yield from delete_schedule(schedule["id"])
+            yield from delete_schedule(schedule.id)
         except NotFoundProblem:
-            continue  # another process of this app was faster
-        done.pruned.append(schedule["name"])
+            continue  # another process of this app has deleted it
+        done.pruned.append(schedule.name)

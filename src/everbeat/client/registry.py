@@ -1,4 +1,4 @@
-"""What an app has declared: its tasks, its schedules, its hooks. Filled by the decorators, read by workers and clients."""
+"""The declarations of an app: tasks, schedules and hooks. The decorators fill it; workers and clients read it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ExceptionKinds = tuple[type[BaseException], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskDefinition:
-    """A function that handles tasks of one type. `wants_context`: ctx comes first; `signature` is without it."""
+    """A function that handles tasks of one type. `wants_context`: ctx is its first parameter, which `signature` leaves out."""
 
     type: str
     queue: str
@@ -27,10 +27,10 @@ class TaskDefinition:
     timeout_seconds: float = 3600
     retry: Retry = field(default_factory=Retry)
     labels: dict[str, str] = field(default_factory=dict)
-    # Exceptions that must not be retried; raised by a handler they go to the dead letters at once.
+    # Exceptions that are not retried: the task becomes a dead letter at once.
     non_retryable: ExceptionKinds = ()
     signature: inspect.Signature = field(default_factory=inspect.Signature)
-    # File and line, to tell two declarations of one name apart from one that was loaded twice.
+    # File and line, to distinguish two declarations of one name from one that was imported twice.
     location: str = ""
 
 
@@ -56,7 +56,7 @@ class Registry:
         return sorted({task.queue for task in self.tasks.values()})
 
     def add_task(self, task: TaskDefinition) -> None:
-        """The same place twice is a module loaded again, and replaces; another place is a mistake."""
+        """The same location again is a module imported twice and replaces the task. Another location is an error."""
         known = self.tasks.get(task.type)
         if known is not None and (known.location != task.location or not task.location):
             raise RegistrationError(

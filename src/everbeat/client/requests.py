@@ -1,4 +1,4 @@
-"""The one builder of requests and reader of answers, shared by the sync and the async shell; no IO here."""
+"""Builds requests and decodes responses, for both HTTP transports. No IO."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from everbeat.core.protocol import (
 )
 from everbeat.core.tasks import ClaimedTask
 
-# The server's limit for a body is 12 MiB; a batch is cut before it, with room for what surrounds the tasks.
+# The server's limit for a body is 12 MiB; a batch is split well below it.
 MAX_BODY_BYTES = 8 * 1024 * 1024
 CLAIM_TIMEOUT_MARGIN_SECONDS = 10.0
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class Repeat(Enum):
-    """When a request may be sent again: always; only if it was surely not processed; never by the transport."""
+    """When a request may be repeated: always; only if it was surely not processed; never by the transport."""
 
     SAFE = "safe"
     UNPROCESSED = "unprocessed"
@@ -47,7 +47,7 @@ class Repeat(Enum):
 
 
 class Request(NamedTuple):
-    """One request, ready to be sent. `timeout_seconds` None: the transport's own."""
+    """One encoded request. `timeout_seconds` None: the default of the transport."""
 
     method: str
     path: str
@@ -58,7 +58,7 @@ class Request(NamedTuple):
 
 
 class HttpResponse(NamedTuple):
-    """An answer as it came; names of headers in lower case."""
+    """A response before decoding. `headers` is read with names in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -67,7 +67,7 @@ class HttpResponse(NamedTuple):
 
 _JSON = {"content-type": "application/json"}
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
-# Done twice, these are as good as done once.
+# These have the same effect if they are repeated.
 _SAFE_POSTS = re.compile(r"/v1/(preview|schedules/batch|schedules/[^/]+/(pause|resume)|tasks/[^/]+/cancel)")
 _encode = msgspec.json.Encoder().encode
 
@@ -80,7 +80,7 @@ def build(
     body: Any = None,
     headers: Mapping[str, str] | None = None,
 ) -> Request:
-    """Any request of API.md. Safe to repeat if what it does is, or if it carries an idempotency key."""
+    """Any request of API.md. It may be repeated if it is idempotent or has an idempotency key."""
     given = {name.lower(): value for name, value in (headers or {}).items()}
     is_safe = method in _SAFE_METHODS or "idempotency-key" in given or _SAFE_POSTS.fullmatch(path) is not None
     text = urlencode({name: _query_text(value) for name, value in (query or {}).items() if value is not None})
@@ -103,9 +103,9 @@ def new_key() -> str:
 
 
 def submit(tasks: Sequence[TaskInput]) -> Iterator[Request]:
-    """The requests that submit these tasks; each carries a key, so that one whose answer was lost can be sent again.
+    """The requests that submit these tasks. Each has a key, so that it can be repeated after a lost response.
 
-    The key of a batch is for those of its tasks that have none of their own.
+    The key of a batch applies to the tasks without a key.
     """
     if len(tasks) == 1:
         yield _submit_one(tasks[0])
@@ -137,7 +137,7 @@ def _chunks(tasks: Sequence[TaskInput]) -> Iterator[list[bytes]]:
 
 
 def claim(wanted: LeaseClaimRequest) -> Request:
-    """Never repeated by the transport: tasks of an answer that was lost are running already, as far as the server knows."""
+    """Never repeated by the transport: the tasks of a lost response are leased to this worker already."""
     timeout = wanted.wait_seconds + CLAIM_TIMEOUT_MARGIN_SECONDS
     return _post("/v1/worker/claim", _encode(wanted), Repeat.NEVER)._replace(timeout_seconds=timeout)
 
@@ -168,7 +168,7 @@ def _query_text(value: Any) -> str:
     return rfc3339(value) if isinstance(value, datetime) else str(value)
 
 
-# Answers
+# Responses
 
 
 class _Submitted(msgspec.Struct):
@@ -182,8 +182,8 @@ class _SubmittedBatch(msgspec.Struct):
 _decode_one = msgspec.json.Decoder(_Submitted).decode
 _decode_batch = msgspec.json.Decoder(_SubmittedBatch).decode
 _decode_claimed = msgspec.json.Decoder(LeaseClaimResponse).decode
-_decode_beats = msgspec.json.Decoder(LeaseHeartbeatResponse).decode
-_decode_settled = msgspec.json.Decoder(LeaseResultsResponse).decode
+_decode_lease_statuses = msgspec.json.Decoder(LeaseHeartbeatResponse).decode
+_decode_lease_results = msgspec.json.Decoder(LeaseResultsResponse).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
@@ -202,11 +202,21 @@ def claimed_tasks_of(response: HttpResponse) -> list[ClaimedTask]:
 
 
 def lease_statuses_of(response: HttpResponse) -> list[LeaseHeartbeatResult]:
-    return _read(_decode_beats, response).leases
+    return _read(_decode_lease_statuses, response).leases
 
 
 def lease_results_of(response: HttpResponse) -> list[LeaseResult]:
-    return _read(_decode_settled, response).results
+    return _read(_decode_lease_results, response).results
+
+
+def convert(body: Any, type_: type[T]) -> T:
+    """A part of a decoded response as its struct. Fields that this version does not know are ignored."""
+    try:
+        return msgspec.convert(body, type_)
+    except msgspec.ValidationError as error:
+        raise UnexpectedResponse(
+            f"the response is not a {type_.__name__}: {error}; do the SDK and the server have the same version?"
+        ) from None
 
 
 def raise_for_problem(response: HttpResponse) -> None:
@@ -220,7 +230,7 @@ def raise_for_problem(response: HttpResponse) -> None:
 
 
 def retry_after_seconds(response: HttpResponse) -> float | None:
-    """Everbeat answers with seconds; a proxy's date is not worth the trouble."""
+    """Everbeat sends seconds. A date, which a proxy may send, is ignored."""
     text = response.headers.get("retry-after", "")
     return float(text) if text.isdigit() else None
 

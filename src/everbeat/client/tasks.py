@@ -1,4 +1,4 @@
-"""A declared task, as its decorator returns it: still the plain function when called, and submitted by `submit`."""
+"""A declared task, as its decorator returns it: a call runs the function, and `submit` submits a task."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from everbeat.core.errors import InvalidInput
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.protocol import DEFAULT_QUEUE, TaskInput
 
-# All that the function takes; what of it a submit gives (all but the context); what it returns.
+# The parameters of the function; the parameters of a submit (without the context); the return type.
 FunctionParams = ParamSpec("FunctionParams")
 SubmitParams = ParamSpec("SubmitParams")
 R = TypeVar("R")
@@ -62,7 +62,7 @@ def input_of(task: TaskDefinition, payload: dict[str, Any], options: Mapping[str
 
 
 def named_input(registry: Registry, type_: str, payload: Any, options: Mapping[str, Any]) -> TaskInput:
-    """A task known by its name only; if this app declares one of that name, by its options too."""
+    """The input of a task submitted by name. If this app declares the task, its options apply."""
     reject_unknown(options, NamedOptions)
     if not isinstance(type_, str) or not is_name(type_):
         raise InvalidInput.of("type", NAME_MESSAGE)
@@ -73,7 +73,7 @@ def named_input(registry: Registry, type_: str, payload: Any, options: Mapping[s
 
 
 class Submission(Generic[SubmitParams]):
-    """A task with options chosen, as `build_report.options(delay="10m")`: its submits are typed as the function is."""
+    """A task with options, as in `build_report.options(delay="10m")`. Its submits have the types of the function."""
 
     def __init__(self, definition: TaskDefinition, connection: Connection, options: SubmitOptions) -> None:
         self._definition = definition
@@ -92,7 +92,7 @@ class Submission(Generic[SubmitParams]):
 
 
 class Task(Generic[FunctionParams, SubmitParams, R]):
-    """Calling it calls the function, here and now; `submit` has a worker call it."""
+    """A call runs the function directly. `submit` lets a worker run it."""
 
     __name__: str
 
@@ -122,7 +122,7 @@ class Task(Generic[FunctionParams, SubmitParams, R]):
         labels: Labels | None = None,
         fair_key: str | None = None,
     ) -> Submission[SubmitParams]:
-        """Options apart from arguments: `task.options(delay="10m").submit(account=7)` is checked by type checkers in full."""
+        """Options separate from arguments: type checkers fully check `task.options(delay="10m").submit(account=7)`."""
         chosen = SubmitOptions(delay=delay, run_at=run_at, priority=priority, key=key, labels=labels, fair_key=fair_key)
         submit_fields(chosen)
         return Submission(self.definition, self._connection, chosen)
@@ -208,7 +208,7 @@ class Task(Generic[FunctionParams, SubmitParams, R]):
         return await self._connection.run_async(self._operation(args, kwargs))
 
     def submit_many(self, items: Iterable[Mapping[str, Any]], *, key: KeyOf | None = None, **options: Any) -> list[TaskHandle]:
-        """Submit many at once, each item the arguments of one task; all or nothing up to 10,000. `key` makes each one's key."""
+        """Submit many tasks; each item has the arguments of one. Atomic up to 10,000. `key` returns the key of an item."""
         return self._connection.run_blocking(self._many(items, key, options))
 
     async def submit_many_async(

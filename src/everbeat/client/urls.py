@@ -1,4 +1,4 @@
-"""The URL of an app: a server over HTTP, or a database to run everything on in this process; wrong ones are told at once."""
+"""The URL of an app: a server, or a database on which to run in this process. Invalid ones are rejected at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FORMS = (
 
 
 def validate_url(url: str) -> str:
-    """The URL as it is used; raises InvalidUrl that says what would be right."""
+    """The normalized URL. Raises InvalidUrl with a hint."""
     if not isinstance(url, str):
         raise InvalidUrl(f"the URL is a {type(url).__name__}, not text; use {_FORMS}")
     text = url.strip()
@@ -57,7 +57,7 @@ def _sqlite(url: str) -> str:
         raise InvalidUrl(f'"{url}" has two slashes; write sqlite:///app.db, or sqlite:////folder/app.db for an absolute path')
     path = url.removeprefix("sqlite:///")
     if not path or path.endswith("/") or path == ":memory:":
-        raise InvalidUrl(f'"{url}" names no file; Everbeat keeps its promises on disk only: write sqlite:///app.db')
+        raise InvalidUrl(f'"{url}" names no file; Everbeat needs a database on disk: write sqlite:///app.db')
     return url
 
 

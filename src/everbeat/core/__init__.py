@@ -1,1 +1,1 @@
-"""The pure heart: rules, decisions and states. No clock, no IO, no logging, no SQL: time is always an argument."""
+"""Pure functions and values: rules, decisions and states. No clock, IO, logging or SQL; the time is always an argument."""

@@ -1,4 +1,4 @@
-"""Who asks, and what for: scopes, what each one may, and the caller that every operation is done for."""
+"""Scopes, what each one allows, and the caller on whose behalf an operation runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from everbeat.core.schedules import DEFAULT_TENANT
 
 
 class Scope(StrEnum):
-    """admin: tenants and keys, and all else. manage: everything of the tenant but workers' work. submit: new tasks only.
-    work: claim and settle tasks, perhaps of some queues only. read: look at everything of the tenant."""
+    """What a key may do.
+
+    admin: everything, including tenants and keys. manage: everything of the tenant except the worker protocol. submit: new
+    tasks only. work: claim and finish tasks, optionally of some queues only. read: read everything of the tenant.
+    """
 
     ADMIN = "admin"
     MANAGE = "manage"
@@ -23,7 +26,7 @@ class Scope(StrEnum):
     READ = "read"
 
 
-# What a scope brings along beside itself.
+# The scopes that a scope includes.
 INCLUDED_SCOPES: dict[Scope, frozenset[Scope]] = {
     Scope.ADMIN: frozenset(Scope),
     Scope.MANAGE: frozenset({Scope.MANAGE, Scope.SUBMIT, Scope.READ}),
@@ -34,9 +37,9 @@ INCLUDED_SCOPES: dict[Scope, frozenset[Scope]] = {
 
 
 class Caller(NamedTuple):
-    """Whose request it is. `queues` None: work on every queue. A fleet works for every tenant.
+    """Who makes a request. `queues` None: may work on every queue. A fleet works for every tenant.
 
-    `actor` names the caller in the audit trail: the key's name, or who is at the machine itself.
+    `actor` is the caller's name in the audit log: the name of the key, or "local" without a key.
     """
 
     tenant_id: UUID
@@ -49,21 +52,21 @@ class Caller(NamedTuple):
     address: str | None = None
 
     def with_request(self, request_id: str | None, address: str | None) -> Caller:
-        """The same caller with one request; put together for every one, so without the detour of `_replace`."""
+        """The same caller with the id and address of a request. Called for every request; `_replace` would be slower."""
         return Caller(self.tenant_id, self.scopes, self.queues, self.is_fleet, self.key_id, self.actor, request_id, address)
 
     @property
     def lease_tenant_id(self) -> UUID | None:
-        """Whose tasks this caller may hold leases on; None: anybody's."""
+        """The tenant whose tasks this caller may lease; None: any tenant."""
         return None if self.is_fleet else self.tenant_id
 
 
-# In process, and on a loopback server without keys: whoever gets there may do everything.
+# In process, and on a loopback server without keys: every caller may do everything.
 LOCAL_CALLER = Caller(DEFAULT_TENANT, frozenset(Scope))
 
 
 class AuditLogEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the audit trail: who did what to what. `at` is the database's time of the write."""
+    """One entry of the audit log: who changed what. `at` is the time of the write, by the database's clock."""
 
     id: UUID
     tenant_id: UUID

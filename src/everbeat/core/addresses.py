@@ -1,4 +1,4 @@
-"""Addresses that requests come from: seen through proxies that are trusted, and grouped as their owners are given them."""
+"""Client addresses: read from the headers of trusted proxies, and grouped by network for rate limits."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _MAX_HOPS = 32
 
 
 def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
-    """Networks as 10.0.0.0/8, or single addresses."""
+    """Parse networks such as 10.0.0.0/8, or single addresses."""
     networks = []
     for text in texts:
         try:
             networks.append(ipaddress.ip_network(text))
         except ValueError:
-            raise InvalidInput.of("trusted_proxies", f"{text!r} is no network; write it like 10.0.0.0/8 or fd00::/8") from None
+            raise InvalidInput.of("trusted_proxies", f"{text!r} is not a network; use for example 10.0.0.0/8") from None
     return tuple(networks)
 
 
 def client_address(peer: str | None, forwarded: Sequence[str], trusted: Sequence[Network]) -> str:
-    """Who asks: the peer, or, as long as the one that says so is a trusted proxy, whom it forwards for.
+    """The address of the client: the peer, or the address that a trusted proxy forwards for.
 
-    Every proxy appends whom it was asked by, so the list is read from the right: what is left of the first address that is not
-    trusted may be invented.
+    Every proxy appends the address of its own peer, so the list is read from the right. Entries to the left of the first
+    address that is not trusted may be forged.
     """
     if not trusted:
         return _plain(peer or "")
@@ -49,9 +49,14 @@ def client_address(peer: str | None, forwarded: Sequence[str], trusted: Sequence
     return str(address)
 
 
+def is_in_networks(address: str, networks: Sequence[Network]) -> bool:
+    parsed = _address(address)
+    return parsed is not None and _is_in(parsed, networks)
+
+
 @lru_cache(4096)
 def rate_limit_key(address: str) -> str:
-    """Whose budget an address uses: that of its network of 64 bits if it is IPv6, of which everybody has a whole one."""
+    """The key under which an address is counted: for IPv6 its /64 network, since one client usually has a whole /64."""
     parsed = _address(address)
     if isinstance(parsed, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((parsed, _IPV6_PREFIX), strict=False))
@@ -68,7 +73,7 @@ def _plain(text: str) -> str:
 def _address(text: str) -> Address | None:
     if text.startswith("[") and "]" in text:
         text = text[1 : text.index("]")]
-    elif text.count(":") == 1:  # an IPv4 address with a port, as some proxies write it
+    elif text.count(":") == 1:  # an IPv4 address with a port, which some proxies send
         text = text.partition(":")[0]
     try:
         address = ipaddress.ip_address(text.partition("%")[0])

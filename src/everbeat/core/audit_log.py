@@ -1,4 +1,4 @@
-"""The audit trail: the closed list of what it tells of, and how a line is made. Payloads are never part of one."""
+"""The audit log: the closed list of its actions, and how an entry is made. Payloads are never part of an entry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everbeat.core.access import AuditLogEntry, Caller
 
 
 class AuditLogAction(StrEnum):
-    """What was done. A closed list: adding one is a change of the contract."""
+    """What was done. A closed list: adding an action changes the API contract."""
 
     SCHEDULE_CREATE = "schedule.create"
     SCHEDULE_UPDATE = "schedule.update"
@@ -38,7 +38,7 @@ class AuditLogAction(StrEnum):
 def audit_log_entry(
     id_: UUID, by: Caller, action: AuditLogAction, subject: str, detail: Mapping[str, Any], *, tenant_id: UUID | None = None
 ) -> AuditLogEntry:
-    """One line: it belongs to the tenant whose things were changed, the caller's own unless another is named."""
+    """Make an entry. It belongs to the tenant whose data changed: the caller's own, unless `tenant_id` names another."""
     return AuditLogEntry(
         id=id_,
         tenant_id=by.tenant_id if tenant_id is None else tenant_id,

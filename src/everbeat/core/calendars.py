@@ -1,4 +1,4 @@
-"""Calendars: named sets of days and hours that a schedule leaves out or keeps to, and the definitions users write."""
+"""Calendars: named sets of days and hours that schedules exclude or are restricted to, and parsing their definitions."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ Parsed = TypeVar("Parsed")
 
 
 class DateSpan(NamedTuple):
-    """Whole days, first to last, both included."""
+    """Whole days from first to last, both included."""
 
     first: date
     last: date
 
 
 class Interval(NamedTuple):
-    """From start up to, not including, end; both naive (wall clock of the schedule) or both aware in UTC."""
+    """From start (included) to end (excluded); both naive (wall clock of the schedule) or both aware in UTC."""
 
     start: datetime
     end: datetime
 
 
 class Calendar(msgspec.Struct, frozen=True, kw_only=True):
-    """A parsed calendar, made by parse_calendar: spans and intervals are sorted and do not overlap."""
+    """A calendar, as parse_calendar returns it: spans and intervals are sorted and do not overlap."""
 
     name: str
     description: str = ""
@@ -53,7 +53,7 @@ class Calendar(msgspec.Struct, frozen=True, kw_only=True):
     utc_intervals: tuple[Interval, ...] = ()
 
     def covers(self, local: datetime) -> bool:
-        """Does this moment of a wall clock fall in the calendar? It must be aware: some intervals are instants."""
+        """Whether the calendar contains this local time. It must be aware, because some intervals are instants."""
         wall = local.replace(tzinfo=None, fold=0)
         return (
             wall.weekday() in self.weekdays
@@ -64,7 +64,7 @@ class Calendar(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def to_definition(self) -> dict[str, Any]:
-        """What a user would PUT to get this calendar; an imported ICS shows as the dates and intervals it held."""
+        """The definition that a PUT of this calendar has; an imported ICS is shown as its dates and intervals."""
         return {
             "description": self.description,
             "dates": [_span_text(span) for span in self.dates],
@@ -82,7 +82,7 @@ class Calendar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_calendar(name: str, definition: Mapping[str, Any], *, revision: int = 1, today: date | None = None) -> Calendar:
-    """The calendar of this definition, or InvalidInput naming each field at fault; an ICS needs `today` to expand."""
+    """Parse a definition. Raises InvalidInput that names every invalid field. An ICS needs `today` to be expanded."""
     errors: list[FieldError] = []
     if not _NAME.fullmatch(name):
         errors.append(FieldError("name", "1 to 200 letters, digits, or any of . _ : -"))
@@ -97,7 +97,7 @@ def parse_calendar(name: str, definition: Mapping[str, Any], *, revision: int = 
     dates += imported_dates
     intervals += imported_intervals
     errors += [
-        FieldError("ics", f"with the others, more than {MAX_ENTRIES} {what}")
+        FieldError("ics", f"more than {MAX_ENTRIES} {what}, counted with the other entries")
         for what, entries in (("dates", dates), ("intervals", intervals))
         if len(entries) > MAX_ENTRIES
     ]
@@ -204,7 +204,7 @@ def _date_span(value: Any) -> DateSpan:
 def _interval(value: Any) -> Interval:
     interval = Interval(*_from_to(value, _moment))
     if (interval.start.tzinfo is None) != (interval.end.tzinfo is None):
-        raise ValueError("`from` and `to` must both carry an offset, or neither")
+        raise ValueError("`from` and `to` must both have an offset, or neither")
     if interval.end <= interval.start:
         raise ValueError("`to` must be after `from`")
     return interval

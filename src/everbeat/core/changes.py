@@ -1,8 +1,8 @@
 """Changes to schedules as pure decisions: what to write when one is created, edited, paused or resumed.
 
-A change of rule, a pause or a resume first settles the past: every tick up to now gets its ledger row under the old rule,
-so that nothing is ever replayed and nothing vanishes. A write names the row it was decided on; whoever comes second
-decides anew.
+A change of rule, a pause or a resume first completes the ledger: every tick up to now gets its row under the old rule, so
+that no tick fires twice and none is lost. A write contains the revision it was decided on; if another write was faster, the
+change is decided again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Calendars = Mapping[str, Calendar]
 
 
 class ScheduleWrite(NamedTuple):
-    """One row to write: new when `expected` is None, else replacing exactly that revision and position."""
+    """One row to write: a new one if `expected` is None, otherwise a replacement of exactly that revision and position."""
 
     schedule: Schedule
     expected: Schedule | None = None
@@ -37,7 +37,7 @@ class ScheduleWrite(NamedTuple):
 
 
 class ScheduleChanges:
-    """Decides; the timelines it asks are remembered between decisions."""
+    """Decides what to write. Compiled timelines are cached between decisions."""
 
     def __init__(self, timelines: TimelineCache) -> None:
         self._timelines = timelines
@@ -71,8 +71,11 @@ class ScheduleChanges:
         *,
         enabled: bool | None = None,
     ) -> ScheduleWrite | None:
-        """The write that turns a schedule into this spec; None if nothing differs. `enabled` given: asked for in so many
-        words, so that it also undoes a pause; a mere PUT of an unchanged spec does not."""
+        """The write that gives a schedule this spec; None if nothing differs.
+
+        `enabled` is set if the request names the field explicitly. Only then does it undo a pause: a PUT of an unchanged spec
+        does not.
+        """
         spec = _with_anchor(spec, existing.spec.rule, moment)
         if enabled is None and spec.enabled != existing.spec.enabled:
             enabled = spec.enabled
@@ -92,15 +95,15 @@ class ScheduleChanges:
         write = self.reposition(existing, moment, calendars, status=status, note=existing.note, spec=spec)
         if not is_new_rule:
             return write
-        # Not the moment: when the clock was set back, the old rule has already been accounted for beyond it. A rule that
-        # cannot be computed any more was accounted for only as far as it got.
+        # Not the current time: if the clock was set back, the ledger of the old rule already goes beyond it. And a rule
+        # that can no longer be computed has a complete ledger only up to its cursor.
         changed_at = write.schedule.cursor_at
         until = changed_at if self._known_timeline(existing, calendars) is not None else existing.cursor_at
         past = PastRule(schedule_id=existing.id, rule=existing.spec.rule, since=existing.rule_at, until=until)
         return write._replace(schedule=msgspec.structs.replace(write.schedule, rule_at=changed_at), past_rule=past)
 
     def _rewritten(self, existing: Schedule, spec: Spec, moment: datetime) -> ScheduleWrite:
-        """A change that leaves the ticks where they are."""
+        """A change that does not affect the ticks."""
         due_at = existing.due_at
         if existing.next_tick_at is not None and spec.jitter_seconds != existing.spec.jitter_seconds:
             due_at = existing.next_tick_at + jitter_of(existing.id, spec.jitter_seconds)
@@ -119,7 +122,7 @@ class ScheduleChanges:
         note: str | None,
         spec: Spec | None = None,
     ) -> ScheduleWrite:
-        """Settle the past under the old rule, then stand where the new one goes on."""
+        """Complete the ledger up to now under the old rule, then position the schedule at the next tick of the new rule."""
         spec = spec or existing.spec
         cursor_at = max(moment, existing.cursor_at)
         next_tick_at = None
@@ -156,7 +159,7 @@ class ScheduleChanges:
     def _known_timeline(self, existing: Schedule, calendars: Calendars) -> Timeline | None:
         try:
             return self._timelines.get(existing.spec.rule, existing.id, calendars)
-        except InvalidInput:  # a rule that was set aside as faulty has no ticks that could be named
+        except InvalidInput:  # the ticks of a faulty rule cannot be computed
             return None
 
     def _first_tick(self, spec: Spec, id_: UUID, after: datetime, calendars: Calendars) -> datetime:
@@ -166,7 +169,7 @@ class ScheduleChanges:
             return first
         field = TRIGGER_FIELDS[spec.rule.kind]
         if spec.rule.ends_at is not None:
-            raise InvalidInput.of("ends_at", "no tick is left before it")
+            raise InvalidInput.of("ends_at", "there is no tick before it")
         raise InvalidInput.of(field, "is in the past" if field == "at" else "never fires again")
 
 

@@ -1,6 +1,6 @@
-"""A schedule's definition as JSON: checking what users send, and writing what they are answered.
+"""A schedule's definition as JSON: validating requests, and building responses.
 
-Shape and types are msgspec's work; everything else is collected, so that one answer names every field at fault.
+msgspec checks shape and types. All other errors are collected, so that one response names every invalid field.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from everbeat.core.describe import describe
 from everbeat.core.errors import FieldError, InvalidInput, TooLarge
 from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
 from everbeat.core.rules import TRIGGER_FIELDS, DstFold, DstGap, Rule, TriggerKind
@@ -42,7 +41,7 @@ class CalendarFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TriggerInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields that make a rule; exactly one trigger among them."""
+    """The fields of a rule, with exactly one trigger."""
 
     cron: str | None = None
     every_seconds: float | None = None
@@ -53,7 +52,7 @@ class TriggerInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dst: DstPolicy = DstPolicy()
 
     def rule(self, **beside: Any) -> Rule:
-        """The rule these fields describe; raises InvalidInput unless exactly one trigger is given."""
+        """The rule that these fields describe. Raises InvalidInput unless exactly one trigger is given."""
         given = {
             TriggerKind.CRON: self.cron,
             TriggerKind.EVERY: None if self.every_seconds is None else f"{self.every_seconds:.6f}".rstrip("0").rstrip("."),
@@ -65,7 +64,7 @@ class TriggerInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise InvalidInput.of("cron", "give exactly one of cron, every_seconds, rrule and at")
         ((kind, expression),) = triggers.items()
         if self.anchor is not None and kind not in (TriggerKind.EVERY, TriggerKind.RRULE):
-            raise InvalidInput.of("anchor", "goes only with every_seconds and rrule")
+            raise InvalidInput.of("anchor", "can only be used with every_seconds and rrule")
         return Rule(
             kind=kind,
             expression=expression,
@@ -78,7 +77,7 @@ class TriggerInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ScheduleDefinition(TriggerInput, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A schedule as API.md writes it."""
+    """The JSON of a schedule in requests."""
 
     name: str
     target: Target
@@ -114,7 +113,7 @@ _MISSING = re.compile(r"Object (?:missing required|contains unknown) field `(.*?
 
 
 def convert(data: Any, type_: type[T]) -> T:
-    """Decoded JSON as one of our structs, with msgspec's complaint turned into a field and a message."""
+    """Convert decoded JSON to a struct. An error of msgspec becomes InvalidInput with a field and a message."""
     try:
         return as_struct(data, type_)
     except msgspec.ValidationError as error:
@@ -122,7 +121,7 @@ def convert(data: Any, type_: type[T]) -> T:
 
 
 def as_struct(data: Any, type_: type[T]) -> T:
-    """As msgspec converts, but a whole number may be written with a fraction of zero: 3.0 is an integer in JSON Schema."""
+    """Convert as msgspec does, but accept 3.0 for an integer: JSON Schema treats it as one."""
     seen: set[str] = set()
     while True:
         try:
@@ -137,7 +136,7 @@ def as_struct(data: Any, type_: type[T]) -> T:
 
 
 def _with_whole(data: Any, place: Sequence[str]) -> Any:
-    """The data with whole numbers at that place, in every item of the lists on the way there."""
+    """The data with floats at that path made integers, in every item of the lists on the path."""
     if not place:
         return int(data) if isinstance(data, float) and data.is_integer() else data
     if place[0] == "[]" and isinstance(data, list):
@@ -160,7 +159,7 @@ def as_invalid_input(error: msgspec.ValidationError) -> InvalidInput:
 
 
 def parse_definition(data: Any, brokers: frozenset[str] = frozenset()) -> Spec:
-    """A spec from decoded JSON; raises InvalidInput with every error found, or TooLarge."""
+    """Parse decoded JSON. Raises InvalidInput with all errors, or TooLarge."""
     definition = convert(data, ScheduleDefinition)
     errors = [*_text_errors(definition), *target_errors(definition.target, brokers), *retry_errors(definition.retry)]
     spec = None
@@ -209,24 +208,24 @@ def _spec_of(definition: ScheduleDefinition) -> Spec:
 
 
 def _row_payload(payload: Any) -> bytes:
-    """A schedule's payload: it is read with its schedule, so it must fit into the row."""
+    """Encode a schedule's payload. It is stored in the row and read with it, so its limit is lower."""
     encoded = encode_payload(payload)
     if len(encoded) > MAX_ROW_PAYLOAD_BYTES:
         raise TooLarge.of(
             "payload",
-            f"is {len(encoded)} bytes; a schedule's may have {MAX_ROW_PAYLOAD_BYTES} at most: "
-            "keep what is larger elsewhere and name it here",
+            f"is {len(encoded)} bytes; the payload of a schedule may have at most {MAX_ROW_PAYLOAD_BYTES}: "
+            "store larger data elsewhere and put a reference here",
         )
     return encoded
 
 
 def encode_payload(payload: Any) -> bytes:
-    """A payload as compact JSON, within the limits of size and depth."""
+    """Encode a payload as compact JSON and check its size and depth."""
     try:
         encoded = _encode(payload)
     except (UnicodeEncodeError, msgspec.MsgspecError, OverflowError, RecursionError, TypeError) as error:
         raise InvalidInput.of("payload", f"cannot be written as JSON: {error}") from None
-    # Most have fewer brackets than levels are allowed: no need to walk them.
+    # Most payloads have fewer brackets than allowed levels, and need no recursive check.
     if encoded.count(b"{") + encoded.count(b"[") >= MAX_DEPTH and _depth(payload) > MAX_DEPTH:
         raise InvalidInput.of("payload", f"is nested deeper than {MAX_DEPTH} levels")
     if len(encoded) > MAX_PAYLOAD_BYTES:
@@ -249,7 +248,7 @@ def _text_errors(definition: ScheduleDefinition) -> list[FieldError]:
     if not is_name(definition.name):
         errors.append(FieldError("name", NAME_MESSAGE))
     elif definition.name in _RESERVED_NAMES:
-        errors.append(FieldError("name", "is reserved: its address means something else"))
+        errors.append(FieldError("name", "is reserved: its URL has another meaning"))
     text = definition.description
     if len(text) > 2000 or has_control_characters(text) or not is_encodable(text):
         errors.append(FieldError("description", "must be at most 2000 characters, without control characters"))
@@ -262,7 +261,11 @@ def label_errors(labels: dict[str, str]) -> list[FieldError]:
         errors.append(FieldError("labels", "has more than 32 labels"))
     for key, value in labels.items():
         if not is_name(key) or len(value) > 256 or has_control_characters(value) or not is_encodable(value):
-            errors.append(FieldError(f"labels.{key[:40]!r}", "names are as for schedules; values at most 256 characters"))
+            errors.append(
+                FieldError(
+                    f"labels.{key[:40]!r}", "names follow the rules of schedule names; values have at most 256 characters"
+                )
+            )
     return errors
 
 
@@ -278,15 +281,15 @@ def retry_errors(retry: Retry) -> list[FieldError]:
 
 
 def utc(at: datetime, field: str) -> datetime:
-    """The instant in UTC, far enough from both ends of the calendar that every zone can show it."""
+    """Convert to UTC. Years at both ends of the range are refused, so that conversion to any zone cannot overflow."""
     if not 2 <= at.year <= 9998:
         raise InvalidInput.of(field, "must be in the years 2 to 9998")
     return at.astimezone(UTC)
 
 
 def rfc3339(at: datetime) -> str:
-    """UTC with Z and microseconds, as every answer writes times."""
-    if at.tzinfo is UTC and at.microsecond:  # msgspec writes the same ten times as fast, but leaves out microseconds of zero
+    """Format as UTC with Z and microseconds, as in every response."""
+    if at.tzinfo is UTC and at.microsecond:  # msgspec gives the same text ten times as fast, but omits zero microseconds
         text: str = msgspec.to_builtins(at)
         return text
     return at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
@@ -297,12 +300,12 @@ def optional_rfc3339(at: datetime | None) -> str | None:
 
 
 def number(value: float) -> float | int:
-    """Whole numbers without a decimal point."""
+    """An int if the value is a whole number, so that JSON has no decimal point."""
     return int(value) if value == int(value) else value
 
 
 def definition_from_spec(spec: Spec) -> dict[str, Any]:
-    """A spec as users write it: what GET shows and PATCH merges into."""
+    """The JSON of a spec: what GET returns and what PATCH is merged into."""
     rule = spec.rule
     trigger: dict[str, Any] = {TRIGGER_FIELDS[rule.kind]: rule.expression}
     if rule.kind is TriggerKind.EVERY:
@@ -344,7 +347,7 @@ _MERGED = frozenset({"dst", "retry", "calendars"})
 
 
 def apply_patch(spec: Spec, patch: Any) -> dict[str, Any]:
-    """The definition with a patch laid over it. A new trigger replaces the old one; small policy objects are merged."""
+    """Merge a patch into the definition. A new trigger replaces the old one; policy objects are merged field by field."""
     if not isinstance(patch, dict):
         raise InvalidInput.of("body", "must be a JSON object with the fields to change")
     definition = definition_from_spec(spec)
@@ -362,7 +365,9 @@ def apply_patch(spec: Spec, patch: Any) -> dict[str, Any]:
 
 
 def schedule_response(schedule: Schedule) -> dict[str, Any]:
-    """A schedule as the API answers it."""
+    """The JSON of a schedule in responses."""
+    from everbeat.core.describe import describe  # only servers describe triggers; clients import this module, too
+
     return {
         "id": str(schedule.id),
         **definition_from_spec(schedule.spec),

@@ -1,4 +1,4 @@
-"""Rules in plain English: one sentence that a person can check against what they meant."""
+"""Rules in plain English: one sentence, so that users can check that a rule does what they intended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WEEKDAYS_ONLY = frozenset(range(5))
 
 
 def describe(rule: Rule, schedule_id: UUID | None = None) -> str:
-    """What the rule does, for a rule that compiles. The id, if known, settles the values of H."""
+    """Describe a valid rule. The schedule's id, if given, determines the values of H."""
     match rule.kind:
         case TriggerKind.CRON:
             text = _cron(rule, schedule_id)
@@ -111,7 +111,7 @@ def _cron_with_unknown_hash(expression: str) -> str:
 
 
 def _cron_times(second: str, minute: str, hour: str) -> tuple[str, bool]:
-    """The times of a day, and whether they are single times that want "every day" behind them."""
+    """The times of a day, and whether they are single times that are followed by "every day"."""
     seconds, minutes, hours = _values(second, 0, 59), _values(minute, 0, 59), _values(hour, 0, 23)
     if len(hours) * len(minutes) * len(seconds) <= _MAX_TIMES_LISTED:
         return f"At {_clock_times(hours, minutes, seconds)}", True
@@ -149,7 +149,7 @@ def _hours(hours: list[int]) -> str:
 
 
 def _within(values: list[int], unit: str, size: int, whole: str) -> str:
-    """Minutes of an hour or seconds of a minute."""
+    """Describe minutes of an hour or seconds of a minute."""
     step = _step(values, size)
     if step is not None and whole.startswith(("every minute", "the minute")):
         return _each(step, unit)
@@ -163,7 +163,7 @@ def _within(values: list[int], unit: str, size: int, whole: str) -> str:
 
 
 def _cron_days(day: str, month: str, weekday: str) -> str:
-    """What follows the times, with its space or comma; empty for every day of the year."""
+    """The days, to be appended to the times with a leading space or comma; empty for every day of the year."""
     months = _values(month, 1, 12)
     every_month = len(months) == 12
     which = "the month" if every_month else _runs(months, _MONTHS, 1)
@@ -263,7 +263,7 @@ def _rrule_days(read: Recurrence) -> list[str]:
 
 
 def _picks_a_weekday(read: Recurrence) -> bool:
-    """The last weekday of the month and the like: MO,TU,WE,TH,FR with BYSETPOS and nothing else."""
+    """Whether the rule is like "the last weekday of the month": BYDAY=MO,TU,WE,TH,FR and no other parts."""
     others = read.by_month_day or read.by_year_day or read.by_week_number or read.by_hour or read.by_minute
     return read.frequency == "MONTHLY" and not others and {*read.by_day} == {(day, None) for day in _WEEKDAYS_ONLY}
 
@@ -298,7 +298,7 @@ def _rrule_times(read: Recurrence, start: datetime | None) -> list[str]:
 
 
 def _values(field: str, low: int, high: int) -> list[int]:
-    """The plain numbers of a field that read_fields made; L, LW, 5L and 1#2 are not among them."""
+    """The numbers in a field from read_fields; L, LW, 5L and 1#2 are ignored."""
     values: set[int] = set()
     for term in field.split(","):
         if term.startswith("*"):
@@ -309,7 +309,7 @@ def _values(field: str, low: int, high: int) -> list[int]:
 
 
 def _step(values: list[int], size: int) -> int | None:
-    """5 for 0, 5, 10, … up to the size; None where the last step would differ."""
+    """The step of values such as 0, 5, 10, … up to the size; None if the steps are not all equal."""
     step = size // len(values)
     return step if len(values) > 1 and values == list(range(0, size, step)) and size % step == 0 else None
 

@@ -1,4 +1,4 @@
-"""The tree of errors Everbeat raises on purpose; each one knows what a user should do about it."""
+"""The exceptions that Everbeat raises deliberately."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import NamedTuple
 
 
 class FieldError(NamedTuple):
-    """One thing wrong with one field of an input."""
+    """One error in one field of an input."""
 
     field: str
     message: str
 
 
 class EverbeatError(Exception):
-    """The root: anything below it is expected and explained."""
+    """Base class of all errors that Everbeat raises deliberately."""
 
 
 class InvalidInput(EverbeatError):
-    """Well-formed input with a wrong value; names every field at fault."""
+    """Well-formed input with invalid values; `errors` names every invalid field."""
 
     def __init__(self, *errors: FieldError) -> None:
         super().__init__("; ".join(f"{error.field}: {error.message}" for error in errors))
@@ -28,36 +28,36 @@ class InvalidInput(EverbeatError):
         return cls(FieldError(field, message))
 
     def under(self, prefix: str) -> InvalidInput:
-        """The same errors, seen from the object that holds this one."""
+        """The same errors, with field names prefixed by the name of the containing object."""
         return type(self)(*(FieldError(f"{prefix}.{error.field}", error.message) for error in self.errors))
 
 
 class TooLarge(InvalidInput):
-    """Input that is right but bigger than allowed."""
+    """Input that is valid but larger than allowed."""
 
 
 class NotFound(EverbeatError):
-    """Nothing of that name or id, or it belongs to somebody else."""
+    """There is no object with that name or id, or it belongs to another tenant."""
 
 
 class Conflict(EverbeatError):
-    """The request is right but the present state forbids it."""
+    """The request is valid, but the current state does not allow it."""
 
 
 class RevisionMismatch(Conflict):
-    """The caller changed a revision that is no longer the current one."""
+    """The request was made for a revision that is no longer current."""
 
 
 class Unauthenticated(EverbeatError):
-    """Nobody knows who asks: no key, or one that is not valid, no longer or not at all."""
+    """The request has no key, or a key that is invalid, expired or revoked."""
 
 
 class Forbidden(EverbeatError):
-    """It is known who asks, and they may not."""
+    """The caller is authenticated but not permitted to do this."""
 
 
 class TooManyRequests(EverbeatError):
-    """More requests than are allowed in a time; trying again after a while is right."""
+    """The rate limit is exceeded. The caller should retry after `retry_after_seconds`."""
 
     def __init__(self, message: str, retry_after_seconds: float) -> None:
         super().__init__(message)
@@ -65,7 +65,7 @@ class TooManyRequests(EverbeatError):
 
 
 class QuotaExceeded(EverbeatError):
-    """More than the tenant may have. With a time, waiting that long may help; with None only a higher quota does."""
+    """A quota of the tenant is exceeded. If `retry_after_seconds` is None, a retry without a higher quota does not help."""
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
@@ -73,15 +73,15 @@ class QuotaExceeded(EverbeatError):
 
 
 class StoreError(EverbeatError):
-    """The store did not do what was asked."""
+    """The store could not perform an operation."""
 
 
 class StoreUnavailable(StoreError):
-    """The database is away or did not answer in time; whether a write took place is unknown."""
+    """The database is unreachable or timed out. It is unknown whether a write was committed."""
 
 
 class StoreRefused(StoreError):
-    """The database refused this very write; trying it again as it is will not help."""
+    """The database rejected this write. Repeating it unchanged will fail again."""
 
 
 class StoreUnusable(StoreError):
@@ -89,12 +89,12 @@ class StoreUnusable(StoreError):
 
 
 class BlobsUnavailable(EverbeatError):
-    """The blob store is away, refuses us or did not answer in time."""
+    """The blob store is unreachable, refused access or timed out."""
 
 
 class BlobMissing(EverbeatError):
-    """The blob store is there, and the payload is not in it."""
+    """The blob store is reachable but does not contain the payload."""
 
 
 class SettingsError(EverbeatError):
-    """A setting is missing, wrong or does not go with another."""
+    """A setting is missing, invalid or in conflict with another setting."""

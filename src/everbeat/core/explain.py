@@ -1,6 +1,6 @@
-"""Why a schedule did, did not or will run at an instant: one verdict of a closed list, a sentence, and the facts behind it.
+"""Why a schedule ran, did not run or will run at an instant: a verdict from a closed list, a sentence and the facts for it.
 
-Pure: whoever asks gathers the case (services/why.py), and this says what it comes to.
+The functions are pure: services/explainer.py collects the data, and `explain` evaluates it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CLOCK_CHANGE_WINDOW = timedelta(hours=3)
 
 
 class Verdict(StrEnum):
-    """What became, or is to become, of a tick. A closed list: adding one is a change of the contract."""
+    """What happened, or will happen, at a tick. A closed list: adding a verdict changes the API contract."""
 
     FIRED = "fired"
     SKIPPED = "skipped"
@@ -44,7 +44,7 @@ Value = str | int | float | bool | None
 
 
 class Fact(NamedTuple):
-    """One thing that speaks for the verdict: what it is, and its value; times are RFC 3339."""
+    """A name and a value that support the verdict; times are in RFC 3339."""
 
     fact: str
     value: Value
@@ -57,7 +57,7 @@ class Explanation(NamedTuple):
 
 
 class NearbyTicks(NamedTuple):
-    """The ticks around an instant that is none, and its twin: the other instant at which the clocks show the same."""
+    """The ticks before and after an instant that is not a tick. `repeated`: the other instant with the same local time."""
 
     before: Occurrence | None
     after: Occurrence | None
@@ -65,8 +65,11 @@ class NearbyTicks(NamedTuple):
 
 
 class ExplainContext(NamedTuple):
-    """All that is known. `rule` is the one that held at the instant; None if the schedule was not there or has no rule that
-    can be computed. `tick` is what the rule says of the instant, `row` what the ledger does."""
+    """The data for an explanation.
+
+    `rule` is the rule in force at the instant; None if the schedule did not exist or its rule cannot be computed. `tick` is
+    the tick that the rule has at the instant, `row` the ledger row.
+    """
 
     schedule: Schedule
     at: datetime
@@ -89,20 +92,20 @@ def explain(case: ExplainContext) -> Explanation:
         return _recorded(case, case.row)
     if case.at < case.schedule.created_at:
         return _explanation(
-            case, Verdict.NOT_REGISTERED, f"The schedule was registered only at {_local(case, case.schedule.created_at)}."
+            case, Verdict.NOT_REGISTERED, f"The schedule was created later, at {_local(case, case.schedule.created_at)}."
         )
     if case.schedule.fault is not None and (case.rule is None or case.at > case.accounted_until):
-        reason = f"The schedule was set aside because it cannot be computed or fired: {case.schedule.fault}"
+        reason = f"The schedule is paused because it cannot be computed or fired: {case.schedule.fault}"
         return _explanation(case, Verdict.FAULTY, reason, Fact("fault", case.schedule.fault))
     if case.tick is None:
         return _not_scheduled(case)
     if case.at < case.kept_since:
-        text = "It was a tick, but the ledger is kept only so long, and what became of it is forgotten."
+        text = "There was a tick, but its ledger row has been removed after the retention period."
         return _explanation(case, Verdict.FORGOTTEN, text, Fact("kept_since", rfc3339(case.kept_since)))
     return _computed(case, case.tick)
 
 
-# What the ledger says
+# Explanations from the ledger
 
 
 def _recorded(case: ExplainContext, row: Tick) -> Explanation:
@@ -122,14 +125,16 @@ def _fired(case: ExplainContext, row: Tick) -> Explanation:
     facts = [Fact("fired_at", rfc3339(row.fired_at)), Fact("lag_ms", _milliseconds(row.fired_at - row.scheduled_for))]
     facts.append(Fact("task_id", str(row.task_id)))
     if case.task is None:
-        text = "It ran: a task was made. What became of the task is not kept any more."
+        text = "It ran: a task was created. The task has been removed after the retention period."
         return _explanation(case, Verdict.FIRED, text, *facts)
     task = case.task
     facts += [Fact("task_state", task.state.value), Fact("attempts", case.attempts)]
     facts += [Fact("task_reason", task.reason)] if task.reason else []
     facts += [Fact("finished_at", rfc3339(task.finished_at))] if task.finished_at is not None else []
     facts += [Fact("worker", task.worker)] if task.worker else []
-    return _explanation(case, Verdict.FIRED, f"It ran: a task was made, and {_task_state_text(task, case.attempts)}.", *facts)
+    return _explanation(
+        case, Verdict.FIRED, f"It ran: a task was created, and {_task_state_text(task, case.attempts)}.", *facts
+    )
 
 
 def _task_state_text(task: TaskRecord, attempts: int) -> str:
@@ -138,30 +143,30 @@ def _task_state_text(task: TaskRecord, attempts: int) -> str:
         case TaskState.COMPLETED:
             return f"it completed after {tries}"
         case TaskState.DEAD:
-            return f"it is a dead letter after {tries}: {task.reason or 'it failed for good'}"
+            return f"it is a dead letter after {tries}: {task.reason or 'it failed permanently'}"
         case TaskState.FAILED:
-            return f"it failed after {tries}: {task.reason or 'it was not to be tried again'}"
+            return f"it failed after {tries}: {task.reason or 'it is not retried'}"
         case TaskState.CANCELLED:
             return "it was cancelled"
         case TaskState.RUNNING:
-            return f"it runs on {task.worker}, attempt {task.attempt} of {task.max_attempts}"
+            return f"it is running on {task.worker}, attempt {task.attempt} of {task.max_attempts}"
         case TaskState.HELD:
-            return "it waits for earlier ones of the schedule to finish"
+            return "it waits for earlier tasks of the schedule to finish"
         case TaskState.SCHEDULED:
-            return f"it waits until {rfc3339(task.run_at)}" + (f" to be tried again, after {tries}" if attempts else "")
+            return f"it waits until {rfc3339(task.run_at)}" + (f" for its next attempt, after {tries}" if attempts else "")
         case _:
-            return f'no worker of the queue "{task.queue}" has taken it yet'
+            return f'no worker has claimed it from the queue "{task.queue}" yet'
 
 
-# What the rule says
+# Explanations from the rule
 
 
 def _computed(case: ExplainContext, tick: Occurrence) -> Explanation:
     schedule, reason = case.schedule, tick.skip
     if schedule.status is Status.FINISHED and tick.at > schedule.cursor_at:
-        return _explanation(case, Verdict.FINISHED, "The schedule is finished: it does not run any more.")
+        return _explanation(case, Verdict.FINISHED, "The schedule is finished and no longer runs.")
     if tick.at <= case.accounted_until or case.is_past_rule:
-        text = "It should have run, and neither a task nor a skip is recorded. Backfill can make up for it."
+        text = "It should have run, but the ledger has neither a task nor a skip. A backfill can run it."
         return _explanation(case, Verdict.MISSING, text, *([] if reason is None else [Fact("reason", reason.value)]))
     if schedule.status is Status.PAUSED:
         reason = reason or SkipReason.PAUSED
@@ -173,7 +178,7 @@ def _computed(case: ExplainContext, tick: Occurrence) -> Explanation:
     facts = [] if schedule.due_at is None else [Fact("due_at", rfc3339(_due_at(schedule, tick.at)))]
     if tick.at > case.now:
         return _explanation(case, Verdict.UPCOMING, f"It will run at {_local(case, tick.at)}{_delayed(schedule)}.", *facts)
-    return _explanation(case, Verdict.DUE, f"Its time has come, and it is about to be fired{_delayed(schedule)}.", *facts)
+    return _explanation(case, Verdict.DUE, f"It is due and will be fired shortly{_delayed(schedule)}.", *facts)
 
 
 def _due_at(schedule: Schedule, tick: datetime) -> datetime:
@@ -184,19 +189,19 @@ def _due_at(schedule: Schedule, tick: datetime) -> datetime:
 
 def _delayed(schedule: Schedule) -> str:
     seconds = jitter_of(schedule.id, schedule.spec.jitter_seconds).total_seconds()
-    return f", moved by {seconds:g} seconds of jitter" if seconds else ""
+    return f", delayed by {seconds:g} seconds of jitter" if seconds else ""
 
 
 def _not_scheduled(case: ExplainContext) -> Explanation:
     schedule, rule = case.schedule, case.rule
     if rule is None:
-        text = "What the schedule was to do then is not known any more: its rule of that time cannot be computed."
+        text = "It is unknown whether there was a tick: the rule that was in force at that time cannot be computed."
         return _explanation(case, Verdict.FORGOTTEN, text)
     if schedule.status is Status.FINISHED and case.at > schedule.cursor_at:
-        return _explanation(case, Verdict.FINISHED, "The schedule is finished: it does not run any more.", *_around(case))
+        return _explanation(case, Verdict.FINISHED, "The schedule is finished and no longer runs.", *_around(case))
     text = "The schedule has no tick at that time."
     if rule.starts_at is not None and case.at < rule.starts_at:
-        text = f"The schedule starts only at {_local(case, rule.starts_at)}."
+        text = f"The schedule starts later, at {_local(case, rule.starts_at)}."
     elif rule.ends_at is not None and case.at > rule.ends_at:
         text = f"The schedule ended at {_local(case, rule.ends_at)}."
     elif case.around.repeated is not None:
@@ -221,22 +226,20 @@ def _reason_text(case: ExplainContext, reason: SkipReason) -> str:
     spec = case.schedule.spec
     match reason:
         case SkipReason.OVERLAP:
-            return f"{spec.concurrency} earlier task(s) of it had not finished, and its overlap policy is to skip"
+            return f"{spec.concurrency} earlier task(s) of the schedule had not finished, and its overlap policy is skip"
         case SkipReason.MISFIRE:
-            kept = (
-                "runs only the latest of what was missed" if spec.catch_up is CatchUp.LATEST else "does not run what was missed"
-            )
-            return f"it was too late when it could have been fired, and the schedule {kept} (catch_up {spec.catch_up.value})"
+            kept = "runs only the latest missed tick" if spec.catch_up is CatchUp.LATEST else "does not run missed ticks"
+            return f"it could not be fired in time, and the schedule {kept} (catch_up {spec.catch_up.value})"
         case SkipReason.PAUSED:
             return "the schedule is paused" if case.schedule.status is Status.PAUSED else "the schedule was paused"
         case SkipReason.CALENDAR:
-            return "its calendars leave this day or hour out"
+            return "its calendars exclude this day or hour"
         case SkipReason.DST_GAP:
-            return f"the clocks of {case.zone.key} jump over its time that day"
+            return f"its local time does not exist on that day in {case.zone.key} (DST gap)"
         case SkipReason.QUOTA:
-            return "the tenant had as many waiting tasks as its quota allows"
+            return "the tenant had reached its quota of ready tasks"
         case SkipReason.ENDED:
-            return "the schedule had come to its end"
+            return "the schedule had ended"
 
 
 def _reason_facts(case: ExplainContext, reason: SkipReason) -> Iterator[Fact]:

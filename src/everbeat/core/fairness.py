@@ -1,12 +1,13 @@
-"""Fair shares: whose tasks the next claim takes, by weight across tenants and in equal parts across fair keys.
+"""Fair sharing: which tasks the next claim takes, by weight between tenants and in equal parts between fair keys.
 
-Stride scheduling. Each tenant has a pass, which grows by 1/weight with every task it is given; the smallest pass goes next.
-Whoever has nothing to do leaves, and comes back at the present pass of the others: idleness earns no credit, and nobody is
-made to wait for what they had while they were alone. Priorities come first: a level is only reached when the better ones
-have nothing. Inside a tenant its fair keys take turns in the same way, with equal weights.
+The algorithm is stride scheduling. Each tenant has a pass value that grows by 1/weight with every task it gets; the tenant with
+the smallest pass is next. A tenant without ready tasks leaves and later rejoins at the current pass of the others: an idle
+tenant collects no credit, and is not penalized for what it used while it was alone. Priorities come first: a priority is only
+served when no better one has ready tasks. Within a tenant, fair keys are scheduled in the same way with equal weights.
 
-A roster knows which flows have ready tasks, not how many. So a plan may ask a flow for more than it has; what was not there
-is learned and charged to nobody. Nothing here is durable: a roster that is lost is made anew from what is ready.
+A planner knows which flows have ready tasks, but not how many. A plan may therefore request more from a flow than it has; the
+planner then learns this from the result, and only claimed tasks are charged. Nothing here is durable: a lost planner is rebuilt
+from the ready tasks.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 from uuid import UUID
 
-# Tasks per pick: one in small claims, more in big ones, so that a claim of 1,000 over 1,000 tenants is some 60 index seeks.
+# Tasks per pick: one in small claims, more in large ones, so that a claim of 1,000 over 1,000 tenants is about 60 index seeks.
 _MAX_PICK_SIZE = 16
 _PICKS = 32
-# Flows named beyond what is needed, in case the first ones have nothing any more: they cost nothing unless they are reached.
+# Additional flows in a plan, in case the first ones are empty by now. They cost nothing unless they are reached.
 _SPARES = 32
 _MAX_LEVELS = 8
 _MAX_ABSENT = 10_000
 
 
 class Flow(NamedTuple):
-    """Ready tasks that differ only in their time: what an index holds side by side."""
+    """The ready tasks that are equal in these fields; they are adjacent in the index, ordered by time."""
 
     queue: str
     tenant_id: UUID
@@ -37,7 +38,7 @@ class Flow(NamedTuple):
 
 
 class ClaimStep(NamedTuple):
-    """What a claim may take of one tenant's fair key at one priority: the oldest tasks of its lanes, (queue, type) each."""
+    """What a claim may take from one fair key of a tenant at one priority: the oldest tasks of these (queue, type) pairs."""
 
     priority: int
     tenant_id: UUID
@@ -54,11 +55,11 @@ K = TypeVar("K", bound=Hashable)
 
 
 class StrideScheduler(Generic[K]):
-    """Members take turns in proportion to their weights."""
+    """Chooses members in proportion to their weights."""
 
     def __init__(self, weight_of: Callable[[K], float]) -> None:
         self._weight_of = weight_of
-        # With a number, which tells a member's place from those that it had before.
+        # Pass and a serial number; entries in the heap with another number are stale.
         self._places: dict[K, tuple[float, int]] = {}
         self._absent: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
@@ -79,7 +80,7 @@ class StrideScheduler(Generic[K]):
             self._place(member, max(self._absent.pop(member, 0.0), self._now))
 
     def leave(self, member: K) -> None:
-        """Its pass is kept as long as it is ahead of the others: leaving and coming back must not pay."""
+        """Remove a member. A pass ahead of the others is remembered, so that leaving and rejoining gives no advantage."""
         passed, _ = self._places.pop(member, (0.0, 0))
         if passed <= self._now:
             return
@@ -94,7 +95,7 @@ class StrideScheduler(Generic[K]):
             self._advance()
 
     def allocate(self, count: int, spares: int = 0) -> tuple[dict[K, int], list[K]]:
-        """How many of the next `count` each member gets, and who comes after them. Charges nobody."""
+        """How many of the next `count` each member gets, and the next `spares` members after them. Charges no one."""
         size = pick_size(count)
         taken: dict[K, int] = {}
         again: list[tuple[float, int, K]] = []
@@ -125,12 +126,12 @@ class StrideScheduler(Generic[K]):
         number = next(self._numbers)
         self._places[member] = (passed, number)
         heapq.heappush(self._heap, (passed, number, member))
-        if len(self._heap) > 4 * len(self._places) + 64:  # mostly of those who left or moved on
+        if len(self._heap) > 4 * len(self._places) + 64:  # most entries are stale
             self._heap = [(*place, one) for one, place in self._places.items()]
             heapq.heapify(self._heap)
 
     def _top(self) -> tuple[float, int, K] | None:
-        """The first in turn; what is no longer so is dropped on the way."""
+        """The entry with the smallest pass. Stale entries before it are removed."""
         while self._heap and self._places.get(self._heap[0][2]) != self._heap[0][:2]:
             heapq.heappop(self._heap)
         return self._heap[0] if self._heap else None
@@ -141,7 +142,7 @@ class StrideScheduler(Generic[K]):
 
 
 class _Tenant:
-    """One tenant's fair keys at one priority, and the lanes that each has tasks in."""
+    """The fair keys of one tenant at one priority, and the (queue, type) pairs of each."""
 
     def __init__(self) -> None:
         self.queue_types: dict[str, set[tuple[str, str]]] = {}
@@ -152,7 +153,7 @@ FlowGroup = tuple[int, UUID, str]
 
 
 class ClaimPlanner:
-    """Which flows have ready tasks, and whose turn it is."""
+    """Knows which flows have ready tasks, and plans which of them the next claim takes."""
 
     def __init__(self, weight_of: Callable[[UUID], float]) -> None:
         self._weight_of = weight_of
@@ -164,22 +165,22 @@ class ClaimPlanner:
         self._size = 0
 
     def __len__(self) -> int:
-        """How many flows are known."""
+        """The number of known flows."""
         return self._size
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to plan with: no flows, or only those of tenants that may not have more at the moment."""
+        """Whether there is nothing to plan: no flows, or only flows of blocked tenants."""
         return not any(len(level) for level in self._levels.values())
 
     @property
     def blocked(self) -> frozenset[UUID]:
         return frozenset(self._blocked)
 
-    # What is ready
+    # Ready flows
 
     def add_ready(self, flows: Iterable[Flow]) -> None:
-        """These have ready tasks; what else is known stays so."""
+        """Add flows that have ready tasks."""
         for flow in flows:
             tenant = self._tenants.setdefault((flow.priority, flow.tenant_id), _Tenant())
             queue_types = tenant.queue_types.setdefault(flow.fair_key, set())
@@ -192,11 +193,11 @@ class ClaimPlanner:
                 self._level(flow.priority).join(flow.tenant_id)
 
     def mark_query_start(self) -> None:
-        """A look or a claim goes out: what is noted from here on may be news to it."""
+        """Mark the start of a query: it may not see flows that are added from here on."""
         self._noted.clear()
 
     def replace(self, flows: Iterable[Flow]) -> None:
-        """All that has ready tasks, as a look found it; what was noted since it began stays as well."""
+        """Replace the known flows by the result of a query. Flows that were added since it started are kept."""
         found = list(flows)
         noted = set(self._noted)
         self._blocked.clear()
@@ -213,14 +214,14 @@ class ClaimPlanner:
         self._noted = noted
 
     def block(self, tenants: Iterable[UUID]) -> None:
-        """These may have no more for now."""
+        """Block tenants that have reached their limit of running tasks."""
         for tenant_id in tenants:
             self._blocked.add(tenant_id)
             for level in self._levels.values():
                 level.leave(tenant_id)
 
     def unblock(self, tenants: Iterable[UUID] | None = None) -> bool:
-        """These may have more again (None: all may); whether that is news."""
+        """Unblock these tenants (None: all of them). Returns whether any of them was blocked."""
         freed = self._blocked if tenants is None else self._blocked.intersection(tenants)
         if not freed:
             return False
@@ -253,10 +254,11 @@ class ClaimPlanner:
     # Planning
 
     def plan(self, count: int) -> list[ClaimStep]:
-        """What to ask for so that `count` tasks come together, in order; the whole may name more than that.
+        """The steps of a claim of `count` tasks, in order. Their limits may add up to more than `count`.
 
-        A level with one flow group goes over into the next: all it has comes first. With several, each is asked for its
-        part only, so that what is missing must be planned anew before a lower level may be reached.
+        If a priority has only one group of flows, the plan continues with the next priority, because the claim takes all its
+        tasks first. With several groups, each step requests only its part; if tasks are missing, another plan must follow
+        before a lower priority is served.
         """
         self.mark_query_start()
         shares: list[ClaimStep] = []
@@ -277,7 +279,7 @@ class ClaimPlanner:
         spares: list[ClaimStep] = []
         for tenant_id, part in allocate.items():
             tenant = self._tenants[priority, tenant_id]
-            if len(tenant.queue_types) == 1:  # as nearly all have: no turns to take
+            if len(tenant.queue_types) == 1:  # the usual case: nothing to choose
                 shares += [self._step_for(priority, tenant_id, key, part) for key in tenant.queue_types]
                 continue
             keys, others = tenant.keys.allocate(part, _SPARES)
@@ -286,7 +288,7 @@ class ClaimPlanner:
         for tenant_id in after:
             keys, _ = self._tenants[priority, tenant_id].keys.allocate(1)
             spares += [self._step_for(priority, tenant_id, key, pick_size(count)) for key in keys]
-        # One that had plenty the last time comes last, and makes up for those that have less than their part.
+        # A group that had more than enough tasks the last time comes last, and fills up for groups that have too few.
         for place, share in enumerate(shares):
             if (share.priority, share.tenant_id, share.fair_key) in self._deep or len(shares) == 1:
                 shares.append(shares.pop(place)._replace(limit=count))
@@ -307,9 +309,9 @@ class ClaimPlanner:
         count: int,
         full: Iterable[UUID] = (),
     ) -> None:
-        """What a claim of `count` by that plan brought, of what each share was asked for in the end.
+        """Record the result of a claim of `count` tasks by a plan: the requested and the claimed number of each step.
 
-        `full`: tenants that may have no more for now.
+        `full`: tenants that have reached their limit.
         """
         left = count
         for share, limit, got in zip(shares, limits, claimed_counts, strict=True):

@@ -1,4 +1,7 @@
-"""Import of ICS files into plain days and hours: read once, expanded for some years, bounded whatever the file says."""
+"""Import of ICS files as days and hours. Recurring events are expanded for a limited number of years, with limited work.
+
+The parser is icalendar, which the extra `everbeat[ics]` installs; it is imported on first use.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,8 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from types import ModuleType
 from typing import Any, NamedTuple
-
-import icalendar
 
 from everbeat.core.errors import InvalidInput
 
@@ -17,7 +19,7 @@ MAX_BYTES = 1024 * 1024
 MAX_ENTRIES = 10_000
 MAX_LINES_PER_EVENT = 1000
 HORIZON_YEARS = 10
-# An imported calendar also answers "why did it not run then" for the year before the import.
+# Past days are included so that "why did it not run" can be explained for the year before the import.
 PAST = timedelta(days=366)
 
 _MAX_DAYS_EXAMINED = 1_000_000
@@ -65,7 +67,7 @@ class _Event(NamedTuple):
 
 
 class _Budget:
-    """Counts the days looked at over a whole import, so that no set of rules can hold the process up."""
+    """Limits the number of days examined in one import, so that no set of rules blocks the process."""
 
     def __init__(self, days: int) -> None:
         self._left = days
@@ -73,14 +75,15 @@ class _Budget:
     def spend(self, days: int) -> None:
         self._left -= days
         if self._left < 0:
-            raise InvalidInput.of("ics", "its repeating events take too long to expand; give the dates instead")
+            raise InvalidInput.of("ics", "its recurring events take too long to expand; list the dates instead")
 
 
 def import_ics(text: str, today: date, horizon_years: int = HORIZON_YEARS) -> ImportedIcs:
-    """The days and hours of every event; repeating ones from a year before today to horizon_years after."""
+    """The days and hours of each event; recurring events from one year before today to horizon_years after today."""
     if len(text) > MAX_BYTES or len(text.encode(errors="replace")) > MAX_BYTES:
         raise InvalidInput.of("ics", f"at most {MAX_BYTES} bytes")
-    events = [_event(lines, number) for number, lines in enumerate(_event_lines(text), start=1)]
+    parser = _load_parser()
+    events = [_event(parser, lines, number) for number, lines in enumerate(_event_lines(text), start=1)]
     replaced: dict[str, set[date | datetime]] = defaultdict(set)
     for event in events:
         if event.replaces is not None:
@@ -98,6 +101,15 @@ def import_ics(text: str, today: date, horizon_years: int = HORIZON_YEARS) -> Im
     return imported
 
 
+def _load_parser() -> ModuleType:
+    try:
+        import icalendar
+    except ImportError:
+        raise InvalidInput.of("ics", "the server needs the package icalendar for this: pip install 'everbeat[ics]'") from None
+    module: ModuleType = icalendar
+    return module
+
+
 def _add(imported: ImportedIcs, start: date | datetime, length: timedelta) -> None:
     if not isinstance(start, datetime):
         imported.days.append((start, start + max(length, timedelta(days=1)) - timedelta(days=1)))
@@ -105,11 +117,11 @@ def _add(imported: ImportedIcs, start: date | datetime, length: timedelta) -> No
         key = start if start.tzinfo is None else start.astimezone(UTC)
         imported.hours.append((key, key + length))
     if len(imported.days) + len(imported.hours) > MAX_ENTRIES:
-        raise InvalidInput.of("ics", f"holds more than {MAX_ENTRIES} days and hours within its horizon")
+        raise InvalidInput.of("ics", f"contains more than {MAX_ENTRIES} days and hours within its horizon")
 
 
 def _key(moment: date | datetime) -> date | datetime:
-    """One form for the same moment in different zones, so that EXDATE and RECURRENCE-ID find their occurrence."""
+    """Normalize to UTC, so that EXDATE and RECURRENCE-ID match an occurrence given in another zone."""
     if isinstance(moment, datetime) and moment.tzinfo is not None:
         return moment.astimezone(UTC)
     return moment
@@ -120,7 +132,7 @@ def _day_of(moment: date | datetime) -> date:
 
 
 def _event_lines(text: str) -> Iterator[list[str]]:
-    """The lines of each VEVENT that matter here. The rest never reaches the parser: VTIMEZONE rules can be endless."""
+    """The relevant lines of each VEVENT. Nothing else is parsed, since VTIMEZONE rules can be infinite."""
     lines = [line.rstrip("\r") for line in re.sub(r"\r?\n[ \t]", "", text.lstrip("\ufeff")).split("\n")]
     if not any(line.upper().strip() == "BEGIN:VCALENDAR" for line in lines):
         raise InvalidInput.of("ics", "not an ICS file: no BEGIN:VCALENDAR")
@@ -135,7 +147,7 @@ def _event_lines(text: str) -> Iterator[list[str]]:
                 wanted = []
         elif marker == "END":
             if not inside or inside.pop() != component:
-                raise InvalidInput.of("ics", f"END:{component[:40]} without its BEGIN")
+                raise InvalidInput.of("ics", f"END:{component[:40]} without BEGIN")
             if component == "VEVENT":
                 events += 1
                 if events > MAX_ENTRIES:
@@ -144,21 +156,21 @@ def _event_lines(text: str) -> Iterator[list[str]]:
         elif inside and inside[-1] == "VEVENT" and _PROPERTY.match(line):
             wanted.append(line)
             if len(wanted) > MAX_LINES_PER_EVENT:
-                raise InvalidInput.of("ics", f"at most {MAX_LINES_PER_EVENT} dates, rules and the like in an event")
+                raise InvalidInput.of("ics", f"at most {MAX_LINES_PER_EVENT} lines of dates and rules in an event")
     if inside:
-        raise InvalidInput.of("ics", f"BEGIN:{inside[-1][:40]} without its END")
+        raise InvalidInput.of("ics", f"BEGIN:{inside[-1][:40]} without END")
 
 
-def _event(lines: list[str], number: int) -> _Event:
+def _event(parser: ModuleType, lines: list[str], number: int) -> _Event:
     source = "\r\n".join(["BEGIN:VEVENT", *lines, "END:VEVENT", ""])
     try:
-        component = icalendar.Event.from_ical(source)
+        component = parser.Event.from_ical(source)
         if component.errors:
             name, message = component.errors[0]
             raise ValueError(f"{name}: {message}")
         return _read(component)
     except Exception as problem:
-        # The parser meets text from strangers and fails in many ways; each of them is the file's fault.
+        # The text is untrusted and the parser raises many kinds of exceptions; all mean that the file is invalid.
         raise InvalidInput.of("ics", f"event {number}: {str(problem)[:200] or 'cannot be read'}") from None
 
 
@@ -185,7 +197,7 @@ def _read(component: Any) -> _Event:
 def _moment(value: Any) -> date | datetime:
     moment = getattr(value, "dt", None)
     if not isinstance(moment, date) or moment.year not in _YEARS:
-        raise ValueError("has a date that is none, or not between 1900 and 2200")
+        raise ValueError("has an invalid date, or one that is not between 1900 and 2200")
     if isinstance(moment, datetime) and moment.tzinfo is None and "TZID" in value.params:
         raise ValueError(f"has an unknown time zone: {str(value.params['TZID'])[:64]}")
     return moment
@@ -222,7 +234,7 @@ def _recurrence(rule: Any, start: date | datetime) -> IcsRecurrence:
         raise ValueError(f"RRULE: {unknown[0][:40]} is not supported")
     weekdays = frozenset(_weekday(value) for value in parts.get("BYDAY", []))
     if frequency in ("DAILY", "WEEKLY") and any(nth for nth, _ in weekdays):
-        raise ValueError("RRULE: numbered weekdays go with FREQ=MONTHLY or YEARLY only")
+        raise ValueError("RRULE: numbered weekdays need FREQ=MONTHLY or YEARLY")
     months, month_days = _integers(parts, "BYMONTH"), _integers(parts, "BYMONTHDAY")
     year_days = _integers(parts, "BYYEARDAY")
     if not (weekdays or month_days or year_days):
@@ -250,15 +262,15 @@ def _last_moment(parts: dict[str, list[Any]]) -> date | datetime | None:
         return None
     until = parts["UNTIL"][0]
     if not isinstance(until, date) or until.year < _YEARS.start:
-        raise ValueError(f"RRULE: UNTIL must be a date from {_YEARS.start} on")
-    # Some programs write the year 9999 for "without end"; converting that to a zone would overflow.
+        raise ValueError(f"RRULE: UNTIL must be a date in or after {_YEARS.start}")
+    # Some programs write the year 9999 for "no end"; converting it to a time zone would overflow.
     return until if until.year in _YEARS else None
 
 
 def _weekday(value: object) -> tuple[int, int]:
     match = _WEEKDAY.fullmatch(str(value).upper())
     if match is None:
-        raise ValueError("RRULE: BYDAY is wrong")
+        raise ValueError("RRULE: BYDAY is invalid")
     return int(match[1] or 0), _WEEKDAYS.index(match[2])
 
 
@@ -288,7 +300,7 @@ def _starts(event: _Event, window: tuple[date, date], budget: _Budget) -> Iterat
 
 
 def _until(until: date | datetime | None, zone: tzinfo | None) -> datetime:
-    """The last moment of a rule on the wall clock of its own zone."""
+    """The end of a rule, as local time of its zone."""
     if until is None:
         until = date.max
     if not isinstance(until, datetime):
@@ -303,7 +315,7 @@ def recurring_days(
     is_over: Callable[[date], bool],
     spend: Callable[[int], None],
 ) -> Iterator[date]:
-    """The days of a rule within a window. Not by dateutil: a rule without matches would hold it until the year 9999."""
+    """The days of a rule within a window. Not with dateutil, which examines a rule without matches until the year 9999."""
     number = _period_of(rule, first)
     if rule.times is None:
         behind = _period_of(rule, window[0]) - number

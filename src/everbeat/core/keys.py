@@ -1,7 +1,8 @@
-"""API keys: how they look, what is kept of them, and the scopes they are given. Randomness is an argument.
+"""API keys: their format, what is stored of them, and their scopes. Random bytes are an argument.
 
-A key is `eb_`, 43 characters of 32 random bytes, and 6 characters of a checksum: one that is mistyped or invented is refused
-without asking anybody. Only the hash of a key is kept. It needs no salt and no slow function: nobody guesses 256 random bits.
+A key is `eb_`, 43 characters for 32 random bytes, and 6 characters of a checksum, so that a mistyped or invented key is refused
+without a database query. Only the hash of a key is stored. It needs neither salt nor a slow hash function, because 256 random
+bits cannot be guessed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _WORK_ON = f"{Scope.WORK}:"
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as it is kept. `scopes` as they are written: admin, manage, submit, read, work or work:QUEUE."""
+    """A stored key. `scopes` are texts: admin, manage, submit, read, work or work:QUEUE."""
 
     id: UUID
     tenant_id: UUID
@@ -53,7 +54,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrantedScopes(NamedTuple):
-    """What a key's scopes come to. `queues` None: work on every queue."""
+    """What the scopes of a key allow. `queues` None: work on every queue."""
 
     scopes: frozenset[Scope]
     queues: frozenset[str] | None
@@ -64,18 +65,18 @@ class GrantedScopes(NamedTuple):
 
 def make_key(secret: bytes) -> str:
     if len(secret) != SECRET_BYTES:
-        raise ValueError(f"a key is made of {SECRET_BYTES} random bytes")
+        raise ValueError(f"a key needs {SECRET_BYTES} random bytes")
     body = PREFIX + _text(secret)
     return body + _checksum(body)
 
 
 def is_well_formed(key: str) -> bool:
-    """Whether it can be a key at all; says nothing about whether it is known."""
+    """Whether the text has the format and checksum of a key; the key may still be unknown."""
     return _SHAPE.fullmatch(key) is not None and _checksum(key[:-_CHECKSUM_LENGTH]) == key[-_CHECKSUM_LENGTH:]
 
 
 def contains_key(text: str) -> bool:
-    """Whether a key is somewhere in a text."""
+    """Whether a text contains a key."""
     return any(is_well_formed(text[match.start() : match.start() + _LENGTH]) for match in _START.finditer(text))
 
 
@@ -84,7 +85,7 @@ def hash_of(key: str) -> bytes:
 
 
 def hint_of(key: str) -> str:
-    """Enough to tell keys apart: two characters of the secret, and four of a checksum that the secret does not follow from."""
+    """Enough to distinguish keys: two characters of the secret and four of the checksum, which do not reveal the secret."""
     return f"{key[:5]}…{key[-4:]}"
 
 
@@ -100,7 +101,7 @@ def _text(value: bytes) -> str:
 
 
 def parse_scopes(texts: Sequence[str], *, is_fleet: bool = False, field: str = "scopes") -> GrantedScopes:
-    """What scopes as a user writes them come to; names every one that is wrong."""
+    """Parse the scopes of a request. Raises InvalidInput that names every invalid scope."""
     if not texts:
         raise InvalidInput.of(field, f"name at least one of {_choices()}")
     if len(texts) > MAX_SCOPES:
@@ -110,12 +111,12 @@ def parse_scopes(texts: Sequence[str], *, is_fleet: bool = False, field: str = "
         raise InvalidInput(*errors)
     granted = granted_by(texts)
     if is_fleet and granted.scopes != {Scope.WORK}:
-        raise InvalidInput.of(field, "a key for the workers of all tenants has the scope work, or work:QUEUE, and no other")
+        raise InvalidInput.of(field, "a fleet key may only have the scopes work and work:QUEUE")
     return granted
 
 
 def granted_by(texts: Collection[str]) -> GrantedScopes:
-    """What scopes that were checked when the key was made come to."""
+    """Parse the scopes of a stored key, which were checked when it was created."""
     whole = [Scope(text) for text in texts if not text.startswith(_WORK_ON)]
     queues = frozenset(text.removeprefix(_WORK_ON) for text in texts if text.startswith(_WORK_ON))
     scopes = frozenset[Scope]().union(*(INCLUDED_SCOPES[scope] for scope in whole))
@@ -125,7 +126,7 @@ def granted_by(texts: Collection[str]) -> GrantedScopes:
 
 
 def scope_texts(granted: GrantedScopes) -> tuple[str, ...]:
-    """The shortest way to write it, in a fixed order."""
+    """The shortest list of scope texts with this meaning, in a fixed order."""
     scopes, queues = granted
     if queues is not None:
         scopes = scopes - {Scope.WORK}
@@ -148,15 +149,15 @@ def _choices() -> str:
 
 
 def checked_name(name: str) -> str:
-    """What a key is called, for people: in lists and in the audit trail."""
+    """Check the name of a key, which is shown in lists and in the audit log."""
     if not 1 <= len(name) <= MAX_NAME_LENGTH or not name.strip():
         raise InvalidInput.of("name", f"must be 1 to {MAX_NAME_LENGTH} characters")
     if has_control_characters(name) or "\n" in name or not is_encodable(name):
-        raise InvalidInput.of("name", "must not have control characters")
+        raise InvalidInput.of("name", "must not contain control characters")
     return name
 
 
 def caller_from_key(key: ApiKey) -> Caller:
-    """Whoever presents this key."""
+    """The caller that a request with this key has."""
     scopes, queues = granted_by(key.scopes)
     return Caller(key.tenant_id, scopes, queues, key.is_fleet, key.id, key.name)

@@ -1,8 +1,8 @@
-"""What to do with a schedule whose tick has come due: fire it, skip what cannot fire any more, and where to go next.
+"""Decides about a schedule whose tick is due: whether it fires, which ticks are skipped, and which tick is next.
 
-The cursor is the last instant up to which the ledger is complete. A plan always accounts for every tick between the
-cursor and the point it moves the cursor to, so that no tick can vanish between two plans, whatever happens in between.
-A tick is late when it is older than `late_after_seconds`; only then does the catch-up policy decide.
+The cursor is the last instant up to which the ledger is complete. A plan always has a row for every tick between the old and
+the new cursor, so that no tick is lost between two plans, whatever happens between them. A tick is late when it is older than
+`late_after_seconds`; only then does the catch-up policy apply.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEFAULT_LATENESS = Lateness()
 
 
 class FiringInput(NamedTuple):
-    """The part of a schedule that a plan is made from."""
+    """The fields of a schedule that a plan depends on."""
 
     cursor_at: datetime
     next_tick_at: datetime
@@ -38,7 +38,7 @@ class FiringInput(NamedTuple):
 
 
 class FiringPlan(NamedTuple):
-    """What one firing does: at most one task, the ledger rows beside it, and the schedule's next position."""
+    """What one firing does: at most one task, the ledger rows of skipped ticks, and the schedule's next position."""
 
     fires: datetime | None
     skips: tuple[Skip, ...]
@@ -48,7 +48,7 @@ class FiringPlan(NamedTuple):
 
 
 def plan_firing(due: FiringInput, timeline: Timeline, now: datetime, lateness: Lateness = DEFAULT_LATENESS) -> FiringPlan:
-    """Decide for a schedule whose next tick is at or before now."""
+    """Plan the firing of a schedule whose next tick is at or before now."""
     late_before = now - due.jitter - timedelta(seconds=lateness.late_after_seconds)
     if due.next_tick_at >= late_before:
         return _fire(due, timeline, now, 0)
@@ -68,7 +68,7 @@ def plan_firing(due: FiringInput, timeline: Timeline, now: datetime, lateness: L
 
 
 def skip_past_ticks(timeline: Timeline, cursor_at: datetime, until: datetime, reason: SkipReason) -> tuple[Skip, ...]:
-    """Account for every tick in (cursor, until] without firing any: how an edit or a pause closes the past."""
+    """Skip every tick in (cursor, until]: used by an edit or a pause to complete the ledger."""
     skips: list[Skip] = []
     while cursor_at < until:
         runs = timeline.runs_between(cursor_at, until)
@@ -80,7 +80,7 @@ def skip_past_ticks(timeline: Timeline, cursor_at: datetime, until: datetime, re
 
 
 def _fire(due: FiringInput, timeline: Timeline, now: datetime, rate: float) -> FiringPlan:
-    """Fire the next tick. A rate: the schedule is catching up, and the tick after that keeps its distance."""
+    """Fire the next tick. With a rate, the schedule is catching up, and the tick after it is delayed accordingly."""
     tick = due.next_tick_at
     before, fireable = _runs_to(due, timeline, tick)
     following = timeline.next_tick(tick)
@@ -94,7 +94,7 @@ def _fire(due: FiringInput, timeline: Timeline, now: datetime, rate: float) -> F
 
 
 def _runs_to(due: FiringInput, timeline: Timeline, tick: datetime) -> tuple[tuple[Skip, ...], bool]:
-    """The skipped ticks between the cursor and this tick, and whether the tick itself may fire (a checkpoint not)."""
+    """The skipped ticks between the cursor and this tick, and whether the tick itself fires (a checkpoint does not)."""
     if not timeline.has_skips:
         return (), True
     skips: list[Skip] = []
@@ -141,7 +141,7 @@ def _plan_for_runs(due: FiringInput, timeline: Timeline, runs: list[TickRun], fi
 
 
 def _skips_of_run(run: TickRun, fires: datetime | None, timeline: Timeline) -> list[Skip]:
-    """The run as a skip, less its last tick if that is the one that fires."""
+    """The run as skips, without its last tick if that is the one that fires."""
     if run.skip is not None or run.last != fires:
         return [_skip(run, SkipReason.MISFIRE)]
     if run.count == 1:
@@ -152,7 +152,7 @@ def _skips_of_run(run: TickRun, fires: datetime | None, timeline: Timeline) -> l
 
 
 def _split_by_month(skip: Skip, timeline: Timeline) -> list[Skip]:
-    """The skip in pieces that end with their month: retention removes the ledger by months, each with its own ticks."""
+    """Split a skip at the ends of months, because retention removes the ledger month by month."""
     pieces, first, count = [], skip.first, skip.count
     while (first.year, first.month) != (skip.last.year, skip.last.month):
         edge = (first.replace(day=1) + timedelta(days=32)).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
@@ -171,7 +171,7 @@ def _skip(run: TickRun, reason: SkipReason) -> Skip:
 
 
 def _due_at(due: FiringInput, following: datetime | None, now: datetime, rate: float) -> datetime | None:
-    """Normally the tick plus its jitter; when catching up, no sooner than a fraction of the normal distance from now."""
+    """Normally the tick plus its jitter; when catching up, at least a fraction of the normal interval from now."""
     if following is None:
         return None
     due_at = following + due.jitter

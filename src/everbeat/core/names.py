@@ -1,4 +1,4 @@
-"""Names that users give: one alphabet for schedules, queues, types, calendars and labels."""
+"""Names that users choose: one set of characters for schedules, queues, types, calendars and labels."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def is_name(text: str) -> bool:
 
 
 def has_control_characters(text: str) -> bool:
-    """Control characters other than tab and newline; databases and terminals choke on them."""
+    """Whether the text has control characters other than tab and newline, which databases and terminals mishandle."""
     return _CONTROL.search(text) is not None
 
 
 def is_encodable(text: str) -> bool:
-    """False for lone surrogates, which JSON can smuggle in and UTF-8 cannot hold."""
+    """Whether the text can be encoded as UTF-8; False for lone surrogates, which JSON escapes allow."""
     try:
         text.encode()
     except UnicodeEncodeError:

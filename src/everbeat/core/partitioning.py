@@ -1,4 +1,4 @@
-"""Partitions of schedules and tasks, and which live node should own which: stable hashes only."""
+"""The partition of a schedule or task, and which live node should own which partition, both by stable hashes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def _score(node: UUID, partition: int) -> bytes:
 
 
 def partitions_of_node(node: UUID, live: Iterable[UUID]) -> frozenset[int]:
-    """The partitions that rendezvous hashing gives to node when these nodes are alive: a change moves only what it must."""
+    """The partitions of a node, by rendezvous hashing: a node that joins or leaves moves as few of them as possible."""
     nodes = sorted(set(live) | {node})
     return frozenset(p for p in range(PARTITIONS) if max(nodes, key=lambda n: _score(n, p)) == node)

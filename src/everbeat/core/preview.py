@@ -1,4 +1,4 @@
-"""A look at a rule before it is saved: its next ticks, and warnings about what its author may not expect."""
+"""Preview of a rule before it is saved: its next ticks, and warnings about behavior that its author may not expect."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ MAX_LOOK_AHEAD = timedelta(days=366 * 100)
 MAX_WARNINGS_PER_KIND = 3
 
 _MICROSECOND = timedelta(microseconds=1)
-# Local times need room before the end of what datetime can hold.
+# One year before the maximum of datetime, so that local times do not overflow.
 _LAST = datetime(9999, 1, 1, tzinfo=UTC)
 _LAST_START = datetime(3000, 1, 1, tzinfo=UTC)
 _STEPPED_FIELDS = (("seconds", 60), ("minutes", 60), ("hours", 24))
 
 
 class PreviewTick(NamedTuple):
-    """A tick in UTC and as the rule's own wall clock shows it, in ISO 8601 with its offset."""
+    """A tick in UTC and in local time of the rule's zone, in ISO 8601 with offset."""
 
     at: datetime
     local: str
@@ -93,10 +93,10 @@ def _upcoming(timeline: Timeline, after: datetime, count: int) -> _Upcoming:
 
 def _calendar_warnings(upcoming: _Upcoming) -> Iterator[str]:
     if upcoming.gave_up:
-        yield f"Calendars exclude {upcoming.excluded} of the next {MAX_EXAMINED} ticks; no further ones were looked at."
+        yield f"Calendars exclude {upcoming.excluded} of the next {MAX_EXAMINED} ticks; further ticks were not examined."
     elif upcoming.excluded:
         ticks = "1 tick" if upcoming.excluded == 1 else f"{upcoming.excluded} ticks"
-        yield f"Calendars exclude {ticks} in the time shown."
+        yield f"Calendars exclude {ticks} in the period shown."
 
 
 def _rarity_warnings(timeline: Timeline, ticks: list[datetime]) -> Iterator[str]:
@@ -136,7 +136,7 @@ def _dst_warnings(rule: Rule, timeline: Timeline, after: datetime, ticks: list[d
 
 
 def _names_hours(rule: Rule) -> bool:
-    """Hourly and denser rules lose nothing to a change of the clock; those that name hours do."""
+    """Whether the rule names hours. Only such rules lose ticks at a DST change; hourly and denser rules do not."""
     if rule.kind is not TriggerKind.CRON:
         return False
     hour = read_fields(split_zone(rule.expression)[1], b"")[2]
@@ -245,12 +245,14 @@ def _rrule_day_warnings(expression: str) -> list[str]:
 
 
 def _short_month_warnings(days: tuple[int, ...], months: tuple[int, ...], only_days: bool) -> Iterator[str]:
-    """A run such as 25 to 31 is taken to mean the end of the month; single late days are often a mistake."""
+    """Warn about single late days, which are often a mistake. A range such as 25 to 31 is not warned about."""
     late = [day for day in days if day > 28 and day - 1 not in days]
     for day in late:
         if set(months) == {2}:
-            yield f"February {day} comes in leap years only."
+            yield f"February {day} exists only in leap years."
         elif any(monthrange(2001, month)[1] < day for month in months):
             which = ordinal(day)
             alone = only_days and len(days) == 1
-            yield (f"Does not run in months without a {which}." if alone else f"Leaves out the {which} in months without one.")
+            yield (
+                f"Does not run in months without a {which}." if alone else f"Does not run on the {which} in months without one."
+            )

@@ -1,6 +1,6 @@
-"""The worker protocol and task submission as they travel: what clients send, the server decodes and services take.
+"""Request and response bodies of the worker protocol and of task submission.
 
-The same structs on both sides, over HTTP or in process: a client that builds one cannot send what the server does not know.
+Client, server and services use the same structs, over HTTP and in process, so a client cannot send unknown fields.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _RequestBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class TaskInput(_RequestBody, frozen=True, kw_only=True):
-    """A task to submit. `idempotency_key` only in a batch; alone, it is the header's."""
+    """A task to submit. `idempotency_key` is for batches; a single submit has the header Idempotency-Key instead."""
 
     type: str
     queue: str | None = None
@@ -133,7 +133,7 @@ class LeaseReleaseRequest(_RequestBody, frozen=True, kw_only=True):
 
 
 class LeaseResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of one result, failure or release; `next` only of a failure that counted."""
+    """The status of one reported result, failure or release. `next` is set only for a failure that was recorded."""
 
     id: UUID
     status: Literal["ok", "stale"]

@@ -1,4 +1,4 @@
-"""What becomes of a task whose attempt failed, was lost or ran out of time: pure decisions, with chance as an argument."""
+"""What happens to a task whose attempt failed, was lost or timed out. Pure functions; randomness is an argument."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _decode_retry = msgspec.json.Decoder(Retry).decode
 
 
 class RetryDecision(NamedTuple):
-    """`run_at` None with `ready`: at once. `reason` says why a task is not tried again."""
+    """`run_at` None with state `ready`: at once. `reason`: why the task is not retried."""
 
     outcome: AttemptOutcome
     state: TaskState
@@ -27,7 +27,7 @@ class RetryDecision(NamedTuple):
 
 
 def backoff_seconds(retry: Retry, attempt: int, random_fraction: float) -> float:
-    """How long to wait after that many attempts; with full jitter, anything from nothing to that. `chance` is in [0, 1)."""
+    """The delay after `attempt` attempts; with jitter, a random part of it. `random_fraction` is in [0, 1)."""
     match retry.kind:
         case RetryKind.FIXED:
             seconds = retry.base_seconds
@@ -51,24 +51,25 @@ def after_failure(
     is_retryable: bool = True,
     retry_in_seconds: float | None = None,
 ) -> RetryDecision:
-    """A worker said that its attempt failed."""
+    """Decide after a worker has reported that its attempt failed."""
     outcome = AttemptOutcome.TIMEOUT if error.kind == TIMEOUT_KIND else AttemptOutcome.FAILED
     if task.cancel_requested:
         if error.kind == CANCELLED_KIND:
             return RetryDecision(AttemptOutcome.CANCELLED, TaskState.CANCELLED)
         return RetryDecision(outcome, TaskState.FAILED, reason="it failed after a cancel was requested")
     if not is_retryable:
-        return RetryDecision(outcome, TaskState.DEAD, reason="its worker said that trying again will not help")
+        return RetryDecision(outcome, TaskState.DEAD, reason="its worker reported that it is not retryable")
     return _retry_or_end(task, outcome, now, random_fraction, total_seconds, retry_in_seconds)
 
 
 def after_expiry(task: LeasedTask, *, now: datetime, random_fraction: float, total_seconds: float) -> RetryDecision:
-    """A lease has run out: with the attempt's time, or because its worker was not heard of again."""
+    """Decide after a lease has expired: because of the attempt's timeout, or because its worker sent no heartbeats."""
     if task.cancel_requested:
         return RetryDecision(AttemptOutcome.CANCELLED, TaskState.CANCELLED)
     if now >= task.deadline_at:
         return _retry_or_end(task, AttemptOutcome.TIMEOUT, now, random_fraction, total_seconds, None)
-    # A lost worker says nothing against the task: at once, and the attempts bound a task that kills its workers.
+    # The task has usually not caused the loss of its worker, so it is retried at once. max_attempts limits a task that
+    # crashes its workers.
     return _retry_or_end(task, AttemptOutcome.LOST, now, random_fraction, total_seconds, 0)
 
 

@@ -24,14 +24,14 @@ TRIGGER_FIELDS = {
 
 
 class DstGap(StrEnum):
-    """What becomes of a tick at a wall-clock time that a zone jumps over."""
+    """What to do with a tick at a local time that does not exist, because a DST change skips it."""
 
     AFTER = "after"
     SKIP = "skip"
 
 
 class DstFold(StrEnum):
-    """Which of two instants is meant when a zone's wall clock shows the same time twice."""
+    """Which instant to use for a local time that occurs twice, because a DST change repeats it."""
 
     FIRST = "first"
     SECOND = "second"

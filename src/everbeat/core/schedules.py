@@ -1,4 +1,4 @@
-"""Schedules: what a user declares (the spec), what the engine keeps beside it (the cursor), and how the two are compared."""
+"""Schedules: the spec that a user declares, the position that the engine maintains, and the comparison of specs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def default_concurrency(overlap: Overlap) -> int:
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """The definition of a schedule as its owner declares it. `max_concurrent` None means the policy's own default."""
+    """The definition of a schedule. `max_concurrent` None: the default of the overlap policy."""
 
     name: str
     rule: Rule
@@ -74,7 +74,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def concurrency(self) -> int:
-        """How many unfinished tasks of this schedule may exist before a tick overlaps."""
+        """The number of unfinished tasks of this schedule from which a tick overlaps."""
         return default_concurrency(self.overlap) if self.max_concurrent is None else self.max_concurrent
 
     @property
@@ -91,10 +91,10 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A spec with its identity and its cursor.
+    """A spec with its identity and its position.
 
     `cursor_at`: every tick up to here is in the ledger. `next_tick_at`: the next tick to fire. `due_at`: when to fire it
-    (later than the tick by jitter, or by the pace of catch-up). `rule_at`: since when the present rule holds.
+    (later than the tick by jitter, or by the catch-up rate). `rule_at`: since when the current rule is in force.
     """
 
     id: UUID
@@ -115,7 +115,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PastRule(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule a schedule once had: kept so that the audit can recompute what was expected then. It held in (since, until]."""
+    """A former rule of a schedule, in force in (since, until]. The audit recomputes the expected ticks from it."""
 
     schedule_id: UUID
     rule: Rule
@@ -124,7 +124,7 @@ class PastRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def anchored(rule: Rule, previous: Rule | None, now: datetime) -> Rule:
-    """The rule with its origin fixed: given, kept from the rule it replaces, or now. An anchor is set once and never moves."""
+    """The rule with an anchor: its own, that of the rule it replaces, or now. Once set, an anchor does not change."""
     if rule.anchor is not None or rule.kind not in (TriggerKind.EVERY, TriggerKind.RRULE):
         return rule
     if previous is not None and previous.kind is rule.kind and previous.anchor is not None:
@@ -133,7 +133,7 @@ def anchored(rule: Rule, previous: Rule | None, now: datetime) -> Rule:
 
 
 def same_spec(one: Spec, other: Spec) -> bool:
-    """Whether two specs mean the same; the order of keys in the payload does not matter."""
+    """Whether two specs are equal; the order of keys in the payload does not matter."""
     if msgspec.structs.replace(one, payload=b"") != msgspec.structs.replace(other, payload=b""):
         return False
     return one.payload == other.payload or msgspec.json.decode(one.payload) == msgspec.json.decode(other.payload)

@@ -1,4 +1,4 @@
-"""A task as JSON: checking what users submit, and writing what they are answered."""
+"""A task as JSON: validating submissions, and building responses."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ def _text(value: Any) -> str:
     return _encode(value).decode()
 
 
-# Written so often that they are kept short: a worker's target says nothing that queue and type do not.
+# Stored in place of the default retry policy, of empty labels, and of a worker target, which follows from queue and type.
 _PLAIN = "{}"
 
 
 def new_task(
     given: TaskInput, id_: UUID, tenant_id: UUID, *, key: str | None = None, traceparent: str | None = None
 ) -> NewTask:
-    """The task that a submission describes; raises InvalidInput with every error found, or TooLarge."""
+    """The task that a submission describes. Raises InvalidInput with all errors, or TooLarge."""
     if not (_is_plain(given) and (key is None or _KEY.fullmatch(key))):
         _raise_invalid(given, key)
     queue, target = _destination(given)
-    return NewTask(  # by place: naming twenty fields costs as much as checking them
+    return NewTask(  # positional: twenty keyword arguments cost as much as the checks
         id_,
         tenant_id,
         partition_of(id_),
@@ -81,7 +81,7 @@ def new_task(
 
 
 def _is_plain(given: TaskInput) -> bool:
-    """Nothing that would need a closer look: the way of nearly every task."""
+    """Whether the submission is valid and has only simple fields, as nearly all do; otherwise the full check is needed."""
     return (
         _is_name(given.type)
         and (given.queue is None or _is_name(given.queue))
@@ -94,7 +94,7 @@ def _is_plain(given: TaskInput) -> bool:
 
 
 def _raise_invalid(given: TaskInput, key: str | None) -> None:
-    """Raise if there is anything wrong, naming all of it."""
+    """Raise InvalidInput with all errors, if there are any."""
     errors = [
         FieldError(field, NAME_MESSAGE)
         for field, value in (("type", given.type), ("queue", given.queue), ("fair_key", given.fair_key))
@@ -122,7 +122,7 @@ def _target_errors(given: TaskInput) -> list[FieldError]:
         if given.queue is not None and target.queue != given.queue:
             errors.append(FieldError("target.queue", "differs from queue; make them equal or leave one out"))
     elif given.queue is not None:
-        errors.append(FieldError("queue", "goes only with worker targets"))
+        errors.append(FieldError("queue", "can only be used with worker targets"))
     return errors
 
 
@@ -137,7 +137,7 @@ def _destination(given: TaskInput) -> tuple[str, str]:
 
 
 def _fingerprint(given: TaskInput) -> bytes:
-    """What two submissions under one key must have in common: everything but the key."""
+    """The hash that two submissions with one key must share: of everything except the key."""
     return hashlib.sha256(_ordered(msgspec.structs.replace(given, idempotency_key=None))).digest()
 
 
@@ -151,7 +151,7 @@ def task_from_schedule(
     run_at: datetime | None = None,
     key: TaskKey | None = None,
 ) -> NewTask:
-    """A task as a tick of the schedule would make it."""
+    """A new task of a schedule, with the fields that a tick of it would set."""
     spec = schedule.spec
     return NewTask(
         id=id_,
@@ -176,7 +176,7 @@ def task_from_schedule(
 
 
 def task_for_replay(task: TaskRecord | DeadLetter, id_: UUID, *, run_at: datetime | None = None) -> NewTask:
-    """The same work as a new task."""
+    """A new task that repeats a finished task or dead letter."""
     return NewTask(
         id=id_,
         tenant_id=task.tenant_id,
@@ -201,15 +201,21 @@ def task_for_replay(task: TaskRecord | DeadLetter, id_: UUID, *, run_at: datetim
 
 
 def target_of(text: str, queue: str, type_: str) -> dict[str, Any]:
-    """A target as users see it, from what is kept of it."""
+    """The target in responses, from its stored text."""
     if text == _PLAIN:
         return {"kind": "worker", "type": type_, "queue": queue}
     target: dict[str, Any] = msgspec.json.decode(text)
     return target
 
 
+def lease_end(new: NewTask, now: datetime) -> datetime:
+    """The end of the lease of a task that is written as running, for a worker that was waiting."""
+    return now + timedelta(seconds=min(new.lease_seconds, new.deadline_seconds or new.timeout_seconds))
+
+
 def task_as_submitted(new: NewTask, now: datetime) -> TaskRecord:
-    """A task as it stands in the moment it was written."""
+    """The task as it was written at `now`: waiting, or running if it was handed directly to a waiting worker."""
+    is_leased = new.lease_owner is not None
     run_at = new.run_at or now + timedelta(seconds=new.delay_seconds or 0)
     return TaskRecord(
         id=new.id,
@@ -218,10 +224,10 @@ def task_as_submitted(new: NewTask, now: datetime) -> TaskRecord:
         queue=new.queue,
         target=target_of(new.target, new.queue, new.type),
         payload=new.payload.encode(),
-        state=TaskState.SCHEDULED if run_at > now else TaskState.READY,
+        state=TaskState.RUNNING if is_leased else TaskState.SCHEDULED if run_at > now else TaskState.READY,
         priority=new.priority,
         run_at=run_at,
-        attempt=0,
+        attempt=1 if is_leased else 0,
         max_attempts=new.max_attempts,
         retry=new.retry.encode(),
         timeout_seconds=new.timeout_seconds,
@@ -235,11 +241,11 @@ def task_as_submitted(new: NewTask, now: datetime) -> TaskRecord:
         result=None,
         error=None,
         created_at=now,
-        started_at=None,
+        started_at=now if is_leased else None,
         finished_at=None,
-        worker=None,
-        lease_until=None,
-        fence=0,
+        worker=new.lease_owner,
+        lease_until=lease_end(new, now) if is_leased else None,
+        fence=1 if is_leased else 0,
         cancel_requested=False,
         traceparent=new.traceparent,
         payload_ref=new.payload_ref,
@@ -247,11 +253,11 @@ def task_as_submitted(new: NewTask, now: datetime) -> TaskRecord:
     )
 
 
-# What workers hand in, cut to size
+# Results and errors, truncated
 
 
 def result_text(result: Any) -> str | None:
-    """A result as it is kept: nothing, its JSON, or a note in its place if it is too large."""
+    """The stored text of a result: None, its JSON, or a note in its place if it is too large."""
     if result is None:
         return None
     encoded = _encode(result)
@@ -264,13 +270,13 @@ def cut_result(encoded: bytes) -> dict[str, Any]:
     return {
         "cut": True,
         "bytes": len(encoded),
-        "note": f"the result was {len(encoded)} bytes; at most {MAX_RESULT_BYTES} are kept, so only its start is here",
+        "note": f"the result was {len(encoded)} bytes; at most {MAX_RESULT_BYTES} are stored, so only its beginning is here",
         "start": encoded[:_SHOWN_OF_CUT_RESULT].decode(errors="ignore"),
     }
 
 
 def error_text(message: str, kind: str | None = None, trace: str | None = None) -> str:
-    """An error as it is kept; of a long message the start, of a long trace the end, each with a note of the cut."""
+    """The stored text of an error. Long messages keep their beginning, long traces their end, each with a note of the cut."""
     if trace is not None and len(trace) > MAX_TRACE_CHARACTERS:
         trace = f"… {len(trace) - MAX_TRACE_CHARACTERS} characters cut …\n{trace[-MAX_TRACE_CHARACTERS:]}"
     if len(message) > MAX_ERROR_CHARACTERS:
@@ -283,7 +289,7 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-# Answers
+# Responses
 
 
 def _raw(encoded: bytes | None) -> msgspec.Raw | None:
@@ -291,7 +297,7 @@ def _raw(encoded: bytes | None) -> msgspec.Raw | None:
 
 
 def task_response(task: TaskRecord) -> dict[str, Any]:
-    """A task as the API answers it."""
+    """The JSON of a task in responses."""
     progress = None
     if task.progress_fraction is not None or task.progress_message is not None:
         progress = {"fraction": task.progress_fraction, "message": task.progress_message}

@@ -1,4 +1,4 @@
-"""Targets: where a task goes, as users write them; one struct per kind and the checks that need no network."""
+"""Targets: where a task is sent. One struct per kind, and the checks that need no network."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ TARGET_KINDS = ("worker", "http", "celery", "sqs", "kafka", "redis", "amqp", "na
 
 
 def target_errors(target: Target, brokers: frozenset[str] = frozenset()) -> list[FieldError]:
-    """What is wrong with a target beyond its shape. Broker connections are configured on the server, by name."""
+    """The errors of a target that msgspec does not find. Broker connections are configured by name on the server."""
     if isinstance(target, WorkerTarget):
         return [
             FieldError(f"target.{field}", NAME_MESSAGE)
@@ -125,7 +125,7 @@ def _http_errors(target: HttpTarget) -> list[FieldError]:
         errors.append(FieldError("target.headers", "has more than 50 headers"))
     for name, value in target.headers.items():
         if not _HEADER.fullmatch(name) or name.lower() in _DENIED_HEADERS:
-            errors.append(FieldError("target.headers", f"{name[:100]!r} is not a header that can be set"))
+            errors.append(FieldError("target.headers", f"{name[:100]!r} cannot be set as a header"))
         elif len(value) > 4096 or _CONTROL.search(value):
             errors.append(FieldError("target.headers", f"the value of {name} is too long or has control characters"))
     return errors
@@ -142,5 +142,5 @@ def _url_message(url: str) -> str | None:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return "must be an absolute http:// or https:// URL"
     if parts.username is not None or parts.password is not None:
-        return "must not carry a user name or password; use a header"
+        return "must not contain a user name or password; use a header"
     return None

@@ -1,4 +1,4 @@
-"""Tasks: origins, states and the legal moves between them as data, and what the engine keeps of a task."""
+"""Tasks: origins, states, the allowed transitions between states as data, and the values that represent a task."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class TaskState(StrEnum):
 
 
 LIVE_STATES = frozenset({TaskState.HELD, TaskState.SCHEDULED, TaskState.READY, TaskState.RUNNING})
+FINAL_STATES = frozenset(TaskState) - LIVE_STATES
 
 TRANSITIONS: dict[TaskState, frozenset[TaskState]] = {
     TaskState.HELD: frozenset({TaskState.SCHEDULED, TaskState.READY, TaskState.CANCELLED}),
@@ -53,7 +54,7 @@ TRANSITIONS: dict[TaskState, frozenset[TaskState]] = {
 
 
 class AttemptOutcome(StrEnum):
-    """How one try at a task ended. `lost`: its lease ran out; `timeout`: its time did, whatever the heartbeats said."""
+    """How an attempt ended. `lost`: its lease expired; `timeout`: its time limit passed, regardless of heartbeats."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -63,8 +64,57 @@ class AttemptOutcome(StrEnum):
     CANCELLED = "cancelled"
 
 
+class TaskChangeKind(StrEnum):
+    """What happened to a task.
+
+    `submitted`: a new task from a submit, trigger, backfill, replay or tick. `released`: a worker returned it without an
+    attempt. `retried`: its attempt failed, timed out or was lost, and another attempt follows. `replaced`: a newer tick of its
+    schedule takes its place (cancel_previous). `cancel_requested`: it is running, and its worker is requested to stop.
+    `held`: its schedule was paused. `released_from_hold`: it no longer waits behind another task of its schedule.
+    """
+
+    SUBMITTED = "submitted"
+    CLAIMED = "claimed"
+    RELEASED = "released"
+    RETRIED = "retried"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    DEAD = "dead"
+    CANCEL_REQUESTED = "cancel_requested"
+    CANCELLED = "cancelled"
+    REPLACED = "replaced"
+    PROMOTED = "promoted"
+    HELD = "held"
+    RELEASED_FROM_HOLD = "released_from_hold"
+    RESCHEDULED = "rescheduled"
+
+
+class TaskChange(NamedTuple):
+    """One change of one task, as the store verb that made it returns it.
+
+    `state` and `attempt` are the values after the change. `outcome` is set if the change ended an attempt, `worker` if a
+    worker runs or ran the task, `priority`, `fair_key` and `run_at` if the task waits (ready, scheduled or held), `origin` if
+    it is new. A new task that is handed directly to a waiting worker has the kind `submitted` and the state `running`.
+    """
+
+    id: UUID
+    tenant_id: UUID
+    queue: str
+    type: str
+    kind: TaskChangeKind
+    state: TaskState
+    attempt: int = 0
+    outcome: AttemptOutcome | None = None
+    schedule_id: UUID | None = None
+    worker: str | None = None
+    priority: int | None = None
+    fair_key: str | None = None
+    run_at: datetime | None = None
+    origin: Origin | None = None
+
+
 class TaskError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """What went wrong in an attempt, as its worker told it, or as the engine explains it."""
+    """The error of an attempt, reported by its worker or set by the engine."""
 
     message: str
     kind: str | None = None
@@ -72,14 +122,14 @@ class TaskError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class TaskKey(NamedTuple):
-    """An idempotency key, and a fingerprint of what was submitted under it."""
+    """An idempotency key, and a hash of the submission that used it."""
 
     key: str
     fingerprint: bytes
 
 
 class NewTask(NamedTuple):
-    """A task to be. `run_at` None means now, `delay_seconds` counts from the database's now."""
+    """A task to be written. `run_at` None: now. `delay_seconds` counts from the database's current time."""
 
     id: UUID
     tenant_id: UUID
@@ -101,18 +151,18 @@ class NewTask(NamedTuple):
     scheduled_for: datetime | None = None
     traceparent: str | None = None
     key: TaskKey | None = None
-    # Handed to a worker that waits for it, in the very write that makes it: it begins as running, under fence 1.
+    # Direct handoff to a waiting worker: the task is written as running, with fence 1.
     lease_owner: str | None = None
     lease_seconds: float = 30.0
     deadline_seconds: float | None = None
-    # Where in the blob store the payload is, if it is too large for the row; `payload` is null then.
+    # Key of the payload in the blob store, if it is too large for the row; `payload` is null then.
     payload_ref: str | None = None
-    # Shares of work inside a tenant go by this; empty: none.
+    # Fair keys get equal parts of the tenant's share; empty: no fair key.
     fair_key: str = ""
 
 
 class ClaimedTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task in the hands of a worker: the fence proves the right to finish it."""
+    """A task that a worker has claimed. Reports about it must contain the fence."""
 
     id: UUID
     type: str
@@ -129,23 +179,23 @@ class ClaimedTask(msgspec.Struct, frozen=True, kw_only=True):
     origin: Origin
     timeout_seconds: float
     traceparent: str | None
-    # Whose it is: a fleet's worker holds tasks of many.
+    # A worker of a fleet claims tasks of several tenants.
     tenant_id: UUID = UUID(int=0)
 
 
 class ClaimedTaskWithoutPayload(ClaimedTask, frozen=True, kw_only=True):
-    """A claimed task whose payload still lies in the blob store; nobody outside the engine sees one."""
+    """A claimed task whose payload has not been read from the blob store yet; used only inside the engine."""
 
     payload_ref: str
 
 
 def with_payload_ref(task: ClaimedTask, payload_ref: str | None) -> ClaimedTask:
-    """The task, to be filled from the blob store if that is where its payload is."""
+    """The task, as ClaimedTaskWithoutPayload if its payload is in the blob store."""
     return task if payload_ref is None else ClaimedTaskWithoutPayload(**msgspec.structs.asdict(task), payload_ref=payload_ref)
 
 
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A task as users see it, live or finished."""
+    """A task with all its public fields, unfinished or finished."""
 
     id: UUID
     tenant_id: UUID
@@ -177,16 +227,16 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     fence: int
     cancel_requested: bool
     traceparent: str | None
-    # How its last attempt ended, and why there is no other: only of a finished task.
+    # How the last attempt ended, and why it was the last; set only if the task is finished.
     outcome: AttemptOutcome | None = None
     reason: str | None = None
-    # Where in the blob store the payload is that `payload` does not show.
+    # Key of the payload in the blob store; `payload` is null then.
     payload_ref: str | None = None
     fair_key: str = ""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One try at a task. `outcome` None: it is running."""
+    """One execution of a task. `outcome` None: it is running."""
 
     attempt: int
     fence: int
@@ -206,7 +256,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeasedTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What deciding about a failed or lost attempt needs to know. `deadline_at`: when its time is up, renewed or not."""
+    """The fields of a running task that the retry decision needs. `deadline_at`: when the attempt times out."""
 
     id: UUID
     tenant_id: UUID
@@ -221,7 +271,7 @@ class LeasedTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptEnd(NamedTuple):
-    """How an attempt ends under its fence, and what becomes of the task: `run_at` only with `scheduled`."""
+    """The end of an attempt with its fence, and the next state of the task. `run_at` is set only with `scheduled`."""
 
     id: UUID
     tenant_id: UUID
@@ -234,7 +284,7 @@ class AttemptEnd(NamedTuple):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A task whose attempts are exhausted, kept with its payload. `replayed_as`: the task it was last replayed as."""
+    """A task that is not retried, kept with its payload. `replayed_as`: the task of its last replay."""
 
     task_id: UUID
     tenant_id: UUID

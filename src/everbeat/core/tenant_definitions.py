@@ -1,4 +1,4 @@
-"""Tenants as operators write and read them: which can be one, and how it is answered."""
+"""Tenants as JSON: validating requests, and building responses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everbeat.core.tenants import EVERY_TENANT, Tenant
 
 
 def checked_tenant(tenant: Tenant) -> Tenant:
-    """The tenant, if it can be one; its name is not an id, so that either of them can name it."""
+    """Return the tenant if it is valid. Its name must not look like an id, because requests may use either."""
     if not is_name(tenant.name):
         raise InvalidInput.of("name", NAME_MESSAGE)
     if tenant.name == EVERY_TENANT or _is_id(tenant.name):
@@ -23,7 +23,7 @@ def checked_tenant(tenant: Tenant) -> Tenant:
 
 
 def tenant_response(tenant: Tenant) -> dict[str, Any]:
-    """A tenant as it is answered: its quotas beside its weight; null is no limit."""
+    """The JSON of a tenant in responses: weight and quotas; null means no limit."""
     return {
         "id": str(tenant.id),
         "name": tenant.name,

@@ -1,4 +1,4 @@
-"""Tenants: what isolates one team from another, with its weight and its quotas."""
+"""Tenants: the isolation boundary between teams, with weight and quotas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVERY_TENANT = "all"
 
 
 class TenantQuotas(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant may have; None means no limit of its own."""
+    """The limits of a tenant; None means no limit."""
 
     max_schedules: int | None = None
     max_ready: int | None = None
@@ -23,7 +23,7 @@ class TenantQuotas(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant. `weight`: its share of what workers serve, against the weights of the others."""
+    """A tenant. `weight`: the size of its fair share of the workers, relative to other tenants."""
 
     id: UUID
     name: str

@@ -1,4 +1,4 @@
-"""What the ledger can say about a tick: outcomes and the closed list of reasons."""
+"""Ledger rows: outcomes, and the closed list of skip reasons."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Outcome(StrEnum):
 
 
 class SkipReason(StrEnum):
-    """Why a tick made no task. A closed list: adding one is a change of the contract."""
+    """Why a tick was skipped. A closed list: adding a reason changes the API contract."""
 
     OVERLAP = "overlap"
     MISFIRE = "misfire"
@@ -28,14 +28,14 @@ class SkipReason(StrEnum):
 
 
 class Occurrence(NamedTuple):
-    """One tick of a timeline, and why it would not fire, if it would not."""
+    """One tick of a timeline; `skip` is the reason if it does not fire."""
 
     at: datetime
     skip: SkipReason | None
 
 
 class Skip(msgspec.Struct, frozen=True):
-    """A run of consecutive ticks that did not fire for one reason: first to last, both included."""
+    """Consecutive ticks that were skipped for one reason, from first to last, both included."""
 
     first: datetime
     last: datetime

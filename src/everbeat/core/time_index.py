@@ -1,7 +1,7 @@
-"""The time index: the near future of a node's schedules in memory, ordered by the instant they are due.
+"""The time index: the schedules of a node that are due soon, in memory, ordered by due time.
 
-Entries are replaced by id; the heap keeps stale slots until they surface or outnumber the others (lazy deletion), so
-every operation is O(log n) and memory stays bounded by the entries.
+Entries are replaced by id. Stale heap items are removed when they reach the top or when they outnumber the others (lazy
+deletion), so every operation is O(log n), and memory is proportional to the number of entries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T", bound=HasDueAt)
 class TimeIndex(Generic[T]):
     def __init__(self) -> None:
         self._entries: dict[UUID, tuple[int, T]] = {}
-        # Among equals by id: schedules made together lie together in the database, and are then written together.
+        # Equal due times are ordered by id: schedules created together are adjacent in the database, and then written together.
         self._heap: list[tuple[datetime, int, int, UUID]] = []
         self._sequence = 0
 

@@ -1,4 +1,4 @@
-"""A timeline: one rule's trigger inside its window, with the ticks its calendars and DST gaps skip."""
+"""A timeline: the ticks of one rule within its start and end, including those that calendars and DST gaps skip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 from everbeat.core.errors import FieldError, InvalidInput
 from everbeat.core.rules import Rule, TriggerKind
 from everbeat.core.ticks import Occurrence, SkipReason
-from everbeat.core.triggers import cron, rrule
+from everbeat.core.triggers import cron
 from everbeat.core.triggers.base import Trigger
 from everbeat.core.triggers.cron_fields import uses_hash
 from everbeat.core.triggers.interval import parse_every
@@ -22,7 +22,7 @@ from everbeat.core.triggers.once import parse_at
 from everbeat.core.triggers.wall_clock import LocalTrigger
 from everbeat.core.zones import load_zone
 
-# Enough to pass a year of hourly ticks on excluded days; a denser rule gets a checkpoint and looks again from there.
+# Enough for a year of excluded hourly ticks. A denser rule gets a checkpoint, from which the search continues later.
 MAX_EXAMINED = 10_000
 _LOOK_AHEAD = timedelta(days=3660)
 
@@ -32,18 +32,18 @@ _LAST = datetime.max.replace(tzinfo=UTC)
 
 
 class CalendarDays(Protocol):
-    """What a timeline needs of a calendar."""
+    """The interface of calendars that timelines use."""
 
     def covers(self, local: datetime) -> bool:
-        """Is this wall-clock time, aware in the schedule's zone, in the calendar?"""
+        """Whether the calendar contains this local time, which is aware in the schedule's zone."""
 
 
 class TickRun(NamedTuple):
-    """Consecutive ticks of one fate, first to last; no skip reason means that they fire."""
+    """Consecutive ticks with the same skip reason, from first to last; None means that they fire."""
 
     first: datetime
     last: datetime
-    count: int  # type: ignore[assignment]  # it hides tuple.count, which nobody calls on a run
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not used here
     skip: SkipReason | None
 
 
@@ -70,7 +70,7 @@ class Timeline:
         self.has_skips = self._has_calendars or self._skips_gaps
 
     def next_tick(self, after: datetime) -> datetime | None:
-        """The next tick that fires; if calendars exclude all that were examined, the last of those, as a checkpoint."""
+        """The next tick that fires. If calendars exclude all examined ticks, the last of them, as a checkpoint."""
         tick = self._next(after)
         if not self._has_calendars:
             return tick
@@ -79,7 +79,7 @@ class Timeline:
             if tick is None or self._calendar_skip(tick) is None:
                 break
             examined = tick
-            if tick - after > _LOOK_AHEAD:  # a rare rule must not be followed through the millennia
+            if tick - after > _LOOK_AHEAD:  # limits the search for a rare rule
                 return examined
             tick = self._next(tick)
         else:
@@ -87,7 +87,7 @@ class Timeline:
         return tick or examined
 
     def last_until(self, t: datetime) -> datetime | None:
-        """The newest tick at or before t, whether it fires or is skipped."""
+        """The last tick at or before t, whether it fires or is skipped."""
         until = min(t, self._ends_at)
         tick = self.trigger.last_until(until)
         if self._skips_gaps and (gaps := self.trigger.gaps_between(tick or _FIRST, until)):
@@ -95,7 +95,7 @@ class Timeline:
         return None if tick is None or (self._before is not None and tick <= self._before) else tick
 
     def count_between(self, after: datetime, until: datetime) -> int:
-        """How many ticks lie in (after, until], those that calendars or DST gaps skip included."""
+        """The number of ticks in (after, until], including those that calendars or DST gaps skip."""
         after, until = self._clip(after), min(until, self._ends_at)
         return self.trigger.count_between(after, until) + len(self._gaps(after, until))
 
@@ -112,7 +112,7 @@ class Timeline:
         return runs
 
     def occurrences(self, after: datetime, until: datetime | None = None) -> Iterator[Occurrence]:
-        """Every tick in (after, until], or without end, in order, with the reason if it is skipped."""
+        """Every tick in (after, until] in order, with the reason if it is skipped; endless if until is None."""
         cursor = self._clip(after)
         until = self._ends_at if until is None else min(until, self._ends_at)
         while True:
@@ -152,7 +152,7 @@ class Timeline:
 
 
 def compile_rule(rule: Rule, schedule_id: UUID | None, calendars: Mapping[str, CalendarDays]) -> Timeline:
-    """The timeline of a rule, or InvalidInput naming the fields of the API at fault."""
+    """Compile a rule. Raises InvalidInput that names the invalid fields of the API."""
     _check_window(rule)
     load_zone(rule.timezone)
     exclude = _calendars("calendars.exclude", rule.exclude, calendars)
@@ -187,6 +187,8 @@ def _trigger(rule: Rule, schedule_id: UUID | None) -> tuple[Trigger, ZoneInfo]:
         case TriggerKind.EVERY:
             return parse_every(text, _anchor(rule, "every_seconds")), load_zone(zone)
         case TriggerKind.RRULE:
+            from everbeat.core.triggers import rrule  # few schedules need it, and `import everbeat` should be fast
+
             anchor = _LAST if rrule.has_start(text) else _anchor(rule, "rrule")
             from_rrule = rrule.parse_rrule(text, zone, anchor, rule.gap, rule.fold)
             return from_rrule, from_rrule.clock.zone
@@ -203,7 +205,7 @@ def _anchor(rule: Rule, field: str) -> datetime:
 
 
 class TimelineCache:
-    """Compiled timelines by rule, least recently used ones dropped. Calendars are told apart by identity."""
+    """An LRU cache of compiled timelines by rule. Calendars are compared by identity."""
 
     def __init__(self, size: int = 10_000) -> None:
         self._size = size
@@ -211,8 +213,8 @@ class TimelineCache:
         self._lock = Lock()
 
     def get(self, rule: Rule, schedule_id: UUID | None, calendars: Mapping[str, CalendarDays]) -> Timeline:
-        # Names and revisions repeat between tenants. An id does not while the entry lives: its timeline holds the
-        # calendar.
+        # Names and revisions are not unique across tenants. An id() is unique while the entry exists, because its
+        # timeline refers to the calendar.
         held = tuple(id(calendars.get(name)) for name in (*rule.exclude, *rule.only))
         seeded = rule.kind is TriggerKind.CRON and uses_hash(rule.expression)
         key = (rule, schedule_id if seeded else None, held)
@@ -229,6 +231,6 @@ class TimelineCache:
         return timeline
 
     def clear(self) -> None:
-        """Forget all, as when the tz database changed."""
+        """Remove all timelines, for example after a change of the tz database."""
         with self._lock:
             self._entries.clear()

@@ -1,4 +1,4 @@
-"""Time zones by IANA name: loading them, refusing what only looks like one, and finding where their offsets change."""
+"""Time zones by IANA name: loading them, refusing abbreviations and offsets, and finding changes of their offsets."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from everbeat.core.errors import InvalidInput
 
 MAX_NAME_LENGTH = 64
 
-# The tz database still ships some of these (EST, CET, EST5EDT, …), but they mean a fixed offset or one country's old
-# rules, hardly ever what the author of a schedule meant.
+# The tz database still contains some of these (EST, CET, EST5EDT, …), but they mean a fixed offset or old rules of one
+# country, which is rarely what the author of a schedule wants.
 ABBREVIATIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "ACDT": ("Australia/Adelaide",),
@@ -88,15 +88,15 @@ _NAME = re.compile(r"[A-Za-z0-9_+\-/]+")
 _LOOSE_NAME = re.compile(r"[A-Za-z0-9_+\-/: .]+")
 _OFFSET = re.compile(r"(?:UTC|GMT)? ?([+-])(\d{1,2})(?::?(\d{2}))?(?::?\d{2})?", re.IGNORECASE)
 
-# Well below the briefest spell of one offset in modern times: a week of daylight saving in Recife, October 2000.
+# Well below the shortest period of one offset in modern times: a week of daylight saving in Recife in October 2000.
 _PROBE_STEP_SECONDS = 3 * 86400
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# A year from either end of what datetime can hold, so that no conversion to local time overflows.
+# One year from either end of the range of datetime, so that no conversion to local time overflows.
 _FIRST_YEAR, _LAST_YEAR = 2, 9998
 
 
 class Transition(NamedTuple):
-    """A change of a zone's offset; `at` is the first instant (UTC) at which the new one holds."""
+    """A change of a zone's offset; `at` is the first instant (UTC) with the new offset."""
 
     at: datetime
     before: timedelta
@@ -105,7 +105,7 @@ class Transition(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def load_zone(name: str) -> ZoneInfo:
-    """The zone of this IANA name, or InvalidInput that says which name was probably meant."""
+    """Load a zone by its IANA name. Raises InvalidInput, with a suggestion if there is a similar name."""
     problem = _problem_with(name)
     if problem is not None:
         raise InvalidInput.of("timezone", problem)
@@ -163,7 +163,7 @@ def _seconds(instant: datetime) -> int:
 
 def _problem_with(name: str) -> str | None:
     if not name:
-        return "a time zone is needed; use an IANA name such as Europe/Berlin"
+        return "a time zone is required; use an IANA name such as Europe/Berlin"
     if len(name) > MAX_NAME_LENGTH:
         return f"a time zone name has at most {MAX_NAME_LENGTH} characters"
     if not _LOOSE_NAME.fullmatch(name):
@@ -193,7 +193,7 @@ def _offset_hint(name: str, offset: re.Match[str]) -> str:
 
 @cache
 def _known_zones() -> frozenset[str]:
-    """Names are compared with this set because a case-insensitive file system would open europe/berlin too."""
+    """All zone names. Names are checked against it, because a case-insensitive file system would open europe/berlin."""
     return frozenset(
         name
         for name in available_timezones()
@@ -207,7 +207,7 @@ def _known_zones() -> frozenset[str]:
 
 @cache
 def _names_by_key() -> Mapping[str, tuple[str, ...]]:
-    """Lower-case full names and city parts, and the zones each may mean."""
+    """Lower-case full names and city parts, each with the zones it may mean."""
     names: dict[str, list[str]] = defaultdict(list)
     for name in sorted(_known_zones(), key=lambda name: (not _is_regional(name), name)):
         for key in {name.lower(), name.rpartition("/")[2].lower()}:

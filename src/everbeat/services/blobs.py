@@ -1,37 +1,48 @@
-"""The blob store: a folder or a bucket for payloads that are too large for a row; nothing else knows how it is spoken to.
+"""The blob store: a directory or an S3 bucket for payloads that are too large for a row. No other module accesses it.
 
-A payload is written once, under a name of its own, before the row that refers to it, and removed after no row does. Its name
-says whose it is, its month and its size, so that what a claim would have to fetch is known without asking.
+A payload is written once, under its own name, before the row that refers to it. It is deleted after no row refers to it. The
+name contains the tenant, the month and the size, so that the size of a payload is known without a request to the store.
 
-Defends against: a store that is away (every call has a deadline, and says so), a store that is the wrong one, such as a folder
-that is not mounted: a mark lies in every store that was ever written to, and where it is missing nothing counts as lost.
+Failures handled here: the store is unavailable (each call has a deadline and fails with BlobsUnavailable), and the store is the
+wrong one, such as a directory that is not mounted. Each store that was written to contains a marker. If the marker is missing,
+no payload is reported as lost.
+
+A directory needs the standard library only. A bucket needs obstore, which the extra `everbeat[s3]` installs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import re
+import stat
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import uuid_utils.compat
-from obstore.exceptions import BaseError
-from obstore.store import LocalStore, S3Store
 
 from everbeat.core.errors import BlobMissing, BlobsUnavailable, SettingsError
 from everbeat.services.events import BlobCallFailed, Emit, ignore
 from everbeat.store.base import Observer
 
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
+T = TypeVar("T")
+
 _MARKER = "everbeat-blobs"
+_MARKER_TEXT = b"Payloads of Everbeat; see blob_url in its settings.\n"
 _REF = re.compile(r"([0-9a-f-]{36})/\d{4}-\d{2}/[0-9a-f-]{36}-(\d{1,9})")
-_LISTED = 1000
+_LIST_BATCH_SIZE = 1000
 
 
 class Blob(NamedTuple):
@@ -42,18 +53,36 @@ class Blob(NamedTuple):
 
 
 def bytes_at(ref: str) -> int:
-    """How large the payload is."""
+    """The size of the payload."""
     match = _REF.fullmatch(ref)
     return int(match[2]) if match else 0
 
 
 def tenant_at(ref: str) -> UUID:
-    """Whose payload it is."""
+    """The tenant that the payload belongs to."""
     return UUID(ref.partition("/")[0])
 
 
+class BlobBackend(Protocol):
+    """A directory or a bucket, as BlobStore uses it. Errors are OSError; a missing name is FileNotFoundError."""
+
+    def check(self) -> None:
+        """Raise SettingsError if the backend cannot be used as configured."""
+
+    async def put(self, name: str, data: bytes) -> None:
+        """Write durably and atomically; overwrites."""
+
+    async def get(self, name: str) -> bytes: ...
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Delete; names that do not exist are ignored."""
+
+    def batches(self) -> AsyncIterator[list[Blob]]:
+        """All names in batches of limited size, in no order."""
+
+
 class BlobStore:
-    """`url`: file:///folder or s3://bucket/prefix; None: there is no blob store."""
+    """`url` is file:///directory or s3://bucket/prefix; None means that there is no blob store."""
 
     def __init__(
         self,
@@ -69,9 +98,8 @@ class BlobStore:
         self._deadline_seconds = deadline_seconds
         self._emit = emit
         self._observer = observer
-        self._folder = _folder_of(url)
-        self._store: LocalStore | S3Store | None = None
-        self._is_marked = False
+        self._opened_backend: BlobBackend | None = None
+        self._has_marker = False
 
     @property
     def is_there(self) -> bool:
@@ -79,134 +107,234 @@ class BlobStore:
         return self._url is not None
 
     def check(self) -> None:
-        """Fails with a message that says what to do; a bucket that is away now may be there later."""
-        if self._folder is None:
-            if self._url is not None:
-                self._opened()
-            return
-        above = next(path for path in (self._folder, *self._folder.parents) if path.exists())
-        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-            raise SettingsError(f"the folder {self._folder} for large payloads cannot be written; set blob_url")
+        """Raise SettingsError if the settings are wrong. A bucket that cannot be reached now is not an error."""
+        if self._url is not None:
+            self._backend.check()
 
     async def put(self, tenant_id: UUID, payload: bytes) -> str:
-        """Keep a payload, durably; its reference."""
+        """Write a payload durably and return its reference."""
         id_ = uuid_utils.compat.uuid7()
         at = datetime.fromtimestamp((id_.int >> 80) / 1000, UTC)
         ref = f"{tenant_id}/{at:%Y-%m}/{id_}-{len(payload)}"
         async with self._call("blob_put"):
-            store = await self._ready()
-            await store.put_async(ref, payload, use_multipart=False)
-            if self._folder is not None:
-                await asyncio.to_thread(_seal, self._folder, ref)
+            await self._write_marker()
+            await self._backend.put(ref, payload)
         return ref
 
     async def get(self, ref: str) -> bytes:
-        """The payload; raises BlobMissing if it is gone."""
+        """The payload; raises BlobMissing if it does not exist."""
         async with self._call("blob_get"):
-            store = self._opened()
             try:
-                result = await store.get_async(ref)
-                return bytes(await result.bytes_async())
+                return await self._backend.get(ref)
             except FileNotFoundError:
-                await store.head_async(_MARKER)  # not there either: then it is the whole store that is missing
+                await self._backend.get(_MARKER)  # also missing: the whole store is missing, not this payload
                 raise BlobMissing(f"the payload {ref} is not in the blob store") from None
 
     async def delete(self, refs: Sequence[str]) -> None:
-        """Remove payloads; those that are gone already do not matter."""
+        """Delete payloads; those that do not exist are ignored."""
         async with self._call("blob_delete"):
-            store = self._opened()
-            if isinstance(store, S3Store):
-                await store.delete_async(refs)
-                return
-            for ref in refs:
-                with contextlib.suppress(FileNotFoundError):
-                    await store.delete_async(ref)
+            await self._backend.delete(refs)
 
     async def batches(self) -> AsyncIterator[list[Blob]]:
-        """All payloads that are there, in no order, a bounded piece at a time."""
-        if self._folder is not None and not self._folder.is_dir():
-            return
+        """All payloads, in no order, in batches of limited size."""
         async with self._call("blob_list"):
-            stream = self._opened().list(chunk_size=_LISTED)
+            batches = self._backend.batches()
         while True:
             async with self._call("blob_list"):
-                found = await anext(stream, None)
+                found = await anext(batches, None)
             if found is None:
                 return
-            yield [Blob(one["path"], one["last_modified"]) for one in found if _REF.fullmatch(one["path"])]
+            yield [blob for blob in found if _REF.fullmatch(blob.ref)]
 
     @contextlib.asynccontextmanager
     async def _call(self, verb: str) -> AsyncIterator[None]:
-        """One call under its deadline, its errors in our words."""
+        """Apply the deadline to one call and turn its errors into BlobsUnavailable."""
         started, has_failed = time.perf_counter(), True
         try:
             async with asyncio.timeout(self._deadline_seconds):
                 yield
             has_failed = False
-        except (BaseError, OSError) as error:  # a timeout is one, too
-            text = str(error).partition("\n\nDebug source")[0] or f"no answer within {self._deadline_seconds:.0f} seconds"
+        except OSError as error:  # TimeoutError is an OSError
+            text = str(error) or f"no response within {self._deadline_seconds:.0f} seconds"
             self._emit(BlobCallFailed(verb, text[:500]))
-            raise BlobsUnavailable(f"the blob store did not do its part ({verb}): {text[:500]}") from error
+            raise BlobsUnavailable(f"the blob store failed ({verb}): {text[:500]}") from error
         finally:
             if self._observer is not None:
                 self._observer(verb, time.perf_counter() - started, has_failed)
 
-    async def _ready(self) -> LocalStore | S3Store:
-        """The store, with its mark in it: written anew by each process, in case that somebody tidied up."""
-        if self._folder is not None and not self._folder.is_dir():
-            await asyncio.to_thread(self._folder.mkdir, mode=0o700, parents=True, exist_ok=True)
-            self._is_marked = False
-        store = self._opened()
-        if not self._is_marked:
-            await store.put_async(_MARKER, b"Payloads of Everbeat; see blob_url in its settings.\n", use_multipart=False)
-            self._is_marked = True
-        return store
+    async def _write_marker(self) -> None:
+        """Each process writes the marker again, in case it was deleted."""
+        if isinstance(self._backend, _Directory) and not self._backend.path.is_dir():
+            self._has_marker = False
+        if not self._has_marker:
+            await self._backend.put(_MARKER, _MARKER_TEXT)
+            self._has_marker = True
 
-    def _opened(self) -> LocalStore | S3Store:
-        if self._store is None:
-            self._store = LocalStore(self._folder) if self._folder is not None else self._bucket()
-        return self._store
-
-    def _bucket(self) -> S3Store:
-        """Credentials and region come from the usual AWS_* variables, or from where the machine gets them."""
-        endpoint = {} if self._endpoint is None else {"endpoint": self._endpoint}
-        try:
-            return S3Store.from_url(
-                self._url or "",
-                client_options={
-                    "allow_http": (self._endpoint or "").startswith("http://"),
-                    "connect_timeout": timedelta(seconds=3),
-                    "timeout": timedelta(seconds=self._deadline_seconds),
-                },
-                retry_config={
-                    "max_retries": 2,
-                    "retry_timeout": timedelta(seconds=self._deadline_seconds),
-                    "backoff": {
-                        "init_backoff": timedelta(milliseconds=50),
-                        "max_backoff": timedelta(seconds=1),
-                        "base": 2,
-                    },
-                },
-                **endpoint,  # type: ignore[arg-type]
-            )
-        except (BaseError, ValueError) as error:
-            text = str(error).partition("\n")[0]
-            raise SettingsError(f"settings: blob_url or the AWS_* variables beside it are not right: {text}") from None
+    @property
+    def _backend(self) -> BlobBackend:
+        if self._opened_backend is None:
+            url = self._url or ""
+            if url.startswith("file://"):
+                self._opened_backend = _Directory(Path(unquote(urlsplit(url).path)))
+            else:
+                self._opened_backend = _Bucket(url, self._endpoint, self._deadline_seconds)
+        return self._opened_backend
 
 
-def _folder_of(url: str | None) -> Path | None:
-    return Path(unquote(urlsplit(url).path)) if url is not None and url.startswith("file://") else None
+# A directory
 
 
-def _seal(folder: Path, ref: str) -> None:
-    """For its owner's eyes only, and safe from a power cut: the row that refers to it will be."""
-    path = folder / ref
-    path.chmod(0o600)
-    for one in (path, *path.parents):
-        handle = os.open(one, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        if one == folder:
+class _Directory:
+    """Files in a directory, readable by their owner only. File operations run in threads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # Not the default executor: a directory on a network file system can block its threads for a long time.
+        self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="everbeat-blobs")
+
+    def check(self) -> None:
+        existing = next(path for path in (self.path, *self.path.parents) if path.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+            raise SettingsError(f"the folder {self.path} for large payloads cannot be written; set blob_url")
+
+    async def put(self, name: str, data: bytes) -> None:
+        await self._run(_write, self.path, name, data)
+
+    async def get(self, name: str) -> bytes:
+        return await self._run((self.path / name).read_bytes)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        await self._run(_delete, self.path, names)
+
+    async def batches(self) -> AsyncIterator[list[Blob]]:
+        files = _files(self.path)
+        while batch := await self._run(lambda: list(islice(files, _LIST_BATCH_SIZE))):
+            yield batch
+
+    async def _run(self, function: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, functools.partial(function, *args))
+
+
+def _write(folder: Path, name: str, data: bytes) -> None:
+    """Write a temporary file and rename it, so that no reader sees a part; then sync the file and the directories above it."""
+    path = folder / name
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}#{uuid4()}")
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    for directory in path.parents:
+        _sync(directory)
+        if directory == folder:
             break
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _delete(folder: Path, names: Sequence[str]) -> None:
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+
+
+def _files(folder: Path) -> Iterator[Blob]:
+    """All files below the directory. A file or directory that is deleted meanwhile is skipped."""
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    for parent, _, names in os.walk(folder, onerror=fail):
+        for name in names:
+            path = Path(parent, name)
+            with contextlib.suppress(FileNotFoundError):
+                info = path.stat()
+                if stat.S_ISREG(info.st_mode):
+                    yield Blob(path.relative_to(folder).as_posix(), datetime.fromtimestamp(info.st_mtime, UTC))
+
+
+# A bucket
+
+
+class _Bucket:
+    """An S3-compatible bucket, through obstore."""
+
+    def __init__(self, url: str, endpoint: str | None, deadline_seconds: float) -> None:
+        self._store = _open_bucket(url, endpoint, deadline_seconds)
+
+    def check(self) -> None:
+        """The settings were checked when the bucket was opened."""
+
+    async def put(self, name: str, data: bytes) -> None:
+        with _bucket_errors():
+            await self._store.put_async(name, data, use_multipart=False)
+
+    async def get(self, name: str) -> bytes:
+        with _bucket_errors():
+            return bytes(await (await self._store.get_async(name)).bytes_async())
+
+    async def delete(self, names: Sequence[str]) -> None:
+        with _bucket_errors():
+            await self._store.delete_async(names)
+
+    async def batches(self) -> AsyncIterator[list[Blob]]:
+        with _bucket_errors():
+            async for batch in self._store.list(chunk_size=_LIST_BATCH_SIZE):
+                yield [Blob(found["path"], found["last_modified"]) for found in batch]
+
+
+@contextlib.contextmanager
+def _bucket_errors() -> Iterator[None]:
+    """Turn the errors of obstore into OSError, without its debug output. A missing name is FileNotFoundError already."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except BaseError as error:
+        raise OSError(str(error).partition("\n\nDebug source")[0]) from error
+
+
+def _open_bucket(url: str, endpoint: str | None, deadline_seconds: float) -> S3Store:
+    """Credentials and region come from the AWS_* variables, or from the machine's own AWS configuration."""
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import S3Store
+    except ImportError:
+        raise SettingsError(
+            "settings: a blob_url that begins with s3:// needs the package obstore; run: pip install 'everbeat[s3]'"
+        ) from None
+    try:
+        return S3Store.from_url(
+            url,
+            client_options={
+                "allow_http": (endpoint or "").startswith("http://"),
+                "connect_timeout": timedelta(seconds=3),
+                "timeout": timedelta(seconds=deadline_seconds),
+            },
+            retry_config={
+                "max_retries": 2,
+                "retry_timeout": timedelta(seconds=deadline_seconds),
+                "backoff": {
+                    "init_backoff": timedelta(milliseconds=50),
+                    "max_backoff": timedelta(seconds=1),
+                    "base": 2,
+                },
+            },
+            **({} if endpoint is None else {"endpoint": endpoint}),  # type: ignore[arg-type]
+        )
+    except (BaseError, ValueError) as error:
+        text = str(error).partition("\n")[0]
+        raise SettingsError(f"settings: blob_url or the AWS_* variables are wrong: {text}") from None

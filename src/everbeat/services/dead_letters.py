@@ -16,6 +16,7 @@ from everbeat.core.tasks import DeadLetter, TaskKey, TaskRecord
 from everbeat.services.audit_log import AuditLogEntries, new_audit_log_entries
 from everbeat.services.blobs import BlobStore
 from everbeat.services.payloads import LargePayloads
+from everbeat.services.publisher import ChangePublisher
 from everbeat.services.tasks import TaskService
 from everbeat.store.base import Store
 from everbeat.store.values import DeadFilter, Replay
@@ -26,7 +27,7 @@ _SHOWN = 100
 _MANY = "all that match"
 
 
-class ReplayResult(NamedTuple):
+class BulkReplayResult(NamedTuple):
     """How many became new tasks, the first of those, and whether more are left than one call takes."""
 
     count: int  # type: ignore[assignment]  # it hides tuple.count, which nobody calls here
@@ -37,8 +38,11 @@ class ReplayResult(NamedTuple):
 class DeadLetterService:
     """The room behind /v1/dead-letters."""
 
-    def __init__(self, store: Store, tasks: TaskService, *, payloads: LargePayloads | None = None) -> None:
+    def __init__(
+        self, store: Store, tasks: TaskService, publisher: ChangePublisher, *, payloads: LargePayloads | None = None
+    ) -> None:
         self._store = store
+        self._publisher = publisher
         self._payloads = payloads or LargePayloads(BlobStore(None))
         self._tasks = tasks
 
@@ -70,11 +74,10 @@ class DeadLetterService:
         new = task_for_replay(letter, uuid_utils.compat.uuid7())._replace(key=key)
         moment = await self._store.clock(now=now)
         audit_log = new_audit_log_entries(by, AuditLogAction.DEAD_LETTER_REPLAY, task_id, tenant_id=tenant_id, task_id=new.id)
-        if not await self._replay(tenant_id, [Replay(task_id, new)], again=True, audit_log=audit_log, now=now):
+        if not await self._replay(tenant_id, [Replay(task_id, new)], moment, again=True, audit_log=audit_log, now=now):
             await self.get(tenant_id, task_id)
             # It is there, so the key was taken: what it stands for is found as with any other task.
             return (await self._tasks.add_one(new, now=now))[0]
-        self._tasks.publish_submitted([new], moment)
         return await self._tasks.get(tenant_id, new.id)
 
     async def replay_all(
@@ -85,7 +88,7 @@ class DeadLetterService:
         rate_per_second: float | None,
         by: Caller | None = None,
         now: datetime | None = None,
-    ) -> ReplayResult:
+    ) -> BulkReplayResult:
         """All that match and were never replayed, the oldest of a piece first, spread over time if a rate is given."""
         moment = await self._store.clock(now=now)
         ids: list[UUID] = []
@@ -96,7 +99,7 @@ class DeadLetterService:
                 tenant_id, filter_, before=before, limit=min(_BATCH_SIZE, MAX_REPLAYED - count), only_never_replayed=True
             )
             if not letters:
-                return ReplayResult(count, ids, False)
+                return BulkReplayResult(count, ids, False)
             before = (letters[-1].died_at, letters[-1].task_id)
             replays = []
             for place, letter in enumerate(reversed(letters), start=count):
@@ -110,23 +113,31 @@ class DeadLetterService:
                 )
             )
             try:
-                done = set(await self._replay(tenant_id, replays, again=False, audit_log=audit_log, now=now))
+                done = set(await self._replay(tenant_id, replays, moment, again=False, audit_log=audit_log, now=now))
             except QuotaExceeded:
                 if not count:
                     raise
-                return ReplayResult(count, ids, True)  # the rest when there is room again
+                return BulkReplayResult(count, ids, True)  # the rest when there is room again
             made = [one.task for one in replays if one.task_id in done]
-            self._tasks.publish_submitted(made, moment)
             count += len(made)
             ids += [task.id for task in made[: _SHOWN - len(ids)]]
         left = await self._store.dead_list(tenant_id, filter_, before=before, limit=1, only_never_replayed=True)
-        return ReplayResult(count, ids, bool(left))
+        return BulkReplayResult(count, ids, bool(left))
 
     async def _replay(
-        self, tenant_id: UUID, replays: list[Replay], *, again: bool, audit_log: AuditLogEntries, now: datetime | None
+        self,
+        tenant_id: UUID,
+        replays: list[Replay],
+        moment: datetime,
+        *,
+        again: bool,
+        audit_log: AuditLogEntries,
+        now: datetime | None,
     ) -> list[UUID]:
         async with self._tasks.quotas.reserve(tenant_id, [one.task for one in replays], now=now):
-            return await self._store.dead_replay(tenant_id, replays, again=again, audit_log=audit_log, now=now)
+            replayed = await self._store.dead_replay(tenant_id, replays, again=again, audit_log=audit_log, now=now)
+        self._publisher.publish(replayed.changes, now=moment)
+        return replayed.task_ids
 
     async def purge(
         self, tenant_id: UUID, filter_: DeadFilter, *, by: Caller | None = None, now: datetime | None = None

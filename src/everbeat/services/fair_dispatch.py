@@ -20,6 +20,7 @@ from uuid import UUID
 from everbeat.clock import Monotonic
 from everbeat.core.fairness import ClaimPlanner, Flow
 from everbeat.core.tasks import ClaimedTask
+from everbeat.services.publisher import ChangePublisher
 from everbeat.store.base import Store
 from everbeat.store.values import ClaimRequest
 
@@ -78,6 +79,7 @@ class FairDispatcher:
         self,
         key: ClaimScope,
         store: Store,
+        publisher: ChangePublisher,
         directory: FairnessDirectory,
         total_seconds: float,
         monotonic: Monotonic = time.monotonic,
@@ -85,6 +87,7 @@ class FairDispatcher:
         self.key = key
         self.planner = ClaimPlanner(directory.weight_of)
         self._store = store
+        self._publisher = publisher
         self._directory = directory
         self._total_seconds = total_seconds
         self._monotonic = monotonic
@@ -162,6 +165,7 @@ class FairDispatcher:
                 if any(tasks):  # what is claimed must reach its workers; the next claim will tell of the trouble
                     return False
                 raise
+            self._publisher.publish(claims.changes)
             self.planner.record_result(shares, claims.limits, claims.claimed_counts, count, claims.full)
             for part, got in zip(tasks, claims.tasks, strict=True):
                 part += got
@@ -206,16 +210,19 @@ class FairDispatcher:
 class FairDispatchers:
     """The dealers of a node. One whose line is gone is kept for a while: who comes back finds the shares as they were."""
 
-    def __init__(self, store: Store, directory: FairnessDirectory, total_seconds: float) -> None:
+    def __init__(self, store: Store, publisher: ChangePublisher, directory: FairnessDirectory, total_seconds: float) -> None:
         self.directory = directory
         self._store = store
+        self._publisher = publisher
         self._total_seconds = total_seconds
         self._dispatchers: OrderedDict[ClaimScope, FairDispatcher] = OrderedDict()
 
     def of(self, key: ClaimScope) -> FairDispatcher:
         dispatcher = self._dispatchers.get(key)
         if dispatcher is None:
-            dispatcher = self._dispatchers[key] = FairDispatcher(key, self._store, self.directory, self._total_seconds)
+            dispatcher = self._dispatchers[key] = FairDispatcher(
+                key, self._store, self._publisher, self.directory, self._total_seconds
+            )
             if len(self._dispatchers) > _MAX_KEPT:
                 self._dispatchers.popitem(last=False)
         self._dispatchers.move_to_end(key)

@@ -33,7 +33,7 @@ class IdempotentResponses:
             return known
         body = await do()
         response = IdempotentResponse(key=idempotency.key, fingerprint=idempotency.fingerprint, status=200, body=body)
-        if await self._store.schedule_write(tenant_id, [], response=response, now=now):  # no schedules, only the answer
+        if await self._store.idempotent_response_keep(tenant_id, response, now=now):
             return EncodedResponse(200, body)
         return await self._known(tenant_id, idempotency, now) or EncodedResponse(200, body)
 

@@ -8,12 +8,12 @@ import uuid_utils.compat
 
 from everbeat.core.protocol import MAX_SUBMITTED
 
-_ROOM = 2 ** (MAX_SUBMITTED - 1).bit_length() - 1
+_BATCH_MASK = 2 ** (MAX_SUBMITTED - 1).bit_length() - 1
 _set = object.__setattr__
 
 
 def new_ids(count: int) -> list[UUID]:
-    return ids_from(UUID(int=uuid_utils.compat.uuid7().int & ~_ROOM), count)
+    return ids_from(UUID(int=uuid_utils.compat.uuid7().int & ~_BATCH_MASK), count)
 
 
 def ids_from(first: UUID, count: int) -> list[UUID]:

@@ -14,7 +14,6 @@ import contextlib
 import random
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
-from typing import Literal
 from uuid import UUID
 
 from everbeat.core.errors import EverbeatError, Forbidden, InvalidInput
@@ -36,29 +35,17 @@ from everbeat.core.protocol import (
 from everbeat.core.retries import CANCELLED_KIND, PAYLOAD_MISSING_KIND, TIMEOUT_KIND, RetryDecision, after_failure
 from everbeat.core.submissions import error_text, result_text
 from everbeat.core.tasks import AttemptOutcome, ClaimedTask, ClaimedTaskWithoutPayload, LeasedTask, TaskError, TaskState
+from everbeat.services.attempts import AttemptEnder
 from everbeat.services.blobs import BlobStore, tenant_at
-from everbeat.services.event_stream import EventStream
-from everbeat.services.events import Emit, TasksClaimed, TasksFinished, ignore
 from everbeat.services.group_commit import GroupCommit
 from everbeat.services.long_polls import LongPolls
-from everbeat.services.overlap import OverlapReleaser, ending_of
 from everbeat.services.payloads import FilledTasks, LargePayloads
+from everbeat.services.publisher import ChangePublisher
 from everbeat.store.base import Store
-from everbeat.store.values import EndedAttempt, EndResult, HeartbeatWrite, LeaseRef, RenewedLease
+from everbeat.store.values import EndedAttempt, HeartbeatWrite, LeaseRef, RenewedLease
 
 _MAX_ROWS = 1000
-_TRIES = 3
 _AWAY_SECONDS = 5.0
-_NONE_ENDED = EndResult(frozenset(), frozenset())
-Next = Literal["retry", "dead", "failed"]
-
-_NEXT: dict[TaskState, Next] = {
-    TaskState.READY: "retry",
-    TaskState.SCHEDULED: "retry",
-    TaskState.DEAD: "dead",
-    TaskState.FAILED: "failed",
-}
-_PAST_NEXT: dict[str | None, Next] = {None: "retry", "dead": "dead", "failed": "failed", "cancelled": "failed"}
 
 _Named = LeaseHeartbeat | LeaseCompletion | LeaseFailure | Lease
 Results = list[tuple[LeaseRef, str | None]]
@@ -72,23 +59,20 @@ class LeaseService:
         self,
         store: Store,
         long_polls: LongPolls,
-        overlap: OverlapReleaser,
+        attempts: AttemptEnder,
+        publisher: ChangePublisher,
         *,
         total_seconds: float = 7 * 86_400,
         payloads: LargePayloads | None = None,
-        emit: Emit = ignore,
-        event_stream: EventStream | None = None,
         random_fraction: Callable[[], float] = random.random,
     ) -> None:
         self._store = store
-        self._overlap = overlap
+        self._attempts = attempts
+        self._publisher = publisher
         self._total_seconds = total_seconds
         self._payloads = payloads or LargePayloads(BlobStore(None))
-        self._emit = emit
-        self._event_stream = event_stream or EventStream()
         self._random_fraction = random_fraction
         self._long_polls = long_polls
-        long_polls.give_back = self._release_unclaimed
         self._completions: GroupCommit[Results, Held] = GroupCommit(self._write_completions, max_rows=_MAX_ROWS, count_rows=len)
         self._beats: GroupCommit[list[HeartbeatWrite], dict[tuple[UUID, int], RenewedLease]] = GroupCommit(
             self._write_heartbeats, max_rows=_MAX_ROWS, count_rows=len
@@ -113,15 +97,7 @@ class LeaseService:
         tasks = await self._long_polls.ask(lease_tenant_id, claim, now=now)
         if tasks:
             tasks = await self._filled(lease_tenant_id, tasks, now)
-            self._emit(TasksClaimed(len(tasks)))
-            if self._event_stream.has_audience:
-                self._publish_claimed(claim.worker, tasks)
         return tasks
-
-    def _publish_claimed(self, worker: str, tasks: Sequence[ClaimedTask]) -> None:
-        for task in tasks:
-            known = {"type": task.type, "queue": task.queue, "worker": worker, "attempt": task.attempt}
-            self._event_stream.publish_task("claimed", task.tenant_id, task.id, state="running", **known)
 
     async def _filled(self, lease_tenant_id: UUID | None, tasks: list[ClaimedTask], now: datetime | None) -> list[ClaimedTask]:
         """With their large payloads; what has to wait for its own is put back, and does not hold up the others."""
@@ -154,12 +130,7 @@ class LeaseService:
 
         leases = [LeaseRef(tenant_at(task.payload_ref), task.id, task.fence) for task in back.values()]
         with contextlib.suppress(EverbeatError):  # their leases run out; the others are not to wait for that
-            await self._end(leases, decide, now, was_reported=lambda _past: False)
-
-    async def _release_unclaimed(self, lease_tenant_id: UUID | None, tasks: list[ClaimedTask]) -> None:
-        """Of a worker that went away while it was served."""
-        leases = [Lease(id=task.id, fence=task.fence) for task in tasks]
-        await self.release(lease_tenant_id, LeaseReleaseRequest(worker="everbeat", leases=leases))
+            await self._attempts.end(leases, decide, now, was_reported=lambda _past: False)
 
     async def _allowed(self, leases: Sequence[_Named], queues: frozenset[str] | None) -> Collection[UUID]:
         """Tasks that a key for certain queues may settle; those of others are to it as if they were not there."""
@@ -226,13 +197,7 @@ class LeaseService:
         for places in _heartbeat_loop([[lease for lease, _ in group] for group in groups]):
             results = [result for place in places for result in groups[place]]
             completed = await self._store.task_complete(results, now=now)
-            if completed.finished:
-                self._emit(TasksFinished("completed", len(completed.finished)))
-                if self._event_stream.has_audience:
-                    for id_, tenant_id in completed.owners.items():
-                        self._event_stream.publish_task("completed", tenant_id, id_, state="completed")
-            self._overlap.note_schedules(completed.schedule_ids)
-            self._long_polls.wake_tenants(set(completed.owners.values()))
+            self._publisher.publish(completed.changes)
             done = set(completed.finished | completed.repeated)
             for place in places:
                 answers[place] = done
@@ -270,7 +235,7 @@ class LeaseService:
 
         allowed = await self._allowed(failures.failures, queues)
         leases = [LeaseRef(lease_tenant_id, id_, fence) for id_, fence in given if id_ in allowed]
-        answers = await self._end(leases, decide, now, was_reported=was_reported)
+        answers = await self._attempts.end(leases, decide, now, was_reported=was_reported)
         return [answers.get((one.id, one.fence)) or LeaseResult(one.id, "stale") for one in failures.failures]
 
     async def release(
@@ -283,49 +248,11 @@ class LeaseService:
     ) -> list[LeaseResult]:
         _check_worker(release.worker)
 
-        def decide(task: LeasedTask, _moment: datetime) -> tuple[RetryDecision, str | None]:
-            if task.cancel_requested:
-                return RetryDecision(AttemptOutcome.CANCELLED, TaskState.CANCELLED), None
-            return RetryDecision(AttemptOutcome.RELEASED, TaskState.READY), None
-
         allowed = await self._allowed(release.leases, queues)
         leases = [LeaseRef(lease_tenant_id, one.id, one.fence) for one in release.leases if one.id in allowed]
-        answers = await self._end(leases, decide, now, was_reported=lambda past: past.outcome in ("released", "cancelled"))
-        answered = {lease: settled.status for lease, settled in answers.items()}
-        return [LeaseResult(one.id, answered.get((one.id, one.fence), "stale")) for one in release.leases]
-
-    async def _end(
-        self,
-        leases: Sequence[LeaseRef],
-        decide: Callable[[LeasedTask, datetime], tuple[RetryDecision, str | None]],
-        now: datetime | None,
-        *,
-        was_reported: Callable[[EndedAttempt], bool],
-    ) -> dict[tuple[UUID, int], LeaseResult]:
-        """End attempts as decided; one that was ended before is answered as then, if it was this that had been said."""
-        answers = {(lease.id, lease.fence): LeaseResult(lease.id, "stale") for lease in leases}
-        undecided = list(leases)
-        for _ in range(_TRIES):  # one that is told to stop in between is decided anew
-            if not undecided:
-                break
-            moment, running = await self._store.task_running(undecided, now=now)
-            endings = [ending_of(task, *decide(task, moment)) for task in running]
-            ended = await self._store.task_end(endings, is_expired=False, now=now) if endings else _NONE_ENDED
-            counted = [one for one in endings if (one.id, one.fence) in ended.ids]
-            answers |= {(one.id, one.fence): LeaseResult(one.id, "ok", _NEXT.get(one.state, "failed")) for one in counted}
-            self._overlap.after(endings, ended, {task.id: task.queue for task in running})
-            missed = [one for one in endings if (one.id, one.fence) not in ended.ids]
-            undecided = [LeaseRef(one.tenant_id, one.id, one.fence) for one in missed]
-        stale = [lease for lease in leases if answers[lease.id, lease.fence].status == "stale"]
-        if stale:
-            for past in await self._store.task_ended(stale):
-                if was_reported(past):
-                    answers[past.id, past.fence] = _repeated_result(past)
-        return answers
-
-
-def _repeated_result(past: EndedAttempt) -> LeaseResult:
-    return LeaseResult(past.id, "ok", _PAST_NEXT.get(past.state))
+        results = await self._attempts.release(leases, now)
+        statuses = {lease: result.status for lease, result in results.items()}
+        return [LeaseResult(one.id, statuses.get((one.id, one.fence), "stale")) for one in release.leases]
 
 
 def _heartbeat_loop(groups: Sequence[Sequence[LeaseRef]]) -> list[list[int]]:

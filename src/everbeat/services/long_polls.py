@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID
 
 import msgspec
@@ -27,19 +27,17 @@ import msgspec
 from everbeat.core.errors import EverbeatError
 from everbeat.core.fairness import Flow
 from everbeat.core.protocol import LeaseClaimRequest
+from everbeat.core.submissions import lease_end
 from everbeat.core.tasks import ClaimedTask, NewTask, with_payload_ref
 from everbeat.services.fair_dispatch import ClaimScope, EqualShares, FairDispatcher, FairDispatchers, FairnessDirectory
+from everbeat.services.publisher import ChangeEffects, ChangePublisher
 from everbeat.store.base import Store
 from everbeat.store.values import ClaimRequest, Notice
 
 # Tasks that one claim asks for: few at first, as an idle line mostly gets one, and more while every claim is filled.
 _MIN_CLAIM_SIZE, _MAX_CLAIM_SIZE, _GROWTH = 64, 2000, 8
 
-GiveBack = Callable[[UUID | None, list[ClaimedTask]], Awaitable[None]]
-
-
-async def _leave(_lease_tenant_id: UUID | None, _tasks: list[ClaimedTask]) -> None:
-    """Until there is a way to give work back, its lease runs out."""
+ReleaseTasks = Callable[[UUID | None, list[ClaimedTask]], Awaitable[None]]
 
 
 class _Poll:
@@ -229,7 +227,6 @@ class DirectHandoff:
 
 def _handed(task: NewTask, now: datetime) -> ClaimedTask:
     """A task as its claim would show it."""
-    seconds = min(task.lease_seconds, task.deadline_seconds or task.timeout_seconds)
     claimed = ClaimedTask(
         id=task.id,
         type=task.type,
@@ -238,7 +235,7 @@ def _handed(task: NewTask, now: datetime) -> ClaimedTask:
         attempt=1,
         max_attempts=task.max_attempts,
         fence=1,
-        lease_until=now + timedelta(seconds=seconds),
+        lease_until=lease_end(task, now),
         lease_seconds=task.lease_seconds,
         scheduled_for=task.scheduled_for,
         schedule=task.schedule_name,
@@ -260,21 +257,24 @@ class LongPolls:
     def __init__(
         self,
         store: Store,
+        publisher: ChangePublisher,
+        release_tasks: ReleaseTasks,
         *,
         poll_interval_seconds: float = 1.0,
         total_seconds: float = 7 * 86_400,
         directory: FairnessDirectory | None = None,
     ) -> None:
         self._store = store
-        self._dispatchers = FairDispatchers(store, directory or EqualShares(), total_seconds)
-        self.give_back: GiveBack = _leave
+        self._dispatchers = FairDispatchers(store, publisher, directory or EqualShares(), total_seconds)
+        self._release_tasks = release_tasks
         self.is_closed = False
         self._returning: set[asyncio.Task[None]] = set()
-        self._look_seconds = poll_interval_seconds
+        self._poll_interval_seconds = poll_interval_seconds
         self.total_seconds = total_seconds
         self._wait_queues: dict[ClaimScope, WaitQueue] = {}
         self._is_own = False
         store.subscribe(self._on_notice)
+        publisher.subscribe(self._on_changes)
 
     async def ask(
         self, lease_tenant_id: UUID | None, claim: LeaseClaimRequest, *, now: datetime | None = None
@@ -312,7 +312,7 @@ class LongPolls:
     async def return_tasks(self, lease_tenant_id: UUID | None, tasks: list[ClaimedTask]) -> None:
         """What was claimed for somebody who is gone; if that fails, its lease runs out."""
         with contextlib.suppress(EverbeatError):
-            await self.give_back(lease_tenant_id, tasks)
+            await self._release_tasks(lease_tenant_id, tasks)
 
     def wait_queues(self) -> Iterable[WaitQueue]:
         return self._wait_queues.values()
@@ -321,7 +321,11 @@ class LongPolls:
         """Whether the tenant may have only so many tasks running."""
         return self._dispatchers.directory.max_running_of(tenant_id) is not None
 
-    # Bells
+    # Wake-ups
+
+    def _on_changes(self, effects: ChangeEffects) -> None:
+        self.wake_tenants(effects.freed_tenants)
+        self.wake(effects.ready_queues, effects.ready_flows)
 
     def wake(self, queues: Iterable[str] = (), flows: Collection[Flow] = ()) -> None:
         """Tasks have become ready by what this node did: of these queues, or, better, of these flows. Tell the lines, and
@@ -375,7 +379,7 @@ class LongPolls:
         return False
 
     async def wait(self) -> None:
-        await asyncio.sleep(self._look_seconds)
+        await asyncio.sleep(self._poll_interval_seconds)
 
     async def close(self) -> None:
         """Let everybody who waits go home with nothing; whoever comes now does not wait."""

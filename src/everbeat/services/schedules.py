@@ -25,6 +25,7 @@ from everbeat.core.schedules import Schedule, Spec, Status
 from everbeat.core.timeline import TimelineCache
 from everbeat.services.audit_log import AuditLogEntries, new_audit_log_entries
 from everbeat.services.idempotency import EncodedResponse, Idempotency, repeated
+from everbeat.services.publisher import ChangePublisher
 from everbeat.services.quotas import QuotaService
 from everbeat.store.base import Store
 from everbeat.store.values import IdempotentResponse, Notice, ScheduleFilter
@@ -43,8 +44,11 @@ class RegisteredSchedule(NamedTuple):
 class ScheduleService:
     """The room behind /v1/schedules. `now` is None in production: the database's clock decides."""
 
-    def __init__(self, store: Store, timelines: TimelineCache, quotas: QuotaService | None = None) -> None:
+    def __init__(
+        self, store: Store, timelines: TimelineCache, publisher: ChangePublisher, quotas: QuotaService | None = None
+    ) -> None:
         self._store = store
+        self._publisher = publisher
         self._quotas = quotas or QuotaService(store)
         self._changes = ScheduleChanges(timelines)
 
@@ -290,10 +294,12 @@ class ScheduleService:
         audit_log: AuditLogEntries,
     ) -> bool:
         max_schedules = (await self._quotas.of(tenant_id)).max_schedules
-        if not await self._store.schedule_write(
+        written = await self._store.schedule_write(
             tenant_id, writes, response=response, max_schedules=max_schedules, audit_log=audit_log, now=now
-        ):
+        )
+        if not written:
             return False
+        self._publisher.publish(written.changes)
         soon = moment + _NOTICE_HORIZON
         if any(write.schedule.due_at is not None and write.schedule.due_at <= soon for write in writes):
             self._store.publish(Notice.SCHEDULES)

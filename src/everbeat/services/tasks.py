@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
@@ -13,25 +13,20 @@ import uuid_utils.compat
 from everbeat.core.access import Caller
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.errors import Conflict, EverbeatError, FieldError, InvalidInput, NotFound, TooLarge
-from everbeat.core.fairness import Flow
 from everbeat.core.protocol import MAX_SUBMITTED, TaskInput
 from everbeat.core.submissions import new_task, task_as_submitted, task_for_replay
 from everbeat.core.tasks import LIVE_STATES, Attempt, LogLine, NewTask, TaskKey, TaskRecord, TaskState
 from everbeat.services.audit_log import AuditLogEntries, new_audit_log_entries
 from everbeat.services.blobs import BlobStore
-from everbeat.services.event_stream import EventStream
-from everbeat.services.events import Emit, TasksFinished, TasksSubmitted, ignore
 from everbeat.services.group_commit import GroupCommit
 from everbeat.services.ids import ids_from, new_ids
 from everbeat.services.long_polls import DirectHandoff, LongPolls
-from everbeat.services.overlap import OverlapReleaser
 from everbeat.services.payloads import LargePayloads
+from everbeat.services.publisher import ChangePublisher
 from everbeat.services.quotas import QuotaService
 from everbeat.store.base import Store
-from everbeat.store.values import Notice, SubmitResult, TaskFilter
+from everbeat.store.values import SubmitResult, TaskFilter
 
-# What is due later than this is found by the promoter's own look.
-_SOON = timedelta(seconds=5)
 _MAX_ROWS = 1000
 _ALONE = 100
 _SLICE = 250
@@ -45,6 +40,7 @@ class _WriteResult(NamedTuple):
     ids: list[UUID]
     repeated: frozenset[int]
     mismatched: frozenset[int]
+    tasks: Sequence[NewTask] = ()  # as they were written: a task that was handed to a waiting worker has its lease
     error: EverbeatError | None = None
 
 
@@ -62,20 +58,16 @@ class TaskService:
         self,
         store: Store,
         long_polls: LongPolls,
-        overlap: OverlapReleaser,
+        publisher: ChangePublisher,
         *,
         payloads: LargePayloads | None = None,
-        emit: Emit = ignore,
-        event_stream: EventStream | None = None,
         quotas: QuotaService | None = None,
     ) -> None:
         self._store = store
         self.quotas = quotas or QuotaService(store)
         self._long_polls = long_polls
-        self._overlap = overlap
+        self._publisher = publisher
         self._payloads = payloads or LargePayloads(BlobStore(None))
-        self._emit = emit
-        self._event_stream = event_stream or EventStream()
         self._submits: GroupCommit[list[NewTask], _WriteResult] = GroupCommit(
             self._write_together, max_rows=_MAX_ROWS, count_rows=len
         )
@@ -109,7 +101,7 @@ class TaskService:
             raise InvalidInput.of("Idempotency-Key", "was used before with another task; use a new key")
         if result.repeated:
             return await self.get(task.tenant_id, result.ids[0]), False
-        return task_as_submitted(task, result.now), True
+        return task_as_submitted(result.tasks[0], result.now), True
 
     async def submit_batch(
         self,
@@ -169,7 +161,7 @@ class TaskService:
             raise InvalidInput.of("Idempotency-Key", "was used before with another batch; use a new key")
         if submitted.repeated:
             return ids_from(submitted.ids[0], len(tasks))
-        self.publish_submitted(tasks, submitted.now)
+        self._publisher.publish(submitted.changes, now=submitted.now)
         return submitted.ids
 
     async def add(
@@ -177,14 +169,13 @@ class TaskService:
     ) -> SubmitResult:
         """Write tasks that others have made and have room for."""
         submitted = await self._store.task_submit(tasks, audit_log=audit_log, now=now)
-        if not submitted.mismatched:
-            self.publish_submitted([task for index, task in enumerate(tasks) if index not in submitted.repeated], submitted.now)
+        self._publisher.publish(submitted.changes, now=submitted.now)
         return submitted
 
     async def _write(self, tasks: list[NewTask], now: datetime | None, audit_log: AuditLogEntries = ()) -> _WriteResult:
         if audit_log:
             submitted = await self.add(tasks, audit_log=audit_log, now=now)
-            return _WriteResult(submitted.now, submitted.ids, submitted.repeated, submitted.mismatched)
+            return _WriteResult(submitted.now, submitted.ids, submitted.repeated, submitted.mismatched, tasks)
         if now is None and len(tasks) <= _ALONE:
             result = await self._submits.add(tasks)
         else:
@@ -207,14 +198,13 @@ class TaskService:
         if submitted.mismatched:
             await handoff.deliver((), None)
             return await self._write_apart(groups, submitted, now)
-        written = [task for index, task in enumerate(flat) if index not in submitted.repeated]
-        await handoff.deliver({task.id for task in written}, submitted.now)
-        self.publish_submitted(written, submitted.now)
+        await handoff.deliver({change.id for change in submitted.changes}, submitted.now)
+        self._publisher.publish(submitted.changes, now=submitted.now)
         results, start = [], 0
         for group in groups:
             end = start + len(group)
             repeated = frozenset(index - start for index in submitted.repeated if start <= index < end)
-            results.append(_WriteResult(submitted.now, submitted.ids[start:end], repeated, frozenset()))
+            results.append(_WriteResult(submitted.now, submitted.ids[start:end], repeated, frozenset(), flat[start:end]))
             start = end
         return results
 
@@ -242,32 +232,7 @@ class TaskService:
         try:
             return (await self._write_together([group], now))[0]
         except EverbeatError as error:  # only this one: the others are written already
-            return _WriteResult(moment, [], frozenset(), frozenset(), error)
-
-    def publish_submitted(self, tasks: Sequence[NewTask], moment: datetime) -> None:
-        """Wake whoever waits for these tasks, written just now."""
-        self._emit(TasksSubmitted(len(tasks)))
-        if self._event_stream.has_audience:
-            for task in tasks:
-                self._event_stream.publish_task(
-                    "submitted", task.tenant_id, task.id, type=task.type, queue=task.queue, origin=task.origin.value
-                )
-        soon = moment + _SOON
-        flows: set[Flow] = set()
-        is_soon = False
-        for task in tasks:
-            if task.run_at is None and task.delay_seconds is None:
-                if task.lease_owner is None:
-                    flows.add(_flow(task))
-                continue
-            run_at = task.run_at or moment + timedelta(seconds=task.delay_seconds or 0)
-            if run_at <= moment:
-                flows.add(_flow(task))
-            elif run_at <= soon:
-                is_soon = True
-        self._long_polls.wake(flows=flows)
-        if is_soon:
-            self._store.publish(Notice.DELAYED)
+            return _WriteResult(moment, [], frozenset(), frozenset(), error=error)
 
     # Reading
 
@@ -322,13 +287,8 @@ class TaskService:
         for _ in range(_TRIES):
             audit_log = new_audit_log_entries(by, AuditLogAction.TASK_CANCEL, id_, tenant_id=tenant_id)
             cancelled = await self._store.task_cancel(tenant_id, [id_], audit_log=audit_log, now=now)
-            if cancelled.ended:
-                self._emit(TasksFinished("cancelled", 1))
-                self._overlap.note_schedules(cancelled.schedule_ids)
+            self._publisher.publish(cancelled.changes)
             task = await self.get(tenant_id, id_)
-            if cancelled.ended or cancelled.requested:
-                change = "cancelled" if cancelled.ended else "cancel_requested"
-                self._publish(change, task)
             if cancelled.ended or cancelled.requested or task.state is TaskState.CANCELLED:
                 return task
             if task.state not in LIVE_STATES:
@@ -356,26 +316,14 @@ class TaskService:
     ) -> TaskRecord:
         audit_log = new_audit_log_entries(by, AuditLogAction.TASK_RESCHEDULE, id_, tenant_id=tenant_id, run_at=run_at)
         for _ in range(_TRIES):
-            if await self._store.task_reschedule(tenant_id, id_, run_at, audit_log=audit_log, now=now):
-                task = await self.get(tenant_id, id_)
-                self._long_polls.wake([task.queue])
-                self._store.publish(Notice.DELAYED)
-                self._publish("rescheduled", task)
-                return task
+            changes = await self._store.task_reschedule(tenant_id, id_, run_at, audit_log=audit_log, now=now)
+            self._publisher.publish(changes)
             task = await self.get(tenant_id, id_)
+            if changes:
+                return task
             if task.state not in (TaskState.SCHEDULED, TaskState.READY):
                 raise Conflict(f"the task is {task.state.value}; only one that waits for its time can be rescheduled")
         raise _too_many_conflicts(id_)
-
-    def _publish(self, change: str, task: TaskRecord) -> None:
-        if self._event_stream.has_audience:
-            self._event_stream.publish_task(
-                change, task.tenant_id, task.id, type=task.type, queue=task.queue, state=task.state.value
-            )
-
-
-def _flow(task: NewTask) -> Flow:
-    return Flow(task.queue, task.tenant_id, task.priority, task.fair_key, task.type)
 
 
 def _under(key: TaskKey, tasks: list[NewTask]) -> list[NewTask]:

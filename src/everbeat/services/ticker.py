@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -41,6 +41,7 @@ from everbeat.services.events import (
 )
 from everbeat.services.loops import wait_for_event
 from everbeat.services.ownership import Ownership
+from everbeat.services.publisher import ChangePublisher
 from everbeat.services.quotas import QuotaReservation, QuotaService
 from everbeat.store.base import Store
 from everbeat.store.values import DueScan, DueSchedule, Fired, FireResult, Firing, Notice
@@ -49,6 +50,8 @@ _LOAD_SLICE = 200
 _BEHIND_SECONDS = 1.0
 _SHORTEST_SCAN_GAP_SECONDS = 0.05
 _ALERT_GAP_SECONDS = 10.0
+# A burst begins with a small batch, so that its first tasks start while the rest is being fired.
+_FIRST_BATCH_SIZE = 64
 
 
 class TickerSettings(NamedTuple):
@@ -62,13 +65,6 @@ class TickerSettings(NamedTuple):
 
 
 DEFAULT_SETTINGS = TickerSettings()
-
-# The queues that got ready tasks, and the schedules whose new task waits for its turn.
-OnTasks = Callable[[frozenset[str], frozenset[UUID]], None]
-
-
-def _ignore_tasks(_queues: frozenset[str], _holders: frozenset[UUID]) -> None:
-    """For tickers on which nobody waits."""
 
 
 class _Entry(NamedTuple):
@@ -94,11 +90,11 @@ class Ticker:
         ownership: Ownership,
         clock: DatabaseClock,
         timelines: TimelineCache,
+        publisher: ChangePublisher,
         *,
         settings: TickerSettings = DEFAULT_SETTINGS,
         emit: Emit = ignore,
         event_stream: EventStream | None = None,
-        on_tasks: OnTasks = _ignore_tasks,
         quotas: QuotaService | None = None,
     ) -> None:
         self._store = store
@@ -108,7 +104,7 @@ class Ticker:
         self._settings = settings
         self._emit = emit
         self._event_stream = event_stream or EventStream()
-        self._on_tasks = on_tasks
+        self._publisher = publisher
         self._quotas = quotas or QuotaService(store)
         self._index: TimeIndex[_Entry] = TimeIndex()
         self._woken = asyncio.Event()
@@ -139,8 +135,7 @@ class Ticker:
         if not entries:
             return False
         self._watch_lag(entries[0], moment)
-        size = self._settings.batch_size
-        batches = [entries[start : start + size] for start in range(0, len(entries), size)]
+        batches = _batches(entries, self._settings.batch_size)
         results = await asyncio.gather(*(self._fire(batch, owned, moment, now) for batch in batches), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -279,7 +274,7 @@ class Ticker:
         except BaseException:
             self._is_stale, self._scanned_at = True, float("-inf")
             raise
-        self._on_tasks(result.queues, result.held_schedule_ids)
+        self._publisher.publish(result.changes)
         self._clock.observe(sent, result.now)
         self._settle(planned, result)
 
@@ -410,6 +405,13 @@ class Ticker:
         if lag > self._settings.lag_alert_seconds and ticking - self._alerted_at > _ALERT_GAP_SECONDS:
             self._alerted_at = ticking
             self._emit(LagHigh(lag, len(self._index)))
+
+
+def _batches(entries: list[_Entry], size: int) -> list[list[_Entry]]:
+    """Batches of at most `size`. If there are many entries, the first batch is small."""
+    first = min(_FIRST_BATCH_SIZE, size) if len(entries) > 2 * _FIRST_BATCH_SIZE else 0
+    starts = [*range(first, len(entries), size)]
+    return ([entries[:first]] if first else []) + [entries[start : start + size] for start in starts]
 
 
 def _frontier(schedules: list[DueSchedule], limit: int) -> datetime | None:

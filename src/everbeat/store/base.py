@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Protocol, Self
+from typing import Protocol
 from uuid import UUID
 
 from everbeat.core.access import AuditLogEntry
@@ -18,7 +18,7 @@ from everbeat.core.changes import ScheduleWrite
 from everbeat.core.fairness import ClaimStep, Flow
 from everbeat.core.keys import ApiKey
 from everbeat.core.schedules import DEFAULT_TENANT, PastRule, Schedule
-from everbeat.core.tasks import Attempt, AttemptEnd, DeadLetter, LeasedTask, LogLine, NewTask, TaskRecord
+from everbeat.core.tasks import Attempt, AttemptEnd, DeadLetter, LeasedTask, LogLine, NewTask, TaskChange, TaskRecord
 from everbeat.core.tenants import Tenant
 from everbeat.core.ticks import Tick
 from everbeat.store.values import (
@@ -35,6 +35,7 @@ from everbeat.store.values import (
     Firing,
     FoundSchedules,
     HeartbeatWrite,
+    HeldReleaseResult,
     IdempotentResponse,
     KeyChange,
     LeaseRef,
@@ -49,7 +50,9 @@ from everbeat.store.values import (
     QueueDepth,
     RenewedLease,
     Replay,
+    ReplayResult,
     ScheduleFilter,
+    ScheduleWriteResult,
     SubmitResult,
     TaskFilter,
     TaskScan,
@@ -88,7 +91,7 @@ class Store(Protocol):
     def publish(self, notice: Notice) -> None:
         """Tell every node; calls that come close together are sent as one."""
 
-    def pool(self, pool: PoolName) -> Self:
+    def pool(self, pool: PoolName) -> Store:
         """The same store by connections of their own: what one lane waits for does not hold up another."""
 
     def event_stream_listen(self, on_message: Callable[[str], None]) -> bool:
@@ -119,8 +122,8 @@ class Store(Protocol):
         max_schedules: int | None = None,
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
-    ) -> bool:
-        """Write all or nothing; False if any row was not as expected, a name was taken or a key was used meanwhile.
+    ) -> ScheduleWriteResult:
+        """Write all or nothing; not written if any row was not as expected, a name was taken or a key was used meanwhile.
 
         QuotaExceeded if the tenant would have more than `max_schedules`; rows that are replaced do not count.
         """
@@ -260,8 +263,8 @@ class Store(Protocol):
 
     async def task_release_held(
         self, schedule_ids: Sequence[UUID] | None, *, limit: int, now: datetime | None = None
-    ) -> frozenset[str]:
-        """Release held tasks of these schedules (None: of any) as far as their policies allow; the queues they went to."""
+    ) -> HeldReleaseResult:
+        """Release held tasks of these schedules (None: of any) as far as their policies allow."""
 
     async def task_cancel(
         self, tenant_id: UUID, ids: Sequence[UUID], *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
@@ -276,8 +279,8 @@ class Store(Protocol):
         *,
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
-    ) -> int:
-        """Move a task that has not started to another time."""
+    ) -> list[TaskChange]:
+        """Move a task that has not started to another time; no change if there is no such task."""
 
     async def task_find(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[TaskRecord]:
         """The tenant's tasks of these ids, live or finished."""
@@ -318,8 +321,8 @@ class Store(Protocol):
         again: bool,
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
-    ) -> list[UUID]:
-        """Make new tasks of dead letters and note it there; those replayed before only if `again`. The dead letters it did.
+    ) -> ReplayResult:
+        """Make new tasks of dead letters and record it there; those replayed before only if `again`.
 
         If a task has a key, all or nothing: none is done if a key is taken.
         """
@@ -439,6 +442,11 @@ class Store(Protocol):
 
     async def task_key_prune(self, *, limit: int, now: datetime | None = None) -> int:
         """Forget idempotency keys of tasks past their time."""
+
+    async def idempotent_response_keep(
+        self, tenant_id: UUID, response: IdempotentResponse, *, now: datetime | None = None
+    ) -> bool:
+        """Keep a response under its idempotency key for a day. Returns False if another response is kept under the key."""
 
     async def idempotent_response_prune(self, *, limit: int, now: datetime | None = None) -> int:
         """Forget idempotent answers past their time."""

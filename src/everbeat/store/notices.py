@@ -1,4 +1,9 @@
-"""Change notices inside a process, and the pacing of those that leave it: many that come together are sent as one."""
+"""Change notices: delivered at once inside a process, and coalesced between processes.
+
+PostgreSQL takes a database-wide lock for the commit of each NOTIFY. Therefore each process sends a notice of one kind at once
+if none was sent recently, then pauses, and sends one notice for all that arrived during the pause. The pause follows the
+measured duration of the send: notices use a small part of the channel on a busy database and arrive quickly on an idle one.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,21 @@ from everbeat.store.values import Listener, Notice
 
 Send = Callable[[Notice], Awaitable[None]]
 
+_MIN_PAUSE_SECONDS = 0.02
+_MAX_PAUSE_SECONDS = 0.1
+_PAUSE_PER_SEND = 8.0
+
+
+def pause_after(send_seconds: float) -> float:
+    """Seconds to wait after a send that took `send_seconds`, before the next notice of the same kind is sent."""
+    return min(_MAX_PAUSE_SECONDS, max(_MIN_PAUSE_SECONDS, _PAUSE_PER_SEND * send_seconds))
+
 
 class Notices:
-    """Tells local listeners at once and, through `send`, the rest of the world at most once per interval and kind."""
+    """Delivers notices to local listeners at once, and passes them to `send`, coalesced, for other processes."""
 
-    def __init__(self, send: Send | None = None, *, interval_seconds: float = 0.1) -> None:
+    def __init__(self, send: Send | None = None) -> None:
         self._send = send
-        self._interval = interval_seconds
         self._listeners: list[Listener] = []
         self._sending: dict[Notice, asyncio.Task[None]] = {}
         self._waiting: set[Notice] = set()
@@ -36,7 +49,7 @@ class Notices:
             self._sending[notice] = asyncio.create_task(self._send_paced(self._send, notice))
 
     async def close(self) -> None:
-        """Send what is still waiting to be sent, without its pause."""
+        """Send the notices that have not been sent yet, without a pause."""
         tasks, self._sending = list(self._sending.values()), {}
         for task in tasks:
             task.cancel()
@@ -45,14 +58,16 @@ class Notices:
             await self._send(self._waiting.pop())
 
     async def _send_paced(self, send: Send, notice: Notice) -> None:
+        monotonic = asyncio.get_running_loop().time
         try:
             while notice in self._waiting:
                 self._waiting.discard(notice)
+                started = monotonic()
                 try:
                     await send(notice)
-                except asyncio.CancelledError:  # whether it was sent is unknown; said twice does no harm
+                except asyncio.CancelledError:  # It is unknown whether it was sent. A duplicate notice does no harm.
                     self._waiting.add(notice)
                     raise
-                await asyncio.sleep(self._interval)
+                await asyncio.sleep(pause_after(monotonic() - started))
         finally:
             self._sending.pop(notice, None)

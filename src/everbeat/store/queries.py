@@ -1,6 +1,10 @@
 """A small loader of named SQL blocks: `-- name: task_claim`, a line saying what it does, and the statement.
 
 Parameters are written `:name` in both dialects. For PostgreSQL they become $1, $2, … in order of appearance.
+
+A fragment (`-- fragment: task_columns`, a line saying what it is, and a list of columns) is used in blocks and in other
+fragments of the package as `{{task_columns}}`. With a prefix, each column gets it: `{{t.task_columns}}` is `t.id, t.queue`,
+and `{{:task_columns}}` is `:id, :queue`.
 """
 
 from __future__ import annotations
@@ -10,7 +14,8 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-_BLOCK = re.compile(r"(?m)^-- name: (\w+)\n")
+_BLOCK = re.compile(r"(?m)^-- (name|fragment): (\w+)\n")
+_USE = re.compile(r"\{\{(:|\w+\.)?(\w+)\}\}")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 
@@ -24,17 +29,43 @@ class Query(NamedTuple):
 
 
 def load_blocks(package: str) -> dict[str, str]:
-    """The text of every block in a package's sql folder, by name."""
-    blocks: dict[str, str] = {}
+    """The text of every block in a package's sql folder, by name, with its fragments filled in."""
+    blocks, fragments = _load(package)
+    return {name: _fill(text, fragments) for name, text in blocks.items()}
+
+
+def load_fragments(package: str) -> dict[str, str]:
+    fragments = _load(package)[1]
+    return {name: _fill(text, fragments) for name, text in fragments.items()}
+
+
+def _load(package: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Blocks and fragments as they are written."""
+    found: dict[str, dict[str, str]] = {"name": {}, "fragment": {}}
     for path in sorted(files(package).joinpath("sql").iterdir(), key=lambda path: path.name):
         if not path.name.endswith(".sql"):
             continue
         _, *parts = _BLOCK.split(path.read_text(encoding="utf-8"))
-        for name, text in zip(parts[::2], parts[1::2], strict=True):
-            if name in blocks:
+        for kind, name, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+            if name in found[kind]:
                 raise ValueError(f"two SQL blocks are named {name}")
-            blocks[name] = text.strip()
-    return blocks
+            found[kind][name] = text.strip()
+    return found["name"], {name: _without_comments(text) for name, text in found["fragment"].items()}
+
+
+def _without_comments(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not line.startswith("--"))
+
+
+def _fill(text: str, fragments: Mapping[str, str]) -> str:
+    def use(match: re.Match[str]) -> str:
+        prefix, name = match.groups()
+        if name not in fragments:
+            raise ValueError(f"there is no SQL fragment {name}")
+        filled = _fill(fragments[name], fragments)
+        return ", ".join(f"{prefix}{column.strip()}" for column in filled.split(",")) if prefix else filled
+
+    return _USE.sub(use, text)
 
 
 def numbered(name: str, text: str) -> Query:

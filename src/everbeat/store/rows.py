@@ -25,12 +25,16 @@ from everbeat.core.tasks import (
     LeasedTask,
     NewTask,
     Origin,
+    TaskChange,
+    TaskChangeKind,
     TaskRecord,
     TaskState,
     with_payload_ref,
 )
 from everbeat.core.ticks import Outcome, Skip, SkipReason, Tick
+from everbeat.store.task_changes import claimed_changes, fired_change, submitted_changes
 from everbeat.store.values import (
+    ClaimRequest,
     ClaimResult,
     DueSchedule,
     Fired,
@@ -49,8 +53,11 @@ Row = Mapping[str, Any]
 FIRST_ID, LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
 EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 MAX_SCANNED = 20_000
-REPLACED_REASON = "a newer tick of its schedule takes its place"
-CANCELLED = "cancelled before it started"
+# Why a task that has not started ended.
+CANCEL_REASONS = {
+    TaskChangeKind.CANCELLED: "cancelled before it started",
+    TaskChangeKind.REPLACED: "a newer tick of its schedule takes its place",
+}
 
 _encode = msgspec.json.Encoder().encode
 _retry_from_json = msgspec.json.Decoder(Retry).decode
@@ -308,18 +315,26 @@ def total_from_row(row: Row) -> TickTotal:
     return TickTotal(row["schedule_id"], Outcome(row["outcome"]), _reason(row), row["count"])
 
 
-def fire_result_from_rows(rows: Sequence[Row]) -> FireResult:
-    """The first row has the moment; those with a queue tell of tasks, the others of schedules that moved on."""
-    fired, queues, held_schedule_ids = [], set(), set()
+def fire_result_from_rows(rows: Sequence[Row], firings: Sequence[Firing]) -> FireResult:
+    """The first row has the moment. Rows with a queue stand for the new tasks of several schedules, the others for one
+    schedule that moved on."""
+    by_schedule = {firing.schedule_id: firing for firing in firings}
+    fired: list[Fired] = []
+    changes: list[TaskChange] = []
+    queues, held_schedule_ids = set(), set()
     for row in rows[1:]:
-        if row["queue"] is None:
+        queue = row["queue"]
+        if queue is None:
             outcome = Outcome(row["outcome"]) if row["outcome"] else None
             fired.append(Fired(row["id"], outcome, _reason(row), row["fired_at"]))
-        elif row["id"] is None:
-            queues.add(row["queue"])
+            continue
+        schedule_ids, state = row["schedule_ids"], row["state"]
+        changes += [fired_change(by_schedule[id_], queue, row["type"], state, row["priority"]) for id_ in schedule_ids]
+        if state == "held":
+            held_schedule_ids.update(schedule_ids)
         else:
-            held_schedule_ids.add(row["id"])
-    return FireResult(rows[0]["moment"], fired, frozenset(queues), frozenset(held_schedule_ids))
+            queues.add(queue)
+    return FireResult(rows[0]["moment"], fired, frozenset(queues), frozenset(held_schedule_ids), changes)
 
 
 ORIGINS = {origin.value: origin for origin in Origin}
@@ -405,14 +420,19 @@ def within_quota(shares: Sequence[ClaimStep], remaining: Mapping[UUID, int]) -> 
 
 
 def claim_result(
-    tasks: list[list[ClaimedTask]], shares: Sequence[ClaimStep], claimed_counts: list[int], remaining: Mapping[UUID, int]
+    requests: Sequence[ClaimRequest],
+    tasks: list[list[ClaimedTask]],
+    shares: Sequence[ClaimStep],
+    claimed_counts: list[int],
+    remaining: Mapping[UUID, int],
 ) -> ClaimResult:
     left = dict(remaining)
     for share, count in zip(shares, claimed_counts, strict=True):
         if share.tenant_id in left:
             left[share.tenant_id] -= count
     full = frozenset(tenant_id for tenant_id, remaining_count in left.items() if remaining_count <= 0)
-    return ClaimResult(tasks, [share.limit for share in shares], claimed_counts, full)
+    limits = [share.limit for share in shares]
+    return ClaimResult(tasks, limits, claimed_counts, full, claimed_changes(requests, tasks))
 
 
 def deduplicate(items: Iterable[T], key: Callable[[T], Hashable]) -> list[T]:
@@ -451,16 +471,36 @@ def group_by_key(tasks: Sequence[NewTask]) -> KeyedTasks:
     return keyed
 
 
+def mismatched_keys(tasks: Sequence[NewTask], keyed: KeyedTasks, taken: Mapping[int, tuple[UUID, bytes]]) -> set[int]:
+    """The tasks whose key was used with another fingerprint, in this batch or before it."""
+    mismatched = set(keyed.mismatched)
+    for index in [*taken, *(index for index, first in keyed.repeats.items() if first in taken)]:
+        key = tasks[index].key
+        if key is not None and taken[keyed.repeats.get(index, index)][1] != key.fingerprint:
+            mismatched.add(index)
+    return mismatched
+
+
+def schedule_ids_of(rows: Iterable[Row]) -> frozenset[UUID]:
+    return frozenset(row["schedule_id"] for row in rows if row["schedule_id"] is not None)
+
+
 def submit_result(
-    tasks: Sequence[NewTask], keyed: KeyedTasks, now: datetime, taken: Mapping[int, tuple[UUID, bytes]], mismatched: set[int]
+    tasks: Sequence[NewTask],
+    written: Sequence[NewTask],
+    keyed: KeyedTasks,
+    now: datetime,
+    taken: Mapping[int, tuple[UUID, bytes]],
+    mismatched: set[int],
 ) -> SubmitResult:
-    """What a batch answers: `taken` are the firsts whose key stood for an earlier task already."""
+    """The result for a batch. `taken`: the first tasks of keys that stood for an earlier task already."""
     ids = [task.id for task in tasks]
     for index, (task_id, _) in taken.items():
         ids[index] = task_id
     for index, first in keyed.repeats.items():
         ids[index] = ids[first]
-    return SubmitResult(now, ids, frozenset(taken) | frozenset(keyed.repeats), frozenset(mismatched))
+    repeated = frozenset(taken) | frozenset(keyed.repeats)
+    return SubmitResult(now, ids, repeated, frozenset(mismatched), submitted_changes(written, now))
 
 
 MAX_LOG_BYTES = 1024 * 1024

@@ -52,7 +52,7 @@ class ScheduleQuota(NamedTuple):
             raise QuotaExceeded(f"max_schedules: {self.used} of {self.max_schedules} in use{beside}")
 
 
-_TRAIL = {
+_AUDIT_LOG_FIELDS = {
     "ids": "id",
     "tenant_ids": "tenant_id",
     "actors": "actor",
@@ -66,4 +66,4 @@ _TRAIL = {
 
 
 def audit_log_columns(audit_log: Sequence[AuditLogEntry]) -> dict[str, list[Any]]:
-    return {column: [getattr(entry, field) for entry in audit_log] for column, field in _TRAIL.items()}
+    return {column: [getattr(entry, field) for entry in audit_log] for column, field in _AUDIT_LOG_FIELDS.items()}

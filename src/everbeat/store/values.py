@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Literal, NamedTuple
@@ -12,7 +12,7 @@ import msgspec
 
 from everbeat.core.rules import Rule
 from everbeat.core.schedules import CatchUp, Schedule
-from everbeat.core.tasks import ClaimedTask, NewTask, TaskRecord
+from everbeat.core.tasks import ClaimedTask, NewTask, TaskChange, TaskRecord
 from everbeat.core.tenants import Tenant
 from everbeat.core.ticks import Outcome, Skip, SkipReason
 
@@ -75,6 +75,19 @@ class ScheduleFilter(NamedTuple):
     queue: str | None = None
     type: str | None = None
     target: str | None = None
+
+
+class ScheduleWriteResult(NamedTuple):
+    """Whether the schedules were written. It is true in a condition if they were. The changes are tasks that are now held."""
+
+    is_written: bool
+    changes: Sequence[TaskChange] = ()
+
+    def __bool__(self) -> bool:
+        return self.is_written
+
+
+NOT_WRITTEN = ScheduleWriteResult(False, [])
 
 
 class FoundSchedules(NamedTuple):
@@ -142,6 +155,7 @@ class FireResult(NamedTuple):
     fired: list[Fired]
     queues: frozenset[str]
     held_schedule_ids: frozenset[UUID]
+    changes: Sequence[TaskChange] = ()
 
 
 class NodeInfo(NamedTuple):
@@ -208,6 +222,7 @@ class SubmitResult(NamedTuple):
     ids: list[UUID]
     repeated: frozenset[int]
     mismatched: frozenset[int]
+    changes: Sequence[TaskChange] = ()
 
 
 class ClaimRequest(NamedTuple):
@@ -228,6 +243,7 @@ class ClaimResult(NamedTuple):
     limits: list[int]
     claimed_counts: list[int]
     full: frozenset[UUID] = frozenset()
+    changes: Sequence[TaskChange] = ()
 
 
 class LeaseRef(NamedTuple):
@@ -261,11 +277,13 @@ class CompleteResult(NamedTuple):
     repeated: frozenset[tuple[UUID, int]]
     schedule_ids: frozenset[UUID]
     owners: Mapping[UUID, UUID] = {}  # whose the finished ones are
+    changes: Sequence[TaskChange] = ()
 
 
 class EndResult(NamedTuple):
     ids: frozenset[tuple[UUID, int]]
     schedule_ids: frozenset[UUID]
+    changes: Sequence[TaskChange] = ()
 
 
 class EndedAttempt(NamedTuple):
@@ -284,6 +302,14 @@ class PromoteResult(NamedTuple):
     queues: frozenset[str]
     count: int  # type: ignore[assignment]  # it hides tuple.count, which nobody calls here
     next_at: datetime | None
+    changes: Sequence[TaskChange] = ()
+
+
+class HeldReleaseResult(NamedTuple):
+    """`queues` got tasks. The changes are the released tasks, and those that a newer one replaced."""
+
+    queues: frozenset[str]
+    changes: Sequence[TaskChange] = ()
 
 
 class CancelResult(NamedTuple):
@@ -292,6 +318,7 @@ class CancelResult(NamedTuple):
     ended: frozenset[UUID]
     requested: frozenset[UUID]
     schedule_ids: frozenset[UUID]
+    changes: Sequence[TaskChange] = ()
 
 
 class TaskFilter(NamedTuple):
@@ -324,3 +351,10 @@ class Replay(NamedTuple):
 
     task_id: UUID
     task: NewTask
+
+
+class ReplayResult(NamedTuple):
+    """`task_ids`: the dead letters that were replayed. The changes are the new tasks."""
+
+    task_ids: list[UUID]
+    changes: Sequence[TaskChange]

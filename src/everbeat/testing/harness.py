@@ -21,6 +21,7 @@ from everbeat.client.durations import Duration
 from everbeat.client.tasks import Task
 from everbeat.core.errors import EverbeatError
 from everbeat.core.protocol import LeaseCompletion
+from everbeat.core.responses import TaskResponse
 from everbeat.core.tasks import ClaimedTask
 from everbeat.testing.clock import FakeClock
 from everbeat.testing.node import WORKER, Ending, SteppedNode
@@ -170,8 +171,8 @@ class Harness:
         name = task if isinstance(task, str) else task.name
         return [run for run in self.runs if run.type == name]
 
-    def waiting(self) -> list[dict[str, Any]]:
-        """Tasks that have not ended, as the API shows them; those of the future with their run_at."""
+    def waiting(self) -> list[TaskResponse]:
+        """The tasks that have not started."""
         states = ("ready", "scheduled", "held")
         return [task for state in states for task in self.app.client.tasks.list(state=state, limit=None)]
 

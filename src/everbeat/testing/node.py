@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Self
-from uuid import uuid4
 
 from everbeat.api.app import ApiContext, Health, build_app
 from everbeat.client.registration import unfinished
 from everbeat.client.registry import Registry
 from everbeat.clock import DatabaseClock
+from everbeat.config import Settings
 from everbeat.core.partitioning import PARTITIONS
 from everbeat.core.protocol import (
     DEFAULT_QUEUE,
@@ -26,36 +26,18 @@ from everbeat.core.protocol import (
 )
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask
-from everbeat.core.timeline import TimelineCache
-from everbeat.services.audit import AuditService
-from everbeat.services.backfill import BackfillService
+from everbeat.engine import Engine
 from everbeat.services.blobs import BlobStore
-from everbeat.services.calendars import CalendarService
-from everbeat.services.cluster import ClusterService
-from everbeat.services.dead_letters import DeadLetterService
-from everbeat.services.event_stream import EventStream
-from everbeat.services.explainer import Explainer
-from everbeat.services.idempotent_responses import IdempotentResponses
-from everbeat.services.keys import KeyService
 from everbeat.services.leases import LeaseService
-from everbeat.services.ledger import LedgerService
-from everbeat.services.long_polls import LongPolls
-from everbeat.services.overlap import OverlapReleaser, Promoter
-from everbeat.services.ownership import Ownership
-from everbeat.services.payloads import LargePayloads
-from everbeat.services.schedules import MAX_BATCH, ScheduleService
+from everbeat.services.schedules import MAX_BATCH
 from everbeat.services.tasks import TaskService
-from everbeat.services.tenants import TenantService
-from everbeat.services.ticker import Ticker
 from everbeat.store.sqlite.store import SqliteStore
-from everbeat.store.values import DueScan, NodeHeartbeat, ScheduleFilter
+from everbeat.store.values import DueScan, ScheduleFilter
 from everbeat.testing.clock import FakeClock
-from everbeat.version import __version__
 from everbeat.worker.calls import Interrupted, Outcome
 from everbeat.worker.running_task import RunningTask
 
 WORKER = "test"
-_LATE_SECONDS = 5.0
 _MAX_LEASE_SECONDS = 3600.0
 _UNLIMITED_SECONDS = 100 * 366 * 86_400.0
 _MAX_SCHEDULES = 100_000
@@ -85,87 +67,61 @@ class _TimedStore(SqliteStore):
 
 
 class SteppedNode:
-    """A node without loops, put together from the services of a real one; all of it in the background's event loop."""
+    """The engine of a real node, without running loops. Everything runs in the background thread's event loop."""
 
     def __init__(self, path: Path, clock: FakeClock, registry: Registry) -> None:
         self._clock = clock
         self._registry = registry
         self._store = store = _TimedStore(path, clock)
-        self._timelines = timelines = TimelineCache()
-        still = DatabaseClock(lambda: 0.0)
-        long_polls = LongPolls(store)
-        self._overlap = OverlapReleaser(store, long_polls)
-        self._payloads = payloads = LargePayloads(BlobStore(path.absolute().with_name(f"{path.stem}-blobs").as_uri()))
-        # Without jitter: a retry comes when the policy says.
-        self.leases = LeaseService(
-            store, long_polls, self._overlap, total_seconds=_UNLIMITED_SECONDS, payloads=payloads, random_fraction=lambda: 1.0
+        settings = Settings(
+            node_name=WORKER,
+            lease_seconds=_UNLIMITED_SECONDS,
+            task_total_seconds=_UNLIMITED_SECONDS,
+            retention_days=_UNLIMITED_SECONDS / 86_400,
         )
-        self.tasks = TaskService(store, long_polls, self._overlap, payloads=payloads)
-        beat = NodeHeartbeat(uuid4(), WORKER, ("api", "scheduler"), __version__, _UNLIMITED_SECONDS)
-        self._ownership = Ownership(store, beat, still, monotonic=lambda: 0.0)
-        self._ticker = Ticker(
-            store,
-            self._ownership,
-            still,
-            timelines,
-            on_tasks=lambda _, running_task: self._overlap.note_schedules(running_task),
-        )
-        self._promoter = Promoter(store, long_polls, still)
-        self._schedules = ScheduleService(store, timelines)
+        blobs = BlobStore(path.absolute().with_name(f"{path.stem}-blobs").as_uri())
+        # Without jitter, a retry comes exactly when the policy says.
+        self._engine = Engine(store, DatabaseClock(lambda: 0.0), settings, blobs=blobs, random_fraction=lambda: 1.0)
+
+    @property
+    def tasks(self) -> TaskService:
+        return self._engine.tasks
+
+    @property
+    def leases(self) -> LeaseService:
+        return self._engine.leases
 
     @functools.cached_property
     def asgi(self) -> Any:
-        """Made when it is first asked: most tests do without, and it takes longer than all the rest."""
-        return build_app(self._api_context())
-
-    def _api_context(self) -> ApiContext:
-        store, schedules, timelines = self._store, self._schedules, self._timelines
+        """Built on first use: most tests do not need it, and it takes longer to build than everything else."""
 
         async def ready() -> Health:
             return Health(True, {})
 
-        return ApiContext(
-            schedules=schedules,
-            tasks=self.tasks,
-            leases=self.leases,
-            event_stream=EventStream(),
-            dead_letters=DeadLetterService(store, self.tasks, payloads=self._payloads),
-            backfill=BackfillService(store, schedules, self.tasks, timelines),
-            ledger=LedgerService(store, timelines, late_seconds=_LATE_SECONDS),
-            idempotent_responses=IdempotentResponses(store),
-            explainer=Explainer(
-                store, schedules, self.tasks, timelines, late_seconds=_LATE_SECONDS, retention_days=_UNLIMITED_SECONDS / 86_400
-            ),
-            audit=AuditService(store, timelines, late_seconds=_LATE_SECONDS),
-            cluster=ClusterService(store),
-            calendars=CalendarService(store, schedules),
-            tenants=TenantService(store),
-            keys=KeyService(store),
-            timelines=timelines,
-            store=store,
-            health=lambda: Health(True, {}),
-            ready=ready,
-            metrics=lambda: b"",
+        return build_app(
+            ApiContext.from_engine(self._engine, health=lambda: Health(True, {}), ready=ready, metrics=lambda: b"")
         )
 
     async def start(self) -> Self:
         await self._store.migrate()
         await self._store.open()
-        while await self._ownership.run_once():
+        while await self._engine.ownership.run_once():
             pass
         declared = list(unfinished(self._registry, self._clock.now()).values())
         for start in range(0, len(declared), MAX_BATCH):
-            await self._schedules.put_batch(DEFAULT_TENANT, declared[start : start + MAX_BATCH])
+            await self._engine.schedules.put_batch(DEFAULT_TENANT, declared[start : start + MAX_BATCH])
         return self
 
     async def stop(self) -> None:
-        await self._ticker.close()
+        await self._engine.ticker.close()
         await self._store.close()
 
     async def settle(self) -> None:
         """All that is due in this very moment becomes tasks that are ready."""
         now = self._clock.now()
-        for loop in (self._ticker, self._promoter, self._overlap):
+        engine = self._engine
+        # The overlap releaser runs twice: first for the schedules it was notified of, then for all of them.
+        for loop in (engine.ticker, engine.promoter, engine.overlap, engine.overlap):
             while await loop.run_once(now):
                 pass
 

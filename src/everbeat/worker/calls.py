@@ -1,6 +1,6 @@
-"""Calls a handler with its hooks, and says how it ended; one path for handlers in the event loop and in threads.
+"""Calls a handler with its hooks and returns its outcome. Handlers in the event loop and in threads share this code.
 
-In a thread the same coroutine is driven by hand: nothing in it waits there but the handler itself, which blocks.
+In a thread the coroutine runs to its end in one step: only the handler itself waits there, and it blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Interrupted(NamedTuple):
-    """The handler was told to stop, and did; `trace` shows where."""
+    """The handler stopped as requested. `trace` shows where."""
 
     trace: str | None
 
@@ -32,7 +32,7 @@ Outcome = LeaseCompletion | LeaseFailure | Interrupted
 
 
 class HandlerCaller:
-    """Knows how to call every handler of a registry."""
+    """Calls the handlers of a registry."""
 
     def __init__(self, registry: Registry, worker: str, telemetry: WorkerTelemetry, loop: asyncio.AbstractEventLoop) -> None:
         self._worker = worker
@@ -43,7 +43,7 @@ class HandlerCaller:
         self._on_error = registry.on_error
 
     async def call(self, running_task: RunningTask) -> Outcome:
-        """Never raises; whatever the handler does is an outcome."""
+        """Never raises: an error of the handler is an outcome too."""
         task, definition = running_task.task, running_task.definition
         try:
             payload = _decode(task.payload)
@@ -80,7 +80,8 @@ class HandlerCaller:
         context = running_task.context
         if context is None:
             context = running_task.context = Context(running_task.task, worker=self._worker, ends_at=running_task.ends_at)
-            # Set before it is asked: the heartbeat thread either sees the context, or its word is seen here.
+            # The context is set first, and `stop` read after it: either the heartbeat thread sees the context, or this thread
+            # sees `stop`.
             if running_task.stop is not None:
                 context.cancel()
         return context
@@ -112,7 +113,7 @@ class HandlerCaller:
         return failure
 
     async def _run_hooks(self, running_task: RunningTask, name: str, hooks: Sequence[Hook], value: Any) -> None:
-        """The attempt has ended: nothing that happens here changes how."""
+        """The attempt has ended: an error of a hook is logged and does not change the outcome."""
         for hook in hooks:
             try:
                 await self._run_hook(running_task, hook, self.context_of(running_task), value)
@@ -150,13 +151,13 @@ def _was_stop_requested(running_task: RunningTask) -> bool:
     current = asyncio.current_task() if running_task.definition.is_async else None
     if current is None or not current.cancelling():
         return False
-    # Cancelled from outside, as when the event loop is shut down around the worker.
+    # Cancelled by other code, for example by the shutdown of the event loop.
     running_task.request_stop(StopReason.SHUTDOWN)
     return True
 
 
 def _payload_error_of(running_task: RunningTask, error: TypeError) -> BaseException:
-    """The payload's fault, if the handler could not be called with it; otherwise the handler's own error."""
+    """An error of the payload if the handler cannot be called with it, otherwise the handler's own error."""
     try:
         check_call(running_task.definition, _decode(running_task.task.payload))
     except Exception as misfit:
@@ -166,7 +167,7 @@ def _payload_error_of(running_task: RunningTask, error: TypeError) -> BaseExcept
 
 def _unexpected_cancellation(error: BaseException) -> RuntimeError:
     unexpected = RuntimeError(
-        "the handler ended with CancelledError though nobody cancelled it; something it awaited was cancelled"
+        "the handler ended with CancelledError although it was not cancelled; something it awaited was cancelled"
     )
     return unexpected.with_traceback(error.__traceback__)
 

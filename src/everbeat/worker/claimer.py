@@ -1,4 +1,4 @@
-"""Asks the server for work: one long poll at a time, sent while the tasks of the last one still run."""
+"""Claims tasks by long polls, one at a time. The next poll is sent while the tasks of the last one still run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from everbeat.worker.telemetry import WorkerTelemetry
 
 _MAX_POLL_SECONDS = 25.0
 _SLACK_SECONDS = 15.0
-# A claim that is not answered after so long has found no work and waits for some.
+# A claim without a response after this time has found no task and waits for one.
 _ANSWER_SECONDS = 2.0
 
 
 class Claimer:
-    """`room` says how many to claim, `receive` takes the tasks with the time before the claim was sent."""
+    """`count_to_claim` returns how many tasks to claim. `receive` gets the tasks and the time before the claim was sent."""
 
     def __init__(
         self,
@@ -42,18 +42,18 @@ class Claimer:
         self.is_waiting = False
         self._sent_at = 0.0
         self._is_polling = self._was_full = False
-        # A task handed out at the end of a poll must still be trusted until the first heartbeat has renewed it.
+        # The lease of a task claimed at the end of a poll must last until its first heartbeat.
         self._poll_seconds = min(_MAX_POLL_SECONDS, claim.lease_seconds * 0.8)
 
     def wake(self) -> None:
-        """There may be room again."""
+        """There may be free slots again."""
         self._has_free_space.set()
 
     async def stop(self) -> None:
-        """End the poll under way: the server gives back what it claims for somebody who has left.
+        """Stop claiming, and end the current poll: the server releases tasks that it claims for a closed connection.
 
-        Not what it has answered already: that would have to wait for its lease to end. If the last claim brought all it asked
-        for, there is more where that came from, and the answer to this one is as good as on its way: it is waited for.
+        It cannot release tasks of a response that it has sent already; those would wait for the end of their leases. If the
+        last claim returned all that it requested, more tasks are ready and a response is likely on its way: wait for it.
         """
         self._is_stopping = True
         if self._task is None or self._task.done():
@@ -88,7 +88,7 @@ class Claimer:
             self._was_full = len(tasks) >= count
             if tasks:
                 self._receive(tasks, sent_at)
-                # Handlers begin before the next claim is put together.
+                # Start the handlers before the next claim is built.
                 await asyncio.sleep(0)
 
     async def _send_claim(self, count: int) -> list[ClaimedTask]:
@@ -116,7 +116,7 @@ class Claimer:
 
 
 def _is_permanent(error: Exception) -> bool:
-    """However often it is sent, this claim will not be taken: it is wrong, or the key is, or is no longer good."""
+    """The server would reject this claim each time: the claim is invalid, or its key is wrong or revoked."""
     if isinstance(error, NotAllowed):
         return error.is_final
     return isinstance(error, ServerProblem) and error.status in (400, 422)

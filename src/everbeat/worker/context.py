@@ -1,4 +1,4 @@
-"""What a handler sees of its task, and how it says how far it is; light to import, and of no use to the runtime's IO."""
+"""The context of a handler: its task, its deadline, and its progress and log lines. No IO."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _TRUNCATED = " … (cut)"
 
 
 class Cancelled(EverbeatError):
-    """Raised by ctx.raise_if_cancelled(): the work is no longer wanted here; let it pass."""
+    """Raised by ctx.raise_if_cancelled() if the handler should stop. Do not catch it, except to clean up."""
 
 
 class TaskUpdate(NamedTuple):
-    """What a handler told since the last heartbeat."""
+    """The progress and the log lines since the last heartbeat."""
 
     progress: Progress | None
     log: str | None
 
 
 class Context:
-    """The attempt at hand: which task, which try, until when; and where its progress and log lines go."""
+    """The current attempt: its task, its number, its deadline, its progress and its log."""
 
     __slots__ = (
         "_buffered",
@@ -51,7 +51,7 @@ class Context:
     )
 
     def __init__(self, task: ClaimedTask, *, worker: str, ends_at: float | None = None) -> None:
-        """`ends_at` is on the monotonic clock; by default, all of the timeout is left."""
+        """`ends_at` is a time of the monotonic clock; the default is the timeout of the task from now on."""
         self._task = task
         self.worker = worker
         self.lease_until = task.lease_until
@@ -96,7 +96,7 @@ class Context:
 
     @property
     def fence(self) -> int:
-        """Grows with every attempt of every worker: what it wrote last wins, so a late writer can be told apart."""
+        """Grows with each claim of the task. Store it with what the handler writes, to reject writes of an older attempt."""
         return self._task.fence
 
     @property
@@ -105,7 +105,7 @@ class Context:
 
     @property
     def schedule(self) -> str | None:
-        """The name of the schedule whose tick this is, if it is one."""
+        """The name of the schedule that created the task, if any."""
         return self._task.schedule
 
     @property
@@ -126,7 +126,7 @@ class Context:
 
     @property
     def seconds_left(self) -> float:
-        """How long this attempt may still take; below zero: it is over."""
+        """The time left until this attempt times out; negative after that."""
         return self._ends_at - monotonic()
 
     @property
@@ -138,7 +138,7 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether to stop: cancelled by a user, timed out, lost to another worker, or this worker shuts down."""
+        """Whether to stop: the task was cancelled, timed out or lost its lease, or the worker shuts down."""
         return self._is_cancelled
 
     def raise_if_cancelled(self) -> None:
@@ -146,13 +146,13 @@ class Context:
             raise Cancelled(f"task {self.task_id} is no longer wanted here")
 
     def cancel(self) -> None:
-        """For the runtime: tell the handler to stop."""
+        """For the runtime: request the handler to stop."""
         self._is_cancelled = True
 
-    # News
+    # Progress and log
 
     def progress(self, fraction: float | None = None, message: str | None = None) -> None:
-        """How far it is, from 0 to 1, and in words. Only the latest is sent; cheap enough to call in a loop."""
+        """Report progress, as a number from 0 to 1 and as text. Only the latest is sent, so it can be called in a loop."""
         if fraction is not None:
             fraction = min(max(float(fraction), 0.0), 1.0)
             if fraction != fraction:
@@ -165,7 +165,7 @@ class Context:
                 self._message = truncate(str(message), MAX_MESSAGE_BYTES)
 
     def log(self, text: str) -> None:
-        """Keep a line in the task's log. Lines are sent together; past a limit they are dropped, and the log says so."""
+        """Add a line to the task's log. Lines are sent in batches. Above a limit they are dropped, with a note in the log."""
         line = truncate(str(text), MAX_LINE_LENGTH)
         with self._lock:
             if self._buffered + len(line) > MAX_BUFFERED:
@@ -179,7 +179,7 @@ class Context:
         return self._has_progress or bool(self._lines)
 
     def take_update(self) -> TaskUpdate | None:
-        """For the runtime: what is to be sent, removed from the buffer; `return_update` if it could not be."""
+        """For the runtime: take what is to be sent. If sending fails, call `return_update`."""
         with self._lock:
             if not self._has_progress and not self._lines:
                 return None
@@ -193,9 +193,9 @@ class Context:
         return TaskUpdate(progress, log)
 
     def return_update(self, updates: TaskUpdate) -> None:
-        """For the runtime: news that did not arrive goes back in front of what came since."""
+        """For the runtime: put back an update that was not delivered, before what was added since."""
         with self._lock:
-            # The fraction and message kept here are at least as new as the ones that come back.
+            # The progress stored here is at least as new as the one that is put back.
             self._has_progress = self._has_progress or updates.progress is not None
             if updates.log is not None:
                 self._lines.insert(0, updates.log)
@@ -203,14 +203,14 @@ class Context:
 
 
 def truncate(text: str, max_length: int) -> str:
-    """The text, or its beginning with a note that it was longer; without what UTF-8 or PostgreSQL cannot hold."""
+    """The text without characters that UTF-8 or PostgreSQL cannot store; a long text is cut, with a note."""
     if len(text) > max_length:
         text = text[: max_length - len(_TRUNCATED)] + _TRUNCATED
     return storable(text)
 
 
 def storable(text: str) -> str:
-    """The text without halves of surrogate pairs and without NUL."""
+    """The text without lone surrogates and without NUL."""
     if "\0" in text:
         text = text.replace("\0", "\ufffd")
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

@@ -1,9 +1,9 @@
-"""Heartbeats, from a thread with an event loop and a connection of its own.
+"""Heartbeats, sent from a thread with its own event loop and its own connection.
 
-A handler that blocks the worker's event loop would otherwise lose every lease of the process in silence. This thread renews
-leases, takes the server's word that a task is cancelled or lost, gives up tasks whose leases can have expired while nobody
-could be asked, and says aloud when the worker's event loop stands still. With a transport that lives in the worker's event
-loop (in process), heartbeats have to go through it; then a blocked loop does cost leases, and the log says so.
+Otherwise a handler that blocks the worker's event loop would lose all leases of the process. This thread renews leases,
+stops tasks that the server reports as cancelled or lost, stops tasks whose leases may have expired while the server was
+unreachable, and logs when the worker's event loop is blocked. A transport in process belongs to the worker's event loop, so
+heartbeats go through that loop; there a blocked loop does lose leases, and the log says so.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NOT_RENEWED = frozenset({StopReason.CANCEL, StopReason.LOST, StopReason.EXPIRED
 
 
 class HeartbeatThread:
-    """Beats for all that is in `hand`. `on_stop` is called in the worker's event loop."""
+    """Renews the leases of `running_tasks`. `on_stop` is called in the worker's event loop."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class HeartbeatThread:
         self._thread.start()
 
     async def stop(self) -> None:
-        # The thread looks at this after it has said which loop is its own: one of the two sees the other.
+        # The thread sets `_loop` first and reads this after it, so either it sees this or its loop is seen below.
         self._is_stopping = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
@@ -88,7 +88,7 @@ class HeartbeatThread:
         await self._ended.wait()
 
     def release_all_leases(self, seconds: float) -> None:
-        """The last act before the process is ended by force; blocks, from any thread but this one."""
+        """Release all leases before the process is killed. Blocks; call it from any thread but this one."""
         if self._loop is None or not self._thread.is_alive():
             return
         with contextlib.suppress(Exception):
@@ -137,7 +137,7 @@ class HeartbeatThread:
             await asyncio.gather(sending, return_exceptions=True)
 
     def _stop_expired(self, running_task: Sequence[RunningTask]) -> float:
-        """In how many seconds the next one would expire."""
+        """Stop tasks whose leases may have expired. Returns the seconds until the next one may expire."""
         now = monotonic()
         left = self._tick_seconds
         for one in running_task:
@@ -184,7 +184,7 @@ class HeartbeatThread:
         except Exception as error:
             if not updates or not is_rejection(error):
                 raise
-            # The leases matter more than what was said.
+            # The leases matter more than progress and log lines.
             self._telemetry.rejected(next(iter(updates)), "heartbeat", error)
             updates.clear()
             await self._send_batch(batch, updates)
@@ -194,10 +194,11 @@ class HeartbeatThread:
         updates: dict[RunningTask, TaskUpdate] = {}
         size = 0
         for running_task in batch:
-            # What does not fit into one request rides on the next.
+            # What does not fit into one request goes with the next one.
             if running_task.is_finished or size > _MAX_UPDATE_BYTES or running_task.context is None:
                 continue
-            # Set first: a report that sees it waits, one that does not finds the news still there and takes them along.
+            # Set before the update is taken: a report that sees the flag waits, and one that does not see it finds the update
+            # and sends it.
             running_task.is_in_heartbeat = True
             if (update := running_task.context.take_update()) is None:
                 running_task.is_in_heartbeat = False
@@ -215,28 +216,28 @@ class HeartbeatThread:
         sent_at = monotonic()
         seconds = heartbeat_timeout_seconds(min(running_task.task.lease_seconds for running_task in batch))
         async with asyncio.timeout(seconds):
-            answers = await self._send(
+            statuses = await self._send(
                 lambda: self._transport.heartbeat(LeaseHeartbeatRequest(worker=self._worker, leases=beats))
             )
         by_key = {running_task.key: running_task for running_task in batch}
-        for answer in answers:
-            if (one := by_key.get(answer.id.int)) is not None:
-                self._apply_status(one, answer, sent_at)
+        for status in statuses:
+            if (one := by_key.get(status.id.int)) is not None:
+                self._apply_status(one, status, sent_at)
 
-    def _apply_status(self, running_task: RunningTask, answer: LeaseHeartbeatResult, sent_at: float) -> None:
-        if answer.status == "lost":
-            # The answer to a report may be on its way: then it is no wonder that the lease is gone.
+    def _apply_status(self, running_task: RunningTask, result: LeaseHeartbeatResult, sent_at: float) -> None:
+        if result.status == "lost":
+            # If the task was just reported, its lease has ended by that report.
             if not running_task.is_finished:
                 self._request_stop(running_task, StopReason.LOST)
             return
-        if answer.status == "cancel":
-            # Its lease is not renewed any more: what is left of it is for cleaning up.
+        if result.status == "cancel":
+            # Its lease is not renewed any more. The handler has the rest of it to clean up.
             if not running_task.is_finished:
                 self._request_stop(running_task, StopReason.CANCEL)
             return
         running_task.renew(sent_at)
-        if running_task.context is not None and answer.lease_until is not None:
-            running_task.context.lease_until = answer.lease_until
+        if running_task.context is not None and result.lease_until is not None:
+            running_task.context.lease_until = result.lease_until
 
     def _request_stop(self, running_task: RunningTask, reason: StopReason) -> None:
         if running_task.request_stop(reason):
@@ -260,7 +261,7 @@ class HeartbeatThread:
 
 
 class _LoopMonitor:
-    """Sends a ping through the worker's event loop, and complains while it does not come back."""
+    """Sends callbacks through the worker's event loop, and logs if one is not run in time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, thread_id: int, telemetry: WorkerTelemetry, *, can_renew: bool) -> None:
         self._loop = loop
@@ -268,7 +269,7 @@ class _LoopMonitor:
         self._telemetry = telemetry
         self._can_renew = can_renew
         self._sent_at: float | None = None
-        self._complain_after = _BLOCKED_SECONDS
+        self._log_after = _BLOCKED_SECONDS
 
     def check(self, has_work: bool) -> None:
         if self._sent_at is None:
@@ -278,15 +279,15 @@ class _LoopMonitor:
                     self._loop.call_soon_threadsafe(self._on_response)
             return
         seconds = monotonic() - self._sent_at
-        if seconds >= self._complain_after:
-            self._complain_after = seconds * 2
+        if seconds >= self._log_after:
+            self._log_after = seconds * 2
             frame = sys._current_frames().get(self._thread_id)
             self._telemetry.blocked(seconds, None if frame is None else line_of_frame(frame), self._can_renew)
 
     def _on_response(self) -> None:
-        if self._sent_at is not None and self._complain_after > _BLOCKED_SECONDS:
+        if self._sent_at is not None and self._log_after > _BLOCKED_SECONDS:
             self._telemetry.unblocked(monotonic() - self._sent_at)
-        self._sent_at, self._complain_after = None, _BLOCKED_SECONDS
+        self._sent_at, self._log_after = None, _BLOCKED_SECONDS
 
 
 def _has_update(running_task: RunningTask) -> bool:

@@ -1,4 +1,4 @@
-"""Turns what a handler returned or raised into what is reported: results and errors of any size, cut with a note."""
+"""Builds the report of an attempt from what its handler returned or raised. Large results and errors are cut, with a note."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class InvalidTaskData(NonRetryable):
-    """A payload the handler cannot be called with, or a result JSON cannot hold: another attempt would end the same."""
+    """The handler cannot be called with the payload, or JSON cannot represent the result. A retry would not help."""
 
 
 # Results
 
 
 def result_of(task: ClaimedTask, value: Any) -> LeaseCompletion:
-    """The result as it is sent; raises InvalidTaskData if JSON cannot hold it."""
+    """The result as it is sent. Raises InvalidTaskData if JSON cannot represent it."""
     if value is None:
         return LeaseCompletion(id=task.id, fence=task.fence)
     encoded = _encoded(task, value)
@@ -60,7 +60,7 @@ def _encoded(task: ClaimedTask, value: Any) -> bytes:
 
 
 def failure_of(task: ClaimedTask, error: BaseException, definition: TaskDefinition | None = None) -> LeaseFailure:
-    """A handler raised: with its own frames, and whether and when it makes sense to try again."""
+    """The failure for an error of the handler: its traceback from the handler on, and whether and when to retry."""
     message = text_of(error) or type(error).__name__
     trace = None if isinstance(error, InvalidTaskData) else trace_of(error)
     lasting: tuple[type[BaseException], ...] = (NonRetryable, *(definition.non_retryable if definition is not None else ()))
@@ -89,7 +89,7 @@ def unknown_type_of(task: ClaimedTask) -> LeaseFailure:
 
 
 def rejected_of(task: ClaimedTask, reason: str) -> LeaseFailure:
-    """The server would not take what the handler returned or raised; its work is done, so it is not run again."""
+    """The server rejected the outcome of the handler. The work is done, so it is not retried."""
     message = truncate(f"the handler ran to its end, but the server refused its outcome: {reason}", MAX_ERROR_CHARACTERS)
     return LeaseFailure(id=task.id, fence=task.fence, error=ErrorInput(message=message, kind="refused"), retryable=False)
 
@@ -108,17 +108,17 @@ def text_of(error: BaseException) -> str:
 
 
 def line_of(error: BaseException) -> str:
-    """The error in one short line, for a log."""
+    """The error in one short line, for the log."""
     text = text_of(error)
     first = text.strip().partition("\n")[0]
     return truncate(f"{kind_of(error)}: {first}", 300)
 
 
 def trace_of(error: BaseException) -> str:
-    """The traceback from the handler's first frame on; of a long one, its end."""
+    """The traceback from the handler's first frame on. A long one is cut to its end."""
     told = traceback.TracebackException(type(error), error, _without_ours(error.__traceback__), compact=True)
     try:
-        # Each part is cut by itself, so that a message of megabytes does not push out the frames.
+        # Each part is cut separately, so that a long message does not replace the frames.
         text = "".join(truncate(part.rstrip("\n"), MAX_ERROR_CHARACTERS) + "\n" for part in told.format())
     except Exception:
         text = f"<the traceback of a {type(error).__name__} that cannot be shown>"
@@ -126,7 +126,7 @@ def trace_of(error: BaseException) -> str:
 
 
 def stack_of(frame: FrameType) -> str:
-    """Where a thread is at the moment, from the handler's first frame on."""
+    """The current stack of a thread, from the handler's first frame on."""
     frames = [one for one in traceback.extract_stack(frame) if not one.filename.startswith(_OURS)]
     while frames and frames[0].filename.endswith(("threading.py", "runners.py", "base_events.py", "events.py")):
         frames.pop(0)
@@ -161,7 +161,7 @@ def _tail(text: str) -> str:
 
 
 def check_call(definition: TaskDefinition, payload: Any) -> None:
-    """Raises InvalidTaskData if the handler cannot be called with this payload; asked only after a TypeError."""
+    """Raises InvalidTaskData if the handler cannot be called with this payload. Called only after a TypeError."""
     if not isinstance(payload, dict):
         kind = type(payload).__name__
         raise InvalidTaskData(
@@ -190,7 +190,7 @@ def frame_of_thread(thread_id: int | None) -> FrameType | None:
 
 
 def line_of_frame(frame: FrameType) -> str:
-    """Where a thread is: the innermost lines that are neither ours nor the standard library's."""
+    """The current line of a thread: the innermost one outside Everbeat and the standard library."""
     outside = [one for one in traceback.extract_stack(frame) if not one.filename.startswith((_OURS, _LIBRARY))]
     shown = outside[-2:] or traceback.extract_stack(frame)[-1:]
     return ", ".join(f"{Path(one.filename).name}:{one.lineno} in {one.name}" for one in reversed(shown))

@@ -1,9 +1,8 @@
-"""How much to claim ahead, tuned by itself to how fast this worker gets through its tasks; pure arithmetic.
+"""How many tasks to claim ahead, from the measured rate of this worker. Pure arithmetic.
 
-Claims in batches are what makes short tasks cheap; but a long task must not wait in one worker while another has nothing to
-do. Both follow from one rule: beside the free slots, claim what the next 20 ms need, if tasks are short at all, and the next
-50 ms if they are so short that a claim costs more than they do. More than that, and whoever comes next would wait behind what
-is in hand: a fleet's next tenant, or a more urgent task.
+Short tasks are cheap only if they are claimed in batches. A long task must not wait in one worker while another is idle. So a
+worker claims its free slots and, if tasks are short, what it needs for the next 20 ms, or for the next 50 ms if a task costs
+less than a claim. It does not claim more: the tasks of another tenant and urgent tasks would wait behind those it has.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ _WINDOW_SECONDS = 0.02
 
 
 class Prefetch:
-    """Tasks a second while there is work in hand, and what follows from it."""
+    """Measures the tasks per second while the worker has tasks, and computes what to claim."""
 
     def __init__(self, concurrency: int, lease_seconds: float) -> None:
-        # A task that has waited this long for a slot is better off with another worker; far below the lease in any case.
+        # A task that has waited this long for a slot is released to other workers. Far below the lease in any case.
         self.max_wait_seconds = min(_MAX_WAIT_SECONDS, lease_seconds / 10)
         self.rate = 0.0
         self._concurrency = concurrency
@@ -33,10 +32,10 @@ class Prefetch:
 
     @property
     def prefetch_count(self) -> int:
-        """How many tasks to hold beyond the slots."""
+        """How many tasks to have beyond the slots."""
         if self.rate * _SHORT_TASK_SECONDS < self._concurrency:
             return 0
-        # The server counts an attempt's time from the claim on: waiting here must not use it up.
+        # The timeout of an attempt starts with the claim: waiting here must not use it up.
         is_tiny = self.rate * _TINY_TASK_SECONDS > self._concurrency
         ahead_seconds = _TINY_TASK_PREFETCH_SECONDS if is_tiny else _PREFETCH_SECONDS
         seconds = min(ahead_seconds, self.max_wait_seconds, self._shortest_timeout / 10)
@@ -44,7 +43,7 @@ class Prefetch:
 
     @property
     def claim_below(self) -> int:
-        """With fewer tasks than this in hand, a claim is worth a request."""
+        """Claim if the worker has fewer tasks than this."""
         prefetch_count = self.prefetch_count
         return self._concurrency + prefetch_count - max(1, prefetch_count // 2) + 1
 
@@ -60,7 +59,7 @@ class Prefetch:
         self._finished += 1
 
     def sample(self, task_count: int, now: float) -> None:
-        """Learn from what was finished since the last sample."""
+        """Update the rate from the tasks finished since the last sample."""
         if self._since is None:
             return
         seconds = now - self._since
@@ -71,9 +70,9 @@ class Prefetch:
             self.rate = seen
         elif task_count >= self._concurrency:
             self.rate = (self.rate + seen) / 2
-        # With free slots, it was the work that was missing: more may be possible than was seen.
+        # With free slots, there were too few tasks, so the measured rate says nothing about the possible one.
         self._since, self._finished = (now if task_count else None), 0
 
     def stalled(self) -> None:
-        """Tasks waited too long for a slot: whatever the rate was, it is over."""
+        """Tasks waited too long for a slot: the measured rate is no longer valid."""
         self.rate = 0.0

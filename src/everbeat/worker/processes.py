@@ -1,7 +1,7 @@
-"""Several worker processes under one parent, for handlers that need more than one core: started, watched, restarted, stopped.
+"""Starts, restarts and stops several worker processes, for handlers that need more than one core.
 
-Each child is the same command line again. Children have process groups of their own, so that Ctrl-C reaches only the parent,
-which passes it on once; a child whose parent has gone stops by itself.
+Each child runs the same command line. Each has its own process group, so that Ctrl-C reaches only the parent, which forwards
+it once. A child whose parent has ended stops by itself.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import structlog
 from everbeat.worker.signals import EXIT_CODE_FORCED
 
 PARENT_VARIABLE = "EVERBEAT_WORKER_PARENT"
-_FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.5, 30.0
+_FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS = 0.5, 30.0
 _STABLE_SECONDS = 60.0
 _POLL_INTERVAL_SECONDS = 0.1
 _KILL_AFTER_SECONDS = 3.0
 
 
 class WorkerProcess:
-    """One place among the processes, and the process that has it at the moment."""
+    """One of the worker processes: the current process of this number, and when to start the next."""
 
     def __init__(self, number: int, command: Sequence[str]) -> None:
         self.number = number
@@ -43,7 +43,7 @@ class WorkerProcess:
         self.process = subprocess.Popen(self._command, env=environment, process_group=0)
 
     def ended(self) -> int | None:
-        """The exit code of a process that has just ended; when to start the next is then set."""
+        """The exit code if the process has just ended, and None otherwise. Sets when to start the next one."""
         code = None if self.process is None else self.process.poll()
         if code is None:
             return None
@@ -52,7 +52,7 @@ class WorkerProcess:
         if now - self._started_at > _STABLE_SECONDS:
             self._delay = _FIRST_DELAY_SECONDS
         self.start_at = now + self._delay
-        self._delay = min(self._delay * 2, _LONGEST_DELAY_SECONDS)
+        self._delay = min(self._delay * 2, _MAX_DELAY_SECONDS)
         return code
 
     def send(self, number: int) -> None:
@@ -92,7 +92,7 @@ class WorkerProcesses:
             self._log.error("worker_process_died", process=child.number, exit_code=code, starting_again_in_seconds=wait)
 
     def _stop(self) -> int:
-        """Wait for all, however long their grace time is; a second signal is passed on, and then nobody waits long."""
+        """Wait for all processes, for their whole grace time. A second signal is forwarded and shortens it."""
         self._signal_all(signal.SIGTERM)
         codes: list[int] = []
         forwarded, kill_at = 1, float("inf")
@@ -107,7 +107,7 @@ class WorkerProcesses:
             self._signalled.wait(_POLL_INTERVAL_SECONDS / 5)
         if forwarded > 1:
             return EXIT_CODE_FORCED
-        # One that was told while it was still starting ends by the signal itself.
+        # A process that gets the signal while it starts is ended by the signal.
         return 0 if all(code in (0, -signal.SIGTERM) for code in codes) else 1
 
     def _signal_all(self, number: int) -> None:
@@ -120,6 +120,6 @@ def command_of(arguments: Sequence[str]) -> list[str]:
 
 
 def pop_parent_pid() -> int | None:
-    """The parent, if this process is a child of Processes; taken from the environment, since it is not for its own children."""
+    """The process id of the parent if WorkerProcesses started this process. Removed from the environment of its children."""
     parent = os.environ.pop(PARENT_VARIABLE, "")
     return int(parent) if parent.isdigit() else None

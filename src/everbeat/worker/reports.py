@@ -1,8 +1,8 @@
-"""Tells the server how tasks ended: in batches, again after lost replies, never later than their leases can hold.
+"""Reports to the server how attempts ended: in batches, repeated after lost responses, until their leases may have expired.
 
-An idle worker's report leaves at once. While more tasks wait, reports gather for some milliseconds, and those that end while
-a request is under way go with the next one, so batches grow with the load by themselves. Repeating a report is harmless: the
-server answers the same. One that the server refuses is taken out of its batch, so that it does not stop the others.
+The report of an idle worker is sent at once. While more tasks wait for a slot, reports are collected for some milliseconds,
+and those added during a request go with the next one, so batches grow with the load. A report can be repeated safely: the
+server gives the same response. A report that the server rejects is taken out of its batch, so that the others are sent.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Report(NamedTuple, Generic[Item]):
 
 
 class _ReportQueue(Generic[Item]):
-    """One kind of report on its way."""
+    """The reports of one kind that are not confirmed yet."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class _ReportQueue(Generic[Item]):
             try:
                 async with asyncio.timeout(_REQUEST_SECONDS):
                     await self._reporter.send_updates([entry.running_task for entry in batch])
-                    answers = await self._send([entry.item for entry in batch])
+                    results = await self._send([entry.item for entry in batch])
             except Exception as error:
                 if is_rejection(error):
                     await self._isolate_rejected(batch, error)
@@ -141,7 +141,7 @@ class _ReportQueue(Generic[Item]):
                 batch = self._still_leased(batch)
                 continue
             self._reporter.telemetry.server_available()
-            self._confirm(batch, answers)
+            self._confirm(batch, results)
             return
 
     async def _isolate_rejected(self, batch: list[_Report[Item]], error: Exception) -> None:
@@ -170,9 +170,9 @@ class _ReportQueue(Generic[Item]):
             self._reporter.telemetry.unreported([entry.running_task for entry in gone], self._verb)
         return ours
 
-    def _confirm(self, batch: list[_Report[Item]], answers: Sequence[LeaseResult]) -> None:
+    def _confirm(self, batch: list[_Report[Item]], results: Sequence[LeaseResult]) -> None:
         self._forget(batch)
-        stale = {answer.id for answer in answers if answer.status == "stale"}
+        stale = {result.id for result in results if result.status == "stale"}
         if stale:
             self._reporter.telemetry.stale(
                 [entry.running_task for entry in batch if entry.running_task.task.id in stale], self._verb
@@ -184,7 +184,7 @@ class _ReportQueue(Generic[Item]):
 
 
 class Reporter:
-    """Completions, failures and releases, each in a lane of its own. Belongs to one event loop."""
+    """Sends completions, failures and releases, each from its own queue. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class Reporter:
             self._releases.add(running_task, Lease(id=running_task.task.id, fence=running_task.task.fence), 100)
 
     async def drain(self, seconds: float) -> bool:
-        """Until everything is told or forgotten; false if the time did not do."""
+        """Wait until all reports are sent or given up. False if that took longer than `seconds`."""
         if self.backlog:
             self._drained.clear()
             with contextlib.suppress(TimeoutError):
@@ -237,7 +237,7 @@ class Reporter:
     def forget(self, batch: list[RunningTask]) -> None:
         running_tasks = self._running_tasks
         for running_task in batch:
-            # The same task may have come back under a new fence meanwhile.
+            # The same task may have been claimed again meanwhile, with a new fence.
             if running_tasks.get(running_task.key) is running_task:
                 del running_tasks[running_task.key]
         if not self.backlog:
@@ -245,7 +245,7 @@ class Reporter:
         self._freed()
 
     async def send_updates(self, batch: list[RunningTask]) -> None:
-        """What handlers said last goes before their reports, since afterwards nobody would take it."""
+        """Send the last progress and log lines before the reports: the server rejects them after the end of an attempt."""
         with_context = [running_task for running_task in batch if running_task.context is not None]
         while any(running_task.is_in_heartbeat for running_task in with_context):  # noqa: ASYNC110 - another thread ends it
             await asyncio.sleep(_HEARTBEAT_POLL_SECONDS)
@@ -265,7 +265,7 @@ class Reporter:
             await self._transport.heartbeat(LeaseHeartbeatRequest(worker=self._worker, leases=beats))
         except BaseException as error:
             if not is_rejection(error):
-                _release_unclaimed(updates_sent)
+                _return_updates(updates_sent)
                 raise
             self.telemetry.rejected(updates_sent[0][0], "heartbeat", _as_exception(error))
 
@@ -284,7 +284,7 @@ class Reporter:
         self.fail(running_task, rejected_of(running_task.task, str(error)))
 
     def _failure_refused(self, running_task: RunningTask, failure: LeaseFailure, error: Exception) -> None:
-        """Once more with what no server refuses; if this one does, the lease runs out and the attempts bound it."""
+        """Repeat it with a plain error. If that is rejected too, the lease expires, and max_attempts limits the retries."""
         self.telemetry.rejected(running_task, "fail", error)
         self.telemetry.stats.failed -= 1
         bare = ErrorInput(message="the server refused the error that the handler raised", kind="refused")
@@ -295,7 +295,7 @@ class Reporter:
         self.telemetry.rejected(running_task, "release", error)
 
 
-def _release_unclaimed(updates_sent: list[tuple[RunningTask, TaskUpdate]]) -> None:
+def _return_updates(updates_sent: list[tuple[RunningTask, TaskUpdate]]) -> None:
     for running_task, one in updates_sent:
         if running_task.context is not None:
             running_task.context.return_update(one)

@@ -1,8 +1,7 @@
-"""Runs what was claimed: async handlers in a few reused coroutines, sync ones in threads, each within its time.
+"""Runs claimed tasks: async handlers in reused coroutines, sync handlers in threads, each until its timeout.
 
-A runner goes from task to task without a new asyncio.Task each, which is most of what a short task would cost. What one
-handler leaves behind must not reach the next one: a runner whose context variables were changed, or that was cancelled,
-is replaced by a fresh one.
+A runner takes one task after another without a new asyncio.Task for each, which would be most of the cost of a short task. A
+handler must not affect the next one: a runner that was cancelled, or whose context variables have changed, is replaced.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from everbeat.worker.running_task import RunningTask, StopReason
 from everbeat.worker.telemetry import WorkerTelemetry
 from everbeat.worker.thread_pool import HandlerThreadPool
 
-# How long runners keep the event loop to themselves while handlers do not wait for anything.
+# How long runners occupy the event loop while handlers do not wait for anything.
 _SLICE_SECONDS = 0.002
-# How long an async handler may clean up after it was cancelled before its end is reported without it.
+# How long an async handler may clean up after it was cancelled. After that, its end is reported anyway.
 CLEANUP_SECONDS = 10.0
 
 
 def interleave_tenants(ready: Iterable[RunningTask]) -> Iterator[RunningTask]:
-    """One of each tenant after the other: in a fleet's hand, one tenant's task need not wait behind all of another's."""
+    """The tenants in rotation, so that in a fleet one tenant's task does not wait behind all tasks of another."""
     by_tenant: dict[int, deque[RunningTask]] = {}
     for running_task in ready:
         by_tenant.setdefault(running_task.task.tenant_id.int, deque()).append(running_task)
@@ -38,7 +37,7 @@ def interleave_tenants(ready: Iterable[RunningTask]) -> Iterator[RunningTask]:
 
 
 class Runners:
-    """`ready` is what waits for a slot, in order; `running` what has one. Belongs to one event loop."""
+    """`ready` are the tasks that wait for a slot, in order; `running` those that have one. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -75,18 +74,18 @@ class Runners:
         self.ready.extend(running_task)
         if self.ready and any(one.task.tenant_id != self.ready[0].task.tenant_id for one in self.ready):
             interleaved = list(interleave_tenants(self.ready))
-            self.ready.clear()  # in place: runners hold on to it
+            self.ready.clear()  # in place: runners have references to it
             self.ready.extend(interleaved)
         self.fill_slots()
 
     def take_ready(self) -> list[RunningTask]:
-        """What has not begun, removed from here."""
+        """Remove and return the tasks that have not started."""
         waiting = [running_task for running_task in self.ready if not running_task.is_finished]
         self.ready.clear()
         return waiting
 
     def interrupt(self, running_task: RunningTask) -> None:
-        """It was told to stop: an async handler is cancelled and may clean up, a sync one can only look at its context."""
+        """Cancel an async handler, which may clean up. A sync handler can only check its context."""
         if running_task.runner is not None:
             running_task.runner.cancel()
             self._set_deadline(running_task, monotonic() + CLEANUP_SECONDS)
@@ -101,7 +100,7 @@ class Runners:
     # Starting
 
     def fill_slots(self) -> None:
-        """Fill free slots from what is ready."""
+        """Start ready tasks in the free slots."""
         ready = self.ready
         while ready and len(self.running) + self._starting < self._concurrency:
             head = ready[0]
@@ -125,8 +124,8 @@ class Runners:
         assert me is not None
         self._starting -= 1
         if self._is_yielding:
-            return  # another one is about to go on, and handlers do not seem to wait for anything
-        # One more is always on its way while there is more to do: it begins as soon as a handler in this one waits.
+            return  # another runner is about to continue, and handlers do not wait for anything
+        # Start the next runner now: it begins as soon as the handler in this one waits.
         if len(self.ready) > 1:
             self.fill_slots()
         while (running_task := self._next()) is not None:
@@ -141,7 +140,7 @@ class Runners:
                 await self._yield_to_loop()
 
     def _next(self) -> RunningTask | None:
-        """The next async task to run here; sync ones before it go to their threads."""
+        """The next async task to run here. Sync tasks before it are started in their threads."""
         ready, running = self.ready, self.running
         while ready and len(running) < self._concurrency:
             running_task = ready.popleft()
@@ -209,7 +208,7 @@ class Runners:
         if running_task.runner is not None and is_new:
             self.interrupt(running_task)
             return
-        # A thread cannot be stopped, and this coroutine would not be: report without it; its slot stays taken.
+        # A thread cannot be stopped, and this coroutine did not stop: report the end without it. It keeps its slot.
         frame = frame_of_thread(running_task.thread_id)
         trace = None if frame is None else stack_of(frame)
         if running_task.stop is StopReason.TIMEOUT:

@@ -1,7 +1,7 @@
-"""A task in this worker's hands: until when it may trust its lease, and why it has to stop.
+"""A task that this worker has claimed: until when its lease is surely valid, and why it has to stop.
 
-Trust is counted on the monotonic clock from *before* the claim or heartbeat was sent, so it ends before the lease can have
-ended on the server, whatever the network did and however long this process stood still. Wall clocks are never compared.
+The time counts on the monotonic clock, from *before* the claim or heartbeat was sent. So it ends before the lease can expire on
+the server, whatever the network does and however long this process is paused. Wall clocks are never compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from everbeat.worker.context import Context
 
 
 class StopReason(Enum):
-    """Why a task has to stop. `LOST`: the server said so; `EXPIRED`: it may be so, for nobody could be asked."""
+    """Why a task has to stop. `LOST`: the server reported it. `EXPIRED`: the lease may have expired during an outage."""
 
     CANCEL = "cancel"
     TIMEOUT = "timeout"
@@ -25,7 +25,7 @@ class StopReason(Enum):
 
 
 class RunningTask:
-    """One task from claim to settlement. The heartbeat thread writes `renewed_at`, `trusted_until` and `stop`."""
+    """One task from its claim to its report. The heartbeat thread writes `renewed_at`, `trusted_until` and `stop`."""
 
     __slots__ = (
         "context",
@@ -57,9 +57,9 @@ class RunningTask:
         self.runner: asyncio.Task[None] | None = None
         self.thread_id: int | None = None
         self.context: Context | None = None
-        # An outcome was handed to the reporter, or there is none to report: nothing more may be said about this task.
+        # Its outcome was given to the reporter, or there is none to report: nothing else is reported about this task.
         self.is_finished = False
-        # A heartbeat with its news is under way: a completion that overtook it would lose them.
+        # A heartbeat with its progress or log is in flight. A completion that arrives before it would lose them.
         self.is_in_heartbeat = False
 
     def renew(self, sent_at: float) -> None:
@@ -67,7 +67,7 @@ class RunningTask:
         self.trusted_until = sent_at + self.task.lease_seconds - margin_seconds(self.task.lease_seconds)
 
     def request_stop(self, reason: StopReason) -> bool:
-        """The first reason counts, but that a task is lost outweighs all. From any thread. True if the reason is new."""
+        """The first reason counts, but LOST replaces every other. Safe from any thread. True if the reason is new."""
         if self.stop is reason or (self.stop is not None and reason is not StopReason.LOST):
             return False
         self.stop = reason
@@ -76,7 +76,7 @@ class RunningTask:
         return True
 
 
-# By the id as a number: hashing a UUID costs more than all else that is done to keep a task in hand.
+# By the id as an integer: to hash a UUID costs more than everything else that is done for a task here.
 RunningTasks = dict[int, RunningTask]
 
 
@@ -85,7 +85,7 @@ def margin_seconds(lease_seconds: float) -> float:
 
 
 def attempt_seconds(timeout_seconds: float) -> float:
-    """The server ends an attempt so long after the claim, and then listens no more: the worker has to be first to say so."""
+    """The worker reports a timeout a little before the server ends the attempt; afterwards, the server takes no report."""
     return timeout_seconds - min(0.5, timeout_seconds / 20)
 
 
@@ -94,5 +94,5 @@ def heartbeat_seconds(lease_seconds: float) -> float:
 
 
 def heartbeat_timeout_seconds(lease_seconds: float) -> float:
-    """How long one heartbeat may take: the lease holds an interval, two attempts and the margin."""
+    """How long one heartbeat may take: a lease covers one interval, two tries and the margin."""
     return min(5.0, (lease_seconds * 2 / 3 - margin_seconds(lease_seconds)) / 2)

@@ -1,4 +1,4 @@
-"""The worker: claims tasks, runs their handlers, keeps their leases and reports how they ended, until it is told to stop."""
+"""The worker: claims tasks, runs their handlers, renews their leases and reports their outcomes, until it is stopped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TICK_SECONDS = 0.25
 _CLEANUP_SECONDS = 2.0
 _DRAIN_SECONDS = 5.0
 _MAX_UNREPORTED = 4000
-_LEASE_LOST = "the server ended the attempt, or gave the task to somebody else"
+_LEASE_LOST = "the server ended the attempt, or another worker has the task"
 
 
 def new_worker_name() -> str:
@@ -37,7 +37,7 @@ def new_worker_name() -> str:
 
 
 class Worker:
-    """Runs the handlers of a registry. The transport is opened and closed by whoever made it."""
+    """Runs the handlers of a registry. The caller opens and closes the transport."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Worker:
         return self._telemetry.stats
 
     async def start(self) -> None:
-        """Begin to claim; `run` or `stop` comes next. After a `stop`, nothing begins."""
+        """Start to claim; call `run` or `stop` next. Does nothing after `stop`."""
         if self._is_stopping:
             return
         loop = asyncio.get_running_loop()
@@ -104,7 +104,7 @@ class Worker:
         self._telemetry.started(queues=self.queues, types=len(self._types), concurrency=self._concurrency, server=server)
 
     async def run(self) -> None:
-        """Start, and go on until `stop`; raises if the server will never take this worker's claims."""
+        """Start, and run until `stop`. Raises if the server rejects the claims of this worker permanently."""
         if not self._tasks:
             await self.start()
         stopped = asyncio.create_task(self._is_stopped.wait())
@@ -117,18 +117,18 @@ class Worker:
                 task.result()
 
     async def stop(self, grace_seconds: float | None = None) -> None:
-        """Claim no more, give back what has not begun, let the rest end within the grace time, then give that back too."""
+        """Stop claiming, release tasks that have not started, let the others end within the grace time, then release those."""
         if self._is_stopping:
             await self._is_stopped.wait()
             return
         self._is_stopping = True
-        if not self._tasks:  # not started, and now it never will be
+        if not self._tasks:  # not started, and it will not be
             self._is_stopped.set()
             return
         grace = self._grace_seconds if grace_seconds is None else grace_seconds
         self._telemetry.stopping(running=len(self._runners.running), grace_seconds=grace)
         try:
-            # First: what is given back must not come again by this worker's own poll.
+            # First: this worker's own poll must not claim the released tasks again.
             await self._claimer.stop()
             self._release(self._runners.take_ready())
             await self._wait_until_ended(grace)
@@ -142,10 +142,10 @@ class Worker:
             self._is_stopped.set()
 
     def release_all_leases(self, seconds: float) -> None:
-        """For a process about to be ended by force: give back all that is in hand. Blocks; safe from any thread."""
+        """Release all leases before the process is killed. Blocks; safe from any thread."""
         self._heartbeats.release_all_leases(seconds)
 
-    # Work comes in
+    # Claimed tasks
 
     def _count_to_claim(self) -> int:
         if self._reporter.backlog > _MAX_UNREPORTED:
@@ -180,7 +180,7 @@ class Worker:
             self._reporter.fail(running_task, unknown_type_of(running_task.task))
         self._runners.put(running_task for running_task in taken if running_task.definition is not _UNKNOWN)
 
-    # Work is done
+    # Ended tasks
 
     def _finished(self, running_task: RunningTask, outcome: Outcome) -> None:
         running_task.is_finished = True
@@ -189,12 +189,12 @@ class Worker:
             if running_task.stop is StopReason.LOST:
                 self._drop(running_task, _LEASE_LOST)
             else:
-                # Also when the lease may have expired: the work is done, and the fence decides whether it counts.
+                # Also if the lease may have expired: the work is done, and the server decides by the fence whether it counts.
                 self._reporter.complete(running_task, outcome)
         elif running_task.stop is StopReason.LOST:
             self._drop(running_task, _LEASE_LOST)
         elif running_task.stop is StopReason.EXPIRED:
-            self._drop(running_task, "its lease may have expired while the server could not be asked")
+            self._drop(running_task, "its lease may have expired while the server was unreachable")
         elif running_task.stop is StopReason.SHUTDOWN:
             self._reporter.release([running_task])
         elif isinstance(outcome, Interrupted):
@@ -210,7 +210,7 @@ class Worker:
             self._claimer.wake()
 
     def _on_stop_requested(self, running_task: RunningTask) -> None:
-        """In the event loop, after the reason was noted."""
+        """Called in the event loop, after the reason was set."""
         if running_task.is_finished:
             return
         if running_task in self._runners.running:
@@ -220,7 +220,7 @@ class Worker:
         if running_task.stop is StopReason.CANCEL:
             self._reporter.fail(running_task, cancelled_of(running_task.task))
         else:
-            self._drop(running_task, "it was no longer this worker's before it began")
+            self._drop(running_task, "its lease ended before it started")
 
     def _drop(self, running_task: RunningTask, why: str) -> None:
         self._telemetry.lost(running_task, why)
@@ -231,7 +231,7 @@ class Worker:
             running_task.is_finished = True
         self._reporter.release(waiting)
 
-    # Now and then
+    # Periodic checks
 
     async def _tick_forever(self) -> None:
         while True:
@@ -242,7 +242,7 @@ class Worker:
             self._freed()
 
     def _release_stalled(self) -> None:
-        """Tasks claimed ahead that turn out long: those behind them are better off with another worker."""
+        """Release the waiting tasks if those that run take long: other workers may have free slots."""
         ready, now = self._runners.ready, monotonic()
         if not ready or now - ready[0].received_at < self._prefetch.max_wait_seconds:
             return
@@ -253,7 +253,7 @@ class Worker:
         self._telemetry.released_waiting(len(waiting))
         self._release(waiting)
 
-    # The end
+    # Shutdown
 
     async def _wait_until_ended(self, seconds: float) -> None:
         if not self._runners.running:
@@ -276,7 +276,7 @@ class Worker:
 
 
 def _unhandled() -> None:
-    """Stands in for a handler that this worker does not have; never called."""
+    """Placeholder for a handler that this worker does not have. Never called."""
 
 
 _UNKNOWN = TaskDefinition(type="", queue="", function=_unhandled, is_async=False, wants_context=False)

@@ -1,4 +1,4 @@
-"""Runs an event loop until a signal says stop; a second signal ends the process, even if a handler blocks the loop."""
+"""Runs an event loop until SIGINT or SIGTERM. A second signal ends the process, even if a handler blocks the loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXIT_CODE_FORCED = 130
 
 
 class StopSignal:
-    """Set by the first signal; the second calls `on_second_signal`, which has a second, and ends the process."""
+    """The first signal sets `requested`. The second calls `on_second_signal`, with one second left, and ends the process."""
 
     def __init__(self) -> None:
         self.requested = asyncio.Event()
@@ -29,7 +29,7 @@ class StopSignal:
         if self._count == 1:
             self._loop.call_soon_threadsafe(self.requested.set)
         elif self._count == 2:
-            # In a thread: the event loop may be what is stuck.
+            # In a thread: the event loop may be blocked.
             threading.Thread(target=self._end, daemon=True).start()
 
     def _end(self) -> None:
@@ -43,7 +43,7 @@ class StopSignal:
 def run_until_signalled(main: Callable[[StopSignal], Coroutine[Any, Any, None]]) -> None:
     async def supervised() -> None:
         stopping = StopSignal()
-        # Not the event loop's own signal handlers: they wait for the loop.
+        # Not the signal handlers of the event loop: they do not run while it is blocked.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stopping.on_signal)
         await main(stopping)

@@ -1,4 +1,4 @@
-"""What a worker counts and says: quiet while all is well, one line when an outage begins and one when it ends."""
+"""The counters and log lines of a worker. An outage of the server is one line when it begins and one when it ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _QUIET_SECONDS = 10.0
 
 @dataclass
 class Stats:
-    """`stale`: reports that came too late to count; `lost`: tasks given up because they are, or may be, somebody else's."""
+    """`stale`: reports that came too late. `lost`: tasks given up because their leases ended or may have ended."""
 
     claimed: int = 0
     completed: int = 0
@@ -61,7 +61,7 @@ class WorkerTelemetry:
     def stale(self, stale: Sequence[RunningTask], verb: str) -> None:
         with self._lock:
             self.stats.stale += len(stale)
-        meaning = "the task is somebody else's by now, or was ended; the report changed nothing"
+        meaning = "another worker has the task, or it has ended; the report changed nothing"
         self._log.warning("report_stale", report=verb, count=len(stale), **_example(stale), meaning=meaning)
 
     def lost(self, running_task: RunningTask, why: str) -> None:
@@ -73,24 +73,24 @@ class WorkerTelemetry:
     def unreported(self, running_task: Sequence[RunningTask], verb: str) -> None:
         with self._lock:
             self.stats.lost += len(running_task)
-        meaning = "their leases may have expired before the server could be told; they will be tried again"
-        self._log.error("report_given_up", report=verb, count=len(running_task), **_example(running_task), meaning=meaning)
+        meaning = "their leases may have expired before the report reached the server; they will be retried"
+        self._log.error("report_dropped", report=verb, count=len(running_task), **_example(running_task), meaning=meaning)
 
     def rejected(self, running_task: RunningTask, verb: str, error: Exception) -> None:
         self._log.error(
-            "report_refused", report=verb, task=str(running_task.task.id), type=running_task.task.type, error=str(error)
+            "report_rejected", report=verb, task=str(running_task.task.id), type=running_task.task.type, error=str(error)
         )
 
     def released_waiting(self, count: int) -> None:
-        self._log.debug("waiting_tasks_given_back", count=count)
+        self._log.debug("waiting_tasks_released", count=count)
 
     def hook_failed(self, hook: str, task: ClaimedTask, error: BaseException) -> None:
         self._log.error("hook_failed", hook=hook, task=str(task.id), type=task.type, exc_info=error)
 
     def internal_error(self, what: str, error: BaseException) -> None:
-        self._log.error("worker_fault", what=what, exc_info=error)
+        self._log.error("worker_internal_error", what=what, exc_info=error)
 
-    # The server, and this process
+    # The server and this process
 
     def server_unavailable(self, verb: str, error: BaseException) -> None:
         now = monotonic()
@@ -100,37 +100,37 @@ class WorkerTelemetry:
             self._unavailable_since = now
             self._is_outage_logged = now >= self._quiet_until
         if self._is_outage_logged:
-            self._log.warning("server_away", request=verb, error=str(error) or type(error).__name__, meaning="retrying")
+            self._log.warning("server_unavailable", request=verb, error=str(error) or type(error).__name__, meaning="retrying")
 
     def server_available(self) -> None:
-        """A request was answered."""
+        """A request succeeded."""
         if self._unavailable_since is None:
             return
         with self._lock:
             since, self._unavailable_since = self._unavailable_since, None
-            # A server that refuses one kind of request and answers another must not fill the log.
+            # A server that rejects one kind of request and accepts another must not fill the log.
             if self._is_outage_logged:
                 self._quiet_until = monotonic() + _QUIET_SECONDS
         if since is not None and self._is_outage_logged:
-            self._log.warning("server_back", away_seconds=round(monotonic() - since, 1))
+            self._log.warning("server_available", unavailable_seconds=round(monotonic() - since, 1))
 
     def blocked(self, seconds: float, place: str | None, can_renew: bool) -> None:
-        meaning = "a handler does not let the event loop go on; make it sync, or give blocking calls to a thread"
+        meaning = "a handler blocks the event loop; make it a sync function, or run blocking calls in a thread"
         if not can_renew:
-            meaning += "; leases cannot be renewed meanwhile"
+            meaning += "; leases are not renewed meanwhile"
         self._log.error(f"event loop blocked for {seconds:.1f} s", at=place, meaning=meaning)
 
     def unblocked(self, seconds: float) -> None:
-        self._log.warning(f"event loop goes on after {seconds:.1f} s")
+        self._log.warning(f"event loop was blocked for {seconds:.1f} s")
 
     def _may_log(self) -> bool:
-        """A flood of failures must not become a flood of lines."""
+        """Limits the log lines per second."""
         with self._lock:
             second = int(monotonic())
             if second != self._second:
                 hidden, self._second, self._lines = self._lines - _MAX_LINES_PER_SECOND, second, 0
                 if hidden > 0:
-                    self._log.warning("more_lines_left_out", count=hidden)
+                    self._log.warning("log_lines_dropped", count=hidden)
             self._lines += 1
             return self._lines <= _MAX_LINES_PER_SECOND
 

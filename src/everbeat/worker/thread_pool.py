@@ -1,4 +1,4 @@
-"""The threads that sync handlers run in: started as needed; daemons, since a handler without end must not keep a process."""
+"""The threads of sync handlers. Started as needed; daemon threads, so that a handler that never ends cannot block the exit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everbeat.worker.running_task import RunningTask
 
 
 class HandlerThreadPool:
-    """Runs `call` in threads and hands the outcomes to `collect` in the event loop, all that are there at once."""
+    """Runs `call` in threads, and passes the outcomes in batches to `collect` in the event loop."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class HandlerThreadPool:
         self._has_changed = False
 
     def start(self, running_task: RunningTask) -> None:
-        """In the event loop; the caller keeps to the size."""
+        """Call it in the event loop. The caller does not start more tasks than the size."""
         self._busy += 1
         if self._busy > self._threads and self._threads < self._size:
             self._threads += 1
@@ -50,7 +50,7 @@ class HandlerThreadPool:
         me = threading.get_ident()
         while (running_task := self._waiting.get()) is not None:
             running_task.thread_id = me
-            # A copy each: what a handler sets in context variables is not the next one's business.
+            # A copy for each: context variables that a handler sets do not affect the next one.
             outcome = self._context.copy().run(self._call, running_task)
             running_task.thread_id = None
             self._done.append((running_task, outcome))
@@ -59,11 +59,11 @@ class HandlerThreadPool:
                 self._has_changed = True
                 try:
                     self._loop.call_soon_threadsafe(self._collect_done)
-                except RuntimeError:  # the event loop is closed: nobody waits for this any more
+                except RuntimeError:  # the event loop is closed, so nothing waits for this outcome
                     return
 
     def _collect_done(self) -> None:
-        # First: what is appended from here on asks for another round.
+        # First: what is appended after this schedules another call.
         self._has_changed = False
         done = []
         while self._done:

@@ -8,16 +8,16 @@ from typing import Protocol
 
 
 class Trigger(Protocol):
-    """A parsed trigger. Immutable, shared between schedules, and cheap: tens of microseconds a call."""
+    """A parsed trigger. Immutable and shared between schedules. A call takes tens of microseconds."""
 
     def next_after(self, t: datetime) -> datetime | None:
         """The first tick strictly after t, or None if there is none."""
 
     def last_until(self, t: datetime) -> datetime | None:
-        """The newest tick at or before t, or None if there is none."""
+        """The last tick at or before t, or None if there is none."""
 
     def count_between(self, after: datetime, until: datetime) -> int:
-        """How many ticks lie in (after, until]; exact, and fast for spans of years."""
+        """The exact number of ticks in (after, until]; fast even for spans of years."""
 
     def gaps_between(self, after: datetime, until: datetime) -> Sequence[datetime]:
-        """The instants in (after, until] at which a DST gap swallowed a tick; empty unless gap = skip."""
+        """The instants in (after, until] at which a DST gap skipped a tick; empty unless gap = skip."""

@@ -1,4 +1,4 @@
-"""Reading cron expressions: prefix, nicknames, H and precise complaints; what is left is plain cronsim dialect."""
+"""Parses cron expressions: prefix, nicknames, H and precise error messages. The result is in the dialect of cronsim."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SHOWN_LENGTH = 24
 
 
 class Field(NamedTuple):
-    """One field of an expression: its range, the values H may take, and the names it knows."""
+    """One field of an expression: its range, the values H may take, and its names."""
 
     name: str
     low: int
@@ -45,7 +45,7 @@ class Field(NamedTuple):
 SECOND = Field("second", 0, 59, 59)
 MINUTE = Field("minute", 0, 59, 59)
 HOUR = Field("hour", 0, 23, 23)
-# H stops at 28 so that every month has its day.
+# H ends at 28, so that the day exists in every month.
 DAY_OF_MONTH = Field("day-of-month", 1, 31, 28)
 MONTH = Field("month", 1, 12, 12, MappingProxyType({name: i + 1 for i, name in enumerate(_MONTHS)}), "a month")
 DAY_OF_WEEK = Field("day-of-week", 0, 7, 6, MappingProxyType({name: i for i, name in enumerate(_DAYS)}), "a day")
@@ -57,13 +57,13 @@ def invalid_cron(message: str) -> InvalidInput:
 
 
 def split_zone(expression: str) -> tuple[str | None, str]:
-    """The zone named by a CRON_TZ= or TZ= prefix, if any, and the rest of the expression."""
+    """The zone of a CRON_TZ= or TZ= prefix, if any, and the rest of the expression."""
     match = _ZONE_PREFIX.match(expression)
     return (match[1], expression[match.end() :]) if match else (None, expression)
 
 
 def uses_hash(expression: str) -> bool:
-    """Does the expression depend on the seed?"""
+    """Whether the expression depends on the seed."""
     if "H" not in expression and "h" not in expression:
         return False
     _, rest = split_zone(expression)
@@ -71,7 +71,7 @@ def uses_hash(expression: str) -> bool:
 
 
 def read_fields(expression: str, seed: bytes) -> tuple[str, ...]:
-    """Six checked fields, seconds first, in cronsim's dialect. The zone prefix must be off already."""
+    """Six checked fields, seconds first, in cronsim's dialect. The zone prefix must have been removed."""
     text = expression.strip()
     if text.startswith("@"):
         text = _nickname(text)
@@ -84,7 +84,7 @@ def read_fields(expression: str, seed: bytes) -> tuple[str, ...]:
 
 
 def follows_real_time(expression: str) -> bool:
-    """Is the minute or the hour a wildcard? Seconds have no say. For an expression that read_fields took."""
+    """Whether the minute or the hour is a wildcard; seconds do not matter. The expression must be valid."""
     text = expression.strip()
     parts = NICKNAMES.get(text.lower(), text).split()
     return parts[-5].startswith("*") or parts[-4].startswith("*")
@@ -132,7 +132,7 @@ def _read_term(field: Field, term: str, seed: bytes) -> str:
         return "*" if base == "*" else _list(_range(field, base))
     step = _step(field, step_text)
     if base == "*":
-        # Kept as it is: a leading star also says how the two day fields combine.
+        # Not expanded: a leading star also determines how the two day fields are combined.
         return f"*/{step}"
     values = _range(field, base)
     if "-" not in base:
@@ -187,7 +187,7 @@ def _step(field: Field, text: str) -> int:
         raise _wrong(field, f'"{_shown(text)}" is not a step; write a number of 1 or more after the slash')
     step = int(text)
     if step == 0:
-        raise _wrong(field, "a step of 0 never moves on; use 1 or more")
+        raise _wrong(field, "a step must not be 0; use 1 or more")
     return step
 
 
@@ -195,7 +195,7 @@ def _nth_weekday(term: str) -> str:
     day_text, _, nth_text = term.partition("#")
     day = _value(DAY_OF_WEEK, day_text)
     if nth_text not in ("1", "2", "3", "4", "5"):
-        raise _wrong(DAY_OF_WEEK, f'"{_shown(term)}": after # comes which one of the month, 1–5')
+        raise _wrong(DAY_OF_WEEK, f'"{_shown(term)}": the number after # must be 1–5 (which one of the month)')
     return f"{day}#{nth_text}"
 
 

@@ -1,4 +1,4 @@
-"""Every so many seconds of elapsed time from an anchor; wall clocks and zones have no say here."""
+"""A fixed interval of elapsed time, counted from an anchor. Time zones do not matter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_LENGTH = 40
 
 
 def parse_every(expression: str, anchor: datetime) -> IntervalTrigger:
-    """The trigger of a number of seconds, or InvalidInput on `every_seconds`."""
+    """Parse a number of seconds. Raises InvalidInput for `every_seconds`."""
     text = expression.strip()
     if len(text) > _MAX_LENGTH or not _NUMBER.fullmatch(text):
         raise _invalid_every("must be a number of seconds, such as 90 or 1.5")
@@ -56,7 +56,7 @@ class IntervalTrigger:
         return []
 
     def _passed(self, t: datetime) -> int:
-        """How many ticks lie at or before t; zero or less if none."""
+        """The number of ticks at or before t; zero or less if there are none."""
         return (t - self._anchor) // _MICROSECOND // self._step + 1
 
     def _tick(self, number: int) -> datetime:

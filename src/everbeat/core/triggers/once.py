@@ -13,7 +13,7 @@ _MAX_LENGTH = 64
 
 
 def parse_at(expression: str) -> OnceTrigger:
-    """The trigger of an RFC 3339 instant, or InvalidInput on `at`."""
+    """Parse an RFC 3339 instant. Raises InvalidInput for `at`."""
     match = _RFC3339.fullmatch(expression.strip()) if len(expression) <= _MAX_LENGTH else None
     if match is None:
         raise _invalid_at(f"must be a date and time with an offset, such as {_EXAMPLE} or 2026-12-24T17:00:00Z")
@@ -32,7 +32,7 @@ def parse_at(expression: str) -> OnceTrigger:
 
 
 class OnceTrigger:
-    """One tick and no more."""
+    """A trigger with exactly one tick."""
 
     def __init__(self, at: datetime) -> None:
         self.at = at

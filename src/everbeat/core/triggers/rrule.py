@@ -1,9 +1,8 @@
-"""RRULE: recurrence rules as triggers; text is read in rrule_text.py, times are in rrule_times.py, DST is in wall_clock.py.
+"""RRULE: recurrence rules as triggers. Text is parsed in rrule_text.py, times are in rrule_times.py, DST is in wall_clock.py.
 
-YEARLY to DAILY rules name times of the wall clock, and the policies for gaps and folds apply. HOURLY, MINUTELY and
-SECONDLY rules count elapsed time from DTSTART, through gaps and folds alike, and their BY parts look at the wall clock.
-COUNT counts the times of a rule before a gap moves or swallows one or a fold shows one twice. UNTIL is included; as a
-bare date it lasts to the end of that day in the zone.
+YEARLY to DAILY rules name local times, and the policies for gaps and folds apply. HOURLY, MINUTELY and SECONDLY rules count
+elapsed time from DTSTART, also across gaps and folds, and their BY parts filter by local time. COUNT counts the times of a rule
+before a gap moves or skips one, or a fold repeats one. UNTIL is inclusive; a date includes the whole day in the zone.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from everbeat.core.triggers.rrule_times import UNITS, DatePattern, ElapsedPatter
 from everbeat.core.triggers.wall_clock import DAY, MAX_INSTANT, LocalTrigger, Mode, to_seconds, wall_clock
 from everbeat.core.zones import load_zone
 
-# How many spans of one offset may pass without a tick before a rule of hours, minutes or seconds counts as silent.
+# After this many periods of one offset without a tick, an HOURLY, MINUTELY or SECONDLY rule is considered to have none.
 _MAX_WINDOWS = 64
 _COUNT_YEARS = 100
 
@@ -28,17 +27,17 @@ class RRuleTrigger(LocalTrigger):
 
 
 def effective_zone(expression: str, timezone: str) -> str:
-    """The zone a rule is read in: the TZID of its DTSTART, or else the schedule's."""
+    """The zone of a rule: the TZID of its DTSTART, or else the schedule's."""
     return read_recurrence(expression).zone or timezone
 
 
 def has_start(expression: str) -> bool:
-    """Does the rule bring its own DTSTART, so that it needs no anchor?"""
+    """Whether the rule has a DTSTART, so that it needs no anchor."""
     return read_recurrence(expression).start is not None
 
 
 def parse_rrule(expression: str, timezone: str, anchor: datetime, gap: DstGap, fold: DstFold) -> RRuleTrigger:
-    """The trigger of a rule, or InvalidInput on `rrule`. The anchor stands in for a missing DTSTART."""
+    """Parse a rule. Raises InvalidInput for `rrule`. The anchor replaces a missing DTSTART."""
     rule = read_recurrence(expression)
     zone = _zone(rule, timezone)
     start = _start(rule, zone, anchor)
@@ -93,7 +92,7 @@ def _until(rule: Recurrence, zone: ZoneInfo) -> int | None:
     if rule.until.is_date:
         until = until + timedelta(seconds=DAY - 1)
     if until.tzinfo is None:
-        # Of a time that the wall clock shows twice, the later one: UNTIL is included.
+        # If the local time occurs twice, the later instant, because UNTIL is inclusive.
         until = until.replace(tzinfo=zone, fold=1)
     return min(to_seconds(until), MAX_INSTANT)
 

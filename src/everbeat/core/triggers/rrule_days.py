@@ -1,7 +1,7 @@
-"""Which days a recurrence rule names, a year at a time; dateutil does the calendar, here are the intervals.
+"""The days of a recurrence rule, one year at a time. dateutil computes the days of a year; INTERVAL is applied here.
 
-dateutil walks from DTSTART and, for a rule that never matches, on to the year 9999. So it is only ever asked for a
-single year, and once per kind of year: Jan 1's weekday and leap years settle everything a rule can ask of its days.
+dateutil iterates from DTSTART and, for a rule that never matches, up to the year 9999. It is therefore only used for single
+years, once per kind of year: the weekday of January 1 and whether it is a leap year determine all days of a rule.
 """
 
 from __future__ import annotations
@@ -12,22 +12,24 @@ from collections import defaultdict
 from collections.abc import Iterable
 from datetime import date, datetime
 from itertools import groupby
-
-from dateutil.rrule import YEARLY, rrule, weekday
+from typing import TYPE_CHECKING
 
 from everbeat.core.triggers.days import ListedTimes, Times
 from everbeat.core.triggers.rrule_text import Recurrence
 from everbeat.core.triggers.wall_clock import EPOCH_ORDINAL, FIRST_DAY, LAST_DAY
 
+if TYPE_CHECKING:
+    from dateutil.rrule import weekday
+
 _CACHED_YEARS = 64
-# dateutil ends a yearly rule when the next year would be beyond 9999: the way to get one year of it.
+# dateutil ends a yearly rule when the next year would be after 9999. This interval limits it to one year.
 _INTERVAL_BEYOND_RANGE = 10_000
 
 
 class RecurrenceDays:
-    """The days of a rule, counted from 1970; those before DTSTART in the same phase are included."""
+    """The days of a rule, counted from 1970, including those before DTSTART in the same phase."""
 
-    # The calendar repeats after 400 years, but INTERVAL and leap days may take longer to meet.
+    # The calendar repeats after 400 years, but with INTERVAL a leap day may take longer to match.
     patience_years = 1000
 
     def __init__(self, rule: Recurrence, start: date) -> None:
@@ -70,7 +72,7 @@ class RecurrenceDays:
         return None
 
     def between(self, first: int, end: int) -> Iterable[tuple[int, ...]]:
-        """Those in [first, end), year by year."""
+        """The days in [first, end), year by year."""
         for year in range(_year_of(first), _year_of(end - 1) + 1) if first < end else ():
             days = self.of_year(year)
             yield days[bisect_left(days, first) : bisect_left(days, end)]
@@ -98,7 +100,7 @@ class RecurrenceDays:
         return tuple(day for offset in self._of_kind(year, months) if (day := first + offset) in wanted) if wanted else ()
 
     def _in_phase(self, first: int) -> set[int] | None:
-        """The days of every so many weeks or days of the year that begins with this one; None if that is all."""
+        """The days of a year that INTERVAL selects, by weeks or days; None if all. The year begins with the day `first`."""
         if self._rule.interval == 1 or self._rule.frequency not in ("WEEKLY", "DAILY"):
             return None
         origin, length = (self._week_origin, 7) if self._rule.frequency == "WEEKLY" else (self._start_day, 1)
@@ -118,7 +120,7 @@ class RecurrenceDays:
 class ChosenDays(RecurrenceDays):
     """The days of a rule with BYSETPOS, which picks times out of each year, month, week or day."""
 
-    # Grouping a year costs more; the rarest choices, fifth Mondays of February, are forty years apart.
+    # A year costs more here. The rarest choices, such as the fifth Monday of February, are at most forty years apart.
     patience_years = 120
 
     def __init__(self, rule: Recurrence, start: date, times: Times) -> None:
@@ -154,7 +156,7 @@ class ChosenDays(RecurrenceDays):
                 yield days[day], self._all_times[time]
 
     def _periods_touching(self, year: int) -> Iterable[list[int]]:
-        """The days of the year by period; the weeks at its ends are whole, with their days in other years."""
+        """The days of the year, grouped by period; weeks at its ends include their days in adjacent years."""
         days = list(super().of_year(year))
         if self._rule.frequency == "WEEKLY":
             before, after = super().of_year(max(year - 1, 1)), super().of_year(min(year + 1, date.max.year))
@@ -174,7 +176,7 @@ class ChosenDays(RecurrenceDays):
 
 
 def with_defaults(rule: Recurrence, start: date) -> Recurrence:
-    """A rule without day parts takes them from DTSTART, as RFC 5545 has it."""
+    """The rule with missing day parts taken from DTSTART, as RFC 5545 requires."""
     if rule.by_week_number or rule.by_year_day or rule.by_month_day or rule.by_day:
         return rule
     match rule.frequency:
@@ -189,6 +191,8 @@ def with_defaults(rule: Recurrence, start: date) -> Recurrence:
 
 
 def _dateutil_days(rule: Recurrence, year: int, months: tuple[int, ...]) -> tuple[int, ...]:
+    from dateutil.rrule import YEARLY, rrule  # few schedules have a rule, and `import everbeat` should be fast
+
     month_days = rule.by_month_day
     if not (rule.by_week_number or rule.by_year_day or rule.by_month_day or rule.by_day):
         if not months:
@@ -213,7 +217,9 @@ def _dateutil_days(rule: Recurrence, year: int, months: tuple[int, ...]) -> tupl
 
 
 def _weekdays(rule: Recurrence, within_months: bool) -> list[weekday]:
-    """dateutil reads MO,1TU as Mondays that are also the first Tuesday; spelled out as 1MO,2MO,… it reads it right."""
+    """Expand MO in MO,1TU to 1MO,2MO,…, because dateutil would require days to match both parts."""
+    from dateutil.rrule import weekday
+
     if all(nth is None for _, nth in rule.by_day):
         return [weekday(day) for day, _ in rule.by_day]
     every = range(1, 6 if within_months else 54)

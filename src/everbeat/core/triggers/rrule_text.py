@@ -1,4 +1,4 @@
-"""Reading recurrence rules (RFC 5545): the text becomes a checked Recurrence; what it means is in rrule.py."""
+"""Parses the text of recurrence rules (RFC 5545) into a checked Recurrence. rrule.py turns it into a trigger."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _SHOWN_LENGTH = 24
 
 
 class Moment(NamedTuple):
-    """A date or a date and time as iCalendar writes it: aware in UTC with a Z, else naive wall clock."""
+    """A date, or a date and time, of iCalendar: aware in UTC with a Z, otherwise naive local time."""
 
     at: datetime
     is_date: bool
 
 
 class Recurrence(NamedTuple):
-    """The parts of an RRULE and of its DTSTART, each within its range."""
+    """The parts of an RRULE and its DTSTART, each checked for its range."""
 
     frequency: str
     interval: int = 1
@@ -66,7 +66,7 @@ def invalid_rrule(message: str) -> InvalidInput:
 
 
 def read_recurrence(expression: str) -> Recurrence:
-    """RRULE:… or bare FREQ=…, with at most one DTSTART line; lines may be separated by any white space."""
+    """Parse RRULE:… or FREQ=…, with at most one DTSTART line; lines may be separated by any white space."""
     if len(expression) > MAX_LENGTH:
         raise invalid_rrule(f"has {len(expression)} characters; at most {MAX_LENGTH} are allowed")
     rule: str | None = None
@@ -135,10 +135,10 @@ def _read_rule(text: str) -> Recurrence:
         if not equals or not value:
             raise invalid_rrule(f"{name}: has no value")
         if name in parts:
-            raise invalid_rrule(f"{name}: comes twice; keep one")
+            raise invalid_rrule(f"{name}: occurs twice; keep one")
         parts[name] = value
     if parts.get("FREQ") not in FREQUENCIES:
-        raise invalid_rrule(f"FREQ: is needed, one of {', '.join(FREQUENCIES)}")
+        raise invalid_rrule(f"FREQ: is required, one of {', '.join(FREQUENCIES)}")
     numbers = {name: _numbers(name, parts[name]) if name in parts else () for name in _BY_NUMBERS}
     recurrence = Recurrence(
         frequency=parts["FREQ"],
@@ -171,7 +171,7 @@ def _check_together(rule: Recurrence, has_sets: bool) -> None:
     if any(abs(nth) > 5 for nth in which) and (rule.frequency == "MONTHLY" or rule.by_month):
         raise invalid_rrule("BYDAY: a month has at most five of each day")
     if rule.by_month and rule.by_month_day and not _some_day_exists(rule.by_month, rule.by_month_day):
-        raise invalid_rrule("BYMONTHDAY: none of these days comes in the months of BYMONTH, so it would never tick")
+        raise invalid_rrule("BYMONTHDAY: none of these days exists in the months of BYMONTH, so it would never tick")
 
 
 def _some_day_exists(months: tuple[int, ...], days: tuple[int, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""The local times of a recurrence rule: days crossed with times of day, or elapsed time filtered by the wall clock."""
+"""The local times of a recurrence rule: days combined with times of day, or elapsed time filtered by local time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BoundedPattern(DayPattern):
 
     @abstractmethod
     def end(self, offset: int) -> int:
-        """The first local time too late."""
+        """The first local time that is no longer allowed."""
 
     def first(self, low: int, high: int, offset: int) -> int | None:
         return super().first(max(low, self.lowest(offset)), min(high, self.end(offset)), offset)
@@ -43,7 +43,7 @@ class BoundedPattern(DayPattern):
 
 
 class DatePattern(BoundedPattern):
-    """YEARLY to DAILY. The start is wall clock, `until` an instant."""
+    """YEARLY to DAILY. The start is a local time, `until` an instant."""
 
     def __init__(self, rule: Recurrence, start: int, until: int | None) -> None:
         wall = EPOCH + timedelta(seconds=start)
@@ -57,7 +57,7 @@ class DatePattern(BoundedPattern):
         self._days = self._chosen or RecurrenceDays(rule, wall.date())
 
     def ending_after(self, count: int) -> DatePattern:
-        """The same, with only so many times."""
+        """The same pattern, limited to its first `count` times."""
         last: int | None = self._start - 1
         for _ in range(count):
             last = None if last is None else self.first(last + 1, MAX_INSTANT + 1, 0)
@@ -88,7 +88,7 @@ class DatePattern(BoundedPattern):
         return sum(self._chosen.times_on(day).size for days in years for day in days)
 
     def none_before(self, low: int) -> int | None:
-        # At the largest offset UNTIL lies latest.
+        # With the largest offset, UNTIL is the latest local time.
         return self.first(low, MAX_INSTANT + 1, DAY)
 
     def none_after(self, high: int) -> int | None:
@@ -186,7 +186,7 @@ class ElapsedPattern(BoundedPattern):
         return None if day is None else min(high, (day + 1) * DAY - 1)
 
     def _phase(self, day: int, offset: int) -> int:
-        """How far into the day, or beyond it, the first period from its midnight on begins."""
+        """Seconds from midnight of the day to the start of the next period, which may be after the day."""
         return (self._frame(offset).origin - day * DAY) % self._step
 
     def _frame(self, offset: int) -> Frame:
@@ -209,7 +209,7 @@ class ElapsedPattern(BoundedPattern):
         if rule.by_position:
             size = len(within)
             within = sorted({within[p - (p > 0)] for p in rule.by_position if -size <= p - (p > 0) < size})
-        # Day by day the phase moves by multiples of this, and in time meets them all.
+        # From day to day the phase moves by multiples of this, and reaches all of them eventually.
         common = gcd(self._step, DAY)
         reachable = bool(within) and any(True for _ in self._periods(origin % common, common))
         return Frame(origin, tuple(within), reachable)
@@ -238,7 +238,7 @@ class ElapsedPattern(BoundedPattern):
 
 
 class Frame(NamedTuple):
-    """An elapsed pattern at one offset: where its periods begin, its times within each, and whether any is allowed."""
+    """An elapsed pattern at one offset: the start of its periods, its times within each, and whether any is allowed."""
 
     origin: int
     within: tuple[int, ...]

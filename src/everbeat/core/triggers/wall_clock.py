@@ -1,8 +1,8 @@
-"""From a pattern of wall-clock times to instants: windows of one offset, and what gaps and folds do at their edges.
+"""Converts patterns of local times to instants: windows of one offset, with gaps and folds at their edges.
 
-A zone is a row of windows, each a span of UTC with one offset. A pattern is asked window by window, so instants come
-out in order by construction and no policy can double or reverse a tick. Everything here counts whole seconds since
-1970: UTC ones (instants) or local ones (instant + offset), because integers neither overflow nor need a fold flag.
+A zone is a sequence of windows, each a span of UTC with one offset. A pattern is evaluated window by window, so instants are
+in order by construction, and no policy can duplicate or reorder ticks. All values are whole seconds since 1970, either UTC
+(instants) or local (instant + offset), because integers neither overflow nor need a fold flag.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ MAX_INSTANT = (LAST_DAY + 1) * DAY - 1
 # Offsets are less than a day either way, so a nominal time and its instant are never further apart than this.
 _REACH = 2 * DAY
 _KEPT_YEARS = 256
-# Only rules of elapsed time ever need more than a few: they may meet their filters at one of a zone's offsets alone.
+# Only rules of elapsed time need more than a few: they may match their filters at only one of the offsets of a zone.
 _PATIENCE = 512
 
 
 class Mode(Enum):
-    """How a pattern meets a zone: by elapsed time, or by the wall clock with a choice for times shown twice."""
+    """How a pattern is applied to a zone: by elapsed time, or by local time with a choice for repeated times."""
 
     REAL = "real"
     FIRST = "first"
@@ -47,7 +47,7 @@ class Mode(Enum):
 
 
 class Window(NamedTuple):
-    """A span of one offset, answering for local times from `low` to `high`; a gap before it began at `gap_low`."""
+    """A span of one offset, responsible for local times from `low` to `high`; a gap before it began at `gap_low`."""
 
     start: int
     end: int
@@ -59,7 +59,7 @@ class Window(NamedTuple):
 
 
 class Pattern(Protocol):
-    """A set of local times. The offset in force lets a pattern of elapsed time keep its phase."""
+    """A set of local times. Patterns of elapsed time need the current offset for their phase."""
 
     def first(self, low: int, high: int, offset: int) -> int | None:
         """The earliest time in [low, high)."""
@@ -68,13 +68,13 @@ class Pattern(Protocol):
         """The latest time in [low, high)."""
 
     def count(self, low: int, high: int, offset: int) -> int:
-        """How many times lie in [low, high)."""
+        """The number of times in [low, high)."""
 
     def none_before(self, low: int) -> int | None:
-        """A time from low on before which, at whatever offset, there is none; None if there is none ever after."""
+        """A time at or after low before which there is no match at any offset; None if there is no later match."""
 
     def none_after(self, high: int) -> int | None:
-        """A time up to high after which, at whatever offset, there is none; None if there is none ever before."""
+        """A time at or before high after which there is no match at any offset; None if there is no earlier match."""
 
 
 def to_seconds(instant: datetime) -> int:
@@ -119,7 +119,7 @@ class WallClock:
         return windows
 
     def _build(self, year: int) -> Iterator[Window]:
-        """Windows also end with the year, which bounds how far a search for transitions has to look."""
+        """The windows of a year. They also end with the year, which limits the search for transitions."""
         start, end = _year_start(year), _year_start(year + 1)
         changes = transitions(self.zone, to_instant(max(start - 1, MIN_INSTANT)), to_instant(end - 1))
         edges = [start, *(edge for change in changes if (edge := to_seconds(change.at)) > start), end]
@@ -140,7 +140,7 @@ class WallClock:
 
 @lru_cache(maxsize=4096)
 def wall_clock(zone: ZoneInfo, mode: Mode) -> WallClock:
-    """One clock for all triggers of a zone. Zones are told apart by identity, so a new tz database has new clocks."""
+    """The clock that all triggers of a zone share. Zones are compared by identity, so a new tz database gets new clocks."""
     return WallClock(zone, mode)
 
 
@@ -152,7 +152,7 @@ class LocalTrigger:
         self.clock = clock
         self.skips_gaps = gap is DstGap.SKIP and clock.mode is not Mode.REAL and not clock.fixed
         self._moves = gap is DstGap.AFTER
-        # A herd of schedules shares this object and asks one question; a single tuple is safe to swap between threads.
+        # Many schedules share this object and repeat the same call; a single tuple can be replaced safely between threads.
         self._memo: tuple[int, int, datetime | None] = (0, 0, None)
 
     def next_after(self, t: datetime) -> datetime | None:
@@ -166,13 +166,13 @@ class LocalTrigger:
         return answer
 
     def search(self, after: int, patience: int = _PATIENCE) -> int | None:
-        """As next_after, in seconds; gives up after this many windows without a tick."""
+        """Like next_after, in seconds; gives up after this many windows without a tick."""
         if after >= MAX_INSTANT:
             return None
         earliest = after + 1
         window: Window | None = self.clock.at(earliest)
         while window is not None and patience > 0:
-            if self._moves and earliest <= window.start and self._swallows(window):
+            if self._moves and earliest <= window.start and self._skips_nominal_time(window):
                 return window.start
             found = self.pattern.first(max(window.low, earliest + window.offset), window.high, window.offset)
             if found is not None:
@@ -189,7 +189,7 @@ class LocalTrigger:
             found = self.pattern.last(window.low, high, window.offset)
             if found is not None:
                 return to_instant(found - window.offset)
-            if self._moves and window.start <= until and self._swallows(window):
+            if self._moves and window.start <= until and self._skips_nominal_time(window):
                 return to_instant(window.start)
             window = self._preceding(window)
         return None
@@ -217,7 +217,7 @@ class LocalTrigger:
         ]
 
     def _windows(self, low: int, high: int) -> Iterator[Window]:
-        """Those that may hold a tick or a gap in (low, high]."""
+        """The windows that may have a tick or a gap in (low, high]."""
         if low >= min(high, MAX_INSTANT):
             return
         window: Window | None = self.clock.at(low + 1)
@@ -226,7 +226,7 @@ class LocalTrigger:
             window = self._following(window) if window.end <= high else None
 
     def _following(self, window: Window) -> Window | None:
-        """The next window worth asking: a pattern may be silent for decades, and a fold may show old times again."""
+        """The next window that may have a tick. A pattern may have none for decades, and a fold may repeat earlier times."""
         hint = self.pattern.none_before(window.end + window.offset - _REACH)
         if hint is None or window.end > MAX_INSTANT:
             return None
@@ -240,15 +240,15 @@ class LocalTrigger:
         target = min(window.start - 1, hint + _REACH)
         return self.clock.at(target) if target >= MIN_INSTANT else None
 
-    def _swallows(self, window: Window) -> bool:
-        """Did the gap before this window swallow a nominal time?"""
+    def _skips_nominal_time(self, window: Window) -> bool:
+        """Whether the gap before this window skips a nominal time."""
         if window.gap_low is None:
             return False
         return self.pattern.first(window.gap_low, window.start + window.offset, window.offset_before) is not None
 
     def _lost_in_gap(self, window: Window) -> bool:
-        """As above, unless a tick of its own stands where the gap ends."""
-        if not self._swallows(window):
+        """Like _skips_nominal_time, but False if the pattern has a tick exactly at the end of the gap."""
+        if not self._skips_nominal_time(window):
             return False
         end = window.start + window.offset
         return self.pattern.first(end, end + 1, window.offset) is None
@@ -261,7 +261,7 @@ def _year_start(year: int) -> int:
 
 
 def _offset_at(zone: ZoneInfo, instant: int) -> int:
-    """At the very ends of time a local datetime would overflow; the offset of a day nearer is the same."""
+    """Near the limits of datetime a local time would overflow; there, the offset of a day further inside is used."""
     clamped = min(max(instant, MIN_INSTANT + _REACH), MAX_INSTANT - _REACH)
     offset = to_instant(clamped).astimezone(zone).utcoffset()
     assert offset is not None

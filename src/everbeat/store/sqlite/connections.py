@@ -53,8 +53,25 @@ def hex_text(ids: Iterable[UUID]) -> str:
     return text_of([id_.hex for id_ in ids])
 
 
+def microseconds_of(seconds: float) -> int:
+    return int(seconds * 1_000_000)
+
+
+def bound(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with their lists as JSON, because SQLite has no arrays: ids and bytes in hex, instants in microseconds."""
+    return {name: text_of([*map(_item, value)]) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def _item(value: Any) -> Any:
+    if isinstance(value, UUID):
+        return value.hex
+    if isinstance(value, bytes):
+        return value.hex()
+    return to_microseconds(value) if isinstance(value, datetime) else value
+
+
 @lru_cache(maxsize=1024)
-def _tenant(value: bytes) -> UUID:
+def tenant_of(value: bytes) -> UUID:
     return UUID(bytes=value)
 
 
@@ -70,7 +87,7 @@ def _converter(column: str) -> Callable[[Any], Any] | None:
     if column.endswith("_at") or column in _INSTANTS:
         return from_microseconds
     if column == "tenant_id":
-        return _tenant
+        return tenant_of
     if column not in _TEXTS and (column.endswith("_id") or column in _IDS):
         return lambda value: UUID(bytes=value)
     return bool if column in _CLAIMS else None
@@ -98,9 +115,17 @@ class SqliteSession:
 
     def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> list[Row]:
         cursor = self._cursor()
+        return self._converted(cursor, cursor.execute(sql, values))
+
+    def rows_many(self, sql: str, many: Iterable[Any]) -> list[Row]:
+        """What a statement returns for each of many values."""
+        cursor = self._cursor()
+        return self._converted(cursor, cursor.executemany(sql, many))
+
+    def _converted(self, cursor: apsw.Cursor, found: Iterable[tuple[Any, ...]]) -> list[Row]:
         rows: list[Row] = []
         columns: list[tuple[str, Callable[[Any], Any] | None]] | None = None
-        for row in cursor.execute(sql, values):
+        for row in found:
             if columns is None:  # only known while rows are coming
                 columns = self._columns(cursor)
             rows.append(

@@ -7,7 +7,7 @@ SELECT coalesce(:now::timestamptz, clock_timestamp()) AS moment;
 SELECT key, fingerprint, status, body FROM idempotent_answers
 WHERE tenant_id = :tenant_id AND key = :key AND expires_at > coalesce(:now::timestamptz, now());
 
--- name: idempotent_response_insert
+-- name: idempotent_response_keep
 -- Keep an answer for a day; an expired one under the same key gives way.
 INSERT INTO idempotent_answers AS a (tenant_id, key, fingerprint, status, body, expires_at)
 VALUES (:tenant_id, :key, :fingerprint, :status, :body, coalesce(:now::timestamptz, now()) + interval '24 hours')

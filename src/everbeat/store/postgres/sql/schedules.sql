@@ -1,38 +1,38 @@
+-- fragment: schedule_columns
+-- All columns of schedules.
+id, tenant_id, name, description, partition, trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars,
+starts_at, ends_at, target, target_kind, queue, task_type, payload, overlap, max_concurrent, concurrency, catch_up,
+misfire_grace_seconds, jitter_seconds, priority, max_attempts, retry, timeout_seconds, labels, enabled, status, revision,
+cursor_at, rule_at, next_tick_at, due_at, last_tick_at, fault, note, created_at, updated_at
+
+-- fragment: schedule_edited_columns
+-- The columns that an edit writes.
+name, description, trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at, target,
+target_kind, queue, task_type, payload, overlap, max_concurrent, concurrency, catch_up, misfire_grace_seconds,
+jitter_seconds, priority, max_attempts, retry, timeout_seconds, labels, enabled, status, revision, cursor_at, rule_at,
+next_tick_at, due_at, last_tick_at, fault, note, updated_at
+
+-- fragment: due_columns
+-- What the ticker reads of a schedule.
+id, tenant_id, partition, revision, cursor_at, next_tick_at, due_at, catch_up, misfire_grace_seconds, jitter_seconds,
+trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at
+
 -- name: schedule_find
 -- The tenant's schedules of these names or ids.
-SELECT * FROM schedules WHERE tenant_id = :tenant_id AND name = ANY(:names::text[])
+SELECT {{schedule_columns}} FROM schedules WHERE tenant_id = :tenant_id AND name = ANY(:names::text[])
 UNION ALL
-SELECT * FROM schedules WHERE id = ANY(:ids::uuid[]) AND tenant_id = :tenant_id AND name <> ALL(:names::text[]);
+SELECT {{schedule_columns}} FROM schedules WHERE id = ANY(:ids::uuid[]) AND tenant_id = :tenant_id AND name <> ALL(:names::text[]);
 
 -- name: schedule_insert
 -- New rows from one JSON array; a name already taken leaves its row out.
-INSERT INTO schedules (
-  id, tenant_id, name, description, partition, trigger_kind, trigger_text, timezone, anchor, dst_gap,
-  dst_fold, calendars, starts_at, ends_at, target, target_kind, queue, task_type, payload, overlap,
-  max_concurrent, concurrency, catch_up, misfire_grace_seconds, jitter_seconds, priority, max_attempts, retry,
-  timeout_seconds, labels, enabled, status, revision, cursor_at, rule_at, next_tick_at, due_at, last_tick_at,
-  fault, note, created_at, updated_at)
-SELECT
-  id, tenant_id, name, description, partition, trigger_kind, trigger_text, timezone, anchor, dst_gap,
-  dst_fold, calendars, starts_at, ends_at, target, target_kind, queue, task_type, payload, overlap,
-  max_concurrent, concurrency, catch_up, misfire_grace_seconds, jitter_seconds, priority, max_attempts, retry,
-  timeout_seconds, labels, enabled, status, revision, cursor_at, rule_at, next_tick_at, due_at, last_tick_at,
-  fault, note, created_at, updated_at
-FROM json_populate_recordset(NULL::schedules, :rows::json) AS r
+INSERT INTO schedules ({{schedule_columns}})
+SELECT {{schedule_columns}} FROM json_populate_recordset(NULL::schedules, :rows::json) AS r
 ON CONFLICT (tenant_id, name) DO NOTHING;
 
 -- name: schedule_replace
 -- Rows rewritten from one JSON array, each only if it is still at the revision and position the writer saw.
-UPDATE schedules AS s SET
-  name = r.name, description = r.description, trigger_kind = r.trigger_kind, trigger_text = r.trigger_text,
-  timezone = r.timezone, anchor = r.anchor, dst_gap = r.dst_gap, dst_fold = r.dst_fold, calendars = r.calendars,
-  starts_at = r.starts_at, ends_at = r.ends_at, target = r.target, target_kind = r.target_kind, queue = r.queue,
-  task_type = r.task_type, payload = r.payload, overlap = r.overlap, max_concurrent = r.max_concurrent,
-  concurrency = r.concurrency, catch_up = r.catch_up, misfire_grace_seconds = r.misfire_grace_seconds,
-  jitter_seconds = r.jitter_seconds, priority = r.priority, max_attempts = r.max_attempts, retry = r.retry,
-  timeout_seconds = r.timeout_seconds, labels = r.labels, enabled = r.enabled, status = r.status,
-  revision = r.revision, cursor_at = r.cursor_at, rule_at = r.rule_at, next_tick_at = r.next_tick_at,
-  due_at = r.due_at, last_tick_at = r.last_tick_at, fault = r.fault, note = r.note, updated_at = r.updated_at
+UPDATE schedules AS s SET ({{schedule_edited_columns}})
+  = ({{r.schedule_edited_columns}})
 FROM json_populate_recordset(NULL::schedules, :rows::json) AS r
 JOIN unnest(:ids::uuid[], :revisions::integer[], :next_ticks::timestamptz[], :statuses::text[])
   AS e(id, revision, next_tick_at, status) ON e.id = r.id
@@ -41,7 +41,7 @@ WHERE s.id = r.id AND s.tenant_id = r.tenant_id AND s.revision = e.revision AND 
 
 -- name: schedule_list
 -- The tenant's schedules by name, filtered, after a given name.
-SELECT * FROM schedules
+SELECT {{schedule_columns}} FROM schedules
 WHERE tenant_id = :tenant_id AND (:after_name::text IS NULL OR name > :after_name)
   AND (:status::text IS NULL OR status = :status)
   AND (:name_prefix::text IS NULL OR starts_with(name, :name_prefix))
@@ -65,8 +65,7 @@ FROM (SELECT coalesce(:now::timestamptz, now()) AS at) AS m
 LEFT JOIN LATERAL (
   SELECT due.* FROM unnest(:partitions::smallint[]) AS p(partition)
   CROSS JOIN LATERAL (
-    SELECT id, tenant_id, partition, revision, cursor_at, next_tick_at, due_at, catch_up, misfire_grace_seconds,
-      jitter_seconds, trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at
+    SELECT {{due_columns}}
     FROM schedules
     WHERE schedules.partition = p.partition AND status = 'active'
       AND due_at <= m.at + make_interval(secs => :horizon_seconds)
@@ -83,14 +82,14 @@ WHERE s.id = f.id AND s.status = 'active';
 
 -- name: schedule_overdue
 -- Active schedules whose tick should have fired some time ago, the worst first.
-SELECT * FROM schedules
+SELECT {{schedule_columns}} FROM schedules
 WHERE status = 'active' AND due_at < coalesce(:now::timestamptz, now()) - make_interval(secs => :late_seconds)
   AND partition = ANY(ARRAY(SELECT partition FROM partitions))
 ORDER BY due_at LIMIT :limit;
 
 -- name: schedule_faulty
 -- Schedules that were set aside.
-SELECT * FROM schedules WHERE fault IS NOT NULL AND (:tenant_id::uuid IS NULL OR tenant_id = :tenant_id) ORDER BY id LIMIT :limit;
+SELECT {{schedule_columns}} FROM schedules WHERE fault IS NOT NULL AND (:tenant_id::uuid IS NULL OR tenant_id = :tenant_id) ORDER BY id LIMIT :limit;
 
 -- name: schedule_past_rules
 -- The rules these schedules had before.
@@ -105,4 +104,4 @@ ON CONFLICT DO NOTHING;
 
 -- name: schedule_using_calendar
 -- Schedules whose rule may name a calendar; the caller looks closer.
-SELECT * FROM schedules WHERE tenant_id = :tenant_id AND calendars IS NOT NULL AND strpos(calendars, :name) > 0;
+SELECT {{schedule_columns}} FROM schedules WHERE tenant_id = :tenant_id AND calendars IS NOT NULL AND strpos(calendars, :name) > 0;

@@ -1,18 +1,16 @@
+-- fragment: dead_letter
+-- A dead letter as it is read.
+task_id, tenant_id, {{shown_columns}}, attempt, reason, error, worker, created_at, died_at, replayed_at, replayed_as, replays
+
 -- name: dead_find
 -- Dead letters by task.
-SELECT task_id, tenant_id, queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name AS schedule,
-  scheduled_for, priority, max_attempts, retry, timeout_seconds, labels, fair_key, attempt, reason, error, worker, created_at, died_at,
-  replayed_at, replayed_as,
-  replays
+SELECT {{dead_letter}}
 FROM dead_letters
 WHERE task_id IN (SELECT unhex(value) FROM json_each(:task_ids)) AND tenant_id = :tenant_id AND purged_at IS NULL;
 
 -- name: dead_list
 -- Dead letters, newest first.
-SELECT task_id, tenant_id, queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name AS schedule,
-  scheduled_for, priority, max_attempts, retry, timeout_seconds, labels, fair_key, attempt, reason, error, worker, created_at, died_at,
-  replayed_at, replayed_as,
-  replays
+SELECT {{dead_letter}}
 FROM dead_letters
 WHERE tenant_id = :tenant_id AND purged_at IS NULL
   AND (died_at, task_id) < (:before_at, :before_id) AND died_at >= :from_at AND died_at < :to_at

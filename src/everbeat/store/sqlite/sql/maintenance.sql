@@ -3,7 +3,7 @@
 SELECT key, fingerprint, status, body FROM idempotent_answers
 WHERE tenant_id = :tenant_id AND key = :key AND expires_at > :now;
 
--- name: idempotent_response_insert
+-- name: idempotent_response_keep
 -- Keep an answer for a day; an expired one under the same key gives way.
 INSERT INTO idempotent_answers (tenant_id, key, fingerprint, status, body, expires_at)
 VALUES (:tenant_id, :key, :fingerprint, :status, :body, :now + 86400000000)

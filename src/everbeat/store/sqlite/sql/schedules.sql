@@ -1,45 +1,46 @@
+-- fragment: schedule_columns
+-- All columns of schedules.
+id, tenant_id, name, description, partition, trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars,
+starts_at, ends_at, target, target_kind, queue, task_type, payload, overlap, max_concurrent, concurrency, catch_up,
+misfire_grace_seconds, jitter_seconds, priority, max_attempts, retry, timeout_seconds, labels, enabled, status, revision,
+cursor_at, rule_at, next_tick_at, due_at, last_tick_at, fault, note, created_at, updated_at
+
+-- fragment: schedule_edited_columns
+-- The columns that an edit writes.
+name, description, trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at, target,
+target_kind, queue, task_type, payload, overlap, max_concurrent, concurrency, catch_up, misfire_grace_seconds,
+jitter_seconds, priority, max_attempts, retry, timeout_seconds, labels, enabled, status, revision, cursor_at, rule_at,
+next_tick_at, due_at, last_tick_at, fault, note, updated_at
+
+-- fragment: due_columns
+-- What the ticker reads of a schedule.
+id, tenant_id, partition, revision, cursor_at, next_tick_at, due_at, catch_up, misfire_grace_seconds, jitter_seconds,
+trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at
+
 -- name: schedule_find
 -- The tenant's schedules of these names or ids.
-SELECT * FROM schedules WHERE tenant_id = :tenant_id AND name IN (SELECT value FROM json_each(:names))
+SELECT {{schedule_columns}} FROM schedules WHERE tenant_id = :tenant_id AND name IN (SELECT value FROM json_each(:names))
 UNION ALL
-SELECT * FROM schedules WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND tenant_id = :tenant_id
+SELECT {{schedule_columns}} FROM schedules WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND tenant_id = :tenant_id
   AND name NOT IN (SELECT value FROM json_each(:names));
 
 -- name: schedule_insert
 -- One new row; a name already taken leaves it out.
 -- Differs from postgres: one row at a time, because the driver repeats it without a round trip.
-INSERT INTO schedules (
-  id, tenant_id, name, description, partition, trigger_kind, trigger_text, timezone, anchor, dst_gap,
-  dst_fold, calendars, starts_at, ends_at, target, target_kind, queue, task_type, payload, overlap,
-  max_concurrent, concurrency, catch_up, misfire_grace_seconds, jitter_seconds, priority, max_attempts, retry,
-  timeout_seconds, labels, enabled, status, revision, cursor_at, rule_at, next_tick_at, due_at, last_tick_at,
-  fault, note, created_at, updated_at)
-VALUES (
-  :id, :tenant_id, :name, :description, :partition, :trigger_kind, :trigger_text, :timezone, :anchor,
-  :dst_gap, :dst_fold, :calendars, :starts_at, :ends_at, :target, :target_kind, :queue, :task_type, :payload,
-  :overlap, :max_concurrent, :concurrency, :catch_up, :misfire_grace_seconds, :jitter_seconds, :priority,
-  :max_attempts, :retry, :timeout_seconds, :labels, :enabled, :status, :revision, :cursor_at, :rule_at,
-  :next_tick_at, :due_at, :last_tick_at, :fault, :note, :created_at, :updated_at)
+INSERT INTO schedules ({{schedule_columns}})
+VALUES ({{:schedule_columns}})
 ON CONFLICT (tenant_id, name) DO NOTHING;
 
 -- name: schedule_replace
 -- One row rewritten, only if it is still at the revision and position the writer saw.
-UPDATE schedules SET
-  name = :name, description = :description, trigger_kind = :trigger_kind, trigger_text = :trigger_text,
-  timezone = :timezone, anchor = :anchor, dst_gap = :dst_gap, dst_fold = :dst_fold, calendars = :calendars,
-  starts_at = :starts_at, ends_at = :ends_at, target = :target, target_kind = :target_kind, queue = :queue,
-  task_type = :task_type, payload = :payload, overlap = :overlap, max_concurrent = :max_concurrent,
-  concurrency = :concurrency, catch_up = :catch_up, misfire_grace_seconds = :misfire_grace_seconds,
-  jitter_seconds = :jitter_seconds, priority = :priority, max_attempts = :max_attempts, retry = :retry,
-  timeout_seconds = :timeout_seconds, labels = :labels, enabled = :enabled, status = :status, revision =
-  :revision, cursor_at = :cursor_at, rule_at = :rule_at, next_tick_at = :next_tick_at, due_at = :due_at,
-  last_tick_at = :last_tick_at, fault = :fault, note = :note, updated_at = :updated_at
+UPDATE schedules SET ({{schedule_edited_columns}})
+  = ({{:schedule_edited_columns}})
 WHERE id = :id AND tenant_id = :tenant_id AND revision = :expected_revision AND status = :expected_status
   AND next_tick_at IS :expected_next_tick_at;
 
 -- name: schedule_list
 -- The tenant's schedules by name, filtered, after a given name.
-SELECT * FROM schedules
+SELECT {{schedule_columns}} FROM schedules
 WHERE tenant_id = :tenant_id AND (:after_name IS NULL OR name > :after_name)
   AND (:status IS NULL OR status = :status)
   AND (:name_prefix IS NULL OR substr(name, 1, length(:name_prefix)) = :name_prefix)
@@ -59,8 +60,7 @@ SELECT status, count(*) AS count FROM schedules WHERE tenant_id = :tenant_id GRO
 -- name: schedule_due
 -- The near future of one partition, the oldest first.
 -- Differs from postgres: one partition at a time, because SQLite has no lateral joins and a call costs no round trip.
-SELECT id, tenant_id, partition, revision, cursor_at, next_tick_at, due_at, catch_up, misfire_grace_seconds,
-  jitter_seconds, trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at
+SELECT {{due_columns}}
 FROM schedules
 WHERE partition = :partition AND status = 'active' AND due_at <= :now + :horizon_seconds * 1000000
 ORDER BY due_at LIMIT :limit;
@@ -72,14 +72,14 @@ WHERE id = :id AND status = 'active';
 
 -- name: schedule_overdue
 -- Active schedules whose tick should have fired some time ago, the worst first.
-SELECT * FROM schedules
+SELECT {{schedule_columns}} FROM schedules
 WHERE status = 'active' AND due_at < :now - :late_seconds * 1000000
   AND partition IN (SELECT partition FROM partitions)
 ORDER BY due_at LIMIT :limit;
 
 -- name: schedule_faulty
 -- Schedules that were set aside.
-SELECT * FROM schedules WHERE fault IS NOT NULL AND (:tenant_id IS NULL OR tenant_id = :tenant_id)
+SELECT {{schedule_columns}} FROM schedules WHERE fault IS NOT NULL AND (:tenant_id IS NULL OR tenant_id = :tenant_id)
 ORDER BY id LIMIT :limit;
 
 -- name: schedule_past_rules
@@ -94,4 +94,4 @@ ON CONFLICT DO NOTHING;
 
 -- name: schedule_using_calendar
 -- Schedules whose rule may name a calendar; the caller looks closer.
-SELECT * FROM schedules WHERE tenant_id = :tenant_id AND calendars IS NOT NULL AND instr(calendars, :name) > 0;
+SELECT {{schedule_columns}} FROM schedules WHERE tenant_id = :tenant_id AND calendars IS NOT NULL AND instr(calendars, :name) > 0;

@@ -5,7 +5,7 @@
 -- The batch being fired. Without a state its task would be one too many.
 CREATE TEMP TABLE firing (
   schedule_id BLOB PRIMARY KEY, partition INTEGER, epoch INTEGER, revision INTEGER, expected INTEGER, fires INTEGER,
-  task_id BLOB, state TEXT, queue TEXT, is_new INTEGER);
+  task_id BLOB, state TEXT, queue TEXT, type TEXT, priority INTEGER, is_new INTEGER);
 
 -- name: tick_fire_input
 -- One firing of the batch.
@@ -22,7 +22,7 @@ DELETE FROM temp.firing WHERE NOT EXISTS (
 -- name: tick_fire_decide
 -- What becomes of each tick beside the unfinished tasks of its schedule, and which ticks the ledger already holds.
 UPDATE temp.firing SET
-  (state, queue) = (
+  (state, queue, type, priority) = (
     SELECT CASE
       WHEN NOT EXISTS (SELECT 1 FROM tasks AS t WHERE t.schedule_id = firing.schedule_id AND t.origin <> 'backfill') THEN 'ready'
       WHEN s.concurrency = 1 AND s.overlap NOT IN ('queue', 'cancel_previous') THEN NULL
@@ -32,7 +32,7 @@ UPDATE temp.firing SET
           -- How many unfinished tasks there may be before a tick is skipped: those that wait for their turn are bounded too.
           WHEN s.overlap IN ('queue', 'cancel_previous') AND count(*) < s.concurrency + 1000 THEN 'held' END
         FROM tasks AS t WHERE t.schedule_id = firing.schedule_id AND t.origin <> 'backfill') END,
-      s.queue
+      s.queue, s.task_type, s.priority
     FROM schedules AS s WHERE s.id = firing.schedule_id),
   is_new = NOT EXISTS (
     SELECT 1 FROM ticks AS t WHERE t.schedule_id = firing.schedule_id AND t.scheduled_for = firing.fires)
@@ -55,10 +55,6 @@ SELECT f.task_id, s.tenant_id, s.partition, s.queue, s.task_type, s.target, s.pa
 FROM temp.firing AS f CROSS JOIN schedules AS s ON s.id = f.schedule_id
 WHERE f.fires IS NOT NULL AND f.is_new AND f.state IS NOT NULL;
 
--- name: tick_fire_queues
--- The queues that got tasks that are ready.
-SELECT DISTINCT queue FROM temp.firing WHERE is_new AND state = 'ready';
-
 -- name: tick_fire
 -- One schedule moved on to its next tick.
 UPDATE schedules SET next_tick_at = ?1, due_at = ?2, cursor_at = ?3, last_tick_at = coalesce(?4, last_tick_at),
@@ -67,7 +63,7 @@ WHERE id = ?5 AND status = 'active';
 
 -- name: tick_fire_result
 -- What became of the batch.
-SELECT schedule_id, iif(fires IS NULL OR NOT is_new, 'known', coalesce(state, 'overlap')) FROM temp.firing;
+SELECT schedule_id, iif(fires IS NULL OR NOT is_new, 'known', coalesce(state, 'overlap')), queue, type, priority FROM temp.firing;
 
 -- name: tick_fire_clear
 -- Make room for the next batch.
@@ -95,17 +91,17 @@ SELECT * FROM (
 -- name: tick_totals
 -- Ledger rows that begin in a window, summed per schedule, outcome and reason.
 SELECT t.schedule_id, t.outcome, t.reason, sum(t.count) AS count
-FROM json_each(:ends) AS w CROSS JOIN ticks AS t
-WHERE t.schedule_id = unhex(w.value ->> 0) AND t.tenant_id = :tenant_id AND t.scheduled_for >= :from_at
-  AND t.scheduled_for < w.value ->> 1
+FROM json_each(:ids) AS w CROSS JOIN ticks AS t
+WHERE t.schedule_id = unhex(w.value) AND t.tenant_id = :tenant_id AND t.scheduled_for >= :from_at
+  AND t.scheduled_for < (:ends ->> w.key)
 GROUP BY t.schedule_id, t.outcome, t.reason;
 
 -- name: tick_ranges
 -- Skipped ranges that reach over an edge of a window.
-SELECT t.* FROM json_each(:ends) AS w CROSS JOIN ticks AS t
-WHERE t.schedule_id = unhex(w.value ->> 0) AND t.tenant_id = :tenant_id AND t.until >= :from_at
-  AND t.scheduled_for < w.value ->> 1
-  AND (t.scheduled_for < :from_at OR t.until >= w.value ->> 1);
+SELECT t.* FROM json_each(:ids) AS w CROSS JOIN ticks AS t
+WHERE t.schedule_id = unhex(w.value) AND t.tenant_id = :tenant_id AND t.until >= :from_at
+  AND t.scheduled_for < (:ends ->> w.key)
+  AND (t.scheduled_for < :from_at OR t.until >= (:ends ->> w.key));
 
 -- name: tick_doubled
 -- Ticks with more than one task, live or finished: there should be none.

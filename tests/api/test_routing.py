@@ -1,4 +1,4 @@
-"""The routes with a second door: what they answer is the same at both, and the gate stands before either."""
+"""The route table: exact paths and paths that are matched by segment give the same responses, behind the same checks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 
-from everbeat.api import tasks, workers
-from everbeat.api.app import ApiContext, build_app
+from everbeat.api.app import ROUTES, ApiContext
+from everbeat.api.operations import Operation
+from everbeat.api.routing import Route, Router
 from everbeat.core.errors import StoreRefused, StoreUnavailable, StoreUnusable
 from tests.api.conftest import make_client, problem_of, submit
 
@@ -25,23 +26,16 @@ BODIES: dict[str, Any] = {
 }
 
 
-def test_every_hot_route_is_known_to_the_framework_too(context: ApiContext) -> None:
-    hot = {**tasks.HOT, **workers.HOT}
-
-    assert hot.keys() == BODIES.keys()
-    assert hot.keys() <= {route.path for route in build_app(context).routes}
-
-
 @pytest.mark.parametrize("path", BODIES)
-async def test_both_doors_answer_alike(client: httpx.AsyncClient, path: str) -> None:
-    hot = await client.post(path, json=BODIES[path])
+async def test_a_trailing_slash_makes_no_difference_to_the_response(client: httpx.AsyncClient, path: str) -> None:
+    exact = await client.post(path, json=BODIES[path])
     other = await client.post(f"{path}/", json=BODIES[path])
 
-    assert hot.status_code == other.status_code == (201 if path == "/v1/tasks" else 200)
-    assert hot.json().keys() == other.json().keys()
+    assert exact.status_code == other.status_code == (201 if path == "/v1/tasks" else 200)
+    assert exact.json().keys() == other.json().keys()
     for name in ("content-type", "cache-control", "x-content-type-options"):
-        assert hot.headers[name] == other.headers[name]
-    assert ("location" in hot.headers) == ("location" in other.headers)
+        assert exact.headers[name] == other.headers[name]
+    assert ("location" in exact.headers) == ("location" in other.headers)
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -59,7 +53,9 @@ async def test_both_doors_answer_alike(client: httpx.AsyncClient, path: str) -> 
         (422, {"json": [], "params": {}}),
     ],
 )
-async def test_both_doors_refuse_alike(client: httpx.AsyncClient, path: str, status: int, more: dict[str, Any]) -> None:
+async def test_a_trailing_slash_makes_no_difference_to_a_refusal(
+    client: httpx.AsyncClient, path: str, status: int, more: dict[str, Any]
+) -> None:
     first = problem_of(await client.post(path, **more), status)
     second = problem_of(await client.post(f"{path}/", **more), status)
     del first["request_id"], second["request_id"]
@@ -69,9 +65,9 @@ async def test_both_doors_refuse_alike(client: httpx.AsyncClient, path: str, sta
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_the_middleware_checks_both_paths(client: httpx.AsyncClient, path: str) -> None:
-    for door in (path, f"{path}/"):
-        problem_of(await client.post(door, json=BODIES[path], headers={"Host": "evil.example"}), 403)
-        problem_of(await client.post(door, json=BODIES[path], headers={"Origin": "http://evil.example"}), 403)
+    for variant in (path, f"{path}/"):
+        problem_of(await client.post(variant, json=BODIES[path], headers={"Host": "evil.example"}), 403)
+        problem_of(await client.post(variant, json=BODIES[path], headers={"Origin": "http://evil.example"}), 403)
     assert (await client.get("/v1/tasks")).json()["items"] == []
 
 
@@ -80,6 +76,44 @@ async def test_other_methods_are_not_allowed(client: httpx.AsyncClient, path: st
     for method in ("PUT", "PATCH", "DELETE"):
         assert "POST" in (await client.request(method, path)).headers["allow"]
     assert "POST" in (await client.options(path)).headers["allow"]
+
+
+async def test_a_literal_segment_wins_over_a_parameter(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/v1/schedules/batch")).status_code == 405
+    problem_of(await client.get("/v1/schedules/batches"), 404)
+
+
+async def test_head_is_answered_as_get_without_a_body(client: httpx.AsyncClient) -> None:
+    task = await submit(client)
+    paths = sorted({route.path for route in ROUTES if route.method == "GET"} - {"/v1/events"})
+    for path in (*(path for path in paths if "{" not in path), f"/v1/tasks/{task['id']}"):
+        get, head = await client.get(path), await client.head(path)
+        assert (head.status_code, head.content) == (get.status_code, b""), path
+        assert head.headers["content-type"] == get.headers["content-type"]
+        if path not in ("/v1/cluster", "/v1/audit"):  # these show the time
+            assert head.headers["content-length"] == str(len(get.content)), path
+
+
+async def test_head_of_the_event_stream_ends_at_once(client: httpx.AsyncClient) -> None:
+    response = await client.head("/v1/events")
+
+    assert (response.status_code, response.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+
+
+async def test_head_of_nothing_is_not_found(client: httpx.AsyncClient) -> None:
+    response = await client.head("/v1/tasks/no-such-task")
+
+    assert (response.status_code, response.content) == (404, b"")
+    assert (await client.head("/v1/preview")).status_code == 405
+
+
+def test_two_routes_of_one_path_and_method_are_refused() -> None:
+    operation = Operation(id="a", tag="a", summary="a", responses={})
+    route = Route("GET", "/a/{x}", operation, ROUTES[0].handle)
+
+    for other in (route, route._replace(method="POST", path="/a/{y}")):
+        with pytest.raises(ValueError):
+            Router([route, other])
 
 
 async def test_a_request_has_an_id(client: httpx.AsyncClient) -> None:
@@ -97,16 +131,16 @@ async def test_a_request_has_an_id(client: httpx.AsyncClient) -> None:
         (RuntimeError("secret detail"), 500),
     ],
 )
-@pytest.mark.parametrize("door", ["/v1/tasks", "/v1/tasks/"])
+@pytest.mark.parametrize("path", ["/v1/tasks", "/v1/tasks/"])
 async def test_a_store_that_fails_is_a_problem_without_internals(
-    context: ApiContext, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, door: str
+    context: ApiContext, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, path: str
 ) -> None:
     async def fails(*_: Any, **__: Any) -> Any:
         raise error
 
     async with make_client(context) as client:
         monkeypatch.setattr(context.tasks, "submit", fails)
-        response = await client.post(door, json={"type": "a"})
+        response = await client.post(path, json={"type": "a"})
         assert "secret" not in response.text
         problem_of(response, status)
         assert ("retry-after" in response.headers) == (status == 503)

@@ -1,0 +1,134 @@
+"""The route table: which handler serves a path and a method.
+
+Paths without parameters are found in a dictionary. The others are found segment by segment in a tree, where a literal segment
+wins over a parameter. Empty segments are ignored, so a trailing slash makes no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from everbeat.api.authorization import check_scope
+from everbeat.api.messages import AnyResponse, ApiRequest, Response
+from everbeat.api.operations import Operation
+from everbeat.api.problems import NOT_FOUND, WRONG_METHOD, HttpProblem
+
+Handler = Callable[[ApiRequest], Awaitable[AnyResponse]]
+
+
+class Route(NamedTuple):
+    method: str
+    path: str
+    operation: Operation
+    handle: Handler
+
+
+def get(path: str, operation: Operation) -> Callable[[Handler], Route]:
+    return lambda handle: Route("GET", path, operation, handle)
+
+
+def post(path: str, operation: Operation) -> Callable[[Handler], Route]:
+    return lambda handle: Route("POST", path, operation, handle)
+
+
+def put(path: str, operation: Operation) -> Callable[[Handler], Route]:
+    return lambda handle: Route("PUT", path, operation, handle)
+
+
+def patch(path: str, operation: Operation) -> Callable[[Handler], Route]:
+    return lambda handle: Route("PATCH", path, operation, handle)
+
+
+def delete(path: str, operation: Operation) -> Callable[[Handler], Route]:
+    return lambda handle: Route("DELETE", path, operation, handle)
+
+
+class _Methods(dict[str, Route]):
+    """The routes of one path by method; HEAD is served by GET."""
+
+    allow: bytes
+
+    def complete(self) -> None:
+        if "GET" in self:
+            self["HEAD"] = self["GET"]
+        self.allow = ", ".join(sorted({*self, "OPTIONS"})).encode()
+
+
+class _Segment:
+    """One position in the tree of paths with parameters."""
+
+    __slots__ = ("literals", "methods", "parameter", "parameter_name")
+
+    def __init__(self) -> None:
+        self.literals: dict[str, _Segment] = {}
+        self.parameter: _Segment | None = None
+        self.parameter_name = ""
+        self.methods: _Methods | None = None
+
+    def add(self, part: str) -> _Segment:
+        if not part.startswith("{"):
+            return self.literals.setdefault(part, _Segment())
+        name = part.strip("{}")
+        if self.parameter is None:
+            self.parameter, self.parameter_name = _Segment(), name
+        if self.parameter_name != name:
+            raise ValueError(f"one path parameter has two names: {self.parameter_name} and {name}")
+        return self.parameter
+
+
+class Router:
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._static: dict[str, _Methods] = {}
+        self._root = _Segment()
+        by_path: dict[str, _Methods] = {}
+        for route in routes:
+            methods = by_path.setdefault(route.path, _Methods())
+            if route.method in methods:
+                raise ValueError(f"two routes for {route.method} {route.path}")
+            methods[route.method] = route
+        for path, methods in by_path.items():
+            methods.complete()
+            if "{" not in path:
+                self._static[path] = methods
+            segment = self._root
+            for part in _parts(path):
+                segment = segment.add(part)
+            segment.methods = methods
+
+    async def handle(self, request: ApiRequest) -> AnyResponse:
+        """Run the handler of the request, if there is one and the caller has its scope."""
+        methods = self._static.get(request.path)
+        if methods is None:
+            methods, request.path_params = self._find(request.path)
+        route = methods.get(request.method)
+        if route is None:
+            return self._without_route(request, methods)
+        check_scope(request.caller, route.operation)
+        return await route.handle(request)
+
+    def _find(self, path: str) -> tuple[_Methods, Mapping[str, str]]:
+        segment: _Segment | None = self._root
+        params: dict[str, str] = {}
+        for part in _parts(path):
+            assert segment is not None
+            following = segment.literals.get(part)
+            if following is None and segment.parameter is not None:
+                following = segment.parameter
+                params[segment.parameter_name] = part
+            if following is None:
+                raise HttpProblem(NOT_FOUND, "There is nothing at this path.")
+            segment = following
+        if segment is None or segment.methods is None:
+            raise HttpProblem(NOT_FOUND, "There is nothing at this path.")
+        return segment.methods, params
+
+    def _without_route(self, request: ApiRequest, methods: _Methods) -> Response:
+        if request.method == "OPTIONS":
+            return Response(204, b"", ((b"allow", methods.allow),))
+        headers = {"Allow": methods.allow.decode()}
+        raise HttpProblem(WRONG_METHOD, "The Allow header names the methods of this path.", headers)
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part]

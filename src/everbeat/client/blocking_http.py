@@ -1,0 +1,226 @@
+"""The blocking HTTP transport: http.client with a connection pool. Safe to share between threads.
+
+It uses the same exchange as the async transport. Compared with aiohttp in a background thread, a request takes half of the
+processor time, and the response does not pass from one thread to another.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import select
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+from uuid import UUID
+
+from everbeat.client import requests
+from everbeat.client.base import ApiResponse
+from everbeat.client.endpoint import (
+    CONNECT_TIMEOUT_SECONDS,
+    KEEPALIVE_SECONDS,
+    MAX_CONNECTIONS,
+    TIMEOUT_SECONDS,
+    Endpoint,
+    endpoint_of,
+)
+from everbeat.client.exchange import Exchange, NoResponse, RetryBudget, Sleep, exchange
+from everbeat.client.requests import HttpResponse, Request
+from everbeat.core.protocol import TaskInput
+
+
+class BlockingHttpTransport:
+    """The transport of sync code."""
+
+    def __init__(self, url: str, api_key: str | None = None, *, retry_budget: RetryBudget | None = None) -> None:
+        self.url = url
+        self._retry_budget = retry_budget or RetryBudget()
+        self._endpoint = endpoint_of(url, api_key)
+        self._pool = _ConnectionPool(self._endpoint)
+        # Also closes the connections of an app that the program does not close.
+        weakref.finalize(self, self._pool.close)
+        self._target_prefix, self._head = _request_head_of(self._endpoint)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> ApiResponse:
+        return requests.api_response_of(self._exchange(requests.build(method, path, query=query, body=body, headers=headers)))
+
+    def submit(self, tasks: Sequence[TaskInput]) -> list[UUID]:
+        return [id_ for request in requests.submit(tasks) for id_ in requests.ids_of(self._exchange(request), request)]
+
+    def _exchange(self, request: Request) -> HttpResponse:
+        steps: Exchange = exchange(request, self.url, self._retry_budget)
+        outcome: HttpResponse | NoResponse | None = None
+        while True:
+            try:
+                step = steps.send(outcome)
+            except StopIteration as done:
+                response: HttpResponse = done.value
+                return response
+            if isinstance(step, Sleep):
+                time.sleep(step.seconds)
+                outcome = None
+            else:
+                outcome = self._send(step.request)
+
+    def _send(self, request: Request) -> HttpResponse | NoResponse:
+        timeout = request.timeout_seconds or TIMEOUT_SECONDS
+        try:
+            connection = self._pool.take(timeout)
+        except OSError as error:
+            return NoResponse(_reason_of(error), was_sent=False)
+        is_reusable = False
+        try:
+            response, is_reusable = self._send_over(connection, request, timeout)
+            return response
+        except (OSError, http.client.HTTPException) as error:
+            return NoResponse(_reason_of(error), was_sent=True)
+        finally:
+            self._pool.put(connection, is_reusable)
+
+    def _send_over(self, connection: http.client.HTTPConnection, request: Request, timeout: float) -> tuple[HttpResponse, bool]:
+        """The response, and whether the connection can take another request."""
+        sock: socket.socket = connection.sock
+        sock.settimeout(timeout)
+        # Head and body in one packet; http.client itself would send two.
+        sock.sendall(self._bytes_of(request))
+        response = http.client.HTTPResponse(sock, method=request.method)
+        try:
+            response.begin()
+            body = response.read()
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            return HttpResponse(response.status, headers, body), not response.will_close
+        finally:
+            response.close()
+
+    def _bytes_of(self, request: Request) -> bytes:
+        lines = [f"{request.method} {self._target_prefix}{request.path} HTTP/1.1\r\n{self._head}"]
+        lines += [f"{name}: {_header_text(value)}\r\n" for name, value in request.headers.items()]
+        if request.body is not None or request.method not in ("GET", "HEAD", "DELETE"):
+            lines.append(f"content-length: {len(request.body or b'')}\r\n")
+        lines.append("\r\n")
+        return "".join(lines).encode("latin-1") + (request.body or b"")
+
+
+def _request_head_of(endpoint: Endpoint) -> tuple[str, str]:
+    """What comes before the path in the request line, and the header lines that all requests have in common."""
+    headers = {"host": endpoint.authority, **endpoint.headers}
+    prefix = endpoint.base_path
+    if endpoint.proxy is not None and endpoint.tls is None:
+        # A plain request goes to the proxy itself, with the whole URL as its target.
+        prefix = endpoint.url
+        headers |= _proxy_headers(endpoint.proxy)
+    return prefix, "".join(f"{name}: {_header_text(value)}\r\n" for name, value in headers.items())
+
+
+def _header_text(value: str) -> str:
+    if "\r" in value or "\n" in value:
+        raise ValueError("a header cannot contain a line break")
+    return value
+
+
+def _proxy_headers(proxy: str) -> dict[str, str]:
+    parts = urlsplit(proxy)
+    if parts.username is None:
+        return {}
+    credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+    return {"proxy-authorization": f"Basic {base64.b64encode(credentials).decode()}"}
+
+
+def _reason_of(error: Exception) -> str:
+    if isinstance(error, http.client.RemoteDisconnected):
+        return "the server closed the connection without a response"
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+
+
+class _IdleConnection(NamedTuple):
+    connection: http.client.HTTPConnection
+    since: float
+
+
+class _ConnectionPool:
+    """Open connections, at most MAX_CONNECTIONS; the one used last is taken first."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._lock = threading.Lock()
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._idle: list[_IdleConnection] = []
+
+    def take(self, timeout: float) -> http.client.HTTPConnection:
+        """An open connection. Raises OSError if no connection can be opened."""
+        if not self._free.acquire(timeout=timeout):
+            raise TimeoutError("no connection became free")
+        try:
+            return self._idle_connection() or self._connect()
+        except BaseException:
+            self._free.release()
+            raise
+
+    def put(self, connection: http.client.HTTPConnection, is_reusable: bool) -> None:
+        if is_reusable:
+            with self._lock:
+                self._idle.append(_IdleConnection(connection, time.monotonic()))
+        else:
+            connection.close()
+        self._free.release()
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for one in idle:
+            one.connection.close()
+
+    def _idle_connection(self) -> http.client.HTTPConnection | None:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                connection, since = self._idle.pop()
+            if time.monotonic() - since < KEEPALIVE_SECONDS and not _is_closed_by_server(connection.sock):
+                return connection
+            connection.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        endpoint = self._endpoint
+        host, port = endpoint.host, endpoint.port
+        if endpoint.proxy is not None:
+            proxy = urlsplit(endpoint.proxy)
+            host, port = proxy.hostname or "", proxy.port or 80
+        if endpoint.tls is None:
+            connection = http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_SECONDS)
+        else:
+            connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT_SECONDS, context=endpoint.tls)
+            if endpoint.proxy is not None:
+                connection.set_tunnel(endpoint.host, endpoint.port, _proxy_headers(endpoint.proxy))
+        try:
+            connection.connect()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _is_closed_by_server(sock: socket.socket) -> bool:
+    """An idle connection has nothing to read: if it is readable, it has ended."""
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        return bool(poll.poll(0))
+    return bool(select.select([sock], [], [], 0)[0])

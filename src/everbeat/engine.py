@@ -1,0 +1,201 @@
+"""The engine: builds the services and loops of a node, once, for servers, embedded nodes, test harnesses and API tests.
+
+Services that cause changes and services that react to them are connected by the change publisher, which is built first.
+The concrete store, the HTTP server, telemetry and the life cycle of a process belong to server.py.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from uuid import uuid4
+
+from everbeat.clock import DatabaseClock
+from everbeat.config import Settings
+from everbeat.core.misfire import Lateness
+from everbeat.core.timeline import TimelineCache
+from everbeat.services.attempts import AttemptEnder
+from everbeat.services.audit import AuditService
+from everbeat.services.backfill import BackfillService
+from everbeat.services.blobs import BlobStore
+from everbeat.services.calendars import CalendarService
+from everbeat.services.cluster import ClusterService
+from everbeat.services.collector import Collector
+from everbeat.services.dead_letters import DeadLetterService
+from everbeat.services.event_stream import EventRelay, EventStream
+from everbeat.services.events import Emit, ignore
+from everbeat.services.explainer import Explainer
+from everbeat.services.idempotent_responses import IdempotentResponses
+from everbeat.services.keys import KeyService
+from everbeat.services.leases import LeaseService
+from everbeat.services.ledger import LedgerService
+from everbeat.services.long_polls import LongPolls
+from everbeat.services.loops import Loop
+from everbeat.services.maintenance import Auditor, Pruner
+from everbeat.services.overlap import OverlapReleaser
+from everbeat.services.ownership import Ownership
+from everbeat.services.payloads import LargePayloads
+from everbeat.services.promoter import Promoter
+from everbeat.services.publisher import ChangePublisher
+from everbeat.services.quotas import QuotaService
+from everbeat.services.reaper import Reaper
+from everbeat.services.schedules import ScheduleService
+from everbeat.services.tasks import TaskService
+from everbeat.services.tenants import TenantDirectory, TenantService
+from everbeat.services.ticker import Ticker, TickerSettings
+from everbeat.store.base import Store
+from everbeat.store.values import NodeHeartbeat
+from everbeat.version import __version__
+
+# How often long polls look for ready tasks without a notice. Processes that share an SQLite file send each other no notices.
+_POLL_INTERVAL_SECONDS = {"postgres": 1.0, "sqlite": 0.2}
+
+
+class Engine:
+    """All services of a node. Nothing runs until the loops are run.
+
+    The clock's monotonic time also drives ownership, quotas and the overlap releaser, so that tests can step them.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: DatabaseClock,
+        settings: Settings,
+        *,
+        blobs: BlobStore | None = None,
+        emit: Emit = ignore,
+        random_fraction: Callable[[], float] = random.random,
+        ticker_settings: TickerSettings | None = None,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.settings = settings
+        self.blobs = blobs or BlobStore(None)
+        self._emit = emit
+        self._random_fraction = random_fraction
+        self.timelines = TimelineCache()
+        self.event_stream = EventStream(store)
+        self.publisher = ChangePublisher(store, emit=emit, event_stream=self.event_stream)
+        self.directory = TenantDirectory(store)
+        self.quotas = QuotaService(store, self.directory, monotonic=clock.monotonic)
+        self._build_tasks()
+        self._build_schedules()
+        self._build_administration()
+        self._build_loops(ticker_settings or _ticker_settings(settings))
+
+    def _build_tasks(self) -> None:
+        store, publisher, total_seconds = self.store, self.publisher, self.settings.task_total_seconds
+        payloads = LargePayloads(self.blobs)
+        self.attempts = AttemptEnder(store, publisher)
+        self.long_polls = LongPolls(
+            store,
+            publisher,
+            self.attempts.release_claimed,
+            poll_interval_seconds=_POLL_INTERVAL_SECONDS[store.dialect],
+            total_seconds=total_seconds,
+            directory=self.directory,
+        )
+        self.leases = LeaseService(
+            store,
+            self.long_polls,
+            self.attempts,
+            publisher,
+            total_seconds=total_seconds,
+            payloads=payloads,
+            random_fraction=self._random_fraction,
+        )
+        self.tasks = TaskService(
+            store,
+            self.long_polls,
+            publisher,
+            payloads=payloads,
+            quotas=self.quotas,
+        )
+        self.dead_letters = DeadLetterService(store, self.tasks, publisher, payloads=payloads)
+
+    def _build_schedules(self) -> None:
+        store, timelines, late_seconds = self.store, self.timelines, self.settings.late_after_seconds
+        self.schedules = ScheduleService(store, timelines, self.publisher, self.quotas)
+        self.calendars = CalendarService(store, self.schedules)
+        self.backfill = BackfillService(store, self.schedules, self.tasks, timelines)
+        self.ledger = LedgerService(store, timelines, late_seconds=late_seconds)
+        self.audit = AuditService(store, timelines, late_seconds=late_seconds)
+        self.explainer = Explainer(
+            store,
+            self.schedules,
+            self.tasks,
+            timelines,
+            late_seconds=late_seconds,
+            retention_days=self.settings.retention_days,
+        )
+
+    def _build_administration(self) -> None:
+        self.cluster = ClusterService(self.store)
+        self.tenants = TenantService(self.store)
+        self.keys = KeyService(self.store)
+        self.idempotent_responses = IdempotentResponses(self.store)
+
+    def _build_loops(self, ticker_settings: TickerSettings) -> None:
+        settings, emit, clock = self.settings, self._emit, self.clock
+        engine, maintenance = self.store.pool("engine"), self.store.pool("maintenance")
+        heartbeat = NodeHeartbeat(uuid4(), settings.node_name, settings.roles, __version__, settings.lease_seconds)
+        self.ownership = Ownership(
+            self.store,
+            heartbeat,
+            clock,
+            margin_seconds=settings.lease_margin_seconds,
+            emit=emit,
+            event_stream=self.event_stream,
+            monotonic=clock.monotonic,
+        )
+        self.ticker = Ticker(
+            engine,
+            self.ownership,
+            clock,
+            self.timelines,
+            self.publisher,
+            settings=ticker_settings,
+            emit=emit,
+            event_stream=self.event_stream,
+            quotas=self.quotas,
+        )
+        self.promoter = Promoter(engine, self.publisher, clock)
+        self.overlap = OverlapReleaser(maintenance, self.publisher, monotonic=clock.monotonic)
+        self.reaper = Reaper(
+            maintenance,
+            self.publisher,
+            total_seconds=settings.task_total_seconds,
+            random_fraction=self._random_fraction,
+        )
+        late_seconds = settings.late_after_seconds + settings.lease_seconds + settings.scan_seconds
+        self.auditor = Auditor(maintenance, self.ownership, late_seconds=late_seconds, emit=emit)
+        self.pruner = Pruner(
+            maintenance,
+            self.ownership,
+            retention_days=settings.retention_days,
+            collector=Collector(maintenance, self.blobs),
+            emit=emit,
+        )
+
+    def loops(self) -> list[Loop]:
+        """The loops that a node of these roles runs. A node without roles runs none."""
+        roles = self.settings.roles
+        if not roles:
+            return []
+        loops: list[Loop] = [self.ownership, self.directory, self.long_polls, self.overlap]
+        if self.event_stream.receives_other_nodes:
+            loops.append(EventRelay(self.store.pool("maintenance"), self.event_stream))
+        if "scheduler" in roles:
+            loops += [self.ticker, self.promoter, self.reaper, self.auditor, self.pruner]
+        return loops
+
+
+def _ticker_settings(settings: Settings) -> TickerSettings:
+    return TickerSettings(
+        horizon_seconds=settings.horizon_seconds,
+        scan_seconds=settings.scan_seconds,
+        batch_size=settings.batch_size,
+        lag_alert_seconds=settings.lag_alert_seconds,
+        lateness=Lateness(settings.late_after_seconds, settings.catch_up_rate),
+    )

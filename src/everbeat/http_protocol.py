@@ -1,0 +1,588 @@
+"""One HTTP/1.1 connection of the server, on httptools' parser: requests become ASGI calls, with every limit on the transport.
+
+Limits of a connection, and what they defend against:
+- The head of a request must arrive within `head_seconds`, counted from its first byte (slow loris). The same time applies to
+  a connection that is idle between requests.
+- A head may have MAX_HEAD_BYTES and MAX_HEADERS.
+- At most _MAX_BUFFERED_BYTES of a body wait for the app; then the connection is not read until the app takes them.
+- A client that does not read its response for `write_seconds` is disconnected.
+- The app may respond before the whole body has arrived. If little of it is left, the rest is read and discarded, and the
+  connection stays open. Otherwise the response says `Connection: close`; the connection is closed only after some more of the
+  body was discarded, because a client that is still sending would often lose the response (TCP reset).
+
+The deadline of a body is the app's: it answers 408 (api/bodies.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, NamedTuple, cast
+from urllib.parse import unquote
+
+import httptools
+import structlog
+import uuid_utils
+
+from everbeat.api.messages import AsgiApp, Message, Scope
+from everbeat.api.problems import HEAD_TOO_LARGE, INTERNAL, MALFORMED, MEDIA_TYPE, TOO_SLOW, HttpProblem, problem_body
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADERS = 100
+
+_MAX_BUFFERED_BYTES = 64 * 1024
+_MAX_SMALL_REST_BYTES, _SMALL_REST_SECONDS = 1024 * 1024, 1.0
+_MAX_DISCARDED_BYTES, _DISCARD_SECONDS = 32 * 1024 * 1024, 2.0
+_NEVER = math.inf
+
+_STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus}
+_ASGI = {"version": "3.0", "spec_version": "2.3"}
+_DISCONNECT: Message = {"type": "http.disconnect"}
+
+log = structlog.get_logger("everbeat.http")
+
+
+class ConnectionSettings(NamedTuple):
+    head_seconds: float = 15.0
+    write_seconds: float = 30.0
+
+
+class DateHeader:
+    """The Date header, formatted once per second."""
+
+    __slots__ = ("_line", "_second")
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._line = b""
+
+    def line(self) -> bytes:
+        now = int(time.time())
+        if now != self._second:
+            self._second, self._line = now, b"date: %s\r\n" % formatdate(now, usegmt=True).encode()
+        return self._line
+
+
+class ServerConnection(asyncio.Protocol):
+    """`on_closed` is called once, with this connection, when it is lost."""
+
+    def __init__(
+        self,
+        app: AsgiApp,
+        settings: ConnectionSettings,
+        date: DateHeader,
+        on_closed: Callable[[ServerConnection], None],
+        *,
+        is_tls: bool = False,
+    ) -> None:
+        self._app = app
+        self._settings = settings
+        self.date = date
+        self._on_closed = on_closed
+        self._scheme = "https" if is_tls else "http"
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._parser = httptools.HttpRequestParser(self)
+        self._client: tuple[str, int] | None = None
+        self._server: tuple[str, int] | None = None
+        # The head that is being read
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = 0
+        self._is_reading_head = False
+        # The request that is being read, the one that is being answered, and those that the client sent ahead
+        self._reading: _Exchange | None = None
+        self._answering: _Exchange | None = None
+        self._waiting: deque[_Exchange] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        # The transport
+        self._is_reading_paused = False
+        self._writable: asyncio.Event | None = None  # set while the write buffer is full
+        self.was_connected = False
+        self._is_closing = False
+        self._is_stopping = False
+        self._discarded: int | None = None  # bytes thrown away since the end of the last response
+        self._deadline = _NEVER
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = _NEVER
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.was_connected = True
+        self._client = _address(transport.get_extra_info("peername"))
+        self._server = _address(transport.get_extra_info("sockname"))
+        self._set_deadline(self._settings.head_seconds)
+        if self._is_stopping:
+            self._close()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._is_closing = True
+        for timer in (self._timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._writable is not None:
+            self._writable.set()
+        for exchange in (self._reading, self._answering, *self._waiting):
+            if exchange is not None:
+                exchange.disconnect()
+        self._waiting.clear()
+        self._on_closed(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._discarded is not None or self._is_closing:
+            self._discard(len(data))
+            return
+        headers = self._headers
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._discarded = 0  # no other protocol is spoken here; the request is answered, and the rest ignored
+        except httptools.HttpParserError as error:
+            self._on_malformed(error)
+        if self._is_reading_head and self._headers is headers and self._discarded is None:  # nothing but a part of one head
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(HttpProblem(HEAD_TOO_LARGE, f"The head of a request may have {MAX_HEAD_BYTES} bytes at most."))
+
+    def pause_writing(self) -> None:
+        self._writable = asyncio.Event()
+        self._check_reader(self._transport.get_write_buffer_size() + 1)
+
+    def resume_writing(self) -> None:
+        if self._writable is not None:
+            self._writable.set()
+            self._writable = None
+        if self._write_timer is not None and not self._is_closing:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._headers = []
+        self._head_bytes = 0
+        self._is_reading_head = True
+        if self._answering is None:
+            self._set_deadline(self._settings.head_seconds)
+
+    def on_url(self, part: bytes) -> None:
+        self._url += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+        if len(self._headers) > MAX_HEADERS:
+            raise _HeadTooLarge(f"A request may have {MAX_HEADERS} headers at most.")
+
+    def on_headers_complete(self) -> None:
+        self._is_reading_head = False
+        headers, parser = self._headers, self._parser
+        if len(self._url) + sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:
+            raise _HeadTooLarge(f"The head of a request may have {MAX_HEAD_BYTES} bytes at most.")
+        version = parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise ValueError("only HTTP/1.1 and HTTP/1.0 are spoken")
+        raw_path, query = _split(self._url)
+        path = raw_path.decode("ascii")
+        scope: Scope = {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": version,
+            "server": self._server,
+            "client": self._client,
+            "scheme": self._scheme,
+            "method": parser.get_method().decode("ascii"),
+            "root_path": "",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": headers,
+        }
+        keeps_open = version == "1.1" and parser.should_keep_alive() and not parser.should_upgrade()
+        exchange = self._reading = _Exchange(self, scope, keeps_open)
+        if self._answering is None:
+            self._answer(exchange)
+        else:  # one at a time: what the client sent ahead waits
+            self._waiting.append(exchange)
+            self._pause_reading()
+
+    def on_body(self, part: bytes) -> None:
+        exchange = self._reading
+        if exchange is not None and not exchange.is_answered:
+            exchange.add_body(part)
+            if len(exchange.body) > _MAX_BUFFERED_BYTES:
+                self._pause_reading()
+
+    def on_message_complete(self) -> None:
+        exchange, self._reading = self._reading, None
+        if exchange is None:
+            return
+        exchange.end_body()
+        if exchange.is_answered and self._answering is None:  # the rest of a body that was answered early
+            self._next()
+
+    # What an exchange needs
+
+    def write(self, data: bytes) -> None:
+        if not self._is_closing:
+            self._transport.write(data)
+
+    async def wait_writable(self) -> None:
+        if self._writable is not None:
+            await self._writable.wait()
+
+    def resume_reading(self) -> None:
+        if self._is_reading_paused and not self._is_closing and not self._waiting:
+            self._is_reading_paused = False
+            self._transport.resume_reading()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._is_stopping
+
+    def response_sent(self, exchange: _Exchange) -> None:
+        self._answering = None
+        if self._is_closing:
+            return
+        if not exchange.keeps_open:
+            if exchange.has_body_left:
+                self._linger()
+            else:
+                self._close()
+        elif exchange.has_body_left:
+            self._set_deadline(_SMALL_REST_SECONDS)
+            self.resume_reading()
+        else:
+            self._next()
+
+    def give_up(self) -> None:
+        """A response broke off: the client must not take it for a whole one."""
+        self._is_closing = True
+        self._transport.abort()
+
+    # The server
+
+    def stop(self) -> None:
+        """Close an idle connection; a request that is being answered is the last one."""
+        self._is_stopping = True
+        if self._transport is not None and self._answering is None:
+            self._close()
+
+    def abort(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Within
+
+    def _answer(self, exchange: _Exchange) -> None:
+        self._answering = exchange
+        self._deadline = _NEVER
+        task = self._loop.create_task(exchange.run(self._app))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _next(self) -> None:
+        """A request and its response are complete."""
+        if self._waiting:
+            self._answer(self._waiting.popleft())
+        elif self._is_stopping:
+            self._close()
+            return
+        else:
+            self._set_deadline(self._settings.head_seconds)
+        self.resume_reading()
+
+    def _pause_reading(self) -> None:
+        if not self._is_reading_paused and not self._is_closing:
+            self._is_reading_paused = True
+            self._transport.pause_reading()
+
+    def _set_deadline(self, seconds: float) -> None:
+        """One timer for the life of a connection: it is moved only when it fires, not for every request."""
+        self._deadline = self._loop.time() + seconds
+        if self._deadline < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._start_timer()
+
+    def _start_timer(self) -> None:
+        self._timer_at = self._deadline
+        self._timer = self._loop.call_at(self._deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer, self._timer_at = None, _NEVER
+        if self._deadline == _NEVER or self._is_closing:
+            return
+        if self._loop.time() < self._deadline:
+            self._start_timer()
+        elif self._discarded is None and self._is_reading_head:
+            detail = f"The head of the request did not arrive within {self._settings.head_seconds:g} seconds."
+            self._refuse(HttpProblem(TOO_SLOW, detail))
+        else:
+            self._close()
+
+    def _check_reader(self, size_before: int) -> None:
+        """Abort when nothing was taken from the write buffer since the last look."""
+        self._write_timer = None
+        size = self._transport.get_write_buffer_size()
+        if size == 0:
+            return
+        if size >= size_before:
+            self._is_closing = True
+            self._transport.abort()
+            return
+        self._write_timer = self._loop.call_later(self._settings.write_seconds, self._check_reader, size)
+
+    def _on_malformed(self, error: Exception) -> None:
+        reading, cause = self._reading, error.__context__
+        if isinstance(cause, _HeadTooLarge):
+            self._refuse(HttpProblem(HEAD_TOO_LARGE, str(cause)))
+        elif self._answering is not None and (reading is None or reading is not self._answering):
+            self._discarded = 0  # behind a whole request, whose response is still to come
+            self._answering.keeps_open = False
+        else:
+            self._refuse(HttpProblem(MALFORMED, "The request is not valid HTTP/1.1."))
+
+    def _refuse(self, problem: HttpProblem) -> None:
+        """Answer in place of the app, and close."""
+        answering = self._answering
+        if answering is not None and answering.has_begun:  # its response is the last one
+            answering.keeps_open = False
+            self._discarded = 0
+            return
+        if answering is not None:
+            answering.disconnect()
+        headers, body = _problem(problem)
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        head = _STATUS_LINES[problem.kind.status] + self.date.line() + lines
+        self._transport.write(head + b"connection: close\r\n\r\n" + body)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close the connection, but first take and discard some of what the client is still sending."""
+        self._discarded = 0
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._set_deadline(_DISCARD_SECONDS)
+        if self._is_reading_paused:
+            self._is_reading_paused = False
+            self._transport.resume_reading()
+
+    def _discard(self, count: int) -> None:
+        self._discarded = (self._discarded or 0) + count
+        if self._discarded > _MAX_DISCARDED_BYTES:
+            self._close()
+
+    def _close(self) -> None:
+        """Close when everything is written; a client that does not read it is not waited for."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self._transport.close()
+        size = self._transport.get_write_buffer_size()
+        if size > 0 and self._write_timer is None:
+            self._write_timer = self._loop.call_later(self._settings.write_seconds, self._check_reader, size)
+
+
+class _HeadTooLarge(Exception):
+    pass
+
+
+class _Exchange:
+    """One request and its response: `receive` and `send` of the ASGI call."""
+
+    __slots__ = (
+        "_connection",
+        "_expects_continue",
+        "_head",
+        "_is_body_taken",
+        "_is_chunked",
+        "_is_disconnected",
+        "_left",
+        "_scope",
+        "_waiter",
+        "body",
+        "has_begun",
+        "has_body_left",
+        "is_answered",
+        "keeps_open",
+    )
+
+    def __init__(self, connection: ServerConnection, scope: Scope, keeps_open: bool) -> None:
+        self._connection = connection
+        self._scope = scope
+        self._head: bytes | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._expects_continue = any(name == b"expect" and value.lower() == b"100-continue" for name, value in scope["headers"])
+        self._is_body_taken = False
+        self._is_chunked = False
+        self._is_disconnected = False
+        self._left: int | None = None  # of the Content-Length of the response
+        self.body = bytearray()
+        self.has_body_left = True
+        self.has_begun = False
+        self.is_answered = False
+        self.keeps_open = keeps_open
+
+    async def run(self, app: AsgiApp) -> None:
+        connection = self._connection
+        try:
+            await app(self._scope, self.receive, self.send)
+        except Exception as error:
+            log.error("connection_failed", error=repr(error))
+            if not self.has_begun and not self._is_disconnected:
+                self._fail()
+                return
+        if not self.is_answered and not self._is_disconnected:
+            connection.give_up()
+
+    def _fail(self) -> None:
+        headers, body = _problem(HttpProblem(INTERNAL, "The error was logged."))
+        self.keeps_open = False
+        self._begin(500, headers)
+        self._write(body if self._scope["method"] != "HEAD" else b"", is_last=True)
+
+    # The request
+
+    def add_body(self, part: bytes) -> None:
+        self.body += part
+        self._wake()
+
+    def end_body(self) -> None:
+        self.has_body_left = False
+        self._wake()
+
+    def disconnect(self) -> None:
+        self._is_disconnected = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def receive(self) -> Message:
+        if self._expects_continue and not self.has_begun:
+            self._expects_continue = False
+            self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while True:
+            if self._is_disconnected or self.is_answered:
+                return _DISCONNECT
+            if not self._is_body_taken and (self.body or not self.has_body_left):
+                body, self.body = bytes(self.body), bytearray()
+                self._is_body_taken = not self.has_body_left
+                self._connection.resume_reading()
+                return {"type": "http.request", "body": body, "more_body": self.has_body_left}
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    # The response
+
+    async def send(self, message: Message) -> None:
+        if self._is_disconnected:
+            await asyncio.sleep(0)  # an app that only sends must not keep the event loop
+            return
+        if message["type"] == "http.response.start":
+            self._begin(message["status"], message["headers"])
+            return
+        has_more = message.get("more_body", False)
+        self._write(message.get("body", b""), is_last=not has_more)
+        if has_more:
+            await self._connection.wait_writable()
+
+    def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Write the head into memory; it leaves with the first part of the body."""
+        if self.has_begun:
+            raise RuntimeError("the response has begun already")
+        self.has_begun = True
+        if self._connection.is_stopping or (self.has_body_left and self._is_rest_large()):
+            self.keeps_open = False
+        parts = [_STATUS_LINES[status], self._connection.date.line()]
+        for name, value in headers:
+            if name == b"content-length":
+                self._left = int(value)
+            parts += (name, b": ", value, b"\r\n")
+        count = len(headers) + 2
+        if self._scope["method"] == "HEAD" or status in (204, 304):
+            self._left = 0
+        elif self._left is None:
+            self._is_chunked = self._scope["http_version"] == "1.1"
+            if self._is_chunked:
+                parts.append(b"transfer-encoding: chunked\r\n")
+                count += 1
+            else:
+                self.keeps_open = False
+        if not self.keeps_open:
+            parts.append(b"connection: close\r\n")
+            count += 1
+        head = b"".join(parts)
+        if head.count(b"\n") != count or head.count(b"\r") != count:
+            raise RuntimeError("a response header contains a line break")
+        self._head = head + b"\r\n"
+
+    def _write(self, body: bytes, *, is_last: bool) -> None:
+        if not self.has_begun or self.is_answered:
+            raise RuntimeError("the response has not begun, or is complete")
+        if self._is_chunked:
+            data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            if is_last:
+                data += b"0\r\n\r\n"
+        else:
+            data = body if self._scope["method"] != "HEAD" else b""
+            if self._left is not None:
+                self._left -= len(data)
+                if self._left < 0 or (is_last and self._left > 0):
+                    raise RuntimeError("the length of the response is not its Content-Length")
+        if self._head is not None:
+            data, self._head = self._head + data, None
+        if data:
+            self._connection.write(data)
+        if is_last:
+            self.is_answered = True
+            self._wake()
+            self._connection.response_sent(self)
+
+    def _is_rest_large(self) -> bool:
+        """Whether the rest of the body is large, of unknown length, or perhaps never sent, because it was not asked for."""
+        if self._expects_continue:
+            return True
+        for name, value in self._scope["headers"]:
+            if name == b"content-length":
+                return int(value) > _MAX_SMALL_REST_BYTES
+        return True
+
+
+def _problem(problem: HttpProblem) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """The headers and the body of a response that the app did not give."""
+    request_id = str(uuid_utils.uuid7())
+    body = problem_body(problem, request_id)
+    headers = [
+        (b"content-type", MEDIA_TYPE.encode()),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-content-type-options", b"nosniff"),
+        (b"cache-control", b"no-store"),
+        (b"x-request-id", request_id.encode()),
+    ]
+    return headers, body
+
+
+def _split(url: bytes) -> tuple[bytes, bytes]:
+    """The path and the query string of a request target; also of an absolute one."""
+    if url.startswith(b"/") and b"#" not in url:
+        path, _, query = url.partition(b"?")
+        return path, query
+    parsed: Any = httptools.parse_url(url)
+    return parsed.path or b"/", parsed.query or b""
+
+
+def _address(found: Any) -> tuple[str, int] | None:
+    return (str(found[0]), int(found[1])) if isinstance(found, tuple | list) and len(found) >= 2 else None

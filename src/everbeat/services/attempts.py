@@ -1,0 +1,85 @@
+"""Ends attempts before their lease expires: for workers that report, and for tasks whose worker is gone before it got them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from everbeat.core.protocol import LeaseResult
+from everbeat.core.retries import RetryDecision
+from everbeat.core.tasks import AttemptEnd, AttemptOutcome, ClaimedTask, LeasedTask, TaskState
+from everbeat.services.publisher import ChangePublisher
+from everbeat.store.base import Store
+from everbeat.store.values import EndedAttempt, EndResult, LeaseRef
+
+_TRIES = 3
+_NONE_ENDED = EndResult(frozenset(), frozenset())
+
+Next = Literal["retry", "dead", "failed"]
+Decide = Callable[[LeasedTask, datetime], tuple[RetryDecision, str | None]]
+LeaseResults = dict[tuple[UUID, int], LeaseResult]
+
+_NEXT: dict[TaskState, Next] = {
+    TaskState.READY: "retry",
+    TaskState.SCHEDULED: "retry",
+    TaskState.DEAD: "dead",
+    TaskState.FAILED: "failed",
+}
+_PAST_NEXT: dict[str | None, Next] = {None: "retry", "dead": "dead", "failed": "failed", "cancelled": "failed"}
+
+
+class AttemptEnder:
+    def __init__(self, store: Store, publisher: ChangePublisher) -> None:
+        self._store = store
+        self._publisher = publisher
+
+    async def end(
+        self,
+        leases: Sequence[LeaseRef],
+        decide: Decide,
+        now: datetime | None,
+        *,
+        was_reported: Callable[[EndedAttempt], bool],
+    ) -> LeaseResults:
+        """End attempts as decided. An attempt that ended earlier gets the earlier response if `was_reported` says so."""
+        results = {(lease.id, lease.fence): LeaseResult(lease.id, "stale") for lease in leases}
+        undecided = list(leases)
+        for _ in range(_TRIES):  # an attempt that is cancelled between the two statements is decided again
+            if not undecided:
+                break
+            moment, running = await self._store.task_running(undecided, now=now)
+            endings = [attempt_end(task, *decide(task, moment)) for task in running]
+            ended = await self._store.task_end(endings, is_expired=False, now=now) if endings else _NONE_ENDED
+            counted = [one for one in endings if (one.id, one.fence) in ended.ids]
+            results |= {(one.id, one.fence): LeaseResult(one.id, "ok", _NEXT.get(one.state, "failed")) for one in counted}
+            self._publisher.publish(ended.changes)
+            missed = [one for one in endings if (one.id, one.fence) not in ended.ids]
+            undecided = [LeaseRef(one.tenant_id, one.id, one.fence) for one in missed]
+        stale = [lease for lease in leases if results[lease.id, lease.fence].status == "stale"]
+        if stale:
+            for past in await self._store.task_ended(stale):
+                if was_reported(past):
+                    results[past.id, past.fence] = LeaseResult(past.id, "ok", _PAST_NEXT.get(past.state))
+        return results
+
+    async def release(self, leases: Sequence[LeaseRef], now: datetime | None = None) -> LeaseResults:
+        """Make the tasks ready again. The attempt does not count."""
+
+        def decide(task: LeasedTask, _moment: datetime) -> tuple[RetryDecision, str | None]:
+            if task.cancel_requested:
+                return RetryDecision(AttemptOutcome.CANCELLED, TaskState.CANCELLED), None
+            return RetryDecision(AttemptOutcome.RELEASED, TaskState.READY), None
+
+        return await self.end(leases, decide, now, was_reported=lambda past: past.outcome in ("released", "cancelled"))
+
+    async def release_claimed(self, lease_tenant_id: UUID | None, tasks: Sequence[ClaimedTask]) -> None:
+        """Release tasks that were claimed for a worker that is gone."""
+        await self.release([LeaseRef(lease_tenant_id, task.id, task.fence) for task in tasks])
+
+
+def attempt_end(task: LeasedTask, decision: RetryDecision, error: str | None) -> AttemptEnd:
+    return AttemptEnd(
+        task.id, task.tenant_id, task.fence, decision.outcome, decision.state, decision.run_at, error, decision.reason
+    )

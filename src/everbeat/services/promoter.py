@@ -1,0 +1,62 @@
+"""The promoter: makes delayed tasks ready when their time has come.
+
+Promotion is a conditional update that skips rows that another node has locked, so every node promotes and a node that dies
+delays nothing. The promoter sleeps until the next delayed task is due, which the database returns with each call; a notice
+wakes it for a task that is due earlier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+
+from everbeat.clock import DatabaseClock
+from everbeat.services.loops import wait_for_event
+from everbeat.services.publisher import ChangePublisher
+from everbeat.store.base import Store
+from everbeat.store.values import Notice
+
+
+class Promoter:
+    name = "promoter"
+    deadline_seconds = 30.0
+
+    def __init__(
+        self,
+        store: Store,
+        publisher: ChangePublisher,
+        clock: DatabaseClock,
+        *,
+        poll_interval_seconds: float = 2.0,
+        batch_size: int = 1000,
+    ) -> None:
+        self._store = store
+        self._publisher = publisher
+        self._clock = clock
+        self._poll_interval_seconds = poll_interval_seconds
+        self._batch_size = batch_size
+        self._next_at: datetime | None = None
+        self._woken = asyncio.Event()
+        store.subscribe(self._on_notice)
+
+    def _on_notice(self, notice: Notice) -> None:
+        if notice is Notice.DELAYED:
+            self._woken.set()
+
+    async def run_once(self, now: datetime | None = None) -> bool:
+        sent = self._clock.monotonic()
+        promoted = await self._store.task_promote(limit=self._batch_size, now=now)
+        if now is None:
+            self._clock.observe(sent, promoted.now)
+        self._next_at = promoted.next_at
+        self._publisher.publish(promoted.changes)
+        return promoted.count >= self._batch_size
+
+    async def wait(self) -> None:
+        seconds = self._poll_interval_seconds
+        if self._next_at is not None:
+            seconds = min(seconds, max(self._clock.seconds_until(self._next_at), 0.001))
+        await wait_for_event(self._woken, seconds)
+
+    async def close(self) -> None:
+        """Nothing runs in the background."""

@@ -1,0 +1,59 @@
+"""The reaper: ends attempts whose lease has expired. The task is then tried again, dead or cancelled.
+
+Every node reaps: the end of an attempt is a conditional update on its fence, so one of them wins.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import datetime
+
+from everbeat.core.retries import after_expiry
+from everbeat.core.submissions import error_text
+from everbeat.core.tasks import AttemptEnd, AttemptOutcome, LeasedTask
+from everbeat.services.attempts import attempt_end
+from everbeat.services.loops import Periodic
+from everbeat.services.publisher import ChangePublisher
+from everbeat.store.base import Store
+
+_REASONS = {
+    AttemptOutcome.LOST: "the lease expired: no heartbeat came from its worker",
+    AttemptOutcome.TIMEOUT: "the attempt exceeded its timeout",
+    AttemptOutcome.CANCELLED: "it was cancelled, and its worker did not confirm that it had stopped",
+}
+
+
+class Reaper(Periodic):
+    name = "reaper"
+    deadline_seconds = 30.0
+
+    def __init__(
+        self,
+        store: Store,
+        publisher: ChangePublisher,
+        *,
+        total_seconds: float = 7 * 86_400,
+        interval_seconds: float = 1.0,
+        batch_size: int = 500,
+        random_fraction: Callable[[], float] = random.random,
+    ) -> None:
+        super().__init__(interval_seconds)
+        self._store = store
+        self._publisher = publisher
+        self._total_seconds = total_seconds
+        self._batch_size = batch_size
+        self._random_fraction = random_fraction
+
+    async def run_once(self, now: datetime | None = None) -> bool:
+        moment, expired = await self._store.task_expired(limit=self._batch_size, now=now)
+        if not expired:
+            return False
+        endings = [self._ending(task, moment) for task in expired]
+        ended = await self._store.task_end(endings, is_expired=True, now=now)
+        self._publisher.publish(ended.changes)
+        return len(expired) >= self._batch_size
+
+    def _ending(self, task: LeasedTask, moment: datetime) -> AttemptEnd:
+        decision = after_expiry(task, now=moment, random_fraction=self._random_fraction(), total_seconds=self._total_seconds)
+        return attempt_end(task, decision, error_text(_REASONS[decision.outcome], kind=decision.outcome.value))

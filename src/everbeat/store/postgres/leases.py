@@ -1,0 +1,252 @@
+"""The verbs on leases of the PostgreSQL store: claim, heartbeat, complete and end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import uuid_utils.compat
+
+from everbeat.core.fairness import ClaimStep, Flow
+from everbeat.core.tasks import (
+    AttemptEnd,
+    ClaimedTask,
+    LeasedTask,
+    TaskState,
+)
+from everbeat.store.postgres.base import PostgresBase
+from everbeat.store.postgres.connections import Connection, execute_on, fetch_on
+from everbeat.store.rows import (
+    LAST_ID,
+    claim_result,
+    claimed_from_row,
+    deduplicate,
+    flow_starts,
+    kept_log,
+    merge_heartbeats,
+    running_from_row,
+    schedule_ids_of,
+    within_quota,
+)
+from everbeat.store.task_changes import (
+    completed_change,
+    final_change,
+    put_back_change,
+)
+from everbeat.store.values import (
+    ClaimRequest,
+    ClaimResult,
+    CompleteResult,
+    EndedAttempt,
+    EndResult,
+    HeartbeatWrite,
+    LeaseRef,
+    RenewedLease,
+)
+
+
+class PostgresLeases(PostgresBase):
+    async def task_flows(
+        self, tenant_id: UUID | None, queues: Sequence[str], *, after: Sequence[Flow] = (), limit: int
+    ) -> list[Flow]:
+        starts = flow_starts(tenant_id, queues, after)
+        rows = await self._read(
+            "task_flows",
+            queues=[start.queue for start in starts],
+            tenant_ids=[start.tenant_id for start in starts],
+            priorities=[start.priority for start in starts],
+            fair_keys=[start.fair_key for start in starts],
+            types=[start.type for start in starts],
+            last_tenant_id=tenant_id or LAST_ID,
+            limit=limit,
+        )
+        return [Flow(*row) for row in rows]
+
+    async def task_claim(
+        self,
+        shares: Sequence[ClaimStep],
+        claim_requests: Sequence[ClaimRequest],
+        *,
+        limited: Collection[UUID] = (),
+        total_seconds: float = 7 * 86_400,
+        now: datetime | None = None,
+    ) -> ClaimResult:
+        values = {**_claim_request_columns(claim_requests), "total_seconds": total_seconds, "now": now}
+        if not limited:
+            return _claims(claim_requests, shares, await self._read("task_claim", **values, **_share_columns(shares)), {})
+        async with self._transaction("task_claim") as connection:
+            # Counted by a statement of its own, which sees what others did until the tenants were locked.
+            tenants = await fetch_on(connection, self._queries["task_claim_tenants"], tenant_ids=list(limited))
+            max_running = {row["id"]: row["max_running"] for row in tenants if row["max_running"] is not None}
+            counts = (
+                await fetch_on(connection, self._queries["task_claim_running"], tenant_ids=list(max_running))
+                if max_running
+                else []
+            )
+            remaining = {row["tenant_id"]: max_running[row["tenant_id"]] - row["count"] for row in counts}
+            cut = within_quota(shares, remaining)
+            rows = await fetch_on(connection, self._queries["task_claim"], **values, **_share_columns(cut))
+        return _claims(claim_requests, cut, rows, remaining)
+
+    async def task_heartbeat(self, heartbeats: Sequence[HeartbeatWrite], *, now: datetime | None = None) -> list[RenewedLease]:
+        heartbeats = merge_heartbeats(heartbeats)
+        texts = {beat.lease: beat.log or "" for beat in heartbeats}
+        values = {
+            **_refs([beat.lease for beat in heartbeats]),
+            "fractions": [beat.fraction for beat in heartbeats],
+            "messages": [beat.message for beat in heartbeats],
+            "log_bytes": [len(text.encode()) for text in texts.values()],
+        }
+        if not any(texts.values()):
+            rows = await self._read("task_heartbeat", now=now, **values)
+        else:
+
+            async def write() -> list[asyncpg.Record]:
+                async with self._transaction("task_heartbeat") as connection:
+                    rows = await fetch_on(connection, self._queries["task_heartbeat"], now=now, **values)
+                    await self._write_log(connection, rows, texts)
+                    return rows
+
+            rows = await self._this_month(now, write)
+        return [RenewedLease(row["id"], row["fence"], row["lease_until"], row["cancel_requested"]) for row in rows]
+
+    async def _write_log(self, connection: Connection, rows: Sequence[asyncpg.Record], texts: Mapping[LeaseRef, str]) -> None:
+        lines = []
+        for row in rows:
+            text = texts[LeaseRef(row["holder"], row["id"], row["fence"])]
+            kept = kept_log(text, row["log_bytes"] - len(text.encode()))
+            if kept is not None:
+                line = (row["id"], uuid_utils.compat.uuid7(), row["tenant_id"], row["moment"], row["attempt"], row["worker"])
+                lines.append((*line, kept))
+        if lines:
+            names = ("task_ids", "ids", "tenant_ids", "ats", "attempts", "workers", "texts")
+            columns = dict(zip(names, map(list, zip(*lines, strict=True)), strict=True))
+            await execute_on(connection, self._queries["task_log_insert"], **columns)
+
+    async def task_complete(
+        self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None
+    ) -> CompleteResult:
+        refs = [lease for lease, _ in results]
+        values = {**_refs(refs), "results": [result for _, result in results]}
+        rows = await self._this_month(now, lambda: self._read("task_complete", now=now, **values))
+        finished = frozenset((row["id"], row["fence"]) for row in rows)
+        missed = [lease for lease in refs if (lease.id, lease.fence) not in finished]
+        repeated: frozenset[tuple[UUID, int]] = frozenset()
+        if missed:
+            repeated = frozenset((row["id"], row["fence"]) for row in await self._read("task_completed", **_refs(missed)))
+        changes = [
+            completed_change(
+                row["id"],
+                row["tenant_id"],
+                row["queue"],
+                row["type"],
+                row["attempt"],
+                row["schedule_id"],
+                row["worker"],
+            )
+            for row in rows
+        ]
+        return CompleteResult(finished, repeated, schedule_ids_of(rows), {row["id"]: row["tenant_id"] for row in rows}, changes)
+
+    async def task_running(
+        self, leases: Sequence[LeaseRef], *, now: datetime | None = None
+    ) -> tuple[datetime, list[LeasedTask]]:
+        moment = await self.clock(now=now)
+        rows = await self._read("task_running", now=now, **_refs(leases))
+        return moment, [running_from_row(row) for row in rows]
+
+    async def task_end(self, endings: Sequence[AttemptEnd], *, is_expired: bool, now: datetime | None = None) -> EndResult:
+        endings = deduplicate(endings, lambda one: (one.id, one.fence))
+        # In one order everywhere: two that end the same tasks then wait for each other and do not deadlock.
+        endings = sorted(endings, key=lambda one: one.id)
+        back = [one for one in endings if one.state in (TaskState.READY, TaskState.SCHEDULED)]
+        final = [one for one in endings if one.state not in (TaskState.READY, TaskState.SCHEDULED)]
+
+        async def write() -> list[list[asyncpg.Record]]:
+            found: list[list[asyncpg.Record]] = []
+            async with self._transaction("task_end") as connection:
+                for block, part in (("task_end", back), ("task_finish", final)):
+                    values = {**_endings(part), "is_expired": is_expired, "now": now} if part else {}
+                    found.append(await fetch_on(connection, self._queries[block], **values) if part else [])
+            return found
+
+        put_back, finished = await self._this_month(now, write)
+        by_lease = {(one.id, one.fence): one for one in endings}
+        changes = [put_back_change(row, by_lease[row["id"], row["fence"]]) for row in put_back]
+        changes += [final_change(row, by_lease[row["id"], row["fence"]]) for row in finished]
+        leases = frozenset((row["id"], row["fence"]) for row in (*put_back, *finished))
+        return EndResult(leases, schedule_ids_of(finished), changes)
+
+    async def task_ended(self, leases: Sequence[LeaseRef]) -> list[EndedAttempt]:
+        return [EndedAttempt(**row) for row in await self._read("task_ended", **_refs(leases))]
+
+
+def _refs(leases: Sequence[LeaseRef]) -> dict[str, list[Any]]:
+    return {
+        "tenant_ids": [lease.tenant_id for lease in leases],
+        "ids": [lease.id for lease in leases],
+        "fences": [lease.fence for lease in leases],
+    }
+
+
+def _claim_request_columns(claim_requests: Sequence[ClaimRequest]) -> dict[str, Any]:
+    firsts, limit = [], 0
+    for claim_request in claim_requests:
+        firsts.append(limit + 1)
+        limit += claim_request.limit
+    return {
+        "limit": limit,
+        "firsts": firsts,
+        "workers": [claim_request.worker for claim_request in claim_requests],
+        "lease_seconds": [claim_request.lease_seconds for claim_request in claim_requests],
+    }
+
+
+def _share_columns(shares: Sequence[ClaimStep]) -> dict[str, list[Any]]:
+    """Shares as columns, and their lanes in two more, which each share has a part of; arrays begin at 1."""
+    firsts, lasts, count = [], [], 0
+    for share in shares:
+        firsts.append(count + 1)
+        count += len(share.queue_types)
+        lasts.append(count)
+    return {
+        "tenant_ids": [share.tenant_id for share in shares],
+        "priorities": [share.priority for share in shares],
+        "fair_keys": [share.fair_key for share in shares],
+        "limits": [share.limit for share in shares],
+        "first_queue_types": firsts,
+        "last_queue_types": lasts,
+        "queues": [queue for share in shares for queue, _ in share.queue_types],
+        "types": [type_ for share in shares for _, type_ in share.queue_types],
+    }
+
+
+def _claims(
+    claim_requests: Sequence[ClaimRequest],
+    shares: Sequence[ClaimStep],
+    rows: list[asyncpg.Record],
+    remaining: Mapping[UUID, int],
+) -> ClaimResult:
+    tasks: list[list[ClaimedTask]] = [[] for _ in claim_requests]
+    claimed_counts = [0] * len(shares)
+    for row in sorted(rows, key=lambda row: row["place"]):
+        tasks[row["request"] - 1].append(claimed_from_row(row))
+        claimed_counts[row["share"] - 1] += 1
+    return claim_result(claim_requests, tasks, shares, claimed_counts, remaining)
+
+
+def _endings(endings: Sequence[AttemptEnd]) -> dict[str, Any]:
+    ids, tenant_ids, fences, outcomes, states, run_ats, errors, reasons = map(list, zip(*endings, strict=True))
+    return {
+        "ids": ids,
+        "tenant_ids": tenant_ids,
+        "fences": fences,
+        "outcomes": outcomes,
+        "states": states,
+        "run_ats": run_ats,
+        "errors": errors,
+        "reasons": reasons,
+    }

@@ -1,0 +1,52 @@
+"""The verbs on partitions and nodes of the PostgreSQL store.
+
+Ownership has a pool of its own, `lease`: its renewal must not wait for other work.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from everbeat.store.postgres.base import PostgresBase
+from everbeat.store.postgres.connections import execute_on
+from everbeat.store.rows import (
+    node_from_row,
+)
+from everbeat.store.values import (
+    NodeHeartbeat,
+    NodeInfo,
+    PartitionRenewal,
+)
+
+
+class PostgresPartitions(PostgresBase):
+    async def partition_renew(
+        self, beat: NodeHeartbeat, wanted: frozenset[int], *, now: datetime | None = None
+    ) -> PartitionRenewal:
+        (row,) = await self._connections.fetch(
+            "lease",
+            self._queries["partition_renew"],
+            now=now,
+            node=beat.id,
+            name=beat.name,
+            roles=",".join(beat.roles),
+            version=beat.version,
+            lease_seconds=beat.lease_seconds,
+            lag_seconds=beat.lag_seconds,
+            fired_per_second=beat.fired_per_second,
+            wanted=sorted(wanted),
+        )
+        owned = dict(zip(row["owned"], row["epochs"], strict=True))
+        return PartitionRenewal(row["moment"], owned, frozenset(row["live"]), row["clock_back_seconds"])
+
+    async def partition_release(self, node_id: UUID) -> int:
+        async with self._connections.transaction("lease", "partition_release") as connection:
+            released = await execute_on(connection, self._queries["partition_release"], node=node_id)
+            await execute_on(connection, self._queries["node_delete"], node=node_id)
+        return released
+
+    async def node_list(self, *, now: datetime | None = None) -> tuple[datetime, list[NodeInfo]]:
+        rows = await self._read("node_list", now=now)
+        moment = rows[0]["moment"] if rows else await self.clock(now=now)
+        return moment, [node_from_row(row) for row in rows]

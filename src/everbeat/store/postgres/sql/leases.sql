@@ -1,0 +1,240 @@
+-- name: task_flows
+-- Flows with ready tasks, of tenants up to the last one, after the place given for each queue. Found by hopping from one to the
+-- next: one index seek each, however many tasks lie between.
+SELECT f.queue, f.tenant_id, f.priority, f.fair_key, f.type
+FROM unnest(:queues::text[], :tenant_ids::uuid[], :priorities::integer[], :fair_keys::text[], :types::text[])
+  AS q(queue, tenant_id, priority, fair_key, type)
+CROSS JOIN LATERAL (
+  WITH RECURSIVE hop(queue, tenant_id, priority, fair_key, type) AS (
+    SELECT q.queue, q.tenant_id, q.priority, q.fair_key, q.type
+    UNION ALL
+    SELECT n.queue, n.tenant_id, n.priority, n.fair_key, n.type FROM hop CROSS JOIN LATERAL (
+      -- In the order of the whole index, so that no other one will do; where the queue or the tenants end, the hopping does.
+      SELECT t.queue, t.tenant_id, t.priority, t.fair_key, t.type FROM tasks AS t
+      WHERE t.state = 'ready' AND (t.queue, t.tenant_id, t.priority, t.fair_key, t.type)
+        > (hop.queue, hop.tenant_id, hop.priority, hop.fair_key, hop.type)
+      ORDER BY t.queue, t.tenant_id, t.priority, t.fair_key, t.type LIMIT 1
+    ) AS n
+    WHERE n.queue = hop.queue AND n.tenant_id <= :last_tenant_id
+  )
+  SELECT * FROM hop OFFSET 1 LIMIT :limit
+) AS f;
+
+-- name: task_claim_tenants
+-- Tenants that may run only so many at a time, locked: whoever claims for one of them waits, so that none counts too few.
+SELECT id, max_running FROM tenants WHERE id = ANY(:tenant_ids::uuid[]) ORDER BY id FOR UPDATE;
+
+-- name: task_claim_running
+-- How many tasks of these tenants are running, also those whose lease has run out and which nobody has ended yet.
+-- Pairs are compared so that only the index of running tasks will do: that of all tasks of a tenant begins alike.
+SELECT r.tenant_id, (
+  SELECT count(*) FROM tasks AS t WHERE t.state = 'running'
+    AND (t.state, t.tenant_id) >= ('running', r.tenant_id) AND (t.state, t.tenant_id) <= ('running', r.tenant_id)
+) AS count
+FROM unnest(:tenant_ids::uuid[]) AS r(tenant_id);
+
+-- name: task_claim
+-- Take ready tasks under a lease, of each share in turn; attempts are counted here, so that a task that kills its worker
+-- still dies in the end.
+WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
+picked AS MATERIALIZED (
+  SELECT p.id, p.share, row_number() OVER (ORDER BY p.share, p.run_at, p.id) AS place FROM (
+    SELECT t.id, t.run_at, s.share
+    FROM unnest(:tenant_ids::uuid[], :priorities::integer[], :fair_keys::text[], :limits::bigint[], :first_queue_types::integer[],
+      :last_queue_types::integer[]) WITH ORDINALITY AS s(tenant_id, priority, fair_key, most, first, last, share)
+    CROSS JOIN LATERAL (
+      SELECT o.id, o.run_at FROM (
+        -- Of several lanes, how many of each are among the oldest: only those are locked, not the first ones of every lane.
+        SELECT (:queues::text[])[s.first], (:types::text[])[s.first], s.most WHERE s.first = s.last
+        UNION ALL
+        SELECT c.queue, c.type, count(*) FROM (
+          SELECT a.queue, a.type
+          FROM unnest((:queues::text[])[s.first:s.last], (:types::text[])[s.first:s.last]) AS a(queue, type)
+          CROSS JOIN LATERAL (
+            SELECT run_at, id FROM tasks
+            WHERE tasks.queue = a.queue AND tenant_id = s.tenant_id AND priority = s.priority AND fair_key = s.fair_key
+              AND tasks.type = a.type AND state = 'ready'
+            ORDER BY run_at, id LIMIT s.most
+          ) AS o
+          ORDER BY o.run_at, o.id LIMIT s.most
+        ) AS c WHERE s.first < s.last GROUP BY c.queue, c.type
+      ) AS lane(queue, type, most)
+      CROSS JOIN LATERAL (
+        SELECT id, run_at FROM tasks
+        WHERE tasks.queue = lane.queue AND tenant_id = s.tenant_id AND priority = s.priority AND fair_key = s.fair_key
+          AND tasks.type = lane.type AND state = 'ready'
+        ORDER BY run_at, id LIMIT lane.most FOR UPDATE SKIP LOCKED
+      ) AS o
+      ORDER BY o.run_at, o.id
+    ) AS t
+    LIMIT :limit
+  ) AS p
+)
+UPDATE tasks AS t SET state = 'running', attempt = t.attempt + 1, fence = t.fence + 1,
+  lease_owner = (:workers::text[])[b.request], lease_seconds = (:lease_seconds::double precision[])[b.request],
+  started_at = m.at, first_started_at = coalesce(t.first_started_at, m.at),
+  deadline_at = least(m.at + make_interval(secs => t.timeout_seconds),
+    coalesce(t.first_started_at, m.at) + make_interval(secs => :total_seconds::double precision)),
+  lease_until = least(m.at + make_interval(secs => (:lease_seconds::double precision[])[b.request]),
+    m.at + make_interval(secs => t.timeout_seconds),
+    coalesce(t.first_started_at, m.at) + make_interval(secs => :total_seconds::double precision)),
+  progress_fraction = NULL, progress_message = NULL
+FROM picked AS p
+CROSS JOIN moment AS m
+CROSS JOIN LATERAL (SELECT width_bucket(p.place, :firsts::bigint[])) AS b(request)
+WHERE t.id = p.id AND (t.state = 'ready') IS TRUE
+RETURNING b.request, p.place, p.share, t.id, t.tenant_id, t.type, t.queue, t.payload, t.payload_ref, t.attempt, t.max_attempts,
+  t.fence, t.lease_until,
+  t.lease_seconds, t.scheduled_for, t.schedule_name AS schedule, t.schedule_id, t.origin, t.timeout_seconds,
+  t.traceparent;
+
+-- name: task_heartbeat
+-- Renew leases up to their deadlines; one that is to be cancelled, or has run out, is not renewed.
+WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at)
+UPDATE tasks AS t SET
+  lease_until = CASE WHEN t.cancel_requested THEN t.lease_until
+    ELSE least(m.at + make_interval(secs => t.lease_seconds), t.deadline_at) END,
+  progress_fraction = coalesce(b.fraction, t.progress_fraction),
+  progress_message = coalesce(b.message, t.progress_message),
+  log_bytes = least(t.log_bytes::bigint + b.log_bytes, 2147483647)
+FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :fractions::double precision[], :messages::text[],
+  :log_bytes::integer[]) AS b(tenant_id, id, fence, fraction, message, log_bytes)
+CROSS JOIN moment AS m
+WHERE t.id = b.id
+  AND (t.fence = b.fence AND t.tenant_id = coalesce(b.tenant_id, t.tenant_id) AND t.state = 'running' AND t.lease_until > m.at) IS TRUE
+RETURNING b.tenant_id AS holder, t.tenant_id, t.id, t.fence, t.lease_until, t.cancel_requested, t.attempt, t.lease_owner AS worker, t.log_bytes,
+  m.at AS moment;
+
+-- name: task_log_insert
+-- Log lines of attempts.
+INSERT INTO task_log (task_id, id, tenant_id, at, attempt, worker, text)
+SELECT * FROM unnest(:task_ids::uuid[], :ids::uuid[], :tenant_ids::uuid[], :ats::timestamptz[], :attempts::integer[],
+  :workers::text[], :texts::text[]);
+
+-- name: task_complete
+-- Move running tasks to history under their lease.
+WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
+finished AS (
+  DELETE FROM tasks AS t
+  USING unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :results::text[]) AS r(tenant_id, id, fence, result),
+    moment AS m
+  -- IS TRUE leaves only the primary key to find the row by, whatever the planner believes of the other indexes.
+  WHERE t.id = r.id
+    AND (t.fence = r.fence AND t.tenant_id = coalesce(r.tenant_id, t.tenant_id) AND t.state = 'running' AND t.lease_until > m.at) IS TRUE
+  RETURNING t.*, r.result, m.at AS finished_at
+)
+INSERT INTO task_history (id, tenant_id, {{copied_columns}}, run_at, state, attempt, worker, fence, traceparent,
+  progress_fraction, progress_message, result, outcome, created_at, started_at, finished_at)
+SELECT id, tenant_id, {{copied_columns}}, run_at, 'completed', attempt, lease_owner, fence, traceparent,
+  progress_fraction,
+  progress_message, result, 'completed', created_at, started_at, finished_at
+FROM finished
+RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, worker;
+
+-- name: task_completed
+-- Which of these were completed before under the same fence.
+SELECT h.id, h.fence FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[]) AS r(tenant_id, id, fence)
+-- OFFSET 0 keeps each look-up one by its index: the planner may believe that reading the whole history once costs less.
+CROSS JOIN LATERAL (
+  SELECT id, fence FROM task_history
+  WHERE id = r.id AND fence = r.fence AND tenant_id = coalesce(r.tenant_id, tenant_id) AND state = 'completed' OFFSET 0
+) AS h;
+
+-- name: task_queues
+-- Which queues tasks are of, live or finished.
+SELECT id, queue FROM tasks WHERE id = ANY(:ids::uuid[])
+UNION ALL
+SELECT h.id, h.queue FROM unnest(:ids::uuid[]) AS r(id)
+CROSS JOIN LATERAL (SELECT id, queue FROM task_history WHERE id = r.id OFFSET 0) AS h;
+
+-- name: task_running
+-- Leases that hold, with what deciding about them needs.
+SELECT t.id, t.tenant_id, t.queue, t.fence, t.attempt, t.max_attempts, t.retry, t.cancel_requested,
+  coalesce(t.deadline_at, t.started_at + make_interval(secs => t.timeout_seconds)) AS deadline_at,
+  coalesce(t.first_started_at, t.started_at) AS first_started_at
+FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[]) AS r(tenant_id, id, fence)
+JOIN tasks AS t ON t.id = r.id
+WHERE (t.fence = r.fence AND t.tenant_id = coalesce(r.tenant_id, t.tenant_id) AND t.state = 'running'
+  AND t.lease_until > coalesce(:now::timestamptz, now())) IS TRUE;
+
+-- name: task_expired
+-- Running tasks whose lease has run out.
+SELECT t.id, t.tenant_id, t.queue, t.fence, t.attempt, t.max_attempts, t.retry, t.cancel_requested,
+  coalesce(t.deadline_at, t.started_at + make_interval(secs => t.timeout_seconds)) AS deadline_at,
+  coalesce(t.first_started_at, t.started_at) AS first_started_at
+FROM tasks AS t
+WHERE t.state = 'running' AND t.lease_until <= coalesce(:now::timestamptz, now())
+ORDER BY t.lease_until LIMIT :limit;
+
+-- name: task_end
+-- Put tasks back whose attempt ended without ending them; the attempt is kept. Released work does not count as one.
+WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
+ending AS (
+  SELECT * FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :outcomes::text[], :states::text[],
+    :run_ats::timestamptz[], :errors::text[]) AS e(tenant_id, id, fence, outcome, state, run_at, error)
+),
+old AS MATERIALIZED (
+  SELECT t.id, t.tenant_id, t.fence, t.attempt, t.lease_owner, t.started_at, e.outcome, e.state, e.run_at, e.error
+  FROM ending AS e CROSS JOIN moment AS m JOIN tasks AS t ON t.id = e.id
+  -- One that was told to stop since it was looked at is not put back: that is to be decided anew.
+  WHERE (t.fence = e.fence AND t.tenant_id = e.tenant_id AND t.state = 'running' AND NOT t.cancel_requested
+    AND (t.lease_until <= m.at) = :is_expired::boolean) IS TRUE
+  FOR UPDATE OF t
+),
+moved AS (
+  UPDATE tasks AS t SET state = o.state, run_at = coalesce(o.run_at, t.run_at),
+    attempt = t.attempt - CASE WHEN o.outcome = 'released' THEN 1 ELSE 0 END,
+    error = coalesce(o.error, t.error), lease_owner = NULL, lease_until = NULL
+  FROM old AS o WHERE t.id = o.id AND (t.state = 'running') IS TRUE
+  RETURNING {{t.change_columns}}, t.fence,
+    o.lease_owner AS worker
+),
+kept AS (
+  INSERT INTO attempts (task_id, tenant_id, fence, attempt, worker, started_at, ended_at, outcome, error)
+  SELECT o.id, o.tenant_id, o.fence, o.attempt, o.lease_owner, o.started_at, m.at, o.outcome, o.error
+  FROM old AS o CROSS JOIN moment AS m
+)
+SELECT {{change_columns}}, fence, worker FROM moved;
+
+-- name: task_finish
+-- Move tasks to history whose attempt ended them without completing; the dead ones get a dead letter.
+WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
+finished AS (
+  DELETE FROM tasks AS t
+  USING unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :outcomes::text[], :states::text[], :errors::text[],
+    :reasons::text[]) AS e(tenant_id, id, fence, outcome, state, error, reason), moment AS m
+  WHERE t.id = e.id AND (t.fence = e.fence AND t.tenant_id = e.tenant_id AND t.state = 'running'
+    AND (t.lease_until <= m.at) = :is_expired::boolean) IS TRUE
+  RETURNING t.id, t.tenant_id, {{t.copied_columns}}, t.run_at, t.attempt, t.lease_owner,
+    t.fence, t.traceparent, t.progress_fraction, t.progress_message, t.created_at, t.started_at,
+    e.outcome, e.state AS final_state, coalesce(e.error, t.error) AS final_error, e.reason, m.at AS finished_at
+),
+buried AS (
+  INSERT INTO dead_letters (task_id, tenant_id, {{copied_columns}}, attempt, reason, error, worker, created_at, died_at)
+  SELECT id, tenant_id, {{copied_columns}}, attempt, coalesce(reason, outcome), final_error, lease_owner, created_at,
+    finished_at
+  FROM finished WHERE final_state = 'dead'
+)
+INSERT INTO task_history (id, tenant_id, {{copied_columns}}, run_at, state, attempt, worker, fence, traceparent,
+  progress_fraction, progress_message, error, reason, outcome, created_at, started_at, finished_at)
+SELECT id, tenant_id, {{copied_columns}}, run_at, final_state, attempt, lease_owner, fence, traceparent,
+  progress_fraction,
+  progress_message, final_error, reason, outcome, created_at, started_at, finished_at
+FROM finished
+RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, worker;
+
+-- name: task_ended
+-- How attempts under these fences were ended before.
+SELECT a.task_id AS id, a.fence, a.outcome, NULL::text AS state
+FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[]) AS r(tenant_id, id, fence)
+CROSS JOIN LATERAL (
+  SELECT task_id, fence, outcome FROM attempts
+  WHERE task_id = r.id AND fence = r.fence AND tenant_id = coalesce(r.tenant_id, tenant_id) OFFSET 0
+) AS a
+UNION ALL
+SELECT h.id, h.fence, h.outcome, h.state
+FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[]) AS r(tenant_id, id, fence)
+CROSS JOIN LATERAL (
+  SELECT id, fence, outcome, state FROM task_history
+  WHERE id = r.id AND fence = r.fence AND tenant_id = coalesce(r.tenant_id, tenant_id) AND outcome IS NOT NULL OFFSET 0
+) AS h;

@@ -1,0 +1,286 @@
+"""The verbs that are the same in both dialects: each runs the block of its name. Also the one way to roll back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from everbeat.core.access import AuditLogEntry
+from everbeat.core.calendars import Calendar
+from everbeat.core.keys import ApiKey
+from everbeat.core.schedules import PastRule, Schedule
+from everbeat.core.tasks import Attempt, DeadLetter, LeasedTask, LogLine, TaskRecord
+from everbeat.core.tenants import Tenant
+from everbeat.core.ticks import Tick
+from everbeat.store.key_rows import key_from_row
+from everbeat.store.rows import (
+    EARLIEST,
+    FIRST_ID,
+    LAST_ID,
+    LATEST,
+    MAX_SCANNED,
+    Row,
+    attempt_from_row,
+    calendar_from_row,
+    dead_letter_from_row,
+    past_rule_from_row,
+    running_from_row,
+    schedule_from_row,
+    task_from_row,
+    tick_from_row,
+    total_from_row,
+)
+from everbeat.store.tenant_rows import audit_log_entry_from_row, audit_log_window, tenant_from_row
+from everbeat.store.values import (
+    AuditLogFilter,
+    DeadFilter,
+    IdempotentResponse,
+    PartitionInfo,
+    QueueDepth,
+    ScheduleFilter,
+    TaskFilter,
+    TaskScan,
+    TickTotal,
+)
+
+_TASK_LISTS = {
+    True: ("task_list", "task_list_of_schedule", "task_list_floor"),
+    False: ("task_list_past", "task_list_past_of_schedule", "task_list_past_floor"),
+}
+
+
+class Rollback(Exception):
+    """Raised inside a transaction to roll it back. `result`: what the verb returns then."""
+
+    def __init__(self, result: Any = None) -> None:
+        super().__init__()
+        self.result = result
+
+
+class SharedVerbs(ABC):
+    """Built on four operations that each dialect implements. Lists are passed as lists, instants as datetimes."""
+
+    @abstractmethod
+    async def clock(self, *, now: datetime | None = None) -> datetime: ...
+
+    @abstractmethod
+    async def _read(self, block: str, /, **values: Any) -> Sequence[Row]:
+        """The rows that a block returns."""
+
+    @abstractmethod
+    async def _change(self, block: str, /, **values: Any) -> int:
+        """How many rows a block changed."""
+
+    @abstractmethod
+    async def _change_with_audit_log(
+        self, block: str, audit_log: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any
+    ) -> int:
+        """How many rows a block changed. If it changed any, the audit log is written in the same transaction."""
+
+    # Schedules
+
+    async def schedule_list(
+        self, tenant_id: UUID, filter_: ScheduleFilter, *, after_name: str | None, limit: int
+    ) -> list[Schedule]:
+        rows = await self._read("schedule_list", tenant_id=tenant_id, after_name=after_name, limit=limit, **filter_._asdict())
+        return [schedule_from_row(row) for row in rows]
+
+    async def schedule_delete(
+        self, tenant_id: UUID, ids: Sequence[UUID], *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
+    ) -> int:
+        return await self._change_with_audit_log("schedule_delete", audit_log, now, tenant_id=tenant_id, ids=list(ids))
+
+    async def schedule_count(self, tenant_id: UUID) -> dict[str, int]:
+        rows = await self._read("schedule_count", tenant_id=tenant_id)
+        return {row["status"]: row["count"] for row in rows}
+
+    async def schedule_overdue(self, *, late_seconds: float, limit: int, now: datetime | None = None) -> list[Schedule]:
+        rows = await self._read("schedule_overdue", now=now, late_seconds=late_seconds, limit=limit)
+        return [schedule_from_row(row) for row in rows]
+
+    async def schedule_faulty(self, tenant_id: UUID | None, *, limit: int) -> list[Schedule]:
+        rows = await self._read("schedule_faulty", tenant_id=tenant_id, limit=limit)
+        return [schedule_from_row(row) for row in rows]
+
+    async def schedule_past_rules(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[PastRule]:
+        rows = await self._read("schedule_past_rules", tenant_id=tenant_id, ids=list(ids))
+        return [past_rule_from_row(row) for row in rows]
+
+    async def schedule_using_calendar(self, tenant_id: UUID, name: str) -> list[Schedule]:
+        rows = await self._read("schedule_using_calendar", tenant_id=tenant_id, name=f'"{name}"')
+        return [schedule_from_row(row) for row in rows]
+
+    # Ticks
+
+    async def tick_list(self, tenant_id: UUID, schedule_id: UUID, *, from_: datetime, to: datetime, limit: int) -> list[Tick]:
+        values = {"tenant_id": tenant_id, "schedule_id": schedule_id, "from_at": from_, "to_at": to, "limit": limit}
+        return [tick_from_row(row) for row in await self._read("tick_list", **values)]
+
+    async def tick_totals(self, tenant_id: UUID, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[TickTotal]:
+        values = {"tenant_id": tenant_id, "ids": list(ends), "ends": list(ends.values()), "from_at": from_}
+        return [total_from_row(row) for row in await self._read("tick_totals", **values)]
+
+    async def tick_ranges(self, tenant_id: UUID, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[Tick]:
+        values = {"tenant_id": tenant_id, "ids": list(ends), "ends": list(ends.values()), "from_at": from_}
+        return [tick_from_row(row) for row in await self._read("tick_ranges", **values)]
+
+    async def tick_doubled(self, tenant_id: UUID, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> dict[UUID, int]:
+        rows = await self._read("tick_doubled", tenant_id=tenant_id, ids=list(ids), from_at=from_, to_at=to)
+        return {row["schedule_id"]: row["count"] for row in rows}
+
+    # Tasks
+
+    async def task_find(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[TaskRecord]:
+        return [task_from_row(row) for row in await self._read("task_find", tenant_id=tenant_id, ids=list(ids))]
+
+    async def task_list(self, tenant_id: UUID, filter_: TaskFilter, *, before: UUID | None, limit: int, live: bool) -> TaskScan:
+        block, of_schedule, beneath = _TASK_LISTS[live]
+        values = {**filter_._asdict(), "tenant_id": tenant_id, "before": before or LAST_ID, "limit": limit}
+        if filter_.schedule_id is not None:
+            return TaskScan([task_from_row(row) for row in await self._read(of_schedule, **values)], None)
+        floor = None
+        if any(value is not None for value in filter_):
+            below = await self._read(beneath, scan=max(MAX_SCANNED, limit), **values)
+            floor = below[0]["id"] if below else None
+        rows = await self._read(block, floor=floor or FIRST_ID, **values)
+        return TaskScan([task_from_row(row) for row in rows], floor if len(rows) < limit else None)
+
+    async def task_attempts(self, tenant_id: UUID, id_: UUID) -> list[Attempt]:
+        return [attempt_from_row(row) for row in await self._read("task_attempts", tenant_id=tenant_id, id=id_)]
+
+    async def task_log(self, tenant_id: UUID, id_: UUID, *, after: UUID | None, limit: int) -> list[LogLine]:
+        rows = await self._read("task_log", tenant_id=tenant_id, id=id_, after=after or FIRST_ID, limit=limit)
+        return [LogLine(**row) for row in rows]
+
+    async def task_ticks(self, tenant_id: UUID, schedule_id: UUID, *, from_: datetime, to: datetime) -> list[datetime]:
+        rows = await self._read("task_ticks", tenant_id=tenant_id, schedule_id=schedule_id, from_at=from_, to_at=to)
+        return [row["scheduled_for"] for row in rows]
+
+    async def task_ready_count(self, tenant_id: UUID, *, limit: int) -> int:
+        (row,) = await self._read("task_ready_count", tenant_id=tenant_id, limit=limit)
+        return int(row["count"])
+
+    async def task_depths(self, tenant_id: UUID | None = None) -> list[QueueDepth]:
+        return [QueueDepth(**row) for row in await self._read("task_depths", tenant_id=tenant_id)]
+
+    async def task_queues(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        return {row["id"]: row["queue"] for row in await self._read("task_queues", ids=list(ids))}
+
+    async def task_expired(self, *, limit: int, now: datetime | None = None) -> tuple[datetime, list[LeasedTask]]:
+        moment = await self.clock(now=now)
+        return moment, [running_from_row(row) for row in await self._read("task_expired", limit=limit, now=now)]
+
+    # Dead letters
+
+    async def dead_find(self, tenant_id: UUID, task_ids: Sequence[UUID]) -> list[DeadLetter]:
+        rows = await self._read("dead_find", tenant_id=tenant_id, task_ids=list(task_ids))
+        return [dead_letter_from_row(row) for row in rows]
+
+    async def dead_list(
+        self,
+        tenant_id: UUID,
+        filter_: DeadFilter,
+        *,
+        before: tuple[datetime, UUID] | None,
+        limit: int,
+        only_never_replayed: bool = False,
+    ) -> list[DeadLetter]:
+        before_at, before_id = before or (LATEST, LAST_ID)
+        rows = await self._read(
+            "dead_list",
+            **_dead_filter(filter_),
+            tenant_id=tenant_id,
+            before_at=before_at,
+            before_id=before_id,
+            limit=limit,
+            only_never_replayed=only_never_replayed,
+        )
+        return [dead_letter_from_row(row) for row in rows]
+
+    async def dead_purge(
+        self,
+        tenant_id: UUID,
+        filter_: DeadFilter,
+        *,
+        limit: int,
+        audit_log: Sequence[AuditLogEntry] = (),
+        now: datetime | None = None,
+    ) -> int:
+        values = {**_dead_filter(filter_), "tenant_id": tenant_id, "limit": limit, "now": now}
+        return await self._change_with_audit_log("dead_purge", audit_log, now, **values)
+
+    # Partitions, calendars, tenants, keys
+
+    async def partition_list(self) -> list[PartitionInfo]:
+        return [PartitionInfo(**row) for row in await self._read("partition_list")]
+
+    async def node_prune(self, *, unseen_seconds: float, now: datetime | None = None) -> int:
+        return await self._change("node_prune", now=now, unseen_seconds=unseen_seconds)
+
+    async def calendar_list(self, tenant_id: UUID) -> list[Calendar]:
+        return [calendar_from_row(row) for row in await self._read("calendar_list", tenant_id=tenant_id)]
+
+    async def calendar_delete(
+        self, tenant_id: UUID, name: str, *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
+    ) -> int:
+        return await self._change_with_audit_log("calendar_delete", audit_log, now, tenant_id=tenant_id, name=name)
+
+    async def tenant_list(self, *, after_name: str | None, limit: int) -> list[Tenant]:
+        return [tenant_from_row(row) for row in await self._read("tenant_list", after_name=after_name or "", limit=limit)]
+
+    async def tenant_find(self, *, ids: Sequence[UUID] = (), names: Sequence[str] = ()) -> list[Tenant]:
+        return [tenant_from_row(row) for row in await self._read("tenant_find", ids=list(ids), names=list(names))]
+
+    async def audit_log_list(
+        self, tenant_id: UUID | None, filter_: AuditLogFilter, *, before: tuple[datetime, UUID] | None, limit: int
+    ) -> list[AuditLogEntry]:
+        window = audit_log_window(filter_, before)
+        if tenant_id is None:
+            rows = await self._read("audit_log_list_all", limit=limit, **window)
+        else:
+            rows = await self._read("audit_log_list", tenant_id=tenant_id, limit=limit, **window)
+        return [audit_log_entry_from_row(row) for row in rows]
+
+    async def key_exists(self, *, now: datetime | None = None) -> bool:
+        return bool((await self._read("key_exists", now=now))[0]["is_there"])
+
+    async def key_list(self, tenant_id: UUID | None, *, after: UUID | None, limit: int) -> list[ApiKey]:
+        rows = await self._read("key_list", tenant_id=tenant_id, after=after or FIRST_ID, limit=limit)
+        return [key_from_row(row) for row in rows]
+
+    async def key_touch(self, ids: Sequence[UUID], *, now: datetime | None = None) -> int:
+        return await self._change("key_touch", ids=list(ids), now=now)
+
+    # Maintenance
+
+    async def idempotent_response_find(
+        self, tenant_id: UUID, key: str, *, now: datetime | None = None
+    ) -> IdempotentResponse | None:
+        rows = await self._read("idempotent_response_find", tenant_id=tenant_id, key=key, now=now)
+        return IdempotentResponse(**dict(rows[0])) if rows else None
+
+    async def idempotent_response_keep(
+        self, tenant_id: UUID, response: IdempotentResponse, *, now: datetime | None = None
+    ) -> bool:
+        values = {**msgspec.structs.asdict(response), "tenant_id": tenant_id, "now": now}
+        return await self._change("idempotent_response_keep", **values) == 1
+
+    async def idempotent_response_prune(self, *, limit: int, now: datetime | None = None) -> int:
+        return await self._change("idempotent_response_prune", limit=limit, now=now)
+
+    async def task_key_prune(self, *, limit: int, now: datetime | None = None) -> int:
+        return await self._change("task_key_prune", limit=limit, now=now)
+
+    async def blob_unused(self, refs: Sequence[str]) -> list[str]:
+        return [row["ref"] for row in await self._read("blob_unused", refs=list(refs))]
+
+
+def _dead_filter(filter_: DeadFilter) -> dict[str, Any]:
+    task_ids = None if filter_.task_ids is None else list(filter_.task_ids)
+    from_at, to_at = filter_.from_at or EARLIEST, filter_.to_at or LATEST
+    return {**filter_._asdict(), "from_at": from_at, "to_at": to_at, "task_ids": task_ids}

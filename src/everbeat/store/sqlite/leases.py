@@ -1,0 +1,307 @@
+"""The verbs on leases of the SQLite store: claim, heartbeat, complete and end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import takewhile
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import uuid_utils.compat
+
+from everbeat.core.fairness import ClaimStep, Flow
+from everbeat.core.tasks import (
+    AttemptEnd,
+    ClaimedTask,
+    LeasedTask,
+    TaskChange,
+    TaskState,
+    with_payload_ref,
+)
+from everbeat.store.rows import (
+    LAST_ID,
+    ORIGINS,
+    claim_result,
+    deduplicate,
+    flow_starts,
+    kept_log,
+    merge_heartbeats,
+    running_from_row,
+    text_of,
+    within_quota,
+)
+from everbeat.store.sqlite.base import SqliteBase
+from everbeat.store.sqlite.connections import (
+    Row,
+    SqliteSession,
+    from_microseconds,
+    hex_text,
+    microseconds_of,
+    tenant_of,
+    to_microseconds,
+)
+from everbeat.store.task_changes import (
+    completed_change,
+    final_change,
+    put_back_change,
+)
+from everbeat.store.values import (
+    ClaimRequest,
+    ClaimResult,
+    CompleteResult,
+    EndedAttempt,
+    EndResult,
+    HeartbeatWrite,
+    LeaseRef,
+    RenewedLease,
+)
+
+Values = tuple[Any, ...]
+
+
+class SqliteLeases(SqliteBase):
+    async def task_flows(
+        self, tenant_id: UUID | None, queues: Sequence[str], *, after: Sequence[Flow] = (), limit: int
+    ) -> list[Flow]:
+        last = {"last_tenant_id": tenant_id or LAST_ID, "limit": limit}
+
+        def work(session: SqliteSession) -> list[Flow]:
+            starts = flow_starts(tenant_id, queues, after)
+            sql = self._sql["task_flows"]
+            return [Flow(**row) for start in starts for row in session.rows(sql, {**start._asdict(), **last})]
+
+        return await self._connections.read("task_flows", work)
+
+    async def task_claim(
+        self,
+        shares: Sequence[ClaimStep],
+        claim_requests: Sequence[ClaimRequest],
+        *,
+        limited: Collection[UUID] = (),
+        total_seconds: float = 7 * 86_400,
+        now: datetime | None = None,
+    ) -> ClaimResult:
+        limit, total = sum(claim_request.limit for claim_request in claim_requests), microseconds_of(total_seconds)
+
+        def work(session: SqliteSession) -> tuple[int, list[list[Values]], list[ClaimStep], list[int], dict[UUID, int]]:
+            moment = to_microseconds(self._moment(now))
+            remaining = self._remaining_running(session, limited)
+            cut = within_quota(shares, remaining)
+            picked: list[Values] = []
+            claimed_counts: list[int] = []
+            while len(claimed_counts) < len(cut):
+                for share, found in self._pick_some(session, cut[len(claimed_counts) :], limit - len(picked)):
+                    claimed_counts.append(len(found))
+                    picked += [(*row, share.tenant_id) for row in found]
+            parts, start = [], 0
+            for claim_request in claim_requests:
+                part = picked[start : start + claim_request.limit]
+                start += claim_request.limit
+                parts.append(part)
+                if part:
+                    session.change(self._sql["task_claim"], _lease(claim_request, part, moment, total))
+            return moment, parts, cut, claimed_counts, remaining
+
+        moment, parts, cut, claimed_counts, remaining = await self._connections.write("task_claim", work)
+        tasks = [
+            [_claimed(row, claim_request, moment, total) for row in part]
+            for claim_request, part in zip(claim_requests, parts, strict=True)
+        ]
+        return claim_result(claim_requests, tasks, cut, claimed_counts, remaining)
+
+    def _remaining_running(self, session: SqliteSession, limited: Collection[UUID]) -> dict[UUID, int]:
+        """How many more tasks tenants may have running."""
+        if not limited:
+            return {}
+        tenants = session.rows(self._sql["task_claim_tenants"], {"tenant_ids": hex_text(limited)})
+        remaining = {row["id"]: row["max_running"] for row in tenants if row["max_running"] is not None}
+        for tenant_id in remaining:
+            ((count,),) = session.tuples(self._sql["task_claim_running"], {"tenant_id": tenant_id})
+            remaining[tenant_id] -= count
+        return remaining
+
+    def _pick_some(
+        self, session: SqliteSession, shares: Sequence[ClaimStep], limit: int
+    ) -> list[tuple[ClaimStep, list[Values]]]:
+        """What the first of these shares bring: several at once if they are alike and there is room for all of them."""
+        first = shares[0]
+        alike = list(takewhile(lambda one: one.limit == first.limit and len(one.queue_types) == 1, shares))
+        alike = alike[: limit // first.limit] if first.limit > 0 else []
+        if len(alike) < 2:
+            return [(first, self._pick(session, first, min(first.limit, limit)))]
+        queue_types = [
+            (one.queue_types[0][0], one.tenant_id.hex, one.priority, one.fair_key, one.queue_types[0][1]) for one in alike
+        ]
+        found: list[list[Values]] = [[] for _ in alike]
+        for place, *row in session.tuples(
+            self._sql["task_claim_picks"], {"queue_types": text_of(queue_types), "limit": first.limit}
+        ):
+            found[place].append(tuple(row))
+        return [(one, sorted(rows, key=lambda row: row[1:3])) for one, rows in zip(alike, found, strict=True)]
+
+    def _pick(self, session: SqliteSession, share: ClaimStep, limit: int) -> list[Values]:
+        """The oldest ready tasks of a share, over its lanes."""
+        if limit <= 0:
+            return []
+        sql = self._sql["task_claim_pick"]
+        wanted = {"tenant_id": share.tenant_id.bytes, "priority": share.priority, "fair_key": share.fair_key}
+        queue_types = [{**wanted, "queue": queue, "type": type_} for queue, type_ in share.queue_types]
+        if len(queue_types) == 1:
+            return session.tuples(sql, {**queue_types[0], "limit": limit})
+        oldest: list[tuple[Any, Any, int]] = []
+        for place, queue_type in enumerate(queue_types):
+            rows = session.tuples(self._sql["task_claim_oldest"], {**queue_type, "limit": limit})
+            oldest += [(run_at, id_, place) for run_at, id_ in rows]
+        counts = Counter(place for _, _, place in sorted(oldest)[:limit])
+        picked = [row for place, count in counts.items() for row in session.tuples(sql, {**queue_types[place], "limit": count})]
+        return sorted(picked, key=lambda row: row[1:3])
+
+    async def task_heartbeat(self, heartbeats: Sequence[HeartbeatWrite], *, now: datetime | None = None) -> list[RenewedLease]:
+        merged = merge_heartbeats(heartbeats)
+        by_lease = {(_holder(beat.lease), beat.lease.id.bytes, beat.lease.fence): beat for beat in merged}
+        leases = _leases(beat.lease for beat in merged)
+
+        def work(session: SqliteSession) -> list[RenewedLease]:
+            moment = to_microseconds(self._moment(now))
+            found = session.tuples(self._sql["task_heartbeat_find"], {"leases": leases, "now": moment})
+            writes, lines, beaten = [], [], []
+            for row, tenant_id, holder, id_, fence, is_cancelled, attempt, worker, logged, until in found:
+                beat = by_lease[holder, id_, fence]
+                text = beat.log or ""
+                writes.append((row, until, beat.fraction, beat.message, len(text.encode())))
+                if (kept := kept_log(text, logged)) is not None:
+                    lines.append((id_, uuid_utils.compat.uuid7().bytes, tenant_id, moment, attempt, worker, kept))
+                beaten.append(RenewedLease(beat.lease.id, fence, from_microseconds(until), bool(is_cancelled)))
+            session.change_many(self._sql["task_heartbeat"], writes)
+            session.change_many(self._sql["task_log_insert"], lines)
+            return beaten
+
+        return await self._connections.write("task_heartbeat", work)
+
+    async def task_complete(
+        self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None
+    ) -> CompleteResult:
+        results = deduplicate(results, lambda one: one[0])
+        ids = {lease.id.bytes: lease.id for lease, _ in results}
+        given = text_of([(_holder(lease), lease.id.hex, lease.fence, result) for lease, result in results])
+
+        def work(session: SqliteSession) -> tuple[list[Values], list[Values]]:
+            moment = to_microseconds(self._moment(now))
+            finished = session.tuples(self._sql["task_complete_insert"], {"results": given, "now": moment})
+            session.change(self._sql["task_complete"], {"ids": text_of([row[0].hex() for row in finished])})
+            if len(finished) == len(results):
+                return finished, []
+            done = {row[:2] for row in finished}
+            missed = _leases([lease for lease, _ in results if (lease.id.bytes, lease.fence) not in done])
+            return finished, session.tuples(self._sql["task_completed"], {"leases": missed})
+
+        finished, repeated = await self._connections.write("task_complete", work)
+        changes = [_completed(ids[row[0]], row) for row in finished]
+        owners = {change.id: change.tenant_id for change in changes}
+        return CompleteResult(_pairs(finished, ids), _pairs(repeated, ids), _schedules(finished), owners, changes)
+
+    async def task_running(
+        self, leases: Sequence[LeaseRef], *, now: datetime | None = None
+    ) -> tuple[datetime, list[LeasedTask]]:
+        moment = self._moment(now)
+        return moment, [running_from_row(row) for row in await self._read("task_running", leases=_leases(leases), now=moment)]
+
+    async def task_end(self, endings: Sequence[AttemptEnd], *, is_expired: bool, now: datetime | None = None) -> EndResult:
+        endings = deduplicate(endings, lambda one: (one.id, one.fence))
+        by_lease = {(one.id, one.fence): one for one in endings}
+
+        def work(session: SqliteSession) -> tuple[list[Row], list[Row]]:
+            moment = to_microseconds(self._moment(now))
+            back: list[Values] = []
+            final: list[Values] = []
+            for one in endings:
+                row = _ending(one, is_expired, moment)
+                (back if one.state in (TaskState.READY, TaskState.SCHEDULED) else final).append(row)
+            kept = session.rows_many(self._sql["task_end_attempt"], (row[:9] for row in back))
+            workers = {row["task_id"]: row["worker"] for row in kept}
+            ended = session.rows_many(self._sql["task_end"], (row[:9] for row in back))
+            session.change_many(self._sql["task_finish_dead_letter"], final)
+            session.change_many(self._sql["task_finish_insert"], final)
+            finished = session.rows_many(self._sql["task_finish"], (row[:5] for row in final))
+            return [{**row, "worker": workers[row["id"]]} for row in ended], finished
+
+        put_back, finished = await self._connections.write("task_end", work)
+        changes = [put_back_change(row, by_lease[row["id"], row["fence"]]) for row in put_back]
+        changes += [final_change(row, by_lease[row["id"], row["fence"]]) for row in finished]
+        leases = frozenset((row["id"], row["fence"]) for row in (*put_back, *finished))
+        schedule_ids = frozenset(row["schedule_id"] for row in finished if row["schedule_id"] is not None)
+        return EndResult(leases, schedule_ids, changes)
+
+    async def task_ended(self, leases: Sequence[LeaseRef]) -> list[EndedAttempt]:
+        return [EndedAttempt(**row) for row in await self._read("task_ended", leases=_leases(leases))]
+
+
+def _lease(claim_request: ClaimRequest, share: Sequence[Values], now: int, total: int) -> dict[str, Any]:
+    return {
+        "rows": text_of([row[0] for row in share]),
+        "worker": claim_request.worker,
+        "lease_seconds": claim_request.lease_seconds,
+        "lease": microseconds_of(claim_request.lease_seconds),
+        "total": total,
+        "now": now,
+    }
+
+
+def _claimed(row: Values, claim_request: ClaimRequest, now: int, total: int) -> ClaimedTask:
+    """A row of task_claim_pick after task_claim: under the lease that the block computes alike."""
+    _, _, id_, type_, queue, payload, ref, attempt, max_attempts, fence, at, name, schedule_id, origin, *rest = row
+    timeout, trace, first, tenant = rest
+    lease_until = min(
+        now + microseconds_of(claim_request.lease_seconds), now + microseconds_of(timeout), (first or now) + total
+    )
+    claimed = ClaimedTask(
+        id=UUID(bytes=id_),
+        type=type_,
+        queue=queue,
+        payload=msgspec.Raw(payload.encode()),
+        attempt=attempt,
+        max_attempts=max_attempts,
+        fence=fence,
+        lease_until=from_microseconds(lease_until),
+        lease_seconds=claim_request.lease_seconds,
+        scheduled_for=None if at is None else from_microseconds(at),
+        schedule=name,
+        schedule_id=None if schedule_id is None else UUID(bytes=schedule_id),
+        origin=ORIGINS[origin],
+        timeout_seconds=timeout,
+        traceparent=trace,
+        tenant_id=tenant,
+    )
+    return with_payload_ref(claimed, ref)
+
+
+def _leases(leases: Iterable[LeaseRef]) -> str:
+    return text_of([(_holder(lease), lease.id.hex, lease.fence) for lease in leases])
+
+
+def _holder(lease: LeaseRef) -> str | None:
+    return None if lease.tenant_id is None else lease.tenant_id.hex
+
+
+def _ending(one: AttemptEnd, is_expired: bool, now: int) -> Values:
+    run_at = None if one.run_at is None else to_microseconds(one.run_at)
+    lease = (one.id.bytes, one.tenant_id.bytes, one.fence, is_expired, now)
+    return (*lease, one.outcome.value, one.state.value, run_at, one.error, one.reason)
+
+
+def _completed(id_: UUID, row: Values) -> TaskChange:
+    """A row of task_complete_insert."""
+    _, _, schedule_id, tenant_id, queue, type_, attempt, worker = row
+    schedule = None if schedule_id is None else UUID(bytes=schedule_id)
+    return completed_change(id_, tenant_of(tenant_id), queue, type_, attempt, schedule, worker)
+
+
+def _pairs(rows: Iterable[Values], ids: Mapping[bytes, UUID]) -> frozenset[tuple[UUID, int]]:
+    return frozenset((ids[row[0]], row[1]) for row in rows)
+
+
+def _schedules(rows: Iterable[Values]) -> frozenset[UUID]:
+    return frozenset(UUID(bytes=key) for key in {row[2] for row in rows} if key is not None)

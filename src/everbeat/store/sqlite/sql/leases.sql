@@ -1,0 +1,180 @@
+-- Differs from postgres: a verb is several statements in one immediate transaction, because SQLite has no data-modifying
+-- common table expressions. Nothing else can write in between. Batches come as JSON, with ids in hex.
+
+-- name: task_flows
+-- Flows of a queue with ready tasks, of tenants up to the last one, after the place given. Found by hopping from one to the
+-- next: one index seek each, however many tasks lie between.
+-- Differs from postgres: SQLite seeks to the first entry that equals such a bound and walks on from there, so the bound has the
+-- latest time there is; and it seeks by columns of another row only if the pluses hide their types.
+WITH RECURSIVE hop (place) AS (
+  SELECT (
+    SELECT rowid FROM tasks
+    WHERE state = 'ready' AND queue = :queue AND tenant_id <= :last_tenant_id
+      AND (tenant_id, priority, fair_key, type, run_at) > (:tenant_id, :priority, :fair_key, :type, 9223372036854775807)
+    ORDER BY tenant_id, priority, fair_key, type LIMIT 1)
+  UNION ALL
+  SELECT (
+    SELECT t.rowid FROM tasks AS t
+    WHERE t.state = 'ready' AND t.queue = :queue AND t.tenant_id <= :last_tenant_id
+      AND (t.tenant_id, t.priority, t.fair_key, t.type, t.run_at)
+        > (+h.tenant_id, +h.priority, +h.fair_key, +h.type, 9223372036854775807)
+    ORDER BY t.tenant_id, t.priority, t.fair_key, t.type LIMIT 1)
+  FROM hop CROSS JOIN tasks AS h ON h.rowid = hop.place
+  LIMIT :limit
+)
+SELECT t.queue, t.tenant_id, t.priority, t.fair_key, t.type FROM hop CROSS JOIN tasks AS t ON t.rowid = hop.place;
+
+-- name: task_claim_tenants
+-- Tenants that may run only so many at a time.
+SELECT id, max_running FROM tenants WHERE id IN (SELECT unhex(value) FROM json_each(:tenant_ids));
+
+-- name: task_claim_running
+-- How many tasks of a tenant are running, also those whose lease has run out and which nobody has ended yet.
+SELECT count(*) FROM tasks WHERE tenant_id = :tenant_id AND state = 'running';
+
+-- name: task_claim_oldest
+-- When the oldest ready tasks of a lane were due.
+SELECT run_at, id FROM tasks
+WHERE queue = :queue AND tenant_id = :tenant_id AND priority = :priority AND fair_key = :fair_key AND type = :type
+  AND state = 'ready'
+ORDER BY run_at, id LIMIT :limit;
+
+-- name: task_claim_pick
+-- The oldest ready tasks of a lane.
+SELECT rowid, run_at, id, type, queue, payload, payload_ref, attempt + 1, max_attempts, fence + 1, scheduled_for,
+  schedule_name, schedule_id, origin, timeout_seconds, traceparent, first_started_at
+FROM tasks
+WHERE queue = :queue AND tenant_id = :tenant_id AND priority = :priority AND fair_key = :fair_key AND type = :type
+  AND state = 'ready'
+ORDER BY run_at, id LIMIT :limit;
+
+-- name: task_claim_picks
+-- The oldest ready tasks of several lanes, so many of each: one statement, because each costs the thread a turn with Python's lock.
+SELECT l.key, t.rowid, t.run_at, t.id, t.type, t.queue, t.payload, t.payload_ref, t.attempt + 1, t.max_attempts, t.fence + 1,
+  t.scheduled_for, t.schedule_name, t.schedule_id, t.origin, t.timeout_seconds, t.traceparent, t.first_started_at
+FROM json_each(:queue_types) AS l
+CROSS JOIN tasks AS t ON t.rowid IN (
+  SELECT o.rowid FROM tasks AS o
+  WHERE o.queue = l.value ->> 0 AND o.tenant_id = unhex(l.value ->> 1) AND o.priority = l.value ->> 2
+    AND o.fair_key = l.value ->> 3 AND o.type = l.value ->> 4 AND o.state = 'ready'
+  ORDER BY o.run_at, o.id LIMIT :limit);
+
+-- name: task_claim
+-- Take ready tasks under a lease; attempts are counted here, so that a task that kills its worker still dies in the end.
+UPDATE tasks SET state = 'running', attempt = attempt + 1, fence = fence + 1, lease_owner = :worker,
+  lease_seconds = :lease_seconds, started_at = :now, first_started_at = coalesce(first_started_at, :now),
+  deadline_at = min(:now + CAST(timeout_seconds * 1000000 AS INTEGER), coalesce(first_started_at, :now) + :total),
+  lease_until = min(:now + :lease, :now + CAST(timeout_seconds * 1000000 AS INTEGER),
+    coalesce(first_started_at, :now) + :total),
+  progress_fraction = NULL, progress_message = NULL
+WHERE rowid IN (SELECT value FROM json_each(:rows)) AND state = 'ready';
+
+-- name: task_heartbeat_find
+-- Leases that hold, and until when they are renewed: up to their deadlines, and not if they are to be cancelled.
+SELECT t.rowid, t.tenant_id, r.value ->> 0, t.id, t.fence, t.cancel_requested, t.attempt, t.lease_owner, t.log_bytes,
+  CASE WHEN t.cancel_requested THEN t.lease_until
+    ELSE min(:now + CAST(t.lease_seconds * 1000000 AS INTEGER), coalesce(t.deadline_at, 9223372036854775807)) END
+FROM json_each(:leases) AS r
+CROSS JOIN tasks AS t ON t.id = unhex(r.value ->> 1) AND t.tenant_id = coalesce(unhex(r.value ->> 0), t.tenant_id) AND t.fence = r.value ->> 2
+-- The plus, here and below: statistics taken while nothing ran would have the planner go by the leases, for each one named.
+WHERE t.state = 'running' AND +t.lease_until > :now;
+
+-- name: task_heartbeat
+-- Renew a lease, with its progress.
+UPDATE tasks SET lease_until = ?2, progress_fraction = coalesce(?3, progress_fraction),
+  progress_message = coalesce(?4, progress_message), log_bytes = log_bytes + ?5
+WHERE rowid = ?1 AND state = 'running';
+
+-- name: task_log_insert
+-- A log line of an attempt.
+INSERT INTO task_log (task_id, id, tenant_id, at, attempt, worker, text) VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: task_complete_insert
+-- History rows of running tasks, under their lease.
+INSERT INTO task_history (id, tenant_id, {{copied_columns}}, run_at, state, attempt, worker, fence, traceparent,
+  progress_fraction, progress_message, result, outcome, created_at, started_at, finished_at)
+SELECT t.id, t.tenant_id, {{t.copied_columns}}, t.run_at, 'completed', t.attempt, t.lease_owner, t.fence,
+  t.traceparent, t.progress_fraction, t.progress_message, r.value ->> 3, 'completed', t.created_at, t.started_at, :now
+FROM json_each(:results) AS r
+CROSS JOIN tasks AS t ON t.id = unhex(r.value ->> 1) AND t.tenant_id = coalesce(unhex(r.value ->> 0), t.tenant_id) AND t.fence = r.value ->> 2
+WHERE t.state = 'running' AND +t.lease_until > :now
+RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, worker;
+
+-- name: task_complete
+-- The live rows go when their history is written.
+DELETE FROM tasks WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND state = 'running';
+
+-- name: task_completed
+-- Which of these were completed before under the same fence.
+SELECT h.id, h.fence FROM json_each(:leases) AS r
+CROSS JOIN task_history AS h ON h.id = unhex(r.value ->> 1) AND h.tenant_id = coalesce(unhex(r.value ->> 0), h.tenant_id) AND h.fence = r.value ->> 2
+WHERE h.state = 'completed';
+
+-- name: task_queues
+-- Which queues tasks are of, live or finished.
+SELECT id, queue FROM tasks WHERE id IN (SELECT unhex(value) FROM json_each(:ids))
+UNION ALL
+SELECT id, queue FROM task_history WHERE id IN (SELECT unhex(value) FROM json_each(:ids));
+
+-- name: task_running
+-- Leases that hold, with what deciding about them needs.
+SELECT t.id, t.tenant_id, t.queue, t.fence, t.attempt, t.max_attempts, t.retry, t.cancel_requested,
+  coalesce(t.deadline_at, t.started_at + CAST(t.timeout_seconds * 1000000 AS INTEGER)) AS deadline_at,
+  coalesce(t.first_started_at, t.started_at) AS first_started_at
+FROM json_each(:leases) AS r
+CROSS JOIN tasks AS t ON t.id = unhex(r.value ->> 1) AND t.tenant_id = coalesce(unhex(r.value ->> 0), t.tenant_id) AND t.fence = r.value ->> 2
+WHERE t.state = 'running' AND +t.lease_until > :now;
+
+-- name: task_expired
+-- Running tasks whose lease has run out.
+SELECT id, tenant_id, queue, fence, attempt, max_attempts, retry, cancel_requested,
+  coalesce(deadline_at, started_at + CAST(timeout_seconds * 1000000 AS INTEGER)) AS deadline_at,
+  coalesce(first_started_at, started_at) AS first_started_at
+FROM tasks WHERE state = 'running' AND lease_until <= :now ORDER BY lease_until LIMIT :limit;
+
+-- name: task_end_attempt
+-- Keep an attempt that ended without ending its task.
+INSERT INTO attempts (task_id, tenant_id, fence, attempt, worker, started_at, ended_at, outcome, error)
+SELECT id, tenant_id, fence, attempt, lease_owner, started_at, ?5, ?6, ?9 FROM tasks
+WHERE id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4 AND NOT cancel_requested
+RETURNING task_id, worker;
+
+-- name: task_end
+-- Put a task back whose attempt ended without ending it. Released work does not count as an attempt.
+-- One that was told to stop since it was looked at is not put back: that is to be decided anew.
+UPDATE tasks SET state = ?7, run_at = coalesce(?8, run_at), attempt = attempt - iif(?6 = 'released', 1, 0),
+  error = coalesce(?9, error), lease_owner = NULL, lease_until = NULL
+WHERE id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4 AND NOT cancel_requested
+RETURNING {{change_columns}}, fence;
+
+-- name: task_finish_dead_letter
+-- The dead letter of a task whose attempt ended it dead.
+INSERT INTO dead_letters (task_id, tenant_id, {{copied_columns}}, attempt, reason, error, worker, created_at, died_at)
+SELECT id, tenant_id, {{copied_columns}}, attempt, coalesce(?10, ?6), coalesce(?9, error), lease_owner, created_at, ?5
+FROM tasks
+WHERE ?7 = 'dead' AND id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4;
+
+-- name: task_finish_insert
+-- The history of a task whose attempt ended it without completing.
+INSERT INTO task_history (id, tenant_id, {{copied_columns}}, run_at, state, attempt, worker, fence, traceparent,
+  progress_fraction, progress_message, error, reason, outcome, created_at, started_at, finished_at)
+SELECT id, tenant_id, {{copied_columns}}, run_at, ?7, attempt, lease_owner, fence, traceparent, progress_fraction,
+  progress_message, coalesce(?9, error), ?10, ?6, created_at, started_at, ?5
+FROM tasks
+WHERE id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4;
+
+-- name: task_finish
+-- The live row goes when its history is written.
+DELETE FROM tasks
+WHERE id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4
+RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, lease_owner AS worker;
+
+-- name: task_ended
+-- How attempts under these fences were ended before.
+SELECT a.task_id AS id, a.fence, a.outcome, NULL AS state FROM json_each(:leases) AS r
+CROSS JOIN attempts AS a
+  ON a.task_id = unhex(r.value ->> 1) AND a.tenant_id = coalesce(unhex(r.value ->> 0), a.tenant_id) AND a.fence = r.value ->> 2
+UNION ALL
+SELECT h.id, h.fence, h.outcome, h.state FROM json_each(:leases) AS r
+CROSS JOIN task_history AS h ON h.id = unhex(r.value ->> 1) AND h.tenant_id = coalesce(unhex(r.value ->> 0), h.tenant_id) AND h.fence = r.value ->> 2
+WHERE h.outcome IS NOT NULL;
