@@ -1,17 +1,17 @@
-# Everything runs from .venv. What Everbeat needs to run comes from requirements.lock, and so does `make run`; the tools for
-# working on it come on top, from requirements-dev.lock.
+# All targets use .venv. `make run` installs only the runtime dependencies (requirements.lock); the other targets also install
+# the development tools (requirements-dev.lock).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 UV_COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet
-# More than two cores need: many tests of whole clusters mostly wait.
+# Three processes even on two cores, because many cluster tests mostly wait.
 PYTEST_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help install run tools test chaos fuzz docs check fmt lint types imports bench lock clean
 
-help: ## Show what can be made
+help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 $(VENV)/.runnable: requirements.lock pyproject.toml
@@ -32,20 +32,20 @@ install: $(VENV)/.installed ## Install Everbeat and its development tools into .
 run: $(VENV)/.runnable ## Start Everbeat on this machine with a demo schedule
 	@$(BIN)/everbeat dev --demo
 
-tools: ## Install what some tests need besides Python: pgbouncer (Debian, as root)
+tools: ## Install pgbouncer, which some tests need (Debian, as root)
 	@command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer || \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends pgbouncer; }
 
-test: install ## Run every test (starts its own PostgreSQL)
+test: install ## Run all tests (they start their own PostgreSQL)
 	@$(BIN)/pytest -n $(PYTEST_WORKERS)
 
-chaos: install ## Random faults on a cluster for CHAOS_SECONDS (180) and on 10,000 tasks with 8 workers, then the audits
+chaos: install ## Inject random faults into a cluster for CHAOS_SECONDS (180) and into 8 workers with 10,000 tasks
 	@$(BIN)/pytest -n 0 -s -m chaos tests/cluster
 
-fuzz: install ## Make up thousands of requests from the OpenAPI document, FUZZ_EXAMPLES (100) for each operation
+fuzz: install ## Generate requests from the OpenAPI document, FUZZ_EXAMPLES (100) for each operation
 	@$(BIN)/pytest -n 0 -s -m fuzz tests/api/test_fuzz.py
 
-docs: install ## Write the reference of the HTTP API from its OpenAPI document
+docs: install ## Generate the reference of the HTTP API from its OpenAPI document
 	@$(BIN)/python -m everbeat.api.reference docs/reference/api.md
 
 lint: install ## Check style and formatting
@@ -58,19 +58,19 @@ types: install ## Check types
 imports: install ## Check the direction of imports
 	@$(BIN)/lint-imports
 
-check: lint types imports test ## All that CI runs
+check: lint types imports test ## Run everything that CI runs
 
 fmt: install ## Format the code
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: install ## Measure against the raw database (about an hour; python -m bench --quick is shorter)
+bench: install ## Compare Everbeat with the raw database (about an hour; python -m bench --quick is shorter)
 	@$(BIN)/python -m bench
 
-lock: install ## Renew requirements.lock and requirements-dev.lock
+lock: install ## Update requirements.lock and requirements-dev.lock
 	@$(PIP) uv
 	@$(UV_COMPILE) --extra dev -o requirements-dev.lock
 	@$(UV_COMPILE) --constraint requirements-dev.lock -o requirements.lock
 
-clean: ## Remove what was built
+clean: ## Remove the virtual environment, caches and build products
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

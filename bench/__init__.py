@@ -1,1 +1,1 @@
-"""Benchmarks: Everbeat beside the raw database on the same machine, in the same run. `python -m bench --help` says how."""
+"""Benchmarks that compare Everbeat with the raw database on the same machine, in the same run. See `python -m bench --help`."""

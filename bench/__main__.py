@@ -1,4 +1,4 @@
-"""`python -m bench [NAME …] [--store postgres|sqlite] [--quick]`: print a table per store, keep it as JSON."""
+"""`python -m bench [NAME …] [--store postgres|sqlite] [--quick]`: prints a table per store and saves the results as JSON."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from bench import (
+    burst,
     draining,
     edge,
     fairness,
     growth,
-    herd,
     history,
     idle,
     lag,
@@ -34,7 +34,7 @@ class Benchmark(Protocol):
 
 
 BENCHMARKS: dict[str, Benchmark] = {
-    "herd": herd.run,
+    "burst": burst.run,
     "growth": growth.run,
     "lag": lag.run,
     "registering": registering.run,
@@ -48,14 +48,14 @@ BENCHMARKS: dict[str, Benchmark] = {
     "edge": edge.run,
     "fairness": fairness.run,
 }
-SITES: dict[str, Callable[[], BenchDatabase]] = {"postgres": PostgresDatabase, "sqlite": SqliteDatabase}
+DATABASES: dict[str, Callable[[], BenchDatabase]] = {"postgres": PostgresDatabase, "sqlite": SqliteDatabase}
 NAMES = [*BENCHMARKS, "ticks"]
 
 
 async def _on_stores(names: Sequence[str], stores: Sequence[str], scale: Scale) -> list[ResultRow]:
     lines: list[ResultRow] = []
     for store in stores:
-        database = SITES[store]()
+        database = DATABASES[store]()
         try:
             for name in names:
                 print_progress(f"{database.name}: {name}")
@@ -67,25 +67,25 @@ async def _on_stores(names: Sequence[str], stores: Sequence[str], scale: Scale) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure Everbeat against the raw database.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to measure: {', '.join(NAMES)} (all)")
-    parser.add_argument("--store", action="append", choices=list(SITES), help="only this store; may be given twice")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer rounds: a look, not a measurement")
-    parser.add_argument("--rounds", type=int, help="rounds to take the median of (3; quick 1)")
-    wanted = parser.parse_args()
-    scale = Scale(wanted.quick, wanted.rounds or (1 if wanted.quick else 3))
-    names = wanted.names or NAMES
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"benchmarks to run: {', '.join(NAMES)} (all)")
+    parser.add_argument("--store", action="append", choices=list(DATABASES), help="only this store; can be repeated")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer rounds, for a rough result")
+    parser.add_argument("--rounds", type=int, help="number of rounds for the median (3; with --quick 1)")
+    args = parser.parse_args()
+    scale = Scale(args.quick, args.rounds or (1 if args.quick else 3))
+    names = args.names or NAMES
     if unknown := [name for name in names if name not in NAMES]:
-        parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
+        parser.error(f"unknown benchmark {', '.join(unknown)}; the benchmarks are {', '.join(NAMES)}")
     lines: list[ResultRow] = []
     source = source_digest()
     if on_stores := [name for name in names if name in BENCHMARKS]:
-        lines += asyncio.run(_on_stores(on_stores, wanted.store or list(SITES), scale))
+        lines += asyncio.run(_on_stores(on_stores, args.store or list(DATABASES), scale))
     if "ticks" in names:
-        lines += ticks.run(quick=wanted.quick)
+        lines += ticks.run(quick=args.quick)
     print_tables(lines)
     if source != source_digest():
-        print("\nThe source of Everbeat changed during the run: the lines above may be of different code.")
-    print(f"\nsaved as {save(lines, quick=wanted.quick, names=names)}")
+        print("\nThe source code of Everbeat changed during the run: the results above may be from different versions.")
+    print(f"\nsaved as {save(lines, quick=args.quick, names=names)}")
 
 
 if __name__ == "__main__":

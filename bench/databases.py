@@ -1,4 +1,4 @@
-"""What a benchmark needs of a database, whichever it is: a fresh one, rows put in, raw writes, and the ledger read back."""
+"""The interface of a database under test: recreate it, load rows, do raw writes, and read the ledger."""
 
 from __future__ import annotations
 
@@ -18,99 +18,99 @@ _LOG_TAIL = 4000
 
 
 class Scale(NamedTuple):
-    """How much to measure: a quick look takes smaller sizes; rates are the median of so many rounds."""
+    """How much to measure. `is_quick`: smaller sizes. Rates are the median of `rounds` rounds."""
 
     is_quick: bool
     rounds: int
 
 
 class Batch(NamedTuple):
-    """A batch as the ledger shows it: the ticks one transaction fired."""
+    """The ticks that one transaction fired, read from the ledger."""
 
     fired_at: datetime
     first_due_at: datetime
     last_due_at: datetime
-    count: int  # type: ignore[assignment]  # it hides tuple.count, which nobody calls on a batch
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not used
 
 
 class BenchDatabase(Protocol):
-    """One store under test. `raw_*` are the baselines: the plain driver, and no code of Everbeat between the clocks."""
+    """A database under test. `raw_*` are the baselines: the plain driver, without Everbeat code in the measured time."""
 
     name: str
     folder: Path
 
     @property
     def url(self) -> str:
-        """What `everbeat serve --database-url` gets."""
+        """The value for `everbeat serve --database-url`."""
 
     @property
     def raw_queue(self) -> RawQueue:
-        """The baseline of tasks."""
+        """The baseline for tasks."""
 
-    async def fresh(self) -> None:
-        """An empty migrated database."""
+    async def recreate(self) -> None:
+        """Replace the database by an empty, migrated one."""
 
     async def close(self) -> None:
         """Remove everything."""
 
     async def now(self) -> datetime:
-        """The database's clock."""
+        """Return the time of the database clock."""
 
     async def load(self, rows: Sequence[Row]) -> None:
-        """Put schedules in."""
+        """Insert schedules."""
 
     async def load_daily(self, base: Row, count: int, now: datetime) -> None:
-        """Put in that many daily crons, spread over the day but for the hour around now."""
+        """Insert `count` daily cron schedules, spread over the day except for the hour around now."""
 
     async def checkpoint(self) -> None:
-        """Statistics and a checkpoint, so that every round begins alike."""
+        """Update the statistics and write a checkpoint, so that all rounds start in the same state."""
 
     async def raw_fire(self, tick_for: timedelta) -> float:
-        """Ledger rows, tasks and moved-on schedules for all schedules, in batches; the seconds it took."""
+        """Insert ledger rows and tasks and advance all schedules, in batches. Returns the seconds taken."""
 
     async def rows(self) -> list[Row]:
-        """All schedules as the driver gives them, for raw_register."""
+        """Return all schedules as the driver returns them, for raw_register."""
 
     async def raw_register(self, rows: Sequence[Row], clients: int) -> float:
-        """Insert these rows in batches over so many connections; the seconds it took."""
+        """Insert these rows in batches over `clients` connections. Returns the seconds taken."""
 
     async def count_ticks(self) -> int:
-        """How many ledger rows there are."""
+        """Return the number of ledger rows."""
 
     async def batches(self) -> list[Batch]:
-        """The ledger by transaction, in the order of firing."""
+        """Return the batches of the ledger, in the order of firing."""
 
     async def lags(self, from_: datetime, to: datetime) -> list[float]:
-        """fired_at - scheduled_for in seconds for the fired ticks of a window."""
+        """Return fired_at - scheduled_for, in seconds, of the fired ticks of a window."""
 
     async def heartbeat_age(self) -> float:
-        """Seconds since the newest heartbeat; 0 if there is none yet."""
+        """Return the seconds since the newest heartbeat, or 0 if there is none."""
 
     async def log_statements(self) -> bool:
-        """Log every statement of new sessions from now on, if the database can."""
+        """Log every statement of new sessions. Returns False if the database cannot."""
 
     def statements(self) -> int:
-        """How many statements Everbeat's sessions have run, as the database's log has it."""
+        """Return the number of statements that Everbeat's sessions have run, from the database log."""
 
     def sibling(self, name: str) -> BenchDatabase:
-        """Another database of the same server; closing it removes only that."""
+        """Return another database of the same server. Closing it removes only that database."""
 
     async def count_live(self) -> int:
-        """How many tasks have not ended."""
+        """Return the number of tasks that have not ended."""
 
     async def count_completed(self) -> int:
-        """How many completed tasks the history has."""
+        """Return the number of completed tasks in the history."""
 
     async def fill_history(self, count: int) -> None:
-        """Put in so many completed tasks of the last 30 days, and settle."""
+        """Insert `count` completed tasks of the last 30 days, and checkpoint."""
 
     def database_cpu_seconds(self) -> float:
-        """CPU that the database's own processes have used so far; none if it has none."""
+        """Return the CPU time of the database server's processes so far, or 0 if there are none."""
 
 
 @contextlib.contextmanager
 def serving(database: BenchDatabase, *args: str) -> Iterator[tuple[ServerProcess, int]]:
-    """A real `everbeat serve` on the site, ready; and its port."""
+    """Run `everbeat serve` on the database. Yields the process, which is ready, and its port."""
     port = free_port()
     process = ServerProcess(
         "serve",
@@ -136,17 +136,17 @@ def resident_megabytes(pid: int) -> float:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of the process and all its threads."""
+    """Return the user and system time of the process and all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
 
 
 def family_cpu_seconds(pid: int) -> float:
-    """The same of a process and its children, those that have ended included."""
+    """Return the CPU time of a process and its children, including those that have ended."""
     total = 0.0
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile: counted below
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended: counted below
                 total += cpu_seconds(int(child))
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return total + sum(map(int, fields[11:15])) / 100

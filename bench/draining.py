@@ -1,4 +1,4 @@
-"""No-op tasks drained by one worker over HTTP, and in one process; beside them the plain claim and finish."""
+"""Draining of no-op tasks by one worker over HTTP, and in one process, compared with plain claims and completions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from bench.records import Records
 from bench.report import ResultRow, against_raw, median, print_progress, rounds
 from bench.working import CONCURRENCY, Drain, drain, drained_tasks, embedding, submit_in_process, submit_over_http, working
 
-_PEER = "PgQueuer, the fastest Python peer in process: 14,100/s"
+_COMPARISON = "PgQueuer, the fastest comparable Python queue, in process: 14,100/s"
 
 
 async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
@@ -23,11 +23,11 @@ async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
         print_progress(f"{database.name}: draining {number + 1}: {rates}")
     plain = await drain_in_process(database, count, "asyncio")
     sync = await drain_over_http(database, count, "noop_sync")
-    # On SQLite raw is an order of magnitude above what one process of Python can do: there is no target in process.
+    # On SQLite, the raw rate is ten times what a Python process can do, so there is no target in process.
     share = 0.5 if database.name == "PostgreSQL" else None
     return [
         _line(database, f"drain of {count:,} no-ops over HTTP", over_http, raw, 0.3, f"one worker, concurrency {CONCURRENCY}"),
-        _line(database, f"drain of {count:,} no-ops in process", in_process, raw, share, _PEER),
+        _line(database, f"drain of {count:,} no-ops in process", in_process, raw, share, _COMPARISON),
         ResultRow(
             database.name, "the same in process, asyncio's own event loop", "", plain.rate, "/s", median(raw), detail=plain.cpu
         ),
@@ -38,7 +38,7 @@ async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
 def _line(
     database: BenchDatabase, what: str, drains: list[Drain], raw: list[float], share: float | None, note: str
 ) -> ResultRow:
-    rates = [one.rate for one in drains]
+    rates = [result.rate for result in drains]
     detail = f"{note}; {rounds(rates)}; raw {rounds(raw)}; last: {drains[-1].cpu}"
     if share is None:
         return ResultRow(database.name, what, "", median(rates), "/s", median(raw), detail=detail)
@@ -46,7 +46,7 @@ def _line(
 
 
 async def drain_over_http(database: BenchDatabase, count: int, type_: str = "noop") -> Drain:
-    await database.fresh()
+    await database.recreate()
     records = Records(database.folder)
     with serving(database) as (server, port):
         await submit_over_http(port, count, type_)
@@ -58,7 +58,7 @@ async def drain_over_http(database: BenchDatabase, count: int, type_: str = "noo
 
 
 async def drain_in_process(database: BenchDatabase, count: int, loop: str = "uvloop") -> Drain:
-    await database.fresh()
+    await database.recreate()
     await submit_in_process(database, count)
     await database.checkpoint()
     records = Records(database.folder)

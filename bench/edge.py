@@ -1,6 +1,6 @@
-"""Fire lag and memory while the server's edge is pressed: slow-loris, huge bodies, idle long polls, and wrk at saturation.
+"""Fire lag and memory of an overloaded server: slow-loris connections, huge bodies, idle long polls, and wrk at saturation.
 
-All of it comes from this machine and goes to 127.0.0.1, for a bounded time.
+All load is sent from this machine to 127.0.0.1, for a limited time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench.report import ResultRow, at_most, percentile, print_progress
 _HEAD = b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 _LORIS, _POLLS, _SENDERS = 2_000, 5_000, 20
 _UNCHANGED, _SATURATED_MILLISECONDS = 1.2, 100
-_LEAST_MILLISECONDS = 2.0
+_MIN_MILLISECONDS = 2.0
 _PAUSE_SECONDS = 0.5
 _WRK_CONNECTIONS = 64
 _WRK_POST = """
@@ -33,10 +33,10 @@ wrk.headers["Content-Type"] = "application/json"
 wrk.body = '{"type": "noop", "queue": "edge", "payload": {"number": 1}}'
 """
 
-Pressure = Callable[[int], AbstractAsyncContextManager[None]]
+Load = Callable[[int], AbstractAsyncContextManager[None]]
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     lags: list[float]
     megabytes: float
 
@@ -50,40 +50,40 @@ class Measured(NamedTuple):
 
 
 async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 20_000), most))
-    await database.fresh()
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard_limit, 20_000), hard_limit))
+    await database.recreate()
     lines: list[ResultRow] = []
     with serving(database) as (process, port):
         now = await database.now()
         await send_all(port, [batch_request(port, part) for part in every_minute(now)], 2)
         await database.checkpoint()
         await asyncio.sleep(10)
-        for what, (pressure, target) in _pressures(database.folder).items():
-            quiet, pressed = await _compare(database, process.pid, port, pressure, scale)
-            print_progress(f"{database.name}: {what}: {pressed}; quiet: {quiet}")
-            allowed = target or max(quiet.p99, _LEAST_MILLISECONDS) * _UNCHANGED
-            detail = f"{pressed}; quiet in between: {quiet}"
-            lines.append(at_most(database.name, f"{what}: lag p99", pressed.p99, "ms", allowed, quiet.p99, detail))
+        for what, (load, target) in _loads(database.folder).items():
+            without_load, with_load = await _compare(database, process.pid, port, load, scale)
+            print_progress(f"{database.name}: {what}: {with_load}; without load: {without_load}")
+            allowed = target or max(without_load.p99, _MIN_MILLISECONDS) * _UNCHANGED
+            detail = f"{with_load}; without load in between: {without_load}"
+            lines.append(at_most(database.name, f"{what}: lag p99", with_load.p99, "ms", allowed, without_load.p99, detail))
     return lines
 
 
-async def _compare(database: BenchDatabase, pid: int, port: int, pressure: Pressure, scale: Scale) -> tuple[Measured, Measured]:
-    """Quiet and pressed by turns: what else the machine does meanwhile is in both."""
+async def _compare(database: BenchDatabase, pid: int, port: int, load: Load, scale: Scale) -> tuple[Measurement, Measurement]:
+    """Measure without and with load, alternating, so that other activity of the machine affects both."""
     seconds = 8 if scale.is_quick else 15
-    found: dict[Pressure, list[Measured]] = {_nothing: [], pressure: []}
+    measured: dict[Load, list[Measurement]] = {_no_load: [], load: []}
     for _ in range(scale.rounds):
-        for one, measured in found.items():
-            measured.append(await _measure(database, pid, port, one, seconds))
-    quiet, pressed = (
-        Measured([lag for one in measured for lag in one.lags], max(one.megabytes for one in measured))
-        for measured in found.values()
+        for current, results in measured.items():
+            results.append(await _measure(database, pid, port, current, seconds))
+    without_load, with_load = (
+        Measurement([lag for result in results for lag in result.lags], max(result.megabytes for result in results))
+        for results in measured.values()
     )
-    return quiet, pressed
+    return without_load, with_load
 
 
-async def _measure(database: BenchDatabase, pid: int, port: int, pressure: Pressure, seconds: float) -> Measured:
-    async with pressure(port):
+async def _measure(database: BenchDatabase, pid: int, port: int, load: Load, seconds: float) -> Measurement:
+    async with load(port):
         await asyncio.sleep(1)
         begins, peak = await database.now(), 0.0
         until = time.monotonic() + seconds
@@ -92,33 +92,33 @@ async def _measure(database: BenchDatabase, pid: int, port: int, pressure: Press
             await asyncio.sleep(0.1)
         ends = await database.now()
     await asyncio.sleep(3)
-    return Measured([lag * 1000 for lag in await database.lags(begins, ends)], peak)
+    return Measurement([lag * 1000 for lag in await database.lags(begins, ends)], peak)
 
 
-def _pressures(folder: Path) -> dict[str, tuple[Pressure, float | None]]:
-    """Each with the lag that it may cause; None: no more than there is without it."""
+def _loads(folder: Path) -> dict[str, tuple[Load, float | None]]:
+    """Return the loads by name, each with the permitted lag. None: about the lag without load."""
     return {
-        f"{_LORIS:,} slow-loris connections": (_loris, None),
+        f"{_LORIS:,} slow-loris connections": (_slow_loris, None),
         f"{_SENDERS} clients sending bodies of 100 MB": (_huge_bodies, None),
         f"{_POLLS:,} idle long polls": (_idle_polls, None),
-        **{what: (press, _SATURATED_MILLISECONDS) for what, press in _saturating(folder).items()},
+        **{what: (load, _SATURATED_MILLISECONDS) for what, load in _saturating(folder).items()},
     }
 
 
 @contextlib.asynccontextmanager
-async def _nothing(_port: int) -> AsyncIterator[None]:
+async def _no_load(_port: int) -> AsyncIterator[None]:
     yield
 
 
 @contextlib.asynccontextmanager
-async def _loris(port: int) -> AsyncIterator[None]:
-    async with _crowd([_trickle(port) for _ in range(_LORIS)]):
+async def _slow_loris(port: int) -> AsyncIterator[None]:
+    async with _run_clients([_send_slow_head(port) for _ in range(_LORIS)]):
         yield
 
 
 @contextlib.asynccontextmanager
 async def _huge_bodies(port: int) -> AsyncIterator[None]:
-    async with _crowd([_send_huge(port, is_chunked=bool(number % 2)) for number in range(_SENDERS)]):
+    async with _run_clients([_send_huge(port, is_chunked=bool(number % 2)) for number in range(_SENDERS)]):
         yield
 
 
@@ -133,7 +133,7 @@ async def _idle_polls(port: int) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _crowd(clients: list[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+async def _run_clients(clients: list[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(client) for client in clients]
     await asyncio.sleep(2)
     try:
@@ -144,8 +144,8 @@ async def _crowd(clients: list[Coroutine[Any, Any, None]]) -> AsyncIterator[None
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _trickle(port: int) -> None:
-    """A head that never ends, a line every few seconds; closed by the server, it comes again."""
+async def _send_slow_head(port: int) -> None:
+    """Send a head that never ends, one line every few seconds. Reconnect when the server closes the connection."""
     while True:
         with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -161,7 +161,7 @@ async def _trickle(port: int) -> None:
 
 
 async def _send_huge(port: int, *, is_chunked: bool) -> None:
-    """A body of 100 MB, as far as it is taken; then the next."""
+    """Send bodies of 100 MB, one after another, each as far as the server accepts it."""
     length = b"Transfer-Encoding: chunked\r\n\r\n" if is_chunked else b"Content-Length: 104857600\r\n\r\n"
     piece = b" " * 0x10000
     piece = b"10000\r\n" + piece + b"\r\n" if is_chunked else piece
@@ -178,7 +178,7 @@ async def _send_huge(port: int, *, is_chunked: bool) -> None:
         await asyncio.sleep(_PAUSE_SECONDS)
 
 
-def _saturating(folder: Path) -> dict[str, Pressure]:
+def _saturating(folder: Path) -> dict[str, Load]:
     program = shutil.which("wrk")
     if program is None:
         print_progress("wrk is not installed (Debian package wrk): the API at saturation is not measured")
@@ -186,9 +186,9 @@ def _saturating(folder: Path) -> dict[str, Pressure]:
     script = folder / "edge.lua"
     script.write_text(_WRK_POST)
 
-    def pressing(path: str, *options: str) -> Pressure:
+    def wrk_load(path: str, *options: str) -> Load:
         @contextlib.asynccontextmanager
-        async def press(port: int) -> AsyncIterator[None]:
+        async def load(port: int) -> AsyncIterator[None]:
             process = await asyncio.create_subprocess_exec(
                 *(program, "-t1", f"-c{_WRK_CONNECTIONS}", "-d600s", *options, f"http://127.0.0.1:{port}{path}"),
                 stdout=asyncio.subprocess.PIPE,
@@ -197,13 +197,13 @@ def _saturating(folder: Path) -> dict[str, Pressure]:
                 yield
             finally:
                 process.send_signal(2)
-                told, _ = await process.communicate()
-                rate = [line.strip() for line in told.decode().splitlines() if "Requests/sec" in line or "Non-2xx" in line]
+                output, _ = await process.communicate()
+                rate = [line.strip() for line in output.decode().splitlines() if "Requests/sec" in line or "Non-2xx" in line]
                 print_progress(f"wrk {path}: {'; '.join(rate)}")
 
-        return press
+        return load
 
     return {
-        "wrk at saturation on GET /v1/schedules": pressing("/v1/schedules?limit=20"),
-        "wrk at saturation on POST /v1/tasks": pressing("/v1/tasks", "-s", str(script)),
+        "wrk at saturation on GET /v1/schedules": wrk_load("/v1/schedules?limit=20"),
+        "wrk at saturation on POST /v1/tasks": wrk_load("/v1/tasks", "-s", str(script)),
     }

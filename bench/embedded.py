@@ -1,4 +1,4 @@
-"""`python -m bench.embedded`: the app of bench.noop in one process, engine and worker, by `eb.running()`, until SIGTERM."""
+"""`python -m bench.embedded`: runs the app of bench.noop in one process with `eb.running()`, until SIGTERM."""
 
 from __future__ import annotations
 

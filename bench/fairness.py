@@ -1,4 +1,4 @@
-"""Fair shares: one tenant beside another with a backlog, weights, and many tenants against one; a fleet's worker over HTTP."""
+"""Fair shares with a fleet worker over HTTP: a tenant and another one with a backlog, weights, and many tenants."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from everbeat.services.keys import KeyService
 from everbeat.store.base import Store
 from everbeat.store.values import TenantWrite
 
-_APART_SECONDS = 0.1
+_INTERVAL_SECONDS = 0.1
 _WARM_UP = 20
-_AT_ONCE = 1000
+_BATCH_SIZE = 1000
 _COUNTED = 10_000
 _TENANTS = 1000
 
 
 async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
-    return [*await _beside(database, scale), await _weights(database), await _many(database, scale)]
+    return [*await _with_backlog(database, scale), await _weights(database), await _many(database, scale)]
 
 
-# One small tenant beside a big one
+# A tenant, and another one with a backlog
 
 
-async def _beside(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
+async def _with_backlog(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     backlog, count = (100_000, 30) if scale.is_quick else (200_000, 80)
-    await database.fresh()
+    await database.recreate()
     records = Records(database.folder)
     async with _store(database) as store:
         big, small = await _tenants(store, [1.0, 1.0])
@@ -56,19 +56,24 @@ async def _beside(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
             await _fill(store, {big: backlog}, type_="nap")
             await database.checkpoint()
             with working(database, records, url, EVERBEAT_API_KEY=fleet):
-                await records.wait(records.count() + 500, 30)  # the worker is in full swing
-                beside = await _send(records, url, own, count)
+                await records.wait(records.count() + 500, 30)  # all slots of the worker are in use
+                busy = await _send(records, url, own, count)
                 left = await database.count_live()
-    print_progress(f"{database.name}: beside a backlog: {_figures(beside)}; idle: {_figures(idle)}; left {left:,}")
+    print_progress(f"{database.name}: with a backlog: {_figures(busy)}; idle: {_figures(idle)}; left {left:,}")
     if not left:
-        raise RuntimeError("the backlog ran out while it was measured beside it")
-    what = f"pick-up of one tenant beside {backlog:,} ready tasks of another"
-    detail = f"beside: {_figures(beside)}; idle: {_figures(idle)}; {left:,} of the backlog were left"
+        raise RuntimeError("the backlog was used up during the measurement")
+    what = f"pick-up of one tenant with {backlog:,} ready tasks of another"
+    detail = f"with backlog: {_figures(busy)}; idle: {_figures(idle)}; {left:,} of the backlog were left"
     return [
         at_most(
-            database.name, f"{what}: p50 against idle", percentile(beside, 0.5) / percentile(idle, 0.5), "x", 3, detail=detail
+            database.name,
+            f"{what}: p50 compared with idle",
+            percentile(busy, 0.5) / percentile(idle, 0.5),
+            "x",
+            3,
+            detail=detail,
         ),
-        at_most(database.name, f"{what}: p99 against idle", percentile(beside, 0.99) / percentile(idle, 0.99), "x", 3),
+        at_most(database.name, f"{what}: p99 compared with idle", percentile(busy, 0.99) / percentile(idle, 0.99), "x", 3),
     ]
 
 
@@ -77,13 +82,13 @@ def _figures(waits: Sequence[float]) -> str:
 
 
 async def _send(records: Records, url: str, key: str, count: int) -> list[float]:
-    """The milliseconds that each of so many tasks waited; they are told from the backlog by their tags."""
+    """Submit `count` tasks and return how many milliseconds each waited. Their tags distinguish them from the backlog."""
     since = time.time()
     await asyncio.to_thread(_submit, url, key, count)
-    give_up_at = time.monotonic() + 30
+    deadline = time.monotonic() + 30
     while len(waits := [1000 * (record.at - record.tag) for record in records.read() if record.tag >= since]) < count:
-        if time.monotonic() > give_up_at:
-            raise TimeoutError(f"{len(waits)} of {count} tasks were begun")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{len(waits)} of {count} tasks were started")
         await asyncio.sleep(0.2)
     return waits
 
@@ -92,7 +97,7 @@ def _submit(url: str, key: str, count: int) -> None:
     app, noop = producer(url, api_key=key)
     started = time.monotonic()
     for number in range(count):
-        time.sleep(max(0.0, started + number * _APART_SECONDS - time.monotonic()))
+        time.sleep(max(0.0, started + number * _INTERVAL_SECONDS - time.monotonic()))
         noop.submit(**payload(number, time.time()))
     app.close()
 
@@ -101,7 +106,7 @@ def _submit(url: str, key: str, count: int) -> None:
 
 
 async def _weights(database: BenchDatabase) -> ResultRow:
-    await database.fresh()
+    await database.recreate()
     records = Records(database.folder)
     async with _store(database) as store:
         three, one = await _tenants(store, [3.0, 1.0])
@@ -134,12 +139,12 @@ async def _many(database: BenchDatabase, scale: Scale) -> ResultRow:
         print_progress(f"{database.name}: {_TENANTS:,} tenants {many[-1].rate:,.0f}/s, one {one[-1].rate:,.0f}/s")
     rates, alone = [drained.rate for drained in many], [drained.rate for drained in one]
     detail = f"{rounds(rates)}; one tenant {rounds(alone)}; last: {many[-1].cpu}; one tenant: {one[-1].cpu}"
-    what = f"drain of {count:,} no-ops of {_TENANTS:,} tenants against one"
+    what = f"drain of {count:,} no-ops of {_TENANTS:,} tenants compared with one"
     return at_least(database.name, what, median(rates) / median(alone), "x", 0.85, detail=detail)
 
 
 async def _drain(database: BenchDatabase, count: int, tenants: int) -> Drain:
-    await database.fresh()
+    await database.recreate()
     records = Records(database.folder)
     async with _store(database) as store:
         ids = await _tenants(store, [1.0] * tenants)
@@ -153,10 +158,10 @@ async def _drain(database: BenchDatabase, count: int, tenants: int) -> Drain:
             return await drain(database, records, count, {"server": server.pid, "worker": worker.pid})
 
 
-# Putting in
+# Inserting
 
 
-class _Made(NamedTuple):
+class _TaskSpec(NamedTuple):
     tenant_id: UUID
     tag: float
 
@@ -178,7 +183,7 @@ async def _tenants(store: Store, weights: Sequence[float]) -> list[UUID]:
         for number, (id_, weight) in enumerate(zip(ids, weights, strict=True))
     ]
     if not await store.tenant_write([TenantWrite(tenant) for tenant in tenants]):
-        raise RuntimeError("the tenants were there already")
+        raise RuntimeError("the tenants already exist")
     return ids
 
 
@@ -191,30 +196,30 @@ async def _key(store: Store, tenant_id: UUID, scope: str) -> str:
 
 
 async def _fill(store: Store, counts: dict[UUID, int], *, tagged: bool = False, type_: str = "noop") -> None:
-    """Ready tasks of several tenants, put in as if they had come in turns; the tag is the place of the tenant, if wanted."""
-    most = max(counts.values())
-    made = [
-        _Made(tenant_id, float(place) if tagged else 0.0)
-        for number in range(most)
-        for place, (tenant_id, count) in enumerate(counts.items())
+    """Insert ready tasks of several tenants, one tenant after another in rotation. `tagged`: the tag is the tenant's index."""
+    largest = max(counts.values())
+    specs = [
+        _TaskSpec(tenant_id, float(index) if tagged else 0.0)
+        for number in range(largest)
+        for index, (tenant_id, count) in enumerate(counts.items())
         if number < count
     ]
-    for start in range(0, len(made), _AT_ONCE):
-        batch = made[start : start + _AT_ONCE]
+    for start in range(0, len(specs), _BATCH_SIZE):
+        batch = specs[start : start + _BATCH_SIZE]
         ids = new_ids(len(batch))
-        tasks = [_task(id_, one, start + number, type_) for number, (id_, one) in enumerate(zip(ids, batch, strict=True))]
+        tasks = [_task(id_, spec, start + number, type_) for number, (id_, spec) in enumerate(zip(ids, batch, strict=True))]
         await store.task_submit(tasks)
 
 
-def _task(id_: UUID, made: _Made, number: int, type_: str) -> NewTask:
+def _task(id_: UUID, spec: _TaskSpec, number: int, type_: str) -> NewTask:
     return NewTask(
         id=id_,
-        tenant_id=made.tenant_id,
+        tenant_id=spec.tenant_id,
         partition=partition_of(id_),
         queue=QUEUE,
         type=type_,
         target="{}",
-        payload=json.dumps(payload(number, made.tag)),
+        payload=json.dumps(payload(number, spec.tag)),
         origin=Origin.SUBMIT,
         priority=100,
         max_attempts=3,

@@ -1,4 +1,4 @@
-"""The drain in one process on a database with very much history, in turn with the same on an empty one."""
+"""The drain in one process on a database with a large history, alternating with the drain on an empty database."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _SHARE = 0.9
 
 async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     past, count, times = 200_000 if scale.is_quick else 10_000_000, drained_tasks(scale), scale.rounds
-    long = database.sibling("history")
+    with_history = database.sibling("history")
     try:
-        await database.fresh()
-        await long.fresh()
-        print_progress(f"{database.name}: putting in {past:,} rows of history")
-        await long.fill_history(past)
+        await database.recreate()
+        await with_history.recreate()
+        print_progress(f"{database.name}: inserting {past:,} rows of history")
+        await with_history.fill_history(past)
         empty: list[float] = []
         full: list[float] = []
         for number in range(times):
-            # First the one, then the other, and the other way round: who comes first has no advantage on the whole.
-            for place, rates in [(database, empty), (long, full)][:: 1 if number % 2 else -1]:
-                rates.append(await _drain(place, count))
+            # Alternate the order, so that neither database has the advantage of always being first.
+            for target, rates in [(database, empty), (with_history, full)][:: 1 if number % 2 else -1]:
+                rates.append(await _drain(target, count))
             print_progress(f"{database.name}: history {number + 1}: empty {empty[-1]:,.0f}/s, {past:,} rows {full[-1]:,.0f}/s")
     finally:
-        await long.close()
-    what = f"drain in process with {past:,} rows of history, against an empty database"
+        await with_history.close()
+    what = f"drain in process with {past:,} rows of history, compared with an empty database"
     detail = f"{rounds(full)}; empty {rounds(empty)}"
     return [
         against_raw(database.name, what, median(full), "/s", _SHARE, median(empty), detail)._replace(target=">= 0.9 x empty")

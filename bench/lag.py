@@ -1,4 +1,4 @@
-"""Fire lag at a steady pace with very many schedules registered, and the memory the server takes for them."""
+"""Fire lag at a constant rate with many registered schedules, and the memory of the server."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _STORE_SECONDS = re.compile(r'(?m)^everbeat_store_seconds_(sum|count)\{verb="(\w
 
 async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     registered, window_seconds = (100_000, 30) if scale.is_quick else (1_000_000, 120)
-    await database.fresh()
+    await database.recreate()
     now = await database.now()
-    print_progress(f"{database.name}: putting in {registered - _PER_MINUTE:,} daily crons")
+    print_progress(f"{database.name}: inserting {registered - _PER_MINUTE:,} daily schedules")
     await database.load_daily(template({"cron": "0 0 * * *"}, now), registered - _PER_MINUTE, now)
     with serving(database) as (process, port):
         now = await database.now()
@@ -37,10 +37,10 @@ async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
         megabytes = resident_megabytes(process.pid)
         await asyncio.sleep(2)
         lags = [lag * 1000 for lag in await database.lags(begins, ends)]
-    what = f"{_PER_MINUTE:,} ticks a minute, {registered:,} registered"
+    what = f"{_PER_MINUTE:,} ticks per minute, {registered:,} registered"
     expected = _PER_MINUTE * window_seconds / 60
     tail = ", ".join(f"p{share} {percentile(lags, share / 100):.1f} ms" for share in (90, 95, 99.9))
-    tail += f", worst {max(lags):.1f} ms; {busy:.0%} of a core; mean of a call: {calls}"
+    tail += f", worst {max(lags):.1f} ms; {busy:.0%} of a core; mean call duration: {calls}"
     return [
         at_most(database.name, f"{what}: lag p50", percentile(lags, 0.5), "ms", 5, detail=tail),
         at_most(database.name, f"{what}: lag p99", percentile(lags, 0.99), "ms", 50),
@@ -50,26 +50,26 @@ async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
 
 
 def _mean_calls(metrics: str) -> str:
-    """How long the two verbs of the tick loop take, as the server itself saw it since it started."""
+    """Return the mean duration of the two store calls of the ticker, from the metrics of the server."""
     found = {(kind, verb): float(value) for kind, verb, value in _STORE_SECONDS.findall(metrics)}
     verbs = [verb for verb in ("tick_fire", "schedule_due") if ("count", verb) in found]
     return ", ".join(f"{verb} {found['sum', verb] / found['count', verb] * 1000:.1f} ms" for verb in verbs)
 
 
 def every_minute(now: datetime) -> list[list[dict[str, Any]]]:
-    """Batches of one-minute schedules whose anchors spread them evenly over the minute."""
-    apart = timedelta(minutes=1) / _PER_MINUTE
-    # Neighbours in time are not neighbours in the table.
+    """Return batches of one-minute schedules whose anchors spread them evenly over the minute."""
+    interval = timedelta(minutes=1) / _PER_MINUTE
+    # Schedules with adjacent due times must not have adjacent rows.
     order = [number * 7919 % _PER_MINUTE for number in range(_PER_MINUTE)]
-    made = [
+    schedules = [
         {
             "name": f"minutely-{number:05d}",
             "every_seconds": 60,
-            "anchor": (now - timedelta(hours=1) + place * apart).isoformat(),
+            "anchor": (now - timedelta(hours=1) + position * interval).isoformat(),
             "overlap": "allow",
             "target": TARGET,
             "payload": PAYLOAD,
         }
-        for number, place in enumerate(order)
+        for number, position in enumerate(order)
     ]
-    return [made[start : start + BATCH] for start in range(0, len(made), BATCH)]
+    return [schedules[start : start + BATCH] for start in range(0, len(schedules), BATCH)]

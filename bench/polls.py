@@ -1,4 +1,4 @@
-"""Thousands of idle long polls on one server: what they cost, and how soon one of them answers when there is work."""
+"""Thousands of idle long polls on one server: their cost, and the time from a submit to the response of a poll."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from bench.report import ResultRow, at_most, percentile, print_progress
 _EMPTY = b'{"tasks":[]}'
 _WAIT_SECONDS = 30
 _SUBMITS = 20
-_TOGETHER = 100
+_GROUP_SIZE = 100
 _OPENING_SECONDS = 25
 _SHARE_OF_A_CORE = 0.05
-_ANSWER_MILLISECONDS = 12
+_RESPONSE_MILLISECONDS = 12
 
 
 async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     count, seconds = (500, 5) if scale.is_quick else (5_000, 20)
-    await database.fresh()
+    await database.recreate()
     with serving(database) as (process, port):
         await asyncio.sleep(5)
         before = resident_megabytes(process.pid)
@@ -36,18 +36,18 @@ async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
         await asyncio.sleep(1)
         busy = await _busy(process.pid, seconds)
         megabytes = resident_megabytes(process.pid)
-        waits = [await polls.answered() for _ in range(_SUBMITS)]
-        again = await _busy(process.pid, _WAIT_SECONDS)
+        waits = [await polls.measure_response() for _ in range(_SUBMITS)]
+        renewing = await _busy(process.pid, _WAIT_SECONDS)
         polls.close()
     what = f"{count:,} idle long polls"
-    detail = f"{idle:.1%} without them; {again:.1%} while each one ends and is asked again, every {_WAIT_SECONDS} s"
+    detail = f"{idle:.1%} without them; {renewing:.1%} while each one ends and is sent again, every {_WAIT_SECONDS} s"
     memory = f"{megabytes:.0f} MB with them, {before:.0f} MB without: {(megabytes - before) * 1024 / count:.1f} kB each"
     return [
         at_most(database.name, f"{what}, share of a core", busy, "", _SHARE_OF_A_CORE, detail=detail),
         ResultRow(database.name, f"{what}, memory", "", megabytes, "MB", detail=memory),
         at_most(
-            *(database.name, f"{what}, from one submit to the one that answers: p50", percentile(waits, 0.5), "ms"),
-            _ANSWER_MILLISECONDS,
+            *(database.name, f"{what}, from a submit to the response of a poll: p50", percentile(waits, 0.5), "ms"),
+            _RESPONSE_MILLISECONDS,
             detail=f"{_SUBMITS} submits, worst {max(waits):.1f} ms",
         ),
     ]
@@ -60,41 +60,41 @@ async def _busy(pid: int, seconds: float) -> float:
 
 
 class Polling:
-    """Connections that each ask for one task, and ask again when they were answered."""
+    """Connections that each poll for one task, and poll again after each response."""
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._callers: list[HttpConnection] = []
-        self._answered_at: asyncio.Future[float] | None = None
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connections: list[HttpConnection] = []
+        self._responded_at: asyncio.Future[float] | None = None
         claim = {"worker": "bench", "queues": [QUEUE], "max": 1, "wait_seconds": _WAIT_SECONDS}
         self._request = post(port, "/v1/worker/claim", claim)
 
     async def open(self, count: int) -> None:
-        # In small groups: a server that keeps thousands of connections may still close one that sends nothing for a while.
-        for _ in range(0, count, _TOGETHER):
-            callers = await connect(self._port, _TOGETHER, self._on_response, self._over)
-            self._callers += callers
-            for connection in callers:
+        # In small groups, because the server may close a connection that sends nothing for a while.
+        for _ in range(0, count, _GROUP_SIZE):
+            connections = await connect(self._port, _GROUP_SIZE, self._on_response, self._failed)
+            self._connections += connections
+            for connection in connections:
                 connection.send(self._request)
 
     def _on_response(self, connection: HttpConnection, body: bytes) -> None:
-        if body != _EMPTY and self._answered_at is not None and not self._answered_at.done():
-            self._answered_at.set_result(time.perf_counter())
+        if body != _EMPTY and self._responded_at is not None and not self._responded_at.done():
+            self._responded_at.set_result(time.perf_counter())
         connection.send(self._request)
 
-    async def answered(self) -> float:
-        """The milliseconds from a submit until one of the polls brings the task."""
-        if self._over.done():
-            self._over.result()
+    async def measure_response(self) -> float:
+        """Submit a task, and return the milliseconds until one of the polls receives it."""
+        if self._failed.done():
+            self._failed.result()
         await asyncio.sleep(0.1)
-        self._answered_at = asyncio.get_running_loop().create_future()
+        self._responded_at = asyncio.get_running_loop().create_future()
         request = post(self._port, "/v1/tasks", {"type": "noop", "queue": QUEUE, "payload": payload(0)})
         started = time.perf_counter()
         await send_all(self._port, [request], 1)
         async with asyncio.timeout(10):
-            return 1000 * (await self._answered_at - started)
+            return 1000 * (await self._responded_at - started)
 
     def close(self) -> None:
-        for connection in self._callers:
+        for connection in self._connections:
             connection.close()

@@ -1,4 +1,4 @@
-"""PostgreSQL as a site: a server of its own with fsync on and its data on disk, the same settings for raw and Everbeat."""
+"""PostgreSQL under test: a separate server with fsync on and its data on disk, with the same settings for raw and Everbeat."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class PostgresDatabase:
     def sibling(self, name: str) -> PostgresDatabase:
         return PostgresDatabase(self, f"{_DATABASE}_{name}")
 
-    async def fresh(self) -> None:
+    async def recreate(self) -> None:
         self._server.drop_database(self._database)
         self._server.create_database(self._database)
         store = PostgresStore(self.url, listen=False)
@@ -112,7 +112,7 @@ class PostgresDatabase:
 
     async def load_daily(self, base: Row, count: int, now: datetime) -> None:
         minute = "(extract(hour FROM at)::int * 60 + extract(minute FROM at)::int)"
-        made = {
+        computed = {
             "id": "gen_random_uuid()",
             "name": "'daily-' || n",
             "partition": "floor(random() * 256)::smallint",
@@ -120,17 +120,17 @@ class PostgresDatabase:
             "next_tick_at": "at",
             "due_at": "at",
         }
-        plain = [name for name in base if name not in made]
+        copied = [name for name in base if name not in computed]
         types = await self._types()
-        wanted = [*made.values(), *(f"${number + 3}::{types[name]}" for number, name in enumerate(plain))]
+        values = [*computed.values(), *(f"${number + 3}::{types[name]}" for number, name in enumerate(copied))]
         sql = f"""
-            INSERT INTO schedules ({", ".join([*made, *plain])})
-            SELECT {", ".join(wanted)}
+            INSERT INTO schedules ({", ".join([*computed, *copied])})
+            SELECT {", ".join(values)}
             FROM (
               SELECT n, date_trunc('minute', $1::timestamptz) + interval '1 hour' + (n % 1320) * interval '1 minute' AS at
               FROM generate_series(1, $2::int) AS n) AS days"""
         connection = await self._connect()
-        await connection.execute(sql, now, count, *(base[name] for name in plain), timeout=600)
+        await connection.execute(sql, now, count, *(base[name] for name in copied), timeout=600)
         await connection.close()
 
     async def checkpoint(self) -> None:
@@ -252,16 +252,16 @@ class PostgresDatabase:
 def _raw_batch(
     schedules: Sequence[asyncpg.Record], node: Any, now: datetime, every: timedelta
 ) -> tuple[Columns, Columns, Columns]:
-    """The columns of the three writes, ready to be sent."""
+    """Return the columns of the three writes, ready to be sent."""
     ledger, tasks, advance = [], [], []
-    for one in schedules:
-        task, tick = uuid_utils.compat.uuid7(), one["next_tick_at"]
+    for row in schedules:
+        task, tick = uuid_utils.compat.uuid7(), row["next_tick_at"]
         after = tick + every
-        ledger.append((one["id"], tick, one["tenant_id"], "fired", task, now, node, 1))
-        made = (task, one["tenant_id"], one["partition"], one["queue"], one["task_type"], one["target"], one["payload"], "tick")
-        policy = (one["priority"], "ready", one["max_attempts"], one["retry"], one["timeout_seconds"], one["labels"], now)
-        tasks.append((*made, one["id"], tick, tick, *policy))
-        advance.append((one["id"], after, after, tick, tick))
+        ledger.append((row["id"], tick, row["tenant_id"], "fired", task, now, node, 1))
+        head = (task, row["tenant_id"], row["partition"], row["queue"], row["task_type"], row["target"], row["payload"], "tick")
+        policy = (row["priority"], "ready", row["max_attempts"], row["retry"], row["timeout_seconds"], row["labels"], now)
+        tasks.append((*head, row["id"], tick, tick, *policy))
+        advance.append((row["id"], after, after, tick, tick))
     return _columns(ledger), _columns(tasks), _columns(advance)
 
 

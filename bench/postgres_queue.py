@@ -1,4 +1,4 @@
-"""The raw queue on PostgreSQL: asyncpg, one connection, FOR UPDATE SKIP LOCKED."""
+"""The raw queue on PostgreSQL: asyncpg with one connection and FOR UPDATE SKIP LOCKED."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import asyncpg
 
-from bench.queues import INSERTED_AT_ONCE, TAKEN_AT_ONCE, RawRates, payloads
+from bench.queues import CLAIM_BATCH, INSERT_BATCH, RawRates, payloads
 
 _TABLE = """
 DROP TABLE IF EXISTS raw_queue;
@@ -47,7 +47,7 @@ class PostgresQueue:
             await connection.execute("ANALYZE raw_queue")
             started = time.perf_counter()
             batches = []
-            while rows := await connection.fetch(_CLAIM, TAKEN_AT_ONCE):
+            while rows := await connection.fetch(_CLAIM, CLAIM_BATCH):
                 batches.append([row[0] for row in rows])
             claimed = time.perf_counter() - started
             started = time.perf_counter()
@@ -62,6 +62,6 @@ class PostgresQueue:
     async def _insert(self, connection: asyncpg.Connection, count: int) -> float:
         batch = payloads()
         started = time.perf_counter()
-        for _ in range(count // INSERTED_AT_ONCE):
+        for _ in range(count // INSERT_BATCH):
             await connection.execute(_INSERT, batch)
         return time.perf_counter() - started

@@ -1,27 +1,27 @@
-"""A queue as plain as can be, to measure against: what it holds, and what its two makers for the two stores must do."""
+"""The interface of the raw queue: the simplest possible task queue, as a baseline."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, NamedTuple, Protocol
 
-INSERTED_AT_ONCE = 1000
-TAKEN_AT_ONCE = 100
+INSERT_BATCH = 1000
+CLAIM_BATCH = 100
 _PAD = "x" * 60
 
 
 def payload(number: int, at: float = 0.0) -> dict[str, Any]:
-    """About 100 bytes as JSON; `at` is when it was submitted, for those who measure how long it took from there."""
+    """Return a payload of about 100 bytes as JSON. `at` is the time of the submit, if the benchmark measures from there."""
     return {"id": number, "t": at, "kind": "noop", "pad": _PAD}
 
 
 def payloads() -> list[str]:
-    """One batch of them as text."""
-    return [json.dumps(payload(number)) for number in range(INSERTED_AT_ONCE)]
+    """Return one batch of payloads as JSON text."""
+    return [json.dumps(payload(number)) for number in range(INSERT_BATCH)]
 
 
 class RawRates(NamedTuple):
-    """Tasks a second, each verb by itself, one connection, one batch after another."""
+    """Tasks per second for each operation, measured separately, on one connection, one batch after another."""
 
     insert: float
     claim: float
@@ -29,7 +29,7 @@ class RawRates(NamedTuple):
 
     @property
     def drain(self) -> float:
-        """Claim and finish together."""
+        """The rate of claiming and finishing."""
         return 1 / (1 / self.claim + 1 / self.finish)
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class RawRates(NamedTuple):
 
 
 class RawQueue(Protocol):
-    """The raw baseline of tasks: a table of its own on the same server with the same settings, and no code of Everbeat."""
+    """The baseline for tasks: a separate table on the same server with the same settings, without Everbeat code."""
 
     async def measure(self, count: int) -> RawRates:
-        """Insert so many tasks in batches of 1,000, claim them all in batches of 100, finish them all in batches of 100."""
+        """Insert `count` tasks in batches of 1,000, then claim all in batches of 100, then finish all in batches of 100."""

@@ -1,6 +1,6 @@
-"""What handlers note: 16 bytes each (when it began, a tag), one write to a file that any process may append to.
+"""Records of handlers: 16 bytes each (start time and tag), appended to a file that all processes share.
 
-The file's size is the count of the tasks done: no further round trip per task.
+The size of the file is the number of started handlers, so counting needs no round trip per task.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Writer:
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def note(self, tag: float) -> None:
+    def write(self, tag: float) -> None:
         os.write(self._file, _RECORD.pack(time.time(), tag))
 
 
 class Records:
-    """The reading side."""
+    """Reads the records."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "records.bin"
@@ -44,9 +44,9 @@ class Records:
         return [Record(*fields) for fields in _RECORD.iter_unpack(self.path.read_bytes())]
 
     async def wait(self, count: int, seconds: float = _WAIT_SECONDS) -> None:
-        """Until there are so many; fails after a while."""
-        give_up_at = time.monotonic() + seconds
+        """Wait until there are `count` records. Raises TimeoutError."""
+        deadline = time.monotonic() + seconds
         while self.count() < count:
-            if time.monotonic() > give_up_at:
-                raise TimeoutError(f"{self.count():,} of {count:,} handlers began within {seconds:g} s")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.count():,} of {count:,} handlers started within {seconds:g} s")
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Registering schedules through POST /v1/schedules/batch; beside it the plain insert of the very rows that came of it."""
+"""Registering schedules by POST /v1/schedules/batch, compared with a plain insert of the resulting rows."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _ZONES = (
 
 
 def definitions(count: int) -> list[dict[str, Any]]:
-    """Mostly crons that occur once each, in a dozen zones; some that many share; one in ten an interval."""
-    made = []
+    """Return definitions: mostly different cron expressions in a dozen zones, some shared ones, and one in ten an interval."""
+    schedules = []
     for number in range(count):
         minute, hour, zone = number % 60, number // 60 % 24, _ZONES[number % len(_ZONES)]
         triggers: list[dict[str, Any]] = [
@@ -30,20 +30,20 @@ def definitions(count: int) -> list[dict[str, Any]]:
             {"every_seconds": 600 + number % 3000},
         ]
         kind = (0, 0, 0, 0, 1, 1, 2, 3, 3, 4)[number // 7 % 10]
-        made.append({"name": f"report-{number:07d}", "target": TARGET, "payload": PAYLOAD, **triggers[kind]})
-    return made
+        schedules.append({"name": f"report-{number:07d}", "target": TARGET, "payload": PAYLOAD, **triggers[kind]})
+    return schedules
 
 
 async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     count, times = 10_000 if scale.is_quick else 50_000, scale.rounds
-    made = definitions(count)
+    schedules = definitions(count)
     lines = []
     for clients in (1, 4):
         raw, registered = [], []
         for number in range(times):
-            registered.append(await _everbeat(database, made, clients))
+            registered.append(await _everbeat(database, schedules, clients))
             rows = await database.rows()
-            await database.fresh()
+            await database.recreate()
             await database.checkpoint()
             raw.append(count / await database.raw_register(rows, clients))
             print_progress(
@@ -55,11 +55,11 @@ async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     return lines
 
 
-async def _everbeat(database: BenchDatabase, made: list[dict[str, Any]], clients: int) -> float:
-    await database.fresh()
+async def _everbeat(database: BenchDatabase, schedules: list[dict[str, Any]], clients: int) -> float:
+    await database.recreate()
     await database.checkpoint()
     with serving(database) as (_, port):
-        requests = [batch_request(port, made[start : start + BATCH]) for start in range(0, len(made), BATCH)]
+        requests = [batch_request(port, schedules[start : start + BATCH]) for start in range(0, len(schedules), BATCH)]
         started = time.perf_counter()
         await send_all(port, requests, clients)
-        return len(made) / (time.perf_counter() - started)
+        return len(schedules) / (time.perf_counter() - started)

@@ -1,4 +1,4 @@
-"""What a benchmark found: lines of one table per store, and the same as JSON in bench-results/."""
+"""Prints the results of benchmarks as one table per store, and saves them as JSON in bench-results/."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import everbeat
 
 FOLDER = Path("bench-results")
-_HEADS = ("what", "target", "Everbeat", "raw", "ratio", "")
+_HEADERS = ("what", "target", "Everbeat", "raw", "ratio", "")
 
 
 class ResultRow(NamedTuple):
-    """One row of a table. `is_met` None: there is no target."""
+    """One row of a table. `is_met` is None if there is no target."""
 
     store: str
     what: str
@@ -81,8 +81,8 @@ def rounds(values: Sequence[float]) -> str:
 
 def print_tables(lines: Sequence[ResultRow]) -> None:
     for store in dict.fromkeys(line.store for line in lines):
-        rows = [_HEADS, *(line.cells() for line in lines if line.store == store)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
+        rows = [_HEADERS, *(line.cells() for line in lines if line.store == store)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADERS))]
         print(f"\n{store}")
         for number, row in enumerate(rows):
             print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -109,7 +109,7 @@ def save(lines: Sequence[ResultRow], *, quick: bool, names: Sequence[str]) -> Pa
 
 
 def source_digest() -> str:
-    """Which code was measured: two runs with the same digest ran the same Everbeat."""
+    """Return a digest of the measured code: runs with the same digest ran the same code."""
     digest = hashlib.sha256()
     for path in sorted(path for path in Path(everbeat.__path__[0]).rglob("*") if path.suffix in (".py", ".sql")):
         digest.update(path.read_bytes())
@@ -117,7 +117,7 @@ def source_digest() -> str:
 
 
 def print_progress(text: str) -> None:
-    """Progress, so that nobody wonders during a long round."""
+    """Print progress during long rounds."""
     print(f"  {time.strftime('%H:%M:%S')} {text}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Schedule rows as Everbeat would write them, made without its API: made once per template, then only what differs."""
+"""Schedule rows as Everbeat writes them, generated without the API from a template."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TARGET = {"kind": "worker", "queue": "reports", "type": "report"}
 
 
 def template(definition: dict[str, Any], now: datetime) -> Row:
-    """The row of this definition at that moment; the caller varies it."""
+    """Return the row of this definition, registered at `now`."""
     spec = parse_definition({"name": "template", "target": TARGET, "payload": PAYLOAD, **definition})
     spec = msgspec.structs.replace(spec, rule=anchored(spec.rule, None, now))
     return schedule_to_row(
@@ -43,16 +43,16 @@ def template(definition: dict[str, Any], now: datetime) -> Row:
     )
 
 
-def herd_rows(count: int, now: datetime, at: datetime, instants: int, apart: timedelta) -> Iterator[Row]:
-    """Hourly schedules with their next tick at that instant, or spread over a few instants from it on."""
+def burst_rows(count: int, now: datetime, at: datetime, instants: int, interval: timedelta) -> Iterator[Row]:
+    """Yield hourly schedules whose next ticks are at the instant `at`, or spread over several instants starting with it."""
     base = template({"every_seconds": 3600, "overlap": "allow"}, now)
     for number in range(count):
-        tick = at + (number * 7919 % instants) * apart
+        tick = at + (number * 7919 % instants) * interval
         id_ = uuid_utils.compat.uuid7()
         yield {
             **base,
             "id": id_,
-            "name": f"herd-{number:06d}",
+            "name": f"burst-{number:06d}",
             "partition": partition_of(id_),
             "anchor": tick - timedelta(hours=1),
             "next_tick_at": tick,

@@ -1,4 +1,4 @@
-"""SQLite as a site: one file on disk with the pragmas that Everbeat uses, synchronous=FULL among them."""
+"""SQLite under test: one file on disk with the pragmas that Everbeat uses, including synchronous=FULL."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WITH RECURSIVE past (n, at) AS (
   SELECT :count, :now - :count * :every UNION ALL SELECT n - 1, at + :every FROM past WHERE n > 1)
 INSERT INTO task_history (id, tenant_id, queue, type, target, payload, origin, run_at, priority, state, attempt, max_attempts,
   labels, worker, fence, outcome, created_at, started_at, finished_at)
--- Ids that begin with the time, as version 7 has it.
+-- Ids that begin with the time, as in UUID version 7.
 SELECT unhex(printf('%012x', at / 1000) || '7' || substr(hex(randomblob(10)), 2)), zeroblob(16), 'bench', 'noop', '{}',
   :payload, 'submit', at, 100, 'completed', 1, 3, '{}', 'host:1:abcdef', 1, 'completed', at, at, at
 FROM past
@@ -67,7 +67,7 @@ class SqliteDatabase:
     def sibling(self, name: str) -> SqliteDatabase:
         return SqliteDatabase()
 
-    async def fresh(self) -> None:
+    async def recreate(self) -> None:
         for path in self.folder.glob("bench.db*"):
             path.unlink()
         store = SqliteStore(self._path)
@@ -88,13 +88,13 @@ class SqliteDatabase:
     async def load_daily(self, base: Row, count: int, now: datetime) -> None:
         first = now.replace(second=0, microsecond=0) + timedelta(hours=1)
         ticks = [first + timedelta(minutes=number) for number in range(_MINUTES)]
-        plain = {name: _bound(value) for name, value in base.items()}
+        copied = {name: _bound(value) for name, value in base.items()}
 
         def values() -> Iterable[list[Any]]:
             for number in range(count):
                 id_, tick = uuid_utils.compat.uuid4(), ticks[number % _MINUTES]
                 at = _bound(tick)
-                made = {
+                computed = {
                     "id": id_.bytes,
                     "name": f"daily-{number}",
                     "partition": id_.bytes[0],
@@ -102,9 +102,9 @@ class SqliteDatabase:
                     "next_tick_at": at,
                     "due_at": at,
                 }
-                yield list({**plain, **made}.values())
+                yield list({**copied, **computed}.values())
 
-        self._insert(values(), list(plain))
+        self._insert(values(), list(copied))
 
     async def checkpoint(self) -> None:
         connection = self._connect()
@@ -135,7 +135,7 @@ class SqliteDatabase:
         return rows
 
     async def raw_register(self, rows: Sequence[Row], clients: int) -> float:
-        """One connection whatever the clients: SQLite has one writer."""
+        """Use one connection for any number of clients, because SQLite has one writer."""
         values = [list(row.values()) for row in rows]
         connection = self._connect()
         sql = _insert_sql(list(rows[0]))
@@ -188,8 +188,8 @@ class SqliteDatabase:
         connection.execute("PRAGMA synchronous = OFF")
         connection.execute("PRAGMA cache_size = -1000000")
         every = timedelta(days=30) // _MICROSECOND // count
-        given = {"count": count, "now": _bound(await self.now()), "every": every, "payload": json.dumps(payload(0))}
-        connection.execute(_HISTORY, given)
+        parameters = {"count": count, "now": _bound(await self.now()), "every": every, "payload": json.dumps(payload(0))}
+        connection.execute(_HISTORY, parameters)
         connection.execute("PRAGMA synchronous = FULL")
         connection.close()
         await self.checkpoint()
@@ -229,17 +229,17 @@ class SqliteDatabase:
 
 
 def _raw_batch(schedules: Sequence[Row], node: bytes, now: int, every: int) -> tuple[list[Values], list[Values], list[Values]]:
-    """The rows of the three writes, ready to be bound."""
+    """Return the rows of the three writes, ready to be bound."""
     ledger: list[Values] = []
     tasks: list[Values] = []
     advance: list[Values] = []
-    for one in schedules:
-        task, tick = uuid_utils.compat.uuid7().bytes, one["next_tick_at"]
-        ledger.append((one["id"], tick, one["tenant_id"], "fired", task, now, node, 1))
-        made = (task, one["tenant_id"], one["partition"], one["queue"], one["task_type"], one["target"], one["payload"], "tick")
-        policy = (one["priority"], "ready", one["max_attempts"], one["retry"], one["timeout_seconds"], one["labels"], now)
-        tasks.append((*made, one["id"], tick, tick, *policy))
-        advance.append((tick + every, tick + every, tick, tick, one["id"]))
+    for row in schedules:
+        task, tick = uuid_utils.compat.uuid7().bytes, row["next_tick_at"]
+        ledger.append((row["id"], tick, row["tenant_id"], "fired", task, now, node, 1))
+        head = (task, row["tenant_id"], row["partition"], row["queue"], row["task_type"], row["target"], row["payload"], "tick")
+        policy = (row["priority"], "ready", row["max_attempts"], row["retry"], row["timeout_seconds"], row["labels"], now)
+        tasks.append((*head, row["id"], tick, tick, *policy))
+        advance.append((tick + every, tick + every, tick, tick, row["id"]))
     return ledger, tasks, advance
 
 

@@ -1,4 +1,4 @@
-"""The raw queue on SQLite: apsw, one connection, a transaction for each batch; there is one writer, so nothing to skip."""
+"""The raw queue on SQLite: apsw with one connection and a transaction for each batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import apsw
 
-from bench.queues import INSERTED_AT_ONCE, TAKEN_AT_ONCE, RawRates, payloads
+from bench.queues import CLAIM_BATCH, INSERT_BATCH, RawRates, payloads
 
 _TABLE = """
 DROP TABLE IF EXISTS raw_queue;
@@ -43,7 +43,7 @@ class SqliteQueue:
             connection.execute("ANALYZE raw_queue")
             started = time.perf_counter()
             batches = []
-            while rows := connection.execute(_CLAIM, (TAKEN_AT_ONCE,)).fetchall():
+            while rows := connection.execute(_CLAIM, (CLAIM_BATCH,)).fetchall():
                 batches.append([(row[0],) for row in rows])
             claimed = time.perf_counter() - started
             started = time.perf_counter()
@@ -60,7 +60,7 @@ class SqliteQueue:
     def _insert(self, connection: apsw.Connection, count: int) -> float:
         batch = [(text,) for text in payloads()]
         started = time.perf_counter()
-        for _ in range(count // INSERTED_AT_ONCE):
+        for _ in range(count // INSERT_BATCH):
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(_INSERT, batch)
             connection.execute("COMMIT")

@@ -1,4 +1,4 @@
-"""Submitting over HTTP: in bulk beside the plain insert, and one by one from many connections, each durable when answered."""
+"""Submitting over HTTP: in bulk, compared with a plain insert, and single tasks from many connections."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
 
 
 async def _round(database: BenchDatabase, count: int, singles: int, *, keyed: bool) -> tuple[float, Calls]:
-    """The rate of bulk submits, and the single ones."""
-    await database.fresh()
+    """Return the rate of bulk submits, and the results of single submits."""
+    await database.recreate()
     await database.checkpoint()
     with serving(database) as (_, port):
         requests = batches(port, count, keyed=keyed)
@@ -55,7 +55,7 @@ async def _round(database: BenchDatabase, count: int, singles: int, *, keyed: bo
         await database.checkpoint()
         calls = await call_all(port, _singles(port, singles, keyed), _CONNECTIONS)
         if (found := await database.count_live()) != count + singles:
-            raise RuntimeError(f"{count + singles:,} were answered, {found:,} are there")
+            raise RuntimeError(f"{count + singles:,} tasks were submitted, but there are {found:,}")
     return rate, calls
 
 

@@ -1,4 +1,4 @@
-"""What computing one tick costs, for typical rules: pure Python, no database."""
+"""The cost of computing one tick, for typical rules: pure Python, no database."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RULES: dict[str, dict[str, Any]] = {
 def run(*, quick: bool) -> list[ResultRow]:
     count = 500 if quick else 3000
     return [
-        ResultRow("Arithmetic (no store)", f"next tick of {name}", "", median([_round(rule, count) for _ in range(5)]), "µs")
+        ResultRow("Computation (no store)", f"next tick of {name}", "", median([_round(rule, count) for _ in range(5)]), "µs")
         for name, rule in _RULES.items()
     ]
 

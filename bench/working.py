@@ -1,4 +1,4 @@
-"""Workers under measurement: one `everbeat worker`, or everything in one process; and how fast they drain a queue."""
+"""The workers under test, an `everbeat worker` or `eb.running()` in one process, and the rate at which they drain a queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.processes import ServerProcess
 from bench.client import post, send_all
 from bench.databases import BenchDatabase, Scale, cpu_seconds
 from bench.noop import QUEUE, producer
-from bench.queues import INSERTED_AT_ONCE, payload
+from bench.queues import INSERT_BATCH, payload
 from bench.records import VARIABLE, Records
 
 CONCURRENCY = 100
@@ -23,7 +23,7 @@ _WAIT_SECONDS = 30
 
 
 class Drain(NamedTuple):
-    """`cpu`: whose processor time it was."""
+    """The rate of a drain, and the CPU time of each process."""
 
     rate: float
     cpu: str
@@ -35,7 +35,7 @@ def drained_tasks(scale: Scale) -> int:
 
 @contextlib.contextmanager
 def working(database: BenchDatabase, records: Records, url: str, **env: str) -> Iterator[ServerProcess]:
-    """One `everbeat worker` on the server of that URL, with more of an environment if it needs it."""
+    """Run an `everbeat worker` for the server, with additional environment variables."""
     args = ("worker", "bench.noop:eb", "--concurrency", str(CONCURRENCY))
     with _running(ServerProcess(*args, folder=database.folder, env={**_env(url, records), **env}, name="worker")) as process:
         yield process
@@ -43,7 +43,7 @@ def working(database: BenchDatabase, records: Records, url: str, **env: str) -> 
 
 @contextlib.contextmanager
 def embedding(database: BenchDatabase, records: Records, loop: str = "uvloop") -> Iterator[ServerProcess]:
-    """One process with `eb.running()` on the database."""
+    """Run a process with `eb.running()` on the database."""
     command = (sys.executable, "-m", "bench.embedded", loop, str(CONCURRENCY))
     process = ServerProcess(folder=database.folder, env=_env(database.url, records), name="embedded", command=command)
     with _running(process):
@@ -66,12 +66,12 @@ def _running(process: ServerProcess) -> Iterator[ServerProcess]:
 
 
 def batches(port: int, count: int, type_: str = "noop", *, keyed: bool = False) -> list[bytes]:
-    """Requests that submit so many tasks; each with a key for the whole batch, as the SDK sends them, if wanted."""
+    """Return requests that submit `count` tasks. `keyed`: each with an idempotency key, as the SDK sends them."""
     tasks = [{"type": type_, "queue": QUEUE, "payload": payload(number)} for number in range(count)]
     requests = []
-    for start in range(0, count, INSERTED_AT_ONCE):
+    for start in range(0, count, INSERT_BATCH):
         headers = {"Idempotency_Key": f"sdk-batch-{start:026x}"} if keyed else {}
-        requests.append(post(port, "/v1/tasks/batch", {"tasks": tasks[start : start + INSERTED_AT_ONCE]}, **headers))
+        requests.append(post(port, "/v1/tasks/batch", {"tasks": tasks[start : start + INSERT_BATCH]}, **headers))
     return requests
 
 
@@ -86,23 +86,23 @@ async def submit_in_process(database: BenchDatabase, count: int) -> None:
 
 
 async def drain(database: BenchDatabase, records: Records, count: int, pids: Mapping[str, int]) -> Drain:
-    """From the first handler's start until nothing is left."""
+    """Measure from the start of the first handler until no task is left."""
     await records.wait(1, _WAIT_SECONDS)
     before = _cpu(database, pids)
     await records.wait(count)
-    give_up_at = time.monotonic() + _WAIT_SECONDS
+    deadline = time.monotonic() + _WAIT_SECONDS
     while left := await database.count_live():
-        if time.monotonic() > give_up_at:
+        if time.monotonic() > deadline:
             raise TimeoutError(f"all handlers ran, but {left:,} tasks are left")
         await asyncio.sleep(0.01)
     ended = time.time()
     after = _cpu(database, pids)
-    noted = records.read()
-    if len(noted) != count:
-        raise RuntimeError(f"{len(noted):,} handlers ran for {count:,} tasks")
-    seconds = ended - min(record.at for record in noted)
-    spent = ", ".join(f"{name} {after[name] - before[name]:.1f} s" for name in after if after[name] > before[name])
-    return Drain(count / seconds, f"{spent} of CPU in {seconds:.1f} s")
+    found = records.read()
+    if len(found) != count:
+        raise RuntimeError(f"{len(found):,} handlers ran for {count:,} tasks")
+    seconds = ended - min(record.at for record in found)
+    cpu = ", ".join(f"{name} {after[name] - before[name]:.1f} s" for name in after if after[name] > before[name])
+    return Drain(count / seconds, f"{cpu} of CPU in {seconds:.1f} s")
 
 
 def _cpu(database: BenchDatabase, pids: Mapping[str, int]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Fixtures that every room's tests share: a database per test, on SQLite and on PostgreSQL."""
+"""Fixtures shared by all tests: a database per test, on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from tests.support.pgbouncer import PgBouncer, PgBouncerMissing
 from tests.support.postgres import PostgresAdmin, PostgresMissing, PostgresServer, find_binaries, run_outside_loop
 
 if TYPE_CHECKING:
-    from tests.support.s3 import S3Server  # it takes a second to load, and few ask for it
+    from tests.support.s3 import S3Server  # it takes a second to load, and few tests need it
 
 
 async def _prepare_template(url: str) -> None:
-    """Runs once per session (and xdist worker), in a thread and event loop of its own; each test's database is a copy."""
+    """Migrate the template database. Runs once per session and xdist worker, in a separate thread and event loop."""
     store = PostgresStore(url, listen=False)
     await store.migrate()
     await store.close()
 
 
 @pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Iterator[None]:
-    """A command that a test runs in this process configures logging for its own captured output, which is closed then."""
+def _restore_logging() -> Iterator[None]:
+    """Reset the logging that a command run in this process has configured: it writes to captured output that is then closed."""
     yield
     structlog.reset_defaults()
 
 
 def _skip_or_fail(missing: Exception) -> NoReturn:
     if os.environ.get("CI"):
-        pytest.fail(f"{missing} (in CI nothing may be missing)")
+        pytest.fail(f"{missing} (required in CI)")
     pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="session")
 def postgres_binaries() -> Path:
-    """For tests that build their own PostgresServer(...): skips, or in CI fails, where there is no PostgreSQL."""
+    """For tests that build their own PostgresServer(...). Skips, or fails in CI, if there is no PostgreSQL."""
     try:
         return find_binaries()
     except PostgresMissing as missing:
@@ -78,7 +78,7 @@ def postgres_template(postgres_server: PostgresAdmin) -> Iterator[str]:
 
 @pytest.fixture
 def postgres_url(postgres_server: PostgresAdmin, postgres_template: str) -> Iterator[str]:
-    """A migrated PostgreSQL database of the test's own."""
+    """A migrated PostgreSQL database for one test."""
     name = postgres_server.create_database(template=postgres_template)
     try:
         yield postgres_server.url(name)
@@ -88,14 +88,14 @@ def postgres_url(postgres_server: PostgresAdmin, postgres_template: str) -> Iter
 
 @pytest.fixture
 def private_postgres(postgres_binaries: Path) -> Iterator[PostgresServer]:
-    """A PostgreSQL server of the test's own, to stop, restart or break."""
+    """A PostgreSQL server for one test, to stop, restart or break."""
     with PostgresServer() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def pgbouncer(postgres_server: PostgresAdmin) -> Iterator[PgBouncer]:
-    """The session's PostgreSQL behind a PgBouncer in transaction mode, with four connections to it."""
+    """A PgBouncer in transaction mode in front of the session's PostgreSQL, with a pool of four connections."""
     try:
         bouncer = PgBouncer(postgres_server.url())
     except PgBouncerMissing as missing:
@@ -106,13 +106,13 @@ def pgbouncer(postgres_server: PostgresAdmin) -> Iterator[PgBouncer]:
 
 @pytest.fixture
 def pooled_url(postgres_url: str, pgbouncer: PgBouncer) -> str:
-    """The test's own PostgreSQL database, through the pooler."""
+    """The test's PostgreSQL database, through the pooler."""
     return pgbouncer.url(urlsplit(postgres_url).path.lstrip("/"))
 
 
 @pytest.fixture
 async def pooled_store(postgres_url: str, pooled_url: str) -> AsyncIterator[Store]:
-    """A store that reaches the test's own PostgreSQL database through the pooler; notices go past it."""
+    """A store on the test's PostgreSQL database, through the pooler. Notices bypass the pooler."""
     made = _pooled_store(pooled_url, postgres_url)
     await made.open()
     try:
@@ -127,15 +127,15 @@ def _pooled_store(pooled_url: str, postgres_url: str) -> PostgresStore:
 
 @pytest.fixture
 def sqlite_path(tmp_path: Path) -> Path:
-    """Where a SQLite database of the test's own may be created."""
+    """The path where a test may create a SQLite database."""
     return tmp_path / "everbeat.sqlite"
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
-    """A migrated store of the test's own, once on each dialect.
+    """A migrated store for one test, once on each dialect.
 
-    With EVERBEAT_TEST_POOLING=transaction all that runs on PostgreSQL goes through PgBouncer instead.
+    With EVERBEAT_TEST_POOLING=transaction, everything on PostgreSQL goes through PgBouncer.
     """
     made: Store
     if request.param == "sqlite":
@@ -154,7 +154,7 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
-    """The session's S3-speaking server; made for those who ask."""
+    """The session's S3-compatible server, started for the first test that needs it."""
     from tests.support.s3 import S3Server
 
     with S3Server() as server:
@@ -163,7 +163,7 @@ def s3_server() -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3_url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A place in a bucket of the test's own, with the credentials to use it in the environment."""
+    """A URL in a new bucket, with the credentials in the environment."""
     from tests.support.s3 import CREDENTIALS
 
     for name, value in CREDENTIALS.items():
@@ -173,10 +173,10 @@ def s3_url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def clock_shim() -> Iterator[ClockShim]:
-    """A wall clock to step in processes started with `clock_shim.env()`."""
+    """A shim to step the wall clock of processes started with `clock_shim.env()`."""
     try:
         shim = ClockShim.create()
     except CompilerMissing as missing:
-        pytest.skip(str(missing))  # also in CI: a compiler is not among the things a machine must have
+        pytest.skip(str(missing))  # also in CI: a compiler is not a requirement
     with shim:
         yield shim

@@ -1,4 +1,4 @@
-"""Small builders for tests: schedules, firings, raw SQL on either dialect, and a node whose time is stepped by hand."""
+"""Builders for tests: schedules, firings, raw SQL on either dialect, and a node whose time is stepped by hand."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from everbeat.core.changes import ScheduleWrite
 from everbeat.core.partitioning import PARTITIONS, partition_of
 from everbeat.core.rules import Rule, TriggerKind
 from everbeat.core.schedules import DEFAULT_TENANT, Schedule, Spec, Status
+from everbeat.core.targets import WorkerTarget
 from everbeat.core.tasks import ClaimedTask, NewTask, Origin
 from everbeat.core.ticks import Skip, SkipReason, Tick
 from everbeat.engine import Engine
@@ -36,7 +37,7 @@ from everbeat.store.values import ClaimRequest, CompleteResult, Firing, LeaseRef
 
 NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
 OTHER_TENANT = UUID(int=7)
-EVERYTHING = frozenset(range(PARTITIONS))
+ALL_PARTITIONS = frozenset(range(PARTITIONS))
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 FAR_AHEAD = datetime(2036, 1, 1, tzinfo=UTC)
 
@@ -60,13 +61,13 @@ def cron(expression: str, **more: Any) -> Rule:
 
 
 def make_spec(name: str = "job", **more: Any) -> Spec:
-    return Spec(**{"name": name, "rule": every(60), "target": {"kind": "worker", "type": "work", "queue": "default"}, **more})
+    return Spec(**{"name": name, "rule": every(60), "target": WorkerTarget(type="work"), **more})
 
 
 def make_schedule(name: str = "job", *, at: datetime | None = NOW, **more: Any) -> Schedule:
-    """An active schedule whose next tick is at that instant; fields of Schedule as they are, the rest goes to the spec."""
-    own = {field: more.pop(field) for field in list(more) if field in Schedule.__struct_fields__}
-    id_ = own.pop("id", None) or uuid4()
+    """Return an active schedule whose next tick is `at`. Keywords that are not fields of Schedule go to its spec."""
+    schedule_fields = {field: more.pop(field) for field in list(more) if field in Schedule.__struct_fields__}
+    id_ = schedule_fields.pop("id", None) or uuid4()
     defaults: dict[str, Any] = {
         "tenant_id": DEFAULT_TENANT,
         "partition": partition_of(id_),
@@ -79,27 +80,28 @@ def make_schedule(name: str = "job", *, at: datetime | None = NOW, **more: Any) 
         "next_tick_at": at,
         "due_at": at,
     }
-    spec = own.pop("spec", None) or make_spec(name, **more)
-    return Schedule(id=id_, spec=spec, **{**defaults, **own})
+    spec = schedule_fields.pop("spec", None) or make_spec(name, **more)
+    return Schedule(id=id_, spec=spec, **{**defaults, **schedule_fields})
 
 
 def definition(name: str = "job", **more: Any) -> dict[str, Any]:
-    """A schedule as users write it: every minute on the minute, unless another trigger is given."""
+    """Return a schedule as users write it: every minute on the minute, unless another trigger is given."""
     trigger = {} if {"cron", "every_seconds", "rrule", "at"} & more.keys() else {"cron": "* * * * *"}
     return {"name": name, **trigger, "target": {"kind": "worker", "type": "work"}, **more}
 
 
 def changed(schedule: Schedule, **more: Any) -> Schedule:
-    """The schedule at its next revision, with some fields of it or of its spec changed."""
-    own = {field: value for field, value in more.items() if field in Schedule.__struct_fields__}
-    spec = {field: value for field, value in more.items() if field not in own}
+    """Return the schedule at its next revision, with the given fields of the schedule or its spec changed."""
+    schedule_fields = {field: value for field, value in more.items() if field in Schedule.__struct_fields__}
+    spec = {field: value for field, value in more.items() if field not in schedule_fields}
     return msgspec.structs.replace(
-        schedule, **{"revision": schedule.revision + 1, "spec": msgspec.structs.replace(schedule.spec, **spec), **own}
+        schedule,
+        **{"revision": schedule.revision + 1, "spec": msgspec.structs.replace(schedule.spec, **spec), **schedule_fields},
     )
 
 
 def firing_of(schedule: Schedule, epoch: int = 1, **more: Any) -> Firing:
-    """The firing of the schedule's next tick, moving on by a minute."""
+    """Return the firing of the schedule's next tick. It advances the schedule by a minute."""
     assert schedule.next_tick_at is not None
     following = schedule.next_tick_at + minutes(1)
     firing = Firing(
@@ -119,7 +121,7 @@ def firing_of(schedule: Schedule, epoch: int = 1, **more: Any) -> Firing:
 
 
 def make_task(type_: str = "work", *, tenant_id: UUID = DEFAULT_TENANT, **more: Any) -> NewTask:
-    """A task to submit, with an id of its time."""
+    """Return a task to submit, with a time-ordered id."""
     id_ = more.pop("id", None) or uuid_utils.compat.uuid7()
     defaults: dict[str, Any] = {
         "partition": partition_of(id_),
@@ -136,8 +138,8 @@ def make_task(type_: str = "work", *, tenant_id: UUID = DEFAULT_TENANT, **more: 
     return NewTask(id=id_, tenant_id=tenant_id, type=type_, **{**defaults, **more})
 
 
-def make_entry(**more: Any) -> AuditLogEntry:
-    """A line of the audit trail."""
+def make_audit_entry(**more: Any) -> AuditLogEntry:
+    """Return an entry of the audit log."""
     defaults: dict[str, Any] = {
         "id": uuid_utils.compat.uuid7(),
         "tenant_id": DEFAULT_TENANT,
@@ -181,7 +183,7 @@ async def claim(
     tenant_id: UUID = DEFAULT_TENANT,
     **more: Any,
 ) -> list[ClaimedTask]:
-    """What one worker gets."""
+    """Claim as one worker, and return its tasks."""
     claim_requests = [ClaimRequest(worker, limit, lease_seconds)]
     (tasks,) = await claim_for(store, queues or ("default",), claim_requests, tenant_id=tenant_id, now=now, **more)
     return tasks
@@ -197,7 +199,7 @@ async def claim_for(
     total_seconds: float = 7 * 86_400,
     now: datetime | None = None,
 ) -> list[list[ClaimedTask]]:
-    """What several workers get, dealt by a look at what is ready."""
+    """Claim as several workers in one dispatch, and return the tasks of each."""
     key = ClaimScope(tenant_id, tuple(queues), None if types is None else tuple(types))
     dispatcher = FairDispatcher(key, store, ChangePublisher(store), EqualShares(), total_seconds)
     return (await dispatcher.dispatch(claim_requests, now=now)).tasks
@@ -212,8 +214,8 @@ async def complete(store: Store, *tasks: ClaimedTask, now: datetime = NOW, resul
 
 
 async def own_all_partitions(store: Store, node: UUID, *, now: datetime = NOW, lease_seconds: float = 10) -> Mapping[int, int]:
-    """Make a node the owner of every partition that is free."""
-    return (await store.partition_renew(node_heartbeat(node, lease_seconds=lease_seconds), EVERYTHING, now=now)).owned
+    """Make a node the owner of all partitions that have no owner."""
+    return (await store.partition_renew(node_heartbeat(node, lease_seconds=lease_seconds), ALL_PARTITIONS, now=now)).owned
 
 
 async def ledger(store: Store, schedule_id: UUID, tenant_id: UUID = DEFAULT_TENANT) -> list[Tick]:
@@ -227,7 +229,7 @@ async def count_rows(store: Store, table: str, schedule_id: UUID | None = None) 
 
 
 async def execute_raw(store: Store, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-    """Run one statement behind the store's back; parameters are `?`. Rows come as the driver gives them."""
+    """Run one statement without going through the store. Parameters are `?`; rows are as the driver returns them."""
     if isinstance(store, SqliteStore):
         connection = apsw.Connection(store.description)
         try:
@@ -249,20 +251,20 @@ async def execute_raw(store: Store, sql: str, *values: Any) -> list[tuple[Any, .
 
 
 def url_of(store: Store) -> str:
-    """Where the database itself is, also of a store that goes through a pooler."""
+    """Return the URL of the database, also for a store that goes through a pooler."""
     assert isinstance(store, PostgresStore)
     return store._connections._listen_url
 
 
 def open_second_store(store: Store) -> Store:
-    """A second store on the same database, as another process would have it."""
+    """Return a second store on the same database, as another process would open it."""
     if isinstance(store, SqliteStore):
         return SqliteStore(store.description)
     return PostgresStore(url_of(store), listen=False)
 
 
 class StoreOverride:
-    """A store of which a subclass replaces some verbs; the others go through."""
+    """A store whose subclasses replace some verbs; the others are passed to the inner store."""
 
     def __init__(self, store: Store) -> None:
         self.inner = store
@@ -271,12 +273,12 @@ class StoreOverride:
         return getattr(self.inner, name)
 
     def pool(self, _pool: str) -> Self:
-        """All connections go through the overridden verbs."""
+        """Return this store, so that all connection pools use the overridden verbs."""
         return self
 
 
 class SteppedNode:
-    """A node on a store, without loops: its monotonic clock and the database's `now` move only when a test says so."""
+    """A node on a store, without loops: its monotonic clock and the database's `now` move only when a test moves them."""
 
     def __init__(
         self,
@@ -316,12 +318,12 @@ class SteppedNode:
         return frozenset(self.ownership.current())
 
     def move_to(self, now: datetime) -> None:
-        """Let time pass without doing anything."""
+        """Advance the time without doing anything."""
         self.monotonic += max((now - self.now).total_seconds(), 0)
         self.now = now
 
     async def renew(self, now: datetime | None = None) -> None:
-        """Beat until the view of the cluster is settled."""
+        """Send heartbeats until the node's view of the cluster no longer changes."""
         self.move_to(now or self.now)
         self.renewed = self.monotonic
         for _ in range(5):
@@ -330,18 +332,18 @@ class SteppedNode:
         raise AssertionError("the live nodes keep changing")
 
     async def tick(self, now: datetime | None = None) -> None:
-        """Fire everything that is due, under the lease as it is."""
+        """Fire everything that is due, under the current lease."""
         self.move_to(now or self.now)
         for _ in range(1000):
             known = len(self.events)
             if not await self.ticker.run_once(self.now):
                 return
             if [type(event) for event in self.events[known:]] == [TicksRefused]:
-                return  # it would look again and again until its trust in the lease ends
+                return  # it would scan again and again until its trust in the lease ends
         raise AssertionError("there is always more to fire")
 
     async def step(self, now: datetime) -> None:
-        """What a node does all the time: renew when a third of the lease has passed, then fire."""
+        """Do what a node does continuously: renew when a third of the lease has passed, then fire."""
         self.move_to(now)
         if self.monotonic - self.renewed >= self.lease_seconds / 3:
             await self.renew()
@@ -353,20 +355,20 @@ class SteppedNode:
             await self.step(min(self.now + seconds(by_seconds), until))
 
     async def promote(self, now: datetime | None = None) -> None:
-        """Make ready whatever has come due."""
+        """Make ready all tasks that have come due."""
         self.move_to(now or self.now)
         while await self.promoter.run_once(self.now):
             pass
 
     async def reap(self, now: datetime | None = None) -> None:
-        """End every attempt whose lease has run out, and let those go on who waited for that."""
+        """End every attempt whose lease has expired, and release the held tasks that waited for it."""
         self.move_to(now or self.now)
         while await self.reaper.run_once(self.now):
             pass
         await self.release_held()
 
     async def release_held(self) -> None:
-        """Release held tasks: of those schedules that something was heard of, then of all."""
+        """Release held tasks: first those of schedules with changes, then those of all schedules."""
         for _ in range(2):
             await self.overlap.run_once(self.now)
 
@@ -374,7 +376,7 @@ class SteppedNode:
         return (await self.schedules.put(DEFAULT_TENANT, name, definition(name, **more), now=self.now)).schedule
 
     async def count(self, *, from_: datetime = NOW - timedelta(days=1), to: datetime | None = None) -> AuditCount:
-        """The audit of the default tenant."""
+        """Return the audit of the default tenant."""
         return (await self.audit.run(DEFAULT_TENANT, from_=from_, to=to, now=self.now)).total
 
     def events_of(self, kind: type[E]) -> list[E]:
@@ -382,5 +384,5 @@ class SteppedNode:
 
 
 def ledger_summary(ticks: Sequence[Tick], start: datetime = NOW) -> list[tuple[float, str, int]]:
-    """Ledger rows in short: seconds since the start, `fired` or the reason, how many ticks."""
+    """Summarize ledger rows: seconds since the start, `fired` or the reason, number of ticks."""
     return [((one.scheduled_for - start).total_seconds(), str(one.reason or one.outcome), one.count) for one in ticks]

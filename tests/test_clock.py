@@ -32,7 +32,7 @@ _TRIPS = st.lists(st.tuples(st.floats(0.0001, 2), st.floats(0.0001, 2)), min_siz
 
 
 @given(_TRIPS)
-def test_it_is_never_ahead_and_behind_by_one_way_at_most(trips: list[tuple[float, float]]) -> None:
+def test_it_is_never_ahead_and_behind_by_at_most_one_network_delay(trips: list[tuple[float, float]]) -> None:
     time = _Time()
     clock = DatabaseClock(lambda: time.monotonic)
     for there, back in trips:
@@ -51,7 +51,7 @@ def test_it_follows_a_step_within_one_round_trip(step: int) -> None:
     assert abs((time.database() - clock.now()).total_seconds()) < 0.01
 
 
-def test_it_tells_how_long_to_wait() -> None:
+def test_it_returns_how_long_to_wait() -> None:
     time = _Time()
     clock = DatabaseClock(lambda: time.monotonic)
     assert not clock.is_set
@@ -60,8 +60,8 @@ def test_it_tells_how_long_to_wait() -> None:
     assert abs(clock.seconds_until(time.database() + timedelta(seconds=5)) - 5) < 1e-5
 
 
-def test_a_hair_is_put_right_by_a_hair() -> None:
-    """A slow call that contradicts what is known by the rounding of its clock must not set it back by its own length."""
+def test_a_rounding_difference_is_corrected_by_its_own_size() -> None:
+    """A slow call that differs from the estimate only by rounding must not set the estimate back by the length of the call."""
     time = _Time()
     clock = DatabaseClock(lambda: time.monotonic)
     time.round_trip(clock, 0.0, 0.0)

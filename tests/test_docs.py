@@ -1,4 +1,4 @@
-"""The docs keep up with the code: every setting, option, route, metric, state and problem is there, and links lead on."""
+"""The documentation matches the code: every setting, option, route, metric, state and problem is documented, and links work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *s
 
 
 def commands_of(group: click.Group, prefix: str = "") -> dict[str, click.Command]:
-    """Every command by its whole name, also those of groups."""
+    """Return every command by its full name, including the commands of groups."""
     found: dict[str, click.Command] = {}
     for name in group.list_commands(click.Context(group)):
         command = group.get_command(click.Context(group), name)
@@ -39,7 +39,7 @@ def commands_of(group: click.Group, prefix: str = "") -> dict[str, click.Command
 
 COMMANDS = commands_of(cli)
 FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
-SHOWN_BY_WORDS = {
+DESCRIBED_DEFAULTS = {
     "key_requests_per_second": "`2000` with keys",
     "address_requests_per_second": "`4000` with keys",
     "bad_keys_per_second": "`10` with keys",
@@ -49,7 +49,7 @@ SHOWN_BY_WORDS = {
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"(?ms)^```.*?^```")
-_MOVE = re.compile(r"(?m)^\s*(\w+) --> (\w+)")
+_TRANSITION = re.compile(r"(?m)^\s*(\w+) --> (\w+)")
 
 
 def read(path: str) -> str:
@@ -69,15 +69,15 @@ def flag_of(setting: str) -> str:
 
 def shown_default(setting: str) -> str:
     default = FIELDS[setting].default
-    if setting in SHOWN_BY_WORDS:
-        return SHOWN_BY_WORDS[setting]
+    if setting in DESCRIBED_DEFAULTS:
+        return DESCRIBED_DEFAULTS[setting]
     if isinstance(default, tuple):
         return f"`{','.join(default)}`"
     return f"`{default:g}`" if isinstance(default, float) else f"`{str(default).lower()}`"
 
 
 @pytest.mark.parametrize("setting", list(FIELDS))
-def test_every_setting_has_its_row(setting: str) -> None:
+def test_every_setting_has_one_row(setting: str) -> None:
     rows = [line for line in read("reference/settings.md").splitlines() if line.startswith(f"| `{setting}` |")]
     assert len(rows) == 1
     _, _, flag, variable, default, meaning, _ = (cell.strip() for cell in rows[0].split("|"))
@@ -87,7 +87,7 @@ def test_every_setting_has_its_row(setting: str) -> None:
     assert len(meaning) > 10
 
 
-def test_no_row_is_about_a_setting_that_is_gone() -> None:
+def test_every_row_is_about_an_existing_setting() -> None:
     named = re.findall(r"(?m)^\| `(\w+)` \|", read("reference/settings.md"))
     assert named == list(FIELDS)
 
@@ -111,7 +111,7 @@ def test_every_option_is_in_the_section_of_its_command(command: str) -> None:
     assert [option for option in options if not re.search(rf"`{option}[` ]", text)] == []
 
 
-def test_no_section_is_about_an_option_that_is_gone() -> None:
+def test_every_documented_option_exists() -> None:
     known = {option for command in COMMANDS.values() for one in command.params for option in (*one.opts, *one.secondary_opts)}
     named = set(re.findall(r"(?m)^\| `(--[a-z-]+)", read("reference/cli.md")))
     assert named - known == set()
@@ -121,7 +121,7 @@ def test_no_section_is_about_an_option_that_is_gone() -> None:
 
 
 def routes() -> list[str]:
-    """Every route of a server."""
+    """Return every route of a server."""
     found = {f"{route.method} {route.path}" for route in ROUTES}
     document = openapi_document()
     in_document = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
@@ -129,12 +129,12 @@ def routes() -> list[str]:
     return sorted(found)
 
 
-def test_every_route_is_in_the_reference_and_no_other() -> None:
+def test_the_reference_lists_exactly_the_existing_routes() -> None:
     named = re.findall(r"(?m)^\| \[`((?:GET|POST|PUT|PATCH|DELETE) /\S*)`\]", read("reference/api.md"))
     assert sorted(named) == routes()
 
 
-def test_the_reference_is_as_the_document_has_it() -> None:
+def test_the_reference_matches_the_openapi_document() -> None:
     page = read("reference/api.md")
     assert rendered(page, openapi_document()) == page, "run: make docs"
 
@@ -169,34 +169,34 @@ def test_every_metric_named_anywhere_exists() -> None:
 # States
 
 
-def test_the_diagram_of_tasks_has_exactly_the_legal_moves() -> None:
+def test_the_task_diagram_has_exactly_the_legal_transitions() -> None:
     states = set(TaskState)
-    drawn = {(one, other) for one, other in _MOVE.findall(read("concepts/states.md")) if {one, other} <= states}
+    drawn = {(one, other) for one, other in _TRANSITION.findall(read("concepts/states.md")) if {one, other} <= states}
     assert drawn == {(one.value, other.value) for one, following in TRANSITIONS.items() for other in following}
 
 
 @pytest.mark.parametrize("state", list(TaskState))
-def test_every_state_of_a_task_is_named(state: TaskState) -> None:
+def test_every_task_state_is_documented(state: TaskState) -> None:
     assert f"`{state.value}`" in read("concepts/states.md")
 
 
 @pytest.mark.parametrize("reason", list(SkipReason))
-def test_every_reason_for_a_skip_is_explained(reason: SkipReason) -> None:
+def test_every_skip_reason_is_explained(reason: SkipReason) -> None:
     assert re.search(rf"(?m)^\| `{reason.value}` \| .{{10,}} \|$", read("concepts/ledger-and-audit.md"))
 
 
-# Links, and what the docs say about files and tests
+# Links, and files and tests named in the docs
 
 
 def anchors_of(page: Path) -> set[str]:
-    """The anchors of a page's headings, as code forges make them."""
+    """Return the anchors of a page's headings, in GitHub's format."""
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     headings = re.findall(r"(?m)^#+ (.+)$", text)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_links_inside_the_docs_lead_somewhere(page: Path) -> None:
+def test_links_inside_the_docs_work(page: Path) -> None:
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     broken = []
     for link in _LINK.findall(text):
@@ -210,17 +210,19 @@ def test_links_inside_the_docs_lead_somewhere(page: Path) -> None:
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
-    seen, edge = {ROOT / "README.md"}, {ROOT / "README.md"}
-    while edge:
+    seen, frontier = {ROOT / "README.md"}, {ROOT / "README.md"}
+    while frontier:
         links = {
-            (page.parent / link.partition("#")[0]).resolve() for page in edge for link in _LINK.findall(page.read_text("utf-8"))
+            (page.parent / link.partition("#")[0]).resolve()
+            for page in frontier
+            for link in _LINK.findall(page.read_text("utf-8"))
         }
-        edge = {one for one in links if one in PAGES} - seen
-        seen |= edge
+        frontier = {one for one in links if one in PAGES} - seen
+        seen |= frontier
     assert [page_id(page) for page in PAGES if page not in seen] == []
 
 
-def test_files_and_tests_that_the_docs_name_exist() -> None:
+def test_files_and_tests_named_in_the_docs_exist() -> None:
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     files = set(re.findall(r"\b(?:tests|src|bench|docs)/[\w./-]*\w", text))
     assert sorted(name for name in files if not (ROOT / name).exists()) == []

@@ -57,7 +57,7 @@ def loaded_after(code: str) -> set[str]:
 
 
 def cpu_seconds_of(code: str) -> float:
-    """The processor time of the best of five runs, each in a fresh process."""
+    """Return the shortest processor time of five runs, each in a new process."""
     times = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -82,12 +82,12 @@ def test_help_loads_no_command() -> None:
     ids=["import", "app", "help"],
 )
 def test_start_up_time(code: str, target_seconds: float) -> None:
-    """The bound is generous, because other tests run at the same time."""
+    """The limit is generous because other tests run at the same time."""
     assert cpu_seconds_of(code) <= 4 * target_seconds
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_list_of_commands_shows_the_first_sentence_of_each_command(name: str) -> None:
+def test_the_command_list_shows_the_first_sentence_of_each_command(name: str) -> None:
     command: click.Command = getattr(importlib.import_module(COMMANDS[name].module), name)
     assert COMMANDS[name].summary.removesuffix(".") == command.get_short_help_str(200).removesuffix(".")
 

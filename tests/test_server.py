@@ -1,4 +1,4 @@
-"""Nodes of every kind can be built, started and stopped; an embedded one keeps quiet."""
+"""Nodes with any roles can be built, started and stopped; an embedded node prints nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everbeat.server import EmbeddedNode, Node
 
 
 @pytest.mark.parametrize("roles", [("scheduler",), ("api",), ("api", "scheduler")])
-def test_a_node_of_any_roles_can_be_built(sqlite_path: Path, roles: tuple[str, ...]) -> None:
+def test_a_node_with_any_roles_can_be_built(sqlite_path: Path, roles: tuple[str, ...]) -> None:
     Node(Settings(database_url=f"sqlite:///{sqlite_path}", roles=roles))  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Every word of docs/concepts/vocabulary.md names one thing, and names in the code use these words."""
+"""Each word of docs/concepts/vocabulary.md has one meaning, and names in the code use these words."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ENTRIES = read_entries()
 
 
 def tables_of(dialect: str) -> set[str]:
-    """The tables that exist after all migrations of a dialect, read from their SQL."""
+    """Return the tables that exist after all migrations of a dialect, read from their SQL."""
     tables: set[str] = set()
     for path in sorted((SOURCE / "store" / dialect / "migrations").glob("*.sql")):
         for statement in path.read_text(encoding="utf-8").split(";"):
@@ -61,7 +61,7 @@ def tables_of(dialect: str) -> set[str]:
 
 
 def identifiers_of(path: Path) -> set[str]:
-    """Every identifier in a Python or SQL file, and the file's name without the ending."""
+    """Return every identifier in a Python or SQL file, and the file's name without the extension."""
     names = {path.stem}
     if path.suffix == ".sql":
         return names | set(re.findall(r"[A-Za-z_]\w*", re.sub(r"--.*", "", path.read_text(encoding="utf-8"))))
@@ -72,7 +72,7 @@ def identifiers_of(path: Path) -> set[str]:
 
 
 def words_of(identifier: str) -> list[str]:
-    """The words of a snake_case or CamelCase identifier, in lower case."""
+    """Return the words of a snake_case or CamelCase identifier, in lower case."""
     return [part.lower() for part in _PART.findall(identifier)]
 
 
@@ -85,14 +85,14 @@ def is_banned(identifier: str) -> bool:
 @pytest.mark.parametrize(
     "name", ["Room", "api_rooms", "DOOR", "make_room", "SeatMap", "HTTPGate", "heart", "_bell2", "open_gates"]
 )
-def test_a_picture_word_in_a_name_is_found(name: str) -> None:
+def test_a_banned_word_in_a_name_is_found(name: str) -> None:
     assert is_banned(name)
 
 
 @pytest.mark.parametrize(
     "name", ["startup_gate", "StartupGate", "heartbeat", "LeaseHeartbeat", "trailing", "aggregate", "search"]
 )
-def test_a_word_that_only_contains_a_picture_word_is_allowed(name: str) -> None:
+def test_a_word_that_only_contains_a_banned_word_is_allowed(name: str) -> None:
     assert not is_banned(name)
 
 
@@ -133,7 +133,7 @@ def test_limits_begin_with_max() -> None:
     assert [name for name in names if re.match(r"_?(MOST|LARGEST|LONGEST)_", name)] == []
 
 
-def test_no_name_contains_a_picture_word() -> None:
+def test_no_name_contains_a_banned_word() -> None:
     files = [*PYTHON_FILES, *SQL_FILES]
     found = {f"{path.relative_to(ROOT)}: {name}" for path in files for name in identifiers_of(path) if is_banned(name)}
     folders = {path.parent for path in files if is_banned(path.parent.name)}

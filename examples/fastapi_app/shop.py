@@ -1,4 +1,4 @@
-"""A web app with Everbeat inside: it submits tasks, runs them and keeps a cron, without any other process."""
+"""A web app that embeds Everbeat: it submits tasks, runs them and fires a schedule, without another process."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ async def send_receipt(ctx: Context, order: int) -> str:
 
 
 @eb.cron("* * * * * *", catch_up="none")
-async def sweep(ctx: Context) -> str:
-    """Once a second, whatever the number of processes."""
-    return f"swept at {ctx.scheduled_for}"
+async def clean_up(ctx: Context) -> str:
+    """Runs once per second, regardless of the number of processes."""
+    return f"cleaned up at {ctx.scheduled_for}"
 
 
 @contextlib.asynccontextmanager
@@ -40,7 +40,7 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/orders/{order}/receipt", status_code=202)
 async def request_receipt(order: int) -> dict[str, str]:
-    """A second request for the same order is the same task."""
+    """A repeated request for the same order returns the same task."""
     handle = await send_receipt.submit_async(order=order, key=f"receipt-{order}")
     return {"task": str(handle.id)}
 
@@ -55,9 +55,9 @@ async def show_task(task_id: UUID) -> dict[str, Any]:
     return {name: shown[name] for name in ("id", "type", "state", "attempt", "progress", "result", "error")}
 
 
-@app.get("/sweeps")
-async def show_sweeps() -> list[dict[str, Any]]:
-    """What became of the cron's ticks of the last ten seconds."""
+@app.get("/ticks")
+async def show_ticks() -> list[dict[str, Any]]:
+    """The ledger of the schedule for the last ten seconds."""
     now = datetime.now(UTC)
-    ticks = await eb.async_client.schedules.ticks("sweep", from_=now - timedelta(seconds=10), to=now)
+    ticks = await eb.async_client.schedules.ticks("clean_up", from_=now - timedelta(seconds=10), to=now)
     return [msgspec.to_builtins(tick) for tick in ticks]

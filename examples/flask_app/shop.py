@@ -1,4 +1,4 @@
-"""A sync web app that only submits; its tasks run in worker processes of their own."""
+"""A sync web app that only submits tasks. Separate worker processes run them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ app = Flask(__name__)
 
 @contextlib.contextmanager
 def orders() -> Iterator[sqlite3.Connection]:
-    """A transaction on the shop's own database."""
+    """A transaction on the database of the shop."""
     with contextlib.closing(sqlite3.connect(ORDERS)) as connection, connection:
         connection.execute("CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY, item TEXT NOT NULL, receipt TEXT)")
         yield connection
@@ -31,13 +31,13 @@ def orders() -> Iterator[sqlite3.Connection]:
 
 @eb.task(queue="mail", max_attempts=5)
 def send_receipt(ctx: Context, order: int) -> str:
-    """A plain function, so a worker runs it in a thread: it may block, and use the app's database as everywhere else."""
+    """A plain function. The worker runs it in a thread, so it may block and use the database of the app."""
     with orders() as database:
         row = database.execute("SELECT item FROM orders WHERE id = ?", (order,)).fetchone()
         if row is None:
             raise NonRetryable(f"there is no order {order}")
         receipt = f"1 × {row[0]}"
-        # Written the second time, as after a lost worker, it says the same.
+        # Idempotent: if the task runs again, it writes the same value.
         database.execute("UPDATE orders SET receipt = ? WHERE id = ?", (receipt, order))
     ctx.log(f"receipt for order {order}")
     return receipt
@@ -48,7 +48,7 @@ def create_order() -> ResponseReturnValue:
     item = request.get_json()["item"]
     with orders() as database:
         order = database.execute("INSERT INTO orders (item) VALUES (?)", (item,)).lastrowid
-    # After the commit: a worker may be faster than this line, and must find the order.
+    # After the commit, because a worker may start the task immediately and has to find the order.
     handle = send_receipt.submit(order=order, key=f"receipt-{order}")
     return jsonify(order=order, task=str(handle.id)), 202
 
@@ -74,10 +74,10 @@ def show_task(task_id: Any) -> ResponseReturnValue:
 
 
 @app.errorhandler(ServerProblem)
-def refused(problem: ServerProblem) -> ResponseReturnValue:
+def show_problem(problem: ServerProblem) -> ResponseReturnValue:
     return jsonify(error=str(problem)), problem.status
 
 
 @app.errorhandler(NotReachable)
-def away(error: NotReachable) -> ResponseReturnValue:
+def show_outage(error: NotReachable) -> ResponseReturnValue:
     return jsonify(error=str(error)), 503

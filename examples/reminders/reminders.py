@@ -1,4 +1,4 @@
-"""Reminders that wait until they are due, can be moved or dropped, and are never made twice."""
+"""Reminders as delayed tasks, which can be rescheduled and cancelled and are created only once."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ eb = Everbeat(name="reminders")
 
 @eb.task(queue="reminders", max_attempts=10, labels={"kind": "reminder"})
 def remind(ctx: Context, user: str, text: str) -> str:
-    print(f"→ {user}: {text}", flush=True)  # here goes the mail
+    print(f"→ {user}: {text}", flush=True)  # a real app would send an email
     return f"reminded {user}"
 
 
 def add(user: str, text: str, delay: str = "10m", key: str | None = None) -> TaskResponse:
-    """Submitted twice under one key, as by a click too many, it is one reminder."""
+    """Create a reminder. Repeating this with the same key, for example after a double click, returns the same reminder."""
     return remind.options(delay=delay, key=key).submit(user=user, text=text).get()
 
 
 def move(task_id: str, seconds: float) -> TaskResponse:
-    """To so many seconds from now; refused once it has begun."""
+    """Reschedule a reminder to `seconds` from now. Rejected if the task has started."""
     return eb.client.tasks.reschedule(task_id, datetime.now(UTC) + timedelta(seconds=seconds))
 
 
@@ -40,26 +40,26 @@ def show(*tasks: TaskResponse) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    adding = commands.add_parser("add")
-    adding.add_argument("user")
-    adding.add_argument("text")
-    adding.add_argument("--delay", default="10m", help='such as "90s", "10m" or "2d"')
-    adding.add_argument("--key", help="what makes it the same reminder again, such as an appointment's id")
-    moving = commands.add_parser("move")
-    moving.add_argument("id")
-    moving.add_argument("seconds", type=float, help="from now")
-    dropping = commands.add_parser("drop")
-    dropping.add_argument("id")
+    add_parser = commands.add_parser("add")
+    add_parser.add_argument("user")
+    add_parser.add_argument("text")
+    add_parser.add_argument("--delay", default="10m", help='such as "90s", "10m" or "2d"')
+    add_parser.add_argument("--key", help="identifies the reminder, such as the id of an appointment")
+    move_parser = commands.add_parser("move")
+    move_parser.add_argument("id")
+    move_parser.add_argument("seconds", type=float, help="from now")
+    drop_parser = commands.add_parser("drop")
+    drop_parser.add_argument("id")
     commands.add_parser("list")
-    given = parser.parse_args()
+    args = parser.parse_args()
     try:
-        match given.command:
+        match args.command:
             case "add":
-                show(add(given.user, given.text, given.delay, given.key))
+                show(add(args.user, args.text, args.delay, args.key))
             case "move":
-                show(move(given.id, given.seconds))
+                show(move(args.id, args.seconds))
             case "drop":
-                show(drop(given.id))
+                show(drop(args.id))
             case "list":
                 show(*eb.client.tasks.list(type=remind.name, state="scheduled", limit=None))
     except EverbeatError as error:

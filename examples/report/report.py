@@ -1,4 +1,4 @@
-"""A report that says how far it is, and a caller that watches it and can call it off."""
+"""A task that reports its progress, and a caller that displays the progress and cancels a task."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def build_report(ctx: Context, account: int, pages: int = 20) -> dict[str,
 
 
 def watch(handle: TaskHandle) -> None:
-    """Show every new word of progress until the task has ended."""
+    """Print the progress until the task has ended."""
     shown = None
     while (task := handle.get()).state in ("scheduled", "ready", "running"):
         if task.progress != shown and task.progress is not None:
@@ -43,7 +43,7 @@ def main() -> None:
         for line in entry.text.splitlines():
             print(f"  {line}")
 
-    print("A long one, called off:")
+    print("A longer report, cancelled:")
     handle = build_report.submit(account=account, pages=10_000)
     while handle.get().progress is None:
         time.sleep(0.2)
@@ -52,7 +52,7 @@ def main() -> None:
         handle.wait("30s")
     except TaskCancelled as cancelled:
         progress = cancelled.task.progress
-        print(f"  {cancelled.task.state} at {progress.message if progress else 'its start'}")
+        print(f"  {cancelled.task.state} at {progress.message if progress else 'the start'}")
 
 
 if __name__ == "__main__":

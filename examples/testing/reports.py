@@ -1,4 +1,4 @@
-"""A small app: reports that are built on demand, a nightly summary, and reminders. Its tests are beside it."""
+"""A small app: reports that are built on demand and every night, and reminders. test_reports.py contains its tests."""
 
 from everbeat import Context, Everbeat, NonRetryable, Retry
 
@@ -28,5 +28,5 @@ def remind(user: str, text: str) -> None:
 
 
 def deliver(user: str, text: str) -> None:
-    """Stands for a mail server."""
+    """A placeholder for sending an email."""
     SENT.append(f"{user}: {text}")

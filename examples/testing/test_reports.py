@@ -1,4 +1,4 @@
-"""How an app is tested: tasks run inline, time is moved by hand, and what happened is looked at. Run it with pytest."""
+"""Tests of an app: tasks run inline, and the test advances the clock and checks the results. Run them with pytest."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ def test_a_report_counts_the_lines_of_its_account(harness: Harness) -> None:
     assert handle.wait() == {"account": 7, "lines": 2}
 
 
-def test_an_unknown_account_is_not_tried_again(harness: Harness) -> None:
+def test_an_unknown_account_is_not_retried(harness: Harness) -> None:
     build_report.submit(account=99)
     (run,) = harness.run_due()
     assert run.state == "dead"
@@ -44,7 +44,7 @@ def test_every_night_all_reports_are_built(harness: Harness) -> None:
     assert harness.failed == []
 
 
-def test_a_reminder_comes_when_it_is_time(harness: Harness) -> None:
+def test_a_reminder_is_sent_when_it_is_due(harness: Harness) -> None:
     remind.submit(user="ann", text="call back", delay="30m")
     harness.advance("29m")
     assert reports.SENT == []
@@ -52,8 +52,8 @@ def test_a_reminder_comes_when_it_is_time(harness: Harness) -> None:
     assert reports.SENT == ["ann: call back"]
 
 
-def test_a_reminder_is_tried_again_while_the_mail_server_is_away(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    outages = iter([ConnectionError("away"), ConnectionError("away")])
+def test_a_reminder_is_retried_while_the_mail_server_is_down(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    outages = iter([ConnectionError("unavailable"), ConnectionError("unavailable")])
 
     def unreliable(user: str, text: str) -> None:
         if error := next(outages, None):
@@ -67,13 +67,13 @@ def test_a_reminder_is_tried_again_while_the_mail_server_is_away(harness: Harnes
     assert [run.at.isoformat()[11:19] for run in harness.runs] == ["00:00:00", "00:00:30", "00:01:00"]
 
 
-async def test_async_tests_await_the_twins(harness: Harness) -> None:
+async def test_async_tests_use_the_async_methods(harness: Harness) -> None:
     await build_report.submit_async(account=8)
     (run,) = await harness.run_due_async()
     assert run.result == {"account": 8, "lines": 0}
 
 
-def test_after_an_outage_one_night_is_made_up_for(harness: Harness) -> None:
+def test_a_night_missed_during_an_outage_is_caught_up(harness: Harness) -> None:
     harness.clock.move_to("2026-03-06T06:30:00Z")
     harness.run_due()
     harness.outage("1h")

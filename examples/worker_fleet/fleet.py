@@ -1,4 +1,4 @@
-"""Pictures resized by as many workers as you like; one may die, no picture is lost."""
+"""Resizes pictures with several workers. If a worker dies, no picture is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ eb = Everbeat(name="fleet")
 
 @eb.task(queue="pictures", max_attempts=5, timeout="1m")
 def resize(ctx: Context, picture: int, seconds: float = 0.3) -> str:
-    """A plain function: it runs in a thread of the worker, and may block."""
+    """A plain function. It runs in a thread of the worker, so it may block."""
     done_at = time.monotonic() + seconds
     while time.monotonic() < done_at:
         ctx.raise_if_cancelled()
@@ -30,7 +30,7 @@ def main() -> None:
         handle.wait("2m")
     tasks = [handle.get() for handle in handles]
     print(f"completed {sum(task.state == 'completed' for task in tasks)}")
-    print(f"tried more than once: {sum(task.attempt > 1 for task in tasks)}")
+    print(f"attempted more than once: {sum(task.attempt > 1 for task in tasks)}")
     for worker, done in sorted(collections.Counter(task.worker for task in tasks).items()):
         print(f"  {worker}: {done}")
 

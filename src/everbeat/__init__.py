@@ -1,6 +1,6 @@
-"""Everbeat: a distributed cron and task scheduler. This module contains the public names of the SDK.
+"""Everbeat: a distributed cron and task scheduler. This module exports the public names of the SDK.
 
-A name is imported on first use, so that `import everbeat` and the command line do not load what they do not need.
+Names are imported on first use, so that `import everbeat` and the command line load only what they need.
 """
 
 import importlib
@@ -72,7 +72,7 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-# Type checkers read the imports above. They would accept any name if they saw __getattr__.
+# Type checkers use the imports above. If they saw __getattr__, they would accept any name.
 if not typing.TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""`python -m everbeat` is the command line."""
+"""Runs the command line for `python -m everbeat`."""
 
 from everbeat.cli.main import main
 

@@ -1,4 +1,4 @@
-"""The app: declares tasks and schedules by decorators, submits and registers them, and can run them in this process."""
+"""The app: declares tasks and schedules with decorators, submits and registers them, and can run them in this process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class WithContext(Protocol[SubmitParams, R_co]):
 
 
 class Decorator(Protocol):
-    """Makes a task of a function. Returns a task unchanged."""
+    """Turns a function into a task. Returns a task unchanged."""
 
     @overload
     def __call__(self, function: Task[FunctionParams, SubmitParams, R], /) -> Task[FunctionParams, SubmitParams, R]: ...
@@ -67,9 +67,9 @@ class Decorator(Protocol):
 
 
 class Everbeat:
-    """An app. The URL is that of a server, or of a database on which to run in this process. The default is EVERBEAT_URL.
+    """An app. `url` is a server, or a database on which to run in this process. The default is EVERBEAT_URL.
 
-    `name` marks the schedules that this app declares, so that those it no longer declares can be pruned.
+    Schedules are registered with the `name` of the app, so that schedules it no longer declares can be pruned.
     `patience` is how long a call is retried while the server does not respond.
     """
 
@@ -108,60 +108,60 @@ class Everbeat:
     @overload
     def task(self, *, name: str | None = None, **options: Unpack[TaskOptions]) -> Decorator: ...
     def task(self, *function: Any, name: str | None = None, **options: Any) -> Any:
-        """Declare a task. Its default name is that of the function. Works with and without parentheses."""
+        """Declare a task. The default name is that of the function. Can be used with and without parentheses."""
 
         def declare(function: Any) -> Task[..., ..., Any]:
             if isinstance(function, Task):
-                raise RegistrationError(f"{function.name} is a task already; put @eb.task below @eb.cron, next to the function")
-            return self._declared(function, name, options)
+                raise RegistrationError(f"{function.name} is already a task; put @eb.task below @eb.cron, next to the function")
+            return self._declare(function, name, options)
 
         return declare(*function) if function else declare
 
     def cron(self, expression: str, **options: Unpack[ScheduleOptions]) -> Decorator:
-        """Run the function by a cron expression: `@eb.cron("0 2 * * *", tz="America/New_York")`."""
-        return self._scheduled({"cron": expression}, options)
+        """Schedule the function by a cron expression: `@eb.cron("0 2 * * *", tz="America/New_York")`."""
+        return self._schedule({"cron": expression}, options)
 
     def every(
         self, interval: Duration, *, anchor: datetime | str | None = None, **options: Unpack[ScheduleOptions]
     ) -> Decorator:
-        """Run the function at a fixed interval of elapsed time: `@eb.every("30s")`."""
-        return self._scheduled({"every_seconds": interval, "anchor": anchor}, options)
+        """Schedule the function at a fixed interval of elapsed time: `@eb.every("30s")`."""
+        return self._schedule({"every_seconds": interval, "anchor": anchor}, options)
 
     def rrule(self, rule: str, *, anchor: datetime | str | None = None, **options: Unpack[ScheduleOptions]) -> Decorator:
-        """Run the function by a recurrence rule of RFC 5545."""
-        return self._scheduled({"rrule": rule, "anchor": anchor}, options)
+        """Schedule the function by a recurrence rule of RFC 5545."""
+        return self._schedule({"rrule": rule, "anchor": anchor}, options)
 
     def at(self, when: datetime | str, **options: Unpack[ScheduleOptions]) -> Decorator:
-        """Run the function once, at this time."""
-        return self._scheduled({"at": when}, options)
+        """Schedule the function once, at this time."""
+        return self._schedule({"at": when}, options)
 
     def before(self, hook: H) -> H:
-        """Call this before each handler: before(ctx)."""
-        return self._hooked(self.registry.before, hook, "ctx")
+        """Add a hook that is called before each handler: before(ctx)."""
+        return self._add_hook(self.registry.before, hook, "ctx")
 
     def after(self, hook: H) -> H:
-        """Call this after each handler that returned: after(ctx, result)."""
-        return self._hooked(self.registry.after, hook, "ctx", "result")
+        """Add a hook that is called after each handler that returned: after(ctx, result)."""
+        return self._add_hook(self.registry.after, hook, "ctx", "result")
 
     def on_error(self, hook: H) -> H:
-        """Call this when a handler raised: on_error(ctx, error)."""
-        return self._hooked(self.registry.on_error, hook, "ctx", "error")
+        """Add a hook that is called after each handler that raised: on_error(ctx, error)."""
+        return self._add_hook(self.registry.on_error, hook, "ctx", "error")
 
-    def _declared(self, function: Callable[..., Any], name: str | None, options: Mapping[str, Any]) -> Task[..., ..., Any]:
+    def _declare(self, function: Callable[..., Any], name: str | None, options: Mapping[str, Any]) -> Task[..., ..., Any]:
         definition = define_task(function, name, options)
         self.registry.add_task(definition)
         return Task(function, definition, self._connection)
 
-    def _scheduled(self, trigger: Mapping[str, Any], options: Mapping[str, Any]) -> Decorator:
+    def _schedule(self, trigger: Mapping[str, Any], options: Mapping[str, Any]) -> Decorator:
         kind, rule = next(iter(trigger.items()))
         if callable(rule):
-            raise RegistrationError(f"say when in parentheses, as in {_EXAMPLES[kind]}")
+            raise RegistrationError(f"the decorator needs an argument, as in {_EXAMPLES[kind]}")
 
         def declare(function: Any) -> Task[..., ..., Any]:
             task = function
             if not isinstance(function, Task):
                 task_options = {option: options[option] for option in TASK_OPTIONS if option in options}
-                task = self._declared(function, None, task_options)
+                task = self._declare(function, None, task_options)
             elif self.registry.tasks.get(function.name) is not function.definition:
                 raise RegistrationError(f"{function.name} is a task of another app; declare its schedules there")
             definition = define_schedule(self.name, task.definition, trigger, options)
@@ -170,7 +170,7 @@ class Everbeat:
 
         return cast(Decorator, declare)
 
-    def _hooked(self, hooks: list[Hook], hook: H, *arguments: str) -> H:
+    def _add_hook(self, hooks: list[Hook], hook: H, *arguments: str) -> H:
         check_hook(hook, arguments)
         hooks.append(hook)
         return hook
@@ -178,7 +178,7 @@ class Everbeat:
     # Submitting by name
 
     def submit(self, type: str, payload: Mapping[str, Any] | None = None, **options: Unpack[NamedOptions]) -> TaskHandle:
-        """Submit a task by its name, for a producer without the code. Takes the options of a task and of submit."""
+        """Submit a task by name, without its code. Takes the options of a task and of submit."""
         return self._connection.run_blocking(self._submit_by_name(type, payload, options))
 
     async def submit_async(
@@ -193,7 +193,7 @@ class Everbeat:
     # Registering
 
     def register(self, *, prune: bool = False) -> Registration:
-        """Register the declared schedules on the server. `prune` removes those of this app that are no longer declared."""
+        """Register the declared schedules on the server. `prune` deletes those of this app that are no longer declared."""
         return self._connection.run_blocking(self._register_operation(prune))
 
     async def register_async(self, *, prune: bool = False) -> Registration:
@@ -202,8 +202,8 @@ class Everbeat:
     def _register_operation(self, prune: bool) -> Operation[Registration]:
         if prune and self.name == DEFAULT_NAME:
             raise RegistrationError(
-                "an app without a name of its own cannot prune: it would remove what other apps declared; "
-                'name it, as in Everbeat(name="billing"), register once, and prune from then on'
+                "an app with the default name cannot prune: it would delete the schedules of other apps; "
+                'set a name, as in Everbeat(name="billing"), and register once before pruning'
             )
         return register_schedules(self.registry, prune=prune)
 
@@ -223,11 +223,11 @@ class Everbeat:
     ) -> AsyncIterator[Everbeat]:
         """Run the app in this process until the end of the block.
 
-        If the URL is a database, this starts the scheduler and a worker; several such processes on one database fire each
-        tick once. If the URL is a server, this starts a worker.
+        If the URL is a database, this starts a scheduler and a worker. Several such processes can share one database;
+        together they fire each tick once. If the URL is a server, this starts a worker.
         """
         if self._is_running:
-            raise RegistrationError("this app is running already in this process")
+            raise RegistrationError("this app is already running in this process")
         self._is_running = True
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(setattr, self, "_is_running", False)
@@ -241,14 +241,14 @@ class Everbeat:
 
     @contextlib.contextmanager
     def attached(self, transport: Transport) -> Iterator[None]:
-        """Until the end of the block, submits use this transport of the running event loop."""
+        """Use this transport, which belongs to the running event loop, for submits until the end of the block."""
         is_local = not isinstance(transport, HttpTransport)
         with self.placed(BoundTransport(asyncio.get_running_loop(), transport, is_local)):
             yield
 
     @contextlib.contextmanager
     def placed(self, bound: BoundTransport) -> Iterator[None]:
-        """As `attached`, for a transport of any event loop."""
+        """Like `attached`, for a transport of any event loop."""
         self._connection.attach(bound)
         try:
             yield
@@ -256,7 +256,7 @@ class Everbeat:
             self._connection.detach()
 
     def http_transport(self) -> HttpTransport:
-        """A transport to the server of this app, for a worker. The caller closes it."""
+        """Return a transport to the server of this app, for a worker. The caller closes it."""
         if not is_server(self.url):
             raise RegistrationError(f"{self.url.partition('://')[0]} is a database, not a server; use async with eb.running()")
         return HttpTransport(self.url, self._api_key)
@@ -296,12 +296,12 @@ class Everbeat:
         stack.push_async_callback(worker.stop)
 
     def close(self) -> None:
-        """Close the connections of sync calls. Later calls open new ones."""
+        """Close the connections of sync calls. Later calls open new connections."""
         self._connection.close()
 
 
 async def _start_node(url: str, roles: tuple[str, ...]) -> OwnedNode:
-    """Start a node in this process with these roles. Imported here: producers over HTTP do not need it."""
+    """Start a node in this process with these roles. The imports are local because producers over HTTP do not need them."""
     import msgspec
 
     from everbeat.config import load_settings

@@ -1,7 +1,8 @@
-"""Clocks: the monotonic one for local timers, and the database's, followed from a distance.
+"""An estimate of the database clock, based on the monotonic clock of this process.
 
-The database clock decides what is due. A node only needs to know when to ask, so it keeps an estimate that is never
-ahead: each round trip brackets the moment the database looked at its clock between sending and receiving.
+The database clock decides what is due. A node only needs to know when to query the database, so its estimate is never ahead.
+The database reads its clock after a query was sent and before the result is received, so each round trip limits the offset
+between the two clocks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Monotonic = Callable[[], float]
 
 
 class DatabaseClock:
-    """An estimate of the database's clock that lags it by at most the best round trip seen, and follows its steps."""
+    """An estimate of the database clock. It lags by at most the shortest round trip so far, and follows steps of the clock."""
 
     def __init__(self, monotonic: Monotonic = time.monotonic) -> None:
         self.monotonic = monotonic
@@ -28,14 +29,14 @@ class DatabaseClock:
         return self._offset is not None
 
     def observe(self, sent: float, shown: datetime) -> None:
-        """Learn from a call sent at that monotonic time and answered just now."""
+        """Update the estimate from a call that was sent at monotonic time `sent` and has just returned the time `shown`."""
         seconds = (shown - _EPOCH).total_seconds()
         lowest, highest = seconds - self.monotonic(), seconds - sent
         if self._offset is None or self._offset < lowest:
             self._offset = lowest
         elif self._offset > highest:
-            # Rounding, or clocks that drift apart: put right by no more than that. The lowest would be behind by all of a slow
-            # call, and ticks would fire so much later until a faster one.
+            # A small difference is due to rounding or drift. Correct only that: `lowest` would be behind by the duration of
+            # this call, and until the next faster call, ticks would fire late by that much.
             self._offset = highest if self._offset - highest < _DRIFT_SECONDS else lowest
 
     def now(self) -> datetime:

@@ -1,4 +1,4 @@
-"""Settings: flags, then EVERBEAT_* variables, then everbeat.toml, then the defaults here; checked at start."""
+"""Settings: from flags, EVERBEAT_* variables, everbeat.toml and the defaults below, in this order; validated at start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Auth = Literal["auto", "keys", "off"]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every setting of a server; docs/reference/settings.md explains them."""
+    """All settings of a server. docs/reference/settings.md explains them."""
 
     database_url: str = "sqlite:///everbeat.db"
     host: str = "127.0.0.1"
@@ -71,12 +71,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def lease_timeout_seconds(self) -> float:
-        """How long one renewal may take: lease >= renewal interval + two attempts + margin, whatever the lease is."""
+        """The timeout of one renewal. For every lease: lease >= renewal interval + two attempts + margin."""
         return min(2.5, (self.lease_seconds * 2 / 3 - self.lease_margin_seconds) / 2)
 
     @property
     def blob_location(self) -> str | None:
-        """Where large payloads are kept: beside an SQLite file by itself; several machines must be told a place they share."""
+        """Where large payloads are stored. The default for SQLite is next to the file; several machines need a shared place."""
         if self.blob_url is not None or not self.database_url.startswith(_SQLITE):
             return self.blob_url
         path = Path(self.database_url.removeprefix(_SQLITE)).absolute()
@@ -101,7 +101,7 @@ def is_loopback(host: str) -> bool:
 
 
 _CHOICES = {
-    "roles": "api, scheduler or both with a comma between",
+    "roles": "api, scheduler, or both separated by a comma",
     "log_level": "debug, info, warning or error",
     "log_format": "console or json",
     "auth": "auto, keys or off",
@@ -120,7 +120,7 @@ def load_settings(
     file: Path | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Settings from all sources; a wrong one names itself, its source and what would be right."""
+    """Load the settings from all sources. Errors name the invalid setting and say what is valid."""
     merged: dict[str, Any] = dict(defaults or {})
     merged.update(_from_file(file))
     merged.update(_from_environment(environment))
@@ -150,18 +150,18 @@ def _checked(settings: Settings) -> Settings:
     if settings.scan_seconds > settings.horizon_seconds:
         raise SettingsError("settings: scan_seconds must not be longer than horizon_seconds")
     if not settings.database_url.startswith(("sqlite:///", "postgresql://", "postgres://")):
-        raise SettingsError("settings: database_url must begin with sqlite:/// or postgresql://")
+        raise SettingsError("settings: database_url must start with sqlite:/// or postgresql://")
     _check_blobs(settings)
     if settings.database_listen_url and not settings.database_listen_url.startswith(("postgresql://", "postgres://")):
-        raise SettingsError("settings: database_listen_url must begin with postgresql://")
+        raise SettingsError("settings: database_listen_url must start with postgresql://")
     return settings
 
 
 def _check_tls(settings: Settings) -> None:
     if (settings.tls_certificate is None) != (settings.tls_key is None):
-        raise SettingsError("settings: tls_certificate and tls_key go together; one of them is missing")
+        raise SettingsError("settings: tls_certificate and tls_key require each other; one of them is missing")
     if settings.tls_client_ca is not None and settings.tls_certificate is None:
-        raise SettingsError("settings: tls_client_ca needs tls_certificate and tls_key")
+        raise SettingsError("settings: tls_client_ca requires tls_certificate and tls_key")
     for name in ("tls_certificate", "tls_key", "tls_client_ca"):
         file = getattr(settings, name)
         if file is not None and not Path(file).is_file():
@@ -175,7 +175,7 @@ def _check_blobs(settings: Settings) -> None:
     if endpoint is None:
         return
     if url is None or not url.startswith("s3://"):
-        raise SettingsError("settings: blob_endpoint goes only with a blob_url that begins with s3://")
+        raise SettingsError("settings: blob_endpoint requires a blob_url that starts with s3://")
     if not re.fullmatch(r"https?://[^/?#@]+/?", endpoint):
         raise SettingsError("settings: blob_endpoint must be http://host:port or https://host:port, without credentials")
 
@@ -202,7 +202,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _plain(message: str) -> str:
-    """msgspec's words with the setting's name in front: `Expected int - at $.port` becomes `port: Expected int`."""
+    """Put the name of the setting in front of a msgspec message: `Expected int - at $.port` becomes `port: Expected int`."""
     text, _, path = message.partition(" - at `$.")
     if not path:
         return text

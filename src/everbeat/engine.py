@@ -47,14 +47,14 @@ from everbeat.store.base import Store
 from everbeat.store.values import NodeHeartbeat
 from everbeat.version import __version__
 
-# How often long polls look for ready tasks without a notice. Processes that share an SQLite file send each other no notices.
+# How often long polls check for ready tasks without a notice. Processes that share an SQLite file send each other no notices.
 _POLL_INTERVAL_SECONDS = {"postgres": 1.0, "sqlite": 0.2}
 
 
 class Engine:
-    """All services of a node. Nothing runs until the loops are run.
+    """All services and loops of a node. Nothing runs until the loops are started.
 
-    The clock's monotonic time also drives ownership, quotas and the overlap releaser, so that tests can step them.
+    Ownership, quotas and the overlap releaser also use the monotonic time of the clock, so that tests can control it.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Engine:
         )
 
     def loops(self) -> list[Loop]:
-        """The loops that a node of these roles runs. A node without roles runs none."""
+        """Return the loops that a node with these roles runs. A node without roles runs none."""
         roles = self.settings.roles
         if not roles:
             return []

@@ -1,16 +1,16 @@
-"""One HTTP/1.1 connection of the server, on httptools' parser: requests become ASGI calls, with every limit on the transport.
+"""An HTTP/1.1 connection of the server. It parses requests with httptools, calls the ASGI app, and enforces limits.
 
-Limits of a connection, and what they defend against:
-- The head of a request must arrive within `head_seconds`, counted from its first byte (slow loris). The same time applies to
-  a connection that is idle between requests.
-- A head may have MAX_HEAD_BYTES and MAX_HEADERS.
-- At most _MAX_BUFFERED_BYTES of a body wait for the app; then the connection is not read until the app takes them.
-- A client that does not read its response for `write_seconds` is disconnected.
-- The app may respond before the whole body has arrived. If little of it is left, the rest is read and discarded, and the
-  connection stays open. Otherwise the response says `Connection: close`; the connection is closed only after some more of the
-  body was discarded, because a client that is still sending would often lose the response (TCP reset).
+The limits of a connection:
+- The head of a request must arrive within `head_seconds`, counted from its first byte. This defends against slow clients that
+  occupy connections (slow loris). The same limit applies to a connection that is idle between requests.
+- A head may have up to MAX_HEAD_BYTES and MAX_HEADERS.
+- At most about _MAX_BUFFERED_BYTES of a body are buffered. Reading is paused until the app has received them.
+- A client that reads nothing of its response for `write_seconds` is disconnected.
+- The app may respond before the whole body has arrived. If little of the body is left, the rest is read and discarded, and the
+  connection stays open. Otherwise the response contains `Connection: close`. The connection is then closed only after more of
+  the body was discarded, because a client that is still sending would often lose the response to a TCP reset.
 
-The deadline of a body is the app's: it answers 408 (api/bodies.py).
+The app enforces the deadline of a body, and responds with 408 (api/bodies.py).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class DateHeader:
 
 
 class ServerConnection(asyncio.Protocol):
-    """`on_closed` is called once, with this connection, when it is lost."""
+    """The protocol of one connection. `on_closed` is called once, with the connection, when it is lost."""
 
     def __init__(
         self,
@@ -90,23 +90,23 @@ class ServerConnection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._client: tuple[str, int] | None = None
         self._server: tuple[str, int] | None = None
-        # The head that is being read
+        # The head that is being read.
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
         self._is_reading_head = False
-        # The request that is being read, the one that is being answered, and those that the client sent ahead
+        # The request that is being read, the one that the app is processing, and the pipelined ones that wait for it.
         self._reading: _Exchange | None = None
-        self._answering: _Exchange | None = None
+        self._current: _Exchange | None = None
         self._waiting: deque[_Exchange] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        # The transport
+        # The transport.
         self._is_reading_paused = False
-        self._writable: asyncio.Event | None = None  # set while the write buffer is full
+        self._writable: asyncio.Event | None = None  # not None while the write buffer is full
         self.was_connected = False
         self._is_closing = False
         self._is_stopping = False
-        self._discarded: int | None = None  # bytes thrown away since the end of the last response
+        self._discarded: int | None = None  # bytes discarded since the end of the last response
         self._deadline = _NEVER
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = _NEVER
@@ -130,7 +130,7 @@ class ServerConnection(asyncio.Protocol):
                 timer.cancel()
         if self._writable is not None:
             self._writable.set()
-        for exchange in (self._reading, self._answering, *self._waiting):
+        for exchange in (self._reading, self._current, *self._waiting):
             if exchange is not None:
                 exchange.disconnect()
         self._waiting.clear()
@@ -144,13 +144,14 @@ class ServerConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._discarded = 0  # no other protocol is spoken here; the request is answered, and the rest ignored
+            self._discarded = 0  # upgrades are not supported: respond to the request, and ignore the rest
         except httptools.HttpParserError as error:
             self._on_malformed(error)
-        if self._is_reading_head and self._headers is headers and self._discarded is None:  # nothing but a part of one head
+        # True if the data was only a part of one head.
+        if self._is_reading_head and self._headers is headers and self._discarded is None:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(HttpProblem(HEAD_TOO_LARGE, f"The head of a request may have {MAX_HEAD_BYTES} bytes at most."))
+                self._refuse(HttpProblem(HEAD_TOO_LARGE, f"The head of a request may have at most {MAX_HEAD_BYTES} bytes."))
 
     def pause_writing(self) -> None:
         self._writable = asyncio.Event()
@@ -171,7 +172,7 @@ class ServerConnection(asyncio.Protocol):
         self._headers = []
         self._head_bytes = 0
         self._is_reading_head = True
-        if self._answering is None:
+        if self._current is None:
             self._set_deadline(self._settings.head_seconds)
 
     def on_url(self, part: bytes) -> None:
@@ -180,16 +181,16 @@ class ServerConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
         if len(self._headers) > MAX_HEADERS:
-            raise _HeadTooLarge(f"A request may have {MAX_HEADERS} headers at most.")
+            raise _HeadTooLarge(f"A request may have at most {MAX_HEADERS} headers.")
 
     def on_headers_complete(self) -> None:
         self._is_reading_head = False
         headers, parser = self._headers, self._parser
         if len(self._url) + sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:
-            raise _HeadTooLarge(f"The head of a request may have {MAX_HEAD_BYTES} bytes at most.")
+            raise _HeadTooLarge(f"The head of a request may have at most {MAX_HEAD_BYTES} bytes.")
         version = parser.get_http_version()
         if version not in ("1.1", "1.0"):
-            raise ValueError("only HTTP/1.1 and HTTP/1.0 are spoken")
+            raise ValueError("only HTTP/1.1 and HTTP/1.0 are supported")
         raw_path, query = _split(self._url)
         path = raw_path.decode("ascii")
         scope: Scope = {
@@ -208,15 +209,15 @@ class ServerConnection(asyncio.Protocol):
         }
         keeps_open = version == "1.1" and parser.should_keep_alive() and not parser.should_upgrade()
         exchange = self._reading = _Exchange(self, scope, keeps_open)
-        if self._answering is None:
-            self._answer(exchange)
-        else:  # one at a time: what the client sent ahead waits
+        if self._current is None:
+            self._start(exchange)
+        else:  # pipelined requests are processed one at a time
             self._waiting.append(exchange)
             self._pause_reading()
 
     def on_body(self, part: bytes) -> None:
         exchange = self._reading
-        if exchange is not None and not exchange.is_answered:
+        if exchange is not None and not exchange.is_response_sent:
             exchange.add_body(part)
             if len(exchange.body) > _MAX_BUFFERED_BYTES:
                 self._pause_reading()
@@ -226,10 +227,10 @@ class ServerConnection(asyncio.Protocol):
         if exchange is None:
             return
         exchange.end_body()
-        if exchange.is_answered and self._answering is None:  # the rest of a body that was answered early
+        if exchange.is_response_sent and self._current is None:  # it was the rest of a body, after an early response
             self._next()
 
-    # What an exchange needs
+    # Called by exchanges
 
     def write(self, data: bytes) -> None:
         if not self._is_closing:
@@ -249,7 +250,7 @@ class ServerConnection(asyncio.Protocol):
         return self._is_stopping
 
     def response_sent(self, exchange: _Exchange) -> None:
-        self._answering = None
+        self._current = None
         if self._is_closing:
             return
         if not exchange.keeps_open:
@@ -263,17 +264,17 @@ class ServerConnection(asyncio.Protocol):
         else:
             self._next()
 
-    def give_up(self) -> None:
-        """A response broke off: the client must not take it for a whole one."""
+    def abort_response(self) -> None:
+        """Abort the connection, so that the client does not take an incomplete response for a complete one."""
         self._is_closing = True
         self._transport.abort()
 
-    # The server
+    # Called by the server
 
     def stop(self) -> None:
-        """Close an idle connection; a request that is being answered is the last one."""
+        """Close the connection: immediately if it is idle, otherwise after the current response."""
         self._is_stopping = True
-        if self._transport is not None and self._answering is None:
+        if self._transport is not None and self._current is None:
             self._close()
 
     def abort(self) -> None:
@@ -282,19 +283,19 @@ class ServerConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # Within
+    # Internal
 
-    def _answer(self, exchange: _Exchange) -> None:
-        self._answering = exchange
+    def _start(self, exchange: _Exchange) -> None:
+        self._current = exchange
         self._deadline = _NEVER
         task = self._loop.create_task(exchange.run(self._app))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _next(self) -> None:
-        """A request and its response are complete."""
+        """Continue after a request and its response are complete."""
         if self._waiting:
-            self._answer(self._waiting.popleft())
+            self._start(self._waiting.popleft())
         elif self._is_stopping:
             self._close()
             return
@@ -308,7 +309,7 @@ class ServerConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _set_deadline(self, seconds: float) -> None:
-        """One timer for the life of a connection: it is moved only when it fires, not for every request."""
+        """Set the deadline. To avoid a new timer for every request, a later deadline moves the timer only when it fires."""
         self._deadline = self._loop.time() + seconds
         if self._deadline < self._timer_at:
             if self._timer is not None:
@@ -332,7 +333,7 @@ class ServerConnection(asyncio.Protocol):
             self._close()
 
     def _check_reader(self, size_before: int) -> None:
-        """Abort when nothing was taken from the write buffer since the last look."""
+        """Abort the connection if the client has read nothing since the last check."""
         self._write_timer = None
         size = self._transport.get_write_buffer_size()
         if size == 0:
@@ -347,21 +348,21 @@ class ServerConnection(asyncio.Protocol):
         reading, cause = self._reading, error.__context__
         if isinstance(cause, _HeadTooLarge):
             self._refuse(HttpProblem(HEAD_TOO_LARGE, str(cause)))
-        elif self._answering is not None and (reading is None or reading is not self._answering):
-            self._discarded = 0  # behind a whole request, whose response is still to come
-            self._answering.keeps_open = False
+        elif self._current is not None and (reading is None or reading is not self._current):
+            self._discarded = 0  # after a complete request, whose response is not sent yet
+            self._current.keeps_open = False
         else:
             self._refuse(HttpProblem(MALFORMED, "The request is not valid HTTP/1.1."))
 
     def _refuse(self, problem: HttpProblem) -> None:
-        """Answer in place of the app, and close."""
-        answering = self._answering
-        if answering is not None and answering.has_begun:  # its response is the last one
-            answering.keeps_open = False
+        """Respond in place of the app, and close the connection."""
+        current = self._current
+        if current is not None and current.has_started:  # its response is the last one
+            current.keeps_open = False
             self._discarded = 0
             return
-        if answering is not None:
-            answering.disconnect()
+        if current is not None:
+            current.disconnect()
         headers, body = _problem(problem)
         lines = b"".join(b"%b: %b\r\n" % header for header in headers)
         head = _STATUS_LINES[problem.kind.status] + self.date.line() + lines
@@ -369,7 +370,7 @@ class ServerConnection(asyncio.Protocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Close the connection, but first take and discard some of what the client is still sending."""
+        """Close the connection, after discarding some of what the client is still sending."""
         self._discarded = 0
         if self._transport.can_write_eof():
             self._transport.write_eof()
@@ -384,7 +385,7 @@ class ServerConnection(asyncio.Protocol):
             self._close()
 
     def _close(self) -> None:
-        """Close when everything is written; a client that does not read it is not waited for."""
+        """Close the connection when everything is written. Abort it if the client does not read."""
         if self._is_closing:
             return
         self._is_closing = True
@@ -399,7 +400,7 @@ class _HeadTooLarge(Exception):
 
 
 class _Exchange:
-    """One request and its response: `receive` and `send` of the ASGI call."""
+    """One request and its response: the `receive` and `send` of an ASGI call."""
 
     __slots__ = (
         "_connection",
@@ -412,9 +413,9 @@ class _Exchange:
         "_scope",
         "_waiter",
         "body",
-        "has_begun",
         "has_body_left",
-        "is_answered",
+        "has_started",
+        "is_response_sent",
         "keeps_open",
     )
 
@@ -427,11 +428,11 @@ class _Exchange:
         self._is_body_taken = False
         self._is_chunked = False
         self._is_disconnected = False
-        self._left: int | None = None  # of the Content-Length of the response
+        self._left: int | None = None  # the part of the Content-Length that is not written yet
         self.body = bytearray()
         self.has_body_left = True
-        self.has_begun = False
-        self.is_answered = False
+        self.has_started = False
+        self.is_response_sent = False
         self.keeps_open = keeps_open
 
     async def run(self, app: AsgiApp) -> None:
@@ -440,16 +441,16 @@ class _Exchange:
             await app(self._scope, self.receive, self.send)
         except Exception as error:
             log.error("connection_failed", error=repr(error))
-            if not self.has_begun and not self._is_disconnected:
+            if not self.has_started and not self._is_disconnected:
                 self._fail()
                 return
-        if not self.is_answered and not self._is_disconnected:
-            connection.give_up()
+        if not self.is_response_sent and not self._is_disconnected:
+            connection.abort_response()
 
     def _fail(self) -> None:
         headers, body = _problem(HttpProblem(INTERNAL, "The error was logged."))
         self.keeps_open = False
-        self._begin(500, headers)
+        self._start_response(500, headers)
         self._write(body if self._scope["method"] != "HEAD" else b"", is_last=True)
 
     # The request
@@ -471,11 +472,11 @@ class _Exchange:
             self._waiter.set_result(None)
 
     async def receive(self) -> Message:
-        if self._expects_continue and not self.has_begun:
+        if self._expects_continue and not self.has_started:
             self._expects_continue = False
             self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while True:
-            if self._is_disconnected or self.is_answered:
+            if self._is_disconnected or self.is_response_sent:
                 return _DISCONNECT
             if not self._is_body_taken and (self.body or not self.has_body_left):
                 body, self.body = bytes(self.body), bytearray()
@@ -489,21 +490,21 @@ class _Exchange:
 
     async def send(self, message: Message) -> None:
         if self._is_disconnected:
-            await asyncio.sleep(0)  # an app that only sends must not keep the event loop
+            await asyncio.sleep(0)  # an app that only sends must not block the event loop
             return
         if message["type"] == "http.response.start":
-            self._begin(message["status"], message["headers"])
+            self._start_response(message["status"], message["headers"])
             return
         has_more = message.get("more_body", False)
         self._write(message.get("body", b""), is_last=not has_more)
         if has_more:
             await self._connection.wait_writable()
 
-    def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Write the head into memory; it leaves with the first part of the body."""
-        if self.has_begun:
-            raise RuntimeError("the response has begun already")
-        self.has_begun = True
+    def _start_response(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Prepare the head. It is sent with the first part of the body."""
+        if self.has_started:
+            raise RuntimeError("the response has already started")
+        self.has_started = True
         if self._connection.is_stopping or (self.has_body_left and self._is_rest_large()):
             self.keeps_open = False
         parts = [_STATUS_LINES[status], self._connection.date.line()]
@@ -530,8 +531,8 @@ class _Exchange:
         self._head = head + b"\r\n"
 
     def _write(self, body: bytes, *, is_last: bool) -> None:
-        if not self.has_begun or self.is_answered:
-            raise RuntimeError("the response has not begun, or is complete")
+        if not self.has_started or self.is_response_sent:
+            raise RuntimeError("the response has not started, or is complete")
         if self._is_chunked:
             data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             if is_last:
@@ -541,18 +542,18 @@ class _Exchange:
             if self._left is not None:
                 self._left -= len(data)
                 if self._left < 0 or (is_last and self._left > 0):
-                    raise RuntimeError("the length of the response is not its Content-Length")
+                    raise RuntimeError("the length of the response does not match its Content-Length")
         if self._head is not None:
             data, self._head = self._head + data, None
         if data:
             self._connection.write(data)
         if is_last:
-            self.is_answered = True
+            self.is_response_sent = True
             self._wake()
             self._connection.response_sent(self)
 
     def _is_rest_large(self) -> bool:
-        """Whether the rest of the body is large, of unknown length, or perhaps never sent, because it was not asked for."""
+        """Whether the rest of the body is large, of unknown length, or perhaps never sent, for lack of a 100 Continue."""
         if self._expects_continue:
             return True
         for name, value in self._scope["headers"]:
@@ -562,7 +563,7 @@ class _Exchange:
 
 
 def _problem(problem: HttpProblem) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """The headers and the body of a response that the app did not give."""
+    """Return the headers and the body of an error response that does not come from the app."""
     request_id = str(uuid_utils.uuid7())
     body = problem_body(problem, request_id)
     headers = [
@@ -576,7 +577,7 @@ def _problem(problem: HttpProblem) -> tuple[list[tuple[bytes, bytes]], bytes]:
 
 
 def _split(url: bytes) -> tuple[bytes, bytes]:
-    """The path and the query string of a request target; also of an absolute one."""
+    """Return the path and the query string of a request target, which may be an absolute URL."""
     if url.startswith(b"/") and b"#" not in url:
         path, _, query = url.partition(b"?")
         return path, query

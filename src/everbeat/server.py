@@ -1,4 +1,4 @@
-"""The composition root: the only file that knows concrete stores. Builds a node, runs it, and takes it down in order."""
+"""The composition root: builds, starts and stops a node. The only module that depends on concrete stores."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from everbeat.telemetry import Telemetry
 from everbeat.watchdog import Watchdog
 
 _STUCK_AFTER_SECONDS = 45.0
-_WAIT_SECONDS = 2.0
-_READY_SECONDS = 0.5
-_STOP_SECONDS = 10.0
+_STOP_LOOP_SECONDS = 2.0
+_SCHEMA_CHECK_SECONDS = 0.5
+_STOP_SERVER_SECONDS = 10.0
 
 
 def make_store(settings: Settings, telemetry: Telemetry | None = None) -> Store:
@@ -51,7 +51,7 @@ def make_store(settings: Settings, telemetry: Telemetry | None = None) -> Store:
         return SqliteStore(path, observer=observer)
     can_listen = settings.database_pooling == "session" or settings.database_listen_url is not None
     if settings.database_notices and not can_listen and telemetry is not None:
-        telemetry.log.warning("notices_are_off", why="LISTEN needs a session; set database_listen_url to PostgreSQL itself")
+        telemetry.log.warning("notices_are_off", why="LISTEN requires a session; set database_listen_url to bypass the pooler")
     return PostgresStore(
         settings.database_url,
         listen=settings.database_notices and can_listen and bool(settings.roles),
@@ -69,15 +69,15 @@ def make_blobs(settings: Settings, telemetry: Telemetry) -> BlobStore:
         settings.blob_location, endpoint=settings.blob_endpoint, emit=telemetry.on_event, observer=telemetry.observe_store
     )
     blobs.check()
-    if not blobs.is_there:
-        telemetry.log.info("no_blob_store", meaning="payloads above 64 KiB are refused; set blob_url to take them")
+    if not blobs.is_configured:
+        telemetry.log.info("no_blob_store", meaning="payloads above 64 KiB are refused; set blob_url to accept them")
     return blobs
 
 
 class EmbeddedNode:
-    """A node without a port: the engine and the rooms, for a process that has its own business besides.
+    """A node without an HTTP port, embedded in another process.
 
-    Without roles it has no loops either: good for asking and submitting, and nothing fires or waits in it.
+    Without roles it runs no loops: it can read and submit, but it fires no ticks and serves no long polls.
     """
 
     def __init__(self, settings: Settings, *, auto_migrate: bool = True, extra: Callable[[Self], list[Loop]] | None = None):
@@ -86,10 +86,10 @@ class EmbeddedNode:
         self.store = make_store(settings, self.telemetry)
         self.loop_monitor = LoopMonitor()
         self.is_ready = False
-        self._looking: asyncio.Task[tuple[int, int]] | None = None
-        self._looked_at = 0.0
+        self._schema_check: asyncio.Task[tuple[int, int]] | None = None
+        self._schema_checked_at = 0.0
         self._auto_migrate = auto_migrate
-        load_zone("UTC")  # lists all zones once, so that the first request does not have to
+        load_zone("UTC")  # loads the list of all zones, so that the first request does not have to
         blobs = make_blobs(settings, self.telemetry)
         self.engine = Engine(self.store, DatabaseClock(), settings, blobs=blobs, emit=self.telemetry.on_event)
         self._loops = self.engine.loops()
@@ -99,14 +99,14 @@ class EmbeddedNode:
         if self.access is not None:
             self._loops.append(self.access)
         self._runners: list[LoopRunner] = []
-        self.asgi: Any = build_app(self._api_context(), only_health=self._shows_only_health())
+        self.asgi: Any = build_app(self._api_context(), only_health=self._serves_only_health())
 
-    def _shows_only_health(self) -> bool:
-        """In process, whoever has the node may ask it everything."""
+    def _serves_only_health(self) -> bool:
+        """Whether the API is limited to health and metrics. Not for an embedded node: its process may use the whole API."""
         return False
 
     def _make_access(self) -> Authenticator | None:
-        """In process, nobody is asked for a key."""
+        """Return the authenticator. An embedded node has none, because calls in the same process need no key."""
         return None
 
     def _api_context(self) -> ApiContext:
@@ -120,7 +120,7 @@ class EmbeddedNode:
             body_limits=BodyLimits(self.settings.body_deadline_seconds),
         )
 
-    # What clients in this process call directly
+    # Called directly by clients in this process
 
     @property
     def tasks(self) -> TaskService:
@@ -133,41 +133,41 @@ class EmbeddedNode:
     # Health
 
     def health(self) -> Health:
-        """Alive: every loop of the engine has gone round lately."""
+        """Return whether the node is alive: the ticker and ownership loops have completed an iteration recently."""
         ages = {loop: round(age, 3) for loop, age in self.loop_monitor.ages().items() if loop in ("ticker", "ownership")}
         return Health(all(age < _STUCK_AFTER_SECONDS for age in ages.values()), {"loops": ages})
 
     async def ready(self) -> Health:
-        """Ready: the database answers, it is migrated, and the engine has heard from its lease."""
+        """Return whether the node is ready: the database responds and is migrated, and the ownership lease is fresh."""
         try:
             version, needed = await self._schema_version()
         except EverbeatError as error:
-            # Anybody may ask this: where the database is, is told to those at the machine only.
+            # /readyz needs no key. The error may say where the database is, so it is shown only on a server without keys.
             is_public = self.access is not None and self.access.is_required
-            return Health(False, {"database": "away" if is_public else str(error)})
+            return Health(False, {"database": "unavailable" if is_public else str(error)})
         is_migrated = version >= needed
         owns = len(self.engine.ownership.current())
         detail = {"database": "ok", "migration": version, "needed": needed, "partitions": owns}
         return Health(self.is_ready and is_migrated and self.engine.ownership.has_fresh_lease, detail)
 
     async def _schema_version(self) -> tuple[int, int]:
-        """Asked of the database at most twice a second, however many want to know."""
+        """Return the schema version of the database, and the required one. They are queried at most twice a second."""
         now = time.monotonic()
-        if self._looking is None or (self._looking.done() and now - self._looked_at >= _READY_SECONDS):
-            self._looked_at = now
-            self._looking = asyncio.create_task(self.store.schema_version())
-        return await asyncio.shield(self._looking)
+        if self._schema_check is None or (self._schema_check.done() and now - self._schema_checked_at >= _SCHEMA_CHECK_SECONDS):
+            self._schema_checked_at = now
+            self._schema_check = asyncio.create_task(self.store.schema_version())
+        return await asyncio.shield(self._schema_check)
 
-    # Life
+    # Start and stop
 
     async def start(self) -> None:
-        """Open the store, migrate where that is wanted, and run the loops. A database that is away is waited for."""
+        """Open the store, migrate it if required, and start the loops. Wait for the database if it is unavailable."""
         await self.store.open()
         await self._prepare(asyncio.Event())
         self._run_loops()
 
     async def stop(self) -> None:
-        """Release ownership first, so that others take over while this one tidies up."""
+        """Stop the loops and release ownership, so that other nodes can take over, and close the store."""
         await self._stop_loops()
         await self.store.close()
 
@@ -178,14 +178,14 @@ class EmbeddedNode:
     async def _stop_loops(self) -> None:
         self.is_ready = False
         self.engine.event_stream.close()
-        await asyncio.gather(*(runner.stop(_WAIT_SECONDS) for runner in self._runners))
+        await asyncio.gather(*(runner.stop(_STOP_LOOP_SECONDS) for runner in self._runners))
         has_run, self._runners = bool(self._runners), []
         if has_run:
             with contextlib.suppress(EverbeatError, TimeoutError):
                 await asyncio.wait_for(self.engine.ownership.stop(), 3)
 
     async def _prepare(self, stop: asyncio.Event) -> None:
-        """Wait for a database that is away; migrate where that is wanted or where there is nothing yet."""
+        """Wait until the database is available. Migrate it if it is empty or `auto_migrate` is set; else it must be current."""
         while not stop.is_set():
             try:
                 version, needed = await self.store.schema_version()
@@ -200,7 +200,8 @@ class EmbeddedNode:
                 continue
             if version < needed:
                 raise StoreUnusable(
-                    f"the database is at migration {version}, this Everbeat needs {needed}; run: everbeat migrate"
+                    f"the database is at migration {version}, but this version of Everbeat needs {needed}; "
+                    "run: everbeat migrate"
                 )
             return
 
@@ -209,9 +210,9 @@ class EmbeddedNode:
 
 
 class Node(EmbeddedNode):
-    """One server process: the API, the engine, or both, on one store, with a port of its own."""
+    """A server process: a node with an HTTP port, and with the roles `api`, `scheduler` or both."""
 
-    def _shows_only_health(self) -> bool:
+    def _serves_only_health(self) -> bool:
         return "api" not in self.settings.roles
 
     @functools.cached_property
@@ -219,19 +220,19 @@ class Node(EmbeddedNode):
         return StartupGate(self.asgi)
 
     async def run(self, stop: asyncio.Event, on_started: Callable[[Self], Awaitable[None]] | None = None) -> None:
-        """Run until told to stop."""
-        auth_settings = self._terms()
+        """Run the node until `stop` is set."""
+        auth_settings = self._auth_settings()
         try:
-            if auth_settings.needs_database_check:  # nothing listens before it is known that this server may
-                await self._settle(stop, auth_settings)
-            server = self._serve()
+            if auth_settings.needs_database_check:  # do not listen before it is certain that this is allowed
+                await self._connect(stop, auth_settings)
+            server = self._start_server()
         except BaseException:
             await self.store.close()
             raise
         watchdog = Watchdog(self.telemetry.on_event)
         try:
             if not auth_settings.needs_database_check:
-                await self._settle(stop, auth_settings)
+                await self._connect(stop, auth_settings)
             if stop.is_set():
                 return
             self._run_loops()
@@ -239,19 +240,19 @@ class Node(EmbeddedNode):
             self._log_started()
             if on_started is not None:
                 await on_started(self)
-            await self._until(stop)
+            await self._wait_for_stop(stop)
         finally:
             watchdog.stop()
-            await self._take_down(server)
+            await self._shut_down(server)
 
     def _log_started(self) -> None:
         gc.freeze()
-        # A body of many small objects is decoded in one go: collecting garbage every 700 of them takes three times as long as
-        # decoding, and the tick loop waits for it.
+        # While a body with many small objects is decoded, the tick loop has to wait. With the default threshold of 700 objects,
+        # garbage collection would take three times as long as decoding.
         gc.set_threshold(50_000, 20, 50)
         if self.store.dialect == "sqlite":
-            # The writer thread asks for the interpreter after every row; by default it would wait 5 ms for it each time
-            # that the event loop is busy.
+            # The writer thread has to acquire the GIL after every row. With the default interval, it would wait 5 ms each
+            # time that the event loop is busy.
             sys.setswitchinterval(0.0002)
         self.telemetry.log.info(
             "everbeat_started",
@@ -263,12 +264,12 @@ class Node(EmbeddedNode):
 
     def _on_waiting(self, error: StoreUnavailable) -> None:
         super()._on_waiting(error)
-        # Anybody may ask: where the database is, is told to those at the machine only.
-        self._startup_gate.waits_for = str(error) if self.settings.is_loopback else "away"
+        # /readyz needs no key. The error may say where the database is, so it is shown only to local clients.
+        self._startup_gate.database_status = str(error) if self.settings.is_loopback else "unavailable"
 
-    def _serve(self) -> HttpServer:
+    def _start_server(self) -> HttpServer:
         server = HttpServer(self._startup_gate, self.settings)
-        self._serving = asyncio.create_task(server.serve(listen(self.settings)))
+        self._server_task = asyncio.create_task(server.serve(listen(self.settings)))
         return server
 
     # Keys
@@ -280,18 +281,18 @@ class Node(EmbeddedNode):
 
     def _limits(self, is_required: bool) -> RequestLimits:
         settings = self.settings
-        given = RequestRates(
+        rates = RequestRates(
             settings.key_requests_per_second, settings.address_requests_per_second, settings.bad_keys_per_second
         )
-        return RequestLimits(given.completed() if is_required else given)
+        return RequestLimits(rates.with_defaults() if is_required else rates)
 
-    def _terms(self) -> AuthSettings:
+    def _auth_settings(self) -> AuthSettings:
         settings = self.settings
         file = None if settings.admin_key_file is None else Path(settings.admin_key_file)
         return AuthSettings(settings.auth, file, settings.host, settings.is_loopback)
 
-    async def _settle(self, stop: asyncio.Event, auth_settings: AuthSettings) -> None:
-        """The database is there and as it has to be, and it is decided whether keys are needed."""
+    async def _connect(self, stop: asyncio.Event, auth_settings: AuthSettings) -> None:
+        """Connect to the database, check or migrate its schema, and decide whether keys are required."""
         await self.store.open()
         if auth_settings.needs_database_check:
             with contextlib.suppress(StoreUnavailable):
@@ -308,33 +309,33 @@ class Node(EmbeddedNode):
         if self.access is not None:
             self.access.is_required = decision.is_required
             self.access.limits = self._limits(decision.is_required)
-        if decision.shown is not None:
+        if decision.new_key is not None:
             sys.stdout.write(
                 "The first API key of this database, with the scope admin. It is shown only this once:\n"
-                f"{decision.shown.text}\n"
+                f"{decision.new_key.text}\n"
             )
             sys.stdout.flush()
-        if decision.filed is not None:
-            log.info("first_admin_key", file=str(decision.filed))
-        if decision.unused is not None:
-            log.warning("admin_key_file_is_not_used", file=str(decision.unused), why="the database has other keys already")
+        if decision.used_file is not None:
+            log.info("first_admin_key", file=str(decision.used_file))
+        if decision.unused_file is not None:
+            log.warning("admin_key_file_is_not_used", file=str(decision.unused_file), why="the database already has other keys")
         if not settings.is_loopback and settings.tls_certificate is None:
-            why = "keys and payloads can be read on the way; set tls_certificate and tls_key, or put a proxy with TLS in front"
+            why = "keys and payloads can be read in transit; set tls_certificate and tls_key, or use a proxy with TLS"
             log.warning("listening_without_tls", host=settings.host, why=why)
 
-    async def _until(self, stop: asyncio.Event) -> None:
+    async def _wait_for_stop(self, stop: asyncio.Event) -> None:
         stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({stopping, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({stopping, self._server_task}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        if self._serving.done() and not stop.is_set():
-            self._serving.result()
+        if self._server_task.done() and not stop.is_set():
+            self._server_task.result()
             raise SettingsError("the HTTP server ended unexpectedly")
 
-    async def _take_down(self, server: HttpServer) -> None:
+    async def _shut_down(self, server: HttpServer) -> None:
         self.telemetry.log.info("stopping")
         await self._stop_loops()
-        self._serving.cancel()
-        await asyncio.wait({self._serving})
-        await server.stop(_STOP_SECONDS)
+        self._server_task.cancel()
+        await asyncio.wait({self._server_task})
+        await server.stop(_STOP_SERVER_SECONDS)
         await self.store.close()
         self.telemetry.log.info("stopped")

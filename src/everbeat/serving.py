@@ -1,8 +1,8 @@
 """The HTTP server: its listening socket, TLS, and the limits on connections.
 
-It runs in the event loop of the node. Connections above `max_connections` wait in the backlog of the listening socket, so that
-those that are open keep their file descriptors. Connections above `max_connections_per_address` of one client address are
-closed at once; addresses of trusted proxies are exempt, because they stand for many clients.
+The server runs in the event loop of the node. Connections above `max_connections` wait in the backlog of the listening socket,
+so that the process does not run out of file descriptors. Connections above `max_connections_per_address` from one client
+address are closed immediately. Addresses of trusted proxies are exempt, because each represents many clients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from everbeat.http_protocol import ConnectionSettings, DateHeader, ServerConnect
 
 _OTHER_FILES = 256
 _BACKLOG = 1024
-_ACCEPTED_AT_ONCE = 64
+_ACCEPTS_PER_ITERATION = 64
 _ACCEPT_RETRY_SECONDS = 0.5
 _LOG_SECONDS = 60.0
 _ABORT_SECONDS = 1.0
@@ -55,16 +55,16 @@ class HttpServer:
         return self._open
 
     async def serve(self, listener: socket.socket) -> None:
-        """Accept connections until this is cancelled; then close the listening socket."""
+        """Accept connections until cancelled, then close the listening socket."""
         loop = asyncio.get_running_loop()
         with listener:
             listener.setblocking(False)
             while True:
-                for _ in range(_ACCEPTED_AT_ONCE):
+                for _ in range(_ACCEPTS_PER_ITERATION):
                     await self._wait_open(self._max_connections - 1)
                     try:
                         accepted = await self._accept(loop, listener)
-                    except OSError as error:  # no file descriptor left, or a connection that ended before it was accepted
+                    except OSError as error:  # no file descriptor is left, or the connection ended before it was accepted
                         log.warning("accept_failed", error=str(error))
                         await asyncio.sleep(_ACCEPT_RETRY_SECONDS)
                     else:
@@ -72,7 +72,7 @@ class HttpServer:
                 await asyncio.sleep(0)
 
     async def stop(self, seconds: float) -> None:
-        """Close idle connections, wait this long for requests that are being answered, then abort the rest."""
+        """Close idle connections, wait up to `seconds` for active requests, and abort the remaining connections."""
         self._is_stopping = True
         for connection in tuple(self._connections):
             connection.stop()
@@ -88,7 +88,7 @@ class HttpServer:
                 await self._wait_open(0)
 
     async def _wait_open(self, count: int) -> None:
-        """Wait until no more than this many connections are open."""
+        """Wait until at most `count` connections are open."""
         while self._open > count:
             self._changed.clear()
             await self._changed.wait()
@@ -115,9 +115,9 @@ class HttpServer:
         task.add_done_callback(self._attaching.discard)
 
     async def _attach(self, loop: asyncio.AbstractEventLoop, connection: socket.socket, address: str) -> None:
-        """Make a transport of an accepted socket, with TLS after its handshake."""
+        """Create the transport of an accepted socket, after the handshake if TLS is used."""
 
-        def release(closed: ServerConnection | None = None) -> None:
+        def on_closed(closed: ServerConnection | None = None) -> None:
             if closed is not None:
                 self._connections.discard(closed)
             self._open -= 1
@@ -126,7 +126,7 @@ class HttpServer:
                 del self._by_address[address]
             self._changed.set()
 
-        protocol = ServerConnection(self._app, self._settings, self._date, release, is_tls=self._ssl is not None)
+        protocol = ServerConnection(self._app, self._settings, self._date, on_closed, is_tls=self._ssl is not None)
         self._connections.add(protocol)
         if self._is_stopping:
             protocol.stop()
@@ -137,7 +137,7 @@ class HttpServer:
             with contextlib.suppress(OSError, RuntimeError):
                 connection.close()
             if not protocol.was_connected:
-                release(protocol)
+                on_closed(protocol)
 
 
 def ssl_context(settings: Settings) -> ssl.SSLContext | None:
@@ -147,7 +147,7 @@ def ssl_context(settings: Settings) -> ssl.SSLContext | None:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["http/1.1"])
     try:
-        # A key with a password would be asked for on the terminal.
+        # Without a password argument, OpenSSL would prompt for the password of an encrypted key on the terminal.
         context.load_cert_chain(settings.tls_certificate, settings.tls_key, password="")
         if settings.tls_client_ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED
@@ -158,9 +158,10 @@ def ssl_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def raise_file_limit(max_connections: int) -> int:
-    """Raise the limit of open files as far as needed and possible; return how many connections fit below it.
+    """Raise the limit of open files as far as necessary and possible. Return how many connections it allows.
 
-    Every idle worker holds a connection. Accepted without a limit, they would take the files that the database needs.
+    Every idle worker has an open connection. Without a limit, connections could use up the file descriptors that the database
+    needs.
     """
     try:
         import resource
@@ -188,6 +189,6 @@ def listen(settings: Settings) -> socket.socket:
         listener.close()
         raise SettingsError(
             f"cannot listen on {settings.host}:{settings.port} ({error.strerror}); "
-            "is another Everbeat running there? choose another one with --port"
+            "is another Everbeat running there? choose another port with --port"
         ) from None
     return listener

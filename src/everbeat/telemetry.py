@@ -1,4 +1,4 @@
-"""The one place that turns events into logs and metrics."""
+"""Converts all events into log lines and metrics."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _CALL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 
 
 def configure_logging(level: str, form: str) -> None:
-    """Console lines for people, JSON lines for machines; both escape what could forge a line."""
+    """Configure logging to stderr, as console or JSON lines. Both escape line breaks, so that values cannot forge a line."""
     renderer: Any = (
         structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()) if form == "console" else structlog.processors.JSONRenderer()
     )
@@ -63,7 +63,7 @@ def configure_logging(level: str, form: str) -> None:
 
 
 def _library_logger() -> Any:
-    """Inside somebody else's process, logs go where that process sends those of its libraries."""
+    """Return a logger that uses the logging configuration of the host process, for a node embedded in it."""
     return structlog.wrap_logger(
         logging.getLogger("everbeat"),
         processors=[
@@ -76,7 +76,7 @@ def _library_logger() -> Any:
 
 
 class Metrics:
-    """What Prometheus sees."""
+    """The Prometheus metrics of a node."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
@@ -84,25 +84,25 @@ class Metrics:
         PlatformCollector(registry=registry)
         self.ticks = Counter("everbeat_ticks", "Ticks by outcome and reason", ["outcome", "reason"], registry=registry)
         self.lag = Histogram(
-            "everbeat_fire_lag_seconds", "Fired at minus scheduled for", buckets=_LAG_BUCKETS, registry=registry
+            "everbeat_fire_lag_seconds", "Time from scheduled_for to fired_at", buckets=_LAG_BUCKETS, registry=registry
         )
-        self.refused = Counter("everbeat_ticks_refused", "Firings that lost a guard", registry=registry)
-        self.known = Counter("everbeat_ticks_already_recorded", "Ticks the ledger already held", registry=registry)
-        self.overdue = Gauge("everbeat_overdue_schedules", "Schedules whose tick is overdue", registry=registry)
-        self.faulted = Counter("everbeat_schedules_faulted", "Schedules set aside as faulty", registry=registry)
-        self.partitions = Gauge("everbeat_partitions_owned", "Partitions this node owns", registry=registry)
+        self.ticks_refused = Counter("everbeat_ticks_refused", "Firings that a guard refused", registry=registry)
+        self.already_recorded = Counter("everbeat_ticks_already_recorded", "Ticks already in the ledger", registry=registry)
+        self.overdue = Gauge("everbeat_overdue_schedules", "Schedules with an overdue tick", registry=registry)
+        self.faulted = Counter("everbeat_schedules_faulted", "Schedules paused as faulty", registry=registry)
+        self.partitions = Gauge("everbeat_partitions_owned", "Partitions that this node owns", registry=registry)
         self.nodes = Gauge("everbeat_live_nodes", "Live scheduler nodes", registry=registry)
         self.ownership = Counter("everbeat_ownership_changes", "Partitions gained and lost", ["change"], registry=registry)
-        self.clock_back = Counter("everbeat_clock_set_back", "Times the database clock went back", registry=registry)
+        self.clock_set_back = Counter("everbeat_clock_set_back", "Times the database clock was set back", registry=registry)
         self.loops = Histogram("everbeat_loop_seconds", "Loop iterations", ["loop"], buckets=_CALL_BUCKETS, registry=registry)
         self.loop_errors = Counter("everbeat_loop_errors", "Failed iterations", ["loop"], registry=registry)
-        self.blocked = Counter("everbeat_event_loop_blocked_seconds", "Time the loop stood still", registry=registry)
-        self.tasks = Counter("everbeat_tasks", "Tasks, by what happened to them", ["event"], registry=registry)
+        self.blocked = Counter("everbeat_event_loop_blocked_seconds", "Time the event loop was blocked", registry=registry)
+        self.tasks = Counter("everbeat_tasks", "Task events", ["event"], registry=registry)
         self.attempts = Counter(
             "everbeat_attempts", "Attempts that did not complete their task", ["outcome", "state"], registry=registry
         )
         self.requests_refused = Counter(
-            "everbeat_requests_refused", "Requests that did not get past the gate", ["problem"], registry=registry
+            "everbeat_requests_refused", "Requests refused by authentication or limits", ["problem"], registry=registry
         )
         self.store = Histogram("everbeat_store_seconds", "Store calls", ["verb"], buckets=_CALL_BUCKETS, registry=registry)
         self.store_errors = Counter("everbeat_store_errors", "Failed store calls", ["verb"], registry=registry)
@@ -133,7 +133,7 @@ class Telemetry:
         elif isinstance(event, RequestRefused):
             self.metrics.requests_refused.labels(event.problem).inc()
         elif isinstance(event, ProxyNotTrusted):
-            meaning = "everybody behind it shares one address and its limits; if it is yours, name it in trusted_proxies"
+            meaning = "all clients behind it share one address and its limits; if it is your proxy, add it to trusted_proxies"
             self.log.warning("proxy_not_trusted", address=event.address, meaning=meaning)
         else:
             self._on_warning(event)
@@ -147,10 +147,10 @@ class Telemetry:
             for reason, count in event.counts.items():
                 self.metrics.ticks.labels("skipped", reason).inc(count)
         elif isinstance(event, TicksRefused):
-            self.metrics.refused.inc(event.count)
+            self.metrics.ticks_refused.inc(event.count)
             self.log.debug("firings_refused", count=event.count)
         elif isinstance(event, TicksAlreadyRecorded):
-            self.metrics.known.inc(event.count)
+            self.metrics.already_recorded.inc(event.count)
             self.log.warning("ticks_already_recorded", count=event.count)
         else:
             assert_never(event)
@@ -182,7 +182,7 @@ class Telemetry:
             self.metrics.partitions.set(0)
             self.log.error("ownership_lost", partitions=event.partitions, meaning="the lease could not be renewed in time")
         elif isinstance(event, ClockSetBack):
-            self.metrics.clock_back.inc()
+            self.metrics.clock_set_back.inc()
             self.log.error("database_clock_set_back", seconds=round(event.seconds, 3), meaning="nothing fires twice")
         else:
             assert_never(event)

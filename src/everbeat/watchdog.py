@@ -1,4 +1,4 @@
-"""A thread that notices when the event loop stands still, since nothing inside the loop can."""
+"""A thread that detects when the event loop is blocked. Code in the event loop cannot."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ _BLOCKED_AFTER_SECONDS = 2.0
 
 
 class Watchdog:
+    """Emits EventLoopBlocked while the event loop in which it was created is blocked."""
+
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._loop = asyncio.get_running_loop()

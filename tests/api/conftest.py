@@ -1,4 +1,4 @@
-"""The API in process over ASGI, on a real store; every answer is held against the served OpenAPI document."""
+"""The API in process over ASGI, on a real store. Every response is validated against the served OpenAPI document."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ON_BOTH_STORES = pytest.mark.parametrize("store", ["sqlite", "postgres"], indire
 
 @pytest.fixture
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
-    """On SQLite, unless a module is marked to run on both stores."""
+    """A store on SQLite, unless a module is marked to run on both stores."""
     store: Store
     if getattr(request, "param", "sqlite") == "postgres":
         store = PostgresStore(request.getfixturevalue("postgres_url"), listen=False)
@@ -80,13 +80,13 @@ async def client(context: ApiContext) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def definition(**changed: Any) -> dict[str, Any]:
-    """The smallest schedule, with some fields changed; ... leaves a field out."""
+    """Return the smallest schedule, with the given fields changed. The value ... removes a field."""
     whole = {"name": "nightly", "cron": "0 2 * * *", "target": {"kind": "worker", "type": "report"}, **changed}
     return {field: value for field, value in whole.items() if value is not ...}
 
 
 async def submit(client: httpx.AsyncClient, type_: str = "work", **more: Any) -> dict[str, Any]:
-    """A task, submitted."""
+    """Submit a task and return it."""
     response = await client.post("/v1/tasks", json={"type": type_, **more})
     assert response.status_code == 201, response.text
     task: dict[str, Any] = response.json()
@@ -94,7 +94,7 @@ async def submit(client: httpx.AsyncClient, type_: str = "work", **more: Any) ->
 
 
 async def read(client: httpx.AsyncClient, task: dict[str, Any]) -> dict[str, Any]:
-    """The task as it is now."""
+    """Return the current state of the task."""
     response = await client.get(f"/v1/tasks/{task['id']}")
     assert response.status_code == 200, response.text
     found: dict[str, Any] = response.json()
@@ -102,7 +102,7 @@ async def read(client: httpx.AsyncClient, task: dict[str, Any]) -> dict[str, Any
 
 
 async def claim(client: httpx.AsyncClient, *queues: str, **more: Any) -> list[dict[str, Any]]:
-    """What a worker is given."""
+    """Claim tasks as a worker, and return them."""
     body = {"worker": "w1", "queues": list(queues or ("default",)), "max": 100, **more}
     response = await client.post("/v1/worker/claim", json=body)
     assert response.status_code == 200, response.text
@@ -115,42 +115,42 @@ def lease(task: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 async def report(client: httpx.AsyncClient, verb: str, field: str, *items: dict[str, Any]) -> list[dict[str, Any]]:
-    """What became of results, failures or leases."""
+    """Send results, failures or leases of a worker, and return the outcome of each."""
     response = await client.post(f"/v1/worker/{verb}", json={"worker": "w1", field: list(items)})
     assert response.status_code == 200, response.text
     response = response.json()
-    settled: list[dict[str, Any]] = response.get("results", response.get("leases"))
-    return settled
+    outcomes: list[dict[str, Any]] = response.get("results", response.get("leases"))
+    return outcomes
 
 
 async def complete(client: httpx.AsyncClient, task: dict[str, Any], **more: Any) -> str:
-    """The status a completion is answered with."""
+    """Complete a task and return the status."""
     return str((await report(client, "complete", "results", lease(task, **more)))[0]["status"])
 
 
 async def fail(client: httpx.AsyncClient, task: dict[str, Any], message: str = "no", **more: Any) -> dict[str, Any]:
-    """What is answered to a failure, without the id."""
+    """Report a failure and return the result, without the id."""
     (response,) = await report(client, "fail", "failures", lease(task, error={"message": message}, **more))
     assert response.pop("id") == task["id"]
     return response
 
 
 async def claim_expired(context: ApiContext, *, queue: str = "default") -> list[dict[str, Any]]:
-    """What a worker was given a minute ago for half a minute: its lease has run out."""
+    """Claim tasks under a lease that has already expired."""
     wanted = protocol.LeaseClaimRequest(worker="late", queues=[queue], max=100)
     tasks = await context.leases.claim(DEFAULT_TENANT, wanted, now=datetime.now(UTC) - timedelta(minutes=1))
     return [{"id": str(task.id), "fence": task.fence} for task in tasks]
 
 
 async def foreign_lease(store: Store) -> dict[str, Any]:
-    """A lease that another tenant holds."""
+    """Return a lease of another tenant."""
     await store.task_submit([make_task(tenant_id=OTHER_TENANT)])
-    ((held,),) = await claim_for(store, ["default"], [ClaimRequest("theirs", 1, 30)], tenant_id=OTHER_TENANT)
-    return {"id": str(held.id), "fence": held.fence}
+    ((claimed,),) = await claim_for(store, ["default"], [ClaimRequest("theirs", 1, 30)], tenant_id=OTHER_TENANT)
+    return {"id": str(claimed.id), "fence": claimed.fence}
 
 
 def problem_of(response: httpx.Response, status: int) -> dict[str, Any]:
-    """The problem of an answer that must be one."""
+    """Return the problem in a response, which must be one."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     problem: dict[str, Any] = response.json()
@@ -171,7 +171,7 @@ def message_of(response: httpx.Response, field: str, status: int = 422) -> str:
 
 
 def conformance() -> Callable[[httpx.Response], Awaitable[None]]:
-    """A check that every answer is documented: its status, its type, its headers and every field of its body."""
+    """Return a check that a response is documented: its status, its type, its headers and every field of its body."""
     document = msgspec.json.decode(openapi_documents().with_keys)
     known = {**vars(protocol), **vars(core_responses), **vars(responses), "Problem": Problem}
     shapes = {name: one for name, one in known.items() if isinstance(one, type)}

@@ -1,4 +1,4 @@
-"""Keys at the API: what they open, what they end, how much they may ask, and what happens while nobody can look them up."""
+"""Keys at the API: what they allow, what their revocation ends, request limits, and an unavailable database."""
 
 from __future__ import annotations
 
@@ -47,35 +47,35 @@ async def key_of(store: Store, *scopes: str, **more: Any) -> tuple[UUID, Headers
     return key.id, {"Authorization": f"Bearer {text}"}
 
 
-class Broken:
-    """A store in whose place an error comes."""
+class FailingStore:
+    """A store whose key queries always fail."""
 
     def __init__(self, error: Exception) -> None:
-        self.asked = 0
+        self.key_queries = 0
         self._error = error
 
     async def key_find(self, **_wanted: Any) -> Any:
-        self.asked += 1
+        self.key_queries += 1
         raise self._error
 
     def subscribe(self, _listener: Any) -> None: ...
 
 
-async def test_a_key_opens_what_its_scope_allows(client: httpx.AsyncClient, store: Store) -> None:
+async def test_a_key_allows_what_its_scope_includes(client: httpx.AsyncClient, store: Store) -> None:
     _, headers = await key_of(store, "manage")
     assert (await client.post("/v1/schedules", json=definition(), headers=headers)).status_code == 201
     problem = problem_of(await client.post("/v1/worker/claim", json={"worker": "w", "queues": ["a"]}, headers=headers), 403)
-    assert problem["detail"] == "This needs an API key with the scope work; this one has manage."
+    assert problem["detail"] == "This operation requires an API key with the scope work; this key has manage."
 
 
 @pytest.mark.parametrize("scheme", ["bearer", "BEARER", "Bearer "])
-async def test_the_scheme_may_be_written_in_any_way(client: httpx.AsyncClient, store: Store, scheme: str) -> None:
+async def test_the_scheme_is_case_insensitive(client: httpx.AsyncClient, store: Store, scheme: str) -> None:
     _, headers = await key_of(store, "read")
     text = headers["Authorization"].split()[1]
     assert (await client.get("/v1/schedules", headers={"Authorization": f"{scheme} {text}"})).status_code == 200
 
 
-async def test_work_on_a_queue_is_work_on_that_queue(client: httpx.AsyncClient, store: Store) -> None:
+async def test_a_key_for_certain_queues_claims_only_from_them(client: httpx.AsyncClient, store: Store) -> None:
     _, headers = await key_of(store, "submit", "work:mail", "work:sms")
     client.headers.update(headers)
     await submit(client, queue="mail")
@@ -85,17 +85,15 @@ async def test_work_on_a_queue_is_work_on_that_queue(client: httpx.AsyncClient, 
         assert "may work on mail, sms, but not on the queue default" in problem["detail"]
 
 
-@pytest.mark.parametrize("place", ["/v1/schedules?key={}", "/v1/schedules?limit=1&a={}&b=1", "/v1/schedules/{}", "/{}"])
-async def test_a_key_in_the_url_is_refused_whatever_the_header_says(
-    client: httpx.AsyncClient, store: Store, place: str
-) -> None:
+@pytest.mark.parametrize("path", ["/v1/schedules?key={}", "/v1/schedules?limit=1&a={}&b=1", "/v1/schedules/{}", "/{}"])
+async def test_a_key_in_the_url_is_refused_even_with_a_valid_header(client: httpx.AsyncClient, store: Store, path: str) -> None:
     _, headers = await key_of(store, "read")
-    response = await client.get(place.format(headers["Authorization"].split()[1]), headers=headers)
-    assert "Revoke it" in problem_of(response, 401)["detail"]
+    response = await client.get(path.format(headers["Authorization"].split()[1]), headers=headers)
+    assert "Revoke this key" in problem_of(response, 401)["detail"]
     assert "eb_" not in response.text.replace("eb_…", "")
 
 
-async def test_without_keys_a_presented_one_is_still_judged(context: ApiContext, store: Store) -> None:
+async def test_a_presented_key_is_checked_even_if_none_is_required(context: ApiContext, store: Store) -> None:
     async with make_client(context._replace(access=Authenticator(store, KeySessions()))) as client:
         assert (await client.get("/v1/schedules")).status_code == 200
         problem_of(await client.get("/v1/schedules", headers={"Authorization": "Bearer eb_x"}), 401)
@@ -104,14 +102,14 @@ async def test_without_keys_a_presented_one_is_still_judged(context: ApiContext,
         problem_of(await client.get("/v1/schedules", headers={"Host": "evil.example"}), 403)
 
 
-async def test_with_keys_any_host_and_origin_will_do(client: httpx.AsyncClient, store: Store) -> None:
+async def test_with_a_key_any_host_and_origin_is_accepted(client: httpx.AsyncClient, store: Store) -> None:
     _, headers = await key_of(store, "read")
-    elsewhere = {**headers, "Host": "everbeat.example", "Origin": "https://other.example"}
-    assert (await client.post("/v1/preview", json={"cron": "* * * * *"}, headers=elsewhere)).status_code == 200
+    other_host = {**headers, "Host": "everbeat.example", "Origin": "https://other.example"}
+    assert (await client.post("/v1/preview", json={"cron": "* * * * *"}, headers=other_host)).status_code == 200
 
 
-async def test_a_request_carries_who_asked(client: httpx.AsyncClient, store: Store, context: ApiContext) -> None:
-    """What the audit log is written from."""
+async def test_a_request_has_its_caller(client: httpx.AsyncClient, store: Store, context: ApiContext) -> None:
+    """The audit log is written from these fields."""
     id_, headers = await key_of(store, "admin")
     seen: list[Any] = []
 
@@ -132,7 +130,7 @@ async def test_a_request_carries_who_asked(client: httpx.AsyncClient, store: Sto
 # Open requests
 
 
-async def test_revoking_a_key_ends_its_long_polls_and_takes_no_task(
+async def test_revoking_a_key_ends_its_long_polls_without_a_task(
     client: httpx.AsyncClient, store: Store, access: Authenticator
 ) -> None:
     id_, headers = await key_of(store, "work")
@@ -158,50 +156,50 @@ async def test_revoking_a_key_ends_its_long_polls_and_takes_no_task(
 # Limits
 
 
-async def test_a_key_that_asks_too_much_is_told_when_to_come_again(context: ApiContext, store: Store) -> None:
+async def test_a_key_above_its_rate_gets_429_with_retry_after(context: ApiContext, store: Store) -> None:
     access = Authenticator(store, KeySessions(), RequestLimits(RequestRates(per_key=1)), is_required=True)
     _, headers = await key_of(store, "read")
     async with make_client(context._replace(access=access)) as client:
-        answers = [await client.get("/v1/schedules", headers=headers) for _ in range(4)]
-    assert [one.status_code for one in answers[:2]] == [200, 200]
-    problem = problem_of(answers[-1], 429)
+        responses = [await client.get("/v1/schedules", headers=headers) for _ in range(4)]
+    assert [one.status_code for one in responses[:2]] == [200, 200]
+    problem = problem_of(responses[-1], 429)
     assert problem["type"].endswith(":rate-limited")
-    assert int(answers[-1].headers["retry-after"]) == 1
+    assert int(responses[-1].headers["retry-after"]) == 1
 
 
-async def test_an_address_that_asks_too_much_is_refused_before_its_key_is_looked_at(context: ApiContext) -> None:
-    store = Broken(StoreUnavailable("away"))
+async def test_an_address_above_its_rate_is_refused_without_a_key_query(context: ApiContext) -> None:
+    store = FailingStore(StoreUnavailable("unavailable"))
     access = Authenticator(store, KeySessions(), RequestLimits(RequestRates(per_address=1)), is_required=True)  # type: ignore[arg-type]
     access.trusted_proxies = parse_networks(["127.0.0.1"])
     async with make_client(context._replace(access=access)) as client:
         for address in ("2001:db8::1", "2001:db8::2", "2001:db8::3"):
-            answer = await client.get("/nothing", headers={"X-Forwarded-For": f"6.6.6.6, {address}"})
-        problem_of(answer, 429)
+            response = await client.get("/nothing", headers={"X-Forwarded-For": f"6.6.6.6, {address}"})
+        problem_of(response, 429)
         problem_of(await client.get("/nothing", headers={"X-Forwarded-For": "2001:db8:9::1"}), 401)
         assert (await client.get("/healthz")).status_code == 200
-    assert store.asked == 0
+    assert store.key_queries == 0
 
 
-async def test_a_key_that_cannot_be_one_costs_no_look_at_the_database(context: ApiContext) -> None:
-    store = Broken(AssertionError("it was asked"))
-    told: Counter[Event] = Counter()
+async def test_a_malformed_key_needs_no_query(context: ApiContext) -> None:
+    store = FailingStore(AssertionError("not expected to be called"))
+    emitted: Counter[Event] = Counter()
     limits = RequestLimits(RequestRates(bad_keys=1))
-    access = Authenticator(store, KeySessions(), limits, is_required=True, emit=lambda one: told.update([one]))  # type: ignore[arg-type]
+    access = Authenticator(store, KeySessions(), limits, is_required=True, emit=lambda one: emitted.update([one]))  # type: ignore[arg-type]
     async with make_client(context._replace(access=access)) as client:
         statuses = [
             (await client.get("/v1/tasks", headers={"Authorization": "Bearer eb_invented"})).status_code for _ in range(8)
         ]
     assert statuses[0] == 401
     assert statuses[-1] == 429
-    assert store.asked == 0
-    assert told == {RequestRefused("unauthenticated"): 5, RequestRefused("rate-limited"): 3}
+    assert store.key_queries == 0
+    assert emitted == {RequestRefused("unauthenticated"): 5, RequestRefused("rate-limited"): 3}
 
 
-# The database is away
+# Unavailable database
 
 
-async def test_while_the_database_is_away_an_unknown_key_is_not_called_wrong(context: ApiContext) -> None:
-    access = Authenticator(Broken(StoreUnavailable("away")), KeySessions(), is_required=True)  # type: ignore[arg-type]
+async def test_while_the_database_is_unavailable_an_unknown_key_gets_503(context: ApiContext) -> None:
+    access = Authenticator(FailingStore(StoreUnavailable("unavailable")), KeySessions(), is_required=True)  # type: ignore[arg-type]
     async with make_client(context._replace(access=access)) as client:
         response = await client.get("/v1/schedules", headers={"Authorization": f"Bearer {make_key(b'k' * 32)}"})
     problem = problem_of(response, 503)
@@ -209,18 +207,18 @@ async def test_while_the_database_is_away_an_unknown_key_is_not_called_wrong(con
     assert int(response.headers["retry-after"]) >= 1
 
 
-async def test_while_the_database_is_away_a_known_key_goes_on(
+async def test_while_the_database_is_unavailable_a_known_key_still_works(
     client: httpx.AsyncClient, store: Store, access: Authenticator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, headers = await key_of(store, "read")
     assert (await client.get("/v1/schedules", headers=headers)).status_code == 200
-    monkeypatch.setattr(store, "key_find", Broken(StoreUnavailable("away")).key_find)
+    monkeypatch.setattr(store, "key_find", FailingStore(StoreUnavailable("unavailable")).key_find)
     store.publish(Notice.KEYS)
     assert (await client.get("/v1/schedules", headers=headers)).status_code == 200
 
 
 @pytest.mark.parametrize("is_required", [True, False])
-async def test_the_document_says_whether_a_key_is_needed(context: ApiContext, store: Store, is_required: bool) -> None:
+async def test_the_document_states_whether_a_key_is_required(context: ApiContext, store: Store, is_required: bool) -> None:
     _, headers = await key_of(store, "read")
     async with make_client(context._replace(access=Authenticator(store, KeySessions(), is_required=is_required))) as client:
         document = (await client.get("/v1/openapi.json", headers=headers)).json()

@@ -1,4 +1,4 @@
-"""Bodies that are no JSON, too large, compressed, slow or of the wrong type."""
+"""Bodies that are not JSON, too large, compressed, slow or of the wrong type."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_it_rejects_a_malformed_body(client: httpx.AsyncClient, why: str) 
     assert (await client.get("/v1/schedules")).json()["items"] == []
 
 
-async def test_it_rejects_an_empty_body_where_one_is_needed(client: httpx.AsyncClient) -> None:
+async def test_it_rejects_an_empty_body_where_one_is_required(client: httpx.AsyncClient) -> None:
     for method, path in (("POST", "schedules"), ("POST", "schedules/batch"), ("PUT", "schedules/a"), ("POST", "preview")):
         problem_of(await client.request(method, f"/v1/{path}"), 400)
         problem_of(await client.request(method, f"/v1/{path}", headers=JSON), 400)
@@ -85,7 +85,7 @@ async def test_it_rejects_a_body_without_a_content_type(client: httpx.AsyncClien
     "content_type",
     ["application/json; charset=utf-8", 'APPLICATION/JSON;charset="UTF-8"', "application/merge-patch+json"],
 )
-async def test_it_takes_other_ways_to_say_json(client: httpx.AsyncClient, content_type: str) -> None:
+async def test_it_accepts_variants_of_the_json_content_type(client: httpx.AsyncClient, content_type: str) -> None:
     response = await client.post("/v1/schedules", content=json.dumps(definition()), headers={"Content-Type": content_type})
     assert response.status_code == 201
 
@@ -96,9 +96,9 @@ async def test_it_rejects_a_compressed_body(client: httpx.AsyncClient, encoding:
     problem_of(await client.post("/v1/schedules", content=bomb, headers={**JSON, "Content-Encoding": encoding}), 415)
 
 
-async def test_it_does_not_read_a_body_that_says_it_is_too_large(client: httpx.AsyncClient) -> None:
+async def test_it_does_not_read_a_body_with_a_too_large_content_length(client: httpx.AsyncClient) -> None:
     async def body() -> AsyncIterator[bytes]:
-        raise AssertionError("nobody should read this")
+        raise AssertionError("not expected to be read")
         yield b""
 
     headers = {**JSON, "Content-Length": str(bodies.MAX_BODY_BYTES + 1)}
@@ -118,7 +118,7 @@ async def test_it_stops_reading_an_endless_body(client: httpx.AsyncClient) -> No
     assert sent <= bodies.MAX_BODY_BYTES // (1024 * 1024) + 1
 
 
-async def test_it_gives_up_on_a_body_that_never_comes(context: ApiContext) -> None:
+async def test_a_body_that_does_not_arrive_times_out(context: ApiContext) -> None:
     async def body() -> AsyncIterator[bytes]:
         yield b"{"
         await asyncio.Event().wait()
@@ -127,15 +127,15 @@ async def test_it_gives_up_on_a_body_that_never_comes(context: ApiContext) -> No
         problem_of(await client.post("/v1/schedules", content=body(), headers=JSON), 408)
 
 
-async def test_large_bodies_that_come_together_are_in_the_way_of_each_other_only(context: ApiContext) -> None:
+async def test_concurrent_large_bodies_limit_only_each_other(context: ApiContext) -> None:
     body_limits = BodyLimits(max_large_bytes=300_000)
-    arrived, go_on = asyncio.Event(), asyncio.Event()
+    arrived, may_continue = asyncio.Event(), asyncio.Event()
     large = json.dumps(definition(name="large")).encode()
 
     async def body() -> AsyncIterator[bytes]:
         yield large + b" " * 200_000
         arrived.set()
-        await go_on.wait()
+        await may_continue.wait()
         yield b" "
 
     async with make_client(context._replace(body_limits=body_limits)) as client:
@@ -145,10 +145,10 @@ async def test_large_bodies_that_come_together_are_in_the_way_of_each_other_only
         assert problem_of(refused, 503)["type"].endswith(":overloaded")
         assert 1 <= int(refused.headers["retry-after"]) <= 5
         assert (await client.post("/v1/schedules", json=definition(name="small"))).status_code == 201
-        go_on.set()
+        may_continue.set()
         assert (await first).status_code == 201
         assert (await client.put("/v1/schedules/large", content=large + b" " * 200_000, headers=JSON)).status_code == 200
-    assert body_limits.held == 0
+    assert body_limits.bytes_in_memory == 0
 
 
 async def test_a_large_body_within_the_limit_is_read(client: httpx.AsyncClient) -> None:
@@ -157,37 +157,35 @@ async def test_a_large_body_within_the_limit_is_read(client: httpx.AsyncClient) 
     assert (await client.post("/v1/schedules", content=body, headers=JSON)).status_code == 201
 
 
-async def test_it_names_an_unknown_field_in_short(client: httpx.AsyncClient) -> None:
+async def test_the_name_of_an_unknown_field_is_truncated(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/schedules", json=definition(**{"x" * 1_000_000: 1}))
 
     assert fields_of(response) == ["x" * 200]
     assert len(response.content) < 4096
 
 
-async def test_large_bodies_share_a_rate_and_small_ones_do_not_wait_for_it() -> None:
+async def test_large_bodies_share_a_rate_and_small_ones_are_not_delayed() -> None:
     body_limits = BodyLimits(large_bytes_per_second=1_000_000)
     started = time.monotonic()
-    await asyncio.gather(*(body_limits.pace(50_000, 100_000) for _ in range(4)))
+    await asyncio.gather(*(body_limits.throttle(50_000, 100_000) for _ in range(4)))
     assert time.monotonic() - started > 0.19
-    await asyncio.gather(*(body_limits.pace(50_000, 50_000) for _ in range(100)))
+    await asyncio.gather(*(body_limits.throttle(50_000, 50_000) for _ in range(100)))
     assert time.monotonic() - started < 2
 
 
-@pytest.mark.parametrize("path", ["/v1/tasks", "/v1/schedules"], ids=["direct path", "framework"])
+@pytest.mark.parametrize("path", ["/v1/tasks", "/v1/schedules"], ids=["exact path", "framework"])
 @pytest.mark.parametrize("body", [b"[" + b" " * 100_000, b" " * (bodies.MAX_BODY_BYTES + 1)], ids=["malformed", "too large"])
-async def test_a_refused_body_is_let_go_of_without_the_garbage_collector(
-    client: httpx.AsyncClient, path: str, body: bytes
-) -> None:
-    async def pieces() -> AsyncIterator[bytes]:
+async def test_a_refused_body_is_freed_without_the_garbage_collector(client: httpx.AsyncClient, path: str, body: bytes) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
         yield body
 
     gc.collect()
     gc.disable()
     try:
-        assert (await client.post(path, content=pieces(), headers=JSON)).status_code in (400, 413)
-        kept = [one for one in gc.get_objects() if isinstance(one, HttpProblem)]
-        held = [frame for one in kept for frame in _frames(one)]
-        assert held == []
+        assert (await client.post(path, content=chunks(), headers=JSON)).status_code in (400, 413)
+        problems = [one for one in gc.get_objects() if isinstance(one, HttpProblem)]
+        frames = [frame for one in problems for frame in _frames(one)]
+        assert frames == []
     finally:
         gc.enable()
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.api.conftest import definition, fields_of, problem_of
 
-WHOLE = {
+FULL = {
     "description": "Days off",
     "dates": ["2026-12-24", {"from": "2026-12-28", "to": "2026-12-31"}],
     "weekdays": ["SAT", "SUN"],
@@ -18,18 +18,18 @@ WHOLE = {
 }
 
 
-async def test_it_creates_and_answers_a_calendar(client: httpx.AsyncClient) -> None:
-    response = await client.put("/v1/calendars/days-off", json=WHOLE)
+async def test_it_creates_and_returns_a_calendar(client: httpx.AsyncClient) -> None:
+    response = await client.put("/v1/calendars/days-off", json=FULL)
 
     assert response.status_code == 201
     assert response.headers["location"] == "/v1/calendars/days-off"
-    assert response.json() == {"name": "days-off", **WHOLE, "revision": 1}
+    assert response.json() == {"name": "days-off", **FULL, "revision": 1}
     assert (await client.get("/v1/calendars/days-off")).json() == response.json()
 
 
-async def test_nothing_changes_if_nothing_differs(client: httpx.AsyncClient) -> None:
-    await client.put("/v1/calendars/days-off", json=WHOLE)
-    response = await client.put("/v1/calendars/days-off", json=WHOLE)
+async def test_an_identical_put_changes_nothing(client: httpx.AsyncClient) -> None:
+    await client.put("/v1/calendars/days-off", json=FULL)
+    response = await client.put("/v1/calendars/days-off", json=FULL)
 
     assert (response.status_code, response.headers["etag"]) == (200, '"1"')
 
@@ -54,7 +54,7 @@ async def test_a_calendar_in_use_cannot_be_removed(client: httpx.AsyncClient) ->
     problem_of(await client.get("/v1/calendars/days-off"), 404)
 
 
-async def test_the_pages_hold_every_calendar_once(client: httpx.AsyncClient) -> None:
+async def test_the_pages_contain_every_calendar_once(client: httpx.AsyncClient) -> None:
     for name in ("c", "a", "b"):
         await client.put(f"/v1/calendars/{name}", json={})
     first = (await client.get("/v1/calendars?limit=2")).json()
@@ -65,7 +65,7 @@ async def test_the_pages_hold_every_calendar_once(client: httpx.AsyncClient) -> 
     assert second["next_cursor"] is None
 
 
-async def test_it_takes_an_ics_file(client: httpx.AsyncClient) -> None:
+async def test_it_accepts_an_ics_file(client: httpx.AsyncClient) -> None:
     ics = (
         "BEGIN:VCALENDAR\r\nVERSION:2.0\r\nPRODID:x\r\nBEGIN:VEVENT\r\nUID:1\r\nDTSTAMP:20260101T000000Z\r\n"
         "DTSTART;VALUE=DATE:20261225\r\nSUMMARY:Christmas\r\nEND:VEVENT\r\nEND:VCALENDAR\r\n"
@@ -100,7 +100,7 @@ async def test_it_rejects_a_bad_name(client: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("name", ["unknown", "%00", "a%20b", "x" * 5000])
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-async def test_what_is_not_there_is_not_found(client: httpx.AsyncClient, method: str, name: str) -> None:
+async def test_an_unknown_calendar_is_not_found(client: httpx.AsyncClient, method: str, name: str) -> None:
     problem_of(await client.request(method, f"/v1/calendars/{name}"), 404)
 
 

@@ -33,7 +33,7 @@ async def change(client: httpx.AsyncClient, task: dict[str, Any], verb: str, **m
 
 @ON_BOTH_STORES
 @pytest.mark.parametrize("verb", VERBS)
-async def test_a_task_that_is_not_there_is_not_found(client: httpx.AsyncClient, store: Store, verb: str) -> None:
+async def test_an_unknown_task_is_not_found(client: httpx.AsyncClient, store: Store, verb: str) -> None:
     other = make_task(tenant_id=OTHER_TENANT)
     await store.task_submit([other])
 
@@ -54,7 +54,7 @@ async def test_unknown_fields_are_refused(client: httpx.AsyncClient, verb: str) 
 
 @ON_BOTH_STORES
 @pytest.mark.parametrize("when", [{}, {"delay_seconds": 600}])
-async def test_a_task_that_waits_is_gone_at_once(client: httpx.AsyncClient, when: dict[str, Any]) -> None:
+async def test_a_waiting_task_is_cancelled_immediately(client: httpx.AsyncClient, when: dict[str, Any]) -> None:
     task = await submit(client, **when)
     cancelled = (await change(client, task, "cancel")).json()
 
@@ -65,34 +65,34 @@ async def test_a_task_that_waits_is_gone_at_once(client: httpx.AsyncClient, when
 
 
 @ON_BOTH_STORES
-async def test_a_running_task_is_told_with_its_heartbeat(client: httpx.AsyncClient) -> None:
+async def test_the_heartbeat_of_a_running_task_returns_the_cancel_request(client: httpx.AsyncClient) -> None:
     task = await submit(client)
-    (held,) = await claim(client)
-    asked = (await change(client, task, "cancel")).json()
-    assert (asked["state"], asked["cancel_requested"]) == ("running", True)
+    (claimed,) = await claim(client)
+    requested = (await change(client, task, "cancel")).json()
+    assert (requested["state"], requested["cancel_requested"]) == ("running", True)
 
-    (beat,) = await report(client, "heartbeat", "leases", lease(held))
-    assert beat["status"] == "cancel"
-    (answer,) = await report(client, "fail", "failures", lease(held, error={"message": "stopped", "kind": "cancelled"}))
-    assert answer["status"] == "ok"
+    (heartbeat,) = await report(client, "heartbeat", "leases", lease(claimed))
+    assert heartbeat["status"] == "cancel"
+    (result,) = await report(client, "fail", "failures", lease(claimed, error={"message": "stopped", "kind": "cancelled"}))
+    assert result["status"] == "ok"
     assert (await read(client, task))["state"] == "cancelled"
 
 
 @ON_BOTH_STORES
-async def test_a_task_that_ends_before_it_hears_of_the_cancel_has_ended(client: httpx.AsyncClient) -> None:
+async def test_a_task_completed_before_its_worker_sees_the_cancel_is_completed(client: httpx.AsyncClient) -> None:
     task = await submit(client)
-    (held,) = await claim(client)
+    (claimed,) = await claim(client)
     await change(client, task, "cancel")
 
-    assert await complete(client, held, result=1) == "ok"
+    assert await complete(client, claimed, result=1) == "ok"
     assert (await read(client, task))["state"] == "completed"
 
 
 @ON_BOTH_STORES
 async def test_a_finished_task_cannot_be_cancelled(client: httpx.AsyncClient) -> None:
     task = await submit(client)
-    (held,) = await claim(client)
-    await complete(client, held)
+    (claimed,) = await claim(client)
+    await complete(client, claimed)
 
     assert "completed" in problem_of(await change(client, task, "cancel"), 409)["detail"]
 
@@ -101,10 +101,10 @@ async def test_a_finished_task_cannot_be_cancelled(client: httpx.AsyncClient) ->
 
 
 @ON_BOTH_STORES
-async def test_a_finished_task_is_done_again_as_a_new_one(client: httpx.AsyncClient) -> None:
+async def test_retrying_a_finished_task_creates_a_new_task(client: httpx.AsyncClient) -> None:
     task = await submit(client, "report", payload={"a": 1}, priority=7, labels={"b": "c"}, timeout_seconds=60)
-    (held,) = await claim(client)
-    await complete(client, held, result=1)
+    (claimed,) = await claim(client)
+    await complete(client, claimed, result=1)
     response = await change(client, task, "retry")
 
     assert response.status_code == 201
@@ -120,11 +120,11 @@ async def test_a_finished_task_is_done_again_as_a_new_one(client: httpx.AsyncCli
 
 @ON_BOTH_STORES
 @pytest.mark.parametrize("end", ["dead", "cancelled"])
-async def test_tasks_that_ended_badly_can_be_done_again(client: httpx.AsyncClient, end: str) -> None:
+async def test_dead_and_cancelled_tasks_can_be_retried(client: httpx.AsyncClient, end: str) -> None:
     task = await submit(client, max_attempts=1)
     if end == "dead":
-        (held,) = await claim(client)
-        await fail(client, held)
+        (claimed,) = await claim(client)
+        await fail(client, claimed)
     else:
         await change(client, task, "cancel")
     assert (await read(client, task))["state"] == end
@@ -141,14 +141,14 @@ async def test_a_live_task_cannot_be_retried(client: httpx.AsyncClient) -> None:
 
 
 @ON_BOTH_STORES
-async def test_one_key_retries_once(client: httpx.AsyncClient) -> None:
+async def test_a_retry_with_an_idempotency_key_creates_one_task(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     await change(client, task, "cancel")
     headers = {"Idempotency-Key": "again"}
-    answers = await asyncio.gather(*(change(client, task, "retry", headers=headers) for _ in range(3)))
+    responses = await asyncio.gather(*(change(client, task, "retry", headers=headers) for _ in range(3)))
 
-    assert {answer.status_code for answer in answers} == {201}
-    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert {response.status_code for response in responses} == {201}
+    assert len({response.json()["id"] for response in responses}) == 1
     other = await submit(client)
     await change(client, other, "cancel")
     assert fields_of(await change(client, other, "retry", headers=headers)) == ["Idempotency-Key"]
@@ -158,7 +158,7 @@ async def test_one_key_retries_once(client: httpx.AsyncClient) -> None:
 
 
 @ON_BOTH_STORES
-async def test_a_task_is_moved_to_another_time_and_back(client: httpx.AsyncClient) -> None:
+async def test_a_task_is_rescheduled_later_and_earlier(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     later = (await change(client, task, "reschedule", json={"run_at": "2090-01-01T02:00:00+02:00"})).json()
     assert (later["state"], later["run_at"]) == ("scheduled", "2090-01-01T00:00:00.000000Z")
@@ -172,14 +172,14 @@ async def test_a_task_is_moved_to_another_time_and_back(client: httpx.AsyncClien
 @pytest.mark.parametrize(
     "run_at", ["2030-01-01T00:00:00", "9999-01-01T00:00:00Z", "0001-01-01T00:00:00Z", "soon", 5, None, "2030-02-30T00:00:00Z"]
 )
-async def test_a_time_that_is_none_is_refused(client: httpx.AsyncClient, run_at: Any) -> None:
+async def test_an_invalid_time_is_refused(client: httpx.AsyncClient, run_at: Any) -> None:
     task = await submit(client)
 
     assert fields_of(await change(client, task, "reschedule", json={"run_at": run_at})) == ["run_at"]
     assert await read(client, task) == task
 
 
-async def test_it_needs_a_time(client: httpx.AsyncClient) -> None:
+async def test_run_at_is_required(client: httpx.AsyncClient) -> None:
     task = await submit(client)
 
     assert fields_of(await change(client, task, "reschedule", json={})) == ["run_at"]
@@ -187,11 +187,11 @@ async def test_it_needs_a_time(client: httpx.AsyncClient) -> None:
 
 
 @ON_BOTH_STORES
-async def test_a_task_that_started_cannot_be_moved(client: httpx.AsyncClient) -> None:
+async def test_a_started_task_cannot_be_rescheduled(client: httpx.AsyncClient) -> None:
     task = await submit(client)
-    (held,) = await claim(client)
+    (claimed,) = await claim(client)
     body = {"run_at": "2090-01-01T00:00:00Z"}
 
     problem_of(await change(client, task, "reschedule", json=body), 409)
-    await complete(client, held)
+    await complete(client, claimed)
     problem_of(await change(client, task, "reschedule", json=body), 409)

@@ -36,40 +36,40 @@ FULL = {
 }
 
 
-async def test_it_answers_the_schedule_with_what_the_engine_adds(client: httpx.AsyncClient) -> None:
+async def test_it_returns_the_schedule_with_computed_fields(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/schedules", json=FULL)
 
     assert response.status_code == 201
-    answer = response.json()
-    assert {field: answer[field] for field in FULL} == FULL
-    assert UUID(answer["id"]).version == 7
-    assert answer["status"] == "active"
-    assert answer["revision"] == 1
-    assert answer["last_tick_at"] is None
-    assert answer["next_tick_at"] > answer["created_at"]
-    assert "02:00" in answer["trigger_text"]
+    schedule = response.json()
+    assert {field: schedule[field] for field in FULL} == FULL
+    assert UUID(schedule["id"]).version == 7
+    assert schedule["status"] == "active"
+    assert schedule["revision"] == 1
+    assert schedule["last_tick_at"] is None
+    assert schedule["next_tick_at"] > schedule["created_at"]
+    assert "02:00" in schedule["trigger_text"]
     assert response.headers["etag"] == '"1"'
-    assert response.headers["location"] == f"/v1/schedules/{answer['id']}"
+    assert response.headers["location"] == f"/v1/schedules/{schedule['id']}"
 
 
-async def test_the_location_leads_to_the_schedule(client: httpx.AsyncClient) -> None:
+async def test_the_location_is_the_url_of_the_schedule(client: httpx.AsyncClient) -> None:
     created = await client.post("/v1/schedules", json=definition())
 
     assert (await client.get(created.headers["location"])).json() == created.json()
 
 
 async def test_only_name_trigger_and_target_are_required(client: httpx.AsyncClient) -> None:
-    answer = (await client.post("/v1/schedules", json=definition())).json()
+    schedule = (await client.post("/v1/schedules", json=definition())).json()
 
-    assert answer["timezone"] == "UTC"
-    assert answer["overlap"] == "skip"
-    assert answer["max_concurrent"] == 1
-    assert answer["catch_up"] == "latest"
-    assert answer["dst"] == {"gap": "after", "fold": "first"}
-    assert answer["target"] == {"kind": "worker", "queue": "default", "type": "report"}
+    assert schedule["timezone"] == "UTC"
+    assert schedule["overlap"] == "skip"
+    assert schedule["max_concurrent"] == 1
+    assert schedule["catch_up"] == "latest"
+    assert schedule["dst"] == {"gap": "after", "fold": "first"}
+    assert schedule["target"] == {"kind": "worker", "queue": "default", "type": "report"}
 
 
-async def test_it_takes_every_kind_of_trigger(client: httpx.AsyncClient) -> None:
+async def test_it_accepts_every_kind_of_trigger(client: httpx.AsyncClient) -> None:
     triggers: list[dict[str, Any]] = [
         {"every_seconds": 90},
         {"every_seconds": 1.5, "anchor": "2026-01-01T00:00:00+02:00"},
@@ -83,16 +83,16 @@ async def test_it_takes_every_kind_of_trigger(client: httpx.AsyncClient) -> None
     assert (await client.get("/v1/schedules/t3")).json()["at"] == "2998-12-31T23:00:00.000000Z"
 
 
-async def test_times_are_answered_in_utc_with_microseconds(client: httpx.AsyncClient) -> None:
-    answer = (await client.post("/v1/schedules", json=definition(starts_at="2026-01-01T00:00:00+05:30"))).json()
+async def test_times_are_returned_in_utc_with_microseconds(client: httpx.AsyncClient) -> None:
+    schedule = (await client.post("/v1/schedules", json=definition(starts_at="2026-01-01T00:00:00+05:30"))).json()
 
-    assert answer["starts_at"] == "2025-12-31T18:30:00.000000Z"
+    assert schedule["starts_at"] == "2025-12-31T18:30:00.000000Z"
     for field in ("created_at", "updated_at", "next_tick_at"):
-        assert len(answer[field]) == len("2026-01-01T00:00:00.000000Z")
-        assert datetime.fromisoformat(answer[field]).utcoffset() == timedelta(0)
+        assert len(schedule[field]) == len("2026-01-01T00:00:00.000000Z")
+        assert datetime.fromisoformat(schedule[field]).utcoffset() == timedelta(0)
 
 
-async def test_a_name_that_is_taken_is_a_conflict(client: httpx.AsyncClient) -> None:
+async def test_a_taken_name_is_a_conflict(client: httpx.AsyncClient) -> None:
     await client.post("/v1/schedules", json=definition())
 
     problem = problem_of(await client.post("/v1/schedules", json=definition(cron="0 3 * * *")), 409)
@@ -102,12 +102,12 @@ async def test_a_name_that_is_taken_is_a_conflict(client: httpx.AsyncClient) -> 
 
 
 async def test_a_disabled_schedule_is_created_paused(client: httpx.AsyncClient) -> None:
-    answer = (await client.post("/v1/schedules", json=definition(enabled=False))).json()
+    schedule = (await client.post("/v1/schedules", json=definition(enabled=False))).json()
 
-    assert (answer["status"], answer["next_tick_at"]) == ("paused", None)
+    assert (schedule["status"], schedule["next_tick_at"]) == ("paused", None)
 
 
-async def test_the_same_key_gives_the_same_answer(client: httpx.AsyncClient) -> None:
+async def test_the_same_key_returns_the_same_response(client: httpx.AsyncClient) -> None:
     headers = {"Idempotency-Key": "key-1"}
     first = await client.post("/v1/schedules", json=definition(), headers=headers)
     second = await client.post("/v1/schedules", json=definition(), headers=headers)
@@ -126,19 +126,19 @@ async def test_the_same_key_with_another_body_is_refused(client: httpx.AsyncClie
     problem_of(await client.get("/v1/schedules/other"), 404)
 
 
-async def test_a_key_is_not_spent_by_a_refused_request(client: httpx.AsyncClient) -> None:
+async def test_a_refused_request_does_not_use_up_its_key(client: httpx.AsyncClient) -> None:
     headers = {"Idempotency-Key": "key-1"}
     assert fields_of(await client.post("/v1/schedules", json=definition(priority=-1), headers=headers)) == ["priority"]
 
     assert (await client.post("/v1/schedules", json=definition(), headers=headers)).status_code == 201
 
 
-async def test_the_same_key_at_the_same_time_creates_one(client: httpx.AsyncClient) -> None:
+async def test_concurrent_requests_with_one_key_create_one_schedule(client: httpx.AsyncClient) -> None:
     headers = {"Idempotency-Key": "key-1"}
-    answers = await asyncio.gather(*(client.post("/v1/schedules", json=definition(), headers=headers) for _ in range(8)))
+    responses = await asyncio.gather(*(client.post("/v1/schedules", json=definition(), headers=headers) for _ in range(8)))
 
-    assert {answer.status_code for answer in answers} == {201}
-    assert len({answer.content for answer in answers}) == 1
+    assert {response.status_code for response in responses} == {201}
+    assert len({response.content for response in responses}) == 1
 
 
 async def test_it_rejects_a_key_that_is_not_visible_ascii(client: httpx.AsyncClient) -> None:
@@ -148,7 +148,7 @@ async def test_it_rejects_a_key_that_is_not_visible_ascii(client: httpx.AsyncCli
         assert "visible ASCII" in message_of(response, "Idempotency-Key")
 
 
-async def test_a_payload_comes_back_as_it_was_sent(client: httpx.AsyncClient) -> None:
+async def test_a_payload_is_returned_unchanged(client: httpx.AsyncClient) -> None:
     payloads = [{"nul": "a\x00b", "rtl": "\u202eabc", "emoji": "😀"}, [], "text", 0, False, None, 1e300, 2**63, 10**30]
     for index, payload in enumerate(payloads):
         created = await client.post("/v1/schedules", json=definition(name=f"p{index}", payload=payload))

@@ -28,19 +28,19 @@ from tests.factories import OTHER_TENANT, make_task
 
 
 async def make_dead_letter(client: httpx.AsyncClient, type_: str = "work", **more: Any) -> dict[str, Any]:
-    """A task that failed for good."""
+    """Submit a task, let it fail, and return it."""
     task = await submit(client, type_, max_attempts=1, **more)
-    (held,) = await claim(client, task["queue"])
-    await fail(client, held, f"{type_} failed")
+    (claimed,) = await claim(client, task["queue"])
+    await fail(client, claimed, f"{type_} failed")
     return task
 
 
 async def make_foreign_dead_letter(context: ApiContext, store: Store) -> UUID:
-    """A dead letter of another tenant."""
+    """Create a dead letter of another tenant."""
     task = make_task(tenant_id=OTHER_TENANT, max_attempts=1)
     await store.task_submit([task])
-    (held,) = await context.leases.claim(OTHER_TENANT, LeaseClaimRequest(worker="w", queues=["default"]))
-    failure = LeaseFailure(id=held.id, fence=held.fence, error=ErrorInput(message="no"))
+    (claimed,) = await context.leases.claim(OTHER_TENANT, LeaseClaimRequest(worker="w", queues=["default"]))
+    failure = LeaseFailure(id=claimed.id, fence=claimed.fence, error=ErrorInput(message="no"))
     await context.leases.fail(OTHER_TENANT, LeaseFailRequest(worker="w", failures=[failure]))
     assert len(await store.dead_find(OTHER_TENANT, [task.id])) == 1
     return task.id
@@ -55,15 +55,15 @@ async def listed(client: httpx.AsyncClient, **query: Any) -> list[str]:
 async def replay(client: httpx.AsyncClient, filter_: dict[str, Any], **more: Any) -> dict[str, Any]:
     response = await client.post("/v1/dead-letters/replay", json={"filter": filter_, **more})
     assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    done: dict[str, Any] = response.json()
+    return done
 
 
 # Reading
 
 
 @ON_BOTH_STORES
-async def test_a_dead_letter_tells_the_whole_story(client: httpx.AsyncClient) -> None:
+async def test_a_dead_letter_has_all_fields(client: httpx.AsyncClient) -> None:
     task = await make_dead_letter(client, "report", payload={"a": 1}, labels={"team": "b"}, priority=3)
     letter = (await client.get(f"/v1/dead-letters/{task['id']}")).json()
 
@@ -76,17 +76,17 @@ async def test_a_dead_letter_tells_the_whole_story(client: httpx.AsyncClient) ->
 
 
 @ON_BOTH_STORES
-async def test_only_dead_tasks_have_one(client: httpx.AsyncClient) -> None:
+async def test_only_dead_tasks_have_a_dead_letter(client: httpx.AsyncClient) -> None:
     task = await submit(client)
-    (held,) = await claim(client)
-    await complete(client, held)
+    (claimed,) = await claim(client)
+    await complete(client, claimed)
 
     problem_of(await client.get(f"/v1/dead-letters/{task['id']}"), 404)
     assert await listed(client) == []
 
 
 @ON_BOTH_STORES
-async def test_they_come_newest_first_in_pages(client: httpx.AsyncClient) -> None:
+async def test_dead_letters_are_listed_newest_first_in_pages(client: httpx.AsyncClient) -> None:
     types = [(await make_dead_letter(client, f"t{number}"))["type"] for number in range(5)]
     seen: list[str] = []
     query: dict[str, Any] = {"limit": 2}
@@ -101,11 +101,11 @@ async def test_they_come_newest_first_in_pages(client: httpx.AsyncClient) -> Non
 
 
 @ON_BOTH_STORES
-async def test_they_are_filtered(client: httpx.AsyncClient) -> None:
+async def test_dead_letters_are_filtered(client: httpx.AsyncClient) -> None:
     schedule = (await client.post("/v1/schedules", json=definition(max_attempts=1))).json()
     await client.post("/v1/schedules/nightly/trigger")
-    (held,) = await claim(client)
-    await fail(client, held)
+    (claimed,) = await claim(client)
+    await fail(client, claimed)
     await make_dead_letter(client, "a", queue="q1")
     between = datetime.now(UTC)
     await make_dead_letter(client, "b", queue="q2")
@@ -132,20 +132,20 @@ async def test_they_are_filtered(client: httpx.AsyncClient) -> None:
         ({"state": "dead"}, "state"),
     ],
 )
-async def test_a_query_that_is_wrong_is_named(client: httpx.AsyncClient, query: dict[str, str], field: str) -> None:
+async def test_an_invalid_parameter_is_named(client: httpx.AsyncClient, query: dict[str, str], field: str) -> None:
     assert fields_of(await client.get("/v1/dead-letters", params=query)) == [field]
 
 
 @ON_BOTH_STORES
 @pytest.mark.parametrize("verb", ["GET", "POST"])
-async def test_unknown_malformed_and_foreign_ids_are_not_found_alike(
+async def test_unknown_malformed_and_foreign_ids_give_the_same_problem(
     client: httpx.AsyncClient, context: ApiContext, store: Store, verb: str
 ) -> None:
     foreign = await make_foreign_dead_letter(context, store)
     for id_ in ("x", str(uuid4()), str(foreign)):
         path = f"/v1/dead-letters/{id_}"
         problem = problem_of(await client.request(verb, path if verb == "GET" else f"{path}/replay"), 404)
-        assert problem["detail"] == f"there is no dead letter of a task {id_}"
+        assert problem["detail"] == f"there is no dead letter of task {id_}"
     assert [letter.replays for letter in await store.dead_find(OTHER_TENANT, [foreign])] == [0]
 
 
@@ -153,7 +153,7 @@ async def test_unknown_malformed_and_foreign_ids_are_not_found_alike(
 
 
 @ON_BOTH_STORES
-async def test_one_is_replayed_as_a_new_task_as_often_as_asked(client: httpx.AsyncClient) -> None:
+async def test_a_dead_letter_is_replayed_as_a_new_task_each_time(client: httpx.AsyncClient) -> None:
     task = await make_dead_letter(client, "report", payload={"a": 1})
     for count in (1, 2):
         response = await client.post(f"/v1/dead-letters/{task['id']}/replay")
@@ -169,21 +169,21 @@ async def test_one_is_replayed_as_a_new_task_as_often_as_asked(client: httpx.Asy
 
 
 @ON_BOTH_STORES
-async def test_from_failure_to_dead_letter_to_success(client: httpx.AsyncClient) -> None:
+async def test_a_replayed_task_can_succeed(client: httpx.AsyncClient) -> None:
     task = await submit(client, max_attempts=2)
     for attempt in (1, 2):
-        (held,) = await claim(client)
-        assert held["attempt"] == attempt
-        await fail(client, held, retry_in_seconds=0)
+        (claimed,) = await claim(client)
+        assert claimed["attempt"] == attempt
+        await fail(client, claimed, retry_in_seconds=0)
     again = (await client.post(f"/v1/dead-letters/{task['id']}/replay")).json()
-    (held,) = await claim(client)
-    assert await complete(client, held, result="at last") == "ok"
+    (claimed,) = await claim(client)
+    assert await complete(client, claimed, result="done") == "ok"
 
-    assert (await read(client, again))["result"] == "at last"
+    assert (await read(client, again))["result"] == "done"
 
 
 @ON_BOTH_STORES
-async def test_all_that_match_are_replayed_once(client: httpx.AsyncClient) -> None:
+async def test_matching_dead_letters_are_replayed_once(client: httpx.AsyncClient) -> None:
     tasks = [await make_dead_letter(client, f"t{number}", queue="q1") for number in range(3)]
     await make_dead_letter(client, "other", queue="q2")
     done = await replay(client, {"queue": "q1"})
@@ -197,7 +197,7 @@ async def test_all_that_match_are_replayed_once(client: httpx.AsyncClient) -> No
 
 
 @ON_BOTH_STORES
-async def test_ids_choose_which_are_replayed(client: httpx.AsyncClient, context: ApiContext, store: Store) -> None:
+async def test_a_filter_by_task_ids_selects_dead_letters(client: httpx.AsyncClient, context: ApiContext, store: Store) -> None:
     first, _, third = [await make_dead_letter(client, f"t{number}") for number in range(3)]
     foreign = await make_foreign_dead_letter(context, store)
     done = await replay(client, {"task_ids": [first["id"], third["id"], str(foreign), str(uuid4())]})
@@ -207,7 +207,7 @@ async def test_ids_choose_which_are_replayed(client: httpx.AsyncClient, context:
 
 
 @ON_BOTH_STORES
-async def test_a_rate_spreads_them_over_time(client: httpx.AsyncClient) -> None:
+async def test_a_rate_spreads_replays_over_time(client: httpx.AsyncClient) -> None:
     for number in range(4):
         await make_dead_letter(client, f"t{number}")
     done = await replay(client, {}, rate_per_second=0.01)
@@ -218,7 +218,7 @@ async def test_a_rate_spreads_them_over_time(client: httpx.AsyncClient) -> None:
 
 
 @ON_BOTH_STORES
-async def test_a_schedule_that_nobody_has_matches_nothing(client: httpx.AsyncClient) -> None:
+async def test_an_unknown_schedule_matches_nothing(client: httpx.AsyncClient) -> None:
     await make_dead_letter(client)
 
     assert (await replay(client, {"schedule": "unknown"}))["count"] == 0
@@ -235,7 +235,7 @@ async def test_a_schedule_that_nobody_has_matches_nothing(client: httpx.AsyncCli
         ({"filter": []}, "filter"),
         ({"filter": {"queue": "a b"}}, "filter.queue"),
         ({"filter": {"type": 5}}, "filter.type"),
-        ({"filter": {"colour": "red"}}, "filter.colour"),
+        ({"filter": {"color": "red"}}, "filter.color"),
         ({"filter": {"from": "2026-01-01T00:00:00"}}, "filter.from"),
         ({"filter": {"to": "9999-12-31T00:00:00Z"}}, "filter.to"),
         ({"filter": {"task_ids": ["x"]}}, "filter.task_ids"),
@@ -243,7 +243,7 @@ async def test_a_schedule_that_nobody_has_matches_nothing(client: httpx.AsyncCli
         ({"filter": {}, "dry_run": True}, "dry_run"),
     ],
 )
-async def test_a_filter_that_is_wrong_is_named_and_nothing_is_done(
+async def test_an_invalid_filter_is_named_and_nothing_changes(
     client: httpx.AsyncClient, verb: str, body: dict[str, Any], field: str
 ) -> None:
     await make_dead_letter(client)
@@ -254,7 +254,7 @@ async def test_a_filter_that_is_wrong_is_named_and_nothing_is_done(
 
 
 @pytest.mark.parametrize("rate", [0, -1, 1e-300, 1e300, "1"])
-async def test_a_rate_that_is_none_is_refused(client: httpx.AsyncClient, rate: Any) -> None:
+async def test_an_invalid_rate_is_refused(client: httpx.AsyncClient, rate: Any) -> None:
     body = {"filter": {}, "rate_per_second": rate}
     assert fields_of(await client.post("/v1/dead-letters/replay", json=body)) == ["rate_per_second"]
 
@@ -263,7 +263,7 @@ async def test_a_rate_that_is_none_is_refused(client: httpx.AsyncClient, rate: A
 
 
 @ON_BOTH_STORES
-async def test_purged_letters_are_gone_and_their_tasks_stay(
+async def test_purged_dead_letters_are_not_listed_and_their_tasks_remain(
     client: httpx.AsyncClient, context: ApiContext, store: Store
 ) -> None:
     task = await make_dead_letter(client, "a", queue="q1")

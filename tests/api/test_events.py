@@ -1,4 +1,4 @@
-"""GET /v1/events: in process over ASGI, and once behind real servers, two nodes on PostgreSQL."""
+"""GET /v1/events: in process over ASGI, and on real servers: two nodes on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tests.support.processes import free_port, wait_until_async
 
 
 class Stream:
-    """One open stream, driven as a server would."""
+    """An open event stream, driven as a server would."""
 
     def __init__(self, context: ApiContext, query: str = "", key: str | None = None) -> None:
         self._app: Any = build_app(context)
-        self._gone = asyncio.Event()
+        self._disconnected = asyncio.Event()
         self._sent: asyncio.Queue[Any] = asyncio.Queue()
         self._query = query
         self._headers = [(b"host", b"localhost"), *([(b"authorization", f"Bearer {key}".encode())] if key else [])]
@@ -54,12 +54,12 @@ class Stream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._gone.set()
+        self._disconnected.set()
         async with asyncio.timeout(5):
             await self.serving
 
     async def _receive(self) -> Any:
-        await self._gone.wait()
+        await self._disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def _next(self) -> Any:
@@ -67,7 +67,7 @@ class Stream:
             return await self._sent.get()
 
     async def block(self) -> str:
-        """The next event or comment as it was written; empty at the end."""
+        """Return the next event or comment as written, or an empty string at the end."""
         while b"\n\n" not in self._text:
             message = await self._next()
             self._text += message.get("body", b"")
@@ -86,20 +86,20 @@ def parsed(block: str) -> tuple[str, Any]:
     return fields["event"], msgspec.json.decode(fields["data"])
 
 
-async def test_it_says_hello_and_then_what_happens(context: ApiContext, client: httpx.AsyncClient) -> None:
+async def test_a_stream_sends_hello_and_then_events(context: ApiContext, client: httpx.AsyncClient) -> None:
     async with Stream(context) as stream:
         assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
         assert await stream.event() == ("hello", {"hears": "node", "replays": False})
         task = await submit(client, "build", queue="reports")
         kind, data = await stream.event()
         assert (kind, data["change"], data["id"], data["queue"]) == ("task", "submitted", task["id"], "reports")
-        context.event_stream.publish(EventKind.TASK, OTHER_TENANT, {"not": "ours"})
+        context.event_stream.publish(EventKind.TASK, OTHER_TENANT, {"other": "tenant"})
         await client.post(f"/v1/tasks/{task['id']}/cancel")
         assert (await stream.event())[1]["change"] == "cancelled"
-    assert not context.event_stream.has_audience
+    assert not context.event_stream.has_subscribers
 
 
-async def test_types_choose_what_is_heard(context: ApiContext, client: httpx.AsyncClient) -> None:
+async def test_types_select_the_events(context: ApiContext, client: httpx.AsyncClient) -> None:
     async with Stream(context, "types=tick,cluster") as stream:
         await stream.event()
         await submit(client)
@@ -113,17 +113,17 @@ async def test_a_quiet_stream_is_kept_alive(context: ApiContext, monkeypatch: py
     monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.01)
     async with Stream(context) as stream:
         await stream.event()
-        assert await stream.block() == ": still here"
+        assert await stream.block() == ": keep-alive"
 
 
-async def test_it_ends_when_the_server_goes_down(context: ApiContext) -> None:
+async def test_a_stream_ends_when_the_server_stops(context: ApiContext) -> None:
     async with Stream(context) as stream:
         await stream.event()
         context.event_stream.close()
         assert await stream.block() == ""
 
 
-async def test_it_ends_when_its_key_is_revoked(context: ApiContext, store: Store) -> None:
+async def test_a_stream_ends_when_its_key_is_revoked(context: ApiContext, store: Store) -> None:
     keys, access = KeyService(store), Authenticator(store, KeySessions(), is_required=True)
     made = [await keys.create(DEFAULT_TENANT, name, ["read"]) for name in ("one", "two")]
     context = context._replace(access=access)
@@ -136,7 +136,7 @@ async def test_it_ends_when_its_key_is_revoked(context: ApiContext, store: Store
         assert (await other.event())[0] == "cluster"
 
 
-async def test_there_are_only_so_many_streams(
+async def test_the_number_of_streams_is_limited(
     context: ApiContext, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_streams, "MAX_SUBSCRIBERS_PER_TENANT", 1)
@@ -165,7 +165,7 @@ async def serving(settings: Settings) -> AsyncIterator[asyncio.Event]:
             await running
 
 
-async def test_a_stream_hears_other_nodes_and_ends_with_its_own(postgres_url: str) -> None:
+async def test_a_stream_receives_events_of_other_nodes_and_ends_with_its_own_node(postgres_url: str) -> None:
     port = free_port()
     other = EmbeddedNode(Settings(database_url=postgres_url, roles=("scheduler",), node_name="other"))
     await other.start()
@@ -174,19 +174,21 @@ async def test_a_stream_hears_other_nodes_and_ends_with_its_own(postgres_url: st
             serving(Settings(database_url=postgres_url, port=port, roles=("api",), node_name="listening")) as stop,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
         ):
-            await wait_until_async(lambda: is_ready(client), 20, "the node answers")
+            await wait_until_async(lambda: is_ready(client), 20, "the node is ready")
             async with client.stream("GET", "/v1/events?types=tick,task") as response:
                 lines = response.aiter_lines()
-                assert await told(lines) == ("hello", {"hears": "cluster", "replays": False})
+                assert await next_event(lines) == ("hello", {"hears": "cluster", "replays": False})
                 await wait_until_async(
-                    lambda: asyncio.sleep(0, other.engine.event_stream.has_audience), 20, "the other node knows of it"
+                    lambda: asyncio.sleep(0, other.engine.event_stream.has_subscribers),
+                    20,
+                    "the other node has received the interest",
                 )
                 task, _ = await other.tasks.submit(DEFAULT_TENANT, TaskInput(type="work"))
                 (claimed,) = await other.leases.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w", queues=["default"]))
                 result = LeaseCompletion(id=claimed.id, fence=claimed.fence)
                 await other.leases.complete(DEFAULT_TENANT, LeaseCompleteRequest(worker="w", results=[result]))
-                heard = [await told(lines) for _ in range(3)]
-                assert [(kind, data["change"], data["id"]) for kind, data in heard] == [
+                received = [await next_event(lines) for _ in range(3)]
+                assert [(kind, data["change"], data["id"]) for kind, data in received] == [
                     ("task", change, str(task.id)) for change in ("submitted", "claimed", "completed")
                 ]
                 stop.set()
@@ -202,7 +204,7 @@ async def is_ready(client: httpx.AsyncClient) -> bool:
         return False
 
 
-async def told(lines: AsyncIterator[str]) -> tuple[str, Any]:
+async def next_event(lines: AsyncIterator[str]) -> tuple[str, Any]:
     block = []
     async with asyncio.timeout(15):
         async for line in lines:

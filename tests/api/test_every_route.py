@@ -1,6 +1,6 @@
-"""Every route and method that is served: without a key, with a wrong one, with a wrong scope, and with another tenant's ids.
+"""Every route and method: without a key, with a wrong key, with a wrong scope, and with ids of another tenant.
 
-The table is the app's own; a route that is added is tested without being named here.
+The routes come from the app's own table, so new routes are tested automatically.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from tests.api.conftest import claim, definition, fail, make_client, problem_of,
 from tests.factories import NOW
 
 THEIRS = UUID(int=77)
-MARK = "only-of-the-first"
+SECRET_NAME = "only-of-the-first-tenant"
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE")
 
 OPERATIONS = [(route.path, route.method, route.operation) for route in ROUTES]
 PATHS = sorted({route.path for route in ROUTES})
 
 
-class Things(NamedTuple):
-    """What the first tenant has; the second one has nothing."""
+class Objects(NamedTuple):
+    """What the first tenant has. The second tenant has nothing."""
 
     schedule_id: str
     task_id: str
@@ -44,16 +44,16 @@ class Things(NamedTuple):
     lease: dict[str, Any]
 
     def of(self, template: str) -> list[dict[str, str]]:
-        """Values for the parameters of a path that name what is there."""
+        """Return values for the path parameters that refer to existing objects."""
         if template.startswith("/v1/schedules/"):
-            return [{"ref": self.schedule_id}, {"ref": MARK}]
+            return [{"ref": self.schedule_id}, {"ref": SECRET_NAME}]
         if template.startswith("/v1/tasks/"):
             return [{"id": self.task_id}]
         if template.startswith("/v1/dead-letters/"):
             return [{"task_id": self.dead_id}]
         if template.startswith("/v1/calendars/"):
-            return [{"name": MARK}]
-        raise AssertionError(f"say here what the parameters of {template} are")
+            return [{"name": SECRET_NAME}]
+        raise AssertionError(f"add the parameters of {template} here")
 
 
 @pytest.fixture
@@ -78,23 +78,23 @@ async def make_tenant(store: Store) -> None:
 
 
 @pytest.fixture
-async def things(client: httpx.AsyncClient, store: Store) -> Things:
+async def objects(client: httpx.AsyncClient, store: Store) -> Objects:
     client.headers.update(await key_of(store, "admin"))
-    assert (await client.put(f"/v1/calendars/{MARK}", json={"dates": ["2026-12-24"]})).status_code == 201
-    target = {"kind": "worker", "type": MARK, "queue": MARK}
-    schedule = (await client.post("/v1/schedules", json=definition(name=MARK, target=target))).json()
-    dying = await submit(client, MARK, queue="dying", max_attempts=1, payload={"a": MARK})
-    (held,) = await claim(client, "dying")
-    await fail(client, held, MARK)
-    task = await submit(client, MARK, queue=MARK, payload={"a": MARK}, delay_seconds=3600)
-    await submit(client, MARK, queue="running")
+    assert (await client.put(f"/v1/calendars/{SECRET_NAME}", json={"dates": ["2026-12-24"]})).status_code == 201
+    target = {"kind": "worker", "type": SECRET_NAME, "queue": SECRET_NAME}
+    schedule = (await client.post("/v1/schedules", json=definition(name=SECRET_NAME, target=target))).json()
+    dead_task = await submit(client, SECRET_NAME, queue="failing", max_attempts=1, payload={"a": SECRET_NAME})
+    (claimed,) = await claim(client, "failing")
+    await fail(client, claimed, SECRET_NAME)
+    task = await submit(client, SECRET_NAME, queue=SECRET_NAME, payload={"a": SECRET_NAME}, delay_seconds=3600)
+    await submit(client, SECRET_NAME, queue="running")
     (lease,) = await claim(client, "running")
     del client.headers["Authorization"]
-    return Things(schedule["id"], task["id"], dying["id"], {"id": lease["id"], "fence": lease["fence"]})
+    return Objects(schedule["id"], task["id"], dead_task["id"], {"id": lease["id"], "fence": lease["fence"]})
 
 
 def without_ids(response: httpx.Response, *ids: str) -> str:
-    """An answer without what differs between two requests for the same thing."""
+    """Return a response without the parts that differ between two identical requests."""
     text = re.sub(r'"request_id":"[^"]*"', "", response.text)
     for id_ in ids:
         text = text.replace(id_, "ID")
@@ -106,7 +106,7 @@ def path_of(template: str, **values: str) -> str:
 
 
 def body_of(operation: Operation) -> dict[str, Any]:
-    """What a request needs to get as far as what it asks for."""
+    """Return a valid body for the request."""
     if operation.body is None:
         return {}
     examples = list(operation.body.examples.values())
@@ -114,7 +114,7 @@ def body_of(operation: Operation) -> dict[str, Any]:
 
 
 def is_endless(operation: Operation) -> bool:
-    return any(answer.media_type == "text/event-stream" for answer in operation.responses.values())
+    return any(response.media_type == "text/event-stream" for response in operation.responses.values())
 
 
 def wrong_scopes(operation: Operation) -> Iterator[Scope]:
@@ -122,7 +122,7 @@ def wrong_scopes(operation: Operation) -> Iterator[Scope]:
         yield from (scope for scope in Scope if operation.scope not in INCLUDED_SCOPES[scope])
 
 
-def test_every_served_route_says_who_may_ask_for_it() -> None:
+def test_every_route_requires_a_scope() -> None:
     assert {path for path, _, operation in OPERATIONS if operation.scope is None} == {"/healthz", "/readyz"}
     for path, _, operation in OPERATIONS:
         if path.startswith(("/v1/tenants", "/v1/keys")):
@@ -132,7 +132,9 @@ def test_every_served_route_says_who_may_ask_for_it() -> None:
 
 
 @pytest.mark.parametrize("key", [None, "eb_nonsense", make_key(b"?" * 32)], ids=["no key", "malformed", "unknown"])
-async def test_without_a_valid_key_every_path_and_method_is_answered_alike(client: httpx.AsyncClient, key: str | None) -> None:
+async def test_without_a_valid_key_every_path_and_method_has_the_same_response(
+    client: httpx.AsyncClient, key: str | None
+) -> None:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     seen: set[str] = set()
     for template in [*PATHS, "/nothing", "/v1/nothing/{x}", "/healthz/", "/readyz/x", "//healthz", "/v1/worker/claim/"]:
@@ -141,13 +143,13 @@ async def test_without_a_valid_key_every_path_and_method_is_answered_alike(clien
         for method in METHODS:
             response = await client.request(method, path_of(template), headers=headers, content=b"{")
             assert response.headers["www-authenticate"].startswith("Bearer"), (method, template)
-            if method != "HEAD":  # which has no body
+            if method != "HEAD":  # HEAD responses have no body
                 seen.add(without_ids(response))
     assert len(seen) == 1, seen
     assert seen.pop().startswith("401 application/problem+json")
 
 
-async def test_health_is_open_and_no_key_is_looked_at(client: httpx.AsyncClient) -> None:
+async def test_health_needs_no_key_and_ignores_one(client: httpx.AsyncClient) -> None:
     for path in ("/healthz", "/readyz"):
         for headers in ({}, {"Authorization": "Bearer eb_nonsense"}, {"Host": "anywhere.example"}):
             assert (await client.get(path, headers=headers)).status_code == 200
@@ -161,7 +163,7 @@ async def test_a_key_without_the_scope_is_refused_everywhere(client: httpx.Async
             response = await client.request(method, path_of(template), headers=headers[scope], content=b"{")
             problem = problem_of(response, 403)
             assert problem["type"] == "urn:everbeat:problem:forbidden", (method, template)
-            assert f"the scope {operation.scope}; this one has {scope}" in problem["detail"]
+            assert f"the scope {operation.scope}; this key has {scope}" in problem["detail"]
             tried += 1
     assert tried > 100
 
@@ -174,7 +176,7 @@ async def test_a_key_with_the_scope_gets_past_the_check(client: httpx.AsyncClien
             assert response.status_code not in (401, 403), (method, template, response.text)
 
 
-async def test_another_tenants_ids_are_as_good_as_none(client: httpx.AsyncClient, store: Store, things: Things) -> None:
+async def test_ids_of_another_tenant_look_like_unknown_ids(client: httpx.AsyncClient, store: Store, objects: Objects) -> None:
     await make_tenant(store)
     theirs = await key_of(store, "manage", "work", tenant_id=THEIRS)
     ours = await key_of(store, "manage", "work")
@@ -182,64 +184,70 @@ async def test_another_tenants_ids_are_as_good_as_none(client: httpx.AsyncClient
     for template, method, operation in OPERATIONS:
         if "{" not in template or operation.scope is Scope.ADMIN or method == "PUT":
             continue
-        for there in things.of(template):
-            (name,) = there
-            nowhere = {name: "no-such-thing" if there[name] == MARK else str(uuid4())}
-            answers = []
-            for values in (there, nowhere):
+        for existing in objects.of(template):
+            (name,) = existing
+            missing = {name: "no-such-thing" if existing[name] == SECRET_NAME else str(uuid4())}
+            responses = []
+            for values in (existing, missing):
                 response = await client.request(method, path_of(template, **values), headers=theirs, **body_of(operation))
-                answers.append(without_ids(response, values[name]))
-            assert answers[0] == answers[1], (method, template)
-            assert answers[0].startswith("404 "), (method, template)
+                responses.append(without_ids(response, values[name]))
+            assert responses[0] == responses[1], (method, template)
+            assert responses[0].startswith("404 "), (method, template)
             if method == "GET":
-                own = await client.get(path_of(template, **there), headers=ours)
-                assert own.status_code == 200, (template, "the test asks for what is there")
+                own = await client.get(path_of(template, **existing), headers=ours)
+                assert own.status_code == 200, (template, "the object exists")
             tried += 1
     assert tried > 15
 
 
-async def test_a_put_by_another_tenant_makes_its_own(client: httpx.AsyncClient, store: Store, things: Things) -> None:
+async def test_a_put_by_another_tenant_does_not_change_the_first_tenants_object(
+    client: httpx.AsyncClient, store: Store, objects: Objects
+) -> None:
     await make_tenant(store)
     theirs = await key_of(store, "manage", tenant_id=THEIRS)
     ours = await key_of(store, "manage")
     for template, method, operation in OPERATIONS:
         if method != "PUT":
             continue
-        for there in things.of(template):
-            path = path_of(template, **there)
+        for existing in objects.of(template):
+            path = path_of(template, **existing)
             before = await client.get(path, headers=ours)
             await client.put(path, headers=theirs, **body_of(operation))
             assert (await client.get(path, headers=ours)).json() == before.json()
 
 
-async def test_lists_show_nothing_of_another_tenant(client: httpx.AsyncClient, store: Store, things: Things) -> None:
+async def test_lists_contain_nothing_of_another_tenant(client: httpx.AsyncClient, store: Store, objects: Objects) -> None:
     await make_tenant(store)
     theirs = await key_of(store, "manage", "work", tenant_id=THEIRS)
     for template, method, operation in OPERATIONS:
         if method == "GET" and "{" not in template and operation.scope is not Scope.ADMIN and not is_endless(operation):
             text = (await client.get(template, headers=theirs)).text
-            for told in (MARK, things.schedule_id, things.task_id, things.dead_id, things.lease["id"]):
-                assert told not in text, (template, told)
+            for secret in (SECRET_NAME, objects.schedule_id, objects.task_id, objects.dead_id, objects.lease["id"]):
+                assert secret not in text, (template, secret)
 
 
-async def test_leases_of_another_tenant_are_as_good_as_lost(client: httpx.AsyncClient, store: Store, things: Things) -> None:
+async def test_leases_of_another_tenant_look_like_unknown_leases(
+    client: httpx.AsyncClient, store: Store, objects: Objects
+) -> None:
     await make_tenant(store)
     theirs = await key_of(store, "work", tenant_id=THEIRS)
-    no_lease = {"id": str(uuid4()), "fence": things.lease["fence"]}
+    no_lease = {"id": str(uuid4()), "fence": objects.lease["fence"]}
     more: dict[str, tuple[str, dict[str, Any]]] = {
         "heartbeat": ("leases", {}),
         "complete": ("results", {"result": 1}),
         "fail": ("failures", {"error": {"message": "x"}}),
         "release": ("leases", {}),
     }
-    settling = {template.rpartition("/")[2] for template, _, _ in OPERATIONS if template.startswith("/v1/worker/")} - {"claim"}
-    assert settling == set(more)
+    report_verbs = {template.rpartition("/")[2] for template, _, _ in OPERATIONS if template.startswith("/v1/worker/")} - {
+        "claim"
+    }
+    assert report_verbs == set(more)
     for verb, (field, rest) in more.items():
-        answers = []
-        for lease in (things.lease, no_lease):
+        responses = []
+        for lease in (objects.lease, no_lease):
             body = {"worker": "w", field: [{**lease, **rest}]}
             response = await client.post(f"/v1/worker/{verb}", json=body, headers=theirs)
             assert response.status_code == 200
-            answers.append(without_ids(response, lease["id"]))
-        assert answers[0] == answers[1], verb
-        assert "ok" not in answers[0]
+            responses.append(without_ids(response, lease["id"]))
+        assert responses[0] == responses[1], verb
+        assert "ok" not in responses[0]

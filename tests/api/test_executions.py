@@ -1,4 +1,4 @@
-"""POST /v1/schedules/{ref}/trigger and …/backfill, GET …/executions; and the overlap policies as users see them."""
+"""POST /v1/schedules/{ref}/trigger and …/backfill, GET …/executions, and the overlap policies as users see them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ async def create(client: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
 async def backfill(client: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
     response = await client.post("/v1/schedules/nightly/backfill", json={**WINDOW, **more})
     assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    filled: dict[str, Any] = response.json()
+    return filled
 
 
 async def executions(client: httpx.AsyncClient, ref: str = "nightly", **query: Any) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ async def executions(client: httpx.AsyncClient, ref: str = "nightly", **query: A
 
 
 @ON_BOTH_STORES
-async def test_a_trigger_makes_a_task_of_the_schedule(client: httpx.AsyncClient) -> None:
+async def test_a_trigger_creates_a_task_of_the_schedule(client: httpx.AsyncClient) -> None:
     schedule = await create(client, payload={"a": 1}, priority=7, labels={"x": "y"}, max_attempts=5)
     response = await client.post("/v1/schedules/nightly/trigger")
 
@@ -68,7 +68,7 @@ async def test_a_trigger_makes_a_task_of_the_schedule(client: httpx.AsyncClient)
 
 @ON_BOTH_STORES
 @pytest.mark.parametrize("payload", [{"b": 2}, [], 0, "x", False])
-async def test_a_trigger_may_have_a_payload_of_its_own(client: httpx.AsyncClient, payload: Any) -> None:
+async def test_a_trigger_may_have_its_own_payload(client: httpx.AsyncClient, payload: Any) -> None:
     schedule = await create(client, payload={"a": 1})
     task = (await client.post(f"/v1/schedules/{schedule['id']}/trigger", json={"payload": payload})).json()
 
@@ -83,19 +83,19 @@ async def test_a_paused_schedule_can_be_triggered(client: httpx.AsyncClient) -> 
 
 
 @ON_BOTH_STORES
-async def test_one_key_triggers_once(client: httpx.AsyncClient) -> None:
+async def test_a_trigger_with_an_idempotency_key_creates_one_task(client: httpx.AsyncClient) -> None:
     await create(client)
     headers = {"Idempotency-Key": "today"}
     path = "/v1/schedules/nightly/trigger"
-    answers = await asyncio.gather(*(client.post(path, headers=headers) for _ in range(3)))
+    responses = await asyncio.gather(*(client.post(path, headers=headers) for _ in range(3)))
 
-    assert {answer.status_code for answer in answers} == {201}
-    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert {response.status_code for response in responses} == {201}
+    assert len({response.json()["id"] for response in responses}) == 1
     assert fields_of(await client.post(path, headers=headers, json={"payload": 1})) == ["Idempotency-Key"]
 
 
 @ON_BOTH_STORES
-async def test_a_trigger_that_is_wrong_is_refused(client: httpx.AsyncClient) -> None:
+async def test_an_invalid_trigger_request_is_refused(client: httpx.AsyncClient) -> None:
     await create(client)
     problem_of(await client.post("/v1/schedules/unknown/trigger"), 404)
     assert fields_of(await client.post("/v1/schedules/nightly/trigger", json={"when": "now"})) == ["when"]
@@ -107,7 +107,7 @@ async def test_a_trigger_that_is_wrong_is_refused(client: httpx.AsyncClient) -> 
 
 
 @ON_BOTH_STORES
-async def test_a_dry_run_shows_the_ticks_and_makes_nothing(client: httpx.AsyncClient) -> None:
+async def test_a_dry_run_returns_the_ticks_and_creates_no_tasks(client: httpx.AsyncClient) -> None:
     await create(client, enabled=False)
 
     assert await backfill(client, dry_run=True) == {"count": 5, "ticks": TICKS}
@@ -115,7 +115,7 @@ async def test_a_dry_run_shows_the_ticks_and_makes_nothing(client: httpx.AsyncCl
 
 
 @ON_BOTH_STORES
-async def test_a_backfill_makes_a_task_for_each_tick_once(client: httpx.AsyncClient) -> None:
+async def test_a_backfill_creates_one_task_for_each_tick(client: httpx.AsyncClient) -> None:
     schedule = await create(client, enabled=False)
 
     assert await backfill(client) == {"count": 5, "ticks": TICKS}
@@ -128,11 +128,11 @@ async def test_a_backfill_makes_a_task_for_each_tick_once(client: httpx.AsyncCli
 
 
 @ON_BOTH_STORES
-async def test_backfills_at_the_same_time_make_each_task_once(client: httpx.AsyncClient) -> None:
+async def test_concurrent_backfills_create_each_task_once(client: httpx.AsyncClient) -> None:
     await create(client, enabled=False)
-    answers = await asyncio.gather(*(backfill(client) for _ in range(3)))
+    responses = await asyncio.gather(*(backfill(client) for _ in range(3)))
 
-    assert sum(answer["count"] for answer in answers) == 5
+    assert sum(response["count"] for response in responses) == 5
     assert len(await executions(client)) == 5
 
 
@@ -146,7 +146,7 @@ async def test_a_rate_spreads_a_backfill_over_time(client: httpx.AsyncClient) ->
 
 
 @ON_BOTH_STORES
-async def test_it_shows_the_first_hundred_ticks(client: httpx.AsyncClient) -> None:
+async def test_a_backfill_returns_the_first_hundred_ticks(client: httpx.AsyncClient) -> None:
     await create(client, enabled=False, cron="* * * * *")
     shown = await backfill(client, dry_run=True)
 
@@ -154,7 +154,7 @@ async def test_it_shows_the_first_hundred_ticks(client: httpx.AsyncClient) -> No
 
 
 @ON_BOTH_STORES
-async def test_what_an_active_schedule_will_fire_itself_is_left_to_it(client: httpx.AsyncClient) -> None:
+async def test_future_ticks_of_an_active_schedule_are_not_backfilled(client: httpx.AsyncClient) -> None:
     await create(client)
 
     assert (await backfill(client, **{"from": "2090-01-01T00:00:00Z", "to": "2091-01-01T00:00:00Z"}))["count"] == 0
@@ -178,7 +178,7 @@ async def test_what_an_active_schedule_will_fire_itself_is_left_to_it(client: ht
         ({"limit": 5}, "limit"),
     ],
 )
-async def test_a_backfill_that_is_wrong_is_refused(client: httpx.AsyncClient, wrong: dict[str, Any], field: str) -> None:
+async def test_an_invalid_backfill_is_refused(client: httpx.AsyncClient, wrong: dict[str, Any], field: str) -> None:
     await create(client, enabled=False)
     body = {key: value for key, value in {**WINDOW, **wrong}.items() if value is not ...}
 
@@ -187,7 +187,7 @@ async def test_a_backfill_that_is_wrong_is_refused(client: httpx.AsyncClient, wr
 
 
 @ON_BOTH_STORES
-async def test_a_schedule_that_is_not_there_is_not_found(client: httpx.AsyncClient) -> None:
+async def test_an_unknown_schedule_is_not_found(client: httpx.AsyncClient) -> None:
     problem_of(await client.post("/v1/schedules/unknown/backfill", json=WINDOW), 404)
     problem_of(await client.get("/v1/schedules/unknown/executions"), 404)
 
@@ -201,8 +201,8 @@ async def test_executions_are_the_tasks_of_the_schedule_newest_first(client: htt
     await create(client, name="other")
     made = [(await client.post("/v1/schedules/nightly/trigger")).json()["id"] for _ in range(5)]
     await client.post("/v1/schedules/other/trigger")
-    for held in await claim(client, max=2):
-        await complete(client, held)
+    for claimed in await claim(client, max=2):
+        await complete(client, claimed)
 
     assert [task["id"] for task in await executions(client)] == made[::-1]
     assert [task["id"] for task in await executions(client, state="completed")] == made[1::-1]
@@ -224,18 +224,18 @@ def node(store: Store) -> SteppedNode:
 
 
 @ON_BOTH_STORES
-async def test_queued_ticks_wait_for_their_turn(client: httpx.AsyncClient, node: SteppedNode) -> None:
+async def test_queued_ticks_run_one_after_the_other(client: httpx.AsyncClient, node: SteppedNode) -> None:
     await node.put("nightly", overlap="queue")
     for minute in (1, 2):
         await node.step(NOW + minutes(minute))
     assert [task["state"] for task in await executions(client)] == ["held", "ready"]
 
-    (held,) = await claim(client)
+    (claimed,) = await claim(client)
     assert await claim(client) == []
-    await complete(client, held)
+    await complete(client, claimed)
     await node.release_held()
     (second,) = await claim(client)
-    assert second["scheduled_for"] > held["scheduled_for"]
+    assert second["scheduled_for"] > claimed["scheduled_for"]
     assert [task["state"] for task in await executions(client)] == ["running", "completed"]
 
 
@@ -243,25 +243,25 @@ async def test_queued_ticks_wait_for_their_turn(client: httpx.AsyncClient, node:
 async def test_a_newer_tick_cancels_the_previous_one(client: httpx.AsyncClient, node: SteppedNode) -> None:
     await node.put("nightly", overlap="cancel_previous")
     await node.step(NOW + minutes(1))
-    (held,) = await claim(client)
+    (claimed,) = await claim(client)
     await node.step(NOW + minutes(2))
     await node.release_held()
     newer, older = await executions(client)
     assert (newer["state"], older["state"], older["cancel_requested"]) == ("held", "running", True)
 
-    (beat,) = await report(client, "heartbeat", "leases", lease(held))
-    assert beat["status"] == "cancel"
-    await report(client, "fail", "failures", lease(held, error={"message": "stopped", "kind": "cancelled"}))
+    (heartbeat,) = await report(client, "heartbeat", "leases", lease(claimed))
+    assert heartbeat["status"] == "cancel"
+    await report(client, "fail", "failures", lease(claimed, error={"message": "stopped", "kind": "cancelled"}))
     await node.release_held()
     assert [task["state"] for task in await executions(client)] == ["ready", "cancelled"]
 
 
 @pytest.mark.parametrize("overlap", ["skip", "allow", "queue", "cancel_previous"])
-async def test_every_policy_can_be_asked_for(client: httpx.AsyncClient, overlap: str) -> None:
+async def test_every_overlap_policy_is_accepted(client: httpx.AsyncClient, overlap: str) -> None:
     assert (await create(client, overlap=overlap))["overlap"] == overlap
 
 
-async def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(client: httpx.AsyncClient) -> None:
+async def test_an_unknown_overlap_policy_is_refused_with_a_list_of_the_known_ones(client: httpx.AsyncClient) -> None:
     message = message_of(await client.post("/v1/schedules", json=definition(overlap="merge")), "overlap")
 
     assert "cancel_previous" in message

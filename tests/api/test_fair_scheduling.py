@@ -1,4 +1,4 @@
-"""Fair scheduling of requests on the event loop: other work gets time between requests, and responses do not change."""
+"""Fair scheduling of requests on the event loop: other coroutines run between requests, and responses do not change."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ async def work(steps: int, done: list[str], name: str) -> None:
     done.append(name)
 
 
-async def usual_wait(over: asyncio.Event) -> float:
-    """How long anything else had to wait for its turn, but for the worst tenth: the machine may be busy with other things."""
+async def typical_wait(finished: asyncio.Event) -> float:
+    """Return how long other coroutines wait to run, without the worst tenth: other processes also use the machine."""
     waits, last = [], time.perf_counter()
-    while not over.is_set():
+    while not finished.is_set():
         await asyncio.sleep(0)
         now = time.perf_counter()
         waits.append(now - last)
@@ -32,67 +32,67 @@ async def usual_wait(over: asyncio.Event) -> float:
     return sorted(waits)[len(waits) * 9 // 10]
 
 
-async def crowd(scheduler: FairScheduler | None) -> float:
-    over, done = asyncio.Event(), list[str]()
-    watching = asyncio.create_task(usual_wait(over))
+async def wait_during_burst(scheduler: FairScheduler | None) -> float:
+    finished, done = asyncio.Event(), list[str]()
+    watching = asyncio.create_task(typical_wait(finished))
 
     async def one(name: str) -> None:
         if scheduler is None:
             await work(4, done, name)
         else:
-            await scheduler.paced(work(4, done, name))
+            await scheduler.run(work(4, done, name))
 
     await asyncio.gather(*(one(str(number)) for number in range(60)))
-    over.set()
+    finished.set()
     assert len(done) == 60
     return await watching
 
 
-async def test_many_requests_leave_time_in_each_round() -> None:
-    assert await crowd(None) > 60 * STEP
-    assert await crowd(FairScheduler(SHARE)) < 20 * STEP
+async def test_many_requests_leave_time_for_other_coroutines() -> None:
+    assert await wait_during_burst(None) > 60 * STEP
+    assert await wait_during_burst(FairScheduler(SHARE)) < 20 * STEP
 
 
-async def test_requests_pass_in_the_order_in_which_they_came() -> None:
+async def test_requests_finish_in_the_order_of_their_arrival() -> None:
     scheduler, done = FairScheduler(0.0), list[str]()
-    await asyncio.gather(*(scheduler.paced(work(2, done, str(number))) for number in range(20)))
+    await asyncio.gather(*(scheduler.run(work(2, done, str(number))) for number in range(20)))
     assert done == [str(number) for number in range(20)]
 
 
-async def test_an_error_goes_through() -> None:
+async def test_an_error_is_propagated() -> None:
     async def fail() -> None:
         await asyncio.sleep(0)
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        await FairScheduler(0.0).paced(fail())
+        await FairScheduler(0.0).run(fail())
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0], ids=["while it waits for its turn", "while it waits for something"])
-async def test_a_cancelled_request_learns_of_it_and_may_go_on(share: float) -> None:
-    scheduler, told = FairScheduler(share), list[str]()
+@pytest.mark.parametrize("share", [0.0, 1.0], ids=["while it waits to be scheduled", "while it waits for IO"])
+async def test_a_cancelled_request_gets_the_cancellation_and_may_continue(share: float) -> None:
+    scheduler, events = FairScheduler(share), list[str]()
     begun = asyncio.Event()
 
-    async def stubborn() -> None:
+    async def ignores_cancel() -> None:
         begun.set()
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
-            told.append("cancelled")
+            events.append("cancelled")
         await asyncio.sleep(0)
-        told.append("went on")
+        events.append("continued")
 
-    running = asyncio.ensure_future(scheduler.paced(stubborn()))
+    running = asyncio.ensure_future(scheduler.run(ignores_cancel()))
     await begun.wait()
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running
-    assert told == ["cancelled", "went on"]
+    assert events == ["cancelled", "continued"]
 
 
-async def test_whoever_left_while_it_waited_holds_up_nobody() -> None:
+async def test_a_request_cancelled_while_it_waits_does_not_block_others() -> None:
     scheduler, done = FairScheduler(0.0), list[str]()
-    running = [asyncio.ensure_future(scheduler.paced(work(3, done, str(number)))) for number in range(10)]
+    running = [asyncio.ensure_future(scheduler.run(work(3, done, str(number)))) for number in range(10)]
     await asyncio.sleep(0)
     for one in running[::2]:
         one.cancel()

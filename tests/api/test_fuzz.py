@@ -1,8 +1,8 @@
-"""The API against its own document: schemathesis makes up thousands of requests from it, and holds every answer against it.
+"""Fuzzing of the API: schemathesis generates requests from the OpenAPI document and validates every response against it.
 
-The short form is part of every run of the tests, the long one is `make fuzz`. All checks are on. Two are narrowed:
-positive_data_acceptance is replaced by one that knows what no schema can foretell (fuzz_hooks.py); /v1/events is left out,
-because it never ends, and has tests of its own.
+A short form is part of every test run; the long form is `make fuzz`. All checks are enabled, with two exceptions:
+positive_data_acceptance is replaced by a variant that excludes what a schema cannot predict (fuzz_hooks.py), and /v1/events is
+excluded, because it never ends. It has separate tests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.processes import ServerProcess, free_port
 ROOT = Path(__file__).parents[2]
 SEED = 20261118
 LONG_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "100"))
-FEWEST_CASES = 5000
+MIN_CASES = 5000
 SHORT = ("--phases", "examples,coverage,stateful", "--no-shrink", "--workers", "2")
 
 
@@ -38,7 +38,7 @@ def key(tmp_path: Path) -> str:
 
 @pytest.fixture
 def address(tmp_path: Path, key: str) -> Iterator[str]:
-    """A server with keys, and without limits on how often they may ask."""
+    """The URL of a server that requires keys and has no request limits."""
     port = free_port()
     limits = ("key", "address")
     flags = [flag for one in limits for flag in (f"--{one}-requests-per-second", "0")] + ["--bad-keys-per-second", "0"]
@@ -56,10 +56,10 @@ def address(tmp_path: Path, key: str) -> Iterator[str]:
 
 
 def make_dead_letter(address: str, key: str) -> None:
-    """A dead letter: requests that are made up do not get that far."""
+    """Create a dead letter, because generated requests do not."""
     with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {key}"}) as client:
-        client.post("/v1/tasks", json={"type": "work", "queue": "graves"}).raise_for_status()
-        claimed = client.post("/v1/worker/claim", json={"worker": "w", "queues": ["graves"]}).json()["tasks"]
+        client.post("/v1/tasks", json={"type": "work", "queue": "failing"}).raise_for_status()
+        claimed = client.post("/v1/worker/claim", json={"worker": "w", "queues": ["failing"]}).json()["tasks"]
         failures = [
             {"id": task["id"], "fence": task["fence"], "error": {"message": "no"}, "retryable": False} for task in claimed
         ]
@@ -67,7 +67,7 @@ def make_dead_letter(address: str, key: str) -> None:
 
 
 def run(address: str, key: str, folder: Path, *options: str) -> int:
-    """How many cases there were; fails with what schemathesis says if any failed."""
+    """Run schemathesis and return the number of cases. Fail with its output if a case fails."""
     command = [
         *(sys.executable, "-m", "schemathesis.cli", "run", f"{address}/v1/openapi.json"),
         *("--header", f"Authorization: Bearer {key}", "--exclude-path", "/v1/events"),
@@ -84,15 +84,15 @@ def run(address: str, key: str, folder: Path, *options: str) -> int:
     return int(found[1])
 
 
-def test_the_document_and_the_server_agree(address: str, key: str, tmp_path: Path) -> None:
-    """The short form: the same requests each time, those that examples and edges of the schemas make, and chains of links."""
+def test_the_server_conforms_to_its_document(address: str, key: str, tmp_path: Path) -> None:
+    """The short form: the same requests in each run, from examples, edge cases of the schemas, and chains of links."""
     cases = run(address, key, tmp_path, "--seed", str(SEED), "--generation-deterministic", "--max-examples", "3", *SHORT)
     assert cases > 1000
 
 
 @pytest.mark.fuzz
 @pytest.mark.timeout(1800)
-def test_the_document_and_the_server_agree_on_many_made_up_requests(address: str, key: str, tmp_path: Path) -> None:
+def test_the_server_conforms_to_its_document_for_many_generated_requests(address: str, key: str, tmp_path: Path) -> None:
     cases = run(address, key, tmp_path, "--max-examples", str(LONG_EXAMPLES))
     print(f"{cases} cases")
-    assert cases >= FEWEST_CASES
+    assert cases >= MIN_CASES

@@ -21,7 +21,7 @@ async def test_it_finds_a_schedule_by_id_and_by_name(client: httpx.AsyncClient) 
     "ref", ["unknown", "a%20b", "%00", "%F0%9F%98%80", "x" * 5000, "%FF", "0192d1b2-0000-7000-8000-000000000001"]
 )
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-async def test_what_is_not_there_is_not_found(client: httpx.AsyncClient, method: str, ref: str) -> None:
+async def test_an_unknown_schedule_is_not_found(client: httpx.AsyncClient, method: str, ref: str) -> None:
     problem = problem_of(await client.request(method, f"/v1/schedules/{ref}"), 404)
 
     assert problem["type"] == "urn:everbeat:problem:not-found"
@@ -34,7 +34,7 @@ async def test_it_rejects_an_unknown_parameter(client: httpx.AsyncClient) -> Non
     assert fields_of(await client.delete("/v1/schedules/nightly?force=1")) == ["force"]
 
 
-async def test_a_deleted_schedule_is_gone(client: httpx.AsyncClient) -> None:
+async def test_a_deleted_schedule_is_not_found(client: httpx.AsyncClient) -> None:
     created = (await client.post("/v1/schedules", json=definition())).json()
     response = await client.delete("/v1/schedules/nightly")
 
@@ -43,7 +43,7 @@ async def test_a_deleted_schedule_is_gone(client: httpx.AsyncClient) -> None:
     problem_of(await client.delete("/v1/schedules/nightly"), 404)
 
 
-async def test_its_name_is_free_again(client: httpx.AsyncClient) -> None:
+async def test_the_name_of_a_deleted_schedule_is_free_again(client: httpx.AsyncClient) -> None:
     first = (await client.post("/v1/schedules", json=definition())).json()
     await client.delete(f"/v1/schedules/{first['id']}")
 

@@ -37,9 +37,7 @@ async def test_a_malformed_id_is_not_found(client: httpx.AsyncClient, view: str,
 
 @ON_BOTH_STORES
 @pytest.mark.parametrize("view", VIEWS)
-async def test_a_task_of_another_tenant_is_not_found_and_looks_the_same(
-    client: httpx.AsyncClient, store: Store, view: str
-) -> None:
+async def test_a_task_of_another_tenant_looks_like_an_unknown_one(client: httpx.AsyncClient, store: Store, view: str) -> None:
     other = make_task(tenant_id=OTHER_TENANT)
     await store.task_submit([other])
     unknown = uuid4()
@@ -54,7 +52,7 @@ async def test_a_task_of_another_tenant_is_not_found_and_looks_the_same(
 
 
 @ON_BOTH_STORES
-async def test_an_id_in_capitals_is_the_same_id(client: httpx.AsyncClient) -> None:
+async def test_ids_are_case_insensitive(client: httpx.AsyncClient) -> None:
     task = await submit(client)
 
     assert (await client.get(f"/v1/tasks/{task['id'].upper()}")).json() == task
@@ -63,8 +61,8 @@ async def test_an_id_in_capitals_is_the_same_id(client: httpx.AsyncClient) -> No
 @ON_BOTH_STORES
 async def test_a_running_task_shows_its_worker_lease_and_progress(client: httpx.AsyncClient) -> None:
     task = await submit(client)
-    (held,) = await claim(client)
-    await report(client, "heartbeat", "leases", lease(held, progress={"fraction": 0.4, "message": "fetching"}))
+    (claimed,) = await claim(client)
+    await report(client, "heartbeat", "leases", lease(claimed, progress={"fraction": 0.4, "message": "fetching"}))
 
     now = await read(client, task)
     assert (now["state"], now["worker"], now["attempt"]) == ("running", "w1", 1)
@@ -76,8 +74,8 @@ async def test_a_running_task_shows_its_worker_lease_and_progress(client: httpx.
 @ON_BOTH_STORES
 async def test_a_completed_task_shows_its_result_and_how_long_it_took(client: httpx.AsyncClient) -> None:
     task = await submit(client)
-    (held,) = await claim(client)
-    await complete(client, held, result={"rows": 12})
+    (claimed,) = await claim(client)
+    await complete(client, claimed, result={"rows": 12})
 
     now = await read(client, task)
     assert (now["state"], now["result"], now["error"], now["worker"]) == ("completed", {"rows": 12}, None, "w1")
@@ -104,11 +102,11 @@ async def test_attempts_are_listed_oldest_first(client: httpx.AsyncClient) -> No
 
 
 @ON_BOTH_STORES
-async def test_attempts_come_in_pages(client: httpx.AsyncClient) -> None:
+async def test_attempts_are_paged(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     for _ in range(5):
-        (held,) = await claim(client)
-        await report(client, "release", "leases", lease(held))
+        (claimed,) = await claim(client)
+        await report(client, "release", "leases", lease(claimed))
     path = f"/v1/tasks/{task['id']}/attempts"
 
     first = (await client.get(path, params={"limit": 3})).json()
@@ -127,11 +125,11 @@ async def test_a_task_that_never_ran_has_no_attempts_and_no_log(client: httpx.As
 
 
 @ON_BOTH_STORES
-async def test_the_log_keeps_every_line_with_its_attempt(client: httpx.AsyncClient) -> None:
+async def test_the_log_contains_every_line_with_its_attempt(client: httpx.AsyncClient) -> None:
     task = await submit(client)
-    (held,) = await claim(client)
+    (claimed,) = await claim(client)
     for text in ("one", "two\nthree", "fünf\x00"):
-        await report(client, "heartbeat", "leases", lease(held, log=text))
+        await report(client, "heartbeat", "leases", lease(claimed, log=text))
     path = f"/v1/tasks/{task['id']}/log"
 
     lines = (await client.get(path)).json()["items"]
@@ -141,12 +139,12 @@ async def test_the_log_keeps_every_line_with_its_attempt(client: httpx.AsyncClie
     first = (await client.get(path, params={"limit": 2})).json()
     rest = (await client.get(path, params={"limit": 2, "cursor": first["next_cursor"]})).json()
     assert first["items"] + rest["items"] == lines
-    await complete(client, held)
+    await complete(client, claimed)
     assert (await client.get(path)).json()["items"] == lines
 
 
 @ON_BOTH_STORES
-async def test_a_lost_attempt_is_explained(client: httpx.AsyncClient, context: ApiContext, store: Store) -> None:
+async def test_a_lost_attempt_has_an_error(client: httpx.AsyncClient, context: ApiContext, store: Store) -> None:
     task = await submit(client)
     await claim_expired(context)
     await Reaper(store, ChangePublisher(store)).run_once()

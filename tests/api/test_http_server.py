@@ -25,11 +25,11 @@ Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWrite
 
 
 class SmallApp:
-    """What is asked by the path."""
+    """An app whose behavior is selected by the path."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
-        self.go = asyncio.Event()
+        self.may_respond = asyncio.Event()
         self.disconnected = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -37,7 +37,7 @@ class SmallApp:
         await getattr(self, scope["path"].strip("/") or "echo")(scope, receive, send)
 
     async def echo(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The target of the request and its body."""
+        """Respond with the query string and the body of the request."""
         body = b""
         while True:
             message = await receive()
@@ -50,7 +50,7 @@ class SmallApp:
         await respond(send, b"early", status=404)
 
     async def wait(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await self.go.wait()
+        await self.may_respond.wait()
         await respond(send, b"waited")
 
     async def stream(self, _scope: Scope, _receive: Receive, send: Send) -> None:
@@ -137,18 +137,18 @@ async def read_response(reader: asyncio.StreamReader) -> tuple[int, dict[str, st
 
 
 async def read_rest(reader: asyncio.StreamReader) -> bytes:
-    """Everything until the server closes the connection."""
+    """Return everything until the server closes the connection."""
     async with asyncio.timeout(10):
         with contextlib.suppress(ConnectionError):
             return await reader.read(-1)
     return b""
 
 
-async def exchange(connect: Connect, *pieces: bytes) -> bytes:
+async def exchange(connect: Connect, *chunks: bytes) -> bytes:
     reader, writer = await connect()
     with contextlib.suppress(ConnectionError):
-        for piece in pieces:
-            writer.write(piece)
+        for chunk in chunks:
+            writer.write(chunk)
             await writer.drain()
     return await read_rest(reader)
 
@@ -163,28 +163,28 @@ async def test_one_connection_serves_many_requests(connect: Connect) -> None:
         assert "connection" not in headers
 
 
-async def test_requests_sent_ahead_are_answered_in_order(connect: Connect, app: SmallApp) -> None:
+async def test_pipelined_requests_get_their_responses_in_order(connect: Connect, app: SmallApp) -> None:
     reader, writer = await connect()
     post = b"POST /?%d HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n"
     writer.write(GET % b"/wait" + b"".join(post % number + b"x" * 100_000 for number in range(5)))
     await asyncio.sleep(0.05)
     assert app.seen == ["/wait"]
-    app.go.set()
+    app.may_respond.set()
     assert (await read_response(reader))[2] == b"waited"
     for number in range(5):
         assert (await read_response(reader))[2] == b"%d|" % number + b"x" * 100_000
 
 
-async def test_a_body_in_pieces_arrives_whole(connect: Connect) -> None:
+async def test_a_chunked_body_is_reassembled(connect: Connect) -> None:
     reader, writer = await connect()
     writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
-    for piece in (b"3\r\nabc\r\n", b"2\r", b"\nde\r\n0\r\n", b"\r\n"):
+    for chunk in (b"3\r\nabc\r\n", b"2\r", b"\nde\r\n0\r\n", b"\r\n"):
         await asyncio.sleep(0.01)
-        writer.write(piece)
+        writer.write(chunk)
     assert (await read_response(reader))[2] == b"|abcde"
 
 
-async def test_a_stream_is_chunked_and_for_an_old_client_ends_with_the_connection(connect: Connect) -> None:
+async def test_a_stream_is_chunked_or_for_http_1_0_ends_with_the_connection(connect: Connect) -> None:
     new = await exchange(connect, b"GET /stream HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
     assert b"transfer-encoding: chunked" in new
     assert new.endswith(b"\r\n\r\n3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")
@@ -201,13 +201,13 @@ async def test_head_has_a_length_and_no_body(connect: Connect) -> None:
     assert (await read_response(reader))[2] == b"b|"
 
 
-async def test_an_absolute_target_is_taken_by_its_path(connect: Connect) -> None:
+async def test_an_absolute_target_is_routed_by_its_path(connect: Connect) -> None:
     reader, writer = await connect()
     writer.write(b"GET http://other.example/?a=%41 HTTP/1.1\r\nHost: a\r\n\r\n")
     assert (await read_response(reader))[2] == b"a=%41|"
 
 
-async def test_a_client_that_waits_to_send_its_body_is_told_to(connect: Connect) -> None:
+async def test_a_client_that_expects_100_continue_gets_it(connect: Connect) -> None:
     reader, writer = await connect()
     writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
     assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -215,7 +215,7 @@ async def test_a_client_that_waits_to_send_its_body_is_told_to(connect: Connect)
     assert (await read_response(reader))[2] == b"|hi"
 
 
-async def test_a_client_that_waits_may_be_refused_instead(connect: Connect) -> None:
+async def test_a_client_that_expects_100_continue_may_be_refused(connect: Connect) -> None:
     refused = await exchange(connect, b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
     assert refused.startswith(b"HTTP/1.1 404")
     assert b"connection: close" in refused
@@ -224,7 +224,7 @@ async def test_a_client_that_waits_may_be_refused_instead(connect: Connect) -> N
 # Responses that do not wait for the body
 
 
-async def test_after_an_early_response_to_a_small_body_the_connection_goes_on(connect: Connect) -> None:
+async def test_after_an_early_response_to_a_small_body_the_connection_continues(connect: Connect) -> None:
     reader, writer = await connect()
     for _ in range(2):
         writer.write(b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n12345")
@@ -235,19 +235,19 @@ async def test_after_an_early_response_to_a_small_body_the_connection_goes_on(co
     assert (await read_response(reader))[2] == b"a|"
 
 
-async def test_a_small_body_that_does_not_come_ends_the_connection(connect: Connect) -> None:
+async def test_a_small_body_that_does_not_arrive_ends_the_connection(connect: Connect) -> None:
     assert (await exchange(connect, b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n12345")).endswith(b"early")
 
 
 @pytest.mark.parametrize("length", [b"Content-Length: 20000000", b"Transfer-Encoding: chunked"])
 async def test_after_an_early_response_to_a_large_body_the_connection_ends(connect: Connect, length: bytes) -> None:
-    piece = b"%x\r\n%b\r\n" % (1_000_000, b"x" * 1_000_000)
-    response = await exchange(connect, b"POST /early HTTP/1.1\r\nHost: a\r\n%b\r\n\r\n" % length, *[piece] * 18)
+    chunk = b"%x\r\n%b\r\n" % (1_000_000, b"x" * 1_000_000)
+    response = await exchange(connect, b"POST /early HTTP/1.1\r\nHost: a\r\n%b\r\n\r\n" % length, *[chunk] * 18)
     assert b"connection: close" in response
     assert response.endswith(b"early")
 
 
-# Heads
+# Request heads
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nHost: lo"], ids=["nothing", "half a head"])
@@ -269,7 +269,7 @@ async def test_a_request_may_take_longer_than_its_head(connect: Connect, app: Sm
     reader, writer = await connect()
     writer.write(GET % b"/wait")
     await asyncio.sleep(HEAD_SECONDS * 1.5)
-    app.go.set()
+    app.may_respond.set()
     assert (await read_response(reader))[2] == b"waited"
 
 
@@ -282,7 +282,7 @@ async def test_a_request_may_take_longer_than_its_head(connect: Connect, app: Sm
     ],
     ids=["too many", "too large", "endless"],
 )
-async def test_a_head_has_its_limits(connect: Connect, head: bytes) -> None:
+async def test_the_size_of_a_head_is_limited(connect: Connect, head: bytes) -> None:
     response = await exchange(connect, b"GET / HTTP/1.1\r\nHost: a\r\n" + head, b"\r\n")
     assert response.startswith(b"HTTP/1.1 431")
     assert b"urn:everbeat:problem:head-too-large" in response
@@ -308,30 +308,30 @@ async def test_a_long_target_has_the_same_limit(connect: Connect) -> None:
         b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n",
     ],
 )
-async def test_what_is_not_http_is_refused(connect: Connect, request_: bytes) -> None:
+async def test_invalid_http_is_refused(connect: Connect, request_: bytes) -> None:
     response = await exchange(connect, request_)
     assert response.startswith(b"HTTP/1.1 400"), response
     assert b"urn:everbeat:problem:malformed-request" in response
     assert response.count(b"HTTP/1.1 ") == 1
 
 
-async def test_nonsense_behind_a_request_does_not_spoil_its_response(connect: Connect) -> None:
+async def test_invalid_data_after_a_request_does_not_affect_its_response(connect: Connect) -> None:
     response = await exchange(connect, GET % b"/?a" + b"nonsense\r\n\r\n")
     assert response.startswith(b"HTTP/1.1 200")
     assert response.endswith(b"a|")
 
 
-async def test_an_upgrade_is_answered_as_a_plain_request(connect: Connect) -> None:
+async def test_an_upgrade_request_is_treated_as_a_plain_request(connect: Connect) -> None:
     upgrade = b"GET /?a HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n\x81\x05hello"
     response = await exchange(connect, upgrade)
     assert response.startswith(b"HTTP/1.1 200")
     assert b"connection: close" in response
 
 
-# Clients that leave, and clients that do not read
+# Clients that disconnect, and clients that do not read
 
 
-async def test_an_app_that_waits_learns_that_its_client_left(connect: Connect, app: SmallApp) -> None:
+async def test_a_waiting_app_is_notified_of_a_disconnect(connect: Connect, app: SmallApp) -> None:
     _, writer = await connect()
     writer.write(GET % b"/poll")
     await asyncio.sleep(0.05)
@@ -362,8 +362,8 @@ async def test_a_client_that_reads_slowly_is_served(connect: Connect) -> None:
     writer.write(b"GET /large HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
     count = 0
     async with asyncio.timeout(30):
-        while piece := await reader.read(2_000_000):
-            count += len(piece)
+        while chunk := await reader.read(2_000_000):
+            count += len(chunk)
             await asyncio.sleep(0.02)
     assert count > 30_000_000
 
@@ -377,21 +377,21 @@ async def test_an_app_that_fails_is_a_problem_without_internals(connect: Connect
     assert b"secret" not in response
 
 
-async def test_half_a_response_is_not_taken_for_a_whole_one(connect: Connect) -> None:
+async def test_an_incomplete_response_is_detectable(connect: Connect) -> None:
     reader, writer = await connect()
     writer.write(GET % b"/half")
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
         await read_response(reader)
 
 
-async def test_a_header_cannot_hold_two(connect: Connect) -> None:
+async def test_a_header_value_cannot_inject_another_header(connect: Connect) -> None:
     assert b"set-cookie" not in await exchange(connect, GET % b"/split")
 
 
 # Limits on connections, and shutdown
 
 
-async def test_one_address_may_have_so_many_connections(app: SmallApp) -> None:
+async def test_connections_per_address_are_limited(app: SmallApp) -> None:
     async with serving(app, max_connections_per_address=16) as (server, port):
         opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(17)]
         assert await read_rest(opened[16][0]) == b""
@@ -406,7 +406,7 @@ async def test_one_address_may_have_so_many_connections(app: SmallApp) -> None:
             other.transport.abort()
 
 
-async def test_a_trusted_proxy_may_have_more(app: SmallApp) -> None:
+async def test_connections_of_a_trusted_proxy_are_not_limited_per_address(app: SmallApp) -> None:
     async with serving(app, max_connections_per_address=16, trusted_proxies=("127.0.0.0/8",)) as (server, port):
         opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
         await asyncio.sleep(0.05)
@@ -437,7 +437,7 @@ async def test_stopping_lets_a_request_finish_and_closes_idle_connections(app: S
         stopping = asyncio.create_task(server.stop(10))
         assert await read_rest(idle) == b""
         assert not stopping.done()
-        app.go.set()
+        app.may_respond.set()
         _, headers, body = await read_response(reader)
         assert (headers["connection"], body) == ("close", b"waited")
         async with asyncio.timeout(5):
@@ -446,7 +446,7 @@ async def test_stopping_lets_a_request_finish_and_closes_idle_connections(app: S
             one.close()
 
 
-async def test_stopping_does_not_wait_for_ever(app: SmallApp) -> None:
+async def test_stopping_waits_only_until_its_deadline(app: SmallApp) -> None:
     async with serving(app) as (server, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(GET % b"/wait")
@@ -461,7 +461,7 @@ async def test_stopping_does_not_wait_for_ever(app: SmallApp) -> None:
 # TLS
 
 
-async def test_over_tls_a_client_shows_its_certificate_if_it_has_to(app: SmallApp, tmp_path: Path) -> None:
+async def test_tls_requires_a_client_certificate_if_configured(app: SmallApp, tmp_path: Path) -> None:
     certificate, key = (str(file) for file in make_certificate(tmp_path))
     files = {"tls_certificate": certificate, "tls_key": key}
     known, unknown = ssl.create_default_context(cafile=certificate), ssl.create_default_context(cafile=certificate)
@@ -484,7 +484,7 @@ async def test_over_tls_a_client_shows_its_certificate_if_it_has_to(app: SmallAp
                 await asyncio.sleep(0.02)
 
 
-async def test_a_tls_handshake_has_the_deadline_of_a_head(app: SmallApp, tmp_path: Path) -> None:
+async def test_a_tls_handshake_has_the_same_deadline_as_a_head(app: SmallApp, tmp_path: Path) -> None:
     certificate, key = (str(file) for file in make_certificate(tmp_path))
     async with serving(app, tls_certificate=certificate, tls_key=key) as (server, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

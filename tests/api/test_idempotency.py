@@ -1,4 +1,4 @@
-"""Idempotency-Key on every POST that makes something: the same answer for the same key, and nothing done twice."""
+"""Idempotency-Key on every POST that creates something: the same key returns the same response and creates nothing twice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def some_tasks(_client: httpx.AsyncClient, _api_context: ApiContext, _tena
     return "/v1/tasks/batch", {"tasks": [{"type": "work"}, {"type": "work", "priority": 1}]}
 
 
-async def a_task_again(client: httpx.AsyncClient, _api_context: ApiContext, _tenant_id: UUID) -> Request:
+async def a_retry(client: httpx.AsyncClient, _api_context: ApiContext, _tenant_id: UUID) -> Request:
     task = await submit(client)
     await client.post(f"/v1/tasks/{task['id']}/cancel")
     return f"/v1/tasks/{task['id']}/retry", {}
@@ -47,7 +47,7 @@ async def a_task_again(client: httpx.AsyncClient, _api_context: ApiContext, _ten
 
 async def a_trigger(client: httpx.AsyncClient, _api_context: ApiContext, _tenant_id: UUID) -> Request:
     await client.post("/v1/schedules", json=definition())
-    return "/v1/schedules/nightly/trigger", {"payload": {"by": "hand"}}
+    return "/v1/schedules/nightly/trigger", {"payload": {"by": "user"}}
 
 
 async def a_backfill(_client: httpx.AsyncClient, context: ApiContext, tenant_id: UUID) -> Request:
@@ -60,8 +60,8 @@ async def a_backfill(_client: httpx.AsyncClient, context: ApiContext, tenant_id:
 
 async def a_dead_letter(client: httpx.AsyncClient, _api_context: ApiContext, _tenant_id: UUID) -> Request:
     task = await submit(client, max_attempts=1)
-    held = next(one for one in await claim(client) if one["id"] == task["id"])
-    await fail(client, held)
+    claimed = next(one for one in await claim(client) if one["id"] == task["id"])
+    await fail(client, claimed)
     return f"/v1/dead-letters/{task['id']}/replay", {}
 
 
@@ -72,11 +72,11 @@ async def dead_letters(client: httpx.AsyncClient, context: ApiContext, tenant_id
 
 
 CREATING = [
-    *(a_schedule, some_schedules, a_task, some_tasks, a_task_again),
+    *(a_schedule, some_schedules, a_task, some_tasks, a_retry),
     *(a_trigger, a_backfill, a_dead_letter, dead_letters),
 ]
 Prepare = Callable[[httpx.AsyncClient, ApiContext, UUID], Awaitable[Request]]
-EVERY_WAY = pytest.mark.parametrize("prepare", CREATING, ids=[one.__name__ for one in CREATING])
+EVERY_REQUEST = pytest.mark.parametrize("prepare", CREATING, ids=[one.__name__ for one in CREATING])
 
 
 async def rows_of(store: Store) -> tuple[int, int]:
@@ -84,8 +84,8 @@ async def rows_of(store: Store) -> tuple[int, int]:
 
 
 @ON_BOTH_STORES
-@EVERY_WAY
-async def test_the_same_key_gives_the_same_answer_and_does_nothing(
+@EVERY_REQUEST
+async def test_the_same_key_returns_the_same_response_and_creates_nothing(
     client: httpx.AsyncClient, context: ApiContext, store: Store, prepare: Prepare
 ) -> None:
     path, body = await prepare(client, context, DEFAULT_TENANT)
@@ -100,7 +100,7 @@ async def test_the_same_key_gives_the_same_answer_and_does_nothing(
     assert await rows_of(store) == done
 
 
-@EVERY_WAY
+@EVERY_REQUEST
 async def test_the_same_key_with_another_request_is_refused(
     client: httpx.AsyncClient, context: ApiContext, prepare: Prepare
 ) -> None:
@@ -121,8 +121,8 @@ def _changed(body: dict[str, Any]) -> dict[str, Any]:
     return {name: changed[name], **dict(rest)}
 
 
-@EVERY_WAY
-async def test_the_same_key_of_another_tenant_is_another_key(
+@EVERY_REQUEST
+async def test_keys_of_tenants_are_separate(
     client: httpx.AsyncClient, context: ApiContext, prepare: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, body = await prepare(client, context, DEFAULT_TENANT)
@@ -135,14 +135,16 @@ async def test_the_same_key_of_another_tenant_is_another_key(
     assert prepare is a_backfill or theirs.content != ours.content
 
 
-async def test_of_two_at_once_one_speaks_for_both(client: httpx.AsyncClient, context: ApiContext, store: Store) -> None:
+async def test_concurrent_requests_with_one_key_get_one_response(
+    client: httpx.AsyncClient, context: ApiContext, store: Store
+) -> None:
     path, body = await dead_letters(client, context, DEFAULT_TENANT)
-    answers = await asyncio.gather(*(client.post(path, json=body, headers=KEY) for _ in range(4)))
-    assert len({answer.content for answer in answers}) == 1
+    responses = await asyncio.gather(*(client.post(path, json=body, headers=KEY) for _ in range(4)))
+    assert len({response.content for response in responses}) == 1
     assert await count_rows(store, "tasks") == 2
 
 
-def test_every_post_that_makes_something_documents_the_key() -> None:
+def test_every_post_that_creates_something_documents_the_key() -> None:
     document = openapi_document()
     keyed = {
         path
@@ -151,6 +153,6 @@ def test_every_post_that_makes_something_documents_the_key() -> None:
         if parameter["name"] == "Idempotency-Key"
     }
     creating = {path for path, methods in document["paths"].items() if "201" in methods.get("post", {}).get("responses", ())}
-    # Batches answer 200: nothing has one address.
+    # Batches return 200, because there is no single location.
     creating |= {"/v1/schedules/batch", "/v1/tasks/batch", "/v1/schedules/{ref}/backfill", "/v1/dead-letters/replay"}
     assert keyed == creating

@@ -1,4 +1,4 @@
-"""Payloads above 64 KiB: submitted, claimed, done again and read as any other; and what happens when the blob store fails."""
+"""Payloads above 64 KiB: submitted, claimed, retried and read like any other payload; and failures of the blob store."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def context(store: Store, folder: Path) -> ApiContext:
 
 
 @pytest.fixture
-async def bare(store: Store) -> AsyncIterator[httpx.AsyncClient]:
-    """A server without a blob store."""
+async def no_blob_client(store: Store) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a server without a blob store."""
     async with make_client(make_context(store)) as client:
         yield client
 
@@ -61,42 +61,44 @@ async def dead_letter(client: httpx.AsyncClient, task: dict[str, Any]) -> dict[s
     return letter
 
 
-async def test_a_worker_gets_a_large_payload_as_it_was_given(client: httpx.AsyncClient, folder: Path) -> None:
+async def test_a_worker_gets_a_large_payload_unchanged(client: httpx.AsyncClient, folder: Path) -> None:
     task = await submit(client, payload=LARGE)
     assert (task["payload"], task["payload_omitted"]) == (None, True)
     assert len(files(folder)) == 1
-    (held,) = await claim(client)
-    assert held["payload"] == LARGE
-    assert "payload_ref" not in held
-    assert await complete(client, held) == "ok"
+    (claimed,) = await claim(client)
+    assert claimed["payload"] == LARGE
+    assert "payload_ref" not in claimed
+    assert await complete(client, claimed) == "ok"
 
 
-async def test_a_worker_that_waits_gets_it_at_once(client: httpx.AsyncClient, context: ApiContext) -> None:
+async def test_a_waiting_worker_gets_a_large_payload_immediately(client: httpx.AsyncClient, context: ApiContext) -> None:
     waiting = asyncio.create_task(claim(client, wait_seconds=10))
-    while not any(line.waiting and not line.is_signalled for line in context.leases._long_polls.wait_queues()):
+    while not any(
+        wait_queue.waiting and not wait_queue.is_signalled for wait_queue in context.leases._long_polls.wait_queues()
+    ):
         await asyncio.sleep(0.01)
     await submit(client, payload=LARGE)
-    (held,) = await waiting
-    assert held["payload"] == LARGE
+    (claimed,) = await waiting
+    assert claimed["payload"] == LARGE
 
 
-async def test_it_is_read_by_its_id_and_left_out_of_lists(client: httpx.AsyncClient) -> None:
+async def test_a_large_payload_is_returned_by_id_and_omitted_from_lists(client: httpx.AsyncClient) -> None:
     task = await submit(client, payload=LARGE)
     small = await submit(client, payload={"a": 1})
     found = await read(client, task)
     assert (found["payload"], found["payload_omitted"]) == (LARGE, False)
-    quick = (await client.get(f"/v1/tasks/{task['id']}?payload=omit")).json()
-    assert (quick["payload"], quick["payload_omitted"]) == (None, True)
+    without_payload = (await client.get(f"/v1/tasks/{task['id']}?payload=omit")).json()
+    assert (without_payload["payload"], without_payload["payload_omitted"]) == (None, True)
     items = (await client.get("/v1/tasks")).json()["items"]
     shown = {item["id"]: (item["payload"], item["payload_omitted"]) for item in items}
     assert shown == {task["id"]: (None, True), small["id"]: ({"a": 1}, False)}
     assert fields_of(await client.get(f"/v1/tasks/{task['id']}?payload=no")) == ["payload"]
 
 
-async def test_what_is_done_again_shares_the_payload(client: httpx.AsyncClient, folder: Path) -> None:
+async def test_retries_and_replays_share_the_payload(client: httpx.AsyncClient, folder: Path) -> None:
     task = await submit(client, payload=LARGE, max_attempts=1)
-    (held,) = await claim(client)
-    await fail(client, held)
+    (claimed,) = await claim(client)
+    await fail(client, claimed)
     letter = await dead_letter(client, task)
     assert (letter["payload"], letter["payload_omitted"]) == (LARGE, False)
     (item,) = (await client.get("/v1/dead-letters")).json()["items"]
@@ -109,24 +111,24 @@ async def test_what_is_done_again_shares_the_payload(client: httpx.AsyncClient, 
     assert len(files(folder)) == 1
 
 
-async def test_ten_mebibytes_are_the_most(client: httpx.AsyncClient) -> None:
+async def test_a_payload_may_have_ten_mebibytes(client: httpx.AsyncClient) -> None:
     task = await submit(client, payload="x" * (10 * MIB - 2))
-    (held,) = await claim(client)
-    assert (held["id"], len(held["payload"])) == (task["id"], 10 * MIB - 2)
+    (claimed,) = await claim(client)
+    assert (claimed["id"], len(claimed["payload"])) == (task["id"], 10 * MIB - 2)
     response = await client.post("/v1/tasks", json={"type": "a", "payload": "x" * (10 * MIB - 1)})
     assert fields_of(response, 413) == ["payload"]
 
 
-async def test_a_batch_may_have_many(client: httpx.AsyncClient, folder: Path) -> None:
+async def test_a_batch_may_have_many_large_payloads(client: httpx.AsyncClient, folder: Path) -> None:
     payloads = ["x" * 70_000, "small", *(f"{number}" * 100_000 for number in range(10))]
     response = await client.post("/v1/tasks/batch", json={"tasks": [{"type": "a", "payload": one} for one in payloads]})
     assert len(response.json()["ids"]) == 12
     assert len(files(folder)) == 11
-    held = await claim(client)
-    assert sorted(task["payload"] for task in held) == sorted(payloads)
+    claimed = await claim(client)
+    assert sorted(task["payload"] for task in claimed) == sorted(payloads)
 
 
-async def test_a_key_that_is_used_again_leaves_no_payload_behind(client: httpx.AsyncClient, folder: Path) -> None:
+async def test_a_repeated_key_leaves_no_unused_payload(client: httpx.AsyncClient, folder: Path) -> None:
     body, headers = {"type": "a", "payload": LARGE}, {"Idempotency-Key": "k"}
     first = await client.post("/v1/tasks", json=body, headers=headers)
     again = await client.post("/v1/tasks", json=body, headers=headers)
@@ -137,26 +139,26 @@ async def test_a_key_that_is_used_again_leaves_no_payload_behind(client: httpx.A
 
 
 @pytest.mark.parametrize("own_keys", [True, False])
-async def test_a_batch_that_comes_again_leaves_none_behind(client: httpx.AsyncClient, folder: Path, own_keys: bool) -> None:
+async def test_a_repeated_batch_leaves_no_unused_payload(client: httpx.AsyncClient, folder: Path, own_keys: bool) -> None:
     keys = ["one", "two"] if own_keys else [None, None]
     tasks = [{"type": "a", "payload": LARGE, **({"idempotency_key": key} if key else {})} for key in keys]
     headers = {} if own_keys else {"Idempotency-Key": "k"}
-    answers = [(await client.post("/v1/tasks/batch", json={"tasks": tasks}, headers=headers)).json() for _ in range(2)]
-    assert answers[0] == answers[1]
+    responses = [(await client.post("/v1/tasks/batch", json={"tasks": tasks}, headers=headers)).json() for _ in range(2)]
+    assert responses[0] == responses[1]
     assert len(files(folder)) == 2
 
 
-async def test_a_trigger_may_have_one_and_a_schedule_may_not(client: httpx.AsyncClient) -> None:
+async def test_a_trigger_may_have_a_large_payload_and_a_schedule_may_not(client: httpx.AsyncClient) -> None:
     assert (await client.post("/v1/schedules", json=definition())).status_code == 201
     assert (await client.post("/v1/schedules/nightly/trigger", json={"payload": LARGE})).status_code == 201
-    (held,) = await claim(client)
-    assert held["payload"] == LARGE
+    (claimed,) = await claim(client)
+    assert claimed["payload"] == LARGE
     response = await client.post("/v1/schedules", json=definition(name="other", payload=LARGE))
     assert "schedule" in message_of(response, "payload", 413)
 
 
-async def test_a_claim_hands_out_no_more_than_its_budget(client: httpx.AsyncClient, context: ApiContext) -> None:
-    context.leases._payloads._budget_bytes = 3 * MIB
+async def test_a_claim_returns_payloads_up_to_its_budget(client: httpx.AsyncClient, context: ApiContext) -> None:
+    context.leases._payloads._max_claimed_bytes = 3 * MIB
     for number in range(5):
         await submit(client, payload=f"{number}" * MIB)
     small = await submit(client, payload="small")
@@ -168,27 +170,25 @@ async def test_a_claim_hands_out_no_more_than_its_budget(client: httpx.AsyncClie
     assert len(await claim(client)) == 1
 
 
-async def test_when_the_blob_store_is_away_the_task_waits_and_the_others_are_served(
-    client: httpx.AsyncClient, folder: Path
-) -> None:
+async def test_while_the_blob_store_is_unavailable_other_tasks_are_claimed(client: httpx.AsyncClient, folder: Path) -> None:
     task = await submit(client, payload=LARGE)
     small = await submit(client, payload="small")
-    folder.rename(folder.with_name("away"))
-    assert [held["id"] for held in await claim(client)] == [small["id"]]
+    folder.rename(folder.with_name("moved"))
+    assert [claimed["id"] for claimed in await claim(client)] == [small["id"]]
     found = (await client.get(f"/v1/tasks/{task['id']}?payload=omit")).json()
     assert (found["state"], found["attempt"]) == ("scheduled", 0)
     for response in (await client.get(f"/v1/tasks/{task['id']}"),):
         assert problem_of(response, 503)["type"].endswith(":blob-store-unavailable")
         assert int(response.headers["retry-after"]) >= 1
-    folder.with_name("away").rename(folder)
+    folder.with_name("moved").rename(folder)
     soon = {"run_at": "2020-01-01T00:00:00Z"}
     assert (await client.post(f"/v1/tasks/{task['id']}/reschedule", json=soon)).status_code == 200
-    (held,) = await claim(client)
-    assert (held["payload"], held["attempt"]) == (LARGE, 1)
+    (claimed,) = await claim(client)
+    assert (claimed["payload"], claimed["attempt"]) == (LARGE, 1)
 
 
-async def test_a_submit_while_it_is_away_is_told_to_come_again(client: httpx.AsyncClient, folder: Path) -> None:
-    folder.touch()  # a file where the folder should be
+async def test_a_submit_while_the_blob_store_is_unavailable_gets_503(client: httpx.AsyncClient, folder: Path) -> None:
+    folder.touch()  # a file in place of the folder
     response = await client.post("/v1/tasks", json={"type": "a", "payload": LARGE})
     assert problem_of(response, 503)["type"].endswith(":blob-store-unavailable")
     assert "retry-after" in response.headers
@@ -196,21 +196,21 @@ async def test_a_submit_while_it_is_away_is_told_to_come_again(client: httpx.Asy
     await submit(client, payload="small")
 
 
-async def test_a_task_whose_payload_is_gone_is_a_dead_letter(client: httpx.AsyncClient, folder: Path) -> None:
+async def test_a_task_whose_payload_is_missing_is_a_dead_letter(client: httpx.AsyncClient, folder: Path) -> None:
     task = await submit(client, payload=LARGE)
     small = await submit(client, payload="small")
     for path in files(folder):
         path.unlink()
-    assert [held["id"] for held in await claim(client)] == [small["id"]]
+    assert [claimed["id"] for claimed in await claim(client)] == [small["id"]]
     found = await read(client, task)
     assert (found["state"], found["error"]["kind"]) == ("dead", "payload-missing")
     assert (found["payload"], found["payload_omitted"]) == (None, True)
     letter = await dead_letter(client, task)
-    assert letter["reason"] == "its payload is gone"
+    assert letter["reason"] == "the payload is missing"
 
 
-async def test_a_whole_store_that_is_gone_kills_no_task(client: httpx.AsyncClient, folder: Path) -> None:
-    """A folder that is not mounted is there, and empty."""
+async def test_a_missing_blob_store_makes_no_task_dead(client: httpx.AsyncClient, folder: Path) -> None:
+    """A folder that is not mounted exists and is empty."""
     task = await submit(client, payload=LARGE)
     shutil.rmtree(folder)
     folder.mkdir()
@@ -218,9 +218,9 @@ async def test_a_whole_store_that_is_gone_kills_no_task(client: httpx.AsyncClien
     assert (await client.get(f"/v1/tasks/{task['id']}?payload=omit")).json()["state"] == "scheduled"
 
 
-async def test_a_server_without_a_blob_store_says_so(bare: httpx.AsyncClient) -> None:
-    response = await bare.post("/v1/tasks", json={"type": "a", "payload": LARGE})
+async def test_a_server_without_a_blob_store_refuses_large_payloads(no_blob_client: httpx.AsyncClient) -> None:
+    response = await no_blob_client.post("/v1/tasks", json={"type": "a", "payload": LARGE})
     assert "65536" in message_of(response, "payload", 413)
     batch = {"tasks": [{"type": "a"}, {"type": "a", "payload": LARGE}]}
-    assert fields_of(await bare.post("/v1/tasks/batch", json=batch), 413) == ["tasks[1].payload"]
-    await submit(bare, payload="x" * 65_534)
+    assert fields_of(await no_blob_client.post("/v1/tasks/batch", json=batch), 413) == ["tasks[1].payload"]
+    await submit(no_blob_client, payload="x" * 65_534)

@@ -13,7 +13,7 @@ from tests.factories import OTHER_TENANT, make_task
 
 
 async def listed(client: httpx.AsyncClient, **query: Any) -> list[str]:
-    """The types of all tasks that match, over all pages."""
+    """Return the types of all matching tasks, over all pages."""
     found: list[str] = []
     for _ in range(100):
         response = await client.get("/v1/tasks", params=query)
@@ -29,8 +29,8 @@ async def listed(client: httpx.AsyncClient, **query: Any) -> list[str]:
 async def test_live_and_finished_tasks_are_listed_newest_first(client: httpx.AsyncClient) -> None:
     for number in range(7):
         await submit(client, f"t{number}")
-    for held in (await claim(client, max=3)) + []:
-        await complete(client, held)
+    for claimed in (await claim(client, max=3)) + []:
+        await complete(client, claimed)
     await claim(client, max=1)
 
     newest_first = [f"t{number}" for number in reversed(range(7))]
@@ -43,15 +43,15 @@ async def test_live_and_finished_tasks_are_listed_newest_first(client: httpx.Asy
 async def test_it_filters_by_state(client: httpx.AsyncClient) -> None:
     await submit(client, "later", delay_seconds=600)
     await submit(client, "done")
-    (held,) = await claim(client)
-    await complete(client, held)
+    (claimed,) = await claim(client)
+    await complete(client, claimed)
     await submit(client, "running")
     await claim(client)
     await submit(client, "ready")
-    cancelled = await submit(client, "gone")
+    cancelled = await submit(client, "cancelled")
     await client.post(f"/v1/tasks/{cancelled['id']}/cancel")
 
-    states = {"scheduled": "later", "completed": "done", "running": "running", "ready": "ready", "cancelled": "gone"}
+    states = {"scheduled": "later", "completed": "done", "running": "running", "ready": "ready", "cancelled": "cancelled"}
     for state, type_ in states.items():
         assert await listed(client, state=state) == [type_]
     for state in ("held", "failed", "dead"):
@@ -63,8 +63,8 @@ async def test_it_filters_by_queue_type_and_label(client: httpx.AsyncClient) -> 
     await submit(client, "a", queue="q1", labels={"team": "billing", "tier": "1"})
     await submit(client, "b", queue="q1", labels={"team": "search"})
     await submit(client, "a", queue="q2")
-    (held,) = await claim(client, "q2")
-    await complete(client, held)
+    (claimed,) = await claim(client, "q2")
+    await complete(client, claimed)
 
     assert await listed(client, queue="q1") == ["b", "a"]
     assert await listed(client, type="a") == ["a", "a"]
@@ -92,7 +92,7 @@ async def test_it_filters_by_schedule_by_id_and_name(client: httpx.AsyncClient) 
 @pytest.mark.parametrize(
     ("query", "field"),
     [
-        ({"state": "asleep"}, "state"),
+        ({"state": "unknown"}, "state"),
         ({"queue": "a b"}, "queue"),
         ({"type": ""}, "type"),
         ({"schedule": "a/b"}, "schedule"),
@@ -105,10 +105,10 @@ async def test_it_filters_by_schedule_by_id_and_name(client: httpx.AsyncClient) 
         ({"limit": "many"}, "limit"),
         ({"cursor": "x"}, "cursor"),
         ({"cursor": "bmFiYw"}, "cursor"),
-        ({"colour": "red"}, "colour"),
+        ({"color": "red"}, "color"),
     ],
 )
-async def test_it_names_what_is_wrong(client: httpx.AsyncClient, query: dict[str, str], field: str) -> None:
+async def test_an_invalid_parameter_is_named(client: httpx.AsyncClient, query: dict[str, str], field: str) -> None:
     assert fields_of(await client.get("/v1/tasks", params=query)) == [field]
 
 

@@ -19,13 +19,13 @@ HOURLY = definition(name="hourly", cron="0 * * * *")
 
 
 async def registered_ago(context: ApiContext, **ago: float) -> datetime:
-    """Register the hourly schedule as of some time ago, with nobody there to fire it; answers the present."""
+    """Register the hourly schedule as of some time ago, without a node that fires it, and return the current time."""
     now = await context.store.clock()
     await context.schedules.create(DEFAULT_TENANT, HOURLY, now=now - timedelta(**ago))
     return now
 
 
-async def lines(client: httpx.AsyncClient, **query: Any) -> list[dict[str, Any]]:
+async def entries(client: httpx.AsyncClient, **query: Any) -> list[dict[str, Any]]:
     response = await client.get("/v1/schedules/hourly/ticks", params=query)
     assert response.status_code == 200, response.text
     items: list[dict[str, Any]] = response.json()["items"]
@@ -59,9 +59,9 @@ async def fire(store: Store, context: ApiContext) -> datetime:
     return schedule.next_tick_at
 
 
-async def test_a_new_schedule_shows_what_is_to_come(client: httpx.AsyncClient) -> None:
+async def test_a_new_schedule_has_upcoming_ticks(client: httpx.AsyncClient) -> None:
     created = (await client.post("/v1/schedules", json=HOURLY)).json()
-    items = await lines(client)
+    items = await entries(client)
 
     assert len(items) == 24
     assert items[0] == {
@@ -70,10 +70,10 @@ async def test_a_new_schedule_shows_what_is_to_come(client: httpx.AsyncClient) -
     }
 
 
-async def test_what_fired_shows_its_task_and_its_lag(client: httpx.AsyncClient, context: ApiContext) -> None:
+async def test_a_fired_tick_has_its_task_and_its_lag(client: httpx.AsyncClient, context: ApiContext) -> None:
     await registered_ago(context, hours=1.5)
     tick = await fire(context.store, context)
-    first = (await lines(client))[0]
+    first = (await entries(client))[0]
 
     assert datetime.fromisoformat(first["scheduled_for"]) == tick
     assert first["outcome"] == "fired"
@@ -82,32 +82,32 @@ async def test_what_fired_shows_its_task_and_its_lag(client: httpx.AsyncClient, 
     assert first["lag_ms"] == pytest.approx(lag.total_seconds() * 1000, abs=0.01)
 
 
-async def test_what_should_be_there_and_is_not_is_missing(client: httpx.AsyncClient, context: ApiContext) -> None:
+async def test_an_expected_tick_without_a_row_is_missing(client: httpx.AsyncClient, context: ApiContext) -> None:
     await registered_ago(context, hours=5)
 
-    outcomes = [item["outcome"] for item in await lines(client)]
+    outcomes = [item["outcome"] for item in await entries(client)]
     assert outcomes.count("missing") >= 4
     assert outcomes == sorted(outcomes, key=["missing", "upcoming"].index)
 
 
-async def test_a_run_of_skipped_ticks_is_one_line(client: httpx.AsyncClient, context: ApiContext) -> None:
+async def test_a_range_of_skipped_ticks_is_one_entry(client: httpx.AsyncClient, context: ApiContext) -> None:
     now = await registered_ago(context, hours=10)
     await context.schedules.pause(DEFAULT_TENANT, "hourly", note=None, now=now - timedelta(hours=9.5))
     await client.post("/v1/schedules/hourly/resume")
-    skipped = [item for item in await lines(client) if item["outcome"] == "skipped" and "until" in item]
+    skipped = [item for item in await entries(client) if item["outcome"] == "skipped" and "until" in item]
 
-    (run,) = skipped
-    assert run["reason"] == "paused"
-    assert run["until"] > run["scheduled_for"]
-    assert run["count"] >= 9
+    (range_,) = skipped
+    assert range_["reason"] == "paused"
+    assert range_["until"] > range_["scheduled_for"]
+    assert range_["count"] >= 9
 
 
-async def test_the_pages_hold_every_line_once(client: httpx.AsyncClient, context: ApiContext) -> None:
+async def test_the_pages_contain_every_entry_once(client: httpx.AsyncClient, context: ApiContext) -> None:
     now = await registered_ago(context, hours=10)
     await context.schedules.pause(DEFAULT_TENANT, "hourly", note=None, now=now - timedelta(hours=7))
     await context.schedules.resume(DEFAULT_TENANT, "hourly", now=now - timedelta(hours=4))
     query = {"from": (now - timedelta(days=1)).isoformat(), "to": (now + timedelta(days=1)).isoformat()}
-    whole = await lines(client, **query, limit=1000)
+    all_entries = await entries(client, **query, limit=1000)
     seen: list[dict[str, Any]] = []
     cursor: dict[str, str] = {}
     while True:
@@ -118,21 +118,19 @@ async def test_the_pages_hold_every_line_once(client: httpx.AsyncClient, context
         assert len(page["items"]) == 4
         cursor = {"cursor": page["next_cursor"]}
 
-    assert seen == whole
-    assert {item["outcome"] for item in whole} >= {"skipped", "upcoming"}
+    assert seen == all_entries
+    assert {item["outcome"] for item in all_entries} >= {"skipped", "upcoming"}
 
 
-async def test_the_window_begins_with_from_and_ends_before_to(client: httpx.AsyncClient) -> None:
+async def test_the_window_includes_from_and_excludes_to(client: httpx.AsyncClient) -> None:
     await client.post("/v1/schedules", json=HOURLY)
-    items = await lines(client, **{"from": "2998-01-01T00:00:00Z", "to": "2998-01-01T03:00:00Z"})
+    items = await entries(client, **{"from": "2998-01-01T00:00:00Z", "to": "2998-01-01T03:00:00Z"})
 
     assert [item["scheduled_for"] for item in items] == [f"2998-01-01T0{hour}:00:00.000000Z" for hour in range(3)]
 
 
 @pytest.mark.parametrize("offset", ["%2B02:00", "+02:00", " 02:00", "%2B0200"])
-async def test_a_time_may_carry_any_offset_even_with_a_plus_that_was_not_escaped(
-    client: httpx.AsyncClient, offset: str
-) -> None:
+async def test_a_time_may_have_any_offset_even_with_an_unescaped_plus(client: httpx.AsyncClient, offset: str) -> None:
     await client.post("/v1/schedules", json=HOURLY)
     query = f"from=2998-01-01T02:00:00{offset}&to=2998-01-01T03:00:00.000001{offset}"
     response = await client.get(f"/v1/schedules/hourly/ticks?{query}")
@@ -165,12 +163,12 @@ async def test_it_rejects_bad_parameters(client: httpx.AsyncClient, query: str) 
     assert fields_of(await client.get(f"/v1/schedules/hourly/ticks?{query}")) == [query.partition("=")[0]]
 
 
-async def test_a_wide_window_of_a_dense_schedule_is_a_page(client: httpx.AsyncClient) -> None:
+async def test_a_wide_window_of_a_frequent_schedule_returns_one_page(client: httpx.AsyncClient) -> None:
     await client.post("/v1/schedules", json=definition(name="hourly", cron=..., every_seconds=1))
     window = {"from": "1970-01-01T00:00:00Z", "to": "9998-12-31T00:00:00Z", "limit": 1000}
 
-    assert len(await lines(client, **window)) == 1000
+    assert len(await entries(client, **window)) == 1000
 
 
-async def test_what_is_not_there_is_not_found(client: httpx.AsyncClient) -> None:
+async def test_an_unknown_schedule_is_not_found(client: httpx.AsyncClient) -> None:
     problem_of(await client.get("/v1/schedules/hourly/ticks"), 404)

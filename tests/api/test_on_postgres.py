@@ -1,4 +1,4 @@
-"""The same API on PostgreSQL: what passes through its SQL and its types."""
+"""The API on PostgreSQL: requests that depend on its SQL and its types."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def store(postgres_url: str) -> AsyncIterator[Store]:
     await store.close()
 
 
-async def test_a_schedule_lives_from_creation_to_removal(client: httpx.AsyncClient) -> None:
+async def test_a_schedule_from_creation_to_deletion(client: httpx.AsyncClient) -> None:
     payload = {"nul": "a\x00b", "rtl": "\u202eabc", "emoji": "😀", "big": 10**30}
     created = await client.post("/v1/schedules", json=definition(payload=payload, description="übersichtlich"))
     assert created.status_code == 201, created.text
@@ -40,7 +40,7 @@ async def test_a_schedule_lives_from_creation_to_removal(client: httpx.AsyncClie
     problem_of(await client.get("/v1/schedules/nightly"), 404)
 
 
-async def test_a_batch_is_all_or_nothing(client: httpx.AsyncClient) -> None:
+async def test_a_batch_is_atomic(client: httpx.AsyncClient) -> None:
     good = [definition(name=f"s{number:04}") for number in range(1000)]
     bad = [*good[:-1], definition(name="s0999", cron="0 0 30 2 *")]
 
@@ -51,7 +51,7 @@ async def test_a_batch_is_all_or_nothing(client: httpx.AsyncClient) -> None:
     assert len((await client.get("/v1/schedules?limit=1000&name_prefix=s00")).json()["items"]) == 100
 
 
-async def test_the_same_key_gives_the_same_answer(client: httpx.AsyncClient) -> None:
+async def test_the_same_key_returns_the_same_response(client: httpx.AsyncClient) -> None:
     headers = {"Idempotency-Key": "key-1"}
     first = await client.post("/v1/schedules", json=definition(), headers=headers)
     second = await client.post("/v1/schedules", json=definition(), headers=headers)
@@ -61,7 +61,7 @@ async def test_the_same_key_gives_the_same_answer(client: httpx.AsyncClient) -> 
     assert fields_of(other) == ["Idempotency-Key"]
 
 
-async def test_names_are_sorted_alike_on_every_store(client: httpx.AsyncClient) -> None:
+async def test_names_have_the_same_order_on_every_store(client: httpx.AsyncClient) -> None:
     names = ["B", "a", "A", "b", "a.b", "a-b", "a_b", "a:b", "1"]
     await client.post("/v1/schedules/batch", json={"schedules": [definition(name=name) for name in names]})
     seen: list[str] = []
@@ -76,14 +76,14 @@ async def test_names_are_sorted_alike_on_every_store(client: httpx.AsyncClient) 
     assert seen == sorted(names)
 
 
-async def test_times_at_the_edges_are_no_failure(client: httpx.AsyncClient) -> None:
+async def test_extreme_times_are_not_server_errors(client: httpx.AsyncClient) -> None:
     first, last = "0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z"
     for index, window in enumerate([{"starts_at": first, "ends_at": last}, {"starts_at": last}, {"ends_at": first}]):
         response = await client.post("/v1/schedules", json=definition(name=f"e{index}", **window))
         assert response.status_code in (201, 422), response.text
 
 
-async def test_calendars_are_kept(client: httpx.AsyncClient) -> None:
+async def test_calendars_are_stored(client: httpx.AsyncClient) -> None:
     created = await client.put("/v1/calendars/days-off", json={"dates": ["2026-12-24"], "weekdays": ["SUN"]})
 
     assert created.status_code == 201

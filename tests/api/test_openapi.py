@@ -75,7 +75,7 @@ def operations(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [operation for path in document["paths"].values() for operation in path.values()]
 
 
-async def test_it_describes_every_route_and_no_other(document: dict[str, Any]) -> None:
+async def test_it_describes_exactly_the_existing_routes(document: dict[str, Any]) -> None:
     served = {(route.path, route.method.lower()) for route in ROUTES}
     described = {(path, method) for path, methods in document["paths"].items() for method in methods}
 
@@ -83,7 +83,7 @@ async def test_it_describes_every_route_and_no_other(document: dict[str, Any]) -
     assert {path: set(methods) for path, methods in document["paths"].items()} == CONTRACT
 
 
-async def test_every_operation_has_a_name_of_its_own_and_documented_problems(document: dict[str, Any]) -> None:
+async def test_every_operation_has_a_unique_name_and_documented_problems(document: dict[str, Any]) -> None:
     ids = [operation["operationId"] for operation in operations(document)]
 
     assert len(set(ids)) == len(ids)
@@ -96,7 +96,7 @@ async def test_every_operation_has_a_name_of_its_own_and_documented_problems(doc
             assert {"408", "413", "415", "422"} <= set(operation["responses"])
 
 
-async def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+async def test_every_reference_can_be_resolved(document: dict[str, Any]) -> None:
     text = msgspec.json.encode(document).decode()
 
     for reference in set(re.findall(r'"#/([^"]+)"', text)):
@@ -114,7 +114,7 @@ async def test_bodies_refuse_unknown_fields(document: dict[str, Any]) -> None:
             assert schemas[reference.rpartition("/")[2]]["additionalProperties"] is False
 
 
-async def test_lists_say_how_long_a_page_may_be(document: dict[str, Any]) -> None:
+async def test_lists_document_their_limit(document: dict[str, Any]) -> None:
     lists = ("/v1/schedules", "/v1/calendars", "/v1/audit", "/v1/schedules/{ref}/ticks", "/v1/schedules/{ref}/executions")
     of_tasks = ("/v1/tasks", "/v1/tasks/{id}/attempts", "/v1/tasks/{id}/log", "/v1/dead-letters")
     for path in (*lists, *of_tasks):
@@ -151,20 +151,20 @@ async def test_its_examples_are_accepted(client: httpx.AsyncClient, document: di
                 assert response.status_code in (200, 201), (path, response.text)
 
 
-async def test_it_is_served_relative_to_wherever_it_is(document: dict[str, Any]) -> None:
+async def test_the_server_url_is_relative(document: dict[str, Any]) -> None:
     assert document["servers"] == [{"url": "/"}]
     assert document["openapi"].startswith("3.1")
 
 
-async def test_every_answer_and_problem_has_an_example_that_fits(document: dict[str, Any]) -> None:
+async def test_every_response_and_problem_has_a_valid_example(document: dict[str, Any]) -> None:
     shapes = {
         name: one
         for name, one in {**vars(protocol), **vars(core_responses), **vars(responses), "Problem": Problem}.items()
         if isinstance(one, type)
     }
     for operation in operations(document):
-        for status, answer in operation["responses"].items():
-            for media_type, content in answer.get("content", {}).items():
+        for status, response in operation["responses"].items():
+            for media_type, content in response.get("content", {}).items():
                 if media_type == "text/plain" or (status == "503" and operation["operationId"] in ("healthz", "readyz")):
                     continue
                 assert "example" in content, (operation["operationId"], status)
@@ -173,7 +173,7 @@ async def test_every_answer_and_problem_has_an_example_that_fits(document: dict[
                     assert name == "HealthResponse" or seen == content["example"], (operation["operationId"], status)
 
 
-async def test_every_body_that_says_something_has_examples(document: dict[str, Any]) -> None:
+async def test_every_body_with_fields_has_examples(document: dict[str, Any]) -> None:
     for operation in operations(document):
         body = operation.get("requestBody", {}).get("content", {}).get("application/json")
         if body is not None and document["components"]["schemas"][body["schema"]["$ref"].rpartition("/")[2]]["properties"]:

@@ -1,4 +1,4 @@
-"""Cursors hold under writes: what comes or goes between two pages neither repeats nor loses any of the others."""
+"""Cursors are stable under writes: changes between two pages neither repeat nor lose other items."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Between = Callable[[], Awaitable[None]]
 
 
 async def walk(client: httpx.AsyncClient, path: str, between: Between, name: str, limit: int = 3) -> list[str]:
-    """The whole list, page by page, with something happening after each page."""
+    """Return the whole list, page by page, and run `between` after each page."""
     seen: list[str] = []
     cursor: str | None = None
     while True:
@@ -49,43 +49,43 @@ def once(work: Between) -> Between:
 
 
 @ON_BOTH_STORES
-@pytest.mark.parametrize("what", ["schedules", "calendars"])
-async def test_lists_by_name_lose_and_repeat_nothing(client: httpx.AsyncClient, what: str) -> None:
-    body: dict[str, Any] = definition(name=...) if what == "schedules" else {"dates": ["2026-12-24"]}
+@pytest.mark.parametrize("resource", ["schedules", "calendars"])
+async def test_lists_by_name_lose_and_repeat_no_item(client: httpx.AsyncClient, resource: str) -> None:
+    body: dict[str, Any] = definition(name=...) if resource == "schedules" else {"dates": ["2026-12-24"]}
     for name in NAMES:
-        assert (await client.put(f"/v1/{what}/{name}", json=body)).status_code == 201
+        assert (await client.put(f"/v1/{resource}/{name}", json=body)).status_code == 201
 
     async def between() -> None:
-        for name in ("s00a", "s99"):  # behind and ahead of the first page
-            await client.put(f"/v1/{what}/{name}", json=body)
-        for name in ("s02", "s05"):  # the very last one of the page, and one to come
-            await client.delete(f"/v1/{what}/{name}")
+        for name in ("s00a", "s99"):  # before and after the end of the first page
+            await client.put(f"/v1/{resource}/{name}", json=body)
+        for name in ("s02", "s05"):  # the last item of the first page, and one of a later page
+            await client.delete(f"/v1/{resource}/{name}")
 
-    seen = await walk(client, f"/v1/{what}", once(between), "name")
+    seen = await walk(client, f"/v1/{resource}", once(between), "name")
     assert seen == [*NAMES[:5], *NAMES[6:], "s99"]
 
 
 @ON_BOTH_STORES
-async def test_lists_of_tasks_lose_and_repeat_nothing(client: httpx.AsyncClient) -> None:
+async def test_lists_of_tasks_lose_and_repeat_no_item(client: httpx.AsyncClient) -> None:
     ids = [(await submit(client, "work", queue=f"q{number}"))["id"] for number in range(10)]
 
     async def between() -> None:
         await submit(client, "new")
-        for number in (0, 3, 7, 9):  # they go from the live tasks to the finished ones, on both sides of the page's end
+        for number in (0, 3, 7, 9):  # they move from the live to the finished tasks, on both sides of the end of the page
             await client.post(f"/v1/tasks/{ids[number]}/cancel")
 
     assert await walk(client, "/v1/tasks", once(between), "id") == list(reversed(ids))
 
 
 @ON_BOTH_STORES
-async def test_lists_of_dead_letters_lose_and_repeat_nothing(client: httpx.AsyncClient) -> None:
+async def test_lists_of_dead_letters_lose_and_repeat_no_item(client: httpx.AsyncClient) -> None:
     async def make_dead_letter(count: int) -> list[str]:
         for _ in range(count):
             await submit(client, max_attempts=1)
-        held = await claim(client)
-        for task in held:
+        claimed = await claim(client)
+        for task in claimed:
             await fail(client, task)
-        return [task["id"] for task in held]
+        return [task["id"] for task in claimed]
 
     dead = await make_dead_letter(8)
     listed = [letter["task_id"] for letter in (await client.get("/v1/dead-letters")).json()["items"]]
@@ -101,7 +101,7 @@ async def test_lists_of_dead_letters_lose_and_repeat_nothing(client: httpx.Async
 
 
 @pytest.mark.parametrize("path", PAGED)
-async def test_every_list_bounds_its_pages_and_refuses_foreign_cursors(client: httpx.AsyncClient, path: str) -> None:
+async def test_every_list_limits_its_pages_and_refuses_invalid_cursors(client: httpx.AsyncClient, path: str) -> None:
     await client.post("/v1/schedules", json=definition())
     task = await submit(client)
     address = path.replace("{ref}", "nightly").replace("{id}", task["id"]).replace("{tenant}", "default")

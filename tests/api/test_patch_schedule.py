@@ -12,44 +12,44 @@ from tests.api.conftest import definition, fields_of, problem_of
 
 @pytest.fixture
 async def created(client: httpx.AsyncClient) -> dict[str, Any]:
-    answer: dict[str, Any] = (await client.post("/v1/schedules", json=definition(labels={"team": "data"}))).json()
-    return answer
+    schedule: dict[str, Any] = (await client.post("/v1/schedules", json=definition(labels={"team": "data"}))).json()
+    return schedule
 
 
 async def patched(client: httpx.AsyncClient, **changed: Any) -> dict[str, Any]:
     response = await client.patch("/v1/schedules/nightly", json=changed)
     assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    schedule: dict[str, Any] = response.json()
+    return schedule
 
 
-async def test_it_changes_the_fields_given_and_no_others(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
-    answer = await patched(client, priority=3)
+async def test_it_changes_only_the_given_fields(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
+    schedule = await patched(client, priority=3)
 
     changed = {"priority", "revision", "updated_at"}
-    assert {field for field in answer if answer[field] != created[field]} == changed
-    assert answer["revision"] == 2
+    assert {field for field in schedule if schedule[field] != created[field]} == changed
+    assert schedule["revision"] == 2
 
 
-async def test_nothing_changes_if_nothing_differs(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
+async def test_a_patch_without_a_difference_changes_nothing(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
     assert await patched(client) == created
     assert await patched(client, cron="0 2 * * *") == created
 
 
 async def test_a_new_trigger_replaces_the_old_one(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
-    answer = await patched(client, every_seconds=60)
+    schedule = await patched(client, every_seconds=60)
 
-    assert answer["every_seconds"] == 60
-    assert "cron" not in answer
+    assert schedule["every_seconds"] == 60
+    assert "cron" not in schedule
     assert (await patched(client, cron="0 5 * * *"))["cron"] == "0 5 * * *"
 
 
-async def test_small_objects_are_merged(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
+async def test_nested_objects_are_merged(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
     await patched(client, dst={"gap": "skip"})
-    answer = await patched(client, dst={"fold": "both"}, retry={"factor": 3})
+    schedule = await patched(client, dst={"fold": "both"}, retry={"factor": 3})
 
-    assert answer["dst"] == {"gap": "skip", "fold": "both"}
-    assert answer["retry"] == {**created["retry"], "factor": 3}
+    assert schedule["dst"] == {"gap": "skip", "fold": "both"}
+    assert schedule["retry"] == {**created["retry"], "factor": 3}
 
 
 async def test_it_renames(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ async def test_it_renames(client: httpx.AsyncClient, created: dict[str, Any]) ->
     problem_of(await client.get("/v1/schedules/nightly"), 404)
 
 
-async def test_a_name_that_is_taken_is_a_conflict(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
+async def test_a_taken_name_is_a_conflict(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
     await client.post("/v1/schedules", json=definition(name="other"))
 
     problem_of(await client.patch("/v1/schedules/nightly", json={"name": "other"}), 409)
@@ -69,7 +69,7 @@ async def test_disabling_pauses_and_enabling_resumes(client: httpx.AsyncClient, 
 
 
 @pytest.mark.parametrize("if_match", ["1", '"1"', 'W/"1"', "*", " 1 "])
-async def test_it_honours_the_revision(client: httpx.AsyncClient, created: dict[str, Any], if_match: str) -> None:
+async def test_it_accepts_the_current_revision(client: httpx.AsyncClient, created: dict[str, Any], if_match: str) -> None:
     response = await client.patch("/v1/schedules/nightly", json={"priority": 1}, headers={"If-Match": if_match})
 
     assert response.status_code == 200
@@ -85,7 +85,7 @@ async def test_another_revision_is_a_conflict(client: httpx.AsyncClient, created
 
 
 @pytest.mark.parametrize("if_match", ["", "x", '"1", "2"', "-1", '"1', "1.0", "9" * 40])
-async def test_it_rejects_a_revision_that_is_none(client: httpx.AsyncClient, created: dict[str, Any], if_match: str) -> None:
+async def test_it_rejects_an_invalid_revision(client: httpx.AsyncClient, created: dict[str, Any], if_match: str) -> None:
     response = await client.patch("/v1/schedules/nightly", json={"priority": 1}, headers={"If-Match": if_match})
 
     assert fields_of(response) == ["If-Match"]
@@ -100,12 +100,10 @@ async def test_it_rejects_a_revision_that_is_none(client: httpx.AsyncClient, cre
         *(({"cron": "0 1 * * *", "every_seconds": 5}, "cron"), ({"status": "paused"}, "status"), ([], "body")),
     ],
 )
-async def test_it_rejects_what_a_schedule_must_not_be(
-    client: httpx.AsyncClient, created: dict[str, Any], patch: Any, field: str
-) -> None:
+async def test_it_rejects_an_invalid_patch(client: httpx.AsyncClient, created: dict[str, Any], patch: Any, field: str) -> None:
     assert fields_of(await client.patch("/v1/schedules/nightly", json=patch)) == [field]
     assert (await client.get("/v1/schedules/nightly")).json() == created
 
 
-async def test_what_is_not_there_is_not_found(client: httpx.AsyncClient) -> None:
+async def test_an_unknown_schedule_is_not_found(client: httpx.AsyncClient) -> None:
     problem_of(await client.patch("/v1/schedules/nightly", json={"priority": 1}), 404)

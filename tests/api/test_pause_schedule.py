@@ -12,26 +12,26 @@ from tests.api.conftest import definition, fields_of, problem_of
 
 @pytest.fixture
 async def created(client: httpx.AsyncClient) -> dict[str, Any]:
-    answer: dict[str, Any] = (await client.post("/v1/schedules", json=definition())).json()
-    return answer
+    schedule: dict[str, Any] = (await client.post("/v1/schedules", json=definition())).json()
+    return schedule
 
 
 async def test_a_paused_schedule_has_no_next_tick(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
-    answer = (await client.post("/v1/schedules/nightly/pause", json={"note": "until Monday\nor so"})).json()
+    schedule = (await client.post("/v1/schedules/nightly/pause", json={"note": "until Monday\nor so"})).json()
 
-    assert (answer["status"], answer["next_tick_at"]) == ("paused", None)
-    assert answer["note"] == "until Monday\nor so"
-    assert (await client.get("/v1/schedules/nightly")).json() == answer
+    assert (schedule["status"], schedule["next_tick_at"]) == ("paused", None)
+    assert schedule["note"] == "until Monday\nor so"
+    assert (await client.get("/v1/schedules/nightly")).json() == schedule
 
 
-async def test_the_body_may_be_left_out(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
+async def test_the_body_is_optional(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
     paused = await client.post(f"/v1/schedules/{created['id']}/pause")
     assert (paused.status_code, paused.headers["etag"]) == (200, '"2"')
     resumed = await client.post("/v1/schedules/nightly/resume")
     assert (resumed.status_code, resumed.headers["etag"]) == (200, '"3"')
 
 
-async def test_an_empty_object_will_do_too(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
+async def test_the_body_may_be_an_empty_object(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
     for verb in ("pause", "resume"):
         assert (await client.post(f"/v1/schedules/nightly/{verb}", json={})).status_code == 200
 
@@ -42,12 +42,12 @@ async def test_pausing_twice_changes_nothing(client: httpx.AsyncClient, created:
     assert (await client.post("/v1/schedules/nightly/pause")).json() == once
 
 
-async def test_a_resumed_schedule_goes_on_from_its_next_tick(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
+async def test_a_resumed_schedule_continues_with_its_next_tick(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
     await client.post("/v1/schedules/nightly/pause", json={"note": "x"})
-    answer = (await client.post("/v1/schedules/nightly/resume")).json()
+    schedule = (await client.post("/v1/schedules/nightly/resume")).json()
 
-    assert (answer["status"], answer["note"]) == ("active", None)
-    assert answer["next_tick_at"] == created["next_tick_at"]
+    assert (schedule["status"], schedule["note"]) == ("active", None)
+    assert schedule["next_tick_at"] == created["next_tick_at"]
 
 
 async def test_resuming_an_active_schedule_changes_nothing(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ async def test_resuming_takes_no_note(client: httpx.AsyncClient, created: dict[s
     assert fields_of(await client.post("/v1/schedules/nightly/resume", json={"note": "x"})) == ["note"]
 
 
-async def test_a_malformed_body_is_refused_though_none_is_needed(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
+async def test_a_malformed_body_is_refused_although_it_is_optional(client: httpx.AsyncClient, created: dict[str, Any]) -> None:
     headers = {"Content-Type": "application/json"}
     problem_of(await client.post("/v1/schedules/nightly/pause", content=b"{", headers=headers), 400)
     problem_of(await client.post("/v1/schedules/nightly/pause", content=b"{}"), 415)
@@ -78,5 +78,5 @@ async def test_a_malformed_body_is_refused_though_none_is_needed(client: httpx.A
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])
-async def test_what_is_not_there_is_not_found(client: httpx.AsyncClient, verb: str) -> None:
+async def test_an_unknown_schedule_is_not_found(client: httpx.AsyncClient, verb: str) -> None:
     problem_of(await client.post(f"/v1/schedules/unknown/{verb}"), 404)

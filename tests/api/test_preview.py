@@ -11,18 +11,18 @@ import pytest
 from tests.api.conftest import fields_of, message_of
 
 
-async def test_it_describes_and_shows_the_next_ticks(client: httpx.AsyncClient) -> None:
-    asked = {"cron": "0 2 * * *", "timezone": "Europe/Paris", "count": 2, "after": "2026-03-27T12:00:00Z"}
-    response = await client.post("/v1/preview", json=asked)
+async def test_it_returns_a_description_and_the_next_ticks(client: httpx.AsyncClient) -> None:
+    request = {"cron": "0 2 * * *", "timezone": "Europe/Paris", "count": 2, "after": "2026-03-27T12:00:00Z"}
+    response = await client.post("/v1/preview", json=request)
 
     assert response.status_code == 200
-    answer = response.json()
-    assert "02:00" in answer["description"]
-    assert answer["ticks"] == [
+    preview = response.json()
+    assert "02:00" in preview["description"]
+    assert preview["ticks"] == [
         {"at": "2026-03-28T01:00:00.000000Z", "local": "2026-03-28T02:00:00+01:00"},
         {"at": "2026-03-29T01:00:00.000000Z", "local": "2026-03-29T03:00:00+02:00"},
     ]
-    assert any("2026-03-29" in warning for warning in answer["warnings"])
+    assert any("2026-03-29" in warning for warning in preview["warnings"])
 
 
 async def test_it_saves_nothing(client: httpx.AsyncClient) -> None:
@@ -56,14 +56,14 @@ async def test_a_trigger_without_an_anchor_counts_from_after(
     assert [tick["at"] for tick in response.json()["ticks"]] == [first]
 
 
-async def test_it_knows_the_calendars(client: httpx.AsyncClient) -> None:
+async def test_it_applies_calendars(client: httpx.AsyncClient) -> None:
     await client.put("/v1/calendars/holidays", json={"dates": ["2026-01-02"]})
-    asked = {"cron": "0 9 * * *", "after": "2026-01-01T00:00:00Z", "count": 2, "calendars": {"exclude": ["holidays"]}}
-    response = await client.post("/v1/preview", json=asked)
+    request = {"cron": "0 9 * * *", "after": "2026-01-01T00:00:00Z", "count": 2, "calendars": {"exclude": ["holidays"]}}
+    response = await client.post("/v1/preview", json=request)
 
     days = [tick["at"][:10] for tick in response.json()["ticks"]]
     assert days == ["2026-01-01", "2026-01-03"]
-    unknown = {**asked, "calendars": {"only": ["nowhere"]}}
+    unknown = {**request, "calendars": {"only": ["nowhere"]}}
     assert fields_of(await client.post("/v1/preview", json=unknown)) == ["calendars.only"]
 
 
@@ -90,7 +90,7 @@ async def test_it_suggests_a_zone(client: httpx.AsyncClient) -> None:
     assert "America/New_York" in message_of(response, "timezone")
 
 
-async def test_times_at_the_edges_are_no_failure(client: httpx.AsyncClient) -> None:
+async def test_extreme_times_are_not_server_errors(client: httpx.AsyncClient) -> None:
     first, last = "0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z"
     edges: list[dict[str, Any]] = [
         {"at": first},
@@ -105,6 +105,6 @@ async def test_times_at_the_edges_are_no_failure(client: httpx.AsyncClient) -> N
         {"cron": "0 0 29 2 *", "count": 100, "after": "2999-12-31T00:00:00Z"},
         {"cron": "0 0 29 2 1", "count": 100, "after": "1970-01-01T00:00:00Z", "timezone": "America/Santiago"},
     ]
-    for asked in edges:
-        response = await client.post("/v1/preview", json=asked)
-        assert response.status_code in (200, 422), (asked, response.text)
+    for request in edges:
+        response = await client.post("/v1/preview", json=request)
+        assert response.status_code in (200, 422), (request, response.text)

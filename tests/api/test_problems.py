@@ -1,4 +1,4 @@
-"""How failures look from outside: problem documents, never internals."""
+"""Failures as clients see them: problem documents without internals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.api.conftest import definition, make_client, problem_of
 
 
 class FailingSchedules(ScheduleService):
-    """A service that always fails in the same way."""
+    """A service that always fails with the same error."""
 
     def __init__(self, context: ApiContext, error: Exception) -> None:
         super().__init__(context.store, context.timelines, ChangePublisher(context.store))
@@ -49,7 +49,7 @@ async def test_an_unknown_path_is_not_found(client: httpx.AsyncClient, path: str
         ("BREW", "/metrics", {"GET", "HEAD", "OPTIONS"}),
     ],
 )
-async def test_a_wrong_method_is_told_the_right_ones(
+async def test_the_response_to_a_wrong_method_lists_the_allowed_ones(
     client: httpx.AsyncClient, method: str, path: str, allowed: set[str]
 ) -> None:
     response = await client.request(method, path)
@@ -61,7 +61,7 @@ async def test_a_wrong_method_is_told_the_right_ones(
     assert set(options.headers["allow"].split(", ")) == allowed
 
 
-async def test_a_database_that_is_away_asks_to_come_back(context: ApiContext) -> None:
+async def test_an_unavailable_database_is_503_with_retry_after(context: ApiContext) -> None:
     async with failing(context, StoreUnavailable("host=db password=secret")) as client:
         response = await client.get("/v1/schedules/a")
 
@@ -69,7 +69,7 @@ async def test_a_database_that_is_away_asks_to_come_back(context: ApiContext) ->
     assert 1 <= int(response.headers["retry-after"]) <= 5
 
 
-async def test_a_broken_database_asks_to_come_back_later(context: ApiContext) -> None:
+async def test_an_unusable_database_is_503_with_retry_after(context: ApiContext) -> None:
     async with failing(context, StoreUnusable("page 5 is corrupt")) as client:
         response = await client.get("/v1/schedules/a")
 
@@ -86,7 +86,7 @@ async def test_a_write_that_the_database_refused_is_a_conflict_and_logged(contex
     assert [entry["event"] for entry in logs] == ["request_failed"]
 
 
-async def test_a_conflict_says_what_is_in_the_way(context: ApiContext) -> None:
+async def test_a_conflict_describes_its_cause(context: ApiContext) -> None:
     async with failing(context, Conflict("it is being changed")) as client:
         problem = problem_of(await client.patch("/v1/schedules/a", json={}), 409)
 
@@ -94,7 +94,7 @@ async def test_a_conflict_says_what_is_in_the_way(context: ApiContext) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("secret"), KeyError("secret"), EverbeatError("secret"), RecursionError()])
-async def test_the_unexpected_is_logged_and_not_shown(context: ApiContext, error: Exception) -> None:
+async def test_an_unexpected_error_is_logged_and_not_shown(context: ApiContext, error: Exception) -> None:
     with capture_logs() as logs:
         async with failing(context, error) as client:
             response = await client.get("/v1/schedules/a")

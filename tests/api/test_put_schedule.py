@@ -13,7 +13,7 @@ def body(**changed: Any) -> dict[str, Any]:
     return definition(name=..., **changed)
 
 
-async def test_it_creates_what_is_not_there(client: httpx.AsyncClient) -> None:
+async def test_it_creates_a_missing_schedule(client: httpx.AsyncClient) -> None:
     response = await client.put("/v1/schedules/nightly", json=body())
 
     assert response.status_code == 201
@@ -21,7 +21,7 @@ async def test_it_creates_what_is_not_there(client: httpx.AsyncClient) -> None:
     assert response.headers["location"] == f"/v1/schedules/{response.json()['id']}"
 
 
-async def test_nothing_changes_if_nothing_differs(client: httpx.AsyncClient) -> None:
+async def test_an_identical_put_changes_nothing(client: httpx.AsyncClient) -> None:
     first = await client.put("/v1/schedules/nightly", json=body(cron=..., every_seconds=60))
     second = await client.put("/v1/schedules/nightly", json=body(cron=..., every_seconds=60))
 
@@ -30,7 +30,7 @@ async def test_nothing_changes_if_nothing_differs(client: httpx.AsyncClient) -> 
     assert second.headers["etag"] == '"1"'
 
 
-async def test_it_replaces_what_is_there(client: httpx.AsyncClient) -> None:
+async def test_it_replaces_an_existing_schedule(client: httpx.AsyncClient) -> None:
     created = (await client.put("/v1/schedules/nightly", json=body(priority=1))).json()
     response = await client.put("/v1/schedules/nightly", json=body(cron="0 3 * * *"))
 
@@ -60,12 +60,12 @@ async def test_a_refused_replacement_changes_nothing(client: httpx.AsyncClient) 
     assert (await client.get("/v1/schedules/nightly")).json() == before
 
 
-async def test_it_rejects_what_is_no_object(client: httpx.AsyncClient) -> None:
+async def test_it_rejects_a_body_that_is_not_an_object(client: httpx.AsyncClient) -> None:
     assert fields_of(await client.put("/v1/schedules/nightly", json=[])) == ["body"]
     problem_of(await client.get("/v1/schedules/nightly"), 404)
 
 
-async def test_a_put_of_the_same_does_not_undo_a_pause(client: httpx.AsyncClient) -> None:
+async def test_an_identical_put_does_not_undo_a_pause(client: httpx.AsyncClient) -> None:
     await client.put("/v1/schedules/nightly", json=body())
     await client.post("/v1/schedules/nightly/pause")
 

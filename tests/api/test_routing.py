@@ -1,4 +1,4 @@
-"""The route table: exact paths and paths that are matched by segment give the same responses, behind the same checks."""
+"""The route table: exact paths and paths matched by segment have the same responses and the same checks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_a_trailing_slash_makes_no_difference_to_the_response(client: http
         (415, {"content": b"{}", "headers": {"Content-Type": "application/json", "Content-Encoding": "gzip"}}),
         (413, {"content": b"{}", "headers": {"Content-Type": "application/json", "Content-Length": "99999999999"}}),
         (400, {"content": b"{}", "headers": {"Content-Type": "application/json", "Content-Length": "x"}}),
-        (422, {"json": {"colour": "red"}}),
+        (422, {"json": {"color": "red"}}),
         (422, {"json": [], "params": {}}),
     ],
 )
@@ -78,29 +78,29 @@ async def test_other_methods_are_not_allowed(client: httpx.AsyncClient, path: st
     assert "POST" in (await client.options(path)).headers["allow"]
 
 
-async def test_a_literal_segment_wins_over_a_parameter(client: httpx.AsyncClient) -> None:
+async def test_a_literal_segment_takes_precedence_over_a_parameter(client: httpx.AsyncClient) -> None:
     assert (await client.get("/v1/schedules/batch")).status_code == 405
     problem_of(await client.get("/v1/schedules/batches"), 404)
 
 
-async def test_head_is_answered_as_get_without_a_body(client: httpx.AsyncClient) -> None:
+async def test_head_is_like_get_without_a_body(client: httpx.AsyncClient) -> None:
     task = await submit(client)
     paths = sorted({route.path for route in ROUTES if route.method == "GET"} - {"/v1/events"})
     for path in (*(path for path in paths if "{" not in path), f"/v1/tasks/{task['id']}"):
         get, head = await client.get(path), await client.head(path)
         assert (head.status_code, head.content) == (get.status_code, b""), path
         assert head.headers["content-type"] == get.headers["content-type"]
-        if path not in ("/v1/cluster", "/v1/audit"):  # these show the time
+        if path not in ("/v1/cluster", "/v1/audit"):  # these contain the time
             assert head.headers["content-length"] == str(len(get.content)), path
 
 
-async def test_head_of_the_event_stream_ends_at_once(client: httpx.AsyncClient) -> None:
+async def test_head_of_the_event_stream_ends_immediately(client: httpx.AsyncClient) -> None:
     response = await client.head("/v1/events")
 
     assert (response.status_code, response.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
 
 
-async def test_head_of_nothing_is_not_found(client: httpx.AsyncClient) -> None:
+async def test_head_of_an_unknown_path_is_not_found(client: httpx.AsyncClient) -> None:
     response = await client.head("/v1/tasks/no-such-task")
 
     assert (response.status_code, response.content) == (404, b"")
@@ -125,14 +125,14 @@ async def test_a_request_has_an_id(client: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (StoreUnavailable("gone"), 503),
+        (StoreUnavailable("unavailable"), 503),
         (StoreUnusable("damaged"), 503),
         (StoreRefused("no"), 409),
         (RuntimeError("secret detail"), 500),
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/tasks", "/v1/tasks/"])
-async def test_a_store_that_fails_is_a_problem_without_internals(
+async def test_a_failing_store_is_a_problem_without_internals(
     context: ApiContext, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, path: str
 ) -> None:
     async def fails(*_: Any, **__: Any) -> Any:

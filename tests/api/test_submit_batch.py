@@ -25,7 +25,7 @@ async def listed(client: httpx.AsyncClient) -> list[dict[str, Any]]:
 
 
 @ON_BOTH_STORES
-async def test_it_answers_with_the_ids_in_the_order_given(client: httpx.AsyncClient) -> None:
+async def test_it_returns_the_ids_in_the_given_order(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/tasks/batch", json=batch(20))
 
     assert response.status_code == 200
@@ -35,7 +35,7 @@ async def test_it_answers_with_the_ids_in_the_order_given(client: httpx.AsyncCli
 
 
 @ON_BOTH_STORES
-async def test_it_takes_ten_thousand(client: httpx.AsyncClient) -> None:
+async def test_it_accepts_ten_thousand_tasks(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/tasks/batch", json=batch(10_000))
 
     assert response.status_code == 200, response.text
@@ -44,7 +44,7 @@ async def test_it_takes_ten_thousand(client: httpx.AsyncClient) -> None:
 
 
 @ON_BOTH_STORES
-async def test_it_rejects_more_than_ten_thousand_and_none(client: httpx.AsyncClient) -> None:
+async def test_it_rejects_more_than_ten_thousand_tasks_and_none(client: httpx.AsyncClient) -> None:
     for count in (0, 10_001):
         assert fields_of(await client.post("/v1/tasks/batch", json=batch(count))) == ["tasks"]
     assert await listed(client) == []
@@ -61,7 +61,7 @@ async def test_it_rejects_more_than_ten_thousand_and_none(client: httpx.AsyncCli
         ({"retry": {"kind": "x"}}, "tasks[17].retry.kind"),
         ({"labels": {"a": None}}, "tasks[17].labels"),
         ({"target": {"kind": "worker"}}, "tasks[17].target.type"),
-        ({"colour": "red"}, "tasks[17].colour"),
+        ({"color": "red"}, "tasks[17].color"),
         ({"idempotency_key": "a b"}, "tasks[17].idempotency_key"),
     ],
 )
@@ -80,7 +80,7 @@ async def test_a_payload_that_is_too_large_is_named(client: httpx.AsyncClient) -
     assert await listed(client) == []
 
 
-async def test_items_that_are_no_objects_are_named(client: httpx.AsyncClient) -> None:
+async def test_items_that_are_not_objects_are_named(client: httpx.AsyncClient) -> None:
     assert fields_of(await post(client, [{"type": "a"}, None, 5, [], {}])) == [
         *("tasks[1]", "tasks[2]", "tasks[3]", "tasks[4].type")
     ]
@@ -94,18 +94,18 @@ async def test_every_bad_item_is_named(client: httpx.AsyncClient) -> None:
     assert fields_of(await post(client, names)) == [f"tasks[{number}].type" for number in range(1, 10, 2)]
 
 
-async def test_a_hundred_errors_are_enough(client: httpx.AsyncClient) -> None:
+async def test_at_most_a_hundred_errors_are_returned(client: httpx.AsyncClient) -> None:
     assert len(fields_of(await client.post("/v1/tasks/batch", json=batch(1000, priority=-1)))) == 100
     assert len(fields_of(await client.post("/v1/tasks/batch", json=batch(1000, queue="a b")))) == 100
 
 
-async def test_it_rejects_an_unknown_field_beside_the_tasks(client: httpx.AsyncClient) -> None:
+async def test_it_rejects_an_unknown_field_next_to_the_tasks(client: httpx.AsyncClient) -> None:
     assert fields_of(await client.post("/v1/tasks/batch", json={**batch(1), "dry_run": True})) == ["dry_run"]
     assert message_of(await client.post("/v1/tasks/batch", json={}), "tasks") == "is required"
 
 
 @pytest.mark.parametrize("body", [[], {"tasks": {}}, {"tasks": None}, {"tasks": "a"}])
-async def test_it_rejects_another_shape(client: httpx.AsyncClient, body: Any) -> None:
+async def test_it_rejects_an_invalid_body(client: httpx.AsyncClient, body: Any) -> None:
     assert len(fields_of(await client.post("/v1/tasks/batch", json=body))) == 1
 
 
@@ -118,7 +118,7 @@ async def test_a_key_twice_in_an_object_is_malformed_in_a_large_body_too(client:
 
 
 @ON_BOTH_STORES
-async def test_escapes_and_spaces_in_a_large_body_are_fine(client: httpx.AsyncClient) -> None:
+async def test_escapes_and_spaces_in_a_large_body_are_accepted(client: httpx.AsyncClient) -> None:
     task = b'{ "type" : "\\u0061", "payload" : "\\u00e4\\ud83d\\ude00' + b"x" * 1000 + b'", "delay_seconds": 1.50e1 }'
     body = b'{"tasks":[' + b" , ".join([task] * 100) + b"]}"
     response = await client.post("/v1/tasks/batch", content=body, headers={"Content-Type": "application/json"})
@@ -140,7 +140,7 @@ async def test_each_item_may_have_a_key(client: httpx.AsyncClient) -> None:
 
 
 @ON_BOTH_STORES
-async def test_the_same_key_twice_in_a_batch_makes_one_task(client: httpx.AsyncClient) -> None:
+async def test_the_same_key_twice_in_a_batch_creates_one_task(client: httpx.AsyncClient) -> None:
     ids = (await post(client, [{"type": "a", "idempotency_key": "k"}] * 3)).json()["ids"]
 
     assert len(set(ids)) == 1
@@ -148,7 +148,7 @@ async def test_the_same_key_twice_in_a_batch_makes_one_task(client: httpx.AsyncC
 
 
 @ON_BOTH_STORES
-async def test_a_key_that_stands_for_another_task_refuses_the_batch(client: httpx.AsyncClient) -> None:
+async def test_a_batch_with_the_key_of_another_task_is_refused(client: httpx.AsyncClient) -> None:
     await post(client, [{"type": "a", "idempotency_key": "k"}])
     tasks = [{"type": "b"}, {"type": "b", "idempotency_key": "k"}]
 
@@ -157,7 +157,7 @@ async def test_a_key_that_stands_for_another_task_refuses_the_batch(client: http
 
 
 @ON_BOTH_STORES
-async def test_a_key_is_the_same_alone_and_in_a_batch(client: httpx.AsyncClient) -> None:
+async def test_single_submits_and_batches_share_their_keys(client: httpx.AsyncClient) -> None:
     alone = await client.post("/v1/tasks", json={"type": "a"}, headers={"Idempotency-Key": "k"})
     batched = await post(client, [{"type": "a", "idempotency_key": "k"}])
 
@@ -166,11 +166,11 @@ async def test_a_key_is_the_same_alone_and_in_a_batch(client: httpx.AsyncClient)
 
 @ON_BOTH_STORES
 async def test_the_same_batch_under_one_key_is_written_once(client: httpx.AsyncClient) -> None:
-    answers = await asyncio.gather(
+    responses = await asyncio.gather(
         *(client.post("/v1/tasks/batch", json=batch(300), headers={"Idempotency-Key": "b"}) for _ in range(3))
     )
 
-    assert [answer.json() for answer in answers] == [answers[0].json()] * 3
+    assert [response.json() for response in responses] == [responses[0].json()] * 3
     assert len(await listed(client)) == 300
 
 

@@ -35,7 +35,7 @@ def deep(levels: int) -> Any:
 
 
 @ON_BOTH_STORES
-async def test_it_answers_with_the_task_and_where_it_is(client: httpx.AsyncClient) -> None:
+async def test_it_returns_the_task_and_its_location(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/tasks", json={"type": "report", "queue": "reports", "payload": {"account": 7}})
 
     assert response.status_code == 201
@@ -84,7 +84,7 @@ async def test_a_delay_counts_from_now(client: httpx.AsyncClient) -> None:
 
 
 @ON_BOTH_STORES
-async def test_a_time_with_any_offset_is_answered_in_utc(client: httpx.AsyncClient) -> None:
+async def test_a_time_with_any_offset_is_returned_in_utc(client: httpx.AsyncClient) -> None:
     task = await submit(client, "a", run_at="2090-01-31T12:00:00+02:00")
 
     assert (task["run_at"], task["state"]) == ("2090-01-31T10:00:00.000000Z", "scheduled")
@@ -93,7 +93,7 @@ async def test_a_time_with_any_offset_is_answered_in_utc(client: httpx.AsyncClie
 
 @ON_BOTH_STORES
 @pytest.mark.parametrize("run_at", ["2020-01-01T00:00:00Z", "0002-01-01T00:00:00Z"])
-async def test_a_time_of_the_past_means_now(client: httpx.AsyncClient, run_at: str) -> None:
+async def test_a_run_at_in_the_past_makes_the_task_ready(client: httpx.AsyncClient, run_at: str) -> None:
     task = await submit(client, "a", run_at=run_at)
 
     assert task["state"] == "ready"
@@ -129,28 +129,28 @@ async def test_a_time_of_the_past_means_now(client: httpx.AsyncClient, run_at: s
         ({"run_at": 1_900_000_000}, "run_at"),
         ({"retry": {"kind": "never"}}, "retry.kind"),
         ({"retry": {"factor": 0}}, "retry.factor"),
-        ({"retry": {"colour": "red"}}, "retry.colour"),
+        ({"retry": {"color": "red"}}, "retry.color"),
         ({"labels": {"a b": "c"}}, "labels.'a b'"),
         ({"labels": {"a": 5}}, "labels"),
         ({"labels": {"a": "x" * 257}}, "labels.'a'"),
         ({"labels": {f"l{number}": "" for number in range(33)}}, "labels"),
         ({"payload": deep(64)}, "payload"),
-        ({"target": {"kind": "pigeon"}}, "target.kind"),
+        ({"target": {"kind": "unknown"}}, "target.kind"),
         ({"target": {"kind": "worker", "type": "other"}}, "target.type"),
         ({"target": {"kind": "kafka", "topic": "t", "broker": "b"}}, "target.broker"),
         ({"target": {"kind": "http", "url": "ftp://x"}}, "target.url"),
-        ({"colour": "red"}, "colour"),
+        ({"color": "red"}, "color"),
         ({"id": "01a1e231-932d-71cb-8dab-e37075a3e37c"}, "id"),
         ({"state": "completed"}, "state"),
         ({"tenant_id": "00000000-0000-0000-0000-000000000007"}, "tenant_id"),
     ],
 )
-async def test_it_names_what_is_wrong(client: httpx.AsyncClient, wrong: dict[str, Any], field: str) -> None:
+async def test_an_invalid_field_is_named(client: httpx.AsyncClient, wrong: dict[str, Any], field: str) -> None:
     assert fields_of(await client.post("/v1/tasks", json={"type": "a", **wrong})) == [field]
     assert (await client.get("/v1/tasks")).json()["items"] == []
 
 
-async def test_it_names_every_field_at_fault_at_once(client: httpx.AsyncClient) -> None:
+async def test_it_names_all_invalid_fields(client: httpx.AsyncClient) -> None:
     wrong = {"type": "a b", "queue": "c d", "retry": {"factor": 0}, "labels": {"e f": ""}}
 
     assert set(fields_of(await client.post("/v1/tasks", json=wrong))) == {"type", "queue", "retry.factor", "labels.'e f'"}
@@ -171,22 +171,22 @@ async def test_a_payload_that_is_too_large_is_refused(client: httpx.AsyncClient)
         *(b'{"type":"a","payload":"\\ud800"}', b'{"type":"a","payload":"\xff"}', b"[" * 100_000),
     ],
 )
-async def test_a_body_that_is_no_strict_json_is_malformed(client: httpx.AsyncClient, body: bytes) -> None:
+async def test_a_body_that_is_not_strict_json_is_malformed(client: httpx.AsyncClient, body: bytes) -> None:
     problem_of(await client.post("/v1/tasks", content=body, headers={"Content-Type": "application/json"}), 400)
     assert (await client.get("/v1/tasks")).json()["items"] == []
 
 
-async def test_other_shapes_are_refused(client: httpx.AsyncClient) -> None:
+async def test_a_body_that_is_not_an_object_is_refused(client: httpx.AsyncClient) -> None:
     for body in ([], "a", 5, None, [{"type": "a"}]):
         assert fields_of(await client.post("/v1/tasks", content=json.dumps(body), headers={"Content-Type": "application/json"}))
 
 
-async def test_a_query_is_refused(client: httpx.AsyncClient) -> None:
+async def test_a_query_parameter_is_refused(client: httpx.AsyncClient) -> None:
     assert fields_of(await client.post("/v1/tasks?dry_run=true", json={"type": "a"})) == ["dry_run"]
 
 
 @ON_BOTH_STORES
-async def test_the_same_key_and_task_make_one_task(client: httpx.AsyncClient) -> None:
+async def test_the_same_key_and_task_create_one_task(client: httpx.AsyncClient) -> None:
     headers = {"Idempotency-Key": "report-7"}
     first = await client.post("/v1/tasks", json={"type": "a", "payload": {"x": 1, "y": 2}}, headers=headers)
     second = await client.post("/v1/tasks", json={"payload": {"y": 2, "x": 1}, "type": "a"}, headers=headers)
@@ -198,7 +198,7 @@ async def test_the_same_key_and_task_make_one_task(client: httpx.AsyncClient) ->
 
 
 @ON_BOTH_STORES
-async def test_a_repeated_key_shows_the_task_as_it_is_now(client: httpx.AsyncClient) -> None:
+async def test_a_repeated_key_returns_the_current_state_of_the_task(client: httpx.AsyncClient) -> None:
     headers = {"Idempotency-Key": "report-7"}
     task = (await client.post("/v1/tasks", json={"type": "a"}, headers=headers)).json()
     await client.post(f"/v1/tasks/{task['id']}/cancel")
@@ -216,7 +216,7 @@ async def test_the_same_key_with_another_task_is_refused(client: httpx.AsyncClie
 
 
 @ON_BOTH_STORES
-async def test_a_refused_task_does_not_spend_the_key(client: httpx.AsyncClient) -> None:
+async def test_a_refused_task_does_not_use_up_the_key(client: httpx.AsyncClient) -> None:
     headers = {"Idempotency-Key": "report-7"}
     fields_of(await client.post("/v1/tasks", json={"type": "a b"}, headers=headers))
 
@@ -224,28 +224,28 @@ async def test_a_refused_task_does_not_spend_the_key(client: httpx.AsyncClient) 
 
 
 @ON_BOTH_STORES
-async def test_the_same_key_at_the_same_time_makes_one_task(client: httpx.AsyncClient) -> None:
+async def test_concurrent_submits_with_one_key_create_one_task(client: httpx.AsyncClient) -> None:
     headers = {"Idempotency-Key": "report-7"}
-    answers = await asyncio.gather(*(client.post("/v1/tasks", json={"type": "a"}, headers=headers) for _ in range(20)))
+    responses = await asyncio.gather(*(client.post("/v1/tasks", json={"type": "a"}, headers=headers) for _ in range(20)))
 
-    assert sorted(answer.status_code for answer in answers) == [200] * 19 + [201]
-    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert sorted(response.status_code for response in responses) == [200] * 19 + [201]
+    assert len({response.json()["id"] for response in responses}) == 1
     assert len((await client.get("/v1/tasks")).json()["items"]) == 1
 
 
 @ON_BOTH_STORES
-async def test_one_refused_key_harms_none_that_came_with_it(client: httpx.AsyncClient) -> None:
+async def test_a_refused_key_does_not_affect_concurrent_submits(client: httpx.AsyncClient) -> None:
     await client.post("/v1/tasks", json={"type": "a"}, headers={"Idempotency-Key": "taken"})
     keys = ["k1", "taken", "k2", "k3"]
-    answers = await asyncio.gather(
+    responses = await asyncio.gather(
         *(client.post("/v1/tasks", json={"type": "b"}, headers={"Idempotency-Key": key}) for key in keys)
     )
 
-    assert [answer.status_code for answer in answers] == [201, 422, 201, 201]
+    assert [response.status_code for response in responses] == [201, 422, 201, 201]
 
 
 @pytest.mark.parametrize("key", ["", "a b", "ä", "x" * 256])
-async def test_a_key_that_is_none_is_refused(client: httpx.AsyncClient, key: str) -> None:
+async def test_an_invalid_key_is_refused(client: httpx.AsyncClient, key: str) -> None:
     headers = httpx.Headers({"Idempotency-Key": key}, "latin-1")
     assert fields_of(await client.post("/v1/tasks", json={"type": "a"}, headers=headers)) == ["Idempotency-Key"]
 
@@ -257,7 +257,7 @@ async def test_a_key_in_the_body_is_refused_with_a_hint(client: httpx.AsyncClien
 
 
 @ON_BOTH_STORES
-async def test_many_at_once_are_all_there(client: httpx.AsyncClient) -> None:
+async def test_concurrent_submits_are_all_stored(client: httpx.AsyncClient) -> None:
     tasks = await asyncio.gather(*(submit(client, "a", payload=number) for number in range(100)))
 
     listed = (await client.get("/v1/tasks?limit=1000")).json()["items"]
@@ -265,7 +265,7 @@ async def test_many_at_once_are_all_there(client: httpx.AsyncClient) -> None:
 
 
 @ON_BOTH_STORES
-async def test_the_trace_is_handed_on(client: httpx.AsyncClient) -> None:
+async def test_the_trace_context_is_passed_to_the_worker(client: httpx.AsyncClient) -> None:
     await client.post("/v1/tasks", json={"type": "a", "queue": "traced"}, headers={"traceparent": TRACE})
     await client.post("/v1/tasks", json={"type": "a", "queue": "untraced"}, headers={"traceparent": "nonsense"})
 
@@ -274,7 +274,7 @@ async def test_the_trace_is_handed_on(client: httpx.AsyncClient) -> None:
 
 
 @ON_BOTH_STORES
-async def test_tasks_for_other_targets_are_not_given_to_workers(client: httpx.AsyncClient) -> None:
+async def test_tasks_for_other_targets_are_not_claimed_by_workers(client: httpx.AsyncClient) -> None:
     task = await submit(client, "call", target={"kind": "http", "url": "https://example.com/hook"})
 
     assert (task["queue"], task["target"]["kind"]) == ("http", "http")
@@ -282,7 +282,7 @@ async def test_tasks_for_other_targets_are_not_given_to_workers(client: httpx.As
 
 
 @ON_BOTH_STORES
-async def test_a_worker_that_waits_is_given_the_task(client: httpx.AsyncClient, context: ApiContext) -> None:
+async def test_a_waiting_worker_gets_the_task(client: httpx.AsyncClient, context: ApiContext) -> None:
     wanted = LeaseClaimRequest(worker="w", queues=["default"], wait_seconds=30)
     waiting = asyncio.create_task(context.leases.claim(DEFAULT_TENANT, wanted))
     await asyncio.sleep(0.1)

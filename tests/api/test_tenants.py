@@ -61,7 +61,7 @@ async def test_the_same_key_gives_the_same_tenant(client: httpx.AsyncClient) -> 
     assert fields_of(await client.post("/v1/tenants", json={"name": "two"}, headers=headers)) == ["Idempotency-Key"]
 
 
-async def test_it_changes_what_is_named_and_nothing_else(client: httpx.AsyncClient) -> None:
+async def test_it_changes_only_the_given_fields(client: httpx.AsyncClient) -> None:
     tenant = await create(client, max_ready=7, max_running=2)
     changed = (await client.patch("/v1/tenants/billing", json={"max_ready": None, "weight": 2.5})).json()
     assert changed == {**tenant, "max_ready": None, "weight": 2.5, "revision": 2, "updated_at": changed["updated_at"]}
@@ -90,15 +90,15 @@ async def test_a_change_of_another_revision_is_refused(client: httpx.AsyncClient
         ({"name": "a", "max_running": 2**31}, "max_running"),
         ({"name": "a", "submits_per_second": 0}, "submits_per_second"),
         ({"name": "a", "max_payload_bytes": 11 * 1024 * 1024}, "max_payload_bytes"),
-        ({"name": "a", "colour": "red"}, "colour"),
+        ({"name": "a", "color": "red"}, "color"),
     ],
 )
-async def test_it_refuses_what_makes_no_sense(client: httpx.AsyncClient, body: dict[str, Any], field: str) -> None:
+async def test_it_refuses_invalid_values(client: httpx.AsyncClient, body: dict[str, Any], field: str) -> None:
     assert fields_of(await client.post("/v1/tenants", json=body)) == [field]
 
 
-async def test_what_is_not_there_is_not_found(client: httpx.AsyncClient) -> None:
-    for ref in ("nobody", "a%20b", "00000000-0000-0000-0000-000000000009"):
+async def test_an_unknown_tenant_is_not_found(client: httpx.AsyncClient) -> None:
+    for ref in ("unknown", "a%20b", "00000000-0000-0000-0000-000000000009"):
         problem_of(await client.get(f"/v1/tenants/{ref}"), 404)
         problem_of(await client.patch(f"/v1/tenants/{ref}", json={}), 404)
         problem_of(await client.get(f"/v1/tenants/{ref}/keys"), 404)

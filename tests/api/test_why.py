@@ -7,22 +7,22 @@ import httpx
 from tests.api.conftest import definition, fields_of, problem_of
 
 
-async def test_it_answers_a_verdict_a_sentence_and_facts(client: httpx.AsyncClient) -> None:
+async def test_it_returns_a_verdict_an_explanation_and_facts(client: httpx.AsyncClient) -> None:
     created = (await client.post("/v1/schedules", json=definition())).json()
     for ref in (created["id"], "nightly"):
         response = await client.get(f"/v1/schedules/{ref}/why", params={"at": created["next_tick_at"]})
         assert response.status_code == 200
-        answer = response.json()
-        assert answer["verdict"] == "upcoming"
-        assert answer["explanation"].startswith("It will run at ")
-        assert {"fact": "at", "value": created["next_tick_at"]} in answer["facts"]
+        why = response.json()
+        assert why["verdict"] == "upcoming"
+        assert why["explanation"].startswith("It will run at ")
+        assert {"fact": "at", "value": created["next_tick_at"]} in why["facts"]
 
 
-async def test_without_a_time_it_is_about_now(client: httpx.AsyncClient) -> None:
+async def test_the_default_time_is_now(client: httpx.AsyncClient) -> None:
     await client.post("/v1/schedules", json=definition())
-    answer = (await client.get("/v1/schedules/nightly/why")).json()
-    assert answer["verdict"] == "not_scheduled"
-    assert "next_tick" in [one["fact"] for one in answer["facts"]]
+    why = (await client.get("/v1/schedules/nightly/why")).json()
+    assert why["verdict"] == "not_scheduled"
+    assert "next_tick" in [one["fact"] for one in why["facts"]]
 
 
 async def test_a_time_without_offset_is_refused(client: httpx.AsyncClient) -> None:
@@ -31,5 +31,5 @@ async def test_a_time_without_offset_is_refused(client: httpx.AsyncClient) -> No
     assert fields_of(await client.get("/v1/schedules/nightly/why?since=now")) == ["since"]
 
 
-async def test_a_schedule_that_is_not_there_is_not_found(client: httpx.AsyncClient) -> None:
-    problem_of(await client.get("/v1/schedules/nobody/why"), 404)
+async def test_an_unknown_schedule_is_not_found(client: httpx.AsyncClient) -> None:
+    problem_of(await client.get("/v1/schedules/unknown/why"), 404)

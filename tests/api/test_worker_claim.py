@@ -23,41 +23,46 @@ FIELDS = {
 
 
 @ON_BOTH_STORES
-async def test_a_worker_gets_what_it_needs_to_know(client: httpx.AsyncClient) -> None:
+async def test_a_claimed_task_has_all_fields(client: httpx.AsyncClient) -> None:
     task = await submit(client, "report", queue="reports", payload={"account": 7}, timeout_seconds=60)
-    (held,) = await claim(client, "reports", lease_seconds=45)
+    (claimed,) = await claim(client, "reports", lease_seconds=45)
 
-    assert set(held) >= FIELDS
-    assert (held["id"], held["type"], held["queue"], held["payload"]) == (task["id"], "report", "reports", {"account": 7})
-    assert (held["attempt"], held["max_attempts"], held["fence"], held["origin"]) == (1, 3, 1, "submit")
-    assert (held["timeout_seconds"], held["lease_seconds"]) == (60, 45)
-    assert (held["schedule"], held["schedule_id"], held["scheduled_for"], held["traceparent"]) == (None,) * 4
+    assert set(claimed) >= FIELDS
+    assert (claimed["id"], claimed["type"], claimed["queue"], claimed["payload"]) == (
+        task["id"],
+        "report",
+        "reports",
+        {"account": 7},
+    )
+    assert (claimed["attempt"], claimed["max_attempts"], claimed["fence"], claimed["origin"]) == (1, 3, 1, "submit")
+    assert (claimed["timeout_seconds"], claimed["lease_seconds"]) == (60, 45)
+    assert (claimed["schedule"], claimed["schedule_id"], claimed["scheduled_for"], claimed["traceparent"]) == (None,) * 4
     now = await read(client, task)
-    assert now["lease_until"] == held["lease_until"]
-    leased = datetime.fromisoformat(held["lease_until"]) - datetime.fromisoformat(now["started_at"])
+    assert now["lease_until"] == claimed["lease_until"]
+    leased = datetime.fromisoformat(claimed["lease_until"]) - datetime.fromisoformat(now["started_at"])
     assert leased.total_seconds() == 45
 
 
 @ON_BOTH_STORES
-async def test_a_task_of_a_schedule_says_which(client: httpx.AsyncClient) -> None:
+async def test_a_task_of_a_schedule_names_it(client: httpx.AsyncClient) -> None:
     schedule = (await client.post("/v1/schedules", json=definition(name="nightly"))).json()
     await client.post("/v1/schedules/nightly/trigger")
 
-    (held,) = await claim(client)
-    assert (held["schedule"], held["schedule_id"], held["origin"]) == ("nightly", schedule["id"], "trigger")
+    (claimed,) = await claim(client)
+    assert (claimed["schedule"], claimed["schedule_id"], claimed["origin"]) == ("nightly", schedule["id"], "trigger")
 
 
 @ON_BOTH_STORES
-async def test_nobody_gets_a_task_twice(client: httpx.AsyncClient) -> None:
+async def test_no_task_is_claimed_twice(client: httpx.AsyncClient) -> None:
     ids = {(await submit(client))["id"] for _ in range(20)}
-    shares = await asyncio.gather(*(claim(client, worker=f"w{number}", max=3) for number in range(10)))
+    responses = await asyncio.gather(*(claim(client, worker=f"w{number}", max=3) for number in range(10)))
 
-    given = [task["id"] for share in shares for task in share]
+    given = [task["id"] for tasks in responses for task in tasks]
     assert sorted(given) == sorted(ids)
 
 
 @ON_BOTH_STORES
-async def test_the_most_urgent_comes_first(client: httpx.AsyncClient) -> None:
+async def test_the_most_urgent_task_is_claimed_first(client: httpx.AsyncClient) -> None:
     for priority in (100, 5, 1000, 0, 50):
         await submit(client, f"p{priority}", priority=priority)
 
@@ -66,7 +71,7 @@ async def test_the_most_urgent_comes_first(client: httpx.AsyncClient) -> None:
 
 
 @ON_BOTH_STORES
-async def test_it_keeps_to_its_queues_and_types(client: httpx.AsyncClient) -> None:
+async def test_a_claim_is_limited_to_its_queues_and_types(client: httpx.AsyncClient) -> None:
     for queue, type_ in (("a", "x"), ("a", "y"), ("b", "x"), ("c", "x")):
         await submit(client, type_, queue=queue)
 
@@ -75,30 +80,30 @@ async def test_it_keeps_to_its_queues_and_types(client: httpx.AsyncClient) -> No
 
 
 @ON_BOTH_STORES
-async def test_without_a_wait_it_answers_at_once(client: httpx.AsyncClient) -> None:
+async def test_without_wait_seconds_a_claim_returns_immediately(client: httpx.AsyncClient) -> None:
     started = time.monotonic()
     assert await claim(client) == []
     assert time.monotonic() - started < 1
 
 
 @ON_BOTH_STORES
-async def test_a_wait_ends_with_nothing(client: httpx.AsyncClient) -> None:
+async def test_a_long_poll_that_times_out_returns_no_tasks(client: httpx.AsyncClient) -> None:
     started = time.monotonic()
     assert await claim(client, wait_seconds=0.2) == []
     assert 0.15 < time.monotonic() - started < 2
 
 
 @ON_BOTH_STORES
-async def test_a_long_poll_wakes_when_a_task_comes(client: httpx.AsyncClient) -> None:
+async def test_a_long_poll_returns_when_a_task_is_submitted(client: httpx.AsyncClient) -> None:
     delays = []
     for _ in range(5):
         waiting = asyncio.create_task(claim(client, wait_seconds=30, max=1))
         await asyncio.sleep(0.05)
         started = time.monotonic()
         task = await submit(client)
-        (held,) = await waiting
+        (claimed,) = await waiting
         delays.append(time.monotonic() - started)
-        assert held["id"] == task["id"]
+        assert claimed["id"] == task["id"]
 
     assert sorted(delays)[2] < 0.25
 
@@ -109,8 +114,8 @@ async def test_many_long_polls_and_one_task(client: httpx.AsyncClient) -> None:
     await asyncio.sleep(0.1)
     await submit(client)
 
-    shares = await asyncio.gather(*waiting)
-    assert sorted(len(share) for share in shares) == [0] * 49 + [1]
+    responses = await asyncio.gather(*waiting)
+    assert sorted(len(tasks) for tasks in responses) == [0] * 49 + [1]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +142,7 @@ async def test_many_long_polls_and_one_task(client: httpx.AsyncClient) -> None:
         ({"tenant": "x"}, "tenant"),
     ],
 )
-async def test_it_names_what_is_wrong(client: httpx.AsyncClient, wrong: dict[str, Any], field: str) -> None:
+async def test_an_invalid_field_is_named(client: httpx.AsyncClient, wrong: dict[str, Any], field: str) -> None:
     await submit(client)
     body = {"worker": "w1", "queues": ["default"], **wrong}
 
@@ -153,20 +158,20 @@ async def test_worker_and_queues_are_required(client: httpx.AsyncClient) -> None
 
 
 @ON_BOTH_STORES
-async def test_tasks_of_other_tenants_are_not_given(client: httpx.AsyncClient, store: Store) -> None:
+async def test_tasks_of_other_tenants_are_not_claimed(client: httpx.AsyncClient, store: Store) -> None:
     await store.task_submit([make_task(tenant_id=OTHER_TENANT)])
 
     assert await claim(client, wait_seconds=0.05) == []
 
 
-# Clients that go away
+# Clients that disconnect
 
 
-class Gone:
-    """A claim straight over ASGI, whose client goes away when the test says so."""
+class DisconnectingClient:
+    """A claim directly over ASGI, whose client disconnects when the test sets `left`."""
 
     def __init__(self, context: ApiContext, body: bytes) -> None:
-        self.left = asyncio.Event()
+        self.disconnected = asyncio.Event()
         self.sent: list[Any] = []
         self._messages = iter([{"type": "http.request", "body": body, "more_body": False}])
         headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
@@ -179,16 +184,16 @@ class Gone:
     async def _receive(self) -> Any:
         for message in self._messages:
             return message
-        await self.left.wait()
+        await self.disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
         self.sent.append(message)
 
 
-async def until(is_so: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not is_so():
+        while not condition():
             await asyncio.sleep(0.01)
 
 
@@ -196,64 +201,64 @@ CLAIM = b'{"worker":"gone","queues":["default"],"wait_seconds":30}'
 
 
 @ON_BOTH_STORES
-async def test_a_poll_whose_client_left_takes_nothing(client: httpx.AsyncClient, context: ApiContext) -> None:
-    gone = Gone(context, CLAIM)
+async def test_a_poll_whose_client_disconnected_gets_no_task(client: httpx.AsyncClient, context: ApiContext) -> None:
+    leaving = DisconnectingClient(context, CLAIM)
     await asyncio.sleep(0.1)
-    gone.left.set()
-    await until(gone.serving.done)
+    leaving.disconnected.set()
+    await until(leaving.serving.done)
     task = await submit(client)
 
-    (held,) = await claim(client, wait_seconds=5)
-    assert (held["id"], held["attempt"]) == (task["id"], 1)
+    (claimed,) = await claim(client, wait_seconds=5)
+    assert (claimed["id"], claimed["attempt"]) == (task["id"], 1)
 
 
 @ON_BOTH_STORES
-async def test_what_was_claimed_for_a_client_that_leaves_is_given_back(client: httpx.AsyncClient, context: ApiContext) -> None:
-    gone = Gone(context, CLAIM)
+async def test_tasks_claimed_for_a_disconnecting_client_are_released(client: httpx.AsyncClient, context: ApiContext) -> None:
+    leaving = DisconnectingClient(context, CLAIM)
     await asyncio.sleep(0.1)
     submitting = asyncio.create_task(submit(client))
-    gone.left.set()
+    leaving.disconnected.set()
     task = await submitting
-    await until(gone.serving.done)
+    await until(leaving.serving.done)
 
-    if gone.sent[1]["body"] == b'{"tasks":[]}':
-        (held,) = await claim(client, wait_seconds=5)
-        assert (held["id"], held["attempt"]) == (task["id"], 1)
+    if leaving.sent[1]["body"] == b'{"tasks":[]}':
+        (claimed,) = await claim(client, wait_seconds=5)
+        assert (claimed["id"], claimed["attempt"]) == (task["id"], 1)
 
 
 @ON_BOTH_STORES
-async def test_a_claim_that_succeeds_in_the_moment_the_client_leaves_is_given_back(
+async def test_a_claim_that_succeeds_while_the_client_disconnects_is_released(
     client: httpx.AsyncClient, context: ApiContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = await submit(client)
-    claimed = asyncio.Event()
-    real = context.leases.claim
+    claim_done = asyncio.Event()
+    original_claim = context.leases.claim
 
     async def slow(*args: Any, **more: Any) -> Any:
-        tasks = await real(*args, **more)
-        gone.left.set()
-        claimed.set()
+        tasks = await original_claim(*args, **more)
+        leaving.disconnected.set()
+        claim_done.set()
         return tasks
 
     with monkeypatch.context() as patched:
         patched.setattr(context.leases, "claim", slow)
-        gone = Gone(context, CLAIM)
-        await claimed.wait()
-        await until(gone.serving.done)
-    if gone.sent[1]["body"] == b'{"tasks":[]}':
-        (held,) = await claim(client, wait_seconds=5)
-        assert (held["id"], held["attempt"]) == (task["id"], 1)
+        leaving = DisconnectingClient(context, CLAIM)
+        await claim_done.wait()
+        await until(leaving.serving.done)
+    if leaving.sent[1]["body"] == b'{"tasks":[]}':
+        (claimed,) = await claim(client, wait_seconds=5)
+        assert (claimed["id"], claimed["attempt"]) == (task["id"], 1)
     else:
-        assert task["id"].encode() in gone.sent[1]["body"]
+        assert task["id"].encode() in leaving.sent[1]["body"]
 
 
 @ON_BOTH_STORES
-async def test_a_server_that_is_stopped_gives_back_what_a_poll_holds(client: httpx.AsyncClient, context: ApiContext) -> None:
-    gone = Gone(context, CLAIM)
+async def test_a_cancelled_request_does_not_keep_a_task(client: httpx.AsyncClient, context: ApiContext) -> None:
+    leaving = DisconnectingClient(context, CLAIM)
     await asyncio.sleep(0.1)
-    gone.serving.cancel()
-    await until(gone.serving.done)
+    leaving.serving.cancel()
+    await until(leaving.serving.done)
     task = await submit(client)
 
-    (held,) = await claim(client, wait_seconds=5)
-    assert held["id"] == task["id"]
+    (claimed,) = await claim(client, wait_seconds=5)
+    assert claimed["id"] == task["id"]

@@ -12,14 +12,14 @@ from everbeat.cli.main import cli
 from tests.support.processes import ServerProcess, free_port, wait_until
 
 
-def test_migrate_brings_a_database_up_and_says_so(tmp_path: Path) -> None:
+def test_migrate_applies_migrations_and_lists_them(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/new.db"
     run = CliRunner()
     assert run.invoke(cli, ["migrate", "--check", "--database-url", url]).exit_code == 1
     first = run.invoke(cli, ["migrate", "--database-url", url])
     assert first.exit_code == 0
     assert "applied 0001_engine" in first.output
-    assert "nothing was missing" in run.invoke(cli, ["migrate", "--database-url", url]).output
+    assert "no migration was missing" in run.invoke(cli, ["migrate", "--database-url", url]).output
     assert run.invoke(cli, ["migrate", "--check", "--database-url", url]).exit_code == 0
 
 
@@ -28,7 +28,9 @@ def test_dev_runs_the_demo_and_stops_cleanly(tmp_path: Path) -> None:
     arguments = ("dev", "--demo", "--port", str(port), "--database-url", f"sqlite:///{tmp_path}/dev.db")
     with ServerProcess(*arguments, folder=tmp_path) as process:
         process.wait_ready(f"http://127.0.0.1:{port}/readyz", 30)
-        wait_until(lambda: process.logs().count("♥") >= 2, 30, lambda: f"two beats: {process.logs()}")
+        wait_until(
+            lambda: process.logs().count("handled after") >= 2, 30, lambda: f"two runs of the demo task: {process.logs()}"
+        )
         audit = httpx.get(f"http://127.0.0.1:{port}/v1/audit", trust_env=False).json()
         assert process.terminate() == 0
     assert audit["fired"] >= 1
@@ -37,7 +39,7 @@ def test_dev_runs_the_demo_and_stops_cleanly(tmp_path: Path) -> None:
     assert "Traceback" not in process.logs()
 
 
-def test_a_taken_port_is_said_plainly(tmp_path: Path) -> None:
+def test_a_taken_port_is_a_clear_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         arguments = ("serve", "--port", str(port), "--database-url", f"sqlite:///{tmp_path}/x.db")
@@ -62,7 +64,7 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in process.logs()
 
 
-def test_an_old_database_asks_for_migrate(tmp_path: Path) -> None:
+def test_migrate_refuses_a_database_from_a_newer_version(tmp_path: Path) -> None:
     import apsw
 
     url = f"sqlite:///{tmp_path}/future.db"
@@ -71,4 +73,4 @@ def test_an_old_database_asks_for_migrate(tmp_path: Path) -> None:
         connection.execute("INSERT INTO everbeat_migrations (number, name, applied_at) VALUES (999, 'later', 0)")
     with ServerProcess("migrate", "--database-url", url, folder=tmp_path) as process:
         assert process.wait_exit(20) == 1
-    assert "run a newer Everbeat" in process.logs()
+    assert "run a newer version" in process.logs()

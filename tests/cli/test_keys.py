@@ -1,4 +1,4 @@
-"""`everbeat keys` as an operator types it, and a server that is open to others: its first key, TLS, and a revoked worker."""
+"""`everbeat keys` as an operator types it, and a server on a public address: its first key, TLS, and a revoked key."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ def make(url: str, *arguments: str) -> str:
 
 
 def listed(url: str, *arguments: str) -> list[list[str]]:
-    lines = keys(url, "list", *arguments).stdout.splitlines()
-    assert lines[0].split()[:3] == ["ID", "TENANT", "KEY"]
-    return [re.split(r"  +", line) for line in lines[1:]]
+    rows = keys(url, "list", *arguments).stdout.splitlines()
+    assert rows[0].split()[:3] == ["ID", "TENANT", "KEY"]
+    return [re.split(r"  +", row) for row in rows[1:]]
 
 
-def test_create_works_on_a_fresh_database_and_prints_nothing_but_the_key(url: str) -> None:
+def test_create_works_on_a_new_database_and_prints_only_the_key(url: str) -> None:
     result = keys(url, "create", "--tenant", "billing", "--scope", "manage")
     assert is_well_formed(result.stdout.strip())
     assert result.stdout.count("\n") == 1
-    assert "there was no tenant billing; it is made now" in result.stderr
-    assert "shown only this once" in result.stderr
+    assert "created the tenant billing" in result.stderr
+    assert "shown only once" in result.stderr
     assert result.stdout.strip() not in result.stderr
     again = keys(
         url, "create", "--tenant", "billing", "--scope", "read", "--scope", "work:mail", "--name", "mail", "--expires-in", "30d"
     )
-    assert "no tenant" not in again.stderr
+    assert "created the tenant" not in again.stderr
     assert [row[1] for row in listed(url)] == ["billing", "billing"]
     assert listed(url)[1][3:5] == ["mail", "read work:mail"]
     assert re.fullmatch(r"eb_..….{4}", listed(url)[0][2])
@@ -74,13 +74,13 @@ def test_each_change_is_in_the_audit_log_without_the_key(url: str, tmp_path: Pat
     assert text.encode() not in (tmp_path / "keys.db").read_bytes()
 
 
-def test_revoke_ends_keys_but_never_the_last_admin(url: str) -> None:
+def test_revoke_refuses_the_last_admin_key(url: str) -> None:
     make(url, "--scope", "admin")
     make(url, "--scope", "read")
     admin, reader = listed(url)
     assert keys(url, "revoke", reader[0]).exit_code == 0
     assert [row[0] for row in listed(url)] == [admin[0]]
-    assert [row[-1] for row in listed(url, "--all")] == ["good", "revoked"]
+    assert [row[-1] for row in listed(url, "--all")] == ["valid", "revoked"]
     refused = keys(url, "revoke", admin[0])
     assert "last key with the scope admin" in str(refused.exception)
 
@@ -94,7 +94,7 @@ def test_revoke_ends_keys_but_never_the_last_admin(url: str) -> None:
         (["--scope", "read", "--expires-in", "30"], "30s"),
     ],
 )
-def test_a_wrong_key_is_explained_and_nothing_is_made(url: str, arguments: list[str], message: str) -> None:
+def test_an_invalid_key_is_refused_with_a_clear_error(url: str, arguments: list[str], message: str) -> None:
     result = keys(url, "create", *arguments)
     assert isinstance(result.exception, EverbeatError)
     assert message in str(result.exception)
@@ -102,7 +102,7 @@ def test_a_wrong_key_is_explained_and_nothing_is_made(url: str, arguments: list[
     assert "no tenant new" in str(keys(url, "list", "--tenant", "new").exception)
 
 
-def test_a_fleets_key_is_for_all_tenants(url: str) -> None:
+def test_a_fleet_key_is_for_all_tenants(url: str) -> None:
     make(url, "--all-tenants", "--scope", "work")
     assert listed(url)[0][1] == "(all)"
 
@@ -110,7 +110,7 @@ def test_a_fleets_key_is_for_all_tenants(url: str) -> None:
 # A server
 
 
-def test_an_open_server_has_a_first_key_and_tls_and_ends_the_polls_of_a_revoked_one(tmp_path: Path, url: str) -> None:
+def test_a_public_server_has_a_first_key_and_tls_and_ends_polls_of_a_revoked_key(tmp_path: Path, url: str) -> None:
     pem, secret = make_certificate(tmp_path)
     port = free_port()
     arguments = ("serve", "--auth", "keys", "--host", "0.0.0.0", "--port", str(port), "--database-url", url)
@@ -128,10 +128,10 @@ def test_an_open_server_has_a_first_key_and_tls_and_ends_the_polls_of_a_revoked_
 
             worker = {"Authorization": f"Bearer {make(url, '--scope', 'work')}"}
             (id_,) = [row[0] for row in listed(url) if row[4] == "work"]
-            answer = asyncio.run(_poll_and_revoke(client, pem, worker, url, id_))
+            response = asyncio.run(_poll_and_revoke(client, pem, worker, url, id_))
         assert process.terminate() == 0
-    assert answer.status_code == 401
-    assert answer.json()["type"].endswith(":unauthenticated")
+    assert response.status_code == 401
+    assert response.json()["type"].endswith(":unauthenticated")
     assert process.logs().count(first) == 1, "it is shown once, and not logged"
     assert "listening_without_tls" not in process.logs()
     assert worker["Authorization"].split()[1] not in process.logs()
@@ -150,8 +150,8 @@ def _wait_ready(client: httpx.Client, process: ServerProcess) -> None:
 async def _poll_and_revoke(client: httpx.Client, pem: Path, headers: dict[str, str], url: str, id_: str) -> httpx.Response:
     body = {"worker": "w", "queues": ["default"], "wait_seconds": 30}
     context = ssl.create_default_context(cafile=pem)
-    async with httpx.AsyncClient(base_url=client.base_url, verify=context, trust_env=False, timeout=40) as waiting:
-        poll = asyncio.create_task(waiting.post("/v1/worker/claim", json=body, headers=headers))
+    async with httpx.AsyncClient(base_url=client.base_url, verify=context, trust_env=False, timeout=40) as poller:
+        poll = asyncio.create_task(poller.post("/v1/worker/claim", json=body, headers=headers))
         await asyncio.sleep(0.5)
         result = await asyncio.to_thread(keys, url, "revoke", id_)
         assert result.exit_code == 0, result.output
@@ -159,9 +159,9 @@ async def _poll_and_revoke(client: httpx.Client, pem: Path, headers: dict[str, s
             return await poll
 
 
-def test_a_certificate_that_is_none_is_said_plainly(tmp_path: Path, url: str) -> None:
+def test_an_invalid_certificate_is_a_clear_error(tmp_path: Path, url: str) -> None:
     bad = tmp_path / "bad.pem"
-    bad.write_text("nothing")
+    bad.write_text("not a certificate")
     arguments = ("serve", "--database-url", url, "--tls-certificate", str(bad), "--tls-key", str(bad))
     with ServerProcess(*arguments, "--port", str(free_port()), folder=tmp_path) as process:
         assert process.wait_exit(20) == 1

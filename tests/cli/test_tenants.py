@@ -30,7 +30,7 @@ def rows(url: str) -> dict[str, list[str]]:
     return {cells[0]: cells[2:] for cells in (re.split(r"  +", line) for line in lines[1:])}
 
 
-def test_create_set_and_list_work_on_the_database_itself(url: str) -> None:
+def test_create_set_and_list_work_on_the_database(url: str) -> None:
     made = tenants(url, "create", "billing", "--weight", "3", "--max-running", "200", "--submits-per-second", "0.5")
     assert made.exit_code == 0, made.output
     assert "everbeat keys create --tenant billing" in made.stderr
@@ -52,16 +52,16 @@ def test_create_set_and_list_work_on_the_database_itself(url: str) -> None:
     ("arguments", "message"),
     [
         (("create", "a b"), "name: must be 1 to 200"),
-        (("create", "default"), "exists already"),
-        (("set", "nobody", "--weight", "2"), "there is no tenant"),
-        (("set", "default"), "say what to change"),
+        (("create", "default"), "already exists"),
+        (("set", "unknown", "--weight", "2"), "there is no tenant"),
+        (("set", "default"), "nothing to change"),
         (("set", "default", "--max-ready", "many"), "must be 0 to 2147483647, or none"),
         (("set", "default", "--submits-per-second", "nan"), "or none"),
         (("set", "default", "--weight", "0"), "0.001"),
     ],
 )
-def test_mistakes_are_told(url: str, arguments: tuple[str, ...], message: str) -> None:
+def test_invalid_arguments_are_refused_with_a_clear_error(url: str, arguments: tuple[str, ...], message: str) -> None:
     result = tenants(url, *arguments)
-    message = str(result.exception) if isinstance(result.exception, EverbeatError) else result.output
+    output = str(result.exception) if isinstance(result.exception, EverbeatError) else result.output
     assert result.exit_code != 0
-    assert message in message
+    assert message in output

@@ -18,7 +18,7 @@ from tests.support.processes import ServerProcess
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, as a user's; what is imported from it is forgotten again."""
+    """A temporary current folder. Modules imported from it are removed from sys.modules afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
@@ -53,19 +53,19 @@ def test_an_app_is_found_in_the_current_folder(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("shop", "which app of shop? write MODULE:APP; found: shop:also, shop:eb"),
-        ("shop:", "which app of shop? write MODULE:APP; found: shop:also, shop:eb"),
+        ("shop", "shop is a module; specify the app as MODULE:APP; found: shop:also, shop:eb"),
+        ("shop:", "shop is a module; specify the app as MODULE:APP; found: shop:also, shop:eb"),
         ("shop:nope", "shop has no nope; found: shop:also, shop:eb"),
-        ("shop:other", "shop:other is of type int, not an Everbeat; found: shop:also, shop:eb"),
-        ("empty:eb", "empty has no eb; there is no Everbeat in it"),
-        ("nowhere:eb", "there is no module nowhere; looked in"),
+        ("shop:other", "shop:other is of type int, not Everbeat; found: shop:also, shop:eb"),
+        ("empty:eb", "empty has no eb; the module has no app"),
+        ("nowhere:eb", "there is no module nowhere in /"),
         ("shop.py:eb", "not of the form MODULE:APP, as in shop:eb"),
         ("./shop:eb", "not of the form MODULE:APP, as in shop:eb"),
         (":eb", "not of the form MODULE:APP"),
         ("shop:eb:x", "not of the form MODULE:APP"),
     ],
 )
-def test_what_is_not_an_app_is_explained(folder: Path, target: str, message: str) -> None:
+def test_a_target_that_is_not_an_app_is_a_clear_error(folder: Path, target: str, message: str) -> None:
     write(folder, "shop.py", APP + "also = Everbeat()\nother = 3\n")
     write(folder, "empty.py", "")
     with pytest.raises(AppNotLoaded) as caught:
@@ -113,7 +113,7 @@ def test_an_app_without_tasks_is_refused(folder: Path) -> None:
         ("--grace-seconds", "-1"),
         ("--queues", " , "),
         ("--prune", "--no-register"),
-        ("--log-level", "loud"),
+        ("--log-level", "unknown"),
         ("--no-such-option",),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_bad_option_is_wrong_usage(folder: Path, options: tuple[str, ...]) -> 
     assert "Error:" in result.output
 
 
-def test_a_url_that_cannot_be_used_says_what_could(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_an_invalid_url_suggests_a_valid_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERBEAT_URL", "")
     write(folder, "shop.py", APP)
     error = invoke("shop:eb", "--url", "localhost:8080").exception
@@ -137,7 +137,7 @@ def test_a_database_cannot_replace_the_one_in_the_code(folder: Path, monkeypatch
     write(folder, "shop.py", APP.replace("Everbeat()", 'Everbeat("sqlite:///mine.db")'))
     error = invoke("shop:eb", "--url", "sqlite:///other.db").exception
     assert isinstance(error, EverbeatError)
-    assert "the app names sqlite:///mine.db in its code" in str(error)
+    assert "the app's code sets the URL sqlite:///mine.db" in str(error)
 
 
 def test_the_command_ends_with_one_line_and_code_one(folder: Path) -> None:
@@ -147,21 +147,21 @@ def test_the_command_ends_with_one_line_and_code_one(folder: Path) -> None:
     assert len(process.logs().strip().splitlines()) == 1
 
 
-def test_dev_explains_a_wrong_app_before_it_starts_anything(folder: Path) -> None:
+def test_dev_reports_a_wrong_app_before_it_starts_the_server(folder: Path) -> None:
     with ServerProcess("dev", "nowhere:eb", folder=folder) as process:
         assert process.wait_exit(20) == 1
     assert process.logs().startswith("everbeat: there is no module nowhere")
     assert not (folder / "everbeat.db").exists()
 
 
-def test_a_key_comes_from_a_file_and_what_is_none_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_read_from_a_file_and_an_invalid_one_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERBEAT_API_KEY", "")
     write(folder, "shop.py", APP + "import os, pathlib\npathlib.Path('seen').write_text(os.environ['EVERBEAT_API_KEY'])\n")
     write(folder, "key", make_key(b"w" * 32) + "\n")
     invoke("shop:missing", "--api-key-file", "key")
     assert (folder / "seen").read_text() == make_key(b"w" * 32)
     write(folder, "other", "password")
-    for file, message in (("other", "does not hold an API key"), ("nowhere", "cannot be read")):
+    for file, message in (("other", "does not contain an API key"), ("nowhere", "cannot be read")):
         result = invoke("shop:eb", "--api-key-file", file)
         assert result.exit_code == 2
         assert message in result.output

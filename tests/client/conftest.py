@@ -1,4 +1,4 @@
-"""Servers that clients are tested against."""
+"""Fixtures shared by the client tests."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def server() -> Iterator[ScriptedServer]:
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def _remove_everbeat_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EVERBEAT_URL", raising=False)
     monkeypatch.delenv("EVERBEAT_API_KEY", raising=False)

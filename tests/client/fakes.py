@@ -1,4 +1,4 @@
-"""A node of a few lines, for what does not depend on a real one: it keeps what it is given, and answers over ASGI."""
+"""A minimal fake node for tests that do not need a real one. It records what it receives, and responds over ASGI."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Respond = Callable[[str, str, Any], tuple[int, Any]]
 
 
 class FakeNode:
-    """Tasks, work and API in one; `error` is raised by the services if it is set."""
+    """Tasks, leases and API in one object. If `error` is set, the services raise it."""
 
     def __init__(self, respond: Respond | None = None) -> None:
         self.submitted: list[TaskInput] = []

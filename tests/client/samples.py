@@ -1,4 +1,4 @@
-"""Response bodies for servers that tests make up: every required field of a struct, with the values that matter."""
+"""Response bodies for fake servers: every required field of a struct, with the given values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import inspect
 
 
 def sample(type_: type[msgspec.Struct], **values: Any) -> dict[str, Any]:
-    """A body that decodes as the struct. The fields without a value given get the simplest one."""
+    """Return a body that decodes as the struct. Fields without a given value get the simplest valid one."""
     made: dict[str, Any] = _value_of(inspect.type_info(type_))
     return {**made, **values}
 

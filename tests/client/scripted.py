@@ -1,4 +1,4 @@
-"""A small HTTP server that keeps tasks by their keys and fails as a test requests: away, busy, or a closed connection."""
+"""A small HTTP server that stores tasks by their keys and fails on request: unavailable, busy, or a closed connection."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from everbeat.core.responses import (
 )
 from tests.client.samples import sample
 
-Fault = Literal["good", "cut before", "cut after", "away", "busy", "moved", "close idle"]
+Fault = Literal["good", "cut before", "cut after", "unavailable", "busy", "moved", "close idle"]
 
 
-class Seen(NamedTuple):
+class ReceivedRequest(NamedTuple):
     method: str
     path: str
     headers: Mapping[str, str]
@@ -35,11 +35,11 @@ class Seen(NamedTuple):
 
 
 class ScriptedServer:
-    """Each request uses up one of `faults`; without any left, all requests succeed."""
+    """An HTTP server with scripted faults. Each request uses up one of `faults`; when none is left, all requests succeed."""
 
     def __init__(self, *faults: Fault, tls: ssl.SSLContext | None = None) -> None:
         self.faults = list(faults)
-        self.seen: list[Seen] = []
+        self.received: list[ReceivedRequest] = []
         self.tasks: dict[UUID, Any] = {}
         self.by_key: dict[str, UUID] = {}
         self.connections: set[Any] = set()
@@ -55,12 +55,12 @@ class ScriptedServer:
                 body = msgspec.json.decode(self.rfile.read(length)) if length else None
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 script.connections.add(self.client_address)
-                script.response(self, Seen(self.command, self.path, headers, body))
+                script.response(self, ReceivedRequest(self.command, self.path, headers, body))
 
             do_GET = do_POST = do_PUT = do_DELETE = handle_any
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -79,18 +79,18 @@ class ScriptedServer:
             self._server.server_close()
             thread.join()
 
-    def response(self, handler: BaseHTTPRequestHandler, seen: Seen) -> None:
+    def response(self, handler: BaseHTTPRequestHandler, received: ReceivedRequest) -> None:
         with self._lock:
-            self.seen.append(seen)
+            self.received.append(received)
             fault = self.faults.pop(0) if self.faults else "good"
             if fault == "cut before":
                 return self._cut(handler)
-            if fault in ("away", "busy"):
+            if fault in ("unavailable", "busy"):
                 detail = {"detail": f"the server is {fault}"}
-                return self._send(handler, 503 if fault == "away" else 429, detail, {"retry-after": "0"})
+                return self._send(handler, 503 if fault == "unavailable" else 429, detail, {"retry-after": "0"})
             if fault == "moved":
-                return self._send(handler, 307, {}, {"location": "/v1/elsewhere"})
-            status, body = self._work(seen)
+                return self._send(handler, 307, {}, {"location": "/v1/other"})
+            status, body = self._process(received)
         if fault == "cut after":
             return self._cut(handler)
         self._send(handler, status, body)
@@ -99,20 +99,20 @@ class ScriptedServer:
             self.closed_idle += 1
         return None
 
-    def _work(self, seen: Seen) -> tuple[int, Any]:
-        if (seen.method, seen.path) == ("POST", "/v1/tasks"):
-            id_ = self._submit(seen.headers.get("idempotency-key"), seen.body)
+    def _process(self, received: ReceivedRequest) -> tuple[int, Any]:
+        if (received.method, received.path) == ("POST", "/v1/tasks"):
+            id_ = self._submit(received.headers.get("idempotency-key"), received.body)
             return 201, self.tasks[id_]
-        if seen.path == "/v1/tasks/batch":
-            key = seen.headers.get("idempotency-key")
-            keys = [task.get("idempotency_key") or f"{key} {place}" for place, task in enumerate(seen.body["tasks"])]
-            return 200, {"ids": [self._submit(*pair) for pair in zip(keys, seen.body["tasks"], strict=True)]}
-        if seen.path == "/v1/worker/claim":
+        if received.path == "/v1/tasks/batch":
+            key = received.headers.get("idempotency-key")
+            keys = [task.get("idempotency_key") or f"{key} {index}" for index, task in enumerate(received.body["tasks"])]
+            return 200, {"ids": [self._submit(*pair) for pair in zip(keys, received.body["tasks"], strict=True)]}
+        if received.path == "/v1/worker/claim":
             return 200, {"tasks": []}
-        if seen.method == "GET" and seen.path.startswith("/v1/tasks/") and seen.path.count("/") == 3:
-            id_ = UUID(seen.path.rpartition("/")[2].partition("?")[0])
+        if received.method == "GET" and received.path.startswith("/v1/tasks/") and received.path.count("/") == 3:
+            id_ = UUID(received.path.rpartition("/")[2].partition("?")[0])
             return (200, self.tasks[id_]) if id_ in self.tasks else (404, {"detail": "no such task"})
-        return 200, _body_of(seen)
+        return 200, _body_of(received)
 
     def _submit(self, key: str | None, task: Any) -> UUID:
         if key is not None and key in self.by_key:
@@ -150,9 +150,9 @@ _RESPONSES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
 )
 
 
-def _body_of(seen: Seen) -> dict[str, Any]:
-    requested = f"{seen.method} {seen.path.partition('?')[0]}"
+def _body_of(received: ReceivedRequest) -> dict[str, Any]:
+    requested = f"{received.method} {received.path.partition('?')[0]}"
     for pattern, type_ in _RESPONSES:
         if re.fullmatch(pattern, requested):
             return sample(type_)
-    return {"method": seen.method, "path": seen.path, "items": [], "next_cursor": None}
+    return {"method": received.method, "path": received.path, "items": [], "next_cursor": None}

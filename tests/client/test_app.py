@@ -1,4 +1,4 @@
-"""The app itself: its URL and name, its client, and registering what it declares."""
+"""The app: its URL and name, its client, and the registration of its schedules."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tests.client.scripted import ScriptedServer
         "postgres://host/name",
     ],
 )
-def test_it_takes_the_urls_of_servers_and_databases(url: str) -> None:
+def test_it_accepts_urls_of_servers_and_databases(url: str) -> None:
     assert Everbeat(url).url == url
 
 
-def test_without_a_url_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Everbeat().url == "http://127.0.0.1:8080"
-    monkeypatch.setenv("EVERBEAT_URL", "http://elsewhere:9000/")
-    assert Everbeat().url == "http://elsewhere:9000"
+    monkeypatch.setenv("EVERBEAT_URL", "http://other:9000/")
+    assert Everbeat().url == "http://other:9000"
 
 
 @pytest.mark.parametrize(
@@ -47,35 +47,35 @@ def test_without_a_url_the_environment_decides(monkeypatch: pytest.MonkeyPatch) 
         ("localhost:8080", "did you mean http://localhost:8080?"),
         ("app.db", "did you mean sqlite:///app.db?"),
         ("sqlite://app.db", "has two slashes; write sqlite:///app.db"),
-        ("sqlite:///", "names no file"),
-        ("sqlite:///:memory:", "names no file"),
+        ("sqlite:///", "has no file name"),
+        ("sqlite:///:memory:", "has no file name"),
         ("postgresql+asyncpg://host/name", "names a driver; write postgresql://"),
         ("mysql://host/name", '"mysql://" is not supported'),
-        ("http://", "names no host"),
+        ("http://", "has no host"),
         ("http://host:port", "is not a URL"),
-        ("http://user:secret@host", "give the API key as api_key="),
+        ("http://user:secret@host", "pass the API key as api_key="),
         ("http://host/?a=b", "has a query"),
-        (7, "is a int, not text"),
+        (7, "is a int, not a string"),
     ],
 )
-def test_a_wrong_url_is_told_when_the_app_is_made(url: Any, message: str) -> None:
+def test_a_wrong_url_is_refused_when_the_app_is_created(url: Any, message: str) -> None:
     with pytest.raises(InvalidUrl) as refused:
         Everbeat(url)
     assert message in str(refused.value)
 
 
-def test_a_wrong_name_is_told_when_the_app_is_made() -> None:
+def test_a_wrong_name_is_refused_when_the_app_is_created() -> None:
     with pytest.raises(RegistrationError, match="the app's name 'a b' must be"):
         Everbeat(name="a b")
 
 
 def test_the_api_key_comes_from_the_environment(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERBEAT_API_KEY", "eb_environment")
-    for api_key, shown in ((None, "Bearer eb_environment"), ("eb_given", "Bearer eb_given")):
+    for api_key, expected in ((None, "Bearer eb_environment"), ("eb_given", "Bearer eb_given")):
         eb = Everbeat(server.url, api_key=api_key)
         eb.submit("a")
         eb.close()
-        assert server.seen[-1].headers["authorization"] == shown
+        assert server.received[-1].headers["authorization"] == expected
 
 
 # The client
@@ -119,7 +119,7 @@ async def test_each_method_sends_its_request(
     call(eb.client)
     await call(eb.async_client)
     eb.close()
-    assert [(seen.method, seen.path, seen.body) for seen in server.seen] == [requested, requested]
+    assert [(received.method, received.path, received.body) for received in server.received] == [requested, requested]
 
 
 async def test_a_list_follows_its_pages() -> None:
@@ -139,7 +139,7 @@ async def test_a_list_follows_its_pages() -> None:
 
 
 class Server:
-    """Schedules by name, as the API keeps them."""
+    """Stores schedules by name, as the API does."""
 
     def __init__(self) -> None:
         self.schedules: dict[str, dict[str, Any]] = {}
@@ -164,7 +164,7 @@ class Server:
 def nothing() -> None: ...
 
 
-async def test_it_registers_what_is_declared_and_says_what_became_of_it() -> None:
+async def test_it_registers_declared_schedules_and_returns_their_status() -> None:
     server = Server()
     for expression, outcome in (("@daily", "created"), ("@daily", "unchanged"), ("@hourly", "updated")):
         eb = Everbeat(name="billing")
@@ -175,9 +175,9 @@ async def test_it_registers_what_is_declared_and_says_what_became_of_it() -> Non
         assert str(done) == f"schedules: 1 {outcome}"
 
 
-async def test_it_prunes_only_what_it_owns_and_no_longer_declares() -> None:
+async def test_it_prunes_only_its_own_schedules_that_are_no_longer_declared() -> None:
     server = Server()
-    for name, app in (("mine-old", "billing"), ("theirs", "shipping"), ("by-hand", None), ("nothing", "billing")):
+    for name, app in (("mine-old", "billing"), ("theirs", "shipping"), ("manual", None), ("nothing", "billing")):
         labels = {} if app is None else {"everbeat.app": app}
         server.schedules[name] = sample(ScheduleResponse, name=name, id=f"id-{name}", labels=labels)
     eb = Everbeat(name="billing")
@@ -188,12 +188,12 @@ async def test_it_prunes_only_what_it_owns_and_no_longer_declares() -> None:
     assert server.deleted == ["id-mine-old"]
 
 
-def test_an_app_without_a_name_of_its_own_does_not_prune() -> None:
-    with pytest.raises(RegistrationError, match="would remove what other apps declared"):
+def test_an_app_with_the_default_name_does_not_prune() -> None:
+    with pytest.raises(RegistrationError, match="would delete the schedules of other apps"):
         Everbeat().register(prune=True)
 
 
-async def test_what_is_over_is_not_registered_and_not_pruned() -> None:
+async def test_a_past_schedule_is_neither_registered_nor_pruned() -> None:
     server = Server()
     server.schedules["once"] = sample(ScheduleResponse, name="once", id="id-once", labels={"everbeat.app": "billing"})
     eb = Everbeat(name="billing")

@@ -16,20 +16,20 @@ from tests.client.scripted import ScriptedServer
 
 
 class Sender:
-    """Keeps tasks by key. Rejects batches with a task of type `bad`, and all requests while `is_away`."""
+    """Stores tasks by key. Rejects batches with a task of type `bad`, and all requests while `is_unavailable`."""
 
     def __init__(self) -> None:
         self.requests: list[list[str]] = []
         self.made: dict[str, UUID] = {}
         self.may_respond = asyncio.Event()
         self.may_respond.set()
-        self.is_away = False
+        self.is_unavailable = False
 
     async def __call__(self, tasks: Sequence[TaskInput]) -> list[UUID]:
         self.requests.append([task.type for task in tasks])
         await self.may_respond.wait()
-        if self.is_away:
-            raise NotReachable("http://x", "away")
+        if self.is_unavailable:
+            raise NotReachable("http://x", "unavailable")
         if any(task.type == "bad" for task in tasks):
             raise ServerProblem(422, {"detail": "bad"})
         return [self.made.setdefault(task.idempotency_key or "", uuid4()) for task in tasks]
@@ -39,7 +39,7 @@ def task(type_: str = "a") -> TaskInput:
     return TaskInput(type=type_)
 
 
-async def test_a_single_submit_is_sent_at_once() -> None:
+async def test_a_single_submit_is_sent_immediately() -> None:
     sender = Sender()
     assert await Coalescer(sender).submit(task()) in sender.made.values()
     assert sender.requests == [["a"]]
@@ -69,7 +69,7 @@ async def test_a_submit_during_requests_in_flight_goes_with_the_next_one() -> No
     assert len(sender.requests) <= 8
 
 
-async def test_a_submit_that_follows_a_response_at_once_is_sent() -> None:
+async def test_a_submit_immediately_after_a_response_is_sent() -> None:
     """All requests in flight end in the same step of the event loop, and only the first caller submits again."""
     sender = Sender()
     sender.may_respond.clear()
@@ -101,7 +101,7 @@ async def test_a_rejected_task_does_not_fail_the_others_of_its_batch() -> None:
 
 async def test_all_callers_get_the_error_if_the_server_is_unreachable() -> None:
     sender = Sender()
-    sender.is_away = True
+    sender.is_unavailable = True
     coalescer = Coalescer(sender)
     outcomes = await asyncio.gather(*(coalescer.submit(task()) for _ in range(3)), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [NotReachable] * 3
@@ -111,13 +111,13 @@ async def test_all_callers_get_the_error_if_the_server_is_unreachable() -> None:
 async def test_the_task_of_a_cancelled_caller_is_not_sent() -> None:
     sender = Sender()
     coalescer = Coalescer(sender)
-    caller = asyncio.create_task(coalescer.submit(task("gone")))
+    caller = asyncio.create_task(coalescer.submit(task("cancelled")))
     caller.add_done_callback(lambda _: None)
     await asyncio.sleep(0)
     caller.cancel()
     await asyncio.gather(caller, return_exceptions=True)
-    assert await coalescer.submit(task("here")) in sender.made.values()
-    assert [type_ for request in sender.requests for type_ in request] == ["here"]
+    assert await coalescer.submit(task("sent")) in sender.made.values()
+    assert [type_ for request in sender.requests for type_ in request] == ["sent"]
 
 
 async def test_closing_cancels_the_waiting_submits() -> None:
@@ -137,4 +137,4 @@ async def test_over_http_concurrent_submits_are_few_requests(server: ScriptedSer
     await transport.close()
     assert {id_ for ids in made for id_ in ids} == set(server.tasks)
     assert len(server.tasks) == 200
-    assert len(server.seen) < 10
+    assert len(server.received) < 10

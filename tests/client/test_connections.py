@@ -1,4 +1,4 @@
-"""Which thread and event loop a call runs on: over HTTP, on a node in this process, on one in the background."""
+"""The thread and event loop on which a call runs: over HTTP, on a node in this process, and on a node in the background."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def submit_tasks() -> Operation[list[Any]]:
     return ids
 
 
-def asking() -> Operation[Any]:
+def get_cluster() -> Operation[Any]:
     return (yield Call("GET", "/v1/cluster", {"limit": 3})).body
 
 
@@ -46,13 +46,13 @@ def test_sync_code_submits_to_a_node_in_the_background() -> None:
     node = FakeNode()
     with connected(node) as connection:
         assert len(connection.run_blocking(submit_tasks())) == 1
-        assert connection.run_blocking(asking())["path"] == "/v1/cluster?limit=3"
+        assert connection.run_blocking(get_cluster())["path"] == "/v1/cluster?limit=3"
         assert node.hosts == ["localhost"]
     assert node.is_stopped
     assert "everbeat-submit" not in {thread.name for thread in threading.enumerate()}
 
 
-async def test_async_code_submits_to_it_too_and_may_block() -> None:
+async def test_async_code_can_submit_to_it_and_may_block() -> None:
     node = FakeNode()
     with connected(node) as connection:
         assert len(await connection.run_async(submit_tasks())) == 1
@@ -78,14 +78,14 @@ def test_threads_share_one_node_in_the_background() -> None:
     assert len(started[0].submitted) == 8
 
 
-def test_a_node_that_does_not_start_is_told_and_tried_again() -> None:
+def test_a_failed_start_of_the_node_is_raised_and_retried() -> None:
     starts = 0
 
     async def start() -> FakeNode:
         nonlocal starts
         starts += 1
         if starts == 1:
-            raise StoreUnavailable("the database is away")
+            raise StoreUnavailable("the database is unavailable")
         return await FakeNode().start()
 
     connection = NodeConnection(start)
@@ -117,7 +117,7 @@ async def test_while_attached_calls_go_to_the_running_node() -> None:
         assert len(node.submitted) == 3
 
 
-async def test_blocking_the_loop_that_has_to_answer_is_refused() -> None:
+async def test_a_blocking_call_on_the_loop_of_the_node_is_refused() -> None:
     node = await FakeNode().start()
     with connected(FakeNode()) as connection:
         connection.attach(BoundTransport(asyncio.get_running_loop(), InProcessTransport(node), is_local=True))
@@ -139,10 +139,10 @@ async def test_an_app_of_a_server_in_this_process_does_not_go_over_http() -> Non
 @pytest.mark.parametrize(
     ("error", "kind", "status"),
     [
-        (InvalidInput.of("tasks[0].type", "is odd"), ServerProblem, 422),
-        (NotFound("gone"), NotFoundProblem, 404),
+        (InvalidInput.of("tasks[0].type", "is invalid"), ServerProblem, 422),
+        (NotFound("missing"), NotFoundProblem, 404),
         (Conflict("taken"), ConflictProblem, 409),
-        (StoreUnavailable("away"), ServerProblem, 503),
+        (StoreUnavailable("unavailable"), ServerProblem, 503),
     ],
 )
 async def test_errors_in_process_are_those_of_http(error: Any, kind: type[ServerProblem], status: int) -> None:
@@ -157,7 +157,7 @@ async def test_errors_in_process_are_those_of_http(error: Any, kind: type[Server
 # HTTP
 
 
-def test_event_loops_come_and_go(server: ScriptedServer) -> None:
+def test_event_loops_may_be_created_and_closed(server: ScriptedServer) -> None:
     connection = HttpConnection(server.url, None)
 
     async def several() -> None:
@@ -171,7 +171,7 @@ def test_event_loops_come_and_go(server: ScriptedServer) -> None:
     connection.close()
 
 
-async def test_http_may_block_any_loop(server: ScriptedServer) -> None:
+async def test_http_calls_may_block_any_loop(server: ScriptedServer) -> None:
     connection = HttpConnection(server.url, None)
     assert len(connection.run_blocking(submit_tasks())) == 1
     connection.close()

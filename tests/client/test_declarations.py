@@ -1,4 +1,4 @@
-"""The decorators: what they declare, and what they refuse while the module is imported."""
+"""The decorators: what they declare, and what they refuse at import time."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def test_a_retry_may_be_a_dict(eb: Everbeat) -> None:
 def test_calling_it_calls_the_function(eb: Everbeat) -> None:
     @eb.task
     def double(ctx: Any, number: int) -> int:
-        """Twice as much."""
+        """Return twice the number."""
         return 2 * number
 
     assert double(None, 4) == 8
     assert double.__name__ == "double"
-    assert double.__doc__ == "Twice as much."
+    assert double.__doc__ == "Return twice the number."
 
 
-async def test_an_async_one_can_be_awaited(eb: Everbeat) -> None:
+async def test_an_async_task_can_be_awaited(eb: Everbeat) -> None:
     @eb.task
     async def double(number: int) -> int:
         return 2 * number
@@ -84,7 +84,7 @@ async def test_an_async_one_can_be_awaited(eb: Everbeat) -> None:
     assert await double(4) == 8
 
 
-def test_objects_that_can_be_called_are_declared_by_name(eb: Everbeat) -> None:
+def test_callable_objects_are_declared_with_a_name(eb: Everbeat) -> None:
     class Builder:
         async def __call__(self, account: int) -> None: ...
 
@@ -113,16 +113,16 @@ def _method(self: Any, account: int) -> None: ...
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (_positional, "its parameter account is positional-only, but arguments arrive by name; take the / away"),
-        (_starred, r"it takes \*accounts, but arguments arrive by name; take a list instead"),
+        (_positional, "its parameter account is positional-only, but arguments are passed by name; remove the /"),
+        (_starred, r"it takes \*accounts, but arguments are passed by name; take a list instead"),
         (_generator, "it is a generator"),
         (_async_generator, "it is a generator"),
         (_late_context, "ctx must be its first parameter"),
-        (_named_context, r"ctx is passed by position; take the \* before it away"),
-        (_delayed, "its parameter delay is also an option of submit .*; rename the parameter, as in task_delay"),
-        (_keyed, "its parameter key is also an option of submit"),
-        (_method, "its first parameter is self; tasks are plain functions"),
-        (lambda: None, "a lambda or object has no name of its own"),
+        (_named_context, r"ctx is passed by position; remove the \* before it"),
+        (_delayed, "its parameter delay has the name of an option of submit .*; rename the parameter, as in task_delay"),
+        (_keyed, "its parameter key has the name of an option of submit"),
+        (_method, "its first parameter is self; a task is a plain function"),
+        (lambda: None, "a lambda or object has no name"),
         (functools.partial(_method), "a lambda or object has no name"),
         (dict, "is not a function"),
         (7, "is not a function"),
@@ -147,15 +147,15 @@ def test_it_refuses_functions_that_cannot_be_handlers(eb: Everbeat, function: An
         ({"max_attempts": 101}, "max_attempts: Expected `int` <= 100"),
         ({"max_attempts": "3"}, "max_attempts: Expected `int`"),
         ({"priority": 1001}, "priority: Expected `int` <= 1000"),
-        ({"retry": 5}, "retry: 5 is no retry policy"),
+        ({"retry": 5}, "retry: 5 is not a retry policy"),
         ({"retry": {"kind": "random"}}, "retry.kind: Invalid enum value 'random'; use one of fixed, linear, exponential"),
         ({"retry": Retry(factor=0)}, "retry.factor: must be from 1 to 100"),
         ({"labels": {"a b": "c"}}, "labels"),
         ({"non_retryable": ("ValueError",)}, "non_retryable: 'ValueError' is not an exception class"),
-        ({"qeue": "a"}, "qeue: is not an option; there are queue, max_attempts, timeout"),
+        ({"qeue": "a"}, "qeue: is not an option; the options are queue, max_attempts, timeout"),
     ],
 )
-def test_it_refuses_options_out_of_range_and_says_where(eb: Everbeat, options: dict[str, Any], message: str) -> None:
+def test_it_refuses_options_out_of_range_and_names_the_location(eb: Everbeat, options: dict[str, Any], message: str) -> None:
     def build() -> None: ...
 
     with pytest.raises(RegistrationError) as refused:
@@ -164,7 +164,7 @@ def test_it_refuses_options_out_of_range_and_says_where(eb: Everbeat, options: d
     assert f"{__file__}:" in str(refused.value)
 
 
-def test_two_tasks_of_one_name_are_told_with_both_places(eb: Everbeat) -> None:
+def test_two_tasks_with_one_name_are_refused_with_both_locations(eb: Everbeat) -> None:
     @eb.task
     def build() -> None: ...
 
@@ -179,7 +179,7 @@ def test_two_tasks_of_one_name_are_told_with_both_places(eb: Everbeat) -> None:
     assert "other" in str(refused.value)
 
 
-def test_a_module_that_is_loaded_again_declares_anew(eb: Everbeat) -> None:
+def test_a_reloaded_module_replaces_its_declarations(eb: Everbeat) -> None:
     def load() -> Task[..., ..., Any]:
         @eb.every("30s")
         @eb.cron("@daily", name="daily")
@@ -199,16 +199,16 @@ def test_a_module_that_is_loaded_again_declares_anew(eb: Everbeat) -> None:
 def test_a_schedule_is_declared_with_its_task(eb: Everbeat) -> None:
     @eb.cron("0 2 * * *", tz="America/New_York", overlap="skip", catch_up="latest", queue="reports", timeout="10m", jitter="5s")
     def nightly(ctx: Any) -> None:
-        """Sums up the day.
+        """Summarizes the day.
 
-        At length.
+        With details.
         """
 
     schedule = eb.registry.schedules["nightly"]
     assert schedule["target"] == {"kind": "worker", "queue": "reports", "type": "nightly"}
     assert (schedule["cron"], schedule["timezone"]) == ("0 2 * * *", "America/New_York")
     assert (schedule["timeout_seconds"], schedule["jitter_seconds"]) == (600, 5)
-    assert schedule["description"] == "Sums up the day."
+    assert schedule["description"] == "Summarizes the day."
     assert schedule["labels"] == {"everbeat.app": "billing"}
     assert eb.registry.tasks["nightly"].timeout_seconds == 600
     parse_definition(schedule)
@@ -239,7 +239,7 @@ def test_each_kind_of_trigger(eb: Everbeat) -> None:
         parse_definition(one)
 
 
-def test_a_schedule_of_a_task_has_its_options_and_may_change_them(eb: Everbeat) -> None:
+def test_a_schedule_inherits_the_options_of_its_task_and_may_override_them(eb: Everbeat) -> None:
     @eb.cron("@hourly", max_attempts=9, labels={"kind": "hourly"})
     @eb.task(queue="reports", priority=5, labels={"team": "a"})
     def build() -> None: ...
@@ -250,7 +250,7 @@ def test_a_schedule_of_a_task_has_its_options_and_may_change_them(eb: Everbeat) 
     assert build.definition.max_attempts == 3
 
 
-def test_policies_are_written_as_the_api_has_them(eb: Everbeat) -> None:
+def test_policies_have_the_format_of_the_api(eb: Everbeat) -> None:
     @eb.cron(
         "0 2 * * *",
         payload={"account": 7},
@@ -264,7 +264,7 @@ def test_policies_are_written_as_the_api_has_them(eb: Everbeat) -> None:
         overlap="allow",
         max_concurrent=4,
         enabled=False,
-        description="By hand.",
+        description="Manual.",
     )
     def build(account: int) -> None: ...
 
@@ -301,7 +301,7 @@ def test_policies_are_written_as_the_api_has_them(eb: Everbeat) -> None:
         (lambda eb: eb.cron("0 2 * * *", starts_at="2030-01-01T00:00:00"), "starts_at: has no time zone"),
     ],
 )
-def test_it_refuses_schedules_that_could_not_run(eb: Everbeat, decorate: Callable[[Any], Any], message: str) -> None:
+def test_it_refuses_invalid_schedules(eb: Everbeat, decorate: Callable[[Any], Any], message: str) -> None:
     def build(account: int = 1) -> None: ...
 
     with pytest.raises(RegistrationError) as refused:
@@ -311,7 +311,7 @@ def test_it_refuses_schedules_that_could_not_run(eb: Everbeat, decorate: Callabl
     assert eb.registry.schedules == {}
 
 
-def test_an_argument_that_no_tick_would_give_is_told(eb: Everbeat) -> None:
+def test_a_schedule_must_provide_all_arguments(eb: Everbeat) -> None:
     with pytest.raises(RegistrationError, match=r"missing a required argument: 'account'.*payload=.*a default"):
 
         @eb.cron("0 2 * * *")
@@ -327,14 +327,14 @@ def test_a_second_schedule_needs_a_name(eb: Everbeat) -> None:
 
 
 def test_a_queue_belongs_to_the_task(eb: Everbeat) -> None:
-    with pytest.raises(RegistrationError, match="queue: belongs to the task, which is on reports"):
+    with pytest.raises(RegistrationError, match="queue: must be that of the task, reports"):
 
         @eb.cron("@daily", queue="other")
         @eb.task(queue="reports")
         def build() -> None: ...
 
 
-def test_a_task_is_not_declared_twice_over_itself(eb: Everbeat) -> None:
+def test_a_task_is_not_declared_twice(eb: Everbeat) -> None:
     with pytest.raises(RegistrationError, match=r"put @eb\.task below @eb\.cron"):
 
         @eb.task
@@ -342,7 +342,7 @@ def test_a_task_is_not_declared_twice_over_itself(eb: Everbeat) -> None:
         def build() -> None: ...
 
 
-def test_a_schedule_is_declared_where_its_task_is(eb: Everbeat) -> None:
+def test_a_schedule_is_declared_on_the_app_of_its_task(eb: Everbeat) -> None:
     @eb.task
     def build() -> None: ...
 
@@ -354,7 +354,7 @@ def test_a_schedule_is_declared_where_its_task_is(eb: Everbeat) -> None:
 def test_a_schedule_without_parentheses_is_refused(eb: Everbeat, kind: str) -> None:
     def nightly() -> None: ...
 
-    with pytest.raises(RegistrationError, match=f"say when in parentheses, as in @eb.{kind}"):
+    with pytest.raises(RegistrationError, match=f"the decorator needs an argument, as in @eb.{kind}"):
         getattr(eb, kind)(nightly)
     assert eb.registry.tasks == {}
 
@@ -379,7 +379,7 @@ def test_hooks_are_kept_in_order(eb: Everbeat) -> None:
     assert (eb.registry.after, eb.registry.on_error) == ([done], [failed])
 
 
-def test_a_hook_that_could_not_be_called_is_refused(eb: Everbeat) -> None:
+def test_a_hook_with_a_wrong_signature_is_refused(eb: Everbeat) -> None:
     with pytest.raises(RegistrationError, match=r"is called with \(ctx, result\)"):
 
         @eb.after

@@ -1,4 +1,4 @@
-"""Durations as people write them."""
+"""Durations as users write them."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def test_it_reads_a_duration(written: Any, seconds: float) -> None:
     ("written", "message"),
     [
         ("", "not a duration"),
-        ("10", '"10s" would be seconds'),
+        ("10", 'write "10s" for seconds'),
         ("ten minutes", "not a duration"),
         ("-5m", "not a duration"),
-        (-1, "from 0 on"),
-        (timedelta(seconds=-1), "from 0 on"),
-        (float("nan"), "from 0 on"),
-        (float("inf"), "from 0 on"),
+        (-1, "is negative or not finite"),
+        (timedelta(seconds=-1), "is negative or not finite"),
+        (float("nan"), "is negative or not finite"),
+        (float("inf"), "is negative or not finite"),
         ("30m1h", "the longest first"),
         ("1h1h", "each unit once"),
         (True, "not a duration"),
         (None, "not a duration"),
     ],
 )
-def test_it_refuses_what_is_none_and_names_the_field(written: Any, message: str) -> None:
+def test_it_refuses_an_invalid_duration_and_names_the_field(written: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=r"^delay: ") as refused:
         seconds_of(written, "delay")
     assert message in str(refused.value)

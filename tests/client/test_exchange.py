@@ -1,4 +1,4 @@
-"""Repetitions, without a network and without waiting: the exchange is stepped by hand."""
+"""Repeated requests, without a network and without waiting: the tests step the exchange."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everbeat.client.requests import HttpResponse, Request
 from everbeat.core.protocol import LeaseClaimRequest, TaskInput
 
 OK = HttpResponse(200, {}, b"{}")
-AWAY = HttpResponse(503, {"retry-after": "2"}, b'{"detail": "away"}')
+UNAVAILABLE = HttpResponse(503, {"retry-after": "2"}, b'{"detail": "unavailable"}')
 BUSY = HttpResponse(429, {"retry-after": "1"}, b'{"detail": "too many"}')
 CUT = NoResponse("reset", was_sent=True)
 REFUSED = NoResponse("refused", was_sent=False)
@@ -26,7 +26,7 @@ DELETE = requests.build("DELETE", "/v1/schedules/a")
 
 
 class Stepped:
-    """Plays outcomes to an exchange; time passes only in pauses."""
+    """Feeds outcomes to an exchange. Time passes only in pauses."""
 
     def __init__(
         self, request: Request, *outcomes: HttpResponse | NoResponse, deadline: float = 30, random_fraction: float = 1.0
@@ -55,36 +55,36 @@ class Stepped:
                 outcome = None
 
 
-def test_an_answer_ends_it() -> None:
+def test_a_response_ends_the_exchange() -> None:
     assert Stepped(SUBMIT, OK).run() is OK
 
 
-@pytest.mark.parametrize("trouble", [CUT, REFUSED, AWAY, BUSY])
-def test_a_submit_is_repeated_with_the_same_key(trouble: HttpResponse | NoResponse) -> None:
-    stepped = Stepped(SUBMIT, trouble, trouble, OK)
+@pytest.mark.parametrize("failure", [CUT, REFUSED, UNAVAILABLE, BUSY])
+def test_a_submit_is_repeated_with_the_same_key(failure: HttpResponse | NoResponse) -> None:
+    stepped = Stepped(SUBMIT, failure, failure, OK)
     assert stepped.run() is OK
     assert len(stepped.sent) == 3
     assert len({request.headers["idempotency-key"] for request in stepped.sent}) == 1
     assert len({request.body for request in stepped.sent}) == 1
 
 
-def test_what_is_not_safe_to_repeat_is_not_repeated_once_sent() -> None:
+def test_an_unsafe_request_is_not_repeated_after_it_was_sent() -> None:
     stepped = Stepped(TRIGGER, CUT, OK)
     with pytest.raises(NotReachable, match="cannot reach Everbeat at http://test \\(reset\\)"):
         stepped.run()
     assert len(stepped.sent) == 1
-    with pytest.raises(ServerProblem, match="away"):
-        Stepped(TRIGGER, AWAY, OK).run()
+    with pytest.raises(ServerProblem, match="unavailable"):
+        Stepped(TRIGGER, UNAVAILABLE, OK).run()
 
 
-@pytest.mark.parametrize("trouble", [REFUSED, BUSY])
-def test_what_was_surely_not_processed_is_repeated(trouble: HttpResponse | NoResponse) -> None:
-    assert Stepped(TRIGGER, trouble, OK).run() is OK
+@pytest.mark.parametrize("failure", [REFUSED, BUSY])
+def test_a_request_that_was_not_processed_is_repeated(failure: HttpResponse | NoResponse) -> None:
+    assert Stepped(TRIGGER, failure, OK).run() is OK
 
 
-@pytest.mark.parametrize("trouble", [CUT, REFUSED, AWAY, BUSY])
-def test_a_claim_is_never_repeated(trouble: HttpResponse | NoResponse) -> None:
-    stepped = Stepped(CLAIM, trouble, OK)
+@pytest.mark.parametrize("failure", [CUT, REFUSED, UNAVAILABLE, BUSY])
+def test_a_claim_is_never_repeated(failure: HttpResponse | NoResponse) -> None:
+    stepped = Stepped(CLAIM, failure, OK)
     with pytest.raises((NotReachable, ServerProblem)):
         stepped.run()
     assert len(stepped.sent) == 1
@@ -104,13 +104,13 @@ def test_pauses_have_full_jitter() -> None:
     assert stepped.pauses == [0.025, 0.05]
 
 
-def test_it_waits_as_long_as_the_server_asks_at_least() -> None:
-    stepped = Stepped(SUBMIT, AWAY, OK)
+def test_it_waits_at_least_as_long_as_the_server_requests() -> None:
+    stepped = Stepped(SUBMIT, UNAVAILABLE, OK)
     stepped.run()
     assert stepped.pauses == [2.1]
 
 
-def test_it_does_not_wait_beyond_the_deadline_for_a_server_that_is_away_for_long() -> None:
+def test_it_does_not_wait_beyond_the_deadline() -> None:
     stepped = Stepped(SUBMIT, HttpResponse(503, {"retry-after": "60"}, b"{}"))
     with pytest.raises(ServerProblem) as raised:
         stepped.run()
@@ -126,14 +126,14 @@ def test_a_refusal_is_not_repeated(status: int) -> None:
     assert len(stepped.sent) == 1
 
 
-def test_a_removal_whose_answer_was_lost_is_done() -> None:
-    gone = HttpResponse(404, {}, b"{}")
-    assert Stepped(DELETE, CUT, gone).run() is gone
+def test_a_delete_whose_reply_was_lost_succeeds() -> None:
+    not_found = HttpResponse(404, {}, b"{}")
+    assert Stepped(DELETE, CUT, not_found).run() is not_found
     with pytest.raises(NotFoundProblem):
-        Stepped(DELETE, gone).run()
+        Stepped(DELETE, not_found).run()
 
 
-def test_an_unreachable_server_is_named_with_what_to_do() -> None:
+def test_the_error_for_an_unreachable_server_suggests_a_fix() -> None:
     run: Callable[[], HttpResponse] = Stepped(SUBMIT, REFUSED, deadline=0).run
     with pytest.raises(NotReachable, match=r"http://test.*everbeat dev.*EVERBEAT_URL"):
         run()

@@ -1,4 +1,4 @@
-"""The harness that users test with: time, ticks, retries and handlers, without waiting."""
+"""The harness for users' tests: time, ticks, retries and handlers, without waiting."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_clock_moves_forward_only() -> None:
     assert clock.now() == START
     assert clock.advance("1h30m") == START + timedelta(minutes=90)
     assert clock.move_to(START + timedelta(days=1)) == clock.now()
-    with pytest.raises(ValueError, match="time goes forward"):
+    with pytest.raises(ValueError, match="the clock cannot go backward"):
         clock.move_to(START)
     with pytest.raises(InvalidInput, match="has no time zone"):
         clock.move_to(datetime(2027, 1, 1))  # noqa: DTZ001
@@ -48,25 +48,25 @@ def test_the_clock_moves_forward_only() -> None:
 
 
 def test_a_task_runs_inline_in_the_thread_of_the_test(eb: Everbeat) -> None:
-    seen: list[Any] = []
+    received: list[Any] = []
 
     @eb.task
     def add(ctx: Context, one: int, two: int = 2) -> int:
-        seen.append((threading.current_thread(), ctx.attempt, ctx.schedule))
+        received.append((threading.current_thread(), ctx.attempt, ctx.schedule))
         ctx.log("adding")
         ctx.progress(0.5, "half")
         return one + two
 
     with Harness(eb, now=START) as harness:
         handle = add.submit(one=1)
-        assert seen == []
+        assert received == []
         (run,) = harness.run_due()
         assert (run.type, run.arguments, run.result, run.state) == ("add", {"one": 1}, 3, "completed")
         assert (run.task_id, run.at, run.error) == (handle.id, START, None)
         assert handle.wait() == 3
         assert [line.text for line in eb.client.tasks.log(handle.id)] == ["adding"]
         assert handle.get().progress == ProgressResponse(0.5, "half")
-    assert seen == [(threading.current_thread(), 1, None)]
+    assert received == [(threading.current_thread(), 1, None)]
 
 
 def test_async_handlers_share_an_event_loop(eb: Everbeat) -> None:
@@ -87,16 +87,16 @@ def test_async_handlers_share_an_event_loop(eb: Everbeat) -> None:
 
 
 async def test_async_tests_run_handlers_in_their_own_loop(eb: Everbeat) -> None:
-    seen: list[Any] = []
+    received: list[Any] = []
 
     @eb.task
     async def first() -> None:
-        seen.append(asyncio.get_running_loop())
+        received.append(asyncio.get_running_loop())
         await second.submit_async()
 
     @eb.task
     def second() -> None:
-        seen.append(threading.current_thread())
+        received.append(threading.current_thread())
         third.submit(delay=60)
 
     @eb.task
@@ -107,7 +107,7 @@ async def test_async_tests_run_handlers_in_their_own_loop(eb: Everbeat) -> None:
         await first.submit_async()
         assert [run.type for run in await harness.run_due_async()] == ["first", "second"]
         assert [run.result for run in await harness.advance_async("1m")] == ["done"]
-    assert seen == [asyncio.get_running_loop(), threading.current_thread()]
+    assert received == [asyncio.get_running_loop(), threading.current_thread()]
 
 
 def test_a_delayed_task_waits_for_the_clock(eb: Everbeat) -> None:
@@ -142,7 +142,7 @@ def test_tasks_that_a_handler_submits_run_too(eb: Everbeat) -> None:
         assert len(harness.runs_of("parent")) == 1
 
 
-def test_priorities_and_keys_are_as_in_production(eb: Everbeat) -> None:
+def test_priorities_and_keys_work_as_in_production(eb: Everbeat) -> None:
     @eb.task
     def work(name: str) -> None: ...
 
@@ -153,14 +153,14 @@ def test_priorities_and_keys_are_as_in_production(eb: Everbeat) -> None:
         assert [run.arguments["name"] for run in harness.run_due()] == ["early", "once", "late"]
 
 
-def test_a_task_without_a_handler_here_is_left_waiting(eb: Everbeat) -> None:
+def test_a_task_without_a_handler_stays_ready(eb: Everbeat) -> None:
     @eb.task
     def work() -> None: ...
 
     with Harness(eb, now=START) as harness:
-        eb.submit("elsewhere", {"a": 1})
+        eb.submit("other", {"a": 1})
         assert harness.run_due() == []
-        assert [task.type for task in harness.waiting()] == ["elsewhere"]
+        assert [task.type for task in harness.waiting()] == ["other"]
 
 
 # Failures
@@ -187,7 +187,7 @@ def test_retries_follow_the_clock(eb: Everbeat) -> None:
         assert eb.client.dead_letters.get(handle.id).attempts == 4
 
 
-def test_a_task_that_recovers_completes(eb: Everbeat) -> None:
+def test_a_retried_task_can_complete(eb: Everbeat) -> None:
     @eb.task
     def work(ctx: Context) -> int:
         if ctx.attempt < 2:
@@ -200,7 +200,7 @@ def test_a_task_that_recovers_completes(eb: Everbeat) -> None:
         assert [(at(run), run.state) for run in harness.runs] == [("03-06 00:00:00", "retry"), ("03-06 00:05:00", "completed")]
 
 
-def test_what_is_not_to_be_retried_is_dead_at_once(eb: Everbeat) -> None:
+def test_a_failure_that_is_not_retryable_is_dead_immediately(eb: Everbeat) -> None:
     @eb.task(non_retryable=LookupError)
     def work(kind: str) -> None:
         raise NonRetryable("no") if kind == "raised" else KeyError("no")
@@ -221,7 +221,7 @@ def test_errors_can_be_raised_in_the_test(eb: Everbeat) -> None:
             harness.run_due(raise_errors=True)
 
 
-def test_what_ends_a_test_ends_it_from_within_a_handler(eb: Everbeat) -> None:
+def test_a_test_failure_raised_in_a_handler_fails_the_test(eb: Everbeat) -> None:
     @eb.task
     def work() -> None:
         pytest.fail("found something")
@@ -232,7 +232,7 @@ def test_what_ends_a_test_ends_it_from_within_a_handler(eb: Everbeat) -> None:
             harness.run_due()
 
 
-def test_a_result_that_json_cannot_hold_fails_as_in_production(eb: Everbeat) -> None:
+def test_a_result_that_json_cannot_represent_fails_as_in_production(eb: Everbeat) -> None:
     @eb.task
     def work() -> object:
         return object()
@@ -241,62 +241,62 @@ def test_a_result_that_json_cannot_hold_fails_as_in_production(eb: Everbeat) -> 
         work.submit()
         (run,) = harness.run_due()
         assert run.state == "dead"
-        assert "JSON cannot hold" in str(run.error)
+        assert "JSON cannot represent" in str(run.error)
 
 
 def test_hooks_are_called(eb: Everbeat) -> None:
-    seen: list[str] = []
+    received: list[str] = []
 
     @eb.before
     def before(ctx: Context) -> None:
-        seen.append(f"before {ctx.type}")
+        received.append(f"before {ctx.type}")
 
     @eb.after
     async def after(ctx: Context, result: Any) -> None:
-        seen.append(f"after {result}")
+        received.append(f"after {result}")
 
     @eb.on_error
     def on_error(ctx: Context, error: BaseException) -> None:
-        seen.append(f"error {error}")
+        received.append(f"error {error}")
 
     @eb.task
     def work(fails: bool) -> str:
         if fails:
             raise NonRetryable("no")
-        return "well"
+        return "done"
 
     with Harness(eb, now=START) as harness:
         work.submit(fails=False)
         work.submit(fails=True)
         harness.run_due()
-    assert seen == ["before work", "after well", "before work", "error no"]
+    assert received == ["before work", "after done", "before work", "error no"]
     assert eb.registry.on_error == [on_error]
 
 
 # Schedules
 
 
-def test_each_tick_fires_in_its_own_moment(eb: Everbeat) -> None:
-    moments: list[datetime] = []
+def test_each_tick_fires_at_its_own_time(eb: Everbeat) -> None:
+    fired_at: list[datetime] = []
 
     @eb.cron("0 2 * * *", tz="America/New_York")
     def nightly(ctx: Context) -> None:
-        moments.append(harness.clock.now())
-        assert ctx.scheduled_for == moments[-1]
+        fired_at.append(harness.clock.now())
+        assert ctx.scheduled_for == fired_at[-1]
 
     with Harness(eb, now=START) as harness:
         harness.clock.advance("3d")
         harness.run_due(raise_errors=True)
-        # The clocks go forward on March 8th: 2:00 does not exist, and the tick comes at 3:00, an hour earlier in UTC.
-        assert moments == [datetime(2026, 3, day, 7, tzinfo=UTC) for day in (6, 7, 8)]
+        # The clocks go forward on March 8th: 2:00 does not exist, and the tick is at 3:00 local time, an hour earlier in UTC.
+        assert fired_at == [datetime(2026, 3, day, 7, tzinfo=UTC) for day in (6, 7, 8)]
         assert harness.clock.now() == START + timedelta(days=3)
         harness.advance("1d")
-        assert moments[-1] == datetime(2026, 3, 9, 6, tzinfo=UTC)
+        assert fired_at[-1] == datetime(2026, 3, 9, 6, tzinfo=UTC)
 
 
 def test_ticks_tasks_and_retries_happen_in_order(eb: Everbeat) -> None:
     @eb.every("10m", anchor=START)
-    def beat(ctx: Context) -> None:
+    def ping(ctx: Context) -> None:
         follow.submit(delay="3m")
         if ctx.attempt == 1:
             raise RetryLater(60)
@@ -307,16 +307,16 @@ def test_ticks_tasks_and_retries_happen_in_order(eb: Everbeat) -> None:
     with Harness(eb, now=START) as harness:
         harness.advance("25m")
         assert [(run.type, f"{run.at:%M}") for run in harness.runs] == [
-            *(("beat", "10"), ("beat", "11"), ("follow", "13"), ("follow", "14")),
-            *(("beat", "20"), ("beat", "21"), ("follow", "23"), ("follow", "24")),
+            *(("ping", "10"), ("ping", "11"), ("follow", "13"), ("follow", "14")),
+            *(("ping", "20"), ("ping", "21"), ("follow", "23"), ("follow", "24")),
         ]
 
 
-def test_after_an_outage_catch_up_decides(eb: Everbeat) -> None:
+def test_after_an_outage_the_catch_up_policy_applies(eb: Everbeat) -> None:
     @eb.every("10m", anchor=START, name="latest", payload={"kind": "latest"})
     @eb.every("10m", anchor=START, name="all", catch_up="all", payload={"kind": "all"})
     @eb.every("10m", anchor=START, name="none", catch_up="none", payload={"kind": "none"})
-    def beat(kind: str) -> None: ...
+    def ping(kind: str) -> None: ...
 
     with Harness(eb, now=START) as harness:
         harness.outage("35m")
@@ -330,22 +330,22 @@ def test_after_an_outage_catch_up_decides(eb: Everbeat) -> None:
         assert reasons == {"misfire"}
 
 
-def test_schedules_can_be_asked_and_changed_on_the_way(eb: Everbeat) -> None:
+def test_schedules_can_be_read_and_changed_during_a_test(eb: Everbeat) -> None:
     @eb.every("1h", anchor=START)
-    def beat(ctx: Context) -> str:
+    def ping(ctx: Context) -> str:
         return str(ctx.origin)
 
     with Harness(eb, now=START) as harness:
-        assert eb.client.schedules.get("beat").next_tick_at == "2026-03-06T01:00:00.000000Z"
-        eb.client.schedules.pause("beat")
+        assert eb.client.schedules.get("ping").next_tick_at == "2026-03-06T01:00:00.000000Z"
+        eb.client.schedules.pause("ping")
         assert harness.advance("2h30m") == []
-        eb.client.schedules.resume("beat")
-        eb.client.schedules.trigger("beat")
+        eb.client.schedules.resume("ping")
+        eb.client.schedules.trigger("ping")
         assert [run.result for run in harness.run_due()] == ["trigger"]
         assert [at(run) for run in harness.advance("1h")] == ["03-06 03:00:00"]
 
 
-def test_a_schedule_that_is_over_does_not_keep_a_test_from_starting(eb: Everbeat) -> None:
+def test_a_past_schedule_does_not_prevent_a_test(eb: Everbeat) -> None:
     @eb.at("2026-01-01T00:00:00Z")
     def once() -> None: ...
 
@@ -363,13 +363,13 @@ def test_a_task_that_submits_itself_is_stopped(eb: Everbeat) -> None:
     def again() -> None:
         again.submit()
 
-    with Harness(eb, now=START, most_runs=20) as harness:
+    with Harness(eb, now=START, max_runs=20) as harness:
         again.submit()
         with pytest.raises(TooManyRuns, match="the last one of again: does a task submit itself"):
             harness.run_due()
 
 
-def test_each_harness_begins_with_nothing(eb: Everbeat) -> None:
+def test_each_harness_starts_without_tasks(eb: Everbeat) -> None:
     @eb.task
     def work() -> None: ...
 
@@ -382,7 +382,7 @@ def test_each_harness_begins_with_nothing(eb: Everbeat) -> None:
 
 def test_an_app_is_in_one_harness_at_a_time(eb: Everbeat) -> None:
     with Harness(eb, now=START):
-        with pytest.raises(RegistrationError, match="in use already"), Harness(eb, now=START):
+        with pytest.raises(RegistrationError, match="already in use"), Harness(eb, now=START):
             pass
         assert eb.client.tasks.list() == []
 

@@ -1,4 +1,4 @@
-"""Both HTTP transports over a real socket: what they send, what they repeat, and that a repeated submit makes one task."""
+"""Both HTTP transports on a real socket: what they send, what they repeat, and that a repeated submit creates one task."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.client.scripted import Fault, ScriptedServer
 from tests.support.certificates import make_certificate
 from tests.support.processes import wait_until, wait_until_async
 
-QUICK = RetryBudget(deadline_seconds=5, random_fraction=lambda: 0.05)
-NONE = RetryBudget(deadline_seconds=0)
+FAST_RETRY = RetryBudget(deadline_seconds=5, random_fraction=lambda: 0.05)
+NO_RETRY = RetryBudget(deadline_seconds=0)
 TASK = TaskInput(type="report", payload={"account": 7})
 
 
 @pytest.fixture
 async def transport(server: ScriptedServer) -> AsyncIterator[HttpTransport]:
-    made = HttpTransport(server.url, "eb_secret", retry_budget=QUICK)
+    made = HttpTransport(server.url, "eb_secret", retry_budget=FAST_RETRY)
     await made.open()
     yield made
     await made.close()
@@ -37,7 +37,7 @@ async def transport(server: ScriptedServer) -> AsyncIterator[HttpTransport]:
 
 @pytest.fixture
 def blocking(server: ScriptedServer) -> Iterator[BlockingHttpTransport]:
-    made = BlockingHttpTransport(server.url, "eb_secret", retry_budget=QUICK)
+    made = BlockingHttpTransport(server.url, "eb_secret", retry_budget=FAST_RETRY)
     yield made
     made.close()
 
@@ -45,24 +45,24 @@ def blocking(server: ScriptedServer) -> Iterator[BlockingHttpTransport]:
 FAULTS: list[list[Fault]] = [
     ["cut after"],
     ["cut before"],
-    ["away"],
+    ["unavailable"],
     ["busy"],
-    ["cut after", "cut after", "away", "cut before", "busy"],
+    ["cut after", "cut after", "unavailable", "cut before", "busy"],
 ]
 
 
 @pytest.mark.parametrize("faults", FAULTS)
-async def test_a_submit_that_is_repeated_makes_one_task(
+async def test_a_repeated_submit_creates_one_task(
     server: ScriptedServer, transport: HttpTransport, faults: list[Fault]
 ) -> None:
     server.faults = list(faults)
     (id_,) = await transport.submit([TASK])
     assert list(server.tasks) == [id_]
-    assert len(server.seen) == len(faults) + 1
+    assert len(server.received) == len(faults) + 1
 
 
 @pytest.mark.parametrize("faults", FAULTS)
-def test_a_blocking_submit_that_is_repeated_makes_one_task(
+def test_a_repeated_blocking_submit_creates_one_task(
     server: ScriptedServer, blocking: BlockingHttpTransport, faults: list[Fault]
 ) -> None:
     server.faults = list(faults)
@@ -71,7 +71,7 @@ def test_a_blocking_submit_that_is_repeated_makes_one_task(
 
 
 @pytest.mark.parametrize("faults", FAULTS)
-async def test_a_batch_that_is_repeated_makes_each_task_once(
+async def test_a_repeated_batch_creates_each_task_once(
     server: ScriptedServer, transport: HttpTransport, blocking: BlockingHttpTransport, faults: list[Fault]
 ) -> None:
     server.faults = list(faults)
@@ -87,7 +87,7 @@ async def test_nothing_is_sent_for_no_tasks(
 ) -> None:
     assert await transport.submit([]) == []
     assert blocking.submit([]) == []
-    assert server.seen == []
+    assert server.received == []
 
 
 async def test_it_sends_the_api_key_and_a_user_agent(
@@ -95,13 +95,15 @@ async def test_it_sends_the_api_key_and_a_user_agent(
 ) -> None:
     await transport.request("GET", "/v1/cluster")
     blocking.request("GET", "/v1/cluster")
-    assert len(server.seen) == 2
-    for seen in server.seen:
-        assert seen.headers["authorization"] == "Bearer eb_secret"
-        assert seen.headers["user-agent"].startswith("everbeat-python/")
+    assert len(server.received) == 2
+    for received in server.received:
+        assert received.headers["authorization"] == "Bearer eb_secret"
+        assert received.headers["user-agent"].startswith("everbeat-python/")
 
 
-async def test_connections_are_kept(server: ScriptedServer, transport: HttpTransport, blocking: BlockingHttpTransport) -> None:
+async def test_connections_are_reused(
+    server: ScriptedServer, transport: HttpTransport, blocking: BlockingHttpTransport
+) -> None:
     for _ in range(5):
         await transport.request("GET", "/v1/cluster")
         blocking.request("GET", "/v1/cluster")
@@ -112,7 +114,7 @@ async def test_a_claim_without_a_response_is_not_repeated(server: ScriptedServer
     server.faults = ["cut after"]
     with pytest.raises(NotReachable):
         await transport.claim(LeaseClaimRequest(worker="w", queues=["a"]))
-    assert len(server.seen) == 1
+    assert len(server.received) == 1
     assert await transport.claim(LeaseClaimRequest(worker="w", queues=["a"])) == []
 
 
@@ -125,11 +127,11 @@ async def test_the_error_names_the_url_if_no_server_listens() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        blocking = BlockingHttpTransport(url, retry_budget=NONE)
+        blocking = BlockingHttpTransport(url, retry_budget=NO_RETRY)
         with pytest.raises(NotReachable, match=url):
             blocking.submit([TASK])
         blocking.close()
-        transport = HttpTransport(url, retry_budget=NONE)
+        transport = HttpTransport(url, retry_budget=NO_RETRY)
         with pytest.raises(NotReachable, match=url):
             await transport.submit([TASK])
         await transport.close()
@@ -153,7 +155,7 @@ async def test_a_transport_for_another_thread_uses_the_same_server(server: Scrip
 
     await asyncio.to_thread(asyncio.run, submit())
     assert len(server.tasks) == 1
-    assert server.seen[-1].headers["authorization"] == "Bearer eb_secret"
+    assert server.received[-1].headers["authorization"] == "Bearer eb_secret"
 
 
 async def test_a_redirect_is_not_followed(
@@ -162,13 +164,13 @@ async def test_a_redirect_is_not_followed(
     server.faults = ["moved", "moved"]
     assert (await transport.request("GET", "/v1/cluster")).status == 307
     assert blocking.request("GET", "/v1/cluster").status == 307
-    assert len(server.seen) == 2
+    assert len(server.received) == 2
 
 
 async def test_an_idle_connection_that_the_server_closed_is_replaced(
     server: ScriptedServer, transport: HttpTransport, blocking: BlockingHttpTransport
 ) -> None:
-    """A request that must not be repeated does not fail because of it."""
+    """A request that must not be repeated does not fail because of the closed connection."""
     server.faults = ["close idle"]
     blocking.request("GET", "/v1/cluster")
     wait_until(lambda: server.closed_idle == 1)
@@ -182,7 +184,7 @@ async def test_an_idle_connection_that_the_server_closed_is_replaced(
     assert len(server.connections) == 4
 
 
-async def test_a_server_that_does_not_respond_is_given_up_after_the_timeout() -> None:
+async def test_a_request_without_a_response_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         request = requests.build("GET", "/v1/cluster")._replace(timeout_seconds=0.1, repeat=Repeat.NEVER)
@@ -196,21 +198,21 @@ async def test_a_server_that_does_not_respond_is_given_up_after_the_timeout() ->
         await transport.close()
 
 
-async def test_requests_to_other_machines_go_through_the_proxy_of_the_environment(
+async def test_requests_to_other_hosts_use_the_proxy_of_the_environment(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("NO_PROXY", "no_proxy", "HTTP_PROXY", "http_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", server.url.replace("http://", "http://user:secret@"))
-    blocking = BlockingHttpTransport("http://everbeat.test/base", retry_budget=QUICK)
+    blocking = BlockingHttpTransport("http://everbeat.test/base", retry_budget=FAST_RETRY)
     blocking.request("GET", "/v1/cluster")
     blocking.close()
-    transport = HttpTransport("http://everbeat.test/base", retry_budget=QUICK)
+    transport = HttpTransport("http://everbeat.test/base", retry_budget=FAST_RETRY)
     await transport.request("GET", "/v1/cluster")
     await transport.close()
-    assert [seen.path for seen in server.seen] == ["http://everbeat.test/base/v1/cluster"] * 2
-    assert {seen.headers["host"] for seen in server.seen} == {"everbeat.test"}
-    assert {seen.headers["proxy-authorization"] for seen in server.seen} == {"Basic dXNlcjpzZWNyZXQ="}
+    assert [received.path for received in server.received] == ["http://everbeat.test/base/v1/cluster"] * 2
+    assert {received.headers["host"] for received in server.received} == {"everbeat.test"}
+    assert {received.headers["proxy-authorization"] for received in server.received} == {"Basic dXNlcjpzZWNyZXQ="}
 
 
 async def test_the_path_of_the_url_and_encoded_names_are_kept(server: ScriptedServer) -> None:
@@ -220,10 +222,10 @@ async def test_the_path_of_the_url_and_encoded_names_are_kept(server: ScriptedSe
     transport = HttpTransport(f"{server.url}/base")
     await transport.request("GET", "/v1/schedules/a%2Fb%20c", query={"limit": 1})
     await transport.close()
-    assert [seen.path for seen in server.seen] == ["/base/v1/schedules/a%2Fb%20c?limit=1"] * 2
+    assert [received.path for received in server.received] == ["/base/v1/schedules/a%2Fb%20c?limit=1"] * 2
 
 
-async def test_over_tls_it_trusts_the_certificates_of_the_environment_only(
+async def test_over_tls_it_trusts_only_the_certificates_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = make_certificate(tmp_path)
@@ -231,14 +233,20 @@ async def test_over_tls_it_trusts_the_certificates_of_the_environment_only(
     tls.load_cert_chain(certificate, key)
     with ScriptedServer(tls=tls).running() as server:
         monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-        blocking, transport = BlockingHttpTransport(server.url, retry_budget=NONE), HttpTransport(server.url, retry_budget=NONE)
+        blocking, transport = (
+            BlockingHttpTransport(server.url, retry_budget=NO_RETRY),
+            HttpTransport(server.url, retry_budget=NO_RETRY),
+        )
         with pytest.raises(NotReachable, match="certificate"):
             blocking.submit([TASK])
         with pytest.raises(NotReachable, match="certificate"):
             await transport.submit([TASK])
         await transport.close()
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        blocking, transport = BlockingHttpTransport(server.url, retry_budget=NONE), HttpTransport(server.url, retry_budget=NONE)
+        blocking, transport = (
+            BlockingHttpTransport(server.url, retry_budget=NO_RETRY),
+            HttpTransport(server.url, retry_budget=NO_RETRY),
+        )
         blocking.submit([TASK])
         await transport.submit([TASK])
         blocking.close()
@@ -246,7 +254,7 @@ async def test_over_tls_it_trusts_the_certificates_of_the_environment_only(
         assert len(server.tasks) == 2
 
 
-async def test_a_large_body_that_the_server_does_not_read_is_given_up() -> None:
+async def test_a_large_body_that_the_server_does_not_read_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         body = {"text": "x" * 12_000_000}

@@ -1,4 +1,4 @@
-"""The SDK against a real server process: the API as it is, replies that get lost, and a server killed under load."""
+"""The SDK with a real server process: the real API, lost replies, and a server killed under load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.proxy import FaultyProxy
 URL = "http://127.0.0.1:{}"
 
 
-class Running:
+class RunningServer:
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
         self.url = URL.format(self.port)
@@ -35,16 +35,16 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    made = Running(tmp_path_factory.mktemp("server"))
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    made = RunningServer(tmp_path_factory.mktemp("server"))
     with made.process:
         made.process.wait_ready(f"{made.url}/readyz")
         yield made
 
 
 @pytest.fixture
-def eb(running: Running) -> Iterator[Everbeat]:
-    """An app with a name and a queue that no other test uses."""
+def eb(running: RunningServer) -> Iterator[Everbeat]:
+    """An app with a unique name, used as the queue of the test."""
     made = Everbeat(running.url, name=f"app-{uuid4().hex[:8]}")
     yield made
     made.close()
@@ -54,7 +54,7 @@ def ids_in(eb: Everbeat, queue: str) -> list[str]:
     return [task.id for task in eb.client.tasks.list(queue=queue, limit=None)]
 
 
-# The API as it is
+# The real API
 
 
 def test_schedules_through_the_client(eb: Everbeat) -> None:
@@ -64,8 +64,8 @@ def test_schedules_through_the_client(eb: Everbeat) -> None:
     assert schedules.pause(name, "for a while").note == "for a while"
     assert [one.name for one in schedules.list(status="paused", queue=name)] == [name]
     assert schedules.resume(made.id).status == "active"
-    task = schedules.trigger(name, {"by": "hand"})
-    assert (task.origin, task.payload) == ("trigger", {"by": "hand"})
+    task = schedules.trigger(name, {"by": "user"})
+    assert (task.origin, task.payload) == ("trigger", {"by": "user"})
     assert [one.id for one in schedules.executions(name)] == [task.id]
     assert schedules.ticks(name, limit=3)[0].outcome == "upcoming"
     assert schedules.put_many([{**_definition(made), "cron": "0 3 * * *"}])[0].status == "updated"
@@ -96,7 +96,7 @@ async def test_tasks_through_the_client(eb: Everbeat) -> None:
         await tasks.retry(again.id)
 
 
-def test_a_task_is_moved_and_ticks_are_filled_in_through_the_client(eb: Everbeat) -> None:
+def test_rescheduling_and_backfilling_through_the_client(eb: Everbeat) -> None:
     at = datetime(2031, 5, 1, tzinfo=UTC)
     task_id = eb.submit("move", queue="moved", delay="1h").id
     assert eb.client.tasks.reschedule(task_id, at).run_at == "2031-05-01T00:00:00.000000Z"
@@ -110,21 +110,21 @@ def test_a_task_is_moved_and_ticks_are_filled_in_through_the_client(eb: Everbeat
     assert eb.client.dead_letters.purge({"queue": "none"}) == PurgeResponse(count=0)
 
 
-def test_a_server_that_is_away_is_waited_for_no_longer_than_wanted() -> None:
-    impatient = Everbeat(f"http://127.0.0.1:{free_port()}", patience="0.2s")
+def test_an_unreachable_server_is_waited_for_only_as_configured() -> None:
+    eb = Everbeat(f"http://127.0.0.1:{free_port()}", patience="0.2s")
     started = time.monotonic()
     with pytest.raises(NotReachable):
-        impatient.submit("work")
+        eb.submit("work")
     assert time.monotonic() - started < 5
 
 
-def test_a_key_used_for_something_else_is_told(eb: Everbeat) -> None:
+def test_a_key_used_for_another_task_is_refused(eb: Everbeat) -> None:
     eb.submit("t", {"a": 1}, queue=eb.name, key=eb.name)
     with pytest.raises(ServerProblem, match=r"Idempotency-Key: was used before.*HTTP 422"):
         eb.submit("t", {"a": 2}, queue=eb.name, key=eb.name)
 
 
-def test_big_batches_are_cut_to_what_a_request_takes(eb: Everbeat) -> None:
+def test_large_batches_are_split_into_requests(eb: Everbeat) -> None:
     @eb.task(queue=eb.name)
     def work(number: int, text: str) -> None: ...
 
@@ -135,7 +135,7 @@ def test_big_batches_are_cut_to_what_a_request_takes(eb: Everbeat) -> None:
 # A worker
 
 
-async def test_a_worker_over_http_runs_what_is_submitted(eb: Everbeat) -> None:
+async def test_a_worker_over_http_runs_submitted_tasks(eb: Everbeat) -> None:
     @eb.task(queue=eb.name)
     async def add(ctx: Context, one: int, two: int) -> int:
         ctx.log(f"{one} and {two}")
@@ -170,10 +170,10 @@ async def _result(eb: Everbeat, task_id: str) -> Any:
     return await TaskHandle(UUID(task_id), eb._connection).wait_async(20)
 
 
-# Trouble
+# Faults
 
 
-async def test_lost_replies_never_double_a_task(running: Running, eb: Everbeat) -> None:
+async def test_lost_replies_never_duplicate_a_task(running: RunningServer, eb: Everbeat) -> None:
     async with FaultyProxy("127.0.0.1", running.port, seed=1) as proxy:
         proxy.lose_reply_probability = 0.4
         proxy.losable = lambda request: request.startswith(b"POST /v1/tasks")
@@ -189,8 +189,8 @@ async def test_lost_replies_never_double_a_task(running: Running, eb: Everbeat) 
     assert sorted(found) == sorted(str(handle.id) for handle in handles)
 
 
-def test_a_server_killed_under_load_loses_nothing_acknowledged_and_doubles_nothing(tmp_path: Path) -> None:
-    server = Running(tmp_path)
+def test_a_server_killed_under_load_neither_loses_nor_duplicates_acknowledged_tasks(tmp_path: Path) -> None:
+    server = RunningServer(tmp_path)
     server.start()
     eb = Everbeat(server.url)
 

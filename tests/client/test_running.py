@@ -1,4 +1,4 @@
-"""Everything in this process: the engine, the worker and the app on one database, on SQLite and on PostgreSQL."""
+"""Everything in one process: the engine, the worker and the app on one database, on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def eb(url: str) -> Iterator[Everbeat]:
 
 @pytest.fixture
 async def ticks(eb: Everbeat) -> asyncio.Queue[datetime]:
-    seen: asyncio.Queue[datetime] = asyncio.Queue()
+    received: asyncio.Queue[datetime] = asyncio.Queue()
 
     @eb.every(1)
-    async def beat(ctx: Context) -> None:
+    async def ping(ctx: Context) -> None:
         assert ctx.scheduled_for is not None
-        seen.put_nowait(ctx.scheduled_for)
+        received.put_nowait(ctx.scheduled_for)
 
-    return seen
+    return received
 
 
-async def test_it_fires_and_works_in_this_process(eb: Everbeat, ticks: asyncio.Queue[datetime]) -> None:
+async def test_it_fires_ticks_and_runs_tasks_in_this_process(eb: Everbeat, ticks: asyncio.Queue[datetime]) -> None:
     @eb.task
     def add(one: int, two: int) -> int:
         return one + two
@@ -64,16 +64,16 @@ async def test_two_processes_on_one_database_fire_each_tick_once(
     other = Everbeat(url, name="billing")
 
     @other.every(1)
-    async def beat(ctx: Context) -> None:
+    async def ping(ctx: Context) -> None:
         assert ctx.scheduled_for is not None
         ticks.put_nowait(ctx.scheduled_for)
 
     async with eb.running(), other.running(), asyncio.timeout(30):
-        seen = [await ticks.get() for _ in range(4)]
-    assert len(set(seen)) == 4
+        received = [await ticks.get() for _ in range(4)]
+    assert len(set(received)) == 4
 
 
-def test_before_it_runs_sync_code_submits_and_asks_all_the_same(eb: Everbeat) -> None:
+def test_sync_code_can_submit_and_read_before_the_app_runs(eb: Everbeat) -> None:
     @eb.task
     def add(one: int, two: int) -> int:
         return one + two
@@ -93,23 +93,23 @@ def test_before_it_runs_sync_code_submits_and_asks_all_the_same(eb: Everbeat) ->
     assert handle.wait(5) == 3
 
 
-async def test_it_runs_once_at_a_time(eb: Everbeat) -> None:
+async def test_an_app_runs_only_once_at_a_time(eb: Everbeat) -> None:
     async with eb.running(worker=False):
-        with pytest.raises(RegistrationError, match="running already"):
+        with pytest.raises(RegistrationError, match="already running"):
             async with eb.running():
                 pass
     async with eb.running(worker=False):
         pass
 
 
-async def test_a_failed_start_can_be_tried_again(eb: Everbeat, ticks: asyncio.Queue[datetime]) -> None:
+async def test_a_failed_start_can_be_repeated(eb: Everbeat, ticks: asyncio.Queue[datetime]) -> None:
     with pytest.raises(RegistrationError, match="prune"):
         async with Everbeat(eb.url).running(prune=True):
             pass
-    eb.registry.schedules["beat"]["cron"] = "also"
+    eb.registry.schedules["ping"]["cron"] = "* * * * *"
     with pytest.raises(Exception, match="exactly one of cron"):
         async with eb.running():
             pass
-    del eb.registry.schedules["beat"]["cron"]
+    del eb.registry.schedules["ping"]["cron"]
     async with eb.running(), asyncio.timeout(20):
         await ticks.get()

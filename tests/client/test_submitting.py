@@ -1,4 +1,4 @@
-"""Submitting declared tasks: arguments and options, one and many, by function and by name; and the handle that comes back."""
+"""Submitting declared tasks: arguments and options, one and many, by function and by name; and the returned handles."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_options_are_not_arguments(eb: Everbeat, server: ScriptedServer) -> None
     [
         ({"delay": "later"}, "delay: 'later' is not a duration"),
         ({"delay": "600w"}, "delay: is longer than"),
-        ({"delay": 1, "run_at": datetime.now(UTC)}, "run_at: give delay or run_at, not both"),
+        ({"delay": 1, "run_at": datetime.now(UTC)}, "run_at: use either delay or run_at, not both"),
         ({"run_at": datetime(2030, 1, 1)}, "run_at: has no time zone"),  # noqa: DTZ001
         ({"run_at": datetime(9999, 1, 1, tzinfo=UTC)}, "run_at: must be in the years 2 to 9998"),
         ({"run_at": 7}, "run_at: 7 is not a datetime"),
@@ -72,10 +72,10 @@ def test_options_are_not_arguments(eb: Everbeat, server: ScriptedServer) -> None
         ({"key": 7}, "key: 7 is not"),
         ({"labels": "x"}, "labels: 'x' is not a dict"),
         ({"fair_key": "a b"}, "fair_key: "),
-        ({"labels": {"a": 1}}, "labels.a: must be text"),
+        ({"labels": {"a": 1}}, "labels.a: must be a string"),
     ],
 )
-def test_wrong_options_are_told_before_anything_is_sent(
+def test_wrong_options_are_refused_before_anything_is_sent(
     eb: Everbeat, server: ScriptedServer, options: dict[str, Any], message: str
 ) -> None:
     build = declare(eb)
@@ -84,28 +84,28 @@ def test_wrong_options_are_told_before_anything_is_sent(
     assert message in str(refused.value)
     with pytest.raises(InvalidInput):
         build.options(**options)
-    assert server.seen == []
+    assert server.received == []
 
 
-def test_wrong_arguments_are_told_before_anything_is_sent(eb: Everbeat, server: ScriptedServer) -> None:
+def test_wrong_arguments_are_refused_before_anything_is_sent(eb: Everbeat, server: ScriptedServer) -> None:
     build = declare(eb)
     with pytest.raises(InvalidArguments, match="build: missing a required argument: 'account'"):
         build.submit(delay="10m")
     with pytest.raises(InvalidArguments, match="build: the argument account is a set"):
         build.submit(account={1})
-    assert server.seen == []
+    assert server.received == []
 
 
-def test_many_are_submitted_at_once(eb: Everbeat, server: ScriptedServer) -> None:
+def test_many_tasks_are_submitted_in_one_request(eb: Everbeat, server: ScriptedServer) -> None:
     build = declare(eb)
     handles = build.submit_many([{"account": 1}, {"account": 2}], delay="1m", key=lambda item: f"report-{item['account']}")
     assert [server.tasks[handle.id]["payload"]["account"] for handle in handles] == [1, 2]
     assert server.by_key == {"report-1": handles[0].id, "report-2": handles[1].id}
-    assert len(server.seen) == 1
+    assert len(server.received) == 1
     assert build.submit_many([]) == []
 
 
-async def test_a_wrong_one_among_many_is_named(eb: Everbeat, server: ScriptedServer) -> None:
+async def test_a_wrong_task_among_many_is_named(eb: Everbeat, server: ScriptedServer) -> None:
     build = declare(eb)
     with pytest.raises(InvalidArguments, match="build, item 1: missing a required argument"):
         await build.submit_many_async([{"account": 1}, {}])
@@ -113,7 +113,7 @@ async def test_a_wrong_one_among_many_is_named(eb: Everbeat, server: ScriptedSer
         build.submit_many([7])
     with pytest.raises(InvalidInput, match="queue: is not an option"):
         build.submit_many([{"account": 1}], queue="x")
-    assert server.seen == []
+    assert server.received == []
 
 
 def test_a_producer_without_the_code_submits_by_name(eb: Everbeat, server: ScriptedServer) -> None:
@@ -146,7 +146,7 @@ async def test_by_name_a_declared_task_keeps_its_options(eb: Everbeat, server: S
         ("a", {}, {"nmae": 1}, "nmae: is not an option"),
     ],
 )
-def test_by_name_wrong_input_is_told(eb: Everbeat, type_: str, payload: Any, options: dict[str, Any], message: str) -> None:
+def test_wrong_input_by_name_is_refused(eb: Everbeat, type_: str, payload: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises((InvalidInput, InvalidArguments), match=message):
         eb.submit(type_, payload, **options)
 
@@ -164,14 +164,14 @@ def test_a_handle_shows_the_task(handle: TaskHandle) -> None:
     assert handle.get().state == "ready"
 
 
-async def test_waiting_gives_the_result(handle: TaskHandle, server: ScriptedServer) -> None:
+async def test_waiting_returns_the_result(handle: TaskHandle, server: ScriptedServer) -> None:
     server.tasks[handle.id] |= {"state": "completed", "result": {"pages": 3}}
     assert handle.wait(timeout=1) == {"pages": 3}
     assert await handle.wait_async() == {"pages": 3}
 
 
 @pytest.mark.parametrize("state", ["failed", "dead"])
-def test_waiting_for_one_that_failed_tells_what_its_handler_raised(
+def test_waiting_for_a_failed_task_raises_the_error_of_its_handler(
     handle: TaskHandle, server: ScriptedServer, state: str
 ) -> None:
     server.tasks[handle.id] |= {"state": state, "error": {"message": "no such account", "kind": "KeyError", "trace": "…"}}
@@ -181,21 +181,21 @@ def test_waiting_for_one_that_failed_tells_what_its_handler_raised(
     assert failed.value.task.state == state
 
 
-def test_waiting_for_one_that_was_cancelled_says_so(handle: TaskHandle, server: ScriptedServer) -> None:
+def test_waiting_for_a_cancelled_task_raises_an_error(handle: TaskHandle, server: ScriptedServer) -> None:
     server.tasks[handle.id] |= {"state": "cancelled", "error": None}
     with pytest.raises(TaskCancelled, match="is cancelled"):
         handle.wait()
 
 
 async def test_waiting_ends_with_its_timeout(handle: TaskHandle) -> None:
-    with pytest.raises(TaskNotFinished, match="is still ready") as over:
+    with pytest.raises(TaskNotFinished, match="is still ready") as timed_out:
         handle.wait(timeout="50ms")
-    assert isinstance(over.value, TimeoutError)
+    assert isinstance(timed_out.value, TimeoutError)
     with pytest.raises(TaskNotFinished):
         await handle.wait_async(timeout=0)
 
 
-async def test_cancelling_asks_for_it(handle: TaskHandle, server: ScriptedServer) -> None:
+async def test_cancelling_sends_a_request(handle: TaskHandle, server: ScriptedServer) -> None:
     handle.cancel()
     await handle.cancel_async()
-    assert [seen.path for seen in server.seen[-2:]] == [f"/v1/tasks/{handle.id}/cancel"] * 2
+    assert [received.path for received in server.received[-2:]] == [f"/v1/tasks/{handle.id}/cancel"] * 2

@@ -1,4 +1,4 @@
-"""What type checkers know of decorated functions; the checks are mypy's, the run only proves that the calls work."""
+"""The types of decorated functions. mypy makes the checks; the tests only verify that the calls work."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def stacked(account: int = 1) -> None: ...
 
 
 def check(function: Callable[[], Any]) -> None:
-    """Typed here, run by nobody: submitting needs a server."""
+    """Type-checked, but not called, because submitting needs a server."""
     assert callable(function)
 
 
-def test_the_function_keeps_its_own_types() -> None:
+def test_the_function_keeps_its_types() -> None:
     assert_type(to_json_value(1), str)
     check(lambda: to_json_value("1"))  # type: ignore[arg-type]
     check(lambda: assert_type(build(Context.__new__(Context), 1), Coroutine[Any, Any, str]))
 
 
-def test_a_submit_takes_what_the_function_takes_but_the_context() -> None:
+def test_a_submit_takes_the_arguments_of_the_function_without_the_context() -> None:
     check(lambda: assert_type(to_json_value.submit(account=1), TaskHandle))
     check(lambda: build.submit(account=1))
     check(lambda: build.submit(1))
@@ -53,7 +53,7 @@ def test_a_submit_takes_what_the_function_takes_but_the_context() -> None:
     check(lambda: build.submit_async(account="1"))  # type: ignore[call-overload]
 
 
-def test_a_submit_takes_options_beside_arguments() -> None:
+def test_a_submit_takes_options_and_arguments() -> None:
     check(lambda: assert_type(build.submit(account=1, delay="10m", priority=10, key="report-1"), TaskHandle))
     check(lambda: build.submit_async(account=1, key="report-1"))
     check(lambda: build.submit(account=1, delay=[]))  # type: ignore[call-overload]
@@ -61,7 +61,7 @@ def test_a_submit_takes_options_beside_arguments() -> None:
     check(lambda: build.options(delay="10m").submit(account="1"))  # type: ignore[arg-type]
 
 
-def test_decorators_know_their_options() -> None:
+def test_decorators_check_their_options() -> None:
     check(lambda: eb.task(qeue="reports"))  # type: ignore[call-overload]
     check(lambda: eb.cron("@daily", overlap="maybe"))  # type: ignore[arg-type]
     check(lambda: eb.cron("@daily", timezone="UTC"))  # type: ignore[call-arg]

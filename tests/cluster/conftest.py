@@ -1,4 +1,4 @@
-"""A server on SQLite and one on PostgreSQL, shared by all tests that do not disturb it. Each test uses its own queue.
+"""A server on SQLite and one on PostgreSQL, shared by all tests that do not disturb them. Each test uses a separate queue.
 
 Tests that do not depend on the database run on one of the two servers, and on both in the chaos runs.
 """
@@ -52,7 +52,7 @@ def _site(served: tuple[str, Node], folder: Path) -> Iterator[Site]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    """Runs the test once on each database."""
+    """A site for the test, once on each database."""
     yield from _site(request.getfixturevalue(f"{request.param}_node"), tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""A program that embeds Everbeat with `eb.running()`, as a web app would; tests start several of them on one database."""
+"""A program that embeds Everbeat with `eb.running()`, as a web app would. Tests start several of them on one database."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tests.cluster.worker_app import note
 eb = Everbeat(name="embedded")
 
 
-async def _beat(ctx: Context) -> None:
+async def _ping(ctx: Context) -> None:
     note("start", ctx)
     await asyncio.sleep(0.1)
     note("end", ctx)
 
 
 for number in range(5):
-    beat = eb.task(name=f"beat-{number}")(_beat)
-    eb.cron("* * * * * *", overlap="allow", catch_up="all")(beat)
+    ping = eb.task(name=f"ping-{number}")(_ping)
+    eb.cron("* * * * * *", overlap="allow", catch_up="all")(ping)
 
 
 async def main() -> None:

@@ -1,4 +1,4 @@
-"""Worker processes for the cluster tests, the journal of their handlers, and the checks at the end of each test."""
+"""Worker processes for the cluster tests, the journal of their handlers, and the final checks of each test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.processes import ServerProcess, wait_until
 from tests.support.proxy import FaultyProxy, ProxyThread, RequestTest
 
 WORKER_LEASE_SECONDS = 5.0
-# The apps that the tests run are modules of this repository.
+# The worker processes import the apps from this repository.
 PYTHON_PATH = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
 APP = "tests.cluster.worker_app:eb"
 
@@ -73,38 +73,38 @@ class DatabaseReader:
     def value(self, sql: str) -> Any:
         return self.rows(sql)[0][0]
 
-    def done(self, where: str = "true") -> list[HistoryRow]:
+    def history(self, where: str = "true") -> list[HistoryRow]:
         return [
             HistoryRow(*row) for row in self.rows(f"SELECT id, state, attempt, fence, worker FROM task_history WHERE {where}")
         ]
 
-    def tried(self) -> list[EndedAttempt]:
+    def ended_attempts(self) -> list[EndedAttempt]:
         return [EndedAttempt(*row) for row in self.rows("SELECT task_id, fence, attempt, outcome, worker FROM attempts")]
 
     def assert_explained(self, ids: Iterable[UUID], *, outcomes: frozenset[str], state: str = "completed") -> Counter[str]:
-        """Check that each task has one end and that every claim is recorded; return how often each outcome occurred.
+        """Verify that each task finished once and every claim is recorded. Return how often each outcome occurred.
 
         The fence grows by one with each claim, so the fences of the attempts and of the history together have no gap.
         """
         wanted = set(ids)
-        ends: dict[UUID, list[HistoryRow]] = defaultdict(list)
-        tries: dict[UUID, list[EndedAttempt]] = defaultdict(list)
-        for done in self.done():
-            ends[done.id].append(done)
-        for tried in self.tried():
-            tries[tried.id].append(tried)
-        seen: Counter[str] = Counter()
+        finished: dict[UUID, list[HistoryRow]] = defaultdict(list)
+        ended_attempts: dict[UUID, list[EndedAttempt]] = defaultdict(list)
+        for row in self.history():
+            finished[row.id].append(row)
+        for attempt in self.ended_attempts():
+            ended_attempts[attempt.id].append(attempt)
+        counts: Counter[str] = Counter()
         for id_ in wanted:
-            assert len(ends[id_]) == 1, f"{id_} has {len(ends[id_])} rows of history: {ends[id_]}"
-            end, before = ends[id_][0], sorted(tries[id_], key=lambda one: one.fence)
+            assert len(finished[id_]) == 1, f"{id_} has {len(finished[id_])} rows of history: {finished[id_]}"
+            end, before = finished[id_][0], sorted(ended_attempts[id_], key=lambda one: one.fence)
             assert end.state == state, (end, before)
             fences = [*(one.fence for one in before), end.fence]
             assert fences == list(range(1, end.fence + 1)), f"claims without a record: {end}, {before}"
             counted = [one for one in before if one.outcome != "released"]
             assert end.attempt == len(counted) + 1, f"the count of attempts is not explained: {end}, {before}"
             assert {one.outcome for one in before} <= outcomes, (end, before)
-            seen.update(one.outcome for one in before)
-        return seen
+            counts.update(one.outcome for one in before)
+        return counts
 
 
 def _plain(value: Any) -> Any:
@@ -117,14 +117,14 @@ def _plain(value: Any) -> Any:
 
 
 class Journal:
-    """The events that handlers recorded, in the order of writing."""
+    """The events recorded by handlers, in the order of writing."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "journal.jsonl"
 
     def events(self, task: UUID | None = None, event: str | None = None) -> list[dict[str, Any]]:
         text = self.path.read_text() if self.path.exists() else ""
-        # The last line may be written only in part.
+        # The last line may be incomplete.
         found = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
         return [one for one in found if (task is None or one["task"] == str(task)) and (event is None or one["event"] == event)]
 
@@ -137,7 +137,7 @@ class Journal:
 
 
 class RawWorker:
-    """Speaks the worker protocol directly, for workers that misbehave."""
+    """Uses the worker protocol directly, to simulate workers with faults."""
 
     def __init__(self, client: httpx.Client, queue: str, name: str = "raw") -> None:
         self._client = client
@@ -175,11 +175,11 @@ def _lease(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Site:
-    """A server, its database, a queue for this test, and the workers that the test starts."""
+    """A server, its database, a queue for the test, and the workers that the test starts."""
 
     def __init__(self, url: str, base: str, folder: Path) -> None:
         self.base = base
-        self.books = DatabaseReader(url)
+        self.reader = DatabaseReader(url)
         self.folder = folder
         self.journal = Journal(folder)
         self.queue = f"q-{secrets.token_hex(4)}"
@@ -194,7 +194,7 @@ class Site:
     # Workers
 
     def worker(self, *flags: str, url: str | None = None, queue: str | None = None, name: str = "") -> ServerProcess:
-        """Start a worker process. `flags` are added to those for the shortest possible lease."""
+        """Start a worker process with the shortest possible lease and the given additional flags."""
         name = name or f"w{len(self.workers)}"
         process = ServerProcess(
             *("worker", APP, "--url", url or self.base, "--queues", queue or self.queue, "--no-register"),
@@ -230,7 +230,7 @@ class Site:
         return response.json()
 
     def attempts(self, id_: UUID) -> list[tuple[int, str, str]]:
-        """The number, outcome and worker of each attempt."""
+        """Return the number, outcome and worker of each attempt."""
         response = self.client.get(f"/v1/tasks/{id_}/attempts")
         assert response.status_code == 200, response.text
         return [(one["attempt"], one["outcome"], one["worker"]) for one in response.json()["items"]]
@@ -239,43 +239,43 @@ class Site:
         return [outcome for _, outcome, _ in self.attempts(id_)]
 
     def wait_state(self, id_: UUID, state: str = "completed", deadline_seconds: float = 25.0) -> Any:
-        def is_there() -> Any:
+        def in_state() -> Any:
             task = self.task(id_)
             return task if task["state"] == state else None
 
-        return wait_until(is_there, deadline_seconds, lambda: f"{state}: {self.task(id_)} {self.attempts(id_)}{self.logs()}")
+        return wait_until(in_state, deadline_seconds, lambda: f"{state}: {self.task(id_)} {self.attempts(id_)}{self.logs()}")
 
     def wait_end(self, id_: UUID, deadline_seconds: float = 25.0) -> Any:
-        def is_over() -> Any:
+        def has_finished() -> Any:
             task = self.task(id_)
             return task if task["finished_at"] is not None else None
 
-        return wait_until(is_over, deadline_seconds, lambda: f"{self.task(id_)} {self.attempts(id_)}{self.logs()}")
+        return wait_until(has_finished, deadline_seconds, lambda: f"{self.task(id_)} {self.attempts(id_)}{self.logs()}")
 
     def logs(self) -> str:
         return "".join(f"\n--- {worker.name}\n{worker.logs()[-1500:]}" for worker in self.workers)
 
 
-class HoldingProxy(FaultyProxy):
-    """Forwards a request and then keeps the response."""
+class DelayingProxy(FaultyProxy):
+    """Forwards a request, but delays its response."""
 
-    hold: RequestTest | None = None
-    held = 0
+    delays: RequestTest | None = None
+    delayed = 0
 
-    def _loses(self, request: bytes) -> bool:
-        if self.hold is not None and self.hold(request):
+    def _should_lose_reply(self, request: bytes) -> bool:
+        if self.delays is not None and self.delays(request):
             self.freeze()
-            self.held += 1
-        return super()._loses(request)
+            self.delayed += 1
+        return super()._should_lose_reply(request)
 
 
-def holding(port: int) -> ProxyThread:
+def delaying_proxy(port: int) -> ProxyThread:
     thread = ProxyThread("127.0.0.1", port)
-    thread.proxy = HoldingProxy("127.0.0.1", port)
+    thread.proxy = DelayingProxy("127.0.0.1", port)
     return thread
 
 
 def is_request_to(*verbs: str) -> RequestTest:
-    """Matches requests to these paths, such as /v1/worker/complete."""
+    """Return a test for requests to these paths, such as /v1/worker/complete."""
     lines = [f"POST {verb} ".encode() for verb in verbs]
     return lambda request: any(line in request for line in lines)

@@ -1,4 +1,4 @@
-"""A cluster of real server processes on one database, and the checks at the end of each cluster test."""
+"""A cluster of real server processes on one database, and the final checks of each cluster test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEASE_SECONDS = 3.0
 
 
 class Node:
-    """One `everbeat serve` process and a client for its API."""
+    """An `everbeat serve` process and a client for its API."""
 
     def __init__(
         self, name: str, url: str, folder: Path, env: Mapping[str, str] | None = None, flags: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Node:
 
 
 class Cluster:
-    """Adds and removes nodes, and checks the ledger at the end."""
+    """Adds nodes, and verifies the ledger at the end."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
@@ -66,7 +66,7 @@ class Cluster:
     def alive(self) -> Node:
         return next(node for node in self.nodes if node.process.is_running())
 
-    def register(self, count: int = 40, prefix: str = "beat", **fields: Any) -> None:
+    def register(self, count: int = 40, prefix: str = "job", **fields: Any) -> None:
         """Register schedules that tick every second, allow overlaps, and catch up on all ticks."""
         rule = {"cron": "* * * * * *", "overlap": "allow", "catch_up": "all", **fields}
         items = [{"name": f"{prefix}-{i}", "target": {"kind": "worker", "type": "t"}, **rule} for i in range(count)]
@@ -76,15 +76,15 @@ class Cluster:
     def view(self) -> Any:
         return self.alive.get("/v1/cluster")
 
-    def wait_settled(self, live: int, deadline_seconds: float = 20.0) -> None:
-        """Wait until this number of nodes share all partitions."""
+    def wait_for_owners(self, live: int, deadline_seconds: float = 20.0) -> None:
+        """Wait until this number of nodes own all partitions."""
 
-        def is_settled() -> bool:
+        def has_owners() -> bool:
             view = self.view()
             owners = [node for node in view["nodes"] if node["is_alive"] and node["partitions"] > 0]
             return view["unowned"] == 0 and len(owners) == live
 
-        wait_until(is_settled, deadline_seconds, lambda: f"{live} owners: {self.view()['nodes']}")
+        wait_until(has_owners, deadline_seconds, lambda: f"{live} owners: {self.view()['nodes']}")
 
     def fired(self, database: PostgresAdmin, where: str = "true") -> int:
         return int(database.fetch_value(f"SELECT count(*) FROM ticks WHERE outcome = 'fired' AND {where}", self.database))
@@ -103,7 +103,7 @@ class Cluster:
         wait_until(lambda: self.fired(database) >= before + more, deadline_seconds, "more ticks fired")
 
     def assert_accounted(self, deadline_seconds: float = 60.0) -> Any:
-        """Check that every tick is recorded once: none is missing, none is doubled."""
+        """Verify that every tick is recorded once: none is missing, none is doubled."""
 
         def is_caught_up() -> bool:
             return bool(self.alive.get("/v1/audit")["missing"] == 0)

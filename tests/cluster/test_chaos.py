@@ -1,4 +1,4 @@
-"""Chaos: random faults on a cluster of three nodes for minutes; every tick must be accounted for. Run by `make chaos`."""
+"""Random faults on a cluster of three nodes for minutes; every tick must be accounted for. Run by `make chaos`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEED = int(os.environ.get("CHAOS_SEED", str(random.SystemRandom().randrange(10_0
 
 
 class Chaos:
-    """Applies one fault after another, chosen by a printed seed, so that a failed run can be repeated."""
+    """Injects one fault after another. The seed is printed, so that a failed run can be repeated."""
 
     def __init__(self, cluster: Cluster, postgres: PostgresServer, proxy: ProxyThread) -> None:
         self._cluster = cluster
@@ -27,7 +27,7 @@ class Chaos:
         self._proxy = proxy
         self._random = random.Random(SEED)
 
-    def strike(self) -> str:
+    def inject_fault(self) -> str:
         fault = self._random.choice(
             [self.kill, self.kill, self.stop, self.freeze, self.restart_database, self.crash_database, self.lose, self.cut]
         )
@@ -93,9 +93,9 @@ def test_every_tick_is_accounted_for_under_random_faults(private_postgres: Postg
         chaos, until = Chaos(cluster, private_postgres, proxy), time.monotonic() + SECONDS
         print(f"\nseed {SEED}")
         while time.monotonic() < until:
-            print(f"  {until - time.monotonic():5.0f} s left: {chaos.strike()}", flush=True)
+            print(f"  {until - time.monotonic():5.0f} s left: {chaos.inject_fault()}", flush=True)
             chaos.wait(2)
-        cluster.wait_settled(3, 60)
+        cluster.wait_for_owners(3, 60)
         cluster.wait_firing(private_postgres, 100, 60)
         audit = cluster.assert_accounted(120)
         print({key: audit[key] for key in ("expected", "fired", "skipped", "missing", "doubled")})

@@ -21,9 +21,9 @@ def shifting_postgres(postgres_binaries: Path, clock_shim: ClockShim) -> Iterato
         yield server
 
 
-def _lines(cluster: Cluster, name: str) -> list[dict[str, Any]]:
-    lines: list[dict[str, Any]] = cluster.alive.get(f"/v1/schedules/{name}/ticks", limit=1000)["items"]
-    return [line for line in lines if line["outcome"] in ("fired", "skipped")]
+def _entries(cluster: Cluster, name: str) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = cluster.alive.get(f"/v1/schedules/{name}/ticks", limit=1000)["items"]
+    return [entry for entry in entries if entry["outcome"] in ("fired", "skipped")]
 
 
 @pytest.mark.parametrize("hours", [1, -1])
@@ -34,7 +34,7 @@ def test_a_node_whose_clock_is_an_hour_wrong_fires_on_time(
     with running_cluster(postgres_url, tmp_path) as cluster:
         cluster.add(env=clock_shim.env())
         cluster.add()
-        cluster.wait_settled(2)
+        cluster.wait_for_owners(2)
         cluster.register(20)
         cluster.wait_firing(postgres_server, 80)
         assert cluster.worst_lag(postgres_server) < 1.5
@@ -47,7 +47,7 @@ def test_a_node_whose_clock_is_an_hour_wrong_fires_on_time(
 def test_five_minutes_without_a_node_are_caught_up_by_policy(
     shifting_postgres: PostgresServer, tmp_path: Path, clock_shim: ClockShim
 ) -> None:
-    """The clock moves forward by five minutes while every node is dead."""
+    """The clock moves forward by five minutes while no node runs."""
     url = shifting_postgres.url(shifting_postgres.create_database())
     with running_cluster(url, tmp_path) as cluster:
         cluster.add()
@@ -65,26 +65,26 @@ def test_five_minutes_without_a_node_are_caught_up_by_policy(
 
 def _check_policies(cluster: Cluster) -> None:
     skipped = {policy: _skipped(cluster, f"{policy}-0") for policy in ("latest", "all", "none", "graceless")}
-    # 300 s are 30 ticks, plus or minus one at each edge.
-    assert 28 <= sum(line.get("count", 1) for line in skipped["latest"]) <= 30
-    assert 29 <= sum(line.get("count", 1) for line in skipped["none"]) <= 31
-    assert 22 <= sum(line.get("count", 1) for line in skipped["graceless"]) <= 25
+    # 300 s are 30 ticks, plus or minus one at each end.
+    assert 28 <= sum(entry.get("count", 1) for entry in skipped["latest"]) <= 30
+    assert 29 <= sum(entry.get("count", 1) for entry in skipped["none"]) <= 31
+    assert 22 <= sum(entry.get("count", 1) for entry in skipped["graceless"]) <= 25
     assert skipped["all"] == []
     assert all(len(skipped[policy]) == 1 for policy in ("latest", "none", "graceless")), skipped
-    # Catching up is limited to twice the normal rate, so the ticks are not all fired yet.
-    fired = [line for line in _lines(cluster, "all-0") if line["outcome"] == "fired" and line["lag_ms"] > 5000]
+    # Catching up is limited to twice the normal rate, so not all ticks have fired yet.
+    fired = [entry for entry in _entries(cluster, "all-0") if entry["outcome"] == "fired" and entry["lag_ms"] > 5000]
     assert 1 <= len(fired) < 29
-    assert [line["scheduled_for"] for line in fired] == sorted(line["scheduled_for"] for line in fired)
+    assert [entry["scheduled_for"] for entry in fired] == sorted(entry["scheduled_for"] for entry in fired)
 
 
 def _skipped(cluster: Cluster, name: str) -> list[dict[str, Any]]:
-    def settled() -> list[dict[str, Any]]:
-        lines = _lines(cluster, name)
-        return lines if lines and lines[-1]["outcome"] == "fired" and len(lines) > 3 else []
+    def fires_again() -> list[dict[str, Any]]:
+        entries = _entries(cluster, name)
+        return entries if entries and entries[-1]["outcome"] == "fired" and len(entries) > 3 else []
 
-    lines = wait_until(settled, 40, lambda: f"{name} firing again: {_lines(cluster, name)}")
-    assert all(line["reason"] == "misfire" for line in lines if line["outcome"] == "skipped")
-    return [line for line in lines if line["outcome"] == "skipped"]
+    entries = wait_until(fires_again, 40, lambda: f"{name} firing again: {_entries(cluster, name)}")
+    assert all(entry["reason"] == "misfire" for entry in entries if entry["outcome"] == "skipped")
+    return [entry for entry in entries if entry["outcome"] == "skipped"]
 
 
 @pytest.mark.timeout(180)
@@ -95,20 +95,20 @@ def test_a_database_clock_that_jumps_an_hour_ahead_and_back_doubles_no_tick(
     with running_cluster(url, tmp_path) as cluster:
         for _ in range(2):
             cluster.add()
-        cluster.wait_settled(2)
+        cluster.wait_for_owners(2)
         cluster.register(20, cron="* * * * * *", catch_up="latest")
         cluster.wait_firing(shifting_postgres, 40)
         clock_shim.set_offset(3600)
-        cluster.wait_settled(2, 40)
+        cluster.wait_for_owners(2, 40)
         cluster.wait_firing(shifting_postgres, 60, 60)
         audit = cluster.assert_accounted()
         assert audit["skipped"]["misfire"] > 20 * 3500
         assert audit["fired"] < 20 * 120
         clock_shim.set_offset(0)
         wait_until(lambda: any("database_clock_set_back" in node.process.logs() for node in cluster.nodes), 20, "an alert")
-        cluster.wait_settled(2, 40)
+        cluster.wait_for_owners(2, 40)
         audit = cluster.alive.get("/v1/audit")
         assert (audit["missing"], audit["doubled"]) == (0, 0)
-        # A new schedule follows the current clock. The old schedules wait until the clock has reached their next tick again.
+        # A new schedule follows the current clock. The old schedules wait until the clock reaches their next tick again.
         cluster.register(3, prefix="after")
-        assert wait_until(lambda: _lines(cluster, "after-0"), 20, "a tick after the step back")
+        assert wait_until(lambda: _entries(cluster, "after-0"), 20, "a tick after the step back")

@@ -12,7 +12,7 @@ import httpx
 from everbeat.store.postgres.store import PostgresStore
 from tests.cluster.fleet import Site
 from tests.cluster.harness import running_cluster
-from tests.contract.test_tick_fire import NODE, fire, own
+from tests.contract.test_tick_fire import NODE, fire, insert_and_own
 from tests.factories import firing_of, make_schedule
 from tests.support.postgres import PostgresAdmin, run_outside_loop
 from tests.support.processes import wait_until
@@ -31,7 +31,7 @@ def test_a_node_and_a_worker_run_behind_a_pooler_with_four_connections(
             for task in submitted:
                 site.wait_state(task)
             ticks = "SELECT count(*) FROM task_history WHERE origin = 'tick' AND state = 'completed'"
-            wait_until(lambda: site.books.value(ticks) >= 30, 20, lambda: f"ticks done{site.logs()}")
+            wait_until(lambda: site.reader.value(ticks) >= 30, 20, lambda: f"ticks done{site.logs()}")
             cluster.assert_accounted()
         finally:
             site.close()
@@ -39,7 +39,7 @@ def test_a_node_and_a_worker_run_behind_a_pooler_with_four_connections(
         assert node.process.terminate() == 0
 
 
-def test_a_lock_on_a_hot_table_is_answered_with_503_and_delays_no_tick(
+def test_a_lock_on_a_hot_table_causes_503_and_delays_no_tick(
     postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path
 ) -> None:
     with running_cluster(postgres_url, tmp_path) as cluster:
@@ -48,19 +48,19 @@ def test_a_lock_on_a_hot_table_is_answered_with_503_and_delays_no_tick(
         cluster.wait_firing(postgres_server, 10)
 
         async def request_while_locked() -> list[tuple[int, str | None, float]]:
-            holder = await asyncpg.connect(postgres_url)
-            async with holder.transaction():
-                await holder.execute("LOCK TABLE tasks")
+            blocker = await asyncpg.connect(postgres_url)
+            async with blocker.transaction():
+                await blocker.execute("LOCK TABLE tasks")
                 async with httpx.AsyncClient(base_url=node.base, trust_env=False, timeout=15.0) as client:
                     responses = await asyncio.gather(*(_request(client, number) for number in range(40)))
-                waiting = await holder.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted")
+                waiting = await blocker.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted")
                 assert waiting <= 8 + 3 + 2, "too many sessions wait for the lock"
-            await holder.close()
+            await blocker.close()
             return list(responses)
 
         responses = run_outside_loop(request_while_locked())
         assert {(status, retry is not None) for status, retry, _ in responses} == {(503, True)}
-        assert max(took for *_, took in responses) < 2 * 2 + 2  # the deadline of a call is two seconds
+        assert max(took for *_, took in responses) < 2 * 2 + 2  # the timeout of a database call is two seconds
         cluster.wait_firing(postgres_server, 20)
         cluster.assert_accounted()
         assert node.client.post("/v1/tasks", json={"type": "t"}).status_code == 201
@@ -79,14 +79,14 @@ async def test_a_saturated_api_does_not_delay_the_tick_loop(postgres_url: str) -
     store = PostgresStore(postgres_url, listen=False, api_connections=2)
     engine = store.pool("engine")
     schedule = make_schedule()
-    await own(engine, schedule)
+    await insert_and_own(engine, schedule)
     release = asyncio.Event()
 
-    async def hold() -> None:
+    async def block() -> None:
         async with store._connections.use("api", "test"):
             await release.wait()
 
-    holding = [asyncio.create_task(hold()) for _ in range(2)]
+    blocking = [asyncio.create_task(block()) for _ in range(2)]
     try:
         await engine.clock()
         waiting = asyncio.create_task(store.clock())
@@ -98,5 +98,5 @@ async def test_a_saturated_api_does_not_delay_the_tick_loop(postgres_url: str) -
         assert time.monotonic() - started < 1
     finally:
         release.set()
-        await asyncio.gather(*holding, waiting)
+        await asyncio.gather(*blocking, waiting)
         await store.close()

@@ -1,4 +1,4 @@
-"""A database that stops, loses responses or freezes: nothing acknowledged is lost, nothing fires twice."""
+"""A database that stops, loses replies or freezes: nothing acknowledged is lost, and nothing fires twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_database_outage_of_twenty_seconds_loses_no_tick(private_postgres: Pos
     with running_cluster(url, tmp_path) as cluster:
         for _ in range(2):
             cluster.add()
-        cluster.wait_settled(2)
+        cluster.wait_for_owners(2)
         cluster.register(20)
         cluster.register(5, prefix="newest", catch_up="latest")
         cluster.wait_firing(private_postgres, 40)
@@ -38,10 +38,10 @@ def test_a_database_outage_of_twenty_seconds_loses_no_tick(private_postgres: Pos
         assert cluster.alive.client.get("/readyz").status_code == 503
         wait_until(lambda: time.monotonic() > stopped_at + 20, 40, "twenty seconds without a database")
         private_postgres.start()
-        cluster.wait_settled(2, 30)
+        cluster.wait_for_owners(2, 30)
         cluster.wait_firing(private_postgres, 60)
         audit = cluster.assert_accounted(90)
-        assert set(audit["skipped"]) <= {"misfire"}  # from the schedules that catch up on the newest tick only
+        assert set(audit["skipped"]) <= {"misfire"}  # from the schedules that catch up only on the newest tick
         assert audit["skipped"].get("misfire", 0) > 0
 
 
@@ -67,7 +67,7 @@ def test_responses_lost_after_the_commit_double_nothing(
     ):
         for _ in range(2):
             cluster.add(url=thread.through(postgres_url))
-        cluster.wait_settled(2)
+        cluster.wait_for_owners(2)
         cluster.register(20)
         cluster.wait_firing(postgres_server, 20)
         thread.proxy.losable = postgres_executes
@@ -75,7 +75,7 @@ def test_responses_lost_after_the_commit_double_nothing(
         _wait(12)
         thread.proxy.lose_reply_probability = 0.0
         assert thread.proxy.lost_replies > 5
-        cluster.wait_settled(2, 30)
+        cluster.wait_for_owners(2, 30)
         cluster.wait_firing(postgres_server, 60, 40)
         cluster.assert_accounted()
 
@@ -107,14 +107,14 @@ def test_a_node_cut_off_from_the_database_is_replaced_and_rejoins(
     ):
         cluster.add()
         cluster.add(url=thread.through(postgres_url))
-        cluster.wait_settled(2)
+        cluster.wait_for_owners(2)
         cluster.register(20)
         cluster.wait_firing(postgres_server, 40)
-        thread.freeze()  # half-open: connections stay open but no data passes
-        cluster.wait_settled(1, 15)
+        thread.freeze()  # half-open: connections stay open, but no data passes
+        cluster.wait_for_owners(1, 15)
         cluster.wait_firing(postgres_server, 60)
         thread.thaw()
-        cluster.wait_settled(2, 30)
+        cluster.wait_for_owners(2, 30)
         cluster.wait_firing(postgres_server, 60)
         cluster.assert_accounted()
 
@@ -125,37 +125,37 @@ def test_nodes_started_before_their_database_wait_for_it(private_postgres: Postg
     with running_cluster(url, tmp_path) as cluster:
         for _ in range(3):
             cluster.add(wait=False)
-        wait_until(lambda: all("waiting_for_database" in node.process.logs() for node in cluster.nodes), 20, "nodes that wait")
-        asked = {path: cluster.alive.client.get(path) for path in ("/healthz", "/readyz", "/v1/schedules")}
-        assert [response.status_code for response in asked.values()] == [200, 503, 503]
-        assert asked["/v1/schedules"].json()["type"] == "urn:everbeat:problem:database-unavailable"
-        assert [int(asked[path].headers["Retry-After"]) for path in ("/readyz", "/v1/schedules")] == [1, 1]
+        wait_until(lambda: all("waiting_for_database" in node.process.logs() for node in cluster.nodes), 20, "the nodes wait")
+        responses = {path: cluster.alive.client.get(path) for path in ("/healthz", "/readyz", "/v1/schedules")}
+        assert [response.status_code for response in responses.values()] == [200, 503, 503]
+        assert responses["/v1/schedules"].json()["type"] == "urn:everbeat:problem:database-unavailable"
+        assert [int(responses[path].headers["Retry-After"]) for path in ("/readyz", "/v1/schedules")] == [1, 1]
         private_postgres.start()
         for node in cluster.nodes:
             node.process.wait_ready(f"{node.base}/readyz", 30)
-        cluster.wait_settled(3)
+        cluster.wait_for_owners(3)
         cluster.register(10)
         cluster.wait_firing(private_postgres, 20)
         cluster.assert_accounted()
 
 
 @pytest.mark.timeout(120)
-def test_a_poison_schedule_is_set_aside_and_disturbs_no_other(
+def test_a_faulty_schedule_is_paused_and_affects_no_other(
     postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path
 ) -> None:
     with running_cluster(postgres_url, tmp_path) as cluster:
         node = cluster.add()
-        for prefix in ("beat", "more", "most"):
+        for prefix in ("job", "more", "most"):
             cluster.register(1000, prefix=prefix, cron="*/3 * * * * *")
-        postgres_server.execute("UPDATE schedules SET timezone = 'Mars/Olympus' WHERE name = 'beat-13'", cluster.database)
-        wait_until(lambda: node.get("/v1/schedules/beat-13")["status"] == "paused", 20, "the poison set aside")
-        poison = node.get("/v1/schedules/beat-13")
-        assert "Mars/Olympus" in poison["fault"]
+        postgres_server.execute("UPDATE schedules SET timezone = 'Mars/Olympus' WHERE name = 'job-13'", cluster.database)
+        wait_until(lambda: node.get("/v1/schedules/job-13")["status"] == "paused", 20, "the faulty schedule is paused")
+        faulty = node.get("/v1/schedules/job-13")
+        assert "Mars/Olympus" in faulty["fault"]
         cluster.wait_firing(postgres_server, 6000, 60)
         audit = cluster.assert_accounted()
-        assert [one["name"] for one in audit["faulty"]] == ["beat-13"]
+        assert [one["name"] for one in audit["faulty"]] == ["job-13"]
         assert "schedule_set_aside" in node.process.logs()
-        fixed = node.client.patch("/v1/schedules/beat-13", json={"timezone": "Europe/Berlin"})
+        fixed = node.client.patch("/v1/schedules/job-13", json={"timezone": "Europe/Berlin"})
         assert (fixed.status_code, fixed.json()["status"], fixed.json()["fault"]) == (200, "active", None), fixed.text
-        wait_until(lambda: node.get("/v1/schedules/beat-13")["last_tick_at"], 15, "the mended schedule firing")
+        wait_until(lambda: node.get("/v1/schedules/job-13")["last_tick_at"], 15, "the repaired schedule fires")
         assert isinstance(httpx.get(f"{node.base}/metrics", trust_env=False).text, str)

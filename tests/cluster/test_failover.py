@@ -19,19 +19,19 @@ class TaskSubmitter:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._is_over = threading.Event()
+        self._stopping = threading.Event()
         self.acknowledged: list[str] = []
         self.refused: list[int] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        self._is_over.set()
+        self._stopping.set()
         self._thread.join(20)
 
     def _run(self) -> None:
         with httpx.Client(base_url=self._node.base, trust_env=False, timeout=15.0) as client:
-            while not self._is_over.is_set():
+            while not self._stopping.is_set():
                 response = client.post("/v1/tasks", json={"type": "t", "queue": "submitted"})
                 if response.status_code == 201:
                     self.acknowledged.append(response.json()["id"])
@@ -44,7 +44,7 @@ def kill(primary: PostgresServer) -> None:
 
 
 def make_read_only(primary: PostgresServer) -> None:
-    """The server stays up and answers read queries."""
+    """Make the server refuse writes. It still serves read queries."""
     primary.execute("ALTER SYSTEM SET default_transaction_read_only = on")
     primary.execute("SELECT pg_reload_conf()")
 

@@ -47,37 +47,39 @@ def _site(url: str, node: Node, folder: Path) -> Iterator[Site]:
         site.close()
 
 
-def _left(books: DatabaseReader) -> int:
-    return int(books.value("SELECT count(*) FROM tasks"))
+def _count_live(reader: DatabaseReader) -> int:
+    return int(reader.value("SELECT count(*) FROM tasks"))
 
 
 # Workers killed at random
 
 
 def _kill_at_random(cluster: Cluster, site: Site, *, tasks: int, workers: int, kills: int, deadline_seconds: float) -> None:
-    """Kill up to `kills` workers before the deadline. The last tasks are not disturbed, so that the run ends."""
+    """Kill up to `kills` workers before the deadline. The last tasks are not disturbed, so that the test ends."""
     print(f"\nseed {SEED}")
-    chance = random.Random(SEED)
+    rng = random.Random(SEED)
     ids: list[UUID] = []
     while len(ids) < tasks:
         ids += site.submit_many("short", min(1000, tasks - len(ids)), payload={"seconds": 0.25}, max_attempts=100)
     bases = [node.base for node in cluster.nodes]
-    fleet = [site.worker("--concurrency", "10", url=bases[number % len(bases)]) for number in range(workers)]
-    wait_until(lambda: _left(site.books) < tasks, 30, lambda: f"a beginning{site.logs()}")
+    processes = [site.worker("--concurrency", "10", url=bases[number % len(bases)]) for number in range(workers)]
+    wait_until(lambda: _count_live(site.reader) < tasks, 30, lambda: f"tasks are being completed{site.logs()}")
     killed = 0
-    while killed < kills and _left(site.books) > tasks // 5:
-        at = chance.randrange(workers)
-        fleet[at].kill9()
-        fleet[at] = site.worker("--concurrency", "10", url=chance.choice(bases))
+    while killed < kills and _count_live(site.reader) > tasks // 5:
+        at = rng.randrange(workers)
+        processes[at].kill9()
+        processes[at] = site.worker("--concurrency", "10", url=rng.choice(bases))
         killed += 1
-        pause = time.monotonic() + chance.uniform(0.2, 0.8)
+        pause = time.monotonic() + rng.uniform(0.2, 0.8)
         wait_until(lambda pause=pause: time.monotonic() > pause, 10)  # type: ignore[misc]
-    wait_until(lambda: _left(site.books) == 0, deadline_seconds, lambda: f"{_left(site.books)} tasks left{site.logs()}")
-    seen = site.books.assert_explained(ids, outcomes=frozenset({"lost", "released"}))
-    print(f"{tasks} tasks, {killed} workers killed: {dict(seen)}")
+    wait_until(
+        lambda: _count_live(site.reader) == 0, deadline_seconds, lambda: f"{_count_live(site.reader)} tasks left{site.logs()}"
+    )
+    counts = site.reader.assert_explained(ids, outcomes=frozenset({"lost", "released"}))
+    print(f"{tasks} tasks, {killed} workers killed: {dict(counts)}")
     assert killed > 0
-    assert seen["lost"] > 0
-    assert len(site.books.done()) == tasks
+    assert counts["lost"] > 0
+    assert len(site.reader.history()) == tasks
 
 
 @DATABASES
@@ -120,7 +122,7 @@ class Load:
         self.submitted: set[UUID] = set()
         self.completed: set[UUID] = set()
         self.statuses: Counter[int] = Counter()
-        self.unclear: list[str] = []
+        self.unexpected: list[str] = []
         kinds = [self._single, self._single, self._single, self._batch, self._complete]
         self._threads = [threading.Thread(target=self._run, args=(kind,)) for kind in kinds]
 
@@ -151,7 +153,7 @@ class Load:
                 self._stopping.wait(0.01)
 
     def _post(self, client: httpx.Client, path: str, body: object, key: str = "") -> httpx.Response | None:
-        """The response, or None if there was none or the database was unavailable. Other responses are recorded."""
+        """Return the response, or None if there was none or the database was unavailable. Record unexpected responses."""
         try:
             response = client.post(path, json=body, headers={"idempotency-key": key} if key else {})
         except httpx.TransportError:
@@ -161,25 +163,27 @@ class Load:
             if response.status_code not in (200, 201, 503) or (
                 response.status_code == 503 and "retry-after" not in response.headers
             ):
-                self.unclear.append(f"{path}: {response.status_code} {response.headers} {response.text}")
+                self.unexpected.append(f"{path}: {response.status_code} {response.headers} {response.text}")
         return response if response.is_success else None
 
-    def _until_answered(self, client: httpx.Client, path: str, body: object, key: str = "") -> httpx.Response:
+    def _repeat_until_response(self, client: httpx.Client, path: str, body: object, key: str = "") -> httpx.Response:
         give_up_at = time.monotonic() + 40
         while time.monotonic() < give_up_at:
             if (response := self._post(client, path, body, key)) is not None:
                 return response
             threading.Event().wait(0.1)
-        raise AssertionError(f"{path} was not answered for 40 s")
+        raise AssertionError(f"{path} got no response for 40 s")
 
     def _single(self, client: httpx.Client) -> None:
-        response = self._until_answered(client, "/v1/tasks", {"type": "short", "queue": self._site.queue}, f"one-{uuid4()}")
+        response = self._repeat_until_response(
+            client, "/v1/tasks", {"type": "short", "queue": self._site.queue}, f"one-{uuid4()}"
+        )
         with self._lock:
             self.submitted.add(UUID(response.json()["id"]))
 
     def _batch(self, client: httpx.Client) -> None:
         tasks = [{"type": "short", "queue": self._site.queue, "idempotency_key": f"many-{uuid4()}"} for _ in range(20)]
-        response = self._until_answered(client, "/v1/tasks/batch", {"tasks": tasks})
+        response = self._repeat_until_response(client, "/v1/tasks/batch", {"tasks": tasks})
         with self._lock:
             self.submitted.update(UUID(id_) for id_ in response.json()["ids"])
         self._stopping.wait(0.1)
@@ -187,25 +191,25 @@ class Load:
     def _complete(self, client: httpx.Client) -> None:
         claim = {"worker": "completer", "queues": [self._site.queue], "max": 5, "wait_seconds": 0.5, "lease_seconds": 5}
         response = self._post(client, "/v1/worker/claim", claim)
-        if response is None or not (held := response.json()["tasks"]):
+        if response is None or not (claimed := response.json()["tasks"]):
             return
-        results = [{"id": task["id"], "fence": task["fence"], "result": "c"} for task in held]
-        response = self._until_answered(client, "/v1/worker/complete", {"worker": "completer", "results": results})
+        results = [{"id": task["id"], "fence": task["fence"], "result": "c"} for task in claimed]
+        response = self._repeat_until_response(client, "/v1/worker/complete", {"worker": "completer", "results": results})
         with self._lock:
             self.completed.update(UUID(one["id"]) for one in response.json()["results"] if one["status"] == "ok")
 
 
 def _check(load: Load, site: Site) -> None:
-    """After the load: workers reconnect and finish the remaining tasks; then the database is checked."""
-    wait_until(lambda: _left(site.books) == 0, 60, lambda: f"{_left(site.books)} left{site.logs()}")
-    assert not load.unclear, load.unclear[:3]
-    done = site.books.done()
+    """After the load, workers reconnect and finish the remaining tasks. Then verify the database."""
+    wait_until(lambda: _count_live(site.reader) == 0, 60, lambda: f"{_count_live(site.reader)} left{site.logs()}")
+    assert not load.unexpected, load.unexpected[:3]
+    done = site.reader.history()
     assert {one.id for one in done} == load.submitted  # every acknowledged task, and none created twice
-    site.books.assert_explained(load.submitted, outcomes=frozenset({"lost", "released"}))
+    site.reader.assert_explained(load.submitted, outcomes=frozenset({"lost", "released"}))
     by_completer = {one.id for one in done if one.worker == "completer"}
     assert load.completed <= by_completer
     assert all("Traceback" not in worker.logs() for worker in site.workers)
-    print(f"{len(load.submitted)} submitted, {len(load.completed)} completed by hand, {dict(load.statuses)}")
+    print(f"{len(load.submitted)} submitted, {len(load.completed)} completed by the test, {dict(load.statuses)}")
 
 
 @DATABASES
@@ -248,7 +252,7 @@ def test_a_database_restarted_under_load_loses_nothing_acknowledged(private_post
 def test_database_responses_lost_under_load_lose_and_double_nothing(
     postgres_server: PostgresServer, postgres_url: str, tmp_path: Path
 ) -> None:
-    """It is unknown whether the transaction was committed: each request is answered with 503 and can be repeated."""
+    """It is unknown whether the transaction was committed, so each request gets a 503 and can be repeated."""
     with (
         ProxyThread("127.0.0.1", postgres_server.port, seed=5) as proxy,
         running_cluster(postgres_url, tmp_path) as cluster,
@@ -275,12 +279,12 @@ def test_a_node_without_its_listener_still_finds_tasks_of_another_node(
         slowest = 0.0
         for number in range(3):
             with httpx.Client(base_url=there.base, trust_env=False, timeout=30) as client:
-                answered: list[float] = []
+                received_at: list[float] = []
 
-                def poll(client: httpx.Client = client, answered: list[float] = answered) -> None:
-                    held = RawWorker(client, "far").claim(wait_seconds=20)
-                    answered.append(time.monotonic())
-                    assert RawWorker(client, "far").complete(*held) == ["ok"]
+                def poll(client: httpx.Client = client, received_at: list[float] = received_at) -> None:
+                    claimed = RawWorker(client, "far").claim(wait_seconds=20)
+                    received_at.append(time.monotonic())
+                    assert RawWorker(client, "far").complete(*claimed) == ["ok"]
 
                 thread = threading.Thread(target=poll)
                 thread.start()
@@ -289,7 +293,7 @@ def test_a_node_without_its_listener_still_finds_tasks_of_another_node(
                 sent = time.monotonic()
                 assert here.client.post("/v1/tasks", json={"type": "t", "queue": "far"}).status_code == 201
                 thread.join(25)
-                slowest = max(slowest, answered[0] - sent)
+                slowest = max(slowest, received_at[0] - sent)
         print(f"slowest {slowest:.2f} s")
         assert slowest < 2.5
 
@@ -301,28 +305,28 @@ async def test_a_database_restart_is_always_reported_as_unavailable(
     store = PostgresStore(private_postgres.url(private_postgres.create_database()), listen=False, timeout_seconds=5)
     await store.migrate()
     await store.open()
-    answered, other, is_over = 0, [], False
+    response_count, errors, is_stopping = 0, [], False
 
-    async def ask() -> None:
-        nonlocal answered
-        while not is_over:
+    async def query() -> None:
+        nonlocal response_count
+        while not is_stopping:
             try:
                 await store.clock()
-                answered += 1
+                response_count += 1
             except StoreUnavailable:
                 pass
             except Exception as error:
-                other.append(error)
+                errors.append(error)
             await asyncio.sleep(0)
 
-    asking = [asyncio.create_task(ask()) for _ in range(16)]
+    querying = [asyncio.create_task(query()) for _ in range(16)]
     for _ in range(4):
-        wanted = answered + 300
-        await wait_until_async(lambda wanted=wanted: answered > wanted, 20, "responses")  # type: ignore[misc]
+        wanted = response_count + 300
+        await wait_until_async(lambda wanted=wanted: response_count > wanted, 20, "responses")  # type: ignore[misc]
         await asyncio.to_thread(private_postgres.restart, "fast")
-    wanted = answered + 300
-    await wait_until_async(lambda: answered > wanted, 20, "responses")
-    is_over = True
-    await asyncio.gather(*asking)
+    wanted = response_count + 300
+    await wait_until_async(lambda: response_count > wanted, 20, "responses")
+    is_stopping = True
+    await asyncio.gather(*querying)
     await store.close()
-    assert other == []
+    assert errors == []

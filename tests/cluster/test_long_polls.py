@@ -1,4 +1,4 @@
-"""Thousands of idle workers, and workers that disconnect while they wait: tasks reach live workers at a low cost."""
+"""Thousands of idle workers, and workers that disconnect while they wait: tasks reach connected workers at a low cost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def many() -> Iterator[int]:
 
 
 class LongPolls:
-    """Long polls, each on its own socket, sent and not yet answered."""
+    """Long polls without a response yet, each on a separate socket."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -59,7 +59,7 @@ class LongPolls:
             self._selector.register(poll, selectors.EVENT_READ)
 
     def responses(self, seconds: float) -> list[str]:
-        """The responses that arrive within this time."""
+        """Return the responses that arrive within this time."""
         found = []
         for key, _ in self._selector.select(seconds):
             assert isinstance(key.fileobj, socket.socket)
@@ -93,30 +93,30 @@ def test_thousands_of_idle_polls_cost_little_and_one_of_them_gets_the_task(
 ) -> None:
     url = f"sqlite:///{tmp_path / 'x.sqlite'}" if database == "sqlite" else request.getfixturevalue("postgres_url")
     with running_cluster(url, tmp_path) as cluster:
-        # Longer than the deadline of the other tests: a slow machine needs a while for thousands of new connections.
+        # Longer than the timeout of the other tests: a slow machine needs time for thousands of new connections.
         node = cluster.add(flags=("--database-timeout-seconds", "20"))
         before = _memory_megabytes(node)
         with LongPolls(node.port) as polls:
             polls.open(many, "idle")
-            assert node.get("/readyz")  # one more connection
+            assert node.get("/readyz")  # on an additional connection
             used, since = _cpu_seconds(node), time.monotonic()
             assert polls.responses(2) == []
             busy = (_cpu_seconds(node) - used) / (time.monotonic() - since)
             sent = time.monotonic()
             response = node.client.post("/v1/tasks", json={"type": "t", "queue": "idle"})
             assert response.status_code == 201
-            heard = polls.responses(10)
+            received = polls.responses(10)
             took = time.monotonic() - sent
-            assert [response.json()["id"] in one for one in heard] == [True]
+            assert [response.json()["id"] in one for one in received] == [True]
             assert polls.responses(0.5) == []
             grown = _memory_megabytes(node) - before
             print(f"{many} polls: {took * 1000:.0f} ms to the task, {busy:.0%} of a core, {grown:.0f} MB")
             assert took < 1
             assert busy < 0.5
             assert grown * 1024 / many < 60, f"{grown:.0f} MB for {many} polls"
-            began = time.monotonic()
+            started_at = time.monotonic()
             assert node.process.terminate(20) == 0
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - started_at < 10
 
 
 def test_connections_beyond_the_file_limit_wait_to_be_accepted(tmp_path: Path) -> None:
@@ -132,14 +132,14 @@ def test_connections_beyond_the_file_limit_wait_to_be_accepted(tmp_path: Path) -
     ):
         server.wait_ready(f"{base}/readyz", 40)
         assert client.get("/readyz").is_success
-        polls.open(400, "crowd")
+        polls.open(400, "burst")
         for number in range(20):
             assert client.post("/v1/tasks", json={"type": "t", "queue": f"other-{number}"}).status_code == 201
-        assert client.post("/v1/tasks", json={"type": "t", "queue": "crowd"}).status_code == 201
+        assert client.post("/v1/tasks", json={"type": "t", "queue": "burst"}).status_code == 201
         assert len(polls.responses(10)) == 1
         polls.disconnect()
-        with httpx.Client(base_url=base, trust_env=False, timeout=10) as newcomer:
-            wait_until(lambda: newcomer.get("/readyz").is_success, 10, "room for a newcomer")
+        with httpx.Client(base_url=base, trust_env=False, timeout=10) as new_client:
+            wait_until(lambda: new_client.get("/readyz").is_success, 10, "a new connection is accepted")
         assert "Traceback" not in server.logs()
 
 
@@ -157,9 +157,9 @@ def test_clients_that_disconnect_while_they_wait_lose_no_task(site: Site, reset:
             taken.extend(site.raw().claim(100))
             return len(taken) == 60
 
-        # Tasks that were given to a disconnected worker are released at once and not counted.
+        # Tasks that were given to a disconnected worker are released immediately, and the attempt does not count.
         wait_until(has_all, 2, lambda: f"{len(taken)} of 60")
         assert {one["attempt"] for one in taken} == {1}
         assert sorted(one["id"] for one in taken) == sorted(map(str, tasks))
         assert set(site.raw().complete(*taken)) == {"ok"}
-        site.books.assert_explained(tasks, outcomes=frozenset({"released"}))
+        site.reader.assert_explained(tasks, outcomes=frozenset({"released"}))

@@ -1,4 +1,4 @@
-"""Slow handlers under overlap policies while a node is killed: the limits and the order hold, and no task is stuck."""
+"""Slow handlers under overlap policies while a node is killed: limits and order are respected, and every task finishes."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ def _register(site: Site, name: str, seconds: float, **policy: Any) -> None:
 
 
 def _spans(site: Site) -> dict[str, list[tuple[float, float, float, int]]]:
-    """For each schedule: the start and end of each handler run, its tick and its attempt."""
-    begun: dict[tuple[str, int], dict[str, Any]] = {}
+    """Return, for each schedule, the start and end of each handler run, its tick and its attempt."""
+    started: dict[tuple[str, int], dict[str, Any]] = {}
     spans: dict[str, list[tuple[float, float, float, int]]] = defaultdict(list)
     for one in site.journal.events():
         key = (one["task"], one["fence"])
         if one["event"] == "start":
-            begun[key] = one
+            started[key] = one
         else:
-            spans[one["schedule"]].append((begun.pop(key)["at"], one["at"], one["tick"], one["attempt"]))
-    assert not begun, f"handlers that never ended: {begun}"
+            spans[one["schedule"]].append((started.pop(key)["at"], one["at"], one["tick"], one["attempt"]))
+    assert not started, f"handlers that never ended: {started}"
     return {schedule: sorted(found) for schedule, found in spans.items()}
 
 
 def _max_concurrency(spans: list[tuple[float, float, float, int]]) -> int:
-    # If one run ends when another begins, the end is counted first.
-    edges = sorted([(end, -1) for _, end, _, _ in spans] + [(start, 1) for start, _, _, _ in spans])
-    most = running = 0
-    for _, step in edges:
+    # If one run ends when another starts, the end is counted first.
+    changes = sorted([(end, -1) for _, end, _, _ in spans] + [(start, 1) for start, _, _, _ in spans])
+    maximum = running = 0
+    for _, step in changes:
         running += step
-        most = max(most, running)
-    return most
+        maximum = max(maximum, running)
+    return maximum
 
 
 @pytest.mark.parametrize("database", ["postgres", pytest.param("sqlite", marks=pytest.mark.chaos)])
@@ -76,35 +76,35 @@ def test_slow_ticks_follow_their_policy_although_a_node_is_killed(
             wait_until(lambda: len(site.journal.events(event="start")) >= 6, 20, site.logs)
             nodes[1].process.kill9()
             left = "SELECT schedule_name, state, attempt FROM tasks"
-            wait_until(lambda: _is_over(site), 60, lambda: f"{site.books.rows(left)}{site.logs()}")
+            wait_until(lambda: _has_finished(site), 60, lambda: f"{site.reader.rows(left)}{site.logs()}")
             _check(site)
             cluster.assert_accounted()
         finally:
             site.close()
 
 
-def _is_over(site: Site) -> bool:
+def _has_finished(site: Site) -> bool:
     schedules = [site.client.get(f"/v1/schedules/{name}").json()["status"] for name in ("single", "double", "newest")]
-    return schedules == ["finished"] * 3 and site.books.value("SELECT count(*) FROM tasks") == 0
+    return schedules == ["finished"] * 3 and site.reader.value("SELECT count(*) FROM tasks") == 0
 
 
 def _check(site: Site) -> None:
     spans = _spans(site)
-    most = {name: _max_concurrency(found) for name, found in spans.items()}
-    assert (most["single"], most["double"] <= 2, most["newest"]) == (1, True, 1), most
-    ends = {one.id: one for one in site.books.done()}
-    fired = site.books.rows(
+    maximum = {name: _max_concurrency(found) for name, found in spans.items()}
+    assert (maximum["single"], maximum["double"] <= 2, maximum["newest"]) == (1, True, 1), maximum
+    ends = {one.id: one for one in site.reader.history()}
+    fired = site.reader.rows(
         "SELECT s.name, t.task_id FROM ticks AS t JOIN schedules AS s ON s.id = t.schedule_id "
         "WHERE t.outcome = 'fired' ORDER BY t.scheduled_for"
     )
     by_name = {name: [task for found, task in fired if found == name] for name in spans}
     assert {name: len(tasks) for name, tasks in by_name.items()} == dict.fromkeys(by_name, TICKS)
     for name in ("single", "double"):
-        site.books.assert_explained(by_name[name], outcomes=frozenset({"lost", "released"}))
+        site.reader.assert_explained(by_name[name], outcomes=frozenset({"lost", "released"}))
     states = [ends[task].state for task in by_name["newest"]]
     assert states[-1] == "completed"
     assert set(states) <= {"cancelled", "completed"}
-    # Order: with a limit of one, no tick begins before the earlier one has finished.
+    # With a limit of one, no tick starts before the earlier one has finished.
     ticks = [tick for _, _, tick, _ in spans["single"]]
     assert ticks == sorted(ticks), ticks
     ran = [tick for _, _, tick, _ in spans["newest"]]

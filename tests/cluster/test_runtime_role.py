@@ -26,7 +26,7 @@ FORBIDDEN = [
     "DROP TABLE ticks",
     "ALTER TABLE tasks ADD COLUMN mine integer",
     "TRUNCATE tasks",
-    "UPDATE audit_log SET actor = 'nobody'",
+    "UPDATE audit_log SET actor = 'changed'",
     "DELETE FROM audit_log",
     "TRUNCATE audit_log",
     "INSERT INTO everbeat_migrations (number, name) VALUES (99, 'mine')",
@@ -35,7 +35,7 @@ FORBIDDEN = [
 
 
 def blocks() -> list[list[str]]:
-    """The SQL blocks of the page, each a list of statements."""
+    """Return the SQL blocks of the page, each as a list of statements."""
     found = re.findall(r"(?ms)^```sql\n(.*?)^```", HOWTO.read_text(encoding="utf-8"))
     return [[one for one in block.split(";\n") if one.strip()] for block in found]
 
@@ -60,7 +60,7 @@ def migrate(url: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_a_node_runs_with_the_rights_that_the_howto_grants(private_postgres: PostgresServer, tmp_path: Path) -> None:
+def test_a_node_runs_with_the_privileges_that_the_howto_grants(private_postgres: PostgresServer, tmp_path: Path) -> None:
     as_superuser, as_owner = blocks()
     run(private_postgres.url(), as_superuser)
     owner, runtime = url_as(private_postgres, "everbeat_owner"), url_as(private_postgres, "everbeat_runtime")
@@ -70,7 +70,7 @@ def test_a_node_runs_with_the_rights_that_the_howto_grants(private_postgres: Pos
     assert "run everbeat migrate as the role that owns the tables" in refused.stderr
     assert migrate(owner).returncode == 0
     run(owner, as_owner)
-    assert "nothing was missing" in migrate(runtime).stdout
+    assert "no migration was missing" in migrate(runtime).stdout
 
     with running_cluster(runtime, tmp_path) as cluster:
         node = cluster.add()
@@ -83,7 +83,7 @@ def test_a_node_runs_with_the_rights_that_the_howto_grants(private_postgres: Pos
         site.close()
     # Not earlier: a node also prunes soon after its start, and would drop these months first.
     run_outside_loop(months(runtime))
-    run_outside_loop(is_refused(runtime))
+    run_outside_loop(assert_refused(runtime))
 
 
 async def months(url: str) -> None:
@@ -97,7 +97,7 @@ async def months(url: str) -> None:
         try:
             async with reader.transaction():
                 await reader.execute("SELECT count(*) FROM ticks")
-                # A reader blocks the removal of the ledger's old month temporarily.
+                # A reader temporarily blocks the removal of the ledger's old month.
                 assert await store.month_prune(before=datetime(2020, 2, 1, tzinfo=UTC), limit=10) == 3
             assert await store.month_prune(before=datetime(2020, 2, 1, tzinfo=UTC), limit=10) == 1
         finally:
@@ -106,7 +106,7 @@ async def months(url: str) -> None:
         await store.close()
 
 
-async def is_refused(url: str) -> None:
+async def assert_refused(url: str) -> None:
     connection = await asyncpg.connect(url)
     await connection.execute(
         "INSERT INTO audit_log (id, tenant_id, at, actor, action, subject, detail) "

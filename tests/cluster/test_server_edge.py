@@ -1,4 +1,4 @@
-"""Slow, idle, endless or too many clients at a real server: others are served, and its memory stays bounded."""
+"""Slow, idle, endless or too many clients at a real server: others are served, and its memory usage is bounded."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.cluster.harness import Node
 
 HEADER_DEADLINE, BODY_DEADLINE = 2.0, 1.5
 HEAD = b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-CROWD = 2_000
+CONNECTIONS = 2_000
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """A node on SQLite: these tests do not reach the database."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 8_192), most))
+    """A node on SQLite. These tests do not use the database."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard_limit, 8_192), hard_limit))
     folder = tmp_path_factory.mktemp("edge")
     flags = ("--header-deadline-seconds", str(HEADER_DEADLINE), "--body-deadline-seconds", str(BODY_DEADLINE))
     node = Node("edge", f"sqlite:///{folder / 'everbeat.sqlite'}", folder, flags=flags)
@@ -39,16 +39,16 @@ def megabytes(node: Node) -> float:
     return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS:"))
 
 
-async def exchange(node: Node, *pieces: bytes, pause: float = 0.0, read_seconds: float = 10.0) -> tuple[bytes, float]:
-    """Send the pieces while the server reads, then read until it closes. Returns the response and the duration."""
+async def exchange(node: Node, *chunks: bytes, pause: float = 0.0, read_seconds: float = 10.0) -> tuple[bytes, float]:
+    """Send the chunks while the server reads, then read until it closes. Return the response and the duration."""
     started = time.monotonic()
     reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
     response = b""
 
     async def send() -> None:
         with contextlib.suppress(ConnectionError):
-            for piece in pieces:
-                writer.write(piece)
+            for chunk in chunks:
+                writer.write(chunk)
                 await writer.drain()
                 await asyncio.sleep(pause)
 
@@ -60,12 +60,12 @@ async def exchange(node: Node, *pieces: bytes, pause: float = 0.0, read_seconds:
                     response += more
     finally:
         sending.cancel()
-        await disconnected(writer)
+        await disconnect(writer)
     return response, time.monotonic() - started
 
 
-async def disconnected(writer: asyncio.StreamWriter) -> None:
-    """Close the connection from this side without waiting for unsent data."""
+async def disconnect(writer: asyncio.StreamWriter) -> None:
+    """Close the connection without waiting for unsent data."""
     writer.transport.abort()
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()
@@ -81,14 +81,14 @@ async def is_served(node: Node) -> float:
 async def many_connections(node: Node, first: bytes) -> AsyncIterator[list[asyncio.StreamReader]]:
     """Open many connections that each send `first` and nothing else."""
     opened = []
-    for _ in range(CROWD // 50):
+    for _ in range(CONNECTIONS // 50):
         opened += await asyncio.gather(*(asyncio.open_connection("127.0.0.1", node.port) for _ in range(50)))
     for _, writer in opened:
         writer.write(first)
     try:
         yield [reader for reader, _ in opened]
     finally:
-        await asyncio.gather(*(disconnected(writer) for _, writer in opened))
+        await asyncio.gather(*(disconnect(writer) for _, writer in opened))
 
 
 async def test_a_slow_request_head_must_arrive_within_its_deadline(node: Node) -> None:
@@ -98,7 +98,7 @@ async def test_a_slow_request_head_must_arrive_within_its_deadline(node: Node) -
         assert HEADER_DEADLINE - 0.5 < took < HEADER_DEADLINE + 3
 
 
-async def test_a_late_request_body_is_answered_with_408(node: Node) -> None:
+async def test_a_late_request_body_gets_408(node: Node) -> None:
     trickled, took = await exchange(node, HEAD + b"Content-Length: 1000\r\n\r\n{", *[b" "] * 60, pause=0.1)
     assert trickled.startswith(b"HTTP/1.1 408")
     assert b"urn:everbeat:problem:request-timeout" in trickled
@@ -124,7 +124,7 @@ SLOW = {
     "nothing": b"",
     "half a head": b"GET / HTTP/1.1\r\nX-Slow: l",
     "half a body": HEAD + b"Content-Length: 1000\r\n\r\n{",
-    "half a body for nobody": HEAD.replace(b"/v1/tasks", b"/v1/nobody") + b"Content-Length: 1000\r\n\r\n{",
+    "half a body for an unknown path": HEAD.replace(b"/v1/tasks", b"/v1/unknown") + b"Content-Length: 1000\r\n\r\n{",
 }
 
 
@@ -151,13 +151,13 @@ async def test_bodies_of_a_hundred_megabytes_are_not_buffered(node: Node, is_chu
         highest, slowest = max(highest, megabytes(node)), max(slowest, await is_served(node))
     for response, _ in await asyncio.gather(*sending):
         assert response == b"" or response[9:12] in (b"408", b"413", b"503"), response[:100]
-    # 60 bodies of 12 MiB, the limit of one body, would be 720.
+    # 60 bodies of 12 MiB, the limit of one body, would be 720 MiB.
     assert highest - before < 300
     assert slowest < 5
 
 
 @pytest.mark.parametrize(
-    ("path", "size", "status"), [("/v1/nobody", 1_000, 404), ("/v1/nobody", 2**24, 404), ("/v1/tasks", 2**24, 413)]
+    ("path", "size", "status"), [("/v1/unknown", 1_000, 404), ("/v1/unknown", 2**24, 404), ("/v1/tasks", 2**24, 413)]
 )
 async def test_a_response_sent_before_the_body_is_read_arrives_complete(node: Node, path: str, size: int, status: int) -> None:
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.port}") as client:

@@ -1,4 +1,4 @@
-"""Real processes on one SQLite file: a killed process, two processes at once, and a file that is not a database."""
+"""Real processes on one SQLite file: a killed process, two concurrent processes, and a file that is not a database."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_two_processes_on_one_file_fire_each_tick_once(sqlite_path: Path, tmp_pa
     with running_cluster(f"sqlite:///{sqlite_path}", tmp_path) as cluster:
         cluster.add()
         cluster.add()
-        cluster.wait_settled(2)
+        cluster.wait_for_owners(2)
         cluster.register(30)
         wait_until(lambda: _fired(sqlite_path) >= 120, 30, "ticks")
         cluster.assert_accounted()

@@ -1,4 +1,4 @@
-"""Stopping workers and servers: running tasks may finish, the rest is released at once, and nothing waits for a lease."""
+"""Stopping workers and servers: running tasks may finish, the rest is released immediately, and no task waits for a lease."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.support.processes import wait_until
 
 
 def _states(site: Site) -> dict[str, int]:
-    """Live tasks of the queue by state. `counted` is the number of tasks with a counted attempt."""
-    rows = site.books.rows(f"SELECT state, attempt FROM tasks WHERE queue = '{site.queue}'")
+    """Return the live tasks of the queue by state. `counted` is the number of tasks with a counted attempt."""
+    rows = site.reader.rows(f"SELECT state, attempt FROM tasks WHERE queue = '{site.queue}'")
     found = {state: sum(1 for row in rows if row[0] == state) for state in ("ready", "running")}
     return {**found, "counted": sum(row[1] for row in rows if row[0] == "ready")}
 
@@ -23,9 +23,9 @@ def _states(site: Site) -> dict[str, int]:
 def test_a_stopping_worker_finishes_running_tasks_and_releases_waiting_tasks(site: Site) -> None:
     end_file = site.folder / "end_file"
     worker = site.worker("--concurrency", "2", "--grace-seconds", "20")
-    # Short tasks first: a worker that finishes them fast prefetches tasks, which then wait behind the long ones.
+    # Short tasks first: a worker that finishes them quickly prefetches tasks, which then wait behind the long ones.
     site.submit_many("short", 500)
-    long = site.submit_many("stubborn", 20, payload={"end_file": str(end_file)})
+    long = site.submit_many("ignore_cancel", 20, payload={"end_file": str(end_file)})
     wait_until(lambda: len(site.journal.events(event="start")) == 2, 20, "two long tasks")
     worker.send_signal(signal.SIGTERM)
     wait_until(lambda: _states(site) == {"ready": 18, "running": 2, "counted": 0}, 4, lambda: f"{_states(site)}")
@@ -35,13 +35,13 @@ def test_a_stopping_worker_finishes_running_tasks_and_releases_waiting_tasks(sit
     end_file.touch()
     assert worker.wait_exit(10) == 0
     assert set(site.raw().complete(*taken)) == {"ok"}
-    site.books.assert_explained(long, outcomes=frozenset({"released"}))
+    site.reader.assert_explained(long, outcomes=frozenset({"released"}))
     assert len(site.journal.events(event="effect")) == 2
 
 
 def test_a_task_that_exceeds_the_grace_time_is_released_and_not_counted(site: Site) -> None:
     worker = site.worker("--grace-seconds", "0.5")
-    tasks = [site.submit("slow", payload={"seconds": 60}), site.submit("stubborn", payload={"end_file": "/nowhere"})]
+    tasks = [site.submit("slow", payload={"seconds": 60}), site.submit("ignore_cancel", payload={"end_file": "/nowhere"})]
     for task in tasks:
         site.journal.wait(task, "start")
     worker.send_signal(signal.SIGTERM)
@@ -50,20 +50,20 @@ def test_a_task_that_exceeds_the_grace_time_is_released_and_not_counted(site: Si
     assert [(one["attempt"], one["fence"]) for one in taken] == [(1, 2), (1, 2)]
     assert len(site.journal.events(tasks[0], "cancelled")) == 1
     assert set(site.raw().complete(*taken)) == {"ok"}
-    site.books.assert_explained(tasks, outcomes=frozenset({"released"}))
+    site.reader.assert_explained(tasks, outcomes=frozenset({"released"}))
 
 
-def test_a_second_signal_ends_a_worker_at_once(site: Site) -> None:
+def test_a_second_signal_ends_a_worker_immediately(site: Site) -> None:
     worker = site.worker("--grace-seconds", "300")
-    tasks = [site.submit("slow", payload={"seconds": 60}), site.submit("stubborn", payload={"end_file": "/nowhere"})]
+    tasks = [site.submit("slow", payload={"seconds": 60}), site.submit("ignore_cancel", payload={"end_file": "/nowhere"})]
     for task in tasks:
         site.journal.wait(task, "start")
     worker.send_signal(signal.SIGTERM)
     wait_until(lambda: "worker_stopping" in worker.logs(), 10, worker.logs)
-    began = time.monotonic()
+    started_at = time.monotonic()
     worker.send_signal(signal.SIGTERM)
     assert worker.wait_exit(10) == 130
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - started_at < 4
     taken = site.raw().claim(2)
     assert [(one["attempt"], one["fence"]) for one in taken] == [(1, 2), (1, 2)]
 
@@ -75,13 +75,13 @@ def test_workers_started_and_stopped_under_load_leave_no_leases(sqlite_site: Sit
     for _ in range(2):
         worker = site.worker("--concurrency", "20")
         left = _states(site)["ready"]
-        wait_until(lambda left=left: _states(site)["ready"] < left - 100, 20, "work under way")  # type: ignore[misc]
+        wait_until(lambda left=left: _states(site)["ready"] < left - 100, 20, "tasks are running")  # type: ignore[misc]
         assert worker.terminate(15) == 0
         states = _states(site)
         assert (states["running"], states["counted"]) == (0, 0), f"{states}{site.logs()}"
     site.worker("--concurrency", "50")
     wait_until(lambda: _states(site)["ready"] + _states(site)["running"] == 0, 20, lambda: f"{_states(site)}")
-    site.books.assert_explained(tasks, outcomes=frozenset({"released"}))
+    site.reader.assert_explained(tasks, outcomes=frozenset({"released"}))
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
@@ -92,20 +92,20 @@ def test_a_stopping_server_ends_long_polls_and_exits(database: str, request: pyt
         node = cluster.add()
         site = Site(url, node.base, tmp_path)
         try:
-            # Longer than the server is down: a lease that expires meanwhile is lost correctly.
+            # Longer than the server is down, because a lease that expires meanwhile is correctly lost.
             site.worker("--concurrency", "20", "--lease-seconds", "120")
             first = site.submit("effect")
             site.wait_state(first)
-            began = time.monotonic()
+            started_at = time.monotonic()
             assert node.process.terminate(15) == 0
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - started_at < 5
             node.start()
             tasks = site.submit_many("short", 1500)
-            wait_until(lambda: _states(site)["ready"] < 1400, 20, "work under way")
+            wait_until(lambda: _states(site)["ready"] < 1400, 20, "tasks are running")
             assert node.process.terminate(15) == 0
             node.start()
             wait_until(lambda: not any(_states(site).values()), 25, lambda: f"{_states(site)}{site.logs()}")
-            site.books.assert_explained([first, *tasks], outcomes=frozenset({"released"}))
+            site.reader.assert_explained([first, *tasks], outcomes=frozenset({"released"}))
             assert "Traceback" not in node.process.logs()
         finally:
             site.close()

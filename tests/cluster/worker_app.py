@@ -1,6 +1,6 @@
-"""An app whose handlers crash, hang, block or return invalid values on request; cluster tests run it in worker processes.
+"""An app whose handlers crash, hang, block or return invalid values on request. Cluster tests run it in worker processes.
 
-Handlers record events in a file that all processes append to, with the monotonic clock that all of them share.
+Handlers record events in a file that all processes append to, with the monotonic clock that they share.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def note(event: str, ctx: Context) -> None:
     line = {"event": event, "task": str(ctx.task_id), "attempt": ctx.attempt, "fence": ctx.fence, "pid": os.getpid()}
     tick = None if ctx.scheduled_for is None else ctx.scheduled_for.timestamp()
     text = json.dumps({**line, "worker": ctx.worker, "schedule": ctx.schedule, "tick": tick, "at": time.monotonic()}) + "\n"
-    # One write of less than a page to a file opened for appending: lines of several processes are not interleaved.
+    # A single write of less than a page to a file opened for appending: lines of several processes are not interleaved.
     file = os.open(os.environ["EVERBEAT_TEST_JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(file, text.encode())
@@ -60,8 +60,8 @@ def poison(ctx: Context) -> None:
 
 
 @eb.task
-def stubborn(ctx: Context, end_file: str) -> str:
-    """Ignore cancellation; return when the file exists."""
+def ignore_cancel(ctx: Context, end_file: str) -> str:
+    """Ignore cancellation, and return when the file exists."""
     note("start", ctx)
     while not Path(end_file).exists():
         time.sleep(0.01)
@@ -83,7 +83,7 @@ async def slow(ctx: Context, seconds: float) -> str:
 
 @eb.task
 async def busy(ctx: Context, seconds: float) -> str:
-    """Cause an effect every few milliseconds until cancelled; only in the first attempt."""
+    """Record an effect every few milliseconds until cancelled; only in the first attempt."""
     until = time.monotonic() + (seconds if ctx.attempt == 1 else 0)
     try:
         while time.monotonic() < until:
@@ -125,7 +125,7 @@ async def short(ctx: Context, seconds: float = 0.0) -> int:
 @eb.task
 def fails(ctx: Context) -> None:
     note("effect", ctx)
-    raise ValueError("as it was told")
+    raise ValueError("failed on request")
 
 
 @eb.task
@@ -137,7 +137,7 @@ def big(ctx: Context, megabytes: int, fail: bool = False) -> str:
 
 
 @eb.task
-def odd(ctx: Context, what: str) -> Any:
+def invalid(ctx: Context, what: str) -> Any:
     deep: Any = None
     for _ in range({"deep": 500, "deeper": 100_000}.get(what, 0)):
         deep = [deep]

@@ -11,7 +11,7 @@ from everbeat.core.access import AuditLogEntry
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.store.base import Store
 from everbeat.store.values import AuditLogFilter
-from tests.factories import NOW, OTHER_TENANT, count_rows, execute_raw, make_entry, seconds
+from tests.factories import NOW, OTHER_TENANT, count_rows, execute_raw, make_audit_entry, seconds
 
 
 async def write(store: Store, *entries: AuditLogEntry, at: float = 0) -> None:
@@ -23,15 +23,15 @@ async def subjects(store: Store, **wanted: Any) -> list[str]:
 
 
 async def test_audit_log_list_returns_the_entries_of_one_tenant_newest_first(store: Store) -> None:
-    await write(store, make_entry(subject="first"), at=0)
-    await write(store, make_entry(subject="second"), make_entry(subject="theirs", tenant_id=OTHER_TENANT), at=1)
+    await write(store, make_audit_entry(subject="first"), at=0)
+    await write(store, make_audit_entry(subject="second"), make_audit_entry(subject="theirs", tenant_id=OTHER_TENANT), at=1)
     assert await subjects(store) == ["second", "first"]
-    everybody = await store.audit_log_list(None, AuditLogFilter(), before=None, limit=10)
-    assert {one.subject for one in everybody} == {"first", "second", "theirs"}
+    all_entries = await store.audit_log_list(None, AuditLogFilter(), before=None, limit=10)
+    assert {one.subject for one in all_entries} == {"first", "second", "theirs"}
 
 
 async def test_audit_log_list_returns_every_field(store: Store) -> None:
-    entry = make_entry(detail='{"was":1}', request_id="r1", address="::1", key_id=OTHER_TENANT, actor="ci")
+    entry = make_audit_entry(detail='{"was":1}', request_id="r1", address="::1", key_id=OTHER_TENANT, actor="ci")
     await write(store, entry, at=5)
     expected = msgspec.structs.replace(entry, at=NOW + seconds(5))
     assert await store.audit_log_list(DEFAULT_TENANT, AuditLogFilter(), before=None, limit=1) == [expected]
@@ -39,7 +39,7 @@ async def test_audit_log_list_returns_every_field(store: Store) -> None:
 
 @pytest.mark.parametrize("tenant_id", [DEFAULT_TENANT, None], ids=["own", "all"])
 async def test_audit_log_list_pages_without_gaps_among_entries_of_one_instant(store: Store, tenant_id: None) -> None:
-    await write(store, *(make_entry(subject=str(number)) for number in range(7)))
+    await write(store, *(make_audit_entry(subject=str(number)) for number in range(7)))
     seen: list[AuditLogEntry] = []
     before = None
     while page := await store.audit_log_list(tenant_id, AuditLogFilter(), before=before, limit=3):
@@ -51,25 +51,25 @@ async def test_audit_log_list_pages_without_gaps_among_entries_of_one_instant(st
 
 async def test_audit_log_list_filters_by_window_and_action(store: Store) -> None:
     for number, action in enumerate(["schedule.create", "schedule.delete", "schedule.create"]):
-        await write(store, make_entry(subject=str(number), action=action), at=number)
+        await write(store, make_audit_entry(subject=str(number), action=action), at=number)
     assert await subjects(store, from_at=NOW + seconds(1)) == ["2", "1"]
     assert await subjects(store, to_at=NOW + seconds(1)) == ["0"]
     assert await subjects(store, action="schedule.create") == ["2", "0"]
 
 
-@pytest.mark.parametrize("statement", ["UPDATE audit_log SET actor = 'nobody'", "DELETE FROM audit_log"])
+@pytest.mark.parametrize("statement", ["UPDATE audit_log SET actor = 'changed'", "DELETE FROM audit_log"])
 async def test_audit_log_list_entries_cannot_be_changed(store: Store, statement: str) -> None:
-    await write(store, make_entry(actor="somebody"))
+    await write(store, make_audit_entry(actor="original"))
     with pytest.raises(Exception, match="append-only"):
         await execute_raw(store, statement)
     (found,) = await store.audit_log_list(DEFAULT_TENANT, AuditLogFilter(), before=None, limit=10)
-    assert found.actor == "somebody"
+    assert found.actor == "original"
 
 
 async def test_audit_log_list_table_cannot_be_truncated(store: Store) -> None:
     if store.dialect == "sqlite":
         pytest.skip("SQLite has no TRUNCATE; a DELETE of everything is refused by the same trigger")
-    await write(store, make_entry())
+    await write(store, make_audit_entry())
     with pytest.raises(Exception, match="append-only"):
         await execute_raw(store, "TRUNCATE audit_log")
     assert await count_rows(store, "audit_log") == 1

@@ -27,7 +27,7 @@ async def make_dead_letter(store: Store, type_: str = "work", *, at: datetime = 
     return task.id
 
 
-async def letters(
+async def list_letters(
     store: Store,
     *,
     before: tuple[datetime, UUID] | None = None,
@@ -41,7 +41,7 @@ async def letters(
 
 
 async def types(store: Store, **more: Any) -> str:
-    return "".join(letter.type for letter in await letters(store, **more))
+    return "".join(letter.type for letter in await list_letters(store, **more))
 
 
 def replay(task_id: UUID, **more: Any) -> Replay:
@@ -61,13 +61,13 @@ async def test_dead_find_finds_the_tenants_dead_letters(store: Store) -> None:
 
 async def test_dead_list_pages_newest_first(store: Store) -> None:
     for number in range(5):
-        # Two tasks die at each instant.
+        # Two tasks become dead letters at each instant.
         await make_dead_letter(store, str(number), at=NOW + minutes(number // 2))
     await make_dead_letter(store, "x", tenant_id=OTHER_TENANT)
-    everything = await letters(store)
+    everything = await list_letters(store)
     assert [one.died_at for one in everything] == [NOW + minutes(at) for at in (2, 1, 1, 0, 0)]
     pages: list[DeadLetter] = []
-    while page := await letters(store, limit=2, before=(pages[-1].died_at, pages[-1].task_id) if pages else None):
+    while page := await list_letters(store, limit=2, before=(pages[-1].died_at, pages[-1].task_id) if pages else None):
         pages += page
     assert pages == everything
     assert "".join(one.type for one in everything) == "43210", "dead letters of one instant are ordered by id"
@@ -99,7 +99,7 @@ async def test_dead_list_of_given_task_ids(store: Store) -> None:
     assert await types(store, task_ids=(ids[0], ids[2], UUID(int=5))) == "ca"
 
 
-async def test_dead_list_of_letters_never_replayed(store: Store) -> None:
+async def test_dead_list_of_dead_letters_never_replayed(store: Store) -> None:
     first, _ = await make_dead_letter(store, "a"), await make_dead_letter(store, "b")
     await store.dead_replay(DEFAULT_TENANT, [replay(first)], again=False, now=NOW)
     assert await types(store, only_never_replayed=True) == "b"
@@ -119,10 +119,10 @@ async def test_dead_replay_creates_a_new_task_and_records_it(store: Store) -> No
     (letter,) = await store.dead_find(DEFAULT_TENANT, [dead])
     assert (letter.replayed_at, letter.replayed_as, letter.replays) == (NOW + minutes(1), one.task.id, 1)
     (old,) = await store.task_find(DEFAULT_TENANT, [dead])
-    assert old.state is TaskState.DEAD, "a finished task stays as it is"
+    assert old.state is TaskState.DEAD, "a finished task does not change"
 
 
-async def test_dead_replay_of_a_replayed_letter_needs_the_again_flag(store: Store) -> None:
+async def test_dead_replay_of_a_replayed_dead_letter_needs_the_again_flag(store: Store) -> None:
     dead = await make_dead_letter(store)
     await store.dead_replay(DEFAULT_TENANT, [replay(dead)], again=False, now=NOW)
     assert (await store.dead_replay(DEFAULT_TENANT, [replay(dead)], again=False, now=NOW)).task_ids == []
@@ -134,7 +134,7 @@ async def test_dead_replay_of_a_replayed_letter_needs_the_again_flag(store: Stor
     assert await count_rows(store, "tasks") == 2
 
 
-async def test_dead_replay_of_a_batch_replays_the_allowed_letters(store: Store) -> None:
+async def test_dead_replay_of_a_batch_replays_the_allowed_dead_letters(store: Store) -> None:
     fresh, replayed, theirs, purged = [
         await make_dead_letter(store, tenant_id=OTHER_TENANT if name == "theirs" else DEFAULT_TENANT)
         for name in ("fresh", "replayed", "theirs", "purged")
@@ -149,7 +149,7 @@ async def test_dead_replay_of_a_batch_replays_the_allowed_letters(store: Store) 
 
 
 @pytest.mark.parametrize("again", [True, False])
-async def test_dead_replay_of_one_letter_twice_in_a_batch_creates_one_task(store: Store, again: bool) -> None:
+async def test_dead_replay_of_one_dead_letter_twice_in_a_batch_creates_one_task(store: Store, again: bool) -> None:
     dead = await make_dead_letter(store)
     assert (await store.dead_replay(DEFAULT_TENANT, [replay(dead), replay(dead)], again=again, now=NOW)).task_ids == [dead]
     (letter,) = await store.dead_find(DEFAULT_TENANT, [dead])
@@ -157,13 +157,13 @@ async def test_dead_replay_of_one_letter_twice_in_a_batch_creates_one_task(store
 
 
 async def test_dead_replay_under_concurrency_creates_one_task(store: Store) -> None:
-    twin = open_second_store(store)
+    second_store = open_second_store(store)
     dead = [await make_dead_letter(store) for _ in range(10)]
     one, two = await asyncio.gather(
         store.dead_replay(DEFAULT_TENANT, [replay(id_) for id_ in dead], again=False, now=NOW),
-        twin.dead_replay(DEFAULT_TENANT, [replay(id_) for id_ in dead], again=False, now=NOW),
+        second_store.dead_replay(DEFAULT_TENANT, [replay(id_) for id_ in dead], again=False, now=NOW),
     )
-    await twin.close()
+    await second_store.close()
     assert sorted([*one.task_ids, *two.task_ids]) == sorted(dead)
     assert await count_rows(store, "tasks") == 10
 
@@ -171,10 +171,10 @@ async def test_dead_replay_under_concurrency_creates_one_task(store: Store) -> N
 # Purging
 
 
-async def test_dead_purge_clears_and_hides_letters_but_keeps_a_record(store: Store) -> None:
+async def test_dead_purge_clears_and_hides_dead_letters_but_keeps_a_record(store: Store) -> None:
     dead = await make_dead_letter(store, payload='"secret"')
     assert await store.dead_purge(DEFAULT_TENANT, DeadFilter(), limit=10, now=NOW + minutes(1)) == 1
-    assert await letters(store) == await store.dead_find(DEFAULT_TENANT, [dead]) == []
+    assert await list_letters(store) == await store.dead_find(DEFAULT_TENANT, [dead]) == []
     ((payload, error, reason),) = await execute_raw(store, "SELECT payload, error, reason FROM dead_letters")
     assert (payload, error, reason) == ("null", None, "no use")
     assert await store.dead_purge(DEFAULT_TENANT, DeadFilter(), limit=10, now=NOW + minutes(2)) == 0
@@ -190,7 +190,7 @@ async def test_dead_purge_works_in_batches_oldest_first(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("filter_", "expected"), FILTERS)
-async def test_dead_purge_with_a_filter_keeps_other_letters(store: Store, filter_: dict[str, Any], expected: str) -> None:
+async def test_dead_purge_with_a_filter_keeps_other_dead_letters(store: Store, filter_: dict[str, Any], expected: str) -> None:
     await make_dead_letter(store, "a", queue="fast")
     await make_dead_letter(store, "b", queue="slow", schedule_id=SCHEDULE, at=NOW + minutes(1))
     await make_dead_letter(store, "c", queue="fast", at=NOW + minutes(2))

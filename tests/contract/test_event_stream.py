@@ -10,26 +10,26 @@ from tests.contract.test_notices import until
 
 
 async def test_event_stream_send_reaches_every_listening_process(postgres_url: str) -> None:
-    speaker, listener = PostgresStore(postgres_url, listen=False), PostgresStore(postgres_url)
-    heard: list[str] = []
+    sender, listener = PostgresStore(postgres_url, listen=False), PostgresStore(postgres_url)
+    received: list[str] = []
     notices: list[Notice] = []
     listener.subscribe(notices.append)
-    assert listener.event_stream_listen(heard.append)
+    assert listener.event_stream_listen(received.append)
     await listener.open()
     await until(lambda: set(notices) == set(Notice))
     notices.clear()
     longest = "ü" + "x" * (MAX_MESSAGE_BYTES - 2)
-    await speaker.event_stream_send("hello")
-    await speaker.event_stream_send(longest)
-    await until(lambda: len(heard) == 2)
-    assert (heard, notices) == (["hello", longest], [])
-    await speaker.close()
+    await sender.event_stream_send("hello")
+    await sender.event_stream_send(longest)
+    await until(lambda: len(received) == 2)
+    assert (received, notices) == (["hello", longest], [])
+    await sender.close()
     await listener.close()
 
 
 async def test_event_stream_listen_returns_false_without_messages_between_processes(store: Store) -> None:
     """SQLite, and PostgreSQL without a listening connection."""
-    heard: list[str] = []
-    assert not store.event_stream_listen(heard.append)
-    await store.event_stream_send("nobody hears it")
-    assert heard == []
+    received: list[str] = []
+    assert not store.event_stream_listen(received.append)
+    await store.event_stream_send("not received")
+    assert received == []

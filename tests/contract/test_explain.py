@@ -54,7 +54,7 @@ STATISTICS = "ANALYZE schedules; ANALYZE tasks; ANALYZE task_history; ANALYZE at
 
 
 def postgres_rows(first: int = 1, last: int = TASKS) -> str:
-    """The SQL that inserts rows into each table, beginning with row number `first`."""
+    """Return the SQL that inserts rows into each table, beginning with row number `first`."""
     schedules, tasks, past = (f"generate_series({first}, {min(count, last)}) AS n" for count in (SCHEDULES, TASKS, PAST))
     return f"""
 INSERT INTO schedules ({SCHEDULE_COLUMNS})
@@ -75,7 +75,7 @@ WHERE id >= lpad(to_hex({first}), 32, '0')::uuid;
 """
 
 
-POSTGRES_FILLINGS = {
+POSTGRES_CONTENTS = {
     "fresh": postgres_rows(),
     "stale": postgres_rows(last=20) + STATISTICS + postgres_rows(first=21),
     "analyzed": postgres_rows() + STATISTICS,
@@ -184,21 +184,21 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "blob_unused": {"refs": [f"tenant/2026-01/{number}" for number in range(BATCH)]},
 }
 HOT_TABLES = ("schedules", "tasks", "task_history", "attempts")
-LIVE, PASSED = {"tasks"}, {"task_history"}
+LIVE, HISTORY = {"tasks"}, {"task_history"}
 TOUCHED = {
     **{verb: LIVE for verb in ARGUMENTS if verb.startswith("task_")},
-    **{verb: PASSED for verb in ARGUMENTS if verb.startswith("task_list_past")},
-    **dict.fromkeys(("task_complete", "task_finish", "task_cancel", "task_find", "task_queues", "task_ticks"), LIVE | PASSED),
+    **{verb: HISTORY for verb in ARGUMENTS if verb.startswith("task_list_past")},
+    **dict.fromkeys(("task_complete", "task_finish", "task_cancel", "task_find", "task_queues", "task_ticks"), LIVE | HISTORY),
     **{verb: {"schedules"} for verb in ("schedule_find", "schedule_list", "schedule_due", "task_release_held_schedules")},
     **{verb: {"schedules", "tasks"} for verb in ("tick_fire", "task_release_held_candidates", "task_release_held_any")},
-    "task_completed": PASSED,
-    "blob_unused": LIVE | PASSED,
+    "task_completed": HISTORY,
+    "blob_unused": LIVE | HISTORY,
     "task_end": LIVE | {"attempts"},
-    "task_ended": PASSED | {"attempts"},
+    "task_ended": HISTORY | {"attempts"},
 }
-# These indexes may be read as a whole, or from their start: they contain only rows that the statement needs.
-WHOLE = {"task_expired": "tasks_running", "task_release_held_any": "tasks_held"}
-# These statements must use exactly this index, whatever the statistics are. Indexes of month tables have their own names.
+# These indexes may be read completely or from their start: they contain only rows that the statement needs.
+FULLY_READ = {"task_expired": "tasks_running", "task_release_held_any": "tasks_held"}
+# These statements must use exactly this index, whatever the statistics are. Indexes of month tables have different names.
 BY_INDEX = {
     "task_flows": "tasks_ready",
     "task_claim": "tasks_ready|tasks_pkey",
@@ -210,12 +210,12 @@ BY_INDEX = {
 }
 
 
-@pytest.fixture(scope="module", params=list(POSTGRES_FILLINGS))
+@pytest.fixture(scope="module", params=list(POSTGRES_CONTENTS))
 def big_postgres(request: pytest.FixtureRequest, postgres_server: PostgresAdmin, postgres_template: str) -> Iterator[str]:
-    """A large database: without fresh statistics, with statistics from when it was small, or with current statistics."""
+    """A large database: without statistics, with statistics from when it was small, or with current statistics."""
     name = postgres_server.create_database(template=postgres_template)
     url = postgres_server.url(name)
-    run_outside_loop(_fill(url, POSTGRES_TABLES + POSTGRES_FILLINGS[request.param]))
+    run_outside_loop(_fill(url, POSTGRES_TABLES + POSTGRES_CONTENTS[request.param]))
     yield url
     postgres_server.drop_database(name)
 
@@ -244,7 +244,7 @@ async def test_postgres_finds_rows_by_index(big_postgres: str, verb: str, mode: 
         if (table := table_of(node)) is not None:
             touched.add(table)
             assert node["Node Type"] != "Seq Scan", shown
-        if node["Node Type"] in ("Index Scan", "Index Only Scan", "Bitmap Index Scan") and node["Index Name"] != WHOLE.get(
+        if node["Node Type"] in ("Index Scan", "Index Only Scan", "Bitmap Index Scan") and node["Index Name"] != FULLY_READ.get(
             verb
         ):
             assert re.search(r"[<=>]", node.get("Index Cond", "")), shown
@@ -266,7 +266,7 @@ async def plan_of(url: str, verb: str, mode: str) -> dict[str, Any]:
 
 
 def table_of(node: dict[str, Any]) -> str | None:
-    """The hot table that a plan node reads or writes. A month table counts as its parent."""
+    """Return the hot table that a plan node reads or writes. A month table counts as its parent."""
     name = re.sub(r"_\d{4}_\d{2}$", "", node.get("Relation Name", ""))
     return name if name in HOT_TABLES else None
 
@@ -278,19 +278,19 @@ def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 # Fewer rows than in PostgreSQL: SQLite's planner does not consider the size of a table.
-FEW = 20_000
+SQLITE_COUNT = 20_000
 NUMBERS = "WITH RECURSIVE numbers (n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM numbers WHERE n < {count})"
 SQLITE_ROWS = (
-    f"""INSERT INTO schedules ({SCHEDULE_COLUMNS}) {NUMBERS.format(count=FEW)}
+    f"""INSERT INTO schedules ({SCHEDULE_COLUMNS}) {NUMBERS.format(count=SQLITE_COUNT)}
     SELECT unhex(printf('%032x', n)), zeroblob(16), 'job-' || n, {SCHEDULE_TEXTS.format(partition="n % 256", true="1")},
       due, due, due, due, due, due
     FROM (SELECT n, {to_microseconds(NOW)} + n * 1000000 AS due FROM numbers)""",
-    f"""INSERT INTO tasks ({TASK_COLUMNS}) {NUMBERS.format(count=FEW)}
+    f"""INSERT INTO tasks ({TASK_COLUMNS}) {NUMBERS.format(count=SQLITE_COUNT)}
     SELECT unhex(printf('%032x', n)), {SQLITE_TENANT},
       {TASK_TEXTS}, unhex(printf('%032x', n / 100)), due, due, 100, {TASK_STATE},
       {TASK_REST}
     FROM (SELECT n, {to_microseconds(NOW)} - n * 1000000 AS due FROM numbers)""",
-    f"""INSERT INTO task_history ({PAST_COLUMNS}) {NUMBERS.format(count=FEW)}
+    f"""INSERT INTO task_history ({PAST_COLUMNS}) {NUMBERS.format(count=SQLITE_COUNT)}
     SELECT unhex(printf('%032x', n)), {SQLITE_TENANT},
       {PAST_TEXTS}, unhex(printf('%032x', n / 100)), due, due, 100, 'completed',
       1, 3, '{{}}', 1, due, due
@@ -366,7 +366,7 @@ def test_sqlite_finds_rows_by_index(big_sqlite: apsw.Connection, block: str) -> 
 
 
 def test_sqlite_task_flows_skips_the_tasks_of_each_flow(big_sqlite: apsw.Connection) -> None:
-    """A plan that names the index may still read all of it, so this test counts the steps."""
+    """A plan that names the index may still read all of it. This test therefore counts the steps."""
     sql = load_blocks("everbeat.store.sqlite")["task_flows"]
     first = {"queue": "default", "tenant_id": bytes(16), "priority": -1, "fair_key": "", "type": ""}
     steps = itertools.count()
@@ -379,13 +379,13 @@ def test_sqlite_task_flows_skips_the_tasks_of_each_flow(big_sqlite: apsw.Connect
 
 
 def _bindings(sql: str) -> Any:
-    """Every parameter is NULL: only the plan is needed."""
+    """Return a binding of NULL for every parameter. Only the plan is needed."""
     numbers = [int(number) for number in re.findall(r"\?(\d+)", sql)]
     return (None,) * max(numbers) if numbers else _NullBindings()
 
 
 class _NullBindings(dict[str, Any]):
-    """Every parameter is NULL: only the plan is needed."""
+    """Binds NULL to every parameter. Only the plan is needed."""
 
     def __missing__(self, key: str) -> None:
         return None

@@ -12,7 +12,7 @@ from everbeat.store.postgres.hosts import Connector, describe_url, split_hosts
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "displayed"),
     [
         ("postgresql://me:secret@db.example/app", "db.example:5432/app"),
         ("postgresql://me:se,cret@a:1,b:2/app?target_session_attrs=any", "a:1,b:2/app"),
@@ -21,8 +21,8 @@ from everbeat.store.postgres.hosts import Connector, describe_url, split_hosts
         ("postgresql://a", "a:5432"),
     ],
 )
-def test_a_displayed_url_contains_no_secrets(url: str, told: str) -> None:
-    assert describe_url(url) == told
+def test_a_displayed_url_contains_no_secrets(url: str, displayed: str) -> None:
+    assert describe_url(url) == displayed
 
 
 def test_each_host_has_its_own_url() -> None:
@@ -32,11 +32,13 @@ def test_each_host_has_its_own_url() -> None:
 
 async def test_a_silent_host_does_not_block_the_next_host(postgres_url: str) -> None:
     silent = await asyncio.start_server(_accept_and_stay_silent, "127.0.0.1", 0)
-    dark = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    unresponsive = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
     parts = urlsplit(postgres_url)
-    connect = Connector(postgres_url.replace(parts.netloc, f"{parts.username}@{dark},{parts.hostname}:{parts.port}"), 1.0)
+    connect = Connector(
+        postgres_url.replace(parts.netloc, f"{parts.username}@{unresponsive},{parts.hostname}:{parts.port}"), 1.0
+    )
     async with silent:
-        for max_seconds in (0.9, 0.4):  # the second attempt begins with the host that responded
+        for max_seconds in (0.9, 0.4):  # the second attempt starts with the host that responded
             started = time.monotonic()
             connection = await connect()
             assert time.monotonic() - started < max_seconds

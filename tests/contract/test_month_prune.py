@@ -46,7 +46,7 @@ async def record(store: Store, *moments: datetime) -> UUID:
 
 
 def tables_of(*names: str) -> list[str]:
-    """The names of the month tables of these months."""
+    """Return the names of the month tables of these months."""
     return sorted(f"{table}_{name}" for table in TABLES for name in names)
 
 
@@ -102,7 +102,7 @@ async def test_month_prune_drops_old_month_tables_only(postgres_url: str) -> Non
     await record(store, JANUARY, FEBRUARY, MARCH)
     assert await store.month_prune(before=MARCH, limit=100) == 8
     assert await months(store) == tables_of("2026_03")
-    # A later tick in a removed month creates its table again.
+    # A later tick in a removed month creates its tables again.
     assert sorted(await store.month_ensure([FEBRUARY])) == tables_of("2026_02")
     await store.close()
 
@@ -117,7 +117,7 @@ async def test_month_prune_drops_tables_that_an_earlier_run_detached(postgres_ur
 
 
 async def test_month_prune_continues_after_a_reader_blocked_it(postgres_url: str) -> None:
-    """Detaching waits for readers. After a timeout the month stays half detached until a later run finishes it."""
+    """Detaching a table waits for its readers. After a timeout the month stays half detached until a later run finishes it."""
     store = PostgresStore(postgres_url, listen=False, timeout_seconds=0.5)
     id_ = await record(store, JANUARY, MARCH)
     reader = await asyncpg.connect(postgres_url)

@@ -1,4 +1,4 @@
-"""subscribe and publish: notices are delivered at once inside a process and coalesced between processes."""
+"""subscribe and publish: notices are delivered immediately within a process and coalesced between processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def until(condition: Callable[[], bool], deadline_seconds: float = 20) -> 
             await asyncio.sleep(0.01)
 
 
-async def test_publish_notifies_listeners_of_this_process_at_once(store: Store) -> None:
+async def test_publish_notifies_listeners_of_this_process_immediately(store: Store) -> None:
     one: list[Notice] = []
     two: list[Notice] = []
     store.subscribe(one.append)
@@ -30,53 +30,53 @@ async def test_publish_notifies_listeners_of_this_process_at_once(store: Store) 
 
 
 async def test_publish_coalesces_notices_to_other_processes(postgres_url: str) -> None:
-    speaker, listener = PostgresStore(postgres_url), PostgresStore(postgres_url)
+    sender, listener = PostgresStore(postgres_url), PostgresStore(postgres_url)
     own: list[Notice] = []
     received: list[Notice] = []
-    speaker.subscribe(own.append)
+    sender.subscribe(own.append)
     listener.subscribe(received.append)
-    await speaker.open()
+    await sender.open()
     await listener.open()
     # A new listener receives every notice once, because changes may have happened before it listened.
     await until(lambda: set(own) == set(received) == set(Notice))
     own.clear()
     received.clear()
-    speaker.publish(Notice.SCHEDULES)
+    sender.publish(Notice.SCHEDULES)
     await until(lambda: len(received) == 1)
     for _ in range(49):
-        speaker.publish(Notice.SCHEDULES)
+        sender.publish(Notice.SCHEDULES)
     await until(lambda: len(received) == 2)
-    speaker.publish(Notice.CALENDARS)
+    sender.publish(Notice.CALENDARS)
     await until(lambda: Notice.CALENDARS in received)
     assert received == [Notice.SCHEDULES, Notice.SCHEDULES, Notice.CALENDARS], (
-        "the first is sent at once, the rest are combined into one"
+        "the first is sent immediately, the rest are combined into one"
     )
     assert own == [*[Notice.SCHEDULES] * 50, Notice.CALENDARS], "a process receives no echo of its own notices"
-    await speaker.close()
+    await sender.close()
     await listener.close()
 
 
-@pytest.mark.parametrize("has_spoken_before", [False, True])
-async def test_a_closing_store_sends_its_pending_notices(postgres_url: str, has_spoken_before: bool) -> None:
-    """A stopping node publishes its last notices, so that other nodes do not have to wait for their next poll."""
-    speaker, listener = PostgresStore(postgres_url, listen=False), PostgresStore(postgres_url)
+@pytest.mark.parametrize("has_sent_before", [False, True])
+async def test_a_closing_store_sends_its_pending_notices(postgres_url: str, has_sent_before: bool) -> None:
+    """A stopping node publishes its last notices, so that other nodes do not wait for their next poll."""
+    sender, listener = PostgresStore(postgres_url, listen=False), PostgresStore(postgres_url)
     received: list[Notice] = []
     listener.subscribe(received.append)
     await listener.open()
     await until(lambda: set(received) == set(Notice))
     received.clear()
-    if has_spoken_before:
-        speaker.publish(Notice.OWNERSHIP)
+    if has_sent_before:
+        sender.publish(Notice.OWNERSHIP)
         await until(lambda: len(received) == 1)
         received.clear()
-    speaker.publish(Notice.OWNERSHIP)
-    await speaker.close()
+    sender.publish(Notice.OWNERSHIP)
+    await sender.close()
     await until(lambda: received == [Notice.OWNERSHIP])
     await listener.close()
 
 
-async def test_notices_30_milliseconds_apart_are_each_sent_at_once() -> None:
-    """Workers on other nodes wait for the notice: a task every 30 ms must not wait for a pause."""
+async def test_notices_30_milliseconds_apart_are_each_sent_immediately() -> None:
+    """Workers on other nodes wait for the notice, so a task every 30 ms must not wait for a pause."""
     delays: list[float] = []
     published_at = 0.0
     monotonic = asyncio.get_running_loop().time

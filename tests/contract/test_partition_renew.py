@@ -10,7 +10,7 @@ import pytest
 
 from everbeat.store.base import Store
 from everbeat.store.values import NodeInfo, PartitionInfo
-from tests.factories import EVERYTHING, NOW, minutes, node_heartbeat, open_second_store, seconds
+from tests.factories import ALL_PARTITIONS, NOW, minutes, node_heartbeat, open_second_store, seconds
 
 ONE, TWO, THREE = UUID(int=1), UUID(int=2), UUID(int=3)
 SOME = frozenset({0, 7, 255})
@@ -88,13 +88,13 @@ async def test_partition_renew_returns_the_live_scheduler_nodes(store: Store) ->
     await store.partition_renew(node_heartbeat(THREE, roles=("api", "scheduler"), lease_seconds=30), frozenset(), now=NOW)
 
     async def live(at: float) -> frozenset[UUID]:
-        asker = node_heartbeat(UUID(int=9), roles=("api",))
-        return (await store.partition_renew(asker, frozenset(), now=NOW + seconds(at))).live
+        api_node = node_heartbeat(UUID(int=9), roles=("api",))
+        return (await store.partition_renew(api_node, frozenset(), now=NOW + seconds(at))).live
 
     assert await live(9.9) == {ONE, THREE}
     assert await live(10) == {THREE}
     assert await live(30) == frozenset()
-    assert await live(-10) == {THREE}  # seen further ahead than its lease: written before the clock was set back
+    assert await live(-10) == {THREE}  # this heartbeat predates a step of the clock: it is further ahead than the lease
     assert await live(-30) == frozenset()
 
 
@@ -110,16 +110,19 @@ async def test_partition_renew_returns_how_far_the_clock_is_behind_an_earlier_he
 
 
 async def test_partition_renew_under_concurrency_gives_each_partition_to_one_node(store: Store) -> None:
-    twins = [open_second_store(store) for _ in range(3)]
+    second_stores = [open_second_store(store) for _ in range(3)]
     nodes = [UUID(int=10 + number) for number in range(3)]
     renewals = await asyncio.gather(
-        *(twin.partition_renew(node_heartbeat(node), EVERYTHING, now=NOW) for twin, node in zip(twins, nodes, strict=True))
+        *(
+            second_store.partition_renew(node_heartbeat(node), ALL_PARTITIONS, now=NOW)
+            for second_store, node in zip(second_stores, nodes, strict=True)
+        )
     )
-    for twin in twins:
-        await twin.close()
+    for second_store in second_stores:
+        await second_store.close()
     owned = [set(renewal.owned) for renewal in renewals]
     assert sum(len(one) for one in owned) == 256
-    assert set().union(*owned) == EVERYTHING
+    assert set().union(*owned) == ALL_PARTITIONS
 
 
 async def test_partition_release_frees_all_partitions_and_removes_the_node(store: Store) -> None:
@@ -148,7 +151,7 @@ async def test_node_list_returns_the_time_even_without_nodes(store: Store) -> No
     assert isinstance(moment, datetime)
 
 
-async def test_node_prune_removes_nodes_unseen_for_long(store: Store) -> None:
+async def test_node_prune_removes_nodes_without_a_recent_heartbeat(store: Store) -> None:
     await renew(store, ONE, frozenset())
     await renew(store, TWO, frozenset(), at=60)
     assert await store.node_prune(unseen_seconds=60, now=NOW + minutes(1)) == 0

@@ -54,8 +54,8 @@ async def test_task_find_and_task_list_return_the_reference_of_live_and_finished
     scan = await store.task_list(DEFAULT_TENANT, TaskFilter(), before=None, limit=10, live=True)
     assert found.payload_ref == REF
     assert [one.payload_ref for one in scan.tasks] == [REF]
-    held = await claim(store)
-    await store.task_complete([(LeaseRef(DEFAULT_TENANT, held.id, held.fence), None)], now=NOW)
+    claimed = await claim(store)
+    await store.task_complete([(LeaseRef(DEFAULT_TENANT, claimed.id, claimed.fence), None)], now=NOW)
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     scan = await store.task_list(DEFAULT_TENANT, TaskFilter(), before=None, limit=10, live=False)
     assert found.payload_ref == REF

@@ -1,6 +1,6 @@
-"""The essential parts of the contract hold without a session, through PgBouncer in transaction mode.
+"""The essential verbs of the contract work without a session, through PgBouncer in transaction mode.
 
-EVERBEAT_TEST_POOLING=transaction runs the whole contract through it.
+With EVERBEAT_TEST_POOLING=transaction, the whole contract runs through PgBouncer.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tests.contract.test_task_release_held import (
     test_task_release_held_and_concurrent_tick_fire_keep_the_limit as task_release_held,
 )
 from tests.contract.test_task_submit import test_task_submit_with_a_known_key_twice_in_a_batch as task_submit
-from tests.contract.test_tick_fire import test_two_connections_firing_the_same_ticks_at_once_create_one_task_each as tick_fire
+from tests.contract.test_tick_fire import test_concurrent_firings_of_the_same_ticks_create_one_task_each as tick_fire
 from tests.factories import url_of
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresAdmin
 
-Essential = Callable[[Store], Awaitable[None]]
+EssentialTest = Callable[[Store], Awaitable[None]]
 
 
 @pytest.mark.parametrize(
     "essential", [dead_replay, month_prune, schedule_write, task_end, task_submit, task_release_held, tick_fire]
 )
-async def test_the_essentials_hold_without_a_session(pooled_store: Store, essential: Essential) -> None:
+async def test_the_essential_verbs_work_without_a_session(pooled_store: Store, essential: EssentialTest) -> None:
     await essential(pooled_store)
 
 
@@ -55,25 +55,25 @@ async def test_migrations_run_through_the_pooler(postgres_server: PostgresAdmin,
         postgres_server.drop_database(name)
 
 
-async def test_timeouts_and_plans_hold_in_each_transaction(pooled_store: PostgresStore) -> None:
+async def test_timeouts_and_plans_apply_to_each_transaction(pooled_store: PostgresStore) -> None:
     async with pooled_store._transaction("test") as connection:
         names = ("statement_timeout", "lock_timeout", "enable_seqscan", "jit")
         assert [await connection.fetchval(f"SHOW {name}") for name in names] == ["10s", "5s", "off", "off"]
-    async with pooled_store._connections.alone("api", "test") as connection:
+    async with pooled_store._connections.outside_transaction("api", "test") as connection:
         assert await connection.fetchval("SHOW enable_seqscan") == "on"
 
 
-async def test_a_statement_waits_for_a_lock_no_longer_than_the_timeout(pooled_url: str, postgres_url: str) -> None:
+async def test_a_statement_waits_for_a_lock_only_until_the_timeout(pooled_url: str, postgres_url: str) -> None:
     store = PostgresStore(pooled_url, listen=False, listen_url=postgres_url, pooling="transaction", timeout_seconds=0.6)
-    holder = await asyncpg.connect(url_of(store))
+    blocker = await asyncpg.connect(url_of(store))
     try:
-        async with holder.transaction():
-            await holder.execute("LOCK TABLE tasks")
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE tasks")
             with pytest.raises(StoreUnavailable, match="lock timeout"):
                 await store.task_depths()
         assert await store.task_depths() == []
     finally:
-        await holder.close()
+        await blocker.close()
         await store.close()
 
 

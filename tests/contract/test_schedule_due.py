@@ -1,4 +1,4 @@
-"""schedule_due and schedule_fault: the schedules that the ticker loads, and those it sets aside."""
+"""schedule_due and schedule_fault: the schedules that the ticker loads, and those that it pauses because of a fault."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ async def test_schedule_due_returns_the_oldest_of_each_partition_up_to_the_limit
     await insert(store, *schedules)
     found = await due(store, 1, 2, limit=2)
     assert set(found) == {one.id for one in schedules if one.next_tick_at in (NOW - seconds(5), NOW - seconds(4))}
-    position = {id_: place for place, id_ in enumerate(found)}
+    position = {id_: index for index, id_ in enumerate(found)}
     by_name = {one.spec.name: position[one.id] for one in schedules if one.id in position}
     assert by_name["1-5"] < by_name["1-4"]
     assert by_name["2-5"] < by_name["2-4"]
 
 
 async def test_schedule_due_leaves_out_inactive_schedules(store: Store) -> None:
-    resting = make_schedule("paused", at=None), make_schedule("finished", at=None, status=Status.FINISHED)
-    await insert(store, *resting)
-    assert await due(store, *(one.partition for one in resting)) == []
+    inactive = make_schedule("paused", at=None), make_schedule("finished", at=None, status=Status.FINISHED)
+    await insert(store, *inactive)
+    assert await due(store, *(one.partition for one in inactive)) == []
 
 
 async def test_schedule_due_compares_due_at_and_not_the_tick(store: Store) -> None:
@@ -84,8 +84,8 @@ async def test_schedule_due_returns_the_fields_that_planning_needs(store: Store)
 
 async def test_schedule_due_returns_the_time_even_when_nothing_is_due(store: Store) -> None:
     assert (await store.schedule_due([1], horizon_seconds=5, limit=5, now=NOW)).now == NOW
-    unasked = await store.schedule_due([1], horizon_seconds=5, limit=5)
-    assert abs(unasked.now - datetime.now(UTC)) < minutes(1)
+    current = await store.schedule_due([1], horizon_seconds=5, limit=5)
+    assert abs(current.now - datetime.now(UTC)) < minutes(1)
 
 
 async def test_schedule_due_reports_an_unreadable_row_and_returns_the_others(store: Store) -> None:
@@ -97,11 +97,11 @@ async def test_schedule_due_reports_an_unreadable_row_and_returns_the_others(sto
     assert list(scan.faults) == [bad.id]
 
 
-async def test_schedule_fault_sets_a_schedule_aside_with_the_reason(store: Store) -> None:
-    bad, good, resting = make_schedule("bad"), make_schedule("good"), make_schedule("resting", at=None)
-    await insert(store, bad, good, resting)
-    assert await store.schedule_fault({bad.id: "no such zone", resting.id: "too"}, now=NOW) == 1
+async def test_schedule_fault_pauses_a_schedule_with_the_reason(store: Store) -> None:
+    bad, good, inactive = make_schedule("bad"), make_schedule("good"), make_schedule("inactive", at=None)
+    await insert(store, bad, good, inactive)
+    assert await store.schedule_fault({bad.id: "no such zone", inactive.id: "too"}, now=NOW) == 1
     found: Schedule = await find(store, bad)
     assert (found.status, found.fault, found.next_tick_at, found.due_at) == (Status.PAUSED, "no such zone", None, None)
     assert (found.revision, found.cursor_at, found.updated_at) == (bad.revision, bad.cursor_at, NOW)
-    assert [await find(store, good), await find(store, resting)] == [good, resting]
+    assert [await find(store, good), await find(store, inactive)] == [good, inactive]

@@ -1,4 +1,4 @@
-"""schedule_find: by name and id, within one tenant, with the clock and the response stored under a key."""
+"""schedule_find: by name and id, within one tenant, with the database's time and the response stored under a key."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from everbeat.core.rules import DstFold, DstGap, Rule, TriggerKind
 from everbeat.core.schedules import DEFAULT_TENANT, CatchUp, Overlap, Retry, RetryKind, Status
+from everbeat.core.targets import HttpTarget
 from everbeat.store.base import Store
 from tests.factories import NOW, OTHER_TENANT, every, insert, make_schedule, minutes
 
@@ -26,7 +27,7 @@ FULL = make_schedule(
         starts_at=NOW,
         ends_at=datetime(2030, 1, 1, 0, 0, 0, 123456, tzinfo=UTC),
     ),
-    target={"kind": "http", "url": "https://example.com/ü", "headers": {"x": '"quoted"'}},
+    target=HttpTarget(url="https://example.com/ü", headers={"x": '"quoted"'}),
     payload='{"emoji":"🎈","nul":"\\u0000","n":[1,2.5,null]}'.encode(),
     description="line one\nline two 'quoted' \\ done",
     overlap=Overlap.ALLOW,

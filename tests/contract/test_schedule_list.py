@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT, Status
+from everbeat.core.targets import HttpTarget, WorkerTarget
 from everbeat.store.base import Store
 from everbeat.store.values import ScheduleFilter
 from tests.factories import (
@@ -21,11 +22,11 @@ from tests.factories import (
     own_all_partitions,
 )
 
-EVERY = ScheduleFilter()
-HTTP = {"kind": "http", "url": "https://example.com"}
+ALL_SCHEDULES = ScheduleFilter()
+HTTP = HttpTarget(url="https://example.com")
 
 
-async def names(store: Store, filter_: ScheduleFilter = EVERY, after: str | None = None, limit: int = 50) -> list[str]:
+async def names(store: Store, filter_: ScheduleFilter = ALL_SCHEDULES, after: str | None = None, limit: int = 50) -> list[str]:
     found = await store.schedule_list(DEFAULT_TENANT, filter_, after_name=after, limit=limit)
     return [one.spec.name for one in found]
 
@@ -57,7 +58,7 @@ async def test_schedule_list_filters(store: Store, filter_: ScheduleFilter, expe
         make_schedule("paused", at=None),
         make_schedule("hook", target=HTTP),
         make_schedule("report-1"),
-        make_schedule("report-2", target={"kind": "worker", "type": "mail", "queue": "slow"}),
+        make_schedule("report-2", target=WorkerTarget(type="mail", queue="slow")),
     )
     assert await names(store, filter_) == expected
 

@@ -1,4 +1,4 @@
-"""schedule_write: atomic, and only if the revision, position and status are those that the writer read."""
+"""schedule_write: atomic, and only if the revision, position and status are those that the writer has read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_schedule_write_with_a_taken_name_writes_nothing_of_the_batch(stor
     assert (await store.schedule_find(DEFAULT_TENANT, names=["free"])).schedules == []
 
 
-async def test_schedule_write_lets_two_tenants_use_one_name(store: Store) -> None:
+async def test_schedule_write_allows_two_tenants_to_use_one_name(store: Store) -> None:
     await insert(store, make_schedule("same"))
     await insert(store, make_schedule("same", tenant_id=OTHER_TENANT), tenant_id=OTHER_TENANT)
     assert await store.schedule_count(DEFAULT_TENANT) == await store.schedule_count(OTHER_TENANT) == {"active": 1}
@@ -71,30 +71,30 @@ async def test_schedule_write_replaces_the_expected_revision(store: Store) -> No
 async def test_schedule_write_with_another_expectation_changes_nothing(
     store: Store, seen: Callable[[Schedule], Schedule]
 ) -> None:
-    schedule, beside = make_schedule(), make_schedule("beside")
-    await insert(store, schedule, beside)
+    schedule, unrelated = make_schedule(), make_schedule("unrelated")
+    await insert(store, schedule, unrelated)
     writes = [
-        ScheduleWrite(changed(beside, priority=1), expected=beside, skips=(skip(NOW - seconds(5)),)),
+        ScheduleWrite(changed(unrelated, priority=1), expected=unrelated, skips=(skip(NOW - seconds(5)),)),
         ScheduleWrite(changed(schedule, priority=1), expected=seen(schedule), skips=(skip(NOW - seconds(5)),)),
     ]
     assert not await store.schedule_write(DEFAULT_TENANT, writes, now=NOW)
-    assert [await find(store, schedule), await find(store, beside)] == [schedule, beside]
-    assert await ledger(store, schedule.id) == await ledger(store, beside.id) == []
+    assert [await find(store, schedule), await find(store, unrelated)] == [schedule, unrelated]
+    assert await ledger(store, schedule.id) == await ledger(store, unrelated.id) == []
 
 
 async def test_schedule_write_compares_a_missing_position(store: Store) -> None:
-    resting = make_schedule(at=None)
-    await insert(store, resting)
-    newer = changed(resting, status=Status.ACTIVE, next_tick_at=NOW, due_at=NOW)
-    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(newer, expected=resting)], now=NOW)
-    assert await find(store, resting) == newer
+    inactive = make_schedule(at=None)
+    await insert(store, inactive)
+    newer = changed(inactive, status=Status.ACTIVE, next_tick_at=NOW, due_at=NOW)
+    assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(newer, expected=inactive)], now=NOW)
+    assert await find(store, inactive) == newer
 
 
 async def test_schedule_write_never_replaces_another_tenants_row(store: Store) -> None:
     theirs = make_schedule(tenant_id=OTHER_TENANT)
     await insert(store, theirs, tenant_id=OTHER_TENANT)
-    stolen = changed(theirs, tenant_id=DEFAULT_TENANT)
-    assert not await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(stolen, expected=stolen)], now=NOW)
+    copied = changed(theirs, tenant_id=DEFAULT_TENANT)
+    assert not await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(copied, expected=copied)], now=NOW)
     assert await find(store, theirs) == theirs
 
 
@@ -145,14 +145,14 @@ async def test_schedule_write_creates_the_partition_for_skips_of_a_past_month(st
 
 async def test_schedule_write_creates_a_month_that_another_node_removed(postgres_url: str) -> None:
     store = PostgresStore(postgres_url, listen=False)
-    twin = open_second_store(store)
+    second_store = open_second_store(store)
     schedule, old = make_schedule(), NOW - minutes(60 * 24 * 250)
     await store.month_ensure([old])
-    await twin.month_prune(before=NOW, limit=100)
+    await second_store.month_prune(before=NOW, limit=100)
     assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(schedule, skips=(skip(old),))], now=NOW)
     assert len(await ledger(store, schedule.id)) == 1
     await store.close()
-    await twin.close()
+    await second_store.close()
 
 
 RESPONSE = IdempotentResponse(key="key-1", fingerprint=b"\x00\xff", status=201, body=b'{"id": 1}')

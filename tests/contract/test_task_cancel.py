@@ -30,7 +30,7 @@ from tests.factories import (
 )
 
 T = TypeVar("T")
-NOBODY = CancelResult(frozenset(), frozenset(), frozenset(), [])
+NOTHING = CancelResult(frozenset(), frozenset(), frozenset(), [])
 SCHEDULE = UUID(int=9)
 
 
@@ -77,8 +77,8 @@ async def test_task_cancel_of_finished_unknown_or_foreign_tasks_changes_nothing(
     (done,) = await claim(store)
     await complete(store, done)
     (theirs,) = await claim(store, tenant_id=OTHER_TENANT)
-    assert await store.task_cancel(DEFAULT_TENANT, [done.id, theirs.id, UUID(int=5)], now=NOW) == NOBODY
-    assert await store.task_cancel(DEFAULT_TENANT, [], now=NOW) == NOBODY
+    assert await store.task_cancel(DEFAULT_TENANT, [done.id, theirs.id, UUID(int=5)], now=NOW) == NOTHING
+    assert await store.task_cancel(DEFAULT_TENANT, [], now=NOW) == NOTHING
     (found,) = await store.task_find(OTHER_TENANT, [theirs.id])
     assert not found.cancel_requested
 
@@ -99,17 +99,19 @@ async def test_task_cancel_creates_a_missing_month(store: Store) -> None:
 
 
 async def test_task_cancel_during_claims_ends_or_requests_each_task(store: Store) -> None:
-    twin = open_second_store(store)
+    second_store = open_second_store(store)
     for _ in range(10):
         tasks = [make_task() for _ in range(20)]
         await store.task_submit(tasks, now=NOW)
         ids = [task.id for task in tasks]
-        claimed, cancelled = await asyncio.gather(claim(store, limit=15), twin.task_cancel(DEFAULT_TENANT, ids, now=NOW))
+        claimed, cancelled = await asyncio.gather(
+            claim(store, limit=15), second_store.task_cancel(DEFAULT_TENANT, ids, now=NOW)
+        )
         running = {task.id for task in claimed}
         assert cancelled.requested <= running
         assert cancelled.ended | cancelled.requested == set(ids), "each task is either ended or requested to stop"
         await complete(store, *claimed)
-    await twin.close()
+    await second_store.close()
 
 
 async def test_task_cancel_of_a_task_that_is_being_requeued_is_not_lost(store: Store) -> None:
@@ -117,14 +119,14 @@ async def test_task_cancel_of_a_task_that_is_being_requeued_is_not_lost(store: S
     await store.task_submit([make_task()], now=NOW)
     (task,) = await claim(store)
     back = "UPDATE tasks SET state = 'ready', lease_owner = NULL, lease_until = NULL"
-    cancelled = await run_beside_uncommitted(store, back, store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW))
+    cancelled = await run_during_uncommitted_change(store, back, store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW))
     assert cancelled[:3] == (frozenset({task.id}), frozenset(), frozenset())
 
 
-async def run_beside_uncommitted(store: Store, sql: str, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` while another connection has uncommitted changes. That connection commits once `work` waits for it."""
+async def run_during_uncommitted_change(store: Store, sql: str, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` while another connection has uncommitted changes. That connection commits when `work` waits for it."""
     if isinstance(store, SqliteStore):
-        return await _run_beside_uncommitted_sqlite(store, sql, work)
+        return await _run_during_uncommitted_change_sqlite(store, sql, work)
     connection, watcher = await asyncpg.connect(url_of(store)), await asyncpg.connect(url_of(store))
     try:
         async with connection.transaction():
@@ -139,8 +141,8 @@ async def run_beside_uncommitted(store: Store, sql: str, work: Coroutine[Any, An
         await watcher.close()
 
 
-async def _run_beside_uncommitted_sqlite(store: SqliteStore, sql: str, work: Coroutine[Any, Any, T]) -> T:
-    """SQLite serializes all writes, so this does not have to observe that the other connection waits."""
+async def _run_during_uncommitted_change_sqlite(store: SqliteStore, sql: str, work: Coroutine[Any, Any, T]) -> T:
+    """SQLite serializes all writes, so this does not have to observe that `work` waits."""
     connection = apsw.Connection(store.description)
     try:
         connection.execute("BEGIN IMMEDIATE")

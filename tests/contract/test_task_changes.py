@@ -1,4 +1,4 @@
-"""Every verb that changes tasks returns exactly the tasks that it changed, once each, as they are afterwards."""
+"""Every verb that changes tasks returns exactly the tasks that it changed, once each, in their new state."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def end_of(task: ClaimedTask, outcome: AttemptOutcome, state: TaskState, run_at:
 
 
 async def fire(store: Store, *schedules: Schedule, times: int = 1) -> FireResult:
-    """Fire the next ticks of each schedule at their own time."""
+    """Fire the next ticks of each schedule, each at its own time."""
     for _ in range(times):
         firings = [firing_of(await find(store, schedule)) for schedule in schedules]
         now = max(firing.expected for firing in firings)

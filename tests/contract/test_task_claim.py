@@ -1,4 +1,4 @@
-"""task_claim and task_depths: leases and fences on tasks, most urgent first, each task to one worker."""
+"""task_claim and task_depths: leases and fences on tasks, most urgent first, each task claimed by one worker."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_task_claim_of_a_fired_task_returns_its_schedule(store: Store) -> 
     assert (task.origin, task.schedule, task.schedule_id, task.scheduled_for) == (Origin.TICK, "nightly", schedule.id, NOW)
 
 
-async def test_task_claim_serves_claimers_in_the_given_order(store: Store) -> None:
+async def test_task_claim_serves_claim_requests_in_the_given_order(store: Store) -> None:
     await store.task_submit([make_task(str(number)) for number in range(6)], now=NOW)
     claim_requests = [
         ClaimRequest("a", 2, 10),
@@ -92,12 +92,12 @@ async def test_task_claim_serves_claimers_in_the_given_order(store: Store) -> No
         ClaimRequest("c", 4, 30),
         ClaimRequest("d", 1, 30),
     ]
-    shares = await claim_for(store, ["default"], claim_requests, now=NOW)
-    assert [types_of(share) for share in shares] == [["0", "1"], [], ["2", "3", "4"], ["5"], []]
-    assert [{task.lease_until for task in share} for share in shares] == [
+    batches = await claim_for(store, ["default"], claim_requests, now=NOW)
+    assert [types_of(batch) for batch in batches] == [["0", "1"], [], ["2", "3", "4"], ["5"], []]
+    assert [{task.lease_until for task in batch} for batch in batches] == [
         {NOW + seconds(10)}, set(), {NOW + seconds(20)}, {NOW + seconds(30)}, set()
     ]  # fmt: skip
-    found = {task.type: task.worker for task in await store.task_find(DEFAULT_TENANT, [one.id for s in shares for one in s])}
+    found = {task.type: task.worker for task in await store.task_find(DEFAULT_TENANT, [one.id for s in batches for one in s])}
     assert found == {"0": "a", "1": "a", "2": "b", "3": "b", "4": "b", "5": "c"}
 
 
@@ -106,8 +106,8 @@ async def test_task_claim_divides_several_queues_by_urgency(store: Store) -> Non
         [make_task(f"{queue}{number}", queue=queue, priority=number) for queue in "ab" for number in range(3)], now=NOW
     )
     claim_requests = [ClaimRequest("one", 2, 10), ClaimRequest("two", 3, 10)]
-    shares = await claim_for(store, ["b", "a"], claim_requests, now=NOW)
-    assert [types_of(share) for share in shares] == [["a0", "b0"], ["a1", "b1", "a2"]]
+    batches = await claim_for(store, ["b", "a"], claim_requests, now=NOW)
+    assert [types_of(batch) for batch in batches] == [["a0", "b0"], ["a1", "b1", "a2"]]
     assert await store.task_depths() == [
         QueueDepth("a", "running", 3), QueueDepth("b", "ready", 1), QueueDepth("b", "running", 2)
     ]  # fmt: skip
@@ -116,7 +116,7 @@ async def test_task_claim_divides_several_queues_by_urgency(store: Store) -> Non
 @pytest.mark.parametrize(
     ("queues", "claim_requests"), [([], [ClaimRequest("w", 1, 10)]), (["default"], []), (["other"], [ClaimRequest("w", 1, 10)])]
 )
-async def test_task_claim_without_queues_or_claimers_or_tasks_takes_nothing(
+async def test_task_claim_without_queues_or_requests_or_tasks_takes_nothing(
     store: Store, queues: list[str], claim_requests: list[ClaimRequest]
 ) -> None:
     await store.task_submit([make_task()], now=NOW)
@@ -180,21 +180,21 @@ async def test_task_claim_uses_the_database_clock(store: Store) -> None:
 async def test_task_claim_under_concurrency_gives_each_task_to_one_worker(store: Store) -> None:
     tasks = [make_task(queue=queue) for queue in ("a", "b") for _ in range(100)]
     await store.task_submit(tasks, now=NOW)
-    twins = [open_second_store(store) for _ in range(4)]
+    second_stores = [open_second_store(store) for _ in range(4)]
 
-    async def work(twin: Store, name: str) -> list[UUID]:
+    async def work(second_store: Store, name: str) -> list[UUID]:
         taken: list[UUID] = []
         while len(taken) < 200:
             claim_requests = [ClaimRequest(f"{name}-{number}", 2, 30) for number in range(3)]
-            shares = await claim_for(twin, ["a", "b"], claim_requests, now=NOW)
-            if not any(shares):
+            batches = await claim_for(second_store, ["a", "b"], claim_requests, now=NOW)
+            if not any(batches):
                 break
-            taken += [task.id for share in shares for task in share]
+            taken += [task.id for batch in batches for task in batch]
         return taken
 
-    taken = await asyncio.gather(*(work(twin, str(number)) for number, twin in enumerate(twins)))
-    for twin in twins:
-        await twin.close()
+    taken = await asyncio.gather(*(work(second_store, str(number)) for number, second_store in enumerate(second_stores)))
+    for second_store in second_stores:
+        await second_store.close()
     claimed = [id_ for ids in taken for id_ in ids]
     # A claim skips rows that another claim has locked, so it may return fewer tasks. No task is returned twice.
     claimed += [task.id for task in await claim(store, "a", "b", limit=200)]

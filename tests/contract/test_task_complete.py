@@ -170,8 +170,8 @@ async def test_task_complete_under_concurrency_finishes_each_task_once(store: St
     stores = [store, *(open_second_store(store) for _ in range(3))]
     batches = [tasks, tasks[::-1], tasks[50:] + tasks[:50], tasks[::2]]
     done = await asyncio.gather(*(complete(one, *batch) for one, batch in zip(stores, batches, strict=True)))
-    for twin in stores[1:]:
-        await twin.close()
+    for second_store in stores[1:]:
+        await second_store.close()
     finished = [pair for one in done for pair in one.finished]
     assert len(finished) == len(set(finished)) == 100
     for one, batch in zip(done, batches, strict=True):
@@ -179,18 +179,18 @@ async def test_task_complete_under_concurrency_finishes_each_task_once(store: St
     assert await count_rows(store, "task_history") == 100
 
 
-async def test_task_complete_and_the_reaper_at_once_only_one_succeeds(store: Store) -> None:
+async def test_task_complete_and_a_concurrent_reaper_never_both_succeed(store: Store) -> None:
     """The lease expires while its worker completes the task. The two callers see different times, and only one succeeds."""
-    twin = open_second_store(store)
+    second_store = open_second_store(store)
     for _ in range(20):
         await store.task_submit([make_task()], now=NOW)
         (task,) = await claim(store)
         back = AttemptEnd(task.id, DEFAULT_TENANT, task.fence, AttemptOutcome.LOST, TaskState.READY, None, None)
         done, ended = await asyncio.gather(
-            complete(store, task, now=NOW + seconds(29)), twin.task_end([back], is_expired=True, now=NOW + seconds(30))
+            complete(store, task, now=NOW + seconds(29)), second_store.task_end([back], is_expired=True, now=NOW + seconds(30))
         )
         assert len(done.finished) + len(ended.ids) == 1
         (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
         assert found.state is (TaskState.COMPLETED if done.finished else TaskState.READY)
         await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW)
-    await twin.close()
+    await second_store.close()

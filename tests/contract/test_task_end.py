@@ -1,4 +1,4 @@
-"""task_running, task_expired, task_end, task_ended and task_attempts: how attempts end and the new state of their tasks."""
+"""task_running, task_expired, task_end, task_ended and task_attempts: how attempts end, and the new states of their tasks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.targets import HttpTarget
 from everbeat.core.tasks import AttemptEnd, AttemptOutcome, ClaimedTask, LeasedTask, Origin, TaskState
 from everbeat.store.base import Store
 from everbeat.store.values import EndedAttempt, EndResult, HeartbeatWrite
@@ -25,7 +26,7 @@ from tests.factories import (
     seconds,
 )
 
-NOBODY = EndResult(frozenset(), frozenset(), [])
+NOTHING = EndResult(frozenset(), frozenset(), [])
 SCHEDULE = UUID(int=9)
 FAILED, LOST, RELEASED = AttemptOutcome.FAILED, AttemptOutcome.LOST, AttemptOutcome.RELEASED
 READY, DEAD = TaskState.READY, TaskState.DEAD
@@ -107,7 +108,7 @@ async def test_task_expired_leaves_out_a_renewed_lease(store: Store) -> None:
     assert len((await store.task_expired(limit=10, now=NOW + seconds(50)))[1]) == 1
 
 
-# Back to the queue
+# Tasks that run again
 
 
 async def test_task_end_schedules_a_retry_for_later(store: Store) -> None:
@@ -158,7 +159,7 @@ async def test_task_end_twice_for_one_lease_ends_the_attempt_once(store: Store) 
     assert done.ids == {(one.id, 1), (two.id, 1)}
     assert await count_rows(store, "attempts") == 2
     assert await count_rows(store, "task_history") == await count_rows(store, "dead_letters") == 0
-    assert await end(store, ending(one)) == NOBODY
+    assert await end(store, ending(one)) == NOTHING
 
 
 # Finished tasks
@@ -166,7 +167,8 @@ async def test_task_end_twice_for_one_lease_ends_the_attempt_once(store: Store) 
 
 async def test_task_end_of_a_dead_task_writes_history_and_a_dead_letter(store: Store) -> None:
     given = make_task(
-        "mail", target='{"kind":"http"}', payload='{"a": 1}', origin=Origin.TICK, priority=3, max_attempts=1,
+        "mail", target='{"kind":"http","url":"https://example.com"}',
+        payload='{"a": 1}', origin=Origin.TICK, priority=3, max_attempts=1,
         labels='{"a":"b"}', retry='{"kind":"fixed"}', timeout_seconds=90.0, schedule_id=SCHEDULE, schedule_name="nightly",
         scheduled_for=NOW, traceparent="00-a-b-01",
     )  # fmt: skip
@@ -184,7 +186,7 @@ async def test_task_end_of_a_dead_task_writes_history_and_a_dead_letter(store: S
     assert (found.schedule, found.schedule_id, found.scheduled_for) == ("nightly", SCHEDULE, NOW)
     (letter,) = await store.dead_find(DEFAULT_TENANT, [task.id])
     assert (letter.task_id, letter.tenant_id, letter.queue, letter.type) == (task.id, DEFAULT_TENANT, "default", "mail")
-    assert (letter.target, letter.payload, letter.labels) == ({"kind": "http"}, b'{"a": 1}', {"a": "b"})
+    assert (letter.target, letter.payload, letter.labels) == (HttpTarget(url="https://example.com"), b'{"a": 1}', {"a": "b"})
     assert (letter.origin, letter.priority, letter.max_attempts, letter.attempt) == (Origin.TICK, 3, 1, 1)
     assert (letter.retry, letter.timeout_seconds) == (b'{"kind":"fixed"}', 90.0)
     assert (letter.schedule, letter.schedule_id, letter.scheduled_for) == ("nightly", SCHEDULE, NOW)
@@ -224,7 +226,7 @@ async def test_task_end_of_a_batch_ends_each_attempt_with_its_own_outcome(store:
 
 
 async def test_task_end_of_an_empty_batch(store: Store) -> None:
-    assert await end(store) == NOBODY
+    assert await end(store) == NOTHING
 
 
 async def test_task_end_creates_a_missing_month(store: Store) -> None:
@@ -234,7 +236,7 @@ async def test_task_end_creates_a_missing_month(store: Store) -> None:
     assert len(await store.task_attempts(DEFAULT_TENANT, one.id)) == 1
 
 
-# Which leases may be ended
+# Leases that may be ended
 
 
 WRONG: dict[str, dict[str, Any]] = {
@@ -249,7 +251,7 @@ WRONG: dict[str, dict[str, Any]] = {
 async def test_task_end_without_the_lease_changes_nothing(store: Store, case: str, state: TaskState) -> None:
     (task,) = await start(store)
     for at, is_expired in ((1, False), (31, True)):
-        assert await end(store, ending(task, state=state, **WRONG[case]), at=at, is_expired=is_expired) == NOBODY
+        assert await end(store, ending(task, state=state, **WRONG[case]), at=at, is_expired=is_expired) == NOTHING
     assert (await store.task_find(DEFAULT_TENANT, [task.id]))[0].state is TaskState.RUNNING
     assert await count_rows(store, "attempts") == await count_rows(store, "dead_letters") == 0
 
@@ -260,18 +262,18 @@ async def test_task_end_ends_either_valid_or_expired_leases(
     store: Store, state: TaskState, at: float, is_expired: bool
 ) -> None:
     (task,) = await start(store)
-    assert await end(store, ending(task, state=state), at=at, is_expired=is_expired) == NOBODY
+    assert await end(store, ending(task, state=state), at=at, is_expired=is_expired) == NOTHING
     assert (await store.task_find(DEFAULT_TENANT, [task.id]))[0].state is TaskState.RUNNING
     assert len((await end(store, ending(task, state=state), at=at, is_expired=not is_expired)).ids) == 1
 
 
 async def test_task_end_of_a_meanwhile_renewed_lease_changes_nothing(store: Store) -> None:
-    """The reaper read an expired lease. Then a heartbeat that the worker sent earlier was written."""
+    """The reaper has read an expired lease. Then a heartbeat that the worker sent earlier is written."""
     (task,) = await start(store)
     _, expired = await store.task_expired(limit=1, now=NOW + seconds(30))
     await store.task_heartbeat([HeartbeatWrite(lease_of(task))], now=NOW + seconds(29))
     assert len(expired) == 1
-    assert await end(store, ending(task, LOST), at=30, is_expired=True) == NOBODY
+    assert await end(store, ending(task, LOST), at=30, is_expired=True) == NOTHING
 
 
 async def test_task_end_under_concurrency_ends_each_attempt_once(store: Store) -> None:
@@ -285,8 +287,8 @@ async def test_task_end_under_concurrency_ends_each_attempt_once(store: Store) -
             for one, batch, state in zip(stores, batches, states, strict=True)
         )
     )
-    for twin in stores[1:]:
-        await twin.close()
+    for second_store in stores[1:]:
+        await second_store.close()
     ended = [pair for one in done for pair in one.ids]
     assert sorted(ended) == sorted((task.id, 1) for task in tasks)
     assert await count_rows(store, "attempts") == len(done[0].ids) + len(done[3].ids)

@@ -1,4 +1,4 @@
-"""task_flows and task_claim with claim steps: the flows that have ready tasks, and claims of the requested number per flow."""
+"""task_flows and task_claim with claim steps: the flows with ready tasks, and claims of a given number of tasks per flow."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ async def test_task_flows_continues_after_the_last_flow_of_a_page(store: Store) 
     await store.task_submit([task_of(one) for one in flows], now=NOW)
     first = await store.task_flows(None, ["a", "b"], limit=4)
     assert Counter(one.queue for one in first) == {"a": 4, "b": 4}
-    places = list({one.queue: one for one in first}.values())
-    rest = await store.task_flows(None, ["a", "b"], after=places, limit=4)
+    last_flows = list({one.queue: one for one in first}.values())
+    rest = await store.task_flows(None, ["a", "b"], after=last_flows, limit=4)
     assert sorted(first + rest) == sorted(flows)
     last = [one for one in flows if one.queue == "a" and one.tenant_id == B]
     assert await store.task_flows(B, ["a"], after=last[:1], limit=4) == last[1:], "a page may end inside a tenant"
@@ -108,7 +108,7 @@ async def test_task_claim_takes_the_oldest_task_of_all_queues_and_types_of_a_ste
     claims = await store.task_claim([step(limit=4, queue_types=queue_types)], [ClaimRequest("w", 10, 30)], now=NOW)
     assert [(one.queue, one.type) for one in claims.tasks[0]] == [("b", "x"), ("a", "x"), ("a", "y"), ("b", "y")]
     claims = await store.task_claim([step(limit=4, queue_types=queue_types)], [ClaimRequest("w", 1, 30)], now=NOW)
-    assert [(one.queue, one.type) for one in claims.tasks[0]] == [("a", "x")], "no more than the claimers have room for"
+    assert [(one.queue, one.type) for one in claims.tasks[0]] == [("a", "x")], "no more than the claim requests allow"
 
 
 async def test_task_claim_separates_fair_keys_and_priorities(store: Store) -> None:
@@ -123,17 +123,17 @@ async def test_task_claim_separates_fair_keys_and_priorities(store: Store) -> No
 async def test_task_claim_under_concurrency_over_many_tenants_gives_each_task_to_one_worker(store: Store) -> None:
     tasks = [make_task(tenant_id=tenant, fair_key=key) for tenant in (A, B, C) for key in ("x", "y") for _ in range(30)]
     await store.task_submit(tasks, now=NOW)
-    twins = [open_second_store(store) for _ in range(3)]
+    second_stores = [open_second_store(store) for _ in range(3)]
 
-    async def work(twin: Store) -> list[UUID]:
+    async def work(second_store: Store) -> list[UUID]:
         taken: list[UUID] = []
-        while part := (await claim_for(twin, ["default"], [ClaimRequest("w", 7, 30)], tenant_id=None, now=NOW))[0]:
+        while part := (await claim_for(second_store, ["default"], [ClaimRequest("w", 7, 30)], tenant_id=None, now=NOW))[0]:
             taken += [task.id for task in part]
         return taken
 
-    taken = [id_ for ids in await asyncio.gather(*map(work, twins)) for id_ in ids]
-    for twin in twins:
-        await twin.close()
+    taken = [id_ for ids in await asyncio.gather(*map(work, second_stores)) for id_ in ids]
+    for second_store in second_stores:
+        await second_store.close()
     taken += [
         task.id for task in (await claim_for(store, ["default"], [ClaimRequest("w", 180, 30)], tenant_id=None, now=NOW))[0]
     ]
@@ -181,26 +181,26 @@ async def test_task_claim_counts_expired_leases_until_their_attempts_end(store: 
 async def test_task_claim_under_concurrency_never_exceeds_max_running(store: Store) -> None:
     await limit_tenant(store, A, 5)
     await store.task_submit([task_of(flow(A, fair_key=key)) for key in "xyz" for _ in range(20)], now=NOW)
-    twins = [open_second_store(store) for _ in range(4)]
+    second_stores = [open_second_store(store) for _ in range(4)]
     steps = [step(A, fair_key=key) for key in "xyz"]
     done = 0
 
-    async def work(twin: Store) -> None:
+    async def work(second_store: Store) -> None:
         nonlocal done
         for _ in range(15):
-            claims = await twin.task_claim(steps, [ClaimRequest("w", 3, 30)], limited={A}, now=NOW)
+            claims = await second_store.task_claim(steps, [ClaimRequest("w", 3, 30)], limited={A}, now=NOW)
             ((running,),) = await execute_raw(store, "SELECT count(*) FROM tasks WHERE state = 'running'")
             assert running <= 5
             if claims.tasks[0]:
-                finished = await twin.task_complete(
+                finished = await second_store.task_complete(
                     [(LeaseRef(A, task.id, task.fence), None) for task in claims.tasks[0]], now=NOW
                 )
                 done += len(finished.finished)
 
-    await asyncio.gather(*map(work, twins))
-    for twin in twins:
-        await twin.close()
-    assert done > 5, "a finished task makes room for another"
+    await asyncio.gather(*map(work, second_stores))
+    for second_store in second_stores:
+        await second_store.close()
+    assert done > 5, "another task starts after one has finished"
 
 
 # Claims for all tenants
@@ -209,8 +209,8 @@ async def test_task_claim_under_concurrency_never_exceeds_max_running(store: Sto
 async def test_task_claim_for_all_tenants_is_completed_without_naming_the_tenant(store: Store) -> None:
     await store.task_submit([task_of(flow(tenant)) for tenant in (A, B) for _ in range(2)], now=NOW)
     ((one, two, three, _),) = await claim_for(store, ["default"], [ClaimRequest("w", 4, 30)], tenant_id=None, now=NOW)
-    beaten = await store.task_heartbeat([HeartbeatWrite(LeaseRef(None, one.id, 1), log="hello")], now=NOW + seconds(5))
-    assert [(beat.id, beat.lease_until) for beat in beaten] == [(one.id, NOW + seconds(35))]
+    renewed = await store.task_heartbeat([HeartbeatWrite(LeaseRef(None, one.id, 1), log="hello")], now=NOW + seconds(5))
+    assert [(one_renewed.id, one_renewed.lease_until) for one_renewed in renewed] == [(one.id, NOW + seconds(35))]
     assert [line.text for line in await store.task_log(one.tenant_id, one.id, after=None, limit=5)] == ["hello"]
     results = [
         (LeaseRef(None, one.id, 1), None),

@@ -27,8 +27,8 @@ async def texts_of(store: Store, id_: UUID) -> list[str]:
 
 async def test_task_heartbeat_renews_a_lease_by_its_own_length(store: Store) -> None:
     task = await start(store, lease_seconds=12)
-    beaten = await store.task_heartbeat([HeartbeatWrite(lease_of(task))], now=NOW + seconds(11))
-    assert beaten == [RenewedLease(task.id, 1, NOW + seconds(23), False)]
+    renewed = await store.task_heartbeat([HeartbeatWrite(lease_of(task))], now=NOW + seconds(11))
+    assert renewed == [RenewedLease(task.id, 1, NOW + seconds(23), False)]
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.lease_until, found.state) == (NOW + seconds(23), TaskState.RUNNING)
 
@@ -39,8 +39,8 @@ async def test_task_heartbeat_of_an_empty_batch(store: Store) -> None:
 
 async def test_task_heartbeat_does_not_renew_beyond_the_deadline(store: Store) -> None:
     task = await start(store, timeout_seconds=40.0)
-    (beaten,) = await store.task_heartbeat([HeartbeatWrite(lease_of(task))], now=NOW + seconds(20))
-    assert beaten.lease_until == NOW + seconds(40)
+    (renewed,) = await store.task_heartbeat([HeartbeatWrite(lease_of(task))], now=NOW + seconds(20))
+    assert renewed.lease_until == NOW + seconds(40)
     assert await store.task_heartbeat([HeartbeatWrite(lease_of(task))], now=NOW + seconds(40)) == []
 
 
@@ -52,7 +52,7 @@ async def test_task_heartbeat_does_not_renew_after_a_cancel_request(store: Store
     assert await texts_of(store, task.id) == ["bye"]
 
 
-LOST: dict[str, dict[str, Any]] = {
+INVALID_LEASES: dict[str, dict[str, Any]] = {
     "another fence": {"fence": 2},
     "an older fence": {"fence": 0},
     "another tenant": {"tenant_id": OTHER_TENANT},
@@ -60,23 +60,23 @@ LOST: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", list(LOST))
-async def test_task_heartbeat_of_an_invalid_lease_is_lost(store: Store, case: str) -> None:
+@pytest.mark.parametrize("case", list(INVALID_LEASES))
+async def test_task_heartbeat_does_not_renew_an_invalid_lease(store: Store, case: str) -> None:
     task = await start(store)
-    beat = HeartbeatWrite(lease_of(task, **LOST[case]), 0.5, "message", "log")
-    assert await store.task_heartbeat([beat], now=NOW + seconds(5)) == []
+    heartbeat = HeartbeatWrite(lease_of(task, **INVALID_LEASES[case]), 0.5, "message", "log")
+    assert await store.task_heartbeat([heartbeat], now=NOW + seconds(5)) == []
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.lease_until, found.progress_fraction) == (NOW + seconds(30), None)
     assert await texts_of(store, task.id) == []
 
 
-async def test_task_heartbeat_of_an_expired_lease_is_lost(store: Store) -> None:
+async def test_task_heartbeat_does_not_renew_an_expired_lease(store: Store) -> None:
     task = await start(store)
     assert await store.task_heartbeat([HeartbeatWrite(lease_of(task), log="late")], now=NOW + seconds(30)) == []
     assert await texts_of(store, task.id) == []
 
 
-async def test_task_heartbeat_of_a_requeued_task_is_lost(store: Store) -> None:
+async def test_task_heartbeat_does_not_renew_the_lease_of_a_requeued_task(store: Store) -> None:
     task = await start(store)
     back = AttemptEnd(task.id, DEFAULT_TENANT, 1, AttemptOutcome.RELEASED, TaskState.READY, None, None)
     await store.task_end([back], is_expired=False, now=NOW)
@@ -98,8 +98,8 @@ async def test_task_heartbeat_of_a_batch_renews_the_valid_leases(store: Store) -
     tasks = await claim(store, limit=50)
     leases = [lease_of(task, fence=task.fence + number % 2) for number, task in enumerate(tasks)]
     heartbeats = [HeartbeatWrite(lease, number / 100) for number, lease in enumerate(leases)]
-    beaten = await store.task_heartbeat(heartbeats, now=NOW + seconds(1))
-    assert {one.id for one in beaten} == {task.id for task in tasks[::2]}
+    renewed = await store.task_heartbeat(heartbeats, now=NOW + seconds(1))
+    assert {one.id for one in renewed} == {task.id for task in tasks[::2]}
     found = {task.id: task.progress_fraction for task in await store.task_find(DEFAULT_TENANT, [task.id for task in tasks])}
     assert [found[task.id] for task in tasks[:4]] == [0.0, None, 0.02, None]
 
@@ -122,8 +122,8 @@ async def test_task_heartbeat_stores_the_log_of_a_valid_lease_only(store: Store,
         HeartbeatWrite(lease_of(task), 0.5, "ours", "ours"),
         HeartbeatWrite(lease_of(task, **wrong), 0.9, "theirs", "theirs"),
     ]
-    beaten = await store.task_heartbeat(heartbeats[:: 1 if is_first else -1], now=NOW)
-    assert beaten == [RenewedLease(task.id, 1, NOW + seconds(30), False)]
+    renewed = await store.task_heartbeat(heartbeats[:: 1 if is_first else -1], now=NOW)
+    assert renewed == [RenewedLease(task.id, 1, NOW + seconds(30), False)]
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.progress_fraction, found.progress_message) == (0.5, "ours")
     assert await texts_of(store, task.id) == ["ours"]
@@ -140,8 +140,8 @@ async def test_task_heartbeat_accepts_any_text(store: Store) -> None:
 async def test_task_heartbeat_uses_the_database_clock(store: Store) -> None:
     await store.task_submit([make_task()])
     (task,) = await claim(store, now=None)  # type: ignore[arg-type]
-    (beaten,) = await store.task_heartbeat([HeartbeatWrite(lease_of(task), log="x")])
-    assert task.lease_until <= beaten.lease_until <= await store.clock() + seconds(30)
+    (renewed,) = await store.task_heartbeat([HeartbeatWrite(lease_of(task), log="x")])
+    assert task.lease_until <= renewed.lease_until <= await store.clock() + seconds(30)
 
 
 async def test_task_log_returns_the_lines_of_all_attempts_in_order(store: Store) -> None:
@@ -175,7 +175,7 @@ async def test_task_log_remains_after_its_task_finished(store: Store) -> None:
     assert await texts_of(store, task.id) == ["x"]
 
 
-async def test_task_log_is_truncated_when_full_with_one_notice(store: Store) -> None:
+async def test_task_log_is_truncated_with_one_message_when_full(store: Store) -> None:
     task = await start(store)
     part = "ä" * (MAX_LOG_BYTES // 4)
     for _ in range(3):
@@ -186,7 +186,7 @@ async def test_task_log_is_truncated_when_full_with_one_notice(store: Store) -> 
     kept, _, last = second.rpartition("\n")
     assert set(kept) == {"ä"}
     assert len((first + kept).encode()) == MAX_LOG_BYTES
-    assert "cut" in last
+    assert "truncated" in last
 
 
 async def test_task_log_over_its_limit_accepts_heartbeats(store: Store) -> None:

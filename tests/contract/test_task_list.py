@@ -19,7 +19,7 @@ SCHEDULE = UUID(int=9)
 
 
 async def submit(store: Store, *tasks: NewTask, live: bool = True) -> list[NewTask]:
-    """Submit the tasks and return them in the order of their ids. They are finished at once if `live` is false."""
+    """Submit the tasks and return them in the order of their ids. If `live` is false, finish them by cancelling them."""
     await store.task_submit(tasks, now=NOW)
     if not live:
         for tenant_id in {task.tenant_id for task in tasks}:
@@ -32,7 +32,7 @@ async def listed(store: Store, *, live: bool = True, before: UUID | None = None,
 
 
 async def types(store: Store, **more: Any) -> str:
-    """The types of the listed tasks, newest first."""
+    """Return the types of the listed tasks, newest first."""
     return "".join(task.type for task in (await listed(store, **more)).tasks)
 
 

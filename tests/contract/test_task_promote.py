@@ -92,8 +92,8 @@ async def test_task_promote_under_concurrency_promotes_each_task_once(store: Sto
         return total
 
     counts = await asyncio.gather(*(work(one) for one in stores))
-    for twin in stores[1:]:
-        await twin.close()
+    for second_store in stores[1:]:
+        await second_store.close()
     left = 0
     while (count := (await store.task_promote(limit=100, now=at)).count) > 0:
         left += count

@@ -1,4 +1,4 @@
-"""task_release_held: held tasks are released in the order of their ticks when their schedule has room; pauses hold tasks."""
+"""task_release_held: held tasks are released in the order of their ticks, up to their schedule's limit. Pauses hold tasks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.schedules import DEFAULT_TENANT, Overlap, Schedule, Status
+from everbeat.core.targets import WorkerTarget
 from everbeat.core.tasks import NewTask, Origin, TaskRecord, TaskState
 from everbeat.store.base import Store
 from everbeat.store.values import FireResult, HeldReleaseResult, TaskFilter
@@ -40,7 +41,7 @@ async def make(store: Store, overlap: Overlap = Overlap.QUEUE, **more: Any) -> S
 
 
 async def fire(store: Store, *schedules: Schedule, times: int = 1) -> FireResult:
-    """Fire the next ticks of each schedule, whatever the clock is."""
+    """Fire the next ticks of each schedule, each at its own time."""
     for _ in range(times):
         firings = [firing_of(await find(store, schedule)) for schedule in schedules]
         now = max(firing.expected for firing in firings)
@@ -50,7 +51,7 @@ async def fire(store: Store, *schedules: Schedule, times: int = 1) -> FireResult
 
 
 async def tasks_of(store: Store, schedule: Schedule, *, live: bool = True) -> list[TaskRecord]:
-    """The tasks of the schedule in the order of their ticks."""
+    """Return the tasks of the schedule in the order of their ticks."""
     filter_ = TaskFilter(schedule_id=schedule.id)
     scan = await store.task_list(schedule.tenant_id, filter_, before=None, limit=2000, live=live)
     return sorted(scan.tasks, key=lambda task: task.scheduled_for or NOW)
@@ -73,7 +74,7 @@ def of_schedule(schedule: Schedule, origin: Origin, **more: Any) -> NewTask:
 
 
 async def test_tick_fire_holds_a_task_that_must_wait_for_another(store: Store) -> None:
-    schedule = await make(store, target={"kind": "worker", "type": "work", "queue": "slow"})
+    schedule = await make(store, target=WorkerTarget(type="work", queue="slow"))
     first = await fire(store, schedule)
     assert (first.queues, first.held_schedule_ids) == (frozenset({"slow"}), frozenset())
     second = await fire(store, schedule)
@@ -85,7 +86,7 @@ async def test_tick_fire_holds_a_task_that_must_wait_for_another(store: Store) -
 async def test_tick_fire_of_a_batch_holds_tasks_by_the_policy_of_each_schedule(store: Store) -> None:
     policies = [Overlap.QUEUE, Overlap.CANCEL_PREVIOUS, Overlap.SKIP, Overlap.ALLOW]
     schedules = [
-        await make(store, policy, name=policy.value, target={"kind": "worker", "type": "work", "queue": policy.value})
+        await make(store, policy, name=policy.value, target=WorkerTarget(type="work", queue=policy.value))
         for policy in policies
     ]
     first = await fire(store, *schedules)
@@ -127,13 +128,13 @@ async def test_tick_fire_holds_at_most_a_thousand_tasks(store: Store, overlap: O
 
 
 async def test_task_release_held_releases_in_the_order_of_the_ticks(store: Store) -> None:
-    schedule = await make(store, target={"kind": "worker", "type": "work", "queue": "slow"})
+    schedule = await make(store, target=WorkerTarget(type="work", queue="slow"))
     await fire(store, schedule, times=4)
     ticks = []
     while tasks := await claim(store, "slow", now=NOW):
         assert len(tasks) == 1
         ticks += [task.scheduled_for for task in tasks]
-        assert await release_held(store, schedule) == frozenset(), "there is no room yet"
+        assert await release_held(store, schedule) == frozenset(), "the limit of the schedule is reached"
         assert (await complete(store, *tasks)).schedule_ids == {schedule.id}
         assert await release_held(store, schedule) == ({"slow"} if len(ticks) < 4 else frozenset())
     assert ticks == [NOW + minutes(number) for number in range(4)]
@@ -172,24 +173,24 @@ async def test_task_release_held_of_a_delayed_task_makes_it_scheduled(store: Sto
     assert await states_of(store, schedule) == ["scheduled"]
 
 
-@pytest.mark.parametrize("asks_for_all", [True, False])
-async def test_task_release_held_does_not_release_tasks_of_a_paused_schedule(store: Store, asks_for_all: bool) -> None:
+@pytest.mark.parametrize("for_all_schedules", [True, False])
+async def test_task_release_held_does_not_release_tasks_of_a_paused_schedule(store: Store, for_all_schedules: bool) -> None:
     schedule = await make(store)
     await fire(store, schedule, times=2)
     await complete(store, *await claim(store))
     await execute_raw(store, "UPDATE schedules SET status = 'paused'")
-    given = () if asks_for_all else (schedule,)
+    given = () if for_all_schedules else (schedule,)
     assert await release_held(store, *given) == frozenset()
     await execute_raw(store, "UPDATE schedules SET status = 'active'")
     assert await release_held(store, *given) == {"default"}
 
 
-@pytest.mark.parametrize("asks_for_all", [True, False])
-async def test_task_release_held_releases_tasks_of_a_deleted_schedule_one_by_one(store: Store, asks_for_all: bool) -> None:
+@pytest.mark.parametrize("for_all_schedules", [True, False])
+async def test_task_release_held_releases_tasks_of_a_deleted_schedule_one_by_one(store: Store, for_all_schedules: bool) -> None:
     schedule = await make(store, max_concurrent=2)
     await fire(store, schedule, times=5)
     await store.schedule_delete(DEFAULT_TENANT, [schedule.id])
-    given = () if asks_for_all else (schedule,)
+    given = () if for_all_schedules else (schedule,)
     done = 0
     while tasks := await claim(store):
         done += len(tasks)
@@ -229,9 +230,9 @@ async def test_task_release_held_of_all_schedules_works_in_batches(store: Store)
 
 
 async def test_task_release_held_of_all_schedules_is_not_blocked_by_tasks_that_must_wait(store: Store) -> None:
-    names = ("full", "paused", "gone", "told", "free")
-    full, paused, gone, requested, free = schedules = [
-        await make(store, Overlap.CANCEL_PREVIOUS if name == "told" else Overlap.QUEUE, name=name, id=UUID(int=number))
+    names = ("full", "paused", "deleted", "requested", "free")
+    full, paused, deleted, requested, free = schedules = [
+        await make(store, Overlap.CANCEL_PREVIOUS if name == "requested" else Overlap.QUEUE, name=name, id=UUID(int=number))
         for number, name in enumerate(names, start=1)
     ]
     await fire(store, *schedules, times=2)
@@ -239,11 +240,11 @@ async def test_task_release_held_of_all_schedules_is_not_blocked_by_tasks_that_m
     await release_held(store, requested)
     await complete(store, *(task for task in running if task.schedule_id in (paused.id, free.id)))
     await execute_raw(store, "UPDATE schedules SET status = 'paused' WHERE id = ?", paused.id)
-    await store.schedule_delete(DEFAULT_TENANT, [gone.id])
+    await store.schedule_delete(DEFAULT_TENANT, [deleted.id])
     assert await release_held(store, limit=1) == {"default"}
     assert await states_of(store, free) == ["ready"]
     assert await states_of(store, paused) == ["held"]
-    for other in (full, gone, requested):
+    for other in (full, deleted, requested):
         assert await states_of(store, other) == ["running", "held"]
 
 
@@ -263,21 +264,21 @@ async def test_task_release_held_replaces_tasks_that_have_not_started(store: Sto
     assert await release_held(store, schedule) == {"default"}
     (left,) = await tasks_of(store, schedule)
     assert (left.state, left.scheduled_for) == (TaskState.READY, NOW + minutes(2))
-    gone = await tasks_of(store, schedule, live=False)
-    assert [(task.state.value, task.reason) for task in gone] == [
-        ("cancelled", "a newer tick of its schedule takes its place")
+    replaced = await tasks_of(store, schedule, live=False)
+    assert [(task.state.value, task.reason) for task in replaced] == [
+        ("cancelled", "replaced by a newer tick of its schedule")
     ] * 2  # fmt: skip
 
 
-@pytest.mark.parametrize("asks_for_all", [True, False])
+@pytest.mark.parametrize("for_all_schedules", [True, False])
 async def test_task_release_held_requests_the_running_task_to_stop_and_keeps_the_newest_waiting(
-    store: Store, asks_for_all: bool
+    store: Store, for_all_schedules: bool
 ) -> None:
     schedule = await make(store, Overlap.CANCEL_PREVIOUS)
     await fire(store, schedule)
     running = await claim(store)
     await fire(store, schedule, times=2)
-    given = () if asks_for_all else (schedule,)
+    given = () if for_all_schedules else (schedule,)
     assert await release_held(store, *given) == frozenset()
     first, last = await tasks_of(store, schedule)
     assert (first.state, first.cancel_requested) == (TaskState.RUNNING, True)
@@ -325,24 +326,24 @@ async def test_task_release_held_under_concurrency_keeps_the_limit(store: Store)
             states = await states_of(store, schedule)
             assert states.count("ready") == min(2, len(states))
             assert states == sorted(states, reverse=True), "the oldest are released first"
-    for twin in stores[1:]:
-        await twin.close()
+    for second_store in stores[1:]:
+        await second_store.close()
 
 
 async def test_task_release_held_and_concurrent_tick_fire_keep_the_limit(store: Store) -> None:
-    twin = open_second_store(store)
+    second_store = open_second_store(store)
     schedule = await make(store)
     await fire(store, schedule)
     for _ in range(15):
-        await asyncio.gather(fire(twin, schedule), release_held(store, schedule), release_held(store))
+        await asyncio.gather(fire(second_store, schedule), release_held(store, schedule), release_held(store))
         assert (await states_of(store, schedule)).count("ready") <= 1
         await complete(store, *await claim(store))
-        await asyncio.gather(fire(twin, schedule), release_held(store, schedule))
+        await asyncio.gather(fire(second_store, schedule), release_held(store, schedule))
         states = await states_of(store, schedule)
         assert states.count("ready") <= 1
         await release_held(store, schedule)
         assert (await states_of(store, schedule)).count("ready") == 1
-    await twin.close()
+    await second_store.close()
 
 
 # Pauses
@@ -362,8 +363,8 @@ async def test_schedule_write_of_a_pause_holds_tasks_that_have_not_started(store
     await claim(store, limit=1)
     await execute_raw(store, "UPDATE tasks SET state = 'scheduled' WHERE scheduled_for = ?", NOW + minutes(1))
     await fire(store, other)
-    beside = [of_schedule(schedule, origin, queue="slow") for origin in (Origin.TRIGGER, Origin.BACKFILL)]
-    await store.task_submit(beside, now=NOW)
+    others = [of_schedule(schedule, origin, queue="slow") for origin in (Origin.TRIGGER, Origin.BACKFILL)]
+    await store.task_submit(others, now=NOW)
     paused = await pause(store, schedule)
     found = [(task.origin.value, task.state.value) for task in await tasks_of(store, schedule)]
     assert sorted(found[:2]) == [("backfill", "ready"), ("trigger", "ready")]
@@ -373,7 +374,7 @@ async def test_schedule_write_of_a_pause_holds_tasks_that_have_not_started(store
     resumed = changed(paused, status=Status.ACTIVE, next_tick_at=NOW + minutes(9), due_at=NOW + minutes(9))
     assert await store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(resumed, paused)], now=NOW)
     assert await release_held(store, schedule) == {"default"}
-    # The triggered task and the running task use two of its three places.
+    # The triggered task and the running task count as two of the three concurrent tasks that the schedule may have.
     assert [task.state.value for task in await tasks_of(store, schedule)][2:] == ["running", "ready", "held"]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from everbeat.core.errors import StoreRefused
 from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.targets import WorkerTarget
 from everbeat.core.tasks import NewTask, Origin, TaskKey, TaskState
 from everbeat.store.base import Store
 from everbeat.store.values import SubmitResult
@@ -44,7 +45,7 @@ async def test_task_submit_stores_every_field(store: Store) -> None:
     assert submitted[:4] == (NOW, [task.id], frozenset(), frozenset())
     (found,) = await store.task_find(OTHER_TENANT, [task.id])
     assert (found.id, found.tenant_id, found.type, found.queue) == (task.id, OTHER_TENANT, "mail", "slow")
-    assert found.target == {"kind": "worker", "type": "mail", "queue": "slow"}
+    assert found.target == WorkerTarget(type="mail", queue="slow")
     assert (found.payload, found.retry, found.labels) == (task.payload.encode(), b'{"kind":"fixed"}', {"team": "a"})
     assert (found.state, found.origin, found.priority) == (TaskState.READY, Origin.TRIGGER, -5)
     assert (found.attempt, found.max_attempts, found.timeout_seconds, found.fence) == (0, 7, 12.5, 0)
@@ -110,7 +111,7 @@ async def test_task_submit_with_a_key_of_a_different_task_writes_nothing(store: 
     submitted = await store.task_submit(batch, now=NOW)
     assert submitted.mismatched == {2}
     assert (await count_rows(store, "tasks"), await count_rows(store, "task_keys")) == (2, 2)
-    # The rejected batch stored nothing: the new key is still free.
+    # The rejected batch has stored nothing, so the new key is still free.
     assert (await store.task_submit([keyed("new")], now=NOW)).repeated == frozenset()
 
 
@@ -136,7 +137,7 @@ async def test_task_submit_with_a_known_key_twice_in_a_batch(store: Store) -> No
 
 
 async def test_task_submit_of_a_repeated_batch_with_one_key_writes_it_once(store: Store) -> None:
-    """The key of the first task covers the whole batch: a repeated batch writes nothing."""
+    """The key of the first task covers the whole batch, so a repeated batch writes nothing."""
     first, rest = keyed(), [make_task(), make_task()]
     assert (await store.task_submit([first, *rest], has_single_key=True, now=NOW)).repeated == frozenset()
     submitted = await store.task_submit([keyed(), make_task(), make_task()], has_single_key=True, now=NOW)
@@ -146,16 +147,16 @@ async def test_task_submit_of_a_repeated_batch_with_one_key_writes_it_once(store
 
 
 async def test_task_submit_of_a_batch_with_one_key_under_concurrency_writes_it_once(store: Store) -> None:
-    twin = open_second_store(store)
+    second_store = open_second_store(store)
     for number in range(10):
-        answers = await asyncio.gather(
+        results = await asyncio.gather(
             *(
                 one.task_submit([keyed(str(number)), make_task(), make_task()], has_single_key=True, now=NOW)
-                for one in (store, twin)
+                for one in (store, second_store)
             )
         )
-        assert sorted(len(response.repeated) for response in answers) == [0, 1]
-    await twin.close()
+        assert sorted(len(result.repeated) for result in results) == [0, 1]
+    await second_store.close()
     assert await count_rows(store, "tasks") == 30
 
 
@@ -185,31 +186,31 @@ async def test_task_submit_keeps_a_key_after_its_task_is_gone(store: Store) -> N
 async def test_task_submit_under_concurrency_with_the_same_keys_creates_each_task_once(store: Store) -> None:
     stores = [store, *(open_second_store(store) for _ in range(3))]
     for number in range(10):
-        keys = [f"{number}-{place}" for place in range(5)]
+        keys = [f"{number}-{index}" for index in range(5)]
         # Each caller passes the keys in a different order.
-        batches = [[keyed(key) for key in keys[turn:] + keys[:turn]] for turn in range(4)]
-        answers = await asyncio.gather(*(one.task_submit(batch, now=NOW) for one, batch in zip(stores, batches, strict=True)))
+        batches = [[keyed(key) for key in keys[offset:] + keys[:offset]] for offset in range(4)]
+        results = await asyncio.gather(*(one.task_submit(batch, now=NOW) for one, batch in zip(stores, batches, strict=True)))
         owners: dict[str, set[UUID]] = {}
-        for batch, response in zip(batches, answers, strict=True):
-            for task, id_ in zip(batch, response.ids, strict=True):
+        for batch, result in zip(batches, results, strict=True):
+            for task, id_ in zip(batch, result.ids, strict=True):
                 assert task.key is not None
                 owners.setdefault(task.key.key, set()).add(id_)
         assert {len(ids) for ids in owners.values()} == {1}
-        assert sum(5 - len(response.repeated) for response in answers) == 5
-    for twin in stores[1:]:
-        await twin.close()
+        assert sum(5 - len(result.repeated) for result in results) == 5
+    for second_store in stores[1:]:
+        await second_store.close()
     assert await count_rows(store, "tasks") == 50
 
 
 async def test_task_submit_under_concurrency_with_one_key_for_different_tasks(store: Store) -> None:
-    twin = open_second_store(store)
+    second_store = open_second_store(store)
     for number in range(10):
         one, two = await asyncio.gather(
             store.task_submit([make_task(), keyed(str(number), b"one")], now=NOW),
-            twin.task_submit([make_task(), keyed(str(number), b"two")], now=NOW),
+            second_store.task_submit([make_task(), keyed(str(number), b"two")], now=NOW),
         )
         assert sorted([len(one.mismatched), len(two.mismatched)]) == [0, 1]
-    await twin.close()
+    await second_store.close()
     assert await count_rows(store, "tasks") == 20
 
 

@@ -1,4 +1,4 @@
-"""Every statement on tenant data names the tenant. The engine's exceptions are listed here with their reasons."""
+"""Every statement on tenant data names the tenant. The exceptions are listed here with their reasons."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import pytest
 
 from everbeat.store.queries import load_blocks
 
-OWNED = (
+TENANT_TABLES = (
     *("schedules", "past_rules", "ticks", "tasks", "task_history", "attempts", "task_log", "dead_letters", "task_keys"),
     *("calendars", "idempotent_answers", "api_keys", "audit_log"),
 )
-TOUCHES = re.compile(rf"\b(?:FROM|JOIN|INTO|UPDATE)\s+({'|'.join(OWNED)})\b")
-# The tenant is compared with a value, is part of a key that is looked up, or is written with a new row.
-NAMES_IT = re.compile(r"tenant_id\s*=|\btenant_ids\b|\(\w*\.?tenant_id\b|^\s*INSERT INTO \w+[^;]*?tenant_id", re.S)
+TENANT_DATA = re.compile(rf"\b(?:FROM|JOIN|INTO|UPDATE)\s+({'|'.join(TENANT_TABLES)})\b")
+# The tenant is compared with a value, is part of a key, or is written with a new row.
+NAMES_TENANT = re.compile(r"tenant_id\s*=|\btenant_ids\b|\(\w*\.?tenant_id\b|^\s*INSERT INTO \w+[^;]*?tenant_id", re.S)
 
-FIRING = "the ticker fires for all tenants; ids come from its own scan, and rows carry the tenant over"
-MOVING = "promoting, reaping and taking turns is for all tenants; ids come from the engine's own look"
-CLAIMED = "by rows that the same transaction found under their tenant"
+FIRING = "the ticker fires for all tenants; ids come from its own scan, and new rows copy the tenant"
+LOOPS = "the promoter, the reaper and overlap release work for all tenants; ids come from their own scans"
+FOUND = "the same transaction has found the rows by their tenant"
 RETENTION = "retention is for all tenants"
 KEYS = "a key is found by its hash before its tenant is known"
-OPERATORS = "only operators ask for all tenants at once"
+OPERATORS = "only operators list all tenants"
 
-ENGINE = {
+EXCEPTIONS = {
     "audit_log_list_all": OPERATORS,
     "blob_unused": RETENTION,
     "key_admins": OPERATORS,
@@ -37,19 +37,19 @@ ENGINE = {
     "schedule_due": FIRING,
     "schedule_fault": FIRING,
     "schedule_overdue": FIRING,
-    "schedule_past_rule_insert": "with the row of its schedule, which was changed under its tenant in the same transaction",
-    "task_claim": CLAIMED,
-    "task_complete": CLAIMED,
-    "task_expired": MOVING,
-    "task_heartbeat": CLAIMED,
-    "task_promote": MOVING,
-    "task_promote_next": MOVING,
-    "task_queues": "held against the queues of a key, before a write that names the tenant",
-    "task_release_held": MOVING,
-    "task_release_held_any": MOVING,
-    "task_release_held_candidates": MOVING,
-    "task_release_held_schedules": MOVING,
-    "task_release_held_replaced": MOVING,
+    "schedule_past_rule_insert": "copies the row of its schedule, which the same transaction has changed by its tenant",
+    "task_claim": FOUND,
+    "task_complete": FOUND,
+    "task_expired": LOOPS,
+    "task_heartbeat": FOUND,
+    "task_promote": LOOPS,
+    "task_promote_next": LOOPS,
+    "task_queues": "compared with the queues of a key, before a write that names the tenant",
+    "task_release_held": LOOPS,
+    "task_release_held_any": LOOPS,
+    "task_release_held_candidates": LOOPS,
+    "task_release_held_schedules": LOOPS,
+    "task_release_held_replaced": LOOPS,
     "tick_fire": FIRING,
     "tick_fire_decide": FIRING,
     "tick_fire_guard": FIRING,
@@ -61,22 +61,22 @@ def statement_of(text: str) -> str:
 
 
 def blocks_without_tenant(dialect: str) -> set[str]:
-    """Blocks on tenant data that do not name the tenant."""
+    """Return the blocks on tenant data that do not name the tenant."""
     blocks = {name: statement_of(text) for name, text in load_blocks(f"everbeat.store.{dialect}").items()}
-    return {name for name, text in blocks.items() if TOUCHES.search(text) and not NAMES_IT.search(text)}
+    return {name for name, text in blocks.items() if TENANT_DATA.search(text) and not NAMES_TENANT.search(text)}
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
-def test_every_statement_names_the_tenant_except_those_of_the_engine(dialect: str) -> None:
-    assert sorted(blocks_without_tenant(dialect) - ENGINE.keys()) == []
+def test_every_statement_names_the_tenant_except_the_listed_ones(dialect: str) -> None:
+    assert sorted(blocks_without_tenant(dialect) - EXCEPTIONS.keys()) == []
 
 
 def test_every_listed_exception_is_needed() -> None:
-    assert sorted(ENGINE.keys() - blocks_without_tenant("sqlite") - blocks_without_tenant("postgres")) == []
+    assert sorted(EXCEPTIONS.keys() - blocks_without_tenant("sqlite") - blocks_without_tenant("postgres")) == []
 
 
 def test_the_check_finds_a_statement_without_the_tenant() -> None:
     for statement in ("SELECT tenant_id FROM tasks WHERE id = :id", "DELETE FROM schedules WHERE name = :name"):
-        assert TOUCHES.search(statement)
-        assert not NAMES_IT.search(statement)
-    assert NAMES_IT.search("UPDATE tasks SET state = 'x' WHERE tenant_id = :tenant_id")
+        assert TENANT_DATA.search(statement)
+        assert not NAMES_TENANT.search(statement)
+    assert NAMES_TENANT.search("UPDATE tasks SET state = 'x' WHERE tenant_id = :tenant_id")

@@ -13,9 +13,9 @@ from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenants import Tenant, TenantQuotas
 from everbeat.store.base import Store
 from everbeat.store.values import AuditLogFilter, IdempotentResponse, TenantWrite
-from tests.factories import NOW, OTHER_TENANT, make_entry, seconds
+from tests.factories import NOW, OTHER_TENANT, make_audit_entry, seconds
 
-ANSWER = IdempotentResponse(key="k", fingerprint=b"f", status=201, body=b"{}")
+RESPONSE = IdempotentResponse(key="k", fingerprint=b"f", status=201, body=b"{}")
 
 
 def make_tenant(name: str = "billing", **more: Any) -> Tenant:
@@ -59,11 +59,11 @@ async def test_tenant_write_stores_every_quota(store: Store) -> None:
 
 
 async def test_tenant_write_with_another_revision_changes_nothing(store: Store) -> None:
-    tenant, beside = make_tenant(), make_tenant("beside")
-    await write(store, tenant, beside)
-    writes = [TenantWrite(changed(beside, weight=5.0), expected=1), TenantWrite(changed(tenant, weight=5.0), expected=2)]
-    assert not await store.tenant_write(writes, audit_log=[make_entry()], now=NOW)
-    assert [one.weight for one in await store.tenant_find(ids=[tenant.id, beside.id])] == [1.0, 1.0]
+    tenant, unrelated = make_tenant(), make_tenant("unrelated")
+    await write(store, tenant, unrelated)
+    writes = [TenantWrite(changed(unrelated, weight=5.0), expected=1), TenantWrite(changed(tenant, weight=5.0), expected=2)]
+    assert not await store.tenant_write(writes, audit_log=[make_audit_entry()], now=NOW)
+    assert [one.weight for one in await store.tenant_find(ids=[tenant.id, unrelated.id])] == [1.0, 1.0]
     assert await store.audit_log_list(None, AuditLogFilter(), before=None, limit=10) == []
 
 
@@ -83,24 +83,24 @@ async def test_tenant_write_of_invalid_values_is_rejected(store: Store, more: di
 
 
 async def test_tenant_write_writes_the_audit_log_in_the_same_transaction(store: Store) -> None:
-    entry = make_entry(action="tenant.create", subject="billing")
+    entry = make_audit_entry(action="tenant.create", subject="billing")
     assert await store.tenant_write([TenantWrite(make_tenant())], audit_log=[entry], now=NOW)
     (found,) = await store.audit_log_list(None, AuditLogFilter(), before=None, limit=10)
     assert found == msgspec.structs.replace(entry, at=NOW)
 
 
 async def test_tenant_write_stores_one_response_for_each_key_and_owner(store: Store) -> None:
-    assert await store.tenant_write([TenantWrite(make_tenant("one"))], response=ANSWER, now=NOW)
-    assert not await store.tenant_write([TenantWrite(make_tenant("two"))], response=ANSWER, now=NOW)
+    assert await store.tenant_write([TenantWrite(make_tenant("one"))], response=RESPONSE, now=NOW)
+    assert not await store.tenant_write([TenantWrite(make_tenant("two"))], response=RESPONSE, now=NOW)
     assert await store.tenant_write(
-        [TenantWrite(make_tenant("three"))], response_tenant_id=OTHER_TENANT, response=ANSWER, now=NOW
+        [TenantWrite(make_tenant("three"))], response_tenant_id=OTHER_TENANT, response=RESPONSE, now=NOW
     )
     assert [one.name for one in await store.tenant_find(names=["one", "two"])] == ["one"]
 
 
 async def test_idempotent_response_find_returns_a_response_for_a_day(store: Store) -> None:
-    assert await store.tenant_write([TenantWrite(make_tenant())], response=ANSWER, now=NOW)
-    assert await store.idempotent_response_find(DEFAULT_TENANT, "k", now=NOW + seconds(86_399)) == ANSWER
+    assert await store.tenant_write([TenantWrite(make_tenant())], response=RESPONSE, now=NOW)
+    assert await store.idempotent_response_find(DEFAULT_TENANT, "k", now=NOW + seconds(86_399)) == RESPONSE
     assert await store.idempotent_response_find(DEFAULT_TENANT, "k", now=NOW + seconds(86_401)) is None
     assert await store.idempotent_response_find(OTHER_TENANT, "k", now=NOW) is None
     assert await store.idempotent_response_find(UUID(int=9), "other", now=NOW) is None

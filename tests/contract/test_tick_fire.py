@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT, Overlap, Schedule, Status
+from everbeat.core.targets import WorkerTarget
 from everbeat.core.ticks import Outcome, SkipReason
 from everbeat.store.base import Store
 from everbeat.store.values import Fired, FireResult, Firing
@@ -35,14 +36,14 @@ from tests.factories import (
 )
 
 NODE = UUID(int=1)
-RIVAL = UUID(int=2)
+OTHER_NODE = UUID(int=2)
 
 
 async def fire(store: Store, *firings: Firing, node: UUID = NODE, **more: Any) -> list[Fired]:
     return (await store.tick_fire(node, firings, **{"now": NOW, **more})).fired
 
 
-async def own(store: Store, *schedules: Schedule) -> None:
+async def insert_and_own(store: Store, *schedules: Schedule) -> None:
     await insert(store, *schedules)
     await own_all_partitions(store, NODE)
 
@@ -54,8 +55,8 @@ async def is_unchanged(store: Store, schedule: Schedule) -> bool:
 
 
 async def test_tick_fire_writes_ledger_task_and_position_together(store: Store) -> None:
-    schedule = make_schedule(payload=b'{"a":1}', priority=5, target={"kind": "worker", "type": "mail", "queue": "slow"})
-    await own(store, schedule)
+    schedule = make_schedule(payload=b'{"a":1}', priority=5, target=WorkerTarget(type="mail", queue="slow"))
+    await insert_and_own(store, schedule)
     firing = firing_of(schedule)
     assert await fire(store, firing) == [Fired(schedule.id, Outcome.FIRED, None, NOW)]
     (tick,) = await ledger(store, schedule.id)
@@ -84,7 +85,7 @@ async def test_tick_fire_uses_the_database_clock(store: Store) -> None:
 
 async def test_tick_fire_skips_a_tick_that_overlaps_with_an_unfinished_task(store: Store) -> None:
     schedule = make_schedule()
-    await own(store, schedule)
+    await insert_and_own(store, schedule)
     await fire(store, firing_of(schedule))
     second = await find(store, schedule)
     await own_all_partitions(store, NODE, now=NOW + minutes(1))
@@ -96,7 +97,7 @@ async def test_tick_fire_skips_a_tick_that_overlaps_with_an_unfinished_task(stor
 
 async def test_tick_fire_continues_when_the_previous_task_has_finished(store: Store) -> None:
     schedule = make_schedule()
-    await own(store, schedule)
+    await insert_and_own(store, schedule)
     await fire(store, firing_of(schedule))
     await complete(store, *await claim(store))
     await own_all_partitions(store, NODE, now=NOW + minutes(1))
@@ -106,7 +107,7 @@ async def test_tick_fire_continues_when_the_previous_task_has_finished(store: St
 
 async def test_tick_fire_allows_unfinished_tasks_up_to_the_limit_of_the_schedule(store: Store) -> None:
     schedule = make_schedule(overlap=Overlap.ALLOW, max_concurrent=2)
-    await own(store, schedule)
+    await insert_and_own(store, schedule)
     for number in range(4):
         now = NOW + minutes(number)
         await own_all_partitions(store, NODE, now=now)
@@ -135,7 +136,7 @@ async def test_tick_fire_records_skipped_ranges_with_the_tick(store: Store) -> N
 
 async def test_tick_fire_can_record_skips_without_a_tick(store: Store) -> None:
     schedule = make_schedule(last_tick_at=NOW - minutes(5))
-    await own(store, schedule)
+    await insert_and_own(store, schedule)
     skips = (skip(NOW - minutes(1), NOW, 2),)
     assert await fire(store, firing_of(schedule, fires=None, skips=skips)) == [Fired(schedule.id, None, None, None)]
     assert ledger_summary(await ledger(store, schedule.id)) == [(-60, "misfire", 2)]
@@ -146,17 +147,17 @@ async def test_tick_fire_can_record_skips_without_a_tick(store: Store) -> None:
 
 async def test_tick_fire_finishes_a_schedule_without_a_next_tick(store: Store) -> None:
     schedule = make_schedule()
-    await own(store, schedule)
+    await insert_and_own(store, schedule)
     await fire(store, firing_of(schedule, next_tick_at=None, due_at=None))
     done = await find(store, schedule)
     assert (done.status, done.next_tick_at, done.due_at, done.last_tick_at) == (Status.FINISHED, None, None, NOW)
 
 
 async def take_over(store: Store, _schedule: Schedule) -> None:
-    await own_all_partitions(store, RIVAL, now=NOW + seconds(11))
+    await own_all_partitions(store, OTHER_NODE, now=NOW + seconds(11))
 
 
-async def let_expire(store: Store, _schedule: Schedule) -> None:
+async def expire_lease(store: Store, _schedule: Schedule) -> None:
     await own_all_partitions(store, NODE, now=NOW - seconds(10))
 
 
@@ -183,10 +184,10 @@ REFUSALS: dict[str, tuple[Callable[[Store, Schedule], Any], dict[str, Any], dict
     "an older epoch": (nothing, {"epoch": 0}, {}),
     "a newer epoch": (nothing, {"epoch": 2}, {}),
     "another partition's epoch": (nothing, {"partition": 300}, {}),
-    "not the owner": (nothing, {}, {"node": RIVAL}),
+    "not the owner": (nothing, {}, {"node": OTHER_NODE}),
     "taken over": (take_over, {}, {"now": NOW + seconds(11)}),
     "expired lease": (nothing, {}, {"now": NOW + seconds(10)}),
-    "lease ending now": (let_expire, {}, {}),
+    "lease ending now": (expire_lease, {}, {}),
     "released": (release, {}, {}),
 }
 
@@ -195,7 +196,7 @@ REFUSALS: dict[str, tuple[Callable[[Store, Schedule], Any], dict[str, Any], dict
 async def test_tick_fire_without_a_valid_partition_lease_changes_nothing(store: Store, case: str) -> None:
     before, wrong, call = REFUSALS[case]
     schedule = make_schedule()
-    await own(store, schedule)
+    await insert_and_own(store, schedule)
     await before(store, schedule)
     firing = firing_of(schedule, **wrong, skips=(skip(NOW - minutes(1)),))
     assert await fire(store, firing, **call) == []
@@ -207,7 +208,7 @@ async def test_tick_fire_of_an_inactive_or_deleted_schedule_creates_nothing(
     store: Store, before: Callable[[Store, Schedule], Any]
 ) -> None:
     schedule = make_schedule()
-    await own(store, schedule)
+    await insert_and_own(store, schedule)
     await before(store, schedule)
     assert await fire(store, firing_of(schedule, skips=(skip(NOW - minutes(1)),))) == []
     assert await count_rows(store, "tasks") == await count_rows(store, "ticks") == 0
@@ -215,20 +216,20 @@ async def test_tick_fire_of_an_inactive_or_deleted_schedule_creates_nothing(
 
 async def test_tick_fire_waits_for_due_at_even_when_the_tick_is_past(store: Store) -> None:
     schedule = make_schedule(due_at=NOW + seconds(2))
-    await own(store, schedule)
+    await insert_and_own(store, schedule)
     assert await fire(store, firing_of(schedule), now=NOW + seconds(1)) == []
     assert len(await fire(store, firing_of(schedule), now=NOW + seconds(2))) == 1
 
 
 async def test_tick_fire_of_a_batch_with_rejected_firings_fires_the_others(store: Store) -> None:
     schedules = [make_schedule(f"job-{number}") for number in range(6)]
-    await own(store, *schedules)
+    await insert_and_own(store, *schedules)
     wrong: list[dict[str, Any]] = [{}, {"epoch": 9}, {}, {"revision": 9}, {"expected": NOW - minutes(1)}, {}]
     batch = [firing_of(schedule, **more) for schedule, more in zip(schedules, wrong, strict=True)]
-    winners = {schedules[number].id for number in (0, 2, 5)}
-    assert {one.schedule_id for one in await fire(store, *batch)} == winners
+    accepted = {schedules[number].id for number in (0, 2, 5)}
+    assert {one.schedule_id for one in await fire(store, *batch)} == accepted
     for schedule in schedules:
-        assert await is_unchanged(store, schedule) is (schedule.id not in winners)
+        assert await is_unchanged(store, schedule) is (schedule.id not in accepted)
 
 
 @pytest.mark.parametrize("days", [-240, 400], ids=["eight months ago", "next year"])
@@ -247,19 +248,19 @@ async def test_tick_fire_creates_a_missing_month(store: Store, days: int) -> Non
 
 async def test_the_epoch_alone_stops_a_replaced_owner(store: Store) -> None:
     schedule = make_schedule()
-    await own(store, schedule)
+    await insert_and_own(store, schedule)
     later = NOW + seconds(11)
-    await own_all_partitions(store, RIVAL, now=later)
-    # Neither the position nor the ledger contain a firing.
+    await own_all_partitions(store, OTHER_NODE, now=later)
+    # Neither the position nor the ledger contains a firing.
     assert await fire(store, firing_of(schedule, epoch=1), now=later) == []
     assert await fire(store, firing_of(schedule, epoch=2), now=later) == []
     assert await is_unchanged(store, schedule)
-    assert len(await fire(store, firing_of(schedule, epoch=2), node=RIVAL, now=later)) == 1
+    assert len(await fire(store, firing_of(schedule, epoch=2), node=OTHER_NODE, now=later)) == 1
 
 
-async def test_the_position_alone_stops_a_second_firing_by_the_rightful_owner(store: Store) -> None:
+async def test_the_position_alone_stops_a_second_firing_by_the_current_owner(store: Store) -> None:
     schedule = make_schedule(overlap=Overlap.ALLOW)
-    await own(store, schedule)
+    await insert_and_own(store, schedule)
     await own_all_partitions(store, NODE, lease_seconds=600)
     await fire(store, firing_of(schedule))
     await execute_raw(store, "DELETE FROM ticks")
@@ -270,7 +271,7 @@ async def test_the_position_alone_stops_a_second_firing_by_the_rightful_owner(st
 
 async def test_the_ledger_alone_stops_a_second_task_when_the_position_was_set_back(store: Store) -> None:
     schedule = make_schedule(overlap=Overlap.ALLOW)
-    await own(store, schedule)
+    await insert_and_own(store, schedule)
     await fire(store, firing_of(schedule))
     await execute_raw(store, "UPDATE schedules SET next_tick_at = ?, due_at = ?", NOW, NOW)
     assert await fire(store, firing_of(schedule)) == [Fired(schedule.id, None, None, None)]
@@ -278,37 +279,39 @@ async def test_the_ledger_alone_stops_a_second_task_when_the_position_was_set_ba
     assert (await find(store, schedule)).next_tick_at == NOW + minutes(1)
 
 
-async def test_two_connections_firing_the_same_ticks_at_once_create_one_task_each(store: Store) -> None:
-    twin = open_second_store(store)
+async def test_concurrent_firings_of_the_same_ticks_create_one_task_each(store: Store) -> None:
+    second_store = open_second_store(store)
     schedule = make_schedule(overlap=Overlap.ALLOW)
-    await own(store, schedule)
+    await insert_and_own(store, schedule)
     await own_all_partitions(store, NODE, lease_seconds=36_000)
     for number in range(50):
         now = NOW + minutes(number)
         current = await find(store, schedule)
-        results = await _at_once([(store, current), (twin, current), (store, current), (twin, current)], now)
+        results = await _fire_concurrently(
+            [(store, current), (second_store, current), (store, current), (second_store, current)], now
+        )
         assert sum(len(fired) for fired in results) == 1
-    await twin.close()
+    await second_store.close()
     assert await count_rows(store, "tasks") == await count_rows(store, "ticks") == 50
     assert await store.tick_doubled(DEFAULT_TENANT, [schedule.id], from_=NOW, to=NOW + minutes(60)) == {}
 
 
-async def test_two_owners_at_once_create_one_task_even_if_both_leases_appear_valid(store: Store) -> None:
-    """The partition changes its owner while both nodes are about to fire."""
-    twin = open_second_store(store)
+async def test_two_concurrent_owners_create_one_task_even_if_both_leases_appear_valid(store: Store) -> None:
+    """The owner of the partition changes while both nodes are about to fire."""
+    second_store = open_second_store(store)
     schedules = [make_schedule(f"job-{number}") for number in range(20)]
     await insert(store, *schedules)
     await own_all_partitions(store, NODE)
     ours = [firing_of(one, epoch=1) for one in schedules]
     theirs = [firing_of(one, epoch=2) for one in reversed(schedules)]
-    await execute_raw(store, "UPDATE partitions SET owner = ?, epoch = 2, lease_until = ?", RIVAL, NOW + seconds(10))
-    one, two = await asyncio.gather(fire(store, *ours), fire(twin, *theirs, node=RIVAL))
-    await twin.close()
+    await execute_raw(store, "UPDATE partitions SET owner = ?, epoch = 2, lease_until = ?", OTHER_NODE, NOW + seconds(10))
+    one, two = await asyncio.gather(fire(store, *ours), fire(second_store, *theirs, node=OTHER_NODE))
+    await second_store.close()
     assert (len(one), len(two)) == (0, 20)
     assert await count_rows(store, "tasks") == 20
 
 
-async def _at_once(attempts: list[tuple[Store, Schedule]], now: Any) -> list[list[Fired]]:
+async def _fire_concurrently(attempts: list[tuple[Store, Schedule]], now: Any) -> list[list[Fired]]:
     return await asyncio.gather(
         *(fire(store, firing_of(schedule, task_id=uuid4(), due_at=now), now=now) for store, schedule in attempts)
     )

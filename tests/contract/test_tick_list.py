@@ -82,16 +82,16 @@ async def test_tick_ranges_returns_ranges_that_cross_an_edge_of_the_window(store
 
 
 async def test_tick_doubled_counts_ticks_with_two_live_or_finished_tasks(store: Store) -> None:
-    schedule, honest = make_schedule(), make_schedule("honest")
-    await insert(store, schedule, honest)
+    schedule, normal = make_schedule(), make_schedule("normal")
+    await insert(store, schedule, normal)
     await own_all_partitions(store, NODE)
-    await store.tick_fire(NODE, [firing_of(schedule), firing_of(honest)], now=NOW)
+    await store.tick_fire(NODE, [firing_of(schedule), firing_of(normal)], now=NOW)
     window = {"from_": NOW, "to": NOW + minutes(1)}
-    assert await store.tick_doubled(DEFAULT_TENANT, [schedule.id, honest.id], **window) == {}
+    assert await store.tick_doubled(DEFAULT_TENANT, [schedule.id, normal.id], **window) == {}
     await duplicate_task(store, schedule.id)
-    assert await store.tick_doubled(DEFAULT_TENANT, [schedule.id, honest.id], **window) == {schedule.id: 1}
+    assert await store.tick_doubled(DEFAULT_TENANT, [schedule.id, normal.id], **window) == {schedule.id: 1}
     await complete(store, *await claim(store, limit=1))
-    assert await store.tick_doubled(DEFAULT_TENANT, [schedule.id, honest.id], **window) == {schedule.id: 1}
+    assert await store.tick_doubled(DEFAULT_TENANT, [schedule.id, normal.id], **window) == {schedule.id: 1}
     assert await store.tick_doubled(DEFAULT_TENANT, [schedule.id], from_=NOW - minutes(5), to=NOW) == {}
 
 

@@ -1,4 +1,4 @@
-"""The two dialects have the same files, blocks and migrations. Necessary differences are listed here."""
+"""The two dialects have the same files, blocks and migrations, except for the differences listed here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everbeat.store.queries import load_blocks
 
 PACKAGES = {"sqlite": "everbeat.store.sqlite", "postgres": "everbeat.store.postgres"}
 
-# SQLite uses the process clock, keeps months as rows, and needs several statements to move rows between tables.
+# SQLite uses the process clock, stores months as rows, and needs several statements to move rows between tables.
 ONLY_SQLITE = {
     "calendar_exists",
     "month_prune_attempts",
@@ -79,8 +79,8 @@ TABLES = [
     "audit_log",
 ]
 
-# Not verbs on rows: tested with their subject (tests/migration, tests/services) or by every test.
-PLUMBING = {"open", "close", "pool", "migrate", "schema_version", "subscribe", "publish"}
+# Not verbs on rows. They are tested in tests/migration or tests/services, or by every test.
+NOT_ROW_VERBS = {"open", "close", "pool", "migrate", "schema_version", "subscribe", "publish"}
 
 
 def sql_texts(dialect: str) -> dict[str, str]:
@@ -109,11 +109,13 @@ def test_both_dialects_have_the_same_blocks_except_the_listed_ones() -> None:
 
 
 def test_a_block_is_in_the_same_file_in_both_dialects() -> None:
-    places = {
+    files_by_block = {
         dialect: {block: name for name, text in sql_texts(dialect).items() for block in blocks_of(text)} for dialect in PACKAGES
     }
-    shared = places["sqlite"].keys() & places["postgres"].keys()
-    assert {block: places["sqlite"][block] for block in shared} == {block: places["postgres"][block] for block in shared}
+    shared = files_by_block["sqlite"].keys() & files_by_block["postgres"].keys()
+    assert {block: files_by_block["sqlite"][block] for block in shared} == {
+        block: files_by_block["postgres"][block] for block in shared
+    }
 
 
 def test_both_dialects_have_the_same_migrations() -> None:
@@ -155,7 +157,7 @@ def test_every_table_is_compared() -> None:
 
 
 def test_every_verb_has_a_contract_test_with_its_name() -> None:
-    verbs = {name for name, _ in inspect.getmembers(Store, inspect.isfunction) if not name.startswith("_")} - PLUMBING
+    verbs = {name for name, _ in inspect.getmembers(Store, inspect.isfunction) if not name.startswith("_")} - NOT_ROW_VERBS
     tests = "\n".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
     tested = set(re.findall(r"def (test_\w+)", tests))
     assert sorted(verb for verb in verbs if not any(name.startswith(f"test_{verb}_") for name in tested)) == []

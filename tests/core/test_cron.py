@@ -1,4 +1,4 @@
-"""Cron expressions: what they match, when they tick, and that every tick can be found from either side."""
+"""Cron expressions: what they match, when they tick, and that each tick is found from both directions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def texts(trigger: Trigger, after: datetime = START, limit: int = 3) -> list[str
         ("TZ=Asia/Tokyo @daily", ["2026-01-01 15:00:00"]),
     ],
 )
-def test_it_ticks_when_the_expression_says(expression: str, expected: list[str]) -> None:
+def test_it_ticks_when_the_expression_matches(expression: str, expected: list[str]) -> None:
     assert texts(cron(expression), limit=len(expected)) == expected
 
 
@@ -169,8 +169,8 @@ SEED = UUID("0190a6f0-7c1e-7000-8000-00000000002a").bytes
         ("H(0-29)/10 * * * *", ("0", "1,11,21", "*", "*", "*", "*"), ("0", "7,17,27", "*", "*", "*", "*")),
     ],
 )
-def test_h_never_moves(expression: str, with_seed: tuple[str, ...], without: tuple[str, ...]) -> None:
-    """These values are a promise: schedules in the field depend on them."""
+def test_the_values_of_h_never_change(expression: str, with_seed: tuple[str, ...], without: tuple[str, ...]) -> None:
+    """These values must not change: existing schedules depend on them."""
     assert read_fields(expression, SEED) == with_seed
     assert read_fields(expression, b"") == without
 
@@ -197,7 +197,7 @@ def test_h_stays_in_its_range(seed: bytes) -> None:
     assert len({tick.weekday() for tick in ticks(cron("0 0 * * H", seed=seed), START, 60)}) == 1
 
 
-def test_the_memo_never_answers_for_another_moment() -> None:
+def test_the_cached_tick_is_never_used_for_another_instant() -> None:
     shared = cron("30 2 * * *", "Europe/Berlin")
     moments = [START + timedelta(hours=7 * (number * 37 % 101)) for number in range(101)]
     for moment in moments:
@@ -205,7 +205,7 @@ def test_the_memo_never_answers_for_another_moment() -> None:
         assert shared.next_after(moment + timedelta(microseconds=1)) == shared.next_after(moment)
 
 
-def test_a_moment_within_a_second_rounds_to_no_tick() -> None:
+def test_an_instant_within_a_second_is_not_rounded_to_a_tick() -> None:
     trigger = cron("* * * * * *")
     half = START + timedelta(microseconds=500_000)
     assert trigger.next_after(half) == START + timedelta(seconds=1)
@@ -232,7 +232,7 @@ MOMENTS = st.integers(473_385_600, 3_786_912_000).map(lambda seconds: datetime.f
     fold=st.sampled_from(DstFold),
     start=MOMENTS,
 )
-def test_ticks_increase_and_are_found_again_from_the_other_side(
+def test_ticks_increase_and_are_found_from_both_directions(
     fields: tuple[str, ...], zone: str, gap: DstGap, fold: DstFold, start: datetime
 ) -> None:
     try:

@@ -1,4 +1,4 @@
-"""Cron expressions that are refused: with which words, and how fast; and how fast the good ones answer."""
+"""Refused cron expressions: their error messages, and how fast refusals and accepted expressions are."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def refusal(expression: str) -> str:
 def best_of_three(work: Callable[[], object]) -> float:
     times = []
     for _ in range(3):
-        began = perf_counter()
+        started_at = perf_counter()
         work()
-        times.append(perf_counter() - began)
+        times.append(perf_counter() - started_at)
     return min(times)
 
 
@@ -52,23 +52,23 @@ def best_of_three(work: Callable[[], object]) -> float:
         ("x * * * *", 'minute: "X" is not a number; use 0–59, *, a range such as 1-5, or a step such as */5'),
         ("-5 * * * *", 'minute: "" is not a number; use 0–59, *, a range such as 1-5, or a step such as */5'),
         ("٣ * * * *", 'minute: "٣" is not a number; use 0–59, *, a range such as 1-5, or a step such as */5'),
-        ("30-10 * * * *", "minute: 30-10 runs backwards; write the smaller value first, or two ranges in a list"),
+        ("30-10 * * * *", "minute: the range 30-10 is reversed; put the smaller value first, or use two ranges in a list"),
         (
             "0 0 * * FRI-MON",
-            "day-of-week: FRI-MON runs backwards; write the smaller value first, or two ranges in a list",
+            "day-of-week: the range FRI-MON is reversed; put the smaller value first, or use two ranges in a list",
         ),
-        ("*/0 * * * *", "minute: a step must not be 0; use 1 or more"),
-        ("*/x * * * *", 'minute: "X" is not a step; write a number of 1 or more after the slash'),
-        ("1,,2 * * * *", "minute: has an empty entry in its list; remove the extra comma"),
-        ("? * * * *", "minute: ? is for day-of-month and day-of-week only; use *"),
+        ("*/0 * * * *", "minute: the step must not be 0; use 1 or more"),
+        ("*/x * * * *", 'minute: "X" is not a step; use a number of 1 or more after the slash'),
+        ("1,,2 * * * *", "minute: the list has an empty entry; remove the extra comma"),
+        ("? * * * *", "minute: ? is allowed only in day-of-month and day-of-week; use *"),
         ("0 0 L-3 * *", 'day-of-month: "L-3" is not supported; use L for the last day or LW for the last weekday'),
         ("0 0 15W * *", 'day-of-month: "15W" is not supported; use LW for the last weekday, or plain days'),
         ("0 0 * * L", "day-of-week: L needs a day before it, such as FRIL for the last Friday of the month"),
-        ("0 0 * * MON#6", 'day-of-week: "MON#6": the number after # must be 1–5 (which one of the month)'),
+        ("0 0 * * MON#6", 'day-of-week: "MON#6": the number after # must be 1–5 (first to fifth of the month)'),
         ("H(5-70) * * * *", "minute: 70 is out of range 0–59"),
         ("0 0 H(1-31) * *", "day-of-month: H(1-31) is out of range 1–28"),
         ("H(7) * * * *", "minute: H(7) needs a range, such as H(0-59)"),
-        ("HX * * * *", 'minute: "HX" is not understood; use H, H/15, H(0-29) or H(0-29)/10'),
+        ("HX * * * *", 'minute: "HX" is not valid; use H, H/15, H(0-29) or H(0-29)/10'),
         ("* * * *", "has 4 fields; expected 5 (minute hour day-of-month month day-of-week) or 6 with seconds first"),
         (
             "* * * * * * *",
@@ -77,19 +77,19 @@ def best_of_three(work: Callable[[], object]) -> float:
         ("* " * 200, "has 400 characters; at most 256 are allowed"),
     ],
 )
-def test_it_says_which_field_is_wrong_and_what_to_write(expression: str, message: str) -> None:
+def test_the_error_names_the_field_and_the_fix(expression: str, message: str) -> None:
     assert refusal(expression) == message
 
 
-def test_it_explains_what_is_missing_or_unknown() -> None:
-    assert refusal("  ").startswith("is empty; write 5 fields")
-    assert refusal("@reboot").startswith("@reboot is not known; use one of @hourly, @daily")
+def test_the_error_explains_missing_and_unknown_parts() -> None:
+    assert refusal("  ").startswith("is empty; it needs 5 fields")
+    assert refusal("@reboot").startswith("@reboot is not a known nickname; use one of @hourly, @daily")
     assert "every_seconds" in refusal("@every 5m")
     assert refusal("CRON_TZ=CEST 0 0 * * *").startswith('CRON_TZ: "CEST" is an abbreviation')
     assert refusal("CRON_TZ= 0 0 * * *").startswith("CRON_TZ: a time zone is required")
 
 
-def test_an_unknown_zone_is_not_the_expressions_fault() -> None:
+def test_an_unknown_zone_is_an_error_of_the_timezone() -> None:
     with pytest.raises(InvalidInput) as caught:
         parse("0 0 * * *", "Mars/Olympus")
     assert caught.value.errors[0].field == "timezone"
@@ -98,13 +98,13 @@ def test_an_unknown_zone_is_not_the_expressions_fault() -> None:
 @pytest.mark.parametrize(
     "expression", ["0 0 30 2 *", "0 0 31 4 *", "0 0 31 2,4,6 *", "0 0 30 2 ?", "* * * 30,31 2 *", "0 0 */31 * MON#2"]
 )
-def test_what_never_matches_is_refused_at_once(expression: str) -> None:
+def test_an_expression_that_never_matches_is_refused_quickly(expression: str) -> None:
     assert refusal(expression).startswith("day-of-month: ")
     assert best_of_three(lambda: refusal(expression)) < 0.05
 
 
 @pytest.mark.parametrize("expression", ["0 0 30 2 MON", "0 0 29 2 *", "0 0 * 2 MON#5", "0 0 29 2 */7", "0 0 30,L 2 *"])
-def test_what_is_rare_is_accepted_and_fast(expression: str) -> None:
+def test_an_expression_that_rarely_matches_is_accepted_and_fast(expression: str) -> None:
     trigger = parse(expression)
     assert trigger.next_after(START) is not None
     assert best_of_three(lambda: parse(expression).next_after(START)) < 0.05
@@ -120,7 +120,7 @@ def test_any_text_is_parsed_or_refused_with_a_reason(text: str) -> None:
     assert fields in ([], ["cron"])
 
 
-def test_a_year_of_seconds_is_counted_without_walking() -> None:
+def test_a_year_of_seconds_is_counted_without_iterating() -> None:
     trigger = parse("* * * * * *")
     assert trigger.count_between(START, START + timedelta(days=365)) == 365 * 86400
     assert best_of_three(lambda: trigger.count_between(START, START + timedelta(days=365))) < 0.05

@@ -1,4 +1,4 @@
-"""Rules in plain English."""
+"""Descriptions of rules in plain English."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def test_cron(expression: str, text: str) -> None:
     assert describe(rule) == f"{text}, Europe/Berlin"
 
 
-def test_a_zone_in_the_expression_is_the_one_named() -> None:
+def test_a_zone_in_the_expression_takes_precedence() -> None:
     rule = Rule(kind=TriggerKind.CRON, expression="CRON_TZ=Asia/Tokyo 0 9 * * *", timezone="Europe/Berlin")
     assert describe(rule) == "At 09:00 every day, Asia/Tokyo"
 
 
-def test_h_is_resolved_when_the_schedule_is_known() -> None:
+def test_h_is_resolved_if_the_schedule_id_is_given() -> None:
     rule = Rule(kind=TriggerKind.CRON, expression="H H * * *")
     minute, hour = read_fields("H H * * *", UUID(int=5).bytes)[1:3]
     assert describe(rule, UUID(int=5)) == f"At {int(hour):02d}:{int(minute):02d} every day, UTC"

@@ -1,4 +1,4 @@
-"""Cron against a brute-force oracle: walk the minutes around real transitions of every zone and apply the policies."""
+"""Cron compared with a brute-force oracle that checks every minute around real transitions of every zone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLICIES = list(product(DstGap, DstFold))
 
 
 class Case(NamedTuple):
-    """An expression, what it matches told a second time, and whether it names times of the wall clock."""
+    """An expression, an independent predicate for what it matches, and whether it names wall-clock times."""
 
     expression: str
     matches: Callable[[datetime], bool]
@@ -49,7 +49,7 @@ CASES = [
     Case("59 0,1,2,3,4 * * *", lambda at: at.hour <= 4 and at.minute == 59, True),
 ]
 
-HARD_ZONES = [
+DIFFICULT_ZONES = [
     "America/Santiago",
     "Africa/Cairo",
     "Asia/Beirut",
@@ -82,9 +82,9 @@ def offset_at(zone: ZoneInfo, at: datetime) -> timedelta:
 
 
 def changes(zone: ZoneInfo, start: datetime, days: int) -> Iterator[datetime]:
-    """The instants at which the offset changes, by bisection between probes three days apart."""
-    probes = [(at, offset_at(zone, at)) for day in range(0, days, 3) if (at := start + timedelta(days=day))]
-    for (low, before), (high, after) in pairwise(probes):
+    """Yield the instants at which the offset changes, by bisection between samples three days apart."""
+    samples = [(at, offset_at(zone, at)) for day in range(0, days, 3) if (at := start + timedelta(days=day))]
+    for (low, before), (high, after) in pairwise(samples):
         if before == after:
             continue
         while high - low > timedelta(seconds=1):
@@ -94,7 +94,7 @@ def changes(zone: ZoneInfo, start: datetime, days: int) -> Iterator[datetime]:
 
 
 class Walk:
-    """Every minute around an instant: which wall-clock times it shows and when, and which it jumps over."""
+    """Every minute around an instant: the wall-clock times that occur, their instants, and the ones that are skipped."""
 
     def __init__(self, zone: ZoneInfo, around: datetime) -> None:
         start = (around - WALKED).replace(second=0, microsecond=0)
@@ -110,7 +110,7 @@ class Walk:
         ]
 
     def ticks(self, case: Case, gap: DstGap, fold: DstFold) -> tuple[list[datetime], list[datetime]]:
-        """The ticks, and the instants of gaps that swallowed one."""
+        """Return the ticks, and the instants of gaps that skip a tick."""
         if not case.is_wall:
             return [at for at, local in self.shown if case.matches(local)], []
         ticks: set[datetime] = set()
@@ -118,15 +118,15 @@ class Walk:
             if case.matches(local):
                 chosen = {DstFold.FIRST: instants[:1], DstFold.SECOND: instants[-1:], DstFold.BOTH: instants}
                 ticks.update(chosen[fold])
-        swallowed = [at for at, missing in self.jumps if any(map(case.matches, missing))]
+        skipped = [at for at, missing in self.jumps if any(map(case.matches, missing))]
         if gap is DstGap.AFTER:
-            return sorted(ticks.union(swallowed)), []
-        return sorted(ticks), [at for at in swallowed if at not in ticks]
+            return sorted(ticks.union(skipped)), []
+        return sorted(ticks), [at for at in skipped if at not in ticks]
 
 
 def compare(name: str, around: datetime, walk: Walk, case: Case, gap: DstGap, fold: DstFold) -> None:
     low, high = around - COMPARED, around + COMPARED
-    expected, swallowed = ([at for at in each if low < at <= high] for each in walk.ticks(case, gap, fold))
+    expected, skipped = ([at for at in each if low < at <= high] for each in walk.ticks(case, gap, fold))
     trigger = parse_cron(case.expression, name, gap, fold, None)
     found: list[datetime] = []
     cursor = low
@@ -136,7 +136,7 @@ def compare(name: str, around: datetime, walk: Walk, case: Case, gap: DstGap, fo
         cursor = tick
     label = (name, around, case.expression, gap, fold)
     assert found == expected, label
-    assert list(trigger.gaps_between(low, high)) == swallowed, label
+    assert list(trigger.gaps_between(low, high)) == skipped, label
     assert trigger.count_between(low, high) == len(expected), label
     for before, tick in pairwise(expected[:: max(1, len(expected) // 20)]):
         assert trigger.last_until(tick) == tick, label
@@ -157,36 +157,36 @@ def zone_names() -> list[str]:
     return names
 
 
-def sampled_changes(zone: ZoneInfo, turn: int) -> list[datetime]:
-    """One gap and one fold of 2020–2030, which one depends on the turn; else the last change before; else any day."""
+def sampled_changes(zone: ZoneInfo, index: int) -> list[datetime]:
+    """Return one gap and one fold of 2020–2030, chosen by `index`; if there is none, the last earlier change, or any day."""
     start = datetime(2020, 1, 1, tzinfo=UTC)
     found = list(changes(zone, start, 365 * 11))
     if not found:
         found = list(changes(zone, datetime(1970, 1, 2, tzinfo=UTC), 365 * 50))[-1:]
-    # A walk by minutes cannot judge offsets with seconds (Monrovia until 1972).
+    # The walk by minutes cannot handle offsets with seconds (Monrovia until 1972).
     found = [at for at in found if at.second == 0]
     gaps = [at for at in found if offset_at(zone, at) > offset_at(zone, at - MINUTE)]
     folds = [at for at in found if at not in gaps]
-    chosen = [each[turn % len(each)] for each in (gaps, folds) if each]
-    return chosen or [start + timedelta(days=turn)]
+    chosen = [each[index % len(each)] for each in (gaps, folds) if each]
+    return chosen or [start + timedelta(days=index)]
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_zone_agrees_with_a_walk_through_the_minutes(part: int) -> None:
-    for turn, name in enumerate(zone_names()):
-        if turn % PARTS != part:
+def test_every_zone_agrees_with_the_oracle(part: int) -> None:
+    for index, name in enumerate(zone_names()):
+        if index % PARTS != part:
             continue
         zone = load_zone(name)
-        for number, around in enumerate(sampled_changes(zone, turn)):
+        for number, around in enumerate(sampled_changes(zone, index)):
             walk = Walk(zone, around)
             for extra in range(2):
-                pick = turn * 3 + number * 7 + extra * 5
-                gap, fold = POLICIES[pick % len(POLICIES)]
-                compare(name, around, walk, CASES[pick % len(CASES)], gap, fold)
+                case_number = index * 3 + number * 7 + extra * 5
+                gap, fold = POLICIES[case_number % len(POLICIES)]
+                compare(name, around, walk, CASES[case_number % len(CASES)], gap, fold)
 
 
-@pytest.mark.parametrize("name", HARD_ZONES)
-def test_hard_zones_agree_for_every_expression_and_policy(name: str) -> None:
+@pytest.mark.parametrize("name", DIFFICULT_ZONES)
+def test_difficult_zones_agree_for_every_expression_and_policy(name: str) -> None:
     zone = load_zone(name)
     for around in sampled_changes(zone, 3):
         walk = Walk(zone, around)
@@ -195,7 +195,7 @@ def test_hard_zones_agree_for_every_expression_and_policy(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "around"), DATE_LINE)
-def test_skipped_days_and_odd_shifts_agree_too(name: str, around: datetime) -> None:
+def test_skipped_days_and_unusual_offsets_agree(name: str, around: datetime) -> None:
     zone = load_zone(name)
     assert offset_at(zone, around) != offset_at(zone, around - MINUTE), "not a transition"
     walk = Walk(zone, around)
@@ -203,8 +203,8 @@ def test_skipped_days_and_odd_shifts_agree_too(name: str, around: datetime) -> N
         compare(name, around, walk, case, gap, fold)
 
 
-def test_offsets_with_seconds_keep_ticks_in_order_and_on_the_wall_clock() -> None:
-    """Before about 1900 zones kept local mean time, so minutes of the wall clock are not minutes of UTC."""
+def test_offsets_with_seconds_keep_ticks_ordered_and_on_the_wall_clock() -> None:
+    """Before about 1900, zones used local mean time, so minutes of the wall clock are not minutes of UTC."""
     for name in ("Europe/Amsterdam", "America/New_York", "Asia/Manila", "America/Juneau", "Africa/Monrovia"):
         zone = ZoneInfo(name)
         for around in changes(zone, datetime(1840, 1, 1, tzinfo=UTC), 365 * 135):

@@ -97,10 +97,10 @@ def test_until_in_the_year_9999_means_no_end(until: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "not an ICS file: no BEGIN:VCALENDAR"),
-        ("hello", "not an ICS file: no BEGIN:VCALENDAR"),
-        ("BEGIN:VCALENDAR\nBEGIN:VEVENT\n", "BEGIN:VEVENT without END"),
-        ("BEGIN:VCALENDAR\nEND:VEVENT\nEND:VCALENDAR", "END:VEVENT without BEGIN"),
+        ("", "is not an ICS file: it has no BEGIN:VCALENDAR"),
+        ("hello", "is not an ICS file: it has no BEGIN:VCALENDAR"),
+        ("BEGIN:VCALENDAR\nBEGIN:VEVENT\n", "has BEGIN:VEVENT without END"),
+        ("BEGIN:VCALENDAR\nEND:VEVENT\nEND:VCALENDAR", "has END:VEVENT without BEGIN"),
         (ics("SUMMARY:x"), "event 1: has no DTSTART"),
         (ics("DTSTART:20261225T0900"), "event 1: DTSTART: "),
         (ics("DTSTART:20261399"), "event 1: DTSTART: "),
@@ -120,7 +120,7 @@ def test_a_malformed_file_is_refused_and_the_error_names_the_event(text: str, me
 
 
 def test_a_file_above_the_size_limit_is_refused() -> None:
-    assert refusal("BEGIN:VCALENDAR\n" + "x" * 1024 * 1024) == "at most 1048576 bytes"
+    assert refusal("BEGIN:VCALENDAR\n" + "x" * 1024 * 1024) == "must be at most 1048576 bytes"
 
 
 def test_without_icalendar_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,15 +146,15 @@ def test_rules_without_matches_end_quickly(rule: str) -> None:
 @pytest.mark.timeout(20)
 def test_many_infinite_rules_are_refused_in_bounded_time() -> None:
     rule = "DTSTART;VALUE=DATE:19000101\nRRULE:FREQ=DAILY;COUNT=99999999;BYMONTH=13"
-    assert refusal(ics(*[rule] * 9000)) == "its recurring events take too long to expand; list the dates instead"
+    assert refusal(ics(*[rule] * 9000)) == "has recurring events that take too long to expand; list the dates instead"
     assert refusal(ics(*["DTSTART;VALUE=DATE:20260101\nRRULE:FREQ=DAILY"] * 5)) == (
-        "contains more than 10000 days and hours within its horizon"
+        "contains more than 10000 days and hours in the imported period"
     )
 
 
 def test_an_event_with_too_many_lines_is_refused() -> None:
     text = ics("DTSTART;VALUE=DATE:20261225\n" + "\n".join(["UID:"] * 1001))
-    assert refusal(text) == "at most 1000 lines of dates and rules in an event"
+    assert refusal(text) == "must have at most 1000 lines of dates and rules per event"
 
 
 def test_time_zone_definitions_in_the_file_are_ignored() -> None:
@@ -170,7 +170,7 @@ def parts(frequency: str) -> st.SearchStrategy[str]:
     weekdays = st.sampled_from(["MO", "TU", "WE", "TH", "FR", "SA", "SU"])
     numbered = st.tuples(st.sampled_from(["1", "2", "-1", "-2", "4"]), weekdays).map("".join)
     several = st.lists(weekdays, min_size=1, max_size=3).map(",".join)
-    # Never both forms in one rule: dateutil requires a match of both, the RFC a match of either.
+    # Never both forms in one rule: dateutil requires both to match, the RFC either.
     several_numbered = st.lists(numbered, min_size=1, max_size=3).map(",".join)
     options = {
         "INTERVAL": st.integers(1, 5),
@@ -195,7 +195,7 @@ def parts(frequency: str) -> st.SearchStrategy[str]:
     st.dates(date(2024, 1, 1), date(2027, 12, 31)),
 )
 def test_rules_expand_as_with_dateutil(rule: str, first: date) -> None:
-    # dateutil does not end on rules without matches, and requires another BY part with BYSETPOS.
+    # dateutil does not terminate for rules without matches, and requires another BY part with BYSETPOS.
     assume("BYMONTHDAY=31" not in rule or "BYMONTH=" not in rule)
     assume("BYYEARDAY" not in rule or "BYMONTH" not in rule)
     assume("BYSETPOS" not in rule or rule.count("BY") > 1)

@@ -1,4 +1,4 @@
-"""Every so many seconds: arithmetic from an anchor, exact to the microsecond."""
+"""Intervals of seconds: computed from an anchor, exact to the microsecond."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_fractions_do_not_drift() -> None:
     offset=st.integers(-(10**13), 10**15),
     span=st.integers(0, 10**13),
 )
-def test_both_sides_agree_and_counting_adds_up(micros: int, offset: int, span: int) -> None:
+def test_both_directions_agree_and_counts_add_up(micros: int, offset: int, span: int) -> None:
     trigger = IntervalTrigger(Decimal(micros) / 1_000_000, ANCHOR)
     at = ANCHOR + timedelta(microseconds=offset)
     tick = trigger.next_after(at)
@@ -66,7 +66,7 @@ def test_there_is_nothing_after_the_year_9999() -> None:
     assert trigger.count_between(ANCHOR, end) == (last - ANCHOR) // timedelta(days=3650)
 
 
-def test_a_float_is_taken_at_its_microseconds() -> None:
+def test_a_float_is_rounded_to_microseconds() -> None:
     assert IntervalTrigger(1.1, ANCHOR).next_after(ANCHOR) == ANCHOR + timedelta(microseconds=1_100_000)
 
 
@@ -85,7 +85,7 @@ def test_a_float_is_taken_at_its_microseconds() -> None:
         ("1.0000001", "has more than six decimals"),
     ],
 )
-def test_it_says_why_a_number_is_refused(expression: str, message: str) -> None:
+def test_the_error_explains_why_a_number_is_refused(expression: str, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_every(expression, ANCHOR)
     (error,) = caught.value.errors

@@ -16,7 +16,7 @@ def test_no_jitter_is_no_delay() -> None:
     assert jitter_of(UUID(int=7), 0) == timedelta(0)
 
 
-def test_the_delay_of_an_id_never_moves_between_releases() -> None:
+def test_the_delay_of_an_id_never_changes_between_releases() -> None:
     assert jitter_of(UUID("01890a5d-ac96-774b-bcce-b302099a8057"), 60) == timedelta(microseconds=12_598_802)
 
 
@@ -28,7 +28,7 @@ def test_the_delay_is_within_the_span(schedule_id: UUID, jitter_seconds: float) 
     assert delay < timedelta(seconds=jitter_seconds) or delay == timedelta(0)
 
 
-def test_delays_are_spread_evenly_even_for_neighbouring_ids() -> None:
+def test_delays_are_spread_evenly_even_for_adjacent_ids() -> None:
     base = UUID("01890a5d-ac96-774b-bcce-b302099a8057").int
     tenths = [0] * 10
     for step in range(10_000):

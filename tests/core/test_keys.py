@@ -1,4 +1,4 @@
-"""Keys: their text, what is kept of them, and scopes there and back."""
+"""API keys: their text, hash and hint, and the conversion of scopes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCOPES = st.lists(st.sampled_from([scope.value for scope in Scope]) | QUEUES.map
 
 
 @given(SECRETS)
-def test_a_key_is_well_formed_and_gives_nothing_away(secret: bytes) -> None:
+def test_a_key_is_well_formed_and_its_hint_is_short(secret: bytes) -> None:
     key = make_key(secret)
     assert len(key) == 52
     assert is_well_formed(key)
@@ -41,30 +41,30 @@ def test_a_key_is_well_formed_and_gives_nothing_away(secret: bytes) -> None:
 
 
 @given(SECRETS, st.integers(3, 51), st.sampled_from(ALPHABET))
-def test_one_wrong_character_is_noticed(secret: bytes, place: int, character: str) -> None:
+def test_one_wrong_character_is_detected(secret: bytes, index: int, character: str) -> None:
     key = make_key(secret)
-    wrong = key[:place] + character + key[place + 1 :]
+    wrong = key[:index] + character + key[index + 1 :]
     assert is_well_formed(wrong) is (wrong == key)
 
 
 @given(SECRETS, st.integers(3, 50))
-def test_two_characters_swapped_or_one_left_out_are_noticed(secret: bytes, place: int) -> None:
+def test_swapped_or_missing_characters_are_detected(secret: bytes, index: int) -> None:
     key = make_key(secret)
-    swapped = key[:place] + key[place + 1] + key[place] + key[place + 2 :]
+    swapped = key[:index] + key[index + 1] + key[index] + key[index + 2 :]
     assert is_well_formed(swapped) is (swapped == key)
-    assert not is_well_formed(key[:place] + key[place + 1 :])
+    assert not is_well_formed(key[:index] + key[index + 1 :])
 
 
 @pytest.mark.parametrize(
     "text", ["", "eb_", "x" * 52, "eb_" + "A" * 49, "EB_" + "A" * 49, "eb_" + "ä" * 49, "eb_" + "A" * 4900]
 )
-def test_what_was_invented_is_no_key(text: str) -> None:
+def test_invalid_text_is_not_a_key(text: str) -> None:
     assert not is_well_formed(text)
     assert not contains_key(text)
 
 
 @given(SCOPES)
-def test_scopes_come_back_as_they_were_meant(texts: list[str]) -> None:
+def test_scopes_are_unchanged_after_a_round_trip(texts: list[str]) -> None:
     granted = parse_scopes(texts)
     written = scope_texts(granted)
     assert parse_scopes(written) == granted
@@ -93,19 +93,19 @@ def test_wrong_scopes_are_named(texts: list[str], field: str) -> None:
     assert [error.field for error in caught.value.errors] == [field]
 
 
-def test_a_fleet_only_works() -> None:
+def test_a_fleet_key_has_only_the_work_scope() -> None:
     assert parse_scopes(["work:a", "work:b"], is_fleet=True).queues == frozenset({"a", "b"})
     for texts in (["read"], ["work", "read"], ["admin"]):
         with pytest.raises(InvalidInput, match="fleet key"):
             parse_scopes(texts, is_fleet=True)
 
 
-def test_manage_brings_submit_and_read_but_no_work() -> None:
+def test_manage_includes_submit_and_read_but_not_work() -> None:
     assert granted_by(["manage"]).scopes == {Scope.MANAGE, Scope.SUBMIT, Scope.READ}
     assert granted_by(["admin", "work:mail"]).queues is None
 
 
 @pytest.mark.parametrize("name", ["", " ", "x" * 201, "a\nb", "a\x00", "\ud800"])
-def test_names_that_could_do_harm_are_refused(name: str) -> None:
+def test_unsafe_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidInput):
         checked_name(name)

@@ -1,4 +1,4 @@
-"""Plans: what becomes of a tick that is due, late or too late, and that no tick is lost between two plans."""
+"""Firing plans: what happens to a tick that is due, late or too late, and that no tick is lost between two plans."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def compiled(rule: Rule) -> Timeline:
 MINUTELY = compiled(every(60))
 
 
-def test_a_range_over_the_end_of_a_month_is_recorded_in_each_month() -> None:
+def test_a_range_across_months_is_recorded_in_each_month() -> None:
     cursor = datetime(2026, 1, 30, 12, 30, tzinfo=UTC)
     timeline = compiled(cron("0 12 * * *"))
     skips = skip_past_ticks(timeline, cursor, datetime(2026, 3, 2, 13, tzinfo=UTC), SkipReason.PAUSED)
@@ -57,14 +57,14 @@ def test_a_range_over_the_end_of_a_month_is_recorded_in_each_month() -> None:
 
 
 def due_of(timeline: Timeline, cursor_at: datetime, **more: Any) -> FiringInput:
-    """A schedule that stands after this cursor."""
+    """Return the input for a schedule with this cursor."""
     following = timeline.next_tick(cursor_at)
     assert following is not None
     return FiringInput(cursor_at, following, CatchUp.LATEST, 3600, timedelta(0))._replace(**more)
 
 
 def plan(late: timedelta, *, lateness: Lateness = DEFAULT_LATENESS, timeline: Timeline = MINUTELY, **more: Any) -> FiringPlan:
-    """The plan for a schedule that waits for the tick after NOW, made so long after that tick."""
+    """Return the plan for a schedule whose next tick is the one after NOW, made `late` after that tick."""
     due = due_of(timeline, NOW, **more)
     return plan_firing(due, timeline, due.next_tick_at + late, lateness)
 
@@ -85,7 +85,7 @@ def test_latest_fires_the_newest_missed_tick_and_records_the_others() -> None:
     assert made == FiringPlan(tick(6), (Skip(tick(1), tick(5), 5, MISFIRE),), tick(6), tick(7), tick(7))
 
 
-def test_latest_of_a_single_missed_tick_just_fires_it() -> None:
+def test_latest_fires_a_single_missed_tick() -> None:
     assert plan(seconds(59), catch_up=CatchUp.LATEST) == FiringPlan(tick(1), (), tick(1), tick(2), tick(2))
 
 
@@ -96,7 +96,7 @@ def test_latest_of_ticks_past_the_grace_only_records_them() -> None:
     assert made.next_tick_at == NOW + minutes(120)
 
 
-def test_latest_looks_at_the_age_of_the_newest_tick_not_of_the_first() -> None:
+def test_latest_uses_the_age_of_the_newest_tick() -> None:
     made = plan(minutes(30), catch_up=CatchUp.LATEST, grace_seconds=60)
     assert (made.fires, made.skips) == (tick(31), (Skip(tick(1), tick(30), 30, MISFIRE),))
 
@@ -108,8 +108,8 @@ def test_none_records_all_late_ticks_and_fires_the_one_that_is_not_late() -> Non
     assert plan_firing(due, MINUTELY, tick(6) + seconds(1)).fires == tick(6)
 
 
-def test_none_leaves_the_tick_that_is_just_not_late_to_fire() -> None:
-    """Late is later than five seconds, so a tick of exactly five seconds ago still fires."""
+def test_none_does_not_skip_a_tick_at_the_limit_of_lateness() -> None:
+    """A tick is late if it is more than five seconds old, so a tick that is exactly five seconds old still fires."""
     made = plan(minutes(1) + seconds(5), catch_up=CatchUp.NONE)
     assert (made.skips, made.next_tick_at) == ((Skip(tick(1), tick(1), 1, MISFIRE),), tick(2))
 
@@ -124,15 +124,15 @@ def test_all_catches_up_at_twice_the_normal_rate() -> None:
     assert made == FiringPlan(tick(1), (), tick(1), tick(2), tick(6) + seconds(30))
 
 
-def test_all_is_not_slowed_down_when_the_next_tick_is_still_to_come() -> None:
+def test_all_does_not_delay_a_future_tick() -> None:
     made = plan(seconds(50), catch_up=CatchUp.ALL)
     assert made.due_at == made.next_tick_at == tick(2)
 
 
-def test_all_records_what_is_past_the_grace_as_one_range() -> None:
+def test_all_records_ticks_older_than_the_grace_as_one_range() -> None:
     made = plan(minutes(30), catch_up=CatchUp.ALL, grace_seconds=600)
     assert made == FiringPlan(None, (Skip(tick(1), tick(20), 20, MISFIRE),), tick(20), tick(21), tick(21))
-    assert made.next_tick_at == tick(31) - minutes(10), "a tick of exactly the grace's age still fires"
+    assert made.next_tick_at == tick(31) - minutes(10), "a tick whose age is exactly the grace still fires"
 
 
 def test_a_grace_shorter_than_lateness_counts_as_lateness() -> None:
@@ -152,13 +152,13 @@ def test_jitter_is_not_lateness() -> None:
     assert plan(jitter + seconds(6), jitter=jitter, catch_up=CatchUp.NONE).fires is None
 
 
-def test_jitter_keeps_latest_from_firing_a_tick_before_its_time() -> None:
+def test_with_jitter_latest_does_not_fire_a_tick_early() -> None:
     jitter = seconds(40)
     made = plan(minutes(3) + seconds(30), jitter=jitter)
     assert (made.fires, made.next_tick_at, made.due_at) == (tick(3), tick(4), tick(4) + jitter)
 
 
-def test_ticks_that_a_calendar_excludes_get_their_row_with_the_next_firing() -> None:
+def test_excluded_ticks_are_recorded_with_the_next_firing() -> None:
     friday = datetime(2026, 3, 6, 12, tzinfo=UTC)
     daily = compiled(cron("0 12 * * *", exclude=("weekend",)))
     due = due_of(daily, friday)
@@ -177,7 +177,7 @@ def test_ticks_that_a_calendar_excludes_get_their_row_with_the_next_firing() -> 
         (CatchUp.ALL, 6, []),
     ],
 )
-def test_late_ticks_around_a_weekend_keep_their_own_reasons(
+def test_late_ticks_around_a_weekend_keep_their_reasons(
     catch_up: CatchUp, fires: int | None, reasons: list[SkipReason]
 ) -> None:
     thursday = datetime(2026, 3, 5, 12, tzinfo=UTC)
@@ -208,7 +208,7 @@ def test_a_gap_of_daylight_saving_is_recorded_as_skipped() -> None:
     assert [(skip.reason, skip.count) for skip in made.skips] == [(GAP, 1)]
 
 
-def test_a_rule_that_excludes_everything_moves_from_checkpoint_to_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_excludes_everything_advances_by_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline_module, "MAX_EXAMINED", 50)
     nothing = compiled(every(60, exclude=("always",)))
     due = due_of(nothing, NOW)
@@ -217,7 +217,7 @@ def test_a_rule_that_excludes_everything_moves_from_checkpoint_to_checkpoint(mon
     assert made == FiringPlan(None, (Skip(tick(1), tick(50), 50, CALENDAR),), tick(50), tick(100), tick(100))
 
 
-def test_a_walk_that_had_to_stop_early_accounts_for_what_it_saw_and_fires_nothing_yet() -> None:
+def test_a_scan_that_stops_early_records_examined_ticks_and_fires_nothing() -> None:
     start = NOW.replace(hour=7, minute=59)
     busy = compiled(every(1, anchor=start, exclude=("nights",)))
     due = due_of(busy, start, grace_seconds=86_400)
@@ -230,7 +230,7 @@ def test_a_walk_that_had_to_stop_early_accounts_for_what_it_saw_and_fires_nothin
     assert sum(made.fires is not None for made in plans) == 1
 
 
-def test_a_last_tick_leaves_nothing_to_do() -> None:
+def test_after_the_last_tick_there_is_no_next_tick() -> None:
     ending = compiled(every(60, ends_at=tick(1)))
     due = due_of(ending, NOW)
     assert plan_firing(due, ending, tick(1)) == FiringPlan(tick(1), (), tick(1), None, None)
@@ -239,20 +239,20 @@ def test_a_last_tick_leaves_nothing_to_do() -> None:
     assert late.skips == (Skip(tick(1), tick(1), 1, MISFIRE),)
 
 
-def test_settle_closes_the_past_as_one_range() -> None:
+def test_past_ticks_are_skipped_as_one_range() -> None:
     assert skip_past_ticks(MINUTELY, NOW, tick(3), SkipReason.PAUSED) == (Skip(tick(1), tick(3), 3, SkipReason.PAUSED),)
     assert skip_past_ticks(MINUTELY, NOW, tick(1) - seconds(1), SkipReason.PAUSED) == ()
     assert skip_past_ticks(MINUTELY, tick(3), NOW, SkipReason.PAUSED) == ()
 
 
-def test_settle_keeps_the_reasons_a_tick_has_of_its_own() -> None:
+def test_skipping_past_ticks_keeps_other_reasons() -> None:
     friday = datetime(2026, 3, 6, 12, tzinfo=UTC)
     daily = compiled(cron("0 12 * * *", exclude=("weekend",)))
     skips = skip_past_ticks(daily, friday - timedelta(days=1), friday + timedelta(days=4), SkipReason.PAUSED)
     assert [(skip.reason, skip.count) for skip in skips] == [(SkipReason.PAUSED, 1), (CALENDAR, 2), (SkipReason.PAUSED, 2)]
 
 
-def test_settle_walks_as_far_as_it_must() -> None:
+def test_past_ticks_are_skipped_up_to_the_end() -> None:
     busy = compiled(every(1, exclude=("nights",)))
     skips = skip_past_ticks(busy, NOW, NOW + timedelta(days=1), SkipReason.PAUSED)
     assert sum(skip.count for skip in skips) == 86_400
@@ -263,12 +263,12 @@ def test_settle_walks_as_far_as_it_must() -> None:
 
 
 def plans_until_done(
-    timeline: Timeline, due: FiringInput, now: datetime, lateness: Lateness = DEFAULT_LATENESS, at_most: int = 2000
+    timeline: Timeline, due: FiringInput, now: datetime, lateness: Lateness = DEFAULT_LATENESS, max_plans: int = 2000
 ) -> list[FiringPlan]:
-    """Apply plans as the ticker does, waiting where a plan says so, until nothing is due at `now`."""
+    """Apply plans as the ticker does, until nothing is due at `now`."""
     plans: list[FiringPlan] = []
     moment = now
-    for _ in range(at_most):
+    for _ in range(max_plans):
         made = plan_firing(due, timeline, moment, lateness)
         plans.append(made)
         if made.next_tick_at is None or made.due_at is None:
@@ -279,7 +279,7 @@ def plans_until_done(
     return plans
 
 
-# Rules with how many seconds late they may be: the dense ones less, so that each example stays quick.
+# Rules, and by how many seconds they may be late: frequent rules by less, so that each example is fast.
 RULES: list[tuple[Rule, int]] = [
     (every(60), 20_000),
     (every(47, anchor=NOW - timedelta(days=400)), 20_000),
@@ -303,7 +303,7 @@ STARTS = [
 @settings(max_examples=400, deadline=None)
 @given(
     rule=st.sampled_from(RULES),
-    share=st.floats(0, 1),
+    fraction=st.floats(0, 1),
     start=st.sampled_from(STARTS),
     offset=st.integers(0, 86_400),
     catch_up=st.sampled_from(CatchUp),
@@ -313,7 +313,7 @@ STARTS = [
 )
 def test_plans_account_for_every_tick_exactly_once(
     rule: tuple[Rule, int],
-    share: float,
+    fraction: float,
     start: datetime,
     offset: int,
     catch_up: CatchUp,
@@ -321,7 +321,7 @@ def test_plans_account_for_every_tick_exactly_once(
     jitter: int,
     rate: float,
 ) -> None:
-    timeline, late = compiled(rule[0]), int(share * rule[1])
+    timeline, late = compiled(rule[0]), int(fraction * rule[1])
     cursor = start + seconds(offset)
     first = timeline.next_tick(cursor)
     if first is None:
@@ -345,9 +345,9 @@ def test_plans_account_for_every_tick_exactly_once(
         assert timeline.count_between(row[0] - timedelta(microseconds=1), row[1]) == row[2]
     assert sum(count for _, _, count in recorded) == timeline.count_between(cursor, reached)
     if rate == 0 or catch_up is not CatchUp.ALL:
-        assert timeline.count_between(reached, now - due.jitter) <= _resting(timeline, reached, now - due.jitter)
+        assert timeline.count_between(reached, now - due.jitter) <= _unrecorded_skips(timeline, reached, now - due.jitter)
 
 
-def _resting(timeline: Timeline, after: datetime, until: datetime) -> int:
-    """Ticks that wait for the next firing to be recorded: those that calendars or gaps skip."""
+def _unrecorded_skips(timeline: Timeline, after: datetime, until: datetime) -> int:
+    """Return the number of ticks that are recorded with the next firing: those that calendars or gaps skip."""
     return sum(1 for one in timeline.occurrences(after, until) if one.skip is not None)

@@ -1,4 +1,4 @@
-"""A single instant: what counts as one, and that it ticks once."""
+"""A single instant: which texts are accepted, and that it ticks once."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def test_it_ticks_once_at_that_instant(expression: str, at: datetime) -> None:
         ("", "must be a date and time with an offset"),
         ("٢026-12-24T17:00:00Z", "must be a date and time with an offset"),
         ("2026-12-24T17:00:00Z" + " " * 60, "must be a date and time with an offset"),
-        ("2026-02-29T17:00:00Z", "names a date, time or offset that does not exist"),
-        ("2026-12-24T25:00:00Z", "names a date, time or offset that does not exist"),
-        ("2026-12-24T17:00:00+25:00", "names a date, time or offset that does not exist"),
-        ("0001-01-01T00:00:00+14:00", "names a date, time or offset that does not exist"),
-        ("2026-12-31T23:59:60Z", "a leap second (:60) cannot be scheduled"),
+        ("2026-02-29T17:00:00Z", "has a date, time or offset that does not exist"),
+        ("2026-12-24T25:00:00Z", "has a date, time or offset that does not exist"),
+        ("2026-12-24T17:00:00+25:00", "has a date, time or offset that does not exist"),
+        ("0001-01-01T00:00:00+14:00", "has a date, time or offset that does not exist"),
+        ("2026-12-31T23:59:60Z", "is a leap second (:60), which is not supported"),
         ("2026-12-24T17:00:00.1234567Z", "has more than six decimals"),
     ],
 )
-def test_it_says_why_an_instant_is_refused(expression: str, message: str) -> None:
+def test_the_error_explains_why_an_instant_is_refused(expression: str, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_at(expression)
     (error,) = caught.value.errors

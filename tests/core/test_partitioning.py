@@ -1,4 +1,4 @@
-"""Partitions: stable, even, and moved as little as possible when nodes come and go."""
+"""Partitions: stable, evenly distributed, and moved as little as possible when nodes join and leave."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from everbeat.core.partitioning import PARTITIONS, partition_of, partitions_of_n
 NODES = st.sets(st.uuids(), min_size=1, max_size=8)
 
 
-def test_a_partition_never_moves() -> None:
-    """These are in people's databases: a change of the hash would need a migration."""
+def test_the_partition_of_an_id_never_changes() -> None:
+    """These values are stored in databases. A change of the hash would need a migration."""
     known = {UUID(int=0): 85, UUID(int=1): 195, UUID("0190d3a4-7b1e-7c3a-9f00-0123456789ab"): 105}
     assert {id_: partition_of(id_) for id_ in known} == known
 
 
-def test_ids_spread_evenly() -> None:
+def test_ids_are_spread_evenly() -> None:
     counts = Counter(partition_of(uuid4()) for _ in range(256 * 100))
     assert len(counts) == PARTITIONS
     assert max(counts.values()) < 170
@@ -27,7 +27,7 @@ def test_ids_spread_evenly() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(NODES)
-def test_shares_of_the_live_nodes_cover_everything_once(nodes: set[UUID]) -> None:
+def test_the_live_nodes_cover_every_partition_once(nodes: set[UUID]) -> None:
     shares = [partitions_of_node(node, nodes) for node in nodes]
     assert sum(len(share) for share in shares) == PARTITIONS
     assert frozenset().union(*shares) == frozenset(range(PARTITIONS))
@@ -35,15 +35,15 @@ def test_shares_of_the_live_nodes_cover_everything_once(nodes: set[UUID]) -> Non
 
 @settings(max_examples=25, deadline=None)
 @given(NODES, st.uuids())
-def test_a_node_that_leaves_gives_its_share_to_the_others_and_moves_nothing_else(nodes: set[UUID], leaver: UUID) -> None:
-    nodes.discard(leaver)
+def test_a_leaving_node_moves_only_its_own_partitions(nodes: set[UUID], leaving: UUID) -> None:
+    nodes.discard(leaving)
     for node in nodes:
-        assert partitions_of_node(node, nodes | {leaver}) <= partitions_of_node(node, nodes)
+        assert partitions_of_node(node, nodes | {leaving}) <= partitions_of_node(node, nodes)
 
 
-def test_a_node_counts_itself_among_the_living() -> None:
-    alone = uuid4()
-    assert partitions_of_node(alone, []) == frozenset(range(PARTITIONS))
+def test_a_node_counts_itself_as_live() -> None:
+    node = uuid4()
+    assert partitions_of_node(node, []) == frozenset(range(PARTITIONS))
 
 
 def test_shares_are_roughly_equal() -> None:

@@ -1,4 +1,4 @@
-"""Previews: the next ticks, and warnings that read as sentences."""
+"""Previews: the next ticks, and warnings as sentences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cron(expression: str, count: int = 3, timezone: str = NEW_YORK, **more: Any)
     return preview(rule, AFTER, count, calendars)
 
 
-def test_ticks_come_in_utc_and_on_the_local_clock() -> None:
+def test_ticks_are_shown_in_utc_and_in_local_time() -> None:
     shown = cron("0 2 * * *", 2)
     assert shown.description == "At 02:00 every day, America/New_York"
     assert shown.ticks == [
@@ -102,7 +102,7 @@ def test_it_warns_once_in_a_sentence(expression: str, policy: dict[str, Any], wa
         ("0 0 L * *", "UTC"),
     ],
 )
-def test_it_does_not_warn_about_what_is_plain(expression: str, timezone: str) -> None:
+def test_it_does_not_warn_about_unambiguous_rules(expression: str, timezone: str) -> None:
     assert cron(expression, timezone=timezone).warnings == []
 
 
@@ -113,7 +113,7 @@ def test_a_leap_day_is_called_rare() -> None:
     ]
 
 
-def test_changes_outside_the_window_of_the_rule_or_on_other_days_are_not_mentioned() -> None:
+def test_dst_changes_that_do_not_affect_the_rule_are_not_mentioned() -> None:
     assert cron("30 2 * * *", ends_at=AFTER + timedelta(days=30)).warnings == []
     assert cron("30 2 * * MON", fold=DstFold.BOTH).warnings == []
 
@@ -147,26 +147,26 @@ def test_a_calendar_that_removes_everything_ends_the_search() -> None:
     assert shown.warnings == ["Calendars exclude 5000 of the next 5000 ticks; further ticks were not examined."]
 
 
-def test_a_moved_tick_that_a_calendar_excludes_is_no_news() -> None:
+def test_a_moved_tick_that_a_calendar_excludes_is_not_mentioned() -> None:
     calendar = parse_calendar("c", {"dates": ["2027-03-14", "2027-11-07"]})
     assert cron("30 2 * * *", exclude=("c",), calendars={"c": calendar}).warnings == []
     assert cron("30 1 * * *", exclude=("c",), calendars={"c": calendar}).warnings == []
 
 
-def test_an_id_settles_h() -> None:
+def test_h_is_resolved_with_an_id() -> None:
     rule = Rule(kind=TriggerKind.CRON, expression="H H * * *")
     shown = preview(rule, AFTER, 1, {}, UUID(int=5))
     assert shown.description == f"At {shown.ticks[0].at:%H:%M} every day, UTC"
     assert shown.warnings == []
 
 
-def test_an_interval_without_anchor_counts_from_the_instant_given() -> None:
+def test_an_interval_without_anchor_counts_from_the_given_instant() -> None:
     shown = preview(Rule(kind=TriggerKind.EVERY, expression="90"), AFTER, 2, {})
     assert [tick.at - AFTER for tick in shown.ticks] == [timedelta(seconds=90), timedelta(seconds=180)]
     assert shown.warnings == []
 
 
-def test_a_single_instant_is_shown_once_or_said_to_be_past() -> None:
+def test_a_single_instant_is_shown_once_or_reported_as_past() -> None:
     rule = Rule(kind=TriggerKind.AT, expression="2027-01-01T09:00:00Z", timezone="Europe/Berlin")
     assert [tick.local for tick in preview(rule, AFTER, 5, {}).ticks] == ["2027-01-01T10:00:00+01:00"]
     assert preview(rule, AFTER, 5, {}).warnings == []
@@ -174,7 +174,7 @@ def test_a_single_instant_is_shown_once_or_said_to_be_past() -> None:
     assert late.warnings == ["Does not run at any time after 2027-11-16 08:30 UTC."]
 
 
-def test_recurrence_rules_are_warned_about_too() -> None:
+def test_recurrence_rules_also_have_warnings() -> None:
     text = "DTSTART:20261231T023000 RRULE:FREQ=MONTHLY"
     rule = Rule(kind=TriggerKind.RRULE, expression=text, timezone="America/New_York")
     assert preview(rule, AFTER, 3, {}).warnings == ["Does not run in months without a 31st."]

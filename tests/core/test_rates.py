@@ -1,4 +1,4 @@
-"""A rate with a burst admits what it says, in the short and in the long run."""
+"""A rate with a burst admits what it specifies, in the short and in the long run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everbeat.core.rates import Rate, admit
     st.integers(1, 50),
     st.lists(st.floats(0, 1), min_size=1, max_size=200),
 )
-def test_never_more_than_the_burst_and_the_rate_together(per_second: float, burst: int, gaps: list[float]) -> None:
+def test_never_more_than_the_burst_plus_the_rate_is_admitted(per_second: float, burst: int, gaps: list[float]) -> None:
     rate, full_at, now, admitted = Rate(per_second, burst), 0.0, 0.0, 0
     for gap in gaps:
         now += gap / per_second
@@ -21,10 +21,10 @@ def test_never_more_than_the_burst_and_the_rate_together(per_second: float, burs
         admitted += not wait
         assert admitted <= burst + now * per_second + 1e-3
         if wait:
-            assert not admit(rate, full_at, now + wait + 1e-6).wait_seconds, "after the time it names, it is let in"
+            assert not admit(rate, full_at, now + wait + 1e-6).wait_seconds, "after the returned time, it is admitted"
 
 
-def test_a_burst_is_let_in_at_once_and_then_one_at_a_time() -> None:
+def test_a_burst_is_admitted_immediately_and_then_single_requests() -> None:
     rate, full_at = Rate(10, 5), 0.0
     for _ in range(5):
         full_at, wait = admit(rate, full_at, 100.0)

@@ -1,4 +1,4 @@
-"""What becomes of a task after an attempt: backoff of every kind, its bounds, and when there is no other attempt."""
+"""The state of a task after an attempt: backoff of every kind, its limits, and when there is no further attempt."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ BROKEN = TaskError(message="broken")
 STOPPED = TaskError(message="stopped", kind="cancelled")
 FAILED, LOST, TIMEOUT, CANCELLED = (AttemptOutcome(name) for name in ("failed", "lost", "timeout", "cancelled"))
 
-EVEN = Retry(jitter=False)
+NO_JITTER = Retry(jitter=False)
 KINDS = st.sampled_from(RetryKind)
-# As far as definitions let them be.
+# The ranges that definitions allow.
 RETRIES = st.builds(
     Retry,
     kind=KINDS,
@@ -33,12 +33,12 @@ RETRIES = st.builds(
     max_seconds=st.floats(0, 7 * DAY),
     jitter=st.booleans(),
 )
-CHANCES = st.floats(0, 1, exclude_max=True)
+FRACTIONS = st.floats(0, 1, exclude_max=True)
 ATTEMPTS = st.integers(1, 2**31)
 
 
 def task(**more: Any) -> LeasedTask:
-    retry = more.pop("retry", EVEN)
+    retry = more.pop("retry", NO_JITTER)
     given: dict[str, Any] = {
         "id": UUID(int=1),
         "tenant_id": DEFAULT_TENANT,
@@ -57,8 +57,8 @@ def task(**more: Any) -> LeasedTask:
 def fail(
     *, error: TaskError = BROKEN, now: datetime = NOW, random_fraction: float = 0.5, total: float = 7 * DAY, **more: Any
 ) -> RetryDecision:
-    asked = {name: more.pop(name) for name in ("is_retryable", "retry_in_seconds") if name in more}
-    return after_failure(task(**more), error, now=now, random_fraction=random_fraction, total_seconds=total, **asked)
+    options = {name: more.pop(name) for name in ("is_retryable", "retry_in_seconds") if name in more}
+    return after_failure(task(**more), error, now=now, random_fraction=random_fraction, total_seconds=total, **options)
 
 
 def expire(*, now: datetime = NOW, random_fraction: float = 0.5, total: float = 7 * DAY, **more: Any) -> RetryDecision:
@@ -86,33 +86,33 @@ def later(seconds: float, outcome: AttemptOutcome = FAILED) -> RetryDecision:
         (Retry(kind=RetryKind.FIXED, base_seconds=5, max_seconds=3, jitter=False), [3, 3, 3, 3]),
     ],
 )
-def test_backoff_grows_as_its_kind_says_up_to_its_cap(retry: Retry, expected: list[float]) -> None:
+def test_backoff_grows_by_its_kind_up_to_max_seconds(retry: Retry, expected: list[float]) -> None:
     assert [backoff_seconds(retry, attempt, 0.5) for attempt in (1, 2, 3, 4)] == expected
 
 
 @pytest.mark.parametrize("kind", RetryKind)
-def test_jitter_is_any_part_of_the_whole_wait(kind: RetryKind) -> None:
+def test_jitter_is_a_fraction_of_the_whole_backoff(kind: RetryKind) -> None:
     retry = Retry(kind=kind, base_seconds=10)
     whole = backoff_seconds(msgspec.structs.replace(retry, jitter=False), 3, 0.9)
     assert [backoff_seconds(retry, 3, random_fraction) for random_fraction in (0, 0.25, 0.5)] == [0, whole / 4, whole / 2]
 
 
-@given(RETRIES, ATTEMPTS, CHANCES)
-def test_backoff_is_between_nothing_and_its_cap(retry: Retry, attempt: int, random_fraction: float) -> None:
+@given(RETRIES, ATTEMPTS, FRACTIONS)
+def test_backoff_is_between_zero_and_max_seconds(retry: Retry, attempt: int, random_fraction: float) -> None:
     seconds = backoff_seconds(retry, attempt, random_fraction)
     assert math.isfinite(seconds)
     assert 0 <= seconds <= retry.max_seconds
     if not retry.jitter:
-        assert seconds == backoff_seconds(retry, attempt, 0.0), "chance plays no part"
+        assert seconds == backoff_seconds(retry, attempt, 0.0), "the random fraction has no effect"
 
 
-@given(RETRIES, st.integers(1, 1000), CHANCES)
+@given(RETRIES, st.integers(1, 1000), FRACTIONS)
 def test_backoff_never_shrinks_with_the_attempts(retry: Retry, attempt: int, random_fraction: float) -> None:
     assert backoff_seconds(retry, attempt, random_fraction) <= backoff_seconds(retry, attempt + 1, random_fraction)
 
 
-@given(RETRIES, ATTEMPTS, CHANCES, CHANCES)
-def test_with_jitter_more_chance_is_never_less_wait(retry: Retry, attempt: int, one: float, other: float) -> None:
+@given(RETRIES, ATTEMPTS, FRACTIONS, FRACTIONS)
+def test_with_jitter_a_larger_fraction_is_never_a_shorter_backoff(retry: Retry, attempt: int, one: float, other: float) -> None:
     low, high = sorted((one, other))
     assert backoff_seconds(retry, attempt, low) <= backoff_seconds(retry, attempt, high)
 
@@ -128,45 +128,47 @@ def test_a_huge_number_of_attempts_does_not_overflow(kind: RetryKind, factor: fl
 # Failures
 
 
-def test_a_failed_attempt_is_tried_again_after_its_backoff() -> None:
-    assert fail(retry=EVEN) == later(1)
-    assert fail(retry=EVEN, attempt=2) == later(2)
+def test_a_failed_attempt_is_retried_after_its_backoff() -> None:
+    assert fail(retry=NO_JITTER) == later(1)
+    assert fail(retry=NO_JITTER, attempt=2) == later(2)
     assert fail(retry=Retry(base_seconds=8), random_fraction=0.25) == later(2)
 
 
-def test_a_task_without_a_retry_of_its_own_has_the_usual_one() -> None:
+def test_a_task_without_a_retry_policy_has_the_default_one() -> None:
     assert fail(retry="{}", attempt=2, random_fraction=0.5) == later(1)
 
 
-def test_a_wait_of_nothing_is_at_once() -> None:
-    at_once = RetryDecision(FAILED, TaskState.READY)
-    assert fail(retry=Retry(base_seconds=0)) == at_once
-    assert fail(retry=Retry(base_seconds=5), random_fraction=0.0) == at_once
-    assert fail(retry_in_seconds=0) == at_once
+def test_a_backoff_of_zero_makes_the_task_ready() -> None:
+    ready_now = RetryDecision(FAILED, TaskState.READY)
+    assert fail(retry=Retry(base_seconds=0)) == ready_now
+    assert fail(retry=Retry(base_seconds=5), random_fraction=0.0) == ready_now
+    assert fail(retry_in_seconds=0) == ready_now
 
 
-def test_a_worker_may_say_when_to_try_again() -> None:
+def test_a_worker_may_choose_the_delay() -> None:
     assert fail(retry_in_seconds=90) == later(90)
-    assert fail(retry=Retry(max_seconds=5), retry_in_seconds=7200) == later(7200), "its word goes over the cap"
+    assert fail(retry=Retry(max_seconds=5), retry_in_seconds=7200) == later(7200), (
+        "the delay of the worker is not limited by max_seconds"
+    )
 
 
 @pytest.mark.parametrize("more", [{}, {"retry_in_seconds": 5}])
-def test_the_last_attempt_ends_in_death(more: dict[str, Any]) -> None:
+def test_after_the_last_attempt_the_task_is_dead(more: dict[str, Any]) -> None:
     decision = fail(attempt=3, max_attempts=3, **more)
-    assert decision == RetryDecision(FAILED, TaskState.DEAD, reason="all 3 attempts failed, the last one: failed")
+    assert decision == RetryDecision(FAILED, TaskState.DEAD, reason="all 3 attempts failed (last outcome: failed)")
 
 
-def test_an_only_attempt_is_named_as_such() -> None:
-    assert fail(max_attempts=1).reason == "its only attempt failed, the last one: failed"
+def test_the_reason_names_a_single_attempt() -> None:
+    assert fail(max_attempts=1).reason == "its only attempt failed (last outcome: failed)"
 
 
-def test_more_attempts_than_allowed_are_too_many_as_well() -> None:
+def test_more_attempts_than_allowed_also_make_a_task_dead() -> None:
     """The limit may have been lowered, or an attempt counted twice."""
     assert fail(attempt=9, max_attempts=3).state is TaskState.DEAD
 
 
 @pytest.mark.parametrize("more", [{}, {"retry_in_seconds": 5}])
-def test_what_is_not_retryable_dies_at_once(more: dict[str, Any]) -> None:
+def test_a_failure_that_is_not_retryable_makes_a_task_dead(more: dict[str, Any]) -> None:
     decision = fail(is_retryable=False, **more)
     assert decision == RetryDecision(FAILED, TaskState.DEAD, reason="its worker reported that it is not retryable")
 
@@ -176,70 +178,70 @@ def test_what_is_not_retryable_dies_at_once(more: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("attempt", [1, 3])
 @pytest.mark.parametrize("is_retryable", [True, False])
-def test_a_cancel_that_was_heeded_is_a_cancelled_task(attempt: int, is_retryable: bool) -> None:
+def test_an_error_of_kind_cancelled_after_a_cancel_cancels_the_task(attempt: int, is_retryable: bool) -> None:
     decision = fail(cancel_requested=True, error=STOPPED, attempt=attempt, is_retryable=is_retryable)
     assert decision == RetryDecision(CANCELLED, TaskState.CANCELLED)
 
 
 @pytest.mark.parametrize("attempt", [1, 3])
 @pytest.mark.parametrize("is_retryable", [True, False])
-def test_a_failure_after_a_cancel_is_not_tried_again_and_not_dead(attempt: int, is_retryable: bool) -> None:
+def test_a_failure_after_a_cancel_is_neither_retried_nor_dead(attempt: int, is_retryable: bool) -> None:
     decision = fail(cancel_requested=True, attempt=attempt, is_retryable=is_retryable, retry_in_seconds=5)
     assert (decision.outcome, decision.state, decision.run_at) == (FAILED, TaskState.FAILED, None)
     assert decision.reason == "it failed after a cancel was requested"
 
 
-def test_an_error_called_cancelled_that_nobody_asked_for_is_a_failure() -> None:
-    assert fail(error=STOPPED, retry=EVEN) == later(1)
+def test_an_error_of_kind_cancelled_without_a_cancel_is_a_failure() -> None:
+    assert fail(error=STOPPED, retry=NO_JITTER) == later(1)
 
 
-def test_a_cancel_that_nobody_answered_is_a_cancelled_task() -> None:
+def test_an_expired_lease_after_a_cancel_cancels_the_task() -> None:
     for now in (NOW, NOW + timedelta(hours=2)):
         assert expire(cancel_requested=True, attempt=3, now=now) == RetryDecision(CANCELLED, TaskState.CANCELLED)
 
 
-# Leases that ran out
+# Expired leases
 
 
-def test_a_lost_worker_says_nothing_against_the_task() -> None:
+def test_a_lost_attempt_is_retried_without_backoff() -> None:
     assert expire(retry=Retry(base_seconds=600)) == RetryDecision(LOST, TaskState.READY)
 
 
-def test_an_attempt_that_took_too_long_waits_as_a_failed_one_does() -> None:
-    assert expire(retry=EVEN, deadline_at=NOW) == later(1, TIMEOUT)
-    assert expire(retry=EVEN, deadline_at=NOW + timedelta(microseconds=1)).outcome is LOST
+def test_a_timed_out_attempt_is_retried_with_backoff() -> None:
+    assert expire(retry=NO_JITTER, deadline_at=NOW) == later(1, TIMEOUT)
+    assert expire(retry=NO_JITTER, deadline_at=NOW + timedelta(microseconds=1)).outcome is LOST
 
 
 @pytest.mark.parametrize(("deadline", "outcome"), [(1, LOST), (0, TIMEOUT)])
-def test_a_task_that_kills_its_workers_dies_in_the_end(deadline: float, outcome: AttemptOutcome) -> None:
+def test_a_task_that_kills_its_workers_is_finally_dead(deadline: float, outcome: AttemptOutcome) -> None:
     decision = expire(attempt=3, deadline_at=NOW + timedelta(seconds=deadline))
     assert (decision.outcome, decision.state) == (outcome, TaskState.DEAD)
-    assert decision.reason == f"all 3 attempts failed, the last one: {outcome.value}"
+    assert decision.reason == f"all 3 attempts failed (last outcome: {outcome.value})"
 
 
-# The time in total
+# Total time
 
 
-def test_there_is_no_attempt_beyond_the_time_in_total() -> None:
+def test_there_is_no_attempt_beyond_the_total_time() -> None:
     early: dict[str, Any] = {"first_started_at": NOW - timedelta(seconds=90)}
     assert fail(total=100, retry_in_seconds=9.999999, **early) == later(9.999999)
     decision = fail(total=100, retry_in_seconds=10, **early)
-    assert decision == RetryDecision(FAILED, TaskState.DEAD, reason="it has been tried for 100 seconds in total")
+    assert decision == RetryDecision(FAILED, TaskState.DEAD, reason="a retry would exceed the total limit of 100 seconds")
 
 
-def test_a_lost_task_past_its_time_in_total_is_dead() -> None:
+def test_a_lost_task_past_its_total_time_is_dead() -> None:
     decision = expire(total=100, first_started_at=NOW - timedelta(seconds=100), deadline_at=NOW + timedelta(hours=1))
     assert (decision.outcome, decision.state) == (LOST, TaskState.DEAD)
 
 
-# Whatever is asked
+# Any input
 
 
 @given(
     retry=RETRIES,
     attempt=st.integers(1, 2**31),
     max_attempts=st.integers(1, 2**31),
-    random_fraction=CHANCES,
+    random_fraction=FRACTIONS,
     is_cancelled=st.booleans(),
     is_retryable=st.booleans(),
     retry_in=st.none() | st.floats(0, 30 * DAY),
@@ -247,7 +249,7 @@ def test_a_lost_task_past_its_time_in_total_is_dead() -> None:
     age=st.floats(0, 14 * DAY),
     total=st.floats(1, 14 * DAY),
 )
-def test_every_decision_is_a_legal_move(
+def test_every_decision_is_a_legal_transition(
     retry: Retry,
     attempt: int,
     max_attempts: int,
@@ -273,8 +275,8 @@ def test_every_decision_is_a_legal_move(
         assert decision.state in TRANSITIONS[TaskState.RUNNING]
         assert (decision.run_at is not None) == (decision.state is TaskState.SCHEDULED)
         assert (decision.reason is not None) == (decision.state in (TaskState.DEAD, TaskState.FAILED))
-        goes_on = decision.state in (TaskState.READY, TaskState.SCHEDULED)
-        if goes_on:
+        is_retried = decision.state in (TaskState.READY, TaskState.SCHEDULED)
+        if is_retried:
             assert attempt < max_attempts
             assert not is_cancelled
             assert NOW <= (decision.run_at or NOW) < first + timedelta(seconds=total)

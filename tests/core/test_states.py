@@ -1,4 +1,4 @@
-"""States are said in four places (enums, TRANSITIONS, both databases, the docs); they say the same."""
+"""States are defined in four places (enums, TRANSITIONS, both databases, the docs), which must agree."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def checked_values(package: str, table: str, column: str) -> set[str]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize(("table", "column", "expected"), CHECKED)
-def test_a_database_allows_exactly_the_states_that_core_knows(
-    package: str, table: str, column: str, expected: set[str]
-) -> None:
+def test_a_database_allows_exactly_the_states_of_core(package: str, table: str, column: str, expected: set[str]) -> None:
     assert checked_values(package, table, column) == {str(value) for value in expected}
 
 
@@ -58,19 +56,19 @@ def test_every_state_of_a_task_can_be_reached_and_left() -> None:
     reached = {state for following in TRANSITIONS.values() for state in following}
     assert reached == set(TaskState)
     for state in LIVE_STATES:
-        seen, edge = {state}, {state}
-        while edge:
-            edge = {following for one in edge for following in TRANSITIONS[one]} - seen
-            seen |= edge
+        seen, frontier = {state}, {state}
+        while frontier:
+            frontier = {following for one in frontier for following in TRANSITIONS[one]} - seen
+            seen |= frontier
         assert seen - LIVE_STATES, f"{state} never ends"
 
 
-def test_an_attempt_ends_with_a_word_of_its_own_for_each_way_a_task_ends_with_it() -> None:
+def test_every_final_state_of_a_task_is_an_attempt_outcome_except_dead() -> None:
     finals = {state.value for state in TaskState if state not in LIVE_STATES}
-    assert finals - {outcome.value for outcome in AttemptOutcome} == {"dead"}, "dead is said of a task, never of an attempt"
+    assert finals - {outcome.value for outcome in AttemptOutcome} == {"dead"}, "a task can be dead, an attempt cannot"
 
 
 @pytest.mark.parametrize("states", [Status, TaskState, AttemptOutcome, Outcome, SkipReason])
-def test_the_page_about_states_names_each_of_them(states: type[StrEnum]) -> None:
+def test_the_page_about_states_lists_all_of_them(states: type[StrEnum]) -> None:
     page = STATES_PAGE.read_text(encoding="utf-8")
     assert [state.value for state in states if not re.search(rf"\b{state.value}\b", page)] == []

@@ -1,4 +1,4 @@
-"""Submissions: what users hand in becomes a task or a list of every fault; what is kept of results and errors; answers."""
+"""Submissions: conversion to a task or to a list of all errors; stored results and errors; responses."""
 
 from __future__ import annotations
 
@@ -15,23 +15,20 @@ from everbeat.core.definitions import MAX_DEPTH
 from everbeat.core.errors import InvalidInput, TooLarge
 from everbeat.core.partitioning import partition_of
 from everbeat.core.protocol import MAX_DELAY_SECONDS, TaskInput
+from everbeat.core.responses import attempt_response, dead_letter_response, log_response, task_response
 from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
 from everbeat.core.submissions import (
     MAX_ERROR_CHARACTERS,
     MAX_RESULT_BYTES,
     MAX_TRACE_CHARACTERS,
-    attempt_response,
-    cut_result,
-    dead_letter_response,
     error_text,
-    log_response,
     new_task,
     result_text,
     target_of,
     task_as_submitted,
     task_for_replay,
     task_from_schedule,
-    task_response,
+    truncated_result,
 )
 from everbeat.core.targets import HttpTarget, KafkaTarget, WorkerTarget
 from everbeat.core.tasks import Attempt, AttemptOutcome, DeadLetter, LogLine, NewTask, Origin, TaskKey, TaskRecord, TaskState
@@ -51,7 +48,7 @@ def make(key: str | None = None, traceparent: str | None = None, **more: Any) ->
     return new_task(TaskInput(**{"type": "work", **more}), ID, DEFAULT_TENANT, key=key, traceparent=traceparent)
 
 
-def faults(key: str | None = None, **more: Any) -> list[str]:
+def error_fields(key: str | None = None, **more: Any) -> list[str]:
     with pytest.raises(InvalidInput) as refused:
         make(key, **more)
     assert not isinstance(refused.value, TooLarge)
@@ -65,7 +62,7 @@ def decode(body: str) -> TaskInput:
 # New tasks
 
 
-def test_a_small_submission_gets_the_defaults() -> None:
+def test_a_minimal_submission_gets_the_defaults() -> None:
     task = make()
     assert (task.id, task.tenant_id, task.partition) == (ID, DEFAULT_TENANT, partition_of(ID))
     assert (task.type, task.queue, task.origin, task.payload) == ("work", "default", Origin.SUBMIT, "{}")
@@ -75,7 +72,7 @@ def test_a_small_submission_gets_the_defaults() -> None:
     assert (msgspec.json.decode(task.labels), task.lease_owner) == ({}, None)
 
 
-def test_a_full_submission_keeps_everything() -> None:
+def test_a_full_submission_keeps_all_fields() -> None:
     retry = Retry(kind=RetryKind.FIXED, base_seconds=9, factor=3, max_seconds=90, jitter=False)
     at = datetime(2027, 1, 1, 12, tzinfo=UTC)
     task = make(
@@ -125,7 +122,7 @@ def test_a_full_submission_keeps_everything() -> None:
         ({"target": WorkerTarget(type="work", queue="a b")}, ["target.queue"]),
         ({"queue": "a", "target": HttpTarget(url="https://example.org/")}, ["queue"]),
         ({"target": HttpTarget(url="ftp://example.org/")}, ["target.url"]),
-        ({"target": KafkaTarget(topic="t", broker="nobody")}, ["target.broker"]),
+        ({"target": KafkaTarget(topic="t", broker="unknown")}, ["target.broker"]),
         ({"key": ""}, ["idempotency_key"]),
         ({"key": "with space"}, ["idempotency_key"]),
         ({"key": "x" * 256}, ["idempotency_key"]),
@@ -135,12 +132,12 @@ def test_a_full_submission_keeps_everything() -> None:
         ({"payload": {1, object()}}, ["payload"]),
     ],
 )
-def test_what_is_wrong_is_named(more: dict[str, Any], fields: list[str]) -> None:
-    assert faults(**more) == fields
+def test_invalid_fields_are_named(more: dict[str, Any], fields: list[str]) -> None:
+    assert error_fields(**more) == fields
 
 
-def test_everything_that_is_wrong_is_named_at_once() -> None:
-    found = faults(key="", type="a b", queue="", run_at=NOW, delay_seconds=1, labels={"": ""}, retry=Retry(factor=0))
+def test_all_invalid_fields_are_named_together() -> None:
+    found = error_fields(key="", type="a b", queue="", run_at=NOW, delay_seconds=1, labels={"": ""}, retry=Retry(factor=0))
     assert found == ["type", "queue", "delay_seconds", "labels.''", "retry.factor", "idempotency_key"]
 
 
@@ -166,7 +163,7 @@ def test_everything_that_is_wrong_is_named_at_once() -> None:
         "{}",
     ],
 )
-def test_what_is_out_of_range_or_unknown_does_not_even_decode(body: str) -> None:
+def test_values_out_of_range_and_unknown_fields_do_not_decode(body: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         decode(body)
 
@@ -179,31 +176,30 @@ def test_a_payload_that_is_too_large_or_too_deep_is_refused() -> None:
     for _ in range(MAX_DEPTH - 1):
         deep = [deep]
     make(payload=deep)
-    assert faults(payload=[deep]) == ["payload"]
+    assert error_fields(payload=[deep]) == ["payload"]
     for _ in range(100_000):
         deep = [deep]
-    assert faults(payload=deep) == ["payload"]
+    assert error_fields(payload=deep) == ["payload"]
 
 
 def test_targets_decide_the_queue() -> None:
     worker = make(target=WorkerTarget(type="work", queue="q"))
     assert (worker.queue, target_of(worker.target, worker.queue, worker.type)) == (
         "q",
-        {"kind": "worker", "type": "work", "queue": "q"},
+        WorkerTarget(type="work", queue="q"),
     )
     http = make(target=HttpTarget(url="https://example.org/", headers={"X-A": "b"}))
     assert http.queue == "http"
-    target = target_of(http.target, http.queue, http.type)
-    assert (target["kind"], target["url"], target["headers"]) == ("http", "https://example.org/", {"X-A": "b"})
+    assert target_of(http.target, http.queue, http.type) == HttpTarget(url="https://example.org/", headers={"X-A": "b"})
 
 
 @pytest.mark.parametrize("trace", ["", "00-zz-00-00", TRACE.upper(), TRACE + "-x", "x" * 10_000, "a\x00b"])
-def test_a_trace_that_is_none_is_left_out(trace: str) -> None:
+def test_an_invalid_traceparent_is_dropped(trace: str) -> None:
     assert make(traceparent=trace).traceparent is None
 
 
 @given(payload=JSON)
-def test_every_payload_comes_back_as_it_was(payload: Any) -> None:
+def test_every_payload_is_stored_unchanged(payload: Any) -> None:
     assert msgspec.json.decode(make(payload=payload).payload) == payload
 
 
@@ -241,7 +237,7 @@ def test_the_order_of_keys_and_the_key_itself_do_not_matter() -> None:
         {"target": WorkerTarget(type="w")},
     ],
 )
-def test_whatever_makes_another_task_makes_another_fingerprint(more: dict[str, Any]) -> None:
+def test_a_different_task_has_a_different_fingerprint(more: dict[str, Any]) -> None:
     plain: dict[str, Any] = {"type": "w", "payload": {"a": 1}}
     changed = {**plain, **more}
     if "type" in more:
@@ -252,7 +248,7 @@ def test_whatever_makes_another_task_makes_another_fingerprint(more: dict[str, A
 # Tasks of other origins
 
 
-def test_a_task_of_a_schedule_is_as_the_schedule_says() -> None:
+def test_a_task_of_a_schedule_has_the_fields_of_the_schedule() -> None:
     schedule = make_schedule("nightly", payload=b'{"a":1}', priority=3, max_attempts=7, timeout_seconds=9, labels={"x": "y"})
     task = task_from_schedule(schedule, ID, Origin.BACKFILL, scheduled_for=NOW, run_at=NOW + seconds(1), key=TaskKey("k", b""))
     assert (task.origin, task.schedule_id, task.schedule_name, task.scheduled_for) == (
@@ -268,7 +264,7 @@ def test_a_task_of_a_schedule_is_as_the_schedule_says() -> None:
 
 
 @pytest.mark.parametrize("target", [None, WorkerTarget(type="work", queue="q"), HttpTarget(url="https://example.org/")])
-def test_a_task_done_again_is_the_same_work_and_again(target: Any) -> None:
+def test_a_replayed_task_has_the_fields_of_the_first_one(target: Any) -> None:
     first = task_as_submitted(make(target=target, payload={"a": 1}, retry=Retry(factor=3), labels={"x": "y"}, key="k"), NOW)
     again = task_as_submitted(task_for_replay(first, UUID(int=78), run_at=NOW + seconds(5)), NOW)
     assert (again.id, again.origin, again.state, again.run_at) == (
@@ -280,7 +276,7 @@ def test_a_task_done_again_is_the_same_work_and_again(target: Any) -> None:
     kept = ("type", "queue", "target", "payload", "priority", "max_attempts", "timeout_seconds", "labels")
     assert [getattr(again, field) for field in kept] == [getattr(first, field) for field in kept]
     assert msgspec.json.decode(again.retry, type=Retry) == Retry(factor=3)
-    assert task_for_replay(first, ID).key is None, "the key of the first one is not taken along"
+    assert task_for_replay(first, ID).key is None, "the idempotency key is not copied"
 
 
 @pytest.mark.parametrize(
@@ -294,7 +290,7 @@ def test_a_task_done_again_is_the_same_work_and_again(target: Any) -> None:
         ({"run_at": NOW + seconds(0.000001)}, NOW + seconds(0.000001), TaskState.SCHEDULED),
     ],
 )
-def test_a_fresh_task_is_ready_or_waits_for_its_time(more: dict[str, Any], run_at: datetime, state: TaskState) -> None:
+def test_a_new_task_is_ready_or_scheduled(more: dict[str, Any], run_at: datetime, state: TaskState) -> None:
     task = task_as_submitted(make(**more), NOW)
     assert (task.run_at, task.state, task.created_at, task.attempt, task.fence) == (run_at, state, NOW, 0, 0)
 
@@ -304,14 +300,14 @@ def test_a_fresh_task_is_ready_or_waits_for_its_time(more: dict[str, Any], run_a
 
 @given(result=JSON)
 @settings(max_examples=50)
-def test_a_result_is_kept_as_it_was(result: Any) -> None:
+def test_a_result_is_stored_unchanged(result: Any) -> None:
     kept = result_text(result)
     assert (kept is None) == (result is None)
     assert kept is None or msgspec.json.decode(kept) == result
 
 
 @pytest.mark.parametrize("character", ["x", "ü", "\U0001f600", "\x00", '"'])
-def test_a_result_that_is_too_large_is_cut_with_a_note(character: str) -> None:
+def test_a_result_that_is_too_large_is_truncated_with_a_note(character: str) -> None:
     kept = result_text({"text": character * MAX_RESULT_BYTES})
     assert kept is not None
     assert len(kept.encode()) < MAX_RESULT_BYTES
@@ -321,52 +317,52 @@ def test_a_result_that_is_too_large_is_cut_with_a_note(character: str) -> None:
     assert note["bytes"] > MAX_RESULT_BYTES
 
 
-def test_a_cut_in_the_middle_of_a_character_leaves_no_broken_one() -> None:
+def test_truncation_leaves_no_broken_character() -> None:
     for shift in range(4):
-        start = cut_result(b"x" * shift + "\U0001f600".encode() * 20_000)["start"]
+        start = truncated_result(b"x" * shift + "\U0001f600".encode() * 20_000)["start"]
         assert set(start) <= {"x", "\U0001f600"}
 
 
-def test_a_short_error_is_kept_as_it_was() -> None:
+def test_a_short_error_is_stored_unchanged() -> None:
     kept = msgspec.json.decode(error_text("it broke", "ValueError", "line 1\nline 2"))
     assert kept == {"message": "it broke", "kind": "ValueError", "trace": "line 1\nline 2"}
     assert msgspec.json.decode(error_text("it broke")) == {"message": "it broke", "kind": None, "trace": None}
 
 
-def test_of_a_long_error_the_telling_parts_are_kept() -> None:
+def test_a_long_error_keeps_the_start_of_the_message_and_the_end_of_the_trace() -> None:
     message, trace = "start" + "m" * MAX_ERROR_CHARACTERS, "t" * MAX_TRACE_CHARACTERS + "end"
     kept = msgspec.json.decode(error_text(message, "k" * 999, trace))
     assert kept["message"].startswith("start")
-    assert kept["message"].endswith("5 characters cut")
-    assert kept["trace"].startswith("… 3 characters cut")
+    assert kept["message"].endswith("5 characters truncated")
+    assert kept["trace"].startswith("… 3 characters truncated")
     assert kept["trace"].endswith("end")
     assert len(kept["kind"]) == 200
-    assert error_text(kept["message"][:MAX_ERROR_CHARACTERS]).count("cut") == 0
+    assert error_text(kept["message"][:MAX_ERROR_CHARACTERS]).count("truncated") == 0
 
 
 @given(message=st.text(st.characters(), max_size=50), kind=st.none() | st.text(st.characters(), max_size=5))
-def test_an_error_of_any_characters_can_be_kept(message: str, kind: str | None) -> None:
-    """Python's text may hold lone surrogates; JSON and the databases may not."""
+def test_an_error_with_any_characters_can_be_stored(message: str, kind: str | None) -> None:
+    """Python strings may contain lone surrogates; JSON and the databases may not."""
     text = error_text(message, kind, message)
     assert "\x00" not in text
     assert len(msgspec.json.decode(text.encode())["message"]) == len(message)
 
 
-# Answers
+# Responses
 
 
 def some_task(**more: Any) -> TaskRecord:
     return msgspec.structs.replace(task_as_submitted(make(payload={"a": 1}), NOW), **more)
 
 
-def as_json(answer: dict[str, Any]) -> dict[str, Any]:
-    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(answer))
+def as_json(response: msgspec.Struct) -> dict[str, Any]:
+    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(response))
     return decoded
 
 
-def test_a_task_is_answered_as_the_api_says() -> None:
-    answer = as_json(task_response(some_task()))
-    assert answer | {"id": "", "retry": {}} == {
+def test_a_task_response_has_the_documented_fields() -> None:
+    response = as_json(task_response(some_task()))
+    assert response | {"id": "", "retry": {}} == {
         "id": "",
         "type": "work",
         "queue": "default",
@@ -398,10 +394,10 @@ def test_a_task_is_answered_as_the_api_says() -> None:
         "cancel_requested": False,
         "reason": None,
     }
-    assert answer["retry"] == {"kind": "exponential", "base_seconds": 1, "factor": 2, "max_seconds": 3600, "jitter": True}
+    assert response["retry"] == {"kind": "exponential", "base_seconds": 1, "factor": 2, "max_seconds": 3600, "jitter": True}
 
 
-def test_a_finished_task_is_answered_with_its_result_and_duration() -> None:
+def test_the_response_of_a_finished_task_has_its_result_and_duration() -> None:
     task = some_task(
         state=TaskState.COMPLETED,
         started_at=NOW,
@@ -410,30 +406,30 @@ def test_a_finished_task_is_answered_with_its_result_and_duration() -> None:
         progress_fraction=0.5,
         worker="w",
     )
-    answer = as_json(task_response(task))
-    assert (answer["state"], answer["result"], answer["duration_ms"]) == ("completed", {"rows": 3}, 1234.5)
-    assert (answer["progress"], answer["worker"]) == ({"fraction": 0.5, "message": None}, "w")
+    response = as_json(task_response(task))
+    assert (response["state"], response["result"], response["duration_ms"]) == ("completed", {"rows": 3}, 1234.5)
+    assert (response["progress"], response["worker"]) == ({"fraction": 0.5, "message": None}, "w")
 
 
-def test_a_failed_task_is_answered_with_its_error() -> None:
-    answer = as_json(task_response(some_task(state=TaskState.DEAD, error=error_text("broke", "KeyError").encode())))
-    assert answer["error"] == {"message": "broke", "kind": "KeyError", "trace": None}
+def test_the_response_of_a_failed_task_has_its_error() -> None:
+    response = as_json(task_response(some_task(state=TaskState.DEAD, error=error_text("broke", "KeyError").encode())))
+    assert response["error"] == {"message": "broke", "kind": "KeyError", "trace": None}
 
 
-def test_attempts_and_log_lines_are_answered() -> None:
-    ended = Attempt(
+def test_responses_of_attempts_and_log_lines() -> None:
+    attempt = Attempt(
         attempt=2,
         fence=5,
         worker="w",
         started_at=NOW,
         ended_at=NOW + seconds(0.5),
         outcome=AttemptOutcome.LOST,
-        error=error_text("gone", "lost").encode(),
+        error=error_text("lost worker", "lost").encode(),
     )
-    answer = as_json(attempt_response(ended))
-    assert (answer["attempt"], answer["fence"], answer["outcome"], answer["duration_ms"]) == (2, 5, "lost", 500)
-    assert answer["error"]["message"] == "gone"
-    running = as_json(attempt_response(msgspec.structs.replace(ended, ended_at=None, outcome=None, error=None)))
+    response = as_json(attempt_response(attempt))
+    assert (response["attempt"], response["fence"], response["outcome"], response["duration_ms"]) == (2, 5, "lost", 500)
+    assert response["error"]["message"] == "lost worker"
+    running = as_json(attempt_response(msgspec.structs.replace(attempt, ended_at=None, outcome=None, error=None)))
     assert (running["outcome"], running["ended_at"], running["duration_ms"], running["error"]) == (None, None, None, None)
     line = LogLine(id=ID, at=NOW, attempt=1, worker=None, text="hello\nworld")
     assert as_json(log_response(line)) == {
@@ -444,7 +440,7 @@ def test_attempts_and_log_lines_are_answered() -> None:
     }
 
 
-def test_a_dead_letter_is_answered() -> None:
+def test_the_response_of_a_dead_letter() -> None:
     task = some_task()
     letter = DeadLetter(
         task_id=task.id,
@@ -472,9 +468,9 @@ def test_a_dead_letter_is_answered() -> None:
         replayed_as=None,
         replays=0,
     )
-    answer = as_json(dead_letter_response(letter))
-    assert (answer["task_id"], answer["payload"], answer["attempts"]) == (str(ID), {"a": 1}, 3)
-    assert (answer["reason"], answer["error"]["message"]) == ("all 3 attempts failed", "broke")
-    assert (answer["died_at"], answer["replayed_at"], answer["replays"]) == ("2026-03-02T12:00:09.000000Z", None, 0)
+    response = as_json(dead_letter_response(letter))
+    assert (response["task_id"], response["payload"], response["attempts"]) == (str(ID), {"a": 1}, 3)
+    assert (response["reason"], response["error"]["message"]) == ("all 3 attempts failed", "broke")
+    assert (response["died_at"], response["replayed_at"], response["replays"]) == ("2026-03-02T12:00:09.000000Z", None, 0)
     again = msgspec.structs.replace(letter, replayed_at=NOW, replayed_as=UUID(int=1), replays=2)
     assert as_json(dead_letter_response(again))["replayed_as"] == str(UUID(int=1))

@@ -1,4 +1,4 @@
-"""The time index: oldest first, replaced by id, nothing left behind."""
+"""The time index: ordered by due time, entries replaced by id, and no stale entries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def entry(number: int, due: float, label: str = "") -> Entry:
     return Entry(UUID(int=number), NOW + seconds(due), label)
 
 
-def test_it_gives_what_is_due_oldest_first_and_forgets_it() -> None:
+def test_it_returns_due_entries_oldest_first_and_removes_them() -> None:
     index: TimeIndex[Entry] = TimeIndex()
     for number, due in enumerate([3, 1, 2, 9]):
         index.put(entry(number, due))
@@ -32,7 +32,7 @@ def test_it_gives_what_is_due_oldest_first_and_forgets_it() -> None:
     assert len(index) == 1
 
 
-def test_it_gives_no_more_than_asked_for() -> None:
+def test_it_returns_at_most_the_limit() -> None:
     index: TimeIndex[Entry] = TimeIndex()
     for number in range(5):
         index.put(entry(number, number))
@@ -51,7 +51,7 @@ def test_an_entry_put_again_replaces_the_old_one_whatever_its_time() -> None:
     assert index.next_due_at() is None
 
 
-def test_a_discarded_entry_never_comes_up() -> None:
+def test_a_discarded_entry_is_never_returned() -> None:
     index: TimeIndex[Entry] = TimeIndex()
     index.put(entry(1, 1))
     index.put(entry(2, 2))
@@ -62,14 +62,14 @@ def test_a_discarded_entry_never_comes_up() -> None:
     assert [one.id.int for one in index.take_due(NOW + seconds(5), 5)] == [2]
 
 
-def test_clearing_leaves_nothing() -> None:
+def test_clear_removes_all_entries() -> None:
     index: TimeIndex[Entry] = TimeIndex()
     index.put(entry(1, 1))
     index.clear()
     assert (len(index), index.next_due_at(), index.take_due(NOW + seconds(5), 5), index.values()) == (0, None, [], [])
 
 
-def test_entries_moved_again_and_again_do_not_pile_up() -> None:
+def test_entries_that_are_replaced_often_do_not_accumulate() -> None:
     index: TimeIndex[Entry] = TimeIndex()
     for number in range(10_000):
         index.put(entry(number % 10, number))

@@ -25,7 +25,7 @@ class Weekend:
         return local.weekday() >= 5
 
 
-class Everything:
+class EveryDay:
     def covers(self, local: datetime) -> bool:
         return True
 
@@ -41,7 +41,7 @@ class Holidays:
 
 CALENDARS: dict[str, CalendarDays] = {
     "weekend": Weekend(),
-    "everything": Everything(),
+    "everything": EveryDay(),
     "holidays": Holidays(date(2026, 1, 1), date(2026, 1, 6)),
 }
 
@@ -94,12 +94,12 @@ def test_an_excluding_calendar_skips_its_ticks() -> None:
     assert timeline.runs_between(at(1), at(8), limit=3)[-1] == TickRun(at(3, 9), at(3, 9), 1, SkipReason.CALENDAR)
 
 
-def test_an_only_calendar_keeps_to_its_days() -> None:
+def test_an_only_calendar_restricts_ticks_to_its_days() -> None:
     timeline = cron("0 9 * * *", only=("weekend", "holidays"), exclude=("holidays",))
     assert [timeline.next_tick(at(1)), timeline.next_tick(at(4, 9))] == [at(3, 9), at(10, 9)]
 
 
-def test_calendars_look_at_the_wall_clock_of_the_zone() -> None:
+def test_calendars_use_the_wall_clock_of_the_zone() -> None:
     timeline = cron("0 8 * * *", "Asia/Tokyo", exclude=("holidays",))
     occurrences = list(islice(timeline.occurrences(at(1) - 2 * DAY), 3))
     assert occurrences[1] == Occurrence(at(1) - timedelta(hours=1), SkipReason.CALENDAR)
@@ -136,13 +136,13 @@ def test_a_skipped_gap_is_a_tick_that_does_not_fire() -> None:
     assert cron("30 2 * * *", "Europe/Berlin", gap=DstGap.SKIP, starts_at=GAP_END + MOMENT).last_until(GAP_END) is None
 
 
-def test_a_gap_is_no_skip_where_there_can_be_none() -> None:
+def test_a_rule_without_possible_gaps_has_no_skips() -> None:
     assert not cron("30 2 * * *", "UTC", gap=DstGap.SKIP).has_skips
     assert not cron("30 * * * *", "Europe/Berlin", gap=DstGap.SKIP).has_skips
     assert not cron("30 2 * * *", "Europe/Berlin").has_skips
 
 
-def test_occurrences_of_a_rule_that_ends_in_a_gap_come_to_an_end() -> None:
+def test_occurrences_of_a_rule_that_ends_in_a_gap_end() -> None:
     text = "DTSTART:20260328T023000\nRRULE:FREQ=DAILY;COUNT=2"
     rule = Rule(kind=TriggerKind.RRULE, expression=text, timezone="Europe/Berlin", gap=DstGap.SKIP)
     timeline = compile_rule(rule, None, {})
@@ -162,7 +162,7 @@ def test_occurrences_of_a_rule_that_ends_in_a_gap_come_to_an_end() -> None:
     start=st.integers(0, 365 * 24),
     days=st.integers(0, 60),
 )
-def test_runs_counts_and_occurrences_tell_one_story(
+def test_runs_counts_and_occurrences_agree(
     expression: str, zone: str, gap: DstGap, fold: DstFold, exclude: tuple[str, ...], start: int, days: int
 ) -> None:
     timeline = cron(expression, zone, gap=gap, fold=fold, exclude=exclude)
@@ -196,7 +196,7 @@ def test_runs_counts_and_occurrences_tell_one_story(
         (Rule(kind=TriggerKind.CRON, expression="* * * * *", starts_at=at(2), ends_at=at(1)), "ends_at"),
     ],
 )
-def test_it_names_the_field_at_fault(rule: Rule, field: str) -> None:
+def test_the_error_names_the_invalid_field(rule: Rule, field: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         compile_rule(rule, None, CALENDARS)
     assert [error.field for error in caught.value.errors] == [field]
@@ -216,7 +216,7 @@ def test_every_kind_compiles_and_ticks() -> None:
 FIRST, SECOND = UUID(int=1), UUID(int=2)
 
 
-def test_the_cache_shares_a_timeline_between_schedules_unless_it_hashes_them() -> None:
+def test_the_cache_shares_a_timeline_between_schedules_unless_it_depends_on_the_id() -> None:
     cache = TimelineCache()
     plain = Rule(kind=TriggerKind.CRON, expression="0 * * * *")
     assert cache.get(plain, FIRST, {}) is cache.get(plain, SECOND, {})
@@ -226,7 +226,7 @@ def test_the_cache_shares_a_timeline_between_schedules_unless_it_hashes_them() -
     assert cache.get(hashed, FIRST, {}).next_tick(at(1)) != cache.get(hashed, SECOND, {}).next_tick(at(1))
 
 
-def test_the_cache_notices_a_changed_calendar_and_stays_small() -> None:
+def test_the_cache_detects_a_changed_calendar_and_is_bounded() -> None:
     cache = TimelineCache(size=2)
     rule = Rule(kind=TriggerKind.CRON, expression="0 9 * * *", exclude=("holidays",))
     old = cache.get(rule, FIRST, CALENDARS)

@@ -1,4 +1,4 @@
-"""Zone names that load, names that are refused and with which hint, and where offsets change."""
+"""Time zone names: accepted names, refused names with a suggestion, and the instants at which offsets change."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_it_refuses_an_abbreviation_and_names_the_zone(name: str, use: str) -> N
     assert refusal(name) == f'"{name}" is an abbreviation, not a time zone; use an IANA name such as {use}'
 
 
-def test_every_hint_for_an_abbreviation_is_itself_a_zone() -> None:
+def test_every_suggestion_for_an_abbreviation_is_a_zone() -> None:
     for names in ABBREVIATIONS.values():
         for name in names:
             load_zone(name)
@@ -85,7 +85,7 @@ def test_it_names_no_fixed_zone_for_an_offset_that_has_none() -> None:
         ("Amercia/Chicago", "America/Chicago"),
     ],
 )
-def test_it_suggests_the_name_that_was_probably_meant(name: str, meant: str) -> None:
+def test_it_suggests_the_most_similar_name(name: str, meant: str) -> None:
     assert refusal(name) == f'unknown time zone "{name}"; did you mean {meant}?'
 
 
@@ -97,13 +97,13 @@ def test_it_suggests_the_name_that_was_probably_meant(name: str, meant: str) -> 
         *["Europe", "Europe/", "ZoneInfo", "Eurоpe/Berlin"],
     ],
 )
-def test_it_refuses_what_is_no_zone(name: str) -> None:
+def test_it_refuses_invalid_names(name: str) -> None:
     refusal(name)
 
 
 def test_it_refuses_an_empty_and_an_overlong_name() -> None:
     assert refusal("") == "a time zone is required; use an IANA name such as Europe/Berlin"
-    assert refusal("x" * 65) == "a time zone name has at most 64 characters"
+    assert refusal("x" * 65) == "a time zone name must have at most 64 characters"
 
 
 @given(st.text(max_size=70))
@@ -116,7 +116,7 @@ def test_any_text_either_loads_or_is_refused(name: str) -> None:
     assert fields in ([], ["timezone"])
 
 
-def test_it_finds_both_changes_of_a_year_to_the_second() -> None:
+def test_it_finds_both_transitions_of_a_year_to_the_second() -> None:
     new_york = load_zone("America/New_York")
     found = transitions(new_york, datetime(2027, 1, 1, tzinfo=UTC), datetime(2028, 1, 1, tzinfo=UTC))
     assert found == [
@@ -134,7 +134,7 @@ def test_the_start_is_excluded_and_the_end_included() -> None:
     assert [found.at for found in transitions(berlin, at - second, at)] == [at]
 
 
-def test_it_finds_half_hour_changes_skipped_days_and_short_spells() -> None:
+def test_it_finds_half_hour_transitions_skipped_days_and_short_periods() -> None:
     lord_howe = transitions(load_zone("Australia/Lord_Howe"), *year(2027))
     assert [found.after - found.before for found in lord_howe] == [-HOUR / 2, HOUR / 2]
     apia = transitions(load_zone("Pacific/Apia"), datetime(2011, 12, 1, tzinfo=UTC), datetime(2012, 1, 1, tzinfo=UTC))
@@ -143,8 +143,8 @@ def test_it_finds_half_hour_changes_skipped_days_and_short_spells() -> None:
     assert len(transitions(load_zone("America/Recife"), *year(2000))) == 3
 
 
-def test_a_change_of_the_dst_flag_alone_is_no_transition() -> None:
-    # Ireland's winter time is its "negative" DST, and Lisbon changed zones in 1992 without moving its clock that day.
+def test_a_change_of_only_the_dst_flag_is_not_a_transition() -> None:
+    # Winter time in Ireland is "negative" DST, and Lisbon changed zones in 1992 without a change of its offset that day.
     assert [found.before != found.after for found in transitions(load_zone("Europe/Dublin"), *year(2027))] == [True] * 2
     lisbon = transitions(load_zone("Europe/Lisbon"), *year(1992))
     assert all(found.before != found.after for found in lisbon)

@@ -1,4 +1,4 @@
-"""What the tests of the examples share: a server of their own, and the examples as processes, as their READMEs start them."""
+"""Fixtures for the tests of the examples: a private server, and the examples as processes, started as in their READMEs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 class ExampleRun:
-    """Processes of one test, each with its log in the test's folder; killed when the test ends."""
+    """Processes of one test, with their logs in the test's folder. They are killed when the test ends."""
 
     def __init__(self, folder: Path, stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -31,7 +31,7 @@ class ExampleRun:
         self._monkeypatch = monkeypatch
 
     def run(self, example: str, *arguments: str, name: str, module: str = "everbeat") -> ServerProcess:
-        """`python -m MODULE ARGUMENTS` as if typed in the example's folder, and left running."""
+        """Start `python -m MODULE ARGUMENTS` as if typed in the example's folder."""
         env = {**self.env, "PYTHONPATH": str(EXAMPLES / example)}
         command = (sys.executable, "-m", module)
         process = ServerProcess(*arguments, folder=self.folder, env=env, name=name, command=command)
@@ -43,19 +43,19 @@ class ExampleRun:
 
     def dev(self, example: str, app: str) -> ServerProcess:
         process = self._ready(self.run(example, "dev", app, *self.where(), name="dev"))
-        _wait_for_words(process, "runs here")
+        _wait_for_log(process, "is running in this process")
         return process
 
     def workers(self, example: str, app: str, *options: str, count: int = 1) -> list[ServerProcess]:
-        """worker-1, worker-2 and so on; all have begun to claim."""
+        """Start worker-1, worker-2 and so on, and wait until all of them claim tasks."""
         names = [f"worker-{number + 1}" for number in range(count)]
         made = [self.run(example, "worker", app, "--name", name, *options, name=name) for name in names]
         for process in made:
-            _wait_for_words(process, "worker_started")
+            _wait_for_log(process, "worker_started")
         return made
 
     def script(self, example: str, file: str, *arguments: str) -> str:
-        """What `python FILE ARGUMENTS` prints."""
+        """Run `python FILE ARGUMENTS` and return its output."""
         command = [sys.executable, str(EXAMPLES / example / file), *arguments]
         environment = {**os.environ, **self.env, "PYTHONPATH": str(EXAMPLES / example)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -63,7 +63,7 @@ class ExampleRun:
         return done.stdout
 
     def load(self, example: str, module: str) -> Any:
-        """The example's module in this process, a fresh one, as it is with the server's address in the environment."""
+        """Import the example's module into this process, with the server's URL in the environment."""
         self._monkeypatch.setenv("EVERBEAT_URL", self.env["EVERBEAT_URL"])
         spec = importlib.util.spec_from_file_location(f"{example}_{module}", EXAMPLES / example / f"{module}.py")
         assert spec is not None
@@ -81,8 +81,8 @@ class ExampleRun:
         return process
 
 
-def _wait_for_words(process: ServerProcess, words: str) -> None:
-    wait_until(lambda: words in process.logs(), 20, process.logs)
+def _wait_for_log(process: ServerProcess, text: str) -> None:
+    wait_until(lambda: text in process.logs(), 20, process.logs)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""examples/fastapi_app: Everbeat inside a web app, and inside two of them on one database."""
+"""examples/fastapi_app: Everbeat in a web app, in one process and in two processes on one database."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.examples.conftest import ExampleRun
 from tests.support.processes import ServerProcess, free_port, wait_until, wait_until_async
 
 
-async def test_the_app_runs_what_it_submits(example: ExampleRun) -> None:
+async def test_the_app_runs_submitted_tasks(example: ExampleRun) -> None:
     example.env["EVERBEAT_URL"] = example.database
     shop = example.load("fastapi_app", "shop")
     transport = httpx.ASGITransport(shop.app)
     async with shop.lifespan(shop.app), httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
-        answer = await client.post("/orders/7/receipt")
-        assert answer.status_code == 202
-        task = answer.json()["task"]
+        response = await client.post("/orders/7/receipt")
+        assert response.status_code == 202
+        task = response.json()["task"]
         assert (await client.post("/orders/7/receipt")).json()["task"] == task
 
         async def ended() -> Any:
@@ -29,10 +29,10 @@ async def test_the_app_runs_what_it_submits(example: ExampleRun) -> None:
         assert (await wait_until_async(ended, 10))["result"] == "receipt of order 7 sent"
         assert (await client.get(f"/tasks/{uuid4()}")).status_code == 404
 
-        async def swept() -> bool:
-            return any(tick["outcome"] == "fired" for tick in (await client.get("/sweeps")).json())
+        async def has_swept() -> bool:
+            return any(tick["outcome"] == "fired" for tick in (await client.get("/ticks")).json())
 
-        await wait_until_async(swept, 10)
+        await wait_until_async(has_swept, 10)
 
 
 def test_two_processes_on_one_file_fire_each_tick_once(example: ExampleRun) -> None:
@@ -47,12 +47,12 @@ def test_two_processes_on_one_file_fire_each_tick_once(example: ExampleRun) -> N
         assert tasks[0] == tasks[1]
         example.run("", "serve", "--roles", "api", *example.where(), name="api").wait_ready(f"{example.url}/readyz")
         audit = client.get(f"{example.url}/v1/audit").json()
-        executions = client.get(f"{example.url}/v1/schedules/sweep/executions?limit=1000").json()["items"]
+        executions = client.get(f"{example.url}/v1/schedules/clean_up/executions?limit=1000").json()["items"]
     assert audit["fired"] >= 3
     assert (audit["missing"], audit["doubled"]) == (0, 0)
     ticks = [execution["scheduled_for"] for execution in executions]
     assert len(ticks) == len(set(ticks))
-    # Uvicorn shuts down in order, then ends by the signal it was sent.
+    # Uvicorn shuts down cleanly, and then ends itself with the signal that it received.
     assert [shop.terminate() for shop in shops] == [-signal.SIGTERM] * 2
 
 
@@ -61,4 +61,4 @@ def web(example: ExampleRun, port: int) -> ServerProcess:
 
 
 def fired(client: httpx.Client, port: int) -> list[Any]:
-    return [tick for tick in client.get(f"http://127.0.0.1:{port}/sweeps").json() if tick["outcome"] == "fired"]
+    return [tick for tick in client.get(f"http://127.0.0.1:{port}/ticks").json() if tick["outcome"] == "fired"]

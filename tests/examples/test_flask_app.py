@@ -1,4 +1,4 @@
-"""examples/flask_app: a sync web app submits, a worker of its own does the work."""
+"""examples/flask_app: a synchronous web app submits tasks, and a separate worker runs them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def test_an_order_gets_its_receipt_from_a_worker(example: ExampleRun) -> None:
 
         (worker,) = example.workers("flask_app", "shop:eb")
 
-        def ended() -> Any:
+        def completed() -> Any:
             found = shop.get(f"/tasks/{task}").json()
             return found if found["state"] == "completed" else None
 
-        assert wait_until(ended, 10, worker.logs)["result"] == "1 × teapot"
+        assert wait_until(completed, 10, worker.logs)["result"] == "1 × teapot"
         assert shop.get(f"/orders/{order}").json() == {"item": "teapot", "receipt": "1 × teapot"}
         assert shop.get(f"/tasks/{uuid4()}").status_code == 404
         assert worker.terminate() == 0

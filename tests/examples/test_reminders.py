@@ -1,4 +1,4 @@
-"""examples/reminders: made once under a key, moved, dropped, and run when they are due."""
+"""examples/reminders: created once per key, rescheduled, cancelled, and run when they are due."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.examples.conftest import ExampleRun
 from tests.support.processes import wait_until
 
 
-def test_a_reminder_is_moved_and_runs_when_it_is_due(example: ExampleRun) -> None:
+def test_a_reminder_is_rescheduled_and_runs_when_it_is_due(example: ExampleRun) -> None:
     dev = example.dev("reminders", "reminders:eb")
     reminders = example.load("reminders", "reminders")
     task = reminders.add("ann", "dentist", "10m", "appointment-1")
@@ -23,7 +23,7 @@ def test_a_reminder_is_moved_and_runs_when_it_is_due(example: ExampleRun) -> Non
         reminders.move(task.id, 60)
 
 
-def test_one_that_is_made_twice_is_one_and_one_that_is_dropped_is_gone(example: ExampleRun) -> None:
+def test_a_reminder_is_created_once_and_can_be_dropped(example: ExampleRun) -> None:
     example.serve()
     reminders = example.load("reminders", "reminders")
     first = reminders.add("ann", "dentist", key="appointment-1")

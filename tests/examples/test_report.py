@@ -1,4 +1,4 @@
-"""examples/report: progress and log lines arrive while it works, and a long one can be called off."""
+"""examples/report: progress and log lines arrive while the task runs, and a long task can be cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reference/sdk.md names all that a user of the SDK can import, call, pass or read."""
+"""docs/reference/sdk.md documents everything that a user of the SDK can import, call, pass or read."""
 
 from __future__ import annotations
 
@@ -31,44 +31,44 @@ def public(kind: type[Any]) -> list[str]:
 
 
 def missing(text: str, names: list[str]) -> list[str]:
-    """The names that are nowhere in the page's inline code, as whole words."""
+    """Return the names that do not occur in the page's inline code as whole words."""
     prose = re.sub(r"(?ms)^```.*?^```", "", text)
     code = " ".join(re.findall(r"`([^`\n]+)`", prose))
     return [name for name in names if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", code)]
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_is_documented() -> None:
     assert missing(REFERENCE, everbeat.__all__) == []
     assert missing(REFERENCE, everbeat.testing.__all__) == []
 
 
 @pytest.mark.parametrize("kind", [Everbeat, Task, TaskHandle, SchedulesClient, TasksClient, DeadLettersClient])
-def test_every_method_is_there(kind: type[Any]) -> None:
+def test_every_method_is_documented(kind: type[Any]) -> None:
     assert missing(REFERENCE, [name for name in public(kind) if name != "definition"]) == []
 
 
-def test_everything_a_handler_can_read_or_call_is_there() -> None:
+def test_every_member_of_the_context_is_documented() -> None:
     names = [name for name in public(Context) if name not in FOR_THE_RUNTIME]
     assert missing(REFERENCE, [f"ctx.{name}" for name in names]) == []
 
 
 @pytest.mark.parametrize("options", [TaskOptions, ScheduleOptions, SubmitOptions, NamedOptions])
-def test_every_option_is_there(options: type[Any]) -> None:
+def test_every_option_is_documented(options: type[Any]) -> None:
     assert missing(REFERENCE, list(options.__annotations__)) == []
 
 
 @pytest.mark.parametrize("function", [Everbeat.__init__, Everbeat.running, Everbeat.register, Everbeat.submit])
-def test_every_parameter_is_there(function: Any) -> None:
+def test_every_parameter_is_documented(function: Any) -> None:
     assert missing(REFERENCE, [name for name in inspect.signature(function).parameters if name != "self"]) == []
 
 
-def test_every_field_of_a_retry_is_there_with_its_default() -> None:
+def test_every_field_of_a_retry_is_documented_with_its_default() -> None:
     for field in msgspec.structs.fields(Retry):
         default = f'"{field.default.value}"' if hasattr(field.default, "value") else str(field.default)
         assert f"{field.name}={default}" in REFERENCE
 
 
-def test_the_harness_is_explained() -> None:
+def test_the_harness_is_documented() -> None:
     assert missing(TESTING, public(Harness)) == []
     assert missing(TESTING, [name for name in public(FakeClock) if name not in FOR_THE_HARNESS]) == []
     assert missing(TESTING, list(TaskRun.__annotations__)) == []

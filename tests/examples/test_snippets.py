@@ -1,4 +1,4 @@
-"""The Python in the docs is run: page by page, its blocks one after another, on a database of the test's own."""
+"""Runs the Python code of the docs: the blocks of a page in order, on a private database."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def code_of(page: Path) -> str:
 
 
 def run(page: Path) -> dict[str, Any]:
-    """The names that the blocks of a page define."""
+    """Run the blocks of a page and return the names that they define."""
     names: dict[str, Any] = {"__name__": page.stem}
     try:
         exec(compile(code_of(page), str(page), "exec"), names)
@@ -42,13 +42,13 @@ def run(page: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _use_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EVERBEAT_URL", f"sqlite:///{tmp_path}/everbeat.db")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_python_of_a_page_runs(page: Path) -> None:
+def test_the_python_code_of_a_page_runs(page: Path) -> None:
     run(page)
 
 
@@ -60,23 +60,23 @@ def test_the_example_tests_of_the_docs_pass(tmp_path: Path) -> None:
     assert "8 passed" in done.stdout
 
 
-def test_the_worked_examples_of_exactly_once_effects_are_right() -> None:
+def test_the_examples_of_exactly_once_effects_are_correct() -> None:
     names = run(ROOT / "docs/howto/idempotency-and-exactly-once-effects.md")
     credit, write_statement = names["credit"], names["write_statement"]
     once = SimpleNamespace(task_id="task-1", fence=1)
     assert credit(once, account="ann", amount=10) == "credited"
     assert credit(once, account="ann", amount=10) == "done by an earlier attempt"
     assert credit(SimpleNamespace(task_id="task-2", fence=1), account="ann", amount=5) == "credited"
-    assert ask("SELECT balance FROM accounts") == 15
+    assert query("SELECT balance FROM accounts") == 15
 
     write_statement(SimpleNamespace(task_id="task-3", fence=2), account="ann")
     credit(SimpleNamespace(task_id="task-4", fence=1), account="ann", amount=1)
     write_statement(SimpleNamespace(task_id="task-3", fence=1), account="ann")
-    assert ask("SELECT text FROM statements") == "ann: 15"
+    assert query("SELECT text FROM statements") == "ann: 15"
     write_statement(SimpleNamespace(task_id="task-3", fence=3), account="ann")
-    assert ask("SELECT text FROM statements") == "ann: 16"
+    assert query("SELECT text FROM statements") == "ann: 16"
 
 
-def ask(statement: str) -> Any:
+def query(statement: str) -> Any:
     with closing(sqlite3.connect("bank.db")) as bank:
         return bank.execute(statement).fetchone()[0]

@@ -1,4 +1,4 @@
-"""examples/worker_fleet: a worker killed in the middle of its work costs time, and no task."""
+"""examples/worker_fleet: killing a worker while it runs tasks delays tasks and loses none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.processes import wait_until
 SHORT_LEASE = ("--concurrency", "4", "--lease-seconds", "5")
 
 
-def test_a_worker_is_killed_mid_task_and_every_task_is_completed(example: ExampleRun) -> None:
+def test_every_task_is_completed_although_a_worker_is_killed(example: ExampleRun) -> None:
     example.serve()
     workers = example.workers("worker_fleet", "fleet:eb", *SHORT_LEASE, count=3)
     fleet = example.load("worker_fleet", "fleet")
@@ -23,19 +23,19 @@ def test_a_worker_is_killed_mid_task_and_every_task_is_completed(example: Exampl
     assert sorted(results) == sorted(f"picture-{number}-small.jpg" for number in range(30))
     ended = [handle.get() for handle in handles]
     assert {task.state for task in ended} == {"completed"}
-    again = [counted(tasks.attempts(task.id)) for task in ended if task.attempt > 1]
+    again = [counted_attempts(tasks.attempts(task.id)) for task in ended if task.attempt > 1]
     assert {outcome for attempts in again for _, outcome in attempts[:-1]} == {"lost"}
     assert ("worker-2", "lost") in {attempt for attempts in again for attempt in attempts}
     assert {outcome for attempts in again for _, outcome in attempts[-1:]} == {"completed"}
     assert [workers[0].terminate(), workers[2].terminate()] == [0, 0]
 
 
-def counted(attempts: list[AttemptResponse]) -> list[tuple[str | None, str | None]]:
-    """Who tried, and how it ended; what was given back does not count."""
+def counted_attempts(attempts: list[AttemptResponse]) -> list[tuple[str | None, str | None]]:
+    """Return the worker and the outcome of each attempt. Released attempts do not count."""
     return [(one.worker, one.outcome) for one in attempts if one.outcome != "released"]
 
 
-def test_the_script_says_who_did_what(example: ExampleRun) -> None:
+def test_the_script_lists_the_tasks_of_each_worker(example: ExampleRun) -> None:
     example.serve()
     example.workers("worker_fleet", "fleet:eb")
     output = example.script("worker_fleet", "fleet.py", "10", "0.1")

@@ -62,11 +62,11 @@ async def test_migrating_again_does_nothing(empty: Store) -> None:
     assert await empty.schedule_count(DEFAULT_TENANT) == {"active": 1}
 
 
-async def test_nodes_that_migrate_at_once_apply_each_migration_once(empty: Store) -> None:
-    twins = [empty, *(open_second_store(empty) for _ in range(3))]
-    applied = await asyncio.gather(*(store.migrate() for store in twins))
+async def test_concurrent_migrations_apply_each_migration_once(empty: Store) -> None:
+    stores = [empty, *(open_second_store(empty) for _ in range(3))]
+    applied = await asyncio.gather(*(store.migrate() for store in stores))
     assert sorted(name for names in applied for name in names) == names_of(empty)
-    for store in twins[1:]:
+    for store in stores[1:]:
         await store.close()
 
 
@@ -74,7 +74,7 @@ async def test_a_newer_database_is_rejected_and_not_changed(empty: Store) -> Non
     await empty.migrate()
     extra = {"sqlite": "(number, name, applied_at) VALUES (9999, 'x', 0)", "postgres": "(number, name) VALUES (9999, 'x')"}
     await execute_raw(empty, f"INSERT INTO everbeat_migrations {extra[empty.dialect]}")
-    with pytest.raises(StoreUnusable, match="at migration 9999 but this Everbeat knows only"):
+    with pytest.raises(StoreUnusable, match="at migration 9999, but this version of Everbeat supports only"):
         await empty.migrate()
     assert (await empty.schema_version())[0] == 9999
 
@@ -90,7 +90,7 @@ async def test_a_failed_migration_is_rolled_back(empty: SqliteStore | PostgresSt
     assert (await empty.schema_version())[0] == version[0]
     with pytest.raises(Exception, match="half"):
         await execute_raw(empty, "SELECT * FROM half")
-    # With the migration fixed, the same database continues normally.
+    # With the migration corrected, the same database continues normally.
     empty._migrations[-1] = good
     assert await empty.migrate() == ["9001_good"]
     assert await execute_raw(empty, "SELECT one FROM extra") == [(1,)]
@@ -132,7 +132,7 @@ READY, RUNNING, PAST = (UUID(int=number) for number in (1, 2, 3))
 
 
 async def insert_as_old_node(store: Store) -> None:
-    """A ready, a running and a finished task, as written by a node from before the second migration."""
+    """Insert a ready, a running and a finished task, as a node from before the second migration would."""
     until, tenant = NOW + seconds(30), DEFAULT_TENANT
     await execute_raw(store, OLD_TASK, READY, tenant, NOW, "ready", 0, None, None, 0, NOW, None)
     await execute_raw(store, OLD_TASK, RUNNING, tenant, NOW, "running", 1, "old", until, 1, NOW, NOW)
@@ -154,8 +154,8 @@ async def test_tasks_written_by_an_old_node_are_completed(empty: SqliteStore | P
     now, (expired,) = await empty.task_expired(limit=10, now=NOW + seconds(30))
     assert (expired.id, expired.deadline_at, expired.first_started_at) == (RUNNING, now + seconds(60), NOW)
     lease = LeaseRef(DEFAULT_TENANT, RUNNING, 1)
-    (beaten,) = await empty.task_heartbeat([HeartbeatWrite(lease)], now=NOW + seconds(10))
-    assert beaten.lease_until == NOW + seconds(40)
+    (renewed,) = await empty.task_heartbeat([HeartbeatWrite(lease)], now=NOW + seconds(10))
+    assert renewed.lease_until == NOW + seconds(40)
     (task,) = await claim(empty)
     done = await empty.task_complete([(lease, None), (lease_of(task), None)], now=NOW)
     assert done.finished == {(RUNNING, 1), (READY, 1)}
@@ -163,7 +163,7 @@ async def test_tasks_written_by_an_old_node_are_completed(empty: SqliteStore | P
     assert [(one.state.value, one.retry) for one in found] == [("completed", b"{}")] * 3
 
 
-async def test_a_task_claimed_by_an_old_node_can_be_lost_and_die(empty: SqliteStore | PostgresStore) -> None:
+async def test_a_task_claimed_by_an_old_node_can_be_lost_and_become_dead(empty: SqliteStore | PostgresStore) -> None:
     await empty.migrate()
     await empty.task_submit([make_task(), make_task()], now=NOW)
     await execute_raw(empty, OLD_CLAIM, NOW + seconds(30), NOW)

@@ -1,4 +1,4 @@
-"""A node whose polls wait for real: the store under it counts claims, and holds back or fails what a test says."""
+"""A node with real long polls, on a store that counts claims and can delay or fail them."""
 
 from __future__ import annotations
 
@@ -18,104 +18,104 @@ from tests.factories import SteppedNode, StoreOverride
 Poll = asyncio.Task[list[ClaimedTask]]
 
 
-class Counting(StoreOverride):
-    """Counts the claims, and can hold back their answers, or writes, or make them fail."""
+class CountingStore(StoreOverride):
+    """Counts claims and flow queries. It can delay the results of claims, delay writes, or make either fail."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
-        self.asked: list[list[str]] = []
-        self.looks = 0
+        self.claiming_workers: list[list[str]] = []
+        self.flow_queries = 0
         self.error: Exception | None = None
         self.write_error: Exception | None = None
         self.writes: list[Sequence[NewTask]] = []
-        self.written = asyncio.Event()
+        self.write_started = asyncio.Event()
         self.may_commit = asyncio.Event()
         self.may_commit.set()
-        self.taken = asyncio.Event()
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
+        self.claim_done = asyncio.Event()
+        self.may_respond = asyncio.Event()
+        self.may_respond.set()
 
     @property
     def claims(self) -> int:
-        return len(self.asked)
+        return len(self.claiming_workers)
 
     async def task_flows(self, tenant_id: UUID | None, queues: Sequence[str], **more: Any) -> list[Flow]:
-        self.looks += 1
+        self.flow_queries += 1
         if self.error is not None:
             raise self.error
         flows: list[Flow] = await self.inner.task_flows(tenant_id, queues, **more)
-        if not flows:  # as good as a claim that found nothing
-            self.taken.set()
-            await self.may_answer.wait()
+        if not flows:  # the same result as a claim that found nothing
+            self.claim_done.set()
+            await self.may_respond.wait()
         return flows
 
-    async def task_claim(self, shares: Sequence[ClaimStep], claim_requests: Sequence[ClaimRequest], **more: Any) -> ClaimResult:
-        self.asked.append([claimer.worker for claimer in claim_requests])
+    async def task_claim(self, steps: Sequence[ClaimStep], claim_requests: Sequence[ClaimRequest], **more: Any) -> ClaimResult:
+        self.claiming_workers.append([claimer.worker for claimer in claim_requests])
         if self.error is not None:
             raise self.error
-        claims: ClaimResult = await self.inner.task_claim(shares, claim_requests, **more)
-        self.taken.set()
-        await self.may_answer.wait()
+        claims: ClaimResult = await self.inner.task_claim(steps, claim_requests, **more)
+        self.claim_done.set()
+        await self.may_respond.wait()
         return claims
 
     async def task_submit(self, tasks: Sequence[NewTask], **more: Any) -> SubmitResult:
         self.writes.append(tasks)
-        self.written.set()
+        self.write_started.set()
         await self.may_commit.wait()
         if self.write_error is not None:
             raise self.write_error
         submitted: SubmitResult = await self.inner.task_submit(tasks, **more)
         return submitted
 
-    def hold_writes(self) -> None:
-        """Writes are sent, but the database takes its time."""
-        self.written.clear()
+    def delay_writes(self) -> None:
+        """Delay the commits of writes that have been sent."""
+        self.write_started.clear()
         self.may_commit.clear()
 
-    def hold_back(self) -> None:
-        """Claims take place, but nobody hears of it yet."""
-        self.taken.clear()
-        self.may_answer.clear()
+    def delay_claim_results(self) -> None:
+        """Delay the results of claims that the database has executed."""
+        self.claim_done.clear()
+        self.may_respond.clear()
 
 
 class PollingNode:
-    """A node whose polls wait for real, on the database's own clock."""
+    """A node with real long polls, on the database's own clock."""
 
     def __init__(self, store: Store) -> None:
-        self.store = Counting(store)
+        self.store = CountingStore(store)
         self.node = SteppedNode(self.store)
         self.long_polls = self.node.long_polls
         self.open: list[Poll] = []
 
     def poll(
-        self, worker: str = "worker", *, most: int = 1, wait: float = 30, tenant: UUID = DEFAULT_TENANT, **more: Any
+        self, worker: str = "worker", *, max_tasks: int = 1, wait: float = 30, tenant: UUID = DEFAULT_TENANT, **more: Any
     ) -> Poll:
-        claim = LeaseClaimRequest(worker=worker, **{"queues": ["default"], **more}, max=most, wait_seconds=wait)
+        claim = LeaseClaimRequest(worker=worker, **{"queues": ["default"], **more}, max=max_tasks, wait_seconds=wait)
         self.open.append(asyncio.create_task(self.node.leases.claim(tenant, claim)))
         return self.open[-1]
 
-    async def idle(self, worker: str = "worker", **more: Any) -> Poll:
-        """A poll that has found nothing and waits."""
+    async def waiting_poll(self, worker: str = "worker", **more: Any) -> Poll:
+        """Return a poll that has found nothing and waits."""
         poll = self.poll(worker, **more)
-        await self.settle()
+        await self.wait_for_claims()
         assert not poll.done()
         return poll
 
-    async def settle(self) -> None:
-        """Until no claim is under way and everybody has heard of its outcome."""
-        await turn_over()
+    async def wait_for_claims(self) -> None:
+        """Wait until no claim is in progress and all polls have received their results."""
+        await run_pending()
         async with asyncio.timeout(20):
-            while any(line._serving is not None for line in self.long_polls._wait_queues.values()):
+            while any(wait_queue._serving is not None for wait_queue in self.long_polls._wait_queues.values()):
                 await asyncio.sleep(0.001)
-        await turn_over()
+        await run_pending()
 
     async def submit(self, count: int = 1, *, tenant: UUID = DEFAULT_TENANT, **more: Any) -> list[UUID]:
-        """Tasks that become ready and ring; a delay, even of nothing, keeps them from going to a worker directly."""
+        """Submit tasks that become ready and wake polls. With a delay, even of zero, tasks are not handed off directly."""
         given = [TaskInput(type="work", **{"delay_seconds": 0, **more}) for _ in range(count)]
         return await self.node.tasks.submit_batch(tenant, given)
 
-    async def hand(self, count: int = 1, *, tenant: UUID = DEFAULT_TENANT, **more: Any) -> list[UUID]:
-        """Tasks that may go directly to a worker that waits."""
+    async def submit_for_handoff(self, count: int = 1, *, tenant: UUID = DEFAULT_TENANT, **more: Any) -> list[UUID]:
+        """Submit tasks that may be handed off to a waiting worker."""
         given = [TaskInput(**{"type": "work", **more}) for _ in range(count)]
         return await self.node.tasks.submit_batch(tenant, given)
 
@@ -124,15 +124,15 @@ class PollingNode:
         return [(tasks[id_].state.value, tasks[id_].attempt) for id_ in ids]
 
     async def close(self) -> None:
-        self.store.may_answer.set()
+        self.store.may_respond.set()
         self.store.may_commit.set()
         for poll in self.open:
             poll.cancel()
         await asyncio.gather(*self.open, return_exceptions=True)
-        await self.settle()
+        await self.wait_for_claims()
 
 
-async def turn_over() -> None:
+async def run_pending() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -146,7 +146,7 @@ async def ids_of(*long_polls: Poll) -> list[UUID]:
     return [task.id for poll in long_polls for task in await response(poll)]
 
 
-async def until(is_so: Callable[[], bool], deadline_seconds: float = 20) -> None:
+async def until(condition: Callable[[], bool], deadline_seconds: float = 20) -> None:
     async with asyncio.timeout(deadline_seconds):
-        while not is_so():
+        while not condition():
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A world of tasks for random walks: two nodes on one database, workers that lose replies, and what must always hold."""
+"""A random walk over the states of tasks: two nodes on one database, workers that lose replies, and their invariants."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIMITS = {"queue": 1, "two": 2}
 
 
 class Message(NamedTuple):
-    """What a worker said under a lease, to be said again when the answer was lost, or long after."""
+    """What a worker sent under a lease, to be sent again immediately (the response was lost) or much later."""
 
     kind: str
     id: UUID
@@ -40,23 +40,23 @@ class Message(NamedTuple):
         return Lease(id=self.id, fence=self.fence)
 
 
-class World:
+class Simulation:
     def __init__(self, store: Store, seed: int) -> None:
         self.random = Random(seed)
         self.store = store
-        self.twin = open_second_store(store)
+        self.second_store = open_second_store(store)
         random_fraction = self.random.random
         self.nodes = [
             SteppedNode(store, random_fraction=random_fraction),
-            SteppedNode(self.twin, random_fraction=random_fraction),
+            SteppedNode(self.second_store, random_fraction=random_fraction),
         ]
         self.now = NOW
         self.leases: list[ClaimedTask] = []
-        self.said: list[tuple[Message, tuple[str, str | None]]] = []
+        self.sent: list[tuple[Message, tuple[str, str | None]]] = []
         self.results: dict[UUID, Any] = {}
         self.paused: set[str] = set()
         self.before: Snapshot = {}
-        self.hops = 1
+        self.max_transitions = 1
 
     @property
     def node(self) -> SteppedNode:
@@ -66,12 +66,12 @@ class World:
     def worker(self) -> Worker:
         return Worker(self.node, f"worker-{self.random.randrange(4)}")
 
-    def move(self, by_seconds: float) -> None:
+    def advance(self, by_seconds: float) -> None:
         self.now += seconds(by_seconds)
         for node in self.nodes:
             node.move_to(self.now)
 
-    async def begin(self) -> None:
+    async def create_schedules(self) -> None:
         for name, more in JOBS.items():
             await self.nodes[0].put(name, max_attempts=2, retry={"kind": "fixed", "base_seconds": 5}, **more)
 
@@ -79,29 +79,29 @@ class World:
         live = await self.store.task_list(DEFAULT_TENANT, TaskFilter(), before=None, limit=100_000, live=True)
         past = await self.store.task_list(DEFAULT_TENANT, TaskFilter(), before=None, limit=100_000, live=False)
         both = {task.id for task in live.tasks} & {task.id for task in past.tasks}
-        assert not both, "a task is live or finished, not both"
+        assert not both, "a task is either live or finished"
         found = {task.id: task for task in (*live.tasks, *past.tasks)}
-        assert len(found) == len(live.tasks) + len(past.tasks), "and that only once"
+        assert len(found) == len(live.tasks) + len(past.tasks), "each task is listed once"
         return found
 
-    # What happens
+    # Steps
 
-    async def happen(self) -> str:
-        """One thing, chosen by chance; its name."""
-        self.hops = 1
+    async def take_random_step(self) -> str:
+        """Take one random step and return its name."""
+        self.max_transitions = 1
         steps = {
             self.submit: 10,
             self.claim: 16,
-            self.beat: 8,
-            self.end: 22,
-            self.say_again: 10,
+            self.heartbeat: 8,
+            self.report: 22,
+            self.repeat_report: 10,
             self.race: 6,
             self.cancel: 4,
-            self.again: 2,
+            self.rerun: 2,
             self.reschedule: 2,
             self.promote: 8,
             self.reap: 8,
-            self.turn: 8,
+            self.release_held: 8,
             self.tick: 4,
             self.pause_or_resume: 2,
             self.wait: 14,
@@ -123,79 +123,81 @@ class World:
             await submit_many(self.node, random.randint(1, 4), **more)
         elif random.random() < 0.4:
             key = f"key-{len(self.before)}"
-            tasks = [await submit(node, key=key, **more) for node in self.nodes]  # the first reply was lost
+            tasks = [await submit(node, key=key, **more) for node in self.nodes]  # the first response was lost
             assert tasks[0].id == tasks[1].id
         else:
             await submit(self.node, **more)
 
     async def claim(self) -> None:
-        most, lease = self.random.randint(1, 4), self.random.choice([5, 30])
-        claim = LeaseClaimRequest(worker="worker", queues=["default"], max=most, lease_seconds=lease)
+        max_tasks, lease = self.random.randint(1, 4), self.random.choice([5, 30])
+        claim = LeaseClaimRequest(worker="worker", queues=["default"], max=max_tasks, lease_seconds=lease)
         nodes = self.nodes if self.random.random() < 0.3 else [self.node]
-        shares = await asyncio.gather(*(node.leases.claim(DEFAULT_TENANT, claim, now=self.now) for node in nodes))
-        taken = [task for share in shares for task in share]
-        assert len({task.id for task in taken}) == len(taken), "nobody has what another one has"
-        if self.random.random() < 0.85:  # else the reply was lost: nobody knows of these leases
+        responses = await asyncio.gather(*(node.leases.claim(DEFAULT_TENANT, claim, now=self.now) for node in nodes))
+        taken = [task for tasks in responses for task in tasks]
+        assert len({task.id for task in taken}) == len(taken), "no task is claimed twice"
+        if self.random.random() < 0.85:  # otherwise the response was lost, and no worker has these leases
             self.leases += taken
 
-    async def beat(self) -> None:
-        for lease in self.pick(2):
-            response = await self.worker.beat(lease, fraction=self.random.random())
+    async def heartbeat(self) -> None:
+        for lease in self.sample_leases(2):
+            response = await self.worker.heartbeat(lease, fraction=self.random.random())
             was = self.before[lease.id]
-            is_held = was.state is TaskState.RUNNING and was.fence == lease.fence and _holds(was, self.now)
-            assert response.status == ("lost" if not is_held else "cancel" if was.cancel_requested else "ok")
+            is_leased = was.state is TaskState.RUNNING and was.fence == lease.fence and _has_lease(was, self.now)
+            assert response.status == ("lost" if not is_leased else "cancel" if was.cancel_requested else "ok")
 
-    async def end(self) -> None:
-        """A worker is done with a task, in one way or another."""
-        for lease in self.pick(self.random.choice([1, 1, 3])):
-            await self.say(self.message(lease))
+    async def report(self) -> None:
+        """A worker reports the end of a task."""
+        for lease in self.sample_leases(self.random.choice([1, 1, 3])):
+            await self.send_repeatedly(self.message(lease))
             await self.check()
 
-    async def say_again(self) -> None:
-        """Something that was said long ago arrives once more."""
-        if not self.said:
+    async def repeat_report(self) -> None:
+        """An earlier report arrives again."""
+        if not self.sent:
             return
-        message, answered = self.random.choice(self.said)
+        message, first_response = self.random.choice(self.sent)
         status, following = await self.send(message)
-        if answered[0] == "stale" and status == "ok":
-            ways = {one.fence: one.outcome for one in await self.nodes[0].tasks.attempts(DEFAULT_TENANT, message.id)}
-            meant = "cancelled" if message.kind == "release" else message.more.get("kind")
-            assert meant is not None, f"{message} was stale, and nothing has come to the same since"
-            assert ways[message.fence] == meant
+        if first_response[0] == "stale" and status == "ok":
+            outcomes = {one.fence: one.outcome for one in await self.nodes[0].tasks.attempts(DEFAULT_TENANT, message.id)}
+            expected = "cancelled" if message.kind == "release" else message.more.get("kind")
+            assert expected is not None, f"{message} was stale, and no later outcome makes it a repetition"
+            assert outcomes[message.fence] == expected
             return
-        assert (status, following) == answered, f"{message} was answered {answered} before"
+        assert (status, following) == first_response, f"{message} had the response {first_response} before"
 
     async def race(self) -> None:
-        """Two things about one task at the same time."""
-        self.hops = 2
-        for lease in self.pick(1):
+        """Two concurrent operations on one task."""
+        self.max_transitions = 2
+        for lease in self.sample_leases(1):
             one, other = self.message(lease), self.message(lease)
             if self.random.random() < 0.4:
                 cancelling = self.nodes[0].tasks.cancel(DEFAULT_TENANT, lease.id, now=self.now)
                 await asyncio.gather(self.send(one), cancelling, return_exceptions=True)
                 return
-            answers = await asyncio.gather(self.send(one), self.send(other), self.nodes[1].reaper.run_once(self.now))
-            counted = {message.kind for message, response in zip((one, other), answers[:2], strict=True) if response[0] == "ok"}
-            # Giving back what is to stop and saying that one has stopped come to the same.
+            responses = await asyncio.gather(self.send(one), self.send(other), self.nodes[1].reaper.run_once(self.now))
+            counted = {
+                message.kind for message, response in zip((one, other), responses[:2], strict=True) if response[0] == "ok"
+            }
+            # Releasing a task that must stop and reporting it as cancelled have the same result.
             is_cancelled = (await self.snapshot())[lease.id].state is TaskState.CANCELLED
-            assert len(counted) <= 1 or (is_cancelled and counted == {"fail", "release"}), "an attempt ends in one way"
-            for message, response in zip((one, other), answers[:2], strict=True):
-                self.remember(message, response)
+            assert len(counted) <= 1 or (is_cancelled and counted == {"fail", "release"}), "an attempt has one outcome"
+            for message, response in zip((one, other), responses[:2], strict=True):
+                self.record_sent(message, response)
 
     async def cancel(self) -> None:
-        task = self.any_task(live=0.9)
+        task = self.random_task(live=0.9)
         if task is None:
             return
         try:
-            answered = await self.node.tasks.cancel(DEFAULT_TENANT, task.id, now=self.now)
+            cancelled = await self.node.tasks.cancel(DEFAULT_TENANT, task.id, now=self.now)
         except Conflict:
             assert task.state not in LIVE_STATES
             return
-        assert answered.state is TaskState.CANCELLED or answered.cancel_requested
+        assert cancelled.state is TaskState.CANCELLED or cancelled.cancel_requested
 
-    async def again(self) -> None:
-        """A finished task as a new one."""
-        task = self.any_task(live=0)
+    async def rerun(self) -> None:
+        """Run a finished task again as a new one."""
+        task = self.random_task(live=0)
         if task is None:
             return
         if task.state is TaskState.DEAD and self.random.random() < 0.5:
@@ -204,7 +206,7 @@ class World:
             await self.node.tasks.retry(DEFAULT_TENANT, task.id, now=self.now)
 
     async def reschedule(self) -> None:
-        task = self.any_task(live=1)
+        task = self.random_task(live=1)
         if task is not None and task.state in (TaskState.READY, TaskState.SCHEDULED):
             at = self.now + seconds(self.random.choice([-5, 5, 60]))
             await self.node.tasks.reschedule(DEFAULT_TENANT, task.id, at, now=self.now)
@@ -216,7 +218,7 @@ class World:
         nodes = self.nodes if self.random.random() < 0.3 else [self.node]
         await asyncio.gather(*(node.reaper.run_once(self.now) for node in nodes))
 
-    async def turn(self) -> None:
+    async def release_held(self) -> None:
         nodes = self.nodes if self.random.random() < 0.3 else [self.node]
         await asyncio.gather(*(node.overlap.run_once(self.now) for node in nodes))
 
@@ -232,14 +234,14 @@ class World:
         self.paused ^= {name}
 
     async def wait(self) -> None:
-        self.move(self.random.choice([0.5, 1, 2, 4, 8, 16, 40, 3600 if self.random.random() < 0.1 else 5]))
+        self.advance(self.random.choice([0.5, 1, 2, 4, 8, 16, 40, 3600 if self.random.random() < 0.1 else 5]))
 
-    # What workers say
+    # Messages of workers
 
-    def pick(self, most: int) -> list[ClaimedTask]:
-        return self.random.sample(self.leases, min(most, len(self.leases)))
+    def sample_leases(self, max_tasks: int) -> list[ClaimedTask]:
+        return self.random.sample(self.leases, min(max_tasks, len(self.leases)))
 
-    def any_task(self, *, live: float) -> TaskRecord | None:
+    def random_task(self, *, live: float) -> TaskRecord | None:
         is_live = self.random.random() < live
         tasks = [task for task in self.before.values() if (task.state in LIVE_STATES) == is_live]
         return self.random.choice(tasks) if tasks else None
@@ -259,22 +261,22 @@ class World:
             }
         return Message(kind, lease.id, lease.fence + (1 if random.random() < 0.05 else 0), more)
 
-    async def say(self, message: Message) -> None:
-        """Once, and now and then once more because the answer did not arrive."""
+    async def send_repeatedly(self, message: Message) -> None:
+        """Send the message, sometimes repeatedly because the response was lost."""
         response = await self.send(message)
         for _ in range(self.random.choice([0, 0, 1, 4])):
             before = await self.snapshot()
-            assert await self.send(message) == response, "said again, it is answered as before"
+            assert await self.send(message) == response, "a repeated report has the same response"
             assert await self.snapshot() == before, "and changes nothing"
-        self.remember(message, response)
-        await self.check_answer(message, response)
+        self.record_sent(message, response)
+        await self.check_response(message, response)
         if self.random.random() < 0.7:
             self.leases = [lease for lease in self.leases if (lease.id, lease.fence) != (message.id, message.fence)]
 
-    def remember(self, message: Message, response: tuple[str, str | None]) -> None:
-        """A fence that nobody had yet may become somebody's: what was answered then says nothing of later."""
+    def record_sent(self, message: Message, response: tuple[str, str | None]) -> None:
+        """Keep the message and its response, unless its fence has not been used yet: then a later response may differ."""
         if message.fence <= self.before[message.id].fence:
-            self.said.append((message, response))
+            self.sent.append((message, response))
 
     async def send(self, message: Message) -> tuple[str, str | None]:
         worker = self.worker
@@ -287,12 +289,12 @@ class World:
             case _:
                 return (await worker.release(message.lease))[0], None
 
-    async def check_answer(self, message: Message, response: tuple[str, str | None]) -> None:
+    async def check_response(self, message: Message, response: tuple[str, str | None]) -> None:
         status, following = response
         was, now = self.before[message.id], (await self.snapshot())[message.id]
-        is_held = was.state is TaskState.RUNNING and was.fence == message.fence and _holds(was, self.now)
-        assert status == "ok" or not is_held, "whoever has the lease is heard"
-        if not is_held:
+        is_leased = was.state is TaskState.RUNNING and was.fence == message.fence and _has_lease(was, self.now)
+        assert status == "ok" or not is_leased, "a report under a valid lease is accepted"
+        if not is_leased:
             return
         match message.kind, following:
             case "complete", _:
@@ -306,54 +308,58 @@ class World:
             case _:
                 assert now.state in (TaskState.FAILED, TaskState.CANCELLED)
 
-    # What must hold
+    # Invariants
 
     async def check(self) -> None:
         after = await self.snapshot()
         for id_, was in self.before.items():
-            assert id_ in after, "nothing vanishes"
+            assert id_ in after, "no task disappears"
             if after[id_] != was:
-                self.check_move(was, after[id_])
+                self.check_transition(was, after[id_])
                 await self.check_attempts(after[id_])
         for name, limit in LIMITS.items():
             started = [t for t in after.values() if t.schedule == name and t.origin == "tick" and t.state in LIVE_STATES]
-            assert sum(task.state is not TaskState.HELD for task in started) <= limit, f"{name} runs too many at once"
-        told = [task for task in after.values() if task.cancel_requested]
-        assert all(task.state is TaskState.RUNNING for task in told), "what was told to stop does not start again"
+            assert sum(task.state is not TaskState.HELD for task in started) <= limit, (
+                f"{name} runs too many tasks concurrently"
+            )
+        requested = [task for task in after.values() if task.cancel_requested]
+        assert all(task.state is TaskState.RUNNING for task in requested), "a task with a cancel request does not start again"
         self.before = after
 
-    def check_move(self, was: TaskRecord, now: TaskRecord) -> None:
+    def check_transition(self, was: TaskRecord, now: TaskRecord) -> None:
         assert was.state in LIVE_STATES, f"a finished task was changed: {was} became {now}"
-        assert now.state is was.state or now.state in _reachable(was.state, self.hops), f"{was.state} became {now.state}"
+        assert now.state is was.state or now.state in _reachable_states(was.state, self.max_transitions), (
+            f"{was.state} became {now.state}"
+        )
         claims = now.fence - was.fence
-        assert claims >= 0, "a fence only grows"
-        if self.hops == 1:
+        assert claims >= 0, "a fence never decreases"
+        if self.max_transitions == 1:
             is_claimed = was.state is not TaskState.RUNNING and now.state is TaskState.RUNNING
-            assert claims == is_claimed, "and only with a claim"
+            assert claims == is_claimed, "and it changes only with a claim"
         assert 0 <= now.attempt <= now.max_attempts
         assert now.attempt >= was.attempt - 1
 
     async def check_attempts(self, task: TaskRecord) -> None:
-        """Every lease there ever was is explained: by an attempt that ended, or by the one that runs or ended the task."""
+        """Every lease is explained by an attempt that has ended, or by the one that runs or has finished the task."""
         attempts = await self.nodes[0].tasks.attempts(DEFAULT_TENANT, task.id)
         assert [one.fence for one in attempts] == list(range(1, task.fence + 1)), f"{task} has {attempts}"
         counted = [one.attempt for one in attempts if one.outcome != "released"]
-        assert counted == list(range(1, len(counted) + 1)), "released work does not count"
+        assert counted == list(range(1, len(counted) + 1)), "released attempts do not count"
         assert task.attempt == len(counted)
         running = [one for one in attempts if one.outcome is None]
         assert len(running) == (task.state is TaskState.RUNNING)
         unexplained = [one for one in attempts if one.outcome in ("failed", "lost", "timeout") and one.error is None]
         assert unexplained == []
 
-    async def heal(self) -> None:
-        """No more trouble: workers do their work, and everything comes to an end."""
+    async def finish_all(self) -> None:
+        """Stop injecting faults: workers complete their tasks, and every task finishes."""
         for name in list(self.paused):
             await self.nodes[0].schedules.resume(DEFAULT_TENANT, name, now=self.now)
         for name in JOBS:
             await self.nodes[0].schedules.delete(DEFAULT_TENANT, name)
         worker = Worker(self.nodes[0])
         for _ in range(200):
-            self.move(31)
+            self.advance(31)
             for node in self.nodes:
                 await node.reap()
                 await node.promote()
@@ -362,29 +368,29 @@ class World:
                 await self.nodes[0].release_held()
             if not any(task.state in LIVE_STATES for task in (await self.snapshot()).values()):
                 break
-        self.hops = 8
+        self.max_transitions = 8
         after = await self.snapshot()
         stuck = [task for task in after.values() if task.state in LIVE_STATES]
-        assert stuck == [], "every task comes to an end"
+        assert stuck == [], "every task finishes"
         self.before = {id_: task for id_, task in self.before.items() if task.state not in LIVE_STATES}
         await self.check()
         dead = {task.id for task in after.values() if task.state is TaskState.DEAD}
         letters = await self.store.dead_list(DEFAULT_TENANT, DeadFilter(), before=None, limit=100_000)
-        assert {letter.task_id for letter in letters} == dead, "a letter for each that died, and for no other"
+        assert {letter.task_id for letter in letters} == dead, "there is one dead letter for each dead task, and no other"
         for task in after.values():
             await self.check_attempts(task)
 
     async def close(self) -> None:
-        await self.twin.close()
+        await self.second_store.close()
 
 
-def _holds(task: TaskRecord, now: datetime) -> bool:
+def _has_lease(task: TaskRecord, now: datetime) -> bool:
     return task.lease_until is not None and task.lease_until > now
 
 
-def _reachable(state: TaskState, hops: int) -> set[TaskState]:
-    reached, edge = set(), {state}
-    for _ in range(hops):
-        edge = {following for one in edge for following in TRANSITIONS[one]}
-        reached |= edge
+def _reachable_states(state: TaskState, max_transitions: int) -> set[TaskState]:
+    reached, frontier = set(), {state}
+    for _ in range(max_transitions):
+        frontier = {following for one in frontier for following in TRANSITIONS[one]}
+        reached |= frontier
     return reached

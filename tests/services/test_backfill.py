@@ -1,4 +1,4 @@
-"""Backfill and trigger: what a schedule did not run is run by hand, each tick once, and only what lies behind it."""
+"""Backfill and trigger: missed ticks are run by hand, each tick once, and only ticks of the past."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.factories import (
     open_second_store,
     seconds,
 )
-from tests.services.workers import Worker, get, work_off
+from tests.services.workers import Worker, finish_ready_tasks, get
 
 LATE = TickerSettings(lateness=Lateness(catch_up_rate=0))
 
@@ -42,7 +42,7 @@ def node(store: Store) -> SteppedNode:
 
 
 async def backfill(node: SteppedNode, from_: float, to: float, *, name: str = "job", **more: Any) -> list[float]:
-    """Ticks that got a task, in minutes since the start, as the window is."""
+    """Backfill a window, and return the ticks that got a task, in minutes since NOW, like the window."""
     filled = await node.backfill.backfill(
         DEFAULT_TENANT, name, from_=NOW + minutes(from_), to=NOW + minutes(to), now=node.now, **more
     )
@@ -60,10 +60,10 @@ async def after_an_outage(node: SteppedNode, **more: Any) -> None:
     await node.run(NOW + minutes(2), by_seconds=60)
     await node.step(NOW + minutes(6) + seconds(30))
     await node.run(NOW + minutes(8), by_seconds=30)
-    await work_off(node, NOW + minutes(8.5))
+    await finish_ready_tasks(node, NOW + minutes(8.5))
 
 
-async def test_only_what_is_missing_gets_a_task(node: SteppedNode) -> None:
+async def test_only_missing_ticks_get_a_task(node: SteppedNode) -> None:
     await after_an_outage(node)
     assert await backfill(node, 0.5, 60) == [3, 4, 5, 6]
     tasks = await Worker(node).claim(10)
@@ -73,19 +73,19 @@ async def test_only_what_is_missing_gets_a_task(node: SteppedNode) -> None:
     assert {task.schedule for task in tasks} == {"job"}
 
 
-async def test_a_second_time_there_is_nothing_new(node: SteppedNode) -> None:
+async def test_a_repeated_backfill_creates_no_tasks(node: SteppedNode) -> None:
     await after_an_outage(node)
     assert await backfill(node, 0.5, 5) == [3, 4]
     assert await backfill(node, 0.5, 60) == [5, 6]
     assert await backfill(node, 0.5, 60) == []
-    await work_off(node)
+    await finish_ready_tasks(node)
     node.move_to(NOW + timedelta(days=3))
-    assert await backfill(node, 0.5, 60) == [], "also when its keys have expired and its tasks are history"
+    assert await backfill(node, 0.5, 60) == [], "also after its keys have expired and its tasks have finished"
 
 
-async def test_two_at_once_fill_each_tick_once(store: Store) -> None:
-    twin = open_second_store(store)
-    nodes = [SteppedNode(store, settings=LATE), SteppedNode(twin)]
+async def test_concurrent_backfills_fill_each_tick_once(store: Store) -> None:
+    second_store = open_second_store(store)
+    nodes = [SteppedNode(store, settings=LATE), SteppedNode(second_store)]
     await after_an_outage(nodes[0])
     nodes[1].move_to(nodes[0].now)
     for node in nodes:
@@ -94,23 +94,23 @@ async def test_two_at_once_fill_each_tick_once(store: Store) -> None:
     assert sorted(tick for ticks in filled for tick in ticks) == [3, 4, 5, 6]
     assert await store.task_depths() == [QueueDepth("default", "ready", 4)]
     assert sum(event.count for node in nodes for event in node.events_of(TasksSubmitted)) == 4
-    await twin.close()
+    await second_store.close()
 
 
-async def test_a_dry_run_tells_and_writes_nothing(node: SteppedNode) -> None:
+async def test_a_dry_run_returns_the_ticks_and_writes_nothing(node: SteppedNode) -> None:
     await after_an_outage(node)
     assert await backfill(node, 0.5, 60, dry_run=True) == [3, 4, 5, 6]
     assert await count_rows(node.store, "tasks") == 0
     assert await backfill(node, 0.5, 60, dry_run=True, missing_only=False) == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert await backfill(node, 0.5, 60) == [3, 4, 5, 6], "and takes nothing away"
+    assert await backfill(node, 0.5, 60) == [3, 4, 5, 6], "the dry run has not filled them"
 
 
-async def test_everything_again_if_so_asked_as_often_as_asked(node: SteppedNode) -> None:
+async def test_without_missing_only_each_backfill_runs_all_ticks_again(node: SteppedNode) -> None:
     await after_an_outage(node)
     for _ in range(2):
         assert await backfill(node, 2, 5, missing_only=False) == [2, 3, 4]
     assert await count_rows(node.store, "tasks") == 6
-    assert await backfill(node, 0.5, 60) == [5, 6], "what was filled is not missing any more"
+    assert await backfill(node, 0.5, 60) == [5, 6], "filled ticks are not missing any more"
 
 
 async def test_a_rate_spreads_the_tasks_over_time(node: SteppedNode) -> None:
@@ -125,7 +125,7 @@ async def test_a_rate_spreads_the_tasks_over_time(node: SteppedNode) -> None:
 
 
 @pytest.mark.parametrize(("from_", "to", "expected"), [(3, 6, [3, 4, 5]), (3.01, 6.01, [4, 5, 6]), (6.5, 6.9, [])])
-async def test_the_window_has_its_start_and_not_its_end(
+async def test_the_window_includes_its_start_and_excludes_its_end(
     node: SteppedNode, from_: float, to: float, expected: list[float]
 ) -> None:
     await after_an_outage(node)
@@ -139,20 +139,20 @@ async def test_a_window_that_ends_before_it_begins_is_refused(node: SteppedNode,
         await backfill(node, 0, to)
 
 
-async def test_what_lies_ahead_is_left_to_the_schedule(node: SteppedNode) -> None:
+async def test_future_and_due_ticks_are_left_to_the_schedule(node: SteppedNode) -> None:
     job = await node.put(overlap="allow")
     await node.run(NOW + minutes(2), by_seconds=60)
     node.move_to(NOW + minutes(2.5))
     assert await backfill(node, 0.5, 600, missing_only=False) == [1, 2]
     assert await backfill(node, 60, 600) == []
-    node.move_to(NOW + minutes(5))  # due, and not fired yet: the schedule will account for them
+    node.move_to(NOW + minutes(5))  # due, but not yet fired: the schedule will record them
     assert await backfill(node, 0.5, 600) == []
     await node.step(NOW + minutes(5))
     assert [line[1] for line in ledger_summary(await ledger(node.store, job.id))] == ["fired", "fired", "misfire", "fired"]
     assert await backfill(node, 0.5, 600) == [3, 4]
 
 
-async def test_time_before_the_schedule_was_made_can_be_filled(node: SteppedNode) -> None:
+async def test_ticks_before_the_creation_of_the_schedule_can_be_filled(node: SteppedNode) -> None:
     await node.put()
     assert await backfill(node, -3, 0) == [-3, -2, -1]
     assert {task.scheduled_for for task in await Worker(node).claim(10)} == {NOW - minutes(tick) for tick in (1, 2, 3)}
@@ -169,21 +169,21 @@ async def test_ticks_that_a_calendar_excludes_are_not_filled(node: SteppedNode) 
     assert await backfill(node, -8, 0, missing_only=False) == ticks
 
 
-async def test_ticks_outside_the_life_of_the_rule_are_not_filled(node: SteppedNode) -> None:
+async def test_ticks_before_starts_at_or_after_ends_at_are_not_filled(node: SteppedNode) -> None:
     starts, ends = NOW - minutes(4), NOW + minutes(2)
     await node.put(starts_at=starts.isoformat(), ends_at=ends.isoformat())
     await node.run(NOW + minutes(4), by_seconds=60)
     assert await backfill(node, -10, 10, missing_only=False) == [-4, -3, -2, -1, 0, 1, 2]
 
 
-async def test_while_paused_the_ticks_of_the_pause_can_be_filled_up_to_now(node: SteppedNode) -> None:
+async def test_ticks_of_a_current_pause_can_be_filled(node: SteppedNode) -> None:
     job = await node.put(overlap="allow")
     await node.run(NOW + minutes(2), by_seconds=60)
     await node.schedules.pause(DEFAULT_TENANT, "job", note=None, now=node.now)
     await node.run(NOW + minutes(5) + seconds(30), by_seconds=60)
     assert await backfill(node, 0.5, 60) == [3, 4, 5]
     ticks = [task.scheduled_for for task in await Worker(node).claim(10)]
-    assert ticks == [NOW + minutes(tick) for tick in (3, 4, 5)], "what is filled by hand runs, what the pause holds does not"
+    assert ticks == [NOW + minutes(tick) for tick in (3, 4, 5)], "backfilled tasks run although the schedule is paused"
     await node.schedules.resume(DEFAULT_TENANT, "job", now=node.now)
     assert ledger_summary(await ledger(node.store, job.id))[-1] == (180, "paused", 3)
     assert await backfill(node, 0.5, 60) == []
@@ -205,8 +205,8 @@ async def test_a_window_with_too_many_ticks_is_refused(node: SteppedNode, monkey
     assert await backfill(node, -5, 0) == [-5, -4, -3, -2, -1]
 
 
-async def test_a_long_ledger_hides_no_tick(node: SteppedNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A schedule that once ticked often has more ledger rows in a window than its present rule has ticks."""
+async def test_a_long_ledger_is_read_completely(node: SteppedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule that once ticked often has more ledger rows in a window than its current rule has ticks."""
     monkeypatch.setattr(module, "MAX_TICKS", 5)
     await node.put(every_seconds=10, overlap="allow")
     await node.run(NOW + minutes(3), by_seconds=10)
@@ -215,7 +215,7 @@ async def test_a_long_ledger_hides_no_tick(node: SteppedNode, monkeypatch: pytes
     assert await backfill(node, 0.5, 3.5) == [], "each of these ticks has fired"
 
 
-async def test_a_calendar_that_excludes_nearly_everything_is_not_followed_for_ever(node: SteppedNode) -> None:
+async def test_a_search_over_a_calendar_that_excludes_nearly_everything_ends(node: SteppedNode) -> None:
     calendars = CalendarService(node.store, node.schedules)
     await calendars.put(DEFAULT_TENANT, "rare", {"dates": ["2030-01-01"]}, now=NOW)
     await node.put(calendars={"only": ["rare"]})
@@ -225,7 +225,7 @@ async def test_a_calendar_that_excludes_nearly_everything_is_not_followed_for_ev
 
 
 @pytest.mark.parametrize("from_", [datetime.min.replace(tzinfo=UTC), datetime(1, 1, 1, 1, tzinfo=UTC)])
-async def test_a_window_from_the_beginning_of_time_is_answered(node: SteppedNode, from_: datetime) -> None:
+async def test_a_window_from_the_minimum_date_is_accepted(node: SteppedNode, from_: datetime) -> None:
     await node.put(cron="0 0 1 1 *", name="job")
     filled = await node.backfill.backfill(
         DEFAULT_TENANT, "job", from_=from_, to=datetime.max.replace(tzinfo=UTC), dry_run=True, now=node.now
@@ -233,16 +233,16 @@ async def test_a_window_from_the_beginning_of_time_is_answered(node: SteppedNode
     assert 0 < filled.count < 2100
 
 
-async def test_a_schedule_that_is_not_there_or_anothers_is_not_found(node: SteppedNode) -> None:
+async def test_unknown_schedules_and_those_of_other_tenants_are_not_found(node: SteppedNode) -> None:
     await node.put()
-    for tenant, name in ((DEFAULT_TENANT, "nobody"), (OTHER_TENANT, "job")):
+    for tenant, name in ((DEFAULT_TENANT, "unknown"), (OTHER_TENANT, "job")):
         with pytest.raises(NotFound):
             await node.backfill.backfill(tenant, name, from_=NOW - minutes(1), to=NOW, now=NOW)
         with pytest.raises(NotFound):
             await node.backfill.trigger(tenant, name, now=NOW)
 
 
-async def test_backfilled_tasks_do_not_count_as_overlapping_nor_as_doubled(node: SteppedNode) -> None:
+async def test_backfilled_tasks_do_not_count_as_overlapping_or_doubled(node: SteppedNode) -> None:
     job = await node.put(overlap="skip")
     assert await backfill(node, -3, 0) == [-3, -2, -1]
     await node.run(NOW + minutes(1), by_seconds=60)
@@ -254,7 +254,7 @@ async def test_backfilled_tasks_do_not_count_as_overlapping_nor_as_doubled(node:
 # Trigger
 
 
-async def test_a_trigger_makes_a_task_now_as_a_tick_would(node: SteppedNode) -> None:
+async def test_a_trigger_creates_the_task_of_a_tick_immediately(node: SteppedNode) -> None:
     await node.put(payload={"a": 1}, priority=5, max_attempts=7, timeout_seconds=9, labels={"x": "y"})
     task = await node.backfill.trigger(DEFAULT_TENANT, "job", now=NOW)
     assert await get(node, task) == task
@@ -263,7 +263,7 @@ async def test_a_trigger_makes_a_task_now_as_a_tick_would(node: SteppedNode) -> 
     assert (task.labels, task.type, task.queue) == ({"x": "y"}, "work", "default")
 
 
-async def test_a_trigger_may_bring_a_payload_of_its_own(node: SteppedNode) -> None:
+async def test_a_trigger_may_have_its_own_payload(node: SteppedNode) -> None:
     await node.put(payload={"a": 1})
     task = await node.backfill.trigger(DEFAULT_TENANT, "job", {"b": [2]}, now=NOW)
     assert msgspec.json.decode((await get(node, task)).payload) == {"b": [2]}
@@ -277,14 +277,14 @@ async def test_a_paused_schedule_can_be_triggered(node: SteppedNode) -> None:
     assert (await Worker(node).claim_one()).id == task.id
 
 
-async def test_a_pause_does_not_hold_what_was_triggered(node: SteppedNode) -> None:
+async def test_a_pause_does_not_hold_triggered_tasks(node: SteppedNode) -> None:
     await node.put()
     task = await node.backfill.trigger(DEFAULT_TENANT, "job", now=NOW)
     await node.schedules.pause(DEFAULT_TENANT, "job", note=None, now=NOW)
     assert (await Worker(node).claim_one()).id == task.id
 
 
-async def test_a_trigger_under_a_key_happens_once(node: SteppedNode) -> None:
+async def test_a_trigger_with_an_idempotency_key_creates_one_task(node: SteppedNode) -> None:
     await node.put()
     key = TaskKey("trigger", b"x")
     first = await node.backfill.trigger(DEFAULT_TENANT, "job", key=key, now=NOW)

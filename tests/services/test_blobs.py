@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 
 from everbeat.core.errors import BlobMissing, BlobsUnavailable, SettingsError
-from everbeat.services.blobs import BlobStore, bytes_at, tenant_at
+from everbeat.services.blobs import BlobStore, payload_size, payload_tenant
 from everbeat.services.events import BlobCallFailed, Event
 from tests.support.s3 import S3Server
 
@@ -46,7 +46,7 @@ async def test_the_name_of_a_payload_contains_its_tenant_month_and_size(blobs: B
     ref = await blobs.put(TENANT, PAYLOAD)
     assert re.fullmatch(rf"{TENANT}/{datetime.now(UTC):%Y-%m}/[0-9a-f-]{{36}}-{len(PAYLOAD)}", ref)
     assert await blobs.get(ref) == PAYLOAD
-    assert (tenant_at(ref), bytes_at(ref)) == (TENANT, len(PAYLOAD))
+    assert (payload_tenant(ref), payload_size(ref)) == (TENANT, len(PAYLOAD))
 
 
 async def test_all_payloads_are_listed_but_not_the_marker(blobs: BlobStore) -> None:
@@ -67,7 +67,7 @@ async def test_a_deleted_payload_is_missing_and_can_be_deleted_again(blobs: Blob
 
 
 async def test_without_the_marker_no_payload_is_reported_as_missing(blobs: BlobStore) -> None:
-    """As with an empty directory in place of a mount, or a mistyped prefix."""
+    """For example an empty directory in place of a mount, or a mistyped prefix."""
     with pytest.raises(BlobsUnavailable):
         await blobs.get(MISSING)
 

@@ -1,4 +1,4 @@
-"""Operations on calendars, and what a change of one does to the schedules that use it."""
+"""Operations on calendars, and how a change of a calendar affects the schedules that use it."""
 
 from __future__ import annotations
 
@@ -39,22 +39,20 @@ async def test_put_creates_replaces_and_counts_revisions(service: CalendarServic
     assert await service.get(DEFAULT_TENANT, "closed") == second
 
 
-async def test_a_change_moves_the_schedules_that_use_it(node: SteppedNode, service: CalendarService) -> None:
+async def test_a_change_moves_the_next_ticks_of_the_schedules_that_use_it(node: SteppedNode, service: CalendarService) -> None:
     await service.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     await node.put("user", cron=NOON, calendars={"exclude": ["closed"]})
     await node.put("other", cron=NOON)
-    heard: list[Notice] = []
-    node.store.subscribe(heard.append)
+    notices: list[Notice] = []
+    node.store.subscribe(notices.append)
     await service.put(DEFAULT_TENANT, "closed", {"weekdays": ["TUE", "WED"]}, now=NOW)
     user, other = await node.schedules.get(DEFAULT_TENANT, "user"), await node.schedules.get(DEFAULT_TENANT, "other")
     assert (user.next_tick_at, user.revision) == (NOW + 3 * DAY, 2)
     assert (other.next_tick_at, other.revision) == (NOW + DAY, 1)
-    assert Notice.CALENDARS in heard
+    assert Notice.CALENDARS in notices
 
 
-async def test_a_change_counts_from_now_and_the_days_left_out_have_their_rows(
-    node: SteppedNode, service: CalendarService
-) -> None:
+async def test_a_change_applies_from_now_on_and_excluded_days_are_recorded(node: SteppedNode, service: CalendarService) -> None:
     await service.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     job = await node.put("user", cron=NOON, calendars={"exclude": ["closed"]}, overlap="allow")
     for day in range(1, 9):
@@ -65,7 +63,7 @@ async def test_a_change_counts_from_now_and_the_days_left_out_have_their_rows(
     assert (count.expected, count.missing) == (8, 0)
 
 
-async def test_a_paused_schedule_stays_where_it_is(node: SteppedNode, service: CalendarService) -> None:
+async def test_a_change_does_not_move_a_paused_schedule(node: SteppedNode, service: CalendarService) -> None:
     await service.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     await node.put("user", cron=NOON, calendars={"only": ["closed"]})
     paused = await node.schedules.pause(DEFAULT_TENANT, "user", note=None, now=NOW)
@@ -76,7 +74,7 @@ async def test_a_paused_schedule_stays_where_it_is(node: SteppedNode, service: C
 async def test_a_calendar_in_use_cannot_be_deleted(node: SteppedNode, service: CalendarService) -> None:
     await service.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     await node.put("user", cron=NOON, calendars={"exclude": ["closed"]})
-    with pytest.raises(Conflict, match="in use by 1 schedule"):
+    with pytest.raises(Conflict, match="the calendar is used by 1 schedule"):
         await service.delete(DEFAULT_TENANT, "closed")
     await node.schedules.delete(DEFAULT_TENANT, "user")
     await service.delete(DEFAULT_TENANT, "closed")
@@ -84,7 +82,7 @@ async def test_a_calendar_in_use_cannot_be_deleted(node: SteppedNode, service: C
         await service.get(DEFAULT_TENANT, "closed")
 
 
-async def test_another_tenants_calendar_is_not_there(node: SteppedNode, service: CalendarService) -> None:
+async def test_another_tenants_calendar_is_not_found(node: SteppedNode, service: CalendarService) -> None:
     await service.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     with pytest.raises(NotFound):
         await service.get(OTHER_TENANT, "closed")
@@ -93,7 +91,7 @@ async def test_another_tenants_calendar_is_not_there(node: SteppedNode, service:
     assert await service.page(OTHER_TENANT, after_name=None, limit=10) == []
 
 
-async def test_pages_go_by_name(service: CalendarService) -> None:
+async def test_pages_are_ordered_by_name(service: CalendarService) -> None:
     for name in ("b", "a", "c"):
         await service.put(DEFAULT_TENANT, name, WEEKEND, now=NOW)
     assert [one.name for one in await service.page(DEFAULT_TENANT, after_name=None, limit=2)] == ["a", "b"]
@@ -101,14 +99,12 @@ async def test_pages_go_by_name(service: CalendarService) -> None:
 
 
 @pytest.mark.parametrize(("name", "definition"), [("bad name", WEEKEND), ("closed", ["SAT"]), ("closed", {"weekdays": ["X"]})])
-async def test_what_makes_no_calendar_is_refused(service: CalendarService, name: str, definition: object) -> None:
+async def test_an_invalid_calendar_is_refused(service: CalendarService, name: str, definition: object) -> None:
     with pytest.raises(InvalidInput):
         await service.put(DEFAULT_TENANT, name, definition, now=NOW)
 
 
-async def test_a_calendar_that_goes_missing_sets_its_schedule_aside_and_harms_nobody(
-    node: SteppedNode, service: CalendarService
-) -> None:
+async def test_a_missing_calendar_makes_only_its_schedule_faulty(node: SteppedNode, service: CalendarService) -> None:
     await service.put(DEFAULT_TENANT, "closed", WEEKEND, now=NOW)
     await node.put("user", calendars={"exclude": ["closed"]})
     await node.put("other")

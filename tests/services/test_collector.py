@@ -1,4 +1,4 @@
-"""The collector removes payloads that nothing refers to: old ones only, after a second look, and only as the pruner's part."""
+"""The collector removes payloads that no row refers to: only old ones, after a second check, and only as part of the pruner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from everbeat.store.base import Store
 from everbeat.store.values import LeaseRef
 from tests.factories import SteppedNode, StoreOverride, claim, make_task
 
-# Files are as old as the machine's clock says; the database's is moved on from there.
+# The files get the time of the machine's clock. The tests advance the database's time from there.
 START = datetime.now(UTC)
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 
@@ -29,15 +29,15 @@ def blobs(tmp_path: Path) -> BlobStore:
     return BlobStore((tmp_path / "blobs").as_uri())
 
 
-async def keep(store: Store, blobs: BlobStore) -> str:
-    """A task that waits, with a payload elsewhere."""
+async def submit_large_task(store: Store, blobs: BlobStore) -> str:
+    """Submit a ready task with a large payload, and return the payload's reference."""
     ref = await blobs.put(DEFAULT_TENANT, b"1")
     await store.task_submit([make_task(payload="null", payload_ref=ref)], now=START)
     return ref
 
 
-async def left(blobs: BlobStore) -> set[str]:
-    return {blob.ref async for piece in blobs.batches() for blob in piece}
+async def list_refs(blobs: BlobStore) -> set[str]:
+    return {blob.ref async for batch in blobs.batches() for blob in batch}
 
 
 async def collect(collector: Collector, moment: datetime) -> int:
@@ -48,60 +48,60 @@ async def collect(collector: Collector, moment: datetime) -> int:
     return total
 
 
-async def test_what_no_row_refers_to_goes_after_a_day_and_a_second_look(store: Store, blobs: BlobStore) -> None:
-    used, unused = await keep(store, blobs), await blobs.put(DEFAULT_TENANT, b"2")
+async def test_an_unused_payload_is_removed_after_a_day_and_a_second_check(store: Store, blobs: BlobStore) -> None:
+    used, unused = await submit_large_task(store, blobs), await blobs.put(DEFAULT_TENANT, b"2")
     collector = Collector(store, blobs)
     for moment in (START + 0.9 * DAY, START + 1.1 * DAY):
         assert await collect(collector, moment) == 0
-    assert await left(blobs) == {used, unused}
+    assert await list_refs(blobs) == {used, unused}
     assert await collect(collector, START + 1.2 * DAY) == 1
-    assert await left(blobs) == {used}
+    assert await list_refs(blobs) == {used}
 
 
-async def test_what_is_referred_to_again_before_the_second_look_stays(store: Store, blobs: BlobStore) -> None:
+async def test_a_payload_used_again_before_the_second_check_stays(store: Store, blobs: BlobStore) -> None:
     ref = await blobs.put(DEFAULT_TENANT, b"2")
     collector = Collector(store, blobs)
     await collect(collector, START + 2 * DAY)
     await store.task_submit([make_task(payload="null", payload_ref=ref)], now=START)
     assert await collect(collector, START + 3 * DAY) == 0
-    assert await left(blobs) == {ref}
+    assert await list_refs(blobs) == {ref}
 
 
-async def test_a_look_through_all_is_followed_by_a_rest(store: Store, blobs: BlobStore) -> None:
-    class Counted(StoreOverride):
-        asked = 0
+async def test_a_complete_scan_is_followed_by_a_pause(store: Store, blobs: BlobStore) -> None:
+    class CountingStore(StoreOverride):
+        checks = 0
 
         async def blob_unused(self, refs: Sequence[str]) -> list[str]:
-            self.asked += 1
+            self.checks += 1
             found: list[str] = await self.inner.blob_unused(refs)
             return found
 
-    await keep(store, blobs)
-    counted: Any = Counted(store)
-    collector = Collector(counted, blobs)
+    await submit_large_task(store, blobs)
+    counting: Any = CountingStore(store)
+    collector = Collector(counting, blobs)
     for moment in (START + 2 * DAY, START + 2 * DAY + HOUR / 2, START + 2 * DAY + HOUR):
         await collect(collector, moment)
-    assert counted.asked == 2
+    assert counting.checks == 2
 
 
-async def test_a_blob_store_that_is_away_is_looked_through_from_the_start_later(store: Store, tmp_path: Path) -> None:
-    class Away(BlobStore):
-        is_away = True
+async def test_the_scan_of_an_unavailable_blob_store_starts_again_later(store: Store, tmp_path: Path) -> None:
+    class UnavailableBlobStore(BlobStore):
+        is_unavailable = True
 
         @property
         def _backend(self) -> BlobBackend:
-            if self.is_away:
+            if self.is_unavailable:
                 raise OSError("unavailable")
             return super()._backend
 
-    blobs = Away((tmp_path / "blobs").as_uri())
-    blobs.is_away = False
+    blobs = UnavailableBlobStore((tmp_path / "blobs").as_uri())
+    blobs.is_unavailable = False
     await blobs.put(DEFAULT_TENANT, b"2")
     collector = Collector(store, blobs)
-    blobs.is_away = True
+    blobs.is_unavailable = True
     with pytest.raises(BlobsUnavailable):
         await collector.collect(START + 2 * DAY)
-    blobs.is_away = False
+    blobs.is_unavailable = False
     await collect(collector, START + 2 * DAY)
     assert await collect(collector, START + 3 * DAY) == 1
 
@@ -110,15 +110,15 @@ async def test_without_a_blob_store_there_is_nothing_to_do(store: Store) -> None
     assert await Collector(store, BlobStore(None)).collect(START) == (0, False)
 
 
-async def test_payloads_go_with_the_retention_of_their_tasks(store: Store, blobs: BlobStore) -> None:
+async def test_payloads_are_removed_with_the_retention_of_their_tasks(store: Store, blobs: BlobStore) -> None:
     node = SteppedNode(store)
     await node.renew()
-    await keep(store, blobs)
+    await submit_large_task(store, blobs)
     (task,) = await claim(store, now=START)
     await store.task_complete([(LeaseRef(DEFAULT_TENANT, task.id, task.fence), None)], now=START)
     pruner = Pruner(store, node.ownership, retention_days=30, collector=Collector(store, blobs), emit=node.events.append)
     for days in (2, 3, 65, 66):
         while await pruner.run_once(START + days * DAY):
             pass
-        assert len(await left(blobs)) == (0 if days == 66 else 1)
+        assert len(await list_refs(blobs)) == (0 if days == 66 else 1)
     assert Pruned("blobs", 1) in node.events_of(Pruned)

@@ -1,4 +1,4 @@
-"""Dead letters: looked at, replayed as new tasks (once by filter, as often as asked by id), purged with a record kept."""
+"""Dead letters: listed, replayed as new tasks (by filter once, by id repeatedly), and purged, with a record kept."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def node(store: Store) -> SteppedNode:
     return SteppedNode(store)
 
 
-async def kill(node: SteppedNode, count: int = 1, *, tenant_id: UUID = DEFAULT_TENANT, **more: Any) -> list[UUID]:
-    """So many tasks that died, a second after each other, the oldest first."""
+async def make_dead_letters(node: SteppedNode, count: int = 1, *, tenant_id: UUID = DEFAULT_TENANT, **more: Any) -> list[UUID]:
+    """Create dead letters of the given number of tasks, one second apart, and return their ids, oldest first."""
     worker = Worker(node, tenant_id=tenant_id)
     given = [TaskInput(**{"type": "work", "queue": "q", "max_attempts": 1, **more}) for _ in range(count)]
     ids = await node.tasks.submit_batch(tenant_id, given, now=node.now)
@@ -47,8 +47,8 @@ async def replay_all(
     return await node.dead_letters.replay_all(DEFAULT_TENANT, filter_ or DeadFilter(), rate_per_second=rate, now=node.now)
 
 
-async def test_letters_are_listed_newest_first_in_pages(node: SteppedNode) -> None:
-    ids = await kill(node, 5)
+async def test_dead_letters_are_listed_newest_first_in_pages(node: SteppedNode) -> None:
+    ids = await make_dead_letters(node, 5)
     found, before = [], None
     while letters := await page(node, before=before, limit=2):
         found += [letter.task_id for letter in letters]
@@ -56,7 +56,7 @@ async def test_letters_are_listed_newest_first_in_pages(node: SteppedNode) -> No
     assert found == ids[::-1]
 
 
-async def test_letters_that_died_in_the_same_moment_are_all_listed(node: SteppedNode) -> None:
+async def test_dead_letters_of_the_same_instant_are_all_listed(node: SteppedNode) -> None:
     for _ in range(5):
         await submit(node, queue="q", max_attempts=1)
     worker = Worker(node)
@@ -69,10 +69,10 @@ async def test_letters_that_died_in_the_same_moment_are_all_listed(node: Stepped
     assert len(found) == 5
 
 
-async def test_letters_are_filtered(node: SteppedNode) -> None:
-    a = await kill(node, 2, type="a")
-    b = await kill(node, 1, type="b", queue="other")
-    theirs = await kill(node, 1, tenant_id=OTHER_TENANT)
+async def test_dead_letters_are_filtered(node: SteppedNode) -> None:
+    a = await make_dead_letters(node, 2, type="a")
+    b = await make_dead_letters(node, 1, type="b", queue="other")
+    theirs = await make_dead_letters(node, 1, tenant_id=OTHER_TENANT)
     for filter_, ids in (
         (DeadFilter(), {*a, *b}),
         (DeadFilter(type="a"), set(a)),
@@ -90,7 +90,7 @@ async def test_letters_are_filtered(node: SteppedNode) -> None:
 
 
 async def test_a_replay_is_a_new_task_with_the_same_work(node: SteppedNode) -> None:
-    (id_,) = await kill(node, payload={"a": 1}, labels={"x": "y"}, priority=4, timeout_seconds=8)
+    (id_,) = await make_dead_letters(node, payload={"a": 1}, labels={"x": "y"}, priority=4, timeout_seconds=8)
     node.move_to(node.now + minutes(1))
     again = await node.dead_letters.replay(DEFAULT_TENANT, id_, now=node.now)
     assert await get(node, again) == again
@@ -103,47 +103,47 @@ async def test_a_replay_is_a_new_task_with_the_same_work(node: SteppedNode) -> N
     assert await attempts(node, again) == []
 
 
-async def test_one_letter_is_replayed_as_often_as_asked(node: SteppedNode) -> None:
-    (id_,) = await kill(node)
+async def test_a_dead_letter_can_be_replayed_repeatedly_by_id(node: SteppedNode) -> None:
+    (id_,) = await make_dead_letters(node)
     tasks = [await node.dead_letters.replay(DEFAULT_TENANT, id_, now=node.now) for _ in range(3)]
     assert len({task.id for task in tasks}) == 3
     letter = await node.dead_letters.get(DEFAULT_TENANT, id_)
     assert (letter.replays, letter.replayed_as) == (3, tasks[-1].id)
 
 
-async def test_letters_that_do_not_exist_are_not_replayed(node: SteppedNode) -> None:
-    (theirs,) = await kill(node, tenant_id=OTHER_TENANT)
+async def test_unknown_dead_letters_are_not_replayed(node: SteppedNode) -> None:
+    (theirs,) = await make_dead_letters(node, tenant_id=OTHER_TENANT)
     alive = await submit(node)
     for id_ in (uuid4(), theirs, alive.id):
         with pytest.raises(NotFound):
             await node.dead_letters.replay(DEFAULT_TENANT, id_, now=node.now)
 
 
-async def test_a_filter_replays_each_letter_once(node: SteppedNode) -> None:
-    ids = await kill(node, 5)
+async def test_a_replay_by_filter_replays_each_dead_letter_once(node: SteppedNode) -> None:
+    ids = await make_dead_letters(node, 5)
     await node.dead_letters.replay(DEFAULT_TENANT, ids[2], now=node.now)
     first = await replay_all(node)
     assert (first.count, len(first.ids), first.has_more) == (4, 4, False)
     assert await replay_all(node) == (0, [], False)
     assert {letter.replays for letter in await page(node)} == {1}
     again = await node.dead_letters.replay(DEFAULT_TENANT, ids[0], now=node.now)
-    assert again.id not in first.ids, "by id it can be done again all the same"
+    assert again.id not in first.ids, "by id it can be replayed again"
 
 
-async def test_two_that_replay_at_once_replay_each_letter_once(store: Store) -> None:
-    twin = open_second_store(store)
-    nodes = [SteppedNode(store), SteppedNode(twin)]
-    await kill(nodes[0], 30)
+async def test_concurrent_replays_by_filter_replay_each_dead_letter_once(store: Store) -> None:
+    second_store = open_second_store(store)
+    nodes = [SteppedNode(store), SteppedNode(second_store)]
+    await make_dead_letters(nodes[0], 30)
     nodes[1].move_to(nodes[0].now)
     results = await asyncio.gather(*(replay_all(node) for node in nodes for _ in range(2)))
     assert sum(result.count for result in results) == 30
     assert await store.task_depths() == [QueueDepth("q", "ready", 30)]
     assert sum(event.count for node in nodes for event in node.events_of(TasksSubmitted)) == 60
-    await twin.close()
+    await second_store.close()
 
 
-async def test_only_what_matches_is_replayed(node: SteppedNode) -> None:
-    ids = await kill(node, 4)
+async def test_only_matching_dead_letters_are_replayed(node: SteppedNode) -> None:
+    ids = await make_dead_letters(node, 4)
     result = await replay_all(node, DeadFilter(task_ids=(ids[1], uuid4())))
     assert result.count == 1
     result = await replay_all(node, DeadFilter(from_at=NOW + seconds(3)))
@@ -151,8 +151,8 @@ async def test_only_what_matches_is_replayed(node: SteppedNode) -> None:
     assert [letter.task_id for letter in await page(node) if letter.replays == 0] == [ids[0]]
 
 
-async def test_a_rate_spreads_the_replays_over_time_the_oldest_first(node: SteppedNode) -> None:
-    ids = await kill(node, 5)
+async def test_a_rate_spreads_the_replays_over_time_oldest_first(node: SteppedNode) -> None:
+    ids = await make_dead_letters(node, 5)
     result = await replay_all(node, rate=2)
     assert result.count == 5
     letters = {letter.task_id: letter for letter in await page(node)}
@@ -164,11 +164,13 @@ async def test_a_rate_spreads_the_replays_over_time_the_oldest_first(node: Stepp
     assert await node.store.task_depths() == [QueueDepth("q", "ready", 1), QueueDepth("q", "scheduled", 4)]
 
 
-async def test_many_letters_are_replayed_in_pieces_up_to_a_bound(node: SteppedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_dead_letters_are_replayed_in_batches_up_to_a_limit(
+    node: SteppedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_BATCH_SIZE", 3)
     monkeypatch.setattr(module, "MAX_REPLAYED", 7)
-    monkeypatch.setattr(module, "_SHOWN", 4)
-    await kill(node, 10)
+    monkeypatch.setattr(module, "_MAX_IDS", 4)
+    await make_dead_letters(node, 10)
     first = await replay_all(node)
     assert (first.count, len(first.ids), first.has_more) == (7, 4, True)
     second = await replay_all(node)
@@ -176,16 +178,16 @@ async def test_many_letters_are_replayed_in_pieces_up_to_a_bound(node: SteppedNo
     assert await node.store.task_depths() == [QueueDepth("q", "ready", 10)]
 
 
-async def test_a_replay_of_exactly_as_many_as_one_call_takes_says_that_none_are_left(
+async def test_a_replay_of_exactly_the_limit_reports_that_none_are_left(
     node: SteppedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_REPLAYED", 3)
-    await kill(node, 3)
+    await make_dead_letters(node, 3)
     assert (await replay_all(node))[::2] == (3, False)
 
 
-async def test_a_purge_empties_the_letters_and_keeps_their_record(node: SteppedNode) -> None:
-    ids = await kill(node, 4, payload={"secret": 1})
+async def test_a_purge_clears_dead_letters_and_keeps_a_record(node: SteppedNode) -> None:
+    ids = await make_dead_letters(node, 4, payload={"secret": 1})
     node.move_to(node.now + minutes(1))
     assert await node.dead_letters.purge(DEFAULT_TENANT, DeadFilter(to_at=NOW + seconds(3)), now=node.now) == 2
     assert [letter.task_id for letter in await page(node)] == ids[:1:-1]
@@ -196,22 +198,22 @@ async def test_a_purge_empties_the_letters_and_keeps_their_record(node: SteppedN
     assert [(payload, error) for payload, error, _ in rows[:2]] == [("null", None)] * 2
     assert [bool(is_kept) for _, _, is_kept in rows] == [False, False, True, True]
     assert (await replay_all(node)).count == 2
-    assert (await node.tasks.get(DEFAULT_TENANT, ids[0])).state is TaskState.DEAD, "history is not a letter's business"
+    assert (await node.tasks.get(DEFAULT_TENANT, ids[0])).state is TaskState.DEAD, "a purge does not change the history"
 
 
-async def test_a_purge_of_many_works_in_pieces_and_spares_other_tenants(
+async def test_a_purge_of_many_works_in_batches_and_within_the_tenant(
     node: SteppedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_BATCH_SIZE", 2)
-    await kill(node, 5)
-    await kill(node, 1, tenant_id=OTHER_TENANT)
+    await make_dead_letters(node, 5)
+    await make_dead_letters(node, 1, tenant_id=OTHER_TENANT)
     assert await node.dead_letters.purge(DEFAULT_TENANT, DeadFilter(), now=node.now) == 5
     assert await node.dead_letters.purge(DEFAULT_TENANT, DeadFilter(), now=node.now) == 0
     assert len(await node.dead_letters.page(OTHER_TENANT, DeadFilter(), before=None, limit=10)) == 1
     assert await count_rows(node.store, "dead_letters") == 6
 
 
-async def test_letters_of_a_schedule_say_which_and_replays_belong_to_it(node: SteppedNode) -> None:
+async def test_dead_letters_and_replays_of_a_schedule_refer_to_it(node: SteppedNode) -> None:
     job = await node.put(max_attempts=1)
     await node.run(NOW + minutes(1), by_seconds=60)
     worker = Worker(node)
@@ -226,8 +228,8 @@ async def test_letters_of_a_schedule_say_which_and_replays_belong_to_it(node: St
     assert (count.fired, count.doubled) == (1, 0), "a replay is not a second task of the tick"
 
 
-async def test_a_long_time_ago_is_still_there(node: SteppedNode) -> None:
-    (id_,) = await kill(node)
+async def test_a_dead_letter_is_kept_for_a_long_time(node: SteppedNode) -> None:
+    (id_,) = await make_dead_letters(node)
     node.move_to(node.now + timedelta(days=300))
     assert (await node.dead_letters.get(DEFAULT_TENANT, id_)).died_at < datetime.max.replace(tzinfo=NOW.tzinfo)
     assert (await replay_all(node)).count == 1

@@ -1,4 +1,4 @@
-"""A task submitted beside a worker that waits is written as that worker's own: one commit, no claim, nothing lost."""
+"""A task submitted while a worker waits is written under that worker's lease: one commit, no claim, no task lost."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ async def polling_node(store: Store) -> AsyncIterator[PollingNode]:
     await polling.close()
 
 
-async def test_a_task_goes_to_the_worker_that_waits_without_a_claim(polling: PollingNode) -> None:
-    poll = await polling.idle("waiting", lease_seconds=60)
+async def test_a_task_is_handed_to_a_waiting_worker_without_a_claim(polling: PollingNode) -> None:
+    poll = await polling.waiting_poll("waiting", lease_seconds=60)
     claims = polling.store.claims
-    ids = await polling.hand(payload={"a": 1})
+    ids = await polling.submit_for_handoff(payload={"a": 1})
     (task,) = await response(poll)
     assert (task.id, task.attempt, task.fence, bytes(task.payload)) == (ids[0], 1, 1, b'{"a":1}')
     assert polling.store.claims == claims
@@ -38,9 +38,9 @@ async def test_a_task_goes_to_the_worker_that_waits_without_a_claim(polling: Pol
     assert [one.status for one in await polling.node.leases.complete(DEFAULT_TENANT, completion)] == ["ok"]
 
 
-async def test_a_lease_ends_with_the_time_of_the_attempt(polling: PollingNode) -> None:
-    poll = await polling.idle(lease_seconds=60)
-    ids = await polling.hand(timeout_seconds=7)
+async def test_a_lease_ends_at_the_deadline_of_the_attempt(polling: PollingNode) -> None:
+    poll = await polling.waiting_poll(lease_seconds=60)
+    ids = await polling.submit_for_handoff(timeout_seconds=7)
     (task,) = await response(poll)
     (kept,) = await polling.store.task_find(DEFAULT_TENANT, ids)
     assert kept.started_at is not None
@@ -48,118 +48,118 @@ async def test_a_lease_ends_with_the_time_of_the_attempt(polling: PollingNode) -
     assert kept.lease_until == task.lease_until
 
 
-async def test_workers_get_as_many_as_they_asked_for_and_the_rest_is_ready(polling: PollingNode) -> None:
-    long_polls = [await polling.idle(f"worker-{number}", most=2) for number in range(2)]
-    ids = await polling.hand(5)
+async def test_workers_get_as_many_tasks_as_requested_and_the_rest_is_ready(polling: PollingNode) -> None:
+    long_polls = [await polling.waiting_poll(f"worker-{number}", max_tasks=2) for number in range(2)]
+    ids = await polling.submit_for_handoff(5)
     assert [[task.id for task in await response(poll)] for poll in long_polls] == [ids[0:2], ids[2:4]]
     assert await polling.states(ids) == [("running", 1)] * 4 + [("ready", 0)]
     assert await ids_of(polling.poll("next")) == ids[4:]
 
 
 @pytest.mark.parametrize("more", [{"queue": "other"}, {"type": "other"}, {"tenant": OTHER_TENANT}, {"delay_seconds": 60}])
-async def test_a_task_that_is_not_for_the_worker_is_not_given_to_it(polling: PollingNode, more: dict[str, Any]) -> None:
-    poll = await polling.idle(types=["work"])
-    await polling.hand(**more)
-    await polling.settle()
+async def test_a_task_that_does_not_match_the_poll_is_not_handed_over(polling: PollingNode, more: dict[str, Any]) -> None:
+    poll = await polling.waiting_poll(types=["work"])
+    await polling.submit_for_handoff(**more)
+    await polling.wait_for_claims()
     assert not poll.done()
-    ids = await polling.hand()
+    ids = await polling.submit_for_handoff()
     assert await ids_of(poll) == ids
 
 
-async def test_work_that_may_be_more_urgent_goes_first(polling: PollingNode) -> None:
-    """While a line may have work that it has not seen, nothing is handed past it."""
-    poll = await polling.idle()
-    polling.store.hold_back()
-    (line,) = polling.long_polls._wait_queues.values()
-    line.wake()
-    await polling.store.taken.wait()
+async def test_nothing_is_handed_over_while_more_urgent_tasks_may_be_ready(polling: PollingNode) -> None:
+    """While a wait queue may have ready tasks that it has not seen, no task is handed over."""
+    poll = await polling.waiting_poll()
+    polling.store.delay_claim_results()
+    (wait_queue,) = polling.long_polls._wait_queues.values()
+    wait_queue.wake()
+    await polling.store.claim_done.wait()
     (urgent,) = await polling.submit(priority=1)
-    (other,) = await polling.hand()
+    (other,) = await polling.submit_for_handoff()
     assert await polling.states([urgent, other]) == [("ready", 0)] * 2
-    polling.store.may_answer.set()
+    polling.store.may_respond.set()
     assert await ids_of(poll) == [urgent]
 
 
-async def test_a_worker_that_goes_away_during_the_write_loses_nothing(polling: PollingNode) -> None:
-    gone, next_one = await polling.idle("gone"), await polling.idle("next")
-    polling.store.hold_writes()
-    submitting = asyncio.create_task(polling.hand())
-    await polling.store.written.wait()
+async def test_a_poll_cancelled_during_the_write_loses_no_task(polling: PollingNode) -> None:
+    gone, next_one = await polling.waiting_poll("gone"), await polling.waiting_poll("next")
+    polling.store.delay_writes()
+    submitting = asyncio.create_task(polling.submit_for_handoff())
+    await polling.store.write_started.wait()
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
     polling.store.may_commit.set()
     ids = await submitting
     assert await ids_of(next_one) == ids
-    assert await polling.states(ids) == [("running", 1)], "given back, and claimed by the next"
+    assert await polling.states(ids) == [("running", 1)], "released, and claimed by the next worker"
 
 
-async def test_a_poll_that_times_out_during_the_write_loses_nothing(polling: PollingNode) -> None:
-    poll = await polling.idle(wait=0.2)
-    polling.store.hold_writes()
-    submitting = asyncio.create_task(polling.hand())
-    await polling.store.written.wait()
+async def test_a_poll_that_times_out_during_the_write_loses_no_task(polling: PollingNode) -> None:
+    poll = await polling.waiting_poll(wait=0.2)
+    polling.store.delay_writes()
+    submitting = asyncio.create_task(polling.submit_for_handoff())
+    await polling.store.write_started.wait()
     assert await response(poll) == []
     polling.store.may_commit.set()
     ids = await submitting
     assert await polling.states(ids) == [("ready", 0)]
 
 
-@pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreRefused("bad")])
-async def test_when_the_write_fails_those_who_waited_wait_on_in_their_order(polling: PollingNode, error: Exception) -> None:
-    long_polls = [await polling.idle(f"worker-{number}") for number in range(3)]
+@pytest.mark.parametrize("error", [StoreUnavailable("unavailable"), StoreRefused("bad")])
+async def test_when_the_write_fails_polls_continue_to_wait_in_order(polling: PollingNode, error: Exception) -> None:
+    long_polls = [await polling.waiting_poll(f"worker-{number}") for number in range(3)]
     polling.store.write_error = error
     with pytest.raises(type(error)):
-        await polling.hand(2)
+        await polling.submit_for_handoff(2)
     polling.store.write_error = None
-    await polling.settle()
+    await polling.wait_for_claims()
     assert not any(poll.done() for poll in long_polls)
     for poll in long_polls:
-        ids = await polling.hand()
+        ids = await polling.submit_for_handoff()
         assert await ids_of(poll) == ids
 
 
-async def test_a_repeated_key_wakes_nobody_and_costs_nobody_the_place(polling: PollingNode) -> None:
+async def test_a_repeated_key_wakes_no_poll_and_keeps_the_order_of_polls(polling: PollingNode) -> None:
     given = TaskInput(type="work")
     first, _ = await polling.node.tasks.submit(DEFAULT_TENANT, given, key="once")
     assert await ids_of(polling.poll()) == [first.id]
-    long_polls = [await polling.idle("one"), await polling.idle("two")]
+    long_polls = [await polling.waiting_poll("one"), await polling.waiting_poll("two")]
     again, is_new = await polling.node.tasks.submit(DEFAULT_TENANT, given, key="once")
     assert (again.id, is_new) == (first.id, False)
     with pytest.raises(InvalidInput):
         await polling.node.tasks.submit(DEFAULT_TENANT, TaskInput(type="other"), key="once")
-    await polling.settle()
+    await polling.wait_for_claims()
     assert not any(poll.done() for poll in long_polls)
     for poll in long_polls:
-        ids = await polling.hand()
+        ids = await polling.submit_for_handoff()
         assert await ids_of(poll) == ids
 
 
-async def test_a_look_during_the_write_does_not_forget_the_line(polling: PollingNode) -> None:
-    poll = await polling.idle()
-    polling.store.hold_writes()
-    polling.store.write_error = StoreUnavailable("away")
-    submitting = asyncio.create_task(polling.hand())
-    await polling.store.written.wait()
+async def test_a_periodic_query_during_the_write_keeps_the_wait_queue(polling: PollingNode) -> None:
+    poll = await polling.waiting_poll()
+    polling.store.delay_writes()
+    polling.store.write_error = StoreUnavailable("unavailable")
+    submitting = asyncio.create_task(polling.submit_for_handoff())
+    await polling.store.write_started.wait()
     await polling.long_polls.run_once()
     polling.store.may_commit.set()
     with pytest.raises(StoreUnavailable):
         await submitting
     polling.store.write_error = None
-    await polling.settle()
+    await polling.wait_for_claims()
     ids = await polling.submit()
     assert await ids_of(poll) == ids
 
 
-async def test_giving_back_that_fails_does_not_fail_the_submit_nor_the_others(
+async def test_a_failed_release_does_not_fail_the_submit_or_other_polls(
     polling: PollingNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: Any, **__: Any) -> None:
-        raise StoreUnavailable("away")
+        raise StoreUnavailable("unavailable")
 
-    gone, next_one = await polling.idle("gone"), await polling.idle("next")
-    polling.store.hold_writes()
-    submitting = asyncio.create_task(polling.hand(2))
-    await polling.store.written.wait()
+    gone, next_one = await polling.waiting_poll("gone"), await polling.waiting_poll("next")
+    polling.store.delay_writes()
+    submitting = asyncio.create_task(polling.submit_for_handoff(2))
+    await polling.store.write_started.wait()
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
     monkeypatch.setattr(polling.long_polls, "_release_tasks", fail)
@@ -168,10 +168,10 @@ async def test_giving_back_that_fails_does_not_fail_the_submit_nor_the_others(
     assert await ids_of(next_one) == ids[1:]
 
 
-async def test_two_submits_at_once_share_the_workers(polling: PollingNode) -> None:
-    long_polls = [await polling.idle(f"worker-{number}") for number in range(4)]
-    batches = await asyncio.gather(*(polling.hand() for _ in range(6)))
+async def test_concurrent_submits_share_the_waiting_workers(polling: PollingNode) -> None:
+    long_polls = [await polling.waiting_poll(f"worker-{number}") for number in range(4)]
+    batches = await asyncio.gather(*(polling.submit_for_handoff() for _ in range(6)))
     ids = {id_ for batch in batches for id_ in batch}
     served = set(await ids_of(*long_polls))
     assert len(served) == 4
-    assert set(await ids_of(polling.poll(most=6))) == ids - served
+    assert set(await ids_of(polling.poll(max_tasks=6))) == ids - served

@@ -1,4 +1,4 @@
-"""Why a schedule did, did not or will run: one test for each verdict, and for each reason that can be told apart."""
+"""Why a schedule did, did not or will run: one test for each verdict and each distinguishable reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def node(store: Store) -> SteppedNode:
     return SteppedNode(store)
 
 
-async def ask(node: SteppedNode, at: datetime | None = None, *, retention_days: float = 90) -> Explanation:
+async def explain(node: SteppedNode, at: datetime | None = None, *, retention_days: float = 90) -> Explanation:
     explainer = Explainer(node.store, node.schedules, node.tasks, node.timelines, late_seconds=5, retention_days=retention_days)
     return await explainer.explain(DEFAULT_TENANT, "job", at, now=node.now)
 
@@ -47,14 +47,14 @@ async def finish(node: SteppedNode, **failing: Any) -> None:
         await node.leases.complete(DEFAULT_TENANT, LeaseCompleteRequest(worker="w1", results=[result]), now=node.now)
 
 
-async def test_fired_tells_what_became_of_the_task(node: SteppedNode) -> None:
+async def test_fired_describes_the_state_of_the_task(node: SteppedNode) -> None:
     await node.put()
     await node.step(NOW + minutes(1) + seconds(1))
-    why = await ask(node, NOW + minutes(1))
+    why = await explain(node, NOW + minutes(1))
     assert why.verdict is Verdict.FIRED
     assert 'no worker has claimed it from the queue "default"' in why.explanation
     await finish(node)
-    why = await ask(node, NOW + minutes(1))
+    why = await explain(node, NOW + minutes(1))
     assert "completed after 1 attempt" in why.explanation
     facts = facts_of(why)
     assert (facts["task_state"], facts["attempts"], facts["lag_ms"], facts["worker"]) == ("completed", 1, 1000.0, "w1")
@@ -64,33 +64,33 @@ async def test_fired_and_dead_names_the_reason(node: SteppedNode) -> None:
     await node.put()
     await node.step(NOW + minutes(1) + seconds(1))
     await finish(node, retryable=False)
-    why = await ask(node, NOW + minutes(1))
+    why = await explain(node, NOW + minutes(1))
     assert why.verdict is Verdict.FIRED
     assert "dead letter after 1 attempt" in why.explanation
     assert facts_of(why)["task_state"] == "dead"
 
 
-async def test_skipped_for_overlap_names_the_task_in_the_way(node: SteppedNode) -> None:
+async def test_skipped_for_overlap_names_the_unfinished_task(node: SteppedNode) -> None:
     await node.put()
     await node.run(NOW + minutes(2) + seconds(1), by_seconds=61)
-    task_id = facts_of(await ask(node, NOW + minutes(1)))["task_id"]
-    why = await ask(node, NOW + minutes(2))
+    task_id = facts_of(await explain(node, NOW + minutes(1)))["task_id"]
+    why = await explain(node, NOW + minutes(2))
     assert why.verdict is Verdict.SKIPPED
     facts = facts_of(why)
     assert (facts["reason"], facts["overlap"], facts["unfinished_task"]) == ("overlap", "skip", f"{task_id} is unfinished")
     node.move_to(node.now + seconds(9))
     await finish(node)
-    assert str(facts_of(await ask(node, NOW + minutes(2)))["unfinished_task"]).startswith(f"{task_id} finished at ")
+    assert str(facts_of(await explain(node, NOW + minutes(2)))["unfinished_task"]).startswith(f"{task_id} finished at ")
 
 
 async def test_skipped_as_a_misfire_shows_the_range(node: SteppedNode) -> None:
     await node.put()
     await node.step(NOW + minutes(4) + seconds(10))
-    why = await ask(node, NOW + minutes(2))
+    why = await explain(node, NOW + minutes(2))
     facts = facts_of(why)
     assert (why.verdict, facts["reason"], facts["range_count"]) == (Verdict.SKIPPED, "misfire", 3)
     assert "catch_up latest" in why.explanation
-    assert (await ask(node, NOW + minutes(2) + seconds(30))).verdict is Verdict.NOT_SCHEDULED
+    assert (await explain(node, NOW + minutes(2) + seconds(30))).verdict is Verdict.NOT_SCHEDULED
 
 
 async def test_skipped_by_a_pause_in_the_past_and_in_the_future(node: SteppedNode) -> None:
@@ -98,20 +98,20 @@ async def test_skipped_by_a_pause_in_the_past_and_in_the_future(node: SteppedNod
     await node.schedules.pause(DEFAULT_TENANT, "job", note="migration", now=NOW + minutes(1))
     node.move_to(NOW + minutes(3))
     for at in (1, 2, 3):
-        why = await ask(node, NOW + minutes(at))
+        why = await explain(node, NOW + minutes(at))
         assert (why.verdict, facts_of(why)["note"]) == (Verdict.SKIPPED, "migration")
-    why = await ask(node, NOW + minutes(4))
+    why = await explain(node, NOW + minutes(4))
     assert why.verdict is Verdict.WILL_SKIP
     assert why.explanation == "It will not run: the schedule is paused."
     await node.schedules.resume(DEFAULT_TENANT, "job", now=node.now)
-    assert (await ask(node, NOW + minutes(2))).explanation == "It did not run: the schedule was paused."
+    assert (await explain(node, NOW + minutes(2))).explanation == "It did not run: the schedule was paused."
 
 
 async def test_skipped_for_quota(node: SteppedNode) -> None:
     await node.put()
     await node.step(NOW + minutes(1) + seconds(1))
     await execute_raw(node.store, "UPDATE ticks SET outcome = 'skipped', reason = 'quota', task_id = NULL")
-    why = await ask(node, NOW + minutes(1))
+    why = await explain(node, NOW + minutes(1))
     assert (why.verdict, facts_of(why)["reason"]) == (Verdict.SKIPPED, "quota")
 
 
@@ -119,7 +119,7 @@ async def test_missing(node: SteppedNode) -> None:
     await node.put(overlap="allow")
     await node.run(NOW + minutes(3), by_seconds=60)
     await execute_raw(node.store, "DELETE FROM ticks WHERE scheduled_for = ?", NOW + minutes(2))
-    why = await ask(node, NOW + minutes(2))
+    why = await explain(node, NOW + minutes(2))
     assert why.verdict is Verdict.MISSING
     assert "backfill" in why.explanation
 
@@ -127,14 +127,14 @@ async def test_missing(node: SteppedNode) -> None:
 async def test_due_and_then_missing(node: SteppedNode) -> None:
     await node.put()
     node.move_to(NOW + minutes(1) + seconds(2))
-    assert (await ask(node, NOW + minutes(1))).verdict is Verdict.DUE
+    assert (await explain(node, NOW + minutes(1))).verdict is Verdict.DUE
     node.move_to(NOW + minutes(1) + seconds(9))
-    assert (await ask(node, NOW + minutes(1))).verdict is Verdict.MISSING
+    assert (await explain(node, NOW + minutes(1))).verdict is Verdict.MISSING
 
 
 async def test_upcoming_with_its_jitter(node: SteppedNode) -> None:
     job = await node.put(jitter_seconds=30)
-    why = await ask(node, NOW + minutes(1))
+    why = await explain(node, NOW + minutes(1))
     assert why.verdict is Verdict.UPCOMING
     assert "seconds of jitter" in why.explanation
     assert job.due_at is not None
@@ -145,21 +145,21 @@ async def test_will_skip_by_a_calendar(node: SteppedNode) -> None:
     calendar = parse_calendar("off", {"dates": ["2026-03-03"]}, revision=1, today=NOW.date())
     await node.store.calendar_write(DEFAULT_TENANT, calendar, now=NOW)
     await node.put(calendars={"exclude": ["off"]})
-    why = await ask(node, NOW + timedelta(days=1))
+    why = await explain(node, NOW + timedelta(days=1))
     assert (why.verdict, facts_of(why)["calendars_excluded"]) == (Verdict.WILL_SKIP, "off")
-    assert (await ask(node, NOW + timedelta(days=2))).verdict is Verdict.UPCOMING
+    assert (await explain(node, NOW + timedelta(days=2))).verdict is Verdict.UPCOMING
 
 
-async def test_will_skip_in_a_gap_of_the_clocks(node: SteppedNode) -> None:
+async def test_will_skip_in_a_dst_gap(node: SteppedNode) -> None:
     await node.put(cron="30 2 * * *", timezone="Europe/Paris", dst={"gap": "skip", "fold": "first"})
-    lines = [one async for one in _computed(node)]
-    why = await ask(node, lines[0])
+    lines = [one async for one in _gap_ticks(node)]
+    why = await explain(node, lines[0])
     assert (why.verdict, facts_of(why)["reason"]) == (Verdict.WILL_SKIP, "dst_gap")
     assert facts_of(why)["clock_change"] == "2026-03-29: from 02:00 to 03:00 in Europe/Paris"
 
 
-async def _computed(node: SteppedNode) -> Any:
-    """The ticks that the gap swallows."""
+async def _gap_ticks(node: SteppedNode) -> Any:
+    """Yield the ticks that the DST gap skips."""
     schedule = await node.schedules.get(DEFAULT_TENANT, "job")
     timeline = node.timelines.get(schedule.spec.rule, schedule.id, {})
     for tick in timeline.occurrences(NOW, NOW + timedelta(days=60)):
@@ -167,9 +167,9 @@ async def _computed(node: SteppedNode) -> Any:
             yield tick.at
 
 
-async def test_not_scheduled_names_the_ticks_around_in_local_time(node: SteppedNode) -> None:
+async def test_not_scheduled_names_the_adjacent_ticks_in_local_time(node: SteppedNode) -> None:
     await node.put(cron="0 9 * * *", timezone="Europe/Paris")
-    why = await ask(node, NOW + timedelta(days=3))
+    why = await explain(node, NOW + timedelta(days=3))
     facts = facts_of(why)
     assert why.verdict is Verdict.NOT_SCHEDULED
     assert facts["previous_tick_local"] == "2026-03-05T09:00:00+01:00"
@@ -179,56 +179,56 @@ async def test_not_scheduled_names_the_ticks_around_in_local_time(node: SteppedN
 async def test_not_scheduled_at_the_other_of_two_equal_wall_times(node: SteppedNode) -> None:
     await node.put(cron="30 2 * * *", timezone="Europe/Paris")
     first, second = datetime(2026, 10, 25, 0, 30, tzinfo=UTC), datetime(2026, 10, 25, 1, 30, tzinfo=UTC)
-    assert (await ask(node, first)).verdict is Verdict.UPCOMING
-    why = await ask(node, second)
+    assert (await explain(node, first)).verdict is Verdict.UPCOMING
+    why = await explain(node, second)
     assert why.verdict is Verdict.NOT_SCHEDULED
-    assert "showed 02:30 twice that day; the schedule runs at the first of them" in why.explanation
+    assert "02:30 occurs twice on that day in Europe/Paris; the schedule runs at the first one" in why.explanation
 
 
 async def test_not_scheduled_outside_of_its_window(node: SteppedNode) -> None:
     await node.put(starts_at="2026-03-10T00:00:00Z", ends_at="2026-03-20T00:00:00Z")
-    assert "starts later, at 2026-03-10" in (await ask(node, NOW + minutes(1))).explanation
-    assert "ended at 2026-03-20" in (await ask(node, NOW + timedelta(days=30))).explanation
+    assert "starts later, at 2026-03-10" in (await explain(node, NOW + minutes(1))).explanation
+    assert "ended at 2026-03-20" in (await explain(node, NOW + timedelta(days=30))).explanation
 
 
-async def test_now_is_asked_about_by_default(node: SteppedNode) -> None:
+async def test_the_default_instant_is_now(node: SteppedNode) -> None:
     await node.put()
     node.move_to(NOW + seconds(30))
-    why = await ask(node)
+    why = await explain(node)
     assert why.verdict is Verdict.NOT_SCHEDULED
     assert facts_of(why)["next_tick"] == "2026-03-02T12:01:00.000000Z"
 
 
 async def test_not_registered(node: SteppedNode) -> None:
     await node.put()
-    assert (await ask(node, NOW - minutes(5))).verdict is Verdict.NOT_REGISTERED
+    assert (await explain(node, NOW - minutes(5))).verdict is Verdict.NOT_REGISTERED
 
 
 async def test_finished(node: SteppedNode) -> None:
     await node.put(at="2026-03-02T12:01:00Z")
     await node.step(NOW + minutes(1) + seconds(1))
-    assert (await ask(node, NOW + minutes(1))).verdict is Verdict.FIRED
-    assert (await ask(node, NOW + minutes(2))).verdict is Verdict.FINISHED
+    assert (await explain(node, NOW + minutes(1))).verdict is Verdict.FIRED
+    assert (await explain(node, NOW + minutes(2))).verdict is Verdict.FINISHED
 
 
 async def test_faulty(node: SteppedNode) -> None:
     job = await node.put()
     await node.store.schedule_fault({job.id: "the database refused it"}, now=node.now)
-    why = await ask(node, NOW + minutes(1))
+    why = await explain(node, NOW + minutes(1))
     assert (why.verdict, facts_of(why)["fault"]) == (Verdict.FAULTY, "the database refused it")
     await execute_raw(node.store, "UPDATE schedules SET timezone = 'Mars/Olympus'")
-    assert (await ask(node, NOW + minutes(1))).verdict is Verdict.FAULTY
+    assert (await explain(node, NOW + minutes(1))).verdict is Verdict.FAULTY
 
 
-async def test_a_rule_of_the_past_is_held_against_its_own_ticks(node: SteppedNode) -> None:
+async def test_a_past_tick_is_explained_by_the_rule_of_its_time(node: SteppedNode) -> None:
     await node.put()
     await node.step(NOW + minutes(1) + seconds(1))
     node.move_to(NOW + minutes(2) - seconds(10))
     await node.put(cron="0 0 * * *")
-    why = await ask(node, NOW + minutes(1))
+    why = await explain(node, NOW + minutes(1))
     assert (why.verdict, facts_of(why)["is_past_rule"]) == (Verdict.FIRED, True)
     assert facts_of(why)["trigger"] == "Every minute, UTC"
-    assert (await ask(node, NOW + minutes(2))).verdict is Verdict.NOT_SCHEDULED
+    assert (await explain(node, NOW + minutes(2))).verdict is Verdict.NOT_SCHEDULED
 
 
 async def test_forgotten(node: SteppedNode) -> None:
@@ -236,5 +236,5 @@ async def test_forgotten(node: SteppedNode) -> None:
     await node.run(NOW + minutes(2), by_seconds=60)
     await execute_raw(node.store, "DELETE FROM ticks")
     node.move_to(NOW + timedelta(days=3))
-    assert (await ask(node, NOW + minutes(1), retention_days=2)).verdict is Verdict.FORGOTTEN
-    assert (await ask(node, NOW + minutes(1), retention_days=4)).verdict is Verdict.MISSING
+    assert (await explain(node, NOW + minutes(1), retention_days=2)).verdict is Verdict.FORGOTTEN
+    assert (await explain(node, NOW + minutes(1), retention_days=4)).verdict is Verdict.MISSING

@@ -1,4 +1,4 @@
-"""Whatever is done to schedules while time passes, every tick is accounted for once: random histories, then the audit."""
+"""Random histories of schedules: every tick is accounted for exactly once, which the audit verifies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everbeat.services.ledger import LedgerService
 from everbeat.store.base import Store
 from tests.factories import SteppedNode, claim, complete, ledger, seconds
 
-START = datetime(2026, 3, 28, 22, tzinfo=UTC)  # hours before clocks go forward in Europe
+START = datetime(2026, 3, 28, 22, tzinfo=UTC)  # a few hours before clocks go forward in Europe
 TRIGGERS: list[dict[str, Any]] = [
     {"cron": "* * * * *"},
     {"cron": "*/5 * * * *", "timezone": "Europe/Berlin"},
@@ -37,7 +37,7 @@ CALENDARS: list[dict[str, Any]] = [
 
 
 class History:
-    """One node, some schedules, and things that happen to them."""
+    """A node, some schedules, and random operations on them."""
 
     def __init__(self, store: Store, seed: int) -> None:
         self.random = Random(seed)
@@ -45,7 +45,7 @@ class History:
         self.calendars = CalendarService(store, self.node.schedules)
         self.names = [f"job-{number}" for number in range(12)]
 
-    async def begin(self) -> None:
+    async def create_schedules(self) -> None:
         await self.calendars.put(DEFAULT_TENANT, "closed", CALENDARS[0], now=self.node.now)
         for name in self.names:
             await self.put(name)
@@ -61,7 +61,7 @@ class History:
             "misfire_grace_seconds": self.random.choice([0, 300, 3600]),
         }
 
-    async def happen(self) -> None:
+    async def change_schedule(self) -> None:
         name, schedules, now = self.random.choice(self.names), self.node.schedules, self.node.now
         match self.random.randrange(10):
             case 0 | 1:
@@ -80,7 +80,7 @@ class History:
             case _:
                 await self.calendars.put(DEFAULT_TENANT, "closed", self.random.choice(CALENDARS), now=now)
 
-    async def pass_time(self) -> None:
+    async def advance(self) -> None:
         span = self.random.choice([7, 30, 60, 61, 300, 3000])
         is_down = self.random.random() < 0.2
         if is_down:
@@ -100,14 +100,14 @@ class History:
 async def test_any_history_leaves_every_tick_accounted_for_once(store: Store, seed: int) -> None:
     history = History(store, seed)
     node = history.node
-    await history.begin()
+    await history.create_schedules()
     for _ in range(30):
-        await history.pass_time()
+        await history.advance()
         for _ in range(history.random.randrange(4)):
             try:
-                await history.happen()
+                await history.change_schedule()
             except (Conflict, InvalidInput):
-                pass  # nothing to pause, or no tick left: refused, and nothing changed
+                pass  # refused, and nothing changed: nothing to pause, or no tick left
     await node.run(node.now + seconds(30), by_seconds=10)
     await check(history)
 
@@ -123,10 +123,10 @@ async def check(history: History) -> None:
         rows = await ledger(node.store, schedule.id)
         assert all((one.until or one.scheduled_for) < other.scheduled_for for one, other in pairwise(rows)), schedule
         assert sum(row.count for row in rows) == count.expected
-        lines = await reader.entries(
+        entries = await reader.entries(
             schedule, from_=START, to=node.now + timedelta(hours=1), after=None, limit=5000, now=node.now
         )
-        assert [line for line in lines if line.outcome == "missing"] == [], schedule
+        assert [entry for entry in entries if entry.outcome == "missing"] == [], schedule
     assert audit.total.fired > 10
     assert not audit.faulty
 
@@ -134,10 +134,10 @@ async def check(history: History) -> None:
 async def test_a_clock_set_back_between_edits_leaves_every_tick_accounted_for_once(store: Store) -> None:
     history = History(store, 99)
     node = history.node
-    await history.begin()
-    for turn in range(12):
-        await history.pass_time()
-        if turn % 4 == 3:
+    await history.create_schedules()
+    for number in range(12):
+        await history.advance()
+        if number % 4 == 3:
             node.now -= timedelta(minutes=40)
         for name in history.names:
             await history.put(name)

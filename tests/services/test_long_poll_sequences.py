@@ -1,4 +1,4 @@
-"""Polls under random interleavings of asking, leaving, submitting and failing: each task reaches one worker, none is lost."""
+"""Random interleavings of polls, cancellations, submits and failures: each task reaches one worker, and none is lost."""
 
 from __future__ import annotations
 
@@ -28,62 +28,60 @@ from tests.factories import NOW, seconds
 QUEUES = ["a", "b", "c"]
 
 
-class Shelf:
-    """The little of a store that polls need, in memory; between asking and doing, and doing and answering, others run."""
+class FakeStore:
+    """The part of a store that polls need, in memory. Other coroutines run before and after each operation."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
         self.ready: list[NewTask] = []
-        self.held_by: dict[UUID, str] = {}
+        self.leased_to: dict[UUID, str] = {}
         self.committed: set[UUID] = set()
-        self.is_shaky = True
+        self.is_faulty = True
         self.claims = 0
 
     def subscribe(self, _listener: Listener) -> None: ...
     def publish(self, _notice: Notice) -> None: ...
 
-    async def _linger(self) -> None:
+    async def _yield_or_fail(self) -> None:
         for _ in range(self.random.randrange(4)):
             await asyncio.sleep(0)
-        if self.is_shaky and self.random.random() < 0.05:
-            raise StoreUnavailable("away")
+        if self.is_faulty and self.random.random() < 0.05:
+            raise StoreUnavailable("unavailable")
 
     async def task_flows(self, _tenant: UUID | None, queues: Sequence[str], **_more: Any) -> list[Flow]:
-        await self._linger()
+        await self._yield_or_fail()
         flows = {_flow(task) for task in self.ready if task.queue in queues}
         for _ in range(self.random.randrange(4)):
             await asyncio.sleep(0)
         return sorted(flows)
 
-    async def task_claim(
-        self, shares: Sequence[ClaimStep], claim_requests: Sequence[ClaimRequest], **_more: Any
-    ) -> ClaimResult:
+    async def task_claim(self, steps: Sequence[ClaimStep], claim_requests: Sequence[ClaimRequest], **_more: Any) -> ClaimResult:
         self.claims += 1
-        await self._linger()
+        await self._yield_or_fail()
         free = [claimer.worker for claimer in claim_requests for _ in range(claimer.limit)]
         taken: dict[str, list[ClaimedTask]] = {claimer.worker: [] for claimer in claim_requests}
         claimed_counts: list[int] = []
-        for share in shares:
-            fitting = [task for task in self.ready if (task.queue, task.type) in share.queue_types][
-                : min(share.limit, len(free))
+        for step in steps:
+            matching = [task for task in self.ready if (task.queue, task.type) in step.queue_types][
+                : min(step.limit, len(free))
             ]
-            for task in fitting:
+            for task in matching:
                 self.ready.remove(task)
-                worker = self.held_by[task.id] = free.pop(0)
+                worker = self.leased_to[task.id] = free.pop(0)
                 taken[worker].append(_claimed(task))
-            claimed_counts.append(len(fitting))
+            claimed_counts.append(len(matching))
         for _ in range(self.random.randrange(4)):
             await asyncio.sleep(0)
-        return ClaimResult(list(taken.values()), [share.limit for share in shares], claimed_counts)
+        return ClaimResult(list(taken.values()), [step.limit for step in steps], claimed_counts)
 
     async def task_submit(self, tasks: Sequence[NewTask], **_more: Any) -> SubmitResult:
-        await self._linger()
+        await self._yield_or_fail()
         for task in tasks:
             self.committed.add(task.id)
             if task.lease_owner is None:
                 self.ready.append(task)
             else:
-                self.held_by[task.id] = task.lease_owner
+                self.leased_to[task.id] = task.lease_owner
         for _ in range(self.random.randrange(3)):
             await asyncio.sleep(0)
         return SubmitResult(NOW, [task.id for task in tasks], frozenset(), frozenset(), submitted_changes(tasks, NOW))
@@ -116,35 +114,35 @@ def _claimed(task: NewTask) -> ClaimedTask:
 class Walk:
     def __init__(self, random: Random) -> None:
         self.random = random
-        self.shelf = Shelf(random)
-        store = cast(Store, self.shelf)
+        self.store = FakeStore(random)
+        store = cast(Store, self.store)
         publisher = ChangePublisher(store)
         self.long_polls = LongPolls(store, publisher, self.release)
         self.tasks = TaskService(store, self.long_polls, publisher)
         self.open: dict[str, asyncio.Task[list[ClaimedTask]]] = {}
         self.submits: list[asyncio.Task[Any]] = []
         self.delivered: dict[UUID, str] = {}
-        self.given_back: set[UUID] = set()
+        self.released: set[UUID] = set()
 
     async def release(self, _tenant: UUID | None, tasks: list[ClaimedTask]) -> None:
         await asyncio.sleep(0)
         for task in tasks:
-            del self.shelf.held_by[task.id]
-            self.given_back.add(task.id)
+            del self.store.leased_to[task.id]
+            self.released.add(task.id)
             queue = task.queue
-            self.shelf.ready.append(_ready(task))
+            self.store.ready.append(_ready(task))
             self.long_polls.wake([queue])
 
-    async def ask(self, name: str, most: int, wait: float) -> list[ClaimedTask]:
+    async def poll(self, name: str, max_tasks: int, wait: float) -> list[ClaimedTask]:
         queues = self.random.sample(QUEUES, self.random.randint(1, 2))
-        tasks = await self.long_polls.ask(
-            DEFAULT_TENANT, LeaseClaimRequest(worker=name, queues=queues, max=most, wait_seconds=wait)
+        tasks = await self.long_polls.claim(
+            DEFAULT_TENANT, LeaseClaimRequest(worker=name, queues=queues, max=max_tasks, wait_seconds=wait)
         )
-        assert len(tasks) <= most
+        assert len(tasks) <= max_tasks
         for task in tasks:
             assert task.queue in queues
             assert task.id not in self.delivered, "one task, one worker"
-            assert self.shelf.held_by[task.id] == name
+            assert self.store.leased_to[task.id] == name
             self.delivered[task.id] = name
         return tasks
 
@@ -153,7 +151,7 @@ class Walk:
         match random.randrange(10):
             case 0 | 1 | 2 | 3:
                 wait = random.choice([0, 0.001, 30, 30, 30])
-                call = self.ask(f"worker-{number}", random.choice([1, 1, 3, 1000]), wait)
+                call = self.poll(f"worker-{number}", random.choice([1, 1, 3, 1000]), wait)
                 self.open[f"worker-{number}"] = asyncio.create_task(call)
             case 4 | 5 | 6:
                 for _ in range(random.randint(1, 3)):
@@ -170,35 +168,37 @@ class Walk:
         for _ in range(random.randrange(5)):
             await asyncio.sleep(0)
 
-    async def settle(self) -> None:
+    async def wait_for_claims(self) -> None:
         async with asyncio.timeout(10):
-            while any(line._serving is not None or line.reserved for line in self.long_polls.wait_queues()):
+            while any(wait_queue._serving is not None or wait_queue.reserved for wait_queue in self.long_polls.wait_queues()):
                 await asyncio.sleep(0)
         for _ in range(20):
             await asyncio.sleep(0)
 
     async def finish(self) -> None:
-        self.shelf.is_shaky = False
+        self.store.is_faulty = False
         await asyncio.gather(*self.submits, return_exceptions=True)
-        await self.settle()
+        await self.wait_for_claims()
         for queue in QUEUES:
-            call = self.long_polls.ask(DEFAULT_TENANT, LeaseClaimRequest(worker="x", queues=[queue], max=1000, wait_seconds=0))
+            call = self.long_polls.claim(
+                DEFAULT_TENANT, LeaseClaimRequest(worker="x", queues=[queue], max=1000, wait_seconds=0)
+            )
             async with asyncio.timeout(5):
                 for task in await call:
                     self.delivered[task.id] = "x"
-        await self.settle()
-        assert not self.shelf.ready
+        await self.wait_for_claims()
+        assert not self.store.ready
         await self.long_polls.close()
         async with asyncio.timeout(5):
             await asyncio.gather(*self.open.values(), return_exceptions=True)
-        await self.settle()
+        await self.wait_for_claims()
 
     def check(self) -> None:
         for call in self.open.values():
             assert call.done()
             error = None if call.cancelled() else call.exception()
             assert error is None or isinstance(error, StoreUnavailable), repr(error)
-        assert set(self.delivered) == self.shelf.committed, "every task reached a worker"
+        assert set(self.delivered) == self.store.committed, "every task reached a worker"
 
 
 def _ready(task: ClaimedTask) -> NewTask:
@@ -221,18 +221,18 @@ def _ready(task: ClaimedTask) -> NewTask:
 
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(5, 60))
-def test_every_task_reaches_one_worker_whoever_comes_and_goes(seed: int, steps: int) -> None:
+def test_every_task_reaches_one_worker(seed: int, steps: int) -> None:
     asyncio.run(_walk(seed, steps))
 
 
 async def _walk(seed: int, steps: int) -> None:
-    complaints: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+    loop_errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: loop_errors.append(context))
     walk = Walk(Random(seed))
     for number in range(steps):
         await walk.step(number)
     await walk.finish()
     walk.check()
     await walk.long_polls.run_once()
-    assert dict.fromkeys(walk.long_polls.wait_queues()) == {}, "no line is kept that nobody stands in"
-    assert complaints == []
+    assert dict.fromkeys(walk.long_polls.wait_queues()) == {}, "no wait queue is kept without a poll"
+    assert loop_errors == []

@@ -1,4 +1,4 @@
-"""The singleton chores: the auditor's alarm, retention, and tasks whose worker is gone; and the view of the cluster."""
+"""Periodic work: the auditor's alarm, retention and lost tasks; and the view of the cluster."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ def node(store: Store) -> SteppedNode:
     return SteppedNode(store)
 
 
-async def test_the_auditor_tells_what_should_have_fired_and_did_not(node: SteppedNode) -> None:
+async def test_the_auditor_reports_overdue_ticks(node: SteppedNode) -> None:
     await insert(node.store, make_schedule("late", at=NOW - minutes(5)), make_schedule("fine"))
     auditor = Auditor(node.store, node.ownership, late_seconds=60, emit=node.events.append)
     await node.renew()
     assert not await auditor.run_once(NOW)
     assert node.events_of(TicksOverdue) == [TicksOverdue(1, 300.0, ["late"])]
-    await node.store.schedule_delete(DEFAULT_TENANT, [one.id for one in await _all(node)])
+    await node.store.schedule_delete(DEFAULT_TENANT, [one.id for one in await _overdue_schedules(node)])
     await auditor.run_once(NOW)
     assert node.events_of(TicksOverdue)[-1] == TicksOverdue(0, 0.0, [])
 
 
-async def _all(node: SteppedNode) -> list[Schedule]:
+async def _overdue_schedules(node: SteppedNode) -> list[Schedule]:
     return await node.store.schedule_overdue(late_seconds=60, limit=10, now=NOW)
 
 
-async def test_the_pruner_removes_what_is_past_retention_and_keeps_the_rest(node: SteppedNode) -> None:
+async def test_the_pruner_removes_only_what_is_past_retention(node: SteppedNode) -> None:
     await node.renew()
     job = make_schedule()
     moments = [NOW - 100 * DAY, NOW - 95 * DAY, NOW - 10 * DAY, NOW]
@@ -65,22 +65,22 @@ async def test_the_pruner_removes_what_is_past_retention_and_keeps_the_rest(node
     assert [tick.scheduled_for for tick in await ledger(node.store, job.id)] == moments[2:]
     assert await count_rows(node.store, "idempotent_answers") == 0
     assert [one.id for one in (await node.store.node_list(now=NOW))[1]] == [node.id]
-    assert {event.what for event in node.events_of(Pruned)} == {"answers", "months"}
+    assert {event.what for event in node.events_of(Pruned)} == {"responses", "months"}
 
 
-async def test_the_pruner_says_when_there_is_more_to_do(node: SteppedNode) -> None:
+async def test_the_pruner_returns_whether_there_is_more_to_remove(node: SteppedNode) -> None:
     await node.renew()
     skips = tuple(skip(datetime(2025, month, 1, tzinfo=UTC)) for month in range(1, 7))
     assert await node.store.schedule_write(DEFAULT_TENANT, [ScheduleWrite(make_schedule(), skips=skips)], now=NOW)
     pruner = Pruner(node.store, node.ownership, retention_days=30, batch_size=4)
-    overlap = 1
+    runs = 1
     while await pruner.run_once(NOW):
-        overlap += 1
-    assert overlap > 1
+        runs += 1
+    assert runs > 1
     assert await count_rows(node.store, "ticks") == 0
 
 
-async def test_the_reaper_puts_lost_tasks_back(node: SteppedNode) -> None:
+async def test_the_reaper_makes_lost_tasks_ready(node: SteppedNode) -> None:
     await node.put()
     await node.step(NOW + minutes(1))
     await claim(node.store, worker="gone", now=node.now)
@@ -99,11 +99,11 @@ async def test_singleton_loops_run_only_on_the_owner_of_the_first_partition(node
         Pruner(node.store, node.ownership, retention_days=30),
     ):
         assert not await loop.run_once(NOW)
-    assert node.events == [TicksOverdue(0, 0.0, [])], "the alarm of a former owner is taken back"
+    assert node.events == [TicksOverdue(0, 0.0, [])], "the alarm of a former owner is cleared"
     assert await count_rows(node.store, "ticks") == 1
 
 
-async def test_the_view_of_the_cluster_tells_the_living_from_the_dead(node: SteppedNode) -> None:
+async def test_the_cluster_view_distinguishes_live_and_dead_nodes(node: SteppedNode) -> None:
     dead = SteppedNode(node.store, name="dead")
     await dead.renew()
     await node.put()

@@ -1,4 +1,4 @@
-"""Held tasks get their turn: in order, as many at once as the schedule allows, and none is forgotten."""
+"""Overlap release: held tasks become ready in order, up to the limit of their schedule, and none is left held."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everbeat.services.overlap import OverlapReleaser
 from everbeat.store.base import Store
 from everbeat.store.values import HeldReleaseResult, TaskFilter
 from tests.factories import NOW, SteppedNode, StoreOverride, count_rows, execute_raw, minutes, open_second_store, seconds
-from tests.services.workers import Worker, get, submit, told
+from tests.services.workers import Worker, get, outcomes_of, submit
 
 
 @pytest.fixture
@@ -30,14 +30,14 @@ def worker(node: SteppedNode) -> Worker:
 
 
 async def fire(node: SteppedNode, ticks: int, **more: Any) -> Schedule:
-    """A schedule on the minute that has fired so often."""
+    """Create a schedule that ticks every minute, and fire the given number of ticks."""
     job = await node.put(**more)
     await node.run(node.now + minutes(ticks), by_seconds=60)
     return job
 
 
 async def tasks_of(node: SteppedNode, job: Schedule) -> list[TaskRecord]:
-    """Live and finished, by tick."""
+    """Return live and finished tasks in the order of their ticks."""
     page = await node.tasks.page(DEFAULT_TENANT, TaskFilter(schedule_id=job.id), before=None, limit=1000)
     return sorted(page.tasks, key=lambda task: task.scheduled_for or NOW)
 
@@ -62,7 +62,7 @@ async def test_overlapping_ticks_are_held_and_released_one_by_one_in_order(node:
         claimed = await worker.claim_one()
         assert await worker.claim() == [], "one at a time"
         await node.release_held()
-        assert await worker.claim() == [], "whatever turns are taken"
+        assert await worker.claim() == [], "also after the overlap releaser has run"
         order.append(tick_of(claimed))
         assert await worker.complete(claimed) == ["ok"]
         await node.overlap.run_once(node.now)
@@ -70,7 +70,7 @@ async def test_overlapping_ticks_are_held_and_released_one_by_one_in_order(node:
     assert await states(node, job) == ["completed"] * 4
 
 
-async def test_so_many_run_at_once_as_the_schedule_allows(node: SteppedNode, worker: Worker) -> None:
+async def test_as_many_tasks_run_concurrently_as_the_schedule_allows(node: SteppedNode, worker: Worker) -> None:
     job = await fire(node, 6, overlap="queue", max_concurrent=2)
     assert await states(node, job) == ["ready", "ready", "held", "held", "held", "held"]
     first = await worker.claim(10)
@@ -85,7 +85,7 @@ async def test_so_many_run_at_once_as_the_schedule_allows(node: SteppedNode, wor
 
 
 @pytest.mark.parametrize("ending", ["complete", "dead", "cancel", "lost"])
-async def test_however_a_task_ends_the_next_one_gets_its_turn(node: SteppedNode, worker: Worker, ending: str) -> None:
+async def test_the_next_task_is_released_however_a_task_ends(node: SteppedNode, worker: Worker, ending: str) -> None:
     job = await fire(node, 2, overlap="queue", max_attempts=1)
     claimed = await worker.claim_one()
     match ending:
@@ -104,7 +104,7 @@ async def test_however_a_task_ends_the_next_one_gets_its_turn(node: SteppedNode,
     assert len(await tasks_of(node, job)) == 2
 
 
-async def test_a_task_that_is_tried_again_keeps_its_turn(node: SteppedNode, worker: Worker) -> None:
+async def test_a_retried_task_runs_before_the_next_one(node: SteppedNode, worker: Worker) -> None:
     await fire(node, 2, overlap="queue")
     await worker.fail(await worker.claim_one(), retry_in_seconds=5)
     await node.release_held()
@@ -123,7 +123,7 @@ async def test_a_cancelled_task_that_had_not_started_allows_another(node: Steppe
     assert [tick_of(task) for task in await worker.claim(10)] == [3]
 
 
-async def test_tasks_submitted_by_hand_and_of_other_schedules_take_no_turn(node: SteppedNode, worker: Worker) -> None:
+async def test_submitted_tasks_and_tasks_of_other_schedules_do_not_count(node: SteppedNode, worker: Worker) -> None:
     job = await node.put("one", overlap="queue")
     other = await node.put("two", overlap="queue")
     await node.run(NOW + minutes(2), by_seconds=60)
@@ -135,7 +135,7 @@ async def test_tasks_submitted_by_hand_and_of_other_schedules_take_no_turn(node:
 # Cancel the previous
 
 
-async def test_a_newer_tick_takes_the_place_of_one_that_has_not_started(node: SteppedNode, worker: Worker) -> None:
+async def test_a_newer_tick_replaces_a_task_that_has_not_started(node: SteppedNode, worker: Worker) -> None:
     job = await fire(node, 1, overlap="cancel_previous")
     await node.run(NOW + minutes(2), by_seconds=60)
     await node.overlap.run_once(node.now)
@@ -144,33 +144,31 @@ async def test_a_newer_tick_takes_the_place_of_one_that_has_not_started(node: St
     assert [tick_of(task) for task in await worker.claim(10)] == [2]
 
 
-async def test_a_newer_tick_tells_the_running_one_to_stop_and_waits_for_it(node: SteppedNode, worker: Worker) -> None:
+async def test_a_newer_tick_cancels_the_running_task_and_waits_for_it(node: SteppedNode, worker: Worker) -> None:
     job = await fire(node, 1, overlap="cancel_previous")
     old = await worker.claim_one(lease_seconds=300)
     await node.run(NOW + minutes(2), by_seconds=60)
     await node.release_held()
     assert await states(node, job) == ["running", "held"]
-    assert (await worker.beat(old)).status == "cancel"
+    assert (await worker.heartbeat(old)).status == "cancel"
     await worker.fail(old, "stopped", kind="cancelled")
     await node.overlap.run_once(node.now)
     assert await states(node, job) == ["cancelled", "ready"]
     assert tick_of(await worker.claim_one()) == 2
 
 
-async def test_a_running_one_that_does_not_stop_is_fenced_and_then_the_newer_one_runs(
-    node: SteppedNode, worker: Worker
-) -> None:
+async def test_a_running_task_that_does_not_stop_is_fenced_before_the_newer_one_runs(node: SteppedNode, worker: Worker) -> None:
     job = await fire(node, 1, overlap="cancel_previous")
     old = await worker.claim_one(lease_seconds=90)
     await node.run(NOW + minutes(2), by_seconds=60)
     await node.release_held()
-    assert (await worker.beat(old)).status == "cancel"
+    assert (await worker.heartbeat(old)).status == "cancel"
     await node.reap(NOW + minutes(1) + seconds(89))
     assert await worker.claim() == []
     await node.reap(NOW + minutes(1) + seconds(90))
     assert await worker.complete(old) == ["stale"]
     assert await states(node, job) == ["cancelled", "ready"]
-    assert await told(node, (await tasks_of(node, job))[0]) == [(1, "cancelled")]
+    assert await outcomes_of(node, (await tasks_of(node, job))[0]) == [(1, "cancelled")]
     assert tick_of(await worker.claim_one()) == 2
 
 
@@ -188,14 +186,14 @@ async def test_of_many_newer_ticks_only_the_newest_runs(node: SteppedNode, worke
 # Pausing
 
 
-async def test_a_pause_holds_what_is_ready_and_a_resume_releases_it(node: SteppedNode, worker: Worker) -> None:
+async def test_a_pause_holds_ready_tasks_and_a_resume_releases_them(node: SteppedNode, worker: Worker) -> None:
     job = await fire(node, 3, overlap="allow")
     running = await worker.claim_one()
     await node.schedules.pause(DEFAULT_TENANT, "job", note=None, now=node.now)
     assert await states(node, job) == ["running", "held", "held"]
     await node.release_held()
-    assert await worker.claim() == [], "after a pause was acknowledged nothing new starts"
-    assert await worker.complete(running) == ["ok"], "and what runs is finished"
+    assert await worker.claim() == [], "no task starts after an acknowledged pause"
+    assert await worker.complete(running) == ["ok"], "running tasks can finish"
     await node.release_held()
     assert await worker.claim() == []
     await node.schedules.resume(DEFAULT_TENANT, "job", now=node.now)
@@ -203,7 +201,7 @@ async def test_a_pause_holds_what_is_ready_and_a_resume_releases_it(node: Steppe
     assert [tick_of(task) for task in await worker.claim(10)] == [2, 3]
 
 
-async def test_a_pause_keeps_delayed_retries_too(node: SteppedNode, worker: Worker) -> None:
+async def test_a_pause_holds_delayed_retries_too(node: SteppedNode, worker: Worker) -> None:
     job = await fire(node, 1)
     await worker.fail(await worker.claim_one(), retry_in_seconds=30)
     await node.schedules.pause(DEFAULT_TENANT, "job", note=None, now=node.now)
@@ -216,7 +214,7 @@ async def test_a_pause_keeps_delayed_retries_too(node: SteppedNode, worker: Work
     assert (tick_of(claimed), claimed.attempt) == (1, 2)
 
 
-async def test_a_resumed_schedule_releases_no_more_than_it_may(node: SteppedNode, worker: Worker) -> None:
+async def test_a_resumed_schedule_releases_tasks_up_to_its_limit(node: SteppedNode, worker: Worker) -> None:
     job = await fire(node, 4, overlap="queue", max_concurrent=2)
     await node.schedules.pause(DEFAULT_TENANT, "job", note=None, now=node.now)
     assert await states(node, job) == ["held"] * 4
@@ -225,10 +223,10 @@ async def test_a_resumed_schedule_releases_no_more_than_it_may(node: SteppedNode
     assert await states(node, job) == ["ready", "ready", "held", "held"]
 
 
-# Nobody is forgotten
+# No task stays held
 
 
-async def test_a_deleted_schedule_does_not_strand_what_it_held(node: SteppedNode, worker: Worker) -> None:
+async def test_held_tasks_of_a_deleted_schedule_are_released(node: SteppedNode, worker: Worker) -> None:
     job = await fire(node, 4, overlap="queue")
     await node.schedules.delete(DEFAULT_TENANT, "job")
     order = []
@@ -242,7 +240,7 @@ async def test_a_deleted_schedule_does_not_strand_what_it_held(node: SteppedNode
     assert await states(node, job) == ["completed"] * 4
 
 
-async def test_a_schedule_deleted_while_paused_does_not_strand_what_it_held(node: SteppedNode, worker: Worker) -> None:
+async def test_held_tasks_of_a_schedule_deleted_while_paused_are_released(node: SteppedNode, worker: Worker) -> None:
     await fire(node, 1)
     await node.schedules.pause(DEFAULT_TENANT, "job", note=None, now=node.now)
     await node.schedules.delete(DEFAULT_TENANT, "job")
@@ -250,7 +248,7 @@ async def test_a_schedule_deleted_while_paused_does_not_strand_what_it_held(node
     assert tick_of(await worker.claim_one()) == 1
 
 
-async def test_what_another_node_did_is_found_by_the_look(store: Store) -> None:
+async def test_tasks_finished_on_another_node_are_found_by_the_periodic_query(store: Store) -> None:
     node, other = SteppedNode(store), SteppedNode(store)
     await fire(node, 2, overlap="queue")
     await node.release_held()
@@ -263,7 +261,7 @@ async def test_what_another_node_did_is_found_by_the_look(store: Store) -> None:
 
 
 async def held_jobs(node: SteppedNode, count: int) -> list[Schedule]:
-    """Schedules with one running task and one that waits behind it; then the running ones end, unheard."""
+    """Create schedules with one running and one held task, and then finish the running tasks on another node."""
     jobs = [await node.put(f"job-{number}", overlap="queue") for number in range(count)]
     await node.run(node.now + minutes(2), by_seconds=60)
     await node.release_held()
@@ -274,21 +272,21 @@ async def held_jobs(node: SteppedNode, count: int) -> list[Schedule]:
     return jobs
 
 
-async def test_more_schedules_than_one_piece_all_get_their_turn(node: SteppedNode) -> None:
+async def test_more_schedules_than_one_batch_are_all_released(node: SteppedNode) -> None:
     overlap = OverlapReleaser(
         node.store, node.engine.publisher, batch_size=2, poll_interval_seconds=1e9, monotonic=lambda: node.monotonic
     )
-    await overlap.run_once(node.now)  # the look at all of them is done, for a long time
+    await overlap.run_once(node.now)  # the periodic query of all schedules is not due again for a long time
     jobs = await held_jobs(node, 7)
     overlap.note_schedules(job.id for job in jobs)
     for _ in range(20):
         if not await overlap.run_once(node.now):
             break
-    assert len(await Worker(node).claim(10)) == 7, "none of those it was told of is dropped"
+    assert len(await Worker(node).claim(10)) == 7, "no noted schedule is dropped"
 
 
-async def test_what_nobody_told_of_is_released_although_there_is_always_something_expected(node: SteppedNode) -> None:
-    """On a busy node something is expected at every turn; the look at all of them must come all the same."""
+async def test_the_periodic_query_runs_although_schedules_are_noted_continuously(node: SteppedNode) -> None:
+    """On a busy node, schedules are noted before every run. The periodic query of all schedules must still take place."""
     overlap = OverlapReleaser(node.store, node.engine.publisher, poll_interval_seconds=2, monotonic=lambda: node.monotonic)
     await overlap.run_once(node.now)
     await held_jobs(node, 3)
@@ -299,7 +297,7 @@ async def test_what_nobody_told_of_is_released_although_there_is_always_somethin
     assert len(await Worker(node).claim(10)) == 3
 
 
-async def test_schedules_that_can_only_wait_do_not_keep_the_others_from_their_turn(node: SteppedNode) -> None:
+async def test_schedules_that_must_wait_do_not_block_others(node: SteppedNode) -> None:
     for number in range(5):
         await node.put(f"blocked-{number}", overlap="queue")
         await node.put(f"paused-{number}", overlap="queue")
@@ -320,29 +318,29 @@ async def test_schedules_that_can_only_wait_do_not_keep_the_others_from_their_tu
     assert {task.schedule for task in await Worker(node).claim(20)} == {f"free-{number}" for number in range(3)}
 
 
-async def test_a_turn_that_fails_is_taken_again(store: Store) -> None:
-    class Shaky(StoreOverride):
-        is_away = False
+async def test_a_failed_release_is_repeated(store: Store) -> None:
+    class UnavailableStore(StoreOverride):
+        is_unavailable = False
 
         async def task_release_held(self, *given: Any, **more: Any) -> HeldReleaseResult:
-            if self.is_away:
-                raise StoreUnavailable("away")
+            if self.is_unavailable:
+                raise StoreUnavailable("unavailable")
             released: HeldReleaseResult = await self.inner.task_release_held(*given, **more)
             return released
 
-    shaky = Shaky(store)
-    node = SteppedNode(shaky)
+    unavailable = UnavailableStore(store)
+    node = SteppedNode(unavailable)
     jobs = await held_jobs(node, 2)
     node.overlap.note_schedules(job.id for job in jobs)
-    shaky.is_away = True
+    unavailable.is_unavailable = True
     with pytest.raises(StoreUnavailable):
         await node.overlap.run_once(node.now)
-    shaky.is_away = False
+    unavailable.is_unavailable = False
     await node.overlap.run_once(node.now)
     assert len(await Worker(node).claim(10)) == 2
 
 
-async def test_it_is_woken_by_what_it_expects(node: SteppedNode) -> None:
+async def test_it_is_woken_by_a_noted_schedule(node: SteppedNode) -> None:
     await asyncio.sleep(0)
     waiting = asyncio.create_task(node.overlap.wait())
     await asyncio.sleep(0)
@@ -354,15 +352,15 @@ async def test_it_is_woken_by_what_it_expects(node: SteppedNode) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_two_nodes_that_take_turns_at_once_never_release_too_much(store: Store, seed: int) -> None:
+async def test_two_concurrent_releasers_never_exceed_the_limit(store: Store, seed: int) -> None:
     random = Random(seed)
-    twin = open_second_store(store)
-    nodes = [SteppedNode(store), SteppedNode(twin)]
+    second_store = open_second_store(store)
+    nodes = [SteppedNode(store), SteppedNode(second_store)]
     limit = random.choice([1, 2, 3])
     job = await fire(nodes[0], 15, overlap="queue", max_concurrent=limit)
     nodes[1].move_to(nodes[0].now)
     running: list[ClaimedTask] = []
-    most = 0
+    max_live = 0
 
     async def act(node: SteppedNode) -> None:
         worker = Worker(node)
@@ -383,18 +381,18 @@ async def test_two_nodes_that_take_turns_at_once_never_release_too_much(store: S
     while await count_rows(store, "task_history") < 15:
         await asyncio.gather(*(act(random.choice(nodes)) for _ in range(6)))
         ((live,),) = await execute_raw(store, "SELECT count(*) FROM tasks WHERE state <> 'held'")
-        most = max(most, live)
+        max_live = max(max_live, live)
         assert live <= limit
-    assert most == limit, "and they used what they may"
+    assert max_live == limit, "and the limit is reached"
     assert await states(nodes[0], job) == ["completed"] * 15
-    await twin.close()
+    await second_store.close()
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_firing_and_turns_at_once_never_release_too_much(store: Store, seed: int) -> None:
+async def test_concurrent_firings_and_releases_never_exceed_the_limit(store: Store, seed: int) -> None:
     random = Random(seed)
-    twin = open_second_store(store)
-    nodes = [SteppedNode(store), SteppedNode(twin)]
+    second_store = open_second_store(store)
+    nodes = [SteppedNode(store), SteppedNode(second_store)]
     job = await nodes[0].put(overlap="queue", max_concurrent=2)
     for number in range(1, 16):
         nodes[1].move_to(NOW + minutes(number))
@@ -408,10 +406,10 @@ async def test_firing_and_turns_at_once_never_release_too_much(store: Store, see
         ((live,),) = await execute_raw(store, "SELECT count(*) FROM tasks WHERE state <> 'held'")
         assert live <= 2
     assert len(await tasks_of(nodes[0], job)) == 15
-    await twin.close()
+    await second_store.close()
 
 
-async def test_a_triggered_task_runs_beside_the_ticks(node: SteppedNode, worker: Worker) -> None:
+async def test_a_triggered_task_does_not_wait_for_tasks_of_ticks(node: SteppedNode, worker: Worker) -> None:
     job = await fire(node, 2, overlap="queue")
     triggered = await node.backfill.trigger(DEFAULT_TENANT, "job", now=node.now)
     assert {task.origin.value for task in await worker.claim(10)} == {"tick", "trigger"}

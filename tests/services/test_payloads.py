@@ -1,4 +1,4 @@
-"""Large payloads on their way: what a claim does with a blob store that is slow, and with a worker that goes away meanwhile."""
+"""Large payloads in claims and submits: a slow blob store, the size budget, cancelled polls, and failed writes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.factories import claim, make_task
 MIB = 1024 * 1024
 
 
-class Slow(BlobStore):
-    """Keeps nothing; a payload comes when it may, and one of them never gets in."""
+class SlowBlobStore(BlobStore):
+    """Stores nothing. A payload can be read after `may_respond` is set, and writes fail after a given number."""
 
     def __init__(self, refused_after: int = 10_000) -> None:
         super().__init__("file:///nowhere")
-        self.may_answer = asyncio.Event()
-        self.asked = asyncio.Event()
+        self.may_respond = asyncio.Event()
+        self.reading = asyncio.Event()
         self.kept: set[str] = set()
         self.deleted: list[str] = []
         self.refused_after = refused_after
@@ -41,8 +41,8 @@ class Slow(BlobStore):
         return ref
 
     async def get(self, ref: str) -> bytes:
-        self.asked.set()
-        await self.may_answer.wait()
+        self.reading.set()
+        await self.may_respond.wait()
         return b'"here"'
 
     async def delete(self, refs: object) -> None:
@@ -59,40 +59,40 @@ async def claimed(store: Store, *sizes: int, lease_seconds: float = 30) -> list[
     return await claim(store, now=await store.clock(), lease_seconds=lease_seconds)
 
 
-async def test_half_of_a_lease_is_left_whatever_the_blob_store_does(store: Store) -> None:
+async def test_loading_payloads_takes_at_most_half_of_a_lease(store: Store) -> None:
     tasks = await claimed(store, 70_000, lease_seconds=0.2)
-    filled = await asyncio.wait_for(LargePayloads(Slow()).fill(tasks), 5)
-    assert (filled.tasks, [task.id for task in filled.away]) == ([], [tasks[0].id])
+    filled = await asyncio.wait_for(LargePayloads(SlowBlobStore()).fill(tasks), 5)
+    assert (filled.tasks, [task.id for task in filled.unavailable]) == ([], [tasks[0].id])
 
 
-async def test_the_first_fits_and_the_rest_as_far_as_the_budget_goes(store: Store) -> None:
-    blobs = Slow()
-    blobs.may_answer.set()
+async def test_the_first_payload_is_always_loaded_and_the_rest_up_to_the_budget(store: Store) -> None:
+    blobs = SlowBlobStore()
+    blobs.may_respond.set()
     tasks = await claimed(store, 9 * MIB, 2 * MIB, 1 * MIB)
     filled = await LargePayloads(blobs, max_bytes=8 * MIB).fill(tasks)
     assert [task.id for task in filled.tasks] == [tasks[0].id]
     assert [type(task) for task in filled.tasks] == [ClaimedTask]
-    assert [task.id for task in filled.over] == [task.id for task in tasks[1:]]
+    assert [task.id for task in filled.postponed] == [task.id for task in tasks[1:]]
 
 
-async def test_a_worker_that_goes_away_while_it_is_served_loses_nothing(store: Store) -> None:
-    blobs = Slow()
+async def test_a_claim_cancelled_while_payloads_are_loaded_loses_no_task(store: Store) -> None:
+    blobs = SlowBlobStore()
     leases = Engine(store, DatabaseClock(), Settings(), blobs=blobs).leases
     task = make_task(payload="null", payload_ref=ref_of(0, 70_000))
     await store.task_submit([task])
-    asking = asyncio.create_task(leases.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w", queues=["default"])))
-    await blobs.asked.wait()
-    asking.cancel()
+    claiming = asyncio.create_task(leases.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w", queues=["default"])))
+    await blobs.reading.wait()
+    claiming.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asking
+        await claiming
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.state, found.attempt) == (TaskState.READY, 0)
     ((again,),) = [await claim(store, now=await store.clock())]
     assert isinstance(again, ClaimedTaskWithoutPayload)
 
 
-async def test_of_tasks_that_are_not_all_kept_none_is(store: Store) -> None:
-    blobs = Slow(refused_after=2)
+async def test_if_one_payload_cannot_be_written_none_is_kept(store: Store) -> None:
+    blobs = SlowBlobStore(refused_after=2)
     tasks = [make_task(payload=f'"{"x" * 70_000}"') for _ in range(5)]
     with pytest.raises(BlobsUnavailable):
         await LargePayloads(blobs).keep(tasks)

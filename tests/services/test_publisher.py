@@ -1,5 +1,4 @@
-"""The change publisher: every change of a task is published once, whichever service causes it, and reaches metrics, the event
-stream, long polls and the overlap releaser."""
+"""The change publisher: every task change is published once and reaches metrics, event stream, long polls and overlap."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ class RecordedNode(SteppedNode):
         self.engine.publisher.publish = record  # type: ignore[method-assign]
 
     async def check(self) -> list[TaskChange]:
-        """Every task whose state has changed was published once with its new state, and no other change of state was."""
+        """Verify that each task whose state has changed was published once with its new state, and no other task."""
         page = await self.tasks.page(DEFAULT_TENANT, TaskFilter(), before=None, limit=1000)
         states = {task.id: task.state for task in page.tasks}
         changed = {id_: state for id_, state in states.items() if self._states.get(id_) is not state}
@@ -113,7 +112,7 @@ async def _cancelling(node: RecordedNode, worker: Worker) -> None:
         await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now)
         assert await node.kinds() == ["cancel_requested"]
         await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now)
-        assert await node.kinds() == [], "it was requested before"
+        assert await node.kinds() == [], "it was already requested"
         await worker.fail(claimed, kind=kind)
         assert await node.kinds() == [change]
     for delay in (None, 60):
@@ -222,7 +221,7 @@ async def _finish(node: RecordedNode, worker: Worker) -> None:
 
 
 async def _remove(node: RecordedNode, worker: Worker, job: Schedule) -> None:
-    """Pause the schedule and cancel its tasks, so that the next steps have the node to themselves."""
+    """Pause the schedule and cancel its tasks, so that they do not affect the next steps."""
     await node.schedules.pause(DEFAULT_TENANT, str(job.id), note=None, now=node.now)
     await node.check()
     for task in await _live(node, job):
@@ -230,33 +229,33 @@ async def _remove(node: RecordedNode, worker: Worker, job: Schedule) -> None:
     await node.check()
 
 
-# What follows from a change
+# Effects of changes
 
 
 async def test_a_task_replaced_by_cancel_previous_reaches_metrics_and_the_event_stream(node: RecordedNode) -> None:
-    listening = node.event_stream.subscribe(DEFAULT_TENANT)
+    subscription = node.event_stream.subscribe(DEFAULT_TENANT)
     job = await _fire(node, "replacing", overlap="cancel_previous")
     (replaced,) = await _live(node, job)
     await _fire_again(node)
     await node.release_held()
     assert node.events_of(TasksFinished) == [TasksFinished("cancelled", 1)]
-    told = [event.data for event in await listening.take(0) if event.data.get("change") == "cancelled"]
-    assert [(one["id"], one["state"], one["queue"]) for one in told] == [(replaced.id, "cancelled", "default")]
+    events = [event.data for event in await subscription.take(0) if event.data.get("change") == "cancelled"]
+    assert [(one["id"], one["state"], one["queue"]) for one in events] == [(replaced.id, "cancelled", "default")]
     assert (await get(node, replaced)).state is TaskState.CANCELLED
 
 
-async def test_a_task_handed_to_a_waiting_worker_is_answered_as_running_and_published_as_claimed(store: Store) -> None:
+async def test_a_task_handed_to_a_waiting_worker_is_returned_as_running_and_published_as_claimed(store: Store) -> None:
     polling = PollingNode(store)
-    listening = polling.node.event_stream.subscribe(DEFAULT_TENANT)
-    poll = await polling.idle("waiting", lease_seconds=60)
-    answered, is_new = await polling.node.tasks.submit(DEFAULT_TENANT, TaskInput(type="work"))
+    subscription = polling.node.event_stream.subscribe(DEFAULT_TENANT)
+    poll = await polling.waiting_poll("waiting", lease_seconds=60)
+    returned, is_new = await polling.node.tasks.submit(DEFAULT_TENANT, TaskInput(type="work"))
     (task,) = await response(poll)
     assert is_new
-    assert answered == await get(polling.node, answered), "the response is the row as it was written"
-    assert (answered.state, answered.attempt, answered.fence, answered.worker) == (TaskState.RUNNING, 1, 1, "waiting")
-    assert (answered.lease_until, answered.id) == (task.lease_until, task.id)
-    told = [event.data for event in await listening.take(0)]
-    assert [(one["change"], one["id"]) for one in told] == [("submitted", task.id), ("claimed", task.id)]
+    assert returned == await get(polling.node, returned), "the response is the row as it was written"
+    assert (returned.state, returned.attempt, returned.fence, returned.worker) == (TaskState.RUNNING, 1, 1, "waiting")
+    assert (returned.lease_until, returned.id) == (task.lease_until, task.id)
+    events = [event.data for event in await subscription.take(0)]
+    assert [(one["change"], one["id"]) for one in events] == [("submitted", task.id), ("claimed", task.id)]
     assert polling.node.events_of(TasksSubmitted) == [TasksSubmitted(1)]
     assert polling.node.events_of(TasksClaimed) == [TasksClaimed(1)]
     await polling.close()

@@ -1,4 +1,4 @@
-"""Quotas: what a tenant may have; refused exactly at the limit, with what was exceeded and when to come again."""
+"""Quotas of a tenant: requests are refused exactly at the limit, and the error names the quota and when to retry."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from everbeat.store.values import AuditLogFilter
 from tests.factories import NOW, SteppedNode, claim, complete, definition, ledger, ledger_summary, minutes, seconds
 
 
-class Ticking:
+class FakeClock:
     def __init__(self) -> None:
         self.now = 100.0
 
@@ -37,14 +37,14 @@ class Ticking:
         return self.now
 
 
-class Office:
-    """The rooms of one node, with a monotonic clock moved by hand."""
+class QuotaNode:
+    """The services of one node that enforce quotas, with a monotonic clock that tests advance."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.ticking = Ticking()
-        self.directory = TenantDirectory(store, monotonic=self.ticking)
-        self.quotas = QuotaService(store, self.directory, monotonic=self.ticking)
+        self.clock = FakeClock()
+        self.directory = TenantDirectory(store, monotonic=self.clock)
+        self.quotas = QuotaService(store, self.directory, monotonic=self.clock)
         publisher = ChangePublisher(store)
         self.schedules = ScheduleService(store, TimelineCache(), publisher, self.quotas)
         long_polls = LongPolls(store, publisher, AttemptEnder(store, publisher).release_claimed)
@@ -62,159 +62,161 @@ class Office:
 
 
 @pytest.fixture
-def office(store: Store) -> Office:
-    return Office(store)
+def node(store: Store) -> QuotaNode:
+    return QuotaNode(store)
 
 
 # max_schedules
 
 
-async def test_schedules_fill_their_quota_and_no_more(office: Office) -> None:
-    await office.limit(max_schedules=3)
-    await office.schedules.put_batch(DEFAULT_TENANT, [definition("a"), definition("b")], now=NOW)
+async def test_schedules_are_refused_above_the_quota(node: QuotaNode) -> None:
+    await node.limit(max_schedules=3)
+    await node.schedules.put_batch(DEFAULT_TENANT, [definition("a"), definition("b")], now=NOW)
     with pytest.raises(QuotaExceeded, match="max_schedules: 2 of 3 in use, 2 more do not fit") as refused:
-        await office.schedules.put_batch(DEFAULT_TENANT, [definition("c"), definition("d")], by=LOCAL_CALLER, now=NOW)
+        await node.schedules.put_batch(DEFAULT_TENANT, [definition("c"), definition("d")], by=LOCAL_CALLER, now=NOW)
     assert refused.value.retry_after_seconds is None
-    assert await office.store.schedule_count(DEFAULT_TENANT) == {"active": 2}
-    assert await office.store.audit_log_list(None, AuditLogFilter(), before=None, limit=9) == []
-    await office.schedules.create(DEFAULT_TENANT, definition("c"), now=NOW)
+    assert await node.store.schedule_count(DEFAULT_TENANT) == {"active": 2}
+    assert await node.store.audit_log_list(None, AuditLogFilter(), before=None, limit=9) == []
+    await node.schedules.create(DEFAULT_TENANT, definition("c"), now=NOW)
     with pytest.raises(QuotaExceeded, match=r"max_schedules: 3 of 3 in use$"):
-        await office.schedules.create(DEFAULT_TENANT, definition("d"), now=NOW)
+        await node.schedules.create(DEFAULT_TENANT, definition("d"), now=NOW)
     replaced = [definition("a", priority=5), definition("b")]
-    changes = [one.status for one in await office.schedules.put_batch(DEFAULT_TENANT, replaced, now=NOW)]
+    changes = [one.status for one in await node.schedules.put_batch(DEFAULT_TENANT, replaced, now=NOW)]
     assert changes == ["updated", "unchanged"]
-    await office.schedules.delete(DEFAULT_TENANT, "a")
-    await office.schedules.put(DEFAULT_TENANT, "d", definition("d"), now=NOW)
+    await node.schedules.delete(DEFAULT_TENANT, "a")
+    await node.schedules.put(DEFAULT_TENANT, "d", definition("d"), now=NOW)
 
 
-async def test_two_who_take_the_last_place_at_once_cannot_both_have_it(office: Office) -> None:
-    await office.limit(max_schedules=5)
+async def test_concurrent_creates_do_not_exceed_the_quota(node: QuotaNode) -> None:
+    await node.limit(max_schedules=5)
     made = await asyncio.gather(
-        *(office.schedules.create(DEFAULT_TENANT, definition(f"job-{number}"), now=NOW) for number in range(12)),
+        *(node.schedules.create(DEFAULT_TENANT, definition(f"job-{number}"), now=NOW) for number in range(12)),
         return_exceptions=True,
     )
     assert sum(isinstance(one, QuotaExceeded) for one in made) == 7
-    assert await office.store.schedule_count(DEFAULT_TENANT) == {"active": 5}
+    assert await node.store.schedule_count(DEFAULT_TENANT) == {"active": 5}
 
 
-async def test_a_lowered_quota_removes_nothing(office: Office) -> None:
-    await office.schedules.put_batch(DEFAULT_TENANT, [definition("a"), definition("b")], now=NOW)
-    await office.limit(max_schedules=1)
-    await office.schedules.pause(DEFAULT_TENANT, "a", note=None, now=NOW)
+async def test_a_lowered_quota_removes_nothing(node: QuotaNode) -> None:
+    await node.schedules.put_batch(DEFAULT_TENANT, [definition("a"), definition("b")], now=NOW)
+    await node.limit(max_schedules=1)
+    await node.schedules.pause(DEFAULT_TENANT, "a", note=None, now=NOW)
     with pytest.raises(QuotaExceeded):
-        await office.schedules.create(DEFAULT_TENANT, definition("c"), now=NOW)
+        await node.schedules.create(DEFAULT_TENANT, definition("c"), now=NOW)
 
 
 # max_payload_bytes
 
 
-async def test_payloads_are_refused_above_the_quota(office: Office) -> None:
+async def test_payloads_are_refused_above_the_quota(node: QuotaNode) -> None:
     large, small = {"a": "x" * 100}, {"a": "x" * 10}
-    await office.schedules.create(DEFAULT_TENANT, definition("old", payload=large), now=NOW)
-    await office.limit(max_payload_bytes=50)
-    await office.submit(payload=small)
+    await node.schedules.create(DEFAULT_TENANT, definition("old", payload=large), now=NOW)
+    await node.limit(max_payload_bytes=50)
+    await node.submit(payload=small)
     for attempt in (
-        office.submit(payload=large),
-        office.submit(2, payload=large),
-        office.schedules.create(DEFAULT_TENANT, definition("new", payload=large), now=NOW),
-        office.schedules.patch(DEFAULT_TENANT, "old", {"payload": {"a": "y" * 100}}, now=NOW),
+        node.submit(payload=large),
+        node.submit(2, payload=large),
+        node.schedules.create(DEFAULT_TENANT, definition("new", payload=large), now=NOW),
+        node.schedules.patch(DEFAULT_TENANT, "old", {"payload": {"a": "y" * 100}}, now=NOW),
     ):
-        with pytest.raises(QuotaExceeded, match="max_payload_bytes: the payload has 108 bytes of at most 50") as refused:
+        with pytest.raises(
+            QuotaExceeded, match="max_payload_bytes: the payload has 108 bytes, at most 50 are allowed"
+        ) as refused:
             await attempt
         assert refused.value.retry_after_seconds is None
-    await office.schedules.patch(DEFAULT_TENANT, "old", {"priority": 5}, now=NOW)  # what is there may stay
+    await node.schedules.patch(DEFAULT_TENANT, "old", {"priority": 5}, now=NOW)  # an existing payload may stay
 
 
 # submits_per_second
 
 
-async def test_submits_keep_to_their_rate(office: Office) -> None:
-    await office.limit(submits_per_second=2)
-    await office.submit(2)
-    with pytest.raises(QuotaExceeded, match="submits_per_second: more than 2 tasks a second") as refused:
-        await office.submit()
+async def test_submits_are_limited_to_their_rate(node: QuotaNode) -> None:
+    await node.limit(submits_per_second=2)
+    await node.submit(2)
+    with pytest.raises(QuotaExceeded, match="submits_per_second: more than 2 tasks per second") as refused:
+        await node.submit()
     assert refused.value.retry_after_seconds == pytest.approx(0.5)
-    office.ticking.now += 0.5
-    await office.submit()
+    node.clock.now += 0.5
+    await node.submit()
     with pytest.raises(QuotaExceeded):
-        await office.submit()
+        await node.submit()
 
 
-async def test_a_batch_above_the_burst_is_let_in_and_leaves_a_debt(office: Office) -> None:
-    await office.limit(submits_per_second=2)
-    await office.submit(10)
+async def test_a_batch_above_the_burst_is_admitted_and_delays_later_submits(node: QuotaNode) -> None:
+    await node.limit(submits_per_second=2)
+    await node.submit(10)
     with pytest.raises(QuotaExceeded) as refused:
-        await office.submit()
+        await node.submit()
     assert refused.value.retry_after_seconds == pytest.approx(4.5)
-    office.ticking.now += 4.5
-    await office.submit()
+    node.clock.now += 4.5
+    await node.submit()
     with pytest.raises(QuotaExceeded):
-        await office.submit(10)
+        await node.submit(10)
 
 
-async def test_a_rate_below_one_still_lets_one_in(office: Office) -> None:
-    await office.limit(submits_per_second=0.1)
-    await office.submit()
+async def test_a_rate_below_one_admits_single_submits(node: QuotaNode) -> None:
+    await node.limit(submits_per_second=0.1)
+    await node.submit()
     with pytest.raises(QuotaExceeded) as refused:
-        await office.submit()
+        await node.submit()
     assert refused.value.retry_after_seconds == pytest.approx(10)
 
 
 # max_ready
 
 
-async def test_ready_tasks_fill_their_quota_and_no_more(office: Office) -> None:
-    await office.limit(max_ready=3)
-    await office.submit(2)
-    await office.submit(5, delay_seconds=60)  # not ready
-    with pytest.raises(QuotaExceeded, match="max_ready: 2 of 3 tasks are ready already") as refused:
-        await office.submit(2)
+async def test_ready_tasks_are_refused_above_the_quota(node: QuotaNode) -> None:
+    await node.limit(max_ready=3)
+    await node.submit(2)
+    await node.submit(5, delay_seconds=60)  # scheduled, not ready
+    with pytest.raises(QuotaExceeded, match="max_ready: 2 tasks are ready, at most 3 are allowed") as refused:
+        await node.submit(2)
     assert refused.value.retry_after_seconds is not None
-    await office.submit()
+    await node.submit()
     with pytest.raises(QuotaExceeded):
-        await office.submit(run_at=NOW - seconds(1))
-    await complete(office.store, *await claim(office.store, limit=1))
-    await office.submit()
-    assert await office.store.task_ready_count(DEFAULT_TENANT, limit=99) == 3
+        await node.submit(run_at=NOW - seconds(1))
+    await complete(node.store, *await claim(node.store, limit=1))
+    await node.submit()
+    assert await node.store.task_ready_count(DEFAULT_TENANT, limit=99) == 3
 
 
-async def test_many_at_once_do_not_slip_through_together(office: Office) -> None:
-    await office.limit(max_ready=7)
+async def test_concurrent_submits_do_not_exceed_the_quota(node: QuotaNode) -> None:
+    await node.limit(max_ready=7)
     given = TaskInput(type="work")
-    made = await asyncio.gather(*(office.tasks.submit(DEFAULT_TENANT, given) for _ in range(40)), return_exceptions=True)
+    made = await asyncio.gather(*(node.tasks.submit(DEFAULT_TENANT, given) for _ in range(40)), return_exceptions=True)
     assert sum(isinstance(one, QuotaExceeded) for one in made) == 33
-    assert await office.store.task_ready_count(DEFAULT_TENANT, limit=99) == 7
+    assert await node.store.task_ready_count(DEFAULT_TENANT, limit=99) == 7
 
 
-async def test_a_batch_that_can_never_fit_is_refused_for_good(office: Office) -> None:
-    await office.limit(max_ready=3)
-    with pytest.raises(QuotaExceeded, match="4 tasks at once, of which at most 3 may be ready") as refused:
-        await office.submit(4)
+async def test_a_batch_above_the_quota_is_refused_without_a_retry_time(node: QuotaNode) -> None:
+    await node.limit(max_ready=3)
+    with pytest.raises(QuotaExceeded, match="the request has 4 ready tasks, at most 3 are allowed") as refused:
+        await node.submit(4)
     assert refused.value.retry_after_seconds is None
 
 
-async def test_a_refused_batch_costs_nothing_of_the_rate(office: Office) -> None:
-    await office.limit(max_ready=1, submits_per_second=2)
-    await office.submit()
+async def test_a_refused_batch_does_not_count_towards_the_rate(node: QuotaNode) -> None:
+    await node.limit(max_ready=1, submits_per_second=2)
+    await node.submit()
     with pytest.raises(QuotaExceeded, match="max_ready"):
-        await office.submit()
-    await office.limit(max_ready=None)
-    await office.submit()
+        await node.submit()
+    await node.limit(max_ready=None)
+    await node.submit()
 
 
-async def test_tenants_without_the_quota_are_never_counted(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tenants_without_the_quota_are_never_counted(node: QuotaNode, monkeypatch: pytest.MonkeyPatch) -> None:
     async def counted(*_: Any, **__: Any) -> int:
-        raise AssertionError("nobody asked for it")
+        raise AssertionError("not expected to be called")
 
-    monkeypatch.setattr(office.store, "task_ready_count", counted)
-    await office.submit(5)
-    assert await office.quotas.of(UUID(int=99)) == TenantQuotas()
+    monkeypatch.setattr(node.store, "task_ready_count", counted)
+    await node.submit(5)
+    assert await node.quotas.of(UUID(int=99)) == TenantQuotas()
 
 
 # Ticks
 
 
-async def test_a_herd_of_ticks_fires_up_to_the_quota_and_the_rest_is_in_the_ledger(store: Store) -> None:
+async def test_a_burst_of_ticks_fires_up_to_the_quota_and_the_rest_is_recorded(store: Store) -> None:
     node = SteppedNode(store, now=NOW - seconds(30), settings=TickerSettings(batch_size=20))
     await TenantService(store).patch("default", {"max_ready": 30})
     names = [f"job-{number:03}" for number in range(100)]

@@ -1,4 +1,4 @@
-"""The reaper: an attempt ends when its lease or its time does, is explained, and is tried again, dead or cancelled."""
+"""The reaper: an attempt ends when its lease expires or it times out, with an error; its task is retried, dead or cancelled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everbeat.services.reaper import Reaper
 from everbeat.store.base import Store
 from everbeat.store.values import QueueDepth
 from tests.factories import NOW, SteppedNode, count_rows, minutes, open_second_store, seconds
-from tests.services.workers import Worker, attempts, error_of, get, submit, submit_many, told
+from tests.services.workers import Worker, attempts, error_of, get, outcomes_of, submit, submit_many
 
 FIXED = Retry(kind=RetryKind.FIXED, base_seconds=10, jitter=False)
 
@@ -29,7 +29,7 @@ def worker(node: SteppedNode) -> Worker:
     return Worker(node)
 
 
-async def test_a_worker_that_never_beats_loses_its_task_to_the_next(node: SteppedNode, worker: Worker) -> None:
+async def test_a_task_without_heartbeats_is_lost_and_ready_again(node: SteppedNode, worker: Worker) -> None:
     task = await submit(node)
     await worker.claim_one()
     await node.reap(NOW + seconds(29.999))
@@ -44,7 +44,7 @@ async def test_a_worker_that_never_beats_loses_its_task_to_the_next(node: Steppe
     assert node.events_of(AttemptEnded) == [AttemptEnded("lost", "ready")]
 
 
-async def test_a_poison_task_dies_after_its_attempts_and_each_of_them_is_explained(node: SteppedNode) -> None:
+async def test_a_poison_task_is_dead_after_max_attempts_and_each_attempt_has_an_error(node: SteppedNode) -> None:
     task = await submit(node, max_attempts=4)
     for number in range(1, 5):
         claimed = await Worker(node, f"victim-{number}").claim_one()
@@ -52,27 +52,27 @@ async def test_a_poison_task_dies_after_its_attempts_and_each_of_them_is_explain
         await node.reap(node.now + seconds(31))
     dead = await get(node, task)
     assert (dead.state, dead.attempt) == (TaskState.DEAD, 4)
-    explained = await attempts(node, task)
-    assert [(one.attempt, one.outcome, one.worker) for one in explained] == [
+    ended_attempts = await attempts(node, task)
+    assert [(one.attempt, one.outcome, one.worker) for one in ended_attempts] == [
         (number, "lost", f"victim-{number}") for number in range(1, 5)
     ]
-    assert all(error_of(one)["message"] for one in explained)
+    assert all(error_of(one)["message"] for one in ended_attempts)
     letter = await node.dead_letters.get(DEFAULT_TENANT, task.id)
-    assert letter.reason == "all 4 attempts failed, the last one: lost"
+    assert letter.reason == "all 4 attempts failed (last outcome: lost)"
     assert await Worker(node).claim() == []
 
 
-async def test_an_attempt_that_takes_too_long_ends_although_heartbeats_go_on(node: SteppedNode, worker: Worker) -> None:
+async def test_an_attempt_times_out_although_heartbeats_continue(node: SteppedNode, worker: Worker) -> None:
     task = await submit(node, timeout_seconds=60, retry=FIXED)
     claimed = await worker.claim_one()
     for at in (20, 40, 59):
         node.move_to(NOW + seconds(at))
-        assert (await worker.beat(claimed)).status == "ok"
+        assert (await worker.heartbeat(claimed)).status == "ok"
         await node.reap()
     await node.reap(NOW + seconds(60))
-    assert await told(node, task) == [(1, "timeout")]
+    assert await outcomes_of(node, task) == [(1, "timeout")]
     again = await get(node, task)
-    assert (again.state, again.run_at) == (TaskState.SCHEDULED, NOW + seconds(70)), "with backoff: it was not bad luck"
+    assert (again.state, again.run_at) == (TaskState.SCHEDULED, NOW + seconds(70)), "a timeout is retried with backoff"
     assert await worker.complete(claimed) == ["stale"]
 
 
@@ -82,23 +82,23 @@ async def test_a_timeout_shorter_than_the_lease_ends_the_attempt_in_time(node: S
     assert claimed.lease_until == NOW + seconds(2)
     await node.reap(NOW + seconds(2))
     assert (await get(node, task)).state is TaskState.DEAD
-    assert await told(node, task) == [(1, "timeout")]
+    assert await outcomes_of(node, task) == [(1, "timeout")]
 
 
-async def test_a_task_is_not_tried_for_ever(store: Store) -> None:
+async def test_a_task_is_not_retried_beyond_its_total_time(store: Store) -> None:
     node = SteppedNode(store, total_seconds=3600)
     worker = Worker(node)
     task = await submit(node, max_attempts=100, timeout_seconds=7200, retry=FIXED)
-    rounds = 0
+    attempt_count = 0
     while (await get(node, task)).state is not TaskState.DEAD:
-        rounds += 1
+        attempt_count += 1
         await worker.claim_one()
         await node.reap(node.now + minutes(7))
         await node.promote(node.now + minutes(1))
-    assert rounds == 8
+    assert attempt_count == 8
     letter = await node.dead_letters.get(DEFAULT_TENANT, task.id)
-    assert letter.reason == "it has been tried for 3600 seconds in total"
-    assert len(await told(node, task)) == rounds
+    assert letter.reason == "a retry would exceed the total limit of 3600 seconds"
+    assert len(await outcomes_of(node, task)) == attempt_count
 
 
 async def test_an_attempt_ends_with_the_total_time_of_its_task(store: Store) -> None:
@@ -111,33 +111,31 @@ async def test_an_attempt_ends_with_the_total_time_of_its_task(store: Store) -> 
     assert claimed.lease_until == NOW + seconds(100)
     await node.reap(NOW + seconds(100))
     assert (await get(node, task)).state is TaskState.DEAD
-    assert await told(node, task) == [(1, "failed"), (2, "timeout")]
+    assert await outcomes_of(node, task) == [(1, "failed"), (2, "timeout")]
 
 
-async def test_a_retry_that_would_come_after_the_total_time_is_not_waited_for(store: Store) -> None:
+async def test_a_retry_after_the_total_time_is_not_scheduled(store: Store) -> None:
     node = SteppedNode(store, total_seconds=100)
     worker = Worker(node)
     await submit(node, max_attempts=100)
     assert (await worker.fail(await worker.claim_one(), retry_in_seconds=100)).next == "dead"
 
 
-async def test_a_cancelled_task_whose_worker_says_nothing_is_cancelled_when_its_lease_ends(
-    node: SteppedNode, worker: Worker
-) -> None:
+async def test_a_task_with_a_cancel_request_is_cancelled_when_its_lease_expires(node: SteppedNode, worker: Worker) -> None:
     task = await submit(node, max_attempts=5)
     claimed = await worker.claim_one()
     await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now)
     node.move_to(NOW + seconds(20))
-    assert (await worker.beat(claimed)).status == "cancel"
+    assert (await worker.heartbeat(claimed)).status == "cancel"
     await node.reap(NOW + seconds(30))
-    gone = await get(node, task)
-    assert (gone.state, error_of(gone)["kind"]) == (TaskState.CANCELLED, "cancelled")
-    assert await told(node, task) == [(1, "cancelled")]
+    cancelled = await get(node, task)
+    assert (cancelled.state, error_of(cancelled)["kind"]) == (TaskState.CANCELLED, "cancelled")
+    assert await outcomes_of(node, task) == [(1, "cancelled")]
     assert await worker.complete(claimed) == ["stale"]
     assert await worker.claim() == []
 
 
-async def test_it_works_in_pieces_and_says_when_there_is_more(node: SteppedNode, worker: Worker) -> None:
+async def test_it_works_in_batches_and_returns_whether_there_is_more(node: SteppedNode, worker: Worker) -> None:
     await submit_many(node, 5)
     assert len(await worker.claim(5)) == 5
     reaper = Reaper(node.store, node.engine.publisher, batch_size=2)
@@ -147,18 +145,18 @@ async def test_it_works_in_pieces_and_says_when_there_is_more(node: SteppedNode,
     assert await node.store.task_depths() == [QueueDepth("default", "ready", 5)]
 
 
-async def test_leases_that_hold_are_left_alone(node: SteppedNode, worker: Worker) -> None:
+async def test_valid_leases_are_not_reaped(node: SteppedNode, worker: Worker) -> None:
     await submit_many(node, 3)
-    short, long_, beaten = [await worker.claim_one(lease_seconds=lease) for lease in (10, 60, 10)]
+    expiring, long_, renewed = [await worker.claim_one(lease_seconds=lease) for lease in (10, 60, 10)]
     node.move_to(NOW + seconds(9))
-    await worker.beat(beaten)
+    await worker.heartbeat(renewed)
     await node.reap(NOW + seconds(12))
-    assert [(await get(node, task)).state.value for task in (short, long_, beaten)] == ["ready", "running", "running"]
+    assert [(await get(node, task)).state.value for task in (expiring, long_, renewed)] == ["ready", "running", "running"]
 
 
-async def test_two_nodes_that_reap_at_once_have_one_effect(store: Store) -> None:
-    twin = open_second_store(store)
-    nodes = [SteppedNode(store), SteppedNode(twin)]
+async def test_concurrent_reapers_end_each_attempt_once(store: Store) -> None:
+    second_store = open_second_store(store)
+    nodes = [SteppedNode(store), SteppedNode(second_store)]
     ids = await submit_many(nodes[0], 40, max_attempts=2)
     for number in (1, 2):
         now = NOW + minutes(number)
@@ -174,24 +172,24 @@ async def test_two_nodes_that_reap_at_once_have_one_effect(store: Store) -> None
     assert [await count_rows(store, table) for table in ("task_history", "dead_letters", "attempts")] == [40, 40, 40]
     for id_ in ids[:3]:
         assert [one.attempt for one in await nodes[0].tasks.attempts(DEFAULT_TENANT, id_)] == [1, 2]
-    await twin.close()
+    await second_store.close()
 
 
-async def test_a_completion_and_the_reaper_at_once_have_one_effect(store: Store) -> None:
-    """By the same clock a lease holds or has run out; whoever is right, the task ends or goes on once."""
+async def test_a_completion_concurrent_with_the_reaper_ends_each_attempt_once(store: Store) -> None:
+    """A lease is valid or expired by one clock. Whichever call succeeds, each task either finishes or is retried."""
     node = SteppedNode(store)
     worker = Worker(node)
     await submit_many(node, 30)
     tasks = await worker.claim(30)
     node.move_to(NOW + seconds(30))
     late = SteppedNode(store, now=NOW + seconds(29.9))
-    said, _ = await asyncio.gather(Worker(late).complete(*tasks), node.reaper.run_once(node.now))
-    completed = said.count("ok")
+    statuses, _ = await asyncio.gather(Worker(late).complete(*tasks), node.reaper.run_once(node.now))
+    completed = statuses.count("ok")
     assert await count_rows(store, "task_history") == completed
     assert await count_rows(store, "tasks") == 30 - completed == await count_rows(store, "attempts")
 
 
-async def test_a_clock_that_jumps_ahead_costs_an_attempt_but_no_task(node: SteppedNode, worker: Worker) -> None:
+async def test_a_clock_that_jumps_ahead_loses_an_attempt_but_no_task(node: SteppedNode, worker: Worker) -> None:
     task = await submit(node, timeout_seconds=7 * 86_400)
     await worker.claim_one()
     await node.reap(NOW + timedelta(days=2))

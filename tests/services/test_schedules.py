@@ -1,4 +1,4 @@
-"""Operations on schedules: what each one changes, what it leaves alone, and what it refuses."""
+"""Operations on schedules: what each one changes, keeps and refuses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def get(node: SteppedNode, name: str = "job") -> Schedule:
 # Creating
 
 
-async def test_create_answers_with_the_schedule_as_it_was_stored(node: SteppedNode) -> None:
+async def test_create_returns_the_schedule_as_stored(node: SteppedNode) -> None:
     response = await node.schedules.create(TENANT, definition(payload={"a": 1}), now=NOW)
     body = json.loads(response.body)
     stored = await get(node)
@@ -62,11 +62,11 @@ async def test_create_answers_with_the_schedule_as_it_was_stored(node: SteppedNo
 
 async def test_create_of_a_taken_name_is_a_conflict(node: SteppedNode) -> None:
     await node.schedules.create(TENANT, definition(), now=NOW)
-    with pytest.raises(Conflict, match="exists already"):
+    with pytest.raises(Conflict, match="already exists"):
         await node.schedules.create(TENANT, definition(), now=NOW)
 
 
-async def test_create_with_a_repeated_key_gives_the_first_answer_again(node: SteppedNode) -> None:
+async def test_create_with_a_repeated_key_returns_the_first_response(node: SteppedNode) -> None:
     key = Idempotency("key", b"same request")
     first = await node.schedules.create(TENANT, definition(), idempotency=key, now=NOW)
     assert await node.schedules.create(TENANT, definition(), idempotency=key, now=NOW + minutes(5)) == first
@@ -79,15 +79,15 @@ async def test_create_with_a_key_used_for_another_request_is_refused(node: Stepp
         await node.schedules.create(TENANT, definition("other"), idempotency=Idempotency("key", b"two"), now=NOW)
 
 
-async def test_creates_of_one_key_at_once_make_one_schedule(node: SteppedNode) -> None:
+async def test_concurrent_creates_with_one_key_create_one_schedule(node: SteppedNode) -> None:
     key = Idempotency("key", b"same request")
     creating = (node.schedules.create(TENANT, definition(), idempotency=key, now=NOW) for _ in range(5))
-    answers = await asyncio.gather(*creating)
-    assert len(set(answers)) == 1
+    responses = await asyncio.gather(*creating)
+    assert len(set(responses)) == 1
     assert await count_rows(node.store, "schedules") == 1
 
 
-async def test_create_disabled_rests_until_it_is_resumed(node: SteppedNode) -> None:
+async def test_a_schedule_created_disabled_is_paused_until_it_is_resumed(node: SteppedNode) -> None:
     job = await node.put(enabled=False)
     assert (job.status, job.next_tick_at, job.due_at) == (Status.PAUSED, None, None)
     resumed = await node.schedules.resume(TENANT, "job", now=NOW)
@@ -119,11 +119,11 @@ async def test_jitter_is_in_due_at_from_the_start(node: SteppedNode) -> None:
     assert job.due_at == NOW + minutes(1) + jitter_of(job.id, 30)
 
 
-async def test_an_interval_is_anchored_once_and_stays_so(node: SteppedNode) -> None:
+async def test_an_interval_keeps_its_anchor_until_it_changes(node: SteppedNode) -> None:
     first = await node.put(every_seconds=600)
     assert (first.spec.rule.anchor, first.next_tick_at) == (NOW, NOW + minutes(10))
     node.move_to(NOW + minutes(3))
-    again = await node.put(every_seconds=600, description="new words")
+    again = await node.put(every_seconds=600, description="changed")
     assert (again.spec.rule.anchor, again.next_tick_at) == (NOW, NOW + minutes(10))
     other = await node.put(every_seconds=300)
     assert (other.spec.rule.anchor, other.next_tick_at) == (NOW, NOW + minutes(5))
@@ -132,7 +132,7 @@ async def test_an_interval_is_anchored_once_and_stays_so(node: SteppedNode) -> N
 # Replacing
 
 
-async def test_put_says_created_updated_or_unchanged(node: SteppedNode) -> None:
+async def test_put_returns_created_updated_or_unchanged(node: SteppedNode) -> None:
     async def put(**more: Any) -> RegisteredSchedule:
         return await node.schedules.put(TENANT, "job", definition(**more), now=NOW)
 
@@ -148,15 +148,15 @@ async def test_put_of_the_same_definition_keeps_revision_and_next_tick(node: Ste
     assert await get(node) == before
 
 
-async def test_put_of_other_words_keeps_the_position(node: SteppedNode) -> None:
+async def test_put_of_another_description_keeps_the_position(node: SteppedNode) -> None:
     before = await node.put()
-    node.move_to(NOW + seconds(70))  # a tick is due and not yet fired
-    after = await node.put(description="new words", priority=1)
+    node.move_to(NOW + seconds(70))  # a tick is due and has not fired
+    after = await node.put(description="changed", priority=1)
     assert (after.revision, after.next_tick_at, after.cursor_at) == (2, before.next_tick_at, before.cursor_at)
     assert await ledger(node.store, before.id) == []
 
 
-async def test_put_of_another_rule_settles_the_past_and_never_replays_it(node: SteppedNode) -> None:
+async def test_put_of_another_rule_records_past_ticks_and_never_fires_them(node: SteppedNode) -> None:
     job = await node.put()
     node.move_to(NOW + minutes(3))
     after = await node.put(cron="*/10 * * * *")
@@ -166,7 +166,7 @@ async def test_put_of_another_rule_settles_the_past_and_never_replays_it(node: S
     assert (past.rule.expression, past.since, past.until) == ("* * * * *", NOW, NOW + minutes(3))
 
 
-async def test_put_of_another_zone_moves_on_and_never_back(node: SteppedNode) -> None:
+async def test_put_of_another_zone_never_moves_the_next_tick_back(node: SteppedNode) -> None:
     await node.put(cron="0 13 * * *", timezone="UTC")
     after = await node.put(cron="0 13 * * *", timezone="Europe/Berlin")  # noon in UTC: just past
     assert after.next_tick_at == NOW + timedelta(days=1)
@@ -177,7 +177,7 @@ async def test_put_with_a_name_that_differs_from_the_path_is_refused(node: Stepp
         await node.schedules.put(TENANT, "job", definition("other"), now=NOW)
 
 
-async def test_put_under_a_clock_that_was_set_back_counts_from_where_the_ledger_ends(node: SteppedNode) -> None:
+async def test_put_after_a_clock_step_back_continues_at_the_end_of_the_ledger(node: SteppedNode) -> None:
     job = await node.put(overlap="allow")
     await node.run(NOW + minutes(5), by_seconds=60)
     node.now = NOW + minutes(2)
@@ -187,7 +187,7 @@ async def test_put_under_a_clock_that_was_set_back_counts_from_where_the_ledger_
     assert (past.since, past.until) == (NOW, NOW + minutes(5))
 
 
-async def test_put_batch_is_all_or_nothing_and_names_each_fault(node: SteppedNode) -> None:
+async def test_put_batch_is_atomic_and_names_each_error(node: SteppedNode) -> None:
     items = [definition("good"), definition("bad", cron="* *"), definition("good")]
     with pytest.raises(InvalidInput) as refused:
         await node.schedules.put_batch(TENANT, items, now=NOW)
@@ -198,7 +198,7 @@ async def test_put_batch_is_all_or_nothing_and_names_each_fault(node: SteppedNod
     assert await count_rows(node.store, "schedules") == 0
 
 
-async def test_put_batch_tells_what_became_of_each(node: SteppedNode) -> None:
+async def test_put_batch_returns_the_status_of_each_schedule(node: SteppedNode) -> None:
     await node.put("same")
     await node.put("other")
     items = [definition("same"), definition("other", priority=1), definition("new")]
@@ -207,7 +207,7 @@ async def test_put_batch_tells_what_became_of_each(node: SteppedNode) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1001])
-async def test_put_batch_has_its_limits(node: SteppedNode, size: int) -> None:
+async def test_put_batch_limits_its_size(node: SteppedNode, size: int) -> None:
     with pytest.raises(InvalidInput, match="must have 1 to 1000 items"):
         await node.schedules.put_batch(TENANT, [definition(f"job-{number}") for number in range(size)], now=NOW)
 
@@ -215,7 +215,7 @@ async def test_put_batch_has_its_limits(node: SteppedNode, size: int) -> None:
 # Patching
 
 
-async def test_patch_changes_only_what_it_names(node: SteppedNode) -> None:
+async def test_patch_changes_only_the_given_fields(node: SteppedNode) -> None:
     before = await node.put(payload={"a": 1}, labels={"team": "ops"}, retry={"kind": "fixed", "base_seconds": 5})
     after = await node.schedules.patch(TENANT, "job", {"priority": 7, "retry": {"max_seconds": 60}}, now=NOW)
     assert (after.spec.priority, after.spec.retry.kind, after.spec.retry.max_seconds) == (7, "fixed", 60)
@@ -228,7 +228,7 @@ async def test_patch_of_the_trigger_replaces_the_old_one(node: SteppedNode) -> N
     assert (after.spec.rule.expression, after.spec.rule.anchor) == ("0 * * * *", None)
 
 
-async def test_patch_with_a_matching_revision_goes_through_and_with_another_does_not(node: SteppedNode) -> None:
+async def test_patch_with_another_revision_is_refused(node: SteppedNode) -> None:
     await node.put()
     await node.schedules.patch(TENANT, "job", {"priority": 1}, if_match=1, now=NOW)
     with pytest.raises(RevisionMismatch, match="revision 2, not 1"):
@@ -247,7 +247,7 @@ async def test_patch_may_rename(node: SteppedNode) -> None:
 async def test_patch_to_a_taken_name_is_a_conflict(node: SteppedNode) -> None:
     await node.put("one")
     await node.put("two")
-    with pytest.raises(Conflict, match='"two" exists already'):
+    with pytest.raises(Conflict, match='"two" already exists'):
         await node.schedules.patch(TENANT, "one", {"name": "two"}, now=NOW)
     assert (await get(node, "one")).revision == 1
 
@@ -268,7 +268,7 @@ async def test_patch_of_jitter_moves_the_next_firing(node: SteppedNode) -> None:
 # Pausing
 
 
-async def test_pause_settles_what_was_due_and_rests(node: SteppedNode) -> None:
+async def test_pause_records_due_ticks_and_clears_the_next_tick(node: SteppedNode) -> None:
     job = await node.put()
     paused = await node.schedules.pause(TENANT, "job", note="maintenance", now=NOW + minutes(2))
     assert (paused.status, paused.note, paused.next_tick_at, paused.due_at) == (Status.PAUSED, "maintenance", None, None)
@@ -283,9 +283,9 @@ async def test_pause_twice_changes_nothing_and_a_new_note_does(node: SteppedNode
     assert (await node.schedules.pause(TENANT, "job", note="two", now=NOW)).note == "two"
 
 
-async def test_resume_records_the_pause_and_goes_on_with_the_next_tick(node: SteppedNode) -> None:
+async def test_resume_records_the_pause_and_continues_with_the_next_tick(node: SteppedNode) -> None:
     job = await node.put()
-    await node.schedules.pause(TENANT, "job", note="rest", now=NOW + seconds(30))
+    await node.schedules.pause(TENANT, "job", note="maintenance", now=NOW + seconds(30))
     resumed = await node.schedules.resume(TENANT, "job", now=NOW + minutes(5))
     assert (resumed.status, resumed.note, resumed.next_tick_at) == (Status.ACTIVE, None, NOW + minutes(6))
     assert ledger_summary(await ledger(node.store, job.id)) == [(60, "paused", 5)]
@@ -300,12 +300,12 @@ async def test_a_put_of_the_same_definition_keeps_a_pause(node: SteppedNode) -> 
 
 async def test_a_put_of_another_rule_keeps_a_pause(node: SteppedNode) -> None:
     await node.put()
-    await node.schedules.pause(TENANT, "job", note="rest", now=NOW)
+    await node.schedules.pause(TENANT, "job", note="maintenance", now=NOW)
     after = await node.put(cron="0 * * * *")
-    assert (after.status, after.note, after.next_tick_at) == (Status.PAUSED, "rest", None)
+    assert (after.status, after.note, after.next_tick_at) == (Status.PAUSED, "maintenance", None)
 
 
-async def test_enabled_in_so_many_words_pauses_and_resumes(node: SteppedNode) -> None:
+async def test_an_explicit_enabled_field_pauses_and_resumes(node: SteppedNode) -> None:
     await node.put()
     assert (await node.put(enabled=False)).status is Status.PAUSED
     assert (await node.put(enabled=True)).status is Status.ACTIVE
@@ -335,7 +335,7 @@ async def test_a_finished_schedule_starts_again_with_a_new_rule(node: SteppedNod
     assert (again.id, again.status, again.next_tick_at) == (job.id, Status.ACTIVE, NOW + minutes(9))
 
 
-async def test_a_finished_schedule_put_again_as_it_is_stays_finished(node: SteppedNode) -> None:
+async def test_a_finished_schedule_put_again_unchanged_stays_finished(node: SteppedNode) -> None:
     at = (NOW + minutes(1)).isoformat()
     await node.put(at=at)
     await node.step(NOW + minutes(1))
@@ -343,9 +343,9 @@ async def test_a_finished_schedule_put_again_as_it_is_stays_finished(node: Stepp
     assert (await node.schedules.patch(TENANT, "job", {"priority": 1}, now=node.now)).status is Status.FINISHED
 
 
-async def test_an_end_moved_into_the_past_is_refused(node: SteppedNode) -> None:
+async def test_an_ends_at_before_the_next_tick_is_refused(node: SteppedNode) -> None:
     await node.put()
-    with pytest.raises(InvalidInput, match="there is no tick before it"):
+    with pytest.raises(InvalidInput, match="must be later: the rule has no tick before it"):
         await node.schedules.patch(TENANT, "job", {"ends_at": (NOW + seconds(30)).isoformat()}, now=NOW)
 
 
@@ -360,20 +360,20 @@ async def test_a_resume_after_the_end_finishes(node: SteppedNode) -> None:
 # Faults
 
 
-async def test_a_faulty_schedule_comes_back_with_a_put_that_mends_it(node: SteppedNode) -> None:
+async def test_a_faulty_schedule_is_active_again_after_a_put_that_repairs_it(node: SteppedNode) -> None:
     job = await node.put()
     await execute_raw(node.store, "UPDATE schedules SET timezone = 'Mars/Olympus'")
     await node.step(NOW + minutes(1))
     assert (await get(node)).fault
     with pytest.raises(InvalidInput):
         await node.schedules.resume(TENANT, "job", now=node.now)
-    mended = await node.put()
-    assert (mended.status, mended.fault, mended.next_tick_at) == (Status.ACTIVE, None, NOW + minutes(2))
+    repaired = await node.put()
+    assert (repaired.status, repaired.fault, repaired.next_tick_at) == (Status.ACTIVE, None, NOW + minutes(2))
     await node.step(NOW + minutes(2))
     assert len(await ledger(node.store, job.id)) == 1
 
 
-async def test_a_schedule_set_aside_by_the_database_keeps_its_account_through_a_new_rule(node: SteppedNode) -> None:
+async def test_a_faulty_schedule_has_a_complete_ledger_after_a_new_rule(node: SteppedNode) -> None:
     job = await node.put(overlap="allow")
     await node.run(NOW + minutes(3), by_seconds=60)
     await node.store.schedule_fault({job.id: "refused"}, now=node.now)
@@ -383,11 +383,11 @@ async def test_a_schedule_set_aside_by_the_database_keeps_its_account_through_a_
     assert (count.expected, count.fired, dict(count.skipped), count.missing) == (5, 3, {"paused": 2}, 0)
 
 
-async def test_a_faulty_schedule_that_is_disabled_rests_without_its_fault(node: SteppedNode) -> None:
+async def test_disabling_a_faulty_schedule_clears_its_fault(node: SteppedNode) -> None:
     job = await node.put()
     await node.store.schedule_fault({job.id: "broken"}, now=NOW)
-    resting = await node.schedules.patch(TENANT, "job", {"enabled": False}, now=NOW)
-    assert (resting.status, resting.fault) == (Status.PAUSED, None)
+    disabled = await node.schedules.patch(TENANT, "job", {"enabled": False}, now=NOW)
+    assert (disabled.status, disabled.fault) == (Status.PAUSED, None)
 
 
 # Finding and deleting
@@ -399,7 +399,7 @@ async def test_a_schedule_is_found_by_name_and_by_id(node: SteppedNode) -> None:
 
 
 @pytest.mark.parametrize("ref", ["nothing", str(UUID(int=4)), "no such name!", "", "x" * 300])
-async def test_what_is_not_there_is_not_found(node: SteppedNode, ref: str) -> None:
+async def test_an_unknown_schedule_is_not_found(node: SteppedNode, ref: str) -> None:
     operations: list[Callable[[], Awaitable[Any]]] = [
         lambda: node.schedules.get(TENANT, ref),
         lambda: node.schedules.patch(TENANT, ref, {"priority": 1}, now=NOW),
@@ -422,7 +422,7 @@ async def test_another_tenants_schedule_is_not_found_by_name_or_id(node: Stepped
     assert await node.schedules.page(OTHER_TENANT, ScheduleFilter(), after_name=None, limit=10) == []
 
 
-async def test_a_deleted_schedule_is_gone_and_its_name_free(node: SteppedNode) -> None:
+async def test_a_deleted_schedule_is_not_found_and_its_name_is_free(node: SteppedNode) -> None:
     job = await node.put()
     await node.schedules.delete(TENANT, "job")
     with pytest.raises(NotFound):
@@ -430,10 +430,10 @@ async def test_a_deleted_schedule_is_gone_and_its_name_free(node: SteppedNode) -
     assert (await node.put()).id != job.id
 
 
-# Others at the same time
+# Concurrent operations
 
 
-async def test_edits_at_the_same_time_all_take_place(node: SteppedNode) -> None:
+async def test_concurrent_edits_all_take_effect(node: SteppedNode) -> None:
     await node.put()
     patches = [{"priority": 1}, {"description": "two"}, {"max_attempts": 7}, {"timeout_seconds": 5}, {"labels": {"a": "b"}}]
     await asyncio.gather(*(node.schedules.patch(TENANT, "job", patch, now=NOW) for patch in patches))
@@ -449,46 +449,46 @@ async def test_edits_at_the_same_time_all_take_place(node: SteppedNode) -> None:
     )
 
 
-async def test_an_edit_that_meets_a_firing_decides_anew(store: Store) -> None:
-    class Racing(StoreOverride):
-        """Lets a firing slip in between reading and writing."""
+async def test_an_edit_concurrent_with_a_firing_is_decided_again(store: Store) -> None:
+    class RacingStore(StoreOverride):
+        """Fires a tick between the read and the write of an operation."""
 
         is_racing = False
 
         async def schedule_write(self, *args: Any, **more: Any) -> ScheduleWriteResult:
             if self.is_racing:
                 self.is_racing = False
-                await firer.step(NOW + minutes(1))
+                await stepped.step(NOW + minutes(1))
             written: ScheduleWriteResult = await self.inner.schedule_write(*args, **more)
             return written
 
-    racing = Racing(store)
-    firer = SteppedNode(racing)
-    job = await firer.put()
+    racing = RacingStore(store)
+    stepped = SteppedNode(racing)
+    job = await stepped.put()
     racing.is_racing = True
-    await firer.schedules.pause(TENANT, "job", note=None, now=NOW + minutes(1))
+    await stepped.schedules.pause(TENANT, "job", note=None, now=NOW + minutes(1))
     assert ledger_summary(await ledger(store, job.id)) == [(60, "fired", 1)]
     assert (await find(store, job)).status is Status.PAUSED
 
 
-async def test_an_operation_that_always_loses_gives_up_with_a_conflict(store: Store) -> None:
-    class Losing(StoreOverride):
+async def test_an_operation_that_always_conflicts_fails_with_a_conflict(store: Store) -> None:
+    class RejectingStore(StoreOverride):
         async def schedule_write(self, _tenant: Any, writes: list[ScheduleWrite], **_more: Any) -> ScheduleWriteResult:
             if writes[0].expected is not None:
                 return NOT_WRITTEN
             written: ScheduleWriteResult = await self.inner.schedule_write(_tenant, writes, **_more)
             return written
 
-    node = SteppedNode(Losing(store))
+    node = SteppedNode(RejectingStore(store))
     await node.put()
-    with pytest.raises(Conflict, match="again and again"):
+    with pytest.raises(Conflict, match="too many times"):
         await node.schedules.patch(TENANT, "job", {"priority": 1}, now=NOW)
 
 
-async def test_a_change_that_matters_soon_is_told_to_the_nodes(node: SteppedNode) -> None:
-    heard: list[Notice] = []
-    node.store.subscribe(heard.append)
+async def test_a_change_of_a_tick_due_soon_publishes_a_notice(node: SteppedNode) -> None:
+    notices: list[Notice] = []
+    node.store.subscribe(notices.append)
     await node.put("far", cron="0 0 1 1 *")
-    assert heard == []
+    assert notices == []
     await node.put("soon")
-    assert heard == [Notice.SCHEDULES]
+    assert notices == [Notice.SCHEDULES]

@@ -1,4 +1,4 @@
-"""Submitting, reading and changing tasks: keys once, batches whole, pages complete, and clear refusals."""
+"""Submitting, reading and changing tasks: idempotency keys, atomic batches, cancels, retries, and refusals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from everbeat.services.events import TasksFinished, TasksSubmitted
 from everbeat.store.base import Store
 from everbeat.store.values import QueueDepth, SubmitResult, TaskFilter
 from tests.factories import NOW, OTHER_TENANT, SteppedNode, StoreOverride, count_rows, minutes, open_second_store, seconds
-from tests.services.workers import Worker, get, submit, submit_many, told
+from tests.services.workers import Worker, get, outcomes_of, submit, submit_many
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -34,19 +34,19 @@ def worker(node: SteppedNode) -> Worker:
     return Worker(node)
 
 
-class Writes(StoreOverride):
-    """Counts the writes of new tasks, and fails those it is told to."""
+class CountingStore(StoreOverride):
+    """Counts the writes of new tasks, and can refuse them or be unavailable."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.sizes: list[int] = []
         self.refused: set[str] = set()
-        self.is_away = False
+        self.is_unavailable = False
 
     async def task_submit(self, tasks: Sequence[NewTask], *, now: datetime | None = None) -> SubmitResult:
         self.sizes.append(len(tasks))
-        if self.is_away:
-            raise StoreUnavailable("away")
+        if self.is_unavailable:
+            raise StoreUnavailable("unavailable")
         if any(task.type in self.refused for task in tasks):
             raise StoreRefused("refused")
         submitted: SubmitResult = await self.inner.task_submit(tasks, now=now)
@@ -56,7 +56,7 @@ class Writes(StoreOverride):
 # Submitting
 
 
-async def test_a_submitted_task_is_as_it_was_given(node: SteppedNode) -> None:
+async def test_a_submitted_task_has_the_given_fields(node: SteppedNode) -> None:
     given = TaskInput(
         type="report",
         queue="reports",
@@ -67,10 +67,10 @@ async def test_a_submitted_task_is_as_it_was_given(node: SteppedNode) -> None:
         timeout_seconds=12.5,
         labels={"team": "a"},
     )
-    answered, is_new = await node.tasks.submit(DEFAULT_TENANT, given, traceparent=TRACE, now=NOW)
-    kept = await get(node, answered)
+    submitted, is_new = await node.tasks.submit(DEFAULT_TENANT, given, traceparent=TRACE, now=NOW)
+    kept = await get(node, submitted)
     assert is_new
-    assert kept == answered, "what is answered is what is there"
+    assert kept == submitted, "the returned task equals the stored task"
     assert (kept.type, kept.queue, kept.state, kept.origin) == ("report", "reports", TaskState.READY, Origin.SUBMIT)
     assert msgspec.json.decode(kept.payload) == given.payload
     assert (kept.priority, kept.max_attempts, kept.timeout_seconds, kept.labels) == (7, 9, 12.5, {"team": "a"})
@@ -80,14 +80,14 @@ async def test_a_submitted_task_is_as_it_was_given(node: SteppedNode) -> None:
     assert (claimed.traceparent, bytes(claimed.payload)) == (TRACE, kept.payload)
 
 
-async def test_priority_goes_before_age(node: SteppedNode, worker: Worker) -> None:
+async def test_priority_takes_precedence_over_age(node: SteppedNode, worker: Worker) -> None:
     for name, priority in (("third", 100), ("first", 0), ("fourth", 100), ("second", 99)):
         await submit(node, name, priority=priority)
         node.move_to(node.now + seconds(1))
     assert [task.type for task in await worker.claim(10)] == ["first", "second", "third", "fourth"]
 
 
-async def test_a_key_makes_one_task_and_stands_for_it_afterwards(node: SteppedNode, worker: Worker) -> None:
+async def test_a_key_creates_one_task_and_returns_it_afterwards(node: SteppedNode, worker: Worker) -> None:
     given = TaskInput(type="work", payload={"a": 1, "b": 2})
     first, is_new = await node.tasks.submit(DEFAULT_TENANT, given, key="once", now=NOW)
     same = TaskInput(type="work", payload={"b": 2, "a": 1})
@@ -113,40 +113,40 @@ async def test_a_key_with_another_body_is_refused_and_writes_nothing(node: Stepp
     assert await count_rows(node.store, "tasks") == 1
 
 
-async def test_keys_of_tenants_are_their_own(node: SteppedNode) -> None:
+async def test_keys_of_tenants_are_separate(node: SteppedNode) -> None:
     first = await submit(node, key="once")
     assert (await submit(node, "other", key="once", tenant_id=OTHER_TENANT)).id != first.id
 
 
-async def test_the_same_key_from_many_at_once_makes_one_task(store: Store) -> None:
-    twin = open_second_store(store)
-    nodes = [SteppedNode(store), SteppedNode(twin)]
+async def test_concurrent_submits_with_one_key_create_one_task(store: Store) -> None:
+    second_store = open_second_store(store)
+    nodes = [SteppedNode(store), SteppedNode(second_store)]
     given = TaskInput(type="work")
-    answers = await asyncio.gather(*(node.tasks.submit(DEFAULT_TENANT, given, key="once") for node in nodes for _ in range(10)))
-    assert len({task.id for task, _ in answers}) == 1
-    assert sum(is_new for _, is_new in answers) == 1
+    results = await asyncio.gather(*(node.tasks.submit(DEFAULT_TENANT, given, key="once") for node in nodes for _ in range(10)))
+    assert len({task.id for task, _ in results}) == 1
+    assert sum(is_new for _, is_new in results) == 1
     assert await count_rows(store, "tasks") == 1
-    await twin.close()
+    await second_store.close()
 
 
-async def test_a_key_that_is_refused_harms_nobody_who_is_written_with_it(node: SteppedNode) -> None:
+async def test_a_refused_key_does_not_affect_submits_of_the_same_batch(node: SteppedNode) -> None:
     await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="first"), key="taken")
     calls = [node.tasks.submit(DEFAULT_TENANT, TaskInput(type=f"type-{n}"), key=f"key-{n}") for n in range(5)]
     calls += [node.tasks.submit(DEFAULT_TENANT, TaskInput(type="wrong"), key="taken") for _ in range(3)]
     calls += [node.tasks.submit(DEFAULT_TENANT, TaskInput(type="first"), key="taken")]
     calls += [node.tasks.submit(DEFAULT_TENANT, TaskInput(type=f"one-{n}"), key="contested") for n in range(3)]
-    answers = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(response).__name__ for response in answers[:9]] == ["tuple"] * 5 + ["InvalidInput"] * 3 + ["tuple"]
-    contested = [response for response in answers[9:] if not isinstance(response, BaseException)]
-    assert [task.type for task, _ in contested] == ["one-0"], "the first of those that differ has it"
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(result).__name__ for result in results[:9]] == ["tuple"] * 5 + ["InvalidInput"] * 3 + ["tuple"]
+    contested = [result for result in results[9:] if not isinstance(result, BaseException)]
+    assert [task.type for task, _ in contested] == ["one-0"], "the first task gets the key"
     assert await count_rows(node.store, "tasks") == 7
 
 
-async def test_a_key_of_a_batch_that_is_refused_is_free_for_the_others(node: SteppedNode) -> None:
+async def test_a_key_of_a_refused_batch_is_free_for_other_submits(node: SteppedNode) -> None:
     await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="first"), key="taken")
     batch = [TaskInput(type="wrong", idempotency_key="taken"), TaskInput(type="one", idempotency_key="free")]
     filler, refused, written = await asyncio.gather(
-        node.tasks.submit(DEFAULT_TENANT, TaskInput(type="filler")),  # keeps the others waiting, so that they go together
+        node.tasks.submit(DEFAULT_TENANT, TaskInput(type="filler")),  # delays the others, so that they are written together
         node.tasks.submit_batch(DEFAULT_TENANT, batch),
         node.tasks.submit(DEFAULT_TENANT, TaskInput(type="two"), key="free"),
         return_exceptions=True,
@@ -158,37 +158,37 @@ async def test_a_key_of_a_batch_that_is_refused_is_free_for_the_others(node: Ste
     assert await count_rows(node.store, "tasks") == 3
 
 
-async def test_submits_at_once_share_a_write(store: Store) -> None:
-    writes = Writes(store)
-    node = SteppedNode(writes)
-    await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="first"))  # reads the tenants, which all the others would wait for
-    writes.sizes.clear()
-    answers = await asyncio.gather(*(node.tasks.submit(DEFAULT_TENANT, TaskInput(type=f"type-{n}")) for n in range(200)))
-    assert len(writes.sizes) <= 3
-    assert [task.type for task, _ in answers] == [f"type-{n}" for n in range(200)]
-    found = {task.id: task.type for task in await store.task_find(DEFAULT_TENANT, [task.id for task, _ in answers])}
-    assert found == {task.id: task.type for task, _ in answers}
+async def test_concurrent_submits_share_a_write(store: Store) -> None:
+    counting = CountingStore(store)
+    node = SteppedNode(counting)
+    await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="first"))  # loads the tenants, so that the others need not wait
+    counting.sizes.clear()
+    results = await asyncio.gather(*(node.tasks.submit(DEFAULT_TENANT, TaskInput(type=f"type-{n}")) for n in range(200)))
+    assert len(counting.sizes) <= 3
+    assert [task.type for task, _ in results] == [f"type-{n}" for n in range(200)]
+    found = {task.id: task.type for task in await store.task_find(DEFAULT_TENANT, [task.id for task, _ in results])}
+    assert found == {task.id: task.type for task, _ in results}
 
 
 async def test_a_submit_that_the_database_refuses_fails_alone(store: Store) -> None:
-    writes = Writes(store)
-    writes.refused = {"bad"}
-    node = SteppedNode(writes)
+    counting = CountingStore(store)
+    counting.refused = {"bad"}
+    node = SteppedNode(counting)
     names = ["good"] * 10 + ["bad"] + ["good"] * 10
-    answers = await asyncio.gather(
+    results = await asyncio.gather(
         *(node.tasks.submit(DEFAULT_TENANT, TaskInput(type=name)) for name in names), return_exceptions=True
     )
-    assert [isinstance(response, StoreRefused) for response in answers] == [name == "bad" for name in names]
+    assert [isinstance(result, StoreRefused) for result in results] == [name == "bad" for name in names]
     assert await count_rows(store, "tasks") == 20
 
 
-async def test_a_database_that_is_away_is_told_and_the_next_submit_works(store: Store) -> None:
-    writes = Writes(store)
-    writes.is_away = True
-    node = SteppedNode(writes)
+async def test_an_unavailable_database_is_reported_and_the_next_submit_works(store: Store) -> None:
+    counting = CountingStore(store)
+    counting.is_unavailable = True
+    node = SteppedNode(counting)
     with pytest.raises(StoreUnavailable):
         await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="work"))
-    writes.is_away = False
+    counting.is_unavailable = False
     await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="work"))
     assert await count_rows(store, "tasks") == 1
 
@@ -196,7 +196,7 @@ async def test_a_database_that_is_away_is_told_and_the_next_submit_works(store: 
 # Batches
 
 
-async def test_a_batch_is_written_whole_and_answered_in_order(node: SteppedNode) -> None:
+async def test_a_batch_is_atomic_and_its_ids_are_in_order(node: SteppedNode) -> None:
     given = [TaskInput(type=f"type-{n}", idempotency_key=f"key-{n}" if n % 3 == 0 else None) for n in range(50)]
     ids = await node.tasks.submit_batch(DEFAULT_TENANT, given, now=NOW)
     found = {task.id: task.type for task in await node.store.task_find(DEFAULT_TENANT, ids)}
@@ -205,7 +205,7 @@ async def test_a_batch_is_written_whole_and_answered_in_order(node: SteppedNode)
     assert again == ids[::3]
 
 
-async def test_a_batch_with_one_bad_task_is_refused_whole_and_names_it(node: SteppedNode) -> None:
+async def test_a_batch_with_invalid_tasks_is_refused_and_the_error_names_them(node: SteppedNode) -> None:
     given = [TaskInput(type="work"), TaskInput(type="bad name"), TaskInput(type="work", labels={"": "x"})]
     with pytest.raises(InvalidInput) as caught:
         await node.tasks.submit_batch(DEFAULT_TENANT, given, now=NOW)
@@ -216,7 +216,7 @@ async def test_a_batch_with_one_bad_task_is_refused_whole_and_names_it(node: Ste
     assert await count_rows(node.store, "tasks") == 0
 
 
-async def test_a_batch_whose_key_was_used_for_something_else_is_refused_whole(node: SteppedNode) -> None:
+async def test_a_batch_whose_key_was_used_for_another_task_is_refused(node: SteppedNode) -> None:
     await submit(node, key="taken")
     given = [TaskInput(type="work"), TaskInput(type="other", idempotency_key="taken")]
     with pytest.raises(InvalidInput) as caught:
@@ -225,7 +225,7 @@ async def test_a_batch_whose_key_was_used_for_something_else_is_refused_whole(no
     assert await count_rows(node.store, "tasks") == 1
 
 
-async def test_a_key_twice_in_a_batch_is_one_task_or_a_refusal(node: SteppedNode) -> None:
+async def test_a_key_twice_in_a_batch_is_one_task_or_is_refused(node: SteppedNode) -> None:
     same = TaskInput(type="work", idempotency_key="k")
     ids = await node.tasks.submit_batch(DEFAULT_TENANT, [same, same], now=NOW)
     assert (len(set(ids)), await count_rows(node.store, "tasks")) == (1, 1)
@@ -234,7 +234,7 @@ async def test_a_key_twice_in_a_batch_is_one_task_or_a_refusal(node: SteppedNode
         await node.tasks.submit_batch(DEFAULT_TENANT, [other, TaskInput(type="work", idempotency_key="q")], now=NOW)
 
 
-async def test_a_key_for_the_whole_batch_makes_it_once(node: SteppedNode) -> None:
+async def test_a_key_for_the_whole_batch_creates_it_once(node: SteppedNode) -> None:
     given = [TaskInput(type="a"), TaskInput(type="b", idempotency_key="own"), TaskInput(type="c")]
     key = TaskKey("batch", b"fingerprint")
     first = await node.tasks.submit_batch(DEFAULT_TENANT, given, key=key, now=NOW)
@@ -260,34 +260,36 @@ async def test_the_longest_batch_is_written(node: SteppedNode) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"delay_seconds": 60}])
-async def test_a_task_that_has_not_started_is_gone_at_once(node: SteppedNode, worker: Worker, more: dict[str, Any]) -> None:
+async def test_a_task_that_has_not_started_is_cancelled_immediately(
+    node: SteppedNode, worker: Worker, more: dict[str, Any]
+) -> None:
     task = await submit(node, **more)
     node.move_to(NOW + seconds(1))
-    gone = await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now)
-    assert (gone.state, gone.finished_at, gone.started_at) == (TaskState.CANCELLED, NOW + seconds(1), None)
+    cancelled = await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now)
+    assert (cancelled.state, cancelled.finished_at, cancelled.started_at) == (TaskState.CANCELLED, NOW + seconds(1), None)
     await node.promote(NOW + minutes(5))
     assert await worker.claim() == []
-    assert await told(node, task) == []
+    assert await outcomes_of(node, task) == []
     assert node.events_of(TasksFinished) == [TasksFinished("cancelled", 1)]
-    assert await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now) == gone, "again, it is as it was"
+    assert await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now) == cancelled, "a repeated cancel changes nothing"
     assert len(node.events_of(TasksFinished)) == 1
 
 
-async def test_a_task_that_runs_is_told_to_stop(node: SteppedNode, worker: Worker) -> None:
+async def test_a_running_task_gets_a_cancel_request(node: SteppedNode, worker: Worker) -> None:
     task = await submit(node)
     claimed = await worker.claim_one()
-    asked = await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now)
-    assert (asked.state, asked.cancel_requested) == (TaskState.RUNNING, True)
-    assert await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now) == asked
-    assert (await worker.beat(claimed)).status == "cancel"
+    requested = await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now)
+    assert (requested.state, requested.cancel_requested) == (TaskState.RUNNING, True)
+    assert await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now) == requested
+    assert (await worker.heartbeat(claimed)).status == "cancel"
 
 
-async def test_a_task_between_two_attempts_is_gone_with_its_attempts_kept(node: SteppedNode, worker: Worker) -> None:
+async def test_a_task_between_two_attempts_is_cancelled_and_keeps_its_attempts(node: SteppedNode, worker: Worker) -> None:
     task = await submit(node)
     await worker.fail(await worker.claim_one(), retry_in_seconds=60)
-    gone = await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now)
-    assert gone.state is TaskState.CANCELLED
-    assert await told(node, task) == [(1, "failed")]
+    cancelled = await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now)
+    assert cancelled.state is TaskState.CANCELLED
+    assert await outcomes_of(node, task) == [(1, "failed")]
 
 
 @pytest.mark.parametrize("ending", ["completed", "dead"])
@@ -299,7 +301,7 @@ async def test_a_finished_task_cannot_be_cancelled(node: SteppedNode, worker: Wo
         await node.tasks.cancel(DEFAULT_TENANT, task.id, now=node.now)
 
 
-async def test_tasks_that_do_not_exist_or_are_anothers_are_not_found(node: SteppedNode) -> None:
+async def test_unknown_tasks_and_those_of_other_tenants_are_not_found(node: SteppedNode) -> None:
     task = await submit(node)
     for tenant, id_ in ((DEFAULT_TENANT, uuid4()), (OTHER_TENANT, task.id)):
         for call in (
@@ -315,10 +317,10 @@ async def test_tasks_that_do_not_exist_or_are_anothers_are_not_found(node: Stepp
     assert (await get(node, task)).state is TaskState.READY
 
 
-async def test_a_cancel_and_a_claim_at_once_leave_no_doubt(store: Store) -> None:
-    """Either it is gone and nobody has it, or somebody has it and is told."""
-    twin = open_second_store(store)
-    node, other = SteppedNode(store), SteppedNode(twin)
+async def test_a_cancel_concurrent_with_a_claim_cancels_or_requests(store: Store) -> None:
+    """Each task is either cancelled before a worker claims it, or running with a cancel request."""
+    second_store = open_second_store(store)
+    node, other = SteppedNode(store), SteppedNode(second_store)
     ids = await submit_many(node, 30)
     worker = Worker(other)
     _, *cancelled = await asyncio.gather(worker.claim(30), *(node.tasks.cancel(DEFAULT_TENANT, id_, now=NOW) for id_ in ids))
@@ -326,29 +328,29 @@ async def test_a_cancel_and_a_claim_at_once_leave_no_doubt(store: Store) -> None
         assert isinstance(task, TaskRecord)
         assert task.state is TaskState.CANCELLED or task.cancel_requested
     assert await worker.claim(30) == []
-    await twin.close()
+    await second_store.close()
 
 
-# Again, and at another time
+# Retrying and rescheduling
 
 
-async def test_a_finished_task_is_done_again_as_a_new_one(node: SteppedNode, worker: Worker) -> None:
+async def test_retrying_a_finished_task_creates_a_new_task(node: SteppedNode, worker: Worker) -> None:
     first = await submit(node, payload={"a": 1}, labels={"x": "y"}, priority=3, max_attempts=1, timeout_seconds=9)
     await worker.fail(await worker.claim_one())
     again = await node.tasks.retry(DEFAULT_TENANT, first.id, now=NOW + minutes(1))
     assert (again.id != first.id, again.state, again.attempt, again.origin) == (True, TaskState.READY, 0, Origin.REPLAY)
     assert (again.payload, again.labels, again.priority, again.timeout_seconds) == (b'{"a":1}', {"x": "y"}, 3, 9)
     assert await get(node, again) == again
-    assert (await get(node, first)).state is TaskState.DEAD, "the first one stays what it was"
+    assert (await get(node, first)).state is TaskState.DEAD, "the first task does not change"
 
 
-async def test_a_live_task_is_not_done_again(node: SteppedNode) -> None:
+async def test_a_live_task_cannot_be_retried(node: SteppedNode) -> None:
     task = await submit(node)
     with pytest.raises(Conflict, match="ready"):
         await node.tasks.retry(DEFAULT_TENANT, task.id, now=NOW)
 
 
-async def test_doing_again_under_a_key_happens_once(node: SteppedNode, worker: Worker) -> None:
+async def test_a_retry_with_an_idempotency_key_creates_one_task(node: SteppedNode, worker: Worker) -> None:
     task = await submit(node)
     await worker.complete(await worker.claim_one())
     key = TaskKey("retry", b"x")
@@ -356,7 +358,7 @@ async def test_doing_again_under_a_key_happens_once(node: SteppedNode, worker: W
     assert (await node.tasks.retry(DEFAULT_TENANT, task.id, key=key, now=NOW)).id == first.id
 
 
-async def test_a_task_moves_to_another_time_and_back(node: SteppedNode, worker: Worker) -> None:
+async def test_a_task_is_rescheduled_later_and_earlier(node: SteppedNode, worker: Worker) -> None:
     task = await submit(node)
     later = await node.tasks.reschedule(DEFAULT_TENANT, task.id, NOW + minutes(5), now=NOW)
     assert (later.state, later.run_at) == (TaskState.SCHEDULED, NOW + minutes(5))
@@ -368,7 +370,7 @@ async def test_a_task_moves_to_another_time_and_back(node: SteppedNode, worker: 
         await node.tasks.reschedule(DEFAULT_TENANT, task.id, NOW, now=NOW)
 
 
-async def test_a_held_or_finished_task_cannot_be_moved(node: SteppedNode, worker: Worker) -> None:
+async def test_a_held_or_finished_task_cannot_be_rescheduled(node: SteppedNode, worker: Worker) -> None:
     await node.put(overlap="queue")
     await node.run(NOW + minutes(2), by_seconds=60)
     (done,) = await worker.claim(10)

@@ -1,4 +1,4 @@
-"""The directory: weights and quotas as a node knows them, told of changes and never the poorer for a missing database."""
+"""The tenant directory: cached weights and quotas, refreshed after notices, and kept while the database is unavailable."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from everbeat.store.values import Notice, TenantWrite
 from tests.factories import NOW, node_heartbeat
 
 
-class Ticking:
-    """A monotonic clock that moves when told to."""
+class FakeClock:
+    """A monotonic clock that tests advance."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -33,7 +33,7 @@ async def write(store: Store, *tenants: Tenant) -> None:
     assert await store.tenant_write([TenantWrite(one) for one in tenants], now=NOW)
 
 
-async def test_it_knows_weights_and_quotas_of_all_tenants(store: Store) -> None:
+async def test_it_returns_weights_and_quotas_of_all_tenants(store: Store) -> None:
     many = [tenant(f"t{number:04}", max_running=number) for number in range(1100)]
     await write(store, *many)
     directory = TenantDirectory(store)
@@ -50,9 +50,9 @@ async def test_an_unknown_tenant_has_weight_one_and_no_limits(store: Store) -> N
     assert directory.quotas_of(DEFAULT_TENANT) == TenantQuotas()
 
 
-async def test_it_reads_again_when_told_or_when_its_look_is_old(store: Store) -> None:
-    ticking = Ticking()
-    directory = TenantDirectory(store, refresh_seconds=5, monotonic=ticking)
+async def test_it_is_refreshed_after_a_notice_or_after_refresh_seconds(store: Store) -> None:
+    clock = FakeClock()
+    directory = TenantDirectory(store, refresh_seconds=5, monotonic=clock)
     await directory.refresh()
     first, second = tenant("first"), tenant("second")
     await write(store, first)
@@ -62,12 +62,12 @@ async def test_it_reads_again_when_told_or_when_its_look_is_old(store: Store) ->
     await directory.refresh()
     assert directory.name_of(first.id) == "first"
     await write(store, second)
-    ticking.now += 5
+    clock.now += 5
     await directory.refresh()
     assert directory.name_of(second.id) == "second"
 
 
-async def test_it_counts_the_live_nodes_that_answer_requests(store: Store) -> None:
+async def test_it_counts_the_live_nodes_with_the_api_role(store: Store) -> None:
     for roles in (("api",), ("api", "scheduler"), ("scheduler",)):
         await store.partition_renew(node_heartbeat(uuid4(), roles=roles), frozenset(), now=NOW)
     directory = TenantDirectory(store)
@@ -75,14 +75,14 @@ async def test_it_counts_the_live_nodes_that_answer_requests(store: Store) -> No
     assert directory.api_nodes == 2
 
 
-async def test_what_cannot_be_read_stays_as_it_was(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_refresh_keeps_the_old_values(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     known = tenant()
     await write(store, known)
     directory = TenantDirectory(store)
     await directory.refresh()
 
     async def away(**_more: object) -> list[Tenant]:
-        raise StoreUnavailable("away")
+        raise StoreUnavailable("unavailable")
 
     monkeypatch.setattr(store, "tenant_list", away)
     store.publish(Notice.TENANTS)

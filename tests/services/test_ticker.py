@@ -1,4 +1,4 @@
-"""The ticker: on time, once, caught up as the policy says, and unharmed by what goes wrong around it."""
+"""The ticker: ticks fire on time and once, catch-up follows the policy, and faults do not lose or double ticks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.factories import (
 
 
 async def finish_tasks(store: Store, now: datetime) -> None:
-    """Work off what is ready, so that nothing overlaps."""
+    """Claim and complete all ready tasks, so that no tick overlaps."""
     while tasks := await claim(store, limit=500, now=now):
         await complete(store, *tasks, now=now)
 
@@ -70,7 +70,7 @@ async def test_every_tick_of_an_hour_fires_once(store: Store) -> None:
         ("all", [(60 * number, "fired", 1) for number in range(1, 7)]),
     ],
 )
-async def test_after_five_minutes_away_it_catches_up_as_told(
+async def test_after_an_outage_of_five_minutes_it_catches_up_by_the_policy(
     store: Store, catch_up: str, expected: list[tuple[float, str, int]]
 ) -> None:
     node = SteppedNode(store, settings=TickerSettings(lateness=Lateness(catch_up_rate=0)))
@@ -82,7 +82,7 @@ async def test_after_five_minutes_away_it_catches_up_as_told(
     assert (count.expected, count.fired + count.skipped.total(), count.missing) == (6, 6, 0)
 
 
-async def test_catching_up_on_all_is_spread_over_time(store: Store) -> None:
+async def test_catch_up_of_all_ticks_is_spread_over_time(store: Store) -> None:
     node = SteppedNode(store)
     job = await node.put(catch_up="all", overlap="allow")
     back = NOW + minutes(5) + seconds(10)
@@ -96,7 +96,7 @@ async def test_catching_up_on_all_is_spread_over_time(store: Store) -> None:
     assert len(caught_up) == 8
 
 
-async def test_ticks_past_the_grace_are_recorded_and_not_fired(store: Store) -> None:
+async def test_ticks_older_than_the_grace_are_recorded_and_not_fired(store: Store) -> None:
     node = SteppedNode(store, settings=TickerSettings(lateness=Lateness(catch_up_rate=0)))
     job = await node.put(catch_up="all", overlap="allow", misfire_grace_seconds=120)
     await node.step(NOW + minutes(10))
@@ -137,7 +137,7 @@ async def test_a_schedule_with_an_end_finishes_after_its_last_tick(store: Store)
     assert ledger_summary(await ledger(store, job.id)) == [(60, "fired", 1), (120, "fired", 1)]
 
 
-async def test_a_calendar_and_a_gap_have_their_rows(store: Store) -> None:
+async def test_ticks_in_a_dst_gap_are_recorded(store: Store) -> None:
     start = datetime(2026, 3, 27, 12, tzinfo=UTC)
     node = SteppedNode(store, now=start)
     job = await node.put(cron="30 2 * * *", timezone="Europe/Berlin", dst={"gap": "skip"}, overlap="allow")
@@ -149,10 +149,10 @@ async def test_a_calendar_and_a_gap_have_their_rows(store: Store) -> None:
     assert (count.missing, count.expected) == (0, 4)
 
 
-async def test_a_pause_honoured_means_that_nothing_fires(store: Store) -> None:
+async def test_nothing_fires_after_an_acknowledged_pause(store: Store) -> None:
     node = SteppedNode(store)
     job = await node.put()
-    await node.step(NOW + seconds(58))  # the tick is in the index already
+    await node.step(NOW + seconds(58))  # the tick is already in the index
     await node.schedules.pause(DEFAULT_TENANT, "job", note=None, now=node.now)
     await node.run(NOW + minutes(3), by_seconds=8)
     assert await count_rows(store, "tasks") == 0
@@ -171,10 +171,10 @@ async def test_a_deleted_schedule_does_not_fire_from_the_index(store: Store) -> 
     assert await count_rows(store, "tasks") == await count_rows(store, "ticks") == 0
 
 
-# Poison
+# Faulty schedules
 
 
-async def test_a_poison_row_among_hundreds_is_set_aside_alone(store: Store) -> None:
+async def test_one_faulty_schedule_among_hundreds_is_paused(store: Store) -> None:
     node = SteppedNode(store)
     items = [definition(f"job-{number:03}") for number in range(300)]
     registered = await node.schedules.put_batch(DEFAULT_TENANT, items, now=NOW)
@@ -191,37 +191,37 @@ async def test_a_poison_row_among_hundreds_is_set_aside_alone(store: Store) -> N
     assert len(node.events_of(ScheduleFaulted)) == 1
 
 
-async def test_a_batch_that_the_database_refuses_is_halved_until_the_culprit_stands_alone(store: Store) -> None:
-    class Refusing(StoreOverride):
-        culprits: frozenset[UUID] = frozenset()
+async def test_a_refused_batch_is_halved_until_the_faulty_schedules_are_found(store: Store) -> None:
+    class RefusingStore(StoreOverride):
+        refused_ids: frozenset[UUID] = frozenset()
 
         async def tick_fire(self, node_id: UUID, firings: Sequence[Firing], **more: Any) -> FireResult:
-            if any(firing.schedule_id in self.culprits for firing in firings):
+            if any(firing.schedule_id in self.refused_ids for firing in firings):
                 raise StoreRefused("this cannot be written")
             result: FireResult = await self.inner.tick_fire(node_id, firings, **more)
             return result
 
-    refusing = Refusing(store)
+    refusing = RefusingStore(store)
     node = SteppedNode(refusing)
     items = [definition(f"job-{number:03}") for number in range(100)]
     registered = await node.schedules.put_batch(DEFAULT_TENANT, items, now=NOW)
-    refusing.culprits = frozenset(registered[number].schedule.id for number in (3, 64))
+    refusing.refused_ids = frozenset(registered[number].schedule.id for number in (3, 64))
     await node.step(NOW + minutes(1))
     assert await count_rows(store, "tasks") == 98
-    assert {event.schedule_id for event in node.events_of(ScheduleFaulted)} == refusing.culprits
+    assert {event.schedule_id for event in node.events_of(ScheduleFaulted)} == refusing.refused_ids
     assert {one.fault for one in await store.schedule_faulty(None, limit=10)} == {"this cannot be written"}
 
 
-async def test_a_row_that_breaks_a_rule_of_the_database_is_set_aside_alone(store: Store) -> None:
-    """A real refusal: a limit on tasks that one schedule's payload breaks."""
+async def test_a_schedule_whose_task_violates_a_constraint_is_paused(store: Store) -> None:
+    """A real refusal: a constraint on tasks that the payload of one schedule violates."""
     node = SteppedNode(store)
     for number in range(20):
         await node.put(f"job-{number}", payload={"n": number})
-    rule = "NEW.payload = '{\"n\":7}'"
+    condition = "NEW.payload = '{\"n\":7}'"
     if store.dialect == "sqlite":
         await execute_raw(
             store,
-            f"CREATE TRIGGER no_seven BEFORE INSERT ON tasks WHEN {rule} BEGIN SELECT RAISE(ABORT, 'no seven'); END",
+            f"CREATE TRIGGER no_seven BEFORE INSERT ON tasks WHEN {condition} BEGIN SELECT RAISE(ABORT, 'no seven'); END",
         )
     else:
         await execute_raw(store, "ALTER TABLE tasks ADD CONSTRAINT no_seven CHECK (payload <> '{\"n\":7}')")
@@ -232,29 +232,29 @@ async def test_a_row_that_breaks_a_rule_of_the_database_is_set_aside_alone(store
     assert "no_seven" in str(faulty.fault) or "no seven" in str(faulty.fault)
 
 
-# Lost answers, zombies, herds
+# Lost replies, paused nodes, bursts
 
 
-class Deaf(StoreOverride):
-    """Commits the firing, and then loses the answer."""
+class LostReplyStore(StoreOverride):
+    """Commits the firing, and then loses the reply."""
 
-    lost = 0
+    lost_replies = 0
 
     async def tick_fire(self, node_id: UUID, firings: Sequence[Firing], **more: Any) -> FireResult:
         result: FireResult = await self.inner.tick_fire(node_id, firings, **more)
-        if self.lost:
-            self.lost -= 1
-            raise StoreUnavailable("the answer never came")
+        if self.lost_replies:
+            self.lost_replies -= 1
+            raise StoreUnavailable("the reply was lost")
         return result
 
 
 async def test_a_firing_whose_outcome_is_unknown_is_neither_doubled_nor_lost(store: Store) -> None:
-    deaf = Deaf(store)
-    node = SteppedNode(deaf, settings=TickerSettings(batch_size=10, parallel_batches=1))
+    losing_replies = LostReplyStore(store)
+    node = SteppedNode(losing_replies, settings=TickerSettings(batch_size=10, parallel_batches=1))
     for number in range(25):
         await node.put(f"job-{number}", overlap="allow")
     for minute in range(1, 4):
-        deaf.lost = 2
+        losing_replies.lost_replies = 2
         await node.renew(NOW + minutes(minute))
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
@@ -265,50 +265,50 @@ async def test_a_firing_whose_outcome_is_unknown_is_neither_doubled_nor_lost(sto
     assert (count.expected, count.fired, count.missing, count.doubled) == (75, 75, 0, 0)
 
 
-async def test_a_database_that_is_away_costs_nothing_but_time(store: Store) -> None:
-    class Away(StoreOverride):
-        is_away = False
+async def test_an_unavailable_database_only_delays_ticks(store: Store) -> None:
+    class UnavailableStore(StoreOverride):
+        is_unavailable = False
 
         async def tick_fire(self, node_id: UUID, firings: Sequence[Firing], **more: Any) -> FireResult:
-            if self.is_away:
-                raise StoreUnavailable("away")
+            if self.is_unavailable:
+                raise StoreUnavailable("unavailable")
             result: FireResult = await self.inner.tick_fire(node_id, firings, **more)
             return result
 
-    away = Away(store)
-    node = SteppedNode(away)
+    unavailable = UnavailableStore(store)
+    node = SteppedNode(unavailable)
     job = await node.put()
-    away.is_away = True
+    unavailable.is_unavailable = True
     with pytest.raises(StoreUnavailable):
         await node.step(NOW + minutes(1))
-    away.is_away = False
+    unavailable.is_unavailable = False
     await node.step(NOW + minutes(1) + seconds(3))
     assert ledger_summary(await ledger(store, job.id)) == [(60, "fired", 1)]
 
 
-async def test_a_zombie_that_wakes_after_a_take_over_changes_nothing(store: Store) -> None:
-    zombie, heir = SteppedNode(store), SteppedNode(store)
-    job = await zombie.put(overlap="allow")
-    await zombie.step(NOW + seconds(58))
-    heir.move_to(NOW + seconds(58))
-    await heir.ownership.run_once(heir.now)
-    await heir.step(NOW + seconds(70))
+async def test_a_node_that_resumes_after_a_takeover_changes_nothing(store: Store) -> None:
+    paused, successor = SteppedNode(store), SteppedNode(store)
+    job = await paused.put(overlap="allow")
+    await paused.step(NOW + seconds(58))
+    successor.move_to(NOW + seconds(58))
+    await successor.ownership.run_once(successor.now)
+    await successor.step(NOW + seconds(70))
     assert ledger_summary(await ledger(store, job.id)) == [(60, "fired", 1)]
-    # Its monotonic clock stood still while it was paused: it still trusts its lease and believes the tick is due.
-    zombie.now = NOW + seconds(71)
-    assert zombie.owned
+    # Its monotonic clock stood still during the pause, so it still trusts its lease and considers the tick due.
+    paused.now = NOW + seconds(71)
+    assert paused.owned
     before = await find(store, job)
-    await zombie.ticker.run_once(zombie.now)
+    await paused.ticker.run_once(paused.now)
     assert await find(store, job) == before
     assert await count_rows(store, "tasks") == 1
-    # Even for a tick that nobody has fired yet.
-    zombie.now = NOW + seconds(120)
-    assert await zombie.ticker.run_once(zombie.now)
+    # The same applies to a tick that no node has fired.
+    paused.now = NOW + seconds(120)
+    assert await paused.ticker.run_once(paused.now)
     assert await count_rows(store, "tasks") == 1
-    assert zombie.events_of(TicksRefused)
+    assert paused.events_of(TicksRefused)
 
 
-async def test_a_node_that_lost_its_lease_forgets_its_index(store: Store) -> None:
+async def test_a_node_that_lost_its_lease_clears_its_index(store: Store) -> None:
     node = SteppedNode(store)
     await node.put()
     await node.step(NOW + seconds(58))
@@ -318,7 +318,7 @@ async def test_a_node_that_lost_its_lease_forgets_its_index(store: Store) -> Non
     assert await count_rows(store, "tasks") == 1
 
 
-async def test_a_ledger_that_already_has_the_tick_moves_on_and_says_so(store: Store) -> None:
+async def test_a_tick_that_is_already_recorded_is_reported_and_not_fired_again(store: Store) -> None:
     node = SteppedNode(store)
     job = await node.put(overlap="allow")
     await node.step(NOW + minutes(1))
@@ -329,12 +329,12 @@ async def test_a_ledger_that_already_has_the_tick_moves_on_and_says_so(store: St
     assert (await find(store, job)).next_tick_at == NOW + minutes(2)
 
 
-async def test_a_herd_of_thousands_fires_whole_oldest_first_with_a_small_index(store: Store) -> None:
-    herd = 5000
+async def test_a_burst_of_thousands_fires_completely_with_a_small_index(store: Store) -> None:
+    burst = 5000
     node = SteppedNode(store, lease_seconds=60, settings=TickerSettings(batch_size=500, index_size=256))
     await node.step(NOW - seconds(1))
-    batch = [make_schedule(f"job-{number:04}", at=NOW + seconds(number % 5)) for number in range(herd)]
-    for start in range(0, herd, 1000):
+    batch = [make_schedule(f"job-{number:04}", at=NOW + seconds(number % 5)) for number in range(burst)]
+    for start in range(0, burst, 1000):
         await insert(store, *batch[start : start + 1000])
     await node.renew(NOW + seconds(8))
     largest, fired = 0, 0
@@ -342,7 +342,7 @@ async def test_a_herd_of_thousands_fires_whole_oldest_first_with_a_small_index(s
         largest = max(largest, len(node.ticker._index))
         before, fired = fired, sum(len(event.lags_seconds) for event in node.events_of(TicksFired))
         assert fired > before
-    assert fired == await count_rows(store, "tasks") == herd
+    assert fired == await count_rows(store, "tasks") == burst
     assert largest <= 16 * 256
     assert node.events_of(LagHigh)
 
@@ -350,7 +350,7 @@ async def test_a_herd_of_thousands_fires_whole_oldest_first_with_a_small_index(s
 async def test_a_burst_begins_with_a_small_batch(store: Store) -> None:
     """The first tasks of a burst can start while the rest is being fired."""
 
-    class Recording(StoreOverride):
+    class RecordingStore(StoreOverride):
         sizes: list[int]
 
         async def tick_fire(self, node_id: UUID, firings: Sequence[Firing], **more: Any) -> FireResult:
@@ -358,7 +358,7 @@ async def test_a_burst_begins_with_a_small_batch(store: Store) -> None:
             result: FireResult = await self.inner.tick_fire(node_id, firings, **more)
             return result
 
-    recording = Recording(store)
+    recording = RecordingStore(store)
     recording.sizes = []
     node = SteppedNode(recording, settings=TickerSettings(batch_size=200))
     await insert(store, *(make_schedule(f"job-{number}", at=NOW, jitter_seconds=0) for number in range(400)))
@@ -368,7 +368,7 @@ async def test_a_burst_begins_with_a_small_batch(store: Store) -> None:
     assert await count_rows(store, "tasks") == 400
 
 
-async def test_what_is_due_first_fires_first(store: Store) -> None:
+async def test_the_oldest_due_ticks_fire_first(store: Store) -> None:
     node = SteppedNode(store, settings=TickerSettings(batch_size=3, parallel_batches=1))
     batch = [make_schedule(f"job-{number}", at=NOW + seconds(number), jitter_seconds=0) for number in (4, 2, 0, 3, 1)]
     await insert(store, *batch)
@@ -378,7 +378,7 @@ async def test_what_is_due_first_fires_first(store: Store) -> None:
     assert fired == {NOW, NOW + seconds(1), NOW + seconds(2)}
 
 
-async def test_two_nodes_share_the_firing_and_fire_each_tick_once(store: Store) -> None:
+async def test_two_nodes_share_the_ticks_and_fire_each_once(store: Store) -> None:
     nodes = [SteppedNode(store) for _ in range(2)]
     for number in range(60):
         await nodes[0].put(f"job-{number}", overlap="allow")
@@ -405,7 +405,7 @@ async def test_a_clock_that_jumps_an_hour_ahead_fires_each_tick_at_most_once(sto
     node = SteppedNode(store)
     job = await node.put(overlap="allow")
     await node.run(NOW + minutes(2), by_seconds=20)
-    node.now = NOW + minutes(62)  # the database's clock; no more than a moment has really passed
+    node.now = NOW + minutes(62)  # only the database's clock jumps; hardly any time has passed
     await node.renew()
     await node.tick()
     assert ledger_summary(await ledger(store, job.id)) == [

@@ -1,4 +1,4 @@
-"""A scan beside the firing: what was taken to be fired is not loaded again from what the scan read before."""
+"""A scan concurrent with a firing: schedules taken for the firing are not loaded again from the state that the scan read."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from everbeat.store.values import DueScan, DueSchedule, Fired, FireResult, Firin
 from tests.factories import every
 
 
-class _SlowToCommit:
-    """A store whose scans still see a schedule as it was before a firing that has not been committed yet."""
+class _UncommittedFiringStore:
+    """A store whose scans return a schedule in its state before a firing that is not yet committed."""
 
     def __init__(self, due: DueSchedule) -> None:
         self._due = due
@@ -39,7 +39,7 @@ class _SlowToCommit:
 
     async def tick_fire(self, _node: UUID, firings: Sequence[Firing], **_: Any) -> FireResult:
         await asyncio.wait_for(self.scans.acquire(), 5)
-        for _turn in range(20):  # until the scan under way has loaded what it read
+        for _round in range(20):  # until the scan in progress has loaded its result
             await asyncio.sleep(0)
         self.fired += [firing.schedule_id for firing in firings]
         now = datetime.now(UTC)
@@ -47,27 +47,27 @@ class _SlowToCommit:
         return FireResult(now, fired, frozenset({"default"}), frozenset())
 
 
-async def test_a_scan_begun_with_a_firing_does_not_bring_its_schedules_back() -> None:
+async def test_a_scan_during_a_firing_does_not_load_its_schedules_again() -> None:
     now = datetime.now(UTC)
     tick = now - timedelta(seconds=1)
     rule = every(3600)
     due = DueSchedule(uuid4(), UUID(int=0), 0, 1, tick - timedelta(hours=1), tick, tick, CatchUp.LATEST, 3600, 0, rule)
-    store, owned, clock = _SlowToCommit(due), {0: 1}, DatabaseClock()
+    store, owned, clock = _UncommittedFiringStore(due), {0: 1}, DatabaseClock()
     clock.observe(clock.monotonic(), now)
     ownership = SimpleNamespace(current=lambda: dict(owned), node_id=uuid4(), lag_seconds=None, fired=0)
     ticker = Ticker(cast(Store, store), cast(Ownership, ownership), clock, TimelineCache(), ChangePublisher(cast(Store, store)))
     await ticker.run_once()
     await ticker.wait()
     await store.scans.acquire()
-    owned[1] = 1  # a new partition: the next iteration scans and fires at once
+    owned[1] = 1  # a new partition: the next iteration scans and fires immediately
     assert await ticker.run_once()
     assert not await ticker.run_once()
     assert store.fired == [due.id]
     await ticker.close()
 
 
-class _Counting:
-    """A store that counts its scans, and fires what it is asked to."""
+class _CountingStore:
+    """A store that counts its scans, and fires everything."""
 
     def __init__(self, due: DueSchedule, clock: DatabaseClock) -> None:
         self._due = due
@@ -86,19 +86,19 @@ class _Counting:
 
 
 @pytest.mark.parametrize(("late_seconds", "scans"), [(0.05, 2), (5.0, 1)], ids=["a little late", "well behind"])
-async def test_a_node_that_is_always_a_little_late_looks_ahead_all_the_same(late_seconds: float, scans: int) -> None:
+async def test_a_slightly_late_node_scans_ahead_while_it_fires(late_seconds: float, scans: int) -> None:
     elapsed = [100.0]
     clock = DatabaseClock(lambda: elapsed[0])
     clock.observe(elapsed[0], datetime.now(UTC))
     tick = clock.now() + timedelta(seconds=4)
     due = DueSchedule(uuid4(), UUID(int=0), 0, 1, tick - timedelta(hours=1), tick, tick, CatchUp.LATEST, 3600, 0, every(3600))
-    store = _Counting(due, clock)
+    store = _CountingStore(due, clock)
     ownership = SimpleNamespace(current=lambda: {0: 1}, node_id=uuid4(), lag_seconds=None, fired=0)
     ticker = Ticker(cast(Store, store), cast(Ownership, ownership), clock, TimelineCache(), ChangePublisher(cast(Store, store)))
     await ticker.run_once()
     await ticker.wait()
     elapsed[0] += 4 + late_seconds
-    assert await ticker.run_once()  # fires it, and scans beside it
+    assert await ticker.run_once()  # fires it, and scans concurrently
     await asyncio.sleep(0)
     assert store.scans == scans
     await ticker.close()

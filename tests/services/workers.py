@@ -1,4 +1,4 @@
-"""A pretend worker for tests: says to a stepped node what a worker would say over HTTP, at the node's `now`."""
+"""A simulated worker for tests: it calls a stepped node as a worker would over HTTP, at the node's `now`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import Attempt, ClaimedTask, TaskRecord
 from tests.factories import SteppedNode
 
-Held = ClaimedTask | Lease
+LeasedTaskRef = ClaimedTask | Lease
 
 
 class Worker:
-    """One worker of one node; `tenant_id` is that of its key."""
+    """A worker of one node; `tenant_id` is the tenant of its key."""
 
     def __init__(self, node: SteppedNode, name: str = "worker", *, tenant_id: UUID = DEFAULT_TENANT) -> None:
         self.node = node
@@ -40,17 +40,19 @@ class Worker:
         self.tenant_id = tenant_id
 
     async def claim(
-        self, most: int = 1, *, queues: list[str] | None = None, lease_seconds: float = 30, **more: Any
+        self, max_tasks: int = 1, *, queues: list[str] | None = None, lease_seconds: float = 30, **more: Any
     ) -> list[ClaimedTask]:
-        claim = LeaseClaimRequest(worker=self.name, queues=queues or ["default"], max=most, lease_seconds=lease_seconds, **more)
+        claim = LeaseClaimRequest(
+            worker=self.name, queues=queues or ["default"], max=max_tasks, lease_seconds=lease_seconds, **more
+        )
         return await self.node.leases.claim(self.tenant_id, claim, now=self.node.now)
 
     async def claim_one(self, **more: Any) -> ClaimedTask:
         (task,) = await self.claim(1, **more)
         return task
 
-    async def beat(
-        self, task: Held, *, fraction: float | None = None, message: str | None = None, log: str | None = None
+    async def heartbeat(
+        self, task: LeasedTaskRef, *, fraction: float | None = None, message: str | None = None, log: str | None = None
     ) -> LeaseHeartbeatResult:
         progress = None if fraction is None and message is None else Progress(fraction=fraction, message=message)
         heartbeat = LeaseHeartbeatRequest(
@@ -59,15 +61,15 @@ class Worker:
         (response,) = await self.node.leases.heartbeat(self.tenant_id, heartbeat, now=self.node.now)
         return response
 
-    async def complete(self, *tasks: Held, result: Any = None) -> list[str]:
+    async def complete(self, *tasks: LeasedTaskRef, result: Any = None) -> list[str]:
         results = [LeaseCompletion(id=task.id, fence=task.fence, result=result) for task in tasks]
         completion = LeaseCompleteRequest(worker=self.name, results=results)
-        answers = await self.node.leases.complete(self.tenant_id, completion, now=self.node.now)
-        assert [response.id for response in answers] == [task.id for task in tasks]
-        return [response.status for response in answers]
+        responses = await self.node.leases.complete(self.tenant_id, completion, now=self.node.now)
+        assert [response.id for response in responses] == [task.id for task in tasks]
+        return [response.status for response in responses]
 
     async def fail(
-        self, task: Held, message: str = "it broke", *, kind: str | None = None, trace: str | None = None, **more: Any
+        self, task: LeasedTaskRef, message: str = "it broke", *, kind: str | None = None, trace: str | None = None, **more: Any
     ) -> LeaseResult:
         error = ErrorInput(message=message, kind=kind, trace=trace)
         failures = LeaseFailRequest(
@@ -76,12 +78,12 @@ class Worker:
         (response,) = await self.node.leases.fail(self.tenant_id, failures, now=self.node.now)
         return response
 
-    async def release(self, *tasks: Held) -> list[str]:
+    async def release(self, *tasks: LeasedTaskRef) -> list[str]:
         leases = [Lease(id=task.id, fence=task.fence) for task in tasks]
-        answers = await self.node.leases.release(
+        responses = await self.node.leases.release(
             self.tenant_id, LeaseReleaseRequest(worker=self.name, leases=leases), now=self.node.now
         )
-        return [response.status for response in answers]
+        return [response.status for response in responses]
 
 
 async def submit(node: SteppedNode, type_: str = "work", *, tenant_id: UUID = DEFAULT_TENANT, **more: Any) -> TaskRecord:
@@ -102,16 +104,16 @@ async def attempts(node: SteppedNode, task: TaskRecord | ClaimedTask) -> list[At
     return await node.tasks.attempts(DEFAULT_TENANT, task.id)
 
 
-async def told(node: SteppedNode, task: TaskRecord | ClaimedTask) -> list[tuple[int, str | None]]:
-    """The attempts in short: their numbers and how they ended."""
+async def outcomes_of(node: SteppedNode, task: TaskRecord | ClaimedTask) -> list[tuple[int, str | None]]:
+    """Return the number and the outcome of each attempt."""
     return [(one.attempt, one.outcome and one.outcome.value) for one in await attempts(node, task)]
 
 
-async def work_off(node: SteppedNode, now: datetime | None = None, *, most: int = 500) -> int:
-    """Claim and complete whatever is ready; how many there were."""
+async def finish_ready_tasks(node: SteppedNode, now: datetime | None = None, *, max_tasks: int = 500) -> int:
+    """Claim and complete all ready tasks, and return their number."""
     worker, count = Worker(node), 0
     node.move_to(now or node.now)
-    while tasks := await worker.claim(most):
+    while tasks := await worker.claim(max_tasks):
         assert set(await worker.complete(*tasks)) == {"ok"}
         count += len(tasks)
     return count

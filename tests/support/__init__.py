@@ -1,1 +1,1 @@
-"""What tests need around Everbeat: a real PostgreSQL, a faulty network, a steppable wall clock, server processes."""
+"""Test support: a real PostgreSQL, a faulty network, a wall clock that tests can step, and server processes."""

@@ -1,4 +1,4 @@
-"""Certificates for tests of TLS."""
+"""Certificates for TLS tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cryptography.x509.oid import NameOID
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """The files of a self-signed certificate for 127.0.0.1 and of its key."""
+    """Write a self-signed certificate for 127.0.0.1 and its key, and return the paths of both files."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.now(datetime.UTC)

@@ -1,7 +1,7 @@
 /* LD_PRELOAD library: shifts the wall clock of a process by the int64 of microseconds in EVERBEAT_CLOCK_OFFSET_FILE.
  *
- * The file is mapped once, before main, so a test steps the clock of running processes, forked children included, by
- * writing 8 bytes. Monotonic clocks are left alone, so sleeps and timeouts keep their length. */
+ * The file is mapped once, before main, so a test steps the clock of running processes, including forked children, by
+ * writing 8 bytes. Monotonic clocks do not change, so sleeps and timeouts keep their length. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -31,7 +31,7 @@ __attribute__((constructor)) static void shim_start(void) {
             close(file);
         }
         if (page == MAP_FAILED) {
-            /* A test that believes its clock is shifted when it is not would prove nothing. */
+            /* Abort, because a test whose clock is not shifted would prove nothing. */
             fprintf(stderr, "clockshim: cannot map %s\n", path);
             abort();
         }
@@ -43,7 +43,7 @@ __attribute__((constructor)) static void shim_start(void) {
 
 static int unshifted(clockid_t clock, struct timespec *now) {
     clock_gettime_function real = __atomic_load_n(&real_clock_gettime, __ATOMIC_ACQUIRE);
-    /* Before the constructor has run, another library's constructor may ask already. */
+    /* The constructor of another library may call this before our constructor has run. */
     return real != NULL ? real(clock, now) : (int)syscall(SYS_clock_gettime, clock, now);
 }
 

@@ -21,9 +21,9 @@ class CompilerMissing(Exception):
 
 
 class ClockShim:
-    """Processes started with `env()` see the wall clock shifted by the last `set_offset`; monotonic time is untouched.
+    """Shifts the wall clock of processes started with `env()` by the last `set_offset`. Monotonic time does not change.
 
-    Its folder is readable by all, because PostgreSQL may run as another user; use it as a context manager.
+    The folder is readable by all users, because PostgreSQL may run as another user. Use it as a context manager.
     """
 
     def __init__(self, library: Path, folder: Path) -> None:
@@ -50,8 +50,8 @@ class ClockShim:
         return {"LD_PRELOAD": str(self._library), "EVERBEAT_CLOCK_OFFSET_FILE": str(self._offset_file)}
 
     def set_offset(self, seconds: float) -> None:
-        """Shift from now on, in every process started with env()."""
-        # Written in place: running processes have this very file mapped.
+        """Shift the clock of every process started with `env()`, effective immediately."""
+        # Written in place, because running processes have this file mapped.
         with self._offset_file.open("r+b", buffering=0) as file:
             file.write(struct.pack("=q", round(seconds * 1_000_000)))
 

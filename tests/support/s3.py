@@ -1,4 +1,4 @@
-"""A server that speaks S3, in this process, on a port of its own."""
+"""An S3-compatible server in this process, on a free port."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AW
 
 
 class S3Server:
-    """Buckets are made on demand; what is in them goes with the server."""
+    """An S3 server in memory. Buckets are created on demand and disappear with the server."""
 
     def __init__(self) -> None:
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else it prints a line for each request
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it logs one line for each request otherwise
         self._server = ThreadedMotoServer("127.0.0.1", 0)
 
     def __enter__(self) -> Self:
@@ -33,7 +33,7 @@ class S3Server:
         return f"http://{host}:{port}"
 
     def make_bucket(self) -> str:
-        """A URL in a new bucket."""
+        """Create a bucket and return a URL in it."""
         name = f"everbeat-{secrets.token_hex(6)}"
         request = urllib.request.Request(f"{self.endpoint}/{name}", method="PUT")
         with urllib.request.urlopen(request, timeout=10):

@@ -30,7 +30,7 @@ for _ in sys.stdin:
 
 
 @pytest.mark.parametrize("offset", [HOUR, -HOUR, 0.25, -0.25])
-def test_a_running_python_sees_the_wall_clock_step_but_sleeps_as_ever(clock_shim: ClockShim, offset: float) -> None:
+def test_a_running_python_sees_the_wall_clock_step_and_sleeps_as_long_as_before(clock_shim: ClockShim, offset: float) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", CHILD],
         env=clock_shim.env(),

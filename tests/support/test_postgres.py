@@ -16,7 +16,7 @@ from tests.support.postgres import PostgresAdmin, PostgresServer
 from tests.support.processes import is_alive, open_to_all, public_temp, wait_until
 
 
-async def test_each_test_gets_a_database_of_its_own(postgres_url: str) -> None:
+async def test_each_test_gets_a_new_database(postgres_url: str) -> None:
     connection = await asyncpg.connect(postgres_url)
     try:
         await connection.execute("CREATE TABLE only_once (id int)")
@@ -36,7 +36,7 @@ async def test_the_database_is_dropped_even_when_a_connection_is_left_open(
     connection.terminate()
 
 
-def test_data_survives_both_ways_of_stopping(private_postgres: PostgresServer) -> None:
+def test_data_survives_both_stop_modes(private_postgres: PostgresServer) -> None:
     private_postgres.execute("CREATE TABLE kept (id int)")
     private_postgres.restart("fast")
     private_postgres.execute("INSERT INTO kept VALUES (1)")
@@ -61,24 +61,24 @@ def test_nothing_is_left_when_the_test_process_is_killed(postgres_binaries: Path
     assert not is_alive(int(pid))
 
 
-def test_binaries_in_a_closed_folder_are_copied_to_an_open_one(
+def test_binaries_in_a_private_folder_are_copied_to_a_readable_one(
     postgres_binaries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root runs PostgreSQL as somebody else")
+        pytest.skip("only root runs PostgreSQL as another user")
     package = next(parent for parent in postgres_binaries.parents if parent.name == postgres.PACKAGE)
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o700)
-    shutil.copytree(package / "pginstall18", closed / postgres.PACKAGE / "pginstall18", symlinks=True)
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    shutil.copytree(package / "pginstall18", private / postgres.PACKAGE / "pginstall18", symlinks=True)
     if (libraries := package.with_name(f"{postgres.PACKAGE}.libs")).exists():
-        shutil.copytree(libraries, closed / libraries.name)
+        shutil.copytree(libraries, private / libraries.name)
     cache = public_temp() / f"everbeat-tests-copy-{os.getpid()}"
     cache.mkdir(mode=0o755)
     monkeypatch.setattr(postgres, "cache_folder", lambda: cache)
     try:
-        copy = postgres._public_copy(closed / postgres.PACKAGE / "pginstall18")
+        copy = postgres._public_copy(private / postgres.PACKAGE / "pginstall18")
         assert open_to_all(copy / "bin" / "initdb")
-        assert postgres._public_copy(closed / postgres.PACKAGE / "pginstall18") == copy
+        assert postgres._public_copy(private / postgres.PACKAGE / "pginstall18") == copy
         monkeypatch.setattr(postgres, "find_binaries", lambda: copy / "bin")
         with PostgresServer() as server:
             assert re.match(r"18\.", server.fetch_value("SHOW server_version"))

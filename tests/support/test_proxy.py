@@ -14,7 +14,7 @@ from tests.support.processes import wait_until_async
 from tests.support.proxy import FaultyProxy, ProxyThread, postgres_executes
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-GONE = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+CONNECTION_LOST = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
 
 
 class EchoServer:
@@ -56,18 +56,18 @@ async def client(proxy: FaultyProxy) -> AsyncIterator[Streams]:
     writer.transport.abort()
 
 
-async def ask(client: Streams, text: bytes, within_seconds: float = 5.0) -> bytes:
+async def send(client: Streams, text: bytes, within_seconds: float = 5.0) -> bytes:
     reader, writer = client
     writer.write(text)
     async with asyncio.timeout(within_seconds):
         return await reader.read(65_536)
 
 
-async def test_it_passes_bytes_both_ways(client: Streams) -> None:
-    assert await ask(client, b"one") == b"one"
+async def test_it_forwards_bytes_both_ways(client: Streams) -> None:
+    assert await send(client, b"one") == b"one"
 
 
-async def test_it_passes_much_more_than_its_buffers_hold(proxy: FaultyProxy, client: Streams) -> None:
+async def test_it_forwards_much_more_than_its_buffers_can_store(proxy: FaultyProxy, client: Streams) -> None:
     reader, writer = client
     proxy.delay_seconds = 0.05
     blob = bytes(range(256)) * 40_000
@@ -77,67 +77,67 @@ async def test_it_passes_much_more_than_its_buffers_hold(proxy: FaultyProxy, cli
 
 
 async def test_cut_closes_and_refuses_until_healed(proxy: FaultyProxy, client: Streams) -> None:
-    assert await ask(client, b"one") == b"one"
+    assert await send(client, b"one") == b"one"
     await proxy.cut()
     assert proxy.open_connections == 0
     with contextlib.suppress(OSError):
-        assert await ask(client, b"two") == b""
+        assert await send(client, b"two") == b""
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(proxy.host, proxy.port)
     await proxy.heal()
     again = await asyncio.open_connection(proxy.host, proxy.port)
-    assert await ask(again, b"three") == b"three"
+    assert await send(again, b"three") == b"three"
     again[1].transport.abort()
 
 
-async def test_freeze_holds_every_byte_and_accepts_connections(proxy: FaultyProxy, echo: EchoServer, client: Streams) -> None:
-    assert await ask(client, b"one") == b"one"
+async def test_freeze_forwards_no_byte_and_accepts_connections(proxy: FaultyProxy, echo: EchoServer, client: Streams) -> None:
+    assert await send(client, b"one") == b"one"
     proxy.freeze()
     late = await asyncio.open_connection(proxy.host, proxy.port)
     with pytest.raises(TimeoutError):
-        await ask(client, b"two", within_seconds=0.1)
+        await send(client, b"two", within_seconds=0.1)
     assert echo.received == b"one"
     proxy.thaw()
-    assert await ask(client, b"") == b"two"
-    assert await ask(late, b"three") == b"three"
+    assert await send(client, b"") == b"two"
+    assert await send(late, b"three") == b"three"
     late[1].transport.abort()
 
 
-async def test_delay_applies_each_way(proxy: FaultyProxy, client: Streams) -> None:
+async def test_delay_applies_in_each_direction(proxy: FaultyProxy, client: Streams) -> None:
     proxy.delay_seconds = 0.1
     started_at = time.monotonic()
-    assert await ask(client, b"one") == b"one"
+    assert await send(client, b"one") == b"one"
     assert time.monotonic() - started_at >= 0.19
 
 
-async def test_a_lost_reply_reached_the_server_and_ends_the_connection(
+async def test_a_request_whose_reply_is_lost_reaches_the_server_and_ends_the_connection(
     proxy: FaultyProxy, echo: EchoServer, client: Streams
 ) -> None:
     proxy.drop_replies_after(2)
-    assert await ask(client, b"1") == b"1"
-    assert await ask(client, b"2") == b"2"
-    assert await ask(client, b"3") == b""
+    assert await send(client, b"1") == b"1"
+    assert await send(client, b"2") == b"2"
+    assert await send(client, b"3") == b""
     assert echo.received == b"123"
     assert proxy.lost_replies == 1
 
 
 async def test_only_the_matching_request_loses_its_reply(proxy: FaultyProxy, client: Streams) -> None:
     proxy.drop_replies_after(lambda request: b"commit" in request)
-    assert await ask(client, b"begin") == b"begin"
-    assert await ask(client, b"commit") == b""
+    assert await send(client, b"begin") == b"begin"
+    assert await send(client, b"commit") == b""
     again = await asyncio.open_connection(proxy.host, proxy.port)
-    assert await ask(again, b"commit") == b"commit"
+    assert await send(again, b"commit") == b"commit"
     again[1].transport.abort()
 
 
-async def test_losing_by_probability_repeats_with_the_seed(echo: EchoServer) -> None:
+async def test_loss_by_probability_is_repeatable_with_the_same_seed(echo: EchoServer) -> None:
     async def outcomes() -> list[bool]:
         async with FaultyProxy("127.0.0.1", echo.port, seed=7) as proxy:
             proxy.lose_reply_probability = 0.5
             kept = []
             for _ in range(20):
                 reader, writer = await asyncio.open_connection(proxy.host, proxy.port)
-                kept.append(await ask((reader, writer), b"x") == b"x")
+                kept.append(await send((reader, writer), b"x") == b"x")
                 writer.transport.abort()
             return kept
 
@@ -159,11 +159,11 @@ async def test_a_postgresql_commit_whose_reply_is_lost_is_committed(postgres_url
                 await transaction.start()
                 await client.execute("INSERT INTO ledger VALUES (0)")
                 proxy.drop_replies_after(lose)
-                with pytest.raises(GONE):
+                with pytest.raises(CONNECTION_LOST):
                     await transaction.commit()
             else:
                 proxy.losable, proxy.lose_replies = lose, True
-                with pytest.raises(GONE):
+                with pytest.raises(CONNECTION_LOST):
                     await client.fetch("INSERT INTO ledger VALUES ($1)", 1)
             client.terminate()
         assert proxy.lost_replies == 2
@@ -187,7 +187,7 @@ async def test_a_frozen_postgresql_connection_times_out_and_then_recovers(postgr
         await client.close()
 
 
-def test_the_proxy_runs_in_a_thread_for_plain_tests() -> None:
+def test_the_proxy_runs_in_a_thread_for_synchronous_tests() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         ProxyThread("127.0.0.1", listener.getsockname()[1]) as thread,

@@ -22,21 +22,21 @@ def server() -> FakeServer:
 
 
 @pytest.fixture
-def lines() -> LogCapture:
-    """What is logged, in place of printing it."""
+def logs() -> LogCapture:
+    """Captures log entries instead of printing them."""
     return LogCapture()
 
 
 @pytest.fixture(autouse=True)
-def _captured(lines: LogCapture) -> Any:
-    before = structlog.get_config()
-    structlog.configure(processors=[lines], cache_logger_on_first_use=False)
+def _capture_logs(logs: LogCapture) -> Any:
+    config = structlog.get_config()
+    structlog.configure(processors=[logs], cache_logger_on_first_use=False)
     yield
-    structlog.configure(**before)
+    structlog.configure(**config)
 
 
 class Workers:
-    """Starts workers for the handlers given, and stops them."""
+    """Starts workers for the given handlers, and stops them."""
 
     def __init__(self, server: FakeServer) -> None:
         self.server = server
@@ -55,8 +55,8 @@ class Workers:
         self.made.append(worker)
         return worker
 
-    async def until_begun(self, count: int = 1) -> None:
-        """So many handlers run; the server counts tasks as running before a worker has heard of them."""
+    async def until_started(self, count: int = 1) -> None:
+        """Wait until `count` handlers run. The server counts tasks as running before their worker has received them."""
         await wait_until_async(lambda: sum(len(worker._runners.running) for worker in self.made) == count)
 
     async def until_ended(self, *tasks: FakeTask, seconds: float = 10.0) -> None:

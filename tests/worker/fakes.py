@@ -1,4 +1,4 @@
-"""A server in memory with leases, fences and faults on demand: what the runtime is tested against, one rule at a time."""
+"""A server in memory with leases, fences and faults on demand. The tests of the worker runtime use it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from everbeat.core.tasks import ClaimedTask, Origin
 
 
 def definition(function: Callable[..., Any], type: str = "job", **options: Any) -> TaskDefinition:
-    """As the decorators would make it: async by its function, with a context if its first argument is ctx."""
+    """Return a definition as the decorators would: async by its function, with a context if its first argument is ctx."""
     code = getattr(function, "__code__", None)
     first = code.co_varnames[:1] if code is not None and code.co_argcount else ()
     given: dict[str, Any] = {
@@ -75,7 +75,7 @@ class FakeTask:
 
 
 class FakeServer:
-    """All that a worker sees of a server. Called from the worker's event loop and from its heartbeat thread."""
+    """The part of a server that workers use. Called from the worker's event loop and from its heartbeat thread."""
 
     def __init__(self) -> None:
         self.tasks: dict[UUID, FakeTask] = {}
@@ -91,7 +91,7 @@ class FakeServer:
         self.lock = threading.RLock()
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
 
-    # What users do
+    # Operations of users
 
     def submit(self, type: str = "job", payload: Any = None, *, timeout_seconds: float = 60, max_attempts: int = 3) -> FakeTask:
         task = FakeTask(type, msgspec.json.encode(payload or {}), timeout_seconds, max_attempts)
@@ -113,17 +113,17 @@ class FakeServer:
         task.cancel_requested = True
 
     def steal(self, task: FakeTask) -> None:
-        """As if its lease had run out and another worker had it now."""
+        """Simulate that the lease has expired and another worker has claimed the task."""
         with self.lock:
             task.fence += 1
-            task.worker = "thief"
+            task.worker = "other"
             task.lease_until = monotonic() + 60
 
     def states(self) -> Counter[str]:
         return Counter(task.state for task in self.tasks.values())
 
     def reap(self) -> None:
-        """Expired leases back to ready, as the server's reaper does."""
+        """Make tasks with expired leases ready, as the server's reaper does."""
         now = monotonic()
         with self.lock:
             expired = [task for task in self.tasks.values() if task.state == "running" and task.lease_until < now]
@@ -131,12 +131,12 @@ class FakeServer:
                 task.state = "ready"
         self.submit_many(expired)
 
-    # What workers ask
+    # Operations of workers
 
-    def take(self, claim: LeaseClaimRequest) -> list[ClaimedTask]:
+    def claim(self, claim: LeaseClaimRequest) -> list[ClaimedTask]:
         with self.lock:
-            fitting = (task for task in self.ready.values() if claim.types is None or task.type in claim.types)
-            chosen = list(itertools.islice(fitting, claim.max))
+            matching = (task for task in self.ready.values() if claim.types is None or task.type in claim.types)
+            chosen = list(itertools.islice(matching, claim.max))
             for task in chosen:
                 del self.ready[task.id]
                 task.state, task.worker = "running", claim.worker
@@ -145,11 +145,11 @@ class FakeServer:
                 task.lease_seconds, task.lease_until = claim.lease_seconds, monotonic() + claim.lease_seconds
             return [claimed_tasks_of(task) for task in chosen]
 
-    def beat(self, heartbeat: LeaseHeartbeatRequest) -> list[LeaseHeartbeatResult]:
+    def heartbeat(self, heartbeat: LeaseHeartbeatRequest) -> list[LeaseHeartbeatResult]:
         with self.lock:
-            return [self._beat_one(heartbeat.worker, beat.id, beat.fence, beat.progress, beat.log) for beat in heartbeat.leases]
+            return [self._renew(heartbeat.worker, one.id, one.fence, one.progress, one.log) for one in heartbeat.leases]
 
-    def _beat_one(self, worker: str, id: UUID, fence: int, progress: Progress | None, log: str | None) -> LeaseHeartbeatResult:
+    def _renew(self, worker: str, id: UUID, fence: int, progress: Progress | None, log: str | None) -> LeaseHeartbeatResult:
         task = self.tasks.get(id)
         if task is None or task.state != "running" or task.fence != fence:
             return LeaseHeartbeatResult(id, "lost", None)
@@ -172,36 +172,36 @@ class FakeServer:
 
     def complete(self, completion: LeaseCompleteRequest) -> list[LeaseResult]:
         with self.lock:
-            answers = []
+            results = []
             for result in completion.results:
-                task, answer = self.end(result.id, result.fence, "completed")
+                task, outcome = self.end(result.id, result.fence, "completed")
                 if task is not None and result.result is not None:
                     task.result = msgspec.json.decode(msgspec.json.encode(result.result))
-                answers.append(answer)
-            return answers
+                results.append(outcome)
+            return results
 
     def fail(self, failures: LeaseFailRequest) -> list[LeaseResult]:
         with self.lock:
-            answers = []
+            results = []
             for failure in failures.failures:
-                task, answer = self.end(failure.id, failure.fence, "failed")
+                task, outcome = self.end(failure.id, failure.fence, "failed")
                 if task is not None:
                     task.error, task.failure = failure.error, failure
-                answers.append(answer)
-            return answers
+                results.append(outcome)
+            return results
 
     def release(self, release: LeaseReleaseRequest) -> list[LeaseResult]:
         with self.lock:
-            answers = []
+            results = []
             for lease in release.leases:
-                task, answer = self.end(lease.id, lease.fence, "ready")
+                task, outcome = self.end(lease.id, lease.fence, "ready")
                 if task is not None:
                     task.attempt -= 1
                     task.ended_fence = None
                     self.ready[task.id] = task
-                answers.append(answer)
+                results.append(outcome)
         self._wake()
-        return answers
+        return results
 
     def _wake(self) -> None:
         for loop, event in list(self._waiting):
@@ -219,11 +219,11 @@ class FakeServer:
 
 
 class FakeTransport:
-    """One client's connection to a fake server. Without `own_thread` it behaves as an in-process one."""
+    """A client's connection to a fake server. Without `for_thread` it behaves like an in-process connection."""
 
     def __init__(self, server: FakeServer) -> None:
         self.server = server
-        self.is_cut = False
+        self.is_disconnected = False
         self.threads: set[int] = set()
 
     async def open(self) -> None: ...
@@ -239,7 +239,7 @@ class FakeTransport:
         body: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> ApiResponse:
-        raise AssertionError("the runtime does not ask for this")
+        raise AssertionError("the runtime does not call this")
 
     async def submit(self, tasks: Sequence[TaskInput]) -> list[UUID]:
         raise AssertionError("the runtime does not submit")
@@ -247,18 +247,18 @@ class FakeTransport:
     async def claim(self, claim: LeaseClaimRequest) -> list[ClaimedTask]:
         await self._before("claim", claim)
         self.server.claims.append(claim)
-        tasks = self.server.take(claim)
+        tasks = self.server.claim(claim)
         give_up_at = monotonic() + claim.wait_seconds
         while not tasks and (left := give_up_at - monotonic()) > 0:
             await self.server.wait_for_work(left)
-            self._check_link()
-            tasks = self.server.take(claim)
+            self._check_connection()
+            tasks = self.server.claim(claim)
         return self._after("claim", tasks)
 
     async def heartbeat(self, heartbeat: LeaseHeartbeatRequest) -> list[LeaseHeartbeatResult]:
         self.threads.add(threading.get_ident())
         await self._before("heartbeat", heartbeat, heartbeat.leases)
-        return self._after("heartbeat", self.server.beat(heartbeat))
+        return self._after("heartbeat", self.server.heartbeat(heartbeat))
 
     async def complete(self, completion: LeaseCompleteRequest) -> list[LeaseResult]:
         await self._before("complete", completion, completion.results)
@@ -276,7 +276,7 @@ class FakeTransport:
         server = self.server
         server.calls[verb] += 1
         server.batches.setdefault(verb, []).append(len(items))
-        self._check_link()
+        self._check_connection()
         if server.latency_seconds:
             await asyncio.sleep(server.latency_seconds)
         if faults := server.faults.get(verb):
@@ -285,19 +285,19 @@ class FakeTransport:
             if server.refuse is not None and (reason := server.refuse(verb, item)) is not None:
                 raise ServerProblem(422, {"title": "Invalid input", "detail": reason})
 
-    def _after(self, verb: str, answer: list[Any]) -> list[Any]:
+    def _after(self, verb: str, outcome: list[Any]) -> list[Any]:
         if self.server.lost_replies[verb] > 0:
             self.server.lost_replies[verb] -= 1
             raise NotReachable("fake", "the reply was lost")
-        return answer
+        return outcome
 
-    def _check_link(self) -> None:
-        if self.is_cut or self.server.is_down:
+    def _check_connection(self) -> None:
+        if self.is_disconnected or self.server.is_down:
             raise NotReachable("fake", "connection refused")
 
 
 class ThreadedTransport(FakeTransport):
-    """As over HTTP: the heartbeat thread gets a connection of its own."""
+    """Like HTTP: the heartbeat thread gets a separate connection."""
 
     def __init__(self, server: FakeServer) -> None:
         super().__init__(server)
@@ -305,18 +305,18 @@ class ThreadedTransport(FakeTransport):
 
     def for_thread(self) -> FakeTransport:
         self.made.append(FakeTransport(self.server))
-        self.made[-1].is_cut = self.is_cut
+        self.made[-1].is_disconnected = self.is_disconnected
         return self.made[-1]
 
-    def truncate(self) -> None:
-        self.is_cut = True
+    def disconnect(self) -> None:
+        self.is_disconnected = True
         for one in self.made:
-            one.is_cut = True
+            one.is_disconnected = True
 
-    def heal(self) -> None:
-        self.is_cut = False
+    def reconnect(self) -> None:
+        self.is_disconnected = False
         for one in self.made:
-            one.is_cut = False
+            one.is_disconnected = False
 
 
 def claimed_tasks_of(task: FakeTask) -> ClaimedTask:
@@ -340,5 +340,5 @@ def claimed_tasks_of(task: FakeTask) -> ClaimedTask:
 
 
 def _until(seconds: float) -> datetime:
-    # An hour off: a worker that compared wall clocks would see leases that ended long ago.
+    # An hour behind: a worker that compared wall clocks would consider all leases expired.
     return datetime.now(UTC) + timedelta(seconds=seconds - 3600)

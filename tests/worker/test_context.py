@@ -1,4 +1,4 @@
-"""What handlers see, and how they say how far they are."""
+"""The context of a handler: the task's fields, progress and log lines."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_it_raises_only_once_cancelled() -> None:
         ctx.raise_if_cancelled()
 
 
-def test_progress_is_the_latest_and_kept_within_bounds() -> None:
+def test_progress_is_the_latest_and_limited() -> None:
     ctx = make_context()
     ctx.progress(0.1, "first")
     ctx.progress(7)
@@ -91,14 +91,14 @@ def test_too_many_lines_are_dropped_with_a_note() -> None:
     assert updates is not None
     assert updates.log is not None
     assert len(updates.log) < MAX_BUFFERED + 100
-    assert updates.log.endswith(f"[{MAX_BUFFERED - 64_000 // 21 + 1} more lines were dropped: too many at once]")
+    assert updates.log.endswith(f"[{MAX_BUFFERED - 64_000 // 21 + 1} more lines were dropped: the log buffer was full]")
     ctx.log("after")
     after = ctx.take_update()
     assert after is not None
     assert after.log == "after"
 
 
-def test_what_no_database_can_hold_is_replaced() -> None:
+def test_text_that_no_database_can_store_is_replaced() -> None:
     ctx = make_context()
     ctx.log("a\0b \ud800 c")
     ctx.log("z" * (MAX_LINE_LENGTH * 2))
@@ -110,7 +110,7 @@ def test_what_no_database_can_hold_is_replaced() -> None:
     assert updates.log.endswith("(cut)")
 
 
-def test_news_that_did_not_arrive_come_back_in_order() -> None:
+def test_undelivered_updates_are_returned_in_order() -> None:
     ctx = make_context()
     ctx.log("one")
     ctx.progress(0.2, "then")
@@ -129,11 +129,11 @@ def test_threads_lose_no_line() -> None:
     ctx = make_context()
     taken: list[str] = []
 
-    def talk(name: int) -> None:
+    def write_lines(name: int) -> None:
         for number in range(200):
             ctx.log(f"{name}.{number}")
 
-    threads = [threading.Thread(target=talk, args=(name,)) for name in range(4)]
+    threads = [threading.Thread(target=write_lines, args=(name,)) for name in range(4)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads) or ctx.has_update:

@@ -1,4 +1,4 @@
-"""Real workers on a real server over HTTP: killed, paused, stopped, blocked, and several under one parent."""
+"""Real workers with a real server over HTTP: killed, paused, stopped, blocked, and several processes under one parent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def collector():
 
 @eb.task
 async def hold(ctx, mark: str):
-    """Runs until a file says so; the first attempt on its own file."""
+    """Run until the file of the attempt exists."""
     note(f"{mark}.began.{ctx.attempt}")
     while not (FOLDER / f"{mark}.go.{ctx.attempt}").exists():
         await asyncio.sleep(0.01)
@@ -65,7 +65,7 @@ LEASE = "5"
 
 
 class Deployment:
-    """A server, and workers on it."""
+    """A server and its workers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -90,9 +90,9 @@ class Deployment:
         return process
 
     def submit(self, type_: str, **payload: Any) -> str:
-        answer = self.client.post("/v1/tasks", json={"type": type_, "payload": payload})
-        assert answer.status_code == 201, answer.text
-        return str(answer.json()["id"])
+        response = self.client.post("/v1/tasks", json={"type": type_, "payload": payload})
+        assert response.status_code == 201, response.text
+        return str(response.json()["id"])
 
     def task(self, task_id: str) -> dict[str, Any]:
         found: dict[str, Any] = self.client.get(f"/v1/tasks/{task_id}").json()
@@ -133,7 +133,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
         deployment.close()
 
 
-def test_a_large_payload_goes_by_a_bucket(
+def test_a_large_payload_is_stored_in_a_bucket(
     tmp_path: Path, s3_server: S3Server, s3_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVERBEAT_BLOB_URL", s3_url)
@@ -165,7 +165,7 @@ def test_it_waits_for_its_server_registers_and_runs_a_task(deployment: Deploymen
     assert "Traceback" not in worker.logs()
 
 
-def test_schedules_no_longer_declared_are_pruned_if_asked(deployment: Deployment) -> None:
+def test_schedules_no_longer_declared_are_pruned_on_request(deployment: Deployment) -> None:
     deployment.start_server()
     other = {"name": "foreign", "cron": "0 0 1 1 *", "target": {"kind": "worker", "type": "greet"}}
     assert deployment.client.post("/v1/schedules", json=other).status_code == 201
@@ -178,7 +178,7 @@ def test_schedules_no_longer_declared_are_pruned_if_asked(deployment: Deployment
     assert found == {"yearly": 404, "later": 200, "foreign": 200}
 
 
-def test_a_killed_workers_task_is_tried_again_after_its_lease(deployment: Deployment) -> None:
+def test_a_task_of_a_killed_worker_is_retried_after_its_lease(deployment: Deployment) -> None:
     deployment.start_server()
     first = deployment.worker("w1", "--no-register")
     task_id = deployment.submit("hold", mark="a")
@@ -210,14 +210,14 @@ def test_a_worker_paused_past_its_lease_changes_nothing(deployment: Deployment) 
     assert first.is_running()
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_running_tasks_end(deployment: Deployment, how: signal.Signals) -> None:
+@pytest.mark.parametrize("signal_", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_claims_and_running_tasks_finish(deployment: Deployment, signal_: signal.Signals) -> None:
     deployment.start_server()
     worker = deployment.worker("w1", "--no-register")
     first, second = deployment.submit("hold", mark="a"), deployment.submit("hold_in_thread", mark="b")
     deployment.wait_file("a.began.1")
     deployment.wait_file("b.began")
-    worker.send_signal(how)
+    worker.send_signal(signal_)
     wait_until(lambda: "worker_stopping" in worker.logs(), 10, worker.logs)
     late = deployment.submit("greet", name="late")
     deployment.touch("a.go.1")
@@ -229,7 +229,7 @@ def test_a_signal_lets_running_tasks_end(deployment: Deployment, how: signal.Sig
     assert "Traceback" not in worker.logs()
 
 
-def test_after_the_grace_time_the_rest_is_given_back_at_once(deployment: Deployment) -> None:
+def test_after_the_grace_time_unfinished_tasks_are_released(deployment: Deployment) -> None:
     deployment.start_server()
     worker = deployment.worker("w1", "--no-register", "--grace-seconds", "0.1")
     tasks = [deployment.submit("hold", mark="a"), deployment.submit("hold_in_thread", mark="b")]
@@ -240,7 +240,7 @@ def test_after_the_grace_time_the_rest_is_given_back_at_once(deployment: Deploym
 
 
 @pytest.mark.parametrize("type_", ["hold", "block"])
-def test_a_second_signal_ends_it_now_and_gives_everything_back(deployment: Deployment, type_: str) -> None:
+def test_a_second_signal_ends_the_worker_and_releases_all_tasks(deployment: Deployment, type_: str) -> None:
     """Also when a handler blocks the event loop."""
     deployment.start_server()
     worker = deployment.worker("w1", "--no-register")
@@ -252,7 +252,7 @@ def test_a_second_signal_ends_it_now_and_gives_everything_back(deployment: Deplo
     if type_ == "hold":
         wait_until(lambda: "worker_stopping" in worker.logs(), 10, worker.logs)
 
-    # Signals that are pending at the same time are delivered as one.
+    # Several pending signals are delivered as one, so the signal is repeated.
     def has_ended() -> bool:
         worker.send_signal(signal.SIGTERM)
         return worker.returncode is not None
@@ -275,7 +275,7 @@ def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(deployment: Deploy
     assert "in block" in message
 
 
-def test_several_processes_share_the_work_and_a_dead_one_is_replaced(deployment: Deployment) -> None:
+def test_several_processes_share_tasks_and_a_dead_process_is_replaced(deployment: Deployment) -> None:
     deployment.start_server()
     worker = deployment.worker("fleet", "--processes", "2", "--concurrency", "1")
 
@@ -311,7 +311,7 @@ def test_processes_end_when_their_parent_is_killed(deployment: Deployment) -> No
     wait_until(lambda: not any(is_alive(pid) for pid in children), 10, worker.logs)
 
 
-def test_processes_end_when_their_parent_is_killed_before_they_have_begun(deployment: Deployment) -> None:
+def test_processes_end_when_their_parent_is_killed_before_they_start(deployment: Deployment) -> None:
     worker = deployment.worker("fleet", "--processes", "2", "--no-register")
     children = wait_until(lambda: found if len(found := _children(worker.pid)) == 2 else [], 20, worker.logs)
     os.kill(worker.pid, signal.SIGKILL)
@@ -323,7 +323,7 @@ def test_dev_runs_an_app_in_its_own_process(deployment: Deployment) -> None:
     arguments = ("dev", "shop:eb", "--port", str(deployment.port), "--database-url", database)
     deployment.server = ServerProcess(*arguments, folder=deployment.folder, env=deployment.env, name="dev")
     deployment.start_server()
-    wait_until(lambda: "runs here" in deployment.server.logs(), 10, deployment.server.logs)
+    wait_until(lambda: "is running in this process" in deployment.server.logs(), 10, deployment.server.logs)
     task = deployment.wait_for(deployment.submit("greet", name="Ada"))
     assert task["result"]["pid"] == deployment.server.pid
     assert deployment.client.get("/v1/schedules/yearly").status_code == 200
@@ -337,7 +337,7 @@ def test_dev_runs_an_app_in_its_own_process(deployment: Deployment) -> None:
     assert deployment.task(running_task)["state"] == "completed"
 
 
-def test_a_worker_on_a_database_runs_everything_in_its_own_process(deployment: Deployment) -> None:
+def test_a_worker_on_a_database_runs_the_server_in_its_process(deployment: Deployment) -> None:
     deployment.env["EVERBEAT_URL"] = f"sqlite:///{deployment.folder}/own.db"
     worker = deployment.worker("w1")
     wait_until(lambda: "worker_started" in worker.logs(), 30, worker.logs)

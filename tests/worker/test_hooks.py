@@ -1,4 +1,4 @@
-"""Hooks around handlers: in order, sync or async, and of influence only where they are asked to have some."""
+"""Hooks around handlers: in order, sync or async; only `before` hooks affect the outcome."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from tests.worker.fakes import FakeServer, registry_of
 
 @pytest.mark.parametrize("is_async", [True, False])
 async def test_they_run_in_order_around_the_handler(workers: Workers, server: FakeServer, is_async: bool) -> None:
-    message: list[str] = []
+    calls: list[str] = []
 
     async def job() -> str:
-        message.append("handler")
+        calls.append("handler")
         return "result"
 
     def sync_job() -> str:
-        message.append("handler")
+        calls.append("handler")
         return "result"
 
     async def before_async(ctx: Context) -> None:
-        message.append(f"before {ctx.type}")
+        calls.append(f"before {ctx.type}")
 
     async def after_async(ctx: Context, result: Any) -> None:
-        message.append(f"after {result}")
+        calls.append(f"after {result}")
 
     registry = registry_of(job if is_async else sync_job)
-    registry.before += [lambda ctx: message.append("first"), before_async]
-    registry.after += [after_async, lambda ctx, result: message.append("last")]
+    registry.before += [lambda ctx: calls.append("first"), before_async]
+    registry.after += [after_async, lambda ctx, result: calls.append("last")]
     server.submit()
     await workers.start(registry=registry)
     await workers.until_ended()
-    assert message == ["first", "before job", "handler", "after result", "last"]
+    assert calls == ["first", "before job", "handler", "after result", "last"]
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_on_error_sees_what_was_raised(workers: Workers, server: FakeServer, is_async: bool) -> None:
-    message: list[str] = []
+async def test_on_error_gets_the_raised_error(workers: Workers, server: FakeServer, is_async: bool) -> None:
+    calls: list[str] = []
 
     async def job() -> None:
         raise ValueError("no")
@@ -50,15 +50,15 @@ async def test_on_error_sees_what_was_raised(workers: Workers, server: FakeServe
         raise ValueError("no")
 
     async def on_error(ctx: Context, error: BaseException) -> None:
-        message.append(repr(error))
+        calls.append(repr(error))
 
     registry = registry_of(job if is_async else sync_job)
-    registry.after.append(lambda ctx, result: message.append("after"))
+    registry.after.append(lambda ctx, result: calls.append("after"))
     registry.on_error.append(on_error)
     task = server.submit()
     await workers.start(registry=registry)
     await workers.until_ended()
-    assert message == ["ValueError('no')"]
+    assert calls == ["ValueError('no')"]
     assert task.state == "failed"
 
 
@@ -83,8 +83,8 @@ async def test_an_error_in_before_fails_the_attempt(workers: Workers, server: Fa
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_errors_in_after_and_on_error_change_nothing(
-    workers: Workers, server: FakeServer, is_async: bool, lines: LogCapture
+async def test_errors_in_after_and_on_error_have_no_effect(
+    workers: Workers, server: FakeServer, is_async: bool, logs: LogCapture
 ) -> None:
     async def job(bad: bool) -> str:
         return sync_job(bad)
@@ -109,22 +109,22 @@ async def test_errors_in_after_and_on_error_change_nothing(
     assert good.result == "fine"
     assert bad.error is not None
     assert bad.error.message == "handler"
-    assert [line["event"] for line in lines.entries].count("hook_failed") == 4
+    assert [entry["event"] for entry in logs.entries].count("hook_failed") == 4
 
 
-async def test_on_error_is_told_of_timeouts(workers: Workers, server: FakeServer) -> None:
+async def test_on_error_is_called_for_timeouts(workers: Workers, server: FakeServer) -> None:
     import asyncio
 
-    message: list[str] = []
+    calls: list[str] = []
 
     async def job() -> None:
         await asyncio.sleep(60)
 
     registry = registry_of(job)
-    registry.on_error.append(lambda ctx, error: message.append(type(error).__name__))
+    registry.on_error.append(lambda ctx, error: calls.append(type(error).__name__))
     task = server.submit(timeout_seconds=0.03)
     await workers.start(registry=registry)
     await workers.until_ended()
-    assert message == ["TimeoutError"]
+    assert calls == ["TimeoutError"]
     assert task.error is not None
     assert task.error.kind == "timeout"

@@ -1,4 +1,4 @@
-"""Results and errors of every shape and size, on their way to the server."""
+"""Results and errors of every kind and size, as they are reported to the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Opaque:
     pass
 
 
-class Unshowable(Exception):
+class UnprintableError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no")
 
@@ -50,7 +50,7 @@ async def test_a_result_is_kept_as_json(workers: Workers, value: Any, expected: 
 
 
 @pytest.mark.parametrize("value", [Opaque(), {"a": {"b": Opaque()}}, "half \ud800", {Opaque(): 1}, [object()]])
-async def test_a_result_json_cannot_hold_fails_for_good_and_names_its_type(workers: Workers, value: Any) -> None:
+async def test_a_result_that_json_cannot_represent_fails_without_a_retry(workers: Workers, value: Any) -> None:
     async def job() -> Any:
         return value
 
@@ -58,22 +58,22 @@ async def test_a_result_json_cannot_hold_fails_for_good_and_names_its_type(worke
     assert task.state == "failed"
     assert task.failure is not None
     assert not task.failure.retryable
-    assert f"returned a {type(value).__name__} that JSON cannot hold" in task.failure.error.message
-    assert "not run again" in task.failure.error.message
+    assert f"returned a {type(value).__name__} that JSON cannot represent" in task.failure.error.message
+    assert "not retried" in task.failure.error.message
 
 
-async def test_an_endless_result_fails_for_good(workers: Workers) -> None:
+async def test_a_recursive_result_fails_without_a_retry(workers: Workers) -> None:
     async def job() -> Any:
-        endless: list[Any] = []
-        endless.append(endless)
-        return endless
+        recursive: list[Any] = []
+        recursive.append(recursive)
+        return recursive
 
     task = await workers.run_one(job)
     assert task.failure is not None
     assert not task.failure.retryable
 
 
-async def test_a_sync_handler_that_returns_a_coroutine_is_told_so(workers: Workers) -> None:
+async def test_a_sync_handler_that_returns_a_coroutine_fails_with_a_hint(workers: Workers) -> None:
     async def later() -> None: ...
 
     def job() -> Any:
@@ -84,7 +84,7 @@ async def test_a_sync_handler_that_returns_a_coroutine_is_told_so(workers: Worke
     assert "coroutine" in task.failure.error.message
 
 
-async def test_a_result_of_50_mb_is_cut_with_a_note(workers: Workers) -> None:
+async def test_a_result_of_50_mb_is_truncated_with_a_note(workers: Workers) -> None:
     async def job() -> str:
         return "ü" * 25_000_000
 
@@ -96,14 +96,14 @@ async def test_a_result_of_50_mb_is_cut_with_a_note(workers: Workers) -> None:
     assert task.result["start"].startswith('"üüü')
 
 
-async def test_a_result_within_the_limit_is_whole(workers: Workers) -> None:
+async def test_a_result_within_the_limit_is_complete(workers: Workers) -> None:
     async def job() -> str:
         return "x" * (64 * 1024 - 2)
 
     assert len((await workers.run_one(job)).result) == 64 * 1024 - 2
 
 
-async def test_an_error_keeps_the_handlers_frames_and_drops_ours(workers: Workers) -> None:
+async def test_a_traceback_contains_only_frames_of_the_handler(workers: Workers) -> None:
     def inner() -> None:
         raise KeyError("missing")
 
@@ -124,7 +124,7 @@ async def test_an_error_keeps_the_handlers_frames_and_drops_ours(workers: Worker
     assert "everbeat/worker" not in error.trace
 
 
-async def test_the_kind_of_an_error_names_its_module(workers: Workers) -> None:
+async def test_the_kind_of_an_error_includes_its_module(workers: Workers) -> None:
     async def job() -> None:
         raise asyncio.QueueEmpty
 
@@ -133,7 +133,7 @@ async def test_the_kind_of_an_error_names_its_module(workers: Workers) -> None:
     assert (task.error.kind, task.error.message) == ("asyncio.queues.QueueEmpty", "QueueEmpty")
 
 
-async def test_an_error_of_50_mb_is_cut(workers: Workers) -> None:
+async def test_an_error_of_50_mb_is_truncated(workers: Workers) -> None:
     async def job() -> None:
         raise ValueError("x" * 50_000_000)
 
@@ -145,7 +145,7 @@ async def test_an_error_of_50_mb_is_cut(workers: Workers) -> None:
     assert "in job" in task.error.trace
 
 
-async def test_a_trace_without_end_keeps_its_last_part(workers: Workers) -> None:
+async def test_a_long_traceback_keeps_its_last_part(workers: Workers) -> None:
     async def job(depth: int = 0) -> None:
         exec("\n".join(f"def f{n}(): f{n + 1}()" for n in range(800)) + "\ndef f800(): 1 / 0\nf0()", {})
 
@@ -157,18 +157,18 @@ async def test_a_trace_without_end_keeps_its_last_part(workers: Workers) -> None
     assert task.error.trace.rstrip().endswith("ZeroDivisionError: division by zero")
 
 
-async def test_an_error_that_cannot_be_shown_is_still_reported(workers: Workers) -> None:
+async def test_an_error_that_cannot_be_printed_is_still_reported(workers: Workers) -> None:
     async def job() -> None:
-        raise Unshowable
+        raise UnprintableError
 
     task = await workers.run_one(job)
     assert task.error is not None
-    assert "Unshowable" in task.error.message
+    assert "UnprintableError" in task.error.message
 
 
-@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), BaseException("odd")])
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), BaseException("other")])
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_what_would_end_the_process_ends_only_the_attempt(
+async def test_an_exception_that_would_end_the_process_ends_only_the_attempt(
     workers: Workers, raised: BaseException, is_async: bool
 ) -> None:
     async def job() -> None:
@@ -182,12 +182,12 @@ async def test_what_would_end_the_process_ends_only_the_attempt(
     assert task.error.kind == type(raised).__name__
 
 
-async def test_non_retryable_errors_say_so(workers: Workers, server: FakeServer) -> None:
+async def test_non_retryable_errors_are_reported_as_such(workers: Workers, server: FakeServer) -> None:
     async def job() -> None:
         raise NonRetryable("no such account")
 
     async def other() -> None:
-        raise LookupError("gone")
+        raise LookupError("missing")
 
     tasks = [server.submit("job"), server.submit("other")]
     await workers.start(definition(job), definition(other, "other", non_retryable=(LookupError,)))
@@ -195,7 +195,7 @@ async def test_non_retryable_errors_say_so(workers: Workers, server: FakeServer)
     assert [task.failure is not None and task.failure.retryable for task in tasks] == [False, False]
 
 
-async def test_retry_later_says_when(workers: Workers) -> None:
+async def test_retry_later_sets_the_delay(workers: Workers) -> None:
     async def job() -> None:
         raise RetryLater(90)
 
@@ -208,14 +208,14 @@ async def test_retry_later_says_when(workers: Workers) -> None:
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        (b'{"account": 1, "other": 2}', "unexpected keyword argument 'other'; it takes account"),
-        (b"{}", "missing a required argument: 'account'; it takes account"),
+        (b'{"account": 1, "other": 2}', "unexpected keyword argument 'other'; its parameters: account"),
+        (b"{}", "missing a required argument: 'account'; its parameters: account"),
         (b"[1]", "must be an object with the handler's arguments, but is a list"),
         (b"null", "but is a NoneType"),
         (b'{"ctx": 1, "account": 1}', "multiple values for argument 'ctx'"),
     ],
 )
-async def test_a_payload_that_does_not_fit_fails_for_good(
+async def test_a_payload_that_does_not_match_fails_without_a_retry(
     workers: Workers, server: FakeServer, payload: bytes, message: str, is_async: bool
 ) -> None:
     async def job(ctx: Any, account: int) -> None:
@@ -233,7 +233,7 @@ async def test_a_payload_that_does_not_fit_fails_for_good(
     assert task.failure.error.trace is None
 
 
-async def test_a_type_error_of_the_handlers_own_is_retried(workers: Workers) -> None:
+async def test_a_type_error_in_the_handler_is_retried(workers: Workers) -> None:
     async def job(account: int) -> None:
         len(account)  # type: ignore[arg-type]
 
@@ -242,7 +242,7 @@ async def test_a_type_error_of_the_handlers_own_is_retried(workers: Workers) -> 
     assert (task.failure.retryable, task.failure.error.kind) == (True, "TypeError")
 
 
-async def test_an_unknown_type_is_failed_so_that_it_can_be_tried_elsewhere(workers: Workers, server: FakeServer) -> None:
+async def test_a_task_of_an_unknown_type_fails_and_is_retryable(workers: Workers, server: FakeServer) -> None:
     async def job() -> None: ...
 
     task = server.submit("newer")
@@ -262,5 +262,5 @@ async def test_only_types_with_a_handler_are_claimed(workers: Workers, server: F
     assert other.state == "ready"
 
 
-def test_the_struct_that_is_sent_encodes_a_result_as_it_is() -> None:
+def test_an_encoded_result_is_sent_unchanged() -> None:
     assert msgspec.json.encode({"result": msgspec.Raw(b'{"a":1}')}) == b'{"result":{"a":1}}'

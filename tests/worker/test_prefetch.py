@@ -1,4 +1,4 @@
-"""How much is claimed ahead: much of short tasks, nothing of long ones."""
+"""Prefetch: many short tasks are claimed ahead, and no long ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from everbeat.core.protocol import MAX_CLAIMED
 from everbeat.worker.prefetch import MAX_PREFETCH, Prefetch
 
 
-def worked(prefetch: Prefetch, *, finished: int, seconds: float, task_count: int, timeout: float = 60.0) -> None:
+def finish_tasks(prefetch: Prefetch, *, finished: int, seconds: float, task_count: int, timeout: float = 60.0) -> None:
     prefetch.received(timeout, 0.0)
     for _ in range(finished):
         prefetch.finished()
@@ -17,9 +17,9 @@ def test_the_first_claim_fills_the_slots() -> None:
     assert Prefetch(50, 30).to_claim(0) == 50
 
 
-def test_short_tasks_are_claimed_far_ahead() -> None:
+def test_many_short_tasks_are_claimed_ahead() -> None:
     prefetch = Prefetch(50, 30)
-    worked(prefetch, finished=1000, seconds=0.05, task_count=50)
+    finish_tasks(prefetch, finished=1000, seconds=0.05, task_count=50)
     assert prefetch.prefetch_count == MAX_PREFETCH
     assert prefetch.to_claim(50) == MAX_CLAIMED
     assert prefetch.to_claim(549) == 501
@@ -28,45 +28,45 @@ def test_short_tasks_are_claimed_far_ahead() -> None:
 
 def test_long_tasks_are_claimed_only_for_free_slots() -> None:
     prefetch = Prefetch(50, 30)
-    worked(prefetch, finished=50, seconds=2.0, task_count=50)
+    finish_tasks(prefetch, finished=50, seconds=2.0, task_count=50)
     assert prefetch.prefetch_count == 0
     assert [prefetch.to_claim(count) for count in (50, 49, 0)] == [0, 1, 50]
 
 
-def test_between_them_little_is_claimed_ahead_so_that_who_comes_next_waits_little() -> None:
+def test_few_tasks_of_medium_length_are_claimed_ahead() -> None:
     prefetch = Prefetch(50, 30)
-    worked(prefetch, finished=500, seconds=1.0, task_count=50)
+    finish_tasks(prefetch, finished=500, seconds=1.0, task_count=50)
     assert prefetch.prefetch_count == 10
 
 
-def test_tasks_becoming_long_are_noticed() -> None:
+def test_prefetch_adapts_when_tasks_become_long() -> None:
     prefetch = Prefetch(50, 30)
-    worked(prefetch, finished=1000, seconds=0.05, task_count=50)
+    finish_tasks(prefetch, finished=1000, seconds=0.05, task_count=50)
     now = 0.05
     for _ in range(12):
         now += 0.25
         prefetch.sample(1050, now)
     assert prefetch.prefetch_count == 0
-    worked(prefetch, finished=10_000, seconds=now + 0.25, task_count=50)
+    finish_tasks(prefetch, finished=10_000, seconds=now + 0.25, task_count=50)
     prefetch.stalled()
     assert prefetch.prefetch_count == 0
 
 
-def test_missing_work_does_not_look_like_slow_tasks() -> None:
+def test_a_lack_of_tasks_does_not_count_as_slow_tasks() -> None:
     prefetch = Prefetch(50, 30)
-    worked(prefetch, finished=1000, seconds=0.05, task_count=0)
+    finish_tasks(prefetch, finished=1000, seconds=0.05, task_count=0)
     prefetch.received(60.0, 10.0)
     prefetch.finished()
     prefetch.sample(1, 11.0)
     assert prefetch.prefetch_count == MAX_PREFETCH
 
 
-def test_short_timeouts_are_not_used_up_by_waiting() -> None:
+def test_prefetched_tasks_do_not_use_up_short_timeouts() -> None:
     prefetch = Prefetch(50, 30)
-    worked(prefetch, finished=1000, seconds=0.1, task_count=50, timeout=0.1)
+    finish_tasks(prefetch, finished=1000, seconds=0.1, task_count=50, timeout=0.1)
     assert prefetch.prefetch_count == 100
 
 
-def test_waiting_stays_far_below_the_lease() -> None:
+def test_the_waiting_time_stays_far_below_the_lease() -> None:
     assert Prefetch(50, 5).max_wait_seconds == 0.5
     assert Prefetch(50, 3600).max_wait_seconds == 1.0

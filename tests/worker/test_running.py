@@ -1,4 +1,4 @@
-"""Claiming and running: concurrency, batches, order, and nothing left behind from one handler to the next."""
+"""Claiming and running: concurrency, batches, order, and isolation between handlers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_a_sync_handler_runs_in_a_thread(workers: Workers, server: FakeSer
     assert (task.state, task.result) == ("completed", False)
 
 
-async def test_names_tell_workers_apart() -> None:
+async def test_worker_names_are_unique() -> None:
     assert new_worker_name() != new_worker_name()
 
 
@@ -64,61 +64,61 @@ async def test_it_claims_its_queues_and_types(workers: Workers, server: FakeServ
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_no_more_run_at_once_than_allowed(workers: Workers, server: FakeServer, is_async: bool) -> None:
-    running = most = 0
+async def test_concurrency_is_limited(workers: Workers, server: FakeServer, is_async: bool) -> None:
+    running = max_running = 0
     lock = threading.Lock()
 
-    def enter(step: int) -> None:
-        nonlocal running, most
+    def count(step: int) -> None:
+        nonlocal running, max_running
         with lock:
             running += step
-            most = max(most, running)
+            max_running = max(max_running, running)
 
     async def job() -> None:
-        enter(1)
+        count(1)
         await asyncio.sleep(0.005)
-        enter(-1)
+        count(-1)
 
     def sync_job() -> None:
-        enter(1)
+        count(1)
         time.sleep(0.005)
-        enter(-1)
+        count(-1)
 
     server.submit_many(many(60))
     await workers.start(job if is_async else sync_job, concurrency=7)
     await workers.until_ended()
-    assert most == 7
+    assert max_running == 7
 
 
 async def test_sync_and_async_handlers_share_the_slots(workers: Workers, server: FakeServer) -> None:
-    running = most = 0
+    running = max_running = 0
     lock = threading.Lock()
 
-    def enter(step: int) -> None:
-        nonlocal running, most
+    def count(step: int) -> None:
+        nonlocal running, max_running
         with lock:
             running += step
-            most = max(most, running)
+            max_running = max(max_running, running)
 
     async def job() -> None:
-        enter(1)
+        count(1)
         await asyncio.sleep(0.005)
-        enter(-1)
+        count(-1)
 
     def other() -> None:
-        enter(1)
+        count(1)
         time.sleep(0.005)
-        enter(-1)
+        count(-1)
 
     server.submit_many([FakeTask("job" if number % 3 else "other", b"{}", 60, 3) for number in range(90)])
     await workers.start(definition(job), definition(other, "other"), concurrency=9)
     await workers.until_ended()
-    assert most == 9
+    assert max_running == 9
     assert server.states() == {"completed": 90}
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_short_tasks_travel_in_batches(workers: Workers, server: FakeServer, is_async: bool) -> None:
+async def test_short_tasks_are_claimed_and_reported_in_batches(workers: Workers, server: FakeServer, is_async: bool) -> None:
     async def job() -> None: ...
 
     def sync_job() -> None: ...
@@ -128,26 +128,26 @@ async def test_short_tasks_travel_in_batches(workers: Workers, server: FakeServe
     await workers.start(job if is_async else sync_job)
     await workers.until_ended()
     assert server.states() == {"completed": 20_000}
-    # Generous: the batches follow the speed of the machine, which others may be using.
+    # Generous limits: batch sizes depend on the speed of the machine, which other processes may use.
     assert max(claim.max for claim in server.claims) >= 150
     assert server.calls["claim"] < 1000
     assert server.calls["complete"] < 2000
     assert max(server.batches["complete"]) >= 50
 
 
-async def test_a_single_completion_of_an_idle_worker_leaves_at_once(workers: Workers, server: FakeServer) -> None:
+async def test_a_single_completion_of_an_idle_worker_is_sent_immediately(workers: Workers, server: FakeServer) -> None:
     async def job() -> None: ...
 
     await workers.start(job)
     await wait_until_async(lambda: server.calls["claim"] == 1)
-    began = time.monotonic()
+    started_at = time.monotonic()
     task = server.submit()
     while task.state != "completed":
         await asyncio.sleep(0)
-    assert time.monotonic() - began < 0.05
+    assert time.monotonic() - started_at < 0.05
 
 
-async def test_long_tasks_leave_the_rest_to_others(workers: Workers, server: FakeServer) -> None:
+async def test_long_tasks_are_not_claimed_ahead_of_other_workers(workers: Workers, server: FakeServer) -> None:
     release = asyncio.Event()
 
     async def job() -> None:
@@ -163,7 +163,7 @@ async def test_long_tasks_leave_the_rest_to_others(workers: Workers, server: Fak
     await workers.until_ended()
 
 
-async def test_tasks_claimed_ahead_go_back_when_those_before_them_turn_out_long(workers: Workers, server: FakeServer) -> None:
+async def test_prefetched_tasks_are_released_when_running_tasks_take_long(workers: Workers, server: FakeServer) -> None:
     release = asyncio.Event()
 
     async def job(long: bool = False) -> None:
@@ -175,13 +175,13 @@ async def test_tasks_claimed_ahead_go_back_when_those_before_them_turn_out_long(
     await workers.until_ended()
     server.submit_many(many(300, b'{"long": true}'))
     await wait_until_async(lambda: server.states()["running"] > 4)
-    await wait_until_async(lambda: server.states()["running"] == 4, message="all but the slots given back")
+    await wait_until_async(lambda: server.states()["running"] == 4, message="all prefetched tasks are released")
     assert worker.stats.released > 0
     assert all(task.attempt == 0 for task in server.tasks.values() if task.state == "ready")
     release.set()
 
 
-async def test_handlers_do_not_inherit_context_variables_from_each_other(workers: Workers, server: FakeServer) -> None:
+async def test_handlers_do_not_share_context_variables(workers: Workers, server: FakeServer) -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="clean")
     seen: list[str] = []
 
@@ -199,7 +199,7 @@ async def test_handlers_do_not_inherit_context_variables_from_each_other(workers
     assert seen == ["clean"] * 200
 
 
-async def test_a_handler_that_cancels_itself_harms_nobody_else(workers: Workers, server: FakeServer) -> None:
+async def test_a_handler_that_cancels_itself_does_not_affect_others(workers: Workers, server: FakeServer) -> None:
     async def job(bad: bool = False) -> str:
         if bad:
             current = asyncio.current_task()
@@ -208,7 +208,7 @@ async def test_a_handler_that_cancels_itself_harms_nobody_else(workers: Workers,
             return "cancelled, but returned first"
         async with asyncio.timeout(5):
             await asyncio.sleep(0)
-        return "well"
+        return "done"
 
     for number in range(40):
         server.submit(payload={"bad": number % 4 == 0})
@@ -217,7 +217,7 @@ async def test_a_handler_that_cancels_itself_harms_nobody_else(workers: Workers,
     assert server.states() == {"completed": 40}
 
 
-async def test_a_leaked_cancellation_of_something_else_is_an_ordinary_failure(workers: Workers) -> None:
+async def test_a_cancellation_of_something_else_is_an_ordinary_failure(workers: Workers) -> None:
     async def job() -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         future.cancel()
@@ -229,7 +229,7 @@ async def test_a_leaked_cancellation_of_something_else_is_an_ordinary_failure(wo
     assert "although it was not cancelled" in task.failure.error.message
 
 
-async def test_handlers_that_never_wait_let_the_event_loop_breathe(workers: Workers, server: FakeServer) -> None:
+async def test_handlers_that_never_wait_do_not_starve_the_event_loop(workers: Workers, server: FakeServer) -> None:
     async def job() -> None:
         time.sleep(0.001)
 
@@ -250,7 +250,7 @@ async def test_handlers_that_never_wait_let_the_event_loop_breathe(workers: Work
     assert sorted(gaps)[len(gaps) // 2] < 0.05
 
 
-async def test_a_claim_the_server_will_never_take_ends_the_worker(server: FakeServer) -> None:
+async def test_a_claim_that_is_always_refused_ends_the_worker(server: FakeServer) -> None:
     async def job() -> None: ...
 
     server.faults["claim"] = [ServerProblem(422, {"detail": "queues: bad name"})]
@@ -260,27 +260,25 @@ async def test_a_claim_the_server_will_never_take_ends_the_worker(server: FakeSe
 
 
 @pytest.mark.parametrize(("status", "slug"), [(401, "unauthenticated"), (403, "forbidden")])
-async def test_a_key_that_is_refused_ends_the_worker_and_what_runs_is_let_end(
-    server: FakeServer, status: int, slug: str
-) -> None:
-    has_begun = asyncio.Event()
+async def test_a_refused_key_ends_the_worker_after_running_tasks_finish(server: FakeServer, status: int, slug: str) -> None:
+    has_started = asyncio.Event()
 
     async def job() -> None:
-        has_begun.set()
+        has_started.set()
         await asyncio.sleep(0.2)
 
     task = server.submit()
     worker = Worker(registry_of(job), ThreadedTransport(server))
     running = asyncio.create_task(worker.run())
-    await has_begun.wait()
+    await has_started.wait()
     server.faults["claim"] = [problem_of(status, {"type": f"urn:everbeat:problem:{slug}", "detail": "it was revoked"})]
-    server.submit()  # ends the poll under way
+    server.submit()  # ends the long poll in progress
     with pytest.raises(NotAllowed, match="it was revoked"):
         await asyncio.wait_for(running, 30)
     assert task.state == "completed"
 
 
-async def test_a_refusal_that_is_not_everbeats_own_is_waited_out(server: FakeServer) -> None:
+async def test_a_refusal_by_a_proxy_is_retried(server: FakeServer) -> None:
     async def job() -> None: ...
 
     server.faults["claim"] = [problem_of(403, "Forbidden by the proxy")]
@@ -292,7 +290,7 @@ async def test_a_refusal_that_is_not_everbeats_own_is_waited_out(server: FakeSer
     await running
 
 
-async def test_run_goes_on_until_stop(server: FakeServer) -> None:
+async def test_run_returns_after_stop(server: FakeServer) -> None:
     async def job() -> None: ...
 
     worker = Worker(registry_of(job), ThreadedTransport(server))
@@ -304,12 +302,12 @@ async def test_run_goes_on_until_stop(server: FakeServer) -> None:
     await asyncio.wait_for(running, 1)
 
 
-def test_tenants_in_one_hand_take_turns_and_each_keeps_its_order() -> None:
+def test_tenants_in_one_claim_are_interleaved_in_order() -> None:
     given = [(1, "a"), (1, "b"), (1, "c"), (2, "d"), (3, "e"), (2, "f")]
-    running_tasks = [held_of(FakeTask(name, b"{}", 60, 3), tenant_id=UUID(int=tenant)) for tenant, name in given]
+    running_tasks = [running_task_of(FakeTask(name, b"{}", 60, 3), tenant_id=UUID(int=tenant)) for tenant, name in given]
     assert [one.task.type for one in interleave_tenants(running_tasks)] == ["a", "d", "e", "b", "f", "c"]
 
 
-def held_of(task: FakeTask, *, tenant_id: UUID) -> RunningTask:
+def running_task_of(task: FakeTask, *, tenant_id: UUID) -> RunningTask:
     claimed = msgspec.structs.replace(claimed_tasks_of(task), tenant_id=tenant_id)
     return RunningTask(claimed, definition(lambda: None, task.type), 0.0, 0.0)

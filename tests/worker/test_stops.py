@@ -1,4 +1,4 @@
-"""Cancelled, lost, cut off, out of time: how attempts end that are no longer wanted, and what is said about them."""
+"""Attempts that end early: cancelled, lost, disconnected or timed out, and how they are reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_a_cancelled_async_handler_cleans_up_and_is_reported(
 
     task = server.submit()
     await workers.start(job, transport=transport, lease_seconds=LEASE)
-    await workers.until_begun()
+    await workers.until_started()
     server.cancel(task)
     await workers.until_ended()
     assert task.error is not None
@@ -43,7 +43,7 @@ async def test_a_cancelled_async_handler_cleans_up_and_is_reported(
     assert ended == [(True, "cleaned up")]
 
 
-async def test_a_cancelled_sync_handler_that_looks_stops(workers: Workers, server: FakeServer) -> None:
+async def test_a_cancelled_sync_handler_that_checks_for_it_stops(workers: Workers, server: FakeServer) -> None:
     def job(ctx: Context) -> None:
         while True:
             time.sleep(0.005)
@@ -51,14 +51,14 @@ async def test_a_cancelled_sync_handler_that_looks_stops(workers: Workers, serve
 
     task = server.submit()
     await workers.start(job, lease_seconds=LEASE)
-    await workers.until_begun()
+    await workers.until_started()
     server.cancel(task)
     await workers.until_ended()
     assert task.error is not None
     assert task.error.kind == CANCELLED_KIND
 
 
-async def test_a_handler_that_finishes_in_spite_of_a_cancel_has_completed(workers: Workers, server: FakeServer) -> None:
+async def test_a_handler_that_finishes_after_a_cancel_has_completed(workers: Workers, server: FakeServer) -> None:
     async def job() -> str:
         try:
             await asyncio.sleep(60)
@@ -68,18 +68,18 @@ async def test_a_handler_that_finishes_in_spite_of_a_cancel_has_completed(worker
 
     task = server.submit()
     await workers.start(job, lease_seconds=LEASE)
-    await workers.until_begun()
+    await workers.until_started()
     server.cancel(task)
     await workers.until_ended()
     assert (task.state, task.result) == ("completed", "done anyway")
 
 
-async def test_a_task_cancelled_before_it_began_never_begins(workers: Workers, server: FakeServer) -> None:
-    began: list[int] = []
+async def test_a_task_cancelled_before_it_starts_never_starts(workers: Workers, server: FakeServer) -> None:
+    started: list[int] = []
     release = asyncio.Event()
 
     async def job(number: int) -> None:
-        began.append(number)
+        started.append(number)
         if number == 0:
             await release.wait()
 
@@ -87,10 +87,10 @@ async def test_a_task_cancelled_before_it_began_never_begins(workers: Workers, s
         server.submit(payload={"number": 1})
     worker = await workers.start(job, concurrency=1, lease_seconds=LEASE)
     await workers.until_ended()
-    began.clear()
+    started.clear()
     server.submit(payload={"number": 0})
-    await workers.until_begun()
-    # Claimed ahead by hand: the pace would give it back before the heartbeat.
+    await workers.until_started()
+    # Prefetched by hand: the worker would otherwise release the task before the heartbeat.
     worker._prefetch.max_wait_seconds = 60.0
     second = server.submit(payload={"number": 2})
     await wait_until_async(lambda: second.state == "running")
@@ -100,12 +100,12 @@ async def test_a_task_cancelled_before_it_began_never_begins(workers: Workers, s
     assert second.error.kind == CANCELLED_KIND
     release.set()
     await workers.until_ended()
-    assert began == [0]
+    assert started == [0]
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_a_lost_task_is_stopped_and_nothing_is_said_about_it(
-    workers: Workers, server: FakeServer, is_async: bool, lines: LogCapture
+async def test_a_lost_task_is_stopped_and_not_reported(
+    workers: Workers, server: FakeServer, is_async: bool, logs: LogCapture
 ) -> None:
     stopped = threading.Event()
 
@@ -123,18 +123,18 @@ async def test_a_lost_task_is_stopped_and_nothing_is_said_about_it(
 
     task = server.submit()
     worker = await workers.start(job if is_async else sync_job, lease_seconds=LEASE)
-    await workers.until_begun()
+    await workers.until_started()
     server.steal(task)
     await wait_until_async(stopped.is_set)
     await wait_until_async(lambda: worker.stats.lost == 1)
     await worker.stop()
     assert server.calls["complete"] == server.calls["fail"] == server.calls["release"] == 0
     assert task.state == "running"
-    assert [line["event"] for line in lines.entries if line["event"] == "task_lost"] == ["task_lost"]
+    assert [entry["event"] for entry in logs.entries if entry["event"] == "task_lost"] == ["task_lost"]
 
 
-async def test_a_worker_cut_off_stops_its_tasks_before_their_leases_can_have_expired(
-    workers: Workers, server: FakeServer, lines: LogCapture
+async def test_a_disconnected_worker_stops_its_tasks_before_their_leases_expire(
+    workers: Workers, server: FakeServer, logs: LogCapture
 ) -> None:
     stopped_at: list[float] = []
     transport = ThreadedTransport(server)
@@ -147,42 +147,42 @@ async def test_a_worker_cut_off_stops_its_tasks_before_their_leases_can_have_exp
 
     task = server.submit()
     worker = await workers.start(job, transport=transport, lease_seconds=LEASE * 3)
-    await workers.until_begun()
-    transport.truncate()
+    await workers.until_started()
+    transport.disconnect()
     await wait_until_async(lambda: stopped_at)
     assert stopped_at[0] <= task.lease_until
     assert worker.stats.lost == 1
-    assert [line["event"] for line in lines.entries].count("server_unavailable") == 1
-    transport.heal()
-    await wait_until_async(lambda: "server_available" in [line["event"] for line in lines.entries])
+    assert [entry["event"] for entry in logs.entries].count("server_unavailable") == 1
+    transport.reconnect()
+    await wait_until_async(lambda: "server_available" in [entry["event"] for entry in logs.entries])
     assert server.calls["fail"] == 0
     assert task.state == "running"
 
 
-async def test_work_finished_after_the_lease_may_have_expired_is_decided_by_the_fence(
-    workers: Workers, server: FakeServer, lines: LogCapture
+async def test_a_task_finished_after_its_lease_may_have_expired_is_decided_by_the_fence(
+    workers: Workers, server: FakeServer, logs: LogCapture
 ) -> None:
     transport = ThreadedTransport(server)
-    go_on = threading.Event()
+    may_continue = threading.Event()
 
     def job(ctx: Context, stolen: bool) -> str:
-        go_on.wait(10)
+        may_continue.wait(10)
         assert ctx.cancelled
         return "late"
 
     kept, stolen = server.submit(payload={"stolen": False}), server.submit(payload={"stolen": True})
     worker = await workers.start(job, transport=transport, lease_seconds=LEASE)
-    await workers.until_begun(2)
-    transport.truncate()
+    await workers.until_started(2)
+    transport.disconnect()
     await wait_until_async(lambda: all(running_task.stop is not None for running_task in worker._running_tasks.values()))
     server.steal(stolen)
-    transport.heal()
-    go_on.set()
+    transport.reconnect()
+    may_continue.set()
     await workers.until_ended(kept)
     assert kept.result == "late"
     await wait_until_async(lambda: worker.stats.stale == 1)
     assert stolen.state == "running"
-    assert "report_stale" in [line["event"] for line in lines.entries]
+    assert "report_stale" in [entry["event"] for entry in logs.entries]
 
 
 async def test_a_blocked_event_loop_keeps_its_leases(workers: Workers, server: FakeServer) -> None:
@@ -197,8 +197,8 @@ async def test_a_blocked_event_loop_keeps_its_leases(workers: Workers, server: F
     assert server.calls["heartbeat"] >= 4
 
 
-async def test_a_blocked_event_loop_is_said_aloud_with_the_line_that_blocks(
-    workers: Workers, server: FakeServer, lines: LogCapture, monkeypatch: pytest.MonkeyPatch, transport: FakeTransport
+async def test_a_blocked_event_loop_is_logged_with_the_blocking_line(
+    workers: Workers, server: FakeServer, logs: LogCapture, monkeypatch: pytest.MonkeyPatch, transport: FakeTransport
 ) -> None:
     monkeypatch.setattr("everbeat.worker.heartbeats._BLOCKED_SECONDS", 0.1)
 
@@ -209,14 +209,14 @@ async def test_a_blocked_event_loop_is_said_aloud_with_the_line_that_blocks(
     server.submit()
     await workers.start(job, lease_seconds=LEASE, transport=transport)
     await workers.until_ended()
-    message = [line for line in lines.entries if line["event"].startswith("event loop blocked for")]
-    assert message
-    assert "test_stops.py" in message[0]["at"]
-    assert "in job" in message[0]["at"]
-    assert ("leases are not renewed" in message[0]["meaning"]) == (not isinstance(transport, ThreadedTransport))
+    logged = [entry for entry in logs.entries if entry["event"].startswith("event loop blocked for")]
+    assert logged
+    assert "test_stops.py" in logged[0]["at"]
+    assert "in job" in logged[0]["at"]
+    assert ("leases are not renewed" in logged[0]["meaning"]) == (not isinstance(transport, ThreadedTransport))
 
 
-async def test_heartbeats_come_from_a_thread_of_their_own(workers: Workers, server: FakeServer) -> None:
+async def test_heartbeats_are_sent_from_a_separate_thread(workers: Workers, server: FakeServer) -> None:
     transport = ThreadedTransport(server)
 
     async def job() -> None:
@@ -229,7 +229,7 @@ async def test_heartbeats_come_from_a_thread_of_their_own(workers: Workers, serv
     assert threading.get_ident() not in transport.made[0].threads
 
 
-async def test_in_process_heartbeats_go_through_the_event_loop(workers: Workers, server: FakeServer) -> None:
+async def test_in_process_heartbeats_use_the_event_loop(workers: Workers, server: FakeServer) -> None:
     transport = FakeTransport(server)
 
     async def job() -> None:
@@ -242,7 +242,9 @@ async def test_in_process_heartbeats_go_through_the_event_loop(workers: Workers,
     assert transport.threads == {threading.get_ident()}
 
 
-async def test_a_blocked_loop_in_process_completes_if_nobody_else_took_the_task(workers: Workers, server: FakeServer) -> None:
+async def test_a_task_that_blocked_the_loop_completes_if_no_other_worker_claimed_it(
+    workers: Workers, server: FakeServer
+) -> None:
     async def job() -> str:
         time.sleep(LEASE * 1.5)
         return "done"
@@ -253,10 +255,10 @@ async def test_a_blocked_loop_in_process_completes_if_nobody_else_took_the_task(
     assert task.result == "done"
 
 
-# Time
+# Timeouts
 
 
-async def test_an_async_handler_out_of_time_is_cancelled_and_failed(workers: Workers, server: FakeServer) -> None:
+async def test_an_async_handler_that_times_out_is_cancelled_and_failed(workers: Workers, server: FakeServer) -> None:
     async def job(ctx: Context) -> None:
         await asyncio.sleep(60)
 
@@ -268,7 +270,7 @@ async def test_an_async_handler_out_of_time_is_cancelled_and_failed(workers: Wor
     assert "asyncio.sleep(60)" in task.failure.error.trace
 
 
-async def test_a_handler_that_swallows_its_timeout_has_still_timed_out(workers: Workers) -> None:
+async def test_a_handler_that_ignores_its_timeout_has_still_timed_out(workers: Workers) -> None:
     async def job() -> str:
         try:
             await asyncio.sleep(60)
@@ -281,7 +283,7 @@ async def test_a_handler_that_swallows_its_timeout_has_still_timed_out(workers: 
     assert task.error.kind == "timeout"
 
 
-async def test_a_handler_that_will_not_be_cancelled_is_reported_without_it(
+async def test_a_handler_that_ignores_its_cancellation_is_reported_while_it_runs(
     workers: Workers, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("everbeat.worker.runners.CLEANUP_SECONDS", 0.05)
@@ -305,7 +307,7 @@ async def test_a_handler_that_will_not_be_cancelled_is_reported_without_it(
     assert server.calls["fail"] == 1
 
 
-async def test_a_sync_handler_out_of_time_is_failed_but_keeps_its_slot(workers: Workers, server: FakeServer) -> None:
+async def test_a_sync_handler_that_times_out_is_failed_but_keeps_its_slot(workers: Workers, server: FakeServer) -> None:
     release = threading.Event()
     seen: list[bool] = []
 
@@ -332,7 +334,7 @@ async def test_a_sync_handler_out_of_time_is_failed_but_keeps_its_slot(workers: 
     assert worker.stats.stale == 0
 
 
-async def test_timeouts_are_kept_while_many_tasks_come_and_go(workers: Workers, server: FakeServer) -> None:
+async def test_timeouts_apply_while_many_tasks_run(workers: Workers, server: FakeServer) -> None:
     async def job() -> None: ...
 
     async def slow() -> None:

@@ -1,4 +1,4 @@
-"""Progress and log lines: they ride on heartbeats, and what was said last arrives before the end is reported."""
+"""Progress and log lines: they are sent with heartbeats, and the last ones before the attempt is reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.worker.conftest import Workers
 from tests.worker.fakes import FakeServer, FakeTransport
 
 
-async def test_news_arrive_while_the_handler_runs(
+async def test_updates_arrive_while_the_handler_runs(
     workers: Workers, server: FakeServer, transport: FakeTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("everbeat.worker.heartbeats.UPDATE_SECONDS", 0.05)
@@ -37,7 +37,7 @@ async def test_news_arrive_while_the_handler_runs(
 
 @pytest.mark.parametrize("fails", [True, False])
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_what_was_said_last_arrives_before_the_end(
+async def test_the_last_update_arrives_before_the_report(
     workers: Workers, server: FakeServer, fails: bool, is_async: bool
 ) -> None:
     async def job(ctx: Context) -> None:
@@ -45,16 +45,16 @@ async def test_what_was_said_last_arrives_before_the_end(
 
     def sync_job(ctx: Context) -> None:
         ctx.progress(1)
-        ctx.log("last words")
+        ctx.log("last line")
         if fails:
             raise ValueError("no")
 
     task = await workers.run_one(job if is_async else sync_job)
     assert task.state == ("failed" if fails else "completed")
-    assert task.log == ["last words"]
+    assert task.log == ["last line"]
 
 
-async def test_lines_survive_lost_heartbeats_in_order(
+async def test_log_lines_of_lost_heartbeats_are_sent_again_in_order(
     workers: Workers, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("everbeat.worker.heartbeats.UPDATE_SECONDS", 0.01)
@@ -71,8 +71,8 @@ async def test_lines_survive_lost_heartbeats_in_order(
     assert "\n".join(task.log).split("\n") == [str(number) for number in range(20)]
 
 
-async def test_news_that_the_server_refuses_cost_neither_the_lease_nor_the_result(workers: Workers, server: FakeServer) -> None:
-    server.refuse = lambda verb, item: "log: not like this" if verb == "heartbeat" and item.log else None
+async def test_refused_updates_lose_neither_the_lease_nor_the_result(workers: Workers, server: FakeServer) -> None:
+    server.refuse = lambda verb, item: "log: refused here" if verb == "heartbeat" and item.log else None
 
     async def job(ctx: Context) -> str:
         ctx.log("bad")

@@ -1,1 +1,1 @@
-"""The HTTP API: one file per resource, and what all of them share."""
+"""The HTTP API: one module per resource, and the code that they share."""

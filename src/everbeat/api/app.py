@@ -1,4 +1,4 @@
-"""The API as one ASGI app: all routes behind one middleware."""
+"""The API as an ASGI app: all routes behind one middleware."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ ROUTES: tuple[Route, ...] = (
 
 
 def openapi_document() -> dict[str, Any]:
-    """The OpenAPI document of a server with the whole API."""
+    """Return the OpenAPI document of a server that serves the whole API."""
     return build_document(ROUTES)
 
 
 def build_app(context: ApiContext, *, only_health: bool = False) -> RequestMiddleware:
-    """The whole API, or for a node without the role `api` only health and metrics."""
+    """Return the ASGI app: the whole API or, for a node without the role `api`, only health and metrics."""
     routes = tuple(health.ROUTES) if only_health else ROUTES
     open_paths = {route.path for route in routes if route.operation.scope is None}
     return RequestMiddleware(Router(routes).handle, context, openapi_documents(only_health), open_paths)

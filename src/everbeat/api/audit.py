@@ -1,4 +1,4 @@
-"""/v1/audit: what was expected of every schedule, held against what the ledger and the tasks say."""
+"""/v1/audit: compare the ledger and the tasks with the ticks that the rules require."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everbeat.api.filters import TenantRef, requested_tenant
 from everbeat.api.messages import ApiRequest, Response, json_response
 from everbeat.api.operations import Operation, Success
 from everbeat.api.paging import Absent, WindowQuery
-from everbeat.api.responses import AuditResponse
+from everbeat.api.responses import AuditResponse, FaultyScheduleResponse, ScheduleTickCounts, TenantTickCounts
 from everbeat.api.routing import get
 from everbeat.core.definitions import rfc3339
 from everbeat.core.schedules import Schedule
@@ -39,7 +39,7 @@ async def audit(request: ApiRequest) -> Response:
     ref = paging.given(query.tenant)
     tenant_id = await requested_tenant(request, ref)
     if ref is not None and tenant_id is None:
-        return await _of_all(request, query)
+        return await _audit_all_tenants(request, query)
     tenant_id = tenant_id or request.tenant_id
     found = await request.context.audit.run(
         tenant_id,
@@ -49,20 +49,21 @@ async def audit(request: ApiRequest) -> Response:
         limit=query.limit + 1,
     )
     page, last = paging.split_page(found.schedules, query.limit)
-    answer = {
-        "from": rfc3339(found.from_),
-        "to": rfc3339(found.to),
-        **_counts(found.total),
-        "tenants": [{"tenant_id": str(tenant_id), **_counts(found.total)}],
-        "schedules": [_schedule(one) for one in page],
-        "faulty": _faulty(found.faulty),
-        "next_cursor": None if last is None else paging.name_cursor(last.schedule.spec.name),
-    }
-    return json_response(answer)
+    return json_response(
+        AuditResponse(
+            from_=rfc3339(found.from_),
+            to=rfc3339(found.to),
+            **_counts(found.total),
+            tenants=[TenantTickCounts(tenant_id=str(tenant_id), **_counts(found.total))],
+            schedules=[_schedule(one) for one in page],
+            faulty=_faulty(found.faulty),
+            next_cursor=None if last is None else paging.name_cursor(last.schedule.spec.name),
+        )
+    )
 
 
-async def _of_all(request: ApiRequest, query: AuditQuery) -> Response:
-    """By tenant; the schedules of one are listed when it is asked about."""
+async def _audit_all_tenants(request: ApiRequest, query: AuditQuery) -> Response:
+    """Return the counts of all tenants, by tenant. Schedules are listed only in the audit of a single tenant."""
     found = await request.context.audit.run_all(
         from_=paging.optional_time("from", query.from_),
         to=paging.optional_time("to", query.to),
@@ -70,26 +71,26 @@ async def _of_all(request: ApiRequest, query: AuditQuery) -> Response:
         limit=query.limit + 1,
     )
     page, last = paging.split_page(found.tenants, query.limit)
-    answer = {
-        "from": rfc3339(found.from_),
-        "to": rfc3339(found.to),
-        **_counts(found.total),
-        "tenants": [{"tenant_id": str(one.tenant.id), **_counts(one.counted)} for one in page],
-        "schedules": [],
-        "faulty": _faulty(found.faulty),
-        "next_cursor": None if last is None else paging.name_cursor(last.tenant.name),
-    }
-    return json_response(answer)
+    return json_response(
+        AuditResponse(
+            from_=rfc3339(found.from_),
+            to=rfc3339(found.to),
+            **_counts(found.total),
+            tenants=[TenantTickCounts(tenant_id=str(one.tenant.id), **_counts(one.counted)) for one in page],
+            schedules=[],
+            faulty=_faulty(found.faulty),
+            next_cursor=None if last is None else paging.name_cursor(last.tenant.name),
+        )
+    )
 
 
-def _faulty(schedules: Sequence[Schedule]) -> list[dict[str, Any]]:
-    return [{"id": str(one.id), "name": one.spec.name, "fault": one.fault} for one in schedules]
+def _faulty(schedules: Sequence[Schedule]) -> list[FaultyScheduleResponse]:
+    return [FaultyScheduleResponse(str(one.id), one.spec.name, one.fault) for one in schedules]
 
 
-def _schedule(one: ScheduleAuditCount) -> dict[str, Any]:
+def _schedule(one: ScheduleAuditCount) -> ScheduleTickCounts:
     schedule = one.schedule
-    head = {"id": str(schedule.id), "name": schedule.spec.name, "status": schedule.status.value}
-    return {**head, **_counts(one.counted)}
+    return ScheduleTickCounts(id=str(schedule.id), name=schedule.spec.name, status=schedule.status, **_counts(one.counted))
 
 
 def _counts(count: AuditCount) -> dict[str, Any]:

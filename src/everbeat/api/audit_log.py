@@ -1,8 +1,8 @@
-"""/v1/audit-log: who did what. A tenant sees its own lines, operators everybody's."""
+"""/v1/audit-log: who changed what. A tenant can read its own entries, operators those of all tenants."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 import msgspec
@@ -12,16 +12,17 @@ from everbeat.api.filters import TenantRef, requested_tenant
 from everbeat.api.messages import ApiRequest, Response, json_response
 from everbeat.api.operations import Operation, Success
 from everbeat.api.paging import Absent, WindowQuery
-from everbeat.api.responses import AuditLogList
+from everbeat.api.responses import AuditLogEntryResponse, AuditLogList
 from everbeat.api.routing import get
 from everbeat.core.access import AuditLogEntry, Scope
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.definitions import rfc3339
+from everbeat.core.responses import optional_id
 from everbeat.store.values import AuditLogFilter
 
 
 class AuditLogQuery(WindowQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    action: Annotated[AuditLogAction, msgspec.Meta(description="Only what was done in this way.")] | Absent = msgspec.UNSET
+    action: Annotated[AuditLogAction, msgspec.Meta(description="Only entries with this action.")] | Absent = msgspec.UNSET
     tenant: TenantRef | Absent = msgspec.UNSET
 
 
@@ -31,8 +32,8 @@ class AuditLogQuery(WindowQuery, frozen=True, kw_only=True, forbid_unknown_field
         id="listAuditLog",
         scope=Scope.MANAGE,
         tag="Operations",
-        summary="Read the audit trail, newest first: the tenant's own, or for the scope admin that of all or of one",
-        responses={200: Success("A page of the trail.", AuditLogList)},
+        summary="Read the audit log of the tenant, newest first; with the scope admin, that of any or of all tenants",
+        responses={200: Success("A page of the audit log.", AuditLogList)},
         query=AuditLogQuery,
         problems=(404,),
     ),
@@ -53,23 +54,23 @@ async def list_audit_log(request: ApiRequest) -> Response:
     next_cursor = None
     if last is not None and last.at is not None:
         next_cursor = paging.time_id_cursor(last.at, last.id)
-    return json_response({"items": [_line(entry) for entry in page], "next_cursor": next_cursor})
+    return json_response(AuditLogList([_item(entry) for entry in page], next_cursor))
 
 
-def _line(entry: AuditLogEntry) -> dict[str, Any]:
+def _item(entry: AuditLogEntry) -> AuditLogEntryResponse:
     assert entry.at is not None
-    return {
-        "id": str(entry.id),
-        "at": rfc3339(entry.at),
-        "tenant_id": str(entry.tenant_id),
-        "actor": entry.actor,
-        "key_id": None if entry.key_id is None else str(entry.key_id),
-        "action": entry.action,
-        "subject": entry.subject,
-        "detail": msgspec.Raw(entry.detail.encode()),
-        "request_id": entry.request_id,
-        "address": entry.address,
-    }
+    return AuditLogEntryResponse(
+        id=str(entry.id),
+        at=rfc3339(entry.at),
+        tenant_id=str(entry.tenant_id),
+        actor=entry.actor,
+        key_id=optional_id(entry.key_id),
+        action=AuditLogAction(entry.action),
+        subject=entry.subject,
+        detail=msgspec.json.decode(entry.detail),
+        request_id=entry.request_id,
+        address=entry.address,
+    )
 
 
 ROUTES = [list_audit_log]

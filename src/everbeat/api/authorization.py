@@ -1,4 +1,4 @@
-"""Authorization: whether the scopes of a caller allow an operation. Whose data it may see is decided by the tenant."""
+"""Authorization: whether the scopes of a caller allow an operation. The caller's tenant determines which data it can see."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ def check_scope(caller: Caller, operation: Operation) -> None:
     if operation.scope is None or operation.for_any_key or operation.scope in caller.scopes:
         return
     granted = ", ".join(scope_texts(GrantedScopes(caller.scopes, caller.queues)))
-    raise Forbidden(f"This needs an API key with the scope {operation.scope}; this one has {granted}.")
+    raise Forbidden(f"This operation requires an API key with the scope {operation.scope}; this key has {granted}.")

@@ -22,9 +22,9 @@ from everbeat.services.idempotency import Idempotency
 
 MAX_BODY_BYTES = 12 * 1024 * 1024
 
-_DECODED_AT_ONCE = 64 * 1024
+_MAX_BYTES_WITHOUT_YIELD = 64 * 1024
 _MAX_ERRORS = 100
-_TOO_LATE = "the body is late"
+_DEADLINE_PASSED = "the deadline of the body has passed"
 _JSON_TYPE = re.compile(r"application/(json|[a-z0-9!#$&^_.+-]+\+json)", re.IGNORECASE)
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _REVISION = re.compile(r'(?:W/)?"(\d{1,18})"|(\d{1,18})')
@@ -36,7 +36,7 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 class Items(NamedTuple):
-    """The list that a body is about, so that an error can name the item it is in."""
+    """The list field of a body and the type of its items, so that an error can name the item."""
 
     field: str
     type: Any
@@ -47,13 +47,13 @@ async def read_json(request: ApiRequest) -> Any:
 
 
 async def read_optional_json(request: ApiRequest) -> Any:
-    """An empty object if there is no body."""
+    """Return the decoded body, or an empty object if there is no body."""
     raw = await read_body(request, is_required=False)
     return await decode(raw) if raw else {}
 
 
 async def read_as(request: ApiRequest, type_: type[T], items: Items | None = None) -> T:
-    """The body as this struct."""
+    """Return the body as this struct."""
     return as_struct(await read_json(request), type_, items)
 
 
@@ -61,7 +61,7 @@ def as_struct(data: Any, type_: type[T], items: Items | None = None) -> T:
     try:
         return convert_struct(data, type_)
     except msgspec.ValidationError as error:
-        raise _explained(data, error, items) from None
+        raise _all_errors(data, error, items) from None
 
 
 async def read_body(request: ApiRequest, *, is_required: bool = True) -> bytes:
@@ -73,7 +73,7 @@ async def read_body(request: ApiRequest, *, is_required: bool = True) -> bytes:
     if content_type is not None and content_type != b"application/json":
         _check_content_type(content_type.decode("latin-1"))
     body_limits = request.context.body_limits or BodyLimits()
-    raw = await _received(request.receive, _length_of(headers.get(b"content-length")), body_limits)
+    raw = await _read_in_time(request.receive, _length_of(headers.get(b"content-length")), body_limits)
     if not raw and is_required:
         raise HttpProblem(MALFORMED, "A JSON body is required.")
     if raw and content_type is None:
@@ -82,25 +82,25 @@ async def read_body(request: ApiRequest, *, is_required: bool = True) -> bytes:
 
 
 async def decode(raw: bytes) -> Any:
-    """Strict JSON. A big body is decoded in steps, so that the tick loop of this process gets its turn in between.
+    """Decode strict JSON. A large body is processed in steps, so that the tick loop of this process can run in between.
 
-    Not in a thread: the decoder never lets go of the interpreter, so a thread would cost its start and spare nothing.
+    The body is not decoded in a thread: the decoder never releases the GIL, so a thread would only add overhead.
     """
     data = _decoded(raw)
-    if len(raw) <= _DECODED_AT_ONCE:
-        if not _is_whole(raw, data):
-            _look_for_duplicates(raw)
+    if len(raw) <= _MAX_BYTES_WITHOUT_YIELD:
+        if not _round_trips(raw, data):
+            _check_duplicates(raw)
         return data
     await asyncio.sleep(0)
-    is_whole = _is_whole(raw, data)
+    round_trips = _round_trips(raw, data)
     await asyncio.sleep(0)
-    if not is_whole:
-        await asyncio.to_thread(_look_for_duplicates, raw)
+    if not round_trips:
+        await asyncio.to_thread(_check_duplicates, raw)
     return data
 
 
 def key_of(request: ApiRequest) -> str | None:
-    """The idempotency key of a request."""
+    """Return the idempotency key of a request."""
     key = request.header(b"idempotency-key")
     if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
         raise InvalidInput.of("Idempotency-Key", "must be 1 to 255 visible ASCII characters")
@@ -116,7 +116,7 @@ def idempotency_of(request: ApiRequest, raw: bytes) -> Idempotency | None:
 
 
 def if_match_revision(request: ApiRequest) -> int | None:
-    """The revision named by If-Match; None if there is none or any will do."""
+    """Return the revision in If-Match; None if the header is absent or accepts any revision."""
     text = request.header(b"if-match")
     if text is None or text.strip() == "*":
         return None
@@ -126,22 +126,22 @@ def if_match_revision(request: ApiRequest) -> int | None:
     return int(match[1] or match[2])
 
 
-async def _received(receive: Receive, length: int | None, body_limits: BodyLimits) -> bytes:
+async def _read_in_time(receive: Receive, length: int | None, body_limits: BodyLimits) -> bytes:
     reading = asyncio.current_task()
     assert reading is not None
-    # As asyncio.timeout does it, for a third of its price: this is paid for every request.
-    deadline = asyncio.get_running_loop().call_later(body_limits.deadline_seconds, reading.cancel, _TOO_LATE)
+    # Like asyncio.timeout, at a third of its cost: this runs for every request.
+    deadline = asyncio.get_running_loop().call_later(body_limits.deadline_seconds, reading.cancel, _DEADLINE_PASSED)
     try:
-        return await _read(receive, length, body_limits)
+        return await _read_chunks(receive, length, body_limits)
     except asyncio.CancelledError as cancelled:
-        if cancelled.args != (_TOO_LATE,) or reading.uncancel() > 0:
+        if cancelled.args != (_DEADLINE_PASSED,) or reading.uncancel() > 0:
             raise
         raise HttpProblem(TOO_SLOW, f"The body did not arrive within {body_limits.deadline_seconds:g} seconds.") from None
     finally:
         deadline.cancel()
 
 
-async def _read(receive: Receive, length: int | None, body_limits: BodyLimits) -> bytes:
+async def _read_chunks(receive: Receive, length: int | None, body_limits: BodyLimits) -> bytes:
     chunks: list[bytes] = []
     size = 0
     try:
@@ -152,23 +152,23 @@ async def _read(receive: Receive, length: int | None, body_limits: BodyLimits) -
             chunk = message.get("body", b"")
             if size + len(chunk) > MAX_BODY_BYTES:
                 raise _too_large()
-            if not body_limits.take(len(chunk), size + len(chunk)):
-                # Those who were turned away together should not come back together.
+            if not body_limits.reserve(len(chunk), size + len(chunk)):
+                # Random, so that clients refused at the same time do not all retry at the same time.
                 retry = str(random.randint(1, 5))
-                raise HttpProblem(OVERLOADED, "Too many large bodies are being sent; try again soon.", {"Retry-After": retry})
+                raise HttpProblem(OVERLOADED, "Too many large bodies are being read; try again soon.", {"Retry-After": retry})
             size += len(chunk)
             chunks.append(chunk)
-            # The server says in a message of its own that nothing follows; who knows the length need not wait for it.
+            # The server reports the end of the body in a separate message. If the length is known, do not wait for it.
             if size == length or not message.get("more_body", False):
                 return b"".join(chunks)
-            await body_limits.pace(len(chunk), size)
+            await body_limits.throttle(len(chunk), size)
     finally:
-        body_limits.give_back(size)
-        chunks.clear()  # an error keeps its frames, and they would keep what was read
+        body_limits.free(size)
+        chunks.clear()  # an error refers to its frames, which would keep the chunks in memory
 
 
 def _length_of(text: bytes | None) -> int | None:
-    """A body that says it is too large is not even read."""
+    """Return the length of the body. A body that is too large according to its header is refused without reading it."""
     if text is None:
         return None
     if not text.isdigit():
@@ -179,7 +179,7 @@ def _length_of(text: bytes | None) -> int | None:
 
 
 def _too_large() -> HttpProblem:
-    return HttpProblem(TOO_LARGE, f"A body may have {MAX_BODY_BYTES} bytes at most.")
+    return HttpProblem(TOO_LARGE, f"A body may have at most {MAX_BODY_BYTES} bytes.")
 
 
 def _check_content_type(content_type: str) -> None:
@@ -200,19 +200,19 @@ def _decoded(raw: bytes) -> Any:
         raise HttpProblem(MALFORMED, f"The body is not valid JSON: {error}") from None
 
 
-def _is_whole(raw: bytes, data: Any) -> bool:
-    """Whether nothing of the body was lost: msgspec is strict about everything but keys that come twice.
+def _round_trips(raw: bytes, data: Any) -> bool:
+    """Whether encoding the data again results in the same body. Then it has no duplicate keys, which msgspec does not refuse.
 
-    What it writes back as it came lost none; else, as with escapes, a slower look decides.
+    Otherwise, for example if the body has escapes, a slower check is needed.
     """
     try:
-        written = _encode_json(data)
-        return written == raw or written == msgspec.json.format(raw, indent=-1)
+        encoded = _encode_json(data)
+        return encoded == raw or encoded == msgspec.json.format(raw, indent=-1)
     except (RecursionError, msgspec.MsgspecError, ValueError):
         return False
 
 
-def _look_for_duplicates(raw: bytes) -> None:
+def _check_duplicates(raw: bytes) -> None:
     try:
         json.loads(raw, object_pairs_hook=_refuse_duplicates)
     except RecursionError:
@@ -227,12 +227,12 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
         return
     for key, _ in pairs:
         if key in seen:
-            raise HttpProblem(MALFORMED, f'An object of the body has the key "{key[:100]}" twice.')
+            raise HttpProblem(MALFORMED, f'An object in the body has the key "{key[:100]}" more than once.')
         seen.add(key)
 
 
-def _explained(data: Any, error: msgspec.ValidationError, items: Items | None) -> InvalidInput:
-    """msgspec ends at the first item of a list that is wrong: look again, one by one, to name them all."""
+def _all_errors(data: Any, error: msgspec.ValidationError, items: Items | None) -> InvalidInput:
+    """Return the errors of all items. msgspec stops at the first invalid item, so each item is validated separately."""
     found = data.get(items.field) if items is not None and isinstance(data, dict) else None
     if items is None or not isinstance(found, list) or f"`$.{items.field}[" not in str(error):
         return as_invalid_input(error)
@@ -240,9 +240,9 @@ def _explained(data: Any, error: msgspec.ValidationError, items: Items | None) -
     for index, item in enumerate(found[:MAX_SUBMITTED]):
         try:
             convert_struct(item, items.type)
-        except msgspec.ValidationError as wrong:
-            place, told = f"{items.field}[{index}]", as_invalid_input(wrong)
-            errors += told.under(place).errors if isinstance(item, dict) else [FieldError(place, told.errors[0].message)]
+        except msgspec.ValidationError as item_error:
+            path, invalid = f"{items.field}[{index}]", as_invalid_input(item_error)
+            errors += invalid.under(path).errors if isinstance(item, dict) else [FieldError(path, invalid.errors[0].message)]
             if len(errors) >= _MAX_ERRORS:
                 break
     return InvalidInput(*errors) if errors else as_invalid_input(error)

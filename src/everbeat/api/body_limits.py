@@ -1,8 +1,8 @@
-"""How much of request bodies may be in memory at once, and how long one may take to arrive.
+"""Limits on request bodies: their total memory, their total rate, and the time that one may take to arrive.
 
-Every body has a limit of its own, but thousands of callers may send at the same time. What is small is taken as long as there
-is any room; large bodies have less of it, so that those who send many of them are in the way of each other only. They also
-share a rate: read as fast as a neighbour can send them, they would take the processor from the tick loop.
+The size of each body is limited, but thousands of clients may send at the same time. Small bodies may use all of the memory.
+Large bodies may use only a part of it, so that clients that send many of them affect only each other. Large bodies also share
+a maximum rate: read at the full speed of a local network, they would leave too little CPU time for the tick loop.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ DEADLINE_SECONDS = 30.0
 
 _MEGABYTE = 1024 * 1024
 _SMALL_BYTES = 64 * 1024
-_SHORTEST_PAUSE_SECONDS = 0.01
+_MIN_PAUSE_SECONDS = 0.01
 
 
 class BodyLimits:
-    """The bodies that are being read by this node."""
+    """The limits for the bodies that this node is reading."""
 
     def __init__(
         self,
@@ -29,27 +29,27 @@ class BodyLimits:
         large_bytes_per_second: float = 64 * _MEGABYTE,
     ) -> None:
         self.deadline_seconds = deadline_seconds
-        self.held = 0
-        self._most_large = max_large_bytes
-        self._most = max_bytes
-        self._rate = large_bytes_per_second
-        self._paced_until = 0.0
+        self.bytes_in_memory = 0
+        self._max_large_bytes = max_large_bytes
+        self._max_bytes = max_bytes
+        self._large_bytes_per_second = large_bytes_per_second
+        self._throttled_until = 0.0
 
-    def take(self, count: int, size: int) -> bool:
-        """Room for so many more bytes of a body that has `size` with them, if there is any."""
-        if self.held + count > (self._most if size <= _SMALL_BYTES else self._most_large):
+    def reserve(self, count: int, size: int) -> bool:
+        """Reserve memory for `count` more bytes of a body, which then has `size` bytes. Return False if they do not fit."""
+        if self.bytes_in_memory + count > (self._max_bytes if size <= _SMALL_BYTES else self._max_large_bytes):
             return False
-        self.held += count
+        self.bytes_in_memory += count
         return True
 
-    async def pace(self, count: int, size: int) -> None:
-        """Wait until so many bytes of a large body have had their time."""
+    async def throttle(self, count: int, size: int) -> None:
+        """Wait as long as the maximum rate requires after `count` bytes of a large body."""
         if size <= _SMALL_BYTES:
             return
         now = time.monotonic()
-        self._paced_until = max(now, self._paced_until) + count / self._rate
-        if self._paced_until - now > _SHORTEST_PAUSE_SECONDS:
-            await asyncio.sleep(self._paced_until - now)
+        self._throttled_until = max(now, self._throttled_until) + count / self._large_bytes_per_second
+        if self._throttled_until - now > _MIN_PAUSE_SECONDS:
+            await asyncio.sleep(self._throttled_until - now)
 
-    def give_back(self, count: int) -> None:
-        self.held -= count
+    def free(self, count: int) -> None:
+        self.bytes_in_memory -= count

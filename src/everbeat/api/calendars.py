@@ -1,8 +1,8 @@
-"""/v1/calendars: named sets of days and hours that schedules leave out or keep to."""
+"""/v1/calendars: named sets of days and hours that schedules exclude or are restricted to."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -17,12 +17,12 @@ from everbeat.core.access import Scope
 from everbeat.core.calendars import Calendar
 
 WeekdayText = Annotated[
-    str, msgspec.Meta(description="MON to SUN, in any case.", extra_json_schema={"pattern": "^[A-Za-z]{3}$"})
+    str, msgspec.Meta(description="MON to SUN, in upper or lower case.", extra_json_schema={"pattern": "^[A-Za-z]{3}$"})
 ]
 
 
 class CalendarInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Days and hours: single dates or spans, days of the week, yearly days, intervals, or an ICS file to take them from."""
+    """Dates and ranges of dates, days of the week, days of the year, and intervals; or an ICS file that contains them."""
 
     description: str | None = None
     dates: list[str | Span] | None = None
@@ -51,7 +51,7 @@ async def list_calendars(request: ApiRequest) -> Response:
     found = await request.context.calendars.page(request.tenant_id, after_name=after_name, limit=query.limit + 1)
     page, last = paging.split_page(found, query.limit)
     next_cursor = None if last is None else paging.name_cursor(last.name)
-    return json_response({"items": [_answer(calendar) for calendar in page], "next_cursor": next_cursor})
+    return json_response(CalendarList([_item(calendar) for calendar in page], next_cursor))
 
 
 @get(
@@ -67,7 +67,7 @@ async def list_calendars(request: ApiRequest) -> Response:
 )
 async def get_calendar(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    return _one(await request.context.calendars.get(request.tenant_id, request.path_params["name"]))
+    return _response(await request.context.calendars.get(request.tenant_id, request.path_params["name"]))
 
 
 @put(
@@ -76,7 +76,7 @@ async def get_calendar(request: ApiRequest) -> Response:
         id="putCalendar",
         scope=Scope.MANAGE,
         tag="Calendars",
-        summary="Create or replace a calendar; schedules that use it follow",
+        summary="Create or replace a calendar; the schedules that use it are updated",
         responses={
             200: Success("The calendar.", CalendarResponse, headers=("ETag",)),
             201: Success("The new calendar.", CalendarResponse, headers=("ETag", "Location")),
@@ -91,7 +91,7 @@ async def put_calendar(request: ApiRequest) -> Response:
     data = await read_json(request)
     service = request.context.calendars
     calendar, is_new = await service.put(request.tenant_id, request.path_params["name"], data, by=request.caller)
-    return _one(calendar, 201 if is_new else 200)
+    return _response(calendar, 201 if is_new else 200)
 
 
 @delete(
@@ -101,7 +101,7 @@ async def put_calendar(request: ApiRequest) -> Response:
         scope=Scope.MANAGE,
         tag="Calendars",
         summary="Remove a calendar that no schedule uses",
-        responses={204: Success("It is gone.")},
+        responses={204: Success("The calendar was removed.")},
         query=NoQuery,
         problems=(404, 409),
     ),
@@ -112,15 +112,15 @@ async def delete_calendar(request: ApiRequest) -> Response:
     return NO_CONTENT
 
 
-def _one(calendar: Calendar, status: int = 200) -> Response:
+def _response(calendar: Calendar, status: int = 200) -> Response:
     headers = {"ETag": f'"{calendar.revision}"'}
     if status == 201:
         headers["Location"] = f"/v1/calendars/{calendar.name}"
-    return json_response(_answer(calendar), status, headers)
+    return json_response(_item(calendar), status, headers)
 
 
-def _answer(calendar: Calendar) -> dict[str, Any]:
-    return {"name": calendar.name, **calendar.to_definition(), "revision": calendar.revision}
+def _item(calendar: Calendar) -> CalendarResponse:
+    return CalendarResponse(name=calendar.name, **calendar.to_definition(), revision=calendar.revision)
 
 
 ROUTES = [list_calendars, get_calendar, put_calendar, delete_calendar]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from everbeat.api import paging
 from everbeat.api.messages import ApiRequest, Response, json_response
 from everbeat.api.operations import Operation, Success
 from everbeat.api.paging import NoQuery
-from everbeat.api.responses import ClusterResponse
+from everbeat.api.responses import ClusterRates, ClusterResponse, NodeResponse, PartitionResponse, QueueDepthResponse
 from everbeat.api.routing import get
 from everbeat.core.access import Scope
 from everbeat.core.definitions import optional_rfc3339, rfc3339
+from everbeat.core.responses import optional_id
 from everbeat.services.cluster import ClusterView
 
 
@@ -21,56 +21,52 @@ from everbeat.services.cluster import ClusterView
     Operation(
         id="cluster",
         tag="Operations",
-        summary="See the nodes, who owns what, the lag and the queues",
-        responses={200: Success("The cluster.", ClusterResponse)},
+        summary="Read the nodes, the partitions and their owners, the lag, and the queues",
+        responses={200: Success("The state of the cluster.", ClusterResponse)},
         query=NoQuery,
     ),
 )
 async def cluster(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    view = await request.context.cluster.view(request.tenant_id, sees_all=Scope.ADMIN in request.caller.scopes)
+    view = await request.context.cluster.view(request.tenant_id, all_tenants=Scope.ADMIN in request.caller.scopes)
     alive = [node for node in view.nodes if view.is_alive(node)]
-    answer = {
-        "now": rfc3339(view.now),
-        "nodes": _nodes(view),
-        "partitions": _partitions(view),
-        "unowned": view.unowned,
-        "lag_seconds": max((node.lag_seconds for node in alive if node.lag_seconds is not None), default=None),
-        "queues": [{"queue": one.queue, "state": one.state, "count": one.count} for one in view.queues],
-        "schedules": view.schedules,
-        "faulty": view.faulty,
-        "rates": {"ticks_fired_per_second": sum(node.fired_per_second or 0.0 for node in alive)},
-    }
-    return json_response(answer)
+    return json_response(
+        ClusterResponse(
+            now=rfc3339(view.now),
+            nodes=_nodes(view),
+            partitions=_partitions(view),
+            unowned=view.unowned,
+            lag_seconds=max((node.lag_seconds for node in alive if node.lag_seconds is not None), default=None),
+            queues=[QueueDepthResponse(one.queue, one.state, one.count) for one in view.queues],
+            schedules=view.schedules,
+            faulty=view.faulty,
+            rates=ClusterRates(sum(node.fired_per_second or 0.0 for node in alive)),
+        )
+    )
 
 
-def _nodes(view: ClusterView) -> list[dict[str, Any]]:
+def _nodes(view: ClusterView) -> list[NodeResponse]:
     owned = Counter(one.owner for one in view.partitions)
     return [
-        {
-            "id": str(node.id),
-            "name": node.name,
-            "roles": list(node.roles),
-            "version": node.version,
-            "started_at": rfc3339(node.started_at),
-            "seen_at": rfc3339(node.seen_at),
-            "is_alive": view.is_alive(node),
-            "lag_seconds": node.lag_seconds,
-            "fired_per_second": node.fired_per_second,
-            "partitions": owned[node.id],
-        }
+        NodeResponse(
+            id=str(node.id),
+            name=node.name,
+            roles=list(node.roles),
+            version=node.version,
+            started_at=rfc3339(node.started_at),
+            seen_at=rfc3339(node.seen_at),
+            is_alive=view.is_alive(node),
+            lag_seconds=node.lag_seconds,
+            fired_per_second=node.fired_per_second,
+            partitions=owned[node.id],
+        )
         for node in view.nodes
     ]
 
 
-def _partitions(view: ClusterView) -> list[dict[str, Any]]:
+def _partitions(view: ClusterView) -> list[PartitionResponse]:
     return [
-        {
-            "partition": one.partition,
-            "owner": None if one.owner is None else str(one.owner),
-            "epoch": one.epoch,
-            "lease_until": optional_rfc3339(one.lease_until),
-        }
+        PartitionResponse(one.partition, optional_id(one.owner), one.epoch, optional_rfc3339(one.lease_until))
         for one in view.partitions
     ]
 

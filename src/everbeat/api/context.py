@@ -36,8 +36,8 @@ class Health(NamedTuple):
 class ApiContext(NamedTuple):
     """The services that handlers use.
 
-    `allowed_hosts` adds to the loopback names. None turns the check of the Host header off, as do keys that are required.
-    Without `access` there are no keys: the caller is in this process.
+    `allowed_hosts` are accepted in the Host header in addition to the loopback names. If it is None, or if keys are required,
+    the Host header is not checked. Without `access`, requests are not authenticated: the caller is in this process.
     """
 
     schedules: ScheduleService

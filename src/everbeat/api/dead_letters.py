@@ -1,4 +1,4 @@
-"""/v1/dead-letters: tasks whose attempts are exhausted, to look at, to replay as new tasks, to purge."""
+"""/v1/dead-letters: read dead letters, replay them as new tasks, and purge them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, convert, utc
 from everbeat.core.errors import FieldError, InvalidInput, NotFound
 from everbeat.core.names import NAME_MESSAGE, is_name
-from everbeat.core.responses import DeadLetterResponse, PurgeResponse, ReplayResponse
-from everbeat.core.submissions import dead_letter_response
+from everbeat.core.responses import DeadLetterResponse, PurgeResponse, ReplayResponse, dead_letter_response
 from everbeat.store.values import DeadFilter
 
 _MAX_IDS = 1000
@@ -30,7 +29,7 @@ _LINKS = {
     for name in ("getDeadLetter", "replayDeadLetter")
 }
 
-Rate = Annotated[float, msgspec.Meta(ge=0.001, le=100_000, description="Spread the new tasks over time: so many a second.")]
+Rate = Annotated[float, msgspec.Meta(ge=0.001, le=100_000, description="Spread the new tasks over time, at this rate.")]
 
 
 class DeadLetterQuery(WindowQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +39,7 @@ class DeadLetterQuery(WindowQuery, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which dead letters; all of these must hold. {} means every one."""
+    """Selects the dead letters that meet all given conditions. {} selects all dead letters."""
 
     queue: str | None = None
     type: str | None = None
@@ -82,7 +81,7 @@ async def list_dead_letters(request: ApiRequest) -> Response:
     found = await request.context.dead_letters.page(request.tenant_id, filter_, before=before, limit=query.limit + 1)
     page, last = paging.split_page(found, query.limit)
     next_cursor = None if last is None else paging.time_id_cursor(last.died_at, last.task_id)
-    return json_response({"items": [dead_letter_response(letter) for letter in page], "next_cursor": next_cursor})
+    return json_response(DeadLetterList([dead_letter_response(letter) for letter in page], next_cursor))
 
 
 @get(
@@ -107,7 +106,7 @@ async def get_dead_letter(request: ApiRequest) -> Response:
         id="replayDeadLetter",
         scope=Scope.MANAGE,
         tag="Dead letters",
-        summary="Replay one dead letter as a new task, also one that was replayed before",
+        summary="Replay a dead letter as a new task, even if it was replayed before",
         responses={201: CREATED},
         query=NoQuery,
         body=Body(EmptyInput, is_required=False),
@@ -130,8 +129,8 @@ async def replay_dead_letter(request: ApiRequest) -> Response:
         id="replayDeadLetters",
         scope=Scope.MANAGE,
         tag="Dead letters",
-        summary="Replay all that match and were never replayed, as new tasks",
-        responses={200: Success("How many, and the first of the new tasks.", ReplayResponse)},
+        summary="Replay all matching dead letters that were never replayed, as new tasks",
+        responses={200: Success("The number of new tasks, and the first of their ids.", ReplayResponse)},
         query=NoQuery,
         body=Body(ReplayInput, {"queue": {"filter": {"queue": "reports"}, "rate_per_second": 10}}),
         headers=IDEMPOTENCY,
@@ -141,16 +140,16 @@ async def replay_dead_letter(request: ApiRequest) -> Response:
 async def replay_dead_letters(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request)
-    asked = as_struct(await decode(raw), ReplayInput)
-    filter_ = await _filter_of(request, asked.filter)
+    body = as_struct(await decode(raw), ReplayInput)
+    filter_ = await _filter_of(request, body.filter)
     context, tenant_id, by = request.context, request.tenant_id, request.caller
 
     async def replay() -> bytes:
-        done = await context.dead_letters.replay_all(tenant_id, filter_, rate_per_second=asked.rate_per_second, by=by)
-        return msgspec.json.encode({"count": done.count, "ids": done.ids, "has_more": done.has_more})
+        done = await context.dead_letters.replay_all(tenant_id, filter_, rate_per_second=body.rate_per_second, by=by)
+        return msgspec.json.encode(ReplayResponse(done.count, [str(id_) for id_ in done.ids], done.has_more))
 
-    answer = await context.idempotent_responses.once(tenant_id, idempotency_of(request, raw), replay)
-    return json_response(answer.body, answer.status)
+    response = await context.idempotent_responses.once(tenant_id, idempotency_of(request, raw), replay)
+    return json_response(response.body, response.status)
 
 
 @post(
@@ -159,8 +158,8 @@ async def replay_dead_letters(request: ApiRequest) -> Response:
         id="purgeDeadLetters",
         scope=Scope.MANAGE,
         tag="Dead letters",
-        summary="Remove all that match, payloads and errors included",
-        responses={200: Success("How many are gone.", PurgeResponse)},
+        summary="Remove all matching dead letters, with their payloads and errors",
+        responses={200: Success("The number of removed dead letters.", PurgeResponse)},
         query=NoQuery,
         body=Body(PurgeInput, {"old": {"filter": {"to": "2026-01-01T00:00:00Z"}}}),
         problems=(409,),
@@ -169,7 +168,7 @@ async def replay_dead_letters(request: ApiRequest) -> Response:
 async def purge_dead_letters(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     filter_ = await _filter_of(request, (await read_as(request, PurgeInput)).filter)
-    return json_response({"count": await request.context.dead_letters.purge(request.tenant_id, filter_, by=request.caller)})
+    return json_response(PurgeResponse(await request.context.dead_letters.purge(request.tenant_id, filter_, by=request.caller)))
 
 
 async def _filter_of(request: ApiRequest, given: DeadLetterFilter) -> DeadFilter:
@@ -191,7 +190,7 @@ def _id(request: ApiRequest) -> UUID:
     text = request.path_params["task_id"]
     id_ = paging.uuid_of(text)
     if id_ is None:
-        raise NotFound(f"there is no dead letter of a task {text}")
+        raise NotFound(f"there is no dead letter of task {text}")
     return id_
 
 

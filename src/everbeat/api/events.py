@@ -1,7 +1,8 @@
-"""/v1/events: what happens, as server-sent events, for as long as the client stays.
+"""/v1/events: changes as server-sent events, as long as the client is connected.
 
-Nothing is replayed: `Last-Event-ID` is not looked at, and the first event says so. What is lost is counted, and can be read
-from the lists. A stream ends when its client goes, when its key is revoked, and when the server stops.
+Events are not replayed: `Last-Event-ID` is ignored, and the first event says so. Lost events are counted, and clients can read
+the current state from the lists. A stream ends when its client disconnects, when its key is revoked or expires, and when the
+server stops.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class EventsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Annotated[
             str,
             msgspec.Meta(
-                description="Only these, with commas between them: tick, task, cluster.",
+                description="The event types to send, separated by commas: tick, task, cluster.",
                 extra_json_schema={"pattern": "^(tick|task|cluster)(,(tick|task|cluster))*$"},
             ),
         ]
@@ -50,8 +51,8 @@ class EventsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Operation(
         id="events",
         tag="Operations",
-        summary="Hear of ticks, task changes and the cluster as they happen, as server-sent events",
-        responses={200: Success("Events, without end.", str, media_type=MEDIA_TYPE, example=_EXAMPLE)},
+        summary="Receive ticks, task changes and cluster changes as server-sent events",
+        responses={200: Success("An endless stream of events.", str, media_type=MEDIA_TYPE, example=_EXAMPLE)},
         query=EventsQuery,
         problems=(429,),
     ),
@@ -72,11 +73,11 @@ def _kinds(text: str | None) -> frozenset[EventKind]:
 
 async def _stream(request: ApiRequest, kinds: frozenset[EventKind]) -> AsyncIterator[bytes]:
     event_stream = request.context.event_stream
-    subscription = event_stream.subscribe(request.tenant_id, kinds)  # here, where it is sure to be left again
+    subscription = event_stream.subscribe(request.tenant_id, kinds)  # here, not in the handler, so that it always ends
     try:
         with request.open_session() as session:
             session.ended.add_done_callback(lambda _: subscription.close())
-            yield _written(_hello(event_stream))
+            yield _encoded(_hello_event(event_stream))
             async for block in _blocks(subscription):
                 yield block
     finally:
@@ -87,19 +88,19 @@ async def _blocks(subscription: EventSubscription) -> AsyncIterator[bytes]:
     while True:
         found = await subscription.take(KEEP_ALIVE_SECONDS)
         if found:
-            yield b"".join(_written(event) for event in found)
+            yield b"".join(_encoded(event) for event in found)
         elif subscription.is_closed:
             return
         else:
-            yield b": still here\n\n"
+            yield b": keep-alive\n\n"
 
 
-def _hello(event_stream: EventStream) -> StreamEvent:
+def _hello_event(event_stream: EventStream) -> StreamEvent:
     data: dict[str, Any] = {"hears": "cluster" if event_stream.receives_other_nodes else "node", "replays": False}
     return StreamEvent(uuid_utils.compat.uuid7(), EventKind.HELLO, None, data)
 
 
-def _written(event: StreamEvent) -> bytes:
+def _encoded(event: StreamEvent) -> bytes:
     return b"id: %b\nevent: %b\ndata: %b\n\n" % (str(event.id).encode(), event.kind.encode(), _encode(event.data))
 
 

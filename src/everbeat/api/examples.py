@@ -1,4 +1,4 @@
-"""Examples of answers for the OpenAPI document, made from their schemas: of every answer, and never out of date."""
+"""Example responses for the OpenAPI document. They are generated from the schemas, so they are complete and up to date."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ID = "01a1e231-932d-71cb-8dab-e37075a3e37c"
 _TIME = "2026-11-16T07:00:00.000000Z"
 _LOCAL = "2026-11-16T02:00:00-05:00"
 _BY_FORMAT = {"uuid": _ID, "date-time": _TIME, "uri": "urn:everbeat:problem:not-found"}
-# What fields of these names hold, where their schema does not say it.
+# Values for fields by name, used where the schema does not determine one.
 _BY_NAME: dict[str, Any] = {
     **{"name": "nightly-report", "schedule": "nightly-report", "type": "nightly-report", "queue": "reports", "task": "report"},
     **{"cron": "0 2 * * *", "timezone": "America/New_York", "trigger_text": "At 02:00 every day, America/New_York"},
@@ -21,18 +21,18 @@ _BY_NAME: dict[str, Any] = {
     **{"priority": 100, "max_attempts": 3, "timeout_seconds": 3600, "lease_seconds": 30, "misfire_grace_seconds": 3600},
     **{"attempt": 1, "attempts": 3, "duration_ms": 20.331, "lag_ms": 4.213, "limit": 50, "version": "0.1.0", "node": _ID},
     **{"roles": ["api", "scheduler"], "dates": ["2026-12-24"], "weekdays": ["SAT", "SUN"], "yearly": ["01-01"]},
-    **{"reason": "all 3 attempts failed, the last one: failed", "kind": "TimeoutError", "rrule": "FREQ=DAILY"},
+    **{"reason": "all 3 attempts failed (last outcome: failed)", "kind": "TimeoutError", "rrule": "FREQ=DAILY"},
     **{"fraction": 0.4, "count": 1, "revision": 1, "partition": 25, "warnings": [], "error": None, "fault": None, "note": None},
     **{"next_cursor": None, "url": "https://example.com/hook", "skipped": {"overlap": 2}, "schedules": {"active": 100}},
     **{"lag_seconds": 0.000698, "fired_per_second": 44.988, "ticks_fired_per_second": 89.925, "traceparent": None},
 }
-# Where several shapes are possible, the one that is met most.
+# Nullable fields whose example is null.
 _NULLS = frozenset({"at", "anchor", "every_seconds", "rrule", "starts_at", "ends_at", "until", "lease_until", "cancel_at"})
 _MAX_DEPTH = 8
 
 
 def example_of(schema: Schema, components: Mapping[str, Schema], name: str = "", depth: int = 0) -> Any:
-    """A value that fits the schema, as an answer might have it."""
+    """Return an example value for a schema."""
     if "$ref" in schema:
         return example_of(components[schema["$ref"].rpartition("/")[2]], components, name, depth + 1)
     if "enum" in schema:

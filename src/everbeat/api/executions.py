@@ -1,4 +1,4 @@
-"""/v1/schedules/{ref}/trigger, /backfill and /executions: running a schedule by hand, and what its runs came to."""
+"""/v1/schedules/{ref}/trigger, /backfill and /executions: run a schedule on request, and list its tasks."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from everbeat.core.definitions import Instant, rfc3339, utc
 from everbeat.core.responses import BackfillResponse
 from everbeat.store.values import TaskFilter
 
-_SHOWN = 100
+_MAX_TICKS_SHOWN = 100
 
 
 class TriggerScheduleInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Without a payload, the schedule's own is used."""
+    """If the payload is null, that of the schedule is used."""
 
     payload: Any = None
 
 
 class BackfillInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A window of the past: its first instant, and its end, which is not part of it."""
+    """A window in the past: `from` is inclusive, `to` is exclusive."""
 
     from_: Instant = msgspec.field(name="from")
     to: Instant
@@ -45,7 +45,7 @@ class BackfillInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         id="triggerSchedule",
         scope=Scope.MANAGE,
         tag="Schedules",
-        summary="Make a task of the schedule now, beside its ticks",
+        summary="Create a task of the schedule now, in addition to its ticks",
         responses={201: CREATED},
         query=NoQuery,
         body=Body(TriggerScheduleInput, {"other": {"payload": {"account": 7}}}, is_required=False),
@@ -57,9 +57,9 @@ async def trigger_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request, is_required=False)
     key = task_key_of(request, raw)
-    asked = as_struct(await decode(raw) if raw else {}, TriggerScheduleInput)
+    body = as_struct(await decode(raw) if raw else {}, TriggerScheduleInput)
     backfill, ref = request.context.backfill, request.path_params["ref"]
-    return created(await backfill.trigger(request.tenant_id, ref, asked.payload, key=key, by=request.caller))
+    return created(await backfill.trigger(request.tenant_id, ref, body.payload, key=key, by=request.caller))
 
 
 @post(
@@ -68,8 +68,8 @@ async def trigger_schedule(request: ApiRequest) -> Response:
         id="backfillSchedule",
         scope=Scope.MANAGE,
         tag="Schedules",
-        summary="Make tasks for ticks of the past, by default only for those that have none",
-        responses={200: Success("How many, and the first of the ticks.", BackfillResponse)},
+        summary="Create tasks for past ticks, by default only for ticks without a task",
+        responses={200: Success("The number of tasks, and the first of their ticks.", BackfillResponse)},
         query=NoQuery,
         body=Body(
             BackfillInput,
@@ -82,26 +82,26 @@ async def trigger_schedule(request: ApiRequest) -> Response:
 async def backfill_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request)
-    asked = as_struct(await decode(raw), BackfillInput)
+    body = as_struct(await decode(raw), BackfillInput)
     context, tenant_id = request.context, request.tenant_id
     idempotency = idempotency_of(request, raw)
 
-    async def fill() -> bytes:
+    async def backfill() -> bytes:
         done = await context.backfill.backfill(
             tenant_id,
             request.path_params["ref"],
-            from_=paging.bounded("from", utc(asked.from_, "from")),
-            to=paging.bounded("to", utc(asked.to, "to")),
-            missing_only=asked.missing_only,
-            dry_run=asked.dry_run,
-            rate_per_second=asked.rate_per_second,
+            from_=paging.bounded("from", utc(body.from_, "from")),
+            to=paging.bounded("to", utc(body.to, "to")),
+            missing_only=body.missing_only,
+            dry_run=body.dry_run,
+            rate_per_second=body.rate_per_second,
             key=None if idempotency is None else idempotency.key,
             by=request.caller,
         )
-        return msgspec.json.encode({"count": done.count, "ticks": [rfc3339(tick) for tick in done.ticks[:_SHOWN]]})
+        return msgspec.json.encode(BackfillResponse(done.count, [rfc3339(tick) for tick in done.ticks[:_MAX_TICKS_SHOWN]]))
 
-    answer = await context.idempotent_responses.once(tenant_id, idempotency, fill)
-    return json_response(answer.body, answer.status)
+    response = await context.idempotent_responses.once(tenant_id, idempotency, backfill)
+    return json_response(response.body, response.status)
 
 
 @get(

@@ -1,9 +1,9 @@
-"""The turnstile: requests share a few milliseconds of each round of the event loop, however many there are.
+"""Fair scheduling: all requests together use at most a few milliseconds of each iteration of the event loop.
 
-The tick loop lives in the same event loop. Between the moment a tick is due and the moment it is written lie a handful of
-rounds, and each takes as long as all that is ready in it. With a hundred requests under way that would be a hundred steps a
-round. So a step of a request that finds the share of its round used up waits for one of the next rounds, first come first
-served. Nothing is lost by it: a round without other work ends at once, and the next one begins.
+The tick loop runs in the same event loop. It takes several iterations from the time a tick is due until it is written, and an
+iteration lasts until everything that is ready in it has run. With a hundred concurrent requests, that would be a hundred steps
+in each iteration. Therefore a step of a request waits for a later iteration if the time budget of the current one is used up,
+in FIFO order. This wastes no time: an iteration without other work ends immediately, and the next one begins.
 """
 
 from __future__ import annotations
@@ -14,55 +14,58 @@ from collections.abc import Coroutine, Generator
 from time import perf_counter
 from typing import Any
 
-_ROUND_SECONDS = 0.002
-_WEIGHT = 0.1
+_BUDGET_SECONDS = 0.002
+_SMOOTHING = 0.1
 
 
 class FairScheduler:
-    def __init__(self, round_seconds: float = _ROUND_SECONDS) -> None:
-        self._share = round_seconds
-        self._spent = 0.0
-        self._usual = _ROUND_SECONDS / 10
-        self._is_counting = False
+    """Limits the time that requests use in each iteration of the event loop."""
+
+    def __init__(self, budget_seconds: float = _BUDGET_SECONDS) -> None:
+        self._budget_seconds = budget_seconds
+        self._used_seconds = 0.0
+        self._average_step_seconds = _BUDGET_SECONDS / 10
+        self._is_reset_scheduled = False
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    def paced(self, work: Coroutine[Any, Any, None]) -> _Paced:
-        """The same work, step by step as there is room for it."""
-        return _Paced(self, work)
+    def run(self, work: Coroutine[Any, Any, None]) -> _ScheduledWork:
+        """Return an awaitable that runs the coroutine step by step, within the budget."""
+        return _ScheduledWork(self, work)
 
     @property
-    def is_used_up(self) -> bool:
-        return self._spent >= self._share
+    def is_budget_used_up(self) -> bool:
+        return self._used_seconds >= self._budget_seconds
 
-    def spend(self, seconds: float) -> None:
-        self._spent += seconds
-        self._usual += (seconds - self._usual) * _WEIGHT
-        self._count()
+    def record_step(self, seconds: float) -> None:
+        self._used_seconds += seconds
+        self._average_step_seconds += (seconds - self._average_step_seconds) * _SMOOTHING
+        self._schedule_reset()
 
     def wait(self) -> asyncio.Future[None]:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        self._count()
-        return turn
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        self._schedule_reset()
+        return waiter
 
-    def _count(self) -> None:
-        if not self._is_counting:
-            self._is_counting = True
-            asyncio.get_running_loop().call_soon(self._next_round)
+    def _schedule_reset(self) -> None:
+        if not self._is_reset_scheduled:
+            self._is_reset_scheduled = True
+            asyncio.get_running_loop().call_soon(self._reset)
 
-    def _next_round(self) -> None:
-        self._spent = 0.0
-        for _ in range(min(len(self._waiting), max(1, int(self._share / self._usual)))):
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-        self._is_counting = False
+    def _reset(self) -> None:
+        """Start a new budget, and wake as many waiting steps as are likely to fit into it."""
+        self._used_seconds = 0.0
+        for _ in range(min(len(self._waiting), max(1, int(self._budget_seconds / self._average_step_seconds)))):
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+        self._is_reset_scheduled = False
         if self._waiting:
-            self._count()
+            self._schedule_reset()
 
 
-class _Paced:
-    """Drives a coroutine as a task would, and asks at the turnstile before each step."""
+class _ScheduledWork:
+    """Runs a coroutine as an asyncio task would, but waits before each step if the budget is used up."""
 
     __slots__ = ("_scheduler", "_work")
 
@@ -75,10 +78,10 @@ class _Paced:
         thrown: BaseException | None = None
         try:
             while True:
-                if thrown is None and scheduler.is_used_up:
+                if thrown is None and scheduler.is_budget_used_up:
                     try:
                         yield from scheduler.wait()
-                    except BaseException as error:  # cancelled while it waited: for the work to know
+                    except BaseException as error:  # cancelled while waiting: pass it on to the coroutine
                         thrown = error
                 started = perf_counter()
                 try:
@@ -87,7 +90,7 @@ class _Paced:
                     return
                 finally:
                     thrown = None
-                    scheduler.spend(perf_counter() - started)
+                    scheduler.record_step(perf_counter() - started)
                 try:
                     yield awaited
                 except BaseException as error:

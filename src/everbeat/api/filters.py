@@ -1,4 +1,4 @@
-"""Filters that lists of tasks and of dead letters share: a schedule by id or name, a label."""
+"""Filters that several lists share: a schedule by id or name, a tenant, a label."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ from everbeat.core.tenants import EVERY_TENANT
 _NO_SCHEDULE = UUID(int=0)
 
 TenantRef = Annotated[
-    str, msgspec.Meta(min_length=1, max_length=200, description="An id, a name, or all; that of others needs the scope admin.")
+    str,
+    msgspec.Meta(
+        min_length=1,
+        max_length=200,
+        description="The id or name of a tenant, or all. Tenants other than your own require the scope admin.",
+    ),
 ]
 
 
 async def schedule_id_of(request: ApiRequest, ref: str | None) -> UUID | None:
-    """The schedule of that id or name. One that is gone is known by its id alone; a name nobody has matches nothing."""
+    """Return the id of a schedule given by id or name. A removed schedule can be given by id. Unknown names match nothing."""
     if ref is None:
         return None
     if not is_name(ref):
@@ -34,7 +39,7 @@ async def schedule_id_of(request: ApiRequest, ref: str | None) -> UUID | None:
 
 
 async def requested_tenant(request: ApiRequest, ref: str | None) -> UUID | None:
-    """The tenant that is asked about; None: every one, or none was named. Only operators may ask about others."""
+    """Return the id of the requested tenant; None for all tenants or none given. Only operators may read other tenants."""
     if ref is None:
         return None
     caller = request.caller
@@ -44,17 +49,17 @@ async def requested_tenant(request: ApiRequest, ref: str | None) -> UUID | None:
         found = (await request.context.tenants.get(ref)).id
     except NotFound:
         found = None
-    if found != caller.tenant_id:  # the same whether it is there or not
-        raise Forbidden("to ask about other tenants, this needs an API key with the scope admin")
+    if found != caller.tenant_id:  # the same error whether or not the tenant exists
+        raise Forbidden("Reading other tenants requires an API key with the scope admin.")
     return found
 
 
 def label_of(text: str | None) -> tuple[str | None, str | None]:
-    """`key`, `key=value` or `key:value` as a key and a value."""
+    """Split `key`, `key=value` or `key:value` into a key and a value."""
     if text is None:
         return None, None
-    mark = "=" if "=" in text else ":"
-    key, _, value = text.partition(mark)
+    separator = "=" if "=" in text else ":"
+    key, _, value = text.partition(separator)
     if not is_name(key) or len(value) > 256 or has_control_characters(value) or not is_encodable(value):
         raise InvalidInput.of("label", "must be a label, or a label and its value, such as team or team=billing")
-    return key, value if mark in text else None
+    return key, value if separator in text else None

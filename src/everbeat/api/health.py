@@ -1,8 +1,10 @@
-"""/healthz, /readyz, /metrics and the OpenAPI document: what machines ask."""
+"""/healthz, /readyz, /metrics and the OpenAPI document: endpoints for monitoring and tools."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import msgspec
 
 from everbeat.api.context import Health
 from everbeat.api.messages import JSON, ApiRequest, Response, json_response
@@ -14,10 +16,10 @@ from everbeat.version import __version__
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def _answers(good: str, bad: str) -> dict[int, Success]:
+def _responses(healthy: str, unhealthy: str) -> dict[int, Success]:
     return {
-        200: Success(good, HealthResponse),
-        503: Success(bad, HealthResponse, headers=("Retry-After",), may_be_problem=True),
+        200: Success(healthy, HealthResponse),
+        503: Success(unhealthy, HealthResponse, headers=("Retry-After",), may_be_problem=True),
     }
 
 
@@ -27,8 +29,8 @@ def _answers(good: str, bad: str) -> dict[int, Success]:
         id="healthz",
         scope=None,
         tag="Health",
-        summary="Does the process live, and does its tick loop go round?",
-        responses=_answers("It lives.", "It is stuck; restart it."),
+        summary="Check that the process is alive and its main loops are running",
+        responses=_responses("The process is alive.", "The process is stuck; restart it."),
     ),
 )
 async def healthz(request: ApiRequest) -> Response:
@@ -41,8 +43,8 @@ async def healthz(request: ApiRequest) -> Response:
         id="readyz",
         scope=None,
         tag="Health",
-        summary="Can it serve: database, migrations, ownership?",
-        responses=_answers("It can serve.", "It cannot serve yet, or not now."),
+        summary="Check that the node can serve requests: database, migrations, ownership",
+        responses=_responses("The node can serve requests.", "The node cannot serve requests now."),
     ),
 )
 async def readyz(request: ApiRequest) -> Response:
@@ -54,7 +56,7 @@ async def readyz(request: ApiRequest) -> Response:
     Operation(
         id="metrics",
         tag="Health",
-        summary="Metrics in the text format of Prometheus",
+        summary="Metrics in the Prometheus text format",
         responses={200: Success("The metrics.", str, media_type="text/plain")},
     ),
 )
@@ -68,14 +70,14 @@ async def metrics(request: ApiRequest) -> Response:
         id="openapi",
         for_any_key=True,
         tag="Health",
-        summary="This document",
+        summary="The OpenAPI document",
         responses={200: Success("The OpenAPI document.", dict[str, Any], media_type=JSON)},
     ),
 )
 async def openapi(request: ApiRequest) -> Response:
     access = request.context.access
-    is_open = access is not None and not access.is_required
-    return json_response(request.documents.without_keys if is_open else request.documents.with_keys)
+    are_keys_optional = access is not None and not access.is_required
+    return json_response(request.documents.without_keys if are_keys_optional else request.documents.with_keys)
 
 
 @get(
@@ -84,16 +86,18 @@ async def openapi(request: ApiRequest) -> Response:
         id="root",
         for_any_key=True,
         tag="Health",
-        summary="Where to go from here",
-        responses={200: Success("The first addresses to know.", dict[str, str], media_type=JSON)},
+        summary="The version and the main paths",
+        responses={200: Success("The version and the main paths.", dict[str, str], media_type=JSON)},
     ),
 )
 async def root(request: ApiRequest) -> Response:
-    return json_response({"everbeat": __version__, "api": "/v1/openapi.json", "schedules": "/v1/schedules"})
+    return json_response(
+        msgspec.json.encode({"everbeat": __version__, "api": "/v1/openapi.json", "schedules": "/v1/schedules"})
+    )
 
 
-def _health(health: Health, bad: str) -> Response:
-    body = {"status": "ok" if health.is_alive else bad, **health.detail}
+def _health(health: Health, unhealthy_status: str) -> Response:
+    body = msgspec.json.encode({"status": "ok" if health.is_alive else unhealthy_status, **health.detail})
     return json_response(body) if health.is_alive else json_response(body, 503, {"Retry-After": "1"})
 
 

@@ -1,4 +1,4 @@
-"""/v1/tenants/{tenant}/keys and /v1/keys: API keys of a tenant, made, listed and revoked. For operators."""
+"""/v1/tenants/{tenant}/keys and /v1/keys: create, list and revoke the API keys of a tenant. For operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everbeat.api.bodies import as_struct, decode, idempotency_of, read_body
 from everbeat.api.messages import NO_CONTENT, ApiRequest, Response, json_response
 from everbeat.api.operations import IDEMPOTENCY, Body, Operation, Success
 from everbeat.api.paging import NoQuery, PageQuery
-from everbeat.api.responses import KeyList, NewKeyResponse
+from everbeat.api.responses import KeyList, KeyResponse, NewKeyResponse
 from everbeat.api.routing import delete, get, post
 from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, optional_rfc3339, rfc3339, utc
@@ -25,7 +25,7 @@ ScopeText = Annotated[
 
 
 class KeyInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A new key: admin, manage, submit, read, work or work:QUEUE. `all_tenants`: for workers that serve every tenant."""
+    """A new key. Scopes are admin, manage, submit, read, work and work:QUEUE. `all_tenants`: for workers of all tenants."""
 
     scopes: Annotated[list[ScopeText], msgspec.Meta(min_length=1, max_length=MAX_SCOPES)]
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_LENGTH)] = "key"
@@ -39,7 +39,7 @@ class KeyInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         id="listKeys",
         scope=Scope.ADMIN,
         tag="Tenants and keys",
-        summary="List the API keys of a tenant in the order they were made, revoked ones too; never their secrets",
+        summary="List the API keys of a tenant, including revoked ones, in order of creation, without secrets",
         responses={200: Success("A page of keys.", KeyList)},
         query=PageQuery,
         problems=(404,),
@@ -52,7 +52,7 @@ async def list_keys(request: ApiRequest) -> Response:
     tenant = await context.tenants.get(request.path_params["tenant"])
     page, last = paging.split_page(await context.keys.page(tenant.id, after=after, limit=query.limit + 1), query.limit)
     next_cursor = None if last is None else paging.id_cursor(last.id)
-    return json_response({"items": [_answer(key) for key in page], "next_cursor": next_cursor})
+    return json_response(KeyList([KeyResponse(**_fields(key)) for key in page], next_cursor))
 
 
 @post(
@@ -61,7 +61,7 @@ async def list_keys(request: ApiRequest) -> Response:
         id="createKey",
         scope=Scope.ADMIN,
         tag="Tenants and keys",
-        summary="Make an API key for a tenant; its secret is in this answer and nowhere else",
+        summary="Create an API key for a tenant; only this response contains its secret",
         responses={201: Success("The new key, with its secret.", NewKeyResponse)},
         query=NoQuery,
         body=Body(
@@ -80,20 +80,20 @@ async def create_key(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request)
     idempotency = idempotency_of(request, raw)
-    asked = as_struct(await decode(raw), KeyInput)
-    expires_at = None if asked.expires_at is None else paging.bounded("expires_at", utc(asked.expires_at, "expires_at"))
+    body = as_struct(await decode(raw), KeyInput)
+    expires_at = None if body.expires_at is None else paging.bounded("expires_at", utc(body.expires_at, "expires_at"))
     context = request.context
     tenant = await context.tenants.get(request.path_params["tenant"])
     new = await context.keys.create(
         tenant.id,
-        asked.name,
-        asked.scopes,
-        is_fleet=asked.all_tenants,
+        body.name,
+        body.scopes,
+        is_fleet=body.all_tenants,
         expires_at=expires_at,
         idempotency=idempotency,
         by=request.caller,
     )
-    return json_response({**_answer(new.key), "key": new.text}, 201)
+    return json_response(NewKeyResponse(**_fields(new.key), key=new.text), 201)
 
 
 @delete(
@@ -102,8 +102,8 @@ async def create_key(request: ApiRequest) -> Response:
         id="revokeKey",
         scope=Scope.ADMIN,
         tag="Tenants and keys",
-        summary="Revoke an API key, on every node and all that is open under it; not the last one with the scope admin",
-        responses={204: Success("It is revoked.")},
+        summary="Revoke an API key on all nodes and end its open requests; not possible for the last key with the scope admin",
+        responses={204: Success("The key was revoked.")},
         query=NoQuery,
         problems=(404, 409),
     ),
@@ -121,7 +121,7 @@ def _id(request: ApiRequest) -> UUID:
     return id_
 
 
-def _answer(key: ApiKey) -> dict[str, Any]:
+def _fields(key: ApiKey) -> dict[str, Any]:
     return {
         "id": str(key.id),
         "tenant_id": str(key.tenant_id),

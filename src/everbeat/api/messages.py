@@ -1,4 +1,4 @@
-"""Requests and responses as handlers see them, and the ASGI types below them."""
+"""The requests and responses of handlers, and the ASGI types they are based on."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ApiRequest:
         headers = dict(raw)
         self._has_repeated_headers = len(headers) != len(raw)
         if self._has_repeated_headers:
-            headers = dict([*raw][::-1])  # the first value counts
+            headers = dict([*raw][::-1])  # the first value is used
         self.scope = scope
         self.receive = receive
         self.context = context
@@ -84,7 +84,7 @@ class ApiRequest:
         return () if value is None else (value,)
 
     def open_session(self) -> KeySession:
-        """For a request that stays open: `with request.open_session() as session`, which ends when the caller's key does."""
+        """Return a session for a request that stays open, to use in a `with` statement. It ends with the caller's key."""
         access = self.context.access
         sessions = KeySessions() if access is None else access.sessions
         return sessions.open(self.caller)
@@ -117,8 +117,8 @@ AnyResponse = Response | StreamingResponse
 NO_CONTENT = Response(204)
 
 
-def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON response; `bytes` are taken as JSON that is already encoded."""
+def json_response(value: msgspec.Struct | bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a JSON response. `bytes` are JSON that is already encoded."""
     body = value if isinstance(value, bytes) else _encode(value)
     if headers is None:
         return Response(status, body, (_JSON_HEADER,))

@@ -1,11 +1,11 @@
-"""What applies to every request: its id, authentication, the check of Host and Origin, response headers and errors.
+"""What applies to every request: its id, authentication, the checks of Host and Origin, response headers and errors.
 
-A request is authenticated before anything else is read or looked up: without a valid key all paths give the same response,
-except those that are open to everybody.
+A request is authenticated before its route is looked up or its body is read. Without a valid key, all paths return the same
+response, except the open paths, which need no key.
 
-Without keys, everybody who reaches the port may do everything. Web pages must not be able to: neither by a host name of their
-own that resolves to this machine (the Host header would be that name), nor by a cross-site POST (the Origin header would be
-another site).
+On a server without keys, every client that can reach the port can do everything. Two checks keep web pages from using a browser
+to do so. The Host header must name this server; this stops DNS rebinding, in which a host name of the attacker resolves to this
+machine. The Origin header must not name another site; this stops cross-site requests.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]@/]+)(?::(\d{1,5}))?")
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _HEADERS = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 _KEY_IN_URL = (
-    "There is an API key in the URL, where others can read it: in logs, proxies and histories. Revoke it, and send the new one "
-    "in the header Authorization: Bearer eb_…"
+    "The URL contains an API key. URLs are recorded in logs, proxies and browser histories. Revoke this key, create a new one, "
+    "and send it in the header Authorization: Bearer eb_…"
 )
 
 Authority = tuple[str, str | None]
@@ -71,7 +71,7 @@ class RequestMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            raise NotImplementedError(f"only HTTP is served, not {scope['type']}")
+            raise NotImplementedError(f"only HTTP is supported, not {scope['type']}")
         request = ApiRequest(scope, receive, self._context, self._documents)
         if root := scope.get("root_path"):
             request.path = request.path.removeprefix(root)
@@ -92,7 +92,7 @@ class RequestMiddleware:
         await _send(request, response, send)
 
     async def _caller(self, request: ApiRequest) -> Caller:
-        """Authenticate the request. Paths that are open to everybody need no key and count against no limit."""
+        """Authenticate the request. Open paths need no key and do not count toward rate limits."""
         access = self._access
         if access is None or request.path in self._open_paths:
             return LOCAL_CALLER.with_request(request.request_id, None)
@@ -134,18 +134,18 @@ async def _send_blocks(request: ApiRequest, response: StreamingResponse, send: S
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return
     sending = asyncio.create_task(_write_blocks(response, send))
-    leaving = asyncio.create_task(wait_disconnected(request.receive))
+    disconnected = asyncio.create_task(wait_disconnected(request.receive))
     try:
-        await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({sending, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if sending.done():
             sending.result()
     except Exception as error:
         log_failure(request, error)
-        raise  # the response has begun and cannot be replaced; the server closes the connection
+        raise  # the response has started and cannot be replaced; the server closes the connection
     finally:
         sending.cancel()
-        leaving.cancel()
-        await asyncio.wait({sending, leaving})
+        disconnected.cancel()
+        await asyncio.wait({sending, disconnected})
 
 
 async def _write_blocks(response: StreamingResponse, send: Send) -> None:
@@ -172,8 +172,8 @@ def _check_url(request: ApiRequest) -> None:
 
 
 def _request_id(request: ApiRequest) -> str:
-    given = request.header_values(b"x-request-id")
-    if len(given) == 1 and _REQUEST_ID.fullmatch(text := _text(given[0])):
+    values = request.header_values(b"x-request-id")
+    if len(values) == 1 and _REQUEST_ID.fullmatch(text := _text(values[0])):
         return text
     return str(uuid_utils.uuid7())
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document, written from what each handler declares beside itself; schemas are those msgspec decodes with."""
+"""The OpenAPI document, generated from the operations of the routes and the msgspec types of their bodies."""
 
 from __future__ import annotations
 
@@ -39,31 +39,31 @@ from everbeat.version import __version__
 _REF = "#/components/schemas/{name}"
 
 PROBLEMS = {
-    400: "Malformed: not JSON, not UTF-8, nested too deeply, a key twice, or no body where one is needed.",
+    400: "Malformed: not JSON, not UTF-8, nested too deeply, a duplicate key, or no body where one is required.",
     401: "No API key, or one that is mistyped, unknown, revoked or expired.",
-    403: "The API key has not the scope that this needs; or, on a server without keys, the Host or Origin header names another "
-    "site.",
-    404: "There is no such thing, or it belongs to somebody else.",
+    403: "The API key does not have the required scope, or a quota is exhausted; or, on a server without keys, the Host or "
+    "Origin header names another site.",
+    404: "The object does not exist, or it belongs to another tenant.",
     408: "The body took too long to arrive.",
-    409: "The present state forbids it.",
+    409: "The current state does not allow the request.",
     413: "The body or a part of it is too large.",
     415: "Not JSON, or compressed.",
-    422: "Well-formed, but a value is wrong; `errors` names each field.",
-    429: "Too many requests from this key or address, or a quota is used up; try again after `Retry-After` seconds.",
-    503: "The database is away; try again after `Retry-After` seconds.",
+    422: "Well-formed, but a value is invalid; `errors` names each invalid field.",
+    429: "Too many requests from this key or address, or a quota is exhausted; try again after `Retry-After` seconds.",
+    503: "The database is unavailable; try again after `Retry-After` seconds.",
 }
 
 _HEADERS: dict[str, dict[str, Any]] = {
-    "X-Request-Id": {"description": "Names the request in logs.", "required": True, "schema": {"type": "string"}},
-    "Location": {"description": "Where the new thing is.", "required": True, "schema": {"type": "string"}},
+    "X-Request-Id": {"description": "Identifies the request in logs.", "required": True, "schema": {"type": "string"}},
+    "Location": {"description": "The path of the new object.", "required": True, "schema": {"type": "string"}},
     "ETag": {"description": "The revision, in quotes.", "required": True, "schema": {"type": "string"}},
-    "WWW-Authenticate": {"description": "How to say who asks.", "required": True, "schema": {"type": "string"}},
+    "WWW-Authenticate": {"description": "The required authentication scheme.", "required": True, "schema": {"type": "string"}},
     "Retry-After": {"description": "Seconds to wait.", "required": True, "schema": {"type": "integer", "minimum": 1}},
 }
 
 
 def with_optional_fields(name: str, type_: type[msgspec.Struct], required: tuple[str, ...] = ()) -> type[msgspec.Struct]:
-    """The same struct with every other field left out at will, to document bodies that are completed before decoding."""
+    """Return the struct with all other fields optional, to document bodies that are completed before they are decoded."""
     fields = [
         (field.name, field.type)
         if field.name in required
@@ -73,11 +73,11 @@ def with_optional_fields(name: str, type_: type[msgspec.Struct], required: tuple
     return msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
 
 
-def without_field(name: str, type_: type[msgspec.Struct], left_out: str) -> type[msgspec.Struct]:
-    """The same struct without a field, to document bodies in which it is refused."""
+def without_field(name: str, type_: type[msgspec.Struct], excluded: str) -> type[msgspec.Struct]:
+    """Return the struct without a field, to document bodies in which that field is refused."""
     fields: list[Any] = []
     for field in msgspec.structs.fields(type_):
-        if field.name == left_out:
+        if field.name == excluded:
             continue
         default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
         fields.append((field.name, field.type) if field.required else (field.name, field.type, default))
@@ -89,8 +89,8 @@ _KEY_SCHEME = {
     "type": "http",
     "scheme": "bearer",
     "bearerFormat": "eb_…",
-    "description": "An API key. Not needed on a server without keys, as `everbeat dev` is. The roles named with an operation "
-    "are the scopes of which the key must have one.",
+    "description": "An API key. Not required on a server without keys, such as `everbeat dev`. The roles of an operation are "
+    "scopes; the key must have one of them.",
 }
 
 
@@ -99,7 +99,7 @@ PATH_PARAMETERS = {
     "ref": PathParameter("The id or the name of a schedule.", {"type": "string", "minLength": 1}),
     "name": PathParameter("The name of a calendar.", {"type": "string", **NAME}),
     "id": PathParameter("The id of a task.", _UUID),
-    "task_id": PathParameter("The id of a dead task.", _UUID),
+    "task_id": PathParameter("The id of the task of a dead letter.", _UUID),
     "tenant": PathParameter("The id or the name of a tenant.", {"type": "string", "minLength": 1}),
     "key_id": PathParameter("The id of an API key.", _UUID),
 }
@@ -128,7 +128,7 @@ def build_document(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 def with_optional_security(document: dict[str, Any]) -> dict[str, Any]:
-    """The document of a server that lets everybody in: a key is honoured there, and not needed."""
+    """Return the document of a server that does not require keys. It accepts requests with and without a key."""
     paths = {
         path: {method: {**one, "security": [{}, *one["security"]]} for method, one in methods.items()}
         for path, methods in document["paths"].items()
@@ -137,22 +137,22 @@ def with_optional_security(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tags(used: list[str]) -> list[str]:
-    """Each tag once, those that most people look for first."""
-    known = ("Schedules", "Calendars", "Tasks", "Workers", "Dead letters", "Operations", "Tenants", "Health")
+    """Return each tag once, in the order in which readers are likely to need them."""
+    known = ("Schedules", "Calendars", "Tasks", "Workers", "Dead letters", "Operations", "Tenants and keys", "Health")
     return sorted(dict.fromkeys(used), key=lambda tag: (known.index(tag) if tag in known else len(known), tag))
 
 
 class _Schemas:
-    """The components of all operations, and the one way to refer to them."""
+    """The schemas of all operations, and the references to them."""
 
     def __init__(self, operations: list[Operation]) -> None:
         types: dict[Any, None] = {Problem: None}
         for operation in operations:
             used = [operation.query, operation.body and operation.body.type]
-            used += [answer.type for answer in operation.responses.values()]
+            used += [success.type for success in operation.responses.values()]
             types.update(dict.fromkeys(one for one in used if one is not None))
-        written, self.components = msgspec.json.schema_components(list(types), ref_template=_REF)
-        self._by_type: dict[Any, dict[str, Any]] = dict(zip(types, written, strict=True))
+        references, self.components = msgspec.json.schema_components(list(types), ref_template=_REF)
+        self._by_type: dict[Any, dict[str, Any]] = dict(zip(types, references, strict=True))
         refine(self.components)
 
     def of(self, type_: Any) -> dict[str, Any]:
@@ -197,19 +197,19 @@ def _parameters(operation: Operation, schemas: _Schemas) -> Iterator[dict[str, A
 
 def _responses(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
     responses: dict[str, Any] = {}
-    for status, answer in operation.responses.items():
-        response: dict[str, Any] = {"description": answer.description, "headers": _headers(*answer.headers)}
-        if answer.type is not None:
-            response["content"] = {answer.media_type: {"schema": schemas.of(answer.type)}}
-            example = answer.example
-            if example is None and answer.media_type == JSON:
-                example = example_of(schemas.of(answer.type), schemas.components)
+    for status, success in operation.responses.items():
+        response: dict[str, Any] = {"description": success.description, "headers": _headers(*success.headers)}
+        if success.type is not None:
+            response["content"] = {success.media_type: {"schema": schemas.of(success.type)}}
+            example = success.example
+            if example is None and success.media_type == JSON:
+                example = example_of(schemas.of(success.type), schemas.components)
             if example is not None:
-                response["content"][answer.media_type]["example"] = example
-        if answer.may_be_problem:
+                response["content"][success.media_type]["example"] = example
+        if success.may_be_problem:
             response["content"][PROBLEM_TYPE] = {"schema": schemas.of(Problem)}
-        if answer.links:
-            response["links"] = dict(answer.links)
+        if success.links:
+            response["links"] = dict(success.links)
         responses[str(status)] = response
     problems = {400, 403, 503, *operation.problems}
     problems |= {401, 429} if operation.scope is not None else set()
@@ -228,15 +228,15 @@ _PROBLEM_HEADERS = {401: ("WWW-Authenticate",), 429: ("Retry-After",), 503: ("Re
 _PROBLEM_EXAMPLES: Mapping[int, tuple[ProblemKind, str]] = {
     400: (MALFORMED, "The body is not valid JSON: Input data was truncated"),
     401: (UNAUTHENTICATED, "Send an API key of this server: Authorization: Bearer eb_…"),
-    403: (WRONG_SCOPE, "This needs an API key with the scope manage; this one has read."),
+    403: (WRONG_SCOPE, "This operation requires an API key with the scope manage; this key has read."),
     404: (NOT_FOUND, 'there is no schedule with the name or id "nightly"'),
     408: (TOO_SLOW, "The body did not arrive within 30 seconds."),
-    409: (CONFLICT, 'a schedule named "nightly" exists already; PUT replaces it'),
-    413: (TOO_LARGE, "A body may have 12582912 bytes at most."),
+    409: (CONFLICT, 'a schedule named "nightly" already exists; use PUT to replace it'),
+    413: (TOO_LARGE, "A body may have at most 12582912 bytes."),
     415: (MEDIA_TYPE_REFUSED, "Send Content-Type: application/json, in UTF-8."),
     422: (INVALID, "priority: Expected `int` <= 1000"),
-    429: (RATE_LIMITED, "This API key has sent more requests than this server takes from one in a second."),
-    503: (UNAVAILABLE, "The database did not answer; try again soon."),
+    429: (RATE_LIMITED, "This API key has exceeded its limit of requests per second."),
+    503: (UNAVAILABLE, "The database did not respond; try again soon."),
 }
 _FIELD_EXAMPLE = (FieldError("priority", "Expected `int` <= 1000"),)
 

@@ -1,6 +1,6 @@
-"""What a route declares about itself: the scope it requires, its parameters, its body and its responses.
+"""Operations: what a route declares, such as the scope it requires, its parameters, its body and its responses.
 
-The router checks the scope; the OpenAPI document is written from the rest.
+The router checks the scope. The OpenAPI document is generated from the whole declaration.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Body(NamedTuple):
 
 
 class Success(NamedTuple):
-    """One successful response; without a type it has no body."""
+    """A successful response. Without a type it has no body."""
 
     description: str
     type: Any = None
@@ -38,9 +38,11 @@ class PathParameter(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """`scope` None: open to everybody, without a key. `for_any_key`: any valid key will do, whatever its scopes.
+    """The declaration of one route.
 
-    `problems` are the statuses of this operation alone; those that every such request can get are added to the document.
+    `scope` is the scope that a key needs; None if the route needs no key. `for_any_key`: every valid key is sufficient,
+    regardless of its scopes. `problems` are the error statuses specific to this operation. The document also lists those that
+    every request of this kind can get.
     """
 
     id: str
@@ -59,7 +61,7 @@ class Operation(NamedTuple):
 
 IDEMPOTENCY: Mapping[str, tuple[str, dict[str, Any]]] = {
     "Idempotency-Key": (
-        "The same key gives the same answer for 24 hours; with another body it is refused.",
+        "For 24 hours, repeating the request with this key returns the same response. A different request with it is refused.",
         {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
     )
 }

@@ -1,4 +1,4 @@
-"""Query strings: strict parameters, cursors that clients pass back as they are, and times."""
+"""Query strings: strict parameters, opaque cursors and times."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 Item = TypeVar("Item")
 
 _MAX_PARAMETERS = 100
-_WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
+_INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _LOST_PLUS = re.compile(r"(.*:\d\d(?:\.\d+)?) (\d\d:?\d\d)")
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
@@ -43,12 +43,12 @@ class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PageQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMIT, description="How many items to answer at most.")] = 50
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMIT, description="The maximum number of items to return.")] = 50
     cursor: (
         Annotated[
             str,
             msgspec.Meta(
-                description="The next_cursor of the page before.",
+                description="The next_cursor of the previous page.",
                 extra_json_schema={"minLength": 1, "maxLength": 500, "pattern": "^[A-Za-z0-9_-]+$"},
             ),
         ]
@@ -57,14 +57,14 @@ class PageQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class WindowQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    from_: Annotated[TimeText, msgspec.Meta(description="The first instant of the window.")] | Absent = msgspec.field(
+    from_: Annotated[TimeText, msgspec.Meta(description="The start of the window, inclusive.")] | Absent = msgspec.field(
         default=msgspec.UNSET, name="from"
     )
-    to: Annotated[TimeText, msgspec.Meta(description="The end of the window, not part of it.")] | Absent = msgspec.UNSET
+    to: Annotated[TimeText, msgspec.Meta(description="The end of the window, exclusive.")] | Absent = msgspec.UNSET
 
 
 def parse_query(request: ApiRequest, type_: type[Q]) -> Q:
-    """The query string as this struct; a parameter that comes twice counts with its last value."""
+    """Return the query string as this struct. If a parameter is repeated, its last value is used."""
     query = request.scope["query_string"]
     if not query:
         return msgspec.convert({}, type_)
@@ -77,7 +77,7 @@ def parse_query(request: ApiRequest, type_: type[Q]) -> Q:
         raise HttpProblem(MALFORMED, f"The query string has more than {_MAX_PARAMETERS} parameters.") from None
     values: dict[str, str | int] = dict(pairs)
     limit = values.get("limit")
-    if isinstance(limit, str) and _WHOLE.fullmatch(limit):
+    if isinstance(limit, str) and _INTEGER.fullmatch(limit):
         values["limit"] = int(limit)
     return convert(values, type_)
 
@@ -90,7 +90,7 @@ def optional_name(field: str, value: str | Absent) -> str | None:
     if isinstance(value, Absent):
         return None
     if not is_name(value):
-        raise InvalidInput.of(field, "must be 1 to 200 of the letters A-Z a-z, digits and . _ : -")
+        raise InvalidInput.of(field, "must be 1 to 200 characters: letters A-Z and a-z, digits, and . _ : -")
     return value
 
 
@@ -99,7 +99,7 @@ def optional_time(field: str, value: str | Absent) -> datetime | None:
 
 
 def parse_instant(field: str, text: str) -> datetime:
-    """A time of a query string, where an unescaped plus arrives as a space."""
+    """Parse a time of a query string, in which an unescaped plus arrives as a space."""
     if match := _LOST_PLUS.fullmatch(text):
         text = f"{match[1]}+{match[2]}"
     try:
@@ -112,7 +112,7 @@ def parse_instant(field: str, text: str) -> datetime:
 
 
 def bounded(field: str, at: datetime) -> datetime:
-    """Times at the edge of what datetime can hold overflow in the first addition."""
+    """Return the time, or refuse one so close to the limits of datetime that an addition could overflow."""
     if not _EARLIEST <= at < _LATEST:
         raise InvalidInput.of(field, "must be in the years 1970 to 9998")
     return at
@@ -187,18 +187,18 @@ def number_after(cursor: str | Absent) -> int | None:
     if isinstance(cursor, Absent):
         return None
     kind, text = _decoded(cursor)
-    if kind != "f" or not _WHOLE.fullmatch(text):
+    if kind != "f" or not _INTEGER.fullmatch(text):
         raise _bad_cursor()
     return int(text)
 
 
 def uuid_of(text: str) -> UUID | None:
-    """An id as every answer writes it; None for anything else."""
+    """Parse an id in the format that responses use. Return None for anything else."""
     return UUID(text) if _UUID.fullmatch(text) else None
 
 
 def split_page(found: Sequence[Item], limit: int) -> tuple[Sequence[Item], Item | None]:
-    """A page of what was found with one more than asked for; and the last of it, if there is more."""
+    """Return the page, and its last item if there are more. `found` was queried with one item more than the limit."""
     return (found[:limit], found[limit - 1]) if len(found) > limit else (found, None)
 
 
@@ -216,4 +216,4 @@ def _decoded(cursor: str) -> tuple[str, str]:
 
 
 def _bad_cursor() -> InvalidInput:
-    return InvalidInput.of("cursor", "is not a cursor of this list; pass a next_cursor back as it is")
+    return InvalidInput.of("cursor", "is not a cursor of this list; pass a next_cursor back unchanged")

@@ -1,4 +1,4 @@
-"""/v1/preview: what a rule would do, without saving anything."""
+"""/v1/preview: the description and the next ticks of a trigger, without saving anything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everbeat.api.bodies import read_json
 from everbeat.api.messages import ApiRequest, Response, json_response
 from everbeat.api.operations import Body, Operation, Success
 from everbeat.api.paging import NoQuery
-from everbeat.api.responses import PreviewResponse
+from everbeat.api.responses import PreviewResponse, PreviewTickResponse
 from everbeat.api.routing import post
 from everbeat.core.calendars import Calendar
 from everbeat.core.definitions import CalendarFilter, Instant, TriggerInput, convert, rfc3339, utc
@@ -22,7 +22,7 @@ from everbeat.core.schedules import anchored
 
 
 class PreviewInput(TriggerInput, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A trigger to look at: how many of its ticks, after which instant."""
+    """A trigger, and which of its ticks to show: the first `count` after the instant `after`, by default now."""
 
     count: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)] = 10
     after: Instant | None = None
@@ -35,7 +35,7 @@ class PreviewInput(TriggerInput, frozen=True, kw_only=True, forbid_unknown_field
         id="preview",
         tag="Schedules",
         summary="Describe a trigger and show its next ticks; saves nothing",
-        responses={200: Success("What the trigger would do.", PreviewResponse)},
+        responses={200: Success("The description, the next ticks, and warnings.", PreviewResponse)},
         query=NoQuery,
         body=Body(
             PreviewInput,
@@ -48,18 +48,18 @@ class PreviewInput(TriggerInput, frozen=True, kw_only=True, forbid_unknown_field
 )
 async def preview_trigger(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    asked = convert(await read_json(request), PreviewInput)
-    rule = asked.rule(exclude=tuple(asked.calendars.exclude), only=tuple(asked.calendars.only))
+    body = convert(await read_json(request), PreviewInput)
+    rule = body.rule(exclude=tuple(body.calendars.exclude), only=tuple(body.calendars.only))
     store = request.context.store
-    after = await store.clock() if asked.after is None else paging.bounded("after", utc(asked.after, "after"))
+    after = await store.clock() if body.after is None else paging.bounded("after", utc(body.after, "after"))
     rule = anchored(rule, None, after)
     calendars: Mapping[str, Calendar] = {}
     if rule.exclude or rule.only:
         calendars = {one.name: one for one in await store.calendar_list(request.tenant_id)}
-    # A rare rule takes a while to compute; the tick loop of this process must not wait for it.
-    shown = await asyncio.to_thread(preview, rule, after, asked.count, calendars)
-    ticks = [{"at": rfc3339(tick.at), "local": tick.local} for tick in shown.ticks]
-    return json_response({"description": shown.description, "ticks": ticks, "warnings": shown.warnings})
+    # A rule with rare ticks can take long to compute. It must not delay the tick loop of this process.
+    shown = await asyncio.to_thread(preview, rule, after, body.count, calendars)
+    ticks = [PreviewTickResponse(rfc3339(tick.at), tick.local) for tick in shown.ticks]
+    return json_response(PreviewResponse(shown.description, ticks, shown.warnings))
 
 
 ROUTES = [preview_trigger]

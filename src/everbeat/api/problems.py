@@ -1,4 +1,4 @@
-"""Errors as application/problem+json (RFC 9457): every failure of the API leaves through here, without internals."""
+"""Error responses as application/problem+json (RFC 9457). All errors of the API are converted here, without internals."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ CHALLENGE = {"WWW-Authenticate": 'Bearer realm="everbeat"'}
 _MAX_FIELD_LENGTH = 200
 _MAX_TEXT_LENGTH = 1000
 _MAX_ERRORS = 100
-_BROKEN_RETRY_SECONDS = 30
+_UNUSABLE_RETRY_SECONDS = 30
 
 log = structlog.get_logger("everbeat.api")
 
 
 class ProblemKind(NamedTuple):
-    """One kind of problem; its slug is part of the contract."""
+    """A kind of problem. Its slug is part of the API contract."""
 
     status: int
     slug: str
@@ -50,40 +50,40 @@ class ProblemKind(NamedTuple):
 
 
 MALFORMED = ProblemKind(400, "malformed-request", "The request is malformed")
-UNAUTHENTICATED = ProblemKind(401, "unauthenticated", "A valid API key is needed")
-FORBIDDEN = ProblemKind(403, "forbidden-origin", "Requests from there are not accepted")
-WRONG_SCOPE = ProblemKind(403, "forbidden", "The API key does not allow it")
-QUOTA = ProblemKind(403, "quota-exceeded", "A quota of the tenant is used up")
-NOT_FOUND = ProblemKind(404, "not-found", "There is no such thing")
+UNAUTHENTICATED = ProblemKind(401, "unauthenticated", "A valid API key is required")
+FORBIDDEN = ProblemKind(403, "forbidden-origin", "Requests from this origin are not accepted")
+WRONG_SCOPE = ProblemKind(403, "forbidden", "The API key does not allow this operation")
+QUOTA = ProblemKind(403, "quota-exceeded", "A quota of the tenant is exhausted")
+NOT_FOUND = ProblemKind(404, "not-found", "Not found")
 WRONG_METHOD = ProblemKind(405, "method-not-allowed", "This method is not allowed here")
 TOO_SLOW = ProblemKind(408, "request-timeout", "The request took too long to arrive")
-CONFLICT = ProblemKind(409, "conflict", "The present state forbids it")
-REVISION_MISMATCH = ProblemKind(409, "revision-mismatch", "It was changed meanwhile")
-REFUSED = ProblemKind(409, "database-refused", "The database refused the change")
+CONFLICT = ProblemKind(409, "conflict", "Conflict with the current state")
+REVISION_MISMATCH = ProblemKind(409, "revision-mismatch", "The revision does not match")
+REFUSED = ProblemKind(409, "database-refused", "The database rejected the change")
 TOO_LARGE = ProblemKind(413, "too-large", "The request is too large")
-MEDIA_TYPE_REFUSED = ProblemKind(415, "unsupported-media-type", "This kind of content is not accepted")
+MEDIA_TYPE_REFUSED = ProblemKind(415, "unsupported-media-type", "Unsupported media type")
 HEAD_TOO_LARGE = ProblemKind(431, "head-too-large", "The head of the request is too large")
 INVALID = ProblemKind(422, "invalid-input", "The input is not valid")
 RATE_LIMITED = ProblemKind(429, "rate-limited", "Too many requests")
-QUOTA_FOR_NOW = ProblemKind(429, "quota-exceeded", "A quota of the tenant is used up for now")
-INTERNAL = ProblemKind(500, "internal-error", "Something went wrong on our side")
-UNAVAILABLE = ProblemKind(503, "database-unavailable", "The database is away")
-BLOBS_AWAY = ProblemKind(503, "blob-store-unavailable", "The store of large payloads is away")
-OVERLOADED = ProblemKind(503, "overloaded", "The server has too much to do")
-BROKEN = ProblemKind(503, "database-unusable", "The database cannot be used")
+QUOTA_FOR_NOW = ProblemKind(429, "quota-exceeded", "A quota of the tenant is exhausted for now")
+INTERNAL = ProblemKind(500, "internal-error", "Internal server error")
+UNAVAILABLE = ProblemKind(503, "database-unavailable", "The database is unavailable")
+BLOBS_UNAVAILABLE = ProblemKind(503, "blob-store-unavailable", "The blob store is unavailable")
+OVERLOADED = ProblemKind(503, "overloaded", "The server is overloaded")
+UNUSABLE = ProblemKind(503, "database-unusable", "The database cannot be used")
 
 _CONTENT_TYPE = (b"content-type", MEDIA_TYPE.encode())
 
 
 class FieldProblem(msgspec.Struct, frozen=True):
-    """What is wrong with one field of the input."""
+    """An error in one field of the input."""
 
     field: str
     message: str
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A problem as RFC 9457 describes it; `errors` names every field at fault."""
+    """A problem document as defined by RFC 9457. `errors` names every invalid field."""
 
     type: Annotated[str, msgspec.Meta(extra_json_schema={"format": "uri"})]
     title: str
@@ -94,7 +94,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HttpProblem(EverbeatError):
-    """A request refused for its form, before any service was asked."""
+    """An error response. Raised for invalid HTTP requests before a service is called; other errors are converted to it."""
 
     def __init__(self, kind: ProblemKind, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -103,12 +103,12 @@ class HttpProblem(EverbeatError):
         self.headers = dict(headers or {})
 
 
-def problem_body(refusal: HttpProblem, request_id: str, errors: Sequence[FieldError] | None = None) -> bytes:
+def problem_body(http_problem: HttpProblem, request_id: str, errors: Sequence[FieldError] | None = None) -> bytes:
     problem = Problem(
-        type=f"urn:everbeat:problem:{refusal.kind.slug}",
-        title=refusal.kind.title,
-        status=refusal.kind.status,
-        detail=_clean(refusal.detail, _MAX_TEXT_LENGTH),
+        type=f"urn:everbeat:problem:{http_problem.kind.slug}",
+        title=http_problem.kind.title,
+        status=http_problem.kind.status,
+        detail=_shortened(http_problem.detail, _MAX_TEXT_LENGTH),
         request_id=request_id,
         errors=msgspec.UNSET if errors is None else _field_problems(errors),
     )
@@ -116,19 +116,19 @@ def problem_body(refusal: HttpProblem, request_id: str, errors: Sequence[FieldEr
 
 
 def problem_response(request: ApiRequest, error: Exception) -> tuple[ProblemKind, Response]:
-    """The response to a request that failed with this error."""
-    refusal = http_problem_of(error)
-    if refusal.kind is INTERNAL or refusal.kind is REFUSED:
+    """Return the kind of problem and the response for a request that failed with this error."""
+    http_problem = http_problem_of(error)
+    if http_problem.kind is INTERNAL or http_problem.kind is REFUSED:
         log_failure(request, error)
     errors = error.errors if isinstance(error, InvalidInput) else None
-    body = problem_body(refusal, request.request_id, errors)
-    return refusal.kind, Response(refusal.kind.status, body, (_CONTENT_TYPE, *raw_headers(refusal.headers)))
+    body = problem_body(http_problem, request.request_id, errors)
+    return http_problem.kind, Response(http_problem.kind.status, body, (_CONTENT_TYPE, *raw_headers(http_problem.headers)))
 
 
 def http_problem_of(error: Exception) -> HttpProblem:
-    """What an error means to the one who asked."""
+    """Return the problem that is reported to the client for an error."""
     if isinstance(error, HttpProblem):
-        # Its traceback leads to whoever keeps it: a circle that would hold the body in memory until garbage is collected.
+        # Its traceback refers to frames that refer to the error: a cycle that would keep the body in memory until a collection.
         error.__context__ = None
         return error.with_traceback(None)
     if isinstance(error, EverbeatError):
@@ -137,7 +137,7 @@ def http_problem_of(error: Exception) -> HttpProblem:
 
 
 def unexpected() -> HttpProblem:
-    return HttpProblem(INTERNAL, "The error was logged; tell the operator the request id.")
+    return HttpProblem(INTERNAL, "The error was logged. Report the request id to the operator.")
 
 
 def log_failure(request: ApiRequest, error: BaseException) -> None:
@@ -145,7 +145,7 @@ def log_failure(request: ApiRequest, error: BaseException) -> None:
         "request_failed",
         request_id=request.request_id,
         method=request.method,
-        path=_clean(request.path, _MAX_FIELD_LENGTH),
+        path=_shortened(request.path, _MAX_FIELD_LENGTH),
         exc_info=error,
     )
 
@@ -173,19 +173,17 @@ def _expected(error: EverbeatError) -> HttpProblem:
         case QuotaExceeded(retry_after_seconds=seconds):
             return HttpProblem(QUOTA_FOR_NOW, str(error), _retry_after(seconds or 0.0))
         case StoreUnavailable():
-            # Clients that were turned away together should not come back together.
+            # Random, so that clients refused at the same time do not all retry at the same time.
             retry = str(random.randint(1, 5))
-            return HttpProblem(UNAVAILABLE, "The database did not answer; try again soon.", {"Retry-After": retry})
+            return HttpProblem(UNAVAILABLE, "The database did not respond; try again soon.", {"Retry-After": retry})
         case BlobsUnavailable():
             retry = str(random.randint(1, 5))
-            return HttpProblem(
-                BLOBS_AWAY, "The store of large payloads did not answer; try again soon.", {"Retry-After": retry}
-            )
+            return HttpProblem(BLOBS_UNAVAILABLE, "The blob store did not respond; try again soon.", {"Retry-After": retry})
         case StoreUnusable():
-            retry = str(_BROKEN_RETRY_SECONDS)
-            return HttpProblem(BROKEN, "The database needs the operator's attention.", {"Retry-After": retry})
+            retry = str(_UNUSABLE_RETRY_SECONDS)
+            return HttpProblem(UNUSABLE, "The database cannot be used; contact the operator.", {"Retry-After": retry})
         case StoreRefused():
-            return HttpProblem(REFUSED, "The database refused this very change; trying it again will not help.")
+            return HttpProblem(REFUSED, "The database rejected this change. Do not repeat it unchanged.")
         case _:
             return unexpected()
 
@@ -196,11 +194,11 @@ def _retry_after(seconds: float) -> dict[str, str]:
 
 def _field_problems(errors: Sequence[FieldError]) -> list[FieldProblem]:
     return [
-        FieldProblem(_clean(error.field, _MAX_FIELD_LENGTH), _clean(error.message, _MAX_TEXT_LENGTH))
+        FieldProblem(_shortened(error.field, _MAX_FIELD_LENGTH), _shortened(error.message, _MAX_TEXT_LENGTH))
         for error in errors[:_MAX_ERRORS]
     ]
 
 
-def _clean(text: str, longest: int) -> str:
-    """Input is echoed shortened, and without what UTF-8 cannot hold."""
-    return text[:longest].encode("utf-8", "replace").decode()
+def _shortened(text: str, max_length: int) -> str:
+    """Shorten text that contains input, and replace characters that UTF-8 cannot encode."""
+    return text[:max_length].encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""What is checked beyond the types that msgspec decodes with, said in the schemas of the OpenAPI document too."""
+"""Constraints that are validated in addition to the msgspec types, added to the schemas of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everbeat.core.triggers import cron_fields, rrule_text
 
 NAME: dict[str, Any] = {"pattern": NAME_PATTERN, "minLength": 1, "maxLength": 200}
 _NAME_OR_NULL = {"anyOf": [{"type": "string", **NAME}, {"type": "null"}], "default": None}
-# As core/names.py has it: no control characters but tab and newline.
+# Like core/names.py: no control characters except tab and newline.
 _PLAIN_TEXT = {"pattern": r"^[^\u0000-\u0008\u000b-\u001f\u007f]*$"}
 _KEY = {"minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"}
 _LABEL = {"type": "string", "maxLength": 256, **_PLAIN_TEXT}
@@ -29,7 +29,7 @@ def refine(components: dict[str, Schema]) -> None:
             _refine_definition(properties)
             if "SchedulePatch" not in name:
                 component["oneOf"] = [_only_trigger(field) for field in TRIGGER_FIELDS.values()]
-    if "WorkerTarget" not in components:  # a node that only shows its health
+    if "WorkerTarget" not in components:  # a node that serves only health and metrics
         return
     _refine_targets(components)
     _refine_tasks(components)
@@ -114,7 +114,7 @@ def _refine_others(components: dict[str, Schema]) -> None:
 
 
 def _parts_of(schema: Schema) -> tuple[Schema, ...]:
-    """A schema and, if it may be something else such as null, what it may be."""
+    """Return a schema and the alternatives in its anyOf."""
     return schema, *schema.get("anyOf", ())
 
 
@@ -132,6 +132,6 @@ def _items_of(schema: Schema) -> Schema:
 
 
 def _only_trigger(field: str) -> Schema:
-    """Exactly one trigger may be there and not null."""
+    """Return a schema that requires this trigger and does not allow null."""
     type_ = "number" if field == "every_seconds" else "string"
     return {"required": [field], "properties": {field: {"type": type_}}}

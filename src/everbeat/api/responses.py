@@ -1,4 +1,4 @@
-"""The shapes of what the API answers: they document it, and the tests hold every answer against them."""
+"""The response bodies of the API. The OpenAPI document and the tests are based on them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from everbeat.core.responses import (
     RegisteredScheduleResponse,
     ScheduleResponse,
     TaskResponse,
+    TenantResponse,
     TickResponse,
     Time,
 )
@@ -40,17 +41,17 @@ class TickList(msgspec.Struct):
 
 
 class FactResponse(msgspec.Struct):
-    """One thing that speaks for the verdict, and its value: a time as RFC 3339, a number, a text."""
+    """A fact that supports the verdict, and its value: a time as RFC 3339, a number, a boolean or a text."""
 
     fact: str
     value: str | float | bool | None
 
 
 class ExplanationResponse(msgspec.Struct):
-    """`fired`: a task was made. `skipped`: none was, for a reason on record. `missing`: it should have run, and nothing is on
-    record. `due`: its time has come, and it is about to be fired. `upcoming`: it will run. `will_skip`: it will not, unless
-    that is changed. `not_scheduled`: there is no tick at that time. `not_registered`: the schedule was not there yet.
-    `finished`: it does not run any more. `faulty`: it cannot be computed. `forgotten`: too long ago for the ledger."""
+    """`fired`: the tick created a task. `skipped`: it did not, for a recorded reason. `missing`: it should have fired, and
+    nothing is recorded. `due`: it is about to fire. `upcoming`: it will fire. `will_skip`: it will be skipped, unless something
+    is changed. `not_scheduled`: there is no tick at that time. `not_registered`: the schedule did not exist yet. `finished`:
+    the schedule has ended. `faulty`: the schedule cannot be computed. `forgotten`: the time is older than the ledger."""
 
     verdict: Verdict
     explanation: str
@@ -58,14 +59,14 @@ class ExplanationResponse(msgspec.Struct):
 
 
 class TaskList(msgspec.Struct):
-    """Newest first. With a filter that matches little a page may be short, or empty, and still not the last."""
+    """Newest first. With a filter that matches few tasks, a page may be short or empty although more pages follow."""
 
     items: list[TaskResponse]
     next_cursor: str | None
 
 
 class TaskIdsResponse(msgspec.Struct):
-    """The ids of the tasks of a batch, in the order given."""
+    """The ids of the tasks of a batch, in the order of the request."""
 
     ids: list[Id]
 
@@ -81,7 +82,7 @@ class LogLineList(msgspec.Struct):
 
 
 class ClaimedTaskResponse(msgspec.Struct):
-    """A task in the hands of a worker: `fence` proves the right to finish it, until `lease_until`."""
+    """A task that a worker has claimed. With this `fence`, the worker can report on it until `lease_until`."""
 
     id: UUID
     type: str
@@ -106,7 +107,7 @@ class ClaimedTasksResponse(msgspec.Struct):
 
 
 class LeaseStatusResponse(msgspec.Struct):
-    """`ok`: renewed. `cancel`: stop the task. `lost`: it is no longer yours."""
+    """`ok`: the lease was renewed. `cancel`: stop the task. `lost`: stop the task, because the lease is no longer yours."""
 
     id: UUID
     status: Literal["ok", "lost", "cancel"]
@@ -134,7 +135,7 @@ class PreviewResponse(msgspec.Struct):
 
 
 class TickCountsResponse(msgspec.Struct, kw_only=True):
-    """What was expected and what became of it; skipped ticks by reason."""
+    """The number of expected ticks and their outcomes; skipped ticks by reason."""
 
     expected: int
     fired: int
@@ -154,7 +155,7 @@ class ScheduleTickCounts(TickCountsResponse, kw_only=True):
 
 
 class FaultyScheduleResponse(msgspec.Struct):
-    """A schedule set aside because it cannot be computed or fired."""
+    """A schedule that was paused because it cannot be computed or fired."""
 
     id: Id
     name: str
@@ -201,7 +202,7 @@ class ClusterRates(msgspec.Struct):
 
 
 class ClusterResponse(msgspec.Struct, kw_only=True):
-    """The cluster as the database shows it; `lag_seconds` is that of the slowest live node."""
+    """The state of the cluster, from the database. `lag_seconds` is that of the slowest live node."""
 
     now: Time
     nodes: list[NodeResponse]
@@ -215,7 +216,7 @@ class ClusterResponse(msgspec.Struct, kw_only=True):
 
 
 class Span(msgspec.Struct, forbid_unknown_fields=True):
-    """From one day or moment to another."""
+    """A range from one day or time to another."""
 
     from_: str = msgspec.field(name="from")
     to: str
@@ -239,29 +240,13 @@ class CalendarList(msgspec.Struct):
     next_cursor: str | None
 
 
-class TenantResponse(msgspec.Struct, kw_only=True):
-    """A tenant, its weight against those of the others, and its quotas; null is no limit."""
-
-    id: Id
-    name: str
-    weight: float
-    max_schedules: int | None
-    max_ready: int | None
-    max_running: int | None
-    submits_per_second: float | None
-    max_payload_bytes: int | None
-    revision: int
-    created_at: Time
-    updated_at: Time
-
-
 class TenantList(msgspec.Struct):
     items: list[TenantResponse]
     next_cursor: str | None
 
 
 class KeyResponse(msgspec.Struct, kw_only=True):
-    """An API key, without its secret; `hint` shows how it begins and ends."""
+    """An API key without its secret. `hint` shows the beginning and the end of the key."""
 
     id: Id
     tenant_id: Id
@@ -276,7 +261,7 @@ class KeyResponse(msgspec.Struct, kw_only=True):
 
 
 class NewKeyResponse(KeyResponse, kw_only=True):
-    """The key with its secret, which is shown this once and kept nowhere."""
+    """A new API key with its secret, which is shown only once and not stored."""
 
     key: str
 
@@ -287,7 +272,7 @@ class KeyList(msgspec.Struct):
 
 
 class AuditLogEntryResponse(msgspec.Struct, kw_only=True):
-    """Who did what to what. `detail` says more, differently for each action; payloads are never part of it."""
+    """Who changed what. The fields of `detail` depend on the action; payloads are never included."""
 
     id: Id
     at: Time
@@ -307,6 +292,6 @@ class AuditLogList(msgspec.Struct):
 
 
 class HealthResponse(msgspec.Struct):
-    """`ok`, or what is wrong; other fields say more."""
+    """`ok`, or what is wrong. Other fields contain details."""
 
     status: Literal["ok", "stuck", "unready"]

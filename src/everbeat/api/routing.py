@@ -1,7 +1,7 @@
 """The route table: which handler serves a path and a method.
 
-Paths without parameters are found in a dictionary. The others are found segment by segment in a tree, where a literal segment
-wins over a parameter. Empty segments are ignored, so a trailing slash makes no difference.
+Paths without parameters are looked up in a dictionary. Other paths are matched segment by segment in a tree, in which a literal
+segment takes precedence over a parameter. Empty segments are ignored, so a trailing slash makes no difference.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Segment:
         if self.parameter is None:
             self.parameter, self.parameter_name = _Segment(), name
         if self.parameter_name != name:
-            raise ValueError(f"one path parameter has two names: {self.parameter_name} and {name}")
+            raise ValueError(f"the path parameters {self.parameter_name} and {name} have the same position")
         return self.parameter
 
 
@@ -97,7 +97,7 @@ class Router:
             segment.methods = methods
 
     async def handle(self, request: ApiRequest) -> AnyResponse:
-        """Run the handler of the request, if there is one and the caller has its scope."""
+        """Run the handler of the request. Raise an error if there is none, or if the caller does not have its scope."""
         methods = self._static.get(request.path)
         if methods is None:
             methods, request.path_params = self._find(request.path)
@@ -112,22 +112,22 @@ class Router:
         params: dict[str, str] = {}
         for part in _parts(path):
             assert segment is not None
-            following = segment.literals.get(part)
-            if following is None and segment.parameter is not None:
-                following = segment.parameter
+            child = segment.literals.get(part)
+            if child is None and segment.parameter is not None:
+                child = segment.parameter
                 params[segment.parameter_name] = part
-            if following is None:
-                raise HttpProblem(NOT_FOUND, "There is nothing at this path.")
-            segment = following
+            if child is None:
+                raise HttpProblem(NOT_FOUND, "This path does not exist.")
+            segment = child
         if segment is None or segment.methods is None:
-            raise HttpProblem(NOT_FOUND, "There is nothing at this path.")
+            raise HttpProblem(NOT_FOUND, "This path does not exist.")
         return segment.methods, params
 
     def _without_route(self, request: ApiRequest, methods: _Methods) -> Response:
         if request.method == "OPTIONS":
             return Response(204, b"", ((b"allow", methods.allow),))
         headers = {"Allow": methods.allow.decode()}
-        raise HttpProblem(WRONG_METHOD, "The Allow header names the methods of this path.", headers)
+        raise HttpProblem(WRONG_METHOD, "The Allow header lists the methods of this path.", headers)
 
 
 def _parts(path: str) -> list[str]:

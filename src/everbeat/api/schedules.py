@@ -1,4 +1,4 @@
-"""/v1/schedules: register, read, change, pause, resume and remove schedules."""
+"""/v1/schedules: create, read, change, pause, resume and remove schedules."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from everbeat.api.paging import Absent, NameText, NoQuery, PageQuery
 from everbeat.api.responses import ScheduleBatchResponse, ScheduleList
 from everbeat.api.routing import delete, get, patch, post, put
 from everbeat.core.access import Scope
-from everbeat.core.definitions import ScheduleDefinition, convert, schedule_response
+from everbeat.core.definitions import ScheduleDefinition, convert
 from everbeat.core.errors import InvalidInput
 from everbeat.core.names import has_control_characters
-from everbeat.core.responses import ScheduleResponse
+from everbeat.core.responses import RegisteredScheduleResponse, ScheduleResponse, schedule_response
 from everbeat.core.schedules import Schedule, Status
 from everbeat.services.schedules import MAX_BATCH
 from everbeat.store.values import ScheduleFilter
 
 MAX_NOTE_LENGTH = 2000
-_ENCODED_AT_ONCE = 50
+_ITEMS_PER_STEP = 50
 
 _EXAMPLE = {
     "name": "nightly-report",
@@ -43,7 +43,7 @@ _EXAMPLE = {
 _INTERVAL = {"name": "heartbeat", "every_seconds": 30, "target": {"kind": "worker", "type": "heartbeat"}}
 IF_MATCH = {
     "If-Match": (
-        "Change it only if it is still at this revision.",
+        "Change the object only if this is its current revision.",
         {"type": "string", "pattern": r'^(\*|[0-9]{1,18}|(W/)?"[0-9]{1,18}")$'},
     )
 }
@@ -52,7 +52,7 @@ _LINKED = (
     *("why", "listTicks", "listExecutions", "deleteSchedule"),
 )
 _LINKS = {name: {"operationId": name, "parameters": {"ref": "$response.body#/id"}} for name in _LINKED}
-_ONE = {200: Success("The schedule.", ScheduleResponse, headers=("ETag",))}
+_OK = {200: Success("The schedule.", ScheduleResponse, headers=("ETag",))}
 _CREATED = Success("The new schedule.", ScheduleResponse, headers=("ETag", "Location"), links=_LINKS)
 
 
@@ -84,7 +84,7 @@ class PauseInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResumeInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nothing can be said when resuming."""
+    """An empty object."""
 
 
 @post(
@@ -106,10 +106,10 @@ async def create_schedule(request: ApiRequest) -> Response:
     raw = await read_body(request)
     idempotency = idempotency_of(request, raw)
     data = await decode(raw)
-    answer = await request.context.schedules.create(request.tenant_id, data, idempotency=idempotency, by=request.caller)
-    created = msgspec.json.decode(answer.body)
+    response = await request.context.schedules.create(request.tenant_id, data, idempotency=idempotency, by=request.caller)
+    created = msgspec.json.decode(response.body)
     headers = {"Location": f"/v1/schedules/{created['id']}", "ETag": f'"{created["revision"]}"'}
-    return json_response(answer.body, answer.status, headers)
+    return json_response(response.body, response.status, headers)
 
 
 @post(
@@ -119,7 +119,7 @@ async def create_schedule(request: ApiRequest) -> Response:
         scope=Scope.MANAGE,
         tag="Schedules",
         summary="Create or replace up to 1,000 schedules by name, all or nothing",
-        responses={200: Success("What became of each, in the order given.", ScheduleBatchResponse)},
+        responses={200: Success("The result of each schedule, in the order of the request.", ScheduleBatchResponse)},
         query=NoQuery,
         body=Body(ScheduleBatchInput, {"two": {"schedules": [_EXAMPLE, _INTERVAL]}}),
         headers=IDEMPOTENCY,
@@ -134,11 +134,11 @@ async def put_schedules(request: ApiRequest) -> Response:
 
     async def put_all() -> bytes:
         registered = await context.schedules.put_batch(tenant_id, batch.schedules, by=request.caller)
-        items = [{"id": str(one.schedule.id), "name": one.schedule.spec.name, "status": one.status} for one in registered]
-        return msgspec.json.encode({"items": items})
+        items = [RegisteredScheduleResponse(str(one.schedule.id), one.schedule.spec.name, one.status) for one in registered]
+        return msgspec.json.encode(ScheduleBatchResponse(items))
 
-    answer = await context.idempotent_responses.once(tenant_id, idempotency_of(request, raw), put_all)
-    return json_response(answer.body, answer.status)
+    response = await context.idempotent_responses.once(tenant_id, idempotency_of(request, raw), put_all)
+    return json_response(response.body, response.status)
 
 
 @get(
@@ -166,10 +166,10 @@ async def list_schedules(request: ApiRequest) -> Response:
     page, last = paging.split_page(found, query.limit)
     items = []
     for index, schedule in enumerate(page):
-        if index % _ENCODED_AT_ONCE == 0:
-            await asyncio.sleep(0)  # the tick loop of this process must not wait for a big page
+        if index % _ITEMS_PER_STEP == 0:
+            await asyncio.sleep(0)  # a large page must not delay the tick loop of this process
         items.append(schedule_response(schedule))
-    return json_response({"items": items, "next_cursor": None if last is None else paging.name_cursor(last.spec.name)})
+    return json_response(ScheduleList(items, None if last is None else paging.name_cursor(last.spec.name)))
 
 
 @get(
@@ -178,14 +178,14 @@ async def list_schedules(request: ApiRequest) -> Response:
         id="getSchedule",
         tag="Schedules",
         summary="Read a schedule",
-        responses=_ONE,
+        responses=_OK,
         query=NoQuery,
         problems=(404,),
     ),
 )
 async def get_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    return _one(await request.context.schedules.get(request.tenant_id, request.path_params["ref"]))
+    return _response(await request.context.schedules.get(request.tenant_id, request.path_params["ref"]))
 
 
 @put(
@@ -194,8 +194,8 @@ async def get_schedule(request: ApiRequest) -> Response:
         id="putSchedule",
         scope=Scope.MANAGE,
         tag="Schedules",
-        summary="Create or replace a schedule by name; nothing changes if nothing differs",
-        responses={**_ONE, 201: _CREATED},
+        summary="Create or replace a schedule by name; an identical definition changes nothing",
+        responses={**_OK, 201: _CREATED},
         query=NoQuery,
         body=Body(ScheduleReplacement, {"cron": {key: _EXAMPLE[key] for key in ("cron", "timezone", "target")}}),
         path=SCHEDULE_NAME,
@@ -206,7 +206,7 @@ async def put_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     data = await read_json(request)
     registered = await request.context.schedules.put(request.tenant_id, request.path_params["ref"], data, by=request.caller)
-    return _one(registered.schedule, 201 if registered.status == "created" else 200)
+    return _response(registered.schedule, 201 if registered.status == "created" else 200)
 
 
 @patch(
@@ -216,7 +216,7 @@ async def put_schedule(request: ApiRequest) -> Response:
         scope=Scope.MANAGE,
         tag="Schedules",
         summary="Change some fields of a schedule",
-        responses=_ONE,
+        responses=_OK,
         query=NoQuery,
         body=Body(SchedulePatch, {"pace": {"every_seconds": 60}, "off": {"enabled": False}}),
         headers=IF_MATCH,
@@ -228,7 +228,7 @@ async def patch_schedule(request: ApiRequest) -> Response:
     if_match = if_match_revision(request)
     data = await read_json(request)
     schedules, ref = request.context.schedules, request.path_params["ref"]
-    return _one(await schedules.patch(request.tenant_id, ref, data, if_match=if_match, by=request.caller))
+    return _response(await schedules.patch(request.tenant_id, ref, data, if_match=if_match, by=request.caller))
 
 
 @delete(
@@ -237,8 +237,8 @@ async def patch_schedule(request: ApiRequest) -> Response:
         id="deleteSchedule",
         scope=Scope.MANAGE,
         tag="Schedules",
-        summary="Remove a schedule; its ledger stays",
-        responses={204: Success("It is gone.")},
+        summary="Remove a schedule; its ledger is kept",
+        responses={204: Success("The schedule was removed.")},
         query=NoQuery,
         problems=(404,),
     ),
@@ -256,7 +256,7 @@ async def delete_schedule(request: ApiRequest) -> Response:
         scope=Scope.MANAGE,
         tag="Schedules",
         summary="Pause a schedule; its ticks are recorded as skipped",
-        responses=_ONE,
+        responses=_OK,
         query=NoQuery,
         body=Body(PauseInput, {"note": {"note": "until the migration is done"}}, is_required=False),
         problems=(404, 409),
@@ -266,9 +266,9 @@ async def pause_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     note = convert(await read_optional_json(request), PauseInput).note
     if note is not None and has_control_characters(note):
-        raise InvalidInput.of("note", "must be without control characters")
+        raise InvalidInput.of("note", "must not contain control characters")
     schedules = request.context.schedules
-    return _one(await schedules.pause(request.tenant_id, request.path_params["ref"], note=note, by=request.caller))
+    return _response(await schedules.pause(request.tenant_id, request.path_params["ref"], note=note, by=request.caller))
 
 
 @post(
@@ -277,8 +277,8 @@ async def pause_schedule(request: ApiRequest) -> Response:
         id="resumeSchedule",
         scope=Scope.MANAGE,
         tag="Schedules",
-        summary="Resume a paused schedule from its next tick on",
-        responses=_ONE,
+        summary="Resume a paused schedule, from its next tick",
+        responses=_OK,
         query=NoQuery,
         body=Body(ResumeInput, is_required=False),
         problems=(404, 409),
@@ -287,10 +287,10 @@ async def pause_schedule(request: ApiRequest) -> Response:
 async def resume_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     convert(await read_optional_json(request), ResumeInput)
-    return _one(await request.context.schedules.resume(request.tenant_id, request.path_params["ref"], by=request.caller))
+    return _response(await request.context.schedules.resume(request.tenant_id, request.path_params["ref"], by=request.caller))
 
 
-def _one(schedule: Schedule, status: int = 200) -> Response:
+def _response(schedule: Schedule, status: int = 200) -> Response:
     headers = {"ETag": f'"{schedule.revision}"'}
     if status == 201:
         headers["Location"] = f"/v1/schedules/{schedule.id}"

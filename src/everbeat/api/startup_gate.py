@@ -1,7 +1,7 @@
-"""The ASGI app that a server runs: the API, once the database has been reached and migrated; until then, responses that say so.
+"""The ASGI app that a server runs. It passes requests to the API once the database is connected and migrated.
 
-/healthz answers 200, because the process lives; /readyz and all other paths answer 503. The API is not called before that: its
-services may need what is not there yet.
+Until then, /healthz returns 200, because the process is alive, and all other paths return 503. The API is not called, because
+its services may need the database.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ class StartupGate:
         self._app = app
         self._scheduler = FairScheduler()
         self.is_open = False
-        self.waits_for = "the database was not reached yet"
+        self.database_status = "not connected yet"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.is_open:
-            await self._scheduler.paced(cast(Coroutine[Any, Any, None], self._app(scope, receive, send)))
+            await self._scheduler.run(cast(Coroutine[Any, Any, None], self._app(scope, receive, send)))
         elif scope["path"] == "/healthz":
             await _send(send, 200, {"status": "ok", "loops": {}})
         elif scope["path"] == "/readyz":
-            await _send(send, 503, {"status": "unready", "database": self.waits_for})
+            await _send(send, 503, {"status": "unready", "database": self.database_status})
         else:
             await _send(send, 503, None)
 
 
 async def _send(send: Send, status: int, value: dict[str, Any] | None) -> None:
-    """Send a JSON value, or without one the problem."""
+    """Send a JSON value, or the problem if it is None."""
     request_id = str(uuid_utils.uuid7())
     if value is None:
-        problem = HttpProblem(UNAVAILABLE, "The node waits for its database; try again soon.")
+        problem = HttpProblem(UNAVAILABLE, "The node is waiting for its database; try again soon.")
         body, media_type = problem_body(problem, request_id), MEDIA_TYPE
     else:
         body, media_type = msgspec.json.encode(value), "application/json"

@@ -1,4 +1,4 @@
-"""/v1/tasks: submit, read, cancel, do again and reschedule tasks."""
+"""/v1/tasks: submit, read, cancel, retry and reschedule tasks."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, convert, utc
 from everbeat.core.errors import InvalidInput, NotFound
 from everbeat.core.protocol import MAX_SUBMITTED, TaskInput
-from everbeat.core.responses import TaskResponse
-from everbeat.core.submissions import attempt_response, log_response, task_response
+from everbeat.core.responses import TaskResponse, attempt_response, log_response, task_response
 from everbeat.core.tasks import TaskKey, TaskRecord, TaskState
 from everbeat.store.values import TaskFilter
 
-_ENCODED_AT_ONCE = 50
+_ITEMS_PER_STEP = 50
 
 _EXAMPLE = {"type": "build-report", "queue": "reports", "payload": {"account": 7}}
 _LATER = {"type": "remind", "payload": {"user": 3}, "delay_seconds": 600, "priority": 10, "labels": {"team": "billing"}}
 _TRACED = {
     "traceparent": (
-        "The W3C trace context of the caller, handed on to the worker.",
+        "The W3C trace context of the caller. It is passed to the worker.",
         {"type": "string"},
     )
 }
@@ -40,12 +39,12 @@ _LINKS = {
     name: {"operationId": name, "parameters": {"id": "$response.body#/id"}}
     for name in ("getTask", "listAttempts", "readLog", "cancelTask", "rescheduleTask", "retryTask")
 }
-_ONE = {200: Success("The task.", TaskResponse)}
+_OK = {200: Success("The task.", TaskResponse)}
 CREATED = Success("The new task.", TaskResponse, headers=("Location",), links=_LINKS)
 
 
 class TaskBatchInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tasks to submit, all or nothing; each may carry an idempotency key of its own."""
+    """Tasks to submit, all or nothing. Each can have its own idempotency key."""
 
     tasks: Annotated[list[TaskInput], msgspec.Meta(min_length=1, max_length=MAX_SUBMITTED)]
 
@@ -70,18 +69,18 @@ class TaskQuery(StateQuery, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ) = msgspec.UNSET
 
 
-class OneQuery(NoQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GetTaskQuery(NoQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     payload: Annotated[
-        Literal["include", "omit"], msgspec.Meta(description="omit: do without a payload above 64 KiB, to be quick.")
+        Literal["include", "omit"], msgspec.Meta(description="omit: leave out a payload above 64 KiB, which is faster.")
     ] = "include"
 
 
 class EmptyInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nothing more is to be said."""
+    """An empty object."""
 
 
 class RescheduleInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A time of the past means now."""
+    """A time in the past means now."""
 
     run_at: Instant
 
@@ -91,7 +90,7 @@ def created(task: TaskRecord, status: int = 201) -> Response:
 
 
 def task_key_of(request: ApiRequest, raw: bytes) -> TaskKey | None:
-    """The key of a request that makes tasks by itself; another body, or another path, is another request."""
+    """Return the idempotency key of a request that creates tasks. With another path or body, the key is refused."""
     idempotency = idempotency_of(request, raw)
     return None if idempotency is None else TaskKey(idempotency.key, idempotency.fingerprint)
 
@@ -103,7 +102,10 @@ def task_key_of(request: ApiRequest, raw: bytes) -> TaskKey | None:
         scope=Scope.SUBMIT,
         tag="Tasks",
         summary="Submit a task, to run now or later",
-        responses={201: CREATED, 200: Success("The task that the key made before.", TaskResponse, headers=("Location",))},
+        responses={
+            201: CREATED,
+            200: Success("The task that was created with this key before.", TaskResponse, headers=("Location",)),
+        },
         query=NoQuery,
         body=Body(TaskSubmission, {"now": _EXAMPLE, "later": _LATER}),
         headers={**IDEMPOTENCY, **_TRACED},
@@ -115,7 +117,7 @@ async def submit_task(request: ApiRequest) -> Response:
     given = await read_as(request, TaskInput)
     if given.idempotency_key is not None:
         raise InvalidInput.of(
-            "idempotency_key", "belongs into the header Idempotency-Key; only tasks of a batch carry their own"
+            "idempotency_key", "must be sent as the header Idempotency-Key; only tasks of a batch have this field"
         )
     task, is_new = await request.context.tasks.submit(
         request.tenant_id, given, key=key_of(request), traceparent=request.header(b"traceparent")
@@ -130,7 +132,7 @@ async def submit_task(request: ApiRequest) -> Response:
         scope=Scope.SUBMIT,
         tag="Tasks",
         summary="Submit up to 10,000 tasks, all or nothing",
-        responses={200: Success("The id of each, in the order given.", TaskIdsResponse)},
+        responses={200: Success("The ids of the tasks, in the order of the request.", TaskIdsResponse)},
         query=NoQuery,
         body=Body(TaskBatchInput, {"two": {"tasks": [_EXAMPLE, {**_LATER, "idempotency_key": "reminder-3"}]}}),
         headers={**IDEMPOTENCY, **_TRACED},
@@ -145,7 +147,7 @@ async def submit_tasks(request: ApiRequest) -> Response:
     ids = await request.context.tasks.submit_batch(
         request.tenant_id, batch.tasks, key=key, traceparent=request.header(b"traceparent")
     )
-    return json_response({"ids": ids})
+    return json_response(TaskIdsResponse([str(id_) for id_ in ids]))
 
 
 @get(
@@ -154,7 +156,7 @@ async def submit_tasks(request: ApiRequest) -> Response:
         id="listTasks",
         tag="Tasks",
         summary="List tasks, live and finished, newest first",
-        responses={200: Success("A page of tasks; a short one need not be the last.", TaskList)},
+        responses={200: Success("A page of tasks. A short page is not necessarily the last one.", TaskList)},
         query=TaskQuery,
     ),
 )
@@ -172,17 +174,17 @@ async def list_tasks(request: ApiRequest) -> Response:
 
 
 async def page_of(request: ApiRequest, query: StateQuery, filter_: TaskFilter) -> Response:
-    """A page of the tasks that match, of the state that is asked for."""
+    """Return a page of the tasks that match the filter and the requested state."""
     if not isinstance(query.state, Absent):
         filter_ = filter_._replace(state=query.state.value)
     before = paging.id_after(query.cursor)
     page = await request.context.tasks.page(request.tenant_id, filter_, before=before, limit=query.limit)
     items = []
     for index, task in enumerate(page.tasks):
-        if index % _ENCODED_AT_ONCE == 0:
-            await asyncio.sleep(0)  # the tick loop of this process must not wait for a big page
+        if index % _ITEMS_PER_STEP == 0:
+            await asyncio.sleep(0)  # a large page must not delay the tick loop of this process
         items.append(task_response(task))
-    return json_response({"items": items, "next_cursor": page.next_before and paging.id_cursor(page.next_before)})
+    return json_response(TaskList(items, None if page.next_before is None else paging.id_cursor(page.next_before)))
 
 
 @get(
@@ -191,13 +193,13 @@ async def page_of(request: ApiRequest, query: StateQuery, filter_: TaskFilter) -
         id="getTask",
         tag="Tasks",
         summary="Read a task",
-        responses=_ONE,
-        query=OneQuery,
+        responses=_OK,
+        query=GetTaskQuery,
         problems=(404,),
     ),
 )
 async def get_task(request: ApiRequest) -> Response:
-    query = paging.parse_query(request, OneQuery)
+    query = paging.parse_query(request, GetTaskQuery)
     tasks = request.context.tasks
     task = await (tasks.get if query.payload == "omit" else tasks.read)(request.tenant_id, _id(request))
     return json_response(task_response(task))
@@ -208,7 +210,7 @@ async def get_task(request: ApiRequest) -> Response:
     Operation(
         id="listAttempts",
         tag="Tasks",
-        summary="List the attempts at a task, oldest first",
+        summary="List the attempts of a task, oldest first",
         responses={200: Success("A page of attempts.", AttemptList)},
         query=PageQuery,
         problems=(404,),
@@ -220,7 +222,7 @@ async def list_attempts(request: ApiRequest) -> Response:
     attempts = await request.context.tasks.attempts(request.tenant_id, _id(request))
     page, last = paging.split_page([one for one in attempts if after is None or one.fence > after], query.limit)
     next_cursor = None if last is None else paging.number_cursor(last.fence)
-    return json_response({"items": [attempt_response(one) for one in page], "next_cursor": next_cursor})
+    return json_response(AttemptList([attempt_response(one) for one in page], next_cursor))
 
 
 @get(
@@ -228,8 +230,8 @@ async def list_attempts(request: ApiRequest) -> Response:
     Operation(
         id="readLog",
         tag="Tasks",
-        summary="Read what a task's workers logged, oldest first",
-        responses={200: Success("A page of the log.", LogLineList)},
+        summary="Read the log lines of a task, oldest first",
+        responses={200: Success("A page of log lines.", LogLineList)},
         query=PageQuery,
         problems=(404,),
     ),
@@ -240,7 +242,7 @@ async def read_log(request: ApiRequest) -> Response:
     found = await request.context.tasks.log(request.tenant_id, _id(request), after=after, limit=query.limit + 1)
     page, last = paging.split_page(found, query.limit)
     next_cursor = None if last is None else paging.id_cursor(last.id)
-    return json_response({"items": [log_response(line) for line in page], "next_cursor": next_cursor})
+    return json_response(LogLineList([log_response(line) for line in page], next_cursor))
 
 
 @post(
@@ -249,8 +251,8 @@ async def read_log(request: ApiRequest) -> Response:
         id="cancelTask",
         scope=Scope.MANAGE,
         tag="Tasks",
-        summary="Cancel a task: gone if it has not started, else told with its next heartbeat",
-        responses=_ONE,
+        summary="Cancel a task: immediately, or with the next heartbeat of its worker if it has started",
+        responses=_OK,
         query=NoQuery,
         body=Body(EmptyInput, is_required=False),
         problems=(404, 409),
@@ -268,7 +270,7 @@ async def cancel_task(request: ApiRequest) -> Response:
         id="retryTask",
         scope=Scope.MANAGE,
         tag="Tasks",
-        summary="Do a finished task again, as a new task",
+        summary="Run a finished task again, as a new task",
         responses={201: CREATED},
         query=NoQuery,
         body=Body(EmptyInput, is_required=False),
@@ -290,7 +292,7 @@ async def retry_task(request: ApiRequest) -> Response:
         scope=Scope.MANAGE,
         tag="Tasks",
         summary="Move a task that has not started to another time",
-        responses=_ONE,
+        responses=_OK,
         query=NoQuery,
         body=Body(RescheduleInput, {"later": {"run_at": "2027-01-31T09:00:00Z"}}),
         problems=(404, 409),

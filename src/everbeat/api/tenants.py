@@ -1,4 +1,4 @@
-"""/v1/tenants: the teams that share this server, their weights and their quotas. For operators."""
+"""/v1/tenants: the tenants of this server, with their weights and quotas. For operators."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from everbeat.api.messages import ApiRequest, Response, json_response
 from everbeat.api.operations import IDEMPOTENCY, Body, Operation, Success
 from everbeat.api.paging import Absent, NoQuery, PageQuery
 from everbeat.api.refinements import NAME
-from everbeat.api.responses import TenantList, TenantResponse
+from everbeat.api.responses import TenantList
 from everbeat.api.routing import get, patch, post
 from everbeat.api.schedules import IF_MATCH
 from everbeat.core.access import Scope
-from everbeat.core.tenant_definitions import tenant_response
+from everbeat.core.responses import TenantResponse, tenant_response
 from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, MAX_PAYLOAD_BYTES, Tenant, TenantQuotas
 
 _MAX_COUNT = 2**31 - 1
 
-TenantName = Annotated[str, msgspec.Meta(description="Of the tenant; not an id.", extra_json_schema=NAME)]
+TenantName = Annotated[str, msgspec.Meta(description="The name of the tenant. It must not be a UUID.", extra_json_schema=NAME)]
 Weight = Annotated[
-    float, msgspec.Meta(ge=0.001, le=1_000_000, description="The tenant's share of what workers serve, against the others'.")
+    float, msgspec.Meta(ge=0.001, le=1_000_000, description="The tenant's share of the workers, relative to other tenants.")
 ]
-MaxSchedules = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT, description="How many schedules there may be.")]
-MaxReady = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT, description="How many tasks may be ready and not yet started.")]
-MaxRunning = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT, description="How many tasks may run at the same time.")]
+MaxSchedules = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT, description="The maximum number of schedules.")]
+MaxReady = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT, description="The maximum number of ready tasks.")]
+MaxRunning = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT, description="The maximum number of running tasks.")]
 Submits = Annotated[
-    float, msgspec.Meta(ge=0.001, le=1_000_000, description="How many tasks may be submitted in a second, on all nodes.")
+    float, msgspec.Meta(ge=0.001, le=1_000_000, description="The maximum rate of submitted tasks, over all nodes.")
 ]
-MaxPayload = Annotated[int, msgspec.Meta(ge=0, le=MAX_PAYLOAD_BYTES, description="How large one payload may be.")]
+MaxPayload = Annotated[int, msgspec.Meta(ge=0, le=MAX_PAYLOAD_BYTES, description="The maximum size of a payload.")]
 
 
 class TenantInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A new tenant; a quota of null is no limit."""
+    """A new tenant. A quota of null means no limit."""
 
     name: TenantName
     weight: Weight = 1.0
@@ -47,7 +47,7 @@ class TenantInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is to change; a quota of null is no limit."""
+    """The fields to change. A quota of null means no limit."""
 
     name: TenantName | Absent = msgspec.UNSET
     weight: Weight | Absent = msgspec.UNSET
@@ -77,7 +77,7 @@ async def list_tenants(request: ApiRequest) -> Response:
     found = await request.context.tenants.page(after_name=paging.name_after(query.cursor), limit=query.limit + 1)
     page, last = paging.split_page(found, query.limit)
     next_cursor = None if last is None else paging.name_cursor(last.name)
-    return json_response({"items": [tenant_response(tenant) for tenant in page], "next_cursor": next_cursor})
+    return json_response(TenantList([tenant_response(tenant) for tenant in page], next_cursor))
 
 
 @post(
@@ -86,7 +86,7 @@ async def list_tenants(request: ApiRequest) -> Response:
         id="createTenant",
         scope=Scope.ADMIN,
         tag="Tenants and keys",
-        summary="Create a tenant, with its weight and its quotas",
+        summary="Create a tenant with a weight and quotas",
         responses={201: Success("The new tenant.", TenantResponse, headers=("ETag", "Location"))},
         query=NoQuery,
         body=Body(TenantInput, {"billing": _EXAMPLE}),
@@ -98,14 +98,14 @@ async def create_tenant(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request)
     idempotency = idempotency_of(request, raw)
-    asked = as_struct(await decode(raw), TenantInput)
-    quotas = TenantQuotas(**{name: getattr(asked, name) for name in TenantQuotas.__struct_fields__})
-    answer = await request.context.tenants.create(
-        asked.name, weight=asked.weight, quotas=quotas, idempotency=idempotency, by=request.caller
+    body = as_struct(await decode(raw), TenantInput)
+    quotas = TenantQuotas(**{name: getattr(body, name) for name in TenantQuotas.__struct_fields__})
+    response = await request.context.tenants.create(
+        body.name, weight=body.weight, quotas=quotas, idempotency=idempotency, by=request.caller
     )
-    created = msgspec.json.decode(answer.body)
+    created = msgspec.json.decode(response.body)
     headers = {"Location": f"/v1/tenants/{created['id']}", "ETag": f'"{created["revision"]}"'}
-    return json_response(answer.body, answer.status, headers)
+    return json_response(response.body, response.status, headers)
 
 
 @get(
@@ -122,7 +122,7 @@ async def create_tenant(request: ApiRequest) -> Response:
 )
 async def get_tenant(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    return _one(await request.context.tenants.get(request.path_params["tenant"]))
+    return _response(await request.context.tenants.get(request.path_params["tenant"]))
 
 
 @patch(
@@ -131,7 +131,7 @@ async def get_tenant(request: ApiRequest) -> Response:
         id="patchTenant",
         scope=Scope.ADMIN,
         tag="Tenants and keys",
-        summary="Change a tenant's name, weight or quotas; every node follows within seconds",
+        summary="Change a tenant's name, weight or quotas; takes effect on every node within seconds",
         responses={200: Success("The tenant.", TenantResponse, headers=("ETag",))},
         query=NoQuery,
         body=Body(TenantPatch, {"weight": {"weight": 2}, "no limit": {"max_ready": None}}),
@@ -142,15 +142,15 @@ async def get_tenant(request: ApiRequest) -> Response:
 async def patch_tenant(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     if_match = if_match_revision(request)
-    asked = await read_as(request, TenantPatch)
+    patch_ = await read_as(request, TenantPatch)
     changes: dict[str, Any] = {
-        name: value for name, value in msgspec.structs.asdict(asked).items() if value is not msgspec.UNSET
+        name: value for name, value in msgspec.structs.asdict(patch_).items() if value is not msgspec.UNSET
     }
     service = request.context.tenants
-    return _one(await service.patch(request.path_params["tenant"], changes, if_match=if_match, by=request.caller))
+    return _response(await service.patch(request.path_params["tenant"], changes, if_match=if_match, by=request.caller))
 
 
-def _one(tenant: Tenant) -> Response:
+def _response(tenant: Tenant) -> Response:
     return json_response(tenant_response(tenant), 200, {"ETag": f'"{tenant.revision}"'})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import msgspec
 
 from everbeat.api import paging
 from everbeat.api.messages import ApiRequest, Response, json_response
@@ -11,6 +11,7 @@ from everbeat.api.paging import WindowQuery
 from everbeat.api.responses import TickList
 from everbeat.api.routing import get
 from everbeat.core.definitions import optional_rfc3339, rfc3339
+from everbeat.core.responses import TickResponse, optional_id
 from everbeat.services.ledger import LedgerEntry
 
 
@@ -19,7 +20,7 @@ from everbeat.services.ledger import LedgerEntry
     Operation(
         id="listTicks",
         tag="Schedules",
-        summary="Read the ledger: what fired, what was skipped and why, what is to come, what is missing",
+        summary="Read the ledger: fired, skipped, upcoming and missing ticks, with the reasons",
         responses={200: Success("A page of the ledger, oldest first.", TickList)},
         query=WindowQuery,
         problems=(404,),
@@ -34,21 +35,21 @@ async def list_ticks(request: ApiRequest) -> Response:
     found = await context.ledger.entries(schedule, from_=from_, to=to, after=after, limit=query.limit + 1)
     page, last = paging.split_page(found, query.limit)
     next_cursor = None if last is None else paging.time_cursor(last.until or last.scheduled_for)
-    return json_response({"items": [_line(line) for line in page], "next_cursor": next_cursor})
+    return json_response(TickList([_item(entry) for entry in page], next_cursor))
 
 
-def _line(line: LedgerEntry) -> dict[str, Any]:
-    answer: dict[str, Any] = {
-        "scheduled_for": rfc3339(line.scheduled_for),
-        "outcome": line.outcome,
-        "reason": line.reason,
-        "task_id": None if line.task_id is None else str(line.task_id),
-        "fired_at": optional_rfc3339(line.fired_at),
-        "lag_ms": line.lag_ms,
-    }
-    if line.until is not None:
-        answer.update(until=rfc3339(line.until), count=line.count)
-    return answer
+def _item(entry: LedgerEntry) -> TickResponse:
+    is_range = entry.until is not None
+    return TickResponse(
+        scheduled_for=rfc3339(entry.scheduled_for),
+        outcome=entry.outcome,
+        reason=entry.reason,
+        task_id=optional_id(entry.task_id),
+        fired_at=optional_rfc3339(entry.fired_at),
+        lag_ms=entry.lag_ms,
+        until=rfc3339(entry.until) if entry.until is not None else msgspec.UNSET,
+        count=entry.count if is_range else msgspec.UNSET,
+    )
 
 
 ROUTES = [list_ticks]

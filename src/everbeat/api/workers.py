@@ -1,7 +1,7 @@
-"""/v1/worker: claim, heartbeat, complete, fail and release, as pull workers ask for them.
+"""/v1/worker: claim, heartbeat, complete, fail and release, the requests of pull workers.
 
-A long poll whose client goes away must not swallow tasks: the claim waits for work and for the end of the connection at once,
-and what was claimed for nobody is given back.
+A long poll whose client disconnects must not keep tasks. The claim waits for tasks and for the disconnect at the same time, and
+tasks that were claimed for a disconnected client are released.
 """
 
 from __future__ import annotations
@@ -48,38 +48,38 @@ _LEASE = {"id": "01a1e231-932d-71cb-8dab-e37075a3e37c", "fence": 1}
 _WORKER = {"worker": "host-1:4711"}
 
 
-async def _claim_unless_gone(
-    work: LeaseService, caller: Caller, wanted: LeaseClaimRequest, receive: Receive, session: KeySession
+async def _claim_until_disconnected(
+    service: LeaseService, caller: Caller, claim: LeaseClaimRequest, receive: Receive, session: KeySession
 ) -> list[ClaimedTask]:
-    asking = asyncio.create_task(work.claim(caller.lease_tenant_id, wanted, queues=caller.queues))
-    leaving = asyncio.create_task(wait_disconnected(receive))
+    claiming = asyncio.create_task(service.claim(caller.lease_tenant_id, claim, queues=caller.queues))
+    disconnected = asyncio.create_task(wait_disconnected(receive))
     try:
-        ends: set[asyncio.Future[Any]] = {asking, leaving, session.ended}
+        ends: set[asyncio.Future[Any]] = {claiming, disconnected, session.ended}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if asking.done() and not leaving.done():
-            return asking.result()
-        if session.has_ended and not leaving.done():
-            raise Unauthenticated("The API key of this claim was revoked, or has expired.")
-        if asking.done() and (tasks := asking.result()):
+        if claiming.done() and not disconnected.done():
+            return claiming.result()
+        if session.has_ended and not disconnected.done():
+            raise Unauthenticated("The API key of this claim was revoked or has expired.")
+        if claiming.done() and (tasks := claiming.result()):
             leases = [Lease(id=task.id, fence=task.fence) for task in tasks]
-            await work.release(caller.lease_tenant_id, LeaseReleaseRequest(worker=wanted.worker, leases=leases))
+            await service.release(caller.lease_tenant_id, LeaseReleaseRequest(worker=claim.worker, leases=leases))
         return []
     finally:
-        leaving.cancel()
-        if asking.cancel():  # what it was given in this very moment goes back
+        disconnected.cancel()
+        if claiming.cancel():  # the service releases tasks that were claimed in the meantime
             with contextlib.suppress(asyncio.CancelledError):
-                await asking
+                await claiming
 
 
 def claimed_body(tasks: Sequence[ClaimedTask]) -> bytes:
-    # The tasks of a claim share few instants, and writing one costs more than all else here.
-    written: dict[datetime | None, str | None] = {None: None}
-    answers = []
+    # The tasks of a claim share few different times, and formatting a time is the most expensive part of this function.
+    formatted: dict[datetime | None, str | None] = {None: None}
+    responses = []
     for task in tasks:
         for at in (task.lease_until, task.scheduled_for):
-            if at not in written and at is not None:
-                written[at] = rfc3339(at)
-        answers.append(
+            if at not in formatted and at is not None:
+                formatted[at] = rfc3339(at)
+        responses.append(
             ClaimedTaskResponse(
                 task.id,
                 task.type,
@@ -88,9 +88,9 @@ def claimed_body(tasks: Sequence[ClaimedTask]) -> bytes:
                 task.attempt,
                 task.max_attempts,
                 task.fence,
-                written[task.lease_until] or "",
+                formatted[task.lease_until] or "",
                 task.lease_seconds,
-                written[task.scheduled_for],
+                formatted[task.scheduled_for],
                 task.schedule,
                 task.schedule_id,
                 task.origin,
@@ -99,45 +99,45 @@ def claimed_body(tasks: Sequence[ClaimedTask]) -> bytes:
                 task.tenant_id,
             )
         )
-    return _encode(ClaimedTasksResponse(answers))
+    return _encode(ClaimedTasksResponse(responses))
 
 
-def _beats_body(beats: Sequence[LeaseHeartbeatResult]) -> bytes:
-    written: dict[datetime | None, str | None] = {None: None}
-    for beat in beats:
-        if beat.lease_until is not None and beat.lease_until not in written:
-            written[beat.lease_until] = rfc3339(beat.lease_until)
+def _heartbeat_body(results: Sequence[LeaseHeartbeatResult]) -> bytes:
+    formatted: dict[datetime | None, str | None] = {None: None}
+    for one in results:
+        if one.lease_until is not None and one.lease_until not in formatted:
+            formatted[one.lease_until] = rfc3339(one.lease_until)
     return _encode(
-        LeaseStatusesResponse([LeaseStatusResponse(beat.id, beat.status, written[beat.lease_until]) for beat in beats])
+        LeaseStatusesResponse([LeaseStatusResponse(one.id, one.status, formatted[one.lease_until]) for one in results])
     )
 
 
-def _settled(results: list[LeaseResult]) -> Response:
+def _results_response(results: list[LeaseResult]) -> Response:
     return json_response(LeaseResultsResponse(results))
 
 
-def _operation(name: str, summary: str, answer: Success, body: Any, **example: Any) -> Operation:
+def _operation(name: str, summary: str, success: Success, body: Any, **example: Any) -> Operation:
     return Operation(
         id=name,
         scope=Scope.WORK,
         tag="Workers",
         summary=summary,
-        responses={200: answer},
+        responses={200: success},
         query=NoQuery,
         body=Body(body, {"one": {**_WORKER, **example}}),
         problems=(409,),
     )
 
 
-_BECAME = Success("What became of each, in the order given.", LeaseResultsResponse)
+_RESULTS = Success("The result of each item, in the order of the request.", LeaseResultsResponse)
 
 
 @post(
     "/v1/worker/claim",
     _operation(
         "claimTasks",
-        "Take ready tasks under leases, the most urgent first; waits up to wait_seconds for the first",
-        Success("The tasks; none if there are none in time.", ClaimedTasksResponse),
+        "Claim ready tasks under leases, the most urgent first; waits up to wait_seconds for the first",
+        Success("The claimed tasks; an empty list if there were none in time.", ClaimedTasksResponse),
         LeaseClaimRequest,
         queues=["reports"],
         max=10,
@@ -145,20 +145,21 @@ _BECAME = Success("What became of each, in the order given.", LeaseResultsRespon
 )
 async def claim_tasks(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    wanted = await read_as(request, LeaseClaimRequest)
-    work, caller = request.context.leases, request.caller
-    if wanted.wait_seconds > 0:
+    claim = await read_as(request, LeaseClaimRequest)
+    service, caller = request.context.leases, request.caller
+    if claim.wait_seconds > 0:
         with request.open_session() as session:
-            return json_response(claimed_body(await _claim_unless_gone(work, caller, wanted, request.receive, session)))
-    return json_response(claimed_body(await work.claim(caller.lease_tenant_id, wanted, queues=caller.queues)))
+            tasks = await _claim_until_disconnected(service, caller, claim, request.receive, session)
+            return json_response(claimed_body(tasks))
+    return json_response(claimed_body(await service.claim(caller.lease_tenant_id, claim, queues=caller.queues)))
 
 
 @post(
     "/v1/worker/heartbeat",
     _operation(
         "heartbeat",
-        "Renew leases, with progress and log lines; learn what is lost and what to cancel",
-        Success("What became of each lease, in the order given.", LeaseStatusesResponse),
+        "Renew leases, and report progress and log lines; returns which leases are lost or cancelled",
+        Success("The status of each lease, in the order of the request.", LeaseStatusesResponse),
         LeaseHeartbeatRequest,
         leases=[{**_LEASE, "progress": {"fraction": 0.4, "message": "fetching"}, "log": "page 4 of 10"}],
     ),
@@ -166,9 +167,9 @@ async def claim_tasks(request: ApiRequest) -> Response:
 async def heartbeat_leases(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     caller = request.caller
-    beat = await read_as(request, LeaseHeartbeatRequest, Items("leases", LeaseHeartbeat))
+    heartbeat = await read_as(request, LeaseHeartbeatRequest, Items("leases", LeaseHeartbeat))
     return json_response(
-        _beats_body(await request.context.leases.heartbeat(caller.lease_tenant_id, beat, queues=caller.queues))
+        _heartbeat_body(await request.context.leases.heartbeat(caller.lease_tenant_id, heartbeat, queues=caller.queues))
     )
 
 
@@ -176,8 +177,8 @@ async def heartbeat_leases(request: ApiRequest) -> Response:
     "/v1/worker/complete",
     _operation(
         "completeTasks",
-        "Finish tasks with their results",
-        _BECAME,
+        "Complete tasks with their results",
+        _RESULTS,
         LeaseCompleteRequest,
         results=[{**_LEASE, "result": {"rows": 12}}],
     ),
@@ -186,15 +187,15 @@ async def complete_tasks(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     caller = request.caller
     completion = await read_as(request, LeaseCompleteRequest, Items("results", LeaseCompletion))
-    return _settled(await request.context.leases.complete(caller.lease_tenant_id, completion, queues=caller.queues))
+    return _results_response(await request.context.leases.complete(caller.lease_tenant_id, completion, queues=caller.queues))
 
 
 @post(
     "/v1/worker/fail",
     _operation(
         "failTasks",
-        "Report failed attempts: each is tried again later, or is dead",
-        _BECAME,
+        "Report failed attempts; each task is retried later or ends",
+        _RESULTS,
         LeaseFailRequest,
         failures=[{**_LEASE, "error": {"message": "timed out", "kind": "TimeoutError"}}],
     ),
@@ -203,15 +204,15 @@ async def fail_tasks(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     caller = request.caller
     failures = await read_as(request, LeaseFailRequest, Items("failures", LeaseFailure))
-    return _settled(await request.context.leases.fail(caller.lease_tenant_id, failures, queues=caller.queues))
+    return _results_response(await request.context.leases.fail(caller.lease_tenant_id, failures, queues=caller.queues))
 
 
 @post(
     "/v1/worker/release",
     _operation(
         "releaseTasks",
-        "Give unstarted work back at once, without counting an attempt",
-        _BECAME,
+        "Release tasks that were not started; they are ready immediately, and the attempts do not count",
+        _RESULTS,
         LeaseReleaseRequest,
         leases=[_LEASE],
     ),
@@ -220,7 +221,7 @@ async def release_tasks(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     caller = request.caller
     leases = await read_as(request, LeaseReleaseRequest, Items("leases", Lease))
-    return _settled(await request.context.leases.release(caller.lease_tenant_id, leases, queues=caller.queues))
+    return _results_response(await request.context.leases.release(caller.lease_tenant_id, leases, queues=caller.queues))
 
 
 ROUTES = [claim_tasks, heartbeat_leases, complete_tasks, fail_tasks, release_tasks]

@@ -1,1 +1,1 @@
-"""The command line: one file per command group; main.py only wires."""
+"""The command line: one module per command group. main.py registers the commands."""

@@ -1,4 +1,4 @@
-"""Commands on the database itself."""
+"""The command that migrates the database."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from everbeat.server import make_store
 @click.command()
 @DATABASE_URL
 @CONFIG
-@click.option("--check", is_flag=True, help="Only say whether migrations are missing; exit with 1 if so.")
+@click.option("--check", is_flag=True, help="Change nothing; exit with 1 if migrations are missing.")
 @click.pass_context
 def migrate(context: click.Context, database_url: str | None, config: Path | None, check: bool) -> None:
     """Apply the migrations that the database needs.
 
-    Nodes of the previous version can keep running meanwhile.
+    Nodes of the previous version can keep running during the migration.
     """
     settings = load_settings({"database_url": database_url}, file=config)
     before, needed, applied = asyncio.run(_migrate(settings, check))
@@ -29,7 +29,7 @@ def migrate(context: click.Context, database_url: str | None, config: Path | Non
         context.exit(0 if before >= needed else 1)
     for name in applied:
         click.echo(f"applied {name}")
-    click.echo(f"the database is at migration {needed}" + ("" if applied else "; nothing was missing"))
+    click.echo(f"the database is at migration {needed}" + ("" if applied else "; no migration was missing"))
 
 
 async def _migrate(settings: Settings, check: bool) -> tuple[int, int, list[str]]:

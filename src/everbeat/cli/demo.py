@@ -1,4 +1,4 @@
-"""The demo: a schedule, and a tiny handler that takes its tasks as any worker does."""
+"""The demo: a schedule, and a handler that claims and completes its tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _QUEUE = "demo"
 
 DEMO_SCHEDULE: dict[str, Any] = {
     "name": "demo-heartbeat",
-    "description": "Fires every five seconds so that there is something to see.",
+    "description": "Fires every five seconds.",
     "cron": "*/5 * * * * *",
     "target": {"kind": "worker", "queue": _QUEUE, "type": "heartbeat"},
 }
@@ -35,11 +35,11 @@ class DemoHandler(Periodic):
         tasks = await self._node.leases.claim(DEFAULT_TENANT, claim, now=now)
         if not tasks:
             return False
-        moment = await self._node.store.clock(now=now)
+        claimed_at = await self._node.store.clock(now=now)
         for task in tasks:
             if task.scheduled_for is not None:
-                late = (moment - task.scheduled_for).total_seconds() * 1000
-                click.echo(f"  ♥ {task.scheduled_for:%H:%M:%S} UTC  handled {late:.0f} ms after the tick  (task {task.id})")
+                lag = (claimed_at - task.scheduled_for).total_seconds() * 1000
+                click.echo(f"  tick {task.scheduled_for:%H:%M:%S} UTC  handled after {lag:.0f} ms  (task {task.id})")
         results = [LeaseCompletion(id=task.id, fence=task.fence) for task in tasks]
         await self._node.leases.complete(DEFAULT_TENANT, LeaseCompleteRequest(worker="demo", results=results), now=now)
         return True

@@ -1,4 +1,4 @@
-"""Commands on API keys. They work on the database itself: whoever can reach it needs no key."""
+"""Commands on API keys. They access the database directly and need no key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uuid import UUID
 import click
 
 from everbeat.cli.options import CONFIG, DATABASE_URL
-from everbeat.cli.store_access import local_caller, run_on_store, show_table
+from everbeat.cli.store_access import local_caller, print_table, run_on_store
 from everbeat.client.durations import seconds_of
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.definitions import rfc3339
@@ -27,8 +27,8 @@ from everbeat.store.values import Notice, TenantWrite
 
 T = TypeVar("T")
 
-_PAGE = 500
-_NO_SERVER = "A server that was started with auth auto before there was any key goes on without; start it again."
+_PAGE_SIZE = 500
+_RESTART_NOTE = "With auth=auto, a server that started before the database had a key requires no keys until it is restarted."
 
 
 @click.group()
@@ -39,13 +39,13 @@ def keys() -> None:
 @keys.command()
 @DATABASE_URL
 @CONFIG
-@click.option("--tenant", default="default", show_default=True, help="Whose key it is; a tenant that is not there is made.")
-@click.option("--all-tenants", is_flag=True, help="For workers that serve every tenant; only with the scope work.")
+@click.option("--tenant", default="default", show_default=True, help="The tenant of the key. Created if it does not exist.")
+@click.option("--all-tenants", is_flag=True, help="A key for workers that serve all tenants; only with the scope work.")
 @click.option(
-    "--scope", "scopes", multiple=True, required=True, help="admin, manage, submit, read, work or work:QUEUE; again for more."
+    "--scope", "scopes", multiple=True, required=True, help="admin, manage, submit, read, work or work:QUEUE. Can be repeated."
 )
-@click.option("--name", help="What it is called in lists and in the audit trail (its scopes).")
-@click.option("--expires-in", help="For how long it is good, such as 30d or 12h (for ever).")
+@click.option("--name", help="The name of the key in lists and in the audit log (its scopes).")
+@click.option("--expires-in", help="How long the key is valid, such as 30d or 12h (until it is revoked).")
 def create(
     database_url: str | None,
     config: Path | None,
@@ -55,12 +55,12 @@ def create(
     name: str | None,
     expires_in: str | None,
 ) -> None:
-    """Make a key and print it: to stdout, once. Everything else goes to stderr, so that KEY=$(everbeat keys create …) works."""
+    """Create a key and print it to stdout, once. All other output goes to stderr, for use as KEY=$(everbeat keys create …)."""
     seconds = None if expires_in is None else seconds_of(expires_in, "expires-in")
-    parse_scopes(scopes, is_fleet=all_tenants, field="scope")  # before a tenant is made for it
+    parse_scopes(scopes, is_fleet=all_tenants, field="scope")  # validate before a tenant is created
 
     async def work(store: Store) -> NewKey:
-        tenant_id = DEFAULT_TENANT if all_tenants else await _tenant(store, tenant)
+        tenant_id = DEFAULT_TENANT if all_tenants else await _find_or_create_tenant(store, tenant)
         now = await store.clock()
         return await KeyService(store).create(
             tenant_id,
@@ -72,32 +72,33 @@ def create(
         )
 
     key, text = run_on_store(database_url, config, work)
-    whose = "the workers of all tenants" if all_tenants else f"the tenant {tenant}"
-    click.echo(f"The API key {key.id} for {whose}, {_scopes(key)}, {_expiry(key)}. It is shown only this once:", err=True)
+    owner = "the workers of all tenants" if all_tenants else f"the tenant {tenant}"
+    click.echo(f"The API key {key.id} for {owner}, {_scopes(key)}, {_expiry(key)}. It is shown only once:", err=True)
     click.echo(text)
-    click.echo(_NO_SERVER, err=True)
+    click.echo(_RESTART_NOTE, err=True)
 
 
 @keys.command("list")
 @DATABASE_URL
 @CONFIG
-@click.option("--tenant", help="Only those of this tenant.")
-@click.option("--all", "is_all", is_flag=True, help="Also those that were revoked or have expired.")
+@click.option("--tenant", help="List only the keys of this tenant.")
+@click.option("--all", "is_all", is_flag=True, help="Also list keys that were revoked or have expired.")
 def list_(database_url: str | None, config: Path | None, tenant: str | None, is_all: bool) -> None:
-    """The keys there are, without what they open: id, tenant, hint, name, scopes, expiry, last use and state."""
+    """List the keys, without their secrets: id, tenant, hint, name, scopes, expiry, last use and state."""
 
     async def work(store: Store) -> tuple[datetime, list[ApiKey], dict[UUID, str]]:
-        tenant_id = None if tenant is None else await _known_tenant(store, tenant)
+        tenant_id = None if tenant is None else await _find_tenant(store, tenant)
         found, after = list[ApiKey](), None
-        while page := await store.key_list(tenant_id, after=after, limit=_PAGE):
+        while page := await store.key_list(tenant_id, after=after, limit=_PAGE_SIZE):
             found += page
             after = page[-1].id
-        names = {one.id: one.name for one in await store.tenant_find(ids=list({key.tenant_id for key in found}))}
+        tenant_ids = {key.tenant_id for key in found}
+        names = {tenant.id: tenant.name for tenant in await store.tenant_find(ids=list(tenant_ids))}
         return await store.clock(), found, names
 
     now, found, names = run_on_store(database_url, config, work)
     rows = [_row(key, names, now) for key in found if is_all or key.is_usable(now)]
-    show_table(("ID", "TENANT", "KEY", "NAME", "SCOPES", "EXPIRES", "LAST USED", "STATE"), rows)
+    print_table(("ID", "TENANT", "KEY", "NAME", "SCOPES", "EXPIRES", "LAST USED", "STATE"), rows)
 
 
 @keys.command()
@@ -105,7 +106,7 @@ def list_(database_url: str | None, config: Path | None, tenant: str | None, is_
 @DATABASE_URL
 @CONFIG
 def revoke(ids: tuple[UUID, ...], database_url: str | None, config: Path | None) -> None:
-    """End keys for good. Every node heeds it within seconds, and what is open under them ends. Its argument: ids."""
+    """Revoke keys permanently, by their ids. Every node stops accepting them within seconds and ends their open requests."""
 
     async def work(store: Store) -> None:
         for id_ in ids:
@@ -115,8 +116,8 @@ def revoke(ids: tuple[UUID, ...], database_url: str | None, config: Path | None)
     click.echo(f"revoked {', '.join(map(str, ids))}", err=True)
 
 
-async def _tenant(store: Store, name: str) -> UUID:
-    """The tenant of this name; it is made if it is not there."""
+async def _find_or_create_tenant(store: Store, name: str) -> UUID:
+    """Return the id of the tenant, creating it if it does not exist."""
     if not is_name(name):
         raise InvalidInput.of("tenant", NAME_MESSAGE)
     for _ in range(2):
@@ -128,16 +129,16 @@ async def _tenant(store: Store, name: str) -> UUID:
         audit_log = [new_audit_log_entry(local_caller(), AuditLogAction.TENANT_CREATE, id_, tenant_id=id_, name=name)]
         if await store.tenant_write([TenantWrite(tenant)], audit_log=audit_log):
             store.publish(Notice.TENANTS)
-            click.echo(f"there was no tenant {name}; it is made now", err=True)
+            click.echo(f"created the tenant {name}", err=True)
             return id_
-    raise EverbeatError(f"the tenant {name} cannot be made")  # somebody made and removed it meanwhile
+    raise EverbeatError(f"the tenant {name} could not be created")  # another process has created and removed it in between
 
 
-async def _known_tenant(store: Store, name: str) -> UUID:
+async def _find_tenant(store: Store, name: str) -> UUID:
     for found in await store.tenant_find(names=[name]):
         return found.id
     raise EverbeatError(
-        f"there is no tenant {name}; it is made with its first key: everbeat keys create --tenant {name} --scope …"
+        f"there is no tenant {name}; create it with its first key: everbeat keys create --tenant {name} --scope …"
     )
 
 
@@ -146,11 +147,11 @@ def _scopes(key: ApiKey) -> str:
 
 
 def _expiry(key: ApiKey) -> str:
-    return "good until it is revoked" if key.expires_at is None else f"good until {rfc3339(key.expires_at)}"
+    return "valid until it is revoked" if key.expires_at is None else f"valid until {rfc3339(key.expires_at)}"
 
 
 def _row(key: ApiKey, names: dict[UUID, str], now: datetime) -> tuple[str, ...]:
-    state = "revoked" if key.revoked_at is not None else "good" if key.is_usable(now) else "expired"
+    state = "revoked" if key.revoked_at is not None else "valid" if key.is_usable(now) else "expired"
     tenant = "(all)" if key.is_fleet else names.get(key.tenant_id, str(key.tenant_id))
     times = (rfc3339(at)[:19] + "Z" if at else "never" for at in (key.expires_at, key.last_used_at))
     return (str(key.id), tenant, key.hint, key.name, " ".join(key.scopes), *times, state)

@@ -1,4 +1,4 @@
-"""The command line. Commands are imported when they run; an expected error is printed as one line."""
+"""The entry point of the command line. Commands are imported when they run. Expected errors are printed as one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everbeat.version import __version__
 
 
 class LazyCommand(NamedTuple):
-    """The module of a command, and its line in the list of commands: the list is printed without importing the modules."""
+    """The module of a command, and its summary, so that the list of commands is printed without importing the modules."""
 
     module: str
     summary: str
@@ -30,7 +30,7 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """Imports the module of a command only if that command is used."""
+    """Imports the module of a command only when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -49,7 +49,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="everbeat")
 def cli() -> None:
-    """Everbeat: a distributed cron and task scheduler. Every tick accounted for."""
+    """Everbeat: a distributed cron and task scheduler."""
 
 
 def main() -> None:

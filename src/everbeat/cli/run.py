@@ -1,4 +1,4 @@
-"""Commands that run a node: `serve` for a cluster, `dev` for a laptop, with an app's worker in it if wanted."""
+"""Commands that run a node: `serve` for a cluster, and `dev` for development, optionally with the worker of an app."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def dev(app: str | None, config: Path | None, demo: bool, **flags: Any) -> None:
     loaded = None if app is None else load_app(app)
     defaults = {"log_format": "console", "log_level": "warning", "auth": "off"}
     if loaded is not None and not is_server(loaded.url):
-        # Its producers write to the database that the app names: what runs its tasks must read from there.
+        # Producers of the app submit to the database that its URL specifies, so the node must use the same database.
         defaults["database_url"] = loaded.url
     settings = load_settings(flags, file=config, defaults=defaults)
     configure_logging(settings.log_level, settings.log_format)
@@ -59,25 +59,25 @@ def dev(app: str | None, config: Path | None, demo: bool, **flags: Any) -> None:
             await node.run(stopping.requested, lambda started: _print_welcome(started, demo))
         else:
             await _run_with_app(node, loaded, demo, stopping)
-        click.echo("Stopped. What comes due meanwhile is caught up by each schedule's catch_up policy.")
+        click.echo("Stopped. The catch_up policy of each schedule applies to ticks that become due before the next start.")
 
     run_until_signalled(run)
     sys.stdout.flush()
 
 
 async def _run_with_app(node: Node, app: Everbeat, demo: bool, stopping: StopSignal) -> None:
-    """The worker goes first when it stops, while the node can still take what it reports and gives back."""
+    """Run the node and a worker. The worker is stopped first, so that the node can still process its reports and releases."""
     transport = InProcessTransport(node)
     worker = Worker(app.registry, transport)
     node_stopping = asyncio.Event()
 
     async def on_started(started: Node) -> None:
         await _print_welcome(started, demo)
-        with_schedules = await app.register_async() if app.registry.schedules else "no schedules declared"
+        registration = await app.register_async() if app.registry.schedules else "no schedules declared"
         if app.registry.tasks:
             await worker.start()
             stopping.on_second_signal = worker.release_all_leases
-        click.echo(f"{app!r} runs here: queues {', '.join(worker.queues)}; {with_schedules}.")
+        click.echo(f"{app!r} is running in this process: queues {', '.join(worker.queues)}; {registration}.")
 
     with app.attached(transport):
         running = asyncio.create_task(node.run(node_stopping, on_started))
@@ -95,8 +95,8 @@ async def _print_welcome(node: Node, demo: bool) -> None:
     base = f"{settings.scheme}://{settings.host}:{settings.port}"
     click.echo(f"Everbeat is running: {base}/v1/schedules   (database: {node.store.description}, stop: Ctrl-C)")
     if node.access is not None and node.access.is_required:
-        click.echo("Requests need an API key: add -H 'Authorization: Bearer eb_…' to what follows.")
-    click.echo("Try next, in another terminal:")
+        click.echo("Requests need an API key: add -H 'Authorization: Bearer eb_…' to the following commands.")
+    click.echo("Commands to try in another terminal:")
     click.echo(
         f"""  curl -s {base}/v1/preview -H 'Content-Type: application/json' """
         """-d '{"cron": "30 2 * * *", "timezone": "America/New_York", "count": 3}'"""

@@ -1,4 +1,4 @@
-"""How commands work on a database itself, and who they do it for."""
+"""Runs commands on a database directly, and identifies their caller for the audit log."""
 
 from __future__ import annotations
 
@@ -37,22 +37,24 @@ async def _prepare(store: Store) -> None:
     version, needed = await store.schema_version()
     if version == 0:
         await store.migrate()
-        click.echo(f"{store.description} was empty, and is migrated now", err=True)
+        click.echo(f"{store.description} was empty and has been migrated", err=True)
     elif version < needed:
-        raise StoreUnusable(f"the database is at migration {version}, this Everbeat needs {needed}; run: everbeat migrate")
+        raise StoreUnusable(
+            f"the database is at migration {version}, but this version of Everbeat needs {needed}; run: everbeat migrate"
+        )
 
 
 def local_caller() -> Caller:
-    """Who is at the machine, for the audit trail."""
+    """Return a caller with the name of the operating system user, for the audit log."""
     try:
         return LOCAL_CALLER._replace(actor=f"cli:{getpass.getuser()}")
-    except (KeyError, OSError):  # a container may run as somebody who has no name
+    except (KeyError, OSError):  # in a container, the user id may have no name
         return LOCAL_CALLER._replace(actor="cli")
 
 
-def show_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Rows in columns as wide as they need."""
-    lines = [head, *rows]
-    widths = [max(len(row[column]) for row in lines) for column in range(len(head))]
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows in aligned columns."""
+    lines = [header, *rows]
+    widths = [max(len(row[column]) for row in lines) for column in range(len(header))]
     for row in lines:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,4 +1,4 @@
-"""`everbeat tenants`: tenants with their weights and quotas, on the database itself."""
+"""Commands on tenants, their weights and their quotas. They access the database directly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from everbeat.cli.options import CONFIG, DATABASE_URL
-from everbeat.cli.store_access import local_caller, run_on_store, show_table
+from everbeat.cli.store_access import local_caller, print_table, run_on_store
 from everbeat.core.errors import InvalidInput
 from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, MAX_PAYLOAD_BYTES, Tenant, TenantQuotas
 from everbeat.services.tenants import TenantService
@@ -20,11 +20,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _MAX_INT = 2**31 - 1
 _NO_LIMIT = "none"
-_PAGE = 500
+_PAGE_SIZE = 500
 
 
 class _Quota(click.ParamType[Any]):
-    """A number within bounds, or none for no limit."""
+    """A number within bounds, or `none` for no limit."""
 
     name = "quota"
 
@@ -49,14 +49,16 @@ _COUNT = _Quota(int, 0, _MAX_INT)
 
 
 def _limits(command: F) -> F:
-    """The options for a weight and for every quota."""
+    """Add the options for the weight and for each quota."""
     options = (
-        click.option("--weight", type=click.FloatRange(0.001, 1_000_000), help="Its share of what workers serve."),
-        click.option("--max-schedules", type=_COUNT, help="How many schedules there may be."),
-        click.option("--max-ready", type=_COUNT, help="How many tasks may be ready and not yet started."),
-        click.option("--max-running", type=_COUNT, help="How many tasks may run at the same time."),
-        click.option("--submits-per-second", type=_Quota(float, 0.001, 1_000_000), help="Tasks submitted, on all nodes."),
-        click.option("--max-payload-bytes", type=_Quota(int, 0, MAX_PAYLOAD_BYTES), help="How large one payload may be."),
+        click.option("--weight", type=click.FloatRange(0.001, 1_000_000), help="Weight of its fair share of workers."),
+        click.option("--max-schedules", type=_COUNT, help="Maximum number of schedules."),
+        click.option("--max-ready", type=_COUNT, help="Maximum number of tasks that are ready and have not started."),
+        click.option("--max-running", type=_COUNT, help="Maximum number of tasks that run at the same time."),
+        click.option(
+            "--submits-per-second", type=_Quota(float, 0.001, 1_000_000), help="Maximum rate of submits, on all nodes."
+        ),
+        click.option("--max-payload-bytes", type=_Quota(int, 0, MAX_PAYLOAD_BYTES), help="Maximum size of one payload."),
     )
     for option in reversed(options):
         command = option(command)
@@ -73,9 +75,9 @@ def tenants() -> None:
 @DATABASE_URL
 @CONFIG
 @_limits
-def create(name: str, database_url: str | None, config: Path | None, **given: Any) -> None:
-    """Make a tenant."""
-    changes = _changes(given)
+def create(name: str, database_url: str | None, config: Path | None, **limits: Any) -> None:
+    """Create a tenant."""
+    changes = _changes(limits)
     weight = changes.pop("weight", 1.0)
     quotas = msgspec.structs.replace(TenantQuotas(max_schedules=DEFAULT_MAX_SCHEDULES), **changes)
 
@@ -83,7 +85,7 @@ def create(name: str, database_url: str | None, config: Path | None, **given: An
         await TenantService(store).create(name, weight=weight, quotas=quotas, by=local_caller())
 
     run_on_store(database_url, config, work)
-    click.echo(f"made the tenant {name}; its first key: everbeat keys create --tenant {name} --scope manage", err=True)
+    click.echo(f"created the tenant {name}; create a key with: everbeat keys create --tenant {name} --scope manage", err=True)
 
 
 @tenants.command("set")
@@ -91,11 +93,11 @@ def create(name: str, database_url: str | None, config: Path | None, **given: An
 @DATABASE_URL
 @CONFIG
 @_limits
-def set_(name: str, database_url: str | None, config: Path | None, **given: Any) -> None:
-    """Change what is given, and leave the rest as it is; `none` takes a limit away."""
-    changes = _changes(given)
+def set_(name: str, database_url: str | None, config: Path | None, **limits: Any) -> None:
+    """Change the given properties of a tenant. `none` removes a limit."""
+    changes = _changes(limits)
     if not changes:
-        raise InvalidInput.of("options", "say what to change, such as --weight 2 or --max-ready none")
+        raise InvalidInput.of("options", "nothing to change; use options such as --weight 2 or --max-ready none")
 
     async def work(store: Store) -> Tenant:
         return await TenantService(store).patch(name, changes, by=local_caller())
@@ -108,24 +110,24 @@ def set_(name: str, database_url: str | None, config: Path | None, **given: Any)
 @DATABASE_URL
 @CONFIG
 def list_(database_url: str | None, config: Path | None) -> None:
-    """All tenants by name."""
+    """List all tenants by name."""
 
     async def work(store: Store) -> list[Tenant]:
         found, after = list[Tenant](), None
-        while page := await store.tenant_list(after_name=after, limit=_PAGE):
+        while page := await store.tenant_list(after_name=after, limit=_PAGE_SIZE):
             found += page
             after = page[-1].name
         return found
 
     names = TenantQuotas.__struct_fields__
-    head = ("NAME", "ID", "WEIGHT", *(name.upper().replace("_", " ") for name in names))
-    show_table(head, [_row(tenant, names) for tenant in run_on_store(database_url, config, work)])
+    header = ("NAME", "ID", "WEIGHT", *(name.upper().replace("_", " ") for name in names))
+    print_table(header, [_row(tenant, names) for tenant in run_on_store(database_url, config, work)])
 
 
 def _row(tenant: Tenant, names: tuple[str, ...]) -> tuple[str, ...]:
     limits = [getattr(tenant.quotas, name) for name in names]
-    return (tenant.name, str(tenant.id), f"{tenant.weight:g}", *("-" if one is None else f"{one:.12g}" for one in limits))
+    return (tenant.name, str(tenant.id), f"{tenant.weight:g}", *("-" if limit is None else f"{limit:.12g}" for limit in limits))
 
 
-def _changes(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if value == _NO_LIMIT else value for name, value in given.items() if value is not None}
+def _changes(limits: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if value == _NO_LIMIT else value for name, value in limits.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The command that runs an app's worker, and the loading of apps by MODULE:APP."""
+"""The command that runs the worker of an app, and the loading of apps by MODULE:APP."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from everbeat.worker.runtime import DEFAULT_CONCURRENCY, DEFAULT_GRACE_SECONDS, 
 from everbeat.worker.signals import StopSignal, run_until_signalled
 
 _PROBE_SECONDS = 3.0
-_AGAIN_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 
 
 class AppNotLoaded(EverbeatError):
-    """MODULE:APP does not lead to an app."""
+    """MODULE:APP could not be loaded or is not an app."""
 
 
 class _Options(NamedTuple):
@@ -48,43 +48,49 @@ class _Options(NamedTuple):
 
 @click.command()
 @click.argument("app", metavar="MODULE:APP")
-@click.option("--url", help="The server, or a database to run everything on in this process  [EVERBEAT_URL]")
+@click.option("--url", help="The server, or a database to run on in this process  [EVERBEAT_URL]")
 @click.option(
     "--api-key-file", type=click.Path(dir_okay=False, path_type=Path), help="A file with the API key  [EVERBEAT_API_KEY]"
 )
-@click.option("--queues", help="Only these queues, with commas between (those of the declared tasks).")
+@click.option("--queues", help="The queues to claim from, separated by commas (those of the declared tasks).")
 @click.option("--concurrency", type=click.IntRange(1, 10_000), default=DEFAULT_CONCURRENCY, show_default=True)
-@click.option("--processes", type=click.IntRange(1, 256), default=1, show_default=True, help="For work that needs the CPU.")
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Number of processes, for CPU-bound handlers.",
+)
 @click.option("--grace-seconds", type=click.FloatRange(0, 86_400), default=DEFAULT_GRACE_SECONDS, show_default=True)
 @click.option("--lease-seconds", type=click.FloatRange(5, 3600), default=DEFAULT_LEASE_SECONDS, show_default=True)
-@click.option("--name", help="What this worker is called (host:pid:random).")
-@click.option("--prune", is_flag=True, help="Remove schedules of this app that it no longer declares.")
-@click.option("--no-register", is_flag=True, help="Leave the schedules on the server as they are.")
+@click.option("--name", help="The name of this worker (host:pid:random).")
+@click.option("--prune", is_flag=True, help="Remove schedules that this app registered and no longer declares.")
+@click.option("--no-register", is_flag=True, help="Do not register schedules.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
 @click.pass_context
-def worker(context: click.Context, /, app: str, url: str | None, processes: int, log_level: str, **given: Any) -> None:
+def worker(context: click.Context, /, app: str, url: str | None, processes: int, log_level: str, **flags: Any) -> None:
     """Run the tasks of an app.
 
-    Any number of workers can run the same app; each task is given to one of them.
+    Any number of workers can run the same app. Each task is assigned to one of them.
     """
     configure_logging(log_level, "console" if sys.stderr.isatty() else "json")
-    if given["no_register"] and given["prune"]:
-        raise click.UsageError("--prune registers the declared schedules; leave out --no-register")
+    if flags["no_register"] and flags["prune"]:
+        raise click.UsageError("--prune and --no-register cannot be combined")
     options = _Options(
-        queues=_names(given["queues"]),
-        concurrency=given["concurrency"],
-        grace_seconds=given["grace_seconds"],
-        lease_seconds=given["lease_seconds"],
-        name=given["name"],
-        prune=given["prune"],
-        register=not given["no_register"],
+        queues=_names(flags["queues"]),
+        concurrency=flags["concurrency"],
+        grace_seconds=flags["grace_seconds"],
+        lease_seconds=flags["lease_seconds"],
+        name=flags["name"],
+        prune=flags["prune"],
+        register=not flags["no_register"],
         parent=pop_parent_pid(),
     )
     if url is not None:
         os.environ["EVERBEAT_URL"] = validate_url(url)
-    if (file := given["api_key_file"]) is not None:
-        # Not as an argument, which others on the machine can read; processes of this one inherit it.
-        os.environ["EVERBEAT_API_KEY"] = _key_in(file)
+    if (file := flags["api_key_file"]) is not None:
+        # Not as an argument, which other users of the machine can read. Child processes inherit the variable.
+        os.environ["EVERBEAT_API_KEY"] = _read_key(file)
     loaded = load_app(app)
     _check(loaded, app, options)
     if processes > 1:
@@ -95,13 +101,13 @@ def worker(context: click.Context, /, app: str, url: str | None, processes: int,
         run_until_signalled(lambda stopping: _run_in_process(loaded, url, options, stopping))
 
 
-def _key_in(file: Path) -> str:
+def _read_key(file: Path) -> str:
     try:
         text = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"{file} cannot be read ({error})", param_hint="--api-key-file") from None
     if not is_well_formed(text):
-        raise click.BadParameter(f"{file} does not hold an API key, which begins with eb_", param_hint="--api-key-file")
+        raise click.BadParameter(f"{file} does not contain an API key (eb_…)", param_hint="--api-key-file")
     return text
 
 
@@ -110,7 +116,7 @@ def _names(text: str | None) -> list[str] | None:
         return None
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise click.BadParameter("name at least one queue, with commas between", param_hint="--queues")
+        raise click.BadParameter("specify at least one queue", param_hint="--queues")
     return names
 
 
@@ -120,11 +126,11 @@ def _check(app: Everbeat, target: str, options: _Options) -> None:
     unknown = sorted(set(options.queues or ()) - set(app.registry.queues()))
     if unknown:
         known = ", ".join(app.registry.queues())
-        click.echo(f"everbeat: no task of {target} is declared for the queue {unknown[0]} (they use {known})", err=True)
+        click.echo(f"everbeat: no task of {target} uses the queue {unknown[0]} (its tasks use {known})", err=True)
 
 
 def _child(app: str, url: str | None, log_level: str, options: _Options, number: int) -> list[str]:
-    """The command line of one of several processes; the first registers for all."""
+    """Return the command line of one of several processes. Only the first registers the schedules."""
     arguments = ["worker", app, "--log-level", log_level, "--concurrency", str(options.concurrency)]
     arguments += ["--grace-seconds", str(options.grace_seconds), "--lease-seconds", str(options.lease_seconds)]
     if url is not None:
@@ -170,9 +176,9 @@ async def _work(app: Everbeat, url: str | None, options: _Options, stopping: Sto
 
 
 async def _register(app: Everbeat, transport: HttpTransport, options: _Options, stopping: StopSignal) -> bool:
-    """Bring the declared schedules to the server, however long it takes to be there; false if told to stop first."""
+    """Register the declared schedules, retrying until the server is available. Returns False if stopped before."""
     has_warned = False
-    while not stopping.requested.is_set() and not _is_orphan(options.parent):
+    while not stopping.requested.is_set() and not _has_parent_ended(options.parent):
         try:
             await _probe(transport)
             click.echo(f"Registered {await app.register_async(prune=options.prune)}", err=True)
@@ -181,25 +187,25 @@ async def _register(app: Everbeat, transport: HttpTransport, options: _Options, 
             if isinstance(error, ServerProblem) and error.status < 500 and error.status != 429:
                 raise
             if not has_warned:
-                click.echo(f"everbeat: {error}; trying again until it is", err=True)
+                click.echo(f"everbeat: {error}; retrying", err=True)
             has_warned = True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopping.requested.wait(), _AGAIN_SECONDS)
+            await asyncio.wait_for(stopping.requested.wait(), _RETRY_SECONDS)
     return False
 
 
 async def _probe(transport: HttpTransport) -> None:
-    """A quick look: the transport itself would try in silence for long."""
+    """Check that the server responds. Fails sooner than the transport, which would retry for long without a message."""
     try:
         async with asyncio.timeout(_PROBE_SECONDS):
             await transport.request("GET", "/healthz")
     except TimeoutError:
-        raise NotReachable(transport.url, "no answer") from None
+        raise NotReachable(transport.url, "no response") from None
 
 
 async def _run_in_process(app: Everbeat, url: str | None, options: _Options, stopping: StopSignal) -> None:
     if url is not None and url != app.url:
-        raise AppNotLoaded(f"the app names {app.url} in its code; remove it there to choose a database with --url")
+        raise AppNotLoaded(f"the app's code sets the URL {app.url}; remove it there to use --url")
     async with app.running(
         concurrency=options.concurrency,
         queues=options.queues,
@@ -213,16 +219,16 @@ async def _run_in_process(app: Everbeat, url: str | None, options: _Options, sto
 
 
 async def _wait_until_stopped(stopping: StopSignal, parent: int | None, *others: asyncio.Task[None]) -> None:
-    """Until a signal, the end of one of the others, or the end of the parent of several processes."""
+    """Wait for a signal, the end of one of the other tasks, or the end of the parent process."""
     requested = asyncio.create_task(stopping.requested.wait())
-    while not _is_orphan(parent):
+    while not _has_parent_ended(parent):
         done, _ = await asyncio.wait({requested, *others}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
         if done:
             break
     requested.cancel()
 
 
-def _is_orphan(parent: int | None) -> bool:
+def _has_parent_ended(parent: int | None) -> bool:
     return parent is not None and parent != os.getppid()
 
 
@@ -230,7 +236,7 @@ def _is_orphan(parent: int | None) -> bool:
 
 
 def load_app(target: str) -> Everbeat:
-    """The app that MODULE:APP names; what is wrong with the module is shown with its traceback."""
+    """Import the app that MODULE:APP specifies. An error in the module is printed with its traceback."""
     module_name, _, path = target.partition(":")
     if not module_name or target.count(":") > 1 or module_name.endswith(".py") or "/" in module_name:
         guess = module_name.removesuffix(".py").strip("./").replace("/", ".") or "reports"
@@ -245,39 +251,39 @@ def load_app(target: str) -> Everbeat:
 
 
 def _import(name: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    directory = str(Path.cwd())
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise AppNotLoaded(f"there is no module {error.name}; looked in {here} and in sys.path") from None
-        _show(error)
+            raise AppNotLoaded(f"there is no module {error.name} in {directory} or in sys.path") from None
+        _print_traceback(error)
     except (Exception, SystemExit) as error:
-        _show(error)
+        _print_traceback(error)
     raise AppNotLoaded(f"the module {name} cannot be imported; its traceback is above")
 
 
-def _show(error: BaseException) -> None:
+def _print_traceback(error: BaseException) -> None:
     trace = error.__traceback__
-    while trace is not None and _is_machinery(trace.tb_frame.f_code.co_filename):
+    while trace is not None and _is_import_code(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     click.echo("".join(traceback.format_exception(type(error), error, trace)), err=True, nl=False)
 
 
-def _is_machinery(file: str) -> bool:
+def _is_import_code(file: str) -> bool:
     return file in (__file__, importlib.__file__) or file.startswith("<frozen importlib")
 
 
 def _not_an_app(module: ModuleType, module_name: str, path: str, found: Any) -> str:
     apps = sorted(name for name, value in vars(module).items() if isinstance(value, Everbeat))
     if not path:
-        wrong = f"which app of {module_name}? write MODULE:APP"
+        problem = f"{module_name} is a module; specify the app as MODULE:APP"
     elif found is None:
-        wrong = f"{module_name} has no {path}"
+        problem = f"{module_name} has no {path}"
     else:
-        wrong = f"{module_name}:{path} is of type {type(found).__name__}, not an Everbeat"
+        problem = f"{module_name}:{path} is of type {type(found).__name__}, not Everbeat"
     if not apps:
-        return f"{wrong}; there is no Everbeat in it: make one with eb = Everbeat()"
-    return f"{wrong}; found: {', '.join(f'{module_name}:{name}' for name in apps)}"
+        return f"{problem}; the module has no app: create one with eb = Everbeat()"
+    return f"{problem}; found: {', '.join(f'{module_name}:{name}' for name in apps)}"

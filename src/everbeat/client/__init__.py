@@ -1,1 +1,1 @@
-"""The SDK's client: requests, operations, and the transports over HTTP (async and blocking) and in process."""
+"""The client side of the SDK: requests, operations, and the HTTP (async and blocking) and in-process transports."""

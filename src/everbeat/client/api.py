@@ -1,7 +1,7 @@
-"""The API as methods: `eb.client.schedules.pause("nightly")`, and the same with await on `eb.async_client`.
+"""The HTTP API as methods: `eb.client.schedules.pause("nightly")`, or `await eb.async_client.schedules.pause("nightly")`.
 
-Each operation is written once, as a generator. `operation` makes it a plain method on a blocking client and a coroutine on
-an async one, with the same types of arguments.
+Each operation is written once, as a generator. `operation` turns it into a plain method on a blocking client and a coroutine
+on an async client, with the same argument types.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ T = TypeVar("T")
 
 
 class BlockingMode:
-    """Marks clients whose methods block."""
+    """Type parameter of clients whose methods block."""
 
 
 class AsyncMode:
-    """Marks clients whose methods are awaited."""
+    """Type parameter of clients whose methods are awaited."""
 
 
 Mode = TypeVar("Mode", BlockingMode, AsyncMode)
 Ref = str | UUID
 
-_PAGE = 1000
+_PAGE_SIZE = 1000
 
 
 class Resource(Generic[Mode]):
@@ -77,18 +77,18 @@ class operation(Generic[P, T]):
 
 
 def fetch(call: Call, type_: type[T]) -> Operation[T]:
-    reply = yield call
-    return convert(reply.body, type_)
+    response = yield call
+    return convert(response.body, type_)
 
 
 def fetch_all(
     path: str, type_: type[T], limit: int | None, query: Mapping[str, Any] | None = None
 ) -> Operation[builtins.list[T]]:
-    """All pages, up to the limit. Without a limit, all items."""
+    """Read pages until `limit` items are fetched. None fetches all items."""
     items: list[T] = []
     cursor = None
     while limit is None or len(items) < limit:
-        size = _PAGE if limit is None else min(_PAGE, limit - len(items))
+        size = _PAGE_SIZE if limit is None else min(_PAGE_SIZE, limit - len(items))
         page = yield Call("GET", path, {**(query or {}), "limit": size, "cursor": cursor})
         items += [convert(item, type_) for item in page.body["items"]]
         cursor = page.body["next_cursor"]
@@ -98,30 +98,30 @@ def fetch_all(
 
 
 def _create_call(path: str, body: Any) -> Call:
-    """A request that creates a task. It has a key, so that a repetition after a lost response does not create another task."""
+    """Return a request that creates a task, with an idempotency key, so that repeating it does not create a second task."""
     return Call("POST", path, body=body, headers={"idempotency-key": new_key()})
 
 
-def _schedule(ref: Ref, rest: str = "") -> str:
+def _schedule_path(ref: Ref, rest: str = "") -> str:
     return f"/v1/schedules/{path_segment(str(ref))}{rest}"
 
 
 class SchedulesClient(Resource[Mode]):
     @operation
     def put(self, definition: Mapping[str, Any]) -> Operation[ScheduleResponse]:
-        """Create or replace a schedule by its name. The definition has the fields of the API."""
+        """Create or replace a schedule by name. The definition has the fields of the HTTP API."""
         if "name" not in definition:
             raise InvalidInput.of("name", "is required")
-        return fetch(Call("PUT", _schedule(definition["name"]), body=dict(definition)), ScheduleResponse)
+        return fetch(Call("PUT", _schedule_path(definition["name"]), body=dict(definition)), ScheduleResponse)
 
     @operation
     def put_many(self, definitions: Sequence[Mapping[str, Any]]) -> Operation[builtins.list[RegisteredScheduleResponse]]:
-        """Create or replace many schedules, atomically per 1,000. Returns for each: created, updated or unchanged."""
+        """Create or replace schedules, in atomic batches of 1,000. The status of each is created, updated or unchanged."""
         return put_schedules(definitions)
 
     @operation
     def get(self, ref: Ref) -> Operation[ScheduleResponse]:
-        return fetch(Call("GET", _schedule(ref)), ScheduleResponse)
+        return fetch(Call("GET", _schedule_path(ref)), ScheduleResponse)
 
     @operation
     def list(
@@ -134,22 +134,24 @@ class SchedulesClient(Resource[Mode]):
         target: str | None = None,
         limit: int | None = 100,
     ) -> Operation[builtins.list[ScheduleResponse]]:
-        """Ordered by name. `limit=None` returns all."""
+        """List schedules by name. `limit=None` returns all."""
         filters = {"status": status, "name_prefix": name_prefix, "queue": queue, "type": type, "target": target}
         return fetch_all("/v1/schedules", ScheduleResponse, limit, filters)
 
     @operation
     def pause(self, ref: Ref, note: str | None = None) -> Operation[ScheduleResponse]:
-        return fetch(Call("POST", _schedule(ref, "/pause"), body={} if note is None else {"note": note}), ScheduleResponse)
+        return fetch(Call("POST", _schedule_path(ref, "/pause"), body={} if note is None else {"note": note}), ScheduleResponse)
 
     @operation
     def resume(self, ref: Ref) -> Operation[ScheduleResponse]:
-        return fetch(Call("POST", _schedule(ref, "/resume"), body={}), ScheduleResponse)
+        return fetch(Call("POST", _schedule_path(ref, "/resume"), body={}), ScheduleResponse)
 
     @operation
     def trigger(self, ref: Ref, payload: Any = None) -> Operation[TaskResponse]:
         """Create a task of the schedule now, in addition to its ticks. `payload` replaces the payload of the schedule."""
-        return fetch(_create_call(_schedule(ref, "/trigger"), {} if payload is None else {"payload": payload}), TaskResponse)
+        return fetch(
+            _create_call(_schedule_path(ref, "/trigger"), {} if payload is None else {"payload": payload}), TaskResponse
+        )
 
     @operation
     def backfill(
@@ -162,11 +164,11 @@ class SchedulesClient(Resource[Mode]):
         dry_run: bool = False,
         rate_per_second: float | None = None,
     ) -> Operation[BackfillResponse]:
-        """Create tasks for past ticks, by default only for those without a task."""
+        """Create tasks for past ticks, by default only for ticks without a task."""
         body: dict[str, Any] = {"from": from_, "to": to, "missing_only": missing_only, "dry_run": dry_run}
         if rate_per_second is not None:
             body["rate_per_second"] = rate_per_second
-        return fetch(Call("POST", _schedule(ref, "/backfill"), body=body), BackfillResponse)
+        return fetch(Call("POST", _schedule_path(ref, "/backfill"), body=body), BackfillResponse)
 
     @operation
     def delete(self, ref: Ref) -> Operation[None]:
@@ -176,28 +178,28 @@ class SchedulesClient(Resource[Mode]):
     def ticks(
         self, ref: Ref, *, from_: datetime | None = None, to: datetime | None = None, limit: int | None = 100
     ) -> Operation[builtins.list[TickResponse]]:
-        """The ledger: past ticks with their outcomes, and upcoming ticks."""
-        return fetch_all(_schedule(ref, "/ticks"), TickResponse, limit, {"from": from_, "to": to})
+        """List the ledger: past ticks with their outcomes, and upcoming ticks."""
+        return fetch_all(_schedule_path(ref, "/ticks"), TickResponse, limit, {"from": from_, "to": to})
 
     @operation
     def executions(
         self, ref: Ref, *, state: str | None = None, limit: int | None = 100
     ) -> Operation[builtins.list[TaskResponse]]:
-        """The tasks of the schedule, newest first."""
-        return fetch_all(_schedule(ref, "/executions"), TaskResponse, limit, {"state": state})
+        """List the tasks of the schedule, newest first."""
+        return fetch_all(_schedule_path(ref, "/executions"), TaskResponse, limit, {"state": state})
 
 
 def put_schedules(definitions: Sequence[Mapping[str, Any]]) -> Operation[list[RegisteredScheduleResponse]]:
     items: list[RegisteredScheduleResponse] = []
-    for start in range(0, len(definitions), _PAGE):
-        batch = [dict(one) for one in definitions[start : start + _PAGE]]
-        reply = yield Call("POST", "/v1/schedules/batch", body={"schedules": batch})
-        items += [convert(item, RegisteredScheduleResponse) for item in reply.body["items"]]
+    for start in range(0, len(definitions), _PAGE_SIZE):
+        batch = [dict(definition) for definition in definitions[start : start + _PAGE_SIZE]]
+        response = yield Call("POST", "/v1/schedules/batch", body={"schedules": batch})
+        items += [convert(item, RegisteredScheduleResponse) for item in response.body["items"]]
     return items
 
 
 def delete_schedule(ref: Ref) -> Operation[None]:
-    yield Call("DELETE", _schedule(ref))
+    yield Call("DELETE", _schedule_path(ref))
 
 
 class TasksClient(Resource[Mode]):
@@ -216,7 +218,7 @@ class TasksClient(Resource[Mode]):
         label: str | None = None,
         limit: int | None = 100,
     ) -> Operation[builtins.list[TaskResponse]]:
-        """Newest first. `limit=None` returns all."""
+        """List tasks, newest first. `limit=None` returns all."""
         filters = {"state": state, "queue": queue, "type": type, "schedule": schedule, "label": label}
         return fetch_all("/v1/tasks", TaskResponse, limit, filters)
 
@@ -231,7 +233,7 @@ class TasksClient(Resource[Mode]):
 
     @operation
     def reschedule(self, task_id: Ref, run_at: datetime) -> Operation[TaskResponse]:
-        """Change the time of a task that has not started. A time in the past means now."""
+        """Change the start time of a task that has not started. A time in the past means now."""
         return fetch(Call("POST", f"/v1/tasks/{task_id}/reschedule", body={"run_at": run_at}), TaskResponse)
 
     @operation
@@ -255,7 +257,7 @@ class DeadLettersClient(Resource[Mode]):
         to: datetime | None = None,
         limit: int | None = 100,
     ) -> Operation[builtins.list[DeadLetterResponse]]:
-        """Newest first. `limit=None` returns all."""
+        """List dead letters, newest first. `limit=None` returns all."""
         filters = {"queue": queue, "type": type, "schedule": schedule, "from": from_, "to": to}
         return fetch_all("/v1/dead-letters", DeadLetterResponse, limit, filters)
 
@@ -265,12 +267,12 @@ class DeadLettersClient(Resource[Mode]):
 
     @operation
     def replay(self, task_id: Ref) -> Operation[TaskResponse]:
-        """Create a new task from the dead letter. The dead letter remains, with a reference to the new task."""
+        """Create a new task from the dead letter. The dead letter is kept and refers to the new task."""
         return fetch(Call("POST", f"/v1/dead-letters/{task_id}/replay", body={}), TaskResponse)
 
     @operation
     def replay_all(self, filter: Mapping[str, Any], *, rate_per_second: float | None = None) -> Operation[ReplayResponse]:
-        """Replay all dead letters that match the filter, at most `rate_per_second`."""
+        """Replay all dead letters that match the filter, at up to `rate_per_second`."""
         body: dict[str, Any] = {"filter": dict(filter)}
         if rate_per_second is not None:
             body["rate_per_second"] = rate_per_second
@@ -278,12 +280,12 @@ class DeadLettersClient(Resource[Mode]):
 
     @operation
     def purge(self, filter: Mapping[str, Any]) -> Operation[PurgeResponse]:
-        """Remove the payloads of all dead letters that match the filter, and hide them. `{}` matches all. Returns the count."""
+        """Remove the payloads of all matching dead letters and hide them. `{}` matches all. Returns the number purged."""
         return fetch(Call("POST", "/v1/dead-letters/purge", body={"filter": dict(filter)}), PurgeResponse)
 
 
 class Client(Generic[Mode]):
-    """A client of the API: schedules, tasks and dead letters."""
+    """A client of the HTTP API: schedules, tasks and dead letters."""
 
     def __init__(self, connection: Connection, mode: type[Mode]) -> None:
         self.schedules: SchedulesClient[Mode] = SchedulesClient(connection, mode)

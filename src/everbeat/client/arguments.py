@@ -1,4 +1,4 @@
-"""The arguments of a task: bound to the signature of its handler, and converted to plain JSON types."""
+"""Binds the arguments of a task to the signature of its handler and converts them to plain JSON types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everbeat.core.names import is_encodable
 
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1
 
-_FIXES = {
+_HINTS = {
     "datetime": "pass value.isoformat() and read it back with datetime.fromisoformat",
     "date": "pass value.isoformat() and read it back with date.fromisoformat",
     "time": "pass value.isoformat() and read it back with time.fromisoformat",
@@ -26,8 +26,8 @@ _FIXES = {
     "WindowsPath": "pass str(value)",
     "set": "pass a list, such as sorted(value)",
     "frozenset": "pass a list, such as sorted(value)",
-    "bytes": "pass text, such as value.decode() or base64.b64encode(value).decode()",
-    "bytearray": "pass text, such as base64.b64encode(value).decode()",
+    "bytes": "pass a string, such as value.decode() or base64.b64encode(value).decode()",
+    "bytearray": "pass a string, such as base64.b64encode(value).decode()",
     "generator": "pass list(value)",
     "dict_keys": "pass list(value)",
     "dict_values": "pass list(value)",
@@ -37,12 +37,12 @@ _FIXES = {
 
 
 def bind(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The payload of a task: its arguments by name, as plain JSON. Default values are not part of it."""
+    """Return the payload of a task: its arguments by name, as plain JSON types. Default values are not included."""
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
-        takes = ", ".join(signature.parameters) or "nothing"
-        raise InvalidArguments(f"{name}: {error}; it takes {takes}") from None
+        parameters = ", ".join(signature.parameters) or "none"
+        raise InvalidArguments(f"{name}: {error}; its parameters: {parameters}") from None
     given: dict[str, Any] = {}
     for parameter, value in bound.arguments.items():
         if signature.parameters[parameter].kind is inspect.Parameter.VAR_KEYWORD:
@@ -53,11 +53,11 @@ def bind(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs:
 
 
 def to_json_value(value: Any, path: str) -> Any:
-    """The value as plain JSON types. Tuples become lists. Other types are rejected, with the path and a hint."""
-    return _plain(value, path, 0)
+    """Convert the value to plain JSON types. Tuples become lists. Other types raise InvalidArguments with a hint."""
+    return _convert(value, path, 0)
 
 
-def _plain(value: Any, path: str, depth: int) -> Any:
+def _convert(value: Any, path: str, depth: int) -> Any:
     if value is None or value is True or value is False:
         return value
     if isinstance(value, str):
@@ -69,34 +69,34 @@ def _plain(value: Any, path: str, depth: int) -> Any:
     if depth >= MAX_DEPTH:
         raise InvalidArguments(f"{path} is nested deeper than {MAX_DEPTH} levels, or contains itself")
     if isinstance(value, dict):
-        return {_key(key, path): _plain(item, f"{path}[{key!r}]", depth + 1) for key, item in value.items()}
+        return {_key(key, path): _convert(item, f"{path}[{key!r}]", depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return [_plain(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
-    raise InvalidArguments(f"{path} is a {type(value).__name__}, which JSON cannot hold; {_hint(value)}")
+        return [_convert(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
+    raise InvalidArguments(f"{path} is a {type(value).__name__}, which JSON cannot represent; {_hint(value)}")
 
 
 def _text(value: str, path: str) -> str:
     if not is_encodable(value):
-        raise InvalidArguments(f"{path} has half a surrogate pair, which UTF-8 cannot hold; encode it otherwise")
+        raise InvalidArguments(f"{path} contains an unpaired surrogate, which UTF-8 cannot encode; remove or escape it")
     return str(value.value) if isinstance(value, enum.Enum) else str(value)
 
 
 def _integer(value: int, path: str) -> int:
     number = int(value)
     if not _SMALLEST <= number <= _LARGEST:
-        raise InvalidArguments(f"{path} is an integer of more than 64 bits, which many readers of JSON spoil; pass str(value)")
+        raise InvalidArguments(f"{path} is an integer of more than 64 bits, which many JSON parsers misread; pass str(value)")
     return number
 
 
 def _number(value: float, path: str) -> float:
     if not math.isfinite(value):
-        raise InvalidArguments(f"{path} is {value}, which JSON cannot hold; pass None or leave it out")
+        raise InvalidArguments(f"{path} is {value}, which JSON cannot represent; pass None or omit it")
     return value
 
 
 def _key(key: Any, path: str) -> str:
     if not isinstance(key, str):
-        raise InvalidArguments(f"{path} has the key {key!r} ({type(key).__name__}); keys in JSON are text: use str(key)")
+        raise InvalidArguments(f"{path} has the key {key!r} ({type(key).__name__}); JSON keys are strings: use str(key)")
     return _text(key, f"a key of {path}")
 
 
@@ -114,4 +114,4 @@ def _hint(value: Any) -> str:
         return "pass msgspec.to_builtins(value)"
     if kind.__module__.partition(".")[0] == "numpy":
         return "pass value.item() or value.tolist()"
-    return _FIXES.get(kind.__name__, "pass text, numbers, lists and dicts; an id rather than an object")
+    return _HINTS.get(kind.__name__, "pass strings, numbers, lists and dicts, and an id instead of an object")

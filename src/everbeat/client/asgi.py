@@ -1,4 +1,4 @@
-"""Calls an ASGI application in this process, as a server would. No socket, no streaming: one body in, one body out."""
+"""Calls an ASGI application in this process, without a socket and without streaming."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEADERS = (
 
 
 async def call_asgi(app: Any, request: Request) -> HttpResponse:
-    """Returns the response of the application. Its exceptions are not caught."""
+    """Return the response of the application. Exceptions of the application propagate."""
     exchange = _AsgiExchange(request)
     await app(exchange.scope, exchange.receive, exchange.send)
     return exchange.response()

@@ -1,4 +1,4 @@
-"""The Transport contract: how the SDK reaches Everbeat, over HTTP or in the same process."""
+"""The transport interface: how the SDK sends requests to a server, over HTTP or in the same process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from everbeat.core.tasks import ClaimedTask
 
 
 class ApiResponse(NamedTuple):
-    """The response to a request: decoded JSON, or None without a body. Problems are raised, not returned."""
+    """The response to a request. `body` is decoded JSON, or None if there is no body. Problems are raised, not returned."""
 
     status: int
     body: Any
@@ -28,9 +28,9 @@ class ApiResponse(NamedTuple):
 
 
 class Transport(Protocol):
-    """All requests of the SDK to a server. The errors are those of client/errors.py for every transport.
+    """Sends the SDK's requests to a server. All transports raise the errors in client/errors.py.
 
-    Submits and the requests of workers have their own methods; all other requests of API.md use `request`.
+    Submits and the requests of workers have their own methods. All other requests of the HTTP API use `request`.
     """
 
     async def open(self) -> None: ...
@@ -46,7 +46,7 @@ class Transport(Protocol):
         body: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> ApiResponse:
-        """Any request of API.md; path such as /v1/tasks."""
+        """Send any request of the HTTP API, for example with the path /v1/tasks."""
 
     async def submit(self, tasks: Sequence[TaskInput]) -> list[UUID]:
         """Submit tasks atomically; each may have its own idempotency_key. Returns the ids in the same order."""

@@ -1,7 +1,7 @@
-"""The blocking HTTP transport: http.client with a connection pool. Safe to share between threads.
+"""The blocking HTTP transport: http.client with a connection pool. It is thread-safe.
 
-It uses the same exchange as the async transport. Compared with aiohttp in a background thread, a request takes half of the
-processor time, and the response does not pass from one thread to another.
+It shares the retry logic in client/exchange.py with the async transport. Compared with aiohttp in a background thread, a
+request takes half the CPU time and is not passed between threads.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from everbeat.core.protocol import TaskInput
 
 
 class BlockingHttpTransport:
-    """The transport of sync code."""
+    """The transport for sync code."""
 
     def __init__(self, url: str, api_key: str | None = None, *, retry_budget: RetryBudget | None = None) -> None:
         self.url = url
         self._retry_budget = retry_budget or RetryBudget()
         self._endpoint = endpoint_of(url, api_key)
         self._pool = _ConnectionPool(self._endpoint)
-        # Also closes the connections of an app that the program does not close.
+        # Closes the connections of an app that the program does not close itself.
         weakref.finalize(self, self._pool.close)
         self._target_prefix, self._head = _request_head_of(self._endpoint)
 
@@ -80,7 +80,7 @@ class BlockingHttpTransport:
     def _send(self, request: Request) -> HttpResponse | NoResponse:
         timeout = request.timeout_seconds or TIMEOUT_SECONDS
         try:
-            connection = self._pool.take(timeout)
+            connection = self._pool.acquire(timeout)
         except OSError as error:
             return NoResponse(_reason_of(error), was_sent=False)
         is_reusable = False
@@ -90,13 +90,13 @@ class BlockingHttpTransport:
         except (OSError, http.client.HTTPException) as error:
             return NoResponse(_reason_of(error), was_sent=True)
         finally:
-            self._pool.put(connection, is_reusable)
+            self._pool.release(connection, is_reusable)
 
     def _send_over(self, connection: http.client.HTTPConnection, request: Request, timeout: float) -> tuple[HttpResponse, bool]:
-        """The response, and whether the connection can take another request."""
+        """Return the response, and whether the connection can be reused."""
         sock: socket.socket = connection.sock
         sock.settimeout(timeout)
-        # Head and body in one packet; http.client itself would send two.
+        # Head and body in one packet; http.client would send two.
         sock.sendall(self._bytes_of(request))
         response = http.client.HTTPResponse(sock, method=request.method)
         try:
@@ -117,11 +117,11 @@ class BlockingHttpTransport:
 
 
 def _request_head_of(endpoint: Endpoint) -> tuple[str, str]:
-    """What comes before the path in the request line, and the header lines that all requests have in common."""
+    """Return the prefix of the path in the request line, and the header lines that all requests share."""
     headers = {"host": endpoint.authority, **endpoint.headers}
     prefix = endpoint.base_path
     if endpoint.proxy is not None and endpoint.tls is None:
-        # A plain request goes to the proxy itself, with the whole URL as its target.
+        # An http request is sent to the proxy, with the whole URL as its target.
         prefix = endpoint.url
         headers |= _proxy_headers(endpoint.proxy)
     return prefix, "".join(f"{name}: {_header_text(value)}\r\n" for name, value in headers.items())
@@ -155,7 +155,7 @@ class _IdleConnection(NamedTuple):
 
 
 class _ConnectionPool:
-    """Open connections, at most MAX_CONNECTIONS; the one used last is taken first."""
+    """At most MAX_CONNECTIONS open connections. The most recently used is reused first."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -163,17 +163,17 @@ class _ConnectionPool:
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._idle: list[_IdleConnection] = []
 
-    def take(self, timeout: float) -> http.client.HTTPConnection:
-        """An open connection. Raises OSError if no connection can be opened."""
+    def acquire(self, timeout: float) -> http.client.HTTPConnection:
+        """Return an open connection. Raises OSError if none can be opened."""
         if not self._free.acquire(timeout=timeout):
-            raise TimeoutError("no connection became free")
+            raise TimeoutError("all connections are in use")
         try:
             return self._idle_connection() or self._connect()
         except BaseException:
             self._free.release()
             raise
 
-    def put(self, connection: http.client.HTTPConnection, is_reusable: bool) -> None:
+    def release(self, connection: http.client.HTTPConnection, is_reusable: bool) -> None:
         if is_reusable:
             with self._lock:
                 self._idle.append(_IdleConnection(connection, time.monotonic()))
@@ -184,8 +184,8 @@ class _ConnectionPool:
     def close(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
-        for one in idle:
-            one.connection.close()
+        for entry in idle:
+            entry.connection.close()
 
     def _idle_connection(self) -> http.client.HTTPConnection | None:
         while True:
@@ -218,7 +218,7 @@ class _ConnectionPool:
 
 
 def _is_closed_by_server(sock: socket.socket) -> bool:
-    """An idle connection has nothing to read: if it is readable, it has ended."""
+    """An idle connection has no data to read, so a readable one has been closed."""
     if hasattr(select, "poll"):
         poll = select.poll()
         poll.register(sock, select.POLLIN)

@@ -1,8 +1,8 @@
-"""Combines submits of concurrent coroutines: those that arrive while requests are in flight are sent as one batch.
+"""Combines concurrent submits: those that arrive while requests are in flight are sent as one batch.
 
-A submit that finds no request in flight is sent at once. A batch is all or nothing, but its tasks come from independent
-callers: if the server rejects it, each task is sent by itself, and each caller gets the result of its own task. Each task
-gets its idempotency key before the first request, so that sending it again does not create a second task.
+A submit is sent immediately while fewer than `_MAX_IN_FLIGHT` requests are in flight. A batch is atomic, but its tasks come
+from independent callers. If the server rejects a batch, each task is sent separately, and each caller gets the result of its
+own task. Each task gets its idempotency key before the first request, so that sending it again does not create a second task.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _PendingSubmit(NamedTuple):
 
 
 class Coalescer:
-    """Belongs to one event loop. `send` submits tasks in one request."""
+    """Combines the submits of one event loop. `send` submits a batch of tasks."""
 
     def __init__(self, send: Callable[[Sequence[TaskInput]], Awaitable[list[UUID]]]) -> None:
         self._send = send
@@ -50,7 +50,7 @@ class Coalescer:
         for sender in list(self._in_flight):
             sender.cancel()
         await asyncio.gather(*self._in_flight, return_exceptions=True)
-        self._in_flight.clear()  # a sender that was cancelled before it began has not removed itself
+        self._in_flight.clear()  # a sender that was cancelled before it started has not removed itself
         while self._waiting:
             self._waiting.popleft().id.cancel()
 
@@ -58,13 +58,13 @@ class Coalescer:
         try:
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_BATCH))]
-                # A caller that was cancelled meanwhile does not want its task submitted.
-                wanted = [waiting for waiting in batch if not waiting.id.done()]
-                if wanted:
-                    await self._send_batch(wanted)
+                # Skip the tasks of callers that have been cancelled.
+                pending = [waiting for waiting in batch if not waiting.id.done()]
+                if pending:
+                    await self._send_batch(pending)
         finally:
-            # Not in a done callback: a caller may submit again before the event loop runs the callback, and would rely on a
-            # sender that does not read the queue any more.
+            # Not in a done callback: a submit could run before the callback, count this sender as in flight, and wait for a
+            # sender that has stopped reading the queue.
             self._in_flight.discard(cast(asyncio.Task[None], asyncio.current_task()))
 
     async def _send_batch(self, batch: list[_PendingSubmit]) -> None:

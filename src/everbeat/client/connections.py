@@ -1,7 +1,7 @@
-"""Where the operations of an app run: over HTTP, on a node in this process, or on a node in a background thread.
+"""Runs the operations of an app: over HTTP, on a node in this process, or on a node in a background thread.
 
-The callers of a connection need not know which thread and event loop the transport belongs to, with one exception: a call
-that blocks the event loop on which the transport runs would wait forever, and is rejected.
+Callers need not know which thread and event loop the transport belongs to, with one exception: a call that blocks the event
+loop on which the transport runs would wait forever, and raises BlockingCall.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class OwnedNode(LocalNode, Protocol):
 
 
 class Connection(Protocol):
-    """Runs operations for sync and async callers. While a transport is attached, they use it."""
+    """Runs operations for sync and async callers. While a transport is attached, operations use it."""
 
     def run_blocking(self, operation: Operation[T]) -> T: ...
 
@@ -62,7 +62,7 @@ class _Attachable:
 
     def attach(self, bound: BoundTransport) -> None:
         if self.bound is not None:
-            raise RegistrationError("this app is in use already: it runs in this process, or a test harness has it")
+            raise RegistrationError("this app is already in use: it is running in this process, or a test harness uses it")
         self.bound = bound
 
     def detach(self) -> None:
@@ -70,7 +70,7 @@ class _Attachable:
 
 
 class HttpConnection(_Attachable):
-    """One blocking transport for all threads, and one async transport per event loop. A forked process gets new ones."""
+    """One blocking transport for all threads, and one async transport per event loop. A forked process opens new ones."""
 
     def __init__(self, url: str, api_key: str | None, retry_budget: RetryBudget | None = None) -> None:
         super().__init__()
@@ -107,14 +107,17 @@ class HttpConnection(_Attachable):
                 self._sync = None
 
     async def _transport(self) -> HttpTransport:
-        """asyncio closes suspended async generators before it closes a loop, and this generator then closes the connections."""
+        """Return the transport of the running event loop, from a generator that closes it.
+
+        asyncio.run closes suspended async generators before it closes the loop. The generator then closes the transport.
+        """
         loop = asyncio.get_running_loop()
         if (entry := self._by_loop.get(loop)) is None:
-            keeper = self._keep_transport(loop)
-            entry = self._by_loop[loop] = _LoopTransport(await anext(keeper), keeper)
+            generator = self._open_transport(loop)
+            entry = self._by_loop[loop] = _LoopTransport(await anext(generator), generator)
         return entry.transport
 
-    async def _keep_transport(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[HttpTransport, None]:
+    async def _open_transport(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[HttpTransport, None]:
         transport = HttpTransport(self._url, self._api_key, retry_budget=self._retry_budget)
         try:
             yield transport
@@ -125,11 +128,11 @@ class HttpConnection(_Attachable):
 
 class _LoopTransport(NamedTuple):
     transport: HttpTransport
-    keeper: AsyncGenerator[HttpTransport, None]
+    generator: AsyncGenerator[HttpTransport, None]
 
 
 class NodeConnection(_Attachable):
-    """A node in this process: the running one, or else one without background loops in its own thread, started when needed."""
+    """A node in this process: the attached one, or else one without background loops in its own thread, started when needed."""
 
     def __init__(self, start_node: Callable[[], Awaitable[OwnedNode]]) -> None:
         super().__init__()
@@ -179,8 +182,10 @@ class BackgroundNode:
         self._shut_down(self._stop())
 
     def _cancel_at_exit(self) -> None:
-        """When the process exits, no new thread can be started, so the node cannot be stopped cleanly. That is safe:
-        submitted tasks are committed already."""
+        """Cancel everything without stopping the node, which would need a new thread: the exiting process cannot start one.
+
+        This is safe, because submitted tasks are already committed.
+        """
         self._shut_down(_cancel_all())
 
     def _shut_down(self, last: Coroutine[Any, Any, None]) -> None:
@@ -226,8 +231,8 @@ def _run_from_thread(bound: BoundTransport, operation: Operation[T]) -> T:
         running = None
     if running is bound.loop:
         raise BlockingCall(
-            "a blocking call on the event loop that Everbeat itself runs on would wait for ever; "
-            "use its async twin: await task.submit_async(…), handle.wait_async(…), eb.async_client"
+            "a blocking call on Everbeat's own event loop would wait forever; "
+            "use the async version: await task.submit_async(…), handle.wait_async(…), eb.async_client"
         )
     future = asyncio.run_coroutine_threadsafe(run(bound.transport, operation), bound.loop)
     try:

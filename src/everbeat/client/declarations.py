@@ -1,4 +1,4 @@
-"""Makes tasks and schedules of functions. Declarations that cannot work are rejected at import, with file and line."""
+"""Builds task and schedule definitions from functions. Invalid declarations are rejected at import, with file and line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CONTEXT = "ctx"
 
 
 def source_location(function: Callable[..., Any]) -> str:
-    """File and line of a function, and its name."""
+    """Return the file, line and name of a function."""
     inner = inspect.unwrap(function)
     while isinstance(inner, functools.partial):
         inner = inspect.unwrap(inner.func)
@@ -79,15 +79,15 @@ def define_task(function: Callable[..., Any], name: str | None, options: Mapping
 
 
 def _task_name(function: Callable[..., Any], name: str | None, location: str) -> str:
-    """Without the module, so that a function can move to another file while its tasks are waiting."""
+    """Return the name without the module, so that a function can move to another file while its tasks are waiting."""
     if not callable(function) or isinstance(function, type):
-        raise RegistrationError(f"{function!r} is not a function; @eb.task goes on top of one")
-    found = name if name is not None else getattr(function, "__name__", None)
-    if found is None or found == "<lambda>":
-        raise RegistrationError(f'{location}: a lambda or object has no name of its own; give one: eb.task(…, name="…")')
-    if not isinstance(found, str) or not is_name(found):
-        raise RegistrationError(f"{location}: the task name {found!r} {NAME_MESSAGE}")
-    return found
+        raise RegistrationError(f"{function!r} is not a function; apply @eb.task to a function")
+    task_name = name if name is not None else getattr(function, "__name__", None)
+    if task_name is None or task_name == "<lambda>":
+        raise RegistrationError(f'{location}: a lambda or object has no name; pass one: eb.task(name="…")')
+    if not isinstance(task_name, str) or not is_name(task_name):
+        raise RegistrationError(f"{location}: the task name {task_name!r} {NAME_MESSAGE}")
+    return task_name
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
@@ -95,9 +95,9 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, bool]:
-    """The parameters that a submit fills, and whether the context comes before them."""
+    """Return the parameters without the context, and whether the first parameter is the context."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InvalidArguments("it is a generator; a handler returns its result, it does not yield")
+        raise InvalidArguments("it is a generator function; a handler must return its result, not yield")
     parameters = list(inspect.signature(function).parameters.values())
     wants_context = bool(parameters) and parameters[0].name == CONTEXT
     arguments = parameters[1:] if wants_context else parameters
@@ -105,7 +105,7 @@ def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, bool]:
         if problem := _parameter_problem(parameter, is_first=parameter is parameters[0]):
             raise InvalidArguments(problem)
     if wants_context and parameters[0].kind not in _POSITIONAL:
-        raise InvalidArguments(f"{CONTEXT} is passed by position; take the * before it away")
+        raise InvalidArguments(f"{CONTEXT} is passed by position; remove the * before it")
     return inspect.Signature(arguments), wants_context
 
 
@@ -115,17 +115,17 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 def _parameter_problem(parameter: inspect.Parameter, *, is_first: bool) -> str | None:
     name = parameter.name
     if is_first and name in ("self", "cls"):
-        return f"its first parameter is {name}; tasks are plain functions, not methods: call the method from one"
+        return f"its first parameter is {name}; a task is a plain function, not a method: call the method from a function"
     if name == CONTEXT:
         return f"{CONTEXT} must be its first parameter"
     if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-        return f"its parameter {name} is positional-only, but arguments arrive by name; take the / away"
+        return f"its parameter {name} is positional-only, but arguments are passed by name; remove the /"
     if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-        return f"it takes *{name}, but arguments arrive by name; take a list instead"
+        return f"it takes *{name}, but arguments are passed by name; take a list instead"
     if name in SUBMIT_OPTIONS:
         return (
-            f"its parameter {name} is also an option of submit ({', '.join(SUBMIT_OPTIONS)}), which could then not be told "
-            f"from it; rename the parameter, as in task_{name}"
+            f"its parameter {name} has the name of an option of submit ({', '.join(SUBMIT_OPTIONS)}); "
+            f"rename the parameter, as in task_{name}"
         )
     return None
 
@@ -133,18 +133,18 @@ def _parameter_problem(parameter: inspect.Parameter, *, is_first: bool) -> str |
 def check_hook(hook: Any, arguments: Sequence[str]) -> None:
     """Check that the hook accepts these arguments by position."""
     location = source_location(hook) if callable(hook) else repr(hook)
-    takes = ", ".join(arguments)
+    names = ", ".join(arguments)
     try:
         inspect.signature(hook).bind(*arguments)
     except (TypeError, ValueError) as error:
-        raise RegistrationError(f"the hook at {location} is called with ({takes}): {error}") from None
+        raise RegistrationError(f"the hook at {location} is called with ({names}): {error}") from None
 
 
 # Schedules
 
 
 def define_schedule(app: str, task: TaskDefinition, trigger: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The definition of a schedule as in API.md, validated as on the server."""
+    """Return the definition of a schedule for the HTTP API, validated by the server's rules."""
     name = options.get("name") or task.type
     with _registration_errors(f"schedule {name}", task.location):
         reject_unknown(options, ScheduleOptions)
@@ -163,13 +163,13 @@ def define_schedule(app: str, task: TaskDefinition, trigger: Mapping[str, Any], 
             "labels": {**task.labels, **options.get("labels", {}), APP_LABEL: app},
         }
         if options.get("queue", task.queue) != task.queue:
-            raise InvalidInput.of("queue", f"belongs to the task, which is on {task.queue}; set it there")
+            raise InvalidInput.of("queue", f"must be that of the task, {task.queue}; set it in @eb.task")
         timeline_of(definition)
     return definition
 
 
 def timeline_of(definition: Mapping[str, Any]) -> Timeline:
-    """The timeline of a definition, without calendars, which only the server knows."""
+    """Return the timeline of a definition, without calendars: these are only on the server."""
     rule = parse_definition(definition).rule
     anchor = rule.anchor or datetime.now(UTC)
     return compile_rule(msgspec.structs.replace(rule, anchor=anchor, exclude=(), only=()), None, {})
@@ -205,8 +205,8 @@ def _policy_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, **({"dst": dst} if dst else {}), **({"calendars": calendars} if calendars else {})}
 
 
-def _names(given: str | list[str]) -> list[str]:
-    return [given] if isinstance(given, str) else list(given)
+def _names(names: str | list[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
 
 
 def _payload(task: TaskDefinition, payload: Any) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _payload(task: TaskDefinition, payload: Any) -> dict[str, Any]:
         return bind(task.type, task.signature, (), payload)
     except InvalidArguments as error:
         raise InvalidArguments(
-            f'{error}. A tick gives it the payload: payload={{"…": …}}, or give the parameter a default'
+            f'{error}. Set the arguments of its ticks, as in payload={{"…": …}}, or give the parameter a default'
         ) from None
 
 

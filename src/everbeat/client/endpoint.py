@@ -1,4 +1,4 @@
-"""How to reach a server: address, default headers, TLS context, proxy and time limits. Shared by both HTTP transports."""
+"""The settings of connections to a server: address, headers, TLS, proxy and timeouts. Used by both HTTP transports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Endpoint(NamedTuple):
-    """`base_path` is the path of the URL, without a slash at the end. `tls` is None for http."""
+    """The parts of a server URL. `base_path` has no trailing slash. `tls` is None for http."""
 
     url: str
     host: str
@@ -36,7 +36,7 @@ class Endpoint(NamedTuple):
 
 
 def endpoint_of(url: str, api_key: str | None) -> Endpoint:
-    """Reads the proxy and the trusted certificates from the environment."""
+    """Return the endpoint of a URL, with the proxy and the trusted certificates from the environment."""
     parts = urlsplit(url)
     # Responses are small, and the server does not compress them.
     headers = {"user-agent": f"everbeat-python/{__version__}", "accept": "application/json", "accept-encoding": "identity"}
@@ -56,14 +56,14 @@ def endpoint_of(url: str, api_key: str | None) -> Endpoint:
 
 
 def _tls_context() -> ssl.SSLContext:
-    """Trusts the certificates of the system, or those in SSL_CERT_FILE."""
+    """Return a context that trusts the system's certificates, or those in SSL_CERT_FILE."""
     import ssl
 
     return ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE"))
 
 
 def _proxy_of(scheme: str, host: str) -> str | None:
-    """HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, and the settings of the system where Python knows them."""
+    """Return the proxy from HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, or from the system settings that Python reads."""
     from urllib.request import getproxies, proxy_bypass
 
     proxies = getproxies()

@@ -1,4 +1,4 @@
-"""The exceptions of the SDK, and their mapping from the problems of the server. All are subclasses of EverbeatError."""
+"""The exceptions of the SDK, all subclasses of EverbeatError, and their mapping from problems of the server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from everbeat.core.responses import TaskResponse
 
 
 class ServerProblem(EverbeatError):
-    """The server rejected a request. `problem` is the response as in RFC 9457; `errors` names the invalid fields."""
+    """The server rejected a request. `problem` is the response body (RFC 9457). `errors` lists the invalid fields."""
 
     def __init__(self, status: int, problem: Mapping[str, Any], retry_after_seconds: float | None = None) -> None:
         super().__init__(status, problem, retry_after_seconds)
@@ -31,7 +31,7 @@ class ServerProblem(EverbeatError):
 
     @property
     def slug(self) -> str:
-        """The kind of problem, as docs/reference/errors.md lists them."""
+        """The kind of problem, from the list in docs/reference/errors.md."""
         return str(self.problem.get("type", "")).rpartition(":")[2]
 
     @property
@@ -41,8 +41,8 @@ class ServerProblem(EverbeatError):
 
     def __str__(self) -> str:
         detail = str(self.problem.get("detail") or self.problem.get("title") or "the server gave no reason")
-        told = [f"{error.get('field')}: {error.get('message')}" for error in self.errors]
-        rest = [line for line in told if line not in detail]
+        field_errors = [f"{error.get('field')}: {error.get('message')}" for error in self.errors]
+        rest = [line for line in field_errors if line not in detail]
         text = "; ".join([detail, *rest])
         request_id = self.problem.get("request_id")
         return f"{text} (HTTP {self.status}{f', request {request_id}' if request_id else ''})"
@@ -57,11 +57,11 @@ class ConflictProblem(ServerProblem, Conflict):
 
 
 class NotAllowed(ServerProblem):
-    """The API key is missing or wrong, or its scope does not allow the request."""
+    """The API key is missing or invalid, or its scope does not allow the request."""
 
     @property
     def is_final(self) -> bool:
-        """The response is from Everbeat and not from a proxy: another try with this key would fail too."""
+        """Whether the response is from Everbeat, not from a proxy, so that a retry with this key would fail too."""
         return self.slug in ("unauthenticated", "forbidden")
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class NotAllowed(ServerProblem):
 
 
 class NotReachable(EverbeatError):
-    """No response from the server. It is unknown whether a request that was sent took effect."""
+    """There was no response from the server. A request that was sent may or may not have taken effect."""
 
     def __init__(self, url: str, reason: str) -> None:
         super().__init__(url, reason)
@@ -80,16 +80,16 @@ class NotReachable(EverbeatError):
     def __str__(self) -> str:
         return (
             f"cannot reach Everbeat at {self.url} ({self.reason}); is the server running (everbeat dev starts one), "
-            "and does EVERBEAT_URL name it?"
+            "and is EVERBEAT_URL correct?"
         )
 
 
 class UnexpectedResponse(EverbeatError):
-    """The response is not one of Everbeat, or is one of another version."""
+    """The response is not from Everbeat, or is from an incompatible version."""
 
 
 class InvalidUrl(EverbeatError, ValueError):
-    """The URL given to Everbeat(...) cannot be used."""
+    """The URL passed to Everbeat(...) is invalid."""
 
 
 class RegistrationError(EverbeatError):
@@ -97,15 +97,15 @@ class RegistrationError(EverbeatError):
 
 
 class InvalidArguments(EverbeatError, TypeError):
-    """Arguments that the handler does not accept, or that JSON cannot represent."""
+    """The arguments do not match the handler, or JSON cannot represent them."""
 
 
 class BlockingCall(EverbeatError, RuntimeError):
-    """A blocking call on the event loop that has to process it."""
+    """A blocking call was made on the event loop that must process it."""
 
 
 class TaskFailed(EverbeatError):
-    """A task ended without a result. `task` is the task as it ended, and `error` is its last error, if it has one."""
+    """A task ended without a result. `task` is the task as it ended, and `error` is its last error, if any."""
 
     def __init__(self, task: TaskResponse) -> None:
         super().__init__(task)
@@ -123,7 +123,7 @@ class TaskCancelled(TaskFailed):
 
 
 class TaskNotFinished(EverbeatError, TimeoutError):
-    """The timeout of `wait` is over, and the task has not ended. The task is not affected."""
+    """The task did not end before the timeout of `wait`. The task is not affected."""
 
     def __init__(self, task_id: UUID, state: str, waited_seconds: float) -> None:
         super().__init__(task_id, state, waited_seconds)
@@ -134,15 +134,15 @@ class TaskNotFinished(EverbeatError, TimeoutError):
 
 
 class NonRetryable(EverbeatError):
-    """Raise it in a handler if a retry would not help: the task becomes a dead letter at once."""
+    """Raise this in a handler to make the task a dead letter immediately, without a retry."""
 
 
 class RetryLater(EverbeatError):
-    """Raise it in a handler to retry after this many seconds, whatever the retry policy is. It counts as an attempt."""
+    """Raise this in a handler to retry after `seconds` instead of the retry policy's delay. The attempt counts."""
 
-    def __init__(self, seconds: float, message: str = "asked to be tried again later") -> None:
+    def __init__(self, seconds: float, message: str = "the handler requested a later retry") -> None:
         if not 0 <= seconds < float("inf"):
-            raise ValueError(f"RetryLater({seconds!r}): give a number of seconds from 0 on")
+            raise ValueError(f"RetryLater({seconds!r}): seconds must be finite and not negative")
         super().__init__(seconds, message)
         self.seconds = float(seconds)
         self.message = message
@@ -160,22 +160,22 @@ _BY_STATUS: dict[int, type[ServerProblem]] = {
 
 
 def problem_of(status: int, body: Any, retry_after_seconds: float | None = None) -> ServerProblem:
-    """The exception for a response of 4xx or 5xx. `body` is its decoded JSON, or its text."""
+    """Return the exception for a 4xx or 5xx response. `body` is its decoded JSON, or its text."""
     problem = body if isinstance(body, Mapping) else {"detail": str(body)[:200].strip() if body else ""}
     kind = _BY_STATUS.get(status, ServerProblem)
     if str(problem.get("type", "")).endswith((":forbidden-origin", ":quota-exceeded")):
-        kind = ServerProblem  # another key would not help
+        kind = ServerProblem  # NotAllowed advises another key, which would not help here
     return kind(status, problem, retry_after_seconds)
 
 
 def problem_of_error(error: EverbeatError) -> EverbeatError:
-    """The exception for an error of a service in this process: the same as over HTTP."""
+    """Return the exception that the error of a service in this process would cause over HTTP."""
     status, slug = _status_of(error)
     if status is None:
         return error
     problem: dict[str, Any] = {"type": f"urn:everbeat:problem:{slug}", "status": status, "detail": str(error)}
     if isinstance(error, InvalidInput):
-        problem["errors"] = [{"field": one.field, "message": one.message} for one in error.errors]
+        problem["errors"] = [{"field": item.field, "message": item.message} for item in error.errors]
     return problem_of(status, problem, getattr(error, "retry_after_seconds", None))
 
 

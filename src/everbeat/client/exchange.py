@@ -1,8 +1,8 @@
-"""One exchange with a server, including retries: a generator that both HTTP transports run.
+"""Sends a request with retries: a generator that both HTTP transports run.
 
-It yields steps, a request to send or a time to sleep, and gets their outcomes. A request that is safe to repeat is sent again
-after a lost connection, 429 or 503, until the deadline. The delays have full jitter, so that clients rejected at the same time
-do not return at the same time. Other requests are repeated only if they were surely not processed: no connection, or 429.
+The generator yields a request to send or a time to sleep, and receives the outcome. A request that is safe to repeat is
+retried after a lost connection, 429 or 503, until the deadline. Other requests are retried only if they were certainly not
+processed: no connection, or 429. Delays have full jitter, so that clients rejected at the same time do not retry together.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Sleep(NamedTuple):
 
 
 class NoResponse(NamedTuple):
-    """There was no response. `was_sent` False: the server cannot have received the request."""
+    """There was no response. If `was_sent` is False, the server cannot have received the request."""
 
     reason: str
     was_sent: bool
@@ -38,7 +38,7 @@ Exchange = Generator[Send | Sleep, HttpResponse | NoResponse | None, HttpRespons
 
 
 class RetryBudget(NamedTuple):
-    """How long to retry. The clock and the random numbers are arguments, for tests."""
+    """How long to retry. The clock and the random numbers can be replaced in tests."""
 
     deadline_seconds: float = 30.0
     monotonic: Callable[[], float] = time.monotonic
@@ -46,8 +46,8 @@ class RetryBudget(NamedTuple):
 
 
 def exchange(request: Request, url: str, retry_budget: RetryBudget) -> Exchange:
-    """Returns the response, or raises its problem. Retries as described above."""
-    give_up_at = retry_budget.monotonic() + retry_budget.deadline_seconds
+    """Return the response, or raise its problem. Retries as described above."""
+    deadline = retry_budget.monotonic() + retry_budget.deadline_seconds
     tries = lost_count = 0
     while True:
         outcome = yield Send(request)
@@ -55,16 +55,16 @@ def exchange(request: Request, url: str, retry_budget: RetryBudget) -> Exchange:
         if isinstance(outcome, HttpResponse) and (outcome.status < 400 or _was_already_deleted(request, outcome, lost_count)):
             return outcome
         wait = _wait_seconds(request, outcome, tries, retry_budget.random_fraction())
-        if wait is None or retry_budget.monotonic() + wait > give_up_at:
+        if wait is None or retry_budget.monotonic() + wait > deadline:
             if isinstance(outcome, HttpResponse):
                 raise_for_problem(outcome)
-            raise NotReachable(url, outcome.reason if isinstance(outcome, NoResponse) else "no answer")
+            raise NotReachable(url, outcome.reason if isinstance(outcome, NoResponse) else "no response")
         lost_count += not isinstance(outcome, HttpResponse)
         yield Sleep(wait)
 
 
 def _was_already_deleted(request: Request, response: HttpResponse, lost_count: int) -> bool:
-    """A repeated DELETE whose first response was lost finds nothing: it has succeeded."""
+    """Whether a DELETE has succeeded despite the 404: an earlier try whose response was lost has deleted the object."""
     return request.method == "DELETE" and response.status == 404 and lost_count > 0
 
 

@@ -1,4 +1,4 @@
-"""The handle of a submitted task: read it, wait for its result, cancel it."""
+"""The handle of a submitted task: gets the task, waits for its result, cancels it."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ _FIRST_POLL_SECONDS, _MAX_POLL_SECONDS, _GROWTH = 0.02, 1.0, 1.5
 
 
 def get_task(task_id: UUID | str, *, query: str = "") -> Operation[TaskResponse]:
-    reply = yield Call("GET", f"/v1/tasks/{task_id}{query}")
-    return convert(reply.body, TaskResponse)
+    response = yield Call("GET", f"/v1/tasks/{task_id}{query}")
+    return convert(response.body, TaskResponse)
 
 
 def cancel_task(task_id: UUID | str) -> Operation[TaskResponse]:
-    reply = yield Call("POST", f"/v1/tasks/{task_id}/cancel")
-    return convert(reply.body, TaskResponse)
+    response = yield Call("POST", f"/v1/tasks/{task_id}/cancel")
+    return convert(response.body, TaskResponse)
 
 
 def wait_for_task(task_id: UUID, timeout: Duration | None) -> Operation[Any]:
-    """Poll the task with growing intervals. Returns its result, or raises TaskFailed or TaskCancelled."""
+    """Poll the task at increasing intervals. Returns its result, or raises TaskFailed, TaskCancelled or TaskNotFinished."""
     timeout_seconds = None if timeout is None else seconds_of(timeout, "timeout")
     started = time.monotonic()
-    pause = _FIRST_POLL_SECONDS
+    interval = _FIRST_POLL_SECONDS
     while True:
         # Without the payload, which may be large.
         task = yield from get_task(task_id, query="?payload=omit")
         if task.state not in LIVE_STATES:
             return _result_of(task)
-        left = float("inf") if timeout_seconds is None else started + timeout_seconds - time.monotonic()
-        if left <= 0:
+        remaining = float("inf") if timeout_seconds is None else started + timeout_seconds - time.monotonic()
+        if remaining <= 0:
             raise TaskNotFinished(task_id, task.state, timeout_seconds or 0)
-        yield Sleep(min(pause, left))
-        pause = min(pause * _GROWTH, _MAX_POLL_SECONDS)
+        yield Sleep(min(interval, remaining))
+        interval = min(interval * _GROWTH, _MAX_POLL_SECONDS)
 
 
 def _result_of(task: TaskResponse) -> Any:
@@ -70,21 +70,21 @@ class TaskHandle:
         return hash(self.id)
 
     def get(self) -> TaskResponse:
-        """The task as it is now: state, attempt, progress, result, error."""
+        """Return the task as it is now, with its state, attempt, progress, result and error."""
         return self._connection.run_blocking(get_task(self.id))
 
     async def get_async(self) -> TaskResponse:
         return await self._connection.run_async(get_task(self.id))
 
     def wait(self, timeout: Duration | None = None) -> Any:
-        """The task's result once it has completed; raises TaskFailed or TaskCancelled, or TaskNotFinished after the timeout."""
+        """Wait for the task and return its result. Raises TaskFailed or TaskCancelled, or TaskNotFinished after the timeout."""
         return self._connection.run_blocking(wait_for_task(self.id, timeout))
 
     async def wait_async(self, timeout: Duration | None = None) -> Any:
         return await self._connection.run_async(wait_for_task(self.id, timeout))
 
     def cancel(self) -> TaskResponse:
-        """Cancel the task if it has not started; request a cancel if it runs. Raises ConflictProblem if it has ended."""
+        """Cancel the task, or request cancellation if it is running. Raises ConflictProblem if it has ended."""
         return self._connection.run_blocking(cancel_task(self.id))
 
     async def cancel_async(self) -> TaskResponse:

@@ -1,4 +1,4 @@
-"""The async HTTP transport, on aiohttp. client/requests.py builds the requests, and client/exchange.py repeats them."""
+"""The async HTTP transport, using aiohttp. client/requests.py builds the requests and client/exchange.py retries them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from everbeat.core.tasks import ClaimedTask
 if TYPE_CHECKING:
     import aiohttp
 
-# The timeout of a request counts from the last byte sent. A body that does not fit into the buffers of the connection can
-# block before that, so a request with a large body has a limit for the whole of it. The others do without another timer.
+# The timeout of a request starts when the last byte is sent. A body that does not fit into the socket buffers can block
+# before that, so a request with a large body also has a total timeout. Other requests save the cost of that timer.
 _LARGE_BODY_BYTES = 64 * 1024
 _LARGE_BODY_TIMEOUT_FACTOR = 4
 
 
 class HttpTransport:
-    """The transport of async code. It belongs to the event loop on which it is first used."""
+    """The transport for async code. It belongs to the event loop on which it is first used."""
 
     def __init__(self, url: str, api_key: str | None = None, *, retry_budget: RetryBudget | None = None) -> None:
         self.url = url
@@ -48,7 +48,7 @@ class HttpTransport:
         self._coalescer = Coalescer(self._submit)
 
     async def open(self) -> None:
-        """Connections are opened when they are needed."""
+        """Do nothing: connections are opened when they are needed."""
 
     async def close(self) -> None:
         await self._coalescer.close()
@@ -57,7 +57,7 @@ class HttpTransport:
             self._session = None
 
     def for_thread(self) -> HttpTransport:
-        """Another transport to the same server, for the event loop of another thread. The caller closes it."""
+        """Return another transport to the same server, for the event loop of another thread. The caller closes it."""
         return HttpTransport(self.url, self._api_key, retry_budget=self._retry_budget)
 
     async def request(
@@ -118,7 +118,7 @@ class HttpTransport:
 
 
 class _Session:
-    """The connections of one transport. Created on its event loop; aiohttp is imported only then, since that takes long."""
+    """The connections of one transport, created on its event loop. Imports aiohttp only then, because the import is slow."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         import aiohttp
@@ -155,7 +155,7 @@ class _Session:
                 request.method,
                 self._parse_url(self._url + request.path),
                 headers=request.headers,
-                # aiohttp sends a stream in parts, and bytes in one go.
+                # aiohttp writes bytes in one piece, and a stream in chunks.
                 data=io.BytesIO(request.body) if is_large and request.body is not None else request.body,
                 allow_redirects=False,
                 **options,
@@ -189,5 +189,5 @@ def _no_response_of(error: Exception) -> NoResponse:
 
 
 def _system_text(error: OSError) -> str:
-    """ "Connection refused" where asyncio writes "Connect call failed" with the address."""
+    """Return the system's text, such as "Connection refused", instead of asyncio's "Connect call failed" with the address."""
     return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)

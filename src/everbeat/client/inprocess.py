@@ -1,4 +1,4 @@
-"""The transport to a node in this process: direct calls of services, and ASGI without a socket for the rest of the API."""
+"""The transport to a node in this process: direct calls to services, and ASGI without a socket for the rest of the API."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LocalLeaseService(Protocol):
 
 
 class LocalNode(Protocol):
-    """What this transport needs of a node. The owner of the node starts and stops it."""
+    """The parts of a node that this transport uses. The owner of the node starts and stops it."""
 
     @property
     def tasks(self) -> LocalTaskService: ...
@@ -67,17 +67,17 @@ def _same_errors() -> Iterator[None]:
 
 
 class InProcessTransport:
-    """Nothing is repeated: within a process, no response can be lost."""
+    """Sends requests to a node in this process. Does not retry, because no response can be lost."""
 
     def __init__(self, node: LocalNode, *, tenant_id: UUID = DEFAULT_TENANT) -> None:
         self._node = node
         self._tenant = tenant_id
 
     async def open(self) -> None:
-        """The node is open already."""
+        """Do nothing: the node is already started."""
 
     async def close(self) -> None:
-        """The owner of the node stops it."""
+        """Do nothing: the owner of the node stops it."""
 
     async def request(
         self,

@@ -1,6 +1,6 @@
-"""Operations written once for sync and async code: generators that yield requests and get the responses.
+"""Operations, written once for sync and async code: generators that yield requests and receive the responses.
 
-An operation does no IO; `run` and `run_operation_blocking` run it over an async or a blocking transport.
+An operation does no I/O. `run` runs it on an async transport, and `run_operation_blocking` on a blocking one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Call(NamedTuple):
-    """A request of API.md. The operation gets its ApiResponse."""
+    """A request of the HTTP API. The operation receives its ApiResponse."""
 
     method: str
     path: str
@@ -29,7 +29,7 @@ class Call(NamedTuple):
 
 
 class Submit(NamedTuple):
-    """Tasks to submit. The operation gets their ids."""
+    """Tasks to submit. The operation receives their ids."""
 
     tasks: Sequence[TaskInput]
 
@@ -39,7 +39,7 @@ Operation = Generator[Step, Any, T]
 
 
 class BlockingTransport(Protocol):
-    """What operations need of a blocking transport."""
+    """The interface of a blocking transport."""
 
     def request(
         self,

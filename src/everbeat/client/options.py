@@ -1,4 +1,4 @@
-"""The options of decorators and of submit: their types, their validation, and the fields of the API that they set."""
+"""The options of decorators and of submit: their types, their validation, and the API fields that they set."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ManyOptions(TypedDict, total=False):
 
 
 class SubmitOptions(ManyOptions, total=False):
-    """The options of submit. An argument of a handler cannot have one of these names."""
+    """The options of submit. A parameter of a handler cannot have one of these names."""
 
     key: str | None
 
@@ -88,11 +88,11 @@ _FIELDS = {"timeout": "timeout_seconds"}
 def reject_unknown(options: Mapping[str, Any], known: type) -> None:
     names = known.__annotations__
     if unknown := [name for name in options if name not in names]:
-        raise InvalidInput(*(FieldError(name, f"is not an option; there are {', '.join(names)}") for name in unknown))
+        raise InvalidInput(*(FieldError(name, f"is not an option; the options are {', '.join(names)}") for name in unknown))
 
 
 def task_fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the API that a task and a schedule have in common."""
+    """Return the API fields that tasks and schedules have in common."""
     fields = {name: options[name] for name in ("max_attempts", "priority") if name in options}
     if "timeout" in options:
         fields["timeout_seconds"] = seconds_of(options["timeout"], "timeout")
@@ -104,13 +104,13 @@ def task_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def validate_task_options(type_: str, options: Mapping[str, Any]) -> Spec:
-    """The options as fields of a schedule, validated by the rules for schedules."""
+    """Validate the options by the rules for schedules, and return them as a schedule definition."""
     target = {"kind": "worker", "type": type_, "queue": options.get("queue", DEFAULT_QUEUE)}
     return parse_definition({"name": type_, "every_seconds": 60, "target": target, **task_fields(options)})
 
 
 def checked_task_fields(type_: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a TaskInput that the given options of a task set."""
+    """Return the fields of a TaskInput that these task options set."""
     given = {option: options[option] for option in ("queue", "max_attempts", "timeout", "retry") if option in options}
     spec = validate_task_options(type_, given) if given else None
     return {_FIELDS.get(option, option): getattr(spec, _FIELDS.get(option, option)) for option in given}
@@ -118,15 +118,15 @@ def checked_task_fields(type_: str, options: Mapping[str, Any]) -> dict[str, Any
 
 def retry_fields(retry: RetryOption) -> dict[str, Any]:
     if isinstance(retry, Retry):
-        to_json_value: dict[str, Any] = msgspec.to_builtins(retry)
-        return to_json_value
+        fields: dict[str, Any] = msgspec.to_builtins(retry)
+        return fields
     if isinstance(retry, Mapping):
         return dict(retry)
-    raise InvalidInput.of("retry", f"{retry!r} is no retry policy; use Retry(kind=…, base_seconds=…)")
+    raise InvalidInput.of("retry", f"{retry!r} is not a retry policy; use Retry(kind=…, base_seconds=…)")
 
 
-def exception_kinds(given: Any) -> tuple[type[BaseException], ...]:
-    kinds = given if isinstance(given, tuple | list) else (given,)
+def exception_kinds(value: Any) -> tuple[type[BaseException], ...]:
+    kinds = value if isinstance(value, tuple | list) else (value,)
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             raise InvalidInput.of("non_retryable", f"{kind!r} is not an exception class")
@@ -134,15 +134,15 @@ def exception_kinds(given: Any) -> tuple[type[BaseException], ...]:
 
 
 def submit_fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a TaskInput that the options of a submit set. Each value is validated."""
+    """Return the fields of a TaskInput that these submit options set. Each value is validated."""
     fields: dict[str, Any] = {}
     given = {name: value for name, value in options.items() if value is not None}
     if "delay" in given and "run_at" in given:
-        raise InvalidInput.of("run_at", "give delay or run_at, not both")
+        raise InvalidInput.of("run_at", "use either delay or run_at, not both")
     if "delay" in given:
         fields["delay_seconds"] = seconds_of(given["delay"], "delay")
         if fields["delay_seconds"] > MAX_DELAY_SECONDS:
-            raise InvalidInput.of("delay", f"is longer than {MAX_DELAY_SECONDS} seconds, ten years")
+            raise InvalidInput.of("delay", f"is longer than {MAX_DELAY_SECONDS} seconds (ten years)")
     if "run_at" in given:
         fields["run_at"] = to_utc(given["run_at"], "run_at")
     if "priority" in given:
@@ -157,7 +157,7 @@ def submit_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_utc(value: Any, field: str) -> datetime:
-    """A datetime in UTC, from an aware datetime or from ISO 8601 text with an offset."""
+    """Convert an aware datetime, or an ISO 8601 string with an offset, to a datetime in UTC."""
     at = as_datetime(value, field)
     if at.tzinfo is None or at.utcoffset() is None:
         raise InvalidInput.of(field, "has no time zone; use datetime.now(UTC) or datetime(…, tzinfo=ZoneInfo(…))")
@@ -196,10 +196,10 @@ def _fair_key(value: Any) -> str:
 
 def _labels(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping):
-        raise InvalidInput.of("labels", f"{value!r} is not a dict of text")
+        raise InvalidInput.of("labels", f"{value!r} is not a dict of strings")
     for name, text in value.items():
         if not isinstance(name, str) or not is_name(name):
             raise InvalidInput.of(f"labels.{name}", NAME_MESSAGE)
         if not isinstance(text, str) or len(text) > 256:
-            raise InvalidInput.of(f"labels.{name}", "must be text of at most 256 characters")
+            raise InvalidInput.of(f"labels.{name}", "must be a string of at most 256 characters")
     return dict(value)

@@ -1,4 +1,4 @@
-"""Registers the declared schedules on a server, and removes those of this app that are no longer declared."""
+"""Registers the declared schedules on a server, and deletes schedules of the app that are no longer declared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from everbeat.core.responses import ScheduleResponse
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
-    """The names of schedules by result. `over`: the schedule has no tick left, so it is not registered."""
+    """The names of the schedules, by result. Those in `over` have no tick left and are not registered."""
 
     created: list[str] = field(default_factory=list)
     updated: list[str] = field(default_factory=list)
@@ -31,18 +31,20 @@ class Registration:
 
 
 def register_schedules(registry: Registry, *, prune: bool) -> Operation[Registration]:
-    wanted = unfinished(registry, datetime.now(UTC))
-    done = Registration(over=[name for name in registry.schedules if name not in wanted])
-    for item in (yield from put_schedules(list(wanted.values()))):
-        getattr(done, item.status).append(item.name)
+    remaining = unfinished(registry, datetime.now(UTC))
+    registration = Registration(over=[name for name in registry.schedules if name not in remaining])
+    for item in (yield from put_schedules(list(remaining.values()))):
+        getattr(registration, item.status).append(item.name)
     if prune:
-        yield from _prune(registry, done)
-    return done
+        yield from _prune(registry, registration)
+    return registration
 
 
 def unfinished(registry: Registry, now: datetime) -> dict[str, dict[str, Any]]:
-    """The declared schedules that will tick again. The server rejects a new schedule without any tick; a declaration in
-    code must not become an error after its last tick."""
+    """Return the declared schedules that will tick again.
+
+    The server rejects a new schedule that has no tick. A declaration in code must not become an error after its last tick.
+    """
     return {name: definition for name, definition in registry.schedules.items() if not _is_over(definition, now)}
 
 
@@ -52,12 +54,12 @@ def _is_over(definition: Mapping[str, Any], now: datetime) -> bool:
     return timeline_of(definition).next_tick(now) is None
 
 
-def _prune(registry: Registry, done: Registration) -> Operation[None]:
+def _prune(registry: Registry, registration: Registration) -> Operation[None]:
     for schedule in (yield from fetch_all("/v1/schedules", ScheduleResponse, None, {"target": "worker"})):
         if schedule.labels.get(APP_LABEL) != registry.app or schedule.name in registry.schedules:
             continue
         try:
             yield from delete_schedule(schedule.id)
         except NotFoundProblem:
-            continue  # another process of this app has deleted it
-        done.pruned.append(schedule.name)
+            continue  # deleted by another process of this app
+        registration.pruned.append(schedule.name)

@@ -1,4 +1,4 @@
-"""The declarations of an app: tasks, schedules and hooks. The decorators fill it; workers and clients read it."""
+"""The declarations of an app: tasks, schedules and hooks. Decorators add them; workers and clients read them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ExceptionKinds = tuple[type[BaseException], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskDefinition:
-    """A function that handles tasks of one type. `wants_context`: ctx is its first parameter, which `signature` leaves out."""
+    """The handler of a task type, with its options. `wants_context`: its first parameter is ctx, which `signature` omits."""
 
     type: str
     queue: str
@@ -27,10 +27,10 @@ class TaskDefinition:
     timeout_seconds: float = 3600
     retry: Retry = field(default_factory=Retry)
     labels: dict[str, str] = field(default_factory=dict)
-    # Exceptions that are not retried: the task becomes a dead letter at once.
+    # Exceptions that are not retried: the task becomes a dead letter immediately.
     non_retryable: ExceptionKinds = ()
     signature: inspect.Signature = field(default_factory=inspect.Signature)
-    # File and line, to distinguish two declarations of one name from one that was imported twice.
+    # File and line. Distinguishes two declarations with the same name from one declaration imported twice.
     location: str = ""
 
 
@@ -39,9 +39,9 @@ Hook = Callable[..., Awaitable[None] | None]
 
 @dataclass(kw_only=True)
 class Registry:
-    """Tasks by type; schedules by name as definitions of API.md; hooks in the order they were added.
+    """Tasks by type, schedule definitions by name, and hooks in the order in which they were added.
 
-    Hooks: before(ctx), after(ctx, result), on_error(ctx, error); each may be sync or async.
+    The hooks are before(ctx), after(ctx, result) and on_error(ctx, error). Each may be sync or async.
     """
 
     app: str = "everbeat"
@@ -56,12 +56,12 @@ class Registry:
         return sorted({task.queue for task in self.tasks.values()})
 
     def add_task(self, task: TaskDefinition) -> None:
-        """The same location again is a module imported twice and replaces the task. Another location is an error."""
+        """Add a task. It replaces a task with the same location (a module imported twice); another location is an error."""
         known = self.tasks.get(task.type)
         if known is not None and (known.location != task.location or not task.location):
             raise RegistrationError(
-                f'two tasks are named "{task.type}": at {known.location or "an unknown place"} and at {task.location}; '
-                f'name one of them otherwise, as in @eb.task(name="…")'
+                f'two tasks are named "{task.type}": at {known.location or "an unknown location"} and at {task.location}; '
+                f'rename one of them, as in @eb.task(name="…")'
             )
         if known is not None:
             self._remove_schedules(task)
@@ -72,7 +72,7 @@ class Registry:
         if name in self.schedules:
             raise RegistrationError(
                 f'two schedules are named "{name}": at {self._scheduled_at[name]} and at {location}; '
-                f'give one of them a name of its own, as in name="{name}-2"'
+                f'rename one of them, as in name="{name}-2"'
             )
         self._scheduled_at[name] = location
         self.schedules[name] = definition

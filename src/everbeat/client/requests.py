@@ -1,4 +1,4 @@
-"""Builds requests and decodes responses, for both HTTP transports. No IO."""
+"""Builds requests and decodes responses for both HTTP transports. Does no I/O."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from everbeat.core.protocol import (
 )
 from everbeat.core.tasks import ClaimedTask
 
-# The server's limit for a body is 12 MiB; a batch is split well below it.
+# The server's body limit is 12 MiB. Batches are split well below it.
 MAX_BODY_BYTES = 8 * 1024 * 1024
 CLAIM_TIMEOUT_MARGIN_SECONDS = 10.0
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class Repeat(Enum):
-    """When a request may be repeated: always; only if it was surely not processed; never by the transport."""
+    """When the transport may repeat a request: always, only if it was certainly not processed, or never."""
 
     SAFE = "safe"
     UNPROCESSED = "unprocessed"
@@ -47,7 +47,7 @@ class Repeat(Enum):
 
 
 class Request(NamedTuple):
-    """One encoded request. `timeout_seconds` None: the default of the transport."""
+    """An encoded request. If `timeout_seconds` is None, the transport's default applies."""
 
     method: str
     path: str
@@ -58,7 +58,7 @@ class Request(NamedTuple):
 
 
 class HttpResponse(NamedTuple):
-    """A response before decoding. `headers` is read with names in lower case."""
+    """A response before decoding. Header names are looked up in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -67,7 +67,7 @@ class HttpResponse(NamedTuple):
 
 _JSON = {"content-type": "application/json"}
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
-# These have the same effect if they are repeated.
+# These requests have the same effect if repeated.
 _SAFE_POSTS = re.compile(r"/v1/(preview|schedules/batch|schedules/[^/]+/(pause|resume)|tasks/[^/]+/cancel)")
 _encode = msgspec.json.Encoder().encode
 
@@ -80,7 +80,7 @@ def build(
     body: Any = None,
     headers: Mapping[str, str] | None = None,
 ) -> Request:
-    """Any request of API.md. It may be repeated if it is idempotent or has an idempotency key."""
+    """Return a request of the HTTP API. It may be repeated if it is idempotent or has an idempotency key."""
     given = {name.lower(): value for name, value in (headers or {}).items()}
     is_safe = method in _SAFE_METHODS or "idempotency-key" in given or _SAFE_POSTS.fullmatch(path) is not None
     text = urlencode({name: _query_text(value) for name, value in (query or {}).items() if value is not None})
@@ -94,7 +94,7 @@ def build(
 
 
 def path_segment(text: str) -> str:
-    """A name or id as one segment of a path."""
+    """Quote a name or id as one segment of a path."""
     return quote(text, safe="")
 
 
@@ -103,9 +103,9 @@ def new_key() -> str:
 
 
 def submit(tasks: Sequence[TaskInput]) -> Iterator[Request]:
-    """The requests that submit these tasks. Each has a key, so that it can be repeated after a lost response.
+    """Return the requests that submit these tasks. Each has an idempotency key, so that it can be safely repeated.
 
-    The key of a batch applies to the tasks without a key.
+    The key of a batch applies to its tasks that have no key.
     """
     if len(tasks) == 1:
         yield _submit_one(tasks[0])
@@ -136,14 +136,14 @@ def _chunks(tasks: Sequence[TaskInput]) -> Iterator[list[bytes]]:
         yield chunk
 
 
-def claim(wanted: LeaseClaimRequest) -> Request:
-    """Never repeated by the transport: the tasks of a lost response are leased to this worker already."""
-    timeout = wanted.wait_seconds + CLAIM_TIMEOUT_MARGIN_SECONDS
-    return _post("/v1/worker/claim", _encode(wanted), Repeat.NEVER)._replace(timeout_seconds=timeout)
+def claim(request: LeaseClaimRequest) -> Request:
+    """Return a claim request. It is never repeated: the tasks in a lost response are already leased to this worker."""
+    timeout = request.wait_seconds + CLAIM_TIMEOUT_MARGIN_SECONDS
+    return _post("/v1/worker/claim", _encode(request), Repeat.NEVER)._replace(timeout_seconds=timeout)
 
 
-def heartbeat(beat: LeaseHeartbeatRequest) -> Request:
-    return _post("/v1/worker/heartbeat", _encode(beat), Repeat.SAFE)
+def heartbeat(request: LeaseHeartbeatRequest) -> Request:
+    return _post("/v1/worker/heartbeat", _encode(request), Repeat.SAFE)
 
 
 def complete(completion: LeaseCompleteRequest) -> Request:
@@ -188,29 +188,29 @@ _decode_any = msgspec.json.Decoder().decode
 
 
 def api_response_of(response: HttpResponse) -> ApiResponse:
-    return ApiResponse(response.status, _read(_decode_any, response) if response.body else None, response.headers)
+    return ApiResponse(response.status, _decode_response(_decode_any, response) if response.body else None, response.headers)
 
 
 def ids_of(response: HttpResponse, request: Request) -> list[UUID]:
     if request.path == "/v1/tasks":
-        return [_read(_decode_one, response).id]
-    return _read(_decode_batch, response).ids
+        return [_decode_response(_decode_one, response).id]
+    return _decode_response(_decode_batch, response).ids
 
 
 def claimed_tasks_of(response: HttpResponse) -> list[ClaimedTask]:
-    return _read(_decode_claimed, response).tasks
+    return _decode_response(_decode_claimed, response).tasks
 
 
 def lease_statuses_of(response: HttpResponse) -> list[LeaseHeartbeatResult]:
-    return _read(_decode_lease_statuses, response).leases
+    return _decode_response(_decode_lease_statuses, response).leases
 
 
 def lease_results_of(response: HttpResponse) -> list[LeaseResult]:
-    return _read(_decode_lease_results, response).results
+    return _decode_response(_decode_lease_results, response).results
 
 
 def convert(body: Any, type_: type[T]) -> T:
-    """A part of a decoded response as its struct. Fields that this version does not know are ignored."""
+    """Convert a decoded response to a struct. Unknown fields, from a newer server, are ignored."""
     try:
         return msgspec.convert(body, type_)
     except msgspec.ValidationError as error:
@@ -230,16 +230,16 @@ def raise_for_problem(response: HttpResponse) -> None:
 
 
 def retry_after_seconds(response: HttpResponse) -> float | None:
-    """Everbeat sends seconds. A date, which a proxy may send, is ignored."""
+    """Return the Retry-After header in seconds. A date, which a proxy may send, is ignored."""
     text = response.headers.get("retry-after", "")
-    return float(text) if text.isdigit() else None
+    return float(text) if text.isdecimal() and text.isascii() else None
 
 
-def _read(decode: Callable[[bytes], T], response: HttpResponse) -> T:
+def _decode_response(decode: Callable[[bytes], T], response: HttpResponse) -> T:
     try:
         return decode(response.body)
     except msgspec.DecodeError as error:
         kind = response.headers.get("content-type", "no content type")
         raise UnexpectedResponse(
-            f"the answer ({response.status}, {kind}) is not Everbeat's: {error}; is this the right URL?"
+            f"the response ({response.status}, {kind}) is not from Everbeat: {error}; is this the right URL?"
         ) from None

@@ -1,4 +1,4 @@
-"""A declared task, as its decorator returns it: a call runs the function, and `submit` submits a task."""
+"""The object that a task decorator returns: calling it runs the function, and `submit` submits a task."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def input_of(task: TaskDefinition, payload: dict[str, Any], options: Mapping[str
 
 
 def named_input(registry: Registry, type_: str, payload: Any, options: Mapping[str, Any]) -> TaskInput:
-    """The input of a task submitted by name. If this app declares the task, its options apply."""
+    """Return the input of a task submitted by name. If this app declares the task, its options apply."""
     reject_unknown(options, NamedOptions)
     if not isinstance(type_, str) or not is_name(type_):
         raise InvalidInput.of("type", NAME_MESSAGE)
@@ -73,7 +73,7 @@ def named_input(registry: Registry, type_: str, payload: Any, options: Mapping[s
 
 
 class Submission(Generic[SubmitParams]):
-    """A task with options, as in `build_report.options(delay="10m")`. Its submits have the types of the function."""
+    """A task with submit options, as in `build_report.options(delay="10m")`. `submit` has the function's parameter types."""
 
     def __init__(self, definition: TaskDefinition, connection: Connection, options: SubmitOptions) -> None:
         self._definition = definition
@@ -92,7 +92,7 @@ class Submission(Generic[SubmitParams]):
 
 
 class Task(Generic[FunctionParams, SubmitParams, R]):
-    """A call runs the function directly. `submit` lets a worker run it."""
+    """A declared task. Calling it runs the function directly; `submit` submits it to a worker."""
 
     __name__: str
 
@@ -122,13 +122,13 @@ class Task(Generic[FunctionParams, SubmitParams, R]):
         labels: Labels | None = None,
         fair_key: str | None = None,
     ) -> Submission[SubmitParams]:
-        """Options separate from arguments: type checkers fully check `task.options(delay="10m").submit(account=7)`."""
+        """Return the task with submit options. Type checkers fully check `task.options(delay="10m").submit(account=7)`."""
         chosen = SubmitOptions(delay=delay, run_at=run_at, priority=priority, key=key, labels=labels, fair_key=fair_key)
         submit_fields(chosen)
         return Submission(self.definition, self._connection, chosen)
 
-    # One overload per option that may come first among those given: without any, the arguments alone are checked as the
-    # function declares them; with one, a type checker takes arguments as they come and they are checked when submitting.
+    # One overload for each option that may be the first one present. Without options, a type checker checks the arguments
+    # against the function. With options, it cannot, and the arguments are checked when submitting.
     @overload
     def submit(self, *args: SubmitParams.args, **kwargs: SubmitParams.kwargs) -> TaskHandle: ...
     @overload
@@ -164,7 +164,7 @@ class Task(Generic[FunctionParams, SubmitParams, R]):
     @overload
     def submit(self, *args: Any, fair_key: str, **arguments: Any) -> TaskHandle: ...
     def submit(self, *args: Any, **kwargs: Any) -> TaskHandle:
-        """Submit the task: its arguments by name, and the options delay, run_at, priority, key, labels and fair_key."""
+        """Submit the task. Takes its arguments and the options delay, run_at, priority, key, labels and fair_key."""
         return self._connection.run_blocking(self._operation(args, kwargs))
 
     @overload
@@ -204,11 +204,11 @@ class Task(Generic[FunctionParams, SubmitParams, R]):
     @overload
     async def submit_async(self, *args: Any, fair_key: str, **arguments: Any) -> TaskHandle: ...
     async def submit_async(self, *args: Any, **kwargs: Any) -> TaskHandle:
-        """As `submit`, without blocking the event loop."""
+        """Like `submit`, without blocking the event loop."""
         return await self._connection.run_async(self._operation(args, kwargs))
 
     def submit_many(self, items: Iterable[Mapping[str, Any]], *, key: KeyOf | None = None, **options: Any) -> list[TaskHandle]:
-        """Submit many tasks; each item has the arguments of one. Atomic up to 10,000. `key` returns the key of an item."""
+        """Submit a task for each item, a dict of arguments. Atomic up to 10,000. `key` returns an item's idempotency key."""
         return self._connection.run_blocking(self._many(items, key, options))
 
     async def submit_many_async(

@@ -1,4 +1,4 @@
-"""The URL of an app: a server, or a database on which to run in this process. Invalid ones are rejected at once."""
+"""Validates the URL of an app: a server, or a database on which to run in this process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _FORMS = (
 
 
 def validate_url(url: str) -> str:
-    """The normalized URL. Raises InvalidUrl with a hint."""
+    """Return the normalized URL. Raises InvalidUrl with a hint."""
     if not isinstance(url, str):
-        raise InvalidUrl(f"the URL is a {type(url).__name__}, not text; use {_FORMS}")
+        raise InvalidUrl(f"the URL is a {type(url).__name__}, not a string; use {_FORMS}")
     text = url.strip()
     scheme, separator, _ = text.partition("://")
     if not separator:
@@ -44,11 +44,11 @@ def _server(url: str) -> str:
     except ValueError as error:
         raise InvalidUrl(f'"{url}" is not a URL: {error}') from None
     if not parts.hostname:
-        raise InvalidUrl(f'"{url}" names no host; use {_FORMS}')
+        raise InvalidUrl(f'"{url}" has no host; use {_FORMS}')
     if parts.username is not None or parts.password is not None:
-        raise InvalidUrl("the URL carries a user name or password; give the API key as api_key= or in EVERBEAT_API_KEY")
+        raise InvalidUrl("the URL contains a user name or password; pass the API key as api_key= or in EVERBEAT_API_KEY")
     if parts.query or parts.fragment:
-        raise InvalidUrl(f'"{url}" has a query or fragment; give only the address of the server')
+        raise InvalidUrl(f'"{url}" has a query or fragment; use only the address of the server')
     return url.rstrip("/")
 
 
@@ -57,7 +57,7 @@ def _sqlite(url: str) -> str:
         raise InvalidUrl(f'"{url}" has two slashes; write sqlite:///app.db, or sqlite:////folder/app.db for an absolute path')
     path = url.removeprefix("sqlite:///")
     if not path or path.endswith("/") or path == ":memory:":
-        raise InvalidUrl(f'"{url}" names no file; Everbeat needs a database on disk: write sqlite:///app.db')
+        raise InvalidUrl(f'"{url}" has no file name; Everbeat needs a database on disk: write sqlite:///app.db')
     return url
 
 

@@ -1,4 +1,4 @@
-"""Scopes, what each one allows, and the caller on whose behalf an operation runs."""
+"""Scopes, what each scope allows, and the caller that makes a request."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from everbeat.core.schedules import DEFAULT_TENANT
 class Scope(StrEnum):
     """What a key may do.
 
-    admin: everything, including tenants and keys. manage: everything of the tenant except the worker protocol. submit: new
-    tasks only. work: claim and finish tasks, optionally of some queues only. read: read everything of the tenant.
+    admin: everything, including tenants and keys. manage: everything in the tenant except the worker protocol. submit: submit
+    tasks. work: claim and finish tasks, optionally from certain queues only. read: read everything in the tenant.
     """
 
     ADMIN = "admin"
@@ -26,7 +26,6 @@ class Scope(StrEnum):
     READ = "read"
 
 
-# The scopes that a scope includes.
 INCLUDED_SCOPES: dict[Scope, frozenset[Scope]] = {
     Scope.ADMIN: frozenset(Scope),
     Scope.MANAGE: frozenset({Scope.MANAGE, Scope.SUBMIT, Scope.READ}),
@@ -37,7 +36,7 @@ INCLUDED_SCOPES: dict[Scope, frozenset[Scope]] = {
 
 
 class Caller(NamedTuple):
-    """Who makes a request. `queues` None: may work on every queue. A fleet works for every tenant.
+    """Who makes a request. `queues` None: every queue. A fleet may claim tasks of every tenant.
 
     `actor` is the caller's name in the audit log: the name of the key, or "local" without a key.
     """
@@ -52,7 +51,7 @@ class Caller(NamedTuple):
     address: str | None = None
 
     def with_request(self, request_id: str | None, address: str | None) -> Caller:
-        """The same caller with the id and address of a request. Called for every request; `_replace` would be slower."""
+        """Return the caller with the id and address of a request. Called for every request; `_replace` would be slower."""
         return Caller(self.tenant_id, self.scopes, self.queues, self.is_fleet, self.key_id, self.actor, request_id, address)
 
     @property
@@ -61,12 +60,12 @@ class Caller(NamedTuple):
         return None if self.is_fleet else self.tenant_id
 
 
-# In process, and on a loopback server without keys: every caller may do everything.
+# The caller in process and on a loopback server without keys. It may do everything.
 LOCAL_CALLER = Caller(DEFAULT_TENANT, frozenset(Scope))
 
 
 class AuditLogEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the audit log: who changed what. `at` is the time of the write, by the database's clock."""
+    """One entry of the audit log: who changed what. `at` is the time of the write by the database clock."""
 
     id: UUID
     tenant_id: UUID

@@ -1,4 +1,4 @@
-"""Client addresses: read from the headers of trusted proxies, and grouped by network for rate limits."""
+"""Client addresses: reads them from the headers of trusted proxies, and groups them by network for rate limits."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
         try:
             networks.append(ipaddress.ip_network(text))
         except ValueError:
-            raise InvalidInput.of("trusted_proxies", f"{text!r} is not a network; use for example 10.0.0.0/8") from None
+            raise InvalidInput.of("trusted_proxies", f"{text!r} is not a network; use a network such as 10.0.0.0/8") from None
     return tuple(networks)
 
 
 def client_address(peer: str | None, forwarded: Sequence[str], trusted: Sequence[Network]) -> str:
-    """The address of the client: the peer, or the address that a trusted proxy forwards for.
+    """Return the address of the client: the peer, or the address for which a trusted proxy forwards.
 
-    Every proxy appends the address of its own peer, so the list is read from the right. Entries to the left of the first
-    address that is not trusted may be forged.
+    Every proxy appends the address of its peer, so the list is read from the right. Entries to the left of the first address
+    that is not trusted may be forged.
     """
     if not trusted:
         return _plain(peer or "")
@@ -42,10 +42,10 @@ def client_address(peer: str | None, forwarded: Sequence[str], trusted: Sequence
     for hop in reversed(hops[-_MAX_HOPS:]):
         if not _is_in(address, trusted):
             break
-        further = _address(hop)
-        if further is None:
+        previous = _address(hop)
+        if previous is None:
             break
-        address = further
+        address = previous
     return str(address)
 
 
@@ -56,7 +56,7 @@ def is_in_networks(address: str, networks: Sequence[Network]) -> bool:
 
 @lru_cache(4096)
 def rate_limit_key(address: str) -> str:
-    """The key under which an address is counted: for IPv6 its /64 network, since one client usually has a whole /64."""
+    """Return the key of an address for rate limits: for IPv6 its /64 network, because one client usually has a whole /64."""
     parsed = _address(address)
     if isinstance(parsed, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((parsed, _IPV6_PREFIX), strict=False))

@@ -1,4 +1,4 @@
-"""The audit log: the closed list of its actions, and how an entry is made. Payloads are never part of an entry."""
+"""The audit log: the closed list of actions, and the construction of entries. An entry never contains a payload."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AuditLogAction(StrEnum):
 def audit_log_entry(
     id_: UUID, by: Caller, action: AuditLogAction, subject: str, detail: Mapping[str, Any], *, tenant_id: UUID | None = None
 ) -> AuditLogEntry:
-    """Make an entry. It belongs to the tenant whose data changed: the caller's own, unless `tenant_id` names another."""
+    """Return an entry for the tenant whose data changed: `tenant_id` if it is given, otherwise the caller's tenant."""
     return AuditLogEntry(
         id=id_,
         tenant_id=by.tenant_id if tenant_id is None else tenant_id,

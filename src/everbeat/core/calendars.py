@@ -1,4 +1,4 @@
-"""Calendars: named sets of days and hours that schedules exclude or are restricted to, and parsing their definitions."""
+"""Calendars: named sets of days and hours that schedules exclude or are restricted to. Parses their definitions."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class DateSpan(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """From start (included) to end (excluded); both naive (wall clock of the schedule) or both aware in UTC."""
+    """From start (included) to end (excluded). Both are naive, in local time of the schedule, or both are aware in UTC."""
 
     start: datetime
     end: datetime
 
 
 class Calendar(msgspec.Struct, frozen=True, kw_only=True):
-    """A calendar, as parse_calendar returns it: spans and intervals are sorted and do not overlap."""
+    """A calendar as returned by parse_calendar. Spans and intervals are sorted and do not overlap."""
 
     name: str
     description: str = ""
@@ -53,7 +53,7 @@ class Calendar(msgspec.Struct, frozen=True, kw_only=True):
     utc_intervals: tuple[Interval, ...] = ()
 
     def covers(self, local: datetime) -> bool:
-        """Whether the calendar contains this local time. It must be aware, because some intervals are instants."""
+        """Whether the calendar contains this local time. The time must be aware, because some intervals are in UTC."""
         wall = local.replace(tzinfo=None, fold=0)
         return (
             wall.weekday() in self.weekdays
@@ -64,7 +64,7 @@ class Calendar(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def to_definition(self) -> dict[str, Any]:
-        """The definition that a PUT of this calendar has; an imported ICS is shown as its dates and intervals."""
+        """Return the definition with which a PUT creates this calendar. An imported ICS appears as dates and intervals."""
         return {
             "description": self.description,
             "dates": [_span_text(span) for span in self.dates],
@@ -82,12 +82,12 @@ class Calendar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_calendar(name: str, definition: Mapping[str, Any], *, revision: int = 1, today: date | None = None) -> Calendar:
-    """Parse a definition. Raises InvalidInput that names every invalid field. An ICS needs `today` to be expanded."""
+    """Parse a definition. Raises InvalidInput with all invalid fields. `today` is required to expand an ICS."""
     errors: list[FieldError] = []
     if not _NAME.fullmatch(name):
-        errors.append(FieldError("name", "1 to 200 letters, digits, or any of . _ : -"))
+        errors.append(FieldError("name", "must be 1 to 200 letters, digits, or any of . _ : -"))
     known = ("description", "dates", "weekdays", "yearly", "intervals", "ics")
-    errors += [FieldError(str(field), "unknown field") for field in definition if field not in known]
+    errors += [FieldError(str(field), "is not a known field") for field in definition if field not in known]
     description = _description(definition, errors)
     dates = _entries(definition, "dates", _date_span, errors)
     weekdays = _entries(definition, "weekdays", _weekday, errors)
@@ -97,7 +97,7 @@ def parse_calendar(name: str, definition: Mapping[str, Any], *, revision: int = 
     dates += imported_dates
     intervals += imported_intervals
     errors += [
-        FieldError("ics", f"more than {MAX_ENTRIES} {what}, counted with the other entries")
+        FieldError("ics", f"has more than {MAX_ENTRIES} {what}, including the other entries of the calendar")
         for what, entries in (("dates", dates), ("intervals", intervals))
         if len(entries) > MAX_ENTRIES
     ]
@@ -148,7 +148,7 @@ def _description(definition: Mapping[str, Any], errors: list[FieldError]) -> str
         errors.append(FieldError("description", "must be text without control characters"))
         return ""
     if len(description) > MAX_DESCRIPTION_LENGTH:
-        errors.append(FieldError("description", f"at most {MAX_DESCRIPTION_LENGTH} characters"))
+        errors.append(FieldError("description", f"must be at most {MAX_DESCRIPTION_LENGTH} characters"))
     return description
 
 
@@ -162,7 +162,7 @@ def _entries(
         errors.append(FieldError(field, "must be a list"))
         return []
     if len(values) > MAX_ENTRIES:
-        errors.append(FieldError(field, f"at most {MAX_ENTRIES} entries"))
+        errors.append(FieldError(field, f"must have at most {MAX_ENTRIES} entries"))
         return []
     parsed = []
     for index, value in enumerate(values):
@@ -197,7 +197,7 @@ def _date_span(value: Any) -> DateSpan:
         return DateSpan(_day(value), _day(value))
     span = DateSpan(*_from_to(value, _day))
     if span.last < span.first:
-        raise ValueError("`to` is before `from`")
+        raise ValueError("`to` must not be before `from`")
     return span
 
 
@@ -221,7 +221,7 @@ def _day(value: Any) -> date:
         try:
             return date.fromisoformat(value)
         except ValueError:
-            raise ValueError(f"there is no {value}") from None
+            raise ValueError(f"{value} does not exist") from None
     raise ValueError("must be a date such as 2026-12-25")
 
 
@@ -250,7 +250,7 @@ def _yearly(value: Any) -> tuple[int, int]:
     try:
         date(_LEAP_YEAR, month, day)
     except ValueError:
-        raise ValueError(f"there is no {value} in any year") from None
+        raise ValueError(f"{value} does not exist in any year") from None
     return month, day
 
 

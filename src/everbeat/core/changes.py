@@ -1,8 +1,8 @@
-"""Changes to schedules as pure decisions: what to write when one is created, edited, paused or resumed.
+"""Changes to schedules: what to write when a schedule is created, edited, paused or resumed.
 
-A change of rule, a pause or a resume first completes the ledger: every tick up to now gets its row under the old rule, so
-that no tick fires twice and none is lost. A write contains the revision it was decided on; if another write was faster, the
-change is decided again.
+A change of rule, a pause or a resume first completes the ledger: every tick up to now gets a row under the old rule, so that
+no tick fires twice and none is lost. A write contains the revision that it is based on. If a concurrent write has changed the
+schedule, the decision is made again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Calendars = Mapping[str, Calendar]
 
 
 class ScheduleWrite(NamedTuple):
-    """One row to write: a new one if `expected` is None, otherwise a replacement of exactly that revision and position."""
+    """One row to write: a new row if `expected` is None, otherwise a replacement of exactly that revision and position."""
 
     schedule: Schedule
     expected: Schedule | None = None
@@ -37,7 +37,7 @@ class ScheduleWrite(NamedTuple):
 
 
 class ScheduleChanges:
-    """Decides what to write. Compiled timelines are cached between decisions."""
+    """Decides what to write. Compiled timelines are cached."""
 
     def __init__(self, timelines: TimelineCache) -> None:
         self._timelines = timelines
@@ -71,10 +71,9 @@ class ScheduleChanges:
         *,
         enabled: bool | None = None,
     ) -> ScheduleWrite | None:
-        """The write that gives a schedule this spec; None if nothing differs.
+        """Return the write that gives a schedule this spec, or None if nothing changes.
 
-        `enabled` is set if the request names the field explicitly. Only then does it undo a pause: a PUT of an unchanged spec
-        does not.
+        `enabled` is set if the request contains the field. Only then does it end a pause: a PUT of an unchanged spec does not.
         """
         spec = _with_anchor(spec, existing.spec.rule, moment)
         if enabled is None and spec.enabled != existing.spec.enabled:
@@ -91,19 +90,19 @@ class ScheduleChanges:
         if existing.fault is not None and enabled is not False:
             status = Status.ACTIVE
         if not is_new_rule and status is existing.status and existing.fault is None:
-            return self._rewritten(existing, spec, moment)
+            return self._update_in_place(existing, spec, moment)
         write = self.reposition(existing, moment, calendars, status=status, note=existing.note, spec=spec)
         if not is_new_rule:
             return write
-        # Not the current time: if the clock was set back, the ledger of the old rule already goes beyond it. And a rule
-        # that can no longer be computed has a complete ledger only up to its cursor.
+        # Not the current time: if the clock was set back, the ledger of the old rule already extends beyond it. The ledger of
+        # a rule that can no longer be computed is complete only up to the cursor.
         changed_at = write.schedule.cursor_at
-        until = changed_at if self._known_timeline(existing, calendars) is not None else existing.cursor_at
+        until = changed_at if self._timeline_if_valid(existing, calendars) is not None else existing.cursor_at
         past = PastRule(schedule_id=existing.id, rule=existing.spec.rule, since=existing.rule_at, until=until)
         return write._replace(schedule=msgspec.structs.replace(write.schedule, rule_at=changed_at), past_rule=past)
 
-    def _rewritten(self, existing: Schedule, spec: Spec, moment: datetime) -> ScheduleWrite:
-        """A change that does not affect the ticks."""
+    def _update_in_place(self, existing: Schedule, spec: Spec, moment: datetime) -> ScheduleWrite:
+        """Return the write for a change that does not affect the ticks."""
         due_at = existing.due_at
         if existing.next_tick_at is not None and spec.jitter_seconds != existing.spec.jitter_seconds:
             due_at = existing.next_tick_at + jitter_of(existing.id, spec.jitter_seconds)
@@ -122,7 +121,7 @@ class ScheduleChanges:
         note: str | None,
         spec: Spec | None = None,
     ) -> ScheduleWrite:
-        """Complete the ledger up to now under the old rule, then position the schedule at the next tick of the new rule."""
+        """Complete the ledger up to now under the old rule, and position the schedule at the next tick of the new rule."""
         spec = spec or existing.spec
         cursor_at = max(moment, existing.cursor_at)
         next_tick_at = None
@@ -153,10 +152,10 @@ class ScheduleChanges:
         reason = SkipReason.PAUSED if is_pausing else SkipReason.MISFIRE
         if status is Status.FINISHED:
             reason = SkipReason.ENDED if existing.status is Status.ACTIVE else SkipReason.PAUSED
-        timeline = self._known_timeline(existing, calendars)
+        timeline = self._timeline_if_valid(existing, calendars)
         return () if timeline is None else skip_past_ticks(timeline, existing.cursor_at, moment, reason)
 
-    def _known_timeline(self, existing: Schedule, calendars: Calendars) -> Timeline | None:
+    def _timeline_if_valid(self, existing: Schedule, calendars: Calendars) -> Timeline | None:
         try:
             return self._timelines.get(existing.spec.rule, existing.id, calendars)
         except InvalidInput:  # the ticks of a faulty rule cannot be computed
@@ -169,8 +168,8 @@ class ScheduleChanges:
             return first
         field = TRIGGER_FIELDS[spec.rule.kind]
         if spec.rule.ends_at is not None:
-            raise InvalidInput.of("ends_at", "there is no tick before it")
-        raise InvalidInput.of(field, "is in the past" if field == "at" else "never fires again")
+            raise InvalidInput.of("ends_at", "must be later: the rule has no tick before it")
+        raise InvalidInput.of(field, "is in the past" if field == "at" else "has no more ticks")
 
 
 def _with_anchor(spec: Spec, previous: Rule | None, moment: datetime) -> Spec:

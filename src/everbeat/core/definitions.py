@@ -1,6 +1,6 @@
-"""A schedule's definition as JSON: validating requests, and building responses.
+"""The definition of a schedule as JSON: validates requests and builds responses.
 
-msgspec checks shape and types. All other errors are collected, so that one response names every invalid field.
+msgspec checks structure and types. All other errors are collected, so that one response lists every invalid field.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 from everbeat.core.errors import FieldError, InvalidInput, TooLarge
 from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
 from everbeat.core.rules import TRIGGER_FIELDS, DstFold, DstGap, Rule, TriggerKind
-from everbeat.core.schedules import MAX_CONCURRENT, CatchUp, Overlap, Retry, RetryKind, Schedule, Spec, default_concurrency
-from everbeat.core.targets import TARGET_KINDS, Target, target_errors, target_to_json
+from everbeat.core.schedules import MAX_CONCURRENT, CatchUp, Overlap, Retry, RetryKind, Spec, default_concurrency
+from everbeat.core.targets import TARGET_KINDS, Target, target_errors
 from everbeat.core.tenants import MAX_PAYLOAD_BYTES
 
 MAX_ROW_PAYLOAD_BYTES = 64 * 1024
@@ -51,8 +51,8 @@ class TriggerInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     timezone: str = "UTC"
     dst: DstPolicy = DstPolicy()
 
-    def rule(self, **beside: Any) -> Rule:
-        """The rule that these fields describe. Raises InvalidInput unless exactly one trigger is given."""
+    def rule(self, **other_fields: Any) -> Rule:
+        """Return the rule that these fields describe. Raises InvalidInput unless exactly one trigger is given."""
         given = {
             TriggerKind.CRON: self.cron,
             TriggerKind.EVERY: None if self.every_seconds is None else f"{self.every_seconds:.6f}".rstrip("0").rstrip("."),
@@ -72,12 +72,12 @@ class TriggerInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             anchor=None if self.anchor is None else utc(self.anchor, "anchor"),
             gap=self.dst.gap,
             fold=self.dst.fold,
-            **beside,
+            **other_fields,
         )
 
 
 class ScheduleDefinition(TriggerInput, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The JSON of a schedule in requests."""
+    """The definition of a schedule in requests."""
 
     name: str
     target: Target
@@ -108,12 +108,12 @@ _CHOICES: dict[str, Iterable[str]] = {
     "target.kind": TARGET_KINDS,
 }
 _PATH = re.compile(r"(?s)(.*) - at `(?:key in )?\$(.*)`")
-_WHOLE = re.compile(r"Expected `int(?: \| null)?`, got `float` - at `\$(.*)`")
+_WHOLE_NUMBER = re.compile(r"Expected `int(?: \| null)?`, got `float` - at `\$(.*)`")
 _MISSING = re.compile(r"Object (?:missing required|contains unknown) field `(.*?)`")
 
 
 def convert(data: Any, type_: type[T]) -> T:
-    """Convert decoded JSON to a struct. An error of msgspec becomes InvalidInput with a field and a message."""
+    """Convert decoded JSON to a struct. Raises InvalidInput with a field and a message instead of an error of msgspec."""
     try:
         return as_struct(data, type_)
     except msgspec.ValidationError as error:
@@ -121,28 +121,28 @@ def convert(data: Any, type_: type[T]) -> T:
 
 
 def as_struct(data: Any, type_: type[T]) -> T:
-    """Convert as msgspec does, but accept 3.0 for an integer: JSON Schema treats it as one."""
+    """Convert like msgspec, but accept 3.0 as an integer, as JSON Schema does."""
     seen: set[str] = set()
     while True:
         try:
             return msgspec.convert(data, type_)
         except msgspec.ValidationError as error:
-            match = _WHOLE.fullmatch(str(error))
-            place = "" if match is None else re.sub(r"\[\d+\]", "[]", match[1])
-            if not place or place in seen:
+            match = _WHOLE_NUMBER.fullmatch(str(error))
+            path = "" if match is None else re.sub(r"\[\d+\]", "[]", match[1])
+            if not path or path in seen:
                 raise
-            seen.add(place)
-            data = _with_whole(data, re.findall(r"\[\]|[^.\[\]]+", place))
+            seen.add(path)
+            data = _with_integers(data, re.findall(r"\[\]|[^.\[\]]+", path))
 
 
-def _with_whole(data: Any, place: Sequence[str]) -> Any:
-    """The data with floats at that path made integers, in every item of the lists on the path."""
-    if not place:
+def _with_integers(data: Any, path: Sequence[str]) -> Any:
+    """Return the data with whole floats at the path converted to integers, in every item of the lists on the path."""
+    if not path:
         return int(data) if isinstance(data, float) and data.is_integer() else data
-    if place[0] == "[]" and isinstance(data, list):
-        return [_with_whole(item, place[1:]) for item in data]
-    if isinstance(data, dict) and place[0] in data:
-        return {**data, place[0]: _with_whole(data[place[0]], place[1:])}
+    if path[0] == "[]" and isinstance(data, list):
+        return [_with_integers(item, path[1:]) for item in data]
+    if isinstance(data, dict) and path[0] in data:
+        return {**data, path[0]: _with_integers(data[path[0]], path[1:])}
     return data
 
 
@@ -188,7 +188,7 @@ def _spec_of(definition: ScheduleDefinition) -> Spec:
     return Spec(
         name=definition.name,
         rule=rule,
-        target=target_to_json(definition.target),
+        target=definition.target,
         payload=_row_payload(definition.payload),
         description=definition.description,
         overlap=definition.overlap,
@@ -208,7 +208,7 @@ def _spec_of(definition: ScheduleDefinition) -> Spec:
 
 
 def _row_payload(payload: Any) -> bytes:
-    """Encode a schedule's payload. It is stored in the row and read with it, so its limit is lower."""
+    """Encode the payload of a schedule. Its limit is lower, because it is stored in the row and read with it."""
     encoded = encode_payload(payload)
     if len(encoded) > MAX_ROW_PAYLOAD_BYTES:
         raise TooLarge.of(
@@ -225,7 +225,7 @@ def encode_payload(payload: Any) -> bytes:
         encoded = _encode(payload)
     except (UnicodeEncodeError, msgspec.MsgspecError, OverflowError, RecursionError, TypeError) as error:
         raise InvalidInput.of("payload", f"cannot be written as JSON: {error}") from None
-    # Most payloads have fewer brackets than allowed levels, and need no recursive check.
+    # Most payloads have fewer brackets than the allowed number of levels, and need no check of their depth.
     if encoded.count(b"{") + encoded.count(b"[") >= MAX_DEPTH and _depth(payload) > MAX_DEPTH:
         raise InvalidInput.of("payload", f"is nested deeper than {MAX_DEPTH} levels")
     if len(encoded) > MAX_PAYLOAD_BYTES:
@@ -248,7 +248,7 @@ def _text_errors(definition: ScheduleDefinition) -> list[FieldError]:
     if not is_name(definition.name):
         errors.append(FieldError("name", NAME_MESSAGE))
     elif definition.name in _RESERVED_NAMES:
-        errors.append(FieldError("name", "is reserved: its URL has another meaning"))
+        errors.append(FieldError("name", "is reserved, because its URL has another meaning; choose another name"))
     text = definition.description
     if len(text) > 2000 or has_control_characters(text) or not is_encodable(text):
         errors.append(FieldError("description", "must be at most 2000 characters, without control characters"))
@@ -258,13 +258,11 @@ def _text_errors(definition: ScheduleDefinition) -> list[FieldError]:
 def label_errors(labels: dict[str, str]) -> list[FieldError]:
     errors = []
     if len(labels) > 32:
-        errors.append(FieldError("labels", "has more than 32 labels"))
+        errors.append(FieldError("labels", "must have at most 32 labels"))
     for key, value in labels.items():
         if not is_name(key) or len(value) > 256 or has_control_characters(value) or not is_encodable(value):
             errors.append(
-                FieldError(
-                    f"labels.{key[:40]!r}", "names follow the rules of schedule names; values have at most 256 characters"
-                )
+                FieldError(f"labels.{key[:40]!r}", "names must be valid schedule names; values must be at most 256 characters")
             )
     return errors
 
@@ -281,7 +279,7 @@ def retry_errors(retry: Retry) -> list[FieldError]:
 
 
 def utc(at: datetime, field: str) -> datetime:
-    """Convert to UTC. Years at both ends of the range are refused, so that conversion to any zone cannot overflow."""
+    """Convert to UTC. The years at both ends of the range are rejected, so that conversion to any zone cannot overflow."""
     if not 2 <= at.year <= 9998:
         raise InvalidInput.of(field, "must be in the years 2 to 9998")
     return at.astimezone(UTC)
@@ -289,7 +287,7 @@ def utc(at: datetime, field: str) -> datetime:
 
 def rfc3339(at: datetime) -> str:
     """Format as UTC with Z and microseconds, as in every response."""
-    if at.tzinfo is UTC and at.microsecond:  # msgspec gives the same text ten times as fast, but omits zero microseconds
+    if at.tzinfo is UTC and at.microsecond:  # msgspec is ten times faster, but omits microseconds if they are zero
         text: str = msgspec.to_builtins(at)
         return text
     return at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
@@ -300,24 +298,29 @@ def optional_rfc3339(at: datetime | None) -> str | None:
 
 
 def number(value: float) -> float | int:
-    """An int if the value is a whole number, so that JSON has no decimal point."""
+    """Return an int for a whole number, so that the JSON has no decimal point."""
     return int(value) if value == int(value) else value
 
 
-def definition_from_spec(spec: Spec) -> dict[str, Any]:
-    """The JSON of a spec: what GET returns and what PATCH is merged into."""
-    rule = spec.rule
-    trigger: dict[str, Any] = {TRIGGER_FIELDS[rule.kind]: rule.expression}
+def trigger_fields(rule: Rule) -> dict[str, Any]:
+    """Return the field of the trigger, and the anchor if the rule has one."""
+    fields: dict[str, Any] = {TRIGGER_FIELDS[rule.kind]: rule.expression}
     if rule.kind is TriggerKind.EVERY:
-        trigger["every_seconds"] = number(float(rule.expression))
+        fields["every_seconds"] = number(float(rule.expression))
     if rule.anchor is not None:
-        trigger["anchor"] = rfc3339(rule.anchor)
+        fields["anchor"] = rfc3339(rule.anchor)
+    return fields
+
+
+def definition_from_spec(spec: Spec) -> dict[str, Any]:
+    """Return a spec as JSON. GET returns this, and PATCH is merged into it."""
+    rule = spec.rule
     return {
         "name": spec.name,
         "description": spec.description,
-        **trigger,
+        **trigger_fields(rule),
         "timezone": rule.timezone,
-        "target": spec.target,
+        "target": msgspec.to_builtins(spec.target),
         "payload": msgspec.json.decode(spec.payload),
         "overlap": spec.overlap.value,
         "max_concurrent": spec.concurrency,
@@ -343,11 +346,11 @@ def definition_from_spec(spec: Spec) -> dict[str, Any]:
     }
 
 
-_MERGED = frozenset({"dst", "retry", "calendars"})
+_MERGED_OBJECTS = frozenset({"dst", "retry", "calendars"})
 
 
 def apply_patch(spec: Spec, patch: Any) -> dict[str, Any]:
-    """Merge a patch into the definition. A new trigger replaces the old one; policy objects are merged field by field."""
+    """Merge a patch into the definition of a spec: triggers are replaced; dst, retry and calendars are merged by field."""
     if not isinstance(patch, dict):
         raise InvalidInput.of("body", "must be a JSON object with the fields to change")
     definition = definition_from_spec(spec)
@@ -357,28 +360,8 @@ def apply_patch(spec: Spec, patch: Any) -> dict[str, Any]:
         for field in (*TRIGGER_FIELDS.values(), "anchor"):
             definition.pop(field, None)
     for field, value in patch.items():
-        if field in _MERGED and isinstance(value, dict):
+        if field in _MERGED_OBJECTS and isinstance(value, dict):
             definition[field] = {**definition[field], **value}
         else:
             definition[field] = value
     return definition
-
-
-def schedule_response(schedule: Schedule) -> dict[str, Any]:
-    """The JSON of a schedule in responses."""
-    from everbeat.core.describe import describe  # only servers describe triggers; clients import this module, too
-
-    return {
-        "id": str(schedule.id),
-        **definition_from_spec(schedule.spec),
-        "status": schedule.status.value,
-        "next_tick_at": optional_rfc3339(schedule.next_tick_at),
-        "last_tick_at": optional_rfc3339(schedule.last_tick_at),
-        "revision": schedule.revision,
-        "partition": schedule.partition,
-        "trigger_text": describe(schedule.spec.rule, schedule.id),
-        "fault": schedule.fault,
-        "note": schedule.note,
-        "created_at": rfc3339(schedule.created_at),
-        "updated_at": rfc3339(schedule.updated_at),
-    }

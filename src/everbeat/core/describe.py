@@ -1,4 +1,4 @@
-"""Rules in plain English: one sentence, so that users can check that a rule does what they intended."""
+"""Descriptions of rules in plain English. Each is one sentence, so that users can check that a rule is what they intended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WEEKDAYS_ONLY = frozenset(range(5))
 
 
 def describe(rule: Rule, schedule_id: UUID | None = None) -> str:
-    """Describe a valid rule. The schedule's id, if given, determines the values of H."""
+    """Return a description of a valid rule. The id of the schedule, if given, determines the values of H."""
     match rule.kind:
         case TriggerKind.CRON:
             text = _cron(rule, schedule_id)
@@ -75,10 +75,10 @@ def _every(expression: str) -> str:
     if whole >= 2 * 86400 and whole % 86400 == 0:
         return f"Every {whole // 86400} days"
     units = ((whole // 3600, "hour"), (whole % 3600 // 60, "minute"), (whole % 60, "second"))
-    spelled = [(amount, unit) for amount, unit in units if amount]
-    if len(spelled) == 1:
-        return _each(*spelled[0])
-    return "Every " + " ".join(_amount(amount, unit) for amount, unit in spelled)
+    parts = [(amount, unit) for amount, unit in units if amount]
+    if len(parts) == 1:
+        return _each(*parts[0])
+    return "Every " + " ".join(_amount(amount, unit) for amount, unit in parts)
 
 
 def _cron(rule: Rule, schedule_id: UUID | None) -> str:
@@ -87,10 +87,10 @@ def _cron(rule: Rule, schedule_id: UUID | None) -> str:
     if schedule_id is None and uses_hash(rule.expression):
         return f"{_cron_with_unknown_hash(rest)}, {zone}"
     fields = read_fields(rest, b"" if schedule_id is None else schedule_id.bytes)
-    times, names_times = _cron_times(*fields[:3])
+    times, are_single = _cron_times(*fields[:3])
     days = _cron_days(*fields[3:])
     if not days:
-        return f"{times} every day, {zone}" if names_times else f"{times}, {zone}"
+        return f"{times} every day, {zone}" if are_single else f"{times}, {zone}"
     return f"{times}{days}, {zone}"
 
 
@@ -111,7 +111,7 @@ def _cron_with_unknown_hash(expression: str) -> str:
 
 
 def _cron_times(second: str, minute: str, hour: str) -> tuple[str, bool]:
-    """The times of a day, and whether they are single times that are followed by "every day"."""
+    """Return the times of a day, and whether they are single times, after which "every day" is added."""
     seconds, minutes, hours = _values(second, 0, 59), _values(minute, 0, 59), _values(hour, 0, 23)
     if len(hours) * len(minutes) * len(seconds) <= _MAX_TIMES_LISTED:
         return f"At {_clock_times(hours, minutes, seconds)}", True
@@ -163,7 +163,7 @@ def _within(values: list[int], unit: str, size: int, whole: str) -> str:
 
 
 def _cron_days(day: str, month: str, weekday: str) -> str:
-    """The days, to be appended to the times with a leading space or comma; empty for every day of the year."""
+    """Return the text about days that follows the times, with a leading space or comma; empty for every day of the year."""
     months = _values(month, 1, 12)
     every_month = len(months) == 12
     which = "the month" if every_month else _runs(months, _MONTHS, 1)
@@ -173,15 +173,15 @@ def _cron_days(day: str, month: str, weekday: str) -> str:
     in_months = "" if every_month else f" in {which}"
     if by_day and by_weekday:
         both_must_match = day.startswith("*") or weekday.startswith("*")
-        tail = "" if "of the month" in by_weekday or which in by_weekday else in_months
+        suffix = "" if "of the month" in by_weekday or which in by_weekday else in_months
         if both_must_match:
             return f" {by_day}, only if that is {by_weekday.removeprefix('on ').replace(' and ', ' or ')}"
-        return f" {by_day} and also {by_weekday}{tail}"
+        return f" {by_day} and also {by_weekday}{suffix}"
     if by_day:
         return f" {by_day}"
     if by_weekday:
-        tail = "" if which in by_weekday else in_months
-        return f"{', ' if by_weekday[0].isupper() else ' '}{by_weekday}{tail}"
+        suffix = "" if which in by_weekday else in_months
+        return f"{', ' if by_weekday[0].isupper() else ' '}{by_weekday}{suffix}"
     return "" if every_month else f" every day{in_months}"
 
 
@@ -256,20 +256,20 @@ def _rrule_days(read: Recurrence) -> list[str]:
         weeks = "weeks" if len(read.by_week_number) > 1 else "week"
         parts.append(f"in {weeks} {listed(map(str, read.by_week_number))} of the year")
     parts.append(months)
-    if read.by_position and not _picks_a_weekday(read):
+    if read.by_position and not _is_nth_weekday_of_month(read):
         chosen = listed(_ORDINALS.get(nth) or _counted(nth, "") for nth in read.by_position)
         parts.append(f", only the {chosen} of these")
     return parts
 
 
-def _picks_a_weekday(read: Recurrence) -> bool:
-    """Whether the rule is like "the last weekday of the month": BYDAY=MO,TU,WE,TH,FR and no other parts."""
+def _is_nth_weekday_of_month(read: Recurrence) -> bool:
+    """Whether BYSETPOS counts the weekdays of the month: the rule has BYDAY=MO,TU,WE,TH,FR and no other parts."""
     others = read.by_month_day or read.by_year_day or read.by_week_number or read.by_hour or read.by_minute
     return read.frequency == "MONTHLY" and not others and {*read.by_day} == {(day, None) for day in _WEEKDAYS_ONLY}
 
 
 def _rrule_weekdays(read: Recurrence) -> str:
-    if read.by_position and _picks_a_weekday(read):
+    if read.by_position and _is_nth_weekday_of_month(read):
         chosen = listed(_ORDINALS.get(nth) or _counted(nth, "") for nth in read.by_position)
         return f"on the {chosen} weekday of the month"
     plain = sorted(day for day, nth in read.by_day if nth is None)
@@ -298,7 +298,7 @@ def _rrule_times(read: Recurrence, start: datetime | None) -> list[str]:
 
 
 def _values(field: str, low: int, high: int) -> list[int]:
-    """The numbers in a field from read_fields; L, LW, 5L and 1#2 are ignored."""
+    """Return the numbers in a field from read_fields. Ignores L, LW, 5L and 1#2."""
     values: set[int] = set()
     for term in field.split(","):
         if term.startswith("*"):
@@ -309,7 +309,7 @@ def _values(field: str, low: int, high: int) -> list[int]:
 
 
 def _step(values: list[int], size: int) -> int | None:
-    """The step of values such as 0, 5, 10, … up to the size; None if the steps are not all equal."""
+    """Return the step of values such as 0, 5, 10, … up to the size, or None if the steps are not all equal."""
     step = size // len(values)
     return step if len(values) > 1 and values == list(range(0, size, step)) and size % step == 0 else None
 
@@ -324,10 +324,10 @@ def _runs(values: list[int], names: Sequence[str], base: int) -> str:
     return listed(names[value - base] for value in values)
 
 
-def _number_runs(values: list[int], spell: Callable[[int], str]) -> list[str]:
+def _number_runs(values: list[int], to_text: Callable[[int], str]) -> list[str]:
     if _is_run(values):
-        return [f"{spell(values[0])} to {spell(values[-1])}"]
-    return [spell(value) for value in values]
+        return [f"{to_text(values[0])} to {to_text(values[-1])}"]
+    return [to_text(value) for value in values]
 
 
 def _clock_times(hours: Iterable[int], minutes: Sequence[int], seconds: Sequence[int]) -> str:

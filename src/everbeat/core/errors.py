@@ -17,7 +17,7 @@ class EverbeatError(Exception):
 
 
 class InvalidInput(EverbeatError):
-    """Well-formed input with invalid values; `errors` names every invalid field."""
+    """Well-formed input with invalid values. `errors` lists every invalid field."""
 
     def __init__(self, *errors: FieldError) -> None:
         super().__init__("; ".join(f"{error.field}: {error.message}" for error in errors))
@@ -28,7 +28,7 @@ class InvalidInput(EverbeatError):
         return cls(FieldError(field, message))
 
     def under(self, prefix: str) -> InvalidInput:
-        """The same errors, with field names prefixed by the name of the containing object."""
+        """Return the same errors, with field names prefixed by the name of the containing object."""
         return type(self)(*(FieldError(f"{prefix}.{error.field}", error.message) for error in self.errors))
 
 
@@ -89,7 +89,7 @@ class StoreUnusable(StoreError):
 
 
 class BlobsUnavailable(EverbeatError):
-    """The blob store is unreachable, refused access or timed out."""
+    """The blob store is unreachable, denied access or timed out."""
 
 
 class BlobMissing(EverbeatError):
@@ -97,4 +97,4 @@ class BlobMissing(EverbeatError):
 
 
 class SettingsError(EverbeatError):
-    """A setting is missing, invalid or in conflict with another setting."""
+    """A setting is missing, invalid or conflicts with another setting."""

@@ -1,6 +1,6 @@
 """Why a schedule ran, did not run or will run at an instant: a verdict from a closed list, a sentence and the facts for it.
 
-The functions are pure: services/explainer.py collects the data, and `explain` evaluates it.
+services/explainer.py collects the data, and `explain` evaluates it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Value = str | int | float | bool | None
 
 
 class Fact(NamedTuple):
-    """A name and a value that support the verdict; times are in RFC 3339."""
+    """A named value that supports the verdict. Times are in RFC 3339."""
 
     fact: str
     value: Value
@@ -57,7 +57,7 @@ class Explanation(NamedTuple):
 
 
 class NearbyTicks(NamedTuple):
-    """The ticks before and after an instant that is not a tick. `repeated`: the other instant with the same local time."""
+    """The ticks before and after an instant without a tick. `repeated`: a tick at the other instant of the same local time."""
 
     before: Occurrence | None
     after: Occurrence | None
@@ -67,8 +67,8 @@ class NearbyTicks(NamedTuple):
 class ExplainContext(NamedTuple):
     """The data for an explanation.
 
-    `rule` is the rule in force at the instant; None if the schedule did not exist or its rule cannot be computed. `tick` is
-    the tick that the rule has at the instant, `row` the ledger row.
+    `rule` is the rule in force at the instant; None if it cannot be computed. `tick` is the tick of the rule at the instant,
+    and `row` its ledger row. The ledger should be complete up to `accounted_until`, and has no rows before `kept_since`.
     """
 
     schedule: Schedule
@@ -100,7 +100,7 @@ def explain(case: ExplainContext) -> Explanation:
     if case.tick is None:
         return _not_scheduled(case)
     if case.at < case.kept_since:
-        text = "There was a tick, but its ledger row has been removed after the retention period."
+        text = "There was a tick, but its ledger row was removed after the retention period."
         return _explanation(case, Verdict.FORGOTTEN, text, Fact("kept_since", rfc3339(case.kept_since)))
     return _computed(case, case.tick)
 
@@ -125,7 +125,7 @@ def _fired(case: ExplainContext, row: Tick) -> Explanation:
     facts = [Fact("fired_at", rfc3339(row.fired_at)), Fact("lag_ms", _milliseconds(row.fired_at - row.scheduled_for))]
     facts.append(Fact("task_id", str(row.task_id)))
     if case.task is None:
-        text = "It ran: a task was created. The task has been removed after the retention period."
+        text = "It ran: a task was created. The task was removed after the retention period."
         return _explanation(case, Verdict.FIRED, text, *facts)
     task = case.task
     facts += [Fact("task_state", task.state.value), Fact("attempts", case.attempts)]
@@ -151,7 +151,7 @@ def _task_state_text(task: TaskRecord, attempts: int) -> str:
         case TaskState.RUNNING:
             return f"it is running on {task.worker}, attempt {task.attempt} of {task.max_attempts}"
         case TaskState.HELD:
-            return "it waits for earlier tasks of the schedule to finish"
+            return "it is held until earlier tasks of the schedule finish or the schedule is resumed"
         case TaskState.SCHEDULED:
             return f"it waits until {rfc3339(task.run_at)}" + (f" for its next attempt, after {tries}" if attempts else "")
         case _:
@@ -177,8 +177,8 @@ def _computed(case: ExplainContext, tick: Occurrence) -> Explanation:
         return _explanation(case, verdict, text, Fact("reason", reason.value), *_reason_facts(case, reason))
     facts = [] if schedule.due_at is None else [Fact("due_at", rfc3339(_due_at(schedule, tick.at)))]
     if tick.at > case.now:
-        return _explanation(case, Verdict.UPCOMING, f"It will run at {_local(case, tick.at)}{_delayed(schedule)}.", *facts)
-    return _explanation(case, Verdict.DUE, f"It is due and will be fired shortly{_delayed(schedule)}.", *facts)
+        return _explanation(case, Verdict.UPCOMING, f"It will run at {_local(case, tick.at)}{_jitter_text(schedule)}.", *facts)
+    return _explanation(case, Verdict.DUE, f"It is due and will be fired shortly{_jitter_text(schedule)}.", *facts)
 
 
 def _due_at(schedule: Schedule, tick: datetime) -> datetime:
@@ -187,7 +187,7 @@ def _due_at(schedule: Schedule, tick: datetime) -> datetime:
     return tick + jitter_of(schedule.id, schedule.spec.jitter_seconds)
 
 
-def _delayed(schedule: Schedule) -> str:
+def _jitter_text(schedule: Schedule) -> str:
     seconds = jitter_of(schedule.id, schedule.spec.jitter_seconds).total_seconds()
     return f", delayed by {seconds:g} seconds of jitter" if seconds else ""
 
@@ -198,7 +198,7 @@ def _not_scheduled(case: ExplainContext) -> Explanation:
         text = "It is unknown whether there was a tick: the rule that was in force at that time cannot be computed."
         return _explanation(case, Verdict.FORGOTTEN, text)
     if schedule.status is Status.FINISHED and case.at > schedule.cursor_at:
-        return _explanation(case, Verdict.FINISHED, "The schedule is finished and no longer runs.", *_around(case))
+        return _explanation(case, Verdict.FINISHED, "The schedule is finished and no longer runs.", *_nearby_tick_facts(case))
     text = "The schedule has no tick at that time."
     if rule.starts_at is not None and case.at < rule.starts_at:
         text = f"The schedule starts later, at {_local(case, rule.starts_at)}."
@@ -206,17 +206,17 @@ def _not_scheduled(case: ExplainContext) -> Explanation:
         text = f"The schedule ended at {_local(case, rule.ends_at)}."
     elif case.around.repeated is not None:
         text = (
-            f"The clocks of {case.zone.key} showed {case.at.astimezone(case.zone):%H:%M} twice that day; the schedule runs at "
-            f"the {'second' if case.around.repeated > case.at else 'first'} of them, {_local(case, case.around.repeated)}."
+            f"The local time {case.at.astimezone(case.zone):%H:%M} occurs twice on that day in {case.zone.key}; the schedule "
+            f"runs at the {'second' if case.around.repeated > case.at else 'first'} one, {_local(case, case.around.repeated)}."
         )
-    return _explanation(case, Verdict.NOT_SCHEDULED, text, *_around(case))
+    return _explanation(case, Verdict.NOT_SCHEDULED, text, *_nearby_tick_facts(case))
 
 
-def _around(case: ExplainContext) -> Iterator[Fact]:
-    for name, one in (("previous_tick", case.around.before), ("next_tick", case.around.after)):
-        if one is not None:
-            yield Fact(name, rfc3339(one.at))
-            yield Fact(f"{name}_local", one.at.astimezone(case.zone).isoformat())
+def _nearby_tick_facts(case: ExplainContext) -> Iterator[Fact]:
+    for name, tick in (("previous_tick", case.around.before), ("next_tick", case.around.after)):
+        if tick is not None:
+            yield Fact(name, rfc3339(tick.at))
+            yield Fact(f"{name}_local", tick.at.astimezone(case.zone).isoformat())
 
 
 # Reasons
@@ -226,10 +226,10 @@ def _reason_text(case: ExplainContext, reason: SkipReason) -> str:
     spec = case.schedule.spec
     match reason:
         case SkipReason.OVERLAP:
-            return f"{spec.concurrency} earlier task(s) of the schedule had not finished, and its overlap policy is skip"
+            return f"its overlap policy is skip, and its unfinished tasks had reached max_concurrent ({spec.concurrency})"
         case SkipReason.MISFIRE:
-            kept = "runs only the latest missed tick" if spec.catch_up is CatchUp.LATEST else "does not run missed ticks"
-            return f"it could not be fired in time, and the schedule {kept} (catch_up {spec.catch_up.value})"
+            policy = "runs only the latest missed tick" if spec.catch_up is CatchUp.LATEST else "does not run missed ticks"
+            return f"it could not be fired in time, and the schedule {policy} (catch_up {spec.catch_up.value})"
         case SkipReason.PAUSED:
             return "the schedule is paused" if case.schedule.status is Status.PAUSED else "the schedule was paused"
         case SkipReason.CALENDAR:
@@ -260,14 +260,14 @@ def _reason_facts(case: ExplainContext, reason: SkipReason) -> Iterator[Fact]:
         yield Fact("note", case.schedule.note)
 
 
-# Facts of every verdict
+# Facts of all verdicts
 
 
 def _explanation(case: ExplainContext, verdict: Verdict, explanation: str, *facts: Fact) -> Explanation:
-    return Explanation(verdict, explanation, [*_base(case), *facts, *_clock_change(case)])
+    return Explanation(verdict, explanation, [*_base_facts(case), *facts, *_clock_change_facts(case)])
 
 
-def _base(case: ExplainContext) -> Iterator[Fact]:
+def _base_facts(case: ExplainContext) -> Iterator[Fact]:
     yield Fact("at", rfc3339(case.at))
     yield Fact("local", case.at.astimezone(case.zone).isoformat())
     yield Fact("status", case.schedule.status.value)
@@ -277,7 +277,7 @@ def _base(case: ExplainContext) -> Iterator[Fact]:
         yield Fact("is_past_rule", True)
 
 
-def _clock_change(case: ExplainContext) -> Iterator[Fact]:
+def _clock_change_facts(case: ExplainContext) -> Iterator[Fact]:
     for change in transitions(case.zone, case.at - _CLOCK_CHANGE_WINDOW, case.at + _CLOCK_CHANGE_WINDOW):
         before, after = (change.at + offset for offset in (change.before, change.after))
         yield Fact("clock_change", f"{before:%Y-%m-%d}: from {before:%H:%M} to {after:%H:%M} in {case.zone.key}")

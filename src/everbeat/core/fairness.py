@@ -1,12 +1,12 @@
 """Fair sharing: which tasks the next claim takes, by weight between tenants and in equal parts between fair keys.
 
-The algorithm is stride scheduling. Each tenant has a pass value that grows by 1/weight with every task it gets; the tenant with
-the smallest pass is next. A tenant without ready tasks leaves and later rejoins at the current pass of the others: an idle
-tenant collects no credit, and is not penalized for what it used while it was alone. Priorities come first: a priority is only
-served when no better one has ready tasks. Within a tenant, fair keys are scheduled in the same way with equal weights.
+The algorithm is stride scheduling. Each tenant has a pass that grows by 1/weight with every claimed task. The tenant with the
+smallest pass is next. A tenant without ready tasks leaves the scheduler and later rejoins at the current pass: an idle tenant
+collects no credit, and a tenant that was the only one is not penalized for the tasks it got. Priorities come first: a priority
+is served only when no better one has ready tasks. Within a tenant, fair keys are scheduled in the same way with equal weights.
 
-A planner knows which flows have ready tasks, but not how many. A plan may therefore request more from a flow than it has; the
-planner then learns this from the result, and only claimed tasks are charged. Nothing here is durable: a lost planner is rebuilt
+A planner tracks which flows have ready tasks, but not how many. A plan may therefore request more tasks than a flow has. The
+result of the claim corrects the planner, and only claimed tasks are charged. Nothing here is durable: a lost planner is rebuilt
 from the ready tasks.
 """
 
@@ -21,14 +21,14 @@ from uuid import UUID
 # Tasks per pick: one in small claims, more in large ones, so that a claim of 1,000 over 1,000 tenants is about 60 index seeks.
 _MAX_PICK_SIZE = 16
 _PICKS = 32
-# Additional flows in a plan, in case the first ones are empty by now. They cost nothing unless they are reached.
+# Additional steps in a plan, in case the flows of the first ones are empty by now. They cost nothing unless they are reached.
 _SPARES = 32
 _MAX_LEVELS = 8
-_MAX_ABSENT = 10_000
+_MAX_SAVED_PASSES = 10_000
 
 
 class Flow(NamedTuple):
-    """The ready tasks that are equal in these fields; they are adjacent in the index, ordered by time."""
+    """The ready tasks with the same values in these fields. They are adjacent in the index, ordered by time."""
 
     queue: str
     tenant_id: UUID
@@ -38,7 +38,7 @@ class Flow(NamedTuple):
 
 
 class ClaimStep(NamedTuple):
-    """What a claim may take from one fair key of a tenant at one priority: the oldest tasks of these (queue, type) pairs."""
+    """What a claim may take at one priority from one fair key of a tenant: the oldest tasks of these (queue, type) pairs."""
 
     priority: int
     tenant_id: UUID
@@ -59,86 +59,87 @@ class StrideScheduler(Generic[K]):
 
     def __init__(self, weight_of: Callable[[K], float]) -> None:
         self._weight_of = weight_of
-        # Pass and a serial number; entries in the heap with another number are stale.
-        self._places: dict[K, tuple[float, int]] = {}
-        self._absent: dict[K, float] = {}
+        # The pass and a serial number. A heap entry with another serial number is stale.
+        self._passes: dict[K, tuple[float, int]] = {}
+        # The passes of former members that were ahead of the others.
+        self._saved_passes: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
-        self._numbers = itertools.count()
-        self._now = 0.0
+        self._serials = itertools.count()
+        self._current_pass = 0.0
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._passes)
 
     def __contains__(self, member: K) -> bool:
-        return member in self._places
+        return member in self._passes
 
     def __iter__(self) -> Iterator[K]:
-        return iter(self._places)
+        return iter(self._passes)
 
     def join(self, member: K) -> None:
-        if member not in self._places:
-            self._place(member, max(self._absent.pop(member, 0.0), self._now))
+        if member not in self._passes:
+            self._set_pass(member, max(self._saved_passes.pop(member, 0.0), self._current_pass))
 
     def leave(self, member: K) -> None:
-        """Remove a member. A pass ahead of the others is remembered, so that leaving and rejoining gives no advantage."""
-        passed, _ = self._places.pop(member, (0.0, 0))
-        if passed <= self._now:
+        """Remove a member. A pass ahead of the others is saved, so that leaving and rejoining gives no advantage."""
+        member_pass, _ = self._passes.pop(member, (0.0, 0))
+        if member_pass <= self._current_pass:
             return
-        if len(self._absent) >= _MAX_ABSENT:
-            self._absent = {one: at for one, at in self._absent.items() if at > self._now}
-        if len(self._absent) < _MAX_ABSENT:
-            self._absent[member] = passed
+        if len(self._saved_passes) >= _MAX_SAVED_PASSES:
+            self._saved_passes = {other: saved for other, saved in self._saved_passes.items() if saved > self._current_pass}
+        if len(self._saved_passes) < _MAX_SAVED_PASSES:
+            self._saved_passes[member] = member_pass
 
     def charge(self, member: K, count: int) -> None:
-        if count and member in self._places:
-            self._place(member, self._places[member][0] + count / self._weight_of(member))
+        if count and member in self._passes:
+            self._set_pass(member, self._passes[member][0] + count / self._weight_of(member))
             self._advance()
 
     def allocate(self, count: int, spares: int = 0) -> tuple[dict[K, int], list[K]]:
-        """How many of the next `count` each member gets, and the next `spares` members after them. Charges no one."""
+        """Return how many of the next `count` each member gets, and the next `spares` members after these. Charges nothing."""
         size = pick_size(count)
-        taken: dict[K, int] = {}
-        again: list[tuple[float, int, K]] = []
-        drawn: list[tuple[float, int, K]] = []
-        left = count
-        while left > 0:
+        allocated: dict[K, int] = {}
+        repeated: list[tuple[float, int, K]] = []
+        popped: list[tuple[float, int, K]] = []
+        remaining = count
+        while remaining > 0:
             first = self._top()
-            if first is not None and (not again or first < again[0]):
-                drawn.append(heapq.heappop(self._heap))
-            elif again:
-                first = heapq.heappop(again)
+            if first is not None and (not repeated or first < repeated[0]):
+                popped.append(heapq.heappop(self._heap))
+            elif repeated:
+                first = heapq.heappop(repeated)
             else:
                 break
-            passed, number, member = first
-            size = min(size, left)
-            taken[member] = taken.get(member, 0) + size
-            left -= size
-            heapq.heappush(again, (passed + size / self._weight_of(member), number, member))
-        after: list[K] = []
-        while len(after) < spares and (first := self._top()) is not None:
-            drawn.append(heapq.heappop(self._heap))
-            after.append(first[2])
-        for entry in drawn:
+            member_pass, serial, member = first
+            size = min(size, remaining)
+            allocated[member] = allocated.get(member, 0) + size
+            remaining -= size
+            heapq.heappush(repeated, (member_pass + size / self._weight_of(member), serial, member))
+        spare: list[K] = []
+        while len(spare) < spares and (first := self._top()) is not None:
+            popped.append(heapq.heappop(self._heap))
+            spare.append(first[2])
+        for entry in popped:
             heapq.heappush(self._heap, entry)
-        return taken, after
+        return allocated, spare
 
-    def _place(self, member: K, passed: float) -> None:
-        number = next(self._numbers)
-        self._places[member] = (passed, number)
-        heapq.heappush(self._heap, (passed, number, member))
-        if len(self._heap) > 4 * len(self._places) + 64:  # most entries are stale
-            self._heap = [(*place, one) for one, place in self._places.items()]
+    def _set_pass(self, member: K, new_pass: float) -> None:
+        serial = next(self._serials)
+        self._passes[member] = (new_pass, serial)
+        heapq.heappush(self._heap, (new_pass, serial, member))
+        if len(self._heap) > 4 * len(self._passes) + 64:  # most entries are stale
+            self._heap = [(*current, other) for other, current in self._passes.items()]
             heapq.heapify(self._heap)
 
     def _top(self) -> tuple[float, int, K] | None:
-        """The entry with the smallest pass. Stale entries before it are removed."""
-        while self._heap and self._places.get(self._heap[0][2]) != self._heap[0][:2]:
+        """Return the entry with the smallest pass, after removing stale entries before it."""
+        while self._heap and self._passes.get(self._heap[0][2]) != self._heap[0][:2]:
             heapq.heappop(self._heap)
         return self._heap[0] if self._heap else None
 
     def _advance(self) -> None:
         if (first := self._top()) is not None:
-            self._now = max(self._now, first[0])
+            self._current_pass = max(self._current_pass, first[0])
 
 
 class _Tenant:
@@ -153,24 +154,25 @@ FlowGroup = tuple[int, UUID, str]
 
 
 class ClaimPlanner:
-    """Knows which flows have ready tasks, and plans which of them the next claim takes."""
+    """Tracks which flows have ready tasks, and plans what the next claim takes from them."""
 
     def __init__(self, weight_of: Callable[[UUID], float]) -> None:
         self._weight_of = weight_of
         self._levels: dict[int, StrideScheduler[UUID]] = {}
         self._tenants: dict[tuple[int, UUID], _Tenant] = {}
-        self._deep: set[FlowGroup] = set()
-        self._noted: set[FlowGroup] = set()
+        # Groups that filled their last step completely, and therefore probably have more tasks.
+        self._backlogged: set[FlowGroup] = set()
+        self._added_since_query: set[FlowGroup] = set()
         self._blocked: set[UUID] = set()
         self._size = 0
 
     def __len__(self) -> int:
-        """The number of known flows."""
+        """Return the number of known flows."""
         return self._size
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to plan: no flows, or only flows of blocked tenants."""
+        """Whether there is nothing to plan: there are no flows, or only flows of blocked tenants."""
         return not any(len(level) for level in self._levels.values())
 
     @property
@@ -187,31 +189,31 @@ class ClaimPlanner:
             if (queue_type := (flow.queue, flow.type)) not in queue_types:
                 queue_types.add(queue_type)
                 self._size += 1
-            self._noted.add((flow.priority, flow.tenant_id, flow.fair_key))
+            self._added_since_query.add((flow.priority, flow.tenant_id, flow.fair_key))
             tenant.keys.join(flow.fair_key)
             if flow.tenant_id not in self._blocked:
                 self._level(flow.priority).join(flow.tenant_id)
 
     def mark_query_start(self) -> None:
-        """Mark the start of a query: it may not see flows that are added from here on."""
-        self._noted.clear()
+        """Mark the start of a query. The query may miss flows that are added from here on."""
+        self._added_since_query.clear()
 
     def replace(self, flows: Iterable[Flow]) -> None:
-        """Replace the known flows by the result of a query. Flows that were added since it started are kept."""
+        """Replace the known flows with the result of a query. Keep the flows that were added since it started."""
         found = list(flows)
-        noted = set(self._noted)
+        added = set(self._added_since_query)
         self._blocked.clear()
-        known = {(flow.priority, flow.tenant_id, flow.fair_key) for flow in found} | noted
+        current = {(flow.priority, flow.tenant_id, flow.fair_key) for flow in found} | added
         for (priority, tenant_id), tenant in list(self._tenants.items()):
             for key in list(tenant.queue_types):
-                if (priority, tenant_id, key) not in known:
-                    self._forget((priority, tenant_id, key))
-                elif (priority, tenant_id, key) not in noted:
+                if (priority, tenant_id, key) not in current:
+                    self._remove((priority, tenant_id, key))
+                elif (priority, tenant_id, key) not in added:
                     self._size -= len(tenant.queue_types[key])
                     tenant.queue_types[key].clear()
         self.add_ready(found)
         self._rejoin()
-        self._noted = noted
+        self._added_since_query = added
 
     def block(self, tenants: Iterable[UUID]) -> None:
         """Block tenants that have reached their limit of running tasks."""
@@ -221,11 +223,11 @@ class ClaimPlanner:
                 level.leave(tenant_id)
 
     def unblock(self, tenants: Iterable[UUID] | None = None) -> bool:
-        """Unblock these tenants (None: all of them). Returns whether any of them was blocked."""
-        freed = self._blocked if tenants is None else self._blocked.intersection(tenants)
-        if not freed:
+        """Unblock these tenants (None: all tenants). Return whether any of them was blocked."""
+        unblocked = self._blocked if tenants is None else self._blocked.intersection(tenants)
+        if not unblocked:
             return False
-        self._blocked = self._blocked - freed
+        self._blocked = self._blocked - unblocked
         self._rejoin()
         return True
 
@@ -239,14 +241,14 @@ class ClaimPlanner:
             self._levels[priority] = StrideScheduler(self._weight_of)
         return self._levels[priority]
 
-    def _forget(self, group: FlowGroup) -> None:
+    def _remove(self, group: FlowGroup) -> None:
         priority, tenant_id, key = group
         tenant = self._tenants.get((priority, tenant_id))
         if tenant is None or key not in tenant.queue_types:
             return
         self._size -= len(tenant.queue_types.pop(key))
         tenant.keys.leave(key)
-        self._deep.discard(group)
+        self._backlogged.discard(group)
         if not tenant.queue_types:
             del self._tenants[priority, tenant_id]
             self._level(priority).leave(tenant_id)
@@ -254,46 +256,46 @@ class ClaimPlanner:
     # Planning
 
     def plan(self, count: int) -> list[ClaimStep]:
-        """The steps of a claim of `count` tasks, in order. Their limits may add up to more than `count`.
+        """Return the steps of a claim of `count` tasks, in order. Their limits may add up to more than `count`.
 
-        If a priority has only one group of flows, the plan continues with the next priority, because the claim takes all its
-        tasks first. With several groups, each step requests only its part; if tasks are missing, another plan must follow
-        before a lower priority is served.
+        If a priority has only one group of flows, the plan continues with the next priority, because the claim first takes all
+        tasks of that group. With several groups, each step requests only its part. If they have too few tasks, another plan is
+        needed before a lower priority is served.
         """
         self.mark_query_start()
-        shares: list[ClaimStep] = []
+        steps: list[ClaimStep] = []
         for priority in sorted(priority for priority, level in self._levels.items() if len(level))[:_MAX_LEVELS]:
-            of_level = self._plan_level(priority, count)
-            shares += of_level
-            if len(of_level) != 1 or not self._is_alone(priority):
+            level_steps = self._plan_level(priority, count)
+            steps += level_steps
+            if len(level_steps) != 1 or not self._has_one_group(priority):
                 break
-        return shares
+        return steps
 
-    def _is_alone(self, priority: int) -> bool:
+    def _has_one_group(self, priority: int) -> bool:
         level = self._levels[priority]
         return len(level) == 1 and all(len(self._tenants[priority, tenant_id].queue_types) == 1 for tenant_id in level)
 
     def _plan_level(self, priority: int, count: int) -> list[ClaimStep]:
-        allocate, after = self._levels[priority].allocate(count, _SPARES)
-        shares: list[ClaimStep] = []
+        allocated, spare_tenants = self._levels[priority].allocate(count, _SPARES)
+        steps: list[ClaimStep] = []
         spares: list[ClaimStep] = []
-        for tenant_id, part in allocate.items():
+        for tenant_id, part in allocated.items():
             tenant = self._tenants[priority, tenant_id]
-            if len(tenant.queue_types) == 1:  # the usual case: nothing to choose
-                shares += [self._step_for(priority, tenant_id, key, part) for key in tenant.queue_types]
+            if len(tenant.queue_types) == 1:  # the usual case
+                steps += [self._step_for(priority, tenant_id, key, part) for key in tenant.queue_types]
                 continue
-            keys, others = tenant.keys.allocate(part, _SPARES)
-            shares += [self._step_for(priority, tenant_id, key, size) for key, size in keys.items()]
-            spares += [self._step_for(priority, tenant_id, key, pick_size(count)) for key in others]
-        for tenant_id in after:
+            keys, spare_keys = tenant.keys.allocate(part, _SPARES)
+            steps += [self._step_for(priority, tenant_id, key, size) for key, size in keys.items()]
+            spares += [self._step_for(priority, tenant_id, key, pick_size(count)) for key in spare_keys]
+        for tenant_id in spare_tenants:
             keys, _ = self._tenants[priority, tenant_id].keys.allocate(1)
             spares += [self._step_for(priority, tenant_id, key, pick_size(count)) for key in keys]
-        # A group that had more than enough tasks the last time comes last, and fills up for groups that have too few.
-        for place, share in enumerate(shares):
-            if (share.priority, share.tenant_id, share.fair_key) in self._deep or len(shares) == 1:
-                shares.append(shares.pop(place)._replace(limit=count))
+        # A group with a backlog comes last and may fill the whole claim, which makes up for groups that have too few tasks.
+        for index, step in enumerate(steps):
+            if (step.priority, step.tenant_id, step.fair_key) in self._backlogged or len(steps) == 1:
+                steps.append(steps.pop(index)._replace(limit=count))
                 break
-        return shares + spares[:_SPARES]
+        return steps + spares[:_SPARES]
 
     def _step_for(self, priority: int, tenant_id: UUID, key: str, limit: int) -> ClaimStep:
         queue_types = self._tenants[priority, tenant_id].queue_types[key]
@@ -303,29 +305,29 @@ class ClaimPlanner:
 
     def record_result(
         self,
-        shares: Sequence[ClaimStep],
+        steps: Sequence[ClaimStep],
         limits: Sequence[int],
         claimed_counts: Sequence[int],
         count: int,
-        full: Iterable[UUID] = (),
+        at_limit: Iterable[UUID] = (),
     ) -> None:
-        """Record the result of a claim of `count` tasks by a plan: the requested and the claimed number of each step.
+        """Record the result of a claim of `count` tasks by a plan: the limit and the claimed number of each step.
 
-        `full`: tenants that have reached their limit.
+        `at_limit`: tenants that have reached their limit of running tasks.
         """
-        left = count
-        for share, limit, got in zip(shares, limits, claimed_counts, strict=True):
-            group = (share.priority, share.tenant_id, share.fair_key)
-            asked = min(limit, left)
-            left -= got
-            self._charge(group, got)
-            if got < asked:
-                self._deep.discard(group)
-                if group not in self._noted:
-                    self._forget(group)
-            elif asked > 0:
-                self._deep.add(group)
-        self.block(full)
+        remaining = count
+        for step, limit, claimed in zip(steps, limits, claimed_counts, strict=True):
+            group = (step.priority, step.tenant_id, step.fair_key)
+            requested = min(limit, remaining)
+            remaining -= claimed
+            self._charge(group, claimed)
+            if claimed < requested:
+                self._backlogged.discard(group)
+                if group not in self._added_since_query:
+                    self._remove(group)
+            elif requested > 0:
+                self._backlogged.add(group)
+        self.block(at_limit)
 
     def _charge(self, group: FlowGroup, count: int) -> None:
         priority, tenant_id, key = group

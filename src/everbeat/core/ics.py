@@ -1,6 +1,6 @@
-"""Import of ICS files as days and hours. Recurring events are expanded for a limited number of years, with limited work.
+"""Import of ICS files as days and hours. Recurring events are expanded over a limited number of years, with limited work.
 
-The parser is icalendar, which the extra `everbeat[ics]` installs; it is imported on first use.
+The parser is icalendar. The extra `everbeat[ics]` installs it, and it is imported on first use.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from everbeat.core.errors import InvalidInput
 MAX_BYTES = 1024 * 1024
 MAX_ENTRIES = 10_000
 MAX_LINES_PER_EVENT = 1000
-HORIZON_YEARS = 10
-# Past days are included so that "why did it not run" can be explained for the year before the import.
+MAX_YEARS_AHEAD = 10
+# Past days are included so that a skipped tick can be explained up to a year before the import.
 PAST = timedelta(days=366)
 
 _MAX_DAYS_EXAMINED = 1_000_000
@@ -34,14 +34,14 @@ _RULE_PARTS = frozenset(
 
 
 class ImportedIcs(NamedTuple):
-    """Whole days (both ends included) and hours (end excluded; naive if the file gave no zone, else UTC)."""
+    """Whole days (both ends included), and hours (end excluded; in UTC, or naive if the file has no zone for them)."""
 
     days: list[tuple[date, date]]
     hours: list[tuple[datetime, datetime]]
 
 
 class IcsRecurrence(NamedTuple):
-    """An RRULE; weekdays are (nth or 0, Monday = 0)."""
+    """An RRULE. `weekdays` has pairs of n and day (Monday is 0): the nth such day or, if n is 0, every such day."""
 
     frequency: str
     interval: int
@@ -75,28 +75,28 @@ class _Budget:
     def spend(self, days: int) -> None:
         self._left -= days
         if self._left < 0:
-            raise InvalidInput.of("ics", "its recurring events take too long to expand; list the dates instead")
+            raise InvalidInput.of("ics", "has recurring events that take too long to expand; list the dates instead")
 
 
-def import_ics(text: str, today: date, horizon_years: int = HORIZON_YEARS) -> ImportedIcs:
-    """The days and hours of each event; recurring events from one year before today to horizon_years after today."""
+def import_ics(text: str, today: date, years_ahead: int = MAX_YEARS_AHEAD) -> ImportedIcs:
+    """Return the days and hours of all events. Recurring events are expanded from PAST before to `years_ahead` after today."""
     if len(text) > MAX_BYTES or len(text.encode(errors="replace")) > MAX_BYTES:
-        raise InvalidInput.of("ics", f"at most {MAX_BYTES} bytes")
+        raise InvalidInput.of("ics", f"must be at most {MAX_BYTES} bytes")
     parser = _load_parser()
     events = [_event(parser, lines, number) for number, lines in enumerate(_event_lines(text), start=1)]
     replaced: dict[str, set[date | datetime]] = defaultdict(set)
     for event in events:
         if event.replaces is not None:
             replaced[event.uid].add(_key(event.replaces))
-    window = (today - PAST, today + timedelta(days=366 * horizon_years))
+    window = (today - PAST, today + timedelta(days=366 * years_ahead))
     budget = _Budget(_MAX_DAYS_EXAMINED)
     imported = ImportedIcs([], [])
     for event in events:
         if event.is_cancelled:
             continue
-        gone = event.excluded if event.replaces is not None else event.excluded | replaced[event.uid]
+        excluded = event.excluded if event.replaces is not None else event.excluded | replaced[event.uid]
         for start in _starts(event, window, budget):
-            if _key(start) not in gone and _day_of(start) not in gone:
+            if _key(start) not in excluded and _day_of(start) not in excluded:
                 _add(imported, start, event.length)
     return imported
 
@@ -105,7 +105,7 @@ def _load_parser() -> ModuleType:
     try:
         import icalendar
     except ImportError:
-        raise InvalidInput.of("ics", "the server needs the package icalendar for this: pip install 'everbeat[ics]'") from None
+        raise InvalidInput.of("ics", "needs the package icalendar on the server: pip install 'everbeat[ics]'") from None
     module: ModuleType = icalendar
     return module
 
@@ -117,11 +117,11 @@ def _add(imported: ImportedIcs, start: date | datetime, length: timedelta) -> No
         key = start if start.tzinfo is None else start.astimezone(UTC)
         imported.hours.append((key, key + length))
     if len(imported.days) + len(imported.hours) > MAX_ENTRIES:
-        raise InvalidInput.of("ics", f"contains more than {MAX_ENTRIES} days and hours within its horizon")
+        raise InvalidInput.of("ics", f"contains more than {MAX_ENTRIES} days and hours in the imported period")
 
 
 def _key(moment: date | datetime) -> date | datetime:
-    """Normalize to UTC, so that EXDATE and RECURRENCE-ID match an occurrence given in another zone."""
+    """Normalize to UTC, so that EXDATE and RECURRENCE-ID match an occurrence that is given in another zone."""
     if isinstance(moment, datetime) and moment.tzinfo is not None:
         return moment.astimezone(UTC)
     return moment
@@ -132,33 +132,33 @@ def _day_of(moment: date | datetime) -> date:
 
 
 def _event_lines(text: str) -> Iterator[list[str]]:
-    """The relevant lines of each VEVENT. Nothing else is parsed, since VTIMEZONE rules can be infinite."""
+    """Yield the relevant lines of each VEVENT. Nothing else is parsed, because VTIMEZONE rules can be infinite."""
     lines = [line.rstrip("\r") for line in re.sub(r"\r?\n[ \t]", "", text.lstrip("\ufeff")).split("\n")]
     if not any(line.upper().strip() == "BEGIN:VCALENDAR" for line in lines):
-        raise InvalidInput.of("ics", "not an ICS file: no BEGIN:VCALENDAR")
-    inside: list[str] = []
-    wanted: list[str] = []
+        raise InvalidInput.of("ics", "is not an ICS file: it has no BEGIN:VCALENDAR")
+    open_components: list[str] = []
+    relevant: list[str] = []
     events = 0
     for line in lines:
         marker, _, component = line.strip().upper().partition(":")
         if marker == "BEGIN":
-            inside.append(component)
+            open_components.append(component)
             if component == "VEVENT":
-                wanted = []
+                relevant = []
         elif marker == "END":
-            if not inside or inside.pop() != component:
-                raise InvalidInput.of("ics", f"END:{component[:40]} without BEGIN")
+            if not open_components or open_components.pop() != component:
+                raise InvalidInput.of("ics", f"has END:{component[:40]} without BEGIN")
             if component == "VEVENT":
                 events += 1
                 if events > MAX_ENTRIES:
-                    raise InvalidInput.of("ics", f"at most {MAX_ENTRIES} events")
-                yield wanted
-        elif inside and inside[-1] == "VEVENT" and _PROPERTY.match(line):
-            wanted.append(line)
-            if len(wanted) > MAX_LINES_PER_EVENT:
-                raise InvalidInput.of("ics", f"at most {MAX_LINES_PER_EVENT} lines of dates and rules in an event")
-    if inside:
-        raise InvalidInput.of("ics", f"BEGIN:{inside[-1][:40]} without END")
+                    raise InvalidInput.of("ics", f"must have at most {MAX_ENTRIES} events")
+                yield relevant
+        elif open_components and open_components[-1] == "VEVENT" and _PROPERTY.match(line):
+            relevant.append(line)
+            if len(relevant) > MAX_LINES_PER_EVENT:
+                raise InvalidInput.of("ics", f"must have at most {MAX_LINES_PER_EVENT} lines of dates and rules per event")
+    if open_components:
+        raise InvalidInput.of("ics", f"has BEGIN:{open_components[-1][:40]} without END")
 
 
 def _event(parser: ModuleType, lines: list[str], number: int) -> _Event:
@@ -170,7 +170,7 @@ def _event(parser: ModuleType, lines: list[str], number: int) -> _Event:
             raise ValueError(f"{name}: {message}")
         return _read(component)
     except Exception as problem:
-        # The text is untrusted and the parser raises many kinds of exceptions; all mean that the file is invalid.
+        # The text is untrusted. The parser raises many kinds of exceptions, and all of them mean that the file is invalid.
         raise InvalidInput.of("ics", f"event {number}: {str(problem)[:200] or 'cannot be read'}") from None
 
 
@@ -220,8 +220,8 @@ def _length(component: Any, start: date | datetime) -> timedelta:
         length = component["DURATION"].dt
     if not isinstance(length, timedelta) or length < timedelta(0):
         raise ValueError("ends before it starts")
-    if length > timedelta(days=366 * HORIZON_YEARS):
-        raise ValueError(f"lasts longer than {HORIZON_YEARS} years")
+    if length > timedelta(days=366 * MAX_YEARS_AHEAD):
+        raise ValueError(f"lasts longer than {MAX_YEARS_AHEAD} years")
     return length if isinstance(start, datetime) else timedelta(days=length.days)
 
 
@@ -263,7 +263,7 @@ def _last_moment(parts: dict[str, list[Any]]) -> date | datetime | None:
     until = parts["UNTIL"][0]
     if not isinstance(until, date) or until.year < _YEARS.start:
         raise ValueError(f"RRULE: UNTIL must be a date in or after {_YEARS.start}")
-    # Some programs write the year 9999 for "no end"; converting it to a time zone would overflow.
+    # Some programs write the year 9999 for "no end". Its conversion to a time zone would overflow.
     return until if until.year in _YEARS else None
 
 
@@ -300,7 +300,7 @@ def _starts(event: _Event, window: tuple[date, date], budget: _Budget) -> Iterat
 
 
 def _until(until: date | datetime | None, zone: tzinfo | None) -> datetime:
-    """The end of a rule, as local time of its zone."""
+    """Return the end of a rule as local time of its zone."""
     if until is None:
         until = date.max
     if not isinstance(until, datetime):
@@ -315,16 +315,16 @@ def recurring_days(
     is_over: Callable[[date], bool],
     spend: Callable[[int], None],
 ) -> Iterator[date]:
-    """The days of a rule within a window. Not with dateutil, which examines a rule without matches until the year 9999."""
+    """Yield the days of a rule in a window. dateutil would examine a rule without matches until the year 9999."""
     number = _period_of(rule, first)
     if rule.times is None:
-        behind = _period_of(rule, window[0]) - number
-        number += max(behind, 0) // rule.interval * rule.interval
+        periods_before = _period_of(rule, window[0]) - number
+        number += max(periods_before, 0) // rule.interval * rule.interval
     counted = 0
     while number <= _period_of(rule, window[1]):
         days = _days_of_period(rule, number)
         spend(len(days) + 1)
-        for day in _picked(rule, [day for day in days if _matches(rule, day)]):
+        for day in _at_positions(rule, [day for day in days if _matches(rule, day)]):
             if day < first:
                 continue
             counted += 1
@@ -352,8 +352,8 @@ def _days_of_period(rule: IcsRecurrence, number: int) -> Sequence[date]:
         case "DAILY":
             return [date.fromordinal(number)]
         case "WEEKLY":
-            monday = number * 7 + 1 + rule.week_start
-            return [date.fromordinal(ordinal) for ordinal in range(monday, monday + 7)]
+            first = number * 7 + 1 + rule.week_start
+            return [date.fromordinal(ordinal) for ordinal in range(first, first + 7)]
         case "MONTHLY":
             return _days_of_month(number // 12, number % 12 + 1)
         case _:
@@ -383,8 +383,8 @@ def _matches(rule: IcsRecurrence, day: date) -> bool:
     return any((nth, day.weekday()) in rule.weekdays for nth in numbers)
 
 
-def _picked(rule: IcsRecurrence, days: list[date]) -> list[date]:
+def _at_positions(rule: IcsRecurrence, days: list[date]) -> list[date]:
     if not rule.positions:
         return days
-    picked = {days[at - 1 if at > 0 else at] for at in rule.positions if at and -len(days) <= at <= len(days)}
-    return sorted(picked)
+    selected = {days[at - 1 if at > 0 else at] for at in rule.positions if at and -len(days) <= at <= len(days)}
+    return sorted(selected)

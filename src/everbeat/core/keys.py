@@ -1,8 +1,8 @@
-"""API keys: their format, what is stored of them, and their scopes. Random bytes are an argument.
+"""API keys: their format, their stored form and their scopes. Random bytes are an argument.
 
-A key is `eb_`, 43 characters for 32 random bytes, and 6 characters of a checksum, so that a mistyped or invented key is refused
-without a database query. Only the hash of a key is stored. It needs neither salt nor a slow hash function, because 256 random
-bits cannot be guessed.
+A key consists of `eb_`, 43 characters for 32 random bytes, and a checksum of 6 characters, so that a mistyped or invented key
+is rejected without a database query. Only the hash of a key is stored. It needs neither a salt nor a slow hash function,
+because 256 random bits cannot be guessed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _SHAPE = re.compile(r"eb_[A-Za-z0-9_-]{49}")
 _START = re.compile(r"(?=eb_)")
 _CHECKSUM_LENGTH = 6
 _LENGTH = 52
-_WORK_ON = f"{Scope.WORK}:"
+_WORK_PREFIX = f"{Scope.WORK}:"
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored key. `scopes` are texts: admin, manage, submit, read, work or work:QUEUE."""
+    """A stored key. `scopes` are strings: admin, manage, submit, read, work or work:QUEUE."""
 
     id: UUID
     tenant_id: UUID
@@ -54,13 +54,13 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrantedScopes(NamedTuple):
-    """What the scopes of a key allow. `queues` None: work on every queue."""
+    """What the scopes of a key allow. `queues` None: `work` applies to every queue."""
 
     scopes: frozenset[Scope]
     queues: frozenset[str] | None
 
 
-# The text of a key
+# Format
 
 
 def make_key(secret: bytes) -> str:
@@ -71,7 +71,7 @@ def make_key(secret: bytes) -> str:
 
 
 def is_well_formed(key: str) -> bool:
-    """Whether the text has the format and checksum of a key; the key may still be unknown."""
+    """Whether the text has the format and checksum of a key. The key may be unknown."""
     return _SHAPE.fullmatch(key) is not None and _checksum(key[:-_CHECKSUM_LENGTH]) == key[-_CHECKSUM_LENGTH:]
 
 
@@ -85,7 +85,7 @@ def hash_of(key: str) -> bytes:
 
 
 def hint_of(key: str) -> str:
-    """Enough to distinguish keys: two characters of the secret and four of the checksum, which do not reveal the secret."""
+    """Return two characters of the secret and four of the checksum. They distinguish keys and do not reveal the secret."""
     return f"{key[:5]}…{key[-4:]}"
 
 
@@ -101,12 +101,12 @@ def _text(value: bytes) -> str:
 
 
 def parse_scopes(texts: Sequence[str], *, is_fleet: bool = False, field: str = "scopes") -> GrantedScopes:
-    """Parse the scopes of a request. Raises InvalidInput that names every invalid scope."""
+    """Parse the scopes of a request. Raises InvalidInput with every invalid scope."""
     if not texts:
-        raise InvalidInput.of(field, f"name at least one of {_choices()}")
+        raise InvalidInput.of(field, f"must contain at least one of {_choices()}")
     if len(texts) > MAX_SCOPES:
-        raise InvalidInput.of(field, f"at most {MAX_SCOPES} scopes")
-    errors = [FieldError(f"{field}[{index}]", wrong) for index, text in enumerate(texts) if (wrong := _scope_error(text))]
+        raise InvalidInput.of(field, f"must have at most {MAX_SCOPES} scopes")
+    errors = [FieldError(f"{field}[{index}]", message) for index, text in enumerate(texts) if (message := _scope_error(text))]
     if errors:
         raise InvalidInput(*errors)
     granted = granted_by(texts)
@@ -116,22 +116,22 @@ def parse_scopes(texts: Sequence[str], *, is_fleet: bool = False, field: str = "
 
 
 def granted_by(texts: Collection[str]) -> GrantedScopes:
-    """Parse the scopes of a stored key, which were checked when it was created."""
-    whole = [Scope(text) for text in texts if not text.startswith(_WORK_ON)]
-    queues = frozenset(text.removeprefix(_WORK_ON) for text in texts if text.startswith(_WORK_ON))
-    scopes = frozenset[Scope]().union(*(INCLUDED_SCOPES[scope] for scope in whole))
+    """Parse the scopes of a stored key, which were validated when it was created."""
+    unrestricted = [Scope(text) for text in texts if not text.startswith(_WORK_PREFIX)]
+    queues = frozenset(text.removeprefix(_WORK_PREFIX) for text in texts if text.startswith(_WORK_PREFIX))
+    scopes = frozenset[Scope]().union(*(INCLUDED_SCOPES[scope] for scope in unrestricted))
     if Scope.WORK in scopes or not queues:
         return GrantedScopes(scopes, None)
     return GrantedScopes(scopes | {Scope.WORK}, queues)
 
 
 def scope_texts(granted: GrantedScopes) -> tuple[str, ...]:
-    """The shortest list of scope texts with this meaning, in a fixed order."""
+    """Return the shortest list of scope strings with this meaning, in a fixed order."""
     scopes, queues = granted
     if queues is not None:
         scopes = scopes - {Scope.WORK}
     texts = [scope.value for scope in Scope if scope in scopes and not _is_implied(scope, scopes)]
-    return (*texts, *(f"{_WORK_ON}{queue}" for queue in sorted(queues or ())))
+    return (*texts, *(f"{_WORK_PREFIX}{queue}" for queue in sorted(queues or ())))
 
 
 def _is_implied(scope: Scope, scopes: Iterable[Scope]) -> bool:
@@ -139,17 +139,17 @@ def _is_implied(scope: Scope, scopes: Iterable[Scope]) -> bool:
 
 
 def _scope_error(text: str) -> str | None:
-    if text.startswith(_WORK_ON):
-        return None if is_name(text.removeprefix(_WORK_ON)) else f"the queue {NAME_MESSAGE}"
+    if text.startswith(_WORK_PREFIX):
+        return None if is_name(text.removeprefix(_WORK_PREFIX)) else f"the queue {NAME_MESSAGE}"
     return None if text in Scope._value2member_map_ else f"must be one of {_choices()}"
 
 
 def _choices() -> str:
-    return ", ".join([*Scope, f"{_WORK_ON}QUEUE"])
+    return ", ".join([*Scope, f"{_WORK_PREFIX}QUEUE"])
 
 
 def checked_name(name: str) -> str:
-    """Check the name of a key, which is shown in lists and in the audit log."""
+    """Return the name of a key if it is valid. It appears in lists and in the audit log."""
     if not 1 <= len(name) <= MAX_NAME_LENGTH or not name.strip():
         raise InvalidInput.of("name", f"must be 1 to {MAX_NAME_LENGTH} characters")
     if has_control_characters(name) or "\n" in name or not is_encodable(name):
@@ -158,6 +158,6 @@ def checked_name(name: str) -> str:
 
 
 def caller_from_key(key: ApiKey) -> Caller:
-    """The caller that a request with this key has."""
+    """Return the caller of a request with this key."""
     scopes, queues = granted_by(key.scopes)
     return Caller(key.tenant_id, scopes, queues, key.is_fleet, key.id, key.name)

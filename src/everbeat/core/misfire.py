@@ -1,8 +1,8 @@
-"""Decides about a schedule whose tick is due: whether it fires, which ticks are skipped, and which tick is next.
+"""Decides what happens to a schedule whose tick is due: whether the tick fires, which ticks are skipped, and which is next.
 
-The cursor is the last instant up to which the ledger is complete. A plan always has a row for every tick between the old and
-the new cursor, so that no tick is lost between two plans, whatever happens between them. A tick is late when it is older than
-`late_after_seconds`; only then does the catch-up policy apply.
+The cursor is the instant up to which the ledger is complete. A plan has a row for every tick between the old and the new
+cursor, so that no tick is lost between two plans, even if a node fails in between. A tick is late when it is older than
+`late_after_seconds`. The catch-up policy applies only to late ticks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class Lateness(NamedTuple):
-    """When a tick counts as late, and how much faster than its normal rate a schedule may catch up (0: no limit)."""
+    """When a tick counts as late, and how much faster than normal a schedule may fire while it catches up (0: no limit)."""
 
     late_after_seconds: float = 5.0
     catch_up_rate: float = 2.0
@@ -38,7 +38,7 @@ class FiringInput(NamedTuple):
 
 
 class FiringPlan(NamedTuple):
-    """What one firing does: at most one task, the ledger rows of skipped ticks, and the schedule's next position."""
+    """The effect of one firing: at most one task, the ledger rows of skipped ticks, and the schedule's next position."""
 
     fires: datetime | None
     skips: tuple[Skip, ...]
@@ -68,7 +68,7 @@ def plan_firing(due: FiringInput, timeline: Timeline, now: datetime, lateness: L
 
 
 def skip_past_ticks(timeline: Timeline, cursor_at: datetime, until: datetime, reason: SkipReason) -> tuple[Skip, ...]:
-    """Skip every tick in (cursor, until]: used by an edit or a pause to complete the ledger."""
+    """Skip every tick in (cursor, until]. An edit, a pause or a resume uses this to complete the ledger."""
     skips: list[Skip] = []
     while cursor_at < until:
         runs = timeline.runs_between(cursor_at, until)
@@ -80,7 +80,7 @@ def skip_past_ticks(timeline: Timeline, cursor_at: datetime, until: datetime, re
 
 
 def _fire(due: FiringInput, timeline: Timeline, now: datetime, rate: float) -> FiringPlan:
-    """Fire the next tick. With a rate, the schedule is catching up, and the tick after it is delayed accordingly."""
+    """Fire the next tick. A rate above 0 means that the schedule is catching up; it delays the tick after this one."""
     tick = due.next_tick_at
     before, fireable = _runs_to(due, timeline, tick)
     following = timeline.next_tick(tick)
@@ -94,7 +94,7 @@ def _fire(due: FiringInput, timeline: Timeline, now: datetime, rate: float) -> F
 
 
 def _runs_to(due: FiringInput, timeline: Timeline, tick: datetime) -> tuple[tuple[Skip, ...], bool]:
-    """The skipped ticks between the cursor and this tick, and whether the tick itself fires (a checkpoint does not)."""
+    """Return the skips between the cursor and this tick, and whether the tick itself fires. A checkpoint does not."""
     if not timeline.has_skips:
         return (), True
     skips: list[Skip] = []
@@ -117,8 +117,8 @@ def _fire_latest(due: FiringInput, timeline: Timeline, now: datetime, too_old: d
     fires = next((run.last for run in reversed(runs) if run.skip is None), None)
     if fires is not None:
         following = timeline.next_tick(runs[-1].last)
-        walk_stopped_early = following is not None and following <= limit
-        if fires < too_old or walk_stopped_early:
+        has_more_runs = following is not None and following <= limit
+        if fires < too_old or has_more_runs:
             fires = None
     return _plan_for_runs(due, timeline, runs, fires)
 
@@ -141,7 +141,7 @@ def _plan_for_runs(due: FiringInput, timeline: Timeline, runs: list[TickRun], fi
 
 
 def _skips_of_run(run: TickRun, fires: datetime | None, timeline: Timeline) -> list[Skip]:
-    """The run as skips, without its last tick if that is the one that fires."""
+    """Return the run as skips, without its last tick if that tick fires."""
     if run.skip is not None or run.last != fires:
         return [_skip(run, SkipReason.MISFIRE)]
     if run.count == 1:
@@ -152,17 +152,17 @@ def _skips_of_run(run: TickRun, fires: datetime | None, timeline: Timeline) -> l
 
 
 def _split_by_month(skip: Skip, timeline: Timeline) -> list[Skip]:
-    """Split a skip at the ends of months, because retention removes the ledger month by month."""
+    """Split a skip at month boundaries, because retention removes the ledger by month."""
     pieces, first, count = [], skip.first, skip.count
     while (first.year, first.month) != (skip.last.year, skip.last.month):
-        edge = (first.replace(day=1) + timedelta(days=32)).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-        last = timeline.last_until(edge - _MICROSECOND)
-        following = next(timeline.occurrences(edge - _MICROSECOND), None)
+        next_month = (first.replace(day=1) + timedelta(days=32)).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        last = timeline.last_until(next_month - _MICROSECOND)
+        following = next(timeline.occurrences(next_month - _MICROSECOND), None)
         assert last is not None
         assert following is not None
-        inside = timeline.count_between(first - _MICROSECOND, last)
-        pieces.append(Skip(first, last, inside, skip.reason))
-        first, count = following.at, count - inside
+        in_month = timeline.count_between(first - _MICROSECOND, last)
+        pieces.append(Skip(first, last, in_month, skip.reason))
+        first, count = following.at, count - in_month
     return [*pieces, Skip(first, skip.last, count, skip.reason)]
 
 
@@ -171,7 +171,7 @@ def _skip(run: TickRun, reason: SkipReason) -> Skip:
 
 
 def _due_at(due: FiringInput, following: datetime | None, now: datetime, rate: float) -> datetime | None:
-    """Normally the tick plus its jitter; when catching up, at least a fraction of the normal interval from now."""
+    """Return the tick plus its jitter. If that has passed during catch-up, return now plus 1/rate of the interval."""
     if following is None:
         return None
     due_at = following + due.jitter

@@ -1,11 +1,11 @@
-"""Names that users choose: one set of characters for schedules, queues, types, calendars and labels."""
+"""Names that users choose. Schedules, queues, types, calendars and labels allow the same characters."""
 
 from __future__ import annotations
 
 import re
 
 NAME_LENGTH = 200
-NAME_MESSAGE = "must be 1 to 200 of the letters A-Z a-z, digits and . _ : -"
+NAME_MESSAGE = "must be 1 to 200 characters: letters A-Z and a-z, digits, and . _ : -"
 
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")

@@ -1,4 +1,4 @@
-"""The partition of a schedule or task, and which live node should own which partition, both by stable hashes."""
+"""Partitions: which one a schedule or task belongs to, and which node should own it. Both follow from stable hashes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def _score(node: UUID, partition: int) -> bytes:
 
 
 def partitions_of_node(node: UUID, live: Iterable[UUID]) -> frozenset[int]:
-    """The partitions of a node, by rendezvous hashing: a node that joins or leaves moves as few of them as possible."""
+    """Return the partitions that a node should own. Rendezvous hashing moves few of them when a node joins or leaves."""
     nodes = sorted(set(live) | {node})
     return frozenset(p for p in range(PARTITIONS) if max(nodes, key=lambda n: _score(n, p)) == node)

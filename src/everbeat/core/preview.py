@@ -1,4 +1,4 @@
-"""Preview of a rule before it is saved: its next ticks, and warnings about behavior that its author may not expect."""
+"""Preview of a rule before it is saved: its next ticks, and warnings about behavior that the author may not expect."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ MAX_LOOK_AHEAD = timedelta(days=366 * 100)
 MAX_WARNINGS_PER_KIND = 3
 
 _MICROSECOND = timedelta(microseconds=1)
-# One year before the maximum of datetime, so that local times do not overflow.
+# One year before the maximum of datetime, so that conversion to local time does not overflow.
 _LAST = datetime(9999, 1, 1, tzinfo=UTC)
 _LAST_START = datetime(3000, 1, 1, tzinfo=UTC)
 _STEPPED_FIELDS = (("seconds", 60), ("minutes", 60), ("hours", 24))
 
 
 class PreviewTick(NamedTuple):
-    """A tick in UTC and in local time of the rule's zone, in ISO 8601 with offset."""
+    """A tick in UTC, and in the local time of the rule's zone as ISO 8601 with an offset."""
 
     at: datetime
     local: str
@@ -51,13 +51,13 @@ class Preview(NamedTuple):
 class _Upcoming(NamedTuple):
     ticks: list[datetime]
     excluded: int
-    gave_up: bool
+    is_incomplete: bool
 
 
 def preview(
     rule: Rule, after: datetime, count: int, calendars: Mapping[str, Calendar], schedule_id: UUID | None = None
 ) -> Preview:
-    """The next `count` ticks after an instant. A rule without an anchor counts from that instant."""
+    """Return the next `count` ticks after an instant. That instant is the anchor of a rule without one."""
     if not 1 <= count <= MAX_COUNT:
         raise InvalidInput.of("count", f"must be 1 to {MAX_COUNT}")
     if max(after, rule.starts_at or after) > _LAST_START:
@@ -92,7 +92,7 @@ def _upcoming(timeline: Timeline, after: datetime, count: int) -> _Upcoming:
 
 
 def _calendar_warnings(upcoming: _Upcoming) -> Iterator[str]:
-    if upcoming.gave_up:
+    if upcoming.is_incomplete:
         yield f"Calendars exclude {upcoming.excluded} of the next {MAX_EXAMINED} ticks; further ticks were not examined."
     elif upcoming.excluded:
         ticks = "1 tick" if upcoming.excluded == 1 else f"{upcoming.excluded} ticks"
@@ -109,7 +109,7 @@ def _rarity_warnings(timeline: Timeline, ticks: list[datetime]) -> Iterator[str]
 
 def _end_warnings(rule: Rule, upcoming: _Upcoming, after: datetime, count: int) -> Iterator[str]:
     shown = len(upcoming.ticks)
-    if upcoming.gave_up or shown == count or (rule.kind is TriggerKind.AT and shown):
+    if upcoming.is_incomplete or shown == count or (rule.kind is TriggerKind.AT and shown):
         return
     if shown:
         yield f"Ends after {'1 more tick' if shown == 1 else f'{shown} more ticks'}."
@@ -121,7 +121,7 @@ def _dst_warnings(rule: Rule, timeline: Timeline, after: datetime, ticks: list[d
     trigger = timeline.trigger
     if not isinstance(trigger, LocalTrigger) or trigger.clock.fixed:
         return []
-    if trigger.clock.mode is Mode.REAL and not _names_hours(rule):
+    if trigger.clock.mode is Mode.REAL and not _is_limited_to_hours(rule):
         return []
     start = max(after, rule.starts_at or after)
     until = min(max([start + LOOK_AHEAD, *ticks[-1:]]), start + MAX_LOOK_AHEAD, rule.ends_at or _LAST)
@@ -135,8 +135,8 @@ def _dst_warnings(rule: Rule, timeline: Timeline, after: datetime, ticks: list[d
     return gaps + folds
 
 
-def _names_hours(rule: Rule) -> bool:
-    """Whether the rule names hours. Only such rules lose ticks at a DST change; hourly and denser rules do not."""
+def _is_limited_to_hours(rule: Rule) -> bool:
+    """Whether the rule is restricted to certain hours. Only such rules lose ticks at a DST change."""
     if rule.kind is not TriggerKind.CRON:
         return False
     hour = read_fields(split_zone(rule.expression)[1], b"")[2]
@@ -145,27 +145,27 @@ def _names_hours(rule: Rule) -> bool:
 
 def _gap_warning(rule: Rule, timeline: Timeline, trigger: LocalTrigger, change: Transition) -> list[str]:
     at = to_seconds(change.at)
-    low, high = at + _whole(change.before), at + _whole(change.after)
-    first = trigger.pattern.first(low, high, _whole(change.before))
-    last = trigger.pattern.last(low, high, _whole(change.before))
+    low, high = at + _offset_seconds(change.before), at + _offset_seconds(change.after)
+    first = trigger.pattern.first(low, high, _offset_seconds(change.before))
+    last = trigger.pattern.last(low, high, _offset_seconds(change.before))
     if first is None or last is None:
         return []
     missing = f"{_clock(first)} does not exist" if first == last else f"{_clock(first)} to {_clock(last)} do not exist"
     where = f"on {to_instant(first):%Y-%m-%d} in {timeline.zone.key} because {missing}."
     if trigger.clock.mode is Mode.REAL:
         return [f"Skipped {where}"]
-    fates = [skip for _, skip in timeline.occurrences(change.at - _MICROSECOND, change.at)]
+    skips = [skip for _, skip in timeline.occurrences(change.at - _MICROSECOND, change.at)]
     if rule.gap is DstGap.SKIP:
-        return [f"Skipped {where}"] if SkipReason.DST_GAP in fates else []
-    return [f"Moved to {_clock(high)} {where}"] if None in fates else []
+        return [f"Skipped {where}"] if SkipReason.DST_GAP in skips else []
+    return [f"Moved to {_clock(high)} {where}"] if None in skips else []
 
 
 def _fold_warning(rule: Rule, timeline: Timeline, trigger: LocalTrigger, change: Transition) -> list[str]:
     at = to_seconds(change.at)
-    before, after = _whole(change.before), _whole(change.after)
+    before, after = _offset_seconds(change.before), _offset_seconds(change.after)
     first = trigger.pattern.first(at + after, at + before, before)
     last = trigger.pattern.last(at + after, at + before, before)
-    if first is None or last is None or not _fires(timeline, first - before, last - after):
+    if first is None or last is None or not _any_fires(timeline, first - before, last - after):
         return []
     twice = f"{_clock(first)} happens twice" if first == last else f"{_clock(first)} to {_clock(last)} happen twice"
     fold = DstFold.BOTH if trigger.clock.mode is Mode.REAL else rule.fold
@@ -173,12 +173,12 @@ def _fold_warning(rule: Rule, timeline: Timeline, trigger: LocalTrigger, change:
     return [f"{twice} on {to_instant(first):%Y-%m-%d} in {timeline.zone.key}; runs at {runs}."]
 
 
-def _fires(timeline: Timeline, first: int, last: int) -> bool:
+def _any_fires(timeline: Timeline, first: int, last: int) -> bool:
     around = timeline.occurrences(to_instant(first) - _MICROSECOND, to_instant(last))
     return any(skip is None for _, skip in islice(around, MAX_EXAMINED))
 
 
-def _whole(offset: timedelta) -> int:
+def _offset_seconds(offset: timedelta) -> int:
     return offset // timedelta(seconds=1)
 
 
@@ -245,7 +245,7 @@ def _rrule_day_warnings(expression: str) -> list[str]:
 
 
 def _short_month_warnings(days: tuple[int, ...], months: tuple[int, ...], only_days: bool) -> Iterator[str]:
-    """Warn about single late days, which are often a mistake. A range such as 25 to 31 is not warned about."""
+    """Warn about single days after the 28th, which are often a mistake. A range such as 25 to 31 causes no warning."""
     late = [day for day in days if day > 28 and day - 1 not in days]
     for day in late:
         if set(months) == {2}:

@@ -1,6 +1,7 @@
 """Request and response bodies of the worker protocol and of task submission.
 
-Client, server and services use the same structs, over HTTP and in process, so a client cannot send unknown fields.
+Clients, the API and the services use the same structs, over HTTP and in process, so a client cannot send a field that
+the server rejects as unknown.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _RequestBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class TaskInput(_RequestBody, frozen=True, kw_only=True):
-    """A task to submit. `idempotency_key` is for batches; a single submit has the header Idempotency-Key instead."""
+    """A task to submit. `idempotency_key` is for batches; a single submit uses the Idempotency-Key header instead."""
 
     type: str
     queue: str | None = None
@@ -133,7 +134,7 @@ class LeaseReleaseRequest(_RequestBody, frozen=True, kw_only=True):
 
 
 class LeaseResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The status of one reported result, failure or release. `next` is set only for a failure that was recorded."""
+    """The status of one reported result, failure or release. `next` is set only for a recorded failure."""
 
     id: UUID
     status: Literal["ok", "stale"]

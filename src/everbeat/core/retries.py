@@ -1,4 +1,4 @@
-"""What happens to a task whose attempt failed, was lost or timed out. Pure functions; randomness is an argument."""
+"""What happens to a task whose attempt failed, was lost or timed out. Random numbers are an argument."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _decode_retry = msgspec.json.Decoder(Retry).decode
 
 
 class RetryDecision(NamedTuple):
-    """`run_at` None with state `ready`: at once. `reason`: why the task is not retried."""
+    """The outcome of the attempt and the next state. `run_at`: set with `scheduled`. `reason`: why the task is not retried."""
 
     outcome: AttemptOutcome
     state: TaskState
@@ -27,7 +27,7 @@ class RetryDecision(NamedTuple):
 
 
 def backoff_seconds(retry: Retry, attempt: int, random_fraction: float) -> float:
-    """The delay after `attempt` attempts; with jitter, a random part of it. `random_fraction` is in [0, 1)."""
+    """Return the delay after `attempt` attempts. With jitter, it is multiplied by `random_fraction`, which is in [0, 1)."""
     match retry.kind:
         case RetryKind.FIXED:
             seconds = retry.base_seconds
@@ -51,7 +51,7 @@ def after_failure(
     is_retryable: bool = True,
     retry_in_seconds: float | None = None,
 ) -> RetryDecision:
-    """Decide after a worker has reported that its attempt failed."""
+    """Decide what follows a failure that a worker has reported."""
     outcome = AttemptOutcome.TIMEOUT if error.kind == TIMEOUT_KIND else AttemptOutcome.FAILED
     if task.cancel_requested:
         if error.kind == CANCELLED_KIND:
@@ -63,12 +63,12 @@ def after_failure(
 
 
 def after_expiry(task: LeasedTask, *, now: datetime, random_fraction: float, total_seconds: float) -> RetryDecision:
-    """Decide after a lease has expired: because of the attempt's timeout, or because its worker sent no heartbeats."""
+    """Decide what follows an expired lease. Either the attempt timed out, or its worker sent no heartbeats."""
     if task.cancel_requested:
         return RetryDecision(AttemptOutcome.CANCELLED, TaskState.CANCELLED)
     if now >= task.deadline_at:
         return _retry_or_end(task, AttemptOutcome.TIMEOUT, now, random_fraction, total_seconds, None)
-    # The task has usually not caused the loss of its worker, so it is retried at once. max_attempts limits a task that
+    # The task has usually not caused the loss of its worker, so it is retried immediately. max_attempts limits a task that
     # crashes its workers.
     return _retry_or_end(task, AttemptOutcome.LOST, now, random_fraction, total_seconds, 0)
 
@@ -83,12 +83,14 @@ def _retry_or_end(
 ) -> RetryDecision:
     if task.attempt >= task.max_attempts:
         attempts = "its only attempt" if task.max_attempts == 1 else f"all {task.max_attempts} attempts"
-        return RetryDecision(outcome, TaskState.DEAD, reason=f"{attempts} failed, the last one: {outcome.value}")
+        return RetryDecision(outcome, TaskState.DEAD, reason=f"{attempts} failed (last outcome: {outcome.value})")
     if wait_seconds is None:
         wait_seconds = backoff_seconds(_decode_retry(task.retry), task.attempt, random_fraction)
     run_at = now + timedelta(seconds=wait_seconds)
     if run_at >= task.first_started_at + timedelta(seconds=total_seconds):
-        return RetryDecision(outcome, TaskState.DEAD, reason=f"it has been tried for {total_seconds:.0f} seconds in total")
+        return RetryDecision(
+            outcome, TaskState.DEAD, reason=f"a retry would exceed the total limit of {total_seconds:.0f} seconds"
+        )
     if wait_seconds <= 0:
         return RetryDecision(outcome, TaskState.READY)
     return RetryDecision(outcome, TaskState.SCHEDULED, run_at)

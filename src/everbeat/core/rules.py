@@ -1,4 +1,4 @@
-"""A rule: the part of a schedule that decides when it ticks. Compiling one into a timeline happens in timeline.py."""
+"""A rule: the part of a schedule that decides when it ticks. timeline.py compiles a rule into a timeline."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TRIGGER_FIELDS = {
 
 
 class DstGap(StrEnum):
-    """What to do with a tick at a local time that does not exist, because a DST change skips it."""
+    """What happens to a tick at a local time that a DST change skips."""
 
     AFTER = "after"
     SKIP = "skip"
 
 
 class DstFold(StrEnum):
-    """Which instant to use for a local time that occurs twice, because a DST change repeats it."""
+    """Which instant to use for a local time that a DST change repeats."""
 
     FIRST = "first"
     SECOND = "second"
@@ -39,7 +39,7 @@ class DstFold(StrEnum):
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """Trigger, zone, DST policy, calendars and window. `anchor` is the origin of `every` and of an rrule without DTSTART."""
+    """Trigger, zone, DST policy, calendars, start and end. `anchor`: the origin of `every`, and of an rrule without DTSTART."""
 
     kind: TriggerKind
     expression: str

@@ -1,15 +1,15 @@
-"""Schedules: the spec that a user declares, the position that the engine maintains, and the comparison of specs."""
+"""Schedules: the spec that a user defines, the position that the engine maintains, and the comparison of specs."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from everbeat.core.rules import Rule, TriggerKind
+from everbeat.core.targets import Target, WorkerTarget, target_kind
 
 DEFAULT_TENANT = UUID(int=0)
 MAX_CONCURRENT = 10_000
@@ -57,7 +57,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     rule: Rule
-    target: dict[str, Any]
+    target: Target
     payload: bytes = b"{}"
     description: str = ""
     overlap: Overlap = Overlap.SKIP
@@ -74,27 +74,27 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def concurrency(self) -> int:
-        """The number of unfinished tasks of this schedule from which a tick overlaps."""
+        """The number of unfinished tasks of the schedule from which a due tick is an overlap."""
         return default_concurrency(self.overlap) if self.max_concurrent is None else self.max_concurrent
 
     @property
     def target_kind(self) -> str:
-        return str(self.target["kind"])
+        return target_kind(self.target)
 
     @property
     def queue(self) -> str:
-        return str(self.target.get("queue", "default")) if self.target_kind == "worker" else self.target_kind
+        return self.target.queue if isinstance(self.target, WorkerTarget) else self.target_kind
 
     @property
     def task_type(self) -> str:
-        return str(self.target["type"]) if self.target_kind == "worker" else self.name
+        return self.target.type if isinstance(self.target, WorkerTarget) else self.name
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """A spec with its identity and its position.
 
-    `cursor_at`: every tick up to here is in the ledger. `next_tick_at`: the next tick to fire. `due_at`: when to fire it
-    (later than the tick by jitter, or by the catch-up rate). `rule_at`: since when the current rule is in force.
+    `cursor_at`: the ledger is complete up to this instant. `next_tick_at`: the next tick to fire. `due_at`: when to fire it,
+    which is later than the tick by the jitter or the catch-up rate. `rule_at`: when the current rule took effect.
     """
 
     id: UUID
@@ -115,7 +115,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PastRule(msgspec.Struct, frozen=True, kw_only=True):
-    """A former rule of a schedule, in force in (since, until]. The audit recomputes the expected ticks from it."""
+    """A former rule of a schedule, in force in (since, until]. The audit computes the expected ticks from it."""
 
     schedule_id: UUID
     rule: Rule
@@ -124,7 +124,7 @@ class PastRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def anchored(rule: Rule, previous: Rule | None, now: datetime) -> Rule:
-    """The rule with an anchor: its own, that of the rule it replaces, or now. Once set, an anchor does not change."""
+    """Return the rule with an anchor: its anchor, that of the rule it replaces, or now. Once set, an anchor does not change."""
     if rule.anchor is not None or rule.kind not in (TriggerKind.EVERY, TriggerKind.RRULE):
         return rule
     if previous is not None and previous.kind is rule.kind and previous.anchor is not None:
@@ -133,7 +133,7 @@ def anchored(rule: Rule, previous: Rule | None, now: datetime) -> Rule:
 
 
 def same_spec(one: Spec, other: Spec) -> bool:
-    """Whether two specs are equal; the order of keys in the payload does not matter."""
+    """Whether two specs are equal. The order of keys in the payload does not matter."""
     if msgspec.structs.replace(one, payload=b"") != msgspec.structs.replace(other, payload=b""):
         return False
     return one.payload == other.payload or msgspec.json.decode(one.payload) == msgspec.json.decode(other.payload)

@@ -1,4 +1,4 @@
-"""A task as JSON: validating submissions, and building responses."""
+"""Tasks as JSON: validates submissions and builds responses."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ import msgspec
 from everbeat.core.definitions import (
     encode_payload,
     label_errors,
-    number,
-    optional_rfc3339,
     retry_errors,
-    rfc3339,
     utc,
 )
 from everbeat.core.errors import FieldError, InvalidInput
@@ -25,13 +22,13 @@ from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.partitioning import partition_of
 from everbeat.core.protocol import DEFAULT_QUEUE, TaskInput
 from everbeat.core.schedules import Retry, Schedule
-from everbeat.core.targets import HttpTarget, WorkerTarget, target_errors, target_to_json
-from everbeat.core.tasks import Attempt, DeadLetter, LogLine, NewTask, Origin, TaskKey, TaskRecord, TaskState
+from everbeat.core.targets import Target, WorkerTarget, target_errors, target_from_text, target_kind
+from everbeat.core.tasks import DeadLetter, NewTask, Origin, TaskKey, TaskRecord, TaskState
 
 MAX_RESULT_BYTES = 64 * 1024
 MAX_ERROR_CHARACTERS = 4000
 MAX_TRACE_CHARACTERS = 16_000
-_SHOWN_OF_CUT_RESULT = 1000
+_TRUNCATED_RESULT_BYTES = 1000
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _DEFAULT_RETRY = Retry()
@@ -39,7 +36,6 @@ _SUBMIT = Origin.SUBMIT
 
 _encode = msgspec.json.encode
 _ordered = msgspec.json.Encoder(order="deterministic").encode
-_decode_retry = msgspec.json.Decoder(Retry).decode
 _is_name = lru_cache(4096)(is_name)
 
 
@@ -47,18 +43,18 @@ def _text(value: Any) -> str:
     return _encode(value).decode()
 
 
-# Stored in place of the default retry policy, of empty labels, and of a worker target, which follows from queue and type.
-_PLAIN = "{}"
+# Stored instead of the default retry policy, empty labels, or a worker target, which follows from queue and type.
+_DEFAULT_TEXT = "{}"
 
 
 def new_task(
     given: TaskInput, id_: UUID, tenant_id: UUID, *, key: str | None = None, traceparent: str | None = None
 ) -> NewTask:
-    """The task that a submission describes. Raises InvalidInput with all errors, or TooLarge."""
-    if not (_is_plain(given) and (key is None or _KEY.fullmatch(key))):
+    """Return the task that a submission describes. Raises InvalidInput with all errors, or TooLarge."""
+    if not (_is_valid_and_simple(given) and (key is None or _KEY.fullmatch(key))):
         _raise_invalid(given, key)
     queue, target = _destination(given)
-    return NewTask(  # positional: twenty keyword arguments cost as much as the checks
+    return NewTask(  # positional, because twenty keyword arguments take as long as the checks
         id_,
         tenant_id,
         partition_of(id_),
@@ -69,9 +65,9 @@ def new_task(
         _SUBMIT,
         given.priority,
         given.max_attempts,
-        _PLAIN if given.retry == _DEFAULT_RETRY else _text(given.retry),
+        _DEFAULT_TEXT if given.retry == _DEFAULT_RETRY else _text(given.retry),
         given.timeout_seconds,
-        _text(given.labels) if given.labels else _PLAIN,
+        _text(given.labels) if given.labels else _DEFAULT_TEXT,
         None if given.run_at is None else utc(given.run_at, "run_at"),
         given.delay_seconds,
         traceparent=traceparent if traceparent is not None and _TRACEPARENT.fullmatch(traceparent) else None,
@@ -80,8 +76,8 @@ def new_task(
     )
 
 
-def _is_plain(given: TaskInput) -> bool:
-    """Whether the submission is valid and has only simple fields, as nearly all do; otherwise the full check is needed."""
+def _is_valid_and_simple(given: TaskInput) -> bool:
+    """Whether the submission is valid and has only simple fields, like nearly all submissions. Others need the full check."""
     return (
         _is_name(given.type)
         and (given.queue is None or _is_name(given.queue))
@@ -101,7 +97,7 @@ def _raise_invalid(given: TaskInput, key: str | None) -> None:
         if value is not None and not is_name(value)
     ]
     if given.run_at is not None and given.delay_seconds is not None:
-        errors.append(FieldError("delay_seconds", "give run_at or delay_seconds, not both"))
+        errors.append(FieldError("delay_seconds", "cannot be used together with run_at"))
     if given.run_at is not None and not 2 <= given.run_at.year <= 9998:
         errors.append(FieldError("run_at", "must be in the years 2 to 9998"))
     errors += [*label_errors(given.labels), *retry_errors(given.retry), *_target_errors(given)]
@@ -118,9 +114,9 @@ def _target_errors(given: TaskInput) -> list[FieldError]:
     errors = target_errors(target)
     if isinstance(target, WorkerTarget):
         if target.type != given.type:
-            errors.append(FieldError("target.type", "differs from type; make them equal"))
+            errors.append(FieldError("target.type", "must be equal to type"))
         if given.queue is not None and target.queue != given.queue:
-            errors.append(FieldError("target.queue", "differs from queue; make them equal or leave one out"))
+            errors.append(FieldError("target.queue", "must be equal to queue if both are given"))
     elif given.queue is not None:
         errors.append(FieldError("queue", "can only be used with worker targets"))
     return errors
@@ -129,15 +125,14 @@ def _target_errors(given: TaskInput) -> list[FieldError]:
 def _destination(given: TaskInput) -> tuple[str, str]:
     target = given.target
     if target is None:
-        return given.queue or DEFAULT_QUEUE, _PLAIN
+        return given.queue or DEFAULT_QUEUE, _DEFAULT_TEXT
     if isinstance(target, WorkerTarget):
-        return target.queue, _PLAIN
-    kind = "http" if isinstance(target, HttpTarget) else str(target_to_json(target)["kind"])
-    return kind, _text(target_to_json(target))
+        return target.queue, _DEFAULT_TEXT
+    return target_kind(target), _text(target)
 
 
 def _fingerprint(given: TaskInput) -> bytes:
-    """The hash that two submissions with one key must share: of everything except the key."""
+    """Return a hash of everything except the key. Two submissions with the same key must have the same hash."""
     return hashlib.sha256(_ordered(msgspec.structs.replace(given, idempotency_key=None))).digest()
 
 
@@ -151,7 +146,7 @@ def task_from_schedule(
     run_at: datetime | None = None,
     key: TaskKey | None = None,
 ) -> NewTask:
-    """A new task of a schedule, with the fields that a tick of it would set."""
+    """Return a new task of a schedule, with the fields that a tick would set."""
     spec = schedule.spec
     return NewTask(
         id=id_,
@@ -176,7 +171,7 @@ def task_from_schedule(
 
 
 def task_for_replay(task: TaskRecord | DeadLetter, id_: UUID, *, run_at: datetime | None = None) -> NewTask:
-    """A new task that repeats a finished task or dead letter."""
+    """Return a new task that repeats a finished task or a dead letter."""
     return NewTask(
         id=id_,
         tenant_id=task.tenant_id,
@@ -200,21 +195,18 @@ def task_for_replay(task: TaskRecord | DeadLetter, id_: UUID, *, run_at: datetim
     )
 
 
-def target_of(text: str, queue: str, type_: str) -> dict[str, Any]:
-    """The target in responses, from its stored text."""
-    if text == _PLAIN:
-        return {"kind": "worker", "type": type_, "queue": queue}
-    target: dict[str, Any] = msgspec.json.decode(text)
-    return target
+def target_of(text: str, queue: str, type_: str) -> Target:
+    """Return the target of a task from its stored text."""
+    return WorkerTarget(type=type_, queue=queue) if text == _DEFAULT_TEXT else target_from_text(text)
 
 
 def lease_end(new: NewTask, now: datetime) -> datetime:
-    """The end of the lease of a task that is written as running, for a worker that was waiting."""
+    """Return the end of the lease of a task that is written as running by a direct handoff."""
     return now + timedelta(seconds=min(new.lease_seconds, new.deadline_seconds or new.timeout_seconds))
 
 
 def task_as_submitted(new: NewTask, now: datetime) -> TaskRecord:
-    """The task as it was written at `now`: waiting, or running if it was handed directly to a waiting worker."""
+    """Return the task as written at `now`: waiting, or running after a direct handoff."""
     is_leased = new.lease_owner is not None
     run_at = new.run_at or now + timedelta(seconds=new.delay_seconds or 0)
     return TaskRecord(
@@ -253,134 +245,37 @@ def task_as_submitted(new: NewTask, now: datetime) -> TaskRecord:
     )
 
 
-# Results and errors, truncated
+# Results and errors, truncated to their limits
 
 
 def result_text(result: Any) -> str | None:
-    """The stored text of a result: None, its JSON, or a note in its place if it is too large."""
+    """Return the text to store for a result: None, its JSON, or, if it is too large, a note with its beginning."""
     if result is None:
         return None
     encoded = _encode(result)
     if len(encoded) <= MAX_RESULT_BYTES:
         return encoded.decode()
-    return _text(cut_result(encoded))
+    return _text(truncated_result(encoded))
 
 
-def cut_result(encoded: bytes) -> dict[str, Any]:
+def truncated_result(encoded: bytes) -> dict[str, Any]:
     return {
         "cut": True,
         "bytes": len(encoded),
-        "note": f"the result was {len(encoded)} bytes; at most {MAX_RESULT_BYTES} are stored, so only its beginning is here",
-        "start": encoded[:_SHOWN_OF_CUT_RESULT].decode(errors="ignore"),
+        "note": f"the result was {len(encoded)} bytes and was truncated; at most {MAX_RESULT_BYTES} bytes are stored",
+        "start": encoded[:_TRUNCATED_RESULT_BYTES].decode(errors="ignore"),
     }
 
 
 def error_text(message: str, kind: str | None = None, trace: str | None = None) -> str:
-    """The stored text of an error. Long messages keep their beginning, long traces their end, each with a note of the cut."""
+    """Return the text to store for an error. Long messages keep their beginning and long traces their end, with a note."""
     if trace is not None and len(trace) > MAX_TRACE_CHARACTERS:
-        trace = f"… {len(trace) - MAX_TRACE_CHARACTERS} characters cut …\n{trace[-MAX_TRACE_CHARACTERS:]}"
+        trace = f"… {len(trace) - MAX_TRACE_CHARACTERS} characters truncated …\n{trace[-MAX_TRACE_CHARACTERS:]}"
     if len(message) > MAX_ERROR_CHARACTERS:
-        message = f"{message[:MAX_ERROR_CHARACTERS]} … {len(message) - MAX_ERROR_CHARACTERS} characters cut"
+        message = f"{message[:MAX_ERROR_CHARACTERS]} … {len(message) - MAX_ERROR_CHARACTERS} characters truncated"
     parts = {"message": message, "kind": None if kind is None else kind[:200], "trace": trace}
     return _text({name: None if value is None else _encodable(value) for name, value in parts.items()})
 
 
 def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
-
-
-# Responses
-
-
-def _raw(encoded: bytes | None) -> msgspec.Raw | None:
-    return None if encoded is None else msgspec.Raw(encoded)
-
-
-def task_response(task: TaskRecord) -> dict[str, Any]:
-    """The JSON of a task in responses."""
-    progress = None
-    if task.progress_fraction is not None or task.progress_message is not None:
-        progress = {"fraction": task.progress_fraction, "message": task.progress_message}
-    duration = None
-    if task.started_at is not None and task.finished_at is not None:
-        duration = round((task.finished_at - task.started_at).total_seconds() * 1000, 3)
-    return {
-        "id": str(task.id),
-        "type": task.type,
-        "queue": task.queue,
-        "target": task.target,
-        "payload": msgspec.Raw(task.payload),
-        "payload_omitted": task.payload_ref is not None,
-        "state": task.state.value,
-        "priority": task.priority,
-        "run_at": rfc3339(task.run_at),
-        "attempt": task.attempt,
-        "max_attempts": task.max_attempts,
-        "retry": msgspec.to_builtins(_decode_retry(task.retry)),
-        "timeout_seconds": number(task.timeout_seconds),
-        "labels": task.labels,
-        "fair_key": task.fair_key or None,
-        "origin": task.origin.value,
-        "schedule_id": None if task.schedule_id is None else str(task.schedule_id),
-        "schedule": task.schedule,
-        "scheduled_for": optional_rfc3339(task.scheduled_for),
-        "progress": progress,
-        "result": _raw(task.result),
-        "error": _raw(task.error),
-        "reason": task.reason,
-        "created_at": rfc3339(task.created_at),
-        "started_at": optional_rfc3339(task.started_at),
-        "finished_at": optional_rfc3339(task.finished_at),
-        "duration_ms": duration,
-        "worker": task.worker,
-        "lease_until": optional_rfc3339(task.lease_until),
-        "cancel_requested": task.cancel_requested,
-    }
-
-
-def attempt_response(attempt: Attempt) -> dict[str, Any]:
-    duration = None
-    if attempt.ended_at is not None:
-        duration = round((attempt.ended_at - attempt.started_at).total_seconds() * 1000, 3)
-    return {
-        "attempt": attempt.attempt,
-        "fence": attempt.fence,
-        "worker": attempt.worker,
-        "started_at": rfc3339(attempt.started_at),
-        "ended_at": optional_rfc3339(attempt.ended_at),
-        "outcome": None if attempt.outcome is None else attempt.outcome.value,
-        "error": _raw(attempt.error),
-        "duration_ms": duration,
-    }
-
-
-def log_response(line: LogLine) -> dict[str, Any]:
-    return {"at": rfc3339(line.at), "attempt": line.attempt, "worker": line.worker, "text": line.text}
-
-
-def dead_letter_response(letter: DeadLetter) -> dict[str, Any]:
-    return {
-        "task_id": str(letter.task_id),
-        "type": letter.type,
-        "queue": letter.queue,
-        "target": letter.target,
-        "payload": msgspec.Raw(letter.payload),
-        "payload_omitted": letter.payload_ref is not None,
-        "origin": letter.origin.value,
-        "schedule_id": None if letter.schedule_id is None else str(letter.schedule_id),
-        "schedule": letter.schedule,
-        "scheduled_for": optional_rfc3339(letter.scheduled_for),
-        "priority": letter.priority,
-        "labels": letter.labels,
-        "fair_key": letter.fair_key or None,
-        "attempts": letter.attempt,
-        "max_attempts": letter.max_attempts,
-        "reason": letter.reason,
-        "error": _raw(letter.error),
-        "worker": letter.worker,
-        "created_at": rfc3339(letter.created_at),
-        "died_at": rfc3339(letter.died_at),
-        "replayed_at": optional_rfc3339(letter.replayed_at),
-        "replayed_as": None if letter.replayed_as is None else str(letter.replayed_as),
-        "replays": letter.replays,
-    }

@@ -1,9 +1,9 @@
-"""Targets: where a task is sent. One struct per kind, and the checks that need no network."""
+"""Targets: where a task is sent. One struct per kind, and the validation that needs no network."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, assert_never
+from typing import Annotated, Literal, assert_never
 from urllib.parse import urlsplit
 
 import msgspec
@@ -94,7 +94,7 @@ TARGET_KINDS = ("worker", "http", "celery", "sqs", "kafka", "redis", "amqp", "na
 
 
 def target_errors(target: Target, brokers: frozenset[str] = frozenset()) -> list[FieldError]:
-    """The errors of a target that msgspec does not find. Broker connections are configured by name on the server."""
+    """Return the errors that msgspec does not detect. `brokers`: the names of the server's broker connections."""
     if isinstance(target, WorkerTarget):
         return [
             FieldError(f"target.{field}", NAME_MESSAGE)
@@ -110,9 +110,17 @@ def target_errors(target: Target, brokers: frozenset[str] = frozenset()) -> list
     assert_never(target)
 
 
-def target_to_json(target: Target) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(target)
-    return plain
+def target_kind(target: Target) -> str:
+    return str(target.__struct_config__.tag)
+
+
+_decode_target = msgspec.json.Decoder(Target).decode
+
+
+def target_from_text(text: str) -> Target:
+    """Decode a stored target."""
+    target: Target = _decode_target(text)
+    return target
 
 
 def _http_errors(target: HttpTarget) -> list[FieldError]:
@@ -120,25 +128,25 @@ def _http_errors(target: HttpTarget) -> list[FieldError]:
     if message := _url_message(target.url):
         errors.append(FieldError("target.url", message))
     if not _SUCCESS.fullmatch(target.success):
-        errors.append(FieldError("target.success", 'is a list of status codes or classes, such as "2xx" or "200,204"'))
+        errors.append(FieldError("target.success", 'must be a list of status codes or classes, such as "2xx" or "200,204"'))
     if len(target.headers) > 50:
-        errors.append(FieldError("target.headers", "has more than 50 headers"))
+        errors.append(FieldError("target.headers", "must have at most 50 headers"))
     for name, value in target.headers.items():
         if not _HEADER.fullmatch(name) or name.lower() in _DENIED_HEADERS:
             errors.append(FieldError("target.headers", f"{name[:100]!r} cannot be set as a header"))
         elif len(value) > 4096 or _CONTROL.search(value):
-            errors.append(FieldError("target.headers", f"the value of {name} is too long or has control characters"))
+            errors.append(FieldError("target.headers", f"{name}: must be at most 4096 characters, without control characters"))
     return errors
 
 
 def _url_message(url: str) -> str | None:
     if _CONTROL.search(url) or " " in url:
-        return "has spaces or control characters"
+        return "must not contain spaces or control characters"
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError as error:
-        return f"is not a URL: {error}"
+        return f"is not a valid URL: {error}"
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return "must be an absolute http:// or https:// URL"
     if parts.username is not None or parts.password is not None:

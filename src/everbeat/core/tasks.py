@@ -1,13 +1,15 @@
-"""Tasks: origins, states, the allowed transitions between states as data, and the values that represent a task."""
+"""Tasks: origins, states, the allowed transitions between states, and the values that represent a task."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
+
+from everbeat.core.targets import Target
 
 
 class Origin(StrEnum):
@@ -67,10 +69,10 @@ class AttemptOutcome(StrEnum):
 class TaskChangeKind(StrEnum):
     """What happened to a task.
 
-    `submitted`: a new task from a submit, trigger, backfill, replay or tick. `released`: a worker returned it without an
-    attempt. `retried`: its attempt failed, timed out or was lost, and another attempt follows. `replaced`: a newer tick of its
-    schedule takes its place (cancel_previous). `cancel_requested`: it is running, and its worker is requested to stop.
-    `held`: its schedule was paused. `released_from_hold`: it no longer waits behind another task of its schedule.
+    `submitted`: a new task from a submit, trigger, backfill, replay or tick. `released`: a worker gave it back, and the attempt
+    does not count. `retried`: its attempt failed, timed out or was lost, and another attempt follows. `replaced`: a newer tick
+    of its schedule replaced it (cancel_previous). `cancel_requested`: it is running, and its worker is requested to cancel it.
+    `held`: its schedule was paused. `released_from_hold`: it is no longer held.
     """
 
     SUBMITTED = "submitted"
@@ -90,11 +92,11 @@ class TaskChangeKind(StrEnum):
 
 
 class TaskChange(NamedTuple):
-    """One change of one task, as the store verb that made it returns it.
+    """One change of one task, as returned by the store verb that made it.
 
     `state` and `attempt` are the values after the change. `outcome` is set if the change ended an attempt, `worker` if a
-    worker runs or ran the task, `priority`, `fair_key` and `run_at` if the task waits (ready, scheduled or held), `origin` if
-    it is new. A new task that is handed directly to a waiting worker has the kind `submitted` and the state `running`.
+    worker runs or ran the task, `priority`, `fair_key` and `run_at` if the task is ready, scheduled or held, and `origin` if
+    it is new. A new task that is written by a direct handoff has the kind `submitted` and the state `running`.
     """
 
     id: UUID
@@ -114,7 +116,7 @@ class TaskChange(NamedTuple):
 
 
 class TaskError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """The error of an attempt, reported by its worker or set by the engine."""
+    """The error of an attempt, reported by its worker or set by the server."""
 
     message: str
     kind: str | None = None
@@ -129,7 +131,7 @@ class TaskKey(NamedTuple):
 
 
 class NewTask(NamedTuple):
-    """A task to be written. `run_at` None: now. `delay_seconds` counts from the database's current time."""
+    """A task to be written. `run_at` None: now. `delay_seconds` counts from the current time of the database."""
 
     id: UUID
     tenant_id: UUID
@@ -151,18 +153,18 @@ class NewTask(NamedTuple):
     scheduled_for: datetime | None = None
     traceparent: str | None = None
     key: TaskKey | None = None
-    # Direct handoff to a waiting worker: the task is written as running, with fence 1.
+    # Set by a direct handoff: the task is written as running, with fence 1.
     lease_owner: str | None = None
     lease_seconds: float = 30.0
     deadline_seconds: float | None = None
-    # Key of the payload in the blob store, if it is too large for the row; `payload` is null then.
+    # The key of the payload in the blob store, if it is too large for the row. `payload` is then null.
     payload_ref: str | None = None
-    # Fair keys get equal parts of the tenant's share; empty: no fair key.
+    # Empty: no fair key.
     fair_key: str = ""
 
 
 class ClaimedTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that a worker has claimed. Reports about it must contain the fence."""
+    """A task that a worker has claimed. Reports on it must contain the fence."""
 
     id: UUID
     type: str
@@ -184,24 +186,24 @@ class ClaimedTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimedTaskWithoutPayload(ClaimedTask, frozen=True, kw_only=True):
-    """A claimed task whose payload has not been read from the blob store yet; used only inside the engine."""
+    """A claimed task whose payload has not been read from the blob store yet. Used only inside the server."""
 
     payload_ref: str
 
 
 def with_payload_ref(task: ClaimedTask, payload_ref: str | None) -> ClaimedTask:
-    """The task, as ClaimedTaskWithoutPayload if its payload is in the blob store."""
+    """Return the task, as ClaimedTaskWithoutPayload if its payload is in the blob store."""
     return task if payload_ref is None else ClaimedTaskWithoutPayload(**msgspec.structs.asdict(task), payload_ref=payload_ref)
 
 
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A task with all its public fields, unfinished or finished."""
+    """An unfinished or finished task with all its public fields."""
 
     id: UUID
     tenant_id: UUID
     type: str
     queue: str
-    target: dict[str, Any]
+    target: Target
     payload: bytes
     state: TaskState
     priority: int
@@ -227,10 +229,10 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     fence: int
     cancel_requested: bool
     traceparent: str | None
-    # How the last attempt ended, and why it was the last; set only if the task is finished.
+    # How the last attempt ended and why no other followed. Set only if the task is finished.
     outcome: AttemptOutcome | None = None
     reason: str | None = None
-    # Key of the payload in the blob store; `payload` is null then.
+    # The key of the payload in the blob store. `payload` is then null.
     payload_ref: str | None = None
     fair_key: str = ""
 
@@ -256,7 +258,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeasedTask(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a running task that the retry decision needs. `deadline_at`: when the attempt times out."""
+    """The fields of a running task that a retry decision depends on. `deadline_at`: when the attempt times out."""
 
     id: UUID
     tenant_id: UUID
@@ -271,7 +273,7 @@ class LeasedTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptEnd(NamedTuple):
-    """The end of an attempt with its fence, and the next state of the task. `run_at` is set only with `scheduled`."""
+    """The end of an attempt, with its fence, and the next state of the task. `run_at` is set only with `scheduled`."""
 
     id: UUID
     tenant_id: UUID
@@ -284,13 +286,13 @@ class AttemptEnd(NamedTuple):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that is not retried, kept with its payload. `replayed_as`: the task of its last replay."""
+    """A task that is not retried, kept with its payload. `replayed_as`: the task that the last replay created."""
 
     task_id: UUID
     tenant_id: UUID
     queue: str
     type: str
-    target: dict[str, Any]
+    target: Target
     payload: bytes
     origin: Origin
     schedule_id: UUID | None

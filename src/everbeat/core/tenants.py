@@ -1,4 +1,4 @@
-"""Tenants: the isolation boundary between teams, with weight and quotas."""
+"""Tenants: the isolation boundary, with a weight and quotas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVERY_TENANT = "all"
 
 
 class TenantQuotas(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of a tenant; None means no limit."""
+    """The limits of a tenant. None: no limit."""
 
     max_schedules: int | None = None
     max_ready: int | None = None

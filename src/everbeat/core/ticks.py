@@ -1,4 +1,4 @@
-"""Ledger rows: outcomes, and the closed list of skip reasons."""
+"""Ticks, the rows of the ledger: their outcomes, and the closed list of skip reasons."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class SkipReason(StrEnum):
 
 
 class Occurrence(NamedTuple):
-    """One tick of a timeline; `skip` is the reason if it does not fire."""
+    """One tick of a timeline. `skip`: the reason if it does not fire, otherwise None."""
 
     at: datetime
     skip: SkipReason | None
 
 
 class Skip(msgspec.Struct, frozen=True):
-    """Consecutive ticks that were skipped for one reason, from first to last, both included."""
+    """Consecutive ticks, from first to last, that were skipped for the same reason."""
 
     first: datetime
     last: datetime

@@ -1,7 +1,7 @@
 """The time index: the schedules of a node that are due soon, in memory, ordered by due time.
 
-Entries are replaced by id. Stale heap items are removed when they reach the top or when they outnumber the others (lazy
-deletion), so every operation is O(log n), and memory is proportional to the number of entries.
+An entry replaces the one with the same id. Stale heap items are removed when they reach the top or when they outnumber the
+current ones (lazy deletion). Changes therefore take amortized O(log n), and memory is proportional to the number of entries.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
-_SPARE_SLOTS = 64
+_MIN_STALE_ITEMS = 64
 
 
 class HasDueAt(Protocol):
@@ -43,14 +43,14 @@ class TimeIndex(Generic[T]):
         return None if slot is None else slot[1]
 
     def put(self, entry: T) -> None:
-        known = self._entries.get(entry.id)
-        if known is not None and known[1].due_at == entry.due_at:
-            self._entries[entry.id] = (known[0], entry)
+        existing = self._entries.get(entry.id)
+        if existing is not None and existing[1].due_at == entry.due_at:
+            self._entries[entry.id] = (existing[0], entry)
             return
         self._sequence += 1
         self._entries[entry.id] = (self._sequence, entry)
         heapq.heappush(self._heap, (entry.due_at, entry.id.int, self._sequence, entry.id))
-        if len(self._heap) > 2 * len(self._entries) + _SPARE_SLOTS:
+        if len(self._heap) > 2 * len(self._entries) + _MIN_STALE_ITEMS:
             self._heap = [(entry.due_at, id_.int, sequence, id_) for id_, (sequence, entry) in self._entries.items()]
             heapq.heapify(self._heap)
 
@@ -67,7 +67,7 @@ class TimeIndex(Generic[T]):
         return self._heap[0][0] if self._heap else None
 
     def take_due(self, now: datetime, limit: int) -> list[T]:
-        """Remove and return up to limit entries due at or before now, oldest first."""
+        """Remove and return up to `limit` entries that are due at or before `now`, oldest first."""
         taken: list[T] = []
         while len(taken) < limit and self._heap and self._heap[0][0] <= now:
             _, _, sequence, id_ = heapq.heappop(self._heap)

@@ -1,4 +1,4 @@
-"""A timeline: the ticks of one rule within its start and end, including those that calendars and DST gaps skip."""
+"""Timelines: the ticks of one rule between its start and end, including those that calendars and DST gaps skip."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from everbeat.core.triggers.once import parse_at
 from everbeat.core.triggers.wall_clock import LocalTrigger
 from everbeat.core.zones import load_zone
 
-# Enough for a year of excluded hourly ticks. A denser rule gets a checkpoint, from which the search continues later.
+# Enough for a year of excluded hourly ticks. For a denser rule, the search stops at a checkpoint and continues there later.
 MAX_EXAMINED = 10_000
 _LOOK_AHEAD = timedelta(days=3660)
 
@@ -32,14 +32,14 @@ _LAST = datetime.max.replace(tzinfo=UTC)
 
 
 class CalendarDays(Protocol):
-    """The interface of calendars that timelines use."""
+    """The part of a calendar that timelines use."""
 
     def covers(self, local: datetime) -> bool:
-        """Whether the calendar contains this local time, which is aware in the schedule's zone."""
+        """Whether the calendar contains this local time, which is aware and in the zone of the schedule."""
 
 
 class TickRun(NamedTuple):
-    """Consecutive ticks with the same skip reason, from first to last; None means that they fire."""
+    """Consecutive ticks with the same skip reason, from first to last. `skip` None: they fire."""
 
     first: datetime
     last: datetime
@@ -48,7 +48,7 @@ class TickRun(NamedTuple):
 
 
 class Timeline:
-    """The ticks of one rule. Immutable, so schedules with the same rule share it."""
+    """The ticks of one rule. Immutable, so that schedules with the same rule can share it."""
 
     def __init__(
         self,
@@ -70,24 +70,24 @@ class Timeline:
         self.has_skips = self._has_calendars or self._skips_gaps
 
     def next_tick(self, after: datetime) -> datetime | None:
-        """The next tick that fires. If calendars exclude all examined ticks, the last of them, as a checkpoint."""
+        """Return the next tick that fires. If calendars exclude all examined ticks, return the last one as a checkpoint."""
         tick = self._next(after)
         if not self._has_calendars:
             return tick
-        examined = None
+        last_examined = None
         for _ in range(MAX_EXAMINED):
             if tick is None or self._calendar_skip(tick) is None:
                 break
-            examined = tick
+            last_examined = tick
             if tick - after > _LOOK_AHEAD:  # limits the search for a rare rule
-                return examined
+                return last_examined
             tick = self._next(tick)
         else:
-            return examined
-        return tick or examined
+            return last_examined
+        return tick or last_examined
 
     def last_until(self, t: datetime) -> datetime | None:
-        """The last tick at or before t, whether it fires or is skipped."""
+        """Return the last tick at or before t, whether it fires or is skipped."""
         until = min(t, self._ends_at)
         tick = self.trigger.last_until(until)
         if self._skips_gaps and (gaps := self.trigger.gaps_between(tick or _FIRST, until)):
@@ -95,12 +95,12 @@ class Timeline:
         return None if tick is None or (self._before is not None and tick <= self._before) else tick
 
     def count_between(self, after: datetime, until: datetime) -> int:
-        """The number of ticks in (after, until], including those that calendars or DST gaps skip."""
+        """Return the number of ticks in (after, until], including those that calendars or DST gaps skip."""
         after, until = self._clip(after), min(until, self._ends_at)
         return self.trigger.count_between(after, until) + len(self._gaps(after, until))
 
     def runs_between(self, after: datetime, until: datetime, limit: int = 10_000) -> list[TickRun]:
-        """The ticks in (after, until] as runs, oldest first. With calendars or skipped gaps, at most `limit` ticks."""
+        """Return the ticks in (after, until] as runs, oldest first. With calendars or skipped gaps, at most `limit` ticks."""
         if not self.has_skips:
             return self._one_run(after, until)
         runs: list[TickRun] = []
@@ -112,7 +112,7 @@ class Timeline:
         return runs
 
     def occurrences(self, after: datetime, until: datetime | None = None) -> Iterator[Occurrence]:
-        """Every tick in (after, until] in order, with the reason if it is skipped; endless if until is None."""
+        """Yield every tick in (after, until] in order, with the skip reason. `until` None: up to the end of the rule."""
         cursor = self._clip(after)
         until = self._ends_at if until is None else min(until, self._ends_at)
         while True:
@@ -152,7 +152,7 @@ class Timeline:
 
 
 def compile_rule(rule: Rule, schedule_id: UUID | None, calendars: Mapping[str, CalendarDays]) -> Timeline:
-    """Compile a rule. Raises InvalidInput that names the invalid fields of the API."""
+    """Compile a rule. Raises InvalidInput with the names of the invalid API fields."""
     _check_window(rule)
     load_zone(rule.timezone)
     exclude = _calendars("calendars.exclude", rule.exclude, calendars)
@@ -167,7 +167,7 @@ def _check_window(rule: Rule) -> None:
         if moment is not None and moment.tzinfo is None:
             raise InvalidInput.of(field, "needs an offset from UTC, such as Z or +01:00")
     if rule.starts_at is not None and rule.ends_at is not None and rule.ends_at < rule.starts_at:
-        raise InvalidInput.of("ends_at", "is before starts_at")
+        raise InvalidInput.of("ends_at", "must not be before starts_at")
 
 
 def _calendars(field: str, names: tuple[str, ...], calendars: Mapping[str, CalendarDays]) -> tuple[CalendarDays, ...]:
@@ -187,7 +187,7 @@ def _trigger(rule: Rule, schedule_id: UUID | None) -> tuple[Trigger, ZoneInfo]:
         case TriggerKind.EVERY:
             return parse_every(text, _anchor(rule, "every_seconds")), load_zone(zone)
         case TriggerKind.RRULE:
-            from everbeat.core.triggers import rrule  # few schedules need it, and `import everbeat` should be fast
+            from everbeat.core.triggers import rrule  # not at the top: few schedules need it, and imports should be fast
 
             anchor = _LAST if rrule.has_start(text) else _anchor(rule, "rrule")
             from_rrule = rrule.parse_rrule(text, zone, anchor, rule.gap, rule.fold)
@@ -200,7 +200,7 @@ def _trigger(rule: Rule, schedule_id: UUID | None) -> tuple[Trigger, ZoneInfo]:
 
 def _anchor(rule: Rule, field: str) -> datetime:
     if rule.anchor is None:
-        raise InvalidInput.of(field, "needs an anchor: the instant it counts from")
+        raise InvalidInput.of(field, "needs an anchor, the instant from which it counts")
     return rule.anchor
 
 
@@ -213,11 +213,11 @@ class TimelineCache:
         self._lock = Lock()
 
     def get(self, rule: Rule, schedule_id: UUID | None, calendars: Mapping[str, CalendarDays]) -> Timeline:
-        # Names and revisions are not unique across tenants. An id() is unique while the entry exists, because its
-        # timeline refers to the calendar.
-        held = tuple(id(calendars.get(name)) for name in (*rule.exclude, *rule.only))
+        # Names and revisions are not unique across tenants. An id() is unique while the entry exists, because its timeline
+        # keeps a reference to the calendar.
+        calendar_ids = tuple(id(calendars.get(name)) for name in (*rule.exclude, *rule.only))
         seeded = rule.kind is TriggerKind.CRON and uses_hash(rule.expression)
-        key = (rule, schedule_id if seeded else None, held)
+        key = (rule, schedule_id if seeded else None, calendar_ids)
         with self._lock:
             timeline = self._entries.get(key)
             if timeline is not None:

@@ -1,4 +1,4 @@
-"""Time zones by IANA name: loading them, refusing abbreviations and offsets, and finding changes of their offsets."""
+"""Time zones: loads them by IANA name, rejects abbreviations and offsets, and finds the changes of their offsets."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from everbeat.core.errors import InvalidInput
 
 MAX_NAME_LENGTH = 64
 
-# The tz database still contains some of these (EST, CET, EST5EDT, …), but they mean a fixed offset or old rules of one
-# country, which is rarely what the author of a schedule wants.
+# The tz database contains some of these (EST, CET, EST5EDT, …), but there they mean a fixed offset or the old rules of one
+# country. The author of a schedule rarely wants that.
 ABBREVIATIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "ACDT": ("Australia/Adelaide",),
@@ -88,7 +88,7 @@ _NAME = re.compile(r"[A-Za-z0-9_+\-/]+")
 _LOOSE_NAME = re.compile(r"[A-Za-z0-9_+\-/: .]+")
 _OFFSET = re.compile(r"(?:UTC|GMT)? ?([+-])(\d{1,2})(?::?(\d{2}))?(?::?\d{2})?", re.IGNORECASE)
 
-# Well below the shortest period of one offset in modern times: a week of daylight saving in Recife in October 2000.
+# Well below the shortest period with one offset in modern times: a week of daylight saving time in Recife in October 2000.
 _PROBE_STEP_SECONDS = 3 * 86400
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # One year from either end of the range of datetime, so that no conversion to local time overflows.
@@ -113,7 +113,7 @@ def load_zone(name: str) -> ZoneInfo:
 
 
 def transitions(zone: ZoneInfo, start: datetime, end: datetime) -> list[Transition]:
-    """Every change of the zone's offset in (start, end], oldest first; exact to the second."""
+    """Return every change of the zone's offset in (start, end], oldest first and exact to the second."""
     first_year = max(start.astimezone(UTC).year, _FIRST_YEAR)
     last_year = min(end.astimezone(UTC).year, _LAST_YEAR)
     years = (_transitions_of_year(zone, year) for year in range(first_year, last_year + 1))
@@ -165,7 +165,7 @@ def _problem_with(name: str) -> str | None:
     if not name:
         return "a time zone is required; use an IANA name such as Europe/Berlin"
     if len(name) > MAX_NAME_LENGTH:
-        return f"a time zone name has at most {MAX_NAME_LENGTH} characters"
+        return f"a time zone name must have at most {MAX_NAME_LENGTH} characters"
     if not _LOOSE_NAME.fullmatch(name):
         return "not a time zone name; use an IANA name such as Europe/Berlin"
     if name in _known_zones():
@@ -182,18 +182,18 @@ def _problem_with(name: str) -> str | None:
 
 def _offset_hint(name: str, offset: re.Match[str]) -> str:
     sign, hours, minutes = offset.group(1), int(offset.group(2)), int(offset.group(3) or 0)
-    refusal = f'"{name}" is an offset, not a time zone; use an IANA name such as Europe/Berlin'
+    message = f'"{name}" is an offset, not a time zone; use an IANA name such as Europe/Berlin'
     if hours == 0 and minutes == 0:
         return f'"{name}" is an offset, not a time zone; use UTC'
     fixed = f"Etc/GMT{'-' if sign == '+' else '+'}{hours}"
     if minutes or fixed not in _known_zones():
-        return refusal
-    return f"{refusal}, or {fixed} for this fixed offset (the sign is reversed there)"
+        return message
+    return f"{message}, or {fixed} for this fixed offset (the sign is reversed there)"
 
 
 @cache
 def _known_zones() -> frozenset[str]:
-    """All zone names. Names are checked against it, because a case-insensitive file system would open europe/berlin."""
+    """Return all zone names. Names are compared with these, because a case-insensitive file system would open europe/berlin."""
     return frozenset(
         name
         for name in available_timezones()
@@ -207,7 +207,7 @@ def _known_zones() -> frozenset[str]:
 
 @cache
 def _names_by_key() -> Mapping[str, tuple[str, ...]]:
-    """Lower-case full names and city parts, each with the zones it may mean."""
+    """Return lower-case full names and city names, each with the zones that it may mean."""
     names: dict[str, list[str]] = defaultdict(list)
     for name in sorted(_known_zones(), key=lambda name: (not _is_regional(name), name)):
         for key in {name.lower(), name.rpartition("/")[2].lower()}:

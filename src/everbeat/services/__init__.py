@@ -1,1 +1,1 @@
-"""One file, one loop or one use-case room: what Everbeat does, on any store."""
+"""The services: the loops of a node and the operations behind the API, on any store."""

@@ -1,11 +1,11 @@
-"""Who asks: API keys are looked up, remembered for seconds, and watched for as long as something open stands behind them.
+"""Authentication: looks up API keys, caches them briefly, and ends open requests whose key is no longer valid.
 
-A key that cannot be one is refused without asking the database. Those that were found are remembered for a few seconds, those
-that were not for less; look-ups that are wanted at the same time are one query. Expiry is judged by the database's clock.
-A notice makes every node ask again at once; where a notice is lost, the age of what is remembered bounds the delay.
+A malformed key is refused without a query. Valid keys are cached for a few seconds, refused ones for a shorter time, and
+concurrent lookups share one query. Expiry is judged by the database's clock. A notice invalidates the cache of every node
+immediately; if the notice is lost, the maximum age of the cache bounds the delay.
 
-While the database is away, keys that were found before go on working until they expire; others are answered 503, never 401:
-nobody knows whether they are right.
+While the database is unavailable, cached keys remain valid until they expire. Other keys get status 503, never 401, because
+it is unknown whether they are valid.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ from everbeat.store.values import Notice
 
 T = TypeVar("T")
 
-_FRESH_SECONDS = 5.0
-_UNKNOWN_SECONDS = 2.0
-_AWAY_SECONDS = 1.0
-_WAIT_SECONDS = 1.0
+_CACHE_SECONDS = 5.0
+_REFUSED_CACHE_SECONDS = 2.0
+_OUTAGE_SECONDS = 1.0
+_REVALIDATION_SECONDS = 1.0
 _TOUCH_SECONDS = 60.0
-_MAX_KNOWN = 10_000
+_MAX_CACHED = 10_000
 _MAX_LOOKUPS = 500
 
-_SEND_ONE = "Send an API key of this server: Authorization: Bearer eb_…"
-_NOT_ONE = "This is not an API key: a character is wrong or missing. Keys begin with eb_ and have 52 characters."
-_UNKNOWN = "This API key is not known here; is it one of this server?"
-_REVOKED = "This API key was revoked."
+_NO_KEY = "Send an API key of this server: Authorization: Bearer eb_…"
+_MALFORMED = "This is not a valid API key: a character is wrong or missing. Keys begin with eb_ and have 52 characters."
+_UNKNOWN = "This API key is unknown. Check that it belongs to this server."
+_REVOKED = "This API key has been revoked."
 _EXPIRED = "This API key has expired."
 
 
-class _Known:
-    """A key as it was last seen; times are those of the monotonic clock."""
+class _CachedKey:
+    """A valid key and the time of the query that found it. Times are those of the monotonic clock."""
 
-    __slots__ = ("caller", "expires", "hash", "seen", "touched")
+    __slots__ = ("caller", "expires_at", "hash", "queried_at", "touched_at")
 
-    def __init__(self, key: ApiKey, seen: float, expires: float, touched: float) -> None:
+    def __init__(self, key: ApiKey, queried_at: float, expires_at: float, touched_at: float) -> None:
         self.caller = caller_from_key(key)
         self.hash = key.hash
-        self.seen = seen
-        self.expires = expires
-        self.touched = touched
+        self.queried_at = queried_at
+        self.expires_at = expires_at
+        self.touched_at = touched_at
 
 
 class Authenticator:
-    """`is_required`: whether a request without a key is refused. A key that is presented is judged in any case."""
+    """Authenticates requests. `is_required`: whether a request needs a key. A key that is sent is checked in any case."""
 
     name = "access"
     deadline_seconds = 15.0
@@ -85,108 +85,108 @@ class Authenticator:
         self.trusted_proxies = tuple(trusted_proxies)
         self.emit = emit
         self._monotonic = monotonic
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._cached: OrderedDict[bytes, _CachedKey] = OrderedDict()
         self._refused: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
-        self._asking: dict[bytes, asyncio.Task[_Known]] = {}
-        self._lookups: GroupCommit[bytes, tuple[float, datetime, ApiKey | None]] = GroupCommit(
+        self._lookups: dict[bytes, asyncio.Task[_CachedKey]] = {}
+        self._lookup_batches: GroupCommit[bytes, tuple[float, datetime, ApiKey | None]] = GroupCommit(
             self._find, max_rows=_MAX_LOOKUPS, count_rows=lambda _hash: 1
         )
         self._used: set[UUID] = set()
-        self._changes = 0
-        self._has_warned_of_proxy = False
-        self._away_until = float("-inf")
+        self._change_count = 0
+        self._has_warned_about_proxy = False
+        self._outage_until = float("-inf")
         self._woken = asyncio.Event()
         store.subscribe(self._on_notice)
 
-    # Who asks
+    # Authentication
 
     def address_of(self, peer: str | None, forwarded: Sequence[str]) -> str:
-        """Where a request comes from, as far as those who say so are trusted."""
+        """Return the address of the client. Forwarded addresses count only if they come from trusted proxies."""
         address = client_address(peer, forwarded, self.trusted_proxies)
-        if forwarded and not self.trusted_proxies and self.is_required and not self._has_warned_of_proxy:
-            self._has_warned_of_proxy = True
+        if forwarded and not self.trusted_proxies and self.is_required and not self._has_warned_about_proxy:
+            self._has_warned_about_proxy = True
             self.emit(ProxyNotTrusted(address))
         return address
 
     async def authenticate(self, header: Sequence[bytes], address: str) -> Caller:
-        """Find the caller by the API key of the Authorization header; raises Unauthenticated, TooManyRequests or StoreError."""
+        """Return the caller for an Authorization header. Raises Unauthenticated, TooManyRequests or StoreError."""
         if not header:
             if self.is_required:
-                raise Unauthenticated(_SEND_ONE)
+                raise Unauthenticated(_NO_KEY)
             return LOCAL_CALLER
         text = _bearer(header)
         key_hash = hash_of(text)
-        known = self._recall(key_hash)
-        if known is None or not self._is_fresh(known):
-            if known is None:
+        cached = self._find_cached(key_hash)
+        if cached is None or not self._is_fresh(cached):
+            if cached is None:
                 self.limits.check_bad_keys(address)
             try:
-                known = await self._look_up(text, key_hash, known)
+                cached = await self._look_up(text, key_hash, cached)
             except Unauthenticated:
                 self.limits.note_bad_key(address)
                 raise
-        if not hmac.compare_digest(known.hash, key_hash) or known.caller.key_id is None:
+        if not hmac.compare_digest(cached.hash, key_hash) or cached.caller.key_id is None:
             raise Unauthenticated(_UNKNOWN)
-        self.limits.check_key(known.caller.key_id)
-        self._note_use(known)
-        return known.caller
+        self.limits.check_key(cached.caller.key_id)
+        self._note_use(cached)
+        return cached.caller
 
-    def _recall(self, key_hash: bytes) -> _Known | None:
-        known = self._known.get(key_hash)
-        if known is None or known.expires <= self._monotonic():
+    def _find_cached(self, key_hash: bytes) -> _CachedKey | None:
+        cached = self._cached.get(key_hash)
+        if cached is None or cached.expires_at <= self._monotonic():
             return None
-        self._known.move_to_end(key_hash)
-        return known
+        self._cached.move_to_end(key_hash)
+        return cached
 
-    def _is_fresh(self, known: _Known) -> bool:
+    def _is_fresh(self, cached: _CachedKey) -> bool:
         now = self._monotonic()
-        return now - known.seen < _FRESH_SECONDS or now < self._away_until
+        return now - cached.queried_at < _CACHE_SECONDS or now < self._outage_until
 
-    async def _look_up(self, text: str, key_hash: bytes, known: _Known | None) -> _Known:
-        if known is None:
+    async def _look_up(self, text: str, key_hash: bytes, cached: _CachedKey | None) -> _CachedKey:
+        if cached is None:
             self._check_refused(text, key_hash)
-        asking = self._asking.get(key_hash)
-        if asking is None:
-            asking = self._asking[key_hash] = asyncio.create_task(self._ask(key_hash))
-            asking.add_done_callback(lambda done: self._asked(key_hash, done))
-        if known is None:
-            return await asyncio.shield(asking)
+        lookup = self._lookups.get(key_hash)
+        if lookup is None:
+            lookup = self._lookups[key_hash] = asyncio.create_task(self._query(key_hash))
+            lookup.add_done_callback(lambda done: self._on_lookup_done(key_hash, done))
+        if cached is None:
+            return await asyncio.shield(lookup)
         try:
-            # A database that hangs must not hold up those who were let in a moment ago.
-            async with asyncio.timeout(_WAIT_SECONDS):
-                return await asyncio.shield(asking)
+            # A database that hangs must not delay requests whose key was valid a moment ago.
+            async with asyncio.timeout(_REVALIDATION_SECONDS):
+                return await asyncio.shield(lookup)
         except (StoreError, TimeoutError):
-            self._away_until = self._monotonic() + _AWAY_SECONDS
-            return known
+            self._outage_until = self._monotonic() + _OUTAGE_SECONDS
+            return cached
 
-    def _asked(self, key_hash: bytes, done: asyncio.Task[_Known]) -> None:
-        del self._asking[key_hash]
+    def _on_lookup_done(self, key_hash: bytes, done: asyncio.Task[_CachedKey]) -> None:
+        del self._lookups[key_hash]
         if not done.cancelled():
-            done.exception()  # whoever waited for it was told; perhaps nobody did any more
+            done.exception()  # mark it as retrieved: the requests that waited for it may have been cancelled
 
     def _check_refused(self, text: str, key_hash: bytes) -> None:
         if not is_well_formed(text):
-            raise Unauthenticated(_NOT_ONE)
-        until, why = self._refused.get(key_hash, (float("-inf"), ""))
+            raise Unauthenticated(_MALFORMED)
+        until, reason = self._refused.get(key_hash, (float("-inf"), ""))
         if self._monotonic() < until:
-            raise Unauthenticated(why)
+            raise Unauthenticated(reason)
 
-    async def _ask(self, key_hash: bytes) -> _Known:
-        changes = self._changes
-        sent, now, key = await self._lookups.add(key_hash)
-        is_latest = changes == self._changes  # what was found may be older than the change that was told of meanwhile
-        why = _UNKNOWN if key is None else _REVOKED if key.revoked_at is not None else _EXPIRED
+    async def _query(self, key_hash: bytes) -> _CachedKey:
+        change_count = self._change_count
+        sent, now, key = await self._lookup_batches.add(key_hash)
+        is_latest = change_count == self._change_count  # otherwise the result may predate a change that was announced meanwhile
+        reason = _UNKNOWN if key is None else _REVOKED if key.revoked_at is not None else _EXPIRED
         if key is None or not key.is_usable(now):
-            self._known.pop(key_hash, None)
+            self._cached.pop(key_hash, None)
             if is_latest:
-                _remember(self._refused, key_hash, (self._monotonic() + _UNKNOWN_SECONDS, why))
-            raise Unauthenticated(why)
-        before = self._known.get(key_hash)
+                _put(self._refused, key_hash, (self._monotonic() + _REFUSED_CACHE_SECONDS, reason))
+            raise Unauthenticated(reason)
+        before = self._cached.get(key_hash)
         left = float("inf") if key.expires_at is None else (key.expires_at - now).total_seconds()
-        seen = sent if is_latest else float("-inf")
-        known = _Known(key, seen, sent + left, float("-inf") if before is None else before.touched)
-        _remember(self._known, key_hash, known)
-        return known
+        queried_at = sent if is_latest else float("-inf")
+        cached = _CachedKey(key, queried_at, sent + left, float("-inf") if before is None else before.touched_at)
+        _put(self._cached, key_hash, cached)
+        return cached
 
     async def _find(self, hashes: list[bytes]) -> list[tuple[float, datetime, ApiKey | None]]:
         sent = self._monotonic()
@@ -194,20 +194,20 @@ class Authenticator:
         found = {key.hash: key for key in keys}
         return [(sent, now, found.get(one)) for one in hashes]
 
-    def _note_use(self, known: _Known) -> None:
+    def _note_use(self, cached: _CachedKey) -> None:
         now = self._monotonic()
-        if now - known.touched >= _TOUCH_SECONDS and known.caller.key_id is not None:
-            known.touched = now
-            self._used.add(known.caller.key_id)
+        if now - cached.touched_at >= _TOUCH_SECONDS and cached.caller.key_id is not None:
+            cached.touched_at = now
+            self._used.add(cached.caller.key_id)
 
-    # What changes, as a loop: open sessions are looked after, and uses are written down
+    # The loop: ends the sessions of invalid keys and records the use of keys
 
     def _on_notice(self, notice: Notice) -> None:
         if notice is Notice.KEYS:
-            self._changes += 1
+            self._change_count += 1
             self._refused.clear()
-            for known in self._known.values():
-                known.seen = float("-inf")
+            for cached in self._cached.values():
+                cached.queried_at = float("-inf")
             self._woken.set()
 
     async def run_once(self, now: datetime | None = None) -> bool:
@@ -226,21 +226,21 @@ class Authenticator:
             self.sessions.end(id_ for id_ in batch if id_ not in usable)
 
     async def wait(self) -> None:
-        await wait_for_event(self._woken, _FRESH_SECONDS)
+        await wait_for_event(self._woken, _CACHE_SECONDS)
 
     async def close(self) -> None:
-        """Uses that were not written down yet are lost with the process; nothing else is."""
+        """Do nothing. Uses of keys that have not been recorded yet are lost."""
 
 
 def _bearer(header: Sequence[bytes]) -> str:
     scheme, _, token = header[0].decode("latin-1").strip().partition(" ")
     if len(header) > 1 or scheme.lower() != "bearer":
-        raise Unauthenticated(_SEND_ONE)
+        raise Unauthenticated(_NO_KEY)
     return token.strip()
 
 
-def _remember(memory: OrderedDict[bytes, T], key_hash: bytes, value: T) -> None:
-    memory[key_hash] = value
-    memory.move_to_end(key_hash)
-    if len(memory) > _MAX_KNOWN:
-        memory.popitem(last=False)
+def _put(cache: OrderedDict[bytes, T], key_hash: bytes, value: T) -> None:
+    cache[key_hash] = value
+    cache.move_to_end(key_hash)
+    if len(cache) > _MAX_CACHED:
+        cache.popitem(last=False)

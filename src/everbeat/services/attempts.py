@@ -1,4 +1,4 @@
-"""Ends attempts before their lease expires: for workers that report, and for tasks whose worker is gone before it got them."""
+"""Ends attempts whose lease holds: when a worker reports, or when claimed tasks cannot be delivered to their worker."""
 
 from __future__ import annotations
 
@@ -43,17 +43,21 @@ class AttemptEnder:
         *,
         was_reported: Callable[[EndedAttempt], bool],
     ) -> LeaseResults:
-        """End attempts as decided. An attempt that ended earlier gets the earlier response if `was_reported` says so."""
+        """End attempts with the decisions that `decide` returns.
+
+        The result of a lease that no longer holds is `stale`, unless `was_reported` returns True for the earlier end of the
+        attempt: then the earlier result is returned again.
+        """
         results = {(lease.id, lease.fence): LeaseResult(lease.id, "stale") for lease in leases}
         undecided = list(leases)
-        for _ in range(_TRIES):  # an attempt that is cancelled between the two statements is decided again
+        for _ in range(_TRIES):  # if an attempt is cancelled between the two statements, it is decided again
             if not undecided:
                 break
             moment, running = await self._store.task_running(undecided, now=now)
             endings = [attempt_end(task, *decide(task, moment)) for task in running]
             ended = await self._store.task_end(endings, is_expired=False, now=now) if endings else _NONE_ENDED
-            counted = [one for one in endings if (one.id, one.fence) in ended.ids]
-            results |= {(one.id, one.fence): LeaseResult(one.id, "ok", _NEXT.get(one.state, "failed")) for one in counted}
+            recorded = [one for one in endings if (one.id, one.fence) in ended.ids]
+            results |= {(one.id, one.fence): LeaseResult(one.id, "ok", _NEXT.get(one.state, "failed")) for one in recorded}
             self._publisher.publish(ended.changes)
             missed = [one for one in endings if (one.id, one.fence) not in ended.ids]
             undecided = [LeaseRef(one.tenant_id, one.id, one.fence) for one in missed]
@@ -65,7 +69,7 @@ class AttemptEnder:
         return results
 
     async def release(self, leases: Sequence[LeaseRef], now: datetime | None = None) -> LeaseResults:
-        """Make the tasks ready again. The attempt does not count."""
+        """Make the tasks ready again, or cancel them if that was requested. A released attempt does not count."""
 
         def decide(task: LeasedTask, _moment: datetime) -> tuple[RetryDecision, str | None]:
             if task.cancel_requested:
@@ -75,7 +79,7 @@ class AttemptEnder:
         return await self.end(leases, decide, now, was_reported=lambda past: past.outcome in ("released", "cancelled"))
 
     async def release_claimed(self, lease_tenant_id: UUID | None, tasks: Sequence[ClaimedTask]) -> None:
-        """Release tasks that were claimed for a worker that is gone."""
+        """Release tasks whose worker disconnected before it received them."""
         await self.release([LeaseRef(lease_tenant_id, task.id, task.fence) for task in tasks])
 
 

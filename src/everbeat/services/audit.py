@@ -1,7 +1,7 @@
-"""The audit: recompute from the rules what should have happened, and hold the ledger against it.
+"""The audit: compares the ticks that the rules require with the ledger and the tasks.
 
-Expected comes from the rules alone (present and past ones), fired and skipped from the ledger, doubled from the tasks:
-three sources that never read each other.
+The number of expected ticks comes from the rules alone (present and past ones), fired and skipped from the ledger, doubled
+from the tasks. The three sources are independent of each other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from everbeat.services.ledger import accounted_until
 from everbeat.store.base import Store
 from everbeat.store.values import ScheduleFilter, TickTotal
 
-_MOMENT = timedelta(microseconds=1)
+_MICROSECOND = timedelta(microseconds=1)
 _PAGE = 500
 _MAX_WINDOW = timedelta(days=366)
 
@@ -34,7 +34,7 @@ _Row = TypeVar("_Row", TickTotal, Tick, PastRule)
 
 
 class AuditCount(msgspec.Struct):
-    """What was expected of a window and what became of it."""
+    """The expected ticks of a window, and how many were fired, skipped, missing and doubled."""
 
     expected: int = 0
     fired: int = 0
@@ -77,15 +77,15 @@ class ClusterAuditReport(NamedTuple):
 
 
 class _Period(NamedTuple):
-    """A rule held in (since, until]."""
+    """The ticks of a rule that was in force in (since, until]."""
 
     since: datetime
     until: datetime
     timeline: Timeline
 
     def ticks_in(self, from_: datetime, to: datetime) -> int:
-        """Its ticks in [from, to)."""
-        after, until = max(self.since, from_ - _MOMENT), min(self.until, to - _MOMENT)
+        """Return the number of its ticks in [from_, to)."""
+        after, until = max(self.since, from_ - _MICROSECOND), min(self.until, to - _MICROSECOND)
         return self.timeline.count_between(after, until) if until > after else 0
 
 
@@ -105,21 +105,21 @@ class AuditService:
         limit: int = 50,
         now: datetime | None = None,
     ) -> AuditReport:
-        """The whole tenant is counted; the schedules listed are the page after the given name."""
+        """Audit all schedules of a tenant, and list those of the page after `after_name`."""
         moment = await self._store.clock(now=now)
         end = min(to, moment) if to is not None else moment
         start = from_ if from_ is not None else end - timedelta(days=1)
         if start > end:
             raise InvalidInput.of("from", "must be earlier than to, and not in the future")
         if end - start > _MAX_WINDOW:
-            raise InvalidInput.of("from", "the window may be 366 days at most")
-        end += _MOMENT if to is None or to > moment else timedelta(0)
+            raise InvalidInput.of("from", "the window must not be longer than 366 days")
+        end += _MICROSECOND if to is None or to > moment else timedelta(0)
         total, listed = AuditCount(), list[ScheduleAuditCount]()
         name: str | None = None
         calendars = {calendar.name: calendar for calendar in await self._store.calendar_list(tenant_id)}
         while True:
             page = await self._store.schedule_list(tenant_id, ScheduleFilter(), after_name=name, limit=_PAGE)
-            for one in await self._page(tenant_id, page, calendars, start, end, moment):
+            for one in await self._audit_schedules(tenant_id, page, calendars, start, end, moment):
                 total.add(one.counted)
                 if len(listed) < limit and (after_name is None or one.schedule.spec.name > after_name):
                     listed.append(one)
@@ -138,7 +138,7 @@ class AuditService:
         limit: int = 50,
         now: datetime | None = None,
     ) -> ClusterAuditReport:
-        """Every tenant is counted; those listed are the page after the given name."""
+        """Audit all tenants, and list those of the page after `after_name`."""
         moment = await self._store.clock(now=now)
         total, listed = AuditCount(), list[TenantAuditCount]()
         name: str | None = None
@@ -153,7 +153,7 @@ class AuditService:
                 break
         return ClusterAuditReport(one.from_, one.to, total, listed, await self._store.schedule_faulty(None, limit=100))
 
-    async def _page(
+    async def _audit_schedules(
         self,
         tenant_id: UUID,
         schedules: Sequence[Schedule],
@@ -163,12 +163,12 @@ class AuditService:
         now: datetime,
     ) -> list[ScheduleAuditCount]:
         ids = [schedule.id for schedule in schedules]
-        # What fired after the page was read is not counted: up to each cursor, rules and ledger speak of the same ticks.
+        # Ticks that fire after the page was read are not counted. Up to each cursor, rules and ledger cover the same ticks.
         until = {one.id: accounted_until(one, now, self._late_seconds) for one in schedules}
-        ends = {id_: max(start, min(end, at + _MOMENT)) for id_, at in until.items()}
-        totals = _grouped(await self._store.tick_totals(tenant_id, ends, from_=start))
-        ranges = _grouped(await self._store.tick_ranges(tenant_id, ends, from_=start))
-        past = _grouped(await self._store.schedule_past_rules(tenant_id, ids))
+        ends = {id_: max(start, min(end, at + _MICROSECOND)) for id_, at in until.items()}
+        totals = _group_by_schedule(await self._store.tick_totals(tenant_id, ends, from_=start))
+        ranges = _group_by_schedule(await self._store.tick_ranges(tenant_id, ends, from_=start))
+        past = _group_by_schedule(await self._store.schedule_past_rules(tenant_id, ids))
         doubled = await self._store.tick_doubled(tenant_id, ids, from_=start, to=end)
         counted = []
         for index, schedule in enumerate(schedules):
@@ -176,10 +176,10 @@ class AuditService:
                 await asyncio.sleep(0)
             periods = self._periods(schedule, past.get(schedule.id, []), calendars, now)
             last = ends[schedule.id]
-            count = _recorded(totals.get(schedule.id, []), ranges.get(schedule.id, []), periods, start, last)
+            count = _count_recorded(totals.get(schedule.id, []), ranges.get(schedule.id, []), periods, start, last)
             count.expected = sum(period.ticks_in(start, end) for period in periods)
             recorded = count.fired + count.skipped.total()
-            if schedule.fault is not None:  # set aside: its rule cannot say what was expected, the ledger is all there is
+            if schedule.fault is not None:  # the rule cannot be computed, so the ledger is the only source
                 count.expected = recorded
             count.missing = max(0, count.expected - recorded)
             count.doubled = doubled.get(schedule.id, 0)
@@ -200,14 +200,14 @@ class AuditService:
     def _timeline(self, rule: Rule, id_: UUID, calendars: Mapping[str, Calendar]) -> Timeline | None:
         try:
             return self._timelines.get(rule, id_, calendars)
-        except InvalidInput:  # a faulty rule is reported as such; nothing can be expected of it
+        except InvalidInput:  # a rule that cannot be computed has no expected ticks
             return None
 
 
-def _recorded(
+def _count_recorded(
     totals: Sequence[TickTotal], ranges: Sequence[Tick], periods: Sequence[_Period], start: datetime, end: datetime
 ) -> AuditCount:
-    """What the ledger holds for the window; a skipped range that reaches over an edge counts with its part inside."""
+    """Count the ticks in the ledger rows of a window. Of a skipped range that crosses an edge, the part inside counts."""
     count = AuditCount()
     for total in totals:
         if total.outcome is Outcome.FIRED:
@@ -216,13 +216,13 @@ def _recorded(
             count.skipped[str(total.reason)] += total.count
     for tick in ranges:
         assert tick.until is not None
-        inside = sum(period.ticks_in(max(start, tick.scheduled_for), min(end, tick.until + _MOMENT)) for period in periods)
+        inside = sum(period.ticks_in(max(start, tick.scheduled_for), min(end, tick.until + _MICROSECOND)) for period in periods)
         begins_inside = tick.scheduled_for >= start
         count.skipped[str(tick.reason)] += inside - (tick.count if begins_inside else 0)
     return count
 
 
-def _grouped(rows: Sequence[_Row]) -> dict[UUID, list[_Row]]:
+def _group_by_schedule(rows: Sequence[_Row]) -> dict[UUID, list[_Row]]:
     groups: dict[UUID, list[_Row]] = {}
     for row in rows:
         groups.setdefault(row.schedule_id, []).append(row)

@@ -1,4 +1,4 @@
-"""Lines of the audit trail: who did what to what, put together where the change is decided and written with it."""
+"""Creates entries of the audit log. They are written in the transaction of the change that they record."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ AuditLogEntries = tuple[AuditLogEntry, ...]
 def new_audit_log_entry(
     by: Caller | None, action: AuditLogAction, subject: object, *, tenant_id: UUID | None = None, **detail: Any
 ) -> AuditLogEntry:
-    """A line about `subject`, such as a schedule's or a key's id. `tenant_id`: whose it is, if not the caller's own."""
+    """Return an entry about `subject`, such as the id of a schedule. `tenant_id`: its tenant, if not that of the caller."""
     return audit_log_entry(new_ids(1)[0], by or LOCAL_CALLER, action, str(subject), detail, tenant_id=tenant_id)
 
 
 def new_audit_log_entries(
     by: Caller | None, action: AuditLogAction, subject: object, *, tenant_id: UUID | None = None, **detail: Any
 ) -> AuditLogEntries:
-    """One line, or none where nobody is behind it: what the engine does by itself is in its logs and ledgers."""
+    """Return one entry, or none without a caller: what the engine does by itself is not in the audit log."""
     return () if by is None else (new_audit_log_entry(by, action, subject, tenant_id=tenant_id, **detail),)

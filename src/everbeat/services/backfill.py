@@ -1,4 +1,4 @@
-"""Running a schedule by hand: once now, or for ticks of the past that made no task."""
+"""Creates tasks of a schedule on request: one now, or tasks for past ticks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from everbeat.store.base import Store
 MAX_TICKS = 10_000
 _BATCH_SIZE = 1000
 _MAX_EXAMINED = 50_000
-_MOMENT = timedelta(microseconds=1)
-_FIRST = datetime.min.replace(tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_MIN_TIME = datetime.min.replace(tzinfo=UTC)
 
 
 class BackfillResult(NamedTuple):
-    """How many tasks there are (or, on a dry run, would be), and their ticks."""
+    """The number of new tasks (on a dry run, of tasks that would be created) and their ticks."""
 
-    count: int  # type: ignore[assignment]  # it hides tuple.count, which nobody calls here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not used
     ticks: list[datetime]
 
 
@@ -57,7 +57,7 @@ class BackfillService:
         by: Caller | None = None,
         now: datetime | None = None,
     ) -> TaskRecord:
-        """A task of the schedule now, beside its ticks; also while it is paused."""
+        """Create a task of the schedule now, in addition to its ticks. This also works while the schedule is paused."""
         schedule = await self._schedules.get(tenant_id, ref)
         encoded = None if payload is None else encode_payload(payload)
         task = task_from_schedule(schedule, uuid_utils.compat.uuid7(), Origin.TRIGGER, payload=encoded, key=key)
@@ -82,35 +82,37 @@ class BackfillService:
         by: Caller | None = None,
         now: datetime | None = None,
     ) -> BackfillResult:
-        """Tasks for the ticks in [from, to) that lie behind the schedule; by default only for those that have none.
+        """Create tasks for the past ticks in [from_, to), by default only for those without a task.
 
-        Under a key, a call that is made again, as after a crash half-way, makes no second task for a tick in either case."""
+        A repeated call, for example after a crash, creates no second task for a tick if `missing_only` is set or if it has
+        the same `key`.
+        """
         if to <= from_:
             raise InvalidInput.of("to", "must be later than from")
         schedule = await self._schedules.get(tenant_id, ref)
         moment = await self._store.clock(now=now)
-        # What lies ahead of the cursor of an active schedule it will fire, or account for, by itself.
-        end = min(to, moment, schedule.cursor_at + _MOMENT) if schedule.status is Status.ACTIVE else min(to, moment)
+        # An active schedule fires or records the ticks after its cursor itself.
+        end = min(to, moment, schedule.cursor_at + _MICROSECOND) if schedule.status is Status.ACTIVE else min(to, moment)
         timeline = await self._timeline(schedule)
         ticks = await asyncio.to_thread(_ticks_between, timeline, from_, end)
         if missing_only and ticks:
             ticks = await self._missing(schedule, ticks)
         if dry_run or not ticks:
             return BackfillResult(len(ticks), ticks)
-        mark = f"backfill {schedule.id}" if missing_only else key and f"backfill {schedule.id} {key}"
-        tasks = _tasks_of(schedule, ticks, moment, mark, rate_per_second)
-        about = {"name": schedule.spec.name, "from": from_, "to": to, "count": len(ticks)}
-        audit_log = new_audit_log_entries(by, AuditLogAction.SCHEDULE_BACKFILL, schedule.id, tenant_id=tenant_id, **about)
-        made = await self._write(tenant_id, tasks, audit_log, now)
-        return BackfillResult(len(made), made)
+        key_prefix = f"backfill {schedule.id}" if missing_only else key and f"backfill {schedule.id} {key}"
+        tasks = _new_tasks(schedule, ticks, moment, key_prefix, rate_per_second)
+        detail = {"name": schedule.spec.name, "from": from_, "to": to, "count": len(ticks)}
+        audit_log = new_audit_log_entries(by, AuditLogAction.SCHEDULE_BACKFILL, schedule.id, tenant_id=tenant_id, **detail)
+        created = await self._write(tenant_id, tasks, audit_log, now)
+        return BackfillResult(len(created), created)
 
     async def _missing(self, schedule: Schedule, ticks: list[datetime]) -> list[datetime]:
-        from_, to = ticks[0], ticks[-1] + _MOMENT
+        from_, to = ticks[0], ticks[-1] + _MICROSECOND
         done = set(await self._store.task_ticks(schedule.tenant_id, schedule.id, from_=from_, to=to))
-        # Page by page: a rule of before may have ticked more often than the present one.
+        # In pages, because a past rule may have ticked more often than the present one.
         while rows := await self._store.tick_list(schedule.tenant_id, schedule.id, from_=from_, to=to, limit=MAX_TICKS):
             done.update(row.scheduled_for for row in rows if row.outcome is Outcome.FIRED)
-            from_ = max(from_, rows[-1].scheduled_for + _MOMENT)
+            from_ = max(from_, rows[-1].scheduled_for + _MICROSECOND)
             if len(rows) < MAX_TICKS:
                 break
         return [tick for tick in ticks if tick not in done]
@@ -118,15 +120,15 @@ class BackfillService:
     async def _write(
         self, tenant_id: UUID, tasks: list[NewTask], audit_log: AuditLogEntries, now: datetime | None
     ) -> list[datetime]:
-        made: list[datetime] = []
-        async with self._tasks.quotas.reserve(tenant_id, tasks, is_rated=False, now=now):
+        created: list[datetime] = []
+        async with self._tasks.quotas.reserve(tenant_id, tasks, is_rate_limited=False, now=now):
             for start in range(0, len(tasks), _BATCH_SIZE):
                 batch = tasks[start : start + _BATCH_SIZE]
-                # Told once, with the first piece that makes anything.
-                submitted = await self._tasks.add(batch, audit_log=() if made else audit_log, now=now)
-                new = [task for place, task in enumerate(batch) if place not in submitted.repeated]
-                made += [task.scheduled_for for task in new if task.scheduled_for is not None]
-        return made
+                # The audit log entry is written once, with the first batch that creates a task.
+                submitted = await self._tasks.add(batch, audit_log=() if created else audit_log, now=now)
+                new = [task for index, task in enumerate(batch) if index not in submitted.repeated]
+                created += [task.scheduled_for for task in new if task.scheduled_for is not None]
+        return created
 
     async def _timeline(self, schedule: Schedule) -> Timeline:
         rule = schedule.spec.rule
@@ -139,20 +141,20 @@ class BackfillService:
             raise Conflict(f"the schedule cannot be computed: {error}") from None
 
 
-def _tasks_of(
-    schedule: Schedule, ticks: list[datetime], moment: datetime, mark: str | None, rate_per_second: float | None
+def _new_tasks(
+    schedule: Schedule, ticks: list[datetime], moment: datetime, key_prefix: str | None, rate_per_second: float | None
 ) -> list[NewTask]:
-    """A key for each tick, made of the mark, keeps two that backfill at the same time from doing it twice."""
+    """Return a task for each tick. With `key_prefix`, concurrent backfills create only one task for each tick."""
     return [
         task_from_schedule(
             schedule,
             id_,
             Origin.BACKFILL,
             scheduled_for=tick,
-            run_at=moment + timedelta(seconds=place / rate_per_second) if rate_per_second else None,
-            key=TaskKey(f"{mark} {rfc3339(tick)}", b"") if mark else None,
+            run_at=moment + timedelta(seconds=index / rate_per_second) if rate_per_second else None,
+            key=TaskKey(f"{key_prefix} {rfc3339(tick)}", b"") if key_prefix else None,
         )
-        for place, (id_, tick) in enumerate(zip(new_ids(len(ticks)), ticks, strict=True))
+        for index, (id_, tick) in enumerate(zip(new_ids(len(ticks)), ticks, strict=True))
     ]
 
 
@@ -160,13 +162,13 @@ def _ticks_between(timeline: Timeline, from_: datetime, to: datetime) -> list[da
     ticks: list[datetime] = []
     if to <= from_:
         return ticks
-    after = from_ - _MOMENT if from_ > _FIRST else from_
-    for examined, occurrence in enumerate(timeline.occurrences(after, to - _MOMENT), start=1):
+    after = from_ - _MICROSECOND if from_ > _MIN_TIME else from_
+    for examined, occurrence in enumerate(timeline.occurrences(after, to - _MICROSECOND), start=1):
         if occurrence.skip is None:
             ticks.append(occurrence.at)
         if len(ticks) > MAX_TICKS:
-            raise InvalidInput.of("to", f"the window has more than {MAX_TICKS} ticks; take a shorter one")
+            raise InvalidInput.of("to", f"the window has more than {MAX_TICKS} ticks; use a shorter window")
         if examined > _MAX_EXAMINED:
-            message = f"the window has more than {_MAX_EXAMINED} ticks, with those that calendars exclude; take a shorter one"
+            message = f"the window has more than {_MAX_EXAMINED} ticks, including excluded ones; use a shorter window"
             raise InvalidInput.of("to", message)
     return ticks

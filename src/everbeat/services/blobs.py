@@ -46,20 +46,20 @@ _LIST_BATCH_SIZE = 1000
 
 
 class Blob(NamedTuple):
-    """A payload as a listing shows it."""
+    """A payload in a listing."""
 
     ref: str
     modified_at: datetime
 
 
-def bytes_at(ref: str) -> int:
-    """The size of the payload."""
+def payload_size(ref: str) -> int:
+    """Return the size of the payload, which the reference contains."""
     match = _REF.fullmatch(ref)
     return int(match[2]) if match else 0
 
 
-def tenant_at(ref: str) -> UUID:
-    """The tenant that the payload belongs to."""
+def payload_tenant(ref: str) -> UUID:
+    """Return the tenant that the payload belongs to."""
     return UUID(ref.partition("/")[0])
 
 
@@ -70,19 +70,19 @@ class BlobBackend(Protocol):
         """Raise SettingsError if the backend cannot be used as configured."""
 
     async def put(self, name: str, data: bytes) -> None:
-        """Write durably and atomically; overwrites."""
+        """Write durably and atomically. Overwrites an existing blob."""
 
     async def get(self, name: str) -> bytes: ...
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete; names that do not exist are ignored."""
+        """Delete blobs. Names that do not exist are ignored."""
 
     def batches(self) -> AsyncIterator[list[Blob]]:
-        """All names in batches of limited size, in no order."""
+        """Return all names in batches of limited size, in no particular order."""
 
 
 class BlobStore:
-    """`url` is file:///directory or s3://bucket/prefix; None means that there is no blob store."""
+    """The blob store. `url` is file:///directory or s3://bucket/prefix; None means that there is no blob store."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class BlobStore:
         self._has_marker = False
 
     @property
-    def is_there(self) -> bool:
+    def is_configured(self) -> bool:
         """Whether this server has a blob store."""
         return self._url is not None
 
@@ -122,7 +122,7 @@ class BlobStore:
         return ref
 
     async def get(self, ref: str) -> bytes:
-        """The payload; raises BlobMissing if it does not exist."""
+        """Return a payload. Raises BlobMissing if it does not exist."""
         async with self._call("blob_get"):
             try:
                 return await self._backend.get(ref)
@@ -131,12 +131,12 @@ class BlobStore:
                 raise BlobMissing(f"the payload {ref} is not in the blob store") from None
 
     async def delete(self, refs: Sequence[str]) -> None:
-        """Delete payloads; those that do not exist are ignored."""
+        """Delete payloads. Those that do not exist are ignored."""
         async with self._call("blob_delete"):
             await self._backend.delete(refs)
 
     async def batches(self) -> AsyncIterator[list[Blob]]:
-        """All payloads, in no order, in batches of limited size."""
+        """Return all payloads in batches of limited size, in no particular order."""
         async with self._call("blob_list"):
             batches = self._backend.batches()
         while True:
@@ -163,7 +163,7 @@ class BlobStore:
                 self._observer(verb, time.perf_counter() - started, has_failed)
 
     async def _write_marker(self) -> None:
-        """Each process writes the marker again, in case it was deleted."""
+        """Write the marker once per process, in case it was deleted."""
         if isinstance(self._backend, _Directory) and not self._backend.path.is_dir():
             self._has_marker = False
         if not self._has_marker:
@@ -195,7 +195,7 @@ class _Directory:
     def check(self) -> None:
         existing = next(path for path in (self.path, *self.path.parents) if path.exists())
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-            raise SettingsError(f"the folder {self.path} for large payloads cannot be written; set blob_url")
+            raise SettingsError(f"the directory {self.path} for large payloads is not writable; set blob_url to another one")
 
     async def put(self, name: str, data: bytes) -> None:
         await self._run(_write, self.path, name, data)
@@ -215,10 +215,10 @@ class _Directory:
         return await asyncio.get_running_loop().run_in_executor(self._threads, functools.partial(function, *args))
 
 
-def _write(folder: Path, name: str, data: bytes) -> None:
+def _write(root: Path, name: str, data: bytes) -> None:
     """Write a temporary file and rename it, so that no reader sees a part; then sync the file and the directories above it."""
-    path = folder / name
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = root / name
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}#{uuid4()}")
     try:
@@ -233,7 +233,7 @@ def _write(folder: Path, name: str, data: bytes) -> None:
         raise
     for directory in path.parents:
         _sync(directory)
-        if directory == folder:
+        if directory == root:
             break
 
 
@@ -245,25 +245,25 @@ def _sync(directory: Path) -> None:
         os.close(handle)
 
 
-def _delete(folder: Path, names: Sequence[str]) -> None:
+def _delete(root: Path, names: Sequence[str]) -> None:
     for name in names:
-        (folder / name).unlink(missing_ok=True)
+        (root / name).unlink(missing_ok=True)
 
 
-def _files(folder: Path) -> Iterator[Blob]:
-    """All files below the directory. A file or directory that is deleted meanwhile is skipped."""
+def _files(root: Path) -> Iterator[Blob]:
+    """Return all files below the directory. A file or directory that is deleted meanwhile is skipped."""
 
     def fail(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
             raise error
 
-    for parent, _, names in os.walk(folder, onerror=fail):
+    for parent, _, names in os.walk(root, onerror=fail):
         for name in names:
             path = Path(parent, name)
             with contextlib.suppress(FileNotFoundError):
                 info = path.stat()
                 if stat.S_ISREG(info.st_mode):
-                    yield Blob(path.relative_to(folder).as_posix(), datetime.fromtimestamp(info.st_mtime, UTC))
+                    yield Blob(path.relative_to(root).as_posix(), datetime.fromtimestamp(info.st_mtime, UTC))
 
 
 # A bucket
@@ -308,7 +308,7 @@ def _bucket_errors() -> Iterator[None]:
 
 
 def _open_bucket(url: str, endpoint: str | None, deadline_seconds: float) -> S3Store:
-    """Credentials and region come from the AWS_* variables, or from the machine's own AWS configuration."""
+    """Open a bucket. Credentials and region come from the AWS_* variables or the AWS configuration of the machine."""
     try:
         from obstore.exceptions import BaseError
         from obstore.store import S3Store

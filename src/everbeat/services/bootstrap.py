@@ -1,4 +1,4 @@
-"""Whether a server needs keys, decided once at its start, and the first key of a database that has none."""
+"""Decides at the start of a server whether it requires API keys, and creates the first key of a database."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Auth = Literal["auto", "keys", "off"]
 
 
 class AuthSettings(NamedTuple):
-    """What the settings say about keys."""
+    """The settings about API keys, and the address that the server listens on."""
 
     auth: Auth
     admin_key_file: Path | None
@@ -26,28 +26,32 @@ class AuthSettings(NamedTuple):
 
     @property
     def needs_database_check(self) -> bool:
-        """Whether it depends on the database if this server may listen at all."""
+        """Whether the server may only listen if the database has a key."""
         return self.auth == "auto" and self.admin_key_file is None and not self.is_loopback
 
 
 class AuthDecision(NamedTuple):
-    """What was decided. `shown`: a first key that was made just now and is nowhere else; it has to be shown."""
+    """The result.
+
+    `new_key`: a first key that was just created; its text is stored nowhere else and must be shown. `used_file`: the file
+    whose key became the first one. `unused_file`: a file whose key is not valid, because the database had other keys.
+    """
 
     is_required: bool
-    shown: NewKey | None = None
-    filed: Path | None = None
-    unused: Path | None = None
+    new_key: NewKey | None = None
+    used_file: Path | None = None
+    unused_file: Path | None = None
 
 
 def keys_required_error(host: str) -> SettingsError:
     return SettingsError(
         f"settings: host is {host}, but without API keys Everbeat listens on loopback only, and the database has no key; "
-        "start it with --auth keys, which makes the first one, or make one with: everbeat keys create --scope admin"
+        "start it with --auth keys, which creates the first key, or create one with: everbeat keys create --scope admin"
     )
 
 
 async def decide_auth(store: Store, auth_settings: AuthSettings) -> AuthDecision:
-    """Decide, and make the first key if there has to be one. Nodes that start together make one key between them."""
+    """Decide, and create the first key if one is needed. Nodes that start at the same time create only one."""
     if auth_settings.auth == "off":
         return AuthDecision(False)
     has_keys = await store.key_exists()
@@ -56,44 +60,44 @@ async def decide_auth(store: Store, auth_settings: AuthSettings) -> AuthDecision
             raise keys_required_error(auth_settings.host)
         return AuthDecision(has_keys)
     if auth_settings.admin_key_file is None:
-        return AuthDecision(True, shown=None if has_keys else await KeyService(store).create_first())
+        return AuthDecision(True, new_key=None if has_keys else await KeyService(store).create_first())
     return await _with_file(store, auth_settings.admin_key_file)
 
 
 async def _with_file(store: Store, path: Path) -> AuthDecision:
-    text = _key_in(path)
+    text = _read_key(path)
     try:
         first = await KeyService(store).create_first(text)
     except (Conflict, InvalidInput) as error:
         raise SettingsError(f"settings: admin_key_file {path}: {error}") from None
     if first is not None:
-        return AuthDecision(True, filed=path)
-    return AuthDecision(True, unused=None if await KeyService(store).is_known(text) else path)
+        return AuthDecision(True, used_file=path)
+    return AuthDecision(True, unused_file=None if await KeyService(store).is_valid(text) else path)
 
 
-def _key_in(path: Path) -> str:
-    """The key that the file holds; a file that is not there is made, with a fresh one, for its owner's eyes only."""
+def _read_key(path: Path) -> str:
+    """Return the key in the file. A missing file is created with a new key, readable by its owner only."""
     if not path.exists():
-        _make_file(path)
+        _create_file(path)
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"settings: admin_key_file {path} cannot be read ({error})") from None
     if not is_well_formed(text):
-        raise SettingsError(f"settings: admin_key_file {path} does not hold an API key; remove the file to have one made")
+        raise SettingsError(f"settings: admin_key_file {path} does not contain an API key; delete the file to have one created")
     return text
 
 
-def _make_file(path: Path) -> None:
-    """Whole or not at all, and only once: whoever comes second reads what the first one wrote."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+def _create_file(path: Path) -> None:
+    """Create the file atomically. If another process has created it first, that file is kept."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(make_key(secrets.token_bytes(SECRET_BYTES)) + "\n")
         with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
+            os.link(temporary, path)
     except OSError as error:
-        raise SettingsError(f"settings: admin_key_file {path} cannot be made ({error.strerror})") from None
+        raise SettingsError(f"settings: admin_key_file {path} cannot be created ({error.strerror})") from None
     finally:
-        draft.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Operations on calendars; changing one moves the schedules that use it."""
+"""Operations on calendars. A change of a calendar recomputes the schedules that use it."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ class CalendarService:
     async def put(
         self, tenant_id: UUID, name: str, definition: Any, *, by: Caller | None = None, now: datetime | None = None
     ) -> tuple[Calendar, bool]:
-        """Create or replace; true if it is new. The ticks of schedules that use it are computed anew."""
+        """Create or replace a calendar, and recompute the schedules that use it. Returns whether the calendar is new."""
         if not is_name(name):
             raise InvalidInput.of("name", NAME_MESSAGE)
         if not isinstance(definition, dict):
             raise InvalidInput.of("body", "must be a JSON object")
-        known = {one.name: one for one in await self._store.calendar_list(tenant_id)}.get(name)
+        existing = {one.name: one for one in await self._store.calendar_list(tenant_id)}.get(name)
         today = (await self._store.clock(now=now)).date()
-        revision = 1 if known is None else known.revision + 1
+        revision = 1 if existing is None else existing.revision + 1
         # A large ICS file takes seconds to expand; the tick loop must not wait for it.
         calendar = await asyncio.to_thread(parse_calendar, name, definition, revision=revision, today=today)
-        if known is not None and known.to_definition() == calendar.to_definition():
-            return known, False
+        if existing is not None and existing.to_definition() == calendar.to_definition():
+            return existing, False
         audit_log = new_audit_log_entries(by, AuditLogAction.CALENDAR_PUT, name, revision=revision)
         is_new = await self._store.calendar_write(tenant_id, calendar, audit_log=audit_log, now=now)
-        await self._schedules.recompute(tenant_id, await self._users(tenant_id, name), now=now)
+        await self._schedules.recompute(tenant_id, await self._schedules_using(tenant_id, name), now=now)
         self._store.publish(Notice.CALENDARS)
         return calendar, is_new
 
     async def delete(self, tenant_id: UUID, name: str, *, by: Caller | None = None, now: datetime | None = None) -> None:
-        users = await self._users(tenant_id, name)
-        if users:
-            names = ", ".join(one.spec.name for one in users[:5])
-            raise Conflict(f"in use by {len(users)} schedule(s), among them {names}; change them first")
+        schedules = await self._schedules_using(tenant_id, name)
+        if schedules:
+            names = ", ".join(one.spec.name for one in schedules[:5])
+            raise Conflict(f"the calendar is used by {len(schedules)} schedule(s), including {names}; change them first")
         if (
             await self._store.calendar_delete(
                 tenant_id, name, audit_log=new_audit_log_entries(by, AuditLogAction.CALENDAR_DELETE, name), now=now
@@ -69,6 +69,6 @@ class CalendarService:
         ):
             raise NotFound(f'there is no calendar named "{name[:200]}"')
 
-    async def _users(self, tenant_id: UUID, name: str) -> Sequence[Schedule]:
+    async def _schedules_using(self, tenant_id: UUID, name: str) -> Sequence[Schedule]:
         found = await self._store.schedule_using_calendar(tenant_id, name)
         return [one for one in found if name in (*one.spec.rule.exclude, *one.spec.rule.only)]

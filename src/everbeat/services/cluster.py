@@ -1,4 +1,4 @@
-"""The cluster as one sees it from the database: nodes, partitions, lag, queues."""
+"""The state of the cluster according to the database: nodes, partitions, lag, queues."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class ClusterService:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def view(self, tenant_id: UUID, *, sees_all: bool = False, now: datetime | None = None) -> ClusterView:
-        """`sees_all`: the queues of every tenant, for operators; the others see their own."""
+    async def view(self, tenant_id: UUID, *, all_tenants: bool = False, now: datetime | None = None) -> ClusterView:
+        """Return the state of the cluster. `all_tenants`: with the queues of all tenants, for operators."""
         moment, nodes = await self._store.node_list(now=now)
         return ClusterView(
             now=moment,
             nodes=nodes,
             partitions=await self._store.partition_list(),
-            queues=await self._store.task_depths(None if sees_all else tenant_id),
+            queues=await self._store.task_depths(None if all_tenants else tenant_id),
             schedules=await self._store.schedule_count(tenant_id),
             faulty=len(await self._store.schedule_faulty(tenant_id, limit=1000)),
         )

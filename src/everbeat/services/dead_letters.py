@@ -1,4 +1,4 @@
-"""Dead letters: tasks whose attempts are exhausted, to look at, to replay as new tasks, to purge."""
+"""Operations on dead letters: list them, replay them as new tasks, purge them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from everbeat.store.values import DeadFilter, Replay
 
 MAX_REPLAYED = 100_000
 _BATCH_SIZE = 1000
-_SHOWN = 100
-_MANY = "all that match"
+_MAX_IDS = 100
+_BULK_SUBJECT = "all that match"
 
 
 class BulkReplayResult(NamedTuple):
-    """How many became new tasks, the first of those, and whether more are left than one call takes."""
+    """The number of new tasks, the ids of the first ones, and whether matching dead letters remain."""
 
-    count: int  # type: ignore[assignment]  # it hides tuple.count, which nobody calls here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not used
     ids: list[UUID]
     has_more: bool
 
 
 class DeadLetterService:
-    """The room behind /v1/dead-letters."""
+    """The operations of /v1/dead-letters."""
 
     def __init__(
         self, store: Store, tasks: TaskService, publisher: ChangePublisher, *, payloads: LargePayloads | None = None
@@ -49,10 +49,10 @@ class DeadLetterService:
     async def get(self, tenant_id: UUID, task_id: UUID) -> DeadLetter:
         for letter in await self._store.dead_find(tenant_id, [task_id]):
             return letter
-        raise NotFound(f"there is no dead letter of a task {task_id}")
+        raise NotFound(f"there is no dead letter of task {task_id}")
 
     async def read(self, tenant_id: UUID, task_id: UUID) -> DeadLetter:
-        """With its payload, also if that is a large one."""
+        """Return a dead letter with its payload, even if that is in the blob store."""
         return await self._payloads.read(await self.get(tenant_id, task_id))
 
     async def page(
@@ -69,14 +69,14 @@ class DeadLetterService:
         by: Caller | None = None,
         now: datetime | None = None,
     ) -> TaskRecord:
-        """As a new task, as often as asked; the dead letter keeps count. A key that was used before stands for its task."""
+        """Create a new task from a dead letter and count the replay. If `key` was used before, return the task it created."""
         letter = await self.get(tenant_id, task_id)
         new = task_for_replay(letter, uuid_utils.compat.uuid7())._replace(key=key)
         moment = await self._store.clock(now=now)
         audit_log = new_audit_log_entries(by, AuditLogAction.DEAD_LETTER_REPLAY, task_id, tenant_id=tenant_id, task_id=new.id)
         if not await self._replay(tenant_id, [Replay(task_id, new)], moment, again=True, audit_log=audit_log, now=now):
             await self.get(tenant_id, task_id)
-            # It is there, so the key was taken: what it stands for is found as with any other task.
+            # The dead letter exists, so the key was used before: `add_one` finds its task, or refuses the key.
             return (await self._tasks.add_one(new, now=now))[0]
         return await self._tasks.get(tenant_id, new.id)
 
@@ -89,7 +89,10 @@ class DeadLetterService:
         by: Caller | None = None,
         now: datetime | None = None,
     ) -> BulkReplayResult:
-        """All that match and were never replayed, the oldest of a piece first, spread over time if a rate is given."""
+        """Replay all that match and were never replayed. With `rate_per_second`, the run times of the tasks are spread.
+
+        Batches are read newest first; within a batch, the oldest dead letter comes first.
+        """
         moment = await self._store.clock(now=now)
         ids: list[UUID] = []
         before: tuple[datetime, UUID] | None = None
@@ -102,27 +105,27 @@ class DeadLetterService:
                 return BulkReplayResult(count, ids, False)
             before = (letters[-1].died_at, letters[-1].task_id)
             replays = []
-            for place, letter in enumerate(reversed(letters), start=count):
-                run_at = None if not rate_per_second else moment + timedelta(seconds=place / rate_per_second)
+            for index, letter in enumerate(reversed(letters), start=count):
+                run_at = None if not rate_per_second else moment + timedelta(seconds=index / rate_per_second)
                 replays.append(Replay(letter.task_id, task_for_replay(letter, uuid_utils.compat.uuid7(), run_at=run_at)))
             audit_log = (
                 ()
                 if count
                 else new_audit_log_entries(
-                    by, AuditLogAction.DEAD_LETTER_REPLAY, _MANY, tenant_id=tenant_id, filter=_shown(filter_)
+                    by, AuditLogAction.DEAD_LETTER_REPLAY, _BULK_SUBJECT, tenant_id=tenant_id, filter=_filter_detail(filter_)
                 )
             )
             try:
-                done = set(await self._replay(tenant_id, replays, moment, again=False, audit_log=audit_log, now=now))
+                replayed_ids = set(await self._replay(tenant_id, replays, moment, again=False, audit_log=audit_log, now=now))
             except QuotaExceeded:
                 if not count:
                     raise
-                return BulkReplayResult(count, ids, True)  # the rest when there is room again
-            made = [one.task for one in replays if one.task_id in done]
-            count += len(made)
-            ids += [task.id for task in made[: _SHOWN - len(ids)]]
-        left = await self._store.dead_list(tenant_id, filter_, before=before, limit=1, only_never_replayed=True)
-        return BulkReplayResult(count, ids, bool(left))
+                return BulkReplayResult(count, ids, True)  # the others can be replayed when the quota permits
+            created = [one.task for one in replays if one.task_id in replayed_ids]
+            count += len(created)
+            ids += [task.id for task in created[: _MAX_IDS - len(ids)]]
+        remaining = await self._store.dead_list(tenant_id, filter_, before=before, limit=1, only_never_replayed=True)
+        return BulkReplayResult(count, ids, bool(remaining))
 
     async def _replay(
         self,
@@ -144,7 +147,7 @@ class DeadLetterService:
     ) -> int:
         total = 0
         audit_log = new_audit_log_entries(
-            by, AuditLogAction.DEAD_LETTER_PURGE, _MANY, tenant_id=tenant_id, filter=_shown(filter_)
+            by, AuditLogAction.DEAD_LETTER_PURGE, _BULK_SUBJECT, tenant_id=tenant_id, filter=_filter_detail(filter_)
         )
         while purged := await self._store.dead_purge(
             tenant_id, filter_, limit=_BATCH_SIZE, audit_log=() if total else audit_log, now=now
@@ -153,5 +156,5 @@ class DeadLetterService:
         return total
 
 
-def _shown(filter_: DeadFilter) -> dict[str, object]:
+def _filter_detail(filter_: DeadFilter) -> dict[str, object]:
     return {name: value for name, value in filter_._asdict().items() if value is not None}

@@ -1,9 +1,10 @@
-"""The feed: what happens, told while it happens to whoever listens. Hints, never the truth: the database is.
+"""The event stream: reports changes to connected clients while they happen. Events are hints; the database is authoritative.
 
-Nobody listens most of the time, so a service asks `has_audience` before it makes anything. A listener has a bounded queue: one
-that reads too slowly is told how many events it lost, and costs no memory. Between nodes events travel as messages of the
-store, a few a second and of bounded size, and only to nodes that have said lately whom they listen for; what does not fit is
-counted as lost. On a store whose processes cannot hear each other a listener hears its own node.
+Most of the time no client is connected, so a service checks `has_subscribers` before it creates an event. A subscription has
+a queue of limited size: a client that reads too slowly gets the number of events it lost, and costs no memory. Between nodes,
+events are sent as messages of the store: a few per second, of limited size, and only for tenants for which another node has
+recently announced subscribers. Events that do not fit are counted as lost. If the processes on a store cannot send each other
+messages, a client gets the events of its own node only.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EventKind(StrEnum):
-    """What an event is about. `hello` opens a stream, `lost` says how many events are missing there."""
+    """The kind of an event. `hello` is the first event of a stream; `lost` contains the number of events that are missing."""
 
     HELLO = "hello"
     TICK = "tick"
@@ -57,7 +58,7 @@ PUBLISHED_KINDS = frozenset({EventKind.TICK, EventKind.TASK, EventKind.CLUSTER})
 
 
 class StreamEvent(NamedTuple):
-    """Something that happened. `tenant_id` None: it concerns everybody."""
+    """A change. `tenant_id` None: it is reported to all tenants."""
 
     id: UUID
     kind: EventKind
@@ -65,8 +66,8 @@ class StreamEvent(NamedTuple):
     data: dict[str, Any]
 
 
-class _Travelling(msgspec.Struct, array_like=True):
-    """An event on its way to another node."""
+class _MessageEvent(msgspec.Struct, array_like=True):
+    """An event in a message to other nodes."""
 
     id: UUID
     kind: EventKind
@@ -75,11 +76,11 @@ class _Travelling(msgspec.Struct, array_like=True):
 
 
 class _Message(msgspec.Struct, omit_defaults=True):
-    """What a node says to the others. `wants`: the tenants it has listeners for; an empty list means any."""
+    """A message to the other nodes. `wants`: the tenants for which the sender has subscribers; an empty list means all."""
 
     sender: UUID
     wants: list[UUID] | None = None
-    events: list[_Travelling] = []
+    events: list[_MessageEvent] = []
     lost: dict[UUID, int] = {}
 
 
@@ -87,7 +88,7 @@ _decode = msgspec.json.Decoder(_Message).decode
 
 
 class EventSubscription:
-    """One listener's queue. Ends when it is closed, by itself or by the feed."""
+    """The event queue of one client, until the client or the event stream closes it."""
 
     def __init__(self, tenant_id: UUID, kinds: frozenset[EventKind], size: int) -> None:
         self.tenant_id = tenant_id
@@ -107,8 +108,8 @@ class EventSubscription:
             self._queue.append(event)
         self._woken.set()
 
-    def lose(self, count: int) -> None:
-        """Events that were lost before they came here."""
+    def add_lost(self, count: int) -> None:
+        """Count events that were lost before they reached this node."""
         if self._lost or len(self._queue) >= self._size:
             self._lost += count
         else:
@@ -120,7 +121,7 @@ class EventSubscription:
         self._woken.set()
 
     async def take(self, timeout_seconds: float) -> list[StreamEvent]:
-        """All that is there, as soon as there is any; nothing when the time is up or the end has come."""
+        """Return the queued events, or wait for one. Returns an empty list after the timeout or once closed."""
         if not self._queue and not self._lost and not self.is_closed:
             self._woken.clear()
             try:
@@ -136,42 +137,45 @@ class EventSubscription:
 
 
 class EventStream:
-    """Where services tell, and listeners hear. Without a store, or with one that is deaf, only inside this process."""
+    """Distributes events to subscriptions: of all nodes if the store can send messages, otherwise of this process only."""
 
     def __init__(self, store: Store | None = None, *, monotonic: Monotonic = time.monotonic, size: int = QUEUE_SIZE) -> None:
         self._store = store
         self._monotonic = monotonic
         self._size = size
         self._id = uuid_utils.compat.uuid7()
-        self._listeners: dict[EventSubscription, None] = {}
-        self._by_tenant: Counter[UUID] = Counter()
-        self._others_until = float("-inf")
-        self._wanted_there: dict[UUID | None, float] = {}
-        self._outbox: deque[_Travelling] = deque()
+        self._subscriptions: dict[EventSubscription, None] = {}
+        self._count_by_tenant: Counter[UUID] = Counter()
+        self._remote_interest_until = float("-inf")
+        self._remote_interest: dict[UUID | None, float] = {}
+        self._outbox: deque[_MessageEvent] = deque()
         self._lost: Counter[UUID] = Counter()
         self._is_closed = False
-        self.on_change: Callable[[], None] = _nothing
-        self.receives_other_nodes = store is not None and store.event_stream_listen(self._on_notice)
+        self.on_change: Callable[[], None] = _ignore_change
+        self.receives_other_nodes = store is not None and store.event_stream_listen(self._on_message)
 
     @property
-    def has_audience(self) -> bool:
-        """Whether anybody listens, here or elsewhere: asked before an event is even made."""
-        return bool(self._listeners) or self._monotonic() < self._others_until
+    def has_subscribers(self) -> bool:
+        """Whether any node has a subscriber. Services check this before they create an event."""
+        return bool(self._subscriptions) or self._monotonic() < self._remote_interest_until
 
-    # Listening
+    # Subscriptions
 
     def check_capacity(self, tenant_id: UUID) -> None:
-        """Whether one more may listen; asked apart, because a stream can only be refused before it begins."""
-        if self._is_closed or len(self._listeners) >= MAX_SUBSCRIBERS:
-            raise TooManyRequests(f"this node serves {MAX_SUBSCRIBERS} event streams at most; try again later", _RETRY_SECONDS)
-        if self._by_tenant[tenant_id] >= MAX_SUBSCRIBERS_PER_TENANT:
-            message = f"a tenant may have {MAX_SUBSCRIBERS_PER_TENANT} event streams on a node; close others first"
+        """Raise TooManyRequests if no more subscriptions are allowed.
+
+        This is separate from `subscribe`, because a response can only be refused before it begins.
+        """
+        if self._is_closed or len(self._subscriptions) >= MAX_SUBSCRIBERS:
+            raise TooManyRequests(f"this node serves at most {MAX_SUBSCRIBERS} event streams; try again later", _RETRY_SECONDS)
+        if self._count_by_tenant[tenant_id] >= MAX_SUBSCRIBERS_PER_TENANT:
+            message = f"a tenant may have at most {MAX_SUBSCRIBERS_PER_TENANT} event streams on a node; close one first"
             raise TooManyRequests(message, _RETRY_SECONDS)
 
     def subscribe(self, tenant_id: UUID, kinds: Iterable[EventKind] = PUBLISHED_KINDS) -> EventSubscription:
         subscription = EventSubscription(tenant_id, frozenset(kinds), self._size)
-        self._listeners[subscription] = None
-        self._by_tenant[tenant_id] += 1
+        self._subscriptions[subscription] = None
+        self._count_by_tenant[tenant_id] += 1
         if self._is_closed:
             subscription.close()
         self.on_change()
@@ -179,30 +183,30 @@ class EventStream:
 
     def unsubscribe(self, subscription: EventSubscription) -> None:
         subscription.close()
-        if self._listeners.pop(subscription, subscription) is None:
-            self._by_tenant[subscription.tenant_id] -= 1
+        if self._subscriptions.pop(subscription, subscription) is None:
+            self._count_by_tenant[subscription.tenant_id] -= 1
 
     def close(self) -> None:
-        """End every stream: the server goes down."""
+        """End all streams, because the server is shutting down."""
         self._is_closed = True
-        for subscription in self._listeners:
+        for subscription in self._subscriptions:
             subscription.close()
 
-    # Telling
+    # Publishing
 
-    def publish(self, kind: EventKind, tenant_id: UUID | None, data: dict[str, Any], *, here_only: bool = False) -> None:
+    def publish(self, kind: EventKind, tenant_id: UUID | None, data: dict[str, Any], *, local_only: bool = False) -> None:
         event = StreamEvent(uuid_utils.compat.uuid7(), kind, tenant_id, data)
         self._offer(event)
-        if here_only or not self._is_wanted_there(tenant_id):
+        if local_only or not self._is_wanted_elsewhere(tenant_id):
             return
         if len(self._outbox) < _OUTBOX_SIZE:
-            self._outbox.append(_Travelling(*event))
+            self._outbox.append(_MessageEvent(*event))
         elif tenant_id is not None:
             self._lost[tenant_id] += 1
         self.on_change()
 
     def publish_task(self, change: str, tenant_id: UUID, id_: UUID, **more: Any) -> None:
-        """What changed about a task. `more` is what is known at that point, without looking anything up."""
+        """Publish a change of a task. `more`: further fields that the caller has without a query."""
         self.publish(EventKind.TASK, tenant_id, {"change": change, "id": id_, **more})
 
     def publish_ticks(self, firings: Sequence[Firing], fired: Sequence[Fired]) -> None:
@@ -217,22 +221,22 @@ class EventStream:
                 self.publish(EventKind.TICK, firing.tenant_id, data)
 
     def _offer(self, event: StreamEvent) -> None:
-        for subscription in self._listeners:
+        for subscription in self._subscriptions:
             subscription.offer(event)
 
-    def _is_wanted_there(self, tenant_id: UUID | None) -> bool:
+    def _is_wanted_elsewhere(self, tenant_id: UUID | None) -> bool:
         now = self._monotonic()
-        if now >= self._others_until:
+        if now >= self._remote_interest_until:
             return False
-        until = self._wanted_there
+        until = self._remote_interest
         return tenant_id is None or max(until.get(tenant_id, 0.0), until.get(None, 0.0)) > now
 
     # Between nodes
 
-    def _on_notice(self, text: str) -> None:
+    def _on_message(self, text: str) -> None:
         try:
             message = _decode(text)
-        except msgspec.MsgspecError:  # of a newer version, or of somebody else: a hint that is not understood
+        except msgspec.MsgspecError:  # from a newer version or another program; it can be ignored, because events are hints
             return
         if message.sender == self._id:
             return
@@ -241,19 +245,19 @@ class EventStream:
         for one in message.events:
             self._offer(StreamEvent(one.id, one.kind, one.tenant_id, one.data))
         for tenant_id, count in message.lost.items():
-            for subscription in self._listeners:
+            for subscription in self._subscriptions:
                 if subscription.tenant_id == tenant_id:
-                    subscription.lose(count)
+                    subscription.add_lost(count)
 
     def _note_interest(self, tenants: Sequence[UUID]) -> None:
         now = self._monotonic()
-        self._others_until = now + _INTEREST_LASTS_SECONDS
-        self._wanted_there = {tenant: until for tenant, until in self._wanted_there.items() if until > now}
+        self._remote_interest_until = now + _INTEREST_LASTS_SECONDS
+        self._remote_interest = {tenant: until for tenant, until in self._remote_interest.items() if until > now}
         for tenant in tenants or (None,):
-            self._wanted_there[tenant] = self._others_until
+            self._remote_interest[tenant] = self._remote_interest_until
 
     def next_message(self, *, with_interest: bool) -> str | None:
-        """What the other nodes should hear next: as many events as fit."""
+        """Return the next message to the other nodes, with as many events as fit. None if there is nothing to send."""
         wants = self._interest() if with_interest else None
         message = _Message(self._id, wants)
         size = len(_encode(message)) + 100
@@ -263,7 +267,7 @@ class EventStream:
                 break
             size += length
             message.events.append(self._outbox.popleft())
-        # Each takes 60 bytes at most; what has no room now has it next time.
+        # Each takes at most 60 bytes. Those that do not fit are sent with the next message.
         for tenant_id in list(self._lost)[: max(MAX_MESSAGE_BYTES - size, 0) // 60]:
             message.lost[tenant_id] = self._lost.pop(tenant_id)
         if wants is None and not message.events and not message.lost:
@@ -271,7 +275,7 @@ class EventStream:
         return _encode(message).decode()
 
     def _interest(self) -> list[UUID] | None:
-        tenants = [tenant for tenant, count in self._by_tenant.items() if count > 0]
+        tenants = [tenant for tenant, count in self._count_by_tenant.items() if count > 0]
         if not tenants:
             return None
         return tenants if len(tenants) <= _MAX_TENANTS_NAMED else []
@@ -281,12 +285,12 @@ class EventStream:
         return bool(self._outbox or self._lost)
 
     @property
-    def has_listeners(self) -> bool:
-        return bool(self._listeners)
+    def has_local_subscribers(self) -> bool:
+        return bool(self._subscriptions)
 
 
 class EventRelay(Periodic):
-    """Carries events between the nodes: what they should hear, and every few seconds that this one listens."""
+    """Sends the events of this node to the others, and every few seconds the tenants for which it has subscribers."""
 
     name = "relay"
     deadline_seconds = 30.0
@@ -296,20 +300,20 @@ class EventRelay(Periodic):
         self._store = store
         self._event_stream = event_stream
         self._monotonic = monotonic
-        self._said_at = float("-inf")
-        self._had_listeners = False
+        self._announced_at = float("-inf")
+        self._had_subscribers = False
         event_stream.on_change = self.wake
 
     async def run_once(self, now: datetime | None = None) -> bool:
-        has_listeners = self._event_stream.has_listeners
-        is_new = has_listeners and not self._had_listeners
-        with_interest = has_listeners and (is_new or self._monotonic() - self._said_at >= _INTEREST_SECONDS)
-        self._had_listeners = has_listeners
+        has_local_subscribers = self._event_stream.has_local_subscribers
+        is_new = has_local_subscribers and not self._had_subscribers
+        with_interest = has_local_subscribers and (is_new or self._monotonic() - self._announced_at >= _INTEREST_SECONDS)
+        self._had_subscribers = has_local_subscribers
         message = self._event_stream.next_message(with_interest=with_interest)
         if message is None:
             return False
         if with_interest:
-            self._said_at = self._monotonic()
+            self._announced_at = self._monotonic()
         await self._store.event_stream_send(message)
         if now is None:
             await asyncio.sleep(_SEND_SECONDS)
@@ -327,5 +331,5 @@ def _lost_event(count: int) -> StreamEvent:
     return StreamEvent(uuid_utils.compat.uuid7(), EventKind.LOST, None, {"count": count})
 
 
-def _nothing() -> None:
-    """For feeds whose events go nowhere else."""
+def _ignore_change() -> None:
+    """The default of `on_change`, for event streams without a relay."""

@@ -1,4 +1,4 @@
-"""What the engine tells about itself; telemetry.py turns these into logs and metrics."""
+"""Events of the engine for telemetry.py, which turns them into logs and metrics. They are not those of the event stream."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class TicksSkipped(NamedTuple):
 
 
 class TicksRefused(msgspec.Struct, frozen=True):
-    """Firings that lost a guard: somebody else fired, edited or owns them. Nothing was changed."""
+    """Firings that changed nothing, because another node has fired, changed or taken over the schedule."""
 
     count: int
 
 
 class TicksAlreadyRecorded(msgspec.Struct, frozen=True):
-    """The ledger already held these ticks: the last guard spoke."""
+    """Ticks that did not fire because the ledger already had a row for them. This is the last guard against firing twice."""
 
     count: int
 
@@ -47,7 +47,7 @@ class OwnershipChanged(NamedTuple):
 
 
 class OwnershipLost(NamedTuple):
-    """The lease ran out before it could be renewed: this node stopped firing by itself."""
+    """The lease expired before it could be renewed, so this node stopped firing."""
 
     partitions: int
 
@@ -83,20 +83,20 @@ class Pruned(msgspec.Struct, frozen=True):
 
 
 class BlobCallFailed(NamedTuple):
-    """The blob store is away, or refuses us."""
+    """The blob store was unavailable or refused access."""
 
     verb: str
     error: str
 
 
 class RequestRefused(NamedTuple):
-    """A request that did not get past the gate, by the kind of its problem."""
+    """A request that was refused before it reached its handler. `problem`: the type of the error response."""
 
     problem: str
 
 
 class ProxyNotTrusted(NamedTuple):
-    """Requests come through a proxy that the settings do not name: everybody behind it shares one address and its limits."""
+    """Requests come through a proxy that is not in trusted_proxies, so all its clients share one address and one rate limit."""
 
     address: str
 
@@ -119,7 +119,7 @@ class TasksFinished(msgspec.Struct, frozen=True):
 
 
 class AttemptEnded(NamedTuple):
-    """An attempt that did not complete its task, and the state the task went to."""
+    """An attempt that did not complete its task, and the resulting state of the task."""
 
     outcome: str
     state: str
@@ -152,4 +152,4 @@ Emit = Callable[[Event], None]
 
 
 def ignore(_event: Event) -> None:
-    """For callers that do not listen."""
+    """Ignore an event: the default without telemetry."""

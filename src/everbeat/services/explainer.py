@@ -1,4 +1,4 @@
-"""Why a schedule did, did not or will run at a time: gathers what is known and asks core/explain.py what it comes to."""
+"""Explains why a schedule ran, did not run or will run at a given time: collects the data that core/explain.py evaluates."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from everbeat.services.tasks import TaskService
 from everbeat.store.base import Store
 from everbeat.store.values import TaskFilter
 
-_MOMENT = timedelta(microseconds=1)
+_MICROSECOND = timedelta(microseconds=1)
 _SECOND = timedelta(seconds=1)
-_LOOKED_THROUGH = 200
+_MAX_BLOCKERS_SCANNED = 200
 
 
 class Explainer:
-    """The room behind /v1/schedules/{ref}/why."""
+    """The operation of /v1/schedules/{ref}/why."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Explainer:
         self._retention = timedelta(days=retention_days)
 
     async def explain(self, tenant_id: UUID, ref: str, at: datetime | None, *, now: datetime | None = None) -> Explanation:
-        """Of the tick at that instant, by default now. A time in whole seconds means a tick within that second."""
+        """Explain the tick at that instant, by default now. A time in whole seconds means a tick within that second."""
         schedule = await self._schedules.get(tenant_id, ref)
         moment = await self._store.clock(now=now)
         at = moment if at is None else at
@@ -62,7 +62,7 @@ class Explainer:
             rule=None,
         )
         case = await self._with_rule(case)
-        row = await self._row(case, _end_of(at) if case.tick is None else case.at + _MOMENT)
+        row = await self._row(case, _search_end(at) if case.tick is None else case.at + _MICROSECOND)
         return explain(case if row is None else await self._with_row(case, row))
 
     async def _with_rule(self, case: ExplainContext) -> ExplainContext:
@@ -72,20 +72,20 @@ class Explainer:
         try:
             zone = load_zone(rule.timezone)
             timeline = self._timelines.get(rule, case.schedule.id, await self._calendars(case.schedule.tenant_id, rule))
-        except InvalidInput:  # set aside as faulty, or a calendar of its past is gone: only what is recorded can be told
+        except InvalidInput:  # a faulty schedule, or a past rule with a deleted calendar: explain from the ledger alone
             return case
         case = case._replace(rule=rule, is_past_rule=is_past, zone=timeline.zone or zone)
-        # Rules that tick once in years take a while to follow; the tick loop must not wait for that.
+        # A rule that ticks once in years takes long to compute; the tick loop must not wait for it.
         return await asyncio.to_thread(_on_timeline, case, timeline)
 
     async def _rule_at(self, schedule: Schedule, at: datetime) -> tuple[Rule | None, bool]:
-        """The rule that held at that instant, and whether it is one of the past."""
+        """Return the rule that was in force at that instant, and whether it is a past rule."""
         if at > schedule.rule_at:
             return schedule.spec.rule, False
         for past in await self._store.schedule_past_rules(schedule.tenant_id, [schedule.id]):
             if past.since < at <= past.until:
                 return past.rule, True
-        # Before it was registered, or at the very moment: what the present rule would say still tells the ticks around.
+        # At or before the registration there was no rule. The present one still gives the ticks around that time.
         return schedule.spec.rule, False
 
     async def _calendars(self, tenant_id: UUID, rule: Rule) -> Mapping[str, Calendar]:
@@ -94,7 +94,7 @@ class Explainer:
         return {one.name: one for one in await self._store.calendar_list(tenant_id)}
 
     async def _row(self, case: ExplainContext, end: datetime) -> Tick | None:
-        """The row of the tick. A range of skipped ticks also spans the time between them, in which there is none."""
+        """Return the ledger row of the tick. A range of skipped ticks also covers the times between them, which have no row."""
         for row in await self._store.tick_list(case.schedule.tenant_id, case.schedule.id, from_=case.at, to=end, limit=1):
             if row.scheduled_for >= case.at or case.tick is not None or case.rule is None:
                 return row
@@ -106,7 +106,7 @@ class Explainer:
         if row.task_id is not None:
             try:
                 task = await self._tasks.get(tenant_id, row.task_id)
-            except NotFound:  # the history is kept for a while only
+            except NotFound:  # past its retention
                 return case._replace(row=row)
             attempts = await self._tasks.attempts(tenant_id, row.task_id)
             return case._replace(row=row, task=task, attempts=len(attempts))
@@ -114,12 +114,12 @@ class Explainer:
         return case._replace(row=row, blockers=blockers)
 
     async def _blockers(self, schedule: Schedule, row: Tick) -> Sequence[TaskRecord]:
-        """The tasks of the schedule that were unfinished when the tick was skipped, as far back as is reasonable."""
+        """Return the tasks of the schedule that were unfinished when the tick was skipped. Scans a limited number of tasks."""
         found: dict[UUID, TaskRecord] = {}
-        # The newest as well: ids are of the clock of who made the task, which need not be the database's.
+        # The newest tasks too: ids contain the time of the node that created the task, which may differ from the database's.
         for before in (None, _first_id_after(row.fired_at)):
             page = await self._tasks.page(
-                schedule.tenant_id, TaskFilter(schedule_id=schedule.id), before=before, limit=_LOOKED_THROUGH
+                schedule.tenant_id, TaskFilter(schedule_id=schedule.id), before=before, limit=_MAX_BLOCKERS_SCANNED
             )
             found.update({task.id: task for task in page.tasks})
         return [
@@ -130,33 +130,33 @@ class Explainer:
         ]
 
 
-def _end_of(at: datetime) -> datetime:
-    return at + (_MOMENT if at.microsecond else _SECOND)
+def _search_end(at: datetime) -> datetime:
+    return at + (_MICROSECOND if at.microsecond else _SECOND)
 
 
 def _on_timeline(case: ExplainContext, timeline: Timeline) -> ExplainContext:
     if case.at < case.schedule.created_at:
         return case._replace(around=NearbyTicks(None, next(timeline.occurrences(case.schedule.created_at), None)))
-    found = next(timeline.occurrences(case.at - _MOMENT, _end_of(case.at) - _MOMENT), None)
+    found = next(timeline.occurrences(case.at - _MICROSECOND, _search_end(case.at) - _MICROSECOND), None)
     if found is not None:
         return case._replace(at=found.at, tick=found)
     previous = timeline.last_until(case.at)
     before = None
     if previous is not None and previous >= case.schedule.created_at:
-        before = next(timeline.occurrences(previous - _MOMENT, previous), None)
-    return case._replace(around=NearbyTicks(before, next(timeline.occurrences(case.at), None), _twin(case.at, timeline)))
+        before = next(timeline.occurrences(previous - _MICROSECOND, previous), None)
+    return case._replace(around=NearbyTicks(before, next(timeline.occurrences(case.at), None), _fold_tick(case.at, timeline)))
 
 
-def _twin(at: datetime, timeline: Timeline) -> datetime | None:
-    """The other instant of the same wall-clock time, if the clocks show it twice and the schedule ticks then."""
+def _fold_tick(at: datetime, timeline: Timeline) -> datetime | None:
+    """Return the other instant of the same local time, if there are two (a fold) and the schedule ticks at the other one."""
     local = at.astimezone(timeline.zone)
     other = local.replace(fold=1 - local.fold).astimezone(at.tzinfo)
     if other == at:
         return None
-    tick = next(timeline.occurrences(other - _MOMENT, _end_of(other) - _MOMENT), None)
+    tick = next(timeline.occurrences(other - _MICROSECOND, _search_end(other) - _MICROSECOND), None)
     return None if tick is None else tick.at
 
 
 def _first_id_after(at: datetime) -> UUID:
-    """The smallest id that a task made after that instant can have: ids begin with their milliseconds."""
+    """Return the smallest id of a task created after that instant. Ids begin with a time in milliseconds."""
     return UUID(int=(int(at.timestamp() * 1000) + 1) << 80)

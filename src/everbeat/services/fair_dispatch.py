@@ -1,11 +1,13 @@
-"""Dealing out work: what one line of workers may have, shared fairly among the tenants it works for.
+"""Fair dispatch: claims tasks for the workers of a wait queue, and shares the workers fairly among the tenants.
 
-A dealer knows from its roster which flows have ready tasks, and claims from them in one round trip. The roster is filled by
-looks (an index walk over the flows, not over the tasks) and by what this node submits itself. It is looked anew when it runs
-out, when somebody has rung who could not say for what, and once per look of the polls; a look may take a tenth of the time,
-so that thousands of flows do not cost more than they bring. Only a look that finds nothing makes a line known to be empty.
+A dispatcher has a planner with the flows that have ready tasks, and claims from them in one round trip. Flows are added by
+scans (a walk over the flows in an index, not over the tasks) and by the tasks that this node submits. A scan is made when the
+planner is empty, after a wake-up that does not name a flow, and once per poll interval. Scans may take up to a tenth of the
+time, so that thousands of flows do not cost more than they yield. Only a scan that finds nothing shows that a wait queue has
+no work.
 
-Each node is fair by itself, and so the sum of them is. Nothing of it is durable: a node that starts treats all alike.
+Each node is fair by itself, so the sum over all nodes is fair too. Nothing is durable: a node that starts treats all tenants
+as equal.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _PAUSE_PER_SCAN = 10
 
 
 class FairnessDirectory(Protocol):
-    """What fairness needs to know of tenants, at hand without asking the database."""
+    """The data of tenants that fair dispatch needs, available without a query."""
 
     def weight_of(self, tenant_id: UUID) -> float: ...
     def max_running_of(self, tenant_id: UUID) -> int | None: ...
@@ -38,7 +40,7 @@ class FairnessDirectory(Protocol):
 
 
 class EqualShares:
-    """A directory in which all tenants are alike, and none is limited."""
+    """A directory in which all tenants have the same weight and no limits."""
 
     def weight_of(self, _tenant_id: UUID) -> float:
         return 1.0
@@ -47,11 +49,11 @@ class EqualShares:
         return None
 
     async def refresh(self, *, now: datetime | None = None) -> None:
-        """There is nothing to read."""
+        """Do nothing: the values are constant."""
 
 
 class ClaimScope(NamedTuple):
-    """What the workers of a line ask for. `tenant_id` None: tasks of every tenant, as a fleet does."""
+    """The tasks that the workers of a wait queue claim. `tenant_id` None: tasks of all tenants, for a fleet."""
 
     tenant_id: UUID | None
     queues: tuple[str, ...]
@@ -66,149 +68,149 @@ class ClaimScope(NamedTuple):
 
 
 class DispatchResult(NamedTuple):
-    """What each claimer got; unless there may be more, the line is known to be empty."""
+    """The tasks for each claim request. If `may_be_more` is False, there is no more work for the wait queue."""
 
     tasks: list[list[ClaimedTask]]
     may_be_more: bool
 
 
 class FairDispatcher:
-    """Deals tasks to the workers of one line."""
+    """Claims tasks for the workers of one wait queue."""
 
     def __init__(
         self,
-        key: ClaimScope,
+        scope: ClaimScope,
         store: Store,
         publisher: ChangePublisher,
         directory: FairnessDirectory,
         total_seconds: float,
         monotonic: Monotonic = time.monotonic,
     ) -> None:
-        self.key = key
+        self.scope = scope
         self.planner = ClaimPlanner(directory.weight_of)
         self._store = store
         self._publisher = publisher
         self._directory = directory
         self._total_seconds = total_seconds
         self._monotonic = monotonic
-        self._is_stale = True
-        self._is_fresh = False
-        self._next_look = float("-inf")
-        self._places: list[Flow] = []
+        self._needs_scan = True
+        self._has_scanned = False
+        self._next_scan_at = float("-inf")
+        self._scan_positions: list[Flow] = []
 
-    # What is heard
+    # Ready flows
 
     def mark_stale(self) -> None:
-        """There may be flows that the roster does not know."""
-        self._is_stale = True
+        """Note that there may be flows that the planner does not have."""
+        self._needs_scan = True
 
-    def note(self, flows: Iterable[Flow]) -> bool:
-        """Flows that got ready tasks; whether any of them is for this line, and may be served now."""
-        own = [flow for flow in flows if self.key.serves(flow.tenant_id, flow.queue, flow.type)]
+    def add_flows(self, flows: Iterable[Flow]) -> bool:
+        """Add flows that got ready tasks. Returns whether one is for this wait queue, of a tenant that is not blocked."""
+        own = [flow for flow in flows if self.scope.serves(flow.tenant_id, flow.queue, flow.type)]
         if len(self.planner) > 2 * _MAX_FLOWS:
-            self._is_stale = True
+            self._needs_scan = True
         else:
             self.planner.add_ready(own)
         return any(flow.tenant_id not in self.planner.blocked for flow in own)
 
-    def free(self, tenant_ids: Iterable[UUID]) -> bool:
-        """Tenants may have room for more running tasks; whether that matters here."""
+    def unblock(self, tenant_ids: Iterable[UUID]) -> bool:
+        """Unblock tenants that may be able to run more tasks. Returns whether any of them was blocked."""
         return self.planner.unblock(tenant_ids)
 
-    def rest(self) -> None:
-        """Nobody stands in the line: forget the flows, and keep only who had how much."""
+    def reset(self) -> None:
+        """Drop the flows while no worker waits. The shares of the tenants so far are kept."""
         self.planner.mark_query_start()
         self.planner.replace(())
-        self._places = []
-        self._is_stale = True
+        self._scan_positions = []
+        self._needs_scan = True
 
-    # What is dealt
+    # Claims
 
     async def find(self) -> bool:
-        """Whether there may be something to deal; else the line is known to be empty. However many wait, it costs the same."""
-        self._is_fresh = self._is_due()
-        if self._is_fresh:
-            await self._look()
+        """Return whether there may be work for the wait queue. The cost does not depend on the number of waiting workers."""
+        self._has_scanned = self._is_scan_due()
+        if self._has_scanned:
+            await self._scan()
         return not self.planner.is_empty
 
     async def dispatch(self, claim_requests: Sequence[ClaimRequest], *, now: datetime | None = None) -> DispatchResult:
-        """What there is for these, after `find` has said that there may be something; stepped by hand, it looks by itself."""
+        """Claim tasks for these requests, after `find` has returned True. With `now`, as in tests, `find` is not needed."""
         tasks: list[list[ClaimedTask]] = [[] for _ in claim_requests]
-        is_fresh, self._is_fresh = self._is_fresh, False
+        has_scanned, self._has_scanned = self._has_scanned, False
         if now is not None:
-            is_fresh = True
-            await self._look()
-        is_settled = await self._serve(tasks, claim_requests, is_fresh, now)
-        if not is_fresh and not any(tasks):
-            await self._look()
-            is_fresh = True
-            is_settled = await self._serve(tasks, claim_requests, is_fresh, now)
-        is_filled = all(len(part) == claimer.limit for part, claimer in zip(tasks, claim_requests, strict=True))
-        return DispatchResult(tasks, is_filled or not (is_fresh and is_settled))
+            has_scanned = True
+            await self._scan()
+        is_exhausted = await self._claim(tasks, claim_requests, has_scanned, now)
+        if not has_scanned and not any(tasks):
+            await self._scan()
+            has_scanned = True
+            is_exhausted = await self._claim(tasks, claim_requests, has_scanned, now)
+        is_filled = all(len(part) == claim_request.limit for part, claim_request in zip(tasks, claim_requests, strict=True))
+        return DispatchResult(tasks, is_filled or not (has_scanned and is_exhausted))
 
-    async def _serve(
-        self, tasks: list[list[ClaimedTask]], claim_requests: Sequence[ClaimRequest], is_fresh: bool, now: datetime | None
+    async def _claim(
+        self, tasks: list[list[ClaimedTask]], claim_requests: Sequence[ClaimRequest], has_scanned: bool, now: datetime | None
     ) -> bool:
-        """Claim by the roster until all have what they asked for; whether the roster has nothing left."""
+        """Claim until all requests are filled. Returns whether the planner ran out of flows before that."""
         while True:
-            wanted = [one._replace(limit=one.limit - len(part)) for one, part in zip(claim_requests, tasks, strict=True)]
-            count = sum(one.limit for one in wanted)
-            shares = self.planner.plan(count) if count else []
-            if not shares:
+            remaining = [one._replace(limit=one.limit - len(part)) for one, part in zip(claim_requests, tasks, strict=True)]
+            count = sum(one.limit for one in remaining)
+            steps = self.planner.plan(count) if count else []
+            if not steps:
                 return count > 0
-            limited = {share.tenant_id for share in shares if self._directory.max_running_of(share.tenant_id) is not None}
+            limited = {step.tenant_id for step in steps if self._directory.max_running_of(step.tenant_id) is not None}
             try:
                 claims = await self._store.task_claim(
-                    shares, wanted, limited=limited, total_seconds=self._total_seconds, now=now
+                    steps, remaining, limited=limited, total_seconds=self._total_seconds, now=now
                 )
             except Exception:
-                if any(tasks):  # what is claimed must reach its workers; the next claim will tell of the trouble
+                if any(tasks):  # the tasks already claimed must reach their workers; the next claim reports the error
                     return False
                 raise
             self._publisher.publish(claims.changes)
-            self.planner.record_result(shares, claims.limits, claims.claimed_counts, count, claims.full)
+            self.planner.record_result(steps, claims.limits, claims.claimed_counts, count, claims.full)
             for part, got in zip(tasks, claims.tasks, strict=True):
                 part += got
-            if not is_fresh and not any(claims.claimed_counts):
+            if not has_scanned and not any(claims.claimed_counts):
                 return False
 
-    # Looking
+    # Scans
 
-    def _is_due(self) -> bool:
-        return self.planner.is_empty or (self._is_stale and self._monotonic() >= self._next_look)
+    def _is_scan_due(self) -> bool:
+        return self.planner.is_empty or (self._needs_scan and self._monotonic() >= self._next_scan_at)
 
-    async def _look(self) -> None:
-        """Fill the roster. Of more flows than can be looked at in one go, go on until there is something to serve."""
-        self._is_stale = False
+    async def _scan(self) -> None:
+        """Fill the planner. If there are more flows than one scan returns, continue until one can be served."""
+        self._needs_scan = False
         started = self._monotonic()
         try:
             await self._directory.refresh()
-            while await self._look_on() and self.planner.is_empty:
+            while await self._scan_next() and self.planner.is_empty:
                 pass
         except BaseException:
-            self._is_stale = True
+            self._needs_scan = True
             raise
         ended = self._monotonic()
-        self._next_look = ended + _PAUSE_PER_SCAN * (ended - started)
+        self._next_scan_at = ended + _PAUSE_PER_SCAN * (ended - started)
 
-    async def _look_on(self) -> bool:
-        """Look at the flows from where the last look ended; whether there are more behind them."""
+    async def _scan_next(self) -> bool:
+        """Scan flows from where the last scan ended. Returns whether there are more after them."""
         self.planner.mark_query_start()
-        before, key = self._places, self.key
-        flows = await self._store.task_flows(key.tenant_id, key.queues, after=before, limit=_MAX_FLOWS)
+        before, scope = self._scan_positions, self.scope
+        flows = await self._store.task_flows(scope.tenant_id, scope.queues, after=before, limit=_MAX_FLOWS)
         counts = Counter(flow.queue for flow in flows)
-        self._places = list({flow.queue: flow for flow in flows if counts[flow.queue] >= _MAX_FLOWS}.values())
-        own = flows if key.types is None else [flow for flow in flows if flow.type in key.types]
-        if (before or self._places) and len(self.planner) <= 2 * _MAX_FLOWS:
+        self._scan_positions = list({flow.queue: flow for flow in flows if counts[flow.queue] >= _MAX_FLOWS}.values())
+        own = flows if scope.types is None else [flow for flow in flows if flow.type in scope.types]
+        if (before or self._scan_positions) and len(self.planner) <= 2 * _MAX_FLOWS:
             self.planner.unblock()
             self.planner.add_ready(own)
         else:
             self.planner.replace(own)
-        return bool(self._places)
+        return bool(self._scan_positions)
 
 
 class FairDispatchers:
-    """The dealers of a node. One whose line is gone is kept for a while: who comes back finds the shares as they were."""
+    """The dispatchers of a node, kept for a while without workers, so that returning workers find the shares unchanged."""
 
     def __init__(self, store: Store, publisher: ChangePublisher, directory: FairnessDirectory, total_seconds: float) -> None:
         self.directory = directory
@@ -217,17 +219,17 @@ class FairDispatchers:
         self._total_seconds = total_seconds
         self._dispatchers: OrderedDict[ClaimScope, FairDispatcher] = OrderedDict()
 
-    def of(self, key: ClaimScope) -> FairDispatcher:
-        dispatcher = self._dispatchers.get(key)
+    def of(self, scope: ClaimScope) -> FairDispatcher:
+        dispatcher = self._dispatchers.get(scope)
         if dispatcher is None:
-            dispatcher = self._dispatchers[key] = FairDispatcher(
-                key, self._store, self._publisher, self.directory, self._total_seconds
+            dispatcher = self._dispatchers[scope] = FairDispatcher(
+                scope, self._store, self._publisher, self.directory, self._total_seconds
             )
             if len(self._dispatchers) > _MAX_KEPT:
                 self._dispatchers.popitem(last=False)
-        self._dispatchers.move_to_end(key)
+        self._dispatchers.move_to_end(scope)
         return dispatcher
 
     def limited(self, tenant_ids: Collection[UUID]) -> set[UUID]:
-        """Those that may have only so many tasks running."""
+        """Return those of the tenants that have a limit of running tasks."""
         return {tenant_id for tenant_id in tenant_ids if self.directory.max_running_of(tenant_id) is not None}

@@ -1,7 +1,7 @@
-"""Group commit: requests that arrive while a write is under way are written together by the next one.
+"""Group commit: requests that arrive while a write is in progress are written together by the next one.
 
-A request costs no commit of its own, and its answer still waits for the commit that holds it. Order is kept. If the database
-refuses a batch for what is in it, the halves are tried apart, so that only the request at fault is told.
+Requests share a commit, and each waits until its commit is done. Their order is kept. If the database rejects a batch, the
+halves are written separately, so that only the invalid request fails.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ R = TypeVar("R")
 
 
 class GroupCommit(Generic[I, R]):
-    """Writes items in batches, one batch at a time; `weigh` says how many rows an item has."""
+    """Writes items in batches, one batch at a time. `count_rows` returns the number of rows of an item."""
 
     def __init__(
         self, write: Callable[[list[I]], Awaitable[list[R]]], *, max_rows: int, count_rows: Callable[[I], int]
     ) -> None:
         self._write = write
         self._max_rows = max_rows
-        self._weigh = count_rows
+        self._count_rows = count_rows
         self._waiting: deque[tuple[I, asyncio.Future[R]]] = deque()
         self._writing: asyncio.Task[None] | None = None
 
     async def add(self, item: I) -> R:
-        """Written, durable: what became of the item."""
+        """Write an item durably and return its result."""
         done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, done))
         if self._writing is None:
@@ -40,38 +40,38 @@ class GroupCommit(Generic[I, R]):
     async def _run(self) -> None:
         try:
             while self._waiting:
-                await self._settle(self._take())
-        except BaseException as error:  # broken off: whoever waits behind it would wait for ever
+                await self._write_batch(self._take())
+        except BaseException as error:  # cancelled: the items behind it would wait forever
             _fail([self._waiting.popleft() for _ in range(len(self._waiting))], error)
             raise
         finally:
             self._writing = None
 
     def _take(self) -> list[tuple[I, asyncio.Future[R]]]:
-        batch, weight = [self._waiting.popleft()], 0
-        weight = self._weigh(batch[0][0])
-        while self._waiting and weight + self._weigh(self._waiting[0][0]) <= self._max_rows:
-            weight += self._weigh(self._waiting[0][0])
+        batch, rows = [self._waiting.popleft()], 0
+        rows = self._count_rows(batch[0][0])
+        while self._waiting and rows + self._count_rows(self._waiting[0][0]) <= self._max_rows:
+            rows += self._count_rows(self._waiting[0][0])
             batch.append(self._waiting.popleft())
         return batch
 
-    async def _settle(self, batch: list[tuple[I, asyncio.Future[R]]]) -> None:
+    async def _write_batch(self, batch: list[tuple[I, asyncio.Future[R]]]) -> None:
         try:
             results = await self._write([item for item, _ in batch])
-            answers = list(zip(batch, results, strict=True))
+            written = list(zip(batch, results, strict=True))
         except StoreRefused as error:
             if len(batch) == 1:
                 _fail(batch, error)
                 return
             middle = len(batch) // 2
-            await self._settle(batch[:middle])
-            await self._settle(batch[middle:])
+            await self._write_batch(batch[:middle])
+            await self._write_batch(batch[middle:])
         except BaseException as error:
             _fail(batch, error)
             if not isinstance(error, Exception):
                 raise
         else:
-            for (_, done), result in answers:
+            for (_, done), result in written:
                 if not done.done():
                     done.set_result(result)
 

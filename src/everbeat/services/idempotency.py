@@ -1,4 +1,4 @@
-"""What a client's idempotency key stands for: the request it came with, and the answer that was given."""
+"""Idempotency keys of clients, and the stored responses to their requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from everbeat.store.values import IdempotentResponse
 
 
 class Idempotency(NamedTuple):
-    """The key a client sent, and a fingerprint of the request it came with."""
+    """An idempotency key, and a fingerprint of the request that it was sent with."""
 
     key: str
     fingerprint: bytes
@@ -26,6 +26,6 @@ def check_same(fingerprint: bytes, idempotency: Idempotency) -> None:
 
 
 def repeated(response: IdempotentResponse, idempotency: Idempotency) -> EncodedResponse:
-    """The answer of before; a key that came with another request is refused."""
+    """Return the stored response. Raises InvalidInput if the key was used with a different request."""
     check_same(response.fingerprint, idempotency)
     return EncodedResponse(response.status, response.body)

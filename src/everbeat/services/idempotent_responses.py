@@ -1,6 +1,6 @@
-"""Answers kept under idempotency keys, for work that does no harm when it is done again: then only the answer must not differ.
+"""Stored responses under idempotency keys, for operations that may run twice: only the response must be the same.
 
-Work that must not be done twice keeps its key in its own transaction instead: schedules that are created, tasks, tenants.
+Operations that must not run twice store their key in their own transaction instead: creating schedules, tasks and tenants.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ class IdempotentResponses:
         *,
         now: datetime | None = None,
     ) -> EncodedResponse:
-        """What `do` answers, or answered the first time under this key. Of two at once, the first to end speaks for both."""
+        """Return the response of `do`, or the response stored under this key.
+
+        Of concurrent requests with the same key, the first to finish stores the response for all.
+        """
         if idempotency is None:
             return EncodedResponse(200, await do())
-        if (known := await self._known(tenant_id, idempotency, now)) is not None:
-            return known
+        if (stored := await self._stored(tenant_id, idempotency, now)) is not None:
+            return stored
         body = await do()
         response = IdempotentResponse(key=idempotency.key, fingerprint=idempotency.fingerprint, status=200, body=body)
         if await self._store.idempotent_response_keep(tenant_id, response, now=now):
             return EncodedResponse(200, body)
-        return await self._known(tenant_id, idempotency, now) or EncodedResponse(200, body)
+        return await self._stored(tenant_id, idempotency, now) or EncodedResponse(200, body)
 
-    async def _known(self, tenant_id: UUID, idempotency: Idempotency, now: datetime | None) -> EncodedResponse | None:
+    async def _stored(self, tenant_id: UUID, idempotency: Idempotency, now: datetime | None) -> EncodedResponse | None:
         found = (await self._store.schedule_find(tenant_id, key=idempotency.key, now=now)).response
         return None if found is None else repeated(found, idempotency)

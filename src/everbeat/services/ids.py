@@ -1,4 +1,4 @@
-"""New ids: ordered by time, and those of a batch one after the other, so that they follow from the first."""
+"""New ids, ordered by time. The ids of a batch are consecutive, so that they follow from the first one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ def new_ids(count: int) -> list[UUID]:
 
 
 def ids_from(first: UUID, count: int) -> list[UUID]:
-    """Made without the checks of UUID's constructor, which cost more than all else that is done with a task of a batch."""
+    """Return `count` consecutive ids.
+
+    The constructor of UUID is bypassed: its checks cost more than everything else that is done with a task of a batch.
+    """
     ids = []
     for number in range(first.int, first.int + count):
         id_ = UUID.__new__(UUID)

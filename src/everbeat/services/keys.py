@@ -1,4 +1,4 @@
-"""Operations on API keys: make, list and revoke them, and the first one of a new database."""
+"""Operations on API keys: create, list and revoke them, and create the first key of a database."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from everbeat.services.ids import new_ids
 from everbeat.store.base import Store
 from everbeat.store.values import IdempotentResponse, KeyChange, Notice
 
-_MAX_SHOWN = 1000
-_SHOWN_SECONDS = 600.0
+_MAX_RECENT = 1000
+_RECENT_SECONDS = 600.0
 
 
 class NewKey(NamedTuple):
-    """A key that was just made; its text is nowhere else and cannot be had again."""
+    """A new key. Its text is not stored and cannot be retrieved later."""
 
     key: ApiKey
     text: str
 
 
-class _Shown(NamedTuple):
-    """A key whose text was just shown, for whoever asks again because the answer was lost."""
+class _RecentKey(NamedTuple):
+    """A key that was created recently, for a repeated request whose first response was lost."""
 
     fingerprint: bytes
     new: NewKey
@@ -63,7 +63,7 @@ class KeyService:
         self._store = store
         self._random_bytes = random_bytes
         self._monotonic = monotonic
-        self._shown: OrderedDict[tuple[UUID, str], _Shown] = OrderedDict()
+        self._recent_keys: OrderedDict[tuple[UUID, str], _RecentKey] = OrderedDict()
 
     async def create(
         self,
@@ -77,31 +77,31 @@ class KeyService:
         by: Caller | None = None,
         now: datetime | None = None,
     ) -> NewKey:
-        """A new key for a tenant, or, as a fleet's, for the workers of all.
+        """Create a key for a tenant, or a fleet key, for the workers of all tenants.
 
-        Under an idempotency key of the caller, the one that was made first. Its text is nowhere but in the memory of the node
-        that made it, for a while; after that nobody can tell it again, and the request is refused.
+        A repeated request with the same idempotency key returns the same key. Its text is only in the memory of the node that
+        created it, for ten minutes. After that, and on other nodes, the repeated request is refused.
         """
         response_tenant_id = DEFAULT_TENANT if by is None else by.tenant_id
-        if idempotency is not None and (shown := await self._made_before(response_tenant_id, idempotency, now)) is not None:
-            return shown
+        if idempotency is not None and (recent := await self._created_before(response_tenant_id, idempotency, now)) is not None:
+            return recent
         moment = await self._store.clock(now=now)
         if expires_at is not None and expires_at <= moment:
             raise InvalidInput.of("expires_at", "must be in the future")
         new = self._new(tenant_id, name, scopes, moment, make_key(self._random_bytes(SECRET_BYTES)), is_fleet, expires_at)
-        kept = None
+        stored = None
         if idempotency is not None:
             body = msgspec.json.encode({"id": new.key.id})
-            kept = IdempotentResponse(key=idempotency.key, fingerprint=idempotency.fingerprint, status=201, body=body)
-        audit_log = [_created(new.key, by)]
-        # Of the instant that the answer tells.
+            stored = IdempotentResponse(key=idempotency.key, fingerprint=idempotency.fingerprint, status=201, body=body)
+        audit_log = [_creation_entry(new.key, by)]
+        # With `moment`, which is also `created_at` in the response.
         change = await self._store.key_create(
-            [new.key], response_tenant_id=response_tenant_id, response=kept, audit_log=audit_log, now=moment
+            [new.key], response_tenant_id=response_tenant_id, response=stored, audit_log=audit_log, now=moment
         )
-        if change is KeyChange.LATE and idempotency is not None:
-            shown = await self._made_before(response_tenant_id, idempotency, now)
-            if shown is not None:
-                return shown
+        if change is KeyChange.CONFLICT and idempotency is not None:
+            recent = await self._created_before(response_tenant_id, idempotency, now)
+            if recent is not None:
+                return recent
         if change is not KeyChange.DONE:
             raise NotFound("there is no such tenant")
         if idempotency is not None:
@@ -109,40 +109,40 @@ class KeyService:
         self._store.publish(Notice.KEYS)
         return new
 
-    async def _made_before(self, response_tenant_id: UUID, idempotency: Idempotency, now: datetime | None) -> NewKey | None:
-        shown = self._shown.get((response_tenant_id, idempotency.key))
-        if shown is not None and self._monotonic() - shown.at < _SHOWN_SECONDS:
-            check_same(shown.fingerprint, idempotency)
-            return shown.new
+    async def _created_before(self, response_tenant_id: UUID, idempotency: Idempotency, now: datetime | None) -> NewKey | None:
+        recent = self._recent_keys.get((response_tenant_id, idempotency.key))
+        if recent is not None and self._monotonic() - recent.at < _RECENT_SECONDS:
+            check_same(recent.fingerprint, idempotency)
+            return recent.new
         known = await self._store.idempotent_response_find(response_tenant_id, idempotency.key, now=now)
         if known is None:
             return None
         check_same(known.fingerprint, idempotency)
         id_ = msgspec.json.decode(known.body)["id"]
         raise Conflict(
-            f"the key {id_} was made under this Idempotency-Key, and its secret was shown once; "
-            "if it is lost, revoke that key and make another under a new Idempotency-Key"
+            f"the key {id_} was created with this Idempotency-Key, and its secret is shown only once; "
+            "if the secret is lost, revoke that key and create another one with a new Idempotency-Key"
         )
 
     def _remember(self, response_tenant_id: UUID, idempotency: Idempotency, new: NewKey) -> None:
         now = self._monotonic()
-        self._shown[response_tenant_id, idempotency.key] = _Shown(idempotency.fingerprint, new, now)
-        while len(self._shown) > _MAX_SHOWN or next(iter(self._shown.values())).at <= now - _SHOWN_SECONDS:
-            self._shown.popitem(last=False)
+        self._recent_keys[response_tenant_id, idempotency.key] = _RecentKey(idempotency.fingerprint, new, now)
+        while len(self._recent_keys) > _MAX_RECENT or next(iter(self._recent_keys.values())).at <= now - _RECENT_SECONDS:
+            self._recent_keys.popitem(last=False)
 
     async def create_first(self, text: str | None = None, *, now: datetime | None = None) -> NewKey | None:
-        """The first key of a database, which may do everything; None if there is one already, also if another node was faster.
+        """Create the first key of a database, with the scope admin. Returns None if the database has a key already.
 
-        `text`: a key that somebody made; otherwise one is made here.
+        `text`: the key to store; by default a new one is generated. If several nodes do this at the same time, one succeeds.
         """
         if text is not None and not is_well_formed(text):
             raise InvalidInput.of("key", "is not an API key; keys begin with eb_ and have 52 characters")
         moment = await self._store.clock(now=now)
-        made = text or make_key(self._random_bytes(SECRET_BYTES))
-        new = self._new(DEFAULT_TENANT, "first admin", [Scope.ADMIN], moment, made)
-        change = await self._store.key_create([new.key], only_first=True, audit_log=[_created(new.key, None)], now=now)
+        key_text = text or make_key(self._random_bytes(SECRET_BYTES))
+        new = self._new(DEFAULT_TENANT, "first admin", [Scope.ADMIN], moment, key_text)
+        change = await self._store.key_create([new.key], only_first=True, audit_log=[_creation_entry(new.key, None)], now=now)
         if change is KeyChange.ABSENT:
-            raise Conflict("this key was in use before and was revoked or has expired; use a new one")
+            raise Conflict("this key has been revoked or has expired; use a new one")
         if change is not KeyChange.DONE:
             return None
         self._store.publish(Notice.KEYS)
@@ -174,8 +174,8 @@ class KeyService:
     async def page(self, tenant_id: UUID | None, *, after: UUID | None, limit: int) -> list[ApiKey]:
         return await self._store.key_list(tenant_id, after=after, limit=limit)
 
-    async def is_known(self, text: str, *, now: datetime | None = None) -> bool:
-        """Whether this key can be used."""
+    async def is_valid(self, text: str, *, now: datetime | None = None) -> bool:
+        """Return whether this key is valid."""
         moment, keys = await self._store.key_find(hashes=[hash_of(text)], now=now)
         return any(key.is_usable(moment) for key in keys)
 
@@ -188,7 +188,7 @@ class KeyService:
     async def revoke(
         self, id_: UUID, *, tenant_id: UUID | None = None, by: Caller | None = None, now: datetime | None = None
     ) -> None:
-        """End a key for good, on every node and with all that is open under it. One that was revoked before stays so."""
+        """Revoke a key on all nodes, and end its open requests. Revoking it again changes nothing."""
         key = await self.get(id_)
         if tenant_id is not None and key.tenant_id != tenant_id:
             raise NotFound("there is no such key")
@@ -197,11 +197,11 @@ class KeyService:
         entry = new_audit_log_entry(by, AuditLogAction.KEY_REVOKE, id_, tenant_id=key.tenant_id, name=key.name, hint=key.hint)
         change = await self._store.key_revoke(tenant_id, [id_], audit_log=[entry], now=now)
         if change is KeyChange.LAST_ADMIN:
-            raise Conflict("this is the last key with the scope admin; make another one before you revoke it")
+            raise Conflict("this is the last key with the scope admin; create another one before you revoke it")
         self._store.publish(Notice.KEYS)
 
 
-def _created(key: ApiKey, by: Caller | None) -> AuditLogEntry:
+def _creation_entry(key: ApiKey, by: Caller | None) -> AuditLogEntry:
     return new_audit_log_entry(
         by,
         AuditLogAction.KEY_CREATE,

@@ -1,10 +1,10 @@
-"""The workers' side: claim, heartbeat, complete, fail, release. Every write carries its fence; a stale one changes nothing.
+"""Operations of workers: claim, heartbeat, complete, fail, release. Every write has a fence; an older fence changes nothing.
 
-`holder` is the tenant whose tasks the worker may hold, None for a fleet that works for all. `queues` are those its key is
-restricted to, if it is.
+`lease_tenant_id` is the tenant whose tasks the worker may claim; None for a fleet, which serves all tenants. `queues` are the
+queues that the worker's key is restricted to; None if it is not restricted.
 
-A lease is a right with an end: what comes after it is answered `stale` or `lost`, also when nobody else has the task yet. An
-answer that was lost is given again: a repeated completion or failure under the same fence says what the first one said.
+After the end of a lease the result is `stale` or `lost`, even if no other worker has claimed the task yet. A response may get
+lost, so a repeated completion or failure with the same fence has the same result as the first one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from everbeat.core.retries import CANCELLED_KIND, PAYLOAD_MISSING_KIND, TIMEOUT_
 from everbeat.core.submissions import error_text, result_text
 from everbeat.core.tasks import AttemptOutcome, ClaimedTask, ClaimedTaskWithoutPayload, LeasedTask, TaskError, TaskState
 from everbeat.services.attempts import AttemptEnder
-from everbeat.services.blobs import BlobStore, tenant_at
+from everbeat.services.blobs import BlobStore, payload_tenant
 from everbeat.services.group_commit import GroupCommit
 from everbeat.services.long_polls import LongPolls
 from everbeat.services.payloads import FilledTasks, LargePayloads
@@ -45,15 +45,15 @@ from everbeat.store.base import Store
 from everbeat.store.values import EndedAttempt, HeartbeatWrite, LeaseRef, RenewedLease
 
 _MAX_ROWS = 1000
-_AWAY_SECONDS = 5.0
+_PAYLOAD_RETRY_SECONDS = 5.0
 
-_Named = LeaseHeartbeat | LeaseCompletion | LeaseFailure | Lease
+_LeaseItem = LeaseHeartbeat | LeaseCompletion | LeaseFailure | Lease
 Results = list[tuple[LeaseRef, str | None]]
-Held = set[tuple[UUID, int]]
+Done = set[tuple[UUID, int]]
 
 
 class LeaseService:
-    """The room behind /v1/worker. `now` is None in production: the database's clock decides."""
+    """The operations of /v1/worker. `now` is None in production: the database's clock decides."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class LeaseService:
         self._payloads = payloads or LargePayloads(BlobStore(None))
         self._random_fraction = random_fraction
         self._long_polls = long_polls
-        self._completions: GroupCommit[Results, Held] = GroupCommit(self._write_completions, max_rows=_MAX_ROWS, count_rows=len)
-        self._beats: GroupCommit[list[HeartbeatWrite], dict[tuple[UUID, int], RenewedLease]] = GroupCommit(
+        self._completions: GroupCommit[Results, Done] = GroupCommit(self._write_completions, max_rows=_MAX_ROWS, count_rows=len)
+        self._heartbeats: GroupCommit[list[HeartbeatWrite], dict[tuple[UUID, int], RenewedLease]] = GroupCommit(
             self._write_heartbeats, max_rows=_MAX_ROWS, count_rows=len
         )
 
@@ -94,46 +94,46 @@ class LeaseService:
                 raise InvalidInput.of(field, f"{bad[0][:100]!r} {NAME_MESSAGE}")
         if queues is not None and (others := sorted(set(claim.queues) - queues)):
             raise Forbidden(f"This API key may work on {', '.join(sorted(queues))}, but not on the queue {others[0][:200]}.")
-        tasks = await self._long_polls.ask(lease_tenant_id, claim, now=now)
+        tasks = await self._long_polls.claim(lease_tenant_id, claim, now=now)
         if tasks:
-            tasks = await self._filled(lease_tenant_id, tasks, now)
+            tasks = await self._fill(lease_tenant_id, tasks, now)
         return tasks
 
-    async def _filled(self, lease_tenant_id: UUID | None, tasks: list[ClaimedTask], now: datetime | None) -> list[ClaimedTask]:
-        """With their large payloads; what has to wait for its own is put back, and does not hold up the others."""
+    async def _fill(self, lease_tenant_id: UUID | None, tasks: list[ClaimedTask], now: datetime | None) -> list[ClaimedTask]:
+        """Return the tasks with their large payloads. Tasks whose payload is not available are put back."""
         if not any(isinstance(task, ClaimedTaskWithoutPayload) for task in tasks):
             return tasks
         try:
             filled = await self._payloads.fill(tasks)
-        except BaseException:  # the worker went away meanwhile
+        except BaseException:  # usually cancelled, because the worker has disconnected
             await asyncio.shield(asyncio.ensure_future(self._long_polls.return_tasks(lease_tenant_id, tasks)))
             raise
         await self._return_unfilled(filled, now)
         return filled.tasks
 
     async def _return_unfilled(self, filled: FilledTasks, now: datetime | None) -> None:
-        back = {(task.id, task.fence): task for task in (*filled.over, *filled.away, *filled.missing)}
-        if not back:
+        tasks_to_return = {(task.id, task.fence): task for task in (*filled.postponed, *filled.unavailable, *filled.missing)}
+        if not tasks_to_return:
             return
-        missing, away = {task.id for task in filled.missing}, {task.id for task in filled.away}
+        missing, unavailable = {task.id for task in filled.missing}, {task.id for task in filled.unavailable}
 
         def decide(task: LeasedTask, moment: datetime) -> tuple[RetryDecision, str | None]:
             if task.cancel_requested:
                 return RetryDecision(AttemptOutcome.CANCELLED, TaskState.CANCELLED), None
             if task.id in missing:
-                decision = RetryDecision(AttemptOutcome.FAILED, TaskState.DEAD, reason="its payload is gone")
+                decision = RetryDecision(AttemptOutcome.FAILED, TaskState.DEAD, reason="the payload is missing")
                 return decision, error_text("the payload is no longer in the blob store", PAYLOAD_MISSING_KIND)
-            if task.id in away:
-                run_at = moment + timedelta(seconds=_AWAY_SECONDS)
+            if task.id in unavailable:
+                run_at = moment + timedelta(seconds=_PAYLOAD_RETRY_SECONDS)
                 return RetryDecision(AttemptOutcome.RELEASED, TaskState.SCHEDULED, run_at), None
             return RetryDecision(AttemptOutcome.RELEASED, TaskState.READY), None
 
-        leases = [LeaseRef(tenant_at(task.payload_ref), task.id, task.fence) for task in back.values()]
-        with contextlib.suppress(EverbeatError):  # their leases run out; the others are not to wait for that
+        leases = [LeaseRef(payload_tenant(task.payload_ref), task.id, task.fence) for task in tasks_to_return.values()]
+        with contextlib.suppress(EverbeatError):  # their leases expire; the other tasks must not be delayed
             await self._attempts.end(leases, decide, now, was_reported=lambda _past: False)
 
-    async def _allowed(self, leases: Sequence[_Named], queues: frozenset[str] | None) -> Collection[UUID]:
-        """Tasks that a key for certain queues may settle; those of others are to it as if they were not there."""
+    async def _allowed(self, leases: Sequence[_LeaseItem], queues: frozenset[str] | None) -> Collection[UUID]:
+        """Return the tasks that a key may report on. If it is restricted to queues, other tasks are treated as missing."""
         ids = {lease.id for lease in leases}
         if queues is None:
             return ids
@@ -152,25 +152,25 @@ class LeaseService:
     ) -> list[LeaseHeartbeatResult]:
         _check_worker(heartbeat.worker)
         allowed = await self._allowed(heartbeat.leases, queues)
-        writes = [_heartbeat_write(lease_tenant_id, beat) for beat in heartbeat.leases if beat.id in allowed]
+        writes = [_heartbeat_write(lease_tenant_id, lease) for lease in heartbeat.leases if lease.id in allowed]
         found: dict[tuple[UUID, int], RenewedLease] = {}
         if writes:
-            found = await self._beats.add(writes) if now is None else (await self._write_heartbeats([writes], now))[0]
-        held = {lease: one for lease, one in found.items() if lease[0] in allowed}
-        return [_heartbeat_result(beat.id, held.get((beat.id, beat.fence))) for beat in heartbeat.leases]
+            found = await self._heartbeats.add(writes) if now is None else (await self._write_heartbeats([writes], now))[0]
+        renewed = {lease: one for lease, one in found.items() if lease[0] in allowed}
+        return [_heartbeat_result(lease.id, renewed.get((lease.id, lease.fence))) for lease in heartbeat.leases]
 
     async def _write_heartbeats(
         self, groups: list[list[HeartbeatWrite]], now: datetime | None = None
     ) -> list[dict[tuple[UUID, int], RenewedLease]]:
-        answers: list[dict[tuple[UUID, int], RenewedLease]] = [{} for _ in groups]
-        for places in _heartbeat_loop([[beat.lease for beat in group] for group in groups]):
-            beats = [beat for place in places for beat in groups[place]]
-            found = {(one.id, one.fence): one for one in await self._store.task_heartbeat(beats, now=now)}
-            for place in places:
-                answers[place] = found
-        return answers
+        by_group: list[dict[tuple[UUID, int], RenewedLease]] = [{} for _ in groups]
+        for indexes in _batches_without_conflict([[write.lease for write in group] for group in groups]):
+            writes = [write for index in indexes for write in groups[index]]
+            found = {(one.id, one.fence): one for one in await self._store.task_heartbeat(writes, now=now)}
+            for index in indexes:
+                by_group[index] = found
+        return by_group
 
-    # Endings
+    # Reports
 
     async def complete(
         self,
@@ -181,27 +181,27 @@ class LeaseService:
         now: datetime | None = None,
     ) -> list[LeaseResult]:
         _check_worker(completion.worker)
-        given = completion.results
-        allowed = await self._allowed(given, queues)
+        completions = completion.results
+        allowed = await self._allowed(completions, queues)
         results: Results = [
-            (LeaseRef(lease_tenant_id, one.id, one.fence), result_text(one.result)) for one in given if one.id in allowed
+            (LeaseRef(lease_tenant_id, one.id, one.fence), result_text(one.result)) for one in completions if one.id in allowed
         ]
-        done: Held = set()
+        done: Done = set()
         if results:
             done = await self._completions.add(results) if now is None else (await self._write_completions([results], now))[0]
-        is_done = [one.id in allowed and (one.id, one.fence) in done for one in given]
-        return [LeaseResult(one.id, "ok" if is_so else "stale") for one, is_so in zip(given, is_done, strict=True)]
+        is_done = [one.id in allowed and (one.id, one.fence) in done for one in completions]
+        return [LeaseResult(one.id, "ok" if ok else "stale") for one, ok in zip(completions, is_done, strict=True)]
 
-    async def _write_completions(self, groups: list[Results], now: datetime | None = None) -> list[Held]:
-        answers: list[Held] = [set() for _ in groups]
-        for places in _heartbeat_loop([[lease for lease, _ in group] for group in groups]):
-            results = [result for place in places for result in groups[place]]
+    async def _write_completions(self, groups: list[Results], now: datetime | None = None) -> list[Done]:
+        by_group: list[Done] = [set() for _ in groups]
+        for indexes in _batches_without_conflict([[lease for lease, _ in group] for group in groups]):
+            results = [result for index in indexes for result in groups[index]]
             completed = await self._store.task_complete(results, now=now)
             self._publisher.publish(completed.changes)
             done = set(completed.finished | completed.repeated)
-            for place in places:
-                answers[place] = done
-        return answers
+            for index in indexes:
+                by_group[index] = done
+        return by_group
 
     async def fail(
         self,
@@ -212,10 +212,10 @@ class LeaseService:
         now: datetime | None = None,
     ) -> list[LeaseResult]:
         _check_worker(failures.worker)
-        given = {(one.id, one.fence): one for one in failures.failures}
+        failure_of = {(one.id, one.fence): one for one in failures.failures}
 
         def decide(task: LeasedTask, moment: datetime) -> tuple[RetryDecision, str | None]:
-            failure: LeaseFailure = given[task.id, task.fence]
+            failure: LeaseFailure = failure_of[task.id, task.fence]
             error = failure.error
             decision = after_failure(
                 task,
@@ -229,14 +229,14 @@ class LeaseService:
             return decision, error_text(error.message, error.kind, error.trace)
 
         def was_reported(past: EndedAttempt) -> bool:
-            # Else it was the reaper that ended it as cancelled or out of time, and this error is kept nowhere.
-            kind = given[past.id, past.fence].error.kind
+            # Otherwise the reaper ended the attempt as cancelled or timed out, and this error was not recorded.
+            kind = failure_of[past.id, past.fence].error.kind
             return past.outcome == "failed" or (kind in (CANCELLED_KIND, TIMEOUT_KIND) and past.outcome == kind)
 
         allowed = await self._allowed(failures.failures, queues)
-        leases = [LeaseRef(lease_tenant_id, id_, fence) for id_, fence in given if id_ in allowed]
-        answers = await self._attempts.end(leases, decide, now, was_reported=was_reported)
-        return [answers.get((one.id, one.fence)) or LeaseResult(one.id, "stale") for one in failures.failures]
+        leases = [LeaseRef(lease_tenant_id, id_, fence) for id_, fence in failure_of if id_ in allowed]
+        results = await self._attempts.end(leases, decide, now, was_reported=was_reported)
+        return [results.get((one.id, one.fence)) or LeaseResult(one.id, "stale") for one in failures.failures]
 
     async def release(
         self,
@@ -255,37 +255,40 @@ class LeaseService:
         return [LeaseResult(one.id, statuses.get((one.id, one.fence), "stale")) for one in release.leases]
 
 
-def _heartbeat_loop(groups: Sequence[Sequence[LeaseRef]]) -> list[list[int]]:
-    """Which requests may be written together: no two tenants that name the same lease, for only one of them has it."""
+def _batches_without_conflict(groups: Sequence[Sequence[LeaseRef]]) -> list[list[int]]:
+    """Return the indexes of requests that can be written together.
+
+    Requests of different tenants that name the same lease are written separately, because only one of them has the lease.
+    """
     if len({group[0].tenant_id for group in groups}) == 1:
         return [list(range(len(groups)))]
-    rounds: list[tuple[dict[tuple[UUID, int], UUID | None], list[int]]] = []
-    for place, group in enumerate(groups):
+    batches: list[tuple[dict[tuple[UUID, int], UUID | None], list[int]]] = []
+    for index, group in enumerate(groups):
         named = {(lease.id, lease.fence): lease.tenant_id for lease in group}
-        fitting = (one for one in rounds if all(one[0].get(lease, tenant) == tenant for lease, tenant in named.items()))
-        taken, places = next(fitting, ({}, []))
-        if not places:
-            rounds.append((taken, places))
-        taken.update(named)
-        places.append(place)
-    return [places for _, places in rounds]
+        fitting = (one for one in batches if all(one[0].get(lease, tenant) == tenant for lease, tenant in named.items()))
+        tenants, indexes = next(fitting, ({}, []))
+        if not indexes:
+            batches.append((tenants, indexes))
+        tenants.update(named)
+        indexes.append(index)
+    return [indexes for _, indexes in batches]
 
 
-def _heartbeat_write(lease_tenant_id: UUID | None, beat: LeaseHeartbeat) -> HeartbeatWrite:
-    progress = beat.progress or Progress()
+def _heartbeat_write(lease_tenant_id: UUID | None, lease: LeaseHeartbeat) -> HeartbeatWrite:
+    progress = lease.progress or Progress()
     return HeartbeatWrite(
-        LeaseRef(lease_tenant_id, beat.id, beat.fence), progress.fraction, _storable(progress.message), _storable(beat.log)
+        LeaseRef(lease_tenant_id, lease.id, lease.fence), progress.fraction, _storable(progress.message), _storable(lease.log)
     )
 
 
-def _heartbeat_result(id_: UUID, beaten: RenewedLease | None) -> LeaseHeartbeatResult:
-    if beaten is None:
+def _heartbeat_result(id_: UUID, renewed: RenewedLease | None) -> LeaseHeartbeatResult:
+    if renewed is None:
         return LeaseHeartbeatResult(id_, "lost", None)
-    return LeaseHeartbeatResult(id_, "cancel" if beaten.cancel_requested else "ok", beaten.lease_until)
+    return LeaseHeartbeatResult(id_, "cancel" if renewed.cancel_requested else "ok", renewed.lease_until)
 
 
 def _storable(text: str | None) -> str | None:
-    """Text that every database takes; refused, it would cost all the other leases of the heartbeat."""
+    """Replace characters that a database may reject. A rejected text would fail all leases of the heartbeat."""
     return None if text is None else text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 

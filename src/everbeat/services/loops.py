@@ -1,4 +1,4 @@
-"""The one way a loop runs: iterate while there is work, wait as the loop says, back off when it fails, never die."""
+"""Runs loops: iterates while there is work, waits as the loop defines, and backs off after a failure instead of ending."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _FIRST_DELAY, _MAX_DELAY = 0.1, 2.0
 
 
 class Loop(Protocol):
-    """A service that works in iterations. `deadline_seconds` bounds one of them."""
+    """A service that works in iterations. `deadline_seconds` limits each of them."""
 
     name: str
     deadline_seconds: float
 
     async def run_once(self, now: datetime | None = None) -> bool:
-        """One iteration; true if there is more to do at once."""
+        """Run one iteration. Returns whether there is more to do immediately."""
 
     async def wait(self) -> None:
-        """Until the next iteration makes sense."""
+        """Wait until the next iteration is due."""
 
     async def close(self) -> None:
-        """Let go of what still runs on the side."""
+        """Stop what still runs in the background."""
 
 
 class Periodic:
-    """The waiting of loops that simply run every so often, and can be woken."""
+    """The waiting of loops that run at an interval and can be woken."""
 
     def __init__(self, interval_seconds: float) -> None:
         self._interval = interval_seconds
@@ -44,11 +44,11 @@ class Periodic:
         await wait_for_event(self._woken, self._interval)
 
     async def close(self) -> None:
-        """Nothing runs on the side."""
+        """Do nothing: nothing runs in the background."""
 
 
 async def wait_for_event(event: asyncio.Event, timeout_seconds: float) -> None:
-    """Until the event or the timeout; the event is cleared."""
+    """Wait for the event or the timeout, and clear the event."""
     if timeout_seconds > 0:
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -61,43 +61,43 @@ async def wait_for_event(event: asyncio.Event, timeout_seconds: float) -> None:
 
 
 class LoopMonitor:
-    """When each loop last went round, so that a stuck one can be seen from outside."""
+    """The time of the last iteration of each loop, so that health checks can detect a stuck loop."""
 
     def __init__(self) -> None:
-        self._beats: dict[str, float] = {}
+        self._iterated_at: dict[str, float] = {}
 
-    def beat(self, loop: str) -> None:
-        self._beats[loop] = time.monotonic()
+    def note_iteration(self, loop: str) -> None:
+        self._iterated_at[loop] = time.monotonic()
 
     def ages(self) -> dict[str, float]:
         now = time.monotonic()
-        return {loop: now - beat for loop, beat in self._beats.items()}
+        return {loop: now - at for loop, at in self._iterated_at.items()}
 
 
 class LoopRunner:
-    """Runs one loop until told to stop. Any failure is told and survived: one bad iteration must not end the engine."""
+    """Runs a loop until it is stopped. A failed iteration is reported, and does not end the loop."""
 
     def __init__(self, loop: Loop, emit: Emit, loop_monitor: LoopMonitor) -> None:
         self._loop = loop
         self._emit = emit
-        self._pulse = loop_monitor
+        self._loop_monitor = loop_monitor
         self._is_stopping = False
         self._is_idle = False
         self._delay = _FIRST_DELAY
         self.task = asyncio.create_task(self._run(), name=loop.name)
 
-    async def stop(self, heartbeat_timeout_seconds: float) -> None:
-        """Let the iteration under way end; a loop that only waits ends at once."""
+    async def stop(self, timeout_seconds: float) -> None:
+        """Stop the loop: immediately if it is waiting, otherwise after its current iteration or the timeout."""
         self._is_stopping = True
         if not self._is_idle:
-            await asyncio.wait({self.task}, timeout=heartbeat_timeout_seconds)
+            await asyncio.wait({self.task}, timeout=timeout_seconds)
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
         await self._loop.close()
 
     async def _run(self) -> None:
         while not self._is_stopping:
-            self._pulse.beat(self._loop.name)
+            self._loop_monitor.note_iteration(self._loop.name)
             more = await self._iterate()
             if not more and not self._is_stopping:
                 self._is_idle = True

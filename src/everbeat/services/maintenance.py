@@ -1,4 +1,4 @@
-"""Singleton chores of the owner of partition 0: the auditor and the pruner."""
+"""Maintenance loops of the owner of partition 0: the auditor and the pruner."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _OVERDUE_LISTED = 100
 
 
 class SingletonLoop(Periodic):
-    """A chore that only the owner of partition 0 does; the others look now and then whether they have become it."""
+    """A loop that only works on the owner of partition 0. Other nodes check regularly whether they have become the owner."""
 
     def __init__(self, ownership: Ownership, interval_seconds: float) -> None:
         super().__init__(interval_seconds)
         self._ownership = ownership
 
-    def is_mine(self) -> bool:
+    def is_owner(self) -> bool:
         return self._ownership.owns(_SINGLETON_PARTITION)
 
     async def wait(self) -> None:
-        await wait_for_event(self._woken, self._interval if self.is_mine() else min(self._interval, 2.0))
+        await wait_for_event(self._woken, self._interval if self.is_owner() else min(self._interval, 2.0))
 
 
 class Auditor(SingletonLoop):
-    """Looks for ticks that should have fired and did not, and says so."""
+    """Reports ticks that should have fired and did not."""
 
     name = "auditor"
     deadline_seconds = 30.0
@@ -50,7 +50,7 @@ class Auditor(SingletonLoop):
         self._emit = emit
 
     async def run_once(self, now: datetime | None = None) -> bool:
-        if not self.is_mine():
+        if not self.is_owner():
             self._emit(TicksOverdue(0, 0.0, []))
             return False
         overdue = await self._store.schedule_overdue(late_seconds=self._late_seconds, limit=_OVERDUE_LISTED, now=now)
@@ -64,7 +64,7 @@ def _oldest_seconds(overdue: list[Schedule], moment: datetime) -> float:
 
 
 class Pruner(SingletonLoop):
-    """Makes the months to come, and removes what is past retention, a bounded piece at a time."""
+    """Prepares the tables for the coming months, and removes data past its retention, in batches of limited size."""
 
     name = "pruner"
     deadline_seconds = 120.0
@@ -88,13 +88,13 @@ class Pruner(SingletonLoop):
         self._batch_size = batch_size
 
     async def run_once(self, now: datetime | None = None) -> bool:
-        if not self.is_mine():
+        if not self.is_owner():
             return False
         moment = await self._store.clock(now=now)
         await self._store.month_ensure([moment + timedelta(days=days) for days in (0, 31, 62)])
         await self._store.node_prune(unseen_seconds=3600, now=now)
         pruned = {
-            "answers": await self._store.idempotent_response_prune(limit=self._batch_size, now=now),
+            "responses": await self._store.idempotent_response_prune(limit=self._batch_size, now=now),
             "keys": await self._store.task_key_prune(limit=self._batch_size, now=now),
             "months": await self._store.month_prune(before=moment - self._retention, limit=self._batch_size),
         }
@@ -102,7 +102,7 @@ class Pruner(SingletonLoop):
             if count:
                 self._emit(Pruned(what, count))
         has_more = any(count >= self._batch_size for count in pruned.values())
-        # Last: the blob store may be away, and the rest is not to wait for it.
+        # Last, so that an unavailable blob store does not delay the rest.
         return await self._collect(moment) or has_more
 
     async def _collect(self, moment: datetime) -> bool:

@@ -45,7 +45,7 @@ class OverlapReleaser(Periodic):
         self.note_schedules(effects.schedule_ids)
 
     def note_schedules(self, schedule_ids: Iterable[UUID]) -> None:
-        """A task of these schedules has ended, or a new one is held."""
+        """Note that a task of these schedules has ended, or that a new one is held."""
         known = len(self._expected)
         self._expected.update(schedule_ids)
         if len(self._expected) > known:
@@ -54,8 +54,8 @@ class OverlapReleaser(Periodic):
     async def run_once(self, now: datetime | None = None) -> bool:
         expected = list(itertools.islice(self._expected, self._batch_size))
         self._expected.difference_update(expected)
-        # The check of all schedules is also due while schedules are expected all the time: a held task whose event was lost
-        # must not wait for a quiet moment.
+        # All schedules are also checked at the interval if there are always expected ones: a held task whose event was lost
+        # must not wait until the load ends.
         checks_all = not expected or self._monotonic() - self._checked_all_at >= self._interval
         try:
             if expected:

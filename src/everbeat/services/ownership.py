@@ -1,13 +1,14 @@
-"""Ownership: which partitions this node may fire, and until when it may believe so.
+"""Ownership: which partitions this node may fire, and until when it may rely on that.
 
-Protocol. Every node heartbeats into `nodes` and, in the same statement, renews the partitions it owns and wants, releases
-those that rendezvous hashing over the live nodes gives to somebody else, and takes free or expired ones with a higher
-epoch. What it wants follows from the live nodes the last heartbeat saw; when they changed, it beats again at once.
+Protocol. Every node writes its heartbeat to `nodes`. In the same statement it renews the partitions that it owns and wants,
+releases those that rendezvous hashing over the live nodes assigns to other nodes, and takes free or expired ones with a higher
+epoch. The partitions that it wants follow from the live nodes in the result of the last heartbeat. If these have changed, it
+sends another heartbeat immediately.
 
-Defends against: a dead owner (its lease expires and the others take over); a paused one (it trusts its lease only until
-monotonic time before the renewal was sent + lease - margin, and the database checks owner, epoch and lease in every
-firing); a lost reply (the renewal is idempotent: it is simply sent again); a clock set back (a lease that ends later than
-any lease can counts as expired); two nodes of one name (the identity is random per boot).
+Failures handled here: a dead owner (its lease expires and other nodes take over); a paused owner (it relies on its lease only
+until monotonic time before the renewal was sent + lease - margin, and the database checks owner, epoch and lease in every
+firing); a lost response (the renewal is idempotent and is sent again); a clock that was set back (a lease that ends later than
+any lease can is treated as expired); two nodes with the same name (a node gets a random id at every start).
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ _CLOCK_BACK_TOLERANCE_SECONDS = 2.0
 
 
 class Ownership:
-    """Renews every third of the lease and says which partitions are this node's right now."""
+    """Renews the leases every third of their duration. Provides the partitions that this node owns at the moment."""
 
     name = "ownership"
 
     def __init__(
         self,
         store: Store,
-        beat: NodeHeartbeat,
+        heartbeat: NodeHeartbeat,
         clock: DatabaseClock,
         *,
         margin_seconds: float = 1.0,
@@ -46,20 +47,20 @@ class Ownership:
         monotonic: Monotonic = time.monotonic,
     ) -> None:
         self._store = store
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._clock = clock
-        self._margin = margin_seconds
+        self._margin_seconds = margin_seconds
         self._emit = emit
         self._event_stream = event_stream or EventStream()
         self._monotonic = monotonic
-        self._live: frozenset[UUID] = frozenset()
-        self._has_beaten = False
+        self._live_nodes: frozenset[UUID] = frozenset()
+        self._has_renewed = False
         self._owned: Mapping[int, int] = {}
         self._trusted_until = 0.0
         self._renewed = 0.0
         self._woken = asyncio.Event()
         self._is_stopped = False
-        self.deadline_seconds = beat.lease_seconds
+        self.deadline_seconds = heartbeat.lease_seconds
         self.lag_seconds: float | None = None
         self.fired = 0
         self._fired_before = 0
@@ -67,15 +68,15 @@ class Ownership:
 
     @property
     def node_id(self) -> UUID:
-        return self._beat.id
+        return self._heartbeat.id
 
     def current(self) -> Mapping[int, int]:
-        """The partitions this node may fire now, with their epochs: none once the lease may have run out."""
+        """Return the partitions that this node may fire now, with their epochs. Empty once the lease may have expired."""
         return self._owned if self._monotonic() < self._trusted_until else {}
 
     @property
     def has_fresh_lease(self) -> bool:
-        """Whether the database has answered a heartbeat lately; a node with nothing to own is healthy too."""
+        """Whether a heartbeat has succeeded recently. This is also the case for a healthy node that owns nothing."""
         return self._monotonic() < self._trusted_until
 
     def owns(self, partition: int) -> bool:
@@ -84,48 +85,48 @@ class Ownership:
     async def run_once(self, now: datetime | None = None) -> bool:
         if self._is_stopped:
             return False
-        is_scheduler = "scheduler" in self._beat.roles
-        wanted = partitions_of_node(self.node_id, self._live) if self._live and is_scheduler else frozenset()
+        is_scheduler = "scheduler" in self._heartbeat.roles
+        wanted = partitions_of_node(self.node_id, self._live_nodes) if self._live_nodes and is_scheduler else frozenset()
         sent = self._monotonic()
         if self._owned and sent >= self._trusted_until:
             self._emit(OwnershipLost(len(self._owned)))
             self._owned = {}
         elapsed = max(sent - self._renewed, 0.001)
         rate = (self.fired - self._fired_before) / elapsed
-        beat = self._beat._replace(lag_seconds=self.lag_seconds, fired_per_second=round(rate, 3))
-        renewal = await self._store.partition_renew(beat, wanted, now=now)
+        heartbeat = self._heartbeat._replace(lag_seconds=self.lag_seconds, fired_per_second=round(rate, 3))
+        renewal = await self._store.partition_renew(heartbeat, wanted, now=now)
         if self._is_stopped:
             return False
         self._clock.observe(sent, renewal.now)
         self._renewed, self._fired_before = sent, self.fired
-        self._trusted_until = sent + self._beat.lease_seconds - self._margin
-        await self._take_in(renewal)
-        live = renewal.live | ({self.node_id} if is_scheduler else frozenset())
-        self._publish_node_changes(live)
-        has_changed, self._live = live != self._live, live
+        self._trusted_until = sent + self._heartbeat.lease_seconds - self._margin_seconds
+        await self._apply(renewal)
+        live_nodes = renewal.live | ({self.node_id} if is_scheduler else frozenset())
+        self._publish_node_changes(live_nodes)
+        has_changed, self._live_nodes = live_nodes != self._live_nodes, live_nodes
         return has_changed
 
     async def stop(self) -> None:
-        """Release everything at once, so that the others need not wait for the lease to expire."""
+        """Release all partitions immediately, so that other nodes do not wait for the leases to expire."""
         self._is_stopped = True
         self._owned, self._trusted_until = {}, 0.0
         await self._store.partition_release(self.node_id)
         self._store.publish(Notice.OWNERSHIP)
 
     async def wait(self) -> None:
-        await wait_for_event(self._woken, self._renewed + self._beat.lease_seconds / 3 - self._monotonic())
+        await wait_for_event(self._woken, self._renewed + self._heartbeat.lease_seconds / 3 - self._monotonic())
 
     async def close(self) -> None:
-        """Nothing runs on the side; `stop` releases what is owned."""
+        """Do nothing: `stop` releases the partitions."""
 
-    async def _take_in(self, renewal: PartitionRenewal) -> None:
+    async def _apply(self, renewal: PartitionRenewal) -> None:
         if renewal.clock_back_seconds > _CLOCK_BACK_TOLERANCE_SECONDS:
             self._emit(ClockSetBack(renewal.clock_back_seconds))
         before, self._owned = self._owned, renewal.owned
         gained, lost = len(renewal.owned.keys() - before.keys()), len(before.keys() - renewal.owned.keys())
         if gained or lost:
             self._emit(OwnershipChanged(len(renewal.owned), gained, lost, len(renewal.live | {self.node_id})))
-            if self._event_stream.has_audience:
+            if self._event_stream.has_subscribers:
                 data = {
                     "change": "ownership",
                     "node": self.node_id,
@@ -134,16 +135,16 @@ class Ownership:
                     "lost": lost,
                 }
                 self._event_stream.publish(EventKind.CLUSTER, None, data)
-        # The first heartbeat is news to the others; a node that is never to own anything would repeat it for ever.
-        if gained or lost or not self._has_beaten:
+        # The first heartbeat of a node is announced too, but only the first: a node that owns nothing would announce each one.
+        if gained or lost or not self._has_renewed:
             self._store.publish(Notice.OWNERSHIP)
-        self._has_beaten = True
+        self._has_renewed = True
 
-    def _publish_node_changes(self, live: frozenset[UUID]) -> None:
-        """Every node sees this by itself, so it need not travel."""
-        for change, nodes in (("joined", live - self._live), ("left", self._live - live)):
-            for node in nodes if self._event_stream.has_audience else ():
-                self._event_stream.publish(EventKind.CLUSTER, None, {"change": change, "node": node}, here_only=True)
+    def _publish_node_changes(self, live_nodes: frozenset[UUID]) -> None:
+        """Publish nodes that have joined or left, to the clients of this node only: every node detects such changes itself."""
+        for change, nodes in (("joined", live_nodes - self._live_nodes), ("left", self._live_nodes - live_nodes)):
+            for node in nodes if self._event_stream.has_subscribers else ():
+                self._event_stream.publish(EventKind.CLUSTER, None, {"change": change, "node": node}, local_only=True)
 
     def _on_notice(self, notice: Notice) -> None:
         if notice is Notice.OWNERSHIP:

@@ -1,7 +1,7 @@
-"""Large payloads on their way: into the blob store before a task is written, and out of it when a task is claimed or read.
+"""Large payloads: written to the blob store before their task is written, and fetched when a task is claimed or read.
 
-No call to the blob store is made inside a database transaction. What was put there for a task that was not written after all
-is removed at once where that is certain, and else found by the collector.
+No call to the blob store is made inside a database transaction. If a task was certainly not written, its payload is deleted
+immediately; otherwise the collector finds it.
 """
 
 from __future__ import annotations
@@ -17,76 +17,80 @@ import msgspec
 from everbeat.core.definitions import MAX_ROW_PAYLOAD_BYTES
 from everbeat.core.errors import BlobMissing, BlobsUnavailable, TooLarge
 from everbeat.core.tasks import ClaimedTask, ClaimedTaskWithoutPayload, DeadLetter, NewTask, TaskRecord
-from everbeat.services.blobs import BlobStore, bytes_at
+from everbeat.services.blobs import BlobStore, payload_size
 
 MAX_CLAIMED_BYTES = 32 * 1024 * 1024
-_AT_ONCE = 8
-_CERTAINLY_SMALL = MAX_ROW_PAYLOAD_BYTES // 4  # characters: none takes more than four bytes
+_MAX_CONCURRENT_CALLS = 8
+_ALWAYS_SMALL_LENGTH = MAX_ROW_PAYLOAD_BYTES // 4  # characters, of at most four bytes each
 _MAX_FILL_SECONDS = 10.0
 
 T = TypeVar("T", TaskRecord, DeadLetter)
 
 
 class FilledTasks(NamedTuple):
-    """Of claimed tasks: those to hand out, those that were too much for one claim, and those whose payload is away or gone."""
+    """Claimed tasks by what became of their payload.
+
+    `tasks` are complete. `postponed` did not fit into one claim. For `unavailable` the blob store could not be reached in
+    time. The payloads of `missing` no longer exist.
+    """
 
     tasks: list[ClaimedTask]
-    over: list[ClaimedTaskWithoutPayload]
-    away: list[ClaimedTaskWithoutPayload]
+    postponed: list[ClaimedTaskWithoutPayload]
+    unavailable: list[ClaimedTaskWithoutPayload]
     missing: list[ClaimedTaskWithoutPayload]
 
 
 class LargePayloads:
     def __init__(self, blobs: BlobStore, *, max_bytes: int = MAX_CLAIMED_BYTES) -> None:
         self._blobs = blobs
-        self._budget_bytes = max_bytes
+        self._max_claimed_bytes = max_bytes
 
-    # In
+    # Writing
 
     def check(self, task: NewTask) -> None:
-        """Refuse what this server has no place for."""
-        if not self._blobs.is_there and is_large(task):
+        """Raise TooLarge if the payload needs a blob store and this server has none."""
+        if not self._blobs.is_configured and is_large(task):
             size = len(task.payload.encode())
             raise TooLarge.of(
-                "payload", f"is {size} bytes; this server takes at most {MAX_ROW_PAYLOAD_BYTES}, for it has no blob store"
+                "payload", f"is {size} bytes; at most {MAX_ROW_PAYLOAD_BYTES} without a blob store (setting blob_url)"
             )
 
     async def keep(self, tasks: Sequence[NewTask]) -> list[NewTask]:
-        """The tasks as they are to be written, with large payloads in the blob store."""
-        places = [place for place, task in enumerate(tasks) if is_large(task)]
-        kept = list(tasks)
-        if not places:
-            return kept
-        for place in places:
-            self.check(tasks[place])
-        semaphore = asyncio.Semaphore(_AT_ONCE)
+        """Put large payloads into the blob store, and return the tasks with references to them."""
+        indexes = [index for index, task in enumerate(tasks) if is_large(task)]
+        stored = list(tasks)
+        if not indexes:
+            return stored
+        for index in indexes:
+            self.check(tasks[index])
+        semaphore = asyncio.Semaphore(_MAX_CONCURRENT_CALLS)
 
-        async def put(place: int) -> None:
-            task = tasks[place]
+        async def put(index: int) -> None:
+            task = tasks[index]
             async with semaphore:
                 ref = await self._blobs.put(task.tenant_id, task.payload.encode())
-            kept[place] = task._replace(payload="null", payload_ref=ref)
+            stored[index] = task._replace(payload="null", payload_ref=ref)
 
         try:
             async with asyncio.TaskGroup() as group:
-                for place in places:
-                    group.create_task(put(place))
+                for index in indexes:
+                    group.create_task(put(index))
         except ExceptionGroup as errors:
-            await self.discard(kept[place] for place in places)
+            await self.discard(stored[index] for index in indexes)
             raise errors.exceptions[0] from None
-        return kept
+        return stored
 
     async def discard(self, tasks: Iterable[NewTask]) -> None:
-        """Payloads of tasks that were certainly not written; what cannot be removed now the collector finds."""
+        """Delete payloads of tasks that were certainly not written. The collector finds those that cannot be deleted now."""
         refs = [task.payload_ref for task in tasks if task.payload_ref is not None]
         if refs:
             with contextlib.suppress(BlobsUnavailable):
                 await self._blobs.delete(refs)
 
-    # Out
+    # Reading
 
     async def read(self, task: T) -> T:
-        """With its payload, if that is still there."""
+        """Return the task with its payload, if that still exists."""
         if task.payload_ref is None:
             return task
         try:
@@ -96,34 +100,34 @@ class LargePayloads:
         return msgspec.structs.replace(task, payload=payload, payload_ref=None)
 
     async def fill(self, tasks: Sequence[ClaimedTask]) -> FilledTasks:
-        """Fetch what is missing, together, while the leases are young; the first always fits."""
+        """Fetch the missing payloads, several at a time. Their total size is limited, but the first one is always fetched."""
         filled = FilledTasks([], [], [], [])
-        wanted: list[ClaimedTaskWithoutPayload] = []
-        left = self._budget_bytes
+        to_fetch: list[ClaimedTaskWithoutPayload] = []
+        left = self._max_claimed_bytes
         for task in tasks:
             if not isinstance(task, ClaimedTaskWithoutPayload):
                 continue
-            left -= bytes_at(task.payload_ref)
-            (wanted if left >= 0 or not wanted else filled.over).append(task)
-        found = await self._fetched(wanted)
+            left -= payload_size(task.payload_ref)
+            (to_fetch if left >= 0 or not to_fetch else filled.postponed).append(task)
+        found = await self._fetch(to_fetch)
         for task in tasks:
             if not isinstance(task, ClaimedTaskWithoutPayload):
                 filled.tasks.append(task)
                 continue
             match found.get(task.id):
                 case bytes() as payload:
-                    filled.tasks.append(_whole(task, payload))
+                    filled.tasks.append(_with_payload(task, payload))
                 case BlobMissing():
                     filled.missing.append(task)
                 case BlobsUnavailable():
-                    filled.away.append(task)
+                    filled.unavailable.append(task)
         return filled
 
-    async def _fetched(self, tasks: Sequence[ClaimedTaskWithoutPayload]) -> dict[UUID, bytes | BlobMissing | BlobsUnavailable]:
+    async def _fetch(self, tasks: Sequence[ClaimedTaskWithoutPayload]) -> dict[UUID, bytes | BlobMissing | BlobsUnavailable]:
         found: dict[UUID, bytes | BlobMissing | BlobsUnavailable] = {
-            task.id: BlobsUnavailable("the payload did not come in time") for task in tasks
+            task.id: BlobsUnavailable("the payload was not fetched in time") for task in tasks
         }
-        semaphore = asyncio.Semaphore(_AT_ONCE)
+        semaphore = asyncio.Semaphore(_MAX_CONCURRENT_CALLS)
 
         async def get(task: ClaimedTaskWithoutPayload) -> None:
             try:
@@ -132,7 +136,7 @@ class LargePayloads:
             except (BlobMissing, BlobsUnavailable) as error:
                 found[task.id] = error
 
-        # Half a lease is left to the worker, whatever the blob store does.
+        # However slow the blob store is, the worker has at least half of its lease left.
         seconds = min((_MAX_FILL_SECONDS, *(task.lease_seconds / 2 for task in tasks)))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
@@ -143,10 +147,10 @@ class LargePayloads:
 
 def is_large(task: NewTask) -> bool:
     """Whether the payload is too large for a row."""
-    return len(task.payload) > _CERTAINLY_SMALL and len(task.payload.encode()) > MAX_ROW_PAYLOAD_BYTES
+    return len(task.payload) > _ALWAYS_SMALL_LENGTH and len(task.payload.encode()) > MAX_ROW_PAYLOAD_BYTES
 
 
-def _whole(task: ClaimedTaskWithoutPayload, payload: bytes) -> ClaimedTask:
+def _with_payload(task: ClaimedTaskWithoutPayload, payload: bytes) -> ClaimedTask:
     fields = msgspec.structs.asdict(task)
     del fields["payload_ref"]
     return ClaimedTask(**{**fields, "payload": msgspec.Raw(payload)})

@@ -1,4 +1,4 @@
-"""The promoter: makes delayed tasks ready when their time has come.
+"""The promoter: makes delayed tasks ready when they are due.
 
 Promotion is a conditional update that skips rows that another node has locked, so every node promotes and a node that dies
 delays nothing. The promoter sleeps until the next delayed task is due, which the database returns with each call; a notice

@@ -1,5 +1,4 @@
-"""The change publisher: passes the changes of tasks on to metrics, the event stream, long polls, the overlap releaser and the
-promoters.
+"""The change publisher: passes changes of tasks to metrics, the event stream, long polls, the overlap releaser and promoters.
 
 Each service that calls a store verb which changes tasks passes the returned changes to `publish`, once, after the commit. The
 publisher is built before the services that subscribe to it, so services that cause changes and services that react to them do
@@ -68,7 +67,7 @@ class ChangePublisher:
         if not changes:
             return
         self._count(changes)
-        if self._event_stream.has_audience:
+        if self._event_stream.has_subscribers:
             for change in changes:
                 self._stream(change)
         effects = effects_of(changes)

@@ -1,4 +1,4 @@
-"""The reaper: ends attempts whose lease has expired. The task is then tried again, dead or cancelled.
+"""The reaper: ends attempts whose lease has expired. The task is then retried, dead or cancelled.
 
 Every node reaps: the end of an attempt is a conditional update on its fence, so one of them wins.
 """

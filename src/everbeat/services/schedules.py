@@ -1,7 +1,7 @@
-"""Operations on schedules: register, change, pause, resume, remove. Quotas and tenancy belong here too.
+"""Operations on schedules: register, change, pause, resume and delete them. Quotas and tenants are checked here.
 
-Every change is read, decide, write-if-still-so: the decisions are pure (core/changes.py), the write names the revision and
-the position it was based on, and whoever comes second decides anew.
+Every change reads, decides and writes if nothing has changed meanwhile: the decisions are pure (core/changes.py), the write
+names the revision and position that it is based on, and the loser of a race reads and decides again.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import uuid_utils.compat
 from everbeat.core.access import Caller
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.changes import Calendars, ScheduleChanges, ScheduleWrite
-from everbeat.core.definitions import apply_patch, parse_definition, schedule_response
+from everbeat.core.definitions import apply_patch, parse_definition
 from everbeat.core.errors import Conflict, FieldError, InvalidInput, NotFound, RevisionMismatch
 from everbeat.core.names import is_name
+from everbeat.core.responses import RegistrationStatus, schedule_response
 from everbeat.core.schedules import Schedule, Spec, Status
 from everbeat.core.timeline import TimelineCache
 from everbeat.services.audit_log import AuditLogEntries, new_audit_log_entries
@@ -38,11 +39,11 @@ _SLICE = 25
 
 class RegisteredSchedule(NamedTuple):
     schedule: Schedule
-    status: str  # created | updated | unchanged
+    status: RegistrationStatus
 
 
 class ScheduleService:
-    """The room behind /v1/schedules. `now` is None in production: the database's clock decides."""
+    """The operations of /v1/schedules. `now` is None in production: the database's clock decides."""
 
     def __init__(
         self, store: Store, timelines: TimelineCache, publisher: ChangePublisher, quotas: QuotaService | None = None
@@ -79,8 +80,8 @@ class ScheduleService:
             if found.response is not None and idempotency is not None:
                 return repeated(found.response, idempotency)
             if found.schedules:
-                raise Conflict(f'a schedule named "{spec.name}" exists already; PUT replaces it')
-            write = self._registering(tenant_id, spec, None, found.now, await self._calendars(tenant_id, [spec]))
+                raise Conflict(f'a schedule named "{spec.name}" already exists; use PUT to replace it')
+            write = self._registration(tenant_id, spec, None, found.now, await self._calendars(tenant_id, [spec]))
             assert write is not None
             body = msgspec.json.encode(schedule_response(write.schedule))
             response = None
@@ -103,7 +104,7 @@ class ScheduleService:
     async def put_batch(
         self, tenant_id: UUID, items: Sequence[Any], *, by: Caller | None = None, now: datetime | None = None
     ) -> list[RegisteredSchedule]:
-        """Create or replace up to 1,000 by name, all or nothing."""
+        """Create or replace up to 1,000 schedules by name: all or none."""
         if not 1 <= len(items) <= MAX_BATCH:
             raise InvalidInput.of("schedules", f"must have 1 to {MAX_BATCH} items, has {len(items)}")
         specs = await self._parse_batch(items)
@@ -115,7 +116,7 @@ class ScheduleService:
         seen: set[str] = set()
         for index, item in enumerate(items):
             if index % _SLICE == 0:
-                await asyncio.sleep(0)  # the tick loop of this process must not wait for a big batch
+                await asyncio.sleep(0)  # the tick loop of this process must not wait for a large batch
             try:
                 spec = parse_definition(item)
             except InvalidInput as error:
@@ -142,7 +143,7 @@ class ScheduleService:
                 if index % _SLICE == 0:
                     await asyncio.sleep(0)
                 try:
-                    write = self._registering(tenant_id, spec, known.get(spec.name), found.now, calendars)
+                    write = self._registration(tenant_id, spec, known.get(spec.name), found.now, calendars)
                 except InvalidInput as error:
                     raise (error.under(f"schedules[{index}]") if is_batch else error) from None
                 existing = known.get(spec.name)
@@ -152,12 +153,12 @@ class ScheduleService:
                     continue
                 writes.append(write)
                 registered.append(RegisteredSchedule(write.schedule, "created" if existing is None else "updated"))
-            audit_log = tuple(line for write in writes for line in _registered(by, write))
+            audit_log = tuple(entry for write in writes for entry in _registered(by, write))
             if not writes or await self._write(tenant_id, writes, found.now, now, audit_log=audit_log):
                 return registered
         raise _too_many_conflicts(specs[0].name)
 
-    def _registering(
+    def _registration(
         self, tenant_id: UUID, spec: Spec, existing: Schedule | None, moment: datetime, calendars: Calendars
     ) -> ScheduleWrite | None:
         if existing is None:
@@ -182,8 +183,8 @@ class ScheduleService:
             if if_match is not None and existing.revision != if_match:
                 raise RevisionMismatch(f"the schedule is at revision {existing.revision}, not {if_match}; read it again")
             spec = parse_definition(apply_patch(existing.spec, patch))
-            is_asked = isinstance(patch, dict) and "enabled" in patch
-            return self._changes.update(existing, spec, moment, calendars, enabled=spec.enabled if is_asked else None)
+            has_enabled = isinstance(patch, dict) and "enabled" in patch
+            return self._changes.update(existing, spec, moment, calendars, enabled=spec.enabled if has_enabled else None)
 
         return await self._decide(tenant_id, ref, decide, now, lambda write: _updated(by, write, fields=fields))
 
@@ -228,7 +229,7 @@ class ScheduleService:
             raise NotFound(_missing(ref))
 
     async def recompute(self, tenant_id: UUID, schedules: Sequence[Schedule], *, now: datetime | None = None) -> None:
-        """Compute the next tick of active schedules anew, after a calendar of theirs has changed."""
+        """Recompute the next ticks of active schedules after a change of a calendar."""
 
         def decide(existing: Schedule, moment: datetime, calendars: Calendars) -> ScheduleWrite | None:
             if existing.status is not Status.ACTIVE:
@@ -256,7 +257,7 @@ class ScheduleService:
                 return write.schedule
             name = write.schedule.spec.name
             if name != existing.spec.name and await self._is_taken(tenant_id, name):
-                raise Conflict(f'a schedule named "{name}" exists already')
+                raise Conflict(f'a schedule named "{name}" already exists')
         raise _too_many_conflicts(ref)
 
     # IO
@@ -324,4 +325,4 @@ def _missing(ref: str) -> str:
 
 
 def _too_many_conflicts(ref: str) -> Conflict:
-    return Conflict(f'"{ref}" is being changed by others again and again; try once more')
+    return Conflict(f'"{ref}" was changed by other requests too many times; try again')

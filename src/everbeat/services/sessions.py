@@ -1,4 +1,4 @@
-"""What stays open for long, such as long polls and event streams, and ends when the key behind it does."""
+"""Requests that stay open, such as long polls and event streams, and end when their key is revoked or expires."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ class KeySession:
 
 
 class KeySessions:
-    """All that is open on this node, by key. A caller without a key, at the machine itself, is never cut off."""
+    """The open requests of this node, by key. Requests without a key are not ended."""
 
     def __init__(self) -> None:
         self._open: dict[UUID, set[KeySession]] = {}
 
     def open(self, caller: Caller) -> KeySession:
-        """`with sessions.open(caller) as session: await asyncio.wait({work, session.ended}, return_when=FIRST_COMPLETED)`."""
+        """Use as `with sessions.open(caller) as session: await asyncio.wait({work, session.ended}, return_when=…)`."""
         return KeySession(self, caller.key_id)
 
     def key_ids(self) -> list[UUID]:
         return list(self._open)
 
     def end(self, key_ids: Iterable[UUID]) -> None:
-        """These keys are no longer good."""
+        """End the sessions of keys that are no longer valid."""
         for key_id in key_ids:
             for session in self._open.get(key_id, ()):
                 if not session.ended.done():

@@ -1,4 +1,4 @@
-"""Operations on tasks: submit, read, cancel, reschedule, do again. Quotas and tenancy belong here too."""
+"""Operations on tasks: submit, read, cancel, reschedule and retry them. Quotas and tenants are checked here."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from everbeat.store.base import Store
 from everbeat.store.values import SubmitResult, TaskFilter
 
 _MAX_ROWS = 1000
-_ALONE = 100
+_MAX_SHARED_TASKS = 100
 _SLICE = 250
 _TRIES = 5
 
 
 class _WriteResult(NamedTuple):
-    """What became of one request's tasks in a shared write."""
+    """The result of one request in a group commit."""
 
     now: datetime
     ids: list[UUID]
     repeated: frozenset[int]
     mismatched: frozenset[int]
-    tasks: Sequence[NewTask] = ()  # as they were written: a task that was handed to a waiting worker has its lease
+    tasks: Sequence[NewTask] = ()  # as written: a task handed over to a waiting worker has its lease
     error: EverbeatError | None = None
 
 
 class TaskPage(NamedTuple):
-    """`next_before`: where the next page begins, if there may be more."""
+    """A page of tasks. `next_before`: where the next page begins, if there may be one."""
 
     tasks: list[TaskRecord]
     next_before: UUID | None
 
 
 class TaskService:
-    """The room behind /v1/tasks. `now` is None in production: the database's clock decides."""
+    """The operations of /v1/tasks. `now` is None in production: the database's clock decides."""
 
     def __init__(
         self,
@@ -77,21 +77,21 @@ class TaskService:
     async def submit(
         self,
         tenant_id: UUID,
-        given: TaskInput,
+        task_input: TaskInput,
         *,
         key: str | None = None,
         traceparent: str | None = None,
         now: datetime | None = None,
     ) -> tuple[TaskRecord, bool]:
-        """The task, and whether it is new: a key that was used before stands for the task it made then."""
-        task = new_task(given, uuid_utils.compat.uuid7(), tenant_id, key=key, traceparent=traceparent)
+        """Submit a task. Returns the task and whether it is new. If `key` was used before, this is the task that it created."""
+        task = new_task(task_input, uuid_utils.compat.uuid7(), tenant_id, key=key, traceparent=traceparent)
         await self.quotas.check_payloads(tenant_id, [task.payload])
         return await self.add_one(task, now=now)
 
     async def add_one(
         self, task: NewTask, *, audit_log: AuditLogEntries = (), now: datetime | None = None
     ) -> tuple[TaskRecord, bool]:
-        """A task that is made already, under its key if it has one; and whether it is new."""
+        """Write a task that the caller has built. Returns the task, or the existing task of its key, and whether it is new."""
         async with self.quotas.reserve(task.tenant_id, [task], now=now):
             (task,) = await self._payloads.keep([task])
             result = await self._write([task], now, audit_log)
@@ -106,22 +106,22 @@ class TaskService:
     async def submit_batch(
         self,
         tenant_id: UUID,
-        given: Sequence[TaskInput],
+        task_inputs: Sequence[TaskInput],
         *,
         key: TaskKey | None = None,
         traceparent: str | None = None,
         now: datetime | None = None,
     ) -> list[UUID]:
-        """All or nothing; a task that is wrong is named by its place. `key` is for tasks that have none of their own."""
-        if not 1 <= len(given) <= MAX_SUBMITTED:
-            raise InvalidInput.of("tasks", f"must have 1 to {MAX_SUBMITTED} items, has {len(given)}")
+        """Submit all tasks or none. Errors name the index of the task. `key` applies to tasks without a key of their own."""
+        if not 1 <= len(task_inputs) <= MAX_SUBMITTED:
+            raise InvalidInput.of("tasks", f"must have 1 to {MAX_SUBMITTED} items, has {len(task_inputs)}")
         tasks: list[NewTask] = []
         errors: list[FieldError] = []
-        has_single_key = key is not None and all(one.idempotency_key is None for one in given)
-        ids = new_ids(len(given))
-        for index, one in enumerate(given):
+        has_single_key = key is not None and all(one.idempotency_key is None for one in task_inputs)
+        ids = new_ids(len(task_inputs))
+        for index, one in enumerate(task_inputs):
             if index % _SLICE == _SLICE - 1:
-                await asyncio.sleep(0)  # the tick loop of this process must not wait for a big batch
+                await asyncio.sleep(0)  # the tick loop of this process must not wait for a large batch
             try:
                 task = new_task(one, ids[index], tenant_id, key=one.idempotency_key, traceparent=traceparent)
                 self._payloads.check(task)
@@ -141,18 +141,18 @@ class TaskService:
     ) -> list[UUID]:
         if has_single_key and key is not None:
             return await self._write_one(tasks, key, now)
-        result = await self._write(tasks if key is None else _under(key, tasks), now)
+        result = await self._write(tasks if key is None else _with_keys(key, tasks), now)
         unwritten = range(len(tasks)) if result.mismatched else result.repeated
-        await self._payloads.discard(tasks[place] for place in unwritten)
+        await self._payloads.discard(tasks[index] for index in unwritten)
         if result.mismatched:
             if key is not None and any(tasks[at].key is None for at in result.mismatched):
                 raise InvalidInput.of("Idempotency-Key", "was used before with another batch; use a new key")
-            message = "was used before with another task; nothing of the batch was submitted"
+            message = "was used before with another task; no task of the batch was submitted"
             raise InvalidInput(*(FieldError(f"tasks[{at}].idempotency_key", message) for at in sorted(result.mismatched)[:100]))
         return result.ids
 
     async def _write_one(self, tasks: list[NewTask], key: TaskKey, now: datetime | None) -> list[UUID]:
-        """A batch under one key. Its ids follow from the first one, so that the key need remember no other."""
+        """Write a batch under one key. Its ids are consecutive, so only the first one is stored with the key."""
         tasks[0] = tasks[0]._replace(key=key)
         submitted = await self._store.task_submit(tasks, has_single_key=True, now=now)
         if submitted.mismatched or submitted.repeated:
@@ -167,7 +167,7 @@ class TaskService:
     async def add(
         self, tasks: Sequence[NewTask], *, audit_log: AuditLogEntries = (), now: datetime | None = None
     ) -> SubmitResult:
-        """Write tasks that others have made and have room for."""
+        """Write tasks that the caller has built and has reserved quota for."""
         submitted = await self._store.task_submit(tasks, audit_log=audit_log, now=now)
         self._publisher.publish(submitted.changes, now=submitted.now)
         return submitted
@@ -176,7 +176,7 @@ class TaskService:
         if audit_log:
             submitted = await self.add(tasks, audit_log=audit_log, now=now)
             return _WriteResult(submitted.now, submitted.ids, submitted.repeated, submitted.mismatched, tasks)
-        if now is None and len(tasks) <= _ALONE:
+        if now is None and len(tasks) <= _MAX_SHARED_TASKS:
             result = await self._submits.add(tasks)
         else:
             (result,) = await self._write_together([tasks], now)
@@ -185,10 +185,10 @@ class TaskService:
         return result
 
     async def _write_together(self, groups: list[list[NewTask]], now: datetime | None = None) -> list[_WriteResult]:
-        """One write for many requests; one whose key stands for something else is left out, and the rest is written."""
+        """Write many requests together. Requests whose key was used for something else fail, and the others are written."""
         flat = [task for group in groups for task in group]
         handoff = DirectHandoff(self._long_polls)
-        if now is None and len(flat) <= _ALONE:
+        if now is None and len(flat) <= _MAX_SHARED_TASKS:
             flat = [handoff.reserve(task) if task.run_at is None and task.delay_seconds is None else task for task in flat]
         try:
             submitted = await self._store.task_submit(flat, now=now)
@@ -211,68 +211,71 @@ class TaskService:
     async def _write_apart(
         self, groups: list[list[NewTask]], submitted: SubmitResult, now: datetime | None
     ) -> list[_WriteResult]:
-        """Nothing was written yet. Beside others a key can seem to stand for what only they meant by it: asked alone, it is
-        told what it does stand for."""
-        wrong: dict[int, frozenset[int]] = {}
+        """Write the groups after a mismatch, because of which nothing was written.
+
+        The mismatch may be between two requests of this write, and not with a stored key. So each mismatched group is written
+        alone, after the others.
+        """
+        mismatched: dict[int, frozenset[int]] = {}
         start = 0
-        for place, group in enumerate(groups):
+        for number, group in enumerate(groups):
             if at := frozenset(index - start for index in submitted.mismatched if start <= index < start + len(group)):
-                wrong[place] = at
+                mismatched[number] = at
             start += len(group)
         if len(groups) == 1:
-            return [_WriteResult(submitted.now, [], frozenset(), wrong[0])]
-        rest = [group for place, group in enumerate(groups) if place not in wrong]
-        written = iter(await self._write_together(rest, now) if rest else [])
+            return [_WriteResult(submitted.now, [], frozenset(), mismatched[0])]
+        others = [group for number, group in enumerate(groups) if number not in mismatched]
+        written = iter(await self._write_together(others, now) if others else [])
         return [
-            await self._write_alone(group, submitted.now, now) if place in wrong else next(written)
-            for place, group in enumerate(groups)
+            await self._write_alone(group, submitted.now, now) if number in mismatched else next(written)
+            for number, group in enumerate(groups)
         ]
 
     async def _write_alone(self, group: list[NewTask], moment: datetime, now: datetime | None) -> _WriteResult:
         try:
             return (await self._write_together([group], now))[0]
-        except EverbeatError as error:  # only this one: the others are written already
+        except EverbeatError as error:  # only this request fails: the others have been written
             return _WriteResult(moment, [], frozenset(), frozenset(), error=error)
 
     # Reading
 
     async def get(self, tenant_id: UUID, id_: UUID) -> TaskRecord:
-        """As its row has it; a large payload is not part of that."""
+        """Return a task as its row has it, without a large payload."""
         for task in await self._store.task_find(tenant_id, [id_]):
             return task
         raise NotFound(f"there is no task {id_}")
 
     async def read(self, tenant_id: UUID, id_: UUID) -> TaskRecord:
-        """With its payload, also if that is a large one."""
+        """Return a task with its payload, even if that is in the blob store."""
         return await self._payloads.read(await self.get(tenant_id, id_))
 
     async def page(self, tenant_id: UUID, filter_: TaskFilter, *, before: UUID | None, limit: int) -> TaskPage:
-        """Newest first, live and finished in one order; a page of a filter that matches little may be short, or empty."""
+        """Return live and finished tasks, newest first. If the filter matches few tasks, a page may be short or empty."""
         state = None if filter_.state is None else TaskState(filter_.state)
         found: dict[UUID, TaskRecord] = {}
-        reached: list[UUID] = []
-        # Finished tasks last: one that ends in between is then found twice, never missed.
+        ends: list[UUID] = []
+        # Finished tasks are read last, so a task that ends between the two reads is found twice, and never missed.
         for live in (True, False):
             if state is not None and (state in LIVE_STATES) != live:
                 continue
             scan = await self._store.task_list(tenant_id, filter_, before=before, limit=limit + 1, live=live)
             found.update({task.id: task for task in scan.tasks})
             if scan.scanned_to is not None:
-                reached.append(scan.scanned_to)
+                ends.append(scan.scanned_to)
             elif len(scan.tasks) > limit:
-                reached.append(scan.tasks[limit].id)
-        floor = max(reached, default=None)
-        tasks = [found[id_] for id_ in sorted(found, reverse=True) if floor is None or id_ >= floor]
+                ends.append(scan.tasks[limit].id)
+        end = max(ends, default=None)
+        tasks = [found[id_] for id_ in sorted(found, reverse=True) if end is None or id_ >= end]
         if len(tasks) > limit:
             return TaskPage(tasks[:limit], tasks[limit - 1].id)
-        return TaskPage(tasks, floor)
+        return TaskPage(tasks, end)
 
     async def attempts(self, tenant_id: UUID, id_: UUID) -> list[Attempt]:
-        """Oldest first: those that did not end the task, and the one that did or is under way."""
+        """Return the attempts, oldest first: those that did not end the task, and the one that did or that is running."""
         task = await self.get(tenant_id, id_)
         attempts = await self._store.task_attempts(tenant_id, id_)
-        is_under_way = task.state is TaskState.RUNNING
-        if task.started_at is not None and (is_under_way or task.outcome is not None):
+        is_running = task.state is TaskState.RUNNING
+        if task.started_at is not None and (is_running or task.outcome is not None):
             attempts.append(_last_attempt(task))
         return attempts
 
@@ -283,7 +286,11 @@ class TaskService:
     # Changing
 
     async def cancel(self, tenant_id: UUID, id_: UUID, *, by: Caller | None = None, now: datetime | None = None) -> TaskRecord:
-        """Gone if it has not started; else told with the next heartbeat, and fenced when its lease runs out."""
+        """Cancel a task immediately if it has not started.
+
+        The worker of a running task gets the request with its next heartbeat. If it does not end the attempt, the reaper does,
+        when the lease has expired.
+        """
         for _ in range(_TRIES):
             audit_log = new_audit_log_entries(by, AuditLogAction.TASK_CANCEL, id_, tenant_id=tenant_id)
             cancelled = await self._store.task_cancel(tenant_id, [id_], audit_log=audit_log, now=now)
@@ -292,7 +299,7 @@ class TaskService:
             if cancelled.ended or cancelled.requested or task.state is TaskState.CANCELLED:
                 return task
             if task.state not in LIVE_STATES:
-                raise Conflict(f"the task is {task.state.value} already; there is nothing to cancel")
+                raise Conflict(f"the task is already {task.state.value}; it cannot be cancelled")
         raise _too_many_conflicts(id_)
 
     async def retry(
@@ -306,10 +313,10 @@ class TaskService:
     ) -> TaskRecord:
         task = await self.get(tenant_id, id_)
         if task.state in LIVE_STATES:
-            raise Conflict(f"the task is {task.state.value}; only a finished one can be done again")
-        again = task_for_replay(task, uuid_utils.compat.uuid7())._replace(key=key)
-        audit_log = new_audit_log_entries(by, AuditLogAction.TASK_RETRY, id_, tenant_id=tenant_id, task_id=again.id)
-        return (await self.add_one(again, audit_log=audit_log, now=now))[0]
+            raise Conflict(f"the task is {task.state.value}; only a finished task can be retried")
+        new = task_for_replay(task, uuid_utils.compat.uuid7())._replace(key=key)
+        audit_log = new_audit_log_entries(by, AuditLogAction.TASK_RETRY, id_, tenant_id=tenant_id, task_id=new.id)
+        return (await self.add_one(new, audit_log=audit_log, now=now))[0]
 
     async def reschedule(
         self, tenant_id: UUID, id_: UUID, run_at: datetime, *, by: Caller | None = None, now: datetime | None = None
@@ -322,15 +329,15 @@ class TaskService:
             if changes:
                 return task
             if task.state not in (TaskState.SCHEDULED, TaskState.READY):
-                raise Conflict(f"the task is {task.state.value}; only one that waits for its time can be rescheduled")
+                raise Conflict(f"the task is {task.state.value}; only a scheduled or ready task can be rescheduled")
         raise _too_many_conflicts(id_)
 
 
-def _under(key: TaskKey, tasks: list[NewTask]) -> list[NewTask]:
-    """Each task under a key of its own, made of that of the request; the space keeps it apart from keys that users give."""
+def _with_keys(key: TaskKey, tasks: list[NewTask]) -> list[NewTask]:
+    """Give tasks without a key one derived from the key of the request. The space keeps it distinct from keys of clients."""
     return [
-        task._replace(key=TaskKey(f"{key.key} {place}", key.fingerprint)) if task.key is None else task
-        for place, task in enumerate(tasks)
+        task._replace(key=TaskKey(f"{key.key} {index}", key.fingerprint)) if task.key is None else task
+        for index, task in enumerate(tasks)
     ]
 
 
@@ -348,4 +355,4 @@ def _last_attempt(task: TaskRecord) -> Attempt:
 
 
 def _too_many_conflicts(id_: UUID) -> Conflict:
-    return Conflict(f"the task {id_} is being changed by others again and again; try once more")
+    return Conflict(f"the task {id_} was changed by other requests too many times; try again")

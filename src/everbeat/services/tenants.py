@@ -1,4 +1,4 @@
-"""Tenants as a node knows them: the directory of weights and quotas, and the operations on tenants themselves."""
+"""Tenants: the directory of their weights and quotas that each node keeps in memory, and the operations on tenants."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from everbeat.core.access import Caller
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.errors import Conflict, NotFound, RevisionMismatch, StoreError
 from everbeat.core.names import is_name
+from everbeat.core.responses import tenant_response
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.core.tenant_definitions import checked_tenant, tenant_response
+from everbeat.core.tenant_definitions import checked_tenant
 from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, Tenant, TenantQuotas
 from everbeat.services.audit_log import new_audit_log_entries
 from everbeat.services.idempotency import EncodedResponse, Idempotency, repeated
@@ -32,10 +33,10 @@ _NO_LIMITS = TenantQuotas()
 
 
 class TenantDirectory:
-    """Every tenant's weight and quotas, and how many nodes share the rates, read again when somebody tells of a change and
-    every few seconds at the latest. What cannot be read stays as it was: a database that is away changes nobody's limits.
+    """The weights and quotas of all tenants, and the number of nodes that share the rates.
 
-    A loop of the node keeps it fresh for those who only look; whoever needs the truth of this moment awaits `fresh`.
+    It is read again after a notice, and every few seconds. If the database is unavailable, the old values remain in force.
+    A loop keeps the directory current. Callers that need current values await `refresh` or `refresh_if_changed` first.
     """
 
     name = "directory"
@@ -52,14 +53,14 @@ class TenantDirectory:
         self.with_max_ready: frozenset[UUID] = frozenset()
         self._read_at = float("-inf")
         self._has_changed = True
-        self._reading = asyncio.Lock()
+        self._read_lock = asyncio.Lock()
         self._woken = asyncio.Event()
         store.subscribe(self._on_notice)
 
-    # Looking
+    # Lookups
 
     def weight_of(self, tenant_id: UUID) -> float:
-        """The tenant's share against those of the others; one that is not known counts as any."""
+        """Return the weight of the tenant; 1 if the tenant is unknown."""
         tenant = self._tenants.get(tenant_id)
         return 1.0 if tenant is None else tenant.weight
 
@@ -79,7 +80,7 @@ class TenantDirectory:
 
     @property
     def api_nodes(self) -> int:
-        """How many live nodes answer requests: each of them grants its part of a rate."""
+        """The number of live nodes that serve requests. Each grants its part of a rate."""
         return self._api_nodes
 
     @property
@@ -89,15 +90,15 @@ class TenantDirectory:
     # Reading
 
     async def refresh(self, *, now: datetime | None = None) -> None:
-        """Read what may have changed; costs nothing while the last look is young."""
+        """Read the directory again if it is stale."""
         if not self.is_stale:
             return
-        async with self._reading:
+        async with self._read_lock:
             if self.is_stale:
                 await self._read(now)
 
     async def refresh_if_changed(self) -> None:
-        """Wait only for what has changed or is far too old; while the database is away, the old view stands."""
+        """Refresh after a change, or if the values are much too old. If the database is unavailable, keep the old values."""
         if self._has_changed or self._monotonic() - self._read_at >= 3 * self._refresh_seconds:
             try:
                 await self.refresh()
@@ -113,10 +114,10 @@ class TenantDirectory:
         await wait_for_event(self._woken, self._read_at + self._refresh_seconds - self._monotonic())
 
     async def close(self) -> None:
-        """Nothing runs on the side."""
+        """Do nothing: nothing runs in the background."""
 
     async def _read(self, now: datetime | None) -> None:
-        self._has_changed = False  # first: a change told of while this reads is read again
+        self._has_changed = False  # reset first, so that a change during the read causes another read
         try:
             tenants: dict[UUID, Tenant] = {}
             after: str | None = None
@@ -143,7 +144,7 @@ class TenantDirectory:
 
 
 class TenantService:
-    """The room behind /v1/tenants, for operators. `now` is None in production: the database's clock decides."""
+    """The operations of /v1/tenants, for operators. `now` is None in production: the database's clock decides."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -152,7 +153,7 @@ class TenantService:
         return await self._store.tenant_list(after_name=after_name, limit=limit)
 
     async def get(self, ref: str) -> Tenant:
-        """The tenant of that id or name."""
+        """Return the tenant with that id or name."""
         try:
             ids = [UUID(ref)]
         except ValueError:
@@ -173,33 +174,33 @@ class TenantService:
         by: Caller | None = None,
         now: datetime | None = None,
     ) -> EncodedResponse:
-        """A new tenant; under an idempotency key of the caller, the same answer again."""
+        """Create a tenant. A repeated request with the same idempotency key returns the same response."""
         response_tenant_id = DEFAULT_TENANT if by is None else by.tenant_id
         for _ in range(_TRIES):
             if idempotency is not None:
-                known = await self._store.idempotent_response_find(response_tenant_id, idempotency.key, now=now)
-                if known is not None:
-                    return repeated(known, idempotency)
+                existing = await self._store.idempotent_response_find(response_tenant_id, idempotency.key, now=now)
+                if existing is not None:
+                    return repeated(existing, idempotency)
             moment, (id_,) = await self._store.clock(now=now), new_ids(1)
             quotas = TenantQuotas(max_schedules=DEFAULT_MAX_SCHEDULES) if quotas is None else quotas
             tenant = checked_tenant(
                 Tenant(id=id_, name=name, weight=weight, quotas=quotas, created_at=moment, updated_at=moment)
             )
             body = msgspec.json.encode(tenant_response(tenant))
-            kept = None if idempotency is None else IdempotentResponse(**idempotency._asdict(), status=201, body=body)
+            stored = None if idempotency is None else IdempotentResponse(**idempotency._asdict(), status=201, body=body)
             audit_log = new_audit_log_entries(by, AuditLogAction.TENANT_CREATE, id_, tenant_id=id_, **_limits(tenant))
             if await self._store.tenant_write(
-                [TenantWrite(tenant)], response_tenant_id=response_tenant_id, response=kept, audit_log=audit_log, now=now
+                [TenantWrite(tenant)], response_tenant_id=response_tenant_id, response=stored, audit_log=audit_log, now=now
             ):
                 self._store.publish(Notice.TENANTS)
                 return EncodedResponse(201, body)
-            if await self._store.tenant_find(names=[name]) and not await self._is_answered(
+            if await self._store.tenant_find(names=[name]) and not await self._has_response(
                 response_tenant_id, idempotency, now
             ):
-                raise Conflict(f'a tenant named "{name}" exists already; PATCH changes it')
-        raise Conflict(f'"{name}" is being changed by others again and again; try once more')
+                raise Conflict(f'a tenant named "{name}" already exists; use PATCH to change it')
+        raise Conflict(f'"{name}" was changed by other requests too many times; try again')
 
-    async def _is_answered(self, response_tenant_id: UUID, idempotency: Idempotency | None, now: datetime | None) -> bool:
+    async def _has_response(self, response_tenant_id: UUID, idempotency: Idempotency | None, now: datetime | None) -> bool:
         return (
             idempotency is not None
             and await self._store.idempotent_response_find(response_tenant_id, idempotency.key, now=now) is not None
@@ -214,7 +215,7 @@ class TenantService:
         by: Caller | None = None,
         now: datetime | None = None,
     ) -> Tenant:
-        """Change the name, the weight or quotas; what is not named stays as it is."""
+        """Change the name, weight or quotas of a tenant. Fields that are not in `changes` keep their values."""
         for _ in range(_TRIES):
             tenant = await self.get(ref)
             if if_match is not None and tenant.revision != if_match:
@@ -223,7 +224,7 @@ class TenantService:
             if changed == tenant:
                 return tenant
             if tenant.id == DEFAULT_TENANT and changed.name != tenant.name:
-                raise Conflict("the default tenant keeps its name")
+                raise Conflict("the default tenant cannot be renamed")
             moment = await self._store.clock(now=now)
             changed = msgspec.structs.replace(changed, revision=tenant.revision + 1, updated_at=moment)
             audit_log = new_audit_log_entries(
@@ -232,10 +233,10 @@ class TenantService:
             if await self._store.tenant_write([TenantWrite(changed, expected=tenant.revision)], audit_log=audit_log, now=now):
                 self._store.publish(Notice.TENANTS)
                 return changed
-            taken = await self._store.tenant_find(names=[changed.name])
-            if any(one.id != tenant.id for one in taken):
-                raise Conflict(f'a tenant named "{changed.name}" exists already')
-        raise Conflict(f'"{ref}" is being changed by others again and again; try once more')
+            same_name = await self._store.tenant_find(names=[changed.name])
+            if any(one.id != tenant.id for one in same_name):
+                raise Conflict(f'a tenant named "{changed.name}" already exists')
+        raise Conflict(f'"{ref}" was changed by other requests too many times; try again')
 
 
 def _changed(tenant: Tenant, changes: Mapping[str, Any]) -> Tenant:

@@ -1,12 +1,13 @@
-"""The ticker: fires the ticks of this node's partitions, on time and once.
+"""The ticker: fires the ticks of this node's partitions, on time and only once.
 
-It keeps the near future in a time index, filled by a scan of the horizon and kept current by notices, sleeps until the
-exact next instant, and fires what is due in batches: one statement writes ledger, tasks and the moved-on schedules.
-Everything here only decides *when to ask*; whether a tick fires is decided by the guards in the database.
+It keeps the schedules that are due soon in a time index, which is filled by scans of the horizon; a notice triggers a scan.
+It sleeps until the next schedule is due, and fires due schedules in batches: one statement writes the ledger, the tasks and
+the next positions of the schedules. The ticker only decides when this statement is executed. Guards in the database decide
+whether a tick fires.
 
-Failures: a batch whose outcome is unknown is forgotten and scanned again (what did fire has moved on); a batch that the
-database refuses is halved until the one schedule at fault stands alone and is set aside; a row that cannot be computed is
-set aside when it is loaded.
+Failures handled here: a batch with an unknown outcome is dropped and scanned again (schedules that fired have moved on); a
+batch that the database rejects is halved until the faulty schedule is alone and can be paused; a schedule that cannot be
+computed is paused when it is loaded.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ from everbeat.store.values import DueScan, DueSchedule, Fired, FireResult, Firin
 
 _LOAD_SLICE = 200
 _BEHIND_SECONDS = 1.0
-_SHORTEST_SCAN_GAP_SECONDS = 0.05
-_ALERT_GAP_SECONDS = 10.0
+_MIN_SCAN_INTERVAL_SECONDS = 0.05
+_ALERT_INTERVAL_SECONDS = 10.0
 # A burst begins with a small batch, so that its first tasks start while the rest is being fired.
 _FIRST_BATCH_SIZE = 64
 
@@ -111,12 +112,12 @@ class Ticker:
         self._scanned: frozenset[tuple[int, int]] = frozenset()
         self._scanned_at = float("-inf")
         self._scanning: asyncio.Task[None] | None = None
-        self._touched: set[UUID] | None = None
-        self._frontier: datetime | None = None
-        self._firing = asyncio.Lock()
+        self._taken_ids: set[UUID] | None = None
+        self._complete_until: datetime | None = None
+        self._fire_lock = asyncio.Lock()
         self._is_stale = True
         self._alerted_at = float("-inf")
-        self._watching_since = datetime.max.replace(tzinfo=UTC)
+        self._owned_since = datetime.max.replace(tzinfo=UTC)
         store.subscribe(self._on_notice)
 
     async def run_once(self, now: datetime | None = None) -> bool:
@@ -125,10 +126,10 @@ class Ticker:
             self._index.clear()
             self._is_stale = True
             return False
-        if now is not None:  # stepped by hand: everything in order
+        if now is not None:  # a test that steps the clock: everything in sequence
             await self._scan(owned, now)
         elif self._should_scan(owned):
-            self._touched = set()  # before anything is taken: the scan begins only when this iteration first waits
+            self._taken_ids = set()  # before entries are taken: the scan only starts at the first await of this iteration
             self._scanning = asyncio.create_task(self._scan(owned, None))
         moment = now if now is not None else self._clock.now()
         entries = self._take(moment)
@@ -148,10 +149,10 @@ class Ticker:
             return
         seconds = self._settings.scan_seconds
         if self._scanning is None:
-            gap = _SHORTEST_SCAN_GAP_SECONDS if self._is_stale else self._settings.scan_seconds
+            gap = _MIN_SCAN_INTERVAL_SECONDS if self._is_stale else self._settings.scan_seconds
             seconds = self._scanned_at + gap - self._clock.monotonic()
         due_at = self._index.next_due_at()
-        if due_at is not None and (self._frontier is None or due_at <= self._frontier):
+        if due_at is not None and (self._complete_until is None or due_at <= self._complete_until):
             seconds = min(seconds, self._clock.seconds_until(due_at))
         await wait_for_event(self._woken, seconds)
 
@@ -161,11 +162,14 @@ class Ticker:
             await asyncio.gather(self._scanning, return_exceptions=True)
 
     def _take(self, moment: datetime) -> list[_Entry]:
-        """What is due, oldest first. Beyond the frontier of a scan that was cut short lie older ticks not yet loaded."""
-        until = moment if self._frontier is None else min(moment, self._frontier)
+        """Take the due entries, oldest first.
+
+        Entries after `_complete_until` stay: the last scan reached its limit, and earlier ones may not be loaded yet.
+        """
+        until = moment if self._complete_until is None else min(moment, self._complete_until)
         entries = self._index.take_due(until, self._settings.batch_size * self._settings.parallel_batches)
-        if self._touched is not None:
-            self._touched.update(entry.id for entry in entries)
+        if self._taken_ids is not None:
+            self._taken_ids.update(entry.id for entry in entries)
         return entries
 
     # Loading
@@ -176,9 +180,10 @@ class Ticker:
             self._woken.set()
 
     def _should_scan(self, owned: Mapping[int, int]) -> bool:
-        """Beside the firing, and not while what is loaded is well overdue: then firing is what matters.
+        """Return whether to scan, concurrently with firing.
 
-        A busy node is always a little behind; it must look ahead all the same, or it would run out of what is loaded.
+        While the loaded entries are well overdue, firing them comes first. But a busy node is always slightly behind, and
+        must scan nevertheless, because otherwise it would run out of entries.
         """
         if self._scanning is not None:
             if not self._scanning.done():
@@ -188,15 +193,15 @@ class Ticker:
         if self._scanned != frozenset(owned.items()):
             return True
         due_at = self._index.next_due_at()
-        if self._frontier is not None and (due_at is None or due_at > self._frontier):
+        if self._complete_until is not None and (due_at is None or due_at > self._complete_until):
             return True
-        if self._frontier is not None and due_at is not None and due_at <= self._clock.now():
-            # Cut short: the rest is fetched before what is loaded runs out.
+        if self._complete_until is not None and due_at is not None and due_at <= self._clock.now():
+            # The last scan reached its limit. Scan again before the loaded entries run out.
             return len(self._index) <= self._settings.index_size // 4
         if due_at is not None and self._clock.seconds_until(due_at) < -_BEHIND_SECONDS:
             return False
         age = self._clock.monotonic() - self._scanned_at
-        return age >= self._settings.scan_seconds or (self._is_stale and age >= _SHORTEST_SCAN_GAP_SECONDS)
+        return age >= self._settings.scan_seconds or (self._is_stale and age >= _MIN_SCAN_INTERVAL_SECONDS)
 
     async def _scan(self, owned: Mapping[int, int], now: datetime | None) -> None:
         self._is_stale = False
@@ -209,15 +214,15 @@ class Ticker:
             self._clock.observe(sent, scan.now)
             if self._scanned != frozenset(owned.items()):
                 self._index.clear()
-                self._watching_since = scan.now
+                self._owned_since = scan.now
             self._scanned = frozenset(owned.items())
             await self._load_all(scan, now)
-            self._frontier = _frontier(scan.schedules, limit)
+            self._complete_until = _loaded_until(scan.schedules, limit)
         except BaseException:
             self._is_stale = True
             raise
         finally:
-            self._scanned_at, self._touched = self._clock.monotonic(), None
+            self._scanned_at, self._taken_ids = self._clock.monotonic(), None
             self._woken.set()
 
     async def _load_all(self, scan: DueScan, now: datetime | None) -> None:
@@ -225,14 +230,14 @@ class Ticker:
         calendars = await self._calendars(scan.schedules)
         for start in range(0, len(scan.schedules), _LOAD_SLICE):
             for schedule in scan.schedules[start : start + _LOAD_SLICE]:
-                # What was taken to be fired since the scan was sent has moved on, or will be found by the next one.
-                if self._touched is None or schedule.id not in self._touched:
+                # A schedule that was taken for firing since the scan was sent has moved on, or the next scan finds it.
+                if self._taken_ids is None or schedule.id not in self._taken_ids:
                     self._load(schedule, calendars.get(schedule.tenant_id, {}), faults)
             await asyncio.sleep(0)
         await self._mark_faulty(faults, now)
 
     async def _calendars(self, schedules: Iterable[DueSchedule]) -> dict[UUID, dict[str, Calendar]]:
-        """Fresh with every scan that needs them: a stale calendar would compute wrong ticks in silence."""
+        """Read the calendars with every scan that needs them: a stale calendar would silently yield wrong ticks."""
         tenants = {schedule.tenant_id for schedule in schedules if schedule.rule.exclude or schedule.rule.only}
         return {tenant: {calendar.name: calendar for calendar in await self._store.calendar_list(tenant)} for tenant in tenants}
 
@@ -242,7 +247,7 @@ class Ticker:
             return
         try:
             timeline = self._timelines.get(schedule.rule, schedule.id, calendars)
-            # Asked now, so that the answer is remembered when the tick is due.
+            # Computed now, so that it is cached when the tick is due.
             timeline.next_tick(schedule.next_tick_at)
         except (InvalidInput, ValueError, ArithmeticError) as error:
             faults[schedule.id] = str(error)
@@ -265,8 +270,8 @@ class Ticker:
         await self._mark_faulty(faults, now)
         sent = self._clock.monotonic()
         try:
-            # One batch is planned while the database works on the one before it, in the order they are due.
-            async with self._firing:
+            # Batches are fired in order. The next one is planned while the database executes this one.
+            async with self._fire_lock:
                 result = await self._fire_within_quotas(planned, now)
         except StoreRefused as error:
             await self._fire_halves([entry for entry, _ in planned.values()], owned, moment, now, error)
@@ -276,18 +281,18 @@ class Ticker:
             raise
         self._publisher.publish(result.changes)
         self._clock.observe(sent, result.now)
-        self._settle(planned, result)
+        self._apply_result(planned, result)
 
     async def _fire_within_quotas(self, planned: dict[UUID, tuple[_Entry, Firing]], now: datetime | None) -> FireResult:
         reservations = await self._reserve_quota(planned, now) if await self._quotas.has_ready_limits() else []
         try:
             return await self._store.tick_fire(self._ownership.node_id, [firing for _, firing in planned.values()], now=now)
         finally:
-            for hold in reservations:
-                hold.done()
+            for reservation in reservations:
+                reservation.done()
 
     async def _reserve_quota(self, planned: dict[UUID, tuple[_Entry, Firing]], now: datetime | None) -> list[QuotaReservation]:
-        """Ticks of tenants that have as many ready tasks as they may are recorded as skipped; the others keep their room."""
+        """Reserve quota for the planned ticks. Ticks of tenants that have reached max_ready are changed to skips."""
         wanted = Counter(firing.tenant_id for _, firing in planned.values() if firing.fires is not None)
         remaining_ready = await self._quotas.remaining_ready(wanted, now=now)
         taken: Counter[UUID] = Counter()
@@ -341,8 +346,8 @@ class Ticker:
             skips=plan.skips,
         )
 
-    def _settle(self, planned: dict[UUID, tuple[_Entry, Firing]], result: FireResult) -> None:
-        """Keep in memory what the batch did; what it did not do is forgotten, and the next scan tells."""
+    def _apply_result(self, planned: dict[UUID, tuple[_Entry, Firing]], result: FireResult) -> None:
+        """Update the index after a batch. Schedules that did not fire are dropped, and the next scan loads them."""
         horizon = self._settings.horizon_seconds
         for fired in result.fired:
             entry, firing = planned[fired.schedule_id]
@@ -356,7 +361,7 @@ class Ticker:
         for id_, (entry, _) in planned.items():
             if id_ in done:
                 continue
-            if entry.due_at > result.now:  # asked a moment too early
+            if entry.due_at > result.now:  # not yet due by the database's clock
                 self._index.put(entry)
             else:
                 refused += 1
@@ -367,7 +372,7 @@ class Ticker:
 
     def _publish(self, firings: list[Firing], fired: list[Fired]) -> None:
         expected = {firing.schedule_id: firing.fires for firing in firings}
-        lags, known = [], 0
+        lags, already_recorded = [], 0
         skipped: Counter[str] = Counter()
         for one in fired:
             tick = expected[one.schedule_id]
@@ -376,19 +381,19 @@ class Ticker:
             elif one.reason is not None:
                 skipped[one.reason.value] += 1
             elif tick is not None:
-                known += 1
+                already_recorded += 1
         for firing in firings:
             for skip in firing.skips:
                 skipped[skip.reason.value] += skip.count
-        if self._event_stream.has_audience:
+        if self._event_stream.has_subscribers:
             self._event_stream.publish_ticks(firings, fired)
         self._ownership.fired += len(lags)
         if lags:
             self._emit(TicksFired(lags))
         if skipped:
             self._emit(TicksSkipped(skipped))
-        if known:
-            self._emit(TicksAlreadyRecorded(known))
+        if already_recorded:
+            self._emit(TicksAlreadyRecorded(already_recorded))
 
     async def _mark_faulty(self, faults: Mapping[UUID, str], now: datetime | None) -> None:
         if not faults:
@@ -398,12 +403,12 @@ class Ticker:
             self._emit(ScheduleFaulted(schedule_id, reason))
 
     def _watch_lag(self, oldest: _Entry, moment: datetime) -> None:
-        # What came due while nobody owned it is a misfire, not this node's lag.
-        lag = max(0.0, (moment - max(oldest.due_at, self._watching_since)).total_seconds())
+        # A tick that became due while its partition had no owner is a misfire, not lag of this node.
+        lag = max(0.0, (moment - max(oldest.due_at, self._owned_since)).total_seconds())
         self._ownership.lag_seconds = lag
-        ticking = self._clock.monotonic()
-        if lag > self._settings.lag_alert_seconds and ticking - self._alerted_at > _ALERT_GAP_SECONDS:
-            self._alerted_at = ticking
+        monotonic = self._clock.monotonic()
+        if lag > self._settings.lag_alert_seconds and monotonic - self._alerted_at > _ALERT_INTERVAL_SECONDS:
+            self._alerted_at = monotonic
             self._emit(LagHigh(lag, len(self._index)))
 
 
@@ -414,8 +419,8 @@ def _batches(entries: list[_Entry], size: int) -> list[list[_Entry]]:
     return ([entries[:first]] if first else []) + [entries[start : start + size] for start in starts]
 
 
-def _frontier(schedules: list[DueSchedule], limit: int) -> datetime | None:
-    """Up to when everything due is loaded, if some partition had more than the limit; None if all of it is."""
+def _loaded_until(schedules: list[DueSchedule], limit: int) -> datetime | None:
+    """Return the time up to which all due schedules are loaded. None if no partition reached the limit of the scan."""
     loaded: dict[int, list[datetime]] = {}
     for schedule in schedules:
         loaded.setdefault(schedule.partition, []).append(schedule.due_at)

@@ -1,1 +1,1 @@
-"""The only room with SQL: one contract in base.py, two dialects beside it."""
+"""The only package that contains SQL: the Store contract in base.py, and one implementation per dialect."""

@@ -1,8 +1,9 @@
-"""The Store contract: one async method per verb, every verb a batch.
+"""The Store contract. Each verb is one async method and works on a batch.
 
-Time: every verb that depends on time takes `now`. In production it is None and the database's clock decides; in tests a
-fake clock passes it in. Verbs that read the clock say what it showed, so that callers never ask twice.
-Errors: StoreUnavailable means the outcome is unknown (read again), StoreRefused means this very write was refused.
+Time: every verb that depends on the time takes `now`. In production it is None, and the database's clock is used. Tests pass
+the time of a fake clock. A verb that reads the clock also returns the time, so that callers need no second query.
+Errors: StoreUnavailable means that the outcome is unknown and has to be read back. StoreRefused means that the database
+rejected this write.
 """
 
 from __future__ import annotations
@@ -62,43 +63,44 @@ from everbeat.store.values import (
 
 
 class Store(Protocol):
-    """All that Everbeat asks of a database.
+    """All operations that Everbeat needs from a database.
 
-    A `trail` is written in the transaction of the change it tells of, and not at all if nothing changes.
+    `audit_log` entries are written in the transaction of the change that they describe. If nothing changes, they are not
+    written.
     """
 
     dialect: str
     description: str
 
     async def open(self) -> None:
-        """Connect; fails with a message that says what to do."""
+        """Connect. If this fails, the error message says what to do."""
 
     async def close(self) -> None:
-        """Let go of every connection."""
+        """Close all connections."""
 
     async def schema_version(self) -> tuple[int, int]:
-        """The migration the database is at, and the one this code needs."""
+        """The migration that the database is at, and the one that this code needs."""
 
     async def migrate(self) -> list[str]:
-        """Apply the missing migrations in order, one node at a time, and name them."""
+        """Apply the missing migrations in order, one node at a time. Returns their names."""
 
     async def clock(self, *, now: datetime | None = None) -> datetime:
-        """What the database's clock shows."""
+        """The current time of the database's clock."""
 
     def subscribe(self, listener: Listener) -> None:
-        """Call listener for every notice, from this process or another."""
+        """Call `listener` for every notice, from this process or another one."""
 
     def publish(self, notice: Notice) -> None:
-        """Tell every node; calls that come close together are sent as one."""
+        """Send a notice to every node. Calls in quick succession are sent as one notice."""
 
     def pool(self, pool: PoolName) -> Store:
-        """The same store by connections of their own: what one lane waits for does not hold up another."""
+        """The same store on a separate connection pool, so that slow work on one pool does not delay the others."""
 
     def event_stream_listen(self, on_message: Callable[[str], None]) -> bool:
-        """Call hear for every message another process sends; False if processes of this store cannot hear each other."""
+        """Call `on_message` for every message of another process. False if this store sends no messages between processes."""
 
     async def event_stream_send(self, message: str) -> None:
-        """Tell the other processes something of less than 8000 bytes; it may get lost."""
+        """Send a message of less than 8000 bytes to the other processes. It may be lost."""
 
     # Schedules
 
@@ -111,7 +113,7 @@ class Store(Protocol):
         key: str | None = None,
         now: datetime | None = None,
     ) -> FoundSchedules:
-        """The tenant's schedules of these names or ids, and the answer kept under an idempotency key."""
+        """The tenant's schedules with these names or ids, and the response stored under the idempotency key."""
 
     async def schedule_write(
         self,
@@ -123,76 +125,77 @@ class Store(Protocol):
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> ScheduleWriteResult:
-        """Write all or nothing; not written if any row was not as expected, a name was taken or a key was used meanwhile.
+        """Write all schedules or none.
 
-        QuotaExceeded if the tenant would have more than `max_schedules`; rows that are replaced do not count.
+        Nothing is written if a row is not as expected, a name is taken or the idempotency key has been used. Raises
+        QuotaExceeded if the tenant would have more than `max_schedules`; replaced rows do not count as new.
         """
 
     async def schedule_list(
         self, tenant_id: UUID, filter_: ScheduleFilter, *, after_name: str | None, limit: int
     ) -> list[Schedule]:
-        """The tenant's schedules by name, after the given one."""
+        """The tenant's schedules in order of name, after the given name."""
 
     async def schedule_delete(
         self, tenant_id: UUID, ids: Sequence[UUID], *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> int:
-        """Remove schedules; their ledger stays."""
+        """Delete schedules. Their ledger is kept."""
 
     async def schedule_count(self, tenant_id: UUID) -> dict[str, int]:
-        """How many schedules the tenant has, by status."""
+        """The number of the tenant's schedules by status."""
 
     async def schedule_due(
         self, partitions: Sequence[int], *, horizon_seconds: float, limit: int, now: datetime | None = None
     ) -> DueScan:
-        """Active schedules due within the horizon, at most `limit` of each partition, the oldest of it first."""
+        """Active schedules that are due within the horizon: of each partition the `limit` earliest, in order of due time."""
 
     async def schedule_fault(self, faults: Mapping[UUID, str], *, now: datetime | None = None) -> int:
-        """Set schedules aside that cannot be computed or fired, with the reason, so that they harm nobody else."""
+        """Pause schedules that cannot be computed or fired, so that they do not affect others, and store the reason."""
 
     async def schedule_overdue(self, *, late_seconds: float, limit: int, now: datetime | None = None) -> list[Schedule]:
-        """Active schedules whose tick should have fired more than so many seconds ago."""
+        """Active schedules with a tick that should have fired more than `late_seconds` ago."""
 
     async def schedule_faulty(self, tenant_id: UUID | None, *, limit: int) -> list[Schedule]:
-        """Schedules that were set aside as faulty."""
+        """Schedules that were paused because of a fault."""
 
     async def schedule_past_rules(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[PastRule]:
-        """The rules these schedules had before, oldest first."""
+        """The former rules of these schedules, oldest first."""
 
     # Ticks
 
     async def tick_fire(self, node_id: UUID, firings: Sequence[Firing], *, now: datetime | None = None) -> FireResult:
-        """Fire a batch in one transaction: ledger rows, tasks, and the schedules moved on. One firing per schedule."""
+        """Fire a batch in one transaction: write ledger rows and tasks, and advance the schedules. One firing per schedule."""
 
     async def tick_list(self, tenant_id: UUID, schedule_id: UUID, *, from_: datetime, to: datetime, limit: int) -> list[Tick]:
-        """Ledger rows of a schedule that touch [from, to), oldest first."""
+        """Ledger rows of a schedule that overlap [from, to), oldest first."""
 
     async def tick_totals(self, tenant_id: UUID, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[TickTotal]:
-        """Ledger rows that begin in [from, end), summed per schedule, outcome and reason; each schedule has its own end."""
+        """Totals of ledger rows that begin in [from, end), by schedule, outcome and reason. Each schedule has its own end."""
 
     async def tick_ranges(self, tenant_id: UUID, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[Tick]:
-        """Skipped ranges that reach over an edge of [from, end); each schedule has its own end."""
+        """Skipped ranges that cross a boundary of [from, end). Each schedule has its own end."""
 
     async def tick_doubled(self, tenant_id: UUID, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> dict[UUID, int]:
-        """Ticks in [from, to) that have more than one task: there should be none."""
+        """The number of ticks in [from, to) with more than one task, by schedule. There should be none."""
 
     # Ownership
 
     async def partition_renew(
-        self, beat: NodeHeartbeat, wanted: frozenset[int], *, now: datetime | None = None
+        self, heartbeat: NodeHeartbeat, wanted: frozenset[int], *, now: datetime | None = None
     ) -> PartitionRenewal:
-        """Heartbeat; renew what is owned and wanted, release what is not, take what is wanted and free or expired."""
+        """Record a heartbeat. Renew wanted partitions, release unwanted ones, and take wanted ones that are free or expired."""
 
     async def partition_release(self, node_id: UUID) -> int:
-        """Release everything a node owns and sign it off."""
+        """Release all partitions of a node, and delete the node."""
 
     async def partition_list(self) -> list[PartitionInfo]:
-        """Who owns what."""
+        """All partitions with their owners."""
 
     async def node_list(self, *, now: datetime | None = None) -> tuple[datetime, list[NodeInfo]]:
-        """The nodes known, with the clock to judge their age by."""
+        """All nodes, and the current time."""
 
     async def node_prune(self, *, unseen_seconds: float, now: datetime | None = None) -> int:
-        """Forget nodes that have not been seen for so long."""
+        """Delete nodes without a heartbeat for `unseen_seconds`."""
 
     # Tasks
 
@@ -204,72 +207,73 @@ class Store(Protocol):
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> SubmitResult:
-        """Write new tasks all or nothing: ready, or scheduled if their time is to come; each idempotency key once.
+        """Write all new tasks or none, each idempotency key only once.
 
-        `has_single_key`: the key of the first task stands for all of them; if it was used before, no task is written.
-        The audit log entries are written if any task is.
+        A task is running if it has a lease owner, scheduled if its time is in the future, and otherwise ready.
+        `has_single_key`: the key of the first task applies to all of them. If it was used before, no task is written.
+        The audit log entries are written if any task is written.
         """
 
     async def task_flows(
         self, tenant_id: UUID | None, queues: Sequence[str], *, after: Sequence[Flow] = (), limit: int
     ) -> list[Flow]:
-        """Which flows of these queues have ready tasks, of a tenant or of all (None); at most `limit` of each queue.
+        """The flows of these queues that have ready tasks, of one tenant or of all (None). At most `limit` of each queue.
 
-        `after`: where to go on in queues that had more than the limit, one place for each.
+        `after`: the last flow of each queue that had more than `limit` flows; the result continues after it.
         """
 
     async def task_claim(
         self,
-        shares: Sequence[ClaimStep],
+        steps: Sequence[ClaimStep],
         claim_requests: Sequence[ClaimRequest],
         *,
         limited: Collection[UUID] = (),
         total_seconds: float = 7 * 86_400,
         now: datetime | None = None,
     ) -> ClaimResult:
-        """Take ready tasks of each share in turn, the oldest first, for each claimer in turn, under leases with new fences.
+        """Claim ready tasks under leases with new fences. Steps and requests are served in order, the oldest tasks first.
 
-        A priority, tenant and fair key comes once among the shares. `limited`: tenants that may have only so many running;
-        they get no more than there is room for.
+        No two steps have the same priority, tenant and fair key. `limited`: tenants with a limit of running tasks. They get
+        no more tasks than the limit allows.
         """
 
     async def task_heartbeat(self, heartbeats: Sequence[HeartbeatWrite], *, now: datetime | None = None) -> list[RenewedLease]:
-        """Renew leases up to their deadlines, with progress and log lines; one that is to be cancelled is not renewed."""
+        """Renew leases up to their deadlines, and store progress and logs. A lease with a cancel request is not renewed."""
 
     async def task_complete(
         self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None
     ) -> CompleteResult:
-        """Finish running tasks under their lease and move them to history; a stale fence changes nothing."""
+        """Complete running tasks under their leases, and move them to history. A stale fence changes nothing."""
 
     async def task_queues(self, ids: Sequence[UUID]) -> dict[UUID, str]:
-        """Which queues these tasks are of, live or finished."""
+        """The queues of these tasks, live or finished."""
 
     async def task_running(
         self, leases: Sequence[LeaseRef], *, now: datetime | None = None
     ) -> tuple[datetime, list[LeasedTask]]:
-        """Those of these leases that hold, with what deciding about them needs."""
+        """The tasks whose lease in `leases` is valid, with the fields that the retry decision needs."""
 
     async def task_expired(self, *, limit: int, now: datetime | None = None) -> tuple[datetime, list[LeasedTask]]:
-        """Running tasks whose lease has run out, the oldest first."""
+        """Running tasks with an expired lease, the oldest first."""
 
     async def task_end(self, endings: Sequence[AttemptEnd], *, is_expired: bool, now: datetime | None = None) -> EndResult:
-        """End attempts whose lease holds (or has expired), and put the task back, or into history and the dead letters."""
+        """End attempts whose lease is valid (or expired). The task is put back, or moved to history and the dead letters."""
 
     async def task_ended(self, leases: Sequence[LeaseRef]) -> list[EndedAttempt]:
-        """How attempts under these fences were ended before."""
+        """How attempts with these fences were ended earlier."""
 
     async def task_promote(self, *, limit: int, now: datetime | None = None) -> PromoteResult:
-        """Make delayed tasks ready whose time has come, and say when the next one comes due."""
+        """Make delayed tasks ready that are due. Also returns when the next one is due."""
 
     async def task_release_held(
         self, schedule_ids: Sequence[UUID] | None, *, limit: int, now: datetime | None = None
     ) -> HeldReleaseResult:
-        """Release held tasks of these schedules (None: of any) as far as their policies allow."""
+        """Release held tasks of these schedules (None: of all) as far as their overlap policies allow."""
 
     async def task_cancel(
         self, tenant_id: UUID, ids: Sequence[UUID], *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> CancelResult:
-        """End tasks that have not started, and ask those that run to stop."""
+        """Cancel tasks that have not started, and set a cancel request on running ones."""
 
     async def task_reschedule(
         self,
@@ -280,27 +284,27 @@ class Store(Protocol):
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> list[TaskChange]:
-        """Move a task that has not started to another time; no change if there is no such task."""
+        """Change `run_at` of a task that has not started. Returns no change if there is no such task."""
 
     async def task_find(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[TaskRecord]:
-        """The tenant's tasks of these ids, live or finished."""
+        """The tenant's tasks with these ids, live or finished."""
 
     async def task_list(self, tenant_id: UUID, filter_: TaskFilter, *, before: UUID | None, limit: int, live: bool) -> TaskScan:
-        """Live or finished tasks, newest first; a filter that matches little ends the scan early, not the database."""
+        """Live or finished tasks, newest first. The scan is bounded and may end before it has found `limit` tasks."""
 
     async def task_attempts(self, tenant_id: UUID, id_: UUID) -> list[Attempt]:
-        """The attempts at a task that did not end it, oldest first."""
+        """The attempts of a task that did not end it, oldest first."""
 
     async def task_log(self, tenant_id: UUID, id_: UUID, *, after: UUID | None, limit: int) -> list[LogLine]:
         """The log lines of a task, oldest first."""
 
     async def task_ticks(self, tenant_id: UUID, schedule_id: UUID, *, from_: datetime, to: datetime) -> list[datetime]:
-        """The ticks in [from, to) that have a backfilled task, live or finished."""
+        """The ticks in [from, to) that have a backfill task, live or finished."""
 
     # Dead letters
 
     async def dead_find(self, tenant_id: UUID, task_ids: Sequence[UUID]) -> list[DeadLetter]:
-        """The tenant's dead letters of these tasks."""
+        """The tenant's dead letters for these tasks."""
 
     async def dead_list(
         self,
@@ -311,7 +315,7 @@ class Store(Protocol):
         limit: int,
         only_never_replayed: bool = False,
     ) -> list[DeadLetter]:
-        """Dead letters, newest first; optionally those never replayed."""
+        """Dead letters, newest first; optionally only those that were never replayed."""
 
     async def dead_replay(
         self,
@@ -322,9 +326,9 @@ class Store(Protocol):
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> ReplayResult:
-        """Make new tasks of dead letters and record it there; those replayed before only if `again`.
+        """Create new tasks from dead letters, and record the replays. Those replayed before are skipped unless `again` is set.
 
-        If a task has a key, all or nothing: none is done if a key is taken.
+        If any new task has a key, all are replayed or none. None is replayed if a key is taken.
         """
 
     async def dead_purge(
@@ -336,39 +340,39 @@ class Store(Protocol):
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> int:
-        """Empty dead letters and hide them, a bounded piece at a time; that they were there stays on record."""
+        """Remove the payloads and errors of up to `limit` dead letters, and hide them. The rows are kept as a record."""
 
     async def task_ready_count(self, tenant_id: UUID, *, limit: int) -> int:
-        """How many tasks of a tenant are ready, no further than the limit."""
+        """The number of a tenant's ready tasks, counted up to `limit`."""
 
     async def task_depths(self, tenant_id: UUID | None = None) -> list[QueueDepth]:
-        """Live tasks of a tenant, or of all, by queue and state."""
+        """The number of live tasks of a tenant, or of all, by queue and state."""
 
     # Calendars
 
     async def calendar_list(self, tenant_id: UUID) -> list[Calendar]:
-        """The tenant's calendars by name."""
+        """The tenant's calendars in order of name."""
 
     async def calendar_write(
         self, tenant_id: UUID, calendar: Calendar, *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> bool:
-        """Create or replace a calendar; True if it is new."""
+        """Create or replace a calendar. Returns whether it is new."""
 
     async def calendar_delete(
         self, tenant_id: UUID, name: str, *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
     ) -> int:
-        """Remove a calendar."""
+        """Delete a calendar."""
 
     async def schedule_using_calendar(self, tenant_id: UUID, name: str) -> list[Schedule]:
-        """Schedules whose rule names the calendar."""
+        """Schedules whose rule may refer to the calendar. The caller checks this."""
 
     # Tenants
 
     async def tenant_list(self, *, after_name: str | None, limit: int) -> list[Tenant]:
-        """All tenants by name, after the given one."""
+        """All tenants in order of name, after the given name."""
 
     async def tenant_find(self, *, ids: Sequence[UUID] = (), names: Sequence[str] = ()) -> list[Tenant]:
-        """The tenants of these ids or names."""
+        """The tenants with these ids or names."""
 
     async def tenant_write(
         self,
@@ -379,33 +383,34 @@ class Store(Protocol):
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> bool:
-        """Write all or nothing; False if any was not as expected, a name was taken or a key was used meanwhile.
+        """Write all tenants or none. Returns whether they were written.
 
-        `keeper`: the tenant under which the answer is kept.
+        Nothing is written if a row is not as expected, a name is taken or the idempotency key has been used.
+        `response_tenant_id`: the tenant under which the response is stored.
         """
 
     async def audit_log_list(
         self, tenant_id: UUID | None, filter_: AuditLogFilter, *, before: tuple[datetime, UUID] | None, limit: int
     ) -> list[AuditLogEntry]:
-        """Lines of the audit trail, newest first; of every tenant if None is given."""
+        """Audit log entries of a tenant, or of all (None), newest first."""
 
     async def idempotent_response_find(
         self, tenant_id: UUID, key: str, *, now: datetime | None = None
     ) -> IdempotentResponse | None:
-        """The answer kept under an idempotency key."""
+        """The response stored under an idempotency key."""
 
     # API keys
 
     async def key_find(
         self, *, hashes: Sequence[bytes] = (), ids: Sequence[UUID] = (), now: datetime | None = None
     ) -> tuple[datetime, list[ApiKey]]:
-        """The keys of these hashes or ids, in whatever state they are, with the clock to judge their expiry by."""
+        """The keys with these hashes or ids, including expired and revoked ones, and the current time."""
 
     async def key_exists(self, *, now: datetime | None = None) -> bool:
-        """Whether there is any key that can be used."""
+        """Whether any usable key exists."""
 
     async def key_list(self, tenant_id: UUID | None, *, after: UUID | None, limit: int) -> list[ApiKey]:
-        """A tenant's keys, or everybody's, in the order they were made."""
+        """The keys of a tenant, or of all (None), in the order of their creation."""
 
     async def key_create(
         self,
@@ -417,7 +422,7 @@ class Store(Protocol):
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> KeyChange:
-        """Keep new keys, all or none. `only_first`: only if there is no key yet that can be used."""
+        """Store all new keys or none. `only_first`: only if no usable key exists yet."""
 
     async def key_revoke(
         self,
@@ -427,35 +432,35 @@ class Store(Protocol):
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> KeyChange:
-        """Revoke keys of a tenant, or of any, all or none; never the last one that can manage keys."""
+        """Revoke all of these keys or none, of one tenant or of any (None). The last usable admin key cannot be revoked."""
 
     async def key_touch(self, ids: Sequence[UUID], *, now: datetime | None = None) -> int:
-        """Note that these keys were used just now."""
+        """Record that these keys have just been used."""
 
-    # Chores
+    # Maintenance
 
     async def month_ensure(self, months: Sequence[datetime]) -> list[str]:
-        """Make sure the ledger and the history can take rows of these months."""
+        """Create the missing tables for rows of these months. Returns the names of the new tables."""
 
     async def month_prune(self, *, before: datetime, limit: int) -> int:
-        """Remove ledger and history of before that instant, a bounded piece at a time."""
+        """Delete a limited part of the ledger and history before that time. Returns the number of deleted tables or rows."""
 
     async def task_key_prune(self, *, limit: int, now: datetime | None = None) -> int:
-        """Forget idempotency keys of tasks past their time."""
+        """Delete expired idempotency keys of tasks."""
 
     async def idempotent_response_keep(
         self, tenant_id: UUID, response: IdempotentResponse, *, now: datetime | None = None
     ) -> bool:
-        """Keep a response under its idempotency key for a day. Returns False if another response is kept under the key."""
+        """Store a response under its idempotency key for 24 hours. Returns False if the key has another response."""
 
     async def idempotent_response_prune(self, *, limit: int, now: datetime | None = None) -> int:
-        """Forget idempotent answers past their time."""
+        """Delete expired idempotent responses."""
 
     async def blob_unused(self, refs: Sequence[str]) -> list[str]:
-        """Those of these references to payloads that no task, finished task or dead letter has."""
+        """The references among `refs` that no task, finished task or dead letter contains."""
 
 
 class Observer(Protocol):
-    """What a store tells of each call, for telemetry."""
+    """Called by a store after each call, for telemetry."""
 
     def __call__(self, verb: str, seconds: float, failed: bool) -> None: ...

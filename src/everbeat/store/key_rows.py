@@ -1,4 +1,4 @@
-"""Between API keys and table rows, for both dialects."""
+"""Converts API keys to table rows and back, for both dialects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbered migrations: which there are, and which a database still lacks. Applying them is each dialect's own."""
+"""Loads the numbered migrations and finds those that a database lacks. Each dialect applies them itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Migration(NamedTuple):
 
 
 def load_migrations(package: str) -> list[Migration]:
-    """All migrations of a dialect, in order, without gaps."""
+    """All migrations of a dialect in order. Raises ValueError if a number is missing."""
     found = sorted(
         Migration(int(match[1]), f"{match[1]}_{match[2]}", path.read_text(encoding="utf-8"))
         for path in files(package).joinpath("migrations").iterdir()
@@ -30,10 +30,10 @@ def load_migrations(package: str) -> list[Migration]:
 
 
 def missing_migrations(migrations: list[Migration], version: int) -> list[Migration]:
-    """What a database at this version lacks; a database from the future is refused."""
+    """The migrations that a database at `version` lacks. Raises StoreUnusable if the database is newer than this code."""
     newest = migrations[-1].number
     if version > newest:
         raise StoreUnusable(
-            f"the database is at migration {version} but this Everbeat knows only {newest}; run a newer Everbeat"
+            f"the database is at migration {version}, but this version of Everbeat supports only {newest}; run a newer version"
         )
     return [migration for migration in migrations if migration.number > version]

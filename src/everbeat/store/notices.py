@@ -1,8 +1,9 @@
-"""Change notices: delivered at once inside a process, and coalesced between processes.
+"""Change notices: delivered immediately inside a process, and coalesced between processes.
 
-PostgreSQL takes a database-wide lock for the commit of each NOTIFY. Therefore each process sends a notice of one kind at once
-if none was sent recently, then pauses, and sends one notice for all that arrived during the pause. The pause follows the
-measured duration of the send: notices use a small part of the channel on a busy database and arrive quickly on an idle one.
+PostgreSQL takes a database-wide lock for the commit of each NOTIFY. Each process therefore limits its rate for each kind of
+notice: it sends a notice immediately if none was sent recently, then pauses, and then sends one notice for all that arrived
+during the pause. The length of the pause depends on the measured duration of the send, so that notices take only a small part
+of the time on a busy database and arrive quickly on an idle one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def pause_after(send_seconds: float) -> float:
 
 
 class Notices:
-    """Delivers notices to local listeners at once, and passes them to `send`, coalesced, for other processes."""
+    """Delivers notices to local listeners immediately, and passes them to `send`, coalesced, for other processes."""
 
     def __init__(self, send: Send | None = None) -> None:
         self._send = send
@@ -49,7 +50,7 @@ class Notices:
             self._sending[notice] = asyncio.create_task(self._send_paced(self._send, notice))
 
     async def close(self) -> None:
-        """Send the notices that have not been sent yet, without a pause."""
+        """Send all pending notices without a pause."""
         tasks, self._sending = list(self._sending.values()), {}
         for task in tasks:
             task.cancel()
@@ -65,7 +66,7 @@ class Notices:
                 started = monotonic()
                 try:
                     await send(notice)
-                except asyncio.CancelledError:  # It is unknown whether it was sent. A duplicate notice does no harm.
+                except asyncio.CancelledError:  # It may have been sent. A duplicate is harmless.
                     self._waiting.add(notice)
                     raise
                 await asyncio.sleep(pause_after(monotonic() - started))

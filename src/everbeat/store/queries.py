@@ -1,10 +1,11 @@
-"""A small loader of named SQL blocks: `-- name: task_claim`, a line saying what it does, and the statement.
+"""Loads named SQL blocks. A block is `-- name: task_claim`, a comment that says what it does, and the statement.
 
-Parameters are written `:name` in both dialects. For PostgreSQL they become $1, $2, … in order of appearance.
+Parameters are written `:name` in both dialects. For PostgreSQL they become $1, $2, … in order of appearance. The text
+`:name` must therefore not occur in a comment.
 
-A fragment (`-- fragment: task_columns`, a line saying what it is, and a list of columns) is used in blocks and in other
-fragments of the package as `{{task_columns}}`. With a prefix, each column gets it: `{{t.task_columns}}` is `t.id, t.queue`,
-and `{{:task_columns}}` is `:id, :queue`.
+A fragment is `-- fragment: task_columns`, a comment, and a list of columns. Blocks and other fragments of the package include
+it as `{{task_columns}}`. A prefix is added to each column: `{{t.task_columns}}` becomes `t.id, t.queue`, and
+`{{:task_columns}}` becomes `:id, :queue`.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ class Query(NamedTuple):
 
 
 def load_blocks(package: str) -> dict[str, str]:
-    """The text of every block in a package's sql folder, by name, with its fragments filled in."""
+    """The text of every block in a package's sql directory, by name, with its fragments expanded."""
     blocks, fragments = _load(package)
-    return {name: _fill(text, fragments) for name, text in blocks.items()}
+    return {name: _expand(text, fragments) for name, text in blocks.items()}
 
 
 def load_fragments(package: str) -> dict[str, str]:
     fragments = _load(package)[1]
-    return {name: _fill(text, fragments) for name, text in fragments.items()}
+    return {name: _expand(text, fragments) for name, text in fragments.items()}
 
 
 def _load(package: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Blocks and fragments as they are written."""
+    """Blocks and fragments as written in the files."""
     found: dict[str, dict[str, str]] = {"name": {}, "fragment": {}}
     for path in sorted(files(package).joinpath("sql").iterdir(), key=lambda path: path.name):
         if not path.name.endswith(".sql"):
@@ -57,19 +58,19 @@ def _without_comments(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if not line.startswith("--"))
 
 
-def _fill(text: str, fragments: Mapping[str, str]) -> str:
+def _expand(text: str, fragments: Mapping[str, str]) -> str:
     def use(match: re.Match[str]) -> str:
         prefix, name = match.groups()
         if name not in fragments:
             raise ValueError(f"there is no SQL fragment {name}")
-        filled = _fill(fragments[name], fragments)
-        return ", ".join(f"{prefix}{column.strip()}" for column in filled.split(",")) if prefix else filled
+        expanded = _expand(fragments[name], fragments)
+        return ", ".join(f"{prefix}{column.strip()}" for column in expanded.split(",")) if prefix else expanded
 
     return _USE.sub(use, text)
 
 
 def numbered(name: str, text: str) -> Query:
-    """A block with :name parameters as a statement with $n parameters."""
+    """Convert a block with :name parameters to a statement with $n parameters."""
     parameters: list[str] = []
 
     def number(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Between domain objects and table rows, for both dialects: each store only converts the scalar types of its driver."""
+"""Converts domain objects to table rows and back, for both dialects. A store converts only the scalar types of its driver."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from everbeat.core.fairness import ClaimStep, Flow
 from everbeat.core.rules import DstFold, DstGap, Rule, TriggerKind
 from everbeat.core.schedules import CatchUp, Overlap, PastRule, Retry, Schedule, Spec, Status
 from everbeat.core.submissions import target_of
+from everbeat.core.targets import target_from_text
 from everbeat.core.tasks import (
     Attempt,
     AttemptOutcome,
@@ -53,10 +54,10 @@ Row = Mapping[str, Any]
 FIRST_ID, LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
 EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 MAX_SCANNED = 20_000
-# Why a task that has not started ended.
+# The reason of a task that ended before it started.
 CANCEL_REASONS = {
     TaskChangeKind.CANCELLED: "cancelled before it started",
-    TaskChangeKind.REPLACED: "a newer tick of its schedule takes its place",
+    TaskChangeKind.REPLACED: "replaced by a newer tick of its schedule",
 }
 
 _encode = msgspec.json.Encoder().encode
@@ -142,7 +143,7 @@ def _spec_from_row(row: Row) -> Spec:
     return Spec(
         name=row["name"],
         rule=rule_from_row(row),
-        target=_decode(row["target"]),
+        target=target_from_text(row["target"]),
         payload=row["payload"].encode(),
         description=row["description"],
         overlap=Overlap(row["overlap"]),
@@ -185,7 +186,7 @@ def _rule(
     starts_at: datetime | None,
     ends_at: datetime | None,
 ) -> Rule:
-    """Remembered, because a herd of schedules has few rules, and the scan reads all of them before they are due."""
+    """Cached: many schedules share a rule, and each scan decodes the rules of all schedules that are due soon."""
     named = _calendars_from_json(calendars) if calendars else {}
     return Rule(
         kind=TriggerKind(kind),
@@ -218,7 +219,7 @@ def due_from_row(row: Row) -> DueSchedule:
 
 
 def due_from_rows(rows: Iterable[Row]) -> tuple[list[DueSchedule], dict[UUID, str]]:
-    """The schedules that can be read, and the faults of those that cannot: one bad row must not fail the scan."""
+    """Decode rows. Returns the schedules, and the errors of invalid rows by id, so that one bad row does not fail the scan."""
     schedules, faults = [], {}
     for row in rows:
         try:
@@ -239,7 +240,7 @@ def _calendars_to_text(rule: Rule) -> str | None:
 
 
 class SkipColumns:
-    """Skips of many schedules as columns, the shape both the firing and the settling statement take."""
+    """The skips of many schedules as columns: the parameters of tick_fire and tick_skip."""
 
     def __init__(self, flat: Sequence[tuple[UUID, UUID, int | None, Skip]]) -> None:
         self.columns: dict[str, list[Any]] = {
@@ -265,7 +266,7 @@ class SkipColumns:
 
 
 def months_of(instants: Iterable[datetime]) -> set[datetime]:
-    """The first instants of the months these fall in."""
+    """The beginning of each month that contains one of these times."""
     return {at.replace(day=1, hour=0, minute=0, second=0, microsecond=0) for at in instants}
 
 
@@ -304,7 +305,7 @@ def calendar_from_row(row: Row) -> Calendar:
 
 @lru_cache(maxsize=256)
 def _calendar(name: str, revision: int, definition: str) -> Calendar:
-    """The same object for the same text: timelines are cached by the calendars they hold."""
+    """Cached, so that equal rows return the same object: the timeline cache compares calendars by identity."""
     try:
         return parse_calendar(name, _decode(definition), revision=revision)
     except EverbeatError as error:
@@ -316,8 +317,11 @@ def total_from_row(row: Row) -> TickTotal:
 
 
 def fire_result_from_rows(rows: Sequence[Row], firings: Sequence[Firing]) -> FireResult:
-    """The first row has the moment. Rows with a queue stand for the new tasks of several schedules, the others for one
-    schedule that moved on."""
+    """Convert the rows of tick_fire.
+
+    The first row contains the current time. A row with a queue contains the new tasks of several schedules; any other row
+    contains one schedule that was advanced.
+    """
     by_schedule = {firing.schedule_id: firing for firing in firings}
     fired: list[Fired] = []
     changes: list[TaskChange] = []
@@ -402,41 +406,41 @@ def dead_letter_from_row(row: Row) -> DeadLetter:
 
 
 def flow_starts(tenant_id: UUID | None, queues: Sequence[str], after: Sequence[Flow]) -> list[Flow]:
-    """After which place the flows of each queue begin: before all of them, or before those of a tenant."""
-    places = {flow.queue: flow for flow in after}
-    return [places.get(queue) or Flow(queue, tenant_id or FIRST_ID, -1, "", "") for queue in dict.fromkeys(queues)]
+    """The flow of each queue after which the scan starts: the given one, or one before all flows (of the tenant)."""
+    last_flows = {flow.queue: flow for flow in after}
+    return [last_flows.get(queue) or Flow(queue, tenant_id or FIRST_ID, -1, "", "") for queue in dict.fromkeys(queues)]
 
 
-def within_quota(shares: Sequence[ClaimStep], remaining: Mapping[UUID, int]) -> list[ClaimStep]:
-    """Shares cut to what tenants may still have, each tenant's in turn."""
+def within_quota(steps: Sequence[ClaimStep], remaining: Mapping[UUID, int]) -> list[ClaimStep]:
+    """The steps with their limits reduced to the remaining quotas of their tenants, in order of the steps."""
     left = dict(remaining)
-    cut: list[ClaimStep] = []
-    for share in shares:
-        if share.tenant_id in left:
-            share = share._replace(limit=max(min(share.limit, left[share.tenant_id]), 0))
-            left[share.tenant_id] -= share.limit
-        cut.append(share)
-    return cut
+    allowed: list[ClaimStep] = []
+    for step in steps:
+        if step.tenant_id in left:
+            step = step._replace(limit=max(min(step.limit, left[step.tenant_id]), 0))
+            left[step.tenant_id] -= step.limit
+        allowed.append(step)
+    return allowed
 
 
 def claim_result(
     requests: Sequence[ClaimRequest],
     tasks: list[list[ClaimedTask]],
-    shares: Sequence[ClaimStep],
+    steps: Sequence[ClaimStep],
     claimed_counts: list[int],
     remaining: Mapping[UUID, int],
 ) -> ClaimResult:
     left = dict(remaining)
-    for share, count in zip(shares, claimed_counts, strict=True):
-        if share.tenant_id in left:
-            left[share.tenant_id] -= count
+    for step, count in zip(steps, claimed_counts, strict=True):
+        if step.tenant_id in left:
+            left[step.tenant_id] -= count
     full = frozenset(tenant_id for tenant_id, remaining_count in left.items() if remaining_count <= 0)
-    limits = [share.limit for share in shares]
+    limits = [step.limit for step in steps]
     return ClaimResult(tasks, limits, claimed_counts, full, claimed_changes(requests, tasks))
 
 
 def deduplicate(items: Iterable[T], key: Callable[[T], Hashable]) -> list[T]:
-    """Without those that come again under a key: a batch of many requests may hold one of them twice."""
+    """The items without those whose key occurred before: a batch of several requests may contain duplicates."""
     found: dict[Hashable, T] = {}
     for item in items:
         found.setdefault(key(item), item)
@@ -448,7 +452,11 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 class KeyedTasks(NamedTuple):
-    """New tasks by their idempotency keys: those that stand for a key, those without one, and who repeats whom."""
+    """The indexes of new tasks by idempotency key.
+
+    `firsts`: the first task of each key. `unkeyed`: tasks without a key. `repeats`: for each further task of a key, the first
+    one. `mismatched`: those of the further tasks with another fingerprint.
+    """
 
     firsts: dict[tuple[UUID, str], int]
     unkeyed: list[int]
@@ -472,7 +480,7 @@ def group_by_key(tasks: Sequence[NewTask]) -> KeyedTasks:
 
 
 def mismatched_keys(tasks: Sequence[NewTask], keyed: KeyedTasks, taken: Mapping[int, tuple[UUID, bytes]]) -> set[int]:
-    """The tasks whose key was used with another fingerprint, in this batch or before it."""
+    """The indexes of tasks whose key was used with another fingerprint, in this batch or earlier."""
     mismatched = set(keyed.mismatched)
     for index in [*taken, *(index for index, first in keyed.repeats.items() if first in taken)]:
         key = tasks[index].key
@@ -493,7 +501,7 @@ def submit_result(
     taken: Mapping[int, tuple[UUID, bytes]],
     mismatched: set[int],
 ) -> SubmitResult:
-    """The result for a batch. `taken`: the first tasks of keys that stood for an earlier task already."""
+    """The result of a submit. `taken`: for keys that were used earlier, the index of the first task, and the earlier task."""
     ids = [task.id for task in tasks]
     for index, (task_id, _) in taken.items():
         ids[index] = task_id
@@ -507,32 +515,35 @@ MAX_LOG_BYTES = 1024 * 1024
 
 
 def merge_heartbeats(heartbeats: Sequence[HeartbeatWrite]) -> list[HeartbeatWrite]:
-    """One beat for each lease: later progress takes the place of earlier, and log texts follow each other."""
+    """Merge the heartbeats of each lease into one: the latest progress is kept, and log texts are concatenated."""
     merged: dict[LeaseRef, HeartbeatWrite] = {}
-    for beat in heartbeats:
-        beat = beat._replace(message=_storable(beat.message), log=_storable(beat.log))
-        if (known := merged.get(beat.lease)) is not None:
-            fraction = known.fraction if beat.fraction is None else beat.fraction
-            message = known.message if beat.message is None else beat.message
-            log = "\n".join(text for text in (known.log, beat.log) if text) or None
-            beat = HeartbeatWrite(beat.lease, fraction, message, log)
-        merged[beat.lease] = beat
+    for heartbeat in heartbeats:
+        heartbeat = heartbeat._replace(message=_storable(heartbeat.message), log=_storable(heartbeat.log))
+        if (earlier := merged.get(heartbeat.lease)) is not None:
+            fraction = earlier.fraction if heartbeat.fraction is None else heartbeat.fraction
+            message = earlier.message if heartbeat.message is None else heartbeat.message
+            log = "\n".join(text for text in (earlier.log, heartbeat.log) if text) or None
+            heartbeat = HeartbeatWrite(heartbeat.lease, fraction, message, log)
+        merged[heartbeat.lease] = heartbeat
     return list(merged.values())
 
 
 def _storable(text: str | None) -> str | None:
-    """Text as the databases take it: NUL is the one character that PostgreSQL's text cannot hold."""
+    """The text with NUL replaced, because a PostgreSQL text value cannot contain NUL."""
     return None if text is None else text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
 
 
-def kept_log(text: str, logged_before: int) -> str | None:
-    """What of a log text is kept when so much is there already; the last line kept says that more was cut."""
+def truncate_log(text: str, logged_before: int) -> str | None:
+    """The part of a log text that fits into the size limit of a task's log, with a final line that says so if it is truncated.
+
+    `logged_before`: the bytes that the log has already. None: there is nothing to write.
+    """
     if not text or logged_before > MAX_LOG_BYTES:
         return None
     if logged_before + len(text.encode()) <= MAX_LOG_BYTES:
         return text
     start = text.encode()[: MAX_LOG_BYTES - logged_before].decode(errors="ignore")
-    return f"{start}\n… the log is cut here, at {MAX_LOG_BYTES} bytes"
+    return f"{start}\n… log truncated at {MAX_LOG_BYTES} bytes"
 
 
 def _reason(row: Row) -> SkipReason | None:

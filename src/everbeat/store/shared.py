@@ -1,4 +1,4 @@
-"""The verbs that are the same in both dialects: each runs the block of its name. Also the one way to roll back."""
+"""Verbs that are the same in both dialects: each runs the block with its name. Also the exception that rolls back."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _TASK_LISTS = {
 
 
 class Rollback(Exception):
-    """Raised inside a transaction to roll it back. `result`: what the verb returns then."""
+    """Raised inside a transaction to roll it back. `result`: the return value of the verb."""
 
     def __init__(self, result: Any = None) -> None:
         super().__init__()
@@ -63,24 +63,24 @@ class Rollback(Exception):
 
 
 class SharedVerbs(ABC):
-    """Built on four operations that each dialect implements. Lists are passed as lists, instants as datetimes."""
+    """Implements verbs with four operations of the dialect. Lists are passed as lists, and times as datetimes."""
 
     @abstractmethod
     async def clock(self, *, now: datetime | None = None) -> datetime: ...
 
     @abstractmethod
     async def _read(self, block: str, /, **values: Any) -> Sequence[Row]:
-        """The rows that a block returns."""
+        """Run a block and return its rows."""
 
     @abstractmethod
     async def _change(self, block: str, /, **values: Any) -> int:
-        """How many rows a block changed."""
+        """Run a block and return the number of rows that it changed."""
 
     @abstractmethod
     async def _change_with_audit_log(
         self, block: str, audit_log: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any
     ) -> int:
-        """How many rows a block changed. If it changed any, the audit log is written in the same transaction."""
+        """Like `_change`. If the block changes any row, the audit log is written in the same transaction."""
 
     # Schedules
 
@@ -139,14 +139,14 @@ class SharedVerbs(ABC):
         return [task_from_row(row) for row in await self._read("task_find", tenant_id=tenant_id, ids=list(ids))]
 
     async def task_list(self, tenant_id: UUID, filter_: TaskFilter, *, before: UUID | None, limit: int, live: bool) -> TaskScan:
-        block, of_schedule, beneath = _TASK_LISTS[live]
+        block, schedule_block, floor_block = _TASK_LISTS[live]
         values = {**filter_._asdict(), "tenant_id": tenant_id, "before": before or LAST_ID, "limit": limit}
         if filter_.schedule_id is not None:
-            return TaskScan([task_from_row(row) for row in await self._read(of_schedule, **values)], None)
+            return TaskScan([task_from_row(row) for row in await self._read(schedule_block, **values)], None)
         floor = None
         if any(value is not None for value in filter_):
-            below = await self._read(beneath, scan=max(MAX_SCANNED, limit), **values)
-            floor = below[0]["id"] if below else None
+            floor_rows = await self._read(floor_block, scan=max(MAX_SCANNED, limit), **values)
+            floor = floor_rows[0]["id"] if floor_rows else None
         rows = await self._read(block, floor=floor or FIRST_ID, **values)
         return TaskScan([task_from_row(row) for row in rows], floor if len(rows) < limit else None)
 

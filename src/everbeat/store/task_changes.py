@@ -1,4 +1,4 @@
-"""Builds the `TaskChange` values that store verbs return, from the rows and arguments that both dialects have at hand."""
+"""Builds the `TaskChange` values that store verbs return, from rows and arguments, for both dialects."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _submitted(task: NewTask, now: datetime) -> TaskChange:
 
 
 def fired_change(firing: Firing, queue: str, type_: str, state: str, priority: int) -> TaskChange:
-    """The new task of a tick."""
+    """The change for the new task of a tick."""
     return TaskChange(
         firing.task_id,
         firing.tenant_id,
@@ -114,7 +114,7 @@ def completed_change(
 def waiting_change(
     row: Mapping[str, Any], kind: TaskChangeKind, outcome: AttemptOutcome | None = None, worker: str | None = None
 ) -> TaskChange:
-    """A task that waits: to be claimed, for its time, or behind another task."""
+    """The change for a task that is now ready, scheduled or held."""
     return TaskChange(
         row["id"],
         row["tenant_id"],
@@ -133,14 +133,14 @@ def waiting_change(
 
 
 def put_back_change(row: Mapping[str, Any], end: AttemptEnd) -> TaskChange:
-    """A task whose attempt ended without ending the task."""
+    """The change for a task whose attempt ended without ending the task."""
     is_released = end.outcome is AttemptOutcome.RELEASED
     kind = TaskChangeKind.RELEASED if is_released else TaskChangeKind.RETRIED
     return waiting_change(row, kind, end.outcome, row["worker"])
 
 
 def final_change(row: Mapping[str, Any], end: AttemptEnd) -> TaskChange:
-    """A task whose attempt ended it without completing it."""
+    """The change for a task that its attempt ended without completing it."""
     return TaskChange(
         row["id"],
         row["tenant_id"],
@@ -156,7 +156,7 @@ def final_change(row: Mapping[str, Any], end: AttemptEnd) -> TaskChange:
 
 
 def cancelled_change(row: Mapping[str, Any], kind: TaskChangeKind) -> TaskChange:
-    """A task that was cancelled or replaced before it started."""
+    """The change for a task that was cancelled or replaced before it started."""
     return TaskChange(
         row["id"],
         row["tenant_id"],
@@ -171,7 +171,7 @@ def cancelled_change(row: Mapping[str, Any], kind: TaskChangeKind) -> TaskChange
 
 
 def cancel_requested_change(row: Mapping[str, Any]) -> TaskChange:
-    """A running task whose worker is requested to stop."""
+    """The change for a running task whose worker is requested to stop."""
     return TaskChange(
         row["id"],
         row["tenant_id"],

@@ -1,4 +1,4 @@
-"""Between tenants, lines of the audit trail and table rows, for both dialects."""
+"""Converts tenants and audit log entries to table rows and back, for both dialects."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def audit_log_window(filter_: AuditLogFilter, before: tuple[datetime, UUID] | No
 
 
 class ScheduleQuota(NamedTuple):
-    """How many schedules a tenant has, how many come, and how many there may be."""
+    """The number of schedules that a tenant has, the number to be added, and the limit."""
 
     used: int
     new: int
@@ -48,8 +48,8 @@ class ScheduleQuota(NamedTuple):
 
     def check(self) -> None:
         if self.max_schedules is not None and self.used + self.new > self.max_schedules:
-            beside = "" if self.new == 1 else f", {self.new} more do not fit"
-            raise QuotaExceeded(f"max_schedules: {self.used} of {self.max_schedules} in use{beside}")
+            excess = "" if self.new == 1 else f", {self.new} more do not fit"
+            raise QuotaExceeded(f"max_schedules: {self.used} of {self.max_schedules} in use{excess}")
 
 
 _AUDIT_LOG_FIELDS = {

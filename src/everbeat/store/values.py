@@ -1,4 +1,4 @@
-"""What the Store contract speaks in: the values its verbs take and return, and nothing that does anything."""
+"""The values that the verbs of the Store contract take and return. Data only, no behavior."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from everbeat.core.ticks import Outcome, Skip, SkipReason
 
 
 class Notice(StrEnum):
-    """What changed, said to every node: a hint to look, never the truth itself."""
+    """What kind of data has changed. A notice only makes a node query the database; it does not contain the change."""
 
     SCHEDULES = "schedules"
     OWNERSHIP = "ownership"
@@ -30,12 +30,12 @@ class Notice(StrEnum):
 
 
 Listener = Callable[[Notice], None]
-# Who asks: a user, the tick loop, or what the engine does besides firing.
+# For API requests, for the ticker and the promoter, and for the other loops of the engine.
 PoolName = Literal["api", "engine", "maintenance"]
 
 
 class IdempotentResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer once given under an idempotency key, kept so that a repeated request gets it again."""
+    """The response to a request with an idempotency key, stored so that a repeated request gets the same response."""
 
     key: str
     fingerprint: bytes
@@ -44,7 +44,7 @@ class IdempotentResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantWrite(NamedTuple):
-    """A tenant as it shall be; `expected`: the revision it must still be at, None if it must be new."""
+    """The new state of a tenant. `expected`: the revision that it must still have, None if it must be new."""
 
     tenant: Tenant
     expected: int | None = None
@@ -57,15 +57,15 @@ class AuditLogFilter(NamedTuple):
 
 
 class KeyChange(StrEnum):
-    """What became of a change of keys: all of it, or nothing.
+    """The result of a change of keys. Unless it is `done`, nothing was changed.
 
-    absent: no such tenant, or no such key that is not revoked yet, or one of that hash is there already. late: there were keys
-    already, or the idempotency key was used meanwhile. last_admin: nobody would be left who can manage keys.
+    absent: the tenant does not exist, no unrevoked key has the id, or a key with the same hash exists. conflict: usable keys
+    exist already, or the idempotency key has been used. last_admin: no usable key with the scope admin would be left.
     """
 
     DONE = "done"
     ABSENT = "absent"
-    LATE = "late"
+    CONFLICT = "conflict"
     LAST_ADMIN = "last_admin"
 
 
@@ -78,7 +78,7 @@ class ScheduleFilter(NamedTuple):
 
 
 class ScheduleWriteResult(NamedTuple):
-    """Whether the schedules were written. It is true in a condition if they were. The changes are tasks that are now held."""
+    """Whether the schedules were written; this is also its truth value. `changes`: tasks that are now held."""
 
     is_written: bool
     changes: Sequence[TaskChange] = ()
@@ -91,7 +91,7 @@ NOT_WRITTEN = ScheduleWriteResult(False, [])
 
 
 class FoundSchedules(NamedTuple):
-    """What a look-up found, and what the database's clock showed."""
+    """The schedules found, and the current time of the database."""
 
     now: datetime
     schedules: list[Schedule]
@@ -99,7 +99,7 @@ class FoundSchedules(NamedTuple):
 
 
 class DueSchedule(NamedTuple):
-    """What the ticker needs to know of a schedule that comes due soon; not its payload."""
+    """The fields of a schedule due soon that the ticker needs. The payload is not among them."""
 
     id: UUID
     tenant_id: UUID
@@ -115,7 +115,7 @@ class DueSchedule(NamedTuple):
 
 
 class DueScan(NamedTuple):
-    """What a scan found; `faults` are rows that could not even be read, each with the reason."""
+    """The result of a scan. `faults`: rows that could not be decoded, each with the reason."""
 
     now: datetime
     schedules: list[DueSchedule]
@@ -123,7 +123,11 @@ class DueScan(NamedTuple):
 
 
 class Firing(NamedTuple):
-    """One schedule's firing: guarded by epoch, revision and expected tick; `fires` None only records skips."""
+    """The firing of one schedule.
+
+    It takes effect only if epoch, revision and `expected`, the next tick of the schedule, are unchanged. `fires`: the tick that
+    fires; None if only skips are recorded.
+    """
 
     schedule_id: UUID
     tenant_id: UUID
@@ -140,7 +144,7 @@ class Firing(NamedTuple):
 
 
 class Fired(NamedTuple):
-    """What became of one firing that took place; one that lost its guard is simply absent."""
+    """The result of one firing that took effect. Firings with a changed epoch, revision or next tick have no result."""
 
     schedule_id: UUID
     outcome: Outcome | None
@@ -149,7 +153,7 @@ class Fired(NamedTuple):
 
 
 class FireResult(NamedTuple):
-    """`queues` got tasks that are ready; `holders` are schedules whose new task waits for its turn."""
+    """`queues`: the queues with new ready tasks. `held_schedule_ids`: the schedules whose new task is held."""
 
     now: datetime
     fired: list[Fired]
@@ -181,8 +185,11 @@ class NodeHeartbeat(NamedTuple):
 
 
 class PartitionRenewal(NamedTuple):
-    """What a heartbeat brought: the clock, the partitions owned with their epochs, the live scheduler nodes, and how far
-    behind an earlier heartbeat the clock is (more than a moment: it was set back)."""
+    """The result of a heartbeat.
+
+    `owned`: the partitions of the node with their epochs. `live`: the live scheduler nodes. `clock_back_seconds`: how far `now`
+    is behind the newest earlier heartbeat; a large value means that the clock was set back.
+    """
 
     now: datetime
     owned: Mapping[int, int]
@@ -198,7 +205,7 @@ class PartitionInfo(NamedTuple):
 
 
 class TickTotal(msgspec.Struct, frozen=True):
-    """Ledger rows of one schedule in a window, summed by outcome and reason."""
+    """The number of ticks of one schedule in a window with the same outcome and reason."""
 
     schedule_id: UUID
     outcome: Outcome
@@ -213,9 +220,11 @@ class QueueDepth(msgspec.Struct, frozen=True):
 
 
 class SubmitResult(NamedTuple):
-    """What became of a batch of new tasks: the id each has under its key, and those whose key was used for something else.
+    """The result of a submit.
 
-    If there is any of the latter, nothing was written. `run_at` of a new task is its own, or `now` and its delay.
+    `ids`: the id of each task; if its key was used before, the id of the first task with the key. `repeated`: the indexes of
+    tasks whose key was used before. `mismatched`: the indexes of tasks whose key was used with another fingerprint; if there
+    are any, nothing was written. A task without `run_at` runs at `now` plus its delay.
     """
 
     now: datetime
@@ -226,7 +235,7 @@ class SubmitResult(NamedTuple):
 
 
 class ClaimRequest(NamedTuple):
-    """One worker's share in a claim."""
+    """The request of one worker in a claim."""
 
     worker: str
     limit: int
@@ -234,9 +243,9 @@ class ClaimRequest(NamedTuple):
 
 
 class ClaimResult(NamedTuple):
-    """What a claim brought each claimer, and of each share how much it was asked for and how much came of it.
+    """The claimed tasks of each request, and for each step its limit and the number of tasks claimed.
 
-    `full`: tenants that now have as many running as they may.
+    `full`: tenants that have reached their limit of running tasks.
     """
 
     tasks: list[list[ClaimedTask]]
@@ -247,7 +256,7 @@ class ClaimResult(NamedTuple):
 
 
 class LeaseRef(NamedTuple):
-    """A lease as its worker names it. `tenant_id` None: of whichever tenant, as a fleet's workers hold them."""
+    """Identifies a lease in a report of a worker. `tenant_id` None: the task may belong to any tenant (fleet workers)."""
 
     tenant_id: UUID | None
     id: UUID
@@ -262,7 +271,7 @@ class HeartbeatWrite(NamedTuple):
 
 
 class RenewedLease(NamedTuple):
-    """A lease that a heartbeat found alive; one that is not among the answers is lost."""
+    """A lease that was valid at the heartbeat. A lease without a result is lost."""
 
     id: UUID
     fence: int
@@ -271,12 +280,15 @@ class RenewedLease(NamedTuple):
 
 
 class CompleteResult(NamedTuple):
-    """`finished`: by this very call. `repeated`: by an earlier one under the same fence, whose answer was perhaps lost."""
+    """`finished`: completed by this call. `repeated`: completed by an earlier call with the same fence.
+
+    A worker repeats a call if it did not receive the response. `owners`: the tenants of the finished tasks.
+    """
 
     finished: frozenset[tuple[UUID, int]]
     repeated: frozenset[tuple[UUID, int]]
     schedule_ids: frozenset[UUID]
-    owners: Mapping[UUID, UUID] = {}  # whose the finished ones are
+    owners: Mapping[UUID, UUID] = {}
     changes: Sequence[TaskChange] = ()
 
 
@@ -287,33 +299,33 @@ class EndResult(NamedTuple):
 
 
 class EndedAttempt(NamedTuple):
-    """How an attempt under that fence was ended before: for a worker that asks again."""
+    """How an attempt was ended earlier; returned to a worker that repeats its report."""
 
     id: UUID
     fence: int
     outcome: str
-    state: str | None  # the final state of the task, if that attempt ended it
+    state: str | None  # the final state of the task, if this attempt ended it
 
 
 class PromoteResult(NamedTuple):
-    """`next_at`: when the next delayed task comes due, if there is one."""
+    """`next_at`: when the next delayed task is due, if there is one."""
 
     now: datetime
     queues: frozenset[str]
-    count: int  # type: ignore[assignment]  # it hides tuple.count, which nobody calls here
+    count: int  # type: ignore[assignment]  # it hides tuple.count, which is not used
     next_at: datetime | None
     changes: Sequence[TaskChange] = ()
 
 
 class HeldReleaseResult(NamedTuple):
-    """`queues` got tasks. The changes are the released tasks, and those that a newer one replaced."""
+    """`queues`: the queues of the released tasks. `changes`: the released tasks, and tasks that newer ones replaced."""
 
     queues: frozenset[str]
     changes: Sequence[TaskChange] = ()
 
 
 class CancelResult(NamedTuple):
-    """`ended` were not started and are gone; `told` are running, and hear of it with their next heartbeat."""
+    """`ended`: tasks that had not started. `requested`: running tasks; their workers get the request at the next heartbeat."""
 
     ended: frozenset[UUID]
     requested: frozenset[UUID]
@@ -331,7 +343,7 @@ class TaskFilter(NamedTuple):
 
 
 class TaskScan(NamedTuple):
-    """Tasks found, newest first. `scanned_to`: where to go on if the scan was cut short before it found enough."""
+    """Tasks found, newest first. `scanned_to`: where to continue if the scan ended before it found enough tasks."""
 
     tasks: list[TaskRecord]
     scanned_to: UUID | None
@@ -347,14 +359,14 @@ class DeadFilter(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """A dead letter and the new task it becomes."""
+    """A dead letter, and the new task that is created from it."""
 
     task_id: UUID
     task: NewTask
 
 
 class ReplayResult(NamedTuple):
-    """`task_ids`: the dead letters that were replayed. The changes are the new tasks."""
+    """`task_ids`: the dead letters that were replayed. `changes`: the new tasks."""
 
     task_ids: list[UUID]
     changes: Sequence[TaskChange]

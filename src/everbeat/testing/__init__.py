@@ -1,4 +1,4 @@
-"""For your tests: an app run inline on a fake clock, by the real engine on a real store that lives as long as the test.
+"""A test harness: runs an app inline on a fake clock, with the real engine and a temporary SQLite database.
 
     def test_the_report_is_built_at_night():
         with Harness(eb, now="2026-03-01T00:00:00Z") as harness:
@@ -6,9 +6,9 @@
             harness.run_due()
             assert [run.result for run in harness.completed] == [{"pages": 3}]
 
-Time passes only when the test says so, and then as in production: what is due on the way happens in its own moment, in
-order, ticks and delayed tasks and retries alike. Handlers run in the test's thread (and in its event loop, with the async
-twins), so that a debugger, a transaction or a mock of the test is theirs too. Timeouts and leases are not played.
+Time passes only when the test advances the clock. Ticks, delayed tasks and retries that are due in the meantime are then
+processed in order, each at its own time, as in production. Handlers run in the test's thread (and with the async methods, in
+its event loop), so that debuggers, transactions and mocks of the test apply to them. Timeouts and leases are not simulated.
 """
 
 from everbeat.testing.clock import FakeClock

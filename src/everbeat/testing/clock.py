@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that changes only when a test advances it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from everbeat.client.options import to_utc
 
 
 class FakeClock:
-    """The time as Everbeat sees it. Moving it runs nothing; `Harness.run_due` does."""
+    """The clock that Everbeat uses in a test. Advancing it does not run tasks; `Harness.run_due` does."""
 
     def __init__(self, now: datetime | str) -> None:
         self._now = to_utc(now, "now")
-        self._reached = self._now
+        self._processed = self._now
 
     def now(self) -> datetime:
         return self._now
@@ -24,18 +24,18 @@ class FakeClock:
     def move_to(self, when: datetime | str) -> datetime:
         at = to_utc(when, "when")
         if at < self._now:
-            raise ValueError(f"time goes forward: it is {self._now.isoformat()} already")
+            raise ValueError(f"the clock cannot go backward: it is already {self._now.isoformat()}")
         self._now = at
         return at
 
     def skip(self) -> None:
-        """For the harness: nothing ran up to now, and nothing will have run."""
-        self._reached = self._now
+        """Mark the time up to now as processed, so that nothing runs at earlier times. Called by the harness."""
+        self._processed = self._now
 
     def step_back(self) -> datetime:
-        """For the harness: return to where things have happened already; the time to walk to."""
-        until, self._now = self._now, self._reached
+        """Go back to the time up to which everything has run, and return the time to advance to. Called by the harness."""
+        until, self._now = self._now, self._processed
         return until
 
     def step_to(self, at: datetime) -> None:
-        self._now = self._reached = at
+        self._now = self._processed = at

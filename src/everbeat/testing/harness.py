@@ -1,4 +1,4 @@
-"""The harness: walks an app through time, and calls its handlers in the test."""
+"""The test harness: advances an app through time and calls its handlers in the test."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from everbeat.core.protocol import LeaseCompletion
 from everbeat.core.responses import TaskResponse
 from everbeat.core.tasks import ClaimedTask
 from everbeat.testing.clock import FakeClock
-from everbeat.testing.node import WORKER, Ending, SteppedNode
+from everbeat.testing.node import WORKER, RunState, SteppedNode
 from everbeat.worker.calls import HandlerCaller, Outcome
 from everbeat.worker.running_task import RunningTask
 from everbeat.worker.telemetry import WorkerTelemetry
 
-_MEMORY_FOLDER = Path("/dev/shm")
+_MEMORY_DIRECTORY = Path("/dev/shm")
 
 
 class TooManyRuns(EverbeatError):
-    """A test that never ends: a task that submits itself, or a dense schedule over a long time."""
+    """The test ran too many tasks: a task submits itself, or a schedule fires too often for the time that passed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskRun:
-    """One attempt at one task. `state` is what became of the task: `retry` if it is to be tried again."""
+    """One attempt of a task. `state` is the state of the task after the attempt, or `retry` if it will be retried."""
 
     type: str
     arguments: Any
-    state: Ending
+    state: RunState
     result: Any
     error: BaseException | None
     attempt: int
@@ -52,40 +52,40 @@ class TaskRun:
     task_id: UUID
 
 
-class _Ask(NamedTuple):
-    """To be awaited in the background."""
+class _Await(NamedTuple):
+    """A step: await a coroutine on the background event loop. The result is sent back."""
 
     work: Coroutine[Any, Any, Any]
 
 
-class _Call(NamedTuple):
-    """A handler to be called by the test; answered with its outcome."""
+class _CallHandler(NamedTuple):
+    """A step: call the handler of a task in the test. The outcome is sent back."""
 
     running_task: RunningTask
 
 
-_Walk = Generator[_Ask | _Call, Any, list[TaskRun]]
+_Steps = Generator[_Await | _CallHandler, Any, list[TaskRun]]
 
 
 class Harness:
-    """Runs an app in a test. `runs` is every attempt so far; `completed` and `failed` divide them."""
+    """Runs an app in a test. `runs` lists all attempts so far; `completed` and `failed` are its two parts."""
 
-    def __init__(self, app: Everbeat, *, now: datetime | str | None = None, most_runs: int = 10_000) -> None:
+    def __init__(self, app: Everbeat, *, now: datetime | str | None = None, max_runs: int = 10_000) -> None:
         self.app = app
         self.clock = FakeClock(now if now is not None else datetime.now(UTC).replace(microsecond=0))
         self.runs: list[TaskRun] = []
-        self._most_runs = most_runs
+        self._max_runs = max_runs
         self._errors: list[BaseException] = []
         self._resources = contextlib.ExitStack()
         self._runner: asyncio.Runner | None = None
 
-    # Life
+    # Start and stop
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="everbeat-test-", dir=_fast_folder()))
-            registry = dataclasses.replace(self.app.registry, on_error=[*self.app.registry.on_error, self._note_error])
-            self._node = SteppedNode(Path(folder) / "test.db", self.clock, registry)
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="everbeat-test-", dir=_memory_directory()))
+            registry = dataclasses.replace(self.app.registry, on_error=[*self.app.registry.on_error, self._record_error])
+            self._node = SteppedNode(Path(directory) / "test.db", self.clock, registry)
             self._background = BackgroundNode(self._node.start)
             stack.callback(self._background.close)
             self._caller = HandlerCaller(registry, WORKER, WorkerTelemetry(WORKER), self._background.bound.loop)
@@ -111,39 +111,39 @@ class Harness:
     # Running
 
     def run_due(self, *, raise_errors: bool = False) -> list[TaskRun]:
-        """Run all that is due by the clock, until nothing is left; what ran. `raise_errors`: the first error of a handler."""
-        walk = self._walk()
-        response: Any = None
+        """Run everything that is due, and return the runs. `raise_errors` raises the first error of a handler."""
+        steps = self._steps()
+        result: Any = None
         while True:
             try:
-                step = walk.send(response)
+                step = steps.send(result)
             except StopIteration as done:
-                return self._told(done.value, raise_errors)
-            if isinstance(step, _Ask):
-                response = asyncio.run_coroutine_threadsafe(step.work, self._background.bound.loop).result()
+                return self._check_errors(done.value, raise_errors)
+            if isinstance(step, _Await):
+                result = asyncio.run_coroutine_threadsafe(step.work, self._background.bound.loop).result()
             elif step.running_task.definition.is_async:
-                response = self._loop().run(self._caller.call(step.running_task))
+                result = self._loop().run(self._caller.call(step.running_task))
             else:
-                response = self._caller.call_in_thread(step.running_task)
+                result = self._caller.call_in_thread(step.running_task)
 
     async def run_due_async(self, *, raise_errors: bool = False) -> list[TaskRun]:
-        """As `run_due`, with async handlers in this event loop."""
-        walk = self._walk()
-        response: Any = None
+        """Like `run_due`, with async handlers on the running event loop."""
+        steps = self._steps()
+        result: Any = None
         while True:
             try:
-                step = walk.send(response)
+                step = steps.send(result)
             except StopIteration as done:
-                return self._told(done.value, raise_errors)
-            if isinstance(step, _Ask):
-                response = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(step.work, self._background.bound.loop))
+                return self._check_errors(done.value, raise_errors)
+            if isinstance(step, _Await):
+                result = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(step.work, self._background.bound.loop))
             elif step.running_task.definition.is_async:
-                response = await self._caller.call(step.running_task)
+                result = await self._caller.call(step.running_task)
             else:
-                response = self._caller.call_in_thread(step.running_task)
+                result = self._caller.call_in_thread(step.running_task)
 
     def advance(self, duration: Duration, *, raise_errors: bool = False) -> list[TaskRun]:
-        """Let time pass, with all that is due in it."""
+        """Advance the clock and run everything that becomes due, each at its own time."""
         self.clock.advance(duration)
         return self.run_due(raise_errors=raise_errors)
 
@@ -152,11 +152,11 @@ class Harness:
         return await self.run_due_async(raise_errors=raise_errors)
 
     def outage(self, duration: Duration) -> None:
-        """Let time pass while Everbeat is down: what is due meanwhile is late, and left to each schedule's catch_up."""
+        """Advance the clock as if Everbeat were down: ticks due in the meantime are late, and the catch_up policies apply."""
         self.clock.advance(duration)
         self.clock.skip()
 
-    # Looking
+    # Results
 
     @property
     def completed(self) -> list[TaskRun]:
@@ -164,7 +164,7 @@ class Harness:
 
     @property
     def failed(self) -> list[TaskRun]:
-        """Every attempt that failed, also those that are to be tried again."""
+        """The attempts that failed, including those that will be retried."""
         return [run for run in self.runs if run.state != "completed"]
 
     def runs_of(self, task: Task[..., ..., Any] | str) -> list[TaskRun]:
@@ -176,35 +176,35 @@ class Harness:
         states = ("ready", "scheduled", "held")
         return [task for state in states for task in self.app.client.tasks.list(state=state, limit=None)]
 
-    # Inside
+    # Internals
 
-    def _walk(self) -> _Walk:
-        """From moment to moment, each until nothing more is due in it."""
-        ran: list[TaskRun] = []
+    def _steps(self) -> _Steps:
+        """Step the clock through the times at which something is due, and run everything due at each of them."""
+        runs: list[TaskRun] = []
         until = self.clock.step_back()
         at: datetime | None = self.clock.now()
         while at is not None:
             self.clock.step_to(at)
-            known = -1
-            while known < len(ran):
-                known = len(ran)
-                yield _Ask(self._node.settle())
-                yield from self._run_ready(ran)
-            at = yield _Ask(self._node.next_at(until))
+            run_count = -1
+            while run_count < len(runs):
+                run_count = len(runs)
+                yield _Await(self._node.make_ready())
+                yield from self._run_ready(runs)
+            at = yield _Await(self._node.next_at(until))
         self.clock.step_to(until)
-        return ran
+        return runs
 
-    def _run_ready(self, ran: list[TaskRun]) -> Generator[_Ask | _Call, Any, None]:
-        while (task := (yield _Ask(self._node.claim()))) is not None:
+    def _run_ready(self, runs: list[TaskRun]) -> Generator[_Await | _CallHandler, Any, None]:
+        while (task := (yield _Await(self._node.claim()))) is not None:
             running_task = RunningTask(task, self.app.registry.tasks[task.type], 0.0, 0.0)
             self._errors.clear()
-            outcome = yield _Call(running_task)
-            state = yield _Ask(self._node.report(running_task, outcome))
-            ran.append(self._run_of(task, outcome, state))
-            self.runs.append(ran[-1])
-            self._check_end(ran)
+            outcome = yield _CallHandler(running_task)
+            state = yield _Await(self._node.report(running_task, outcome))
+            runs.append(self._run_of(task, outcome, state))
+            self.runs.append(runs[-1])
+            self._check_run_count(runs)
             if self._errors and not isinstance(self._errors[0], Exception):
-                raise self._errors[0]  # Ctrl-C, or pytest's own
+                raise self._errors[0]  # KeyboardInterrupt, or an exception of pytest
 
     def _run_of(self, task: ClaimedTask, outcome: Outcome, state: Any) -> TaskRun:
         return TaskRun(
@@ -220,21 +220,21 @@ class Harness:
             task_id=task.id,
         )
 
-    def _check_end(self, ran: list[TaskRun]) -> None:
-        if len(ran) > self._most_runs:
+    def _check_run_count(self, runs: list[TaskRun]) -> None:
+        if len(runs) > self._max_runs:
             raise TooManyRuns(
-                f"{len(ran)} runs and no end, the last one of {ran[-1].type}: does a task submit itself, or is a schedule too "
-                "dense for the time that passed? Harness(most_runs=…) allows more"
+                f"more than {self._max_runs} runs, the last one of {runs[-1].type}: does a task submit itself, or does a "
+                "schedule fire too often for the time that passed? Harness(max_runs=…) raises the limit"
             )
 
-    def _note_error(self, _ctx: Any, error: BaseException) -> None:
+    def _record_error(self, _ctx: Any, error: BaseException) -> None:
         self._errors.append(error)
 
-    def _told(self, ran: list[TaskRun], raise_errors: bool) -> list[TaskRun]:
-        for run in ran:
+    def _check_errors(self, runs: list[TaskRun], raise_errors: bool) -> list[TaskRun]:
+        for run in runs:
             if raise_errors and run.error is not None:
                 raise run.error
-        return ran
+        return runs
 
     def _loop(self) -> asyncio.Runner:
         if self._runner is None:
@@ -242,6 +242,6 @@ class Harness:
         return self._runner
 
 
-def _fast_folder() -> str | None:
-    """Memory, where there is some to be had as a folder: a test's database need not survive it."""
-    return str(_MEMORY_FOLDER) if _MEMORY_FOLDER.is_dir() else None
+def _memory_directory() -> str | None:
+    """Return a directory in memory, if the system has one, because a test's database need not be durable."""
+    return str(_MEMORY_DIRECTORY) if _MEMORY_DIRECTORY.is_dir() else None

@@ -1,4 +1,4 @@
-"""A node without loops, put together from the services of a real one; its store's clock is the fake one."""
+"""A node for tests: the engine of a real node without its background loops, on a database with a fake clock."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ _MAX_LEASE_SECONDS = 3600.0
 _UNLIMITED_SECONDS = 100 * 366 * 86_400.0
 _MAX_SCHEDULES = 100_000
 
-Ending = Literal["completed", "retry", "dead", "failed"]
+RunState = Literal["completed", "retry", "dead", "failed"]
 
 
 class _TimedStore(SqliteStore):
-    """A store whose database clock is the fake one."""
+    """A store that uses a fake clock as the database clock."""
 
     def __init__(self, path: Path, clock: FakeClock) -> None:
         super().__init__(path)
-        self._fake = clock
+        self._fake_clock = clock
 
     def _moment(self, now: datetime | None) -> datetime:
-        return now if now is not None else self._fake.now()
+        return now if now is not None else self._fake_clock.now()
 
     async def schedule_due(
         self, partitions: Sequence[int], *, horizon_seconds: float, limit: int, now: datetime | None = None
     ) -> DueScan:
-        """Of the many partitions only those with schedules: a test looks often, and has few."""
+        """Scan only the partitions that have schedules, because a test scans often and has few schedules."""
         active = await self.schedule_list(
             DEFAULT_TENANT, ScheduleFilter(status="active"), after_name=None, limit=_MAX_SCHEDULES
         )
@@ -67,7 +67,7 @@ class _TimedStore(SqliteStore):
 
 
 class SteppedNode:
-    """The engine of a real node, without running loops. Everything runs in the background thread's event loop."""
+    """The engine of a real node, run step by step by the harness. Everything runs on the background thread's event loop."""
 
     def __init__(self, path: Path, clock: FakeClock, registry: Registry) -> None:
         self._clock = clock
@@ -80,7 +80,7 @@ class SteppedNode:
             retention_days=_UNLIMITED_SECONDS / 86_400,
         )
         blobs = BlobStore(path.absolute().with_name(f"{path.stem}-blobs").as_uri())
-        # Without jitter, a retry comes exactly when the policy says.
+        # Without jitter, a retry is due exactly after the delay of the policy.
         self._engine = Engine(store, DatabaseClock(lambda: 0.0), settings, blobs=blobs, random_fraction=lambda: 1.0)
 
     @property
@@ -93,7 +93,7 @@ class SteppedNode:
 
     @functools.cached_property
     def asgi(self) -> Any:
-        """Built on first use: most tests do not need it, and it takes longer to build than everything else."""
+        """The HTTP API. Built on first use, because building it is slow and most tests do not need it."""
 
         async def ready() -> Health:
             return Health(True, {})
@@ -116,8 +116,8 @@ class SteppedNode:
         await self._engine.ticker.close()
         await self._store.close()
 
-    async def settle(self) -> None:
-        """All that is due in this very moment becomes tasks that are ready."""
+    async def make_ready(self) -> None:
+        """Fire due ticks and make due tasks ready, at the current time of the clock."""
         now = self._clock.now()
         engine = self._engine
         # The overlap releaser runs twice: first for the schedules it was notified of, then for all of them.
@@ -135,24 +135,25 @@ class SteppedNode:
         claimed = await self.leases.claim(DEFAULT_TENANT, claim, now=self._clock.now())
         return claimed[0] if claimed else None
 
-    async def report(self, running_task: RunningTask, outcome: Outcome) -> Ending:
-        news = None if running_task.context is None else running_task.context.take_update()
-        if news is not None:
-            beat = LeaseHeartbeat(id=running_task.task.id, fence=running_task.task.fence, progress=news.progress, log=news.log)
-            await self.leases.heartbeat(DEFAULT_TENANT, LeaseHeartbeatRequest(worker=WORKER, leases=[beat]))
+    async def report(self, running_task: RunningTask, outcome: Outcome) -> RunState:
+        task = running_task.task
+        update = None if running_task.context is None else running_task.context.take_update()
+        if update is not None:
+            heartbeat = LeaseHeartbeat(id=task.id, fence=task.fence, progress=update.progress, log=update.log)
+            await self.leases.heartbeat(DEFAULT_TENANT, LeaseHeartbeatRequest(worker=WORKER, leases=[heartbeat]))
         if isinstance(outcome, LeaseCompletion):
             await self.leases.complete(DEFAULT_TENANT, LeaseCompleteRequest(worker=WORKER, results=[outcome]))
             return "completed"
         if isinstance(outcome, Interrupted):
             raise asyncio.CancelledError
-        (settled,) = await self.leases.fail(DEFAULT_TENANT, LeaseFailRequest(worker=WORKER, failures=[outcome]))
-        return settled.next or "failed"
+        (result,) = await self.leases.fail(DEFAULT_TENANT, LeaseFailRequest(worker=WORKER, failures=[outcome]))
+        return result.next or "failed"
 
     async def next_at(self, until: datetime) -> datetime | None:
-        """When something is due next, if not later than that."""
+        """Return the next time at which a tick or a delayed task is due, if it is not after `until`."""
         now = self._clock.now()
         horizon = (until - now).total_seconds()
         scan = await self._store.schedule_due(range(PARTITIONS), horizon_seconds=horizon, limit=1, now=now)
         promoted = await self._store.task_promote(limit=1, now=now)
-        dues = [*(schedule.due_at for schedule in scan.schedules), *([] if promoted.next_at is None else [promoted.next_at])]
-        return min((due for due in dues if now < due <= until), default=None)
+        times = [*(schedule.due_at for schedule in scan.schedules), *([] if promoted.next_at is None else [promoted.next_at])]
+        return min((due_at for due_at in times if now < due_at <= until), default=None)

@@ -1,1 +1,1 @@
-"""The pull worker: claim, run, heartbeat, shut down."""
+"""The worker: claims tasks, runs their handlers, renews their leases and reports their outcomes."""

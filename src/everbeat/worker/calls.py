@@ -1,6 +1,6 @@
-"""Calls a handler with its hooks and returns its outcome. Handlers in the event loop and in threads share this code.
+"""Calls a handler with its hooks and returns its outcome, on the event loop or in a thread.
 
-In a thread the coroutine runs to its end in one step: only the handler itself waits there, and it blocks.
+In a thread, the coroutine completes in one step, because a sync handler blocks and nothing else is awaited.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from everbeat.client.registry import Hook, Registry
 from everbeat.core.protocol import LeaseCompletion, LeaseFailure
 from everbeat.worker.context import Cancelled, Context
-from everbeat.worker.outcomes import check_call, failure_of, line_of, place_of, result_of, timeout_of, trace_of
+from everbeat.worker.outcomes import check_call, failure_of, location_of, result_of, summary_of, timeout_of, trace_of
 from everbeat.worker.running_task import RunningTask, StopReason
 from everbeat.worker.telemetry import WorkerTelemetry
 
@@ -23,7 +23,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Interrupted(NamedTuple):
-    """The handler stopped as requested. `trace` shows where."""
+    """The handler was stopped. `trace` shows where."""
 
     trace: str | None
 
@@ -43,7 +43,7 @@ class HandlerCaller:
         self._on_error = registry.on_error
 
     async def call(self, running_task: RunningTask) -> Outcome:
-        """Never raises: an error of the handler is an outcome too."""
+        """Call the handler and return its outcome. An error of the handler is returned as an outcome, not raised."""
         task, definition = running_task.task, running_task.definition
         try:
             payload = _decode(task.payload)
@@ -59,7 +59,7 @@ class HandlerCaller:
         except GeneratorExit:
             raise
         except BaseException as error:
-            return await self._ended_by(running_task, error)
+            return await self._outcome_of_error(running_task, error)
         if self._after:
             await self._run_hooks(running_task, "after", self._after, value)
         return result
@@ -80,13 +80,12 @@ class HandlerCaller:
         context = running_task.context
         if context is None:
             context = running_task.context = Context(running_task.task, worker=self._worker, ends_at=running_task.ends_at)
-            # The context is set first, and `stop` read after it: either the heartbeat thread sees the context, or this thread
-            # sees `stop`.
+            # Set the context before reading `stop`. Either the heartbeat thread sees the context, or this thread sees `stop`.
             if running_task.stop is not None:
                 context.cancel()
         return context
 
-    async def _ended_by(self, running_task: RunningTask, error: BaseException) -> Outcome:
+    async def _outcome_of_error(self, running_task: RunningTask, error: BaseException) -> Outcome:
         if (
             isinstance(error, asyncio.CancelledError | Cancelled)
             and running_task.stop is not StopReason.TIMEOUT
@@ -101,19 +100,19 @@ class HandlerCaller:
             error = _unexpected_cancellation(error)
         task = running_task.task
         failure = failure_of(task, error, running_task.definition)
-        self._telemetry.failed(task, line_of(error), place_of(error))
+        self._telemetry.failed(task, summary_of(error), location_of(error))
         await self._run_hooks(running_task, "on_error", self._on_error, error)
         return failure
 
     async def _timed_out(self, running_task: RunningTask, error: BaseException) -> LeaseFailure:
         failure = timeout_of(running_task.task, trace_of(error))
         if not running_task.is_finished:
-            self._telemetry.failed(running_task.task, failure.error.message, place_of(error))
+            self._telemetry.failed(running_task.task, failure.error.message, location_of(error))
         await self._run_hooks(running_task, "on_error", self._on_error, _timeout_error(running_task))
         return failure
 
     async def _run_hooks(self, running_task: RunningTask, name: str, hooks: Sequence[Hook], value: Any) -> None:
-        """The attempt has ended: an error of a hook is logged and does not change the outcome."""
+        """Run hooks after the handler has ended. An error of a hook is logged and does not change the outcome."""
         for hook in hooks:
             try:
                 await self._run_hook(running_task, hook, self.context_of(running_task), value)
@@ -142,7 +141,7 @@ def _run_to_completion(work: Coroutine[Any, Any, Outcome]) -> Outcome:
     except StopIteration as done:
         outcome: Outcome = done.value
         return outcome
-    raise RuntimeError("a handler in a thread waited for the event loop")
+    raise RuntimeError("a sync handler awaited the event loop")
 
 
 def _was_stop_requested(running_task: RunningTask) -> bool:
@@ -151,23 +150,23 @@ def _was_stop_requested(running_task: RunningTask) -> bool:
     current = asyncio.current_task() if running_task.definition.is_async else None
     if current is None or not current.cancelling():
         return False
-    # Cancelled by other code, for example by the shutdown of the event loop.
+    # Cancelled by other code, for example at the shutdown of the event loop.
     running_task.request_stop(StopReason.SHUTDOWN)
     return True
 
 
 def _payload_error_of(running_task: RunningTask, error: TypeError) -> BaseException:
-    """An error of the payload if the handler cannot be called with it, otherwise the handler's own error."""
+    """Return InvalidTaskData if the payload does not match the handler's signature, otherwise the handler's own error."""
     try:
         check_call(running_task.definition, _decode(running_task.task.payload))
-    except Exception as misfit:
-        return misfit
+    except Exception as payload_error:
+        return payload_error
     return error
 
 
 def _unexpected_cancellation(error: BaseException) -> RuntimeError:
     unexpected = RuntimeError(
-        "the handler ended with CancelledError although it was not cancelled; something it awaited was cancelled"
+        "the handler raised CancelledError although it was not cancelled; something that it awaited was cancelled"
     )
     return unexpected.with_traceback(error.__traceback__)
 

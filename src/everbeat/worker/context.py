@@ -1,4 +1,4 @@
-"""The context of a handler: its task, its deadline, and its progress and log lines. No IO."""
+"""The context of a handler: its task, its deadline, and its progress and log lines. Does no I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRUNCATED = " … (cut)"
 
 
 class Cancelled(EverbeatError):
-    """Raised by ctx.raise_if_cancelled() if the handler should stop. Do not catch it, except to clean up."""
+    """Raised by ctx.raise_if_cancelled() if the handler must stop. Catch it only to clean up, and raise it again."""
 
 
 class TaskUpdate(NamedTuple):
@@ -32,7 +32,7 @@ class TaskUpdate(NamedTuple):
 
 
 class Context:
-    """The current attempt: its task, its number, its deadline, its progress and its log."""
+    """The context of the current attempt: its task, attempt number, deadline, progress and log."""
 
     __slots__ = (
         "_buffered",
@@ -51,7 +51,7 @@ class Context:
     )
 
     def __init__(self, task: ClaimedTask, *, worker: str, ends_at: float | None = None) -> None:
-        """`ends_at` is a time of the monotonic clock; the default is the timeout of the task from now on."""
+        """`ends_at` is a time of the monotonic clock. It defaults to now plus the timeout of the task."""
         self._task = task
         self.worker = worker
         self.lease_until = task.lease_until
@@ -96,7 +96,7 @@ class Context:
 
     @property
     def fence(self) -> int:
-        """Grows with each claim of the task. Store it with what the handler writes, to reject writes of an older attempt."""
+        """A number that grows with each claim. Store it with the handler's writes to reject writes of older attempts."""
         return self._task.fence
 
     @property
@@ -126,33 +126,33 @@ class Context:
 
     @property
     def seconds_left(self) -> float:
-        """The time left until this attempt times out; negative after that."""
+        """The time until this attempt times out. Negative after the timeout."""
         return self._ends_at - monotonic()
 
     @property
     def deadline(self) -> datetime:
-        """When this attempt times out, by the clock of this machine."""
+        """The time at which this attempt times out, by the local clock."""
         return datetime.now(UTC) + timedelta(seconds=self.seconds_left)
 
     # Stopping
 
     @property
     def cancelled(self) -> bool:
-        """Whether to stop: the task was cancelled, timed out or lost its lease, or the worker shuts down."""
+        """Whether the handler must stop: the task was cancelled, timed out or lost its lease, or the worker shuts down."""
         return self._is_cancelled
 
     def raise_if_cancelled(self) -> None:
         if self._is_cancelled:
-            raise Cancelled(f"task {self.task_id} is no longer wanted here")
+            raise Cancelled(f"task {self.task_id} must stop: cancelled, timed out, lease lost, or the worker shuts down")
 
     def cancel(self) -> None:
-        """For the runtime: request the handler to stop."""
+        """Request the handler to stop. Called by the worker."""
         self._is_cancelled = True
 
     # Progress and log
 
     def progress(self, fraction: float | None = None, message: str | None = None) -> None:
-        """Report progress, as a number from 0 to 1 and as text. Only the latest is sent, so it can be called in a loop."""
+        """Report progress: a fraction from 0 to 1, a message, or both. Only the latest is sent, so frequent calls are cheap."""
         if fraction is not None:
             fraction = min(max(float(fraction), 0.0), 1.0)
             if fraction != fraction:
@@ -165,7 +165,7 @@ class Context:
                 self._message = truncate(str(message), MAX_MESSAGE_BYTES)
 
     def log(self, text: str) -> None:
-        """Add a line to the task's log. Lines are sent in batches. Above a limit they are dropped, with a note in the log."""
+        """Add a line to the task's log. Lines are sent in batches. Lines above a limit are dropped and counted in the log."""
         line = truncate(str(text), MAX_LINE_LENGTH)
         with self._lock:
             if self._buffered + len(line) > MAX_BUFFERED:
@@ -179,13 +179,13 @@ class Context:
         return self._has_progress or bool(self._lines)
 
     def take_update(self) -> TaskUpdate | None:
-        """For the runtime: take what is to be sent. If sending fails, call `return_update`."""
+        """Remove and return the progress and log lines to send. If sending fails, pass them to `return_update`."""
         with self._lock:
             if not self._has_progress and not self._lines:
                 return None
             progress = Progress(fraction=self._fraction, message=self._message) if self._has_progress else None
             if self._dropped:
-                self._lines.append(f"[{self._dropped} more lines were dropped: too many at once]")
+                self._lines.append(f"[{self._dropped} more lines were dropped: the log buffer was full]")
             log = "\n".join(self._lines) if self._lines else None
             self._lines = []
             self._buffered = self._dropped = 0
@@ -193,9 +193,9 @@ class Context:
         return TaskUpdate(progress, log)
 
     def return_update(self, updates: TaskUpdate) -> None:
-        """For the runtime: put back an update that was not delivered, before what was added since."""
+        """Put back an update that could not be sent, before the lines added since."""
         with self._lock:
-            # The progress stored here is at least as new as the one that is put back.
+            # The stored progress is at least as recent as the returned one.
             self._has_progress = self._has_progress or updates.progress is not None
             if updates.log is not None:
                 self._lines.insert(0, updates.log)
@@ -203,14 +203,14 @@ class Context:
 
 
 def truncate(text: str, max_length: int) -> str:
-    """The text without characters that UTF-8 or PostgreSQL cannot store; a long text is cut, with a note."""
+    """Truncate a long text, with a note, and replace the characters that UTF-8 or PostgreSQL cannot store."""
     if len(text) > max_length:
         text = text[: max_length - len(_TRUNCATED)] + _TRUNCATED
     return storable(text)
 
 
 def storable(text: str) -> str:
-    """The text without lone surrogates and without NUL."""
+    """Replace unpaired surrogates and NUL."""
     if "\0" in text:
         text = text.replace("\0", "\ufffd")
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""Settings of Python's garbage collector for a process that does nothing but work. Not for a process that embeds a worker."""
+"""Tunes Python's garbage collector for a dedicated worker process. Not for a process that embeds a worker."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import gc
 
 
 def tune_garbage_collector() -> None:
-    """Call it once, after the modules are imported.
+    """Set collection thresholds. Call this once, after the modules are imported.
 
-    A response with hundreds of tasks is decoded into many small objects at once. With Python's default threshold of 700, the
-    collector takes about a sixth of a busy worker's processor time and finds next to nothing: most objects are freed by their
-    reference counts.
+    Decoding a response with hundreds of tasks creates many small objects. With Python's default threshold of 700, the
+    collector takes about a sixth of a busy worker's CPU time and frees almost nothing, because reference counting frees
+    most objects.
     """
     gc.collect()
     gc.freeze()

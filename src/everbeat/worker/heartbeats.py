@@ -1,9 +1,9 @@
-"""Heartbeats, sent from a thread with its own event loop and its own connection.
+"""Sends heartbeats from a thread with its own event loop and connection.
 
-Otherwise a handler that blocks the worker's event loop would lose all leases of the process. This thread renews leases,
-stops tasks that the server reports as cancelled or lost, stops tasks whose leases may have expired while the server was
-unreachable, and logs when the worker's event loop is blocked. A transport in process belongs to the worker's event loop, so
-heartbeats go through that loop; there a blocked loop does lose leases, and the log says so.
+Without the thread, a handler that blocks the worker's event loop would make the process lose all its leases. The thread
+renews leases, stops tasks that the server reports as cancelled or lost, stops tasks whose leases may have expired while the
+server was unreachable, and logs when the worker's event loop is blocked. An in-process transport belongs to the worker's
+event loop, so its heartbeats run on that loop. In that case a blocked loop does lose leases, and this is logged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NOT_RENEWED = frozenset({StopReason.CANCEL, StopReason.LOST, StopReason.EXPIRED
 
 
 class HeartbeatThread:
-    """Renews the leases of `running_tasks`. `on_stop` is called in the worker's event loop."""
+    """Renews the leases of `running_tasks`. Calls `on_stop` on the worker's event loop for each task that must stop."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class HeartbeatThread:
         self._tick_seconds = min(_TICK_SECONDS, heartbeat_seconds(lease_seconds) / 4)
         self._worker_loop = asyncio.get_running_loop()
         self._worker_thread = threading.get_ident()
-        self._watch = _LoopMonitor(self._worker_loop, self._worker_thread, telemetry, can_renew=connect is not None)
+        self._loop_monitor = _LoopMonitor(self._worker_loop, self._worker_thread, telemetry, can_renew=connect is not None)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopping = False
         self._stopped = asyncio.Event()
         self._ended = asyncio.Event()
         self._backoff = Backoff(1.0)
-        self._not_before = 0.0
+        self._retry_at = 0.0
         self._updates_sent_at = 0.0
         self._thread = threading.Thread(target=self._thread_main, name="everbeat-heartbeats", daemon=True)
 
@@ -80,7 +80,7 @@ class HeartbeatThread:
         self._thread.start()
 
     async def stop(self) -> None:
-        # The thread sets `_loop` first and reads this after it, so either it sees this or its loop is seen below.
+        # The thread sets `_loop` before it reads `_is_stopping`. So either the thread sees the flag, or `_loop` is set below.
         self._is_stopping = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
@@ -88,13 +88,13 @@ class HeartbeatThread:
         await self._ended.wait()
 
     def release_all_leases(self, seconds: float) -> None:
-        """Release all leases before the process is killed. Blocks; call it from any thread but this one."""
+        """Release all leases before the process exits. Blocks. Call it from any thread except the heartbeat thread."""
         if self._loop is None or not self._thread.is_alive():
             return
         with contextlib.suppress(Exception):
             asyncio.run_coroutine_threadsafe(self._send_releases(), self._loop).result(seconds)
 
-    # In the thread
+    # In the heartbeat thread
 
     def _thread_main(self) -> None:
         try:
@@ -121,44 +121,44 @@ class HeartbeatThread:
 
     async def _heartbeat_loop(self) -> None:
         sending: asyncio.Task[None] | None = None
-        pause = self._tick_seconds
+        wait_seconds = self._tick_seconds
         while not self._stopped.is_set():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(wait_seconds):
                     await self._stopped.wait()
-            running_task = list(self._running_tasks.values())
-            self._watch.check(bool(running_task))
-            pause = min(self._tick_seconds, self._stop_expired(running_task))
+            running_tasks = list(self._running_tasks.values())
+            self._loop_monitor.check(bool(running_tasks))
+            wait_seconds = min(self._tick_seconds, self._stop_expired(running_tasks))
             if sending is None or sending.done():
-                due = self._due(running_task)
+                due = self._due(running_tasks)
                 sending = asyncio.create_task(self._send_heartbeats(due)) if due else None
         if sending is not None:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
 
-    def _stop_expired(self, running_task: Sequence[RunningTask]) -> float:
-        """Stop tasks whose leases may have expired. Returns the seconds until the next one may expire."""
+    def _stop_expired(self, running_tasks: Sequence[RunningTask]) -> float:
+        """Stop tasks whose leases may have expired. Returns the seconds until the next lease may expire."""
         now = monotonic()
-        left = self._tick_seconds
-        for one in running_task:
-            if one.is_finished or one.stop in _NOT_RENEWED:
+        seconds = self._tick_seconds
+        for running_task in running_tasks:
+            if running_task.is_finished or running_task.stop in _NOT_RENEWED:
                 continue
-            if one.trusted_until <= now:
-                self._request_stop(one, StopReason.EXPIRED)
+            if running_task.lease_valid_until <= now:
+                self._request_stop(running_task, StopReason.EXPIRED)
             else:
-                left = min(left, one.trusted_until - now)
-        return left
+                seconds = min(seconds, running_task.lease_valid_until - now)
+        return seconds
 
-    def _due(self, task_count: Sequence[RunningTask]) -> list[RunningTask]:
+    def _due(self, running_tasks: Sequence[RunningTask]) -> list[RunningTask]:
         now = monotonic()
-        if now < self._not_before:
+        if now < self._retry_at:
             return []
-        running_task = [one for one in task_count if one.stop not in _NOT_RENEWED or _has_update(one)]
-        interval = heartbeat_seconds(min((one.task.lease_seconds for one in running_task), default=self._lease_seconds))
-        if any(now - one.renewed_at >= interval - self._tick_seconds for one in running_task):
-            return [one for one in running_task if now - one.renewed_at >= interval / 2 or _has_update(one)]
+        entries = [entry for entry in running_tasks if entry.stop not in _NOT_RENEWED or _has_update(entry)]
+        interval = heartbeat_seconds(min((entry.task.lease_seconds for entry in entries), default=self._lease_seconds))
+        if any(now - entry.renewed_at >= interval - self._tick_seconds for entry in entries):
+            return [entry for entry in entries if now - entry.renewed_at >= interval / 2 or _has_update(entry)]
         if now - self._updates_sent_at >= UPDATE_SECONDS:
-            return [one for one in running_task if _has_update(one)]
+            return [entry for entry in entries if _has_update(entry)]
         return []
 
     async def _send_heartbeats(self, due: list[RunningTask]) -> None:
@@ -170,7 +170,7 @@ class HeartbeatThread:
             except Exception as error:
                 _return_updates(updates)
                 self._telemetry.server_unavailable("heartbeat", error)
-                self._not_before = monotonic() + self._backoff.seconds(error)
+                self._retry_at = monotonic() + self._backoff.seconds(error)
                 return
             finally:
                 for running_task in batch:
@@ -184,7 +184,7 @@ class HeartbeatThread:
         except Exception as error:
             if not updates or not is_rejection(error):
                 raise
-            # The leases matter more than progress and log lines.
+            # Renewing the leases matters more than progress and log lines.
             self._telemetry.rejected(next(iter(updates)), "heartbeat", error)
             updates.clear()
             await self._send_batch(batch, updates)
@@ -194,11 +194,11 @@ class HeartbeatThread:
         updates: dict[RunningTask, TaskUpdate] = {}
         size = 0
         for running_task in batch:
-            # What does not fit into one request goes with the next one.
+            # Updates that do not fit into this request are sent with the next one.
             if running_task.is_finished or size > _MAX_UPDATE_BYTES or running_task.context is None:
                 continue
-            # Set before the update is taken: a report that sees the flag waits, and one that does not see it finds the update
-            # and sends it.
+            # Set the flag before taking the update. A report that sees the flag waits for this heartbeat; a report that does
+            # not see it still finds the update and sends it.
             running_task.is_in_heartbeat = True
             if (update := running_task.context.take_update()) is None:
                 running_task.is_in_heartbeat = False
@@ -208,30 +208,32 @@ class HeartbeatThread:
         return updates
 
     async def _send_batch(self, batch: list[RunningTask], updates: dict[RunningTask, TaskUpdate]) -> None:
-        beats = []
+        heartbeats = []
         for running_task in batch:
             update = updates.get(running_task)
             progress, log = (update.progress, update.log) if update is not None else (None, None)
-            beats.append(LeaseHeartbeat(id=running_task.task.id, fence=running_task.task.fence, progress=progress, log=log))
+            heartbeats.append(
+                LeaseHeartbeat(id=running_task.task.id, fence=running_task.task.fence, progress=progress, log=log)
+            )
         sent_at = monotonic()
         seconds = heartbeat_timeout_seconds(min(running_task.task.lease_seconds for running_task in batch))
         async with asyncio.timeout(seconds):
             statuses = await self._send(
-                lambda: self._transport.heartbeat(LeaseHeartbeatRequest(worker=self._worker, leases=beats))
+                lambda: self._transport.heartbeat(LeaseHeartbeatRequest(worker=self._worker, leases=heartbeats))
             )
         by_key = {running_task.key: running_task for running_task in batch}
         for status in statuses:
-            if (one := by_key.get(status.id.int)) is not None:
-                self._apply_status(one, status, sent_at)
+            if (matching := by_key.get(status.id.int)) is not None:
+                self._apply_status(matching, status, sent_at)
 
     def _apply_status(self, running_task: RunningTask, result: LeaseHeartbeatResult, sent_at: float) -> None:
         if result.status == "lost":
-            # If the task was just reported, its lease has ended by that report.
+            # If the task is finished, its own report has ended the lease.
             if not running_task.is_finished:
                 self._request_stop(running_task, StopReason.LOST)
             return
         if result.status == "cancel":
-            # Its lease is not renewed any more. The handler has the rest of it to clean up.
+            # The lease is no longer renewed. The handler can clean up until it expires.
             if not running_task.is_finished:
                 self._request_stop(running_task, StopReason.CANCEL)
             return
@@ -261,7 +263,7 @@ class HeartbeatThread:
 
 
 class _LoopMonitor:
-    """Sends callbacks through the worker's event loop, and logs if one is not run in time."""
+    """Schedules callbacks on the worker's event loop, and logs if one does not run in time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, thread_id: int, telemetry: WorkerTelemetry, *, can_renew: bool) -> None:
         self._loop = loop
@@ -276,7 +278,7 @@ class _LoopMonitor:
             if has_work:
                 self._sent_at = monotonic()
                 with contextlib.suppress(RuntimeError):
-                    self._loop.call_soon_threadsafe(self._on_response)
+                    self._loop.call_soon_threadsafe(self._on_callback)
             return
         seconds = monotonic() - self._sent_at
         if seconds >= self._log_after:
@@ -284,7 +286,7 @@ class _LoopMonitor:
             frame = sys._current_frames().get(self._thread_id)
             self._telemetry.blocked(seconds, None if frame is None else line_of_frame(frame), self._can_renew)
 
-    def _on_response(self) -> None:
+    def _on_callback(self) -> None:
         if self._sent_at is not None and self._log_after > _BLOCKED_SECONDS:
             self._telemetry.unblocked(monotonic() - self._sent_at)
         self._sent_at, self._log_after = None, _BLOCKED_SECONDS

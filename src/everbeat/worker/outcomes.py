@@ -1,4 +1,4 @@
-"""Builds the report of an attempt from what its handler returned or raised. Large results and errors are cut, with a note."""
+"""Builds the report of an attempt from the handler's result or error. Large results and errors are truncated, with a note."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from everbeat.client.errors import NonRetryable, RetryLater
 from everbeat.client.registry import TaskDefinition
 from everbeat.core.protocol import MAX_DELAY_SECONDS, ErrorInput, LeaseCompletion, LeaseFailure
 from everbeat.core.retries import CANCELLED_KIND, TIMEOUT_KIND
-from everbeat.core.submissions import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES, MAX_TRACE_CHARACTERS, cut_result
+from everbeat.core.submissions import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES, MAX_TRACE_CHARACTERS, truncated_result
 from everbeat.core.tasks import ClaimedTask
 from everbeat.worker.context import storable, truncate
 
-_OURS = str(Path(__file__).parent)
-_LIBRARY = str(Path(traceback.__file__).parent)
+_WORKER_PACKAGE = str(Path(__file__).parent)
+_STANDARD_LIBRARY = str(Path(traceback.__file__).parent)
 
 _encode = msgspec.json.Encoder().encode
 
 
 class InvalidTaskData(NonRetryable):
-    """The handler cannot be called with the payload, or JSON cannot represent the result. A retry would not help."""
+    """The payload does not match the handler, or JSON cannot represent the result. A retry would not help."""
 
 
 # Results
 
 
 def result_of(task: ClaimedTask, value: Any) -> LeaseCompletion:
-    """The result as it is sent. Raises InvalidTaskData if JSON cannot represent it."""
+    """Return the report of a result. Raises InvalidTaskData if JSON cannot represent it."""
     if value is None:
         return LeaseCompletion(id=task.id, fence=task.fence)
     encoded = _encoded(task, value)
     if len(encoded) > MAX_RESULT_BYTES:
-        encoded = _encode(cut_result(encoded))
+        encoded = _encode(truncated_result(encoded))
     return LeaseCompletion(id=task.id, fence=task.fence, result=msgspec.Raw(encoded))
 
 
@@ -50,8 +50,8 @@ def _encoded(task: ClaimedTask, value: Any) -> bytes:
         if inspect.iscoroutine(value):
             value.close()
         raise InvalidTaskData(
-            f"the handler of {task.type} ran to its end, but returned a {type(value).__name__} that JSON cannot hold "
-            f"({type(error).__name__}: {error}); its work is done, so it is not run again. Return text, numbers, True, "
+            f"the handler of {task.type} completed, but returned a {type(value).__name__} that JSON cannot represent "
+            f"({type(error).__name__}: {error}). It is not retried, because its work is done. Return strings, numbers, True, "
             "False, None, or lists and dicts of these"
         ) from None
 
@@ -60,15 +60,16 @@ def _encoded(task: ClaimedTask, value: Any) -> bytes:
 
 
 def failure_of(task: ClaimedTask, error: BaseException, definition: TaskDefinition | None = None) -> LeaseFailure:
-    """The failure for an error of the handler: its traceback from the handler on, and whether and when to retry."""
+    """Return the report of an error: its traceback, starting at the handler, and whether and when to retry."""
     message = text_of(error) or type(error).__name__
     trace = None if isinstance(error, InvalidTaskData) else trace_of(error)
-    lasting: tuple[type[BaseException], ...] = (NonRetryable, *(definition.non_retryable if definition is not None else ()))
+    declared = definition.non_retryable if definition is not None else ()
+    non_retryable: tuple[type[BaseException], ...] = (NonRetryable, *declared)
     return LeaseFailure(
         id=task.id,
         fence=task.fence,
         error=ErrorInput(message=truncate(message, MAX_ERROR_CHARACTERS), kind=kind_of(error), trace=trace),
-        retryable=not isinstance(error, lasting),
+        retryable=not isinstance(error, non_retryable),
         retry_in_seconds=min(error.seconds, MAX_DELAY_SECONDS) if isinstance(error, RetryLater) else None,
     )
 
@@ -89,8 +90,8 @@ def unknown_type_of(task: ClaimedTask) -> LeaseFailure:
 
 
 def rejected_of(task: ClaimedTask, reason: str) -> LeaseFailure:
-    """The server rejected the outcome of the handler. The work is done, so it is not retried."""
-    message = truncate(f"the handler ran to its end, but the server refused its outcome: {reason}", MAX_ERROR_CHARACTERS)
+    """Return the report of an outcome that the server rejected. It is not retried, because the work is done."""
+    message = truncate(f"the handler completed, but the server rejected its outcome: {reason}", MAX_ERROR_CHARACTERS)
     return LeaseFailure(id=task.id, fence=task.fence, error=ErrorInput(message=message, kind="refused"), retryable=False)
 
 
@@ -104,55 +105,55 @@ def text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:
-        return f"<a {type(error).__name__} that cannot be shown>"
+        return f"<a {type(error).__name__} that cannot be formatted>"
 
 
-def line_of(error: BaseException) -> str:
-    """The error in one short line, for the log."""
+def summary_of(error: BaseException) -> str:
+    """Return the error as one short line, for the log."""
     text = text_of(error)
     first = text.strip().partition("\n")[0]
     return truncate(f"{kind_of(error)}: {first}", 300)
 
 
 def trace_of(error: BaseException) -> str:
-    """The traceback from the handler's first frame on. A long one is cut to its end."""
-    told = traceback.TracebackException(type(error), error, _without_ours(error.__traceback__), compact=True)
+    """Return the traceback, starting at the handler's first frame. Of a long traceback, the end is kept."""
+    formatted = traceback.TracebackException(type(error), error, _skip_worker_frames(error.__traceback__), compact=True)
     try:
-        # Each part is cut separately, so that a long message does not replace the frames.
-        text = "".join(truncate(part.rstrip("\n"), MAX_ERROR_CHARACTERS) + "\n" for part in told.format())
+        # Each part is truncated separately, so that a long message does not displace the frames.
+        text = "".join(truncate(part.rstrip("\n"), MAX_ERROR_CHARACTERS) + "\n" for part in formatted.format())
     except Exception:
-        text = f"<the traceback of a {type(error).__name__} that cannot be shown>"
+        text = f"<the traceback of a {type(error).__name__} that cannot be formatted>"
     return _tail(text)
 
 
 def stack_of(frame: FrameType) -> str:
-    """The current stack of a thread, from the handler's first frame on."""
-    frames = [one for one in traceback.extract_stack(frame) if not one.filename.startswith(_OURS)]
+    """Return the current stack of a thread, starting at the handler's first frame."""
+    frames = [entry for entry in traceback.extract_stack(frame) if not entry.filename.startswith(_WORKER_PACKAGE)]
     while frames and frames[0].filename.endswith(("threading.py", "runners.py", "base_events.py", "events.py")):
         frames.pop(0)
-    return _tail("Where it was when its time was over:\n" + "".join(traceback.format_list(frames)))
+    return _tail("Stack when the time limit was reached:\n" + "".join(traceback.format_list(frames)))
 
 
-def place_of(error: BaseException) -> str | None:
-    """The line that raised, for a log line: file.py:12 in function."""
+def location_of(error: BaseException) -> str | None:
+    """Return where the error was raised, such as "file.py:12 in function"."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    if last is None or last.tb_frame.f_code.co_filename.startswith(_OURS):
+    if last is None or last.tb_frame.f_code.co_filename.startswith(_WORKER_PACKAGE):
         return None
     code = last.tb_frame.f_code
     return f"{Path(code.co_filename).name}:{last.tb_lineno} in {code.co_name}"
 
 
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+def _skip_worker_frames(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_WORKER_PACKAGE):
         trace = trace.tb_next
     return trace
 
 
 def _tail(text: str) -> str:
     if len(text) > MAX_TRACE_CHARACTERS:
-        note = f"… (the first {len(text) - MAX_TRACE_CHARACTERS:,} characters are cut)\n"
+        note = f"… (the first {len(text) - MAX_TRACE_CHARACTERS:,} characters were cut)\n"
         text = note + text[len(note) - MAX_TRACE_CHARACTERS :]
     return storable(text)
 
@@ -161,7 +162,7 @@ def _tail(text: str) -> str:
 
 
 def check_call(definition: TaskDefinition, payload: Any) -> None:
-    """Raises InvalidTaskData if the handler cannot be called with this payload. Called only after a TypeError."""
+    """Raise InvalidTaskData if the payload does not match the handler's signature. Called only after a TypeError."""
     if not isinstance(payload, dict):
         kind = type(payload).__name__
         raise InvalidTaskData(
@@ -174,8 +175,10 @@ def check_call(definition: TaskDefinition, payload: Any) -> None:
         signature.bind(*([None] if definition.wants_context else []), **payload)
     except TypeError as error:
         names = list(signature.parameters)[1 if definition.wants_context else 0 :]
-        takes = ", ".join(names) or "no arguments"
-        raise InvalidTaskData(f"the payload does not fit the handler of {definition.type}: {error}; it takes {takes}") from None
+        parameters = ", ".join(names) or "none"
+        raise InvalidTaskData(
+            f"the payload does not match the handler of {definition.type}: {error}; its parameters: {parameters}"
+        ) from None
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
@@ -190,7 +193,8 @@ def frame_of_thread(thread_id: int | None) -> FrameType | None:
 
 
 def line_of_frame(frame: FrameType) -> str:
-    """The current line of a thread: the innermost one outside Everbeat and the standard library."""
-    outside = [one for one in traceback.extract_stack(frame) if not one.filename.startswith((_OURS, _LIBRARY))]
-    shown = outside[-2:] or traceback.extract_stack(frame)[-1:]
-    return ", ".join(f"{Path(one.filename).name}:{one.lineno} in {one.name}" for one in reversed(shown))
+    """Return the innermost two lines of a stack outside the worker and the standard library, or its innermost line."""
+    skipped = (_WORKER_PACKAGE, _STANDARD_LIBRARY)
+    entries = [entry for entry in traceback.extract_stack(frame) if not entry.filename.startswith(skipped)]
+    shown = entries[-2:] or traceback.extract_stack(frame)[-1:]
+    return ", ".join(f"{Path(entry.filename).name}:{entry.lineno} in {entry.name}" for entry in reversed(shown))

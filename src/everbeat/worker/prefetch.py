@@ -1,8 +1,8 @@
-"""How many tasks to claim ahead, from the measured rate of this worker. Pure arithmetic.
+"""Computes how many tasks to claim ahead, from the measured task rate of this worker. Does no I/O.
 
-Short tasks are cheap only if they are claimed in batches. A long task must not wait in one worker while another is idle. So a
-worker claims its free slots and, if tasks are short, what it needs for the next 20 ms, or for the next 50 ms if a task costs
-less than a claim. It does not claim more: the tasks of another tenant and urgent tasks would wait behind those it has.
+Short tasks are efficient only if they are claimed in batches. A long task must not wait in one worker while another is idle.
+So a worker claims tasks for its free slots and, if tasks are short, for the next 20 ms, or for the next 50 ms if a task takes
+less time than a claim. It does not claim more, because urgent tasks and tasks of other tenants would wait behind them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _WINDOW_SECONDS = 0.02
 
 
 class Prefetch:
-    """Measures the tasks per second while the worker has tasks, and computes what to claim."""
+    """Measures the tasks per second while the worker has tasks, and computes how many to claim."""
 
     def __init__(self, concurrency: int, lease_seconds: float) -> None:
-        # A task that has waited this long for a slot is released to other workers. Far below the lease in any case.
+        # A task that has waited this long for a slot is released to other workers. Always far below the lease.
         self.max_wait_seconds = min(_MAX_WAIT_SECONDS, lease_seconds / 10)
         self.rate = 0.0
         self._concurrency = concurrency
@@ -32,10 +32,10 @@ class Prefetch:
 
     @property
     def prefetch_count(self) -> int:
-        """How many tasks to have beyond the slots."""
+        """The number of tasks to claim beyond the number of slots."""
         if self.rate * _SHORT_TASK_SECONDS < self._concurrency:
             return 0
-        # The timeout of an attempt starts with the claim: waiting here must not use it up.
+        # The timeout of an attempt starts at the claim, so waiting for a slot must take only a small part of it.
         is_tiny = self.rate * _TINY_TASK_SECONDS > self._concurrency
         ahead_seconds = _TINY_TASK_PREFETCH_SECONDS if is_tiny else _PREFETCH_SECONDS
         seconds = min(ahead_seconds, self.max_wait_seconds, self._shortest_timeout / 10)
@@ -43,7 +43,7 @@ class Prefetch:
 
     @property
     def claim_below(self) -> int:
-        """Claim if the worker has fewer tasks than this."""
+        """The number of tasks below which the worker claims more."""
         prefetch_count = self.prefetch_count
         return self._concurrency + prefetch_count - max(1, prefetch_count // 2) + 1
 
@@ -65,14 +65,14 @@ class Prefetch:
         seconds = now - self._since
         if seconds < _WINDOW_SECONDS and task_count:
             return
-        seen = self._finished / max(seconds, 1e-4)
-        if seen >= self.rate:
-            self.rate = seen
+        measured = self._finished / max(seconds, 1e-4)
+        if measured >= self.rate:
+            self.rate = measured
         elif task_count >= self._concurrency:
-            self.rate = (self.rate + seen) / 2
-        # With free slots, there were too few tasks, so the measured rate says nothing about the possible one.
+            self.rate = (self.rate + measured) / 2
+        # With free slots, a lower rate means too few tasks, not a slower worker, so it is ignored.
         self._since, self._finished = (now if task_count else None), 0
 
     def stalled(self) -> None:
-        """Tasks waited too long for a slot: the measured rate is no longer valid."""
+        """Reset the rate: tasks have waited too long for a slot, so the measured rate is no longer valid."""
         self.rate = 0.0

@@ -1,7 +1,7 @@
 """Starts, restarts and stops several worker processes, for handlers that need more than one core.
 
-Each child runs the same command line. Each has its own process group, so that Ctrl-C reaches only the parent, which forwards
-it once. A child whose parent has ended stops by itself.
+All children run the same command. Each has its own process group, so that Ctrl-C signals only the parent, which forwards it
+once. A child stops when its parent has ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KILL_AFTER_SECONDS = 3.0
 
 
 class WorkerProcess:
-    """One of the worker processes: the current process of this number, and when to start the next."""
+    """One of the worker processes, and when to restart it."""
 
     def __init__(self, number: int, command: Sequence[str]) -> None:
         self.number = number
@@ -43,7 +43,7 @@ class WorkerProcess:
         self.process = subprocess.Popen(self._command, env=environment, process_group=0)
 
     def ended(self) -> int | None:
-        """The exit code if the process has just ended, and None otherwise. Sets when to start the next one."""
+        """Return the exit code if the process has ended since the last call, else None. Sets the time of the restart."""
         code = None if self.process is None else self.process.poll()
         if code is None:
             return None
@@ -61,7 +61,7 @@ class WorkerProcess:
 
 
 class WorkerProcesses:
-    """`run` returns the exit code for the parent."""
+    """Runs a process for each command until a signal. `run` returns the exit code of the parent."""
 
     def __init__(self, commands: Sequence[Sequence[str]]) -> None:
         self._children = [WorkerProcess(number, command) for number, command in enumerate(commands, 1)]
@@ -89,10 +89,10 @@ class WorkerProcesses:
             return
         if (code := child.ended()) is not None:
             wait = round(child.start_at - monotonic(), 1)
-            self._log.error("worker_process_died", process=child.number, exit_code=code, starting_again_in_seconds=wait)
+            self._log.error("worker_process_died", process=child.number, exit_code=code, restart_in_seconds=wait)
 
     def _stop(self) -> int:
-        """Wait for all processes, for their whole grace time. A second signal is forwarded and shortens it."""
+        """Stop all processes and wait for them. A second signal is forwarded and shortens the wait."""
         self._signal_all(signal.SIGTERM)
         codes: list[int] = []
         forwarded, kill_at = 1, float("inf")
@@ -107,7 +107,7 @@ class WorkerProcesses:
             self._signalled.wait(_POLL_INTERVAL_SECONDS / 5)
         if forwarded > 1:
             return EXIT_CODE_FORCED
-        # A process that gets the signal while it starts is ended by the signal.
+        # A process that receives the signal while it starts is killed by it.
         return 0 if all(code in (0, -signal.SIGTERM) for code in codes) else 1
 
     def _signal_all(self, number: int) -> None:
@@ -120,6 +120,6 @@ def command_of(arguments: Sequence[str]) -> list[str]:
 
 
 def pop_parent_pid() -> int | None:
-    """The process id of the parent if WorkerProcesses started this process. Removed from the environment of its children."""
+    """Return the process id of the parent if WorkerProcesses started this process. Hides it from this process's children."""
     parent = os.environ.pop(PARENT_VARIABLE, "")
     return int(parent) if parent.isdigit() else None

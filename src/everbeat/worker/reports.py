@@ -1,8 +1,8 @@
-"""Reports to the server how attempts ended: in batches, repeated after lost responses, until their leases may have expired.
+"""Reports the outcomes of attempts to the server, in batches, with retries until the leases may have expired.
 
-The report of an idle worker is sent at once. While more tasks wait for a slot, reports are collected for some milliseconds,
-and those added during a request go with the next one, so batches grow with the load. A report can be repeated safely: the
-server gives the same response. A report that the server rejects is taken out of its batch, so that the others are sent.
+The report of an idle worker is sent immediately. While tasks wait for a slot, reports are collected for some milliseconds.
+Reports added during a request are sent with the next one, so batches grow with the load. Reports are idempotent: the server
+returns the same response again. A batch that the server rejects is split to isolate the invalid report.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from everbeat.worker.outcomes import rejected_of
 from everbeat.worker.running_task import RunningTask, RunningTasks, StopReason
 from everbeat.worker.telemetry import WorkerTelemetry
 
-_GATHER_SECONDS = 0.01
+_COLLECT_SECONDS = 0.01
 _FLUSH_COUNT = 500
 _MAX_IN_FLIGHT = 2
 _MAX_BYTES = 4 * 1024 * 1024
@@ -52,7 +52,7 @@ class _Report(NamedTuple, Generic[Item]):
 
 
 class _ReportQueue(Generic[Item]):
-    """The reports of one kind that are not confirmed yet."""
+    """The unconfirmed reports of one kind."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class _ReportQueue(Generic[Item]):
         self._bytes = 0
         self._in_flight: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Handle | None = None
-        self._is_soon = False
+        self._is_flush_scheduled = False
         self.unconfirmed = 0
 
     def add(self, running_task: RunningTask, item: Item, size: int) -> None:
@@ -79,23 +79,23 @@ class _ReportQueue(Generic[Item]):
         self._bytes += size
         if len(self._buffer) >= _FLUSH_COUNT or self._bytes >= _MAX_BYTES:
             self._flush()
-        elif not self._is_soon:
-            self._plan()
+        elif not self._is_flush_scheduled:
+            self._schedule_flush()
 
-    def _plan(self) -> None:
+    def _schedule_flush(self) -> None:
         if self._reporter.is_busy():
             if self._timer is None:
-                self._timer = self._loop.call_later(_GATHER_SECONDS, self._flush)
+                self._timer = self._loop.call_later(_COLLECT_SECONDS, self._flush)
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._is_soon = True
+        self._is_flush_scheduled = True
         self._timer = self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._is_soon = None, False
+        self._timer, self._is_flush_scheduled = None, False
         while self._buffer and self._may_send():
             task = self._loop.create_task(self._deliver(self._batch()))
             self._in_flight.add(task)
@@ -155,20 +155,20 @@ class _ReportQueue(Generic[Item]):
 
     def _still_leased(self, batch: list[_Report[Item]]) -> list[_Report[Item]]:
         now = monotonic()
-        ours = [
+        leased = [
             entry
             for entry in batch
-            if entry.running_task.trusted_until > now and entry.running_task.stop is not StopReason.LOST
+            if entry.running_task.lease_valid_until > now and entry.running_task.stop is not StopReason.LOST
         ]
-        if len(ours) < len(batch):
-            gone = [
+        if len(leased) < len(batch):
+            lost = [
                 entry
                 for entry in batch
-                if entry.running_task.trusted_until <= now or entry.running_task.stop is StopReason.LOST
+                if entry.running_task.lease_valid_until <= now or entry.running_task.stop is StopReason.LOST
             ]
-            self._forget(gone)
-            self._reporter.telemetry.unreported([entry.running_task for entry in gone], self._verb)
-        return ours
+            self._forget(lost)
+            self._reporter.telemetry.unreported([entry.running_task for entry in lost], self._verb)
+        return leased
 
     def _confirm(self, batch: list[_Report[Item]], results: Sequence[LeaseResult]) -> None:
         self._forget(batch)
@@ -184,7 +184,7 @@ class _ReportQueue(Generic[Item]):
 
 
 class Reporter:
-    """Sends completions, failures and releases, each from its own queue. Belongs to one event loop."""
+    """Sends completions, failures and releases, from one queue each. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -193,18 +193,18 @@ class Reporter:
         running_tasks: RunningTasks,
         telemetry: WorkerTelemetry,
         is_busy: Callable[[], bool],
-        freed: Callable[[], None],
+        on_capacity_freed: Callable[[], None],
     ) -> None:
         self.telemetry = telemetry
         self.is_busy = is_busy
         self._transport = transport
         self._worker = worker
         self._running_tasks = running_tasks
-        self._freed = freed
+        self._on_capacity_freed = on_capacity_freed
         self._drained = asyncio.Event()
-        self._completions = _ReportQueue[LeaseCompletion]("complete", self, self._send_results, self._result_refused)
-        self._failures = _ReportQueue[LeaseFailure]("fail", self, self._send_failures, self._failure_refused)
-        self._releases = _ReportQueue[Lease]("release", self, self._send_releases, self._release_refused)
+        self._completions = _ReportQueue[LeaseCompletion]("complete", self, self._send_results, self._result_rejected)
+        self._failures = _ReportQueue[LeaseFailure]("fail", self, self._send_failures, self._failure_rejected)
+        self._releases = _ReportQueue[Lease]("release", self, self._send_releases, self._release_rejected)
 
     @property
     def backlog(self) -> int:
@@ -220,13 +220,13 @@ class Reporter:
         error = failure.error
         self._failures.add(running_task, failure, 200 + len(error.message) + len(error.trace or ""))
 
-    def release(self, given: Iterable[RunningTask]) -> None:
-        for running_task in given:
+    def release(self, running_tasks: Iterable[RunningTask]) -> None:
+        for running_task in running_tasks:
             self.telemetry.stats.released += 1
             self._releases.add(running_task, Lease(id=running_task.task.id, fence=running_task.task.fence), 100)
 
     async def drain(self, seconds: float) -> bool:
-        """Wait until all reports are sent or given up. False if that took longer than `seconds`."""
+        """Wait until all reports are confirmed or dropped. Returns False if that takes longer than `seconds`."""
         if self.backlog:
             self._drained.clear()
             with contextlib.suppress(TimeoutError):
@@ -237,32 +237,32 @@ class Reporter:
     def forget(self, batch: list[RunningTask]) -> None:
         running_tasks = self._running_tasks
         for running_task in batch:
-            # The same task may have been claimed again meanwhile, with a new fence.
+            # The same task may have been claimed again, with a new fence.
             if running_tasks.get(running_task.key) is running_task:
                 del running_tasks[running_task.key]
         if not self.backlog:
             self._drained.set()
-        self._freed()
+        self._on_capacity_freed()
 
     async def send_updates(self, batch: list[RunningTask]) -> None:
-        """Send the last progress and log lines before the reports: the server rejects them after the end of an attempt."""
+        """Send the last progress and log lines before the reports, because the server rejects them afterwards."""
         with_context = [running_task for running_task in batch if running_task.context is not None]
-        while any(running_task.is_in_heartbeat for running_task in with_context):  # noqa: ASYNC110 - another thread ends it
+        while any(running_task.is_in_heartbeat for running_task in with_context):  # noqa: ASYNC110 - cleared by another thread
             await asyncio.sleep(_HEARTBEAT_POLL_SECONDS)
         updates = [
             (running_task, running_task.context.take_update())
             for running_task in with_context
             if running_task.context is not None
         ]
-        updates_sent = [(running_task, one) for running_task, one in updates if one is not None]
+        updates_sent = [(running_task, update) for running_task, update in updates if update is not None]
         if not updates_sent:
             return
-        beats = [
-            LeaseHeartbeat(id=running_task.task.id, fence=running_task.task.fence, progress=one.progress, log=one.log)
-            for running_task, one in updates_sent
+        heartbeats = [
+            LeaseHeartbeat(id=running_task.task.id, fence=running_task.task.fence, progress=update.progress, log=update.log)
+            for running_task, update in updates_sent
         ]
         try:
-            await self._transport.heartbeat(LeaseHeartbeatRequest(worker=self._worker, leases=beats))
+            await self._transport.heartbeat(LeaseHeartbeatRequest(worker=self._worker, leases=heartbeats))
         except BaseException as error:
             if not is_rejection(error):
                 _return_updates(updates_sent)
@@ -278,27 +278,27 @@ class Reporter:
     async def _send_releases(self, leases: list[Lease]) -> Sequence[LeaseResult]:
         return await self._transport.release(LeaseReleaseRequest(worker=self._worker, leases=leases))
 
-    def _result_refused(self, running_task: RunningTask, result: LeaseCompletion, error: Exception) -> None:
+    def _result_rejected(self, running_task: RunningTask, result: LeaseCompletion, error: Exception) -> None:
         self.telemetry.rejected(running_task, "complete", error)
         self.telemetry.stats.completed -= 1
         self.fail(running_task, rejected_of(running_task.task, str(error)))
 
-    def _failure_refused(self, running_task: RunningTask, failure: LeaseFailure, error: Exception) -> None:
-        """Repeat it with a plain error. If that is rejected too, the lease expires, and max_attempts limits the retries."""
+    def _failure_rejected(self, running_task: RunningTask, failure: LeaseFailure, error: Exception) -> None:
+        """Report a generic error instead. If that is rejected too, the lease expires, and max_attempts limits the retries."""
         self.telemetry.rejected(running_task, "fail", error)
         self.telemetry.stats.failed -= 1
-        bare = ErrorInput(message="the server refused the error that the handler raised", kind="refused")
-        if failure.error != bare:
-            self.fail(running_task, msgspec.structs.replace(failure, error=bare, retry_in_seconds=None))
+        generic = ErrorInput(message="the server rejected the report of the handler's error", kind="refused")
+        if failure.error != generic:
+            self.fail(running_task, msgspec.structs.replace(failure, error=generic, retry_in_seconds=None))
 
-    def _release_refused(self, running_task: RunningTask, lease: Lease, error: Exception) -> None:
+    def _release_rejected(self, running_task: RunningTask, lease: Lease, error: Exception) -> None:
         self.telemetry.rejected(running_task, "release", error)
 
 
 def _return_updates(updates_sent: list[tuple[RunningTask, TaskUpdate]]) -> None:
-    for running_task, one in updates_sent:
+    for running_task, update in updates_sent:
         if running_task.context is not None:
-            running_task.context.return_update(one)
+            running_task.context.return_update(update)
 
 
 def _as_exception(error: BaseException) -> Exception:

@@ -1,7 +1,8 @@
-"""Runs claimed tasks: async handlers in reused coroutines, sync handlers in threads, each until its timeout.
+"""Runs claimed tasks: async handlers in reused coroutines, sync handlers in threads, each with a timeout.
 
-A runner takes one task after another without a new asyncio.Task for each, which would be most of the cost of a short task. A
-handler must not affect the next one: a runner that was cancelled, or whose context variables have changed, is replaced.
+A runner is a coroutine that runs one task after another, because creating an asyncio.Task for each would be most of the cost
+of a short task. A handler must not affect the next one, so a runner that was cancelled, or whose context variables have
+changed, is replaced.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from everbeat.worker.running_task import RunningTask, StopReason
 from everbeat.worker.telemetry import WorkerTelemetry
 from everbeat.worker.thread_pool import HandlerThreadPool
 
-# How long runners occupy the event loop while handlers do not wait for anything.
+# How long runners may occupy the event loop without yielding, if handlers do not await anything.
 _SLICE_SECONDS = 0.002
-# How long an async handler may clean up after it was cancelled. After that, its end is reported anyway.
+# How long an async handler may clean up after it was cancelled, before its outcome is reported without it.
 CLEANUP_SECONDS = 10.0
 
 
 def interleave_tenants(ready: Iterable[RunningTask]) -> Iterator[RunningTask]:
-    """The tenants in rotation, so that in a fleet one tenant's task does not wait behind all tasks of another."""
+    """Return the tasks in rotation of their tenants, so that in a fleet no task waits behind all tasks of another tenant."""
     by_tenant: dict[int, deque[RunningTask]] = {}
     for running_task in ready:
         by_tenant.setdefault(running_task.task.tenant_id.int, deque()).append(running_task)
@@ -37,7 +38,7 @@ def interleave_tenants(ready: Iterable[RunningTask]) -> Iterator[RunningTask]:
 
 
 class Runners:
-    """`ready` are the tasks that wait for a slot, in order; `running` those that have one. Belongs to one event loop."""
+    """Runs tasks in `concurrency` slots. `ready` tasks wait for a slot; `running` tasks have one. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class Runners:
         telemetry: WorkerTelemetry,
         *,
         finish: Callable[[RunningTask, Outcome], None],
-        freed: Callable[[], None],
+        on_capacity_freed: Callable[[], None],
     ) -> None:
         self.ready: deque[RunningTask] = deque()
         self.running: set[RunningTask] = set()
@@ -56,7 +57,7 @@ class Runners:
         self._loop = loop
         self._telemetry = telemetry
         self._finish = finish
-        self._freed = freed
+        self._on_capacity_freed = on_capacity_freed
         self._thread_pool = HandlerThreadPool(concurrency, caller.call_in_thread, self._collect, loop)
         self._context = contextvars.copy_context()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -70,11 +71,11 @@ class Runners:
     def task_count(self) -> int:
         return len(self.ready) + len(self.running)
 
-    def put(self, running_task: Iterable[RunningTask]) -> None:
-        self.ready.extend(running_task)
-        if self.ready and any(one.task.tenant_id != self.ready[0].task.tenant_id for one in self.ready):
+    def put(self, running_tasks: Iterable[RunningTask]) -> None:
+        self.ready.extend(running_tasks)
+        if self.ready and any(waiting.task.tenant_id != self.ready[0].task.tenant_id for waiting in self.ready):
             interleaved = list(interleave_tenants(self.ready))
-            self.ready.clear()  # in place: runners have references to it
+            self.ready.clear()  # in place, because runners have references to the deque
             self.ready.extend(interleaved)
         self.fill_slots()
 
@@ -85,7 +86,7 @@ class Runners:
         return waiting
 
     def interrupt(self, running_task: RunningTask) -> None:
-        """Cancel an async handler, which may clean up. A sync handler can only check its context."""
+        """Cancel an async handler and give it time to clean up. A sync handler is not interrupted; it can check its context."""
         if running_task.runner is not None:
             running_task.runner.cancel()
             self._set_deadline(running_task, monotonic() + CLEANUP_SECONDS)
@@ -103,10 +104,10 @@ class Runners:
         """Start ready tasks in the free slots."""
         ready = self.ready
         while ready and len(self.running) + self._starting < self._concurrency:
-            head = ready[0]
-            if head.stop is not None:
+            first = ready[0]
+            if first.stop is not None:
                 ready.popleft()
-            elif head.definition.is_async:
+            elif first.definition.is_async:
                 if not self._starting:
                     self._spawn()
                 return
@@ -120,27 +121,27 @@ class Runners:
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self) -> None:
-        me = asyncio.current_task()
-        assert me is not None
+        current = asyncio.current_task()
+        assert current is not None
         self._starting -= 1
         if self._is_yielding:
-            return  # another runner is about to continue, and handlers do not wait for anything
-        # Start the next runner now: it begins as soon as the handler in this one waits.
+            return  # the handlers do not await anything, and another runner continues after yielding
+        # Create the next runner now, so that it starts as soon as the handler in this runner awaits something.
         if len(self.ready) > 1:
             self.fill_slots()
         while (running_task := self._next()) is not None:
-            running_task.runner = me
+            running_task.runner = current
             outcome = await self._caller.call(running_task)
             running_task.runner = None
             self._end(running_task, outcome)
-            if me.cancelling() or contextvars.copy_context() != self._context:
+            if current.cancelling() or contextvars.copy_context() != self._context:
                 self.fill_slots()
                 return
             if monotonic() > self._slice_ends:
                 await self._yield_to_loop()
 
     def _next(self) -> RunningTask | None:
-        """The next async task to run here. Sync tasks before it are started in their threads."""
+        """Return the next async task for this runner, if any. Starts the sync tasks before it in threads."""
         ready, running = self.ready, self.running
         while ready and len(running) < self._concurrency:
             running_task = ready.popleft()
@@ -174,14 +175,14 @@ class Runners:
         self.running.discard(running_task)
         if not running_task.is_finished:
             self._finish(running_task, outcome)
-        self._freed()
+        self._on_capacity_freed()
 
     def _collect(self, done: list[tuple[RunningTask, Outcome]]) -> None:
         for running_task, outcome in done:
             self._end(running_task, outcome)
         self.fill_slots()
 
-    # Time
+    # Timeouts
 
     def _set_deadline(self, running_task: RunningTask, deadline: float) -> None:
         running_task.deadline = deadline
@@ -208,12 +209,13 @@ class Runners:
         if running_task.runner is not None and is_new:
             self.interrupt(running_task)
             return
-        # A thread cannot be stopped, and this coroutine did not stop: report the end without it. It keeps its slot.
+        # The handler runs in a thread, which cannot be stopped, or did not stop when cancelled. Report its end now; it keeps
+        # its slot until it returns.
         frame = frame_of_thread(running_task.thread_id)
         trace = None if frame is None else stack_of(frame)
         if running_task.stop is StopReason.TIMEOUT:
             failure = timeout_of(running_task.task, trace)
-            self._telemetry.failed(running_task.task, failure.error.message, "it goes on and keeps its slot")
+            self._telemetry.failed(running_task.task, failure.error.message, "it is still running and keeps its slot")
             self._finish(running_task, failure)
         else:
             self._finish(running_task, Interrupted(trace))

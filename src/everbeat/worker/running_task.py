@@ -1,7 +1,7 @@
-"""A task that this worker has claimed: until when its lease is surely valid, and why it has to stop.
+"""A task that this worker has claimed, with the time until which its lease is certainly valid, and the reason to stop it.
 
-The time counts on the monotonic clock, from *before* the claim or heartbeat was sent. So it ends before the lease can expire on
-the server, whatever the network does and however long this process is paused. Wall clocks are never compared.
+The time is measured on the monotonic clock, from *before* the claim or heartbeat was sent. So it ends before the lease can
+expire on the server, regardless of network delays and pauses of this process. Wall clocks are never compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from everbeat.worker.context import Context
 
 
 class StopReason(Enum):
-    """Why a task has to stop. `LOST`: the server reported it. `EXPIRED`: the lease may have expired during an outage."""
+    """Why a task must stop. `LOST`: the server reported the lease lost. `EXPIRED`: it may have expired during an outage."""
 
     CANCEL = "cancel"
     TIMEOUT = "timeout"
@@ -25,7 +25,7 @@ class StopReason(Enum):
 
 
 class RunningTask:
-    """One task from its claim to its report. The heartbeat thread writes `renewed_at`, `trusted_until` and `stop`."""
+    """A task from its claim to its report. The heartbeat thread writes `renewed_at`, `lease_valid_until` and `stop`."""
 
     __slots__ = (
         "context",
@@ -35,13 +35,13 @@ class RunningTask:
         "is_finished",
         "is_in_heartbeat",
         "key",
+        "lease_valid_until",
         "received_at",
         "renewed_at",
         "runner",
         "stop",
         "task",
         "thread_id",
-        "trusted_until",
     )
 
     def __init__(self, task: ClaimedTask, definition: TaskDefinition, sent_at: float, received_at: float) -> None:
@@ -50,24 +50,27 @@ class RunningTask:
         self.definition = definition
         self.received_at = received_at
         self.renewed_at = sent_at
-        self.trusted_until = sent_at + task.lease_seconds - margin_seconds(task.lease_seconds)
+        self.lease_valid_until = sent_at + task.lease_seconds - margin_seconds(task.lease_seconds)
         self.ends_at = received_at + attempt_seconds(task.timeout_seconds)
         self.deadline = 0.0
         self.stop: StopReason | None = None
         self.runner: asyncio.Task[None] | None = None
         self.thread_id: int | None = None
         self.context: Context | None = None
-        # Its outcome was given to the reporter, or there is none to report: nothing else is reported about this task.
+        # The outcome has been passed to the reporter, or there is none to report. Nothing more is reported about this task.
         self.is_finished = False
-        # A heartbeat with its progress or log is in flight. A completion that arrives before it would lose them.
+        # A heartbeat with progress or log lines is in flight. They would be lost if a report arrived before it.
         self.is_in_heartbeat = False
 
     def renew(self, sent_at: float) -> None:
         self.renewed_at = sent_at
-        self.trusted_until = sent_at + self.task.lease_seconds - margin_seconds(self.task.lease_seconds)
+        self.lease_valid_until = sent_at + self.task.lease_seconds - margin_seconds(self.task.lease_seconds)
 
     def request_stop(self, reason: StopReason) -> bool:
-        """The first reason counts, but LOST replaces every other. Safe from any thread. True if the reason is new."""
+        """Set the stop reason, and return whether it has changed. The first reason is kept, except that LOST replaces it.
+
+        Can be called from any thread.
+        """
         if self.stop is reason or (self.stop is not None and reason is not StopReason.LOST):
             return False
         self.stop = reason
@@ -76,7 +79,7 @@ class RunningTask:
         return True
 
 
-# By the id as an integer: to hash a UUID costs more than everything else that is done for a task here.
+# Keyed by the task id as an integer, because hashing a UUID would cost more than all other work per task here.
 RunningTasks = dict[int, RunningTask]
 
 
@@ -85,7 +88,7 @@ def margin_seconds(lease_seconds: float) -> float:
 
 
 def attempt_seconds(timeout_seconds: float) -> float:
-    """The worker reports a timeout a little before the server ends the attempt; afterwards, the server takes no report."""
+    """Return the timeout in the worker: a little shorter than on the server, which accepts no report after its own timeout."""
     return timeout_seconds - min(0.5, timeout_seconds / 20)
 
 
@@ -94,5 +97,5 @@ def heartbeat_seconds(lease_seconds: float) -> float:
 
 
 def heartbeat_timeout_seconds(lease_seconds: float) -> float:
-    """How long one heartbeat may take: a lease covers one interval, two tries and the margin."""
+    """Return the timeout of a heartbeat, such that a lease covers one interval, two tries and the margin."""
     return min(5.0, (lease_seconds * 2 / 3 - margin_seconds(lease_seconds)) / 2)

@@ -1,4 +1,4 @@
-"""The worker: claims tasks, runs their handlers, renews their leases and reports their outcomes, until it is stopped."""
+"""The worker: claims tasks, runs their handlers, renews their leases and reports their outcomes until it is stopped."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from everbeat.worker.telemetry import Stats, WorkerTelemetry
 
 DEFAULT_CONCURRENCY = 50
 DEFAULT_GRACE_SECONDS = 30.0
-_TICK_SECONDS = 0.25
+_CHECK_SECONDS = 0.25
 _CLEANUP_SECONDS = 2.0
 _DRAIN_SECONDS = 5.0
 _MAX_UNREPORTED = 4000
-_LEASE_LOST = "the server ended the attempt, or another worker has the task"
+_LEASE_LOST = "the server ended the attempt, or another worker has claimed the task"
 
 
 def new_worker_name() -> str:
@@ -75,14 +75,21 @@ class Worker:
         return self._telemetry.stats
 
     async def start(self) -> None:
-        """Start to claim; call `run` or `stop` next. Does nothing after `stop`."""
+        """Start claiming. Call `run` or `stop` next. Does nothing after `stop`."""
         if self._is_stopping:
             return
         loop = asyncio.get_running_loop()
         caller = HandlerCaller(self._registry, self.name, self._telemetry, loop)
-        self._runners = Runners(caller, self._concurrency, loop, self._telemetry, finish=self._finished, freed=self._freed)
+        self._runners = Runners(
+            caller, self._concurrency, loop, self._telemetry, finish=self._finished, on_capacity_freed=self._capacity_freed
+        )
         self._reporter = Reporter(
-            self._transport, self.name, self._running_tasks, self._telemetry, lambda: bool(self._runners.ready), self._freed
+            self._transport,
+            self.name,
+            self._running_tasks,
+            self._telemetry,
+            lambda: bool(self._runners.ready),
+            self._capacity_freed,
         )
         self._heartbeats = HeartbeatThread(
             self.name,
@@ -99,12 +106,12 @@ class Worker:
             self._transport, claim, self._telemetry, count_to_claim=self._count_to_claim, receive=self._received
         )
         self._heartbeats.start()
-        self._tasks = [self._claimer.start(), loop.create_task(self._tick_forever())]
+        self._tasks = [self._claimer.start(), loop.create_task(self._check_periodically())]
         server = getattr(self._transport, "url", "in this process")
         self._telemetry.started(queues=self.queues, types=len(self._types), concurrency=self._concurrency, server=server)
 
     async def run(self) -> None:
-        """Start, and run until `stop`. Raises if the server rejects the claims of this worker permanently."""
+        """Start if not started, and run until `stop`. Raises if the server permanently rejects the claims of this worker."""
         if not self._tasks:
             await self.start()
         stopped = asyncio.create_task(self._is_stopped.wait())
@@ -117,18 +124,18 @@ class Worker:
                 task.result()
 
     async def stop(self, grace_seconds: float | None = None) -> None:
-        """Stop claiming, release tasks that have not started, let the others end within the grace time, then release those."""
+        """Stop claiming and release tasks that have not started. Running tasks are released after the grace period."""
         if self._is_stopping:
             await self._is_stopped.wait()
             return
         self._is_stopping = True
-        if not self._tasks:  # not started, and it will not be
+        if not self._tasks:  # never started; `start` does nothing from now on
             self._is_stopped.set()
             return
         grace = self._grace_seconds if grace_seconds is None else grace_seconds
         self._telemetry.stopping(running=len(self._runners.running), grace_seconds=grace)
         try:
-            # First: this worker's own poll must not claim the released tasks again.
+            # Stop the claimer first, so that its poll cannot claim the released tasks again.
             await self._claimer.stop()
             self._release(self._runners.take_ready())
             await self._wait_until_ended(grace)
@@ -142,7 +149,7 @@ class Worker:
             self._is_stopped.set()
 
     def release_all_leases(self, seconds: float) -> None:
-        """Release all leases before the process is killed. Blocks; safe from any thread."""
+        """Release all leases before the process exits. Blocks. Can be called from any thread."""
         self._heartbeats.release_all_leases(seconds)
 
     # Claimed tasks
@@ -160,25 +167,25 @@ class Worker:
         self._telemetry.stats.claimed += len(tasks)
         self._prefetch.received(min(task.timeout_seconds for task in tasks), now)
         definitions = self._registry.tasks
-        taken = []
+        received = []
         for task in tasks:
             running_task = RunningTask(task, definitions.get(task.type, _UNKNOWN), sent_at, now)
             previous = self._running_tasks.get(running_task.key)
             if previous is not None and not previous.is_finished and previous.request_stop(StopReason.LOST):
                 self._on_stop_requested(previous)
             self._running_tasks[running_task.key] = running_task
-            taken.append(running_task)
-        self._start_or_release(taken, now)
+            received.append(running_task)
+        self._start_or_release(received, now)
 
-    def _start_or_release(self, taken: list[RunningTask], now: float) -> None:
-        if self._is_stopping or taken[0].trusted_until <= now:
-            self._release(taken)
+    def _start_or_release(self, received: list[RunningTask], now: float) -> None:
+        if self._is_stopping or received[0].lease_valid_until <= now:
+            self._release(received)
             return
-        unknown = [running_task for running_task in taken if running_task.definition is _UNKNOWN]
+        unknown = [running_task for running_task in received if running_task.definition is _UNKNOWN]
         for running_task in unknown:
             running_task.is_finished = True
             self._reporter.fail(running_task, unknown_type_of(running_task.task))
-        self._runners.put(running_task for running_task in taken if running_task.definition is not _UNKNOWN)
+        self._runners.put(running_task for running_task in received if running_task.definition is not _UNKNOWN)
 
     # Ended tasks
 
@@ -189,7 +196,7 @@ class Worker:
             if running_task.stop is StopReason.LOST:
                 self._drop(running_task, _LEASE_LOST)
             else:
-                # Also if the lease may have expired: the work is done, and the server decides by the fence whether it counts.
+                # Even if the lease may have expired: the work is done, and the server checks the fence.
                 self._reporter.complete(running_task, outcome)
         elif running_task.stop is StopReason.LOST:
             self._drop(running_task, _LEASE_LOST)
@@ -202,7 +209,7 @@ class Worker:
         else:
             self._reporter.fail(running_task, outcome)
 
-    def _freed(self) -> None:
+    def _capacity_freed(self) -> None:
         if self._is_stopping:
             if not self._runners.running:
                 self._all_ended.set()
@@ -210,7 +217,7 @@ class Worker:
             self._claimer.wake()
 
     def _on_stop_requested(self, running_task: RunningTask) -> None:
-        """Called in the event loop, after the reason was set."""
+        """Stop a task whose stop reason has been set. Called on the event loop."""
         if running_task.is_finished:
             return
         if running_task in self._runners.running:
@@ -220,10 +227,10 @@ class Worker:
         if running_task.stop is StopReason.CANCEL:
             self._reporter.fail(running_task, cancelled_of(running_task.task))
         else:
-            self._drop(running_task, "its lease ended before it started")
+            self._drop(running_task, "its lease ended before the handler was started")
 
-    def _drop(self, running_task: RunningTask, why: str) -> None:
-        self._telemetry.lost(running_task, why)
+    def _drop(self, running_task: RunningTask, reason: str) -> None:
+        self._telemetry.lost(running_task, reason)
         self._reporter.forget([running_task])
 
     def _release(self, waiting: list[RunningTask]) -> None:
@@ -233,16 +240,16 @@ class Worker:
 
     # Periodic checks
 
-    async def _tick_forever(self) -> None:
+    async def _check_periodically(self) -> None:
         while True:
-            await asyncio.sleep(_TICK_SECONDS)
+            await asyncio.sleep(_CHECK_SECONDS)
             self._prefetch.sample(self._runners.task_count, monotonic())
             self._claim_below = self._prefetch.claim_below
             self._release_stalled()
-            self._freed()
+            self._capacity_freed()
 
     def _release_stalled(self) -> None:
-        """Release the waiting tasks if those that run take long: other workers may have free slots."""
+        """Release waiting tasks if the running tasks take long, because other workers may have free slots."""
         ready, now = self._runners.ready, monotonic()
         if not ready or now - ready[0].received_at < self._prefetch.max_wait_seconds:
             return
@@ -270,13 +277,13 @@ class Worker:
             if not running_task.is_finished and running_task.request_stop(StopReason.SHUTDOWN):
                 self._runners.interrupt(running_task)
         await self._wait_until_ended(_CLEANUP_SECONDS)
-        # A thread cannot be stopped, but it ends with the process.
-        left = [running_task for running_task in self._runners.running if not running_task.is_finished]
-        self._release(left)
+        # The threads of these tasks cannot be stopped. They end with the process.
+        remaining = [running_task for running_task in self._runners.running if not running_task.is_finished]
+        self._release(remaining)
 
 
 def _unhandled() -> None:
-    """Placeholder for a handler that this worker does not have. Never called."""
+    """The handler in the definition of unknown task types. Never called."""
 
 
 _UNKNOWN = TaskDefinition(type="", queue="", function=_unhandled, is_async=False, wants_context=False)

@@ -1,4 +1,4 @@
-"""Runs an event loop until SIGINT or SIGTERM. A second signal ends the process, even if a handler blocks the loop."""
+"""Runs an event loop until SIGINT or SIGTERM. A second signal exits the process, even if a handler blocks the loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXIT_CODE_FORCED = 130
 
 
 class StopSignal:
-    """The first signal sets `requested`. The second calls `on_second_signal`, with one second left, and ends the process."""
+    """The first signal sets `requested`. The second calls `on_second_signal`, which has one second, and exits the process."""
 
     def __init__(self) -> None:
         self.requested = asyncio.Event()
@@ -29,10 +29,10 @@ class StopSignal:
         if self._count == 1:
             self._loop.call_soon_threadsafe(self.requested.set)
         elif self._count == 2:
-            # In a thread: the event loop may be blocked.
-            threading.Thread(target=self._end, daemon=True).start()
+            # In a thread, because the event loop may be blocked.
+            threading.Thread(target=self._exit, daemon=True).start()
 
-    def _end(self) -> None:
+    def _exit(self) -> None:
         try:
             if self.on_second_signal is not None:
                 self.on_second_signal(_RELEASE_SECONDS)
@@ -41,12 +41,12 @@ class StopSignal:
 
 
 def run_until_signalled(main: Callable[[StopSignal], Coroutine[Any, Any, None]]) -> None:
-    async def supervised() -> None:
-        stopping = StopSignal()
-        # Not the signal handlers of the event loop: they do not run while it is blocked.
+    async def run_main() -> None:
+        stop_signal = StopSignal()
+        # Not the event loop's signal handlers, which do not run while the loop is blocked.
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, stopping.on_signal)
-        await main(stopping)
+            signal.signal(number, stop_signal.on_signal)
+        await main(stop_signal)
 
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with contextlib.suppress(ImportError):
@@ -54,4 +54,4 @@ def run_until_signalled(main: Callable[[StopSignal], Coroutine[Any, Any, None]])
 
         loop_factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(supervised())
+        runner.run(run_main())

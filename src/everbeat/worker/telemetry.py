@@ -1,4 +1,4 @@
-"""The counters and log lines of a worker. An outage of the server is one line when it begins and one when it ends."""
+"""The counters and log lines of a worker. A server outage is logged once when it begins and once when it ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _QUIET_SECONDS = 10.0
 
 @dataclass
 class Stats:
-    """`stale`: reports that came too late. `lost`: tasks given up because their leases ended or may have ended."""
+    """The counters of a worker. `stale`: late reports. `lost`: tasks dropped because their lease ended or may have ended."""
 
     claimed: int = 0
     completed: int = 0
@@ -29,7 +29,7 @@ class Stats:
 
 
 class WorkerTelemetry:
-    """Called from the event loop, from handler threads and from the heartbeat thread."""
+    """Counts and logs. Called from the event loop, from handler threads and from the heartbeat thread."""
 
     def __init__(self, worker: str) -> None:
         self.stats = Stats()
@@ -53,28 +53,28 @@ class WorkerTelemetry:
 
     # Tasks
 
-    def failed(self, task: ClaimedTask, error: str, place: str | None) -> None:
+    def failed(self, task: ClaimedTask, error: str, location: str | None) -> None:
         if self._may_log():
             attempts = f"{task.attempt}/{task.max_attempts}"
-            self._log.warning("task_failed", task=str(task.id), type=task.type, attempt=attempts, error=error, at=place)
+            self._log.warning("task_failed", task=str(task.id), type=task.type, attempt=attempts, error=error, at=location)
 
     def stale(self, stale: Sequence[RunningTask], verb: str) -> None:
         with self._lock:
             self.stats.stale += len(stale)
-        meaning = "another worker has the task, or it has ended; the report changed nothing"
+        meaning = "another worker has claimed the task, or it has ended; the report had no effect"
         self._log.warning("report_stale", report=verb, count=len(stale), **_example(stale), meaning=meaning)
 
-    def lost(self, running_task: RunningTask, why: str) -> None:
+    def lost(self, running_task: RunningTask, reason: str) -> None:
         with self._lock:
             self.stats.lost += 1
         if self._may_log():
-            self._log.warning("task_lost", task=str(running_task.task.id), type=running_task.task.type, why=why)
+            self._log.warning("task_lost", task=str(running_task.task.id), type=running_task.task.type, reason=reason)
 
-    def unreported(self, running_task: Sequence[RunningTask], verb: str) -> None:
+    def unreported(self, running_tasks: Sequence[RunningTask], verb: str) -> None:
         with self._lock:
-            self.stats.lost += len(running_task)
-        meaning = "their leases may have expired before the report reached the server; they will be retried"
-        self._log.error("report_dropped", report=verb, count=len(running_task), **_example(running_task), meaning=meaning)
+            self.stats.lost += len(running_tasks)
+        meaning = "the leases may have expired before the report reached the server; the tasks will be retried"
+        self._log.error("report_dropped", report=verb, count=len(running_tasks), **_example(running_tasks), meaning=meaning)
 
     def rejected(self, running_task: RunningTask, verb: str, error: Exception) -> None:
         self._log.error(
@@ -103,37 +103,37 @@ class WorkerTelemetry:
             self._log.warning("server_unavailable", request=verb, error=str(error) or type(error).__name__, meaning="retrying")
 
     def server_available(self) -> None:
-        """A request succeeded."""
+        """Record that a request succeeded, and log the end of an outage."""
         if self._unavailable_since is None:
             return
         with self._lock:
             since, self._unavailable_since = self._unavailable_since, None
-            # A server that rejects one kind of request and accepts another must not fill the log.
+            # Do not fill the log if the server rejects one kind of request and accepts another.
             if self._is_outage_logged:
                 self._quiet_until = monotonic() + _QUIET_SECONDS
         if since is not None and self._is_outage_logged:
             self._log.warning("server_available", unavailable_seconds=round(monotonic() - since, 1))
 
-    def blocked(self, seconds: float, place: str | None, can_renew: bool) -> None:
+    def blocked(self, seconds: float, location: str | None, can_renew: bool) -> None:
         meaning = "a handler blocks the event loop; make it a sync function, or run blocking calls in a thread"
         if not can_renew:
-            meaning += "; leases are not renewed meanwhile"
-        self._log.error(f"event loop blocked for {seconds:.1f} s", at=place, meaning=meaning)
+            meaning += "; leases are not renewed while the event loop is blocked"
+        self._log.error(f"event loop blocked for {seconds:.1f} s", at=location, meaning=meaning)
 
     def unblocked(self, seconds: float) -> None:
         self._log.warning(f"event loop was blocked for {seconds:.1f} s")
 
     def _may_log(self) -> bool:
-        """Limits the log lines per second."""
+        """Limit the log lines per second."""
         with self._lock:
             second = int(monotonic())
             if second != self._second:
-                hidden, self._second, self._lines = self._lines - _MAX_LINES_PER_SECOND, second, 0
-                if hidden > 0:
-                    self._log.warning("log_lines_dropped", count=hidden)
+                dropped, self._second, self._lines = self._lines - _MAX_LINES_PER_SECOND, second, 0
+                if dropped > 0:
+                    self._log.warning("log_lines_dropped", count=dropped)
             self._lines += 1
             return self._lines <= _MAX_LINES_PER_SECOND
 
 
-def _example(running_task: Sequence[RunningTask]) -> dict[str, str]:
-    return {"task": str(running_task[0].task.id), "type": running_task[0].task.type}
+def _example(running_tasks: Sequence[RunningTask]) -> dict[str, str]:
+    return {"task": str(running_tasks[0].task.id), "type": running_tasks[0].task.type}

@@ -1,4 +1,4 @@
-"""The threads of sync handlers. Started as needed; daemon threads, so that a handler that never ends cannot block the exit."""
+"""The threads of sync handlers. Daemon threads, so that a handler that never ends cannot block the exit of the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everbeat.worker.running_task import RunningTask
 
 
 class HandlerThreadPool:
-    """Runs `call` in threads, and passes the outcomes in batches to `collect` in the event loop."""
+    """Runs `call` in threads, started as needed, and passes the outcomes in batches to `collect` on the event loop."""
 
     def __init__(
         self,
@@ -32,10 +32,10 @@ class HandlerThreadPool:
         self._done: deque[tuple[RunningTask, Outcome]] = deque()
         self._threads = 0
         self._busy = 0
-        self._has_changed = False
+        self._is_collect_scheduled = False
 
     def start(self, running_task: RunningTask) -> None:
-        """Call it in the event loop. The caller does not start more tasks than the size."""
+        """Start a task. Call this on the event loop, with at most `size` tasks running."""
         self._busy += 1
         if self._busy > self._threads and self._threads < self._size:
             self._threads += 1
@@ -47,24 +47,24 @@ class HandlerThreadPool:
             self._waiting.put(None)
 
     def _work(self) -> None:
-        me = threading.get_ident()
+        thread_id = threading.get_ident()
         while (running_task := self._waiting.get()) is not None:
-            running_task.thread_id = me
-            # A copy for each: context variables that a handler sets do not affect the next one.
+            running_task.thread_id = thread_id
+            # One copy per task, so that context variables set by a handler do not affect the next one.
             outcome = self._context.copy().run(self._call, running_task)
             running_task.thread_id = None
             self._done.append((running_task, outcome))
             del running_task, outcome
-            if not self._has_changed:
-                self._has_changed = True
+            if not self._is_collect_scheduled:
+                self._is_collect_scheduled = True
                 try:
                     self._loop.call_soon_threadsafe(self._collect_done)
-                except RuntimeError:  # the event loop is closed, so nothing waits for this outcome
+                except RuntimeError:  # the event loop is closed, so the outcome is no longer needed
                     return
 
     def _collect_done(self) -> None:
-        # First: what is appended after this schedules another call.
-        self._has_changed = False
+        # Reset the flag first, so that an outcome appended from now on schedules another call.
+        self._is_collect_scheduled = False
         done = []
         while self._done:
             done.append(self._done.popleft())

@@ -1,1 +1,1 @@
-"""Triggers: one file per kind, all behind the contract in base.py."""
+"""Triggers: one file per kind. base.py has the protocol that they implement."""

@@ -1,7 +1,7 @@
-"""Cron: the days and times of an expression. The text is parsed in cron_fields.py; DST is in wall_clock.py.
+"""Cron triggers: the days and times of an expression. cron_fields.py parses the text; wall_clock.py applies DST.
 
-An expression whose minute or hour begins with a star follows elapsed time: it ticks whenever the local time matches. Any
-other expression names local times, and the policies for gaps and folds apply.
+An expression whose minute or hour begins with a star follows elapsed time: it ticks whenever the local time matches. Other
+expressions name local times, and the policies for gaps and folds apply to them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from everbeat.core.triggers.days import CrossedTimes, DayPattern, Times
 from everbeat.core.triggers.wall_clock import EPOCH_ORDINAL, FIRST_DAY, LAST_DAY, LocalTrigger, Mode, wall_clock
 from everbeat.core.zones import load_zone
 
-# Months with the same length and the same first weekday have the same matching days. There are 28 kinds, and all of them
-# occur within 28 years, so the days of each kind are computed with cronsim once.
+# Months with the same length and the same first weekday have the same matching days. There are 28 such kinds, all of which
+# occur within 28 years. cronsim computes the days of each kind once.
 _SAMPLES = {monthrange(year, month): (year, month) for year in range(2000, 2028) for month in range(1, 13)}
 
 
@@ -31,12 +31,12 @@ class CronTrigger(LocalTrigger):
 
 
 def effective_zone(expression: str, timezone: str) -> str:
-    """The zone of an expression: that of its CRON_TZ= prefix, or else the schedule's."""
+    """Return the zone of an expression: that of its CRON_TZ= prefix if it has one, otherwise that of the schedule."""
     return split_zone(expression)[0] or timezone
 
 
 def parse_cron(expression: str, timezone: str, gap: DstGap, fold: DstFold, seed: bytes | None) -> CronTrigger:
-    """Parse an expression. Raises InvalidInput for `cron`. The seed determines H; None is enough to validate."""
+    """Parse an expression. Raises InvalidInput for `cron`. The seed determines H; None is sufficient for validation."""
     if len(expression) > MAX_LENGTH:
         raise invalid_cron(f"has {len(expression)} characters; at most {MAX_LENGTH} are allowed")
     prefix, rest = split_zone(expression)
@@ -55,11 +55,11 @@ def parse_cron(expression: str, timezone: str, gap: DstGap, fold: DstFold, seed:
 
 
 class MonthDays:
-    """The days of an expression. Shared, because many expressions differ only in their times."""
+    """The days of an expression. Expressions that differ only in their times share this object."""
 
     def __init__(self, day: str, month: str, weekday: str) -> None:
-        # Only the parser and day matching of cronsim are used, not its iteration, so the date does not matter. The month is
-        # parsed separately, because the error of cronsim for 31 4 would be less precise than ours.
+        # Only the parser and the day matching of cronsim are used, not its iteration, so the date does not matter. The month
+        # is parsed separately, because the error of cronsim for a day such as April 31 is less precise.
         start = datetime(2000, 1, 1)  # noqa: DTZ001
         self._sim = CronSim(f"0 0 {day} * {weekday}", start)
         self.months: tuple[int, ...] = tuple(sorted(CronSim(f"0 0 1 {month} *", start).months))
@@ -68,7 +68,7 @@ class MonthDays:
         self.ever_match = self._ever_match()
 
     def around(self, day: int) -> tuple[int, int, tuple[int, ...]]:
-        """The first day of the month that contains a day, the first day of the next month, and the matching days between."""
+        """Return the first day of the month that contains a day, the first day of the next month, and the matching days."""
         recent = self._recent
         if recent[0] <= day < recent[1]:
             return recent
@@ -80,11 +80,11 @@ class MonthDays:
         return found
 
     def of_month(self, year: int, month: int) -> tuple[int, tuple[int, ...]]:
-        """The first day of a month, and the offsets of its matching days."""
+        """Return the first day of a month and the offsets of its matching days."""
         return date(year, month, 1).toordinal() - EPOCH_ORDINAL, self._of_kind(monthrange(year, month))
 
     def _ever_match(self) -> bool:
-        """Whether any day matches. Within 400 years, after which the calendar repeats, every kind of each month occurs."""
+        """Whether any day matches. Every kind of each month occurs within 400 years, after which the calendar repeats."""
         lengths = {monthrange(year, month)[1] for year in (2000, 2001) for month in self.months}
         return any(self._of_kind((weekday, length)) for length in lengths for weekday in range(7))
 
@@ -160,7 +160,7 @@ class CronPattern(DayPattern):
         return total * self._times.size
 
     def _months_from(self, day: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """The first day and matching offsets of each of its months, beginning with the month that starts on this day."""
+        """Yield the first day and matching offsets of each of its months, beginning with the month that starts on this day."""
         if day > LAST_DAY:
             return
         begin = date.fromordinal(day + EPOCH_ORDINAL)
@@ -183,5 +183,5 @@ def _no_match_message(fields: tuple[str, ...], months: tuple[int, ...]) -> str:
     names = list(MONTH.names)
     where = "any month" if len(months) == 12 else " or ".join(names[month - 1] for month in months)
     if fields[5] == "*":
-        return f"day-of-month: {fields[3]} does not exist in {where}; use a day that these months have, or L for the last"
+        return f"day-of-month: {fields[3]} does not exist in {where}; use an earlier day, or L for the last day"
     return f"day-of-month: {fields[3]} never falls on day-of-week {fields[5]} in {where}; change one of the two"

@@ -1,4 +1,4 @@
-"""Parses cron expressions: prefix, nicknames, H and precise error messages. The result is in the dialect of cronsim."""
+"""Parses cron expressions, with zone prefix, nicknames and H, into the dialect of cronsim. Errors name the field."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _SHOWN_LENGTH = 24
 
 
 class Field(NamedTuple):
-    """One field of an expression: its range, the values H may take, and its names."""
+    """One field of an expression: its range, the maximum of H, and its named values."""
 
     name: str
     low: int
     high: int
     hash_high: int
     names: Mapping[str, int] = MappingProxyType({})
-    thing: str = "a number"
+    noun: str = "a number"
 
 
 SECOND = Field("second", 0, 59, 59)
 MINUTE = Field("minute", 0, 59, 59)
 HOUR = Field("hour", 0, 23, 23)
-# H ends at 28, so that the day exists in every month.
+# The maximum of H is 28, so that the day exists in every month.
 DAY_OF_MONTH = Field("day-of-month", 1, 31, 28)
 MONTH = Field("month", 1, 12, 12, MappingProxyType({name: i + 1 for i, name in enumerate(_MONTHS)}), "a month")
 DAY_OF_WEEK = Field("day-of-week", 0, 7, 6, MappingProxyType({name: i for i, name in enumerate(_DAYS)}), "a day")
@@ -57,13 +57,13 @@ def invalid_cron(message: str) -> InvalidInput:
 
 
 def split_zone(expression: str) -> tuple[str | None, str]:
-    """The zone of a CRON_TZ= or TZ= prefix, if any, and the rest of the expression."""
+    """Return the zone of a CRON_TZ= or TZ= prefix, if any, and the rest of the expression."""
     match = _ZONE_PREFIX.match(expression)
     return (match[1], expression[match.end() :]) if match else (None, expression)
 
 
 def uses_hash(expression: str) -> bool:
-    """Whether the expression depends on the seed."""
+    """Whether the expression contains H and therefore depends on the seed."""
     if "H" not in expression and "h" not in expression:
         return False
     _, rest = split_zone(expression)
@@ -71,7 +71,7 @@ def uses_hash(expression: str) -> bool:
 
 
 def read_fields(expression: str, seed: bytes) -> tuple[str, ...]:
-    """Six checked fields, seconds first, in cronsim's dialect. The zone prefix must have been removed."""
+    """Return six validated fields, seconds first, in the dialect of cronsim. The zone prefix must have been removed."""
     text = expression.strip()
     if text.startswith("@"):
         text = _nickname(text)
@@ -79,12 +79,12 @@ def read_fields(expression: str, seed: bytes) -> tuple[str, ...]:
     if len(parts) == 5:
         parts.insert(0, "0")
     if len(parts) != 6:
-        raise invalid_cron(_wrong_number(len(parts)))
+        raise invalid_cron(_wrong_count_message(len(parts)))
     return tuple(_read_field(field, part, seed) for field, part in zip(FIELDS, parts, strict=True))
 
 
 def follows_real_time(expression: str) -> bool:
-    """Whether the minute or the hour is a wildcard; seconds do not matter. The expression must be valid."""
+    """Whether the minute or hour begins with a star. Seconds do not matter. The expression must be valid."""
     text = expression.strip()
     parts = NICKNAMES.get(text.lower(), text).split()
     return parts[-5].startswith("*") or parts[-4].startswith("*")
@@ -95,12 +95,12 @@ def _nickname(text: str) -> str:
         return NICKNAMES[text.lower()]
     except KeyError:
         hint = "; use the every_seconds trigger instead" if text.lower().startswith("@every") else ""
-        raise invalid_cron(f"{_shown(text)} is not known; use one of {', '.join(NICKNAMES)}{hint}") from None
+        raise invalid_cron(f"{_shown(text)} is not a known nickname; use one of {', '.join(NICKNAMES)}{hint}") from None
 
 
-def _wrong_number(count: int) -> str:
+def _wrong_count_message(count: int) -> str:
     if count == 0:
-        return "is empty; write 5 fields (minute hour day-of-month month day-of-week), for example 0 9 * * MON-FRI"
+        return "is empty; it needs 5 fields (minute hour day-of-month month day-of-week), for example 0 9 * * MON-FRI"
     fields = "1 field" if count == 1 else f"{count} fields"
     return f"has {fields}; expected 5 (minute hour day-of-month month day-of-week) or 6 with seconds first"
 
@@ -109,13 +109,13 @@ def _read_field(field: Field, text: str, seed: bytes) -> str:
     if text == "?":
         if field in (DAY_OF_MONTH, DAY_OF_WEEK):
             return "*"
-        raise _wrong(field, "? is for day-of-month and day-of-week only; use *")
+        raise _wrong(field, "? is allowed only in day-of-month and day-of-week; use *")
     return ",".join(_read_term(field, term, seed) for term in text.split(","))
 
 
 def _read_term(field: Field, term: str, seed: bytes) -> str:
     if not term:
-        raise _wrong(field, "has an empty entry in its list; remove the extra comma")
+        raise _wrong(field, "the list has an empty entry; remove the extra comma")
     if field is DAY_OF_MONTH and term in ("L", "LW"):
         return term
     if field is DAY_OF_MONTH and term.startswith("L-"):
@@ -132,7 +132,7 @@ def _read_term(field: Field, term: str, seed: bytes) -> str:
         return "*" if base == "*" else _list(_range(field, base))
     step = _step(field, step_text)
     if base == "*":
-        # Not expanded: a leading star also determines how the two day fields are combined.
+        # Not expanded, because a leading star also determines how the two day fields are combined.
         return f"*/{step}"
     values = _range(field, base)
     if "-" not in base:
@@ -153,7 +153,7 @@ def _range(field: Field, text: str) -> range:
     if field is DAY_OF_WEEK and high == 0 and low > 0:
         high = 7
     if high < low:
-        raise _wrong(field, f"{_shown(text)} runs backwards; write the smaller value first, or two ranges in a list")
+        raise _wrong(field, f"the range {_shown(text)} is reversed; put the smaller value first, or use two ranges in a list")
     return range(low, high + 1)
 
 
@@ -174,20 +174,20 @@ def _not_a_value(field: Field, text: str) -> str:
     if field is DAY_OF_WEEK and text == "W":
         return '"W" is not a day; use MON-FRI'
     if "?" in text:
-        return "? stands alone in a field; use * here"
+        return "? must be the only character of a field; use * here"
     span = f"{field.low}–{field.high}"
     if field.names:
         names = list(field.names)
-        return f'"{_shown(text)}" is not {field.thing}; use {names[0]}–{names[-1]} or {span}'
+        return f'"{_shown(text)}" is not {field.noun}; use {names[0]}–{names[-1]} or {span}'
     return f'"{_shown(text)}" is not a number; use {span}, *, a range such as 1-5, or a step such as */5'
 
 
 def _step(field: Field, text: str) -> int:
     if not _NUMBER.fullmatch(text):
-        raise _wrong(field, f'"{_shown(text)}" is not a step; write a number of 1 or more after the slash')
+        raise _wrong(field, f'"{_shown(text)}" is not a step; use a number of 1 or more after the slash')
     step = int(text)
     if step == 0:
-        raise _wrong(field, "a step must not be 0; use 1 or more")
+        raise _wrong(field, "the step must not be 0; use 1 or more")
     return step
 
 
@@ -195,7 +195,7 @@ def _nth_weekday(term: str) -> str:
     day_text, _, nth_text = term.partition("#")
     day = _value(DAY_OF_WEEK, day_text)
     if nth_text not in ("1", "2", "3", "4", "5"):
-        raise _wrong(DAY_OF_WEEK, f'"{_shown(term)}": the number after # must be 1–5 (which one of the month)')
+        raise _wrong(DAY_OF_WEEK, f'"{_shown(term)}": the number after # must be 1–5 (first to fifth of the month)')
     return f"{day}#{nth_text}"
 
 
@@ -208,7 +208,7 @@ def _last_weekday(term: str) -> str:
 def _hashed(field: Field, term: str, seed: bytes) -> str:
     match = _HASH.fullmatch(term)
     if match is None:
-        raise _wrong(field, f'"{_shown(term)}" is not understood; use H, H/15, H(0-29) or H(0-29)/10')
+        raise _wrong(field, f'"{_shown(term)}" is not valid; use H, H/15, H(0-29) or H(0-29)/10')
     span_text, step_text = match.groups()
     values = range(field.low, field.hash_high + 1)
     if span_text is not None:

@@ -1,4 +1,4 @@
-"""Patterns of days and of times within a day. Subclasses in cron and rrule define the days and times."""
+"""Patterns of days and of times within a day. Subclasses for cron and rrule define the days and times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Protocol
 
 from everbeat.core.triggers.wall_clock import DAY, MAX_INSTANT, MIN_INSTANT
 
-# Only elapsed time with a filter on local time has days without times: every 7 hours at 3:00 on Mondays may never match.
+# Only rules that count elapsed time and filter by local time have days without times. Some of them never match, for example
+# every 7 hours, filtered to 3:00 on Mondays.
 _MAX_DAYS_SEARCHED = 2000
 
 
@@ -22,11 +23,11 @@ class Times(Protocol):
     def __getitem__(self, index: int) -> int: ...
 
     def rank(self, time: int) -> int:
-        """The number of times before this one."""
+        """Return the number of times before this one."""
 
 
 class ListedTimes:
-    """Times in a list or range."""
+    """The times in a list or range."""
 
     def __init__(self, times: Sequence[int]) -> None:
         self._times = times
@@ -40,7 +41,7 @@ class ListedTimes:
 
 
 class CrossedTimes:
-    """Hours × minutes × seconds, without a list of up to 86,400 entries."""
+    """All combinations of hours, minutes and seconds, without a list of up to 86,400 entries."""
 
     def __init__(self, hours: Sequence[int], minutes: Sequence[int], seconds: Sequence[int]) -> None:
         self._hours, self._minutes, self._seconds = (tuple(sorted(set(each))) for each in (hours, minutes, seconds))
@@ -68,23 +69,23 @@ class CrossedTimes:
 
 
 class DayPattern(ABC):
-    """Implements wall_clock.Pattern. Days count from 1970-01-01; the times of a day may depend on the day and the offset."""
+    """Implements wall_clock.Pattern. Days count from 1970-01-01. The times of a day may depend on the day and the offset."""
 
     @abstractmethod
     def first_day(self, day: int, offset: int) -> int | None:
-        """The first day at or after this one that may have times."""
+        """Return the first day at or after this one that may have times."""
 
     @abstractmethod
     def last_day(self, day: int, offset: int) -> int | None:
-        """The last day at or before this one that may have times."""
+        """Return the last day at or before this one that may have times."""
 
     @abstractmethod
     def times_on(self, day: int, offset: int) -> Times:
-        """The times of a day that first_day or last_day returned."""
+        """Return the times of a day that first_day or last_day returned."""
 
     @abstractmethod
     def count_on_days(self, first: int, end: int, offset: int) -> int:
-        """The number of times on the whole days in [first, end)."""
+        """Return the number of times on the days in [first, end)."""
 
     def first(self, low: int, high: int, offset: int) -> int | None:
         low = max(low, MIN_INSTANT)

@@ -1,4 +1,4 @@
-"""A fixed interval of elapsed time, counted from an anchor. Time zones do not matter."""
+"""Triggers with a fixed interval of elapsed time, counted from an anchor. Time zones do not matter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parse_every(expression: str, anchor: datetime) -> IntervalTrigger:
     if not MIN_SECONDS <= seconds <= MAX_SECONDS:
         raise _invalid_every(f"must be between {MIN_SECONDS} and {MAX_SECONDS} (ten years)")
     if seconds * 1_000_000 % 1:
-        raise _invalid_every("has more than six decimals; a microsecond is the finest step")
+        raise _invalid_every("has more than six decimals; the resolution is one microsecond")
     return IntervalTrigger(seconds, anchor)
 
 
@@ -36,7 +36,7 @@ class IntervalTrigger:
     def __init__(self, seconds: Decimal | float, anchor: datetime) -> None:
         self._step = round(Decimal(seconds) * 1_000_000)
         if self._step < 1:
-            raise ValueError("an interval is at least a microsecond")
+            raise ValueError("an interval must be at least one microsecond")
         self._anchor = anchor.astimezone(UTC)
         self._count = 1 + (_LAST - self._anchor) // _MICROSECOND // self._step
 
@@ -56,7 +56,7 @@ class IntervalTrigger:
         return []
 
     def _passed(self, t: datetime) -> int:
-        """The number of ticks at or before t; zero or less if there are none."""
+        """Return the number of ticks at or before t; zero or less if there are none."""
         return (t - self._anchor) // _MICROSECOND // self._step + 1
 
     def _tick(self, number: int) -> datetime:

@@ -1,4 +1,4 @@
-"""A single tick at a given instant."""
+"""Triggers with a single tick at a given instant."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def parse_at(expression: str) -> OnceTrigger:
     if offset is None:
         raise _invalid_at(f"needs an offset from UTC, such as Z or +01:00 at its end: {_EXAMPLE}")
     if second == "60":
-        raise _invalid_at("a leap second (:60) cannot be scheduled; use :59 or the next minute")
+        raise _invalid_at("is a leap second (:60), which is not supported; use :59 or the next minute")
     if fraction is not None and len(fraction) > 6:
-        raise _invalid_at("has more than six decimals; a microsecond is the finest step")
+        raise _invalid_at("has more than six decimals; the resolution is one microsecond")
     try:
         moment = datetime.fromisoformat(f"{day}T{time}{'+00:00' if offset in 'Zz' else offset}")
         return OnceTrigger(moment.astimezone(UTC))
     except (ValueError, OverflowError):
-        raise _invalid_at("names a date, time or offset that does not exist") from None
+        raise _invalid_at("has a date, time or offset that does not exist") from None
 
 
 class OnceTrigger:

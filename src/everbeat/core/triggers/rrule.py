@@ -1,8 +1,8 @@
-"""RRULE: recurrence rules as triggers. Text is parsed in rrule_text.py, times are in rrule_times.py, DST is in wall_clock.py.
+"""Recurrence rules as triggers. rrule_text.py parses the text, rrule_times.py computes the times, wall_clock.py applies DST.
 
-YEARLY to DAILY rules name local times, and the policies for gaps and folds apply. HOURLY, MINUTELY and SECONDLY rules count
-elapsed time from DTSTART, also across gaps and folds, and their BY parts filter by local time. COUNT counts the times of a rule
-before a gap moves or skips one, or a fold repeats one. UNTIL is inclusive; a date includes the whole day in the zone.
+YEARLY to DAILY rules name local times, and the policies for gaps and folds apply to them. HOURLY, MINUTELY and SECONDLY rules
+count elapsed time from DTSTART, also across gaps and folds, and their BY parts filter by local time. COUNT counts the times of
+a rule before a gap moves or skips one, or a fold repeats one. UNTIL is inclusive; a date includes the whole day in the zone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from everbeat.core.triggers.rrule_times import UNITS, DatePattern, ElapsedPatter
 from everbeat.core.triggers.wall_clock import DAY, MAX_INSTANT, LocalTrigger, Mode, to_seconds, wall_clock
 from everbeat.core.zones import load_zone
 
-# After this many periods of one offset without a tick, an HOURLY, MINUTELY or SECONDLY rule is considered to have none.
+# An HOURLY, MINUTELY or SECONDLY rule without a tick in this many windows is considered to have none.
 _MAX_WINDOWS = 64
 _COUNT_YEARS = 100
 
@@ -27,12 +27,12 @@ class RRuleTrigger(LocalTrigger):
 
 
 def effective_zone(expression: str, timezone: str) -> str:
-    """The zone of a rule: the TZID of its DTSTART, or else the schedule's."""
+    """Return the zone of a rule: the TZID of its DTSTART if it has one, otherwise the zone of the schedule."""
     return read_recurrence(expression).zone or timezone
 
 
 def has_start(expression: str) -> bool:
-    """Whether the rule has a DTSTART, so that it needs no anchor."""
+    """Whether the rule has a DTSTART and therefore needs no anchor."""
     return read_recurrence(expression).start is not None
 
 
@@ -64,7 +64,7 @@ def _elapsed(rule: Recurrence, zone: ZoneInfo, start: datetime, gap: DstGap) -> 
     for _ in range(rule.limit):
         found = trigger.search(last, _MAX_WINDOWS)
         if found is None or found > begin + _COUNT_YEARS * 366 * DAY:
-            raise invalid_rrule(f"COUNT: {rule.limit} ticks would take more than {_COUNT_YEARS} years; use fewer, or UNTIL")
+            raise invalid_rrule(f"COUNT: {rule.limit} ticks would take more than {_COUNT_YEARS} years; reduce it, or use UNTIL")
         last = found
     return RRuleTrigger(ElapsedPattern(rule, begin, last), clock, gap)
 
@@ -92,12 +92,12 @@ def _until(rule: Recurrence, zone: ZoneInfo) -> int | None:
     if rule.until.is_date:
         until = until + timedelta(seconds=DAY - 1)
     if until.tzinfo is None:
-        # If the local time occurs twice, the later instant, because UNTIL is inclusive.
+        # If the local time occurs twice, use the later instant, because UNTIL is inclusive.
         until = until.replace(tzinfo=zone, fold=1)
     return min(to_seconds(until), MAX_INSTANT)
 
 
 def _no_ticks_message(rule: Recurrence) -> str:
     if rule.until is not None:
-        return "UNTIL: there is no tick between DTSTART and UNTIL; move UNTIL, or check the BY parts"
-    return "never matches: its BY parts, INTERVAL and DTSTART exclude each other"
+        return "UNTIL: there is no tick between DTSTART and UNTIL; change UNTIL or the BY parts"
+    return "never matches, because its BY parts, INTERVAL and DTSTART exclude each other"

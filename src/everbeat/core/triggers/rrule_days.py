@@ -1,7 +1,8 @@
 """The days of a recurrence rule, one year at a time. dateutil computes the days of a year; INTERVAL is applied here.
 
-dateutil iterates from DTSTART and, for a rule that never matches, up to the year 9999. It is therefore only used for single
-years, once per kind of year: the weekday of January 1 and whether it is a leap year determine all days of a rule.
+dateutil iterates from DTSTART and, for a rule that never matches, up to the year 9999. It is therefore used only for single
+years, once per kind of year. The weekday of January 1 and whether the year and the one before are leap years
+determine all days of a rule.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from dateutil.rrule import weekday
 
 _CACHED_YEARS = 64
-# dateutil ends a yearly rule when the next year would be after 9999. This interval limits it to one year.
+# dateutil ends a yearly rule when the next year would be after 9999. With this interval it computes only one year.
 _INTERVAL_BEYOND_RANGE = 10_000
 
 
@@ -30,7 +31,7 @@ class RecurrenceDays:
     """The days of a rule, counted from 1970, including those before DTSTART in the same phase."""
 
     # The calendar repeats after 400 years, but with INTERVAL a leap day may take longer to match.
-    patience_years = 1000
+    max_years_searched = 1000
 
     def __init__(self, rule: Recurrence, start: date) -> None:
         self._rule = with_defaults(rule, start)
@@ -72,7 +73,7 @@ class RecurrenceDays:
         return None
 
     def between(self, first: int, end: int) -> Iterable[tuple[int, ...]]:
-        """The days in [first, end), year by year."""
+        """Yield the days in [first, end), year by year."""
         for year in range(_year_of(first), _year_of(end - 1) + 1) if first < end else ():
             days = self.of_year(year)
             yield days[bisect_left(days, first) : bisect_left(days, end)]
@@ -81,7 +82,7 @@ class RecurrenceDays:
         step = self._rule.interval if self._rule.frequency == "YEARLY" else 1
         begin = year + direction * ((self._start.year - year) * direction % step)
         end = date.max.year + 1 if direction > 0 else 0
-        return range(begin, end, direction * step)[: self.patience_years]
+        return range(begin, end, direction * step)[: self.max_years_searched]
 
     def _find(self, year: int) -> tuple[int, ...]:
         rule = self._rule
@@ -100,14 +101,14 @@ class RecurrenceDays:
         return tuple(day for offset in self._of_kind(year, months) if (day := first + offset) in wanted) if wanted else ()
 
     def _in_phase(self, first: int) -> set[int] | None:
-        """The days of a year that INTERVAL selects, by weeks or days; None if all. The year begins with the day `first`."""
+        """Return the days of the year from `first` that INTERVAL selects, by weeks or days, or None if it selects all."""
         if self._rule.interval == 1 or self._rule.frequency not in ("WEEKLY", "DAILY"):
             return None
         origin, length = (self._week_origin, 7) if self._rule.frequency == "WEEKLY" else (self._start_day, 1)
         step = self._rule.interval * length
         earliest = first - length + 1
-        begins = range(earliest + (origin - earliest) % step, first + 366, step)
-        return {begin + each for begin in begins for each in range(length)}
+        starts = range(earliest + (origin - earliest) % step, first + 366, step)
+        return {start + each for start in starts for each in range(length)}
 
     def _of_kind(self, year: int, months: tuple[int, ...]) -> tuple[int, ...]:
         kind = (date(year, 1, 1).weekday(), isleap(year), isleap(year - 1), months)
@@ -118,34 +119,34 @@ class RecurrenceDays:
 
 
 class ChosenDays(RecurrenceDays):
-    """The days of a rule with BYSETPOS, which picks times out of each year, month, week or day."""
+    """The days of a rule with BYSETPOS, which selects times from each year, month, week or day."""
 
-    # A year costs more here. The rarest choices, such as the fifth Monday of February, are at most forty years apart.
-    patience_years = 120
+    # A year takes longer to compute here. The rarest results, such as the fifth Monday of February, are at most 40 years apart.
+    max_years_searched = 120
 
     def __init__(self, rule: Recurrence, start: date, times: Times) -> None:
         super().__init__(rule, start)
         self._all_times = times
-        self._plans: dict[int, dict[int, Times]] = {}
+        self._times_by_year: dict[int, dict[int, Times]] = {}
 
     def of_year(self, year: int) -> tuple[int, ...]:
-        return tuple(self._plan(year))
+        return tuple(self._times_of_year(year))
 
     def times_on(self, day: int) -> Times:
-        return self._plan(_year_of(day))[day]
+        return self._times_of_year(_year_of(day))[day]
 
-    def _plan(self, year: int) -> dict[int, Times]:
-        plan = self._plans.get(year)
-        if plan is None:
-            if len(self._plans) >= _CACHED_YEARS:
-                self._plans.clear()
+    def _times_of_year(self, year: int) -> dict[int, Times]:
+        times = self._times_by_year.get(year)
+        if times is None:
+            if len(self._times_by_year) >= _CACHED_YEARS:
+                self._times_by_year.clear()
             chosen: dict[int, set[int]] = defaultdict(set)
-            for days in self._periods_touching(year):
+            for days in self._periods_of_year(year):
                 for day, time in self._choose(days):
                     chosen[day].add(time)
-            plan = {day: ListedTimes(sorted(chosen[day])) for day in sorted(chosen) if _year_of(day) == year}
-            self._plans[year] = plan
-        return plan
+            times = {day: ListedTimes(sorted(chosen[day])) for day in sorted(chosen) if _year_of(day) == year}
+            self._times_by_year[year] = times
+        return times
 
     def _choose(self, days: list[int]) -> Iterable[tuple[int, int]]:
         total = len(days) * self._all_times.size
@@ -155,8 +156,8 @@ class ChosenDays(RecurrenceDays):
                 day, time = divmod(index, self._all_times.size)
                 yield days[day], self._all_times[time]
 
-    def _periods_touching(self, year: int) -> Iterable[list[int]]:
-        """The days of the year, grouped by period; weeks at its ends include their days in adjacent years."""
+    def _periods_of_year(self, year: int) -> Iterable[list[int]]:
+        """Return the days of the year, grouped by period. Weeks at its ends include their days in adjacent years."""
         days = list(super().of_year(year))
         if self._rule.frequency == "WEEKLY":
             before, after = super().of_year(max(year - 1, 1)), super().of_year(min(year + 1, date.max.year))
@@ -176,7 +177,7 @@ class ChosenDays(RecurrenceDays):
 
 
 def with_defaults(rule: Recurrence, start: date) -> Recurrence:
-    """The rule with missing day parts taken from DTSTART, as RFC 5545 requires."""
+    """Return the rule with missing day parts taken from DTSTART, as RFC 5545 requires."""
     if rule.by_week_number or rule.by_year_day or rule.by_month_day or rule.by_day:
         return rule
     match rule.frequency:
@@ -191,7 +192,7 @@ def with_defaults(rule: Recurrence, start: date) -> Recurrence:
 
 
 def _dateutil_days(rule: Recurrence, year: int, months: tuple[int, ...]) -> tuple[int, ...]:
-    from dateutil.rrule import YEARLY, rrule  # few schedules have a rule, and `import everbeat` should be fast
+    from dateutil.rrule import YEARLY, rrule  # not at the top: few schedules need it, and imports should be fast
 
     month_days = rule.by_month_day
     if not (rule.by_week_number or rule.by_year_day or rule.by_month_day or rule.by_day):

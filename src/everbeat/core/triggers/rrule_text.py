@@ -1,4 +1,4 @@
-"""Parses the text of recurrence rules (RFC 5545) into a checked Recurrence. rrule.py turns it into a trigger."""
+"""Parses the text of recurrence rules (RFC 5545) into a validated Recurrence. rrule.py builds a trigger from it."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _SHOWN_LENGTH = 24
 
 
 class Moment(NamedTuple):
-    """A date, or a date and time, of iCalendar: aware in UTC with a Z, otherwise naive local time."""
+    """An iCalendar date, or date and time: aware in UTC if the text ends with Z, otherwise naive local time."""
 
     at: datetime
     is_date: bool
 
 
 class Recurrence(NamedTuple):
-    """The parts of an RRULE and its DTSTART, each checked for its range."""
+    """The parts of an RRULE and its DTSTART. Each value is within its range."""
 
     frequency: str
     interval: int = 1
@@ -66,7 +66,7 @@ def invalid_rrule(message: str) -> InvalidInput:
 
 
 def read_recurrence(expression: str) -> Recurrence:
-    """Parse RRULE:… or FREQ=…, with at most one DTSTART line; lines may be separated by any white space."""
+    """Parse RRULE:… or FREQ=…, with at most one DTSTART line. Lines may be separated by any white space."""
     if len(expression) > MAX_LENGTH:
         raise invalid_rrule(f"has {len(expression)} characters; at most {MAX_LENGTH} are allowed")
     rule: str | None = None
@@ -77,25 +77,25 @@ def read_recurrence(expression: str) -> Recurrence:
         name, *parameters = head.split(";") if colon else ["RRULE"]
         if name.upper() == "RRULE" and not parameters:
             if rule is not None:
-                raise invalid_rrule("has more than one RRULE; make a schedule for each")
+                raise invalid_rrule("has more than one RRULE; create a schedule for each")
             rule = value if colon else line
         elif name.upper() == "DTSTART":
             if start is not None:
-                raise invalid_rrule("has more than one DTSTART; keep one")
+                raise invalid_rrule("has more than one DTSTART; remove the others")
             start, zone = _read_start(parameters, value)
         else:
             raise invalid_rrule(_unknown_line(name))
     if not rule:
-        raise invalid_rrule("has no rule; write for example FREQ=WEEKLY;BYDAY=MO,WE;BYHOUR=9;BYMINUTE=0;BYSECOND=0")
+        raise invalid_rrule("has no rule; use a rule such as FREQ=WEEKLY;BYDAY=MO,WE;BYHOUR=9;BYMINUTE=0;BYSECOND=0")
     return _read_rule(rule)._replace(start=start, zone=zone)
 
 
 def _unknown_line(name: str) -> str:
     if name.upper() in ("EXDATE", "EXRULE"):
-        return f"{name.upper()} is not supported; exclude days with a calendar"
+        return f"{name.upper()} is not supported; use a calendar to exclude days"
     if name.upper() == "RDATE":
-        return "RDATE is not supported; make another schedule for the extra dates"
-    return f'"{_shown(name)}" is not a known line; use RRULE and, if needed, DTSTART'
+        return "RDATE is not supported; create another schedule for the extra dates"
+    return f'"{_shown(name)}" is not supported; use RRULE and, if needed, DTSTART'
 
 
 def _read_start(parameters: list[str], value: str) -> tuple[Moment, str | None]:
@@ -110,14 +110,14 @@ def _read_start(parameters: list[str], value: str) -> tuple[Moment, str | None]:
     if start.at.year not in START_YEARS:
         raise invalid_rrule(f"DTSTART: the year must be {START_YEARS.start}–{START_YEARS.stop - 1}")
     if zone is not None and start.at.tzinfo is not None:
-        raise invalid_rrule("DTSTART: has both TZID and Z; keep one")
+        raise invalid_rrule("DTSTART: has both TZID and Z; remove one of them")
     return start, zone
 
 
 def _read_moment(name: str, text: str) -> Moment:
     match = _MOMENT.fullmatch(text.upper())
     if match is None:
-        raise invalid_rrule(f'{name}: "{_shown(text)}" is not a time; write 20261231T235959Z, 20261231T235959 or 20261231')
+        raise invalid_rrule(f'{name}: "{_shown(text)}" is not a time; use 20261231T235959Z, 20261231T235959 or 20261231')
     year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
     try:
         at = datetime(year, month, day, hour, minute, second, tzinfo=UTC if match[7] else None)
@@ -135,10 +135,10 @@ def _read_rule(text: str) -> Recurrence:
         if not equals or not value:
             raise invalid_rrule(f"{name}: has no value")
         if name in parts:
-            raise invalid_rrule(f"{name}: occurs twice; keep one")
+            raise invalid_rrule(f"{name}: occurs twice; remove one of them")
         parts[name] = value
     if parts.get("FREQ") not in FREQUENCIES:
-        raise invalid_rrule(f"FREQ: is required, one of {', '.join(FREQUENCIES)}")
+        raise invalid_rrule(f"FREQ: is required; use one of {', '.join(FREQUENCIES)}")
     numbers = {name: _numbers(name, parts[name]) if name in parts else () for name in _BY_NUMBERS}
     recurrence = Recurrence(
         frequency=parts["FREQ"],
@@ -162,16 +162,16 @@ def _read_rule(text: str) -> Recurrence:
 
 def _check_together(rule: Recurrence, has_sets: bool) -> None:
     if rule.limit is not None and rule.until is not None:
-        raise invalid_rrule("COUNT and UNTIL cannot be used together; keep one")
+        raise invalid_rrule("COUNT and UNTIL cannot be used together; remove one of them")
     if rule.by_position and not has_sets:
-        raise invalid_rrule("BYSETPOS: needs another BY part to choose from, such as BYDAY")
+        raise invalid_rrule("BYSETPOS: needs another BY part from which to select, such as BYDAY")
     which = [nth for _, nth in rule.by_day if nth is not None]
     if which and rule.frequency not in ("MONTHLY", "YEARLY"):
         raise invalid_rrule(f"BYDAY: a number before a day needs FREQ=MONTHLY or YEARLY, not {rule.frequency}")
     if any(abs(nth) > 5 for nth in which) and (rule.frequency == "MONTHLY" or rule.by_month):
         raise invalid_rrule("BYDAY: a month has at most five of each day")
     if rule.by_month and rule.by_month_day and not _some_day_exists(rule.by_month, rule.by_month_day):
-        raise invalid_rrule("BYMONTHDAY: none of these days exists in the months of BYMONTH, so it would never tick")
+        raise invalid_rrule("BYMONTHDAY: none of these days exists in the months of BYMONTH, so the rule would never match")
 
 
 def _some_day_exists(months: tuple[int, ...], days: tuple[int, ...]) -> bool:
@@ -199,7 +199,7 @@ def _by_day(text: str) -> tuple[tuple[int, int | None], ...]:
         match = _BY_DAY.fullmatch(each)
         nth = int(match[1]) if match and match[1] else None
         if match is None or nth == 0 or abs(nth or 1) > 53:
-            raise invalid_rrule(f'BYDAY: "{_shown(each)}" is not a day; use {", ".join(WEEKDAYS)}, or 1MO, -1FR and the like')
+            raise invalid_rrule(f'BYDAY: "{_shown(each)}" is not a day; use {", ".join(WEEKDAYS)}, or for example 1MO or -1FR')
         days[WEEKDAYS.index(match[2]), nth] = None
     return tuple(days)
 

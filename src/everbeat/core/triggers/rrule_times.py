@@ -16,7 +16,7 @@ from everbeat.core.triggers.wall_clock import DAY, EPOCH, FIRST_DAY, LAST_DAY, M
 
 UNITS = {"HOURLY": 3600, "MINUTELY": 60, "SECONDLY": 1}
 
-_REACH = 2 * DAY
+_MARGIN = 2 * DAY
 _CACHED_TIMES = 64
 _MAX_DAYS_SEARCHED = 2000
 
@@ -26,11 +26,11 @@ class BoundedPattern(DayPattern):
 
     @abstractmethod
     def lowest(self, offset: int) -> int:
-        """The first local time allowed."""
+        """Return the first local time that is allowed."""
 
     @abstractmethod
     def end(self, offset: int) -> int:
-        """The first local time that is no longer allowed."""
+        """Return the first local time after the end."""
 
     def first(self, low: int, high: int, offset: int) -> int | None:
         return super().first(max(low, self.lowest(offset)), min(high, self.end(offset)), offset)
@@ -43,7 +43,7 @@ class BoundedPattern(DayPattern):
 
 
 class DatePattern(BoundedPattern):
-    """YEARLY to DAILY. The start is a local time, `until` an instant."""
+    """The local times of a YEARLY to DAILY rule. `start` is a local time, `until` an instant."""
 
     def __init__(self, rule: Recurrence, start: int, until: int | None) -> None:
         wall = EPOCH + timedelta(seconds=start)
@@ -57,7 +57,7 @@ class DatePattern(BoundedPattern):
         self._days = self._chosen or RecurrenceDays(rule, wall.date())
 
     def ending_after(self, count: int) -> DatePattern:
-        """The same pattern, limited to its first `count` times."""
+        """Return the same pattern, limited to its first `count` times."""
         last: int | None = self._start - 1
         for _ in range(count):
             last = None if last is None else self.first(last + 1, MAX_INSTANT + 1, 0)
@@ -88,7 +88,7 @@ class DatePattern(BoundedPattern):
         return sum(self._chosen.times_on(day).size for days in years for day in days)
 
     def none_before(self, low: int) -> int | None:
-        # With the largest offset, UNTIL is the latest local time.
+        # UNTIL is the latest local time at the largest offset.
         return self.first(low, MAX_INSTANT + 1, DAY)
 
     def none_after(self, high: int) -> int | None:
@@ -96,7 +96,7 @@ class DatePattern(BoundedPattern):
 
 
 class ElapsedPattern(BoundedPattern):
-    """HOURLY to SECONDLY. Start and `until` are instants; at each offset the phase is that of elapsed time."""
+    """The local times of an HOURLY to SECONDLY rule. `start` and `until` are instants. The phase follows elapsed time."""
 
     def __init__(self, rule: Recurrence, start: int, until: int | None) -> None:
         self._rule = rule
@@ -169,24 +169,24 @@ class ElapsedPattern(BoundedPattern):
 
     def none_before(self, low: int) -> int | None:
         low = max(low, self._start - DAY)
-        if low > self._until + _REACH:
+        if low > self._until + _MARGIN:
             return None
         if self._days is not None:
             day = self._days.first(low // DAY)
             if day is None:
                 return None
             low = max(low, day * DAY)
-        period = low - _REACH + (self._start - low + _REACH) % self._step
+        period = low - _MARGIN + (self._start - low + _MARGIN) % self._step
         return max(low, period - DAY - self._unit)
 
     def none_after(self, high: int) -> int | None:
-        if high < self._start - _REACH:
+        if high < self._start - _MARGIN:
             return None
         day = high // DAY if self._days is None else self._days.last(high // DAY)
         return None if day is None else min(high, (day + 1) * DAY - 1)
 
     def _phase(self, day: int, offset: int) -> int:
-        """Seconds from midnight of the day to the start of the next period, which may be after the day."""
+        """Return the seconds from midnight of the day to the start of the next period, which may be after the day."""
         return (self._frame(offset).origin - day * DAY) % self._step
 
     def _frame(self, offset: int) -> Frame:
@@ -209,7 +209,7 @@ class ElapsedPattern(BoundedPattern):
         if rule.by_position:
             size = len(within)
             within = sorted({within[p - (p > 0)] for p in rule.by_position if -size <= p - (p > 0) < size})
-        # From day to day the phase moves by multiples of this, and reaches all of them eventually.
+        # The phase changes from day to day by a multiple of `common`, and eventually takes all such values.
         common = gcd(self._step, DAY)
         reachable = bool(within) and any(True for _ in self._periods(origin % common, common))
         return Frame(origin, tuple(within), reachable)
@@ -226,7 +226,7 @@ class ElapsedPattern(BoundedPattern):
         return ListedTimes([each + more for each in self._periods(phase, self._step) for more in frame.within])
 
     def _periods(self, phase: int, step: int) -> Iterator[int]:
-        """The periods of a day that pass the filters."""
+        """Yield the starts of the periods of a day that match the filters."""
         hours = self._rule.by_hour
         spans = [(hour * 3600, (hour + 1) * 3600) for hour in hours] if hours else [(0, DAY)]
         for low, high in spans:
@@ -238,7 +238,7 @@ class ElapsedPattern(BoundedPattern):
 
 
 class Frame(NamedTuple):
-    """An elapsed pattern at one offset: the start of its periods, its times within each, and whether any is allowed."""
+    """An elapsed pattern at one offset: the origin of its periods, its times within each, and whether any can match."""
 
     origin: int
     within: tuple[int, ...]

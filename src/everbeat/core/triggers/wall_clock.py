@@ -1,8 +1,9 @@
-"""Converts patterns of local times to instants: windows of one offset, with gaps and folds at their edges.
+"""Converts patterns of local times to instants, with policies for gaps and folds.
 
-A zone is a sequence of windows, each a span of UTC with one offset. A pattern is evaluated window by window, so instants are
-in order by construction, and no policy can duplicate or reorder ticks. All values are whole seconds since 1970, either UTC
-(instants) or local (instant + offset), because integers neither overflow nor need a fold flag.
+A zone is a sequence of windows, each a span of UTC with one offset. Gaps and folds are at their edges. A pattern is evaluated
+window by window, so that instants are in order by construction and no policy can duplicate or reorder ticks. All values are
+whole seconds since 1970, either UTC (instants) or local (instant + offset), because integers neither overflow nor need a fold
+flag.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ LAST_DAY = date.max.toordinal() - EPOCH_ORDINAL
 MIN_INSTANT = FIRST_DAY * DAY
 MAX_INSTANT = (LAST_DAY + 1) * DAY - 1
 
-# Offsets are less than a day either way, so a nominal time and its instant are never further apart than this.
-_REACH = 2 * DAY
-_KEPT_YEARS = 256
-# Only rules of elapsed time need more than a few: they may match their filters at only one of the offsets of a zone.
-_PATIENCE = 512
+# Offsets are less than a day in either direction, so a nominal time and its instant never differ by more than this.
+_MARGIN = 2 * DAY
+_MAX_CACHED_YEARS = 256
+# Only rules that count elapsed time need more than a few windows: their filters may match at only one of a zone's offsets.
+_MAX_WINDOWS = 512
 
 
 class Mode(Enum):
-    """How a pattern is applied to a zone: by elapsed time, or by local time with a choice for repeated times."""
+    """How a pattern applies to a zone: by elapsed time, or by local time with a choice of repeated times."""
 
     REAL = "real"
     FIRST = "first"
@@ -47,7 +48,7 @@ class Mode(Enum):
 
 
 class Window(NamedTuple):
-    """A span of one offset, responsible for local times from `low` to `high`; a gap before it began at `gap_low`."""
+    """A span of one offset, in which local times in [low, high) are evaluated. `gap_low`: the start of a gap just before it."""
 
     start: int
     end: int
@@ -59,22 +60,22 @@ class Window(NamedTuple):
 
 
 class Pattern(Protocol):
-    """A set of local times. Patterns of elapsed time need the current offset for their phase."""
+    """A set of local times. Patterns that count elapsed time need the current offset for their phase."""
 
     def first(self, low: int, high: int, offset: int) -> int | None:
-        """The earliest time in [low, high)."""
+        """Return the earliest time in [low, high), or None."""
 
     def last(self, low: int, high: int, offset: int) -> int | None:
-        """The latest time in [low, high)."""
+        """Return the latest time in [low, high), or None."""
 
     def count(self, low: int, high: int, offset: int) -> int:
-        """The number of times in [low, high)."""
+        """Return the number of times in [low, high)."""
 
     def none_before(self, low: int) -> int | None:
-        """A time at or after low before which there is no match at any offset; None if there is no later match."""
+        """Return a time at or after low before which there is no match at any offset. None: there is no later match."""
 
     def none_after(self, high: int) -> int | None:
-        """A time at or before high after which there is no match at any offset; None if there is no earlier match."""
+        """Return a time at or before high after which there is no match at any offset. None: there is no earlier match."""
 
 
 def to_seconds(instant: datetime) -> int:
@@ -113,13 +114,13 @@ class WallClock:
     def _windows_of(self, year: int) -> tuple[Window, ...]:
         windows = self._years.get(year)
         if windows is None:
-            if len(self._years) >= _KEPT_YEARS:
+            if len(self._years) >= _MAX_CACHED_YEARS:
                 self._years.clear()
             self._years[year] = windows = tuple(self._build(year))
         return windows
 
     def _build(self, year: int) -> Iterator[Window]:
-        """The windows of a year. They also end with the year, which limits the search for transitions."""
+        """Yield the windows of a year. They also end at the end of the year, which limits the search for transitions."""
         start, end = _year_start(year), _year_start(year + 1)
         changes = transitions(self.zone, to_instant(max(start - 1, MIN_INSTANT)), to_instant(end - 1))
         edges = [start, *(edge for change in changes if (edge := to_seconds(change.at)) > start), end]
@@ -140,45 +141,45 @@ class WallClock:
 
 @lru_cache(maxsize=4096)
 def wall_clock(zone: ZoneInfo, mode: Mode) -> WallClock:
-    """The clock that all triggers of a zone share. Zones are compared by identity, so a new tz database gets new clocks."""
+    """Return the clock that all triggers of a zone share. Zones compare by identity: a new tz database gets new clocks."""
     return WallClock(zone, mode)
 
 
 class LocalTrigger:
-    """A trigger made of a pattern and a clock. Base of cron and rrule."""
+    """A trigger that consists of a pattern and a clock. The base of cron and rrule triggers."""
 
     def __init__(self, pattern: Pattern, clock: WallClock, gap: DstGap) -> None:
         self.pattern = pattern
         self.clock = clock
         self.skips_gaps = gap is DstGap.SKIP and clock.mode is not Mode.REAL and not clock.fixed
-        self._moves = gap is DstGap.AFTER
-        # Many schedules share this object and repeat the same call; a single tuple can be replaced safely between threads.
+        self._moves_ticks = gap is DstGap.AFTER
+        # Many schedules share this object and repeat the same call. A single tuple can be replaced without a lock.
         self._memo: tuple[int, int, datetime | None] = (0, 0, None)
 
     def next_after(self, t: datetime) -> datetime | None:
         after = to_seconds(t)
-        since, until, answer = self._memo
+        since, until, result = self._memo
         if since <= after < until:
-            return answer
+            return result
         found = self.search(after)
-        answer = None if found is None else to_instant(found)
-        self._memo = (after, MAX_INSTANT + 1 if found is None else found, answer)
-        return answer
+        result = None if found is None else to_instant(found)
+        self._memo = (after, MAX_INSTANT + 1 if found is None else found, result)
+        return result
 
-    def search(self, after: int, patience: int = _PATIENCE) -> int | None:
-        """Like next_after, in seconds; gives up after this many windows without a tick."""
+    def search(self, after: int, max_windows: int = _MAX_WINDOWS) -> int | None:
+        """Like next_after, but in seconds, and None if there is no tick in `max_windows` windows."""
         if after >= MAX_INSTANT:
             return None
         earliest = after + 1
         window: Window | None = self.clock.at(earliest)
-        while window is not None and patience > 0:
-            if self._moves and earliest <= window.start and self._skips_nominal_time(window):
+        while window is not None and max_windows > 0:
+            if self._moves_ticks and earliest <= window.start and self._skips_nominal_time(window):
                 return window.start
             found = self.pattern.first(max(window.low, earliest + window.offset), window.high, window.offset)
             if found is not None:
                 return found - window.offset
             window = self._following(window)
-            patience -= 1
+            max_windows -= 1
         return None
 
     def last_until(self, t: datetime) -> datetime | None:
@@ -189,7 +190,7 @@ class LocalTrigger:
             found = self.pattern.last(window.low, high, window.offset)
             if found is not None:
                 return to_instant(found - window.offset)
-            if self._moves and window.start <= until and self._skips_nominal_time(window):
+            if self._moves_ticks and window.start <= until and self._skips_nominal_time(window):
                 return to_instant(window.start)
             window = self._preceding(window)
         return None
@@ -202,7 +203,7 @@ class LocalTrigger:
             last = min(window.high, high + 1 + window.offset)
             if first < last:
                 total += self.pattern.count(first, last, window.offset)
-            if self._moves and low < window.start <= high and self._lost_in_gap(window):
+            if self._moves_ticks and low < window.start <= high and self._lost_in_gap(window):
                 total += 1
         return total
 
@@ -217,7 +218,7 @@ class LocalTrigger:
         ]
 
     def _windows(self, low: int, high: int) -> Iterator[Window]:
-        """The windows that may have a tick or a gap in (low, high]."""
+        """Yield the windows that may have a tick or a gap in (low, high]."""
         if low >= min(high, MAX_INSTANT):
             return
         window: Window | None = self.clock.at(low + 1)
@@ -226,18 +227,18 @@ class LocalTrigger:
             window = self._following(window) if window.end <= high else None
 
     def _following(self, window: Window) -> Window | None:
-        """The next window that may have a tick. A pattern may have none for decades, and a fold may repeat earlier times."""
-        hint = self.pattern.none_before(window.end + window.offset - _REACH)
+        """Return the next window that may have a tick. There may be none for decades, and a fold may repeat earlier times."""
+        hint = self.pattern.none_before(window.end + window.offset - _MARGIN)
         if hint is None or window.end > MAX_INSTANT:
             return None
-        target = max(window.end, hint - _REACH)
+        target = max(window.end, hint - _MARGIN)
         return self.clock.at(target) if target <= MAX_INSTANT else None
 
     def _preceding(self, window: Window) -> Window | None:
-        hint = self.pattern.none_after(window.start + window.offset + _REACH)
+        hint = self.pattern.none_after(window.start + window.offset + _MARGIN)
         if hint is None or window.start <= MIN_INSTANT:
             return None
-        target = min(window.start - 1, hint + _REACH)
+        target = min(window.start - 1, hint + _MARGIN)
         return self.clock.at(target) if target >= MIN_INSTANT else None
 
     def _skips_nominal_time(self, window: Window) -> bool:
@@ -261,8 +262,8 @@ def _year_start(year: int) -> int:
 
 
 def _offset_at(zone: ZoneInfo, instant: int) -> int:
-    """Near the limits of datetime a local time would overflow; there, the offset of a day further inside is used."""
-    clamped = min(max(instant, MIN_INSTANT + _REACH), MAX_INSTANT - _REACH)
+    """Return the offset at an instant. Near the limits of datetime, use that of an earlier or later day to avoid overflow."""
+    clamped = min(max(instant, MIN_INSTANT + _MARGIN), MAX_INSTANT - _MARGIN)
     offset = to_instant(clamped).astimezone(zone).utcoffset()
     assert offset is not None
     return offset.days * DAY + offset.seconds

@@ -1,1 +1,1 @@
-"""The PostgreSQL dialect."""
+"""The PostgreSQL implementation of the Store contract."""

@@ -1,4 +1,4 @@
-"""Writes lines of the audit trail inside the transaction of the change they tell of."""
+"""Writes audit log entries in the transaction of the change that they describe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the verbs of the PostgreSQL store have in common: the database, the pool they run on, and how they run a block."""
+"""The base of all verbs of the PostgreSQL store: the database, the connection pool, and how a block is run."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from everbeat.store.values import (
 T = TypeVar("T")
 
 _PACKAGE = "everbeat.store.postgres"
-_NO_MONTH = "no partition of relation"
+_MISSING_PARTITION = "no partition of relation"
 
 
 class PostgresDatabase:
-    """The state that a store shares with its views on other pools: connections, statements, notices, known months."""
+    """The state that a store shares with its views on other pools: connections, statements, notices, and existing months."""
 
     def __init__(self, url: str, *, listen: bool, observer: Observer | None, **options: Any) -> None:
         self.description = describe_url(url)
@@ -48,7 +48,7 @@ class PostgresDatabase:
         self.notices = Notices(self._send_notice)
         self.message_listeners: list[Callable[[str], None]] = []
         self.is_listening = listen
-        # The months whose tables are known to exist.
+        # Months whose tables exist, as far as this process has seen.
         self.months: set[datetime] = set()
         self._listener: asyncio.Task[None] | None = None
         self._observer = observer
@@ -69,7 +69,7 @@ class PostgresDatabase:
         await self.connections.close()
 
     async def _send_notice(self, notice: Notice) -> None:
-        with contextlib.suppress(StoreUnavailable):  # a notice is a hint; the next scan finds the change without it
+        with contextlib.suppress(StoreUnavailable):  # the other nodes find the change with their next scan
             payload = f"{notice.value}:{self.connections.identity}"
             await self.connections.fetch("api", self.queries["notice_send"], payload=payload)
 
@@ -83,7 +83,7 @@ class PostgresDatabase:
 
 
 class PostgresBase(SharedVerbs):
-    """Runs blocks on one pool of a database. Every verb uses this pool, except ownership, which has a connection of its own."""
+    """Runs blocks on one connection pool. Every verb uses this pool, except ownership, which has a dedicated connection."""
 
     def __init__(self, database: PostgresDatabase, pool_name: PoolName) -> None:
         self._database = database
@@ -107,34 +107,34 @@ class PostgresBase(SharedVerbs):
     async def _keep_response(
         self, connection: Connection, tenant_id: UUID, response: IdempotentResponse, now: datetime | None
     ) -> bool:
-        """Whether the response was kept: its key was free."""
+        """Store a response. Returns False if its key is in use."""
         values = {**msgspec.structs.asdict(response), "tenant_id": tenant_id, "now": now}
         return await execute_on(connection, self._queries["idempotent_response_keep"], **values) == 1
 
-    async def _month_cover(self, instants: Iterable[datetime]) -> None:
-        """A tick may be of a month that has no table yet: a long outage, a stepped clock, a backfill."""
+    async def _ensure_months(self, instants: Iterable[datetime]) -> None:
+        """Create missing month tables. Ticks can be in any month: after a long outage or a clock change, or in a backfill."""
         missing = months_of(instants) - self._database.months
         if missing:
             await self.month_ensure(sorted(missing))
 
     async def _with_months(self, instants: Sequence[datetime], write: Callable[[], Awaitable[T]]) -> T:
-        """Write ledger rows of these instants; once more if another node's retention removed a month believed in."""
-        await self._month_cover(instants)
+        """Write ledger rows for these times. Repeats the write once if another node has dropped a month table meanwhile."""
+        await self._ensure_months(instants)
         try:
             return await write()
         except StoreRefused as error:
-            if _NO_MONTH not in str(error):
+            if _MISSING_PARTITION not in str(error):
                 raise
         self._database.months.clear()
-        await self._month_cover(instants)
+        await self._ensure_months(instants)
         return await write()
 
-    async def _this_month(self, now: datetime | None, write: Callable[[], Awaitable[T]]) -> T:
-        """Write rows of the present month; which one that is, is asked only when its table is found missing."""
+    async def _with_current_month(self, now: datetime | None, write: Callable[[], Awaitable[T]]) -> T:
+        """Write rows of the current month. The current time is queried only if the write fails because the table is missing."""
         try:
             return await retry_on_serialization_failure(write)
         except StoreRefused as error:
-            if _NO_MONTH not in str(error):
+            if _MISSING_PARTITION not in str(error):
                 raise
         self._database.months.clear()
         return await self._with_months([await self.clock(now=now)], write)
@@ -145,7 +145,6 @@ class PostgresBase(SharedVerbs):
     async def _change_with_audit_log(
         self, block: str, audit_log: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any
     ) -> int:
-        """How many rows the statement changed; the trail is written with it, if there are any."""
         async with self._transaction(block) as connection:
             changed = await execute_on(connection, self._queries[block], **values)
             if changed:

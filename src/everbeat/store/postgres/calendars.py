@@ -1,4 +1,4 @@
-"""The verbs on calendars of the PostgreSQL store."""
+"""Calendar verbs of the PostgreSQL store."""
 
 from __future__ import annotations
 

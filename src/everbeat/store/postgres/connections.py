@@ -1,11 +1,15 @@
-"""Connections to PostgreSQL: separate pools so that load in one place cannot starve another, deadlines, error meanings.
+"""Connection pools for PostgreSQL, their timeouts, and the translation of driver errors.
 
-Four pools: `lease` (one connection, only for ownership: an exhausted server or a slow query elsewhere must not cost a
-lease), `engine` (the tick loop), `chores` (what the engine does besides firing) and `api` (everything a user asks for).
-A listener connection hears notices.
+The pools are separate, so that load on one cannot starve the others:
+- `lease`: one connection, used only for ownership, so that a slow query elsewhere does not make the node lose its partitions.
+- `engine`: the ticker and the promoter.
+- `maintenance`: the other loops of the engine.
+- `api`: API requests.
 
-Behind a pooler that gives a connection away after each transaction (PgBouncer's transaction mode) nothing may rest on the
-session: timeouts and plan settings are then set in each transaction, with its BEGIN, and statements are not kept prepared.
+Another connection listens for notices.
+
+With transaction pooling (PgBouncer), the session can change after each transaction, so nothing may depend on it: timeouts and
+planner settings are set in each transaction, together with its BEGIN, and no prepared statements are kept.
 """
 
 from __future__ import annotations
@@ -32,9 +36,9 @@ CHANNEL = "everbeat"
 LOCKED = "55P03"
 EVENT_STREAM_CHANNEL = "everbeat_feed"
 _RETRYABLE = ("40001", "40P01")
-_GONE = ("08", "25006", "57P0")
+_SERVER_LOST = ("08", "25006", "57P0")
 _REFUSED = ("22", "23")
-# The last: what asyncpg says of a connection whose end it has heard of but not yet seen.
+# asyncpg raises InternalClientError on a connection whose loss it has not processed yet.
 _DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, asyncpg.InternalClientError)
 
 Connection: TypeAlias = PoolConnectionProxy
@@ -42,32 +46,34 @@ Pooling = Literal["session", "transaction"]
 
 
 def translate_error(error: BaseException) -> Exception:
-    """The Everbeat error that a driver error stands for."""
+    """The Everbeat error for a driver error."""
     if isinstance(error, TimeoutError):
-        return StoreUnavailable("the database did not answer in time")
+        return StoreUnavailable("the database did not respond in time")
     if isinstance(error, OSError):
-        return StoreUnavailable(f"the database cannot be reached ({error}); is it running, is the URL right?")
+        return StoreUnavailable(f"cannot connect to the database ({error}); check the URL, and that the server is running")
     if isinstance(error, asyncpg.PostgresError):
         state = getattr(error, "sqlstate", "") or ""
         if state.startswith(_REFUSED):
             return StoreRefused(str(error))
         if state == "42501":
             return StoreUnusable(
-                f"the database role may not do this ({error}); docs/howto/postgresql.md names the rights it needs"
+                f"the database role lacks a privilege ({error}); docs/howto/postgresql.md lists the privileges that it needs"
             )
         if state.startswith("42"):
-            return StoreUnusable(f"the database is not as this Everbeat needs it ({error}); run: everbeat migrate")
+            return StoreUnusable(
+                f"the database schema does not match this version of Everbeat ({error}); run: everbeat migrate"
+            )
         return StoreUnavailable(f"{type(error).__name__}: {error}")
     return StoreUnavailable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 
 def is_serialization_failure(error: StoreUnavailable) -> bool:
-    """A deadlock or a serialisation failure: nothing was changed, and trying again is right."""
+    """Whether the error is a deadlock or a serialization failure. Nothing was changed, and the write can be repeated."""
     return getattr(error.__cause__, "sqlstate", None) in _RETRYABLE
 
 
 async def retry_on_serialization_failure(write: Callable[[], Awaitable[T]]) -> T:
-    """A deadlock or a serialisation failure changed nothing, and is tried again."""
+    """Repeat a write up to three times after a deadlock or a serialization failure, which change nothing."""
     for _ in range(3):
         try:
             return await write()
@@ -78,7 +84,7 @@ async def retry_on_serialization_failure(write: Callable[[], Awaitable[T]]) -> T
 
 
 class PostgresConnections:
-    """The pools of one process, opened lazily: a database that is away at the start is no reason to die."""
+    """The connection pools of one process. They are opened on first use, so that a node can start without the database."""
 
     def __init__(
         self,
@@ -120,7 +126,7 @@ class PostgresConnections:
                     max_size=self._sizes[pool_name],
                     command_timeout=self._timeouts[pool_name],
                     max_inactive_connection_lifetime=300,
-                    reset=_keep_session,
+                    reset=_skip_reset,
                     server_settings=name if self._is_pooled else name | session_settings(self._timeouts[pool_name]),
                     statement_cache_size=0 if self._is_pooled else 100,
                 )
@@ -137,8 +143,8 @@ class PostgresConnections:
 
     @contextlib.asynccontextmanager
     async def use(self, pool_name: str, verb: str) -> AsyncIterator[Connection]:
-        """A connection for one short piece of work, with errors translated and the call observed."""
-        async with self.alone(pool_name, verb) as connection:
+        """A connection for one statement or a few. Errors are translated, and the call is reported to the observer."""
+        async with self.outside_transaction(pool_name, verb) as connection:
             if self._is_pooled:
                 async with _transaction(connection, self._begins[pool_name]):
                     yield connection
@@ -147,31 +153,31 @@ class PostgresConnections:
 
     @contextlib.asynccontextmanager
     async def transaction(
-        self, pool_name: str, verb: str, *, heartbeat_timeout_seconds: float | None = None, **settings: str
+        self, pool_name: str, verb: str, *, timeout_seconds: float | None = None, **settings: str
     ) -> AsyncIterator[Connection]:
-        """A connection for work that is done as a whole or not at all; `settings` hold for it alone."""
+        """A connection in a transaction. `settings` are set for this transaction only."""
         begin = "; ".join([self._begins[pool_name], *(_set_local(*one) for one in settings.items())])
         async with (
-            self.alone(pool_name, verb, heartbeat_timeout_seconds=heartbeat_timeout_seconds) as connection,
+            self.outside_transaction(pool_name, verb, timeout_seconds=timeout_seconds) as connection,
             _transaction(connection, begin),
         ):
             yield connection
 
     @contextlib.asynccontextmanager
-    async def alone(
-        self, pool_name: str, verb: str, *, heartbeat_timeout_seconds: float | None = None
+    async def outside_transaction(
+        self, pool_name: str, verb: str, *, timeout_seconds: float | None = None
     ) -> AsyncIterator[Connection]:
-        """A connection outside of any transaction: for statements that refuse to be in one."""
+        """A connection outside a transaction, for statements that cannot run in one."""
         started, failed = time.perf_counter(), True
         try:
             pool = await self._pool(pool_name)
-            async with asyncio.timeout(heartbeat_timeout_seconds or self._timeouts[pool_name] * 2):
+            async with asyncio.timeout(timeout_seconds or self._timeouts[pool_name] * 2):
                 async with pool.acquire(timeout=self._timeouts[pool_name]) as connection:
                     yield connection
             failed = False
         except _DRIVER_ERRORS as error:
-            if str(getattr(error, "sqlstate", "")).startswith(_GONE) or isinstance(error, asyncpg.InternalClientError):
-                # A server that was stopped or became read-only speaks for all connections to it.
+            if str(getattr(error, "sqlstate", "")).startswith(_SERVER_LOST) or isinstance(error, asyncpg.InternalClientError):
+                # The server has stopped or become read-only: all its connections are unusable, not only this one.
                 await self._expire()
             raise translate_error(error) from error
         finally:
@@ -194,41 +200,41 @@ class PostgresConnections:
             return await execute_on(connection, query, **values)
 
     async def listen(
-        self, heard: Callable[[Notice], None], on_error: Callable[[Exception], None], on_message: Callable[[str], None]
+        self, on_notice: Callable[[Notice], None], on_error: Callable[[Exception], None], on_message: Callable[[str], None]
     ) -> None:
-        """Hear notices for as long as the process lives; while the connection is away, polling keeps things moving."""
+        """Listen for notices until cancelled, and reconnect when the connection is lost. Polling finds changes meanwhile."""
         delay = 0.5
         while True:
             try:
-                await self._listen_once(heard, on_message)
+                await self._listen_once(on_notice, on_message)
                 delay = 0.5
             except _DRIVER_ERRORS as error:
                 on_error(translate_error(error))
             await asyncio.sleep(delay)
             delay = min(delay * 2, 10)
 
-    async def _listen_once(self, heard: Callable[[Notice], None], on_message: Callable[[str], None]) -> None:
+    async def _listen_once(self, on_notice: Callable[[Notice], None], on_message: Callable[[str], None]) -> None:
         connect = Connector(self._listen_url, 10)
         connection = await connect(server_settings={"application_name": "everbeat-listen"})
 
-        def on_notice(_connection: Any, _pid: int, _channel: str, payload: str) -> None:
+        def receive(_connection: Any, _pid: int, _channel: str, payload: str) -> None:
             kind, _, sender = payload.partition(":")
             if sender != self.identity and kind in Notice._value2member_map_:
-                heard(Notice(kind))
+                on_notice(Notice(kind))
 
         closed = asyncio.Event()
         connection.add_termination_listener(lambda _connection: closed.set())
         try:
-            await connection.add_listener(CHANNEL, on_notice)
+            await connection.add_listener(CHANNEL, receive)
             await connection.add_listener(
                 EVENT_STREAM_CHANNEL, lambda _connection, _pid, _channel, message: on_message(message)
             )
             for notice in Notice:
-                heard(notice)  # whatever was said while nobody listened
+                on_notice(notice)  # some may have been missed before the connection was open
             while not closed.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(closed.wait(), 15)
-                if not closed.is_set():  # a half-open connection looks alive until it is asked something
+                if not closed.is_set():  # a query detects a half-open connection
                     await connection.fetchval("SELECT 1", timeout=10)
         finally:
             with contextlib.suppress(Exception):
@@ -239,11 +245,11 @@ def session_settings(timeout_seconds: float) -> dict[str, str]:
     milliseconds = int(timeout_seconds * 1000)
     return {
         "statement_timeout": str(milliseconds),
-        # Shorter, so that whoever waits for a lock is told that, and lets go of the connection before others want it.
+        # Shorter than statement_timeout, so that a statement that waits for a lock fails early and frees its connection.
         "lock_timeout": str(milliseconds // 2),
         "idle_in_transaction_session_timeout": "30000",
         "jit": "off",
-        # Every statement here finds its rows by an index; a plan made while a table was small must not outlive that.
+        # Every statement finds its rows by an index. A plan made while a table was small must not be used when it has grown.
         "enable_seqscan": "off",
         "enable_mergejoin": "off",
         "enable_hashjoin": "off",
@@ -257,12 +263,12 @@ def _set_local(name: str, value: str) -> str:
 
 @contextlib.asynccontextmanager
 async def _transaction(connection: Connection, begin: str) -> AsyncIterator[None]:
-    """The driver's own would ask once to begin and once more for each setting."""
+    """A transaction that sends `begin` in one round trip. asyncpg would need one more for each setting."""
     try:
         await connection.execute(begin)
         yield
-        if await connection.execute("COMMIT") != "COMMIT":  # what PostgreSQL says to it after a failed statement
-            raise StoreUnavailable("the transaction had failed and was rolled back")
+        if await connection.execute("COMMIT") != "COMMIT":  # the tag is ROLLBACK after a failed statement
+            raise StoreUnavailable("the transaction failed and was rolled back")
     except BaseException:
         if not connection.is_closed() and connection.is_in_transaction():
             with contextlib.suppress(*_DRIVER_ERRORS):
@@ -270,8 +276,8 @@ async def _transaction(connection: Connection, begin: str) -> AsyncIterator[None
         raise
 
 
-async def _keep_session(_connection: Any) -> None:
-    """Our statements leave nothing behind in a session; the pool's reset would cost a round trip after each of them."""
+async def _skip_reset(_connection: Any) -> None:
+    """Does nothing. The statements leave no session state, and the pool's reset would cost a round trip after each of them."""
 
 
 async def fetch_on(connection: Connection, query: Query, **values: Any) -> list[asyncpg.Record]:
@@ -280,6 +286,6 @@ async def fetch_on(connection: Connection, query: Query, **values: Any) -> list[
 
 
 async def execute_on(connection: Connection, query: Query, **values: Any) -> int:
-    """How many rows the statement changed."""
+    """Run a statement and return the number of rows that it changed."""
     tag: str = await connection.execute(query.sql, *query.arguments(values))
     return int(tag.rpartition(" ")[2])

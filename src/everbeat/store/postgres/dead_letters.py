@@ -1,4 +1,4 @@
-"""The verbs on dead letters of the PostgreSQL store."""
+"""Dead letter verbs of the PostgreSQL store."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PostgresDeadLetters(PostgresTasks):
         self, connection: Connection, tenant_id: UUID, replays: Sequence[Replay], again: bool, now: datetime | None
     ) -> ReplayResult:
         keyed = group_by_key([one.task for one in replays])
-        if keyed.firsts and await self._take_keys(connection, [one.task for one in replays], keyed.firsts, now):
+        if keyed.firsts and await self._insert_keys(connection, [one.task for one in replays], keyed.firsts, now):
             raise Rollback
         rows = await fetch_on(
             connection,
@@ -59,10 +59,10 @@ class PostgresDeadLetters(PostgresTasks):
             again=again,
             now=now,
         )
-        noted: set[UUID] = {row["task_id"] for row in rows}
-        if keyed.firsts and len(noted) < len(replays):  # a key must not stand for a task that was not made
+        recorded: set[UUID] = {row["task_id"] for row in rows}
+        if keyed.firsts and len(recorded) < len(replays):  # a key must not refer to a task that was not created
             raise Rollback
-        done = [one for one in replays if one.task_id in noted]
+        done = [one for one in replays if one.task_id in recorded]
         if not done:
             return ReplayResult([], [])
         tasks = [one.task for one in done]

@@ -1,4 +1,4 @@
-"""Where a database URL points: one host, or several of which one takes writes; connecting to that one."""
+"""Database URLs with one or several hosts, and connections to the host that accepts writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DEFAULT_PORT = 5432
 
 
 def split_hosts(url: str) -> list[str]:
-    """A URL for each host that it names: `postgresql://user@a:1,b:2/db` is two."""
+    """One URL for each host of a URL: `postgresql://user@a:1,b:2/db` becomes two URLs."""
     scheme, _, rest = url.partition("://")
     end = min((at for at in map(rest.find, "/?#") if at >= 0), default=len(rest))
     user, at, hosts = rest[:end].rpartition("@")
@@ -19,7 +19,7 @@ def split_hosts(url: str) -> list[str]:
 
 
 def describe_url(url: str) -> str:
-    """Where the URL points, without its secrets."""
+    """The hosts and the database of a URL, without user, password and options."""
     urls = split_hosts(url)
     return ",".join(map(_describe_host, urls)) + urlsplit(urls[0]).path
 
@@ -32,15 +32,15 @@ def _describe_host(url: str) -> str:
 
 
 class Connector:
-    """Connects to the host that takes writes, trying the one that did last time first.
+    """Connects to the host that accepts writes. The host of the last connection is tried first.
 
-    Each host has a share of the time: one that swallows packets must not keep the others from being asked.
+    The timeout is divided among the hosts, so that a host that drops packets does not prevent connections to the others.
     """
 
     def __init__(self, url: str, timeout_seconds: float) -> None:
         self._urls = split_hosts(url)
-        self._share = timeout_seconds / len(self._urls)
-        self._options: dict[str, Any] = {"timeout": self._share}
+        self._host_timeout = timeout_seconds / len(self._urls)
+        self._options: dict[str, Any] = {"timeout": self._host_timeout}
         if len(self._urls) > 1 and "target_session_attrs" not in parse_qs(urlsplit(self._urls[0]).query):
             self._options["target_session_attrs"] = "read-write"
 

@@ -1,4 +1,4 @@
-"""The verbs on API keys of the PostgreSQL store."""
+"""API key verbs of the PostgreSQL store."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ class PostgresKeys(PostgresBase):
     ) -> KeyChange:
         try:
             async with self._transaction("key_create") as connection:
-                if only_first and await self._is_any_usable(connection, now):
-                    return KeyChange.LATE
+                if only_first and await self._has_usable_key(connection, now):
+                    return KeyChange.CONFLICT
                 for key in keys:
                     if await execute_on(connection, self._queries["key_create"], **key_to_row(key), now=now) != 1:
                         raise Rollback(KeyChange.ABSENT)
                 owner = response_tenant_id or keys[0].tenant_id
                 if response is not None and not await self._keep_response(connection, owner, response, now):
-                    raise Rollback(KeyChange.LATE)
+                    raise Rollback(KeyChange.CONFLICT)
                 await write_audit_log(connection, self._queries, audit_log, now)
         except Rollback as rollback:
             change: KeyChange = rollback.result
             return change
         return KeyChange.DONE
 
-    async def _is_any_usable(self, connection: Connection, now: datetime | None) -> bool:
+    async def _has_usable_key(self, connection: Connection, now: datetime | None) -> bool:
         await fetch_on(connection, self._queries["key_lock"])
         (row,) = await fetch_on(connection, self._queries["key_exists"], now=now)
         return bool(row["is_there"])

@@ -1,4 +1,4 @@
-"""The verbs on leases of the PostgreSQL store: claim, heartbeat, complete and end."""
+"""Lease verbs of the PostgreSQL store: claim, heartbeat, complete and end."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from everbeat.store.rows import (
     claimed_from_row,
     deduplicate,
     flow_starts,
-    kept_log,
     merge_heartbeats,
     running_from_row,
     schedule_ids_of,
+    truncate_log,
     within_quota,
 )
 from everbeat.store.task_changes import (
@@ -67,7 +67,7 @@ class PostgresLeases(PostgresBase):
 
     async def task_claim(
         self,
-        shares: Sequence[ClaimStep],
+        steps: Sequence[ClaimStep],
         claim_requests: Sequence[ClaimRequest],
         *,
         limited: Collection[UUID] = (),
@@ -76,9 +76,9 @@ class PostgresLeases(PostgresBase):
     ) -> ClaimResult:
         values = {**_claim_request_columns(claim_requests), "total_seconds": total_seconds, "now": now}
         if not limited:
-            return _claims(claim_requests, shares, await self._read("task_claim", **values, **_share_columns(shares)), {})
+            return _claims(claim_requests, steps, await self._read("task_claim", **values, **_step_columns(steps)), {})
         async with self._transaction("task_claim") as connection:
-            # Counted by a statement of its own, which sees what others did until the tenants were locked.
+            # The count is a separate statement, so that its snapshot is taken after the tenants are locked.
             tenants = await fetch_on(connection, self._queries["task_claim_tenants"], tenant_ids=list(limited))
             max_running = {row["id"]: row["max_running"] for row in tenants if row["max_running"] is not None}
             counts = (
@@ -87,17 +87,17 @@ class PostgresLeases(PostgresBase):
                 else []
             )
             remaining = {row["tenant_id"]: max_running[row["tenant_id"]] - row["count"] for row in counts}
-            cut = within_quota(shares, remaining)
-            rows = await fetch_on(connection, self._queries["task_claim"], **values, **_share_columns(cut))
-        return _claims(claim_requests, cut, rows, remaining)
+            allowed = within_quota(steps, remaining)
+            rows = await fetch_on(connection, self._queries["task_claim"], **values, **_step_columns(allowed))
+        return _claims(claim_requests, allowed, rows, remaining)
 
     async def task_heartbeat(self, heartbeats: Sequence[HeartbeatWrite], *, now: datetime | None = None) -> list[RenewedLease]:
         heartbeats = merge_heartbeats(heartbeats)
-        texts = {beat.lease: beat.log or "" for beat in heartbeats}
+        texts = {heartbeat.lease: heartbeat.log or "" for heartbeat in heartbeats}
         values = {
-            **_refs([beat.lease for beat in heartbeats]),
-            "fractions": [beat.fraction for beat in heartbeats],
-            "messages": [beat.message for beat in heartbeats],
+            **_refs([heartbeat.lease for heartbeat in heartbeats]),
+            "fractions": [heartbeat.fraction for heartbeat in heartbeats],
+            "messages": [heartbeat.message for heartbeat in heartbeats],
             "log_bytes": [len(text.encode()) for text in texts.values()],
         }
         if not any(texts.values()):
@@ -110,14 +110,14 @@ class PostgresLeases(PostgresBase):
                     await self._write_log(connection, rows, texts)
                     return rows
 
-            rows = await self._this_month(now, write)
+            rows = await self._with_current_month(now, write)
         return [RenewedLease(row["id"], row["fence"], row["lease_until"], row["cancel_requested"]) for row in rows]
 
     async def _write_log(self, connection: Connection, rows: Sequence[asyncpg.Record], texts: Mapping[LeaseRef, str]) -> None:
         lines = []
         for row in rows:
-            text = texts[LeaseRef(row["holder"], row["id"], row["fence"])]
-            kept = kept_log(text, row["log_bytes"] - len(text.encode()))
+            text = texts[LeaseRef(row["lease_tenant_id"], row["id"], row["fence"])]
+            kept = truncate_log(text, row["log_bytes"] - len(text.encode()))
             if kept is not None:
                 line = (row["id"], uuid_utils.compat.uuid7(), row["tenant_id"], row["moment"], row["attempt"], row["worker"])
                 lines.append((*line, kept))
@@ -131,7 +131,7 @@ class PostgresLeases(PostgresBase):
     ) -> CompleteResult:
         refs = [lease for lease, _ in results]
         values = {**_refs(refs), "results": [result for _, result in results]}
-        rows = await self._this_month(now, lambda: self._read("task_complete", now=now, **values))
+        rows = await self._with_current_month(now, lambda: self._read("task_complete", now=now, **values))
         finished = frozenset((row["id"], row["fence"]) for row in rows)
         missed = [lease for lease in refs if (lease.id, lease.fence) not in finished]
         repeated: frozenset[tuple[UUID, int]] = frozenset()
@@ -160,7 +160,7 @@ class PostgresLeases(PostgresBase):
 
     async def task_end(self, endings: Sequence[AttemptEnd], *, is_expired: bool, now: datetime | None = None) -> EndResult:
         endings = deduplicate(endings, lambda one: (one.id, one.fence))
-        # In one order everywhere: two that end the same tasks then wait for each other and do not deadlock.
+        # Sorted, so that two transactions that end the same tasks lock them in the same order and cannot deadlock.
         endings = sorted(endings, key=lambda one: one.id)
         back = [one for one in endings if one.state in (TaskState.READY, TaskState.SCHEDULED)]
         final = [one for one in endings if one.state not in (TaskState.READY, TaskState.SCHEDULED)]
@@ -173,7 +173,7 @@ class PostgresLeases(PostgresBase):
                     found.append(await fetch_on(connection, self._queries[block], **values) if part else [])
             return found
 
-        put_back, finished = await self._this_month(now, write)
+        put_back, finished = await self._with_current_month(now, write)
         by_lease = {(one.id, one.fence): one for one in endings}
         changes = [put_back_change(row, by_lease[row["id"], row["fence"]]) for row in put_back]
         changes += [final_change(row, by_lease[row["id"], row["fence"]]) for row in finished]
@@ -205,37 +205,40 @@ def _claim_request_columns(claim_requests: Sequence[ClaimRequest]) -> dict[str, 
     }
 
 
-def _share_columns(shares: Sequence[ClaimStep]) -> dict[str, list[Any]]:
-    """Shares as columns, and their lanes in two more, which each share has a part of; arrays begin at 1."""
+def _step_columns(steps: Sequence[ClaimStep]) -> dict[str, list[Any]]:
+    """Steps as columns. The queues and types of all steps are in two more arrays, of which each step has a slice.
+
+    SQL arrays begin at 1.
+    """
     firsts, lasts, count = [], [], 0
-    for share in shares:
+    for step in steps:
         firsts.append(count + 1)
-        count += len(share.queue_types)
+        count += len(step.queue_types)
         lasts.append(count)
     return {
-        "tenant_ids": [share.tenant_id for share in shares],
-        "priorities": [share.priority for share in shares],
-        "fair_keys": [share.fair_key for share in shares],
-        "limits": [share.limit for share in shares],
+        "tenant_ids": [step.tenant_id for step in steps],
+        "priorities": [step.priority for step in steps],
+        "fair_keys": [step.fair_key for step in steps],
+        "limits": [step.limit for step in steps],
         "first_queue_types": firsts,
         "last_queue_types": lasts,
-        "queues": [queue for share in shares for queue, _ in share.queue_types],
-        "types": [type_ for share in shares for _, type_ in share.queue_types],
+        "queues": [queue for step in steps for queue, _ in step.queue_types],
+        "types": [type_ for step in steps for _, type_ in step.queue_types],
     }
 
 
 def _claims(
     claim_requests: Sequence[ClaimRequest],
-    shares: Sequence[ClaimStep],
+    steps: Sequence[ClaimStep],
     rows: list[asyncpg.Record],
     remaining: Mapping[UUID, int],
 ) -> ClaimResult:
     tasks: list[list[ClaimedTask]] = [[] for _ in claim_requests]
-    claimed_counts = [0] * len(shares)
+    claimed_counts = [0] * len(steps)
     for row in sorted(rows, key=lambda row: row["place"]):
         tasks[row["request"] - 1].append(claimed_from_row(row))
-        claimed_counts[row["share"] - 1] += 1
-    return claim_result(claim_requests, tasks, shares, claimed_counts, remaining)
+        claimed_counts[row["step"] - 1] += 1
+    return claim_result(claim_requests, tasks, steps, claimed_counts, remaining)
 
 
 def _endings(endings: Sequence[AttemptEnd]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Migrations and the retention of month tables of the PostgreSQL store."""
+"""Migrations and the retention of month tables in the PostgreSQL store."""
 
 from __future__ import annotations
 
@@ -20,20 +20,10 @@ T = TypeVar("T")
 
 
 _MIGRATION_SECONDS = 3600
-
-
 _LOCK_TRIES = 5
-
-
 _PRUNE_LOCK = "300ms"
-
-
-# The table is gone or being detached: another node prunes it too, because ownership has just moved.
-
-
+# The table does not exist or is being detached. Another node may prune it at the same time after a change of ownership.
 _DROPPED_BY_OTHERS = ("42P01", "55000")
-
-
 _MONTH_TABLE = re.compile(r"(ticks|task_history|attempts|task_log)_(\d{4})_(\d{2})")
 
 
@@ -48,7 +38,7 @@ class PostgresMaintenance(PostgresBase):
             return row["version"], needed
 
     async def migrate(self) -> list[str]:
-        """Each migration commits with its number, so a run that dies half-way goes on where it stopped."""
+        """Apply the missing migrations. Each one commits together with its number, so an interrupted run can be repeated."""
         applied: list[str] = []
         version, needed = await self.schema_version()
         while version != needed:
@@ -58,7 +48,7 @@ class PostgresMaintenance(PostgresBase):
                 if not isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError):
                     raise
                 raise StoreUnusable(
-                    f"the database is at migration {version} of {needed}, and this role may not change it ({error.__cause__}); "
+                    f"the database is at migration {version} of {needed}, and this role cannot migrate it ({error.__cause__}); "
                     "run everbeat migrate as the role that owns the tables"
                 ) from error.__cause__
             if migration is None:
@@ -69,7 +59,7 @@ class PostgresMaintenance(PostgresBase):
 
     async def _migrate_one(self) -> Migration | None:
         async with self._connections.transaction(
-            self._pool_name, "migrate", heartbeat_timeout_seconds=_MIGRATION_SECONDS, statement_timeout=f"{_MIGRATION_SECONDS}s"
+            self._pool_name, "migrate", timeout_seconds=_MIGRATION_SECONDS, statement_timeout=f"{_MIGRATION_SECONDS}s"
         ) as connection:
             await fetch_on(connection, self._queries["migration_lock"])
             await connection.execute(self._queries["migration_table"].sql)
@@ -82,7 +72,7 @@ class PostgresMaintenance(PostgresBase):
             return missing[0]
 
     async def _retry_when_locked(self, work: Callable[[], Awaitable[T]]) -> T:
-        """What needs a lock on a table in use gets it between two statements of the others, or tries again."""
+        """Repeat work that needs a lock on a table in use, if it cannot get the lock within the lock timeout."""
         for _ in range(_LOCK_TRIES - 1):
             try:
                 return await work()
@@ -111,14 +101,17 @@ class PostgresMaintenance(PostgresBase):
     async def _drop_month(self, match: re.Match[str], row: asyncpg.Record) -> bool:
         detach = "month_detach_finish" if row["is_pending"] else "month_detach"
         blocks = [detach, "month_drop"] if row["is_attached"] else ["month_drop"]
-        async with self._connections.alone(self._pool_name, "month_prune") as connection:
+        async with self._connections.outside_transaction(self._pool_name, "month_prune") as connection:
             for block in blocks:
                 sql = self._queries[block].sql.replace("parent_table", match[1])
                 await connection.execute(sql.replace("month_table", match[0]))
         return True
 
     async def _drop_month_as_owner(self, match: re.Match[str]) -> bool:
-        """By the function of the tables' owner. It needs the whole ledger for a moment: if it does not get it, later."""
+        """Drop a month with the function of the table owner. False if it cannot lock the ledger; a later run tries again.
+
+        The function cannot detach concurrently. It needs a short exclusive lock on the whole ledger.
+        """
 
         async def drop() -> None:
             async with self._connections.transaction(self._pool_name, "month_prune", lock_timeout=_PRUNE_LOCK) as connection:

@@ -1,6 +1,6 @@
-"""The verbs on partitions and nodes of the PostgreSQL store.
+"""Partition and node verbs of the PostgreSQL store.
 
-Ownership has a pool of its own, `lease`: its renewal must not wait for other work.
+Ownership uses a separate pool, `lease`, so that a renewal does not wait for other work.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from everbeat.store.values import (
 
 class PostgresPartitions(PostgresBase):
     async def partition_renew(
-        self, beat: NodeHeartbeat, wanted: frozenset[int], *, now: datetime | None = None
+        self, heartbeat: NodeHeartbeat, wanted: frozenset[int], *, now: datetime | None = None
     ) -> PartitionRenewal:
         (row,) = await self._connections.fetch(
             "lease",
             self._queries["partition_renew"],
             now=now,
-            node=beat.id,
-            name=beat.name,
-            roles=",".join(beat.roles),
-            version=beat.version,
-            lease_seconds=beat.lease_seconds,
-            lag_seconds=beat.lag_seconds,
-            fired_per_second=beat.fired_per_second,
+            node=heartbeat.id,
+            name=heartbeat.name,
+            roles=",".join(heartbeat.roles),
+            version=heartbeat.version,
+            lease_seconds=heartbeat.lease_seconds,
+            lag_seconds=heartbeat.lag_seconds,
+            fired_per_second=heartbeat.fired_per_second,
             wanted=sorted(wanted),
         )
         owned = dict(zip(row["owned"], row["epochs"], strict=True))

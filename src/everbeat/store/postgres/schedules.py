@@ -1,4 +1,4 @@
-"""The verbs on schedules of the PostgreSQL store."""
+"""Schedule verbs of the PostgreSQL store."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class PostgresSchedules(PostgresBase):
             rows = await fetch_on(
                 connection, self._queries["schedule_find"], tenant_id=tenant_id, names=list(names), ids=list(ids)
             )
-            answers = (
+            responses = (
                 await fetch_on(connection, self._queries["idempotent_response_find"], now=now, tenant_id=tenant_id, key=key)
                 if key is not None
                 else []
             )
-        response = IdempotentResponse(**dict(answers[0])) if answers else None
+        response = IdempotentResponse(**dict(responses[0])) if responses else None
         return FoundSchedules(moment["moment"], [schedule_from_row(row) for row in rows], response)
 
     async def schedule_write(
@@ -81,9 +81,9 @@ class PostgresSchedules(PostgresBase):
             held: list[asyncpg.Record] = []
             try:
                 async with self._transaction("schedule_write") as connection:
-                    remaining = await self._schedule_quota(connection, tenant_id, writes, max_schedules)
+                    quota = await self._schedule_quota(connection, tenant_id, writes, max_schedules)
                     await self._write_rows(connection, writes)
-                    remaining.check()
+                    quota.check()
                     if paused := [write.schedule.id for write in writes if write.schedule.status is Status.PAUSED]:
                         held = await fetch_on(connection, self._queries["task_hold"], tenant_id=tenant_id, ids=paused)
                     await self._write_past(connection, writes, now)
@@ -103,7 +103,7 @@ class PostgresSchedules(PostgresBase):
     async def _schedule_quota(
         self, connection: Connection, tenant_id: UUID, writes: Sequence[ScheduleWrite], max_schedules: int | None
     ) -> ScheduleQuota:
-        """How many schedules fit, with the tenant locked, so that two who fill the last place wait for each other."""
+        """Lock the tenant and count its schedules, so that concurrent writes cannot exceed the quota together."""
         new = sum(write.expected is None for write in writes)
         if max_schedules is None or not new:
             return ScheduleQuota(0, 0, None)
@@ -131,7 +131,7 @@ class PostgresSchedules(PostgresBase):
                 next_ticks=[schedule.next_tick_at for schedule in expected],
                 statuses=[schedule.status.value for schedule in expected],
             )
-        except asyncpg.UniqueViolationError:  # the new name of one is taken
+        except asyncpg.UniqueViolationError:  # a new name is taken
             raise Rollback from None
         if changed != len(old):
             raise Rollback
@@ -161,7 +161,7 @@ class PostgresSchedules(PostgresBase):
             schedules, faults = due_from_rows(row for row in rows[start : start + _SLICE] if row["id"] is not None)
             scan.schedules.extend(schedules)
             scan.faults.update(faults)
-            await asyncio.sleep(0)  # a big scan must not keep what is due from firing
+            await asyncio.sleep(0)  # decoding many rows must not delay firing
         return scan
 
     async def schedule_fault(self, faults: Mapping[UUID, str], *, now: datetime | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The PostgreSQL store: each verb runs the block of its name."""
+"""The PostgreSQL store. Each verb runs the block with its name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PostgresStore(
     PostgresKeys,
     PostgresMaintenance,
 ):
-    """All verbs of the Store contract on PostgreSQL 14 and newer."""
+    """The Store contract on PostgreSQL 14 and later."""
 
     dialect = "postgres"
 
@@ -59,12 +59,12 @@ class PostgresStore(
         return self._database.is_listening
 
     async def event_stream_send(self, message: str) -> None:
-        with contextlib.suppress(StoreUnavailable):  # the event is lost; the database has the state that it reports
+        with contextlib.suppress(StoreUnavailable):  # the event is lost; the state that it reports is in the database
             await self._read("event_stream_send", message=message)
 
 
 class PostgresPoolView(PostgresStore):
-    """The same database with every verb on another pool. It shares the connections, so only the store itself is closed."""
+    """A view of a store that runs every verb on another pool. The connections are shared; only the store closes them."""
 
     def __init__(self, database: PostgresDatabase, pool_name: PoolName) -> None:
         PostgresBase.__init__(self, database, pool_name)

@@ -1,4 +1,4 @@
-"""The verbs on tasks of the PostgreSQL store: submitting, moving between states, cancelling."""
+"""Task verbs of the PostgreSQL store: submit, promote, release held tasks, cancel, reschedule."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ class PostgresTasks(PostgresBase):
         audit_log: Sequence[AuditLogEntry],
         now: datetime | None,
     ) -> SubmitResult:
-        """Some key may be taken: find out which, and write what is new unless a key was used for something else."""
+        """Submit tasks whose keys may be taken: find the taken keys, and write the new tasks unless a fingerprint differs."""
         mismatched = set(keyed.mismatched)
         taken: dict[int, tuple[UUID, bytes]] = {}
         written: list[NewTask] = []
         moment = await self.clock(now=now)
         try:
             async with self._transaction("task_submit") as connection:
-                taken = await self._take_keys(connection, tasks, keyed.firsts, now)
+                taken = await self._insert_keys(connection, tasks, keyed.firsts, now)
                 mismatched = mismatched_keys(tasks, keyed, taken)
                 if mismatched or (has_single_key and taken):
                     raise Rollback
@@ -94,22 +94,22 @@ class PostgresTasks(PostgresBase):
             pass
         return submit_result(tasks, written, keyed, moment, taken, mismatched)
 
-    async def _take_keys(
+    async def _insert_keys(
         self, connection: Connection, tasks: Sequence[NewTask], firsts: Mapping[tuple[UUID, str], int], now: datetime | None
     ) -> dict[int, tuple[UUID, bytes]]:
-        """Take the keys that are free; what the others stand for already, by the place of the task that asked."""
+        """Insert the free keys. For each taken key, returns the earlier task and fingerprint, by the index of the new task."""
         rows = await fetch_on(connection, self._queries["task_key_insert"], now=now, **key_columns(tasks, firsts))
-        won = {row["task_id"] for row in rows}
-        lost = {pair: index for pair, index in firsts.items() if tasks[index].id not in won}
-        if not lost:
+        inserted = {row["task_id"] for row in rows}
+        taken = {pair: index for pair, index in firsts.items() if tasks[index].id not in inserted}
+        if not taken:
             return {}
         found = await fetch_on(
             connection,
             self._queries["task_key_find"],
-            tenant_ids=[tenant_id for tenant_id, _ in lost],
-            keys=[key for _, key in lost],
+            tenant_ids=[tenant_id for tenant_id, _ in taken],
+            keys=[key for _, key in taken],
         )
-        return {lost[row["tenant_id"], row["key"]]: (row["task_id"], row["fingerprint"]) for row in found}
+        return {taken[row["tenant_id"], row["key"]]: (row["task_id"], row["fingerprint"]) for row in found}
 
     async def task_promote(self, *, limit: int, now: datetime | None = None) -> PromoteResult:
         first, *rows = await self._read("task_promote", limit=limit, now=now)
@@ -140,7 +140,7 @@ class PostgresTasks(PostgresBase):
                 changes += [waiting_change(row, TaskChangeKind.RELEASED_FROM_HOLD) for row in rows]
                 return HeldReleaseResult(frozenset(row["queue"] for row in rows), changes)
 
-        return await self._this_month(now, write)
+        return await self._with_current_month(now, write)
 
     async def _replace_previous(
         self, connection: Connection, schedule_ids: list[UUID], now: datetime | None
@@ -162,13 +162,13 @@ class PostgresTasks(PostgresBase):
                     await write_audit_log(connection, self._queries, audit_log, now)
                 return cancelled
 
-        return await self._this_month(now, write)
+        return await self._with_current_month(now, write)
 
     async def _cancel(
         self, connection: Connection, tenant_id: UUID, ids: list[UUID], kind: TaskChangeKind, now: datetime | None
     ) -> CancelResult:
         values = {"tenant_id": tenant_id, "ids": ids}
-        # Locked first: one that is claimed or put back in this moment must not fall between the two statements.
+        # Locked first, so that a task that is claimed or put back meanwhile is not missed by both statements.
         locked = await fetch_on(connection, self._queries["task_cancel_lock"], **values)
         known = {row["id"] for row in locked if row["cancel_requested"]}
         ended = await fetch_on(connection, self._queries["task_cancel"], reason=CANCEL_REASONS[kind], now=now, **values)
@@ -234,19 +234,23 @@ _shape_of = itemgetter(*(NewTask._fields.index(field) for field in _SHAPE.values
 
 
 def task_columns(tasks: Sequence[NewTask]) -> dict[str, Sequence[Any]]:
-    """New tasks as columns: what is each one's own, and their shapes, of which a batch has few; arrays begin at 1."""
+    """New tasks as columns.
+
+    The fields in _SHAPE are mostly equal within a batch. Each distinct combination, a shape, is sent once; a task refers to its
+    shape by number. SQL arrays begin at 1.
+    """
     shapes: dict[tuple[Any, ...], int] = {}
-    places, last, place = [], None, 0
+    numbers, last, number = [], None, 0
     for task in tasks:
         shape = _shape_of(task)
-        if shape != last:  # neighbours are mostly alike, and comparing is cheaper than hashing
-            place, last = shapes.setdefault(shape, len(shapes) + 1), shape
-        places.append(place)
+        if shape != last:  # adjacent tasks are mostly equal, and comparing is cheaper than hashing
+            number, last = shapes.setdefault(shape, len(shapes) + 1), shape
+        numbers.append(number)
     return {
         "ids": [task.id for task in tasks],
         "partitions": [task.partition for task in tasks],
         "payloads": [task.payload for task in tasks],
         "payload_refs": [task.payload_ref for task in tasks],
-        "shapes": places,
+        "shapes": numbers,
         **dict(zip(_SHAPE, zip(*shapes, strict=True), strict=True)),
     }

@@ -1,4 +1,4 @@
-"""The verbs on tenants of the PostgreSQL store."""
+"""Tenant verbs of the PostgreSQL store."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ class PostgresTenants(PostgresBase):
         except StoreRefused as error:
             if not isinstance(error.__cause__, asyncpg.UniqueViolationError):
                 raise
-            return False  # the new name of one is taken
+            return False  # a new name is taken
         return True

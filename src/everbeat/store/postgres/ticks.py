@@ -1,4 +1,4 @@
-"""The verbs on ticks of the PostgreSQL store."""
+"""Tick verbs of the PostgreSQL store."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The SQLite dialect."""
+"""The SQLite implementation of the Store contract."""

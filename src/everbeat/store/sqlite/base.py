@@ -1,4 +1,4 @@
-"""What the verbs of the SQLite store have in common: the connections, the clock, and how they run a block."""
+"""The base of all verbs of the SQLite store: the connections, the clock, and how a block is run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SqliteBase(SharedVerbs):
         self._path = path
         self._sql = load_blocks(_PACKAGE)
         self._migrations = load_migrations(_PACKAGE)
-        self._connections = SqliteConnections(path, on_writer=self._sql["tick_fire_table"], observer=observer)
+        self._connections = SqliteConnections(path, writer_setup_sql=self._sql["tick_fire_table"], observer=observer)
 
     def _moment(self, now: datetime | None) -> datetime:
         return now if now is not None else from_microseconds(time.time_ns() // 1000)
@@ -60,11 +60,11 @@ class SqliteBase(SharedVerbs):
         return await self._connections.write(block, work)
 
     def _bound(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The values as SQLite takes them: there are no arrays to bind, and the process has the clock."""
+        """The values as SQLite parameters: lists as JSON, because it has no arrays, and `now` from the process clock."""
         converted = bound(values)
         return {**converted, "now": self._moment(converted["now"])} if "now" in converted else converted
 
     def _keep_response(self, session: SqliteSession, tenant_id: UUID, response: IdempotentResponse, moment: datetime) -> bool:
-        """Whether the response was kept: its key was free."""
+        """Store a response. Returns False if its key is in use."""
         values = {**msgspec.structs.asdict(response), "tenant_id": tenant_id, "now": moment}
         return session.change(self._sql["idempotent_response_keep"], values) == 1

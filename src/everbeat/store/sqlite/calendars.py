@@ -1,4 +1,4 @@
-"""The verbs on calendars of the SQLite store."""
+"""Calendar verbs of the SQLite store."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Connections to an SQLite file: one writer thread for all writes and checkpoints, a few reader threads beside it.
+"""Connections to an SQLite file: one writer thread for all writes and checkpoints, and a few reader threads.
 
-synchronous=FULL, because with NORMAL a power cut loses commits that were already acknowledged. Writes begin IMMEDIATE,
-so that another process's write is waited for at the start and never fails half-way.
+synchronous is FULL: with NORMAL, a power failure loses commits that were already acknowledged. Writes use BEGIN IMMEDIATE, so
+that they wait for a write of another process at the start and cannot fail with SQLITE_BUSY later in the transaction.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _BUSY_MILLISECONDS = 10_000
 _INSTANTS = frozenset({"scheduled_for", "until", "since", "anchor", "lease_until", "at"})
 _IDS = frozenset({"id", "owner", "node", "replayed_as"})
 _TEXTS = frozenset({"request_id"})
-_CLAIMS = frozenset({"enabled", "cancel_requested", "is_fleet", "is_there", "is_new"})
+_BOOLEANS = frozenset({"enabled", "cancel_requested", "is_fleet", "is_there", "is_new"})
 
 
-# The instants of a herd are few, and each is converted many times.
+# A batch contains few distinct times, and each is converted many times.
 @lru_cache(maxsize=8192)
 def to_microseconds(at: datetime) -> int:
     return (at - _EPOCH) // _MICROSECOND
@@ -49,7 +49,7 @@ def from_microseconds(value: int) -> datetime:
 
 
 def hex_text(ids: Iterable[UUID]) -> str:
-    """Ids as JSON: there are no arrays to bind."""
+    """Ids in hex as a JSON array, because SQLite has no arrays."""
     return text_of([id_.hex for id_ in ids])
 
 
@@ -58,7 +58,7 @@ def microseconds_of(seconds: float) -> int:
 
 
 def bound(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with their lists as JSON, because SQLite has no arrays: ids and bytes in hex, instants in microseconds."""
+    """Values with lists converted to JSON, because SQLite has no arrays. Ids and bytes are in hex, times in microseconds."""
     return {name: text_of([*map(_item, value)]) if isinstance(value, list) else value for name, value in values.items()}
 
 
@@ -80,7 +80,7 @@ def _bind(_cursor: apsw.Cursor, _number: int, value: Any) -> Any:
         return value.bytes
     if isinstance(value, datetime):
         return to_microseconds(value)
-    raise TypeError(f"SQLite cannot hold a {type(value).__name__}")
+    raise TypeError(f"a {type(value).__name__} cannot be bound as an SQLite parameter")
 
 
 def _converter(column: str) -> Callable[[Any], Any] | None:
@@ -90,15 +90,15 @@ def _converter(column: str) -> Callable[[Any], Any] | None:
         return tenant_of
     if column not in _TEXTS and (column.endswith("_id") or column in _IDS):
         return lambda value: UUID(bytes=value)
-    return bool if column in _CLAIMS else None
+    return bool if column in _BOOLEANS else None
 
 
 def translate_error(error: apsw.Error, path: Path) -> Exception:
-    """The Everbeat error that a driver error stands for."""
+    """The Everbeat error for a driver error."""
     if isinstance(error, apsw.CorruptError | apsw.NotADBError):
         return StoreUnusable(f"{path} is damaged or not a database ({error}); restore a backup, nothing was changed")
     if isinstance(error, apsw.SQLError):
-        return StoreUnusable(f"{path} is not as this Everbeat needs it ({error}); run: everbeat migrate")
+        return StoreUnusable(f"the schema of {path} does not match this version of Everbeat ({error}); run: everbeat migrate")
     if isinstance(error, apsw.ConstraintError | apsw.MismatchError | apsw.TooBigError | apsw.RangeError):
         return StoreRefused(str(error))
     if isinstance(error, apsw.ReadOnlyError | apsw.CantOpenError | apsw.PermissionsError | apsw.AuthError):
@@ -107,7 +107,7 @@ def translate_error(error: apsw.Error, path: Path) -> Exception:
 
 
 class SqliteSession:
-    """One connection, used by one thread: rows as dicts with ids and instants converted."""
+    """One connection, used by one thread. Rows are returned as dicts with ids and times converted."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self.connection = connection
@@ -118,7 +118,7 @@ class SqliteSession:
         return self._converted(cursor, cursor.execute(sql, values))
 
     def rows_many(self, sql: str, many: Iterable[Any]) -> list[Row]:
-        """What a statement returns for each of many values."""
+        """The rows of a statement that is executed for each of the values."""
         cursor = self._cursor()
         return self._converted(cursor, cursor.executemany(sql, many))
 
@@ -126,7 +126,7 @@ class SqliteSession:
         rows: list[Row] = []
         columns: list[tuple[str, Callable[[Any], Any] | None]] | None = None
         for row in found:
-            if columns is None:  # only known while rows are coming
+            if columns is None:  # the description is available only while rows are being read
                 columns = self._columns(cursor)
             rows.append(
                 {
@@ -137,15 +137,15 @@ class SqliteSession:
         return rows
 
     def tuples(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        """Rows as SQLite gives them, for results where converting each would cost more than reading it."""
+        """Rows without conversion, for large results where the conversion would cost more than the query."""
         return list(self._cursor().execute(sql, values))
 
     def tuples_many(self, sql: str, many: Iterable[Any]) -> list[tuple[Any, ...]]:
-        """What a statement returns for each of many values."""
+        """The rows of a statement that is executed for each of the values."""
         return list(self._cursor().executemany(sql, many))
 
     def change(self, sql: str, values: Mapping[str, Any] | None = None) -> int:
-        """How many rows the statement changed."""
+        """Execute a statement and return the number of rows that it changed."""
         before = self.connection.total_changes()
         for _ in self._cursor().execute(sql, values):
             pass
@@ -173,11 +173,11 @@ class SqliteSession:
 
 
 class SqliteConnections:
-    """The threads and connections of one process on one file."""
+    """The threads and connections of one process for one file. `writer_setup_sql` runs when the writer connection is opened."""
 
-    def __init__(self, path: Path, *, on_writer: str = "", readers: int = 2, observer: Observer | None = None) -> None:
+    def __init__(self, path: Path, *, writer_setup_sql: str = "", readers: int = 2, observer: Observer | None = None) -> None:
         self._path = path
-        self._on_writer = on_writer
+        self._writer_setup_sql = writer_setup_sql
         self._observer = observer
         self._writer = ThreadPoolExecutor(1, "everbeat-sqlite-writer")
         self._readers = ThreadPoolExecutor(readers, "everbeat-sqlite-reader")
@@ -233,8 +233,8 @@ class SqliteConnections:
                 "journal_size_limit = 67108864",
             ):
                 connection.execute(f"PRAGMA {pragma}")
-            if self._on_writer and threading.current_thread().name.startswith("everbeat-sqlite-writer"):
-                connection.execute(self._on_writer)
+            if self._writer_setup_sql and threading.current_thread().name.startswith("everbeat-sqlite-writer"):
+                connection.execute(self._writer_setup_sql)
             self._opened.append(connection)
             return SqliteSession(connection)
 

@@ -1,4 +1,4 @@
-"""The verbs on dead letters of the SQLite store."""
+"""Dead letter verbs of the SQLite store."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class SqliteDeadLetters(SqliteTasks):
             keyed = group_by_key([one.task for one in replays])
             if keyed.firsts and self._taken_keys(session, [one.task for one in replays], keyed, at):
                 return ReplayResult([], [])
-            notes = [(one.task_id.bytes, tenant_id.bytes, one.task.id.bytes, moment, again) for one in replays]
-            noted = {id_ for (id_,) in session.tuples_many(self._sql["dead_replay"], notes)}
-            done = [one for one in replays if one.task_id.bytes in noted]
+            rows = [(one.task_id.bytes, tenant_id.bytes, one.task.id.bytes, moment, again) for one in replays]
+            recorded = {id_ for (id_,) in session.tuples_many(self._sql["dead_replay"], rows)}
+            done = [one for one in replays if one.task_id.bytes in recorded]
             if keyed.firsts and len(done) < len(replays):
                 raise Rollback
             self._insert(session, [one.task for one in done], moment)

@@ -1,4 +1,4 @@
-"""The verbs on API keys of the SQLite store."""
+"""API key verbs of the SQLite store."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class SqliteKeys(SqliteBase):
         def work(session: SqliteSession) -> KeyChange:
             moment = self._moment(now)
             if only_first and session.rows(self._sql["key_exists"], {"now": moment})[0]["is_there"]:
-                return KeyChange.LATE
+                return KeyChange.CONFLICT
             for key in keys:
                 if session.change(self._sql["key_create"], {**key_to_row(key), "now": moment}) != 1:
                     raise Rollback(KeyChange.ABSENT)
             owner = response_tenant_id or keys[0].tenant_id
             if response is not None and not self._keep_response(session, owner, response, moment):
-                raise Rollback(KeyChange.LATE)
+                raise Rollback(KeyChange.CONFLICT)
             write_audit_log(session, self._sql, audit_log, moment)
             return KeyChange.DONE
 

@@ -1,4 +1,4 @@
-"""The verbs on leases of the SQLite store: claim, heartbeat, complete and end."""
+"""Lease verbs of the SQLite store: claim, heartbeat, complete and end."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from everbeat.store.rows import (
     claim_result,
     deduplicate,
     flow_starts,
-    kept_log,
     merge_heartbeats,
     running_from_row,
     text_of,
+    truncate_log,
     within_quota,
 )
 from everbeat.store.sqlite.base import SqliteBase
@@ -77,7 +77,7 @@ class SqliteLeases(SqliteBase):
 
     async def task_claim(
         self,
-        shares: Sequence[ClaimStep],
+        steps: Sequence[ClaimStep],
         claim_requests: Sequence[ClaimRequest],
         *,
         limited: Collection[UUID] = (),
@@ -89,13 +89,13 @@ class SqliteLeases(SqliteBase):
         def work(session: SqliteSession) -> tuple[int, list[list[Values]], list[ClaimStep], list[int], dict[UUID, int]]:
             moment = to_microseconds(self._moment(now))
             remaining = self._remaining_running(session, limited)
-            cut = within_quota(shares, remaining)
+            allowed = within_quota(steps, remaining)
             picked: list[Values] = []
             claimed_counts: list[int] = []
-            while len(claimed_counts) < len(cut):
-                for share, found in self._pick_some(session, cut[len(claimed_counts) :], limit - len(picked)):
+            while len(claimed_counts) < len(allowed):
+                for step, found in self._pick_next(session, allowed[len(claimed_counts) :], limit - len(picked)):
                     claimed_counts.append(len(found))
-                    picked += [(*row, share.tenant_id) for row in found]
+                    picked += [(*row, step.tenant_id) for row in found]
             parts, start = [], 0
             for claim_request in claim_requests:
                 part = picked[start : start + claim_request.limit]
@@ -103,17 +103,17 @@ class SqliteLeases(SqliteBase):
                 parts.append(part)
                 if part:
                     session.change(self._sql["task_claim"], _lease(claim_request, part, moment, total))
-            return moment, parts, cut, claimed_counts, remaining
+            return moment, parts, allowed, claimed_counts, remaining
 
-        moment, parts, cut, claimed_counts, remaining = await self._connections.write("task_claim", work)
+        moment, parts, allowed, claimed_counts, remaining = await self._connections.write("task_claim", work)
         tasks = [
             [_claimed(row, claim_request, moment, total) for row in part]
             for claim_request, part in zip(claim_requests, parts, strict=True)
         ]
-        return claim_result(claim_requests, tasks, cut, claimed_counts, remaining)
+        return claim_result(claim_requests, tasks, allowed, claimed_counts, remaining)
 
     def _remaining_running(self, session: SqliteSession, limited: Collection[UUID]) -> dict[UUID, int]:
-        """How many more tasks tenants may have running."""
+        """How many more running tasks each of these tenants may have."""
         if not limited:
             return {}
         tenants = session.rows(self._sql["task_claim_tenants"], {"tenant_ids": hex_text(limited)})
@@ -123,61 +123,63 @@ class SqliteLeases(SqliteBase):
             remaining[tenant_id] -= count
         return remaining
 
-    def _pick_some(
-        self, session: SqliteSession, shares: Sequence[ClaimStep], limit: int
+    def _pick_next(
+        self, session: SqliteSession, steps: Sequence[ClaimStep], limit: int
     ) -> list[tuple[ClaimStep, list[Values]]]:
-        """What the first of these shares bring: several at once if they are alike and there is room for all of them."""
-        first = shares[0]
-        alike = list(takewhile(lambda one: one.limit == first.limit and len(one.queue_types) == 1, shares))
-        alike = alike[: limit // first.limit] if first.limit > 0 else []
-        if len(alike) < 2:
+        """Pick the tasks of the first step, or of several similar steps in one statement if `limit` allows all of them."""
+        first = steps[0]
+        similar = list(takewhile(lambda one: one.limit == first.limit and len(one.queue_types) == 1, steps))
+        similar = similar[: limit // first.limit] if first.limit > 0 else []
+        if len(similar) < 2:
             return [(first, self._pick(session, first, min(first.limit, limit)))]
         queue_types = [
-            (one.queue_types[0][0], one.tenant_id.hex, one.priority, one.fair_key, one.queue_types[0][1]) for one in alike
+            (one.queue_types[0][0], one.tenant_id.hex, one.priority, one.fair_key, one.queue_types[0][1]) for one in similar
         ]
-        found: list[list[Values]] = [[] for _ in alike]
-        for place, *row in session.tuples(
+        found: list[list[Values]] = [[] for _ in similar]
+        for index, *row in session.tuples(
             self._sql["task_claim_picks"], {"queue_types": text_of(queue_types), "limit": first.limit}
         ):
-            found[place].append(tuple(row))
-        return [(one, sorted(rows, key=lambda row: row[1:3])) for one, rows in zip(alike, found, strict=True)]
+            found[index].append(tuple(row))
+        return [(one, sorted(rows, key=lambda row: row[1:3])) for one, rows in zip(similar, found, strict=True)]
 
-    def _pick(self, session: SqliteSession, share: ClaimStep, limit: int) -> list[Values]:
-        """The oldest ready tasks of a share, over its lanes."""
+    def _pick(self, session: SqliteSession, step: ClaimStep, limit: int) -> list[Values]:
+        """The oldest ready tasks of a step, over its queues and types."""
         if limit <= 0:
             return []
         sql = self._sql["task_claim_pick"]
-        wanted = {"tenant_id": share.tenant_id.bytes, "priority": share.priority, "fair_key": share.fair_key}
-        queue_types = [{**wanted, "queue": queue, "type": type_} for queue, type_ in share.queue_types]
+        wanted = {"tenant_id": step.tenant_id.bytes, "priority": step.priority, "fair_key": step.fair_key}
+        queue_types = [{**wanted, "queue": queue, "type": type_} for queue, type_ in step.queue_types]
         if len(queue_types) == 1:
             return session.tuples(sql, {**queue_types[0], "limit": limit})
         oldest: list[tuple[Any, Any, int]] = []
-        for place, queue_type in enumerate(queue_types):
+        for index, queue_type in enumerate(queue_types):
             rows = session.tuples(self._sql["task_claim_oldest"], {**queue_type, "limit": limit})
-            oldest += [(run_at, id_, place) for run_at, id_ in rows]
-        counts = Counter(place for _, _, place in sorted(oldest)[:limit])
-        picked = [row for place, count in counts.items() for row in session.tuples(sql, {**queue_types[place], "limit": count})]
+            oldest += [(run_at, id_, index) for run_at, id_ in rows]
+        counts = Counter(index for _, _, index in sorted(oldest)[:limit])
+        picked = [row for index, count in counts.items() for row in session.tuples(sql, {**queue_types[index], "limit": count})]
         return sorted(picked, key=lambda row: row[1:3])
 
     async def task_heartbeat(self, heartbeats: Sequence[HeartbeatWrite], *, now: datetime | None = None) -> list[RenewedLease]:
         merged = merge_heartbeats(heartbeats)
-        by_lease = {(_holder(beat.lease), beat.lease.id.bytes, beat.lease.fence): beat for beat in merged}
-        leases = _leases(beat.lease for beat in merged)
+        by_lease = {
+            (_tenant_hex(heartbeat.lease), heartbeat.lease.id.bytes, heartbeat.lease.fence): heartbeat for heartbeat in merged
+        }
+        leases = _leases(heartbeat.lease for heartbeat in merged)
 
         def work(session: SqliteSession) -> list[RenewedLease]:
             moment = to_microseconds(self._moment(now))
             found = session.tuples(self._sql["task_heartbeat_find"], {"leases": leases, "now": moment})
-            writes, lines, beaten = [], [], []
-            for row, tenant_id, holder, id_, fence, is_cancelled, attempt, worker, logged, until in found:
-                beat = by_lease[holder, id_, fence]
-                text = beat.log or ""
-                writes.append((row, until, beat.fraction, beat.message, len(text.encode())))
-                if (kept := kept_log(text, logged)) is not None:
+            writes, lines, renewed = [], [], []
+            for row, tenant_id, lease_tenant, id_, fence, is_cancelled, attempt, worker, logged, until in found:
+                heartbeat = by_lease[lease_tenant, id_, fence]
+                text = heartbeat.log or ""
+                writes.append((row, until, heartbeat.fraction, heartbeat.message, len(text.encode())))
+                if (kept := truncate_log(text, logged)) is not None:
                     lines.append((id_, uuid_utils.compat.uuid7().bytes, tenant_id, moment, attempt, worker, kept))
-                beaten.append(RenewedLease(beat.lease.id, fence, from_microseconds(until), bool(is_cancelled)))
+                renewed.append(RenewedLease(heartbeat.lease.id, fence, from_microseconds(until), bool(is_cancelled)))
             session.change_many(self._sql["task_heartbeat"], writes)
             session.change_many(self._sql["task_log_insert"], lines)
-            return beaten
+            return renewed
 
         return await self._connections.write("task_heartbeat", work)
 
@@ -186,7 +188,7 @@ class SqliteLeases(SqliteBase):
     ) -> CompleteResult:
         results = deduplicate(results, lambda one: one[0])
         ids = {lease.id.bytes: lease.id for lease, _ in results}
-        given = text_of([(_holder(lease), lease.id.hex, lease.fence, result) for lease, result in results])
+        given = text_of([(_tenant_hex(lease), lease.id.hex, lease.fence, result) for lease, result in results])
 
         def work(session: SqliteSession) -> tuple[list[Values], list[Values]]:
             moment = to_microseconds(self._moment(now))
@@ -239,9 +241,9 @@ class SqliteLeases(SqliteBase):
         return [EndedAttempt(**row) for row in await self._read("task_ended", leases=_leases(leases))]
 
 
-def _lease(claim_request: ClaimRequest, share: Sequence[Values], now: int, total: int) -> dict[str, Any]:
+def _lease(claim_request: ClaimRequest, picked: Sequence[Values], now: int, total: int) -> dict[str, Any]:
     return {
-        "rows": text_of([row[0] for row in share]),
+        "rows": text_of([row[0] for row in picked]),
         "worker": claim_request.worker,
         "lease_seconds": claim_request.lease_seconds,
         "lease": microseconds_of(claim_request.lease_seconds),
@@ -251,7 +253,7 @@ def _lease(claim_request: ClaimRequest, share: Sequence[Values], now: int, total
 
 
 def _claimed(row: Values, claim_request: ClaimRequest, now: int, total: int) -> ClaimedTask:
-    """A row of task_claim_pick after task_claim: under the lease that the block computes alike."""
+    """A claimed task from a row of task_claim_pick. The end of the lease is computed as in task_claim."""
     _, _, id_, type_, queue, payload, ref, attempt, max_attempts, fence, at, name, schedule_id, origin, *rest = row
     timeout, trace, first, tenant = rest
     lease_until = min(
@@ -279,10 +281,10 @@ def _claimed(row: Values, claim_request: ClaimRequest, now: int, total: int) -> 
 
 
 def _leases(leases: Iterable[LeaseRef]) -> str:
-    return text_of([(_holder(lease), lease.id.hex, lease.fence) for lease in leases])
+    return text_of([(_tenant_hex(lease), lease.id.hex, lease.fence) for lease in leases])
 
 
-def _holder(lease: LeaseRef) -> str | None:
+def _tenant_hex(lease: LeaseRef) -> str | None:
     return None if lease.tenant_id is None else lease.tenant_id.hex
 
 
@@ -293,7 +295,7 @@ def _ending(one: AttemptEnd, is_expired: bool, now: int) -> Values:
 
 
 def _completed(id_: UUID, row: Values) -> TaskChange:
-    """A row of task_complete_insert."""
+    """The change for a row of task_complete_insert."""
     _, _, schedule_id, tenant_id, queue, type_, attempt, worker = row
     schedule = None if schedule_id is None else UUID(bytes=schedule_id)
     return completed_change(id_, tenant_of(tenant_id), queue, type_, attempt, schedule, worker)

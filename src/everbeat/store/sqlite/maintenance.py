@@ -29,8 +29,8 @@ class SqliteMaintenance(SqliteBase):
             missing = missing_migrations(self._migrations, version)
             for migration in missing:
                 session.script(migration.sql)
-                noted = {"number": migration.number, "name": migration.name, "now": self._moment(None)}
-                session.change(self._sql["migration_insert"], noted)
+                row = {"number": migration.number, "name": migration.name, "now": self._moment(None)}
+                session.change(self._sql["migration_insert"], row)
             return [migration.name for migration in missing]
 
         return await self._connections.write("migrate", work)

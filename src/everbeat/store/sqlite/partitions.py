@@ -1,4 +1,4 @@
-"""The verbs on partitions and nodes of the SQLite store."""
+"""Partition and node verbs of the SQLite store."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from everbeat.store.values import (
 
 class SqlitePartitions(SqliteBase):
     async def partition_renew(
-        self, beat: NodeHeartbeat, wanted: frozenset[int], *, now: datetime | None = None
+        self, heartbeat: NodeHeartbeat, wanted: frozenset[int], *, now: datetime | None = None
     ) -> PartitionRenewal:
         def work(session: SqliteSession) -> PartitionRenewal:
             moment = self._moment(now)
             values = {
                 "now": moment,
-                "node": beat.id,
-                "name": beat.name,
-                "roles": ",".join(beat.roles),
-                "version": beat.version,
-                "lease_seconds": beat.lease_seconds,
-                "lag_seconds": beat.lag_seconds,
-                "fired_per_second": beat.fired_per_second,
+                "node": heartbeat.id,
+                "name": heartbeat.name,
+                "roles": ",".join(heartbeat.roles),
+                "version": heartbeat.version,
+                "lease_seconds": heartbeat.lease_seconds,
+                "lag_seconds": heartbeat.lag_seconds,
+                "fired_per_second": heartbeat.fired_per_second,
                 "wanted": text_of(sorted(wanted)),
             }
             newest = session.rows(self._sql["partition_renew_newest"])[0]["newest_at"]

@@ -1,4 +1,4 @@
-"""The verbs on schedules of the SQLite store."""
+"""Schedule verbs of the SQLite store."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class SqliteSchedules(SqliteBase):
                 self._sql["idempotent_response_find"], {"tenant_id": tenant_id, "key": key, "now": moment}
             )
 
-        rows, answers = await self._connections.read("schedule_find", work)
-        response = IdempotentResponse(**answers[0]) if answers else None
+        rows, responses = await self._connections.read("schedule_find", work)
+        response = IdempotentResponse(**responses[0]) if responses else None
         return FoundSchedules(moment, [schedule_from_row(row) for row in rows], response)
 
     async def schedule_write(
@@ -78,9 +78,9 @@ class SqliteSchedules(SqliteBase):
         def work(session: SqliteSession) -> list[TaskChange]:
             held: list[Row] = []
             moment = self._moment(now)
-            remaining = self._schedule_quota(session, tenant_id, writes, max_schedules)
+            quota = self._schedule_quota(session, tenant_id, writes, max_schedules)
             self._write_rows(session, writes)
-            remaining.check()
+            quota.check()
             if paused := [write.schedule.id for write in writes if write.schedule.status is Status.PAUSED]:
                 held = session.rows(self._sql["task_hold"], {"tenant_id": tenant_id, "ids": hex_text(paused)})
             self._write_past(session, writes, moment)

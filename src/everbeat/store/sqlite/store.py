@@ -1,4 +1,4 @@
-"""The SQLite store: each verb runs the block of its name, writes in one immediate transaction."""
+"""The SQLite store. Each verb runs the block with its name. A write is one immediate transaction."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SqliteStore(
     SqliteKeys,
     SqliteMaintenance,
 ):
-    """All verbs of the Store contract on one SQLite file. Its clock is the machine's."""
+    """The Store contract on one SQLite file. It uses the clock of the process."""
 
     dialect = "sqlite"
 
@@ -41,7 +41,7 @@ class SqliteStore(
         self._notices = Notices()
 
     def pool(self, pool: PoolName) -> Self:
-        """The store itself: SQLite has one writer, whatever the pool."""
+        """The store itself: SQLite has only one writer, so separate pools do not help."""
         return self
 
     async def open(self) -> None:
@@ -62,4 +62,4 @@ class SqliteStore(
         return False
 
     async def event_stream_send(self, _message: str) -> None:
-        """Does nothing: no other process listens."""
+        """Does nothing: SQLite has no messages between processes."""

@@ -1,4 +1,4 @@
-"""The verbs on tasks of the SQLite store: submitting, moving between states, cancelling."""
+"""Task verbs of the SQLite store: submit, promote, release held tasks, cancel, reschedule."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class SqliteTasks(SqliteBase):
     def _taken_keys(
         self, session: SqliteSession, tasks: Sequence[NewTask], keyed: KeyedTasks, moment: datetime
     ) -> dict[int, tuple[UUID, bytes]]:
-        """What keys stand for already, by the place of the task that asked."""
+        """For each taken key, the earlier task and its fingerprint, by the index of the new task."""
         wanted = text_of([[tenant_id.hex, key] for tenant_id, key in keyed.firsts])
         rows = session.rows(self._sql["task_key_find"], {"keys": wanted, "now": moment})
         return {keyed.firsts[row["tenant_id"], row["key"]]: (row["task_id"], row["fingerprint"]) for row in rows}
@@ -108,8 +108,8 @@ class SqliteTasks(SqliteBase):
             )
             concurrencies = {row["id"]: row["concurrency"] for row in schedules}
             concurrencies |= {row["schedule_id"]: 1 for row in held if not row["is_there"]}
-            turns = [(id_.bytes, remaining, to_microseconds(moment)) for id_, remaining in concurrencies.items()]
-            rows = session.rows_many(self._sql["task_release_held"], turns)
+            values = [(id_.bytes, concurrency, to_microseconds(moment)) for id_, concurrency in concurrencies.items()]
+            rows = session.rows_many(self._sql["task_release_held"], values)
             changes += [waiting_change(row, TaskChangeKind.RELEASED_FROM_HOLD) for row in rows]
             return HeldReleaseResult(frozenset(row["queue"] for row in rows), changes)
 
@@ -171,7 +171,7 @@ class SqliteTasks(SqliteBase):
 
 
 def _new_row(task: NewTask, now: int) -> Values:
-    """A new task in the order of task_submit, as SQLite holds it: converting by name would cost more than the insert."""
+    """The parameters of task_submit for a new task, by position. Conversion by name would cost more than the insert."""
     if task.run_at is not None:
         run_at = to_microseconds(task.run_at)
     else:
@@ -209,6 +209,6 @@ _NOT_STARTED = (0, 0, None, None, None, None)
 
 
 def _started(task: NewTask, now: int) -> Values:
-    """Attempt, fence, when it began, its deadline and its lease, of a task that begins in the hands of a worker."""
+    """Attempt, fence, start times, deadline and end of the lease of a task that is handed directly to a worker."""
     deadline = now + microseconds_of(task.timeout_seconds if task.deadline_seconds is None else task.deadline_seconds)
     return 1, 1, now, now, deadline, min(now + microseconds_of(task.lease_seconds), deadline)

@@ -1,4 +1,4 @@
-"""The verbs on tenants of the SQLite store."""
+"""Tenant verbs of the SQLite store."""
 
 from __future__ import annotations
 

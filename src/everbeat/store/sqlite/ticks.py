@@ -1,4 +1,4 @@
-"""The verbs on ticks of the SQLite store."""
+"""Tick verbs of the SQLite store."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from everbeat.store.values import (
     Firing,
 )
 
-# Outcome, reason and time of the ledger row of a firing; none if the ledger already had the row.
-
-
-_FATES: dict[str, Callable[[datetime], tuple[Outcome | None, SkipReason | None, datetime | None]]] = {
+# The outcome, reason and time of the ledger row of a firing, by its result. `no_row`: only skips were recorded, or the ledger
+# had the row already.
+_RESULTS: dict[str, Callable[[datetime], tuple[Outcome | None, SkipReason | None, datetime | None]]] = {
     "ready": lambda moment: (Outcome.FIRED, None, moment),
     "held": lambda moment: (Outcome.FIRED, None, moment),
     "overlap": lambda moment: (Outcome.SKIPPED, SkipReason.OVERLAP, moment),
-    "known": lambda _moment: (None, None, None),
+    "no_row": lambda _moment: (None, None, None),
 }
 
 
@@ -59,14 +58,14 @@ class SqliteTicks(SqliteBase):
         created = [row for row in results if row[1] in ("ready", "held")]
         return FireResult(
             moment,
-            [Fired(by_key[key].schedule_id, *_FATES[fate](moment)) for key, fate, *_ in results],
-            frozenset(queue for _, fate, queue, *_ in created if fate == "ready"),
-            frozenset(by_key[key].schedule_id for key, fate, *_ in created if fate == "held"),
+            [Fired(by_key[key].schedule_id, *_RESULTS[result](moment)) for key, result, *_ in results],
+            frozenset(queue for _, state, queue, *_ in created if state == "ready"),
+            frozenset(by_key[key].schedule_id for key, state, *_ in created if state == "held"),
             [fired_change(by_key[key], queue, type_, state, priority) for key, state, queue, type_, priority in created],
         )
 
     def _advance(self, session: SqliteSession, moved: list[tuple[bytes, Firing]], moment: datetime, node_id: UUID) -> None:
-        """Move the schedules on by key: an UPDATE joined with the batch costs five times as much."""
+        """Advance the schedules one by one by primary key. One UPDATE joined with the batch costs five times as much."""
         session.change_many(
             self._sql["tick_fire"], [(one.next_tick_at, one.due_at, one.cursor_at, one.fires, key) for key, one in moved]
         )
@@ -83,6 +82,6 @@ def write_skips(
     node: UUID | None,
     epoch: int | None,
 ) -> None:
-    beside = {"schedule_id": schedule_id, "now": moment, "node": node, "epoch": epoch}
+    common = {"schedule_id": schedule_id, "now": moment, "node": node, "epoch": epoch}
     if skips:
-        session.change_many(sql["tick_skip"], [{**msgspec.structs.asdict(skip), **beside} for skip in skips])
+        session.change_many(sql["tick_skip"], [{**msgspec.structs.asdict(skip), **common} for skip in skips])

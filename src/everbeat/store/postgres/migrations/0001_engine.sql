@@ -1,9 +1,9 @@
--- Schedules, the ledger, ownership, and the tasks that firing makes.
+-- Schedules, the ledger, ownership, and the tasks that are created by firings.
 
 CREATE TABLE schedules (
   id uuid PRIMARY KEY,
   tenant_id uuid NOT NULL,
-  name text COLLATE "C" NOT NULL,  -- paging compares names byte by byte, whatever the database's locale
+  name text COLLATE "C" NOT NULL,  -- paging compares names bytewise, regardless of the locale of the database
   description text NOT NULL,
   partition smallint NOT NULL CHECK (partition BETWEEN 0 AND 255),
   trigger_kind text NOT NULL CHECK (trigger_kind IN ('cron', 'every', 'rrule', 'at')),
@@ -76,7 +76,7 @@ CREATE TABLE ticks (
   CHECK ((outcome = 'fired') = (task_id IS NOT NULL))
 ) PARTITION BY RANGE (scheduled_for);
 
--- Finds the skipped range that covers an instant without reading the ticks before it.
+-- Finds the skipped range that contains a given time without reading the ticks before it.
 CREATE INDEX ticks_ranges ON ticks (schedule_id, until) WHERE until IS NOT NULL;
 
 CREATE TABLE tasks (
@@ -191,7 +191,7 @@ BEGIN
   FOREACH parent IN ARRAY ARRAY['ticks', 'task_history'] LOOP
     child := parent || '_' || to_char(first AT TIME ZONE 'UTC', 'YYYY_MM');
     IF to_regclass(child) IS NULL THEN
-      -- Made apart and attached: attaching does not block readers and writers of the other months.
+      -- Created separately and then attached, because ATTACH PARTITION does not block reads and writes of the other months.
       EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING ALL)', child, parent);
       EXECUTE format('ALTER TABLE %I SET (autovacuum_vacuum_insert_scale_factor = 0.1)', child);
       EXECUTE format('ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)', parent, child, first, next);

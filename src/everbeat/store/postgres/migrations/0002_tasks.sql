@@ -1,4 +1,5 @@
--- The task engine: leases with deadlines, attempts, logs, dead letters, idempotency keys. Nodes of before go on working.
+-- The task engine: leases with deadlines, attempts, logs, dead letters, idempotency keys. Nodes of the previous version can
+-- keep running.
 
 ALTER TABLE tasks
   ADD COLUMN schedule_name text,
@@ -11,7 +12,8 @@ ALTER TABLE tasks
   ADD COLUMN log_bytes integer NOT NULL DEFAULT 0,
   ADD COLUMN error text;
 
--- Without lease_until, so that heartbeats stay on their page; with the tenant, so that a claim serves one of them.
+-- tasks_running without lease_until, so that heartbeats are HOT updates. tasks_ready with the tenant, so that a claim can
+-- select one tenant.
 DROP INDEX tasks_ready;
 DROP INDEX tasks_running;
 DROP INDEX tasks_of_schedule;
@@ -35,7 +37,7 @@ ALTER TABLE task_history
 
 CREATE INDEX task_history_executions ON task_history (schedule_id, id) WHERE schedule_id IS NOT NULL;
 
--- Attempts that did not end their task; the one that did is in task_history.
+-- Attempts that did not end their task. The attempt that ended it is in task_history.
 CREATE TABLE attempts (
   task_id uuid NOT NULL,
   tenant_id uuid NOT NULL,
@@ -112,7 +114,7 @@ BEGIN
   FOREACH parent IN ARRAY ARRAY['ticks', 'task_history', 'attempts', 'task_log'] LOOP
     child := parent || '_' || to_char(first AT TIME ZONE 'UTC', 'YYYY_MM');
     IF to_regclass(child) IS NULL THEN
-      -- Made apart and attached: attaching does not block readers and writers of the other months.
+      -- Created separately and then attached, because ATTACH PARTITION does not block reads and writes of the other months.
       EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING ALL)', child, parent);
       EXECUTE format('ALTER TABLE %I SET (autovacuum_vacuum_insert_scale_factor = 0.1)', child);
       EXECUTE format('ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)', parent, child, first, next);

@@ -1,4 +1,5 @@
--- Tenants with weights and quotas, API keys, the audit trail, fair keys, payloads kept elsewhere. Nodes of before go on working.
+-- Tenants with weights and quotas, API keys, the audit log, fair keys, payloads in a blob store. Nodes of the previous version
+-- can keep running.
 
 CREATE TABLE tenants (
   id uuid PRIMARY KEY,
@@ -14,10 +15,10 @@ CREATE TABLE tenants (
   updated_at timestamptz NOT NULL
 );
 
--- Whoever needs no tenants is this one; it has no limits unless somebody sets them.
+-- The default tenant, for installations that do not use tenants. It has no limits unless they are set.
 INSERT INTO tenants (id, name, created_at, updated_at) VALUES ('00000000-0000-0000-0000-000000000000', 'default', now(), now());
 
--- Only the hash of a key is kept. A fleet key works for every tenant.
+-- Only the hash of a key is stored. A fleet key is valid for every tenant.
 CREATE TABLE api_keys (
   id uuid PRIMARY KEY,
   tenant_id uuid NOT NULL REFERENCES tenants (id),
@@ -34,7 +35,7 @@ CREATE TABLE api_keys (
 
 CREATE INDEX api_keys_of_tenant ON api_keys (tenant_id, id);
 
--- Who did what. Rows are added and never changed.
+-- Who changed what. Rows are only inserted, never changed or deleted.
 CREATE TABLE audit_log (
   id uuid PRIMARY KEY,
   tenant_id uuid NOT NULL,
@@ -72,22 +73,23 @@ ALTER TABLE dead_letters
   ADD COLUMN fair_key text NOT NULL DEFAULT '',
   ADD COLUMN payload_ref text;
 
--- Claims serve flows: (tenant, priority, fair key, type) of a queue, each in order of time, found by hopping from one to the next.
+-- Claims take tasks from flows: (tenant, priority, fair key, type) of a queue, each in order of time. A loose index scan finds
+-- the flows.
 DROP INDEX tasks_ready;
 CREATE INDEX tasks_ready ON tasks (queue, tenant_id, priority, fair_key, type, run_at, id) WHERE state = 'ready';
--- With the tenant, so that what a tenant has running can be counted; and with the state, which sets it apart for the planner
--- from the index of all tasks of a tenant.
+-- With the tenant, to count its running tasks. With the state, so that the planner can distinguish it from the index of all
+-- tasks of a tenant.
 DROP INDEX tasks_running;
 CREATE INDEX tasks_running ON tasks (state, tenant_id) WHERE state = 'running';
--- A tenant's list must not walk through the tasks of the others.
+-- A list of a tenant's tasks must not read the tasks of other tenants.
 CREATE INDEX tasks_of_tenant ON tasks (tenant_id, id);
 CREATE INDEX task_history_of_tenant ON task_history (tenant_id, id);
--- Which payloads of the blob store are still needed.
+-- Finds the payloads of the blob store that are still in use.
 CREATE INDEX tasks_payload_refs ON tasks (payload_ref) WHERE payload_ref IS NOT NULL;
 CREATE INDEX task_history_payload_refs ON task_history (payload_ref) WHERE payload_ref IS NOT NULL;
 CREATE INDEX dead_letters_payload_refs ON dead_letters (payload_ref) WHERE payload_ref IS NOT NULL;
 
--- Months are made and dropped with the rights of the owner, so that the role of running nodes needs none on tables.
+-- Month tables are created and dropped with the privileges of the owner, so that the runtime role needs no DDL privileges.
 CREATE FUNCTION everbeat_month_drop(parent text, child text) RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
   is_pending boolean;

@@ -1,5 +1,5 @@
 -- name: audit_log_insert
--- Lines of the audit trail, in the transaction of what they tell of.
+-- Insert audit log entries, in the transaction of the change that they describe.
 INSERT INTO audit_log (id, tenant_id, at, actor, key_id, action, subject, detail, request_id, address)
 SELECT e.id, e.tenant_id, coalesce(:now::timestamptz, now()), e.actor, e.key_id, e.action, e.subject, e.detail, e.request_id,
   e.address
@@ -8,14 +8,14 @@ FROM unnest(:ids::uuid[], :tenant_ids::uuid[], :actors::text[], :key_ids::uuid[]
   AS e(id, tenant_id, actor, key_id, action, subject, detail, request_id, address);
 
 -- name: audit_log_list
--- A tenant's lines of the audit trail, newest first.
+-- A tenant's audit log entries, newest first.
 SELECT id, tenant_id, at, actor, key_id, action, subject, detail, request_id, address FROM audit_log
 WHERE tenant_id = :tenant_id AND (at, id) < (:before_at::timestamptz, :before_id::uuid) AND at >= :from_at AND at < :to_at
   AND (:action::text IS NULL OR action = :action)
 ORDER BY at DESC, id DESC LIMIT :limit;
 
 -- name: audit_log_list_all
--- Everybody's lines of the audit trail, newest first: for operators.
+-- The audit log entries of all tenants, newest first; for operators.
 SELECT id, tenant_id, at, actor, key_id, action, subject, detail, request_id, address FROM audit_log
 WHERE (at, id) < (:before_at::timestamptz, :before_id::uuid) AND at >= :from_at AND at < :to_at
   AND (:action::text IS NULL OR action = :action)

@@ -1,5 +1,5 @@
 -- name: calendar_list
--- The tenant's calendars by name.
+-- The tenant's calendars in order of name.
 SELECT name, revision, definition FROM calendars WHERE tenant_id = :tenant_id ORDER BY name;
 
 -- name: calendar_write
@@ -11,5 +11,5 @@ ON CONFLICT (tenant_id, name) DO UPDATE SET revision = excluded.revision, defini
 RETURNING (xmax = 0) AS is_new;
 
 -- name: calendar_delete
--- Remove a calendar.
+-- Delete a calendar.
 DELETE FROM calendars WHERE tenant_id = :tenant_id AND name = :name;

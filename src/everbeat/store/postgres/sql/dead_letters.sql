@@ -1,9 +1,9 @@
 -- fragment: dead_letter
--- A dead letter as it is read.
+-- The columns of a dead letter in queries.
 task_id, tenant_id, {{shown_columns}}, attempt, reason, error, worker, created_at, died_at, replayed_at, replayed_as, replays
 
 -- name: dead_find
--- Dead letters by task.
+-- Dead letters by task id.
 SELECT {{dead_letter}}
 FROM dead_letters WHERE tenant_id = :tenant_id AND task_id = ANY(:task_ids::uuid[]) AND purged_at IS NULL;
 
@@ -21,7 +21,7 @@ WHERE tenant_id = :tenant_id AND purged_at IS NULL
 ORDER BY died_at DESC, task_id DESC LIMIT :limit;
 
 -- name: dead_replay
--- Note that dead letters are replayed, and as what; only those it could note may become tasks.
+-- Record that dead letters are replayed, and the new task ids. Only the returned ones may be replayed.
 UPDATE dead_letters AS d SET replayed_at = coalesce(:now::timestamptz, now()), replayed_as = r.replayed_as,
   replays = d.replays + 1
 FROM unnest(:task_ids::uuid[], :replayed_as::uuid[]) AS r(task_id, replayed_as)
@@ -30,7 +30,7 @@ WHERE d.task_id = r.task_id AND d.tenant_id = :tenant_id AND d.purged_at IS NULL
 RETURNING d.task_id;
 
 -- name: dead_purge
--- Empty dead letters and hide them; that they were there stays on record.
+-- Remove the payloads and errors of dead letters, and hide them. The rows are kept as a record.
 WITH purged AS MATERIALIZED (
   SELECT task_id FROM dead_letters
   WHERE tenant_id = :tenant_id AND purged_at IS NULL AND died_at >= :from_at AND died_at < :to_at

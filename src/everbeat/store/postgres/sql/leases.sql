@@ -1,32 +1,34 @@
 -- name: task_flows
--- Flows with ready tasks, of tenants up to the last one, after the place given for each queue. Found by hopping from one to the
--- next: one index seek each, however many tasks lie between.
+-- Flows with ready tasks, after the given flow of each queue, of tenants up to last_tenant_id. A loose index scan: one index
+-- seek for each flow, however many tasks it has.
 SELECT f.queue, f.tenant_id, f.priority, f.fair_key, f.type
 FROM unnest(:queues::text[], :tenant_ids::uuid[], :priorities::integer[], :fair_keys::text[], :types::text[])
   AS q(queue, tenant_id, priority, fair_key, type)
 CROSS JOIN LATERAL (
-  WITH RECURSIVE hop(queue, tenant_id, priority, fair_key, type) AS (
+  WITH RECURSIVE flow(queue, tenant_id, priority, fair_key, type) AS (
     SELECT q.queue, q.tenant_id, q.priority, q.fair_key, q.type
     UNION ALL
-    SELECT n.queue, n.tenant_id, n.priority, n.fair_key, n.type FROM hop CROSS JOIN LATERAL (
-      -- In the order of the whole index, so that no other one will do; where the queue or the tenants end, the hopping does.
+    SELECT n.queue, n.tenant_id, n.priority, n.fair_key, n.type FROM flow CROSS JOIN LATERAL (
+      -- Ordered by all leading columns of the index, so that the planner uses no other one. The scan ends at the end of the
+      -- queue, or after the last tenant.
       SELECT t.queue, t.tenant_id, t.priority, t.fair_key, t.type FROM tasks AS t
       WHERE t.state = 'ready' AND (t.queue, t.tenant_id, t.priority, t.fair_key, t.type)
-        > (hop.queue, hop.tenant_id, hop.priority, hop.fair_key, hop.type)
+        > (flow.queue, flow.tenant_id, flow.priority, flow.fair_key, flow.type)
       ORDER BY t.queue, t.tenant_id, t.priority, t.fair_key, t.type LIMIT 1
     ) AS n
-    WHERE n.queue = hop.queue AND n.tenant_id <= :last_tenant_id
+    WHERE n.queue = flow.queue AND n.tenant_id <= :last_tenant_id
   )
-  SELECT * FROM hop OFFSET 1 LIMIT :limit
+  SELECT * FROM flow OFFSET 1 LIMIT :limit
 ) AS f;
 
 -- name: task_claim_tenants
--- Tenants that may run only so many at a time, locked: whoever claims for one of them waits, so that none counts too few.
+-- Lock tenants that have a limit of running tasks. Concurrent claims for them wait, so that each claim counts the tasks of the
+-- previous one.
 SELECT id, max_running FROM tenants WHERE id = ANY(:tenant_ids::uuid[]) ORDER BY id FOR UPDATE;
 
 -- name: task_claim_running
--- How many tasks of these tenants are running, also those whose lease has run out and which nobody has ended yet.
--- Pairs are compared so that only the index of running tasks will do: that of all tasks of a tenant begins alike.
+-- The number of running tasks of these tenants, including those with an expired lease that have not been ended yet.
+-- Row comparisons force the index of running tasks. Otherwise the planner may use the index of all tasks of a tenant.
 SELECT r.tenant_id, (
   SELECT count(*) FROM tasks AS t WHERE t.state = 'running'
     AND (t.state, t.tenant_id) >= ('running', r.tenant_id) AND (t.state, t.tenant_id) <= ('running', r.tenant_id)
@@ -34,18 +36,18 @@ SELECT r.tenant_id, (
 FROM unnest(:tenant_ids::uuid[]) AS r(tenant_id);
 
 -- name: task_claim
--- Take ready tasks under a lease, of each share in turn; attempts are counted here, so that a task that kills its worker
--- still dies in the end.
+-- Claim ready tasks under leases, of each step in order. The attempt is counted at the claim, so that a task that crashes its
+-- worker cannot be retried forever.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 picked AS MATERIALIZED (
-  SELECT p.id, p.share, row_number() OVER (ORDER BY p.share, p.run_at, p.id) AS place FROM (
-    SELECT t.id, t.run_at, s.share
+  SELECT p.id, p.step, row_number() OVER (ORDER BY p.step, p.run_at, p.id) AS place FROM (
+    SELECT t.id, t.run_at, s.step
     FROM unnest(:tenant_ids::uuid[], :priorities::integer[], :fair_keys::text[], :limits::bigint[], :first_queue_types::integer[],
-      :last_queue_types::integer[]) WITH ORDINALITY AS s(tenant_id, priority, fair_key, most, first, last, share)
+      :last_queue_types::integer[]) WITH ORDINALITY AS s(tenant_id, priority, fair_key, max_count, first, last, step)
     CROSS JOIN LATERAL (
       SELECT o.id, o.run_at FROM (
-        -- Of several lanes, how many of each are among the oldest: only those are locked, not the first ones of every lane.
-        SELECT (:queues::text[])[s.first], (:types::text[])[s.first], s.most WHERE s.first = s.last
+        -- With several queues or types, first count how many tasks of each are among the oldest, so that only those are locked.
+        SELECT (:queues::text[])[s.first], (:types::text[])[s.first], s.max_count WHERE s.first = s.last
         UNION ALL
         SELECT c.queue, c.type, count(*) FROM (
           SELECT a.queue, a.type
@@ -54,16 +56,16 @@ picked AS MATERIALIZED (
             SELECT run_at, id FROM tasks
             WHERE tasks.queue = a.queue AND tenant_id = s.tenant_id AND priority = s.priority AND fair_key = s.fair_key
               AND tasks.type = a.type AND state = 'ready'
-            ORDER BY run_at, id LIMIT s.most
+            ORDER BY run_at, id LIMIT s.max_count
           ) AS o
-          ORDER BY o.run_at, o.id LIMIT s.most
+          ORDER BY o.run_at, o.id LIMIT s.max_count
         ) AS c WHERE s.first < s.last GROUP BY c.queue, c.type
-      ) AS lane(queue, type, most)
+      ) AS queue_type(queue, type, max_count)
       CROSS JOIN LATERAL (
         SELECT id, run_at FROM tasks
-        WHERE tasks.queue = lane.queue AND tenant_id = s.tenant_id AND priority = s.priority AND fair_key = s.fair_key
-          AND tasks.type = lane.type AND state = 'ready'
-        ORDER BY run_at, id LIMIT lane.most FOR UPDATE SKIP LOCKED
+        WHERE tasks.queue = queue_type.queue AND tenant_id = s.tenant_id AND priority = s.priority AND fair_key = s.fair_key
+          AND tasks.type = queue_type.type AND state = 'ready'
+        ORDER BY run_at, id LIMIT queue_type.max_count FOR UPDATE SKIP LOCKED
       ) AS o
       ORDER BY o.run_at, o.id
     ) AS t
@@ -83,13 +85,13 @@ FROM picked AS p
 CROSS JOIN moment AS m
 CROSS JOIN LATERAL (SELECT width_bucket(p.place, :firsts::bigint[])) AS b(request)
 WHERE t.id = p.id AND (t.state = 'ready') IS TRUE
-RETURNING b.request, p.place, p.share, t.id, t.tenant_id, t.type, t.queue, t.payload, t.payload_ref, t.attempt, t.max_attempts,
+RETURNING b.request, p.place, p.step, t.id, t.tenant_id, t.type, t.queue, t.payload, t.payload_ref, t.attempt, t.max_attempts,
   t.fence, t.lease_until,
   t.lease_seconds, t.scheduled_for, t.schedule_name AS schedule, t.schedule_id, t.origin, t.timeout_seconds,
   t.traceparent;
 
 -- name: task_heartbeat
--- Renew leases up to their deadlines; one that is to be cancelled, or has run out, is not renewed.
+-- Renew leases up to their deadlines. A lease with a cancel request or an expired lease is not renewed.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at)
 UPDATE tasks AS t SET
   lease_until = CASE WHEN t.cancel_requested THEN t.lease_until
@@ -102,23 +104,23 @@ FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :fractions::do
 CROSS JOIN moment AS m
 WHERE t.id = b.id
   AND (t.fence = b.fence AND t.tenant_id = coalesce(b.tenant_id, t.tenant_id) AND t.state = 'running' AND t.lease_until > m.at) IS TRUE
-RETURNING b.tenant_id AS holder, t.tenant_id, t.id, t.fence, t.lease_until, t.cancel_requested, t.attempt, t.lease_owner AS worker, t.log_bytes,
+RETURNING b.tenant_id AS lease_tenant_id, t.tenant_id, t.id, t.fence, t.lease_until, t.cancel_requested, t.attempt, t.lease_owner AS worker, t.log_bytes,
   m.at AS moment;
 
 -- name: task_log_insert
--- Log lines of attempts.
+-- Insert log lines of attempts.
 INSERT INTO task_log (task_id, id, tenant_id, at, attempt, worker, text)
 SELECT * FROM unnest(:task_ids::uuid[], :ids::uuid[], :tenant_ids::uuid[], :ats::timestamptz[], :attempts::integer[],
   :workers::text[], :texts::text[]);
 
 -- name: task_complete
--- Move running tasks to history under their lease.
+-- Move running tasks with valid leases to history as completed.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 finished AS (
   DELETE FROM tasks AS t
   USING unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :results::text[]) AS r(tenant_id, id, fence, result),
     moment AS m
-  -- IS TRUE leaves only the primary key to find the row by, whatever the planner believes of the other indexes.
+  -- IS TRUE leaves the planner only the primary key, regardless of its statistics.
   WHERE t.id = r.id
     AND (t.fence = r.fence AND t.tenant_id = coalesce(r.tenant_id, t.tenant_id) AND t.state = 'running' AND t.lease_until > m.at) IS TRUE
   RETURNING t.*, r.result, m.at AS finished_at
@@ -132,23 +134,23 @@ FROM finished
 RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, worker;
 
 -- name: task_completed
--- Which of these were completed before under the same fence.
+-- The tasks among these that were completed earlier with the same fence.
 SELECT h.id, h.fence FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[]) AS r(tenant_id, id, fence)
--- OFFSET 0 keeps each look-up one by its index: the planner may believe that reading the whole history once costs less.
+-- OFFSET 0 forces an index lookup for each task. The planner may otherwise estimate that one scan of the history costs less.
 CROSS JOIN LATERAL (
   SELECT id, fence FROM task_history
   WHERE id = r.id AND fence = r.fence AND tenant_id = coalesce(r.tenant_id, tenant_id) AND state = 'completed' OFFSET 0
 ) AS h;
 
 -- name: task_queues
--- Which queues tasks are of, live or finished.
+-- The queues of tasks, live or finished.
 SELECT id, queue FROM tasks WHERE id = ANY(:ids::uuid[])
 UNION ALL
 SELECT h.id, h.queue FROM unnest(:ids::uuid[]) AS r(id)
 CROSS JOIN LATERAL (SELECT id, queue FROM task_history WHERE id = r.id OFFSET 0) AS h;
 
 -- name: task_running
--- Leases that hold, with what deciding about them needs.
+-- Tasks whose leases are valid, with the columns that the retry decision needs.
 SELECT t.id, t.tenant_id, t.queue, t.fence, t.attempt, t.max_attempts, t.retry, t.cancel_requested,
   coalesce(t.deadline_at, t.started_at + make_interval(secs => t.timeout_seconds)) AS deadline_at,
   coalesce(t.first_started_at, t.started_at) AS first_started_at
@@ -158,7 +160,7 @@ WHERE (t.fence = r.fence AND t.tenant_id = coalesce(r.tenant_id, t.tenant_id) AN
   AND t.lease_until > coalesce(:now::timestamptz, now())) IS TRUE;
 
 -- name: task_expired
--- Running tasks whose lease has run out.
+-- Running tasks with an expired lease.
 SELECT t.id, t.tenant_id, t.queue, t.fence, t.attempt, t.max_attempts, t.retry, t.cancel_requested,
   coalesce(t.deadline_at, t.started_at + make_interval(secs => t.timeout_seconds)) AS deadline_at,
   coalesce(t.first_started_at, t.started_at) AS first_started_at
@@ -167,7 +169,7 @@ WHERE t.state = 'running' AND t.lease_until <= coalesce(:now::timestamptz, now()
 ORDER BY t.lease_until LIMIT :limit;
 
 -- name: task_end
--- Put tasks back whose attempt ended without ending them; the attempt is kept. Released work does not count as one.
+-- Put back tasks whose attempt did not end them, and store the attempts. A released task is not charged an attempt.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 ending AS (
   SELECT * FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :outcomes::text[], :states::text[],
@@ -176,7 +178,7 @@ ending AS (
 old AS MATERIALIZED (
   SELECT t.id, t.tenant_id, t.fence, t.attempt, t.lease_owner, t.started_at, e.outcome, e.state, e.run_at, e.error
   FROM ending AS e CROSS JOIN moment AS m JOIN tasks AS t ON t.id = e.id
-  -- One that was told to stop since it was looked at is not put back: that is to be decided anew.
+  -- A task that got a cancel request after it was read is not put back. The caller has to decide again.
   WHERE (t.fence = e.fence AND t.tenant_id = e.tenant_id AND t.state = 'running' AND NOT t.cancel_requested
     AND (t.lease_until <= m.at) = :is_expired::boolean) IS TRUE
   FOR UPDATE OF t
@@ -197,7 +199,7 @@ kept AS (
 SELECT {{change_columns}}, fence, worker FROM moved;
 
 -- name: task_finish
--- Move tasks to history whose attempt ended them without completing; the dead ones get a dead letter.
+-- Move tasks to history that their attempt ended without completing them. Dead tasks also get a dead letter.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 finished AS (
   DELETE FROM tasks AS t
@@ -209,7 +211,7 @@ finished AS (
     t.fence, t.traceparent, t.progress_fraction, t.progress_message, t.created_at, t.started_at,
     e.outcome, e.state AS final_state, coalesce(e.error, t.error) AS final_error, e.reason, m.at AS finished_at
 ),
-buried AS (
+dead AS (
   INSERT INTO dead_letters (task_id, tenant_id, {{copied_columns}}, attempt, reason, error, worker, created_at, died_at)
   SELECT id, tenant_id, {{copied_columns}}, attempt, coalesce(reason, outcome), final_error, lease_owner, created_at,
     finished_at
@@ -224,7 +226,7 @@ FROM finished
 RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, worker;
 
 -- name: task_ended
--- How attempts under these fences were ended before.
+-- How attempts with these fences were ended earlier.
 SELECT a.task_id AS id, a.fence, a.outcome, NULL::text AS state
 FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[]) AS r(tenant_id, id, fence)
 CROSS JOIN LATERAL (

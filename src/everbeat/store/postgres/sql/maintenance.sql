@@ -1,14 +1,14 @@
 -- name: clock
--- What the database's clock shows.
+-- The current time of the database.
 SELECT coalesce(:now::timestamptz, clock_timestamp()) AS moment;
 
 -- name: idempotent_response_find
--- The answer kept under an idempotency key, if it has not expired.
+-- The response stored under an idempotency key, if it has not expired.
 SELECT key, fingerprint, status, body FROM idempotent_answers
 WHERE tenant_id = :tenant_id AND key = :key AND expires_at > coalesce(:now::timestamptz, now());
 
 -- name: idempotent_response_keep
--- Keep an answer for a day; an expired one under the same key gives way.
+-- Store a response for 24 hours. An expired one with the same key is replaced.
 INSERT INTO idempotent_answers AS a (tenant_id, key, fingerprint, status, body, expires_at)
 VALUES (:tenant_id, :key, :fingerprint, :status, :body, coalesce(:now::timestamptz, now()) + interval '24 hours')
 ON CONFLICT (tenant_id, key) DO UPDATE SET fingerprint = excluded.fingerprint, status = excluded.status,
@@ -16,20 +16,21 @@ ON CONFLICT (tenant_id, key) DO UPDATE SET fingerprint = excluded.fingerprint, s
 WHERE a.expires_at <= coalesce(:now::timestamptz, now());
 
 -- name: idempotent_response_prune
--- Forget answers past their time.
+-- Delete expired responses.
 DELETE FROM idempotent_answers WHERE (tenant_id, key) IN (
   SELECT tenant_id, key FROM idempotent_answers WHERE expires_at < coalesce(:now::timestamptz, now())
   ORDER BY expires_at LIMIT :limit);
 
 -- name: blob_unused
--- Which payloads of the blob store no row has a reference to. Each look is one by its index, whatever the planner believes.
+-- The payloads of the blob store that no row refers to. Scalar subqueries with LIMIT 1 force an index lookup for each of them,
+-- regardless of the planner's statistics.
 SELECT r.ref FROM unnest(:refs::text[]) AS r(ref)
 WHERE (SELECT true FROM tasks WHERE payload_ref = r.ref LIMIT 1) IS NULL
   AND (SELECT true FROM task_history WHERE payload_ref = r.ref LIMIT 1) IS NULL
   AND (SELECT true FROM dead_letters WHERE payload_ref = r.ref LIMIT 1) IS NULL;
 
 -- name: month_list
--- The month tables there are, also those that a run of retention left detached, or half detached when a reader held it up.
+-- All month tables. An interrupted retention run can leave a table detached, or with a pending detach if a reader blocked it.
 SELECT c.relname AS name, i.inhrelid IS NOT NULL AS is_attached, coalesce(i.inhdetachpending, false) AS is_pending,
   pg_has_role(c.relowner, 'USAGE') AS is_mine
 FROM pg_class AS c LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid
@@ -38,50 +39,50 @@ WHERE c.relkind = 'r' AND c.relname ~ '^(ticks|task_history|attempts|task_log)_[
 ORDER BY c.relname;
 
 -- name: month_ensure
--- Make the month tables that are missing.
+-- Create the missing month tables.
 SELECT everbeat_month_ensure(month) AS name FROM unnest(:months::timestamptz[]) AS month;
 
 -- name: month_detach
--- Take a month out of the ledger or the history without stopping those who use the other months.
+-- Detach a month without blocking reads and writes of the other months.
 ALTER TABLE parent_table DETACH PARTITION month_table CONCURRENTLY;
 
 -- name: month_detach_finish
--- Finish a detaching that was interrupted.
+-- Finish an interrupted detach.
 ALTER TABLE parent_table DETACH PARTITION month_table FINALIZE;
 
 -- name: month_drop
--- Remove a month that was detached.
+-- Drop a detached month.
 DROP TABLE IF EXISTS month_table;
 
 -- name: month_drop_as_owner
--- Remove a month with the rights of the one who owns it.
+-- Drop a month with the privileges of its owner.
 SELECT everbeat_month_drop(:parent, :child);
 
 -- name: migration_table
--- Where the applied migrations are kept.
+-- The table of applied migrations.
 CREATE TABLE IF NOT EXISTS everbeat_migrations (
   number integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now());
 
 -- name: migration_lock
--- One node migrates at a time; the others wait and find the work done.
+-- Only one node migrates at a time. The others wait, and then find nothing to apply.
 SELECT pg_advisory_xact_lock(hashtext('everbeat_migrations'));
 
 -- name: migration_version
--- The newest migration applied.
+-- The newest applied migration.
 SELECT coalesce(max(number), 0) AS version FROM everbeat_migrations;
 
 -- name: event_stream_send
--- Tell the other nodes what happened.
+-- Send an event to the other nodes.
 SELECT pg_notify('everbeat_feed', :message);
 
 -- name: migration_exists
--- Whether this database was ever migrated.
+-- Whether this database has been migrated before.
 SELECT to_regclass('everbeat_migrations') IS NOT NULL AS is_there;
 
 -- name: migration_insert
--- Note an applied migration.
+-- Record an applied migration.
 INSERT INTO everbeat_migrations (number, name) VALUES (:number, :name);
 
 -- name: notice_send
--- Tell the other nodes that something changed.
+-- Send a notice to the other nodes.
 SELECT pg_notify('everbeat', :payload);

@@ -1,9 +1,9 @@
 -- name: partition_renew
--- One heartbeat: renew what is owned and wanted, release what is owned and not wanted, take what is wanted and free.
--- A lease that ends later than any lease can (the clock was set back) counts as expired. Rows are locked in order, so
--- that two nodes never wait for each other.
+-- Record a heartbeat. Renew owned partitions that are wanted, release owned ones that are not, and take wanted ones that are
+-- free or expired. A lease that ends later than any valid lease counts as expired: the clock was set back. Rows are locked in
+-- order, so that two nodes cannot deadlock.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
-beat AS (
+heartbeat AS (
   INSERT INTO nodes (id, name, roles, version, started_at, seen_at, lease_seconds, lag_seconds, fired_per_second)
   SELECT :node, :name, :roles, :version, at, at, :lease_seconds, :lag_seconds, :fired_per_second FROM moment
   ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, lease_seconds = excluded.lease_seconds,
@@ -36,21 +36,21 @@ SELECT m.at AS moment,
 FROM moment AS m;
 
 -- name: partition_release
--- Release everything a node owns.
+-- Release all partitions of a node.
 UPDATE partitions SET owner = NULL, lease_until = NULL WHERE owner = :node;
 
 -- name: partition_list
--- Who owns what.
+-- All partitions with their owners.
 SELECT partition, owner, epoch, lease_until FROM partitions ORDER BY partition;
 
 -- name: node_delete
--- Sign a node off.
+-- Delete a node.
 DELETE FROM nodes WHERE id = :node;
 
 -- name: node_list
--- The nodes known, with the clock to judge their age by.
+-- All nodes, and the current time.
 SELECT coalesce(:now::timestamptz, now()) AS moment, n.* FROM nodes AS n ORDER BY started_at, id;
 
 -- name: node_prune
--- Forget nodes that have not been seen for long.
+-- Delete nodes without a recent heartbeat.
 DELETE FROM nodes WHERE seen_at < coalesce(:now::timestamptz, now()) - make_interval(secs => :unseen_seconds);

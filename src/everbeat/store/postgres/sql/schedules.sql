@@ -1,5 +1,5 @@
 -- fragment: schedule_columns
--- All columns of schedules.
+-- All columns of the table.
 id, tenant_id, name, description, partition, trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars,
 starts_at, ends_at, target, target_kind, queue, task_type, payload, overlap, max_concurrent, concurrency, catch_up,
 misfire_grace_seconds, jitter_seconds, priority, max_attempts, retry, timeout_seconds, labels, enabled, status, revision,
@@ -13,24 +13,24 @@ jitter_seconds, priority, max_attempts, retry, timeout_seconds, labels, enabled,
 next_tick_at, due_at, last_tick_at, fault, note, updated_at
 
 -- fragment: due_columns
--- What the ticker reads of a schedule.
+-- The columns that the ticker needs.
 id, tenant_id, partition, revision, cursor_at, next_tick_at, due_at, catch_up, misfire_grace_seconds, jitter_seconds,
 trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at
 
 -- name: schedule_find
--- The tenant's schedules of these names or ids.
+-- The tenant's schedules with these names or ids.
 SELECT {{schedule_columns}} FROM schedules WHERE tenant_id = :tenant_id AND name = ANY(:names::text[])
 UNION ALL
 SELECT {{schedule_columns}} FROM schedules WHERE id = ANY(:ids::uuid[]) AND tenant_id = :tenant_id AND name <> ALL(:names::text[]);
 
 -- name: schedule_insert
--- New rows from one JSON array; a name already taken leaves its row out.
+-- Insert rows from one JSON array. Rows whose name is taken are not inserted.
 INSERT INTO schedules ({{schedule_columns}})
 SELECT {{schedule_columns}} FROM json_populate_recordset(NULL::schedules, :rows::json) AS r
 ON CONFLICT (tenant_id, name) DO NOTHING;
 
 -- name: schedule_replace
--- Rows rewritten from one JSON array, each only if it is still at the revision and position the writer saw.
+-- Replace rows from one JSON array. A row is replaced only if its revision, status and next tick are as expected.
 UPDATE schedules AS s SET ({{schedule_edited_columns}})
   = ({{r.schedule_edited_columns}})
 FROM json_populate_recordset(NULL::schedules, :rows::json) AS r
@@ -40,7 +40,7 @@ WHERE s.id = r.id AND s.tenant_id = r.tenant_id AND s.revision = e.revision AND 
   AND s.next_tick_at IS NOT DISTINCT FROM e.next_tick_at;
 
 -- name: schedule_list
--- The tenant's schedules by name, filtered, after a given name.
+-- The tenant's schedules that match a filter, in order of name, after a given name.
 SELECT {{schedule_columns}} FROM schedules
 WHERE tenant_id = :tenant_id AND (:after_name::text IS NULL OR name > :after_name)
   AND (:status::text IS NULL OR status = :status)
@@ -51,15 +51,15 @@ WHERE tenant_id = :tenant_id AND (:after_name::text IS NULL OR name > :after_nam
 ORDER BY name LIMIT :limit;
 
 -- name: schedule_delete
--- Remove schedules; the ledger keeps their ticks.
+-- Delete schedules. Their ledger rows are kept.
 DELETE FROM schedules WHERE tenant_id = :tenant_id AND id = ANY(:ids::uuid[]);
 
 -- name: schedule_count
--- How many schedules the tenant has, by status.
+-- The number of the tenant's schedules by status.
 SELECT status, count(*) AS count FROM schedules WHERE tenant_id = :tenant_id GROUP BY status;
 
 -- name: schedule_due
--- The near future of some partitions: one short index scan for each, the oldest of each first.
+-- Schedules of some partitions that are due soon. One short index scan for each partition returns the earliest first.
 SELECT m.at AS moment, s.*
 FROM (SELECT coalesce(:now::timestamptz, now()) AS at) AS m
 LEFT JOIN LATERAL (
@@ -74,34 +74,34 @@ LEFT JOIN LATERAL (
 ) AS s ON true;
 
 -- name: schedule_fault
--- Set schedules aside with the reason.
+-- Pause schedules that have a fault, and store the reason.
 UPDATE schedules AS s SET status = 'paused', fault = f.fault, next_tick_at = NULL, due_at = NULL,
   updated_at = coalesce(:now::timestamptz, now())
 FROM unnest(:ids::uuid[], :faults::text[]) AS f(id, fault)
 WHERE s.id = f.id AND s.status = 'active';
 
 -- name: schedule_overdue
--- Active schedules whose tick should have fired some time ago, the worst first.
+-- Active schedules with a tick that should have fired some time ago, the most overdue first.
 SELECT {{schedule_columns}} FROM schedules
 WHERE status = 'active' AND due_at < coalesce(:now::timestamptz, now()) - make_interval(secs => :late_seconds)
   AND partition = ANY(ARRAY(SELECT partition FROM partitions))
 ORDER BY due_at LIMIT :limit;
 
 -- name: schedule_faulty
--- Schedules that were set aside.
+-- Schedules that were paused because of a fault.
 SELECT {{schedule_columns}} FROM schedules WHERE fault IS NOT NULL AND (:tenant_id::uuid IS NULL OR tenant_id = :tenant_id) ORDER BY id LIMIT :limit;
 
 -- name: schedule_past_rules
--- The rules these schedules had before.
+-- The former rules of these schedules.
 SELECT p.schedule_id, p.rule, p.since, p.until FROM schedules AS s JOIN past_rules AS p ON p.schedule_id = s.id
 WHERE s.id = ANY(:ids::uuid[]) AND s.tenant_id = :tenant_id ORDER BY p.schedule_id, p.until;
 
 -- name: schedule_past_rule_insert
--- Keep the rules that edits replace.
+-- Store rules that edits have replaced.
 INSERT INTO past_rules (schedule_id, since, until, rule)
 SELECT * FROM unnest(:ids::uuid[], :since::timestamptz[], :until::timestamptz[], :rules::text[])
 ON CONFLICT DO NOTHING;
 
 -- name: schedule_using_calendar
--- Schedules whose rule may name a calendar; the caller looks closer.
+-- Schedules whose rule may refer to a calendar. This is a text search; the caller checks the rule.
 SELECT {{schedule_columns}} FROM schedules WHERE tenant_id = :tenant_id AND calendars IS NOT NULL AND strpos(calendars, :name) > 0;

@@ -1,46 +1,47 @@
 -- fragment: copied_columns
--- What a task keeps when it moves from tasks to task_history or dead_letters. A new column of tasks is added here.
+-- The columns that are copied from tasks to task_history and dead_letters. Add new columns of tasks here.
 queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name, scheduled_for, priority, max_attempts, retry,
 timeout_seconds, labels, fair_key
 
 -- fragment: shown_columns
--- The copied columns as they are read.
+-- The copied columns in queries.
 queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name AS schedule, scheduled_for, priority, max_attempts,
 retry, timeout_seconds, labels, fair_key
 
 -- fragment: live_task
--- A task of tasks as it is read.
+-- The columns of a live task in queries.
 id, tenant_id, {{shown_columns}}, state, run_at, attempt, progress_fraction, progress_message, NULL::text AS result, error,
 created_at, started_at, NULL::timestamptz AS finished_at, lease_owner AS worker, lease_until, fence, cancel_requested, traceparent,
 NULL::text AS outcome, NULL::text AS reason
 
 -- fragment: finished_task
--- A task of task_history as it is read.
+-- The columns of a finished task in queries.
 id, tenant_id, {{shown_columns}}, state, run_at, attempt, progress_fraction, progress_message, result, error,
 created_at, started_at, finished_at, worker, NULL::timestamptz AS lease_until, fence, false AS cancel_requested, traceparent,
 outcome, reason
 
 -- fragment: change_columns
--- What a verb returns of a task that it changed and that waits.
+-- The columns that a verb returns of a changed task that is now ready, scheduled or held.
 id, tenant_id, queue, type, state, attempt, schedule_id, priority, fair_key, run_at
 
 -- name: task_submit
--- New tasks: ready, or scheduled if their time is to come. What many tasks have in common, their shape, is sent once.
--- All of their idempotency keys must be free: if one is not, the division by zero undoes everything.
+-- Insert tasks: running if they have a lease owner, scheduled if their time is in the future, otherwise ready. Fields that are
+-- equal for many tasks, their shape, are sent once. All idempotency keys must be free: if one is taken, a division by zero
+-- fails the statement and rolls it back.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
-won AS (
+inserted_keys AS (
   INSERT INTO task_keys AS k (tenant_id, key, task_id, fingerprint, expires_at)
   SELECT n.tenant_id, n.key, n.task_id, n.fingerprint, coalesce(:now::timestamptz, now()) + interval '24 hours'
   FROM unnest(:key_tenant_ids::uuid[], :keys::text[], :key_task_ids::uuid[], :fingerprints::bytea[])
     AS n(tenant_id, key, task_id, fingerprint)
-  -- In one order everywhere, so that two batches with the same keys wait for each other and do not deadlock.
+  -- Sorted, so that two batches with the same keys insert them in the same order and cannot deadlock.
   ORDER BY n.tenant_id, n.key
   ON CONFLICT (tenant_id, key) DO UPDATE SET task_id = excluded.task_id, fingerprint = excluded.fingerprint,
     expires_at = excluded.expires_at
   WHERE k.expires_at <= coalesce(:now::timestamptz, now())
   RETURNING k.task_id
 ),
-queued AS (
+inserted AS (
   INSERT INTO tasks (id, tenant_id, partition, {{copied_columns}}, run_at, state, traceparent, created_at, lease_owner,
     lease_seconds, attempt, fence, started_at, first_started_at, deadline_at, lease_until)
   SELECT t.id, (:tenant_ids::uuid[])[t.shape], t.partition, (:queues::text[])[t.shape], (:types::text[])[t.shape],
@@ -64,16 +65,16 @@ queued AS (
       make_interval(secs => (:deadlines::double precision[])[t.shape])
   ) AS l(owner, seconds, count, at, deadline)
 )
-SELECT at AS moment, 1 / CASE WHEN (SELECT count(*) FROM won) = cardinality(:keys::text[]) THEN 1 ELSE 0 END AS is_free
+SELECT at AS moment, 1 / CASE WHEN (SELECT count(*) FROM inserted_keys) = cardinality(:keys::text[]) THEN 1 ELSE 0 END AS is_free
 FROM moment;
 
 -- name: task_key_insert
--- Take idempotency keys for a day; an expired one gives way. Only those that could be taken come back.
+-- Insert idempotency keys for 24 hours. Expired ones are replaced. Returns only the keys that were inserted.
 INSERT INTO task_keys AS k (tenant_id, key, task_id, fingerprint, expires_at)
 SELECT n.tenant_id, n.key, n.task_id, n.fingerprint, coalesce(:now::timestamptz, now()) + interval '24 hours'
 FROM unnest(:key_tenant_ids::uuid[], :keys::text[], :key_task_ids::uuid[], :fingerprints::bytea[])
   AS n(tenant_id, key, task_id, fingerprint)
--- In one order everywhere, so that two batches with the same keys wait for each other and do not deadlock.
+-- Sorted, so that two batches with the same keys insert them in the same order and cannot deadlock.
 ORDER BY n.tenant_id, n.key
 ON CONFLICT (tenant_id, key) DO UPDATE SET task_id = excluded.task_id, fingerprint = excluded.fingerprint,
   expires_at = excluded.expires_at
@@ -81,13 +82,13 @@ WHERE k.expires_at <= coalesce(:now::timestamptz, now())
 RETURNING task_id;
 
 -- name: task_key_find
--- What keys stand for.
+-- The tasks of idempotency keys.
 SELECT k.tenant_id, k.key, k.task_id, k.fingerprint
 FROM unnest(:tenant_ids::uuid[], :keys::text[]) AS n(tenant_id, key)
 JOIN task_keys AS k ON k.tenant_id = n.tenant_id AND k.key = n.key;
 
 -- name: task_promote
--- Make delayed tasks ready whose time has come. Every node may: rows that another one has locked are passed over.
+-- Make delayed tasks ready that are due. Several nodes may do this at the same time; rows locked by another one are skipped.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 due AS MATERIALIZED (
   SELECT id FROM tasks WHERE state = 'scheduled' AND run_at <= (SELECT at FROM moment)
@@ -105,20 +106,21 @@ UNION ALL
 SELECT NULL, NULL, {{change_columns}} FROM promoted;
 
 -- name: task_release_held_schedules
--- Schedules with held tasks, locked: whoever fires or counts them waits. Paused ones keep what they hold.
+-- Lock schedules with held tasks, so that concurrent firings and releases wait. Held tasks of paused schedules stay held.
 SELECT s.id, s.overlap, s.concurrency FROM schedules AS s
 WHERE s.id = ANY(:ids::uuid[]) AND s.status <> 'paused' ORDER BY s.id FOR UPDATE;
 
 -- name: task_release_held_candidates
--- Which of these schedules hold tasks; those that are gone are told apart.
--- LIMIT 1 keeps each look-up one by its index: EXISTS may be answered by hashing all rows there are.
+-- The schedules among these that have held tasks, and whether each of them still exists.
+-- LIMIT 1 forces an index lookup for each schedule. The planner may execute EXISTS by hashing the whole table.
 SELECT r.id AS schedule_id, (SELECT true FROM schedules AS s WHERE s.id = r.id LIMIT 1) IS TRUE AS is_there
 FROM unnest(:ids::uuid[]) AS r(id)
 CROSS JOIN LATERAL (SELECT 1 FROM tasks AS t WHERE t.state = 'held' AND t.schedule_id = r.id LIMIT 1) AS held
 LIMIT :limit;
 
 -- name: task_release_held_any
--- Schedules that hold tasks and have room for one, or something to replace: those that can only wait must not use up the limit.
+-- Schedules whose held tasks can be released, or can replace an unfinished task. Schedules whose held tasks can only wait are
+-- excluded, so that they do not use up the limit.
 WITH RECURSIVE held(schedule_id) AS (
   (SELECT schedule_id FROM tasks WHERE state = 'held' ORDER BY schedule_id LIMIT 1)
   UNION ALL
@@ -140,43 +142,43 @@ WHERE held.schedule_id IS NOT NULL AND s.status IS DISTINCT FROM 'paused' AND (
 LIMIT :limit;
 
 -- name: task_release_held_replaced
--- What a newer held task of the same schedule replaces: gone if it has not started, else asked to stop.
+-- Tasks that a newer held task of the same schedule replaces. They are cancelled, or get a cancel request if they are running.
 SELECT t.id, t.tenant_id FROM tasks AS t
 WHERE t.schedule_id = ANY(:ids::uuid[]) AND t.origin = 'tick' AND NOT t.cancel_requested AND EXISTS (
   SELECT 1 FROM tasks AS n WHERE n.schedule_id = t.schedule_id AND n.state = 'held' AND n.scheduled_for > t.scheduled_for);
 
 -- name: task_release_held
--- Release held tasks in the order of their ticks, as many as their schedules have room for.
+-- Release held tasks in the order of their ticks, up to the concurrency limits of their schedules.
 WITH capacity AS (
   SELECT s.id, s.concurrency - (
     SELECT count(*) FROM tasks AS t WHERE t.schedule_id = s.id AND t.state <> 'held' AND t.origin <> 'backfill'
   ) AS free
   FROM unnest(:ids::uuid[], :concurrencies::bigint[]) AS s(id, concurrency)
 ),
-turn AS MATERIALIZED (
+next_held AS MATERIALIZED (
   SELECT h.id FROM capacity AS r CROSS JOIN LATERAL (
     SELECT id FROM tasks WHERE state = 'held' AND schedule_id = r.id ORDER BY scheduled_for, id LIMIT greatest(r.free, 0)
   ) AS h
 )
 UPDATE tasks AS t SET
   state = CASE WHEN t.run_at > coalesce(:now::timestamptz, now()) THEN 'scheduled' ELSE 'ready' END
-FROM turn AS h WHERE t.id = h.id AND (t.state = 'held') IS TRUE
+FROM next_held AS h WHERE t.id = h.id AND (t.state = 'held') IS TRUE
 RETURNING {{t.change_columns}};
 
 -- name: task_hold
--- Keep what a schedule has fired and nobody has started, while it is paused.
+-- Hold tasks of a paused schedule that it has fired and that have not started.
 UPDATE tasks SET state = 'held'
 WHERE schedule_id = ANY(:ids::uuid[]) AND (tenant_id = :tenant_id) IS TRUE AND origin = 'tick'
   AND state IN ('ready', 'scheduled')
 RETURNING {{change_columns}};
 
 -- name: task_cancel_lock
--- Keep tasks as they are until they are cancelled; in one order everywhere, so that two who cancel do not deadlock.
+-- Lock tasks before they are cancelled. They are locked in order of id, so that concurrent cancels cannot deadlock.
 SELECT id, cancel_requested FROM tasks WHERE id = ANY(:ids::uuid[]) AND tenant_id = :tenant_id ORDER BY id FOR UPDATE;
 
 -- name: task_cancel
--- Tasks that have not started end here.
-WITH gone AS (
+-- Move tasks that have not started to history as cancelled.
+WITH cancelled AS (
   DELETE FROM tasks AS t
   WHERE t.id = ANY(:ids::uuid[]) AND t.tenant_id = :tenant_id AND t.state IN ('held', 'scheduled', 'ready')
   RETURNING t.*
@@ -186,17 +188,17 @@ INSERT INTO task_history (id, tenant_id, {{copied_columns}}, run_at, state, atte
   created_at, started_at, finished_at)
 SELECT id, tenant_id, {{copied_columns}}, run_at, 'cancelled', attempt, lease_owner, fence, traceparent, error, :reason,
   created_at, started_at, coalesce(:now::timestamptz, now())
-FROM gone
+FROM cancelled
 RETURNING id, tenant_id, queue, type, attempt, schedule_id;
 
 -- name: task_cancel_running
--- Tasks that run are asked to stop.
+-- Set a cancel request on running tasks.
 UPDATE tasks SET cancel_requested = true
 WHERE id = ANY(:ids::uuid[]) AND tenant_id = :tenant_id AND state = 'running'
 RETURNING id, tenant_id, queue, type, attempt, schedule_id, lease_owner AS worker;
 
 -- name: task_reschedule
--- Move a task that has not started to another time.
+-- Change the time of a task that has not started.
 UPDATE tasks SET run_at = :run_at,
   state = CASE WHEN :run_at::timestamptz > coalesce(:now::timestamptz, now()) THEN 'scheduled' ELSE 'ready' END
 WHERE id = :id AND tenant_id = :tenant_id AND state IN ('scheduled', 'ready')
@@ -211,8 +213,8 @@ SELECT {{finished_task}}
 FROM task_history WHERE tenant_id = :tenant_id AND id = ANY(:ids::uuid[]);
 
 -- name: task_list
--- Live tasks of a tenant between two ids, newest first. Pairs, and the order by both, leave only the index of the tenant:
--- by ids alone it would read through the tasks of all the others.
+-- Live tasks of a tenant between two ids, newest first. Row comparisons and the order by both columns leave the planner only
+-- the index on (tenant_id, id). With the primary key it would read the tasks of all other tenants.
 SELECT {{live_task}}
 FROM tasks WHERE (tenant_id, id) < (:tenant_id, :before) AND (tenant_id, id) >= (:tenant_id, :floor)
   AND (:state::text IS NULL OR (state = :state) IS TRUE) AND (:queue::text IS NULL OR (queue = :queue) IS TRUE)
@@ -232,7 +234,7 @@ FROM tasks WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND id < 
 ORDER BY id DESC LIMIT :limit;
 
 -- name: task_list_floor
--- How far down a list may look before it answers with what it has.
+-- The lowest id that a scan of live tasks may reach. It bounds a scan with a selective filter.
 SELECT id FROM tasks WHERE (tenant_id, id) < (:tenant_id, :before) AND tenant_id >= :tenant_id
 ORDER BY tenant_id DESC, id DESC OFFSET :scan LIMIT 1;
 
@@ -257,12 +259,12 @@ FROM task_history WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AN
 ORDER BY id DESC LIMIT :limit;
 
 -- name: task_list_past_floor
--- How far down a list of finished tasks may look before it answers with what it has.
+-- The lowest id that a scan of finished tasks may reach. It bounds a scan with a selective filter.
 SELECT id FROM task_history WHERE (tenant_id, id) < (:tenant_id, :before) AND tenant_id >= :tenant_id
 ORDER BY tenant_id DESC, id DESC OFFSET :scan LIMIT 1;
 
 -- name: task_attempts
--- The attempts at a task that did not end it.
+-- The attempts of a task that did not end it.
 SELECT attempt, fence, worker, started_at, ended_at, outcome, error FROM attempts
 WHERE task_id = :id AND tenant_id = :tenant_id ORDER BY fence;
 
@@ -272,7 +274,7 @@ SELECT id, at, attempt, worker, text FROM task_log
 WHERE task_id = :id AND tenant_id = :tenant_id AND id > :after ORDER BY id LIMIT :limit;
 
 -- name: task_ticks
--- Ticks that have a backfilled task.
+-- Ticks that have a backfill task.
 SELECT scheduled_for FROM tasks
 WHERE schedule_id = :schedule_id AND (tenant_id = :tenant_id) IS TRUE AND origin = 'backfill'
   AND scheduled_for >= :from_at AND scheduled_for < :to_at
@@ -282,7 +284,7 @@ WHERE schedule_id = :schedule_id AND (tenant_id = :tenant_id) IS TRUE AND origin
   AND scheduled_for >= :from_at AND scheduled_for < :to_at;
 
 -- name: task_ready_count
--- How many tasks of a tenant are ready, found by hopping from queue to queue.
+-- The number of a tenant's ready tasks, up to a limit. A loose index scan finds the queues, one index seek for each.
 WITH RECURSIVE queues AS (
   (SELECT queue FROM tasks WHERE state = 'ready' AND queue > '' ORDER BY queue LIMIT 1)
   UNION ALL
@@ -297,13 +299,13 @@ SELECT count(*) AS count FROM (
 ) AS counted;
 
 -- name: task_depths
--- Live tasks of a tenant, or of all, by queue and state.
+-- The number of live tasks of a tenant, or of all, by queue and state.
 SELECT queue, state, count(*) AS count FROM tasks
 WHERE :tenant_id::uuid IS NULL OR tenant_id = :tenant_id
 GROUP BY queue, state ORDER BY queue, state;
 
 -- name: task_key_prune
--- Forget idempotency keys past their time.
+-- Delete expired idempotency keys.
 DELETE FROM task_keys WHERE (tenant_id, key) IN (
   SELECT tenant_id, key FROM task_keys WHERE expires_at < coalesce(:now::timestamptz, now())
   ORDER BY expires_at LIMIT :limit);

@@ -1,14 +1,14 @@
 -- name: tick_fire
--- Fire a batch in one statement: schedules moved on, ledger rows, tasks. Three guards stand against a double: the
--- owner's epoch and lease, the compare-and-set on next_tick_at and revision, and the ledger's primary key.
+-- Fire a batch in one statement: advance the schedules, insert ledger rows and tasks. Three checks prevent a tick from firing
+-- twice: the epoch and lease of the owner, the compare-and-set on next_tick_at and revision, and the primary key of the ledger.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 firing AS (
   SELECT f.* FROM unnest(
     :ids::uuid[], :partitions::smallint[], :epochs::bigint[], :revisions::integer[], :expected::timestamptz[],
     :fires::timestamptz[], :task_ids::uuid[], :cursors::timestamptz[], :next_ticks::timestamptz[], :dues::timestamptz[]
   ) AS f(schedule_id, partition, epoch, revision, expected, fires, task_id, cursor_at, next_tick_at, due_at)
-  -- IS TRUE keeps the look-ups here hashed: the planner cannot know how long the arrays are, and would join them with a
-  -- loop in a loop.
+  -- IS TRUE keeps the subplans of this statement hashed. The planner cannot know the lengths of the arrays, and would use
+  -- nested loops.
   WHERE ((f.partition, f.epoch) IN (
     SELECT p.partition, p.epoch FROM partitions AS p
     WHERE p.owner = :node AND p.lease_until > (SELECT at FROM moment))) IS TRUE
@@ -18,13 +18,13 @@ advanced AS (
     last_tick_at = coalesce(f.fires, s.last_tick_at),
     status = CASE WHEN f.next_tick_at IS NULL THEN 'finished' ELSE 'active' END
   FROM firing AS f
-  -- Here IS TRUE leaves only the primary key to find the row by: a plan made while the table was small would go through
-  -- all that is due for each row of the batch.
+  -- Here IS TRUE leaves the planner only the primary key. A plan made while the table was small would scan all due schedules
+  -- for each row of the batch.
   WHERE s.id = f.schedule_id AND (s.status = 'active' AND s.revision = f.revision AND s.next_tick_at = f.expected
     AND s.due_at <= (SELECT at FROM moment)) IS TRUE
   RETURNING s.id, s.tenant_id, s.name, s.partition, s.queue, s.task_type, s.target, s.payload, s.priority, s.max_attempts,
     s.retry, s.timeout_seconds, s.labels, s.concurrency, f.fires, f.task_id, f.epoch,
-    -- How many unfinished tasks there may be before a tick is skipped: those that wait for their turn are bounded too.
+    -- The number of unfinished tasks from which a tick is skipped. It also limits the number of held tasks.
     s.concurrency + CASE WHEN s.overlap IN ('queue', 'cancel_previous') THEN 1000 ELSE 0 END AS bound
 ),
 decided AS (
@@ -45,7 +45,7 @@ ledger AS (
   ON CONFLICT DO NOTHING
   RETURNING schedule_id, outcome, reason, task_id, fired_at
 ),
-queued AS (
+inserted AS (
   INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, schedule_name,
     scheduled_for, run_at, priority, state, max_attempts, retry, timeout_seconds, labels, created_at)
   SELECT d.task_id, d.tenant_id, d.partition, d.queue, d.task_type, d.target, d.payload, 'tick', d.id, d.name, d.fires,
@@ -71,15 +71,15 @@ FROM moment AS m
 UNION ALL
 SELECT NULL, l.schedule_id, l.outcome, l.reason, l.fired_at, NULL, NULL, NULL, NULL, NULL FROM ledger AS l
 UNION ALL
--- The tasks of a batch differ in little else than their schedules: few rows are read faster than many.
+-- Grouped, because most tasks of a batch differ only in their schedule, and reading few rows is faster.
 SELECT NULL, NULL, NULL, NULL, NULL, q.queue, q.type, q.priority, q.state, array_agg(q.schedule_id)
-FROM queued AS q GROUP BY q.queue, q.type, q.priority, q.state
+FROM inserted AS q GROUP BY q.queue, q.type, q.priority, q.state
 UNION ALL
 SELECT NULL, a.id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM advanced AS a
 WHERE (a.id IN (SELECT l.schedule_id FROM ledger AS l)) IS NOT TRUE;
 
 -- name: tick_skip
--- Ledger rows of ticks that an edit, a pause or a resume closed without firing.
+-- Insert ledger rows for ticks that were skipped by an edit, a pause or a resume.
 INSERT INTO ticks (schedule_id, scheduled_for, tenant_id, outcome, reason, fired_at, until, count)
 SELECT k.schedule_id, k.first, k.tenant_id, 'skipped', k.reason, coalesce(:now::timestamptz, clock_timestamp()),
   CASE WHEN k.count > 1 THEN k.last END, k.count
@@ -88,7 +88,7 @@ FROM unnest(:skip_ids::uuid[], :skip_tenants::uuid[], :skip_firsts::timestamptz[
 ON CONFLICT DO NOTHING;
 
 -- name: tick_list
--- Ledger rows of a schedule that touch a window, oldest first.
+-- Ledger rows of a schedule that overlap a window, oldest first.
 SELECT * FROM (
   (SELECT * FROM ticks WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND until >= :from_at
     AND scheduled_for < :from_at)
@@ -99,7 +99,7 @@ SELECT * FROM (
 ) AS touching ORDER BY scheduled_for LIMIT :limit;
 
 -- name: tick_totals
--- Ledger rows that begin in a window, summed per schedule, outcome and reason.
+-- Totals of the ledger rows that begin in a window, by schedule, outcome and reason.
 SELECT t.schedule_id, t.outcome, t.reason, sum(t.count)::bigint AS count
 FROM unnest(:ids::uuid[], :ends::timestamptz[]) AS w(id, end_at)
 CROSS JOIN LATERAL (
@@ -109,7 +109,7 @@ CROSS JOIN LATERAL (
 GROUP BY t.schedule_id, t.outcome, t.reason;
 
 -- name: tick_ranges
--- Skipped ranges that reach over an edge of a window.
+-- Skipped ranges that cross a boundary of a window.
 SELECT t.* FROM unnest(:ids::uuid[], :ends::timestamptz[]) AS w(id, end_at)
 CROSS JOIN LATERAL (
   SELECT * FROM ticks
@@ -118,7 +118,7 @@ CROSS JOIN LATERAL (
 ) AS t;
 
 -- name: tick_doubled
--- Ticks with more than one task, live or finished: there should be none.
+-- The number of ticks with more than one task, live or finished. There should be none.
 SELECT schedule_id, count(*) AS count FROM (
   SELECT schedule_id, scheduled_for FROM (
     SELECT schedule_id, scheduled_for FROM tasks

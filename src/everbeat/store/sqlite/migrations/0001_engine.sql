@@ -1,6 +1,6 @@
--- Schedules, the ledger, ownership, and the tasks that firing makes.
--- Differs from postgres: instants are microseconds since 1970 and ids are 16-byte blobs, because SQLite has neither type;
--- the ledger and the history are plain tables, because SQLite has no partitions and retention deletes in small pieces.
+-- Schedules, the ledger, ownership, and the tasks that are created by firings.
+-- Differs from postgres: times are microseconds since 1970 and ids are 16-byte blobs, because SQLite has neither type. The
+-- ledger and the history are plain tables, because SQLite has no partitions. Retention deletes rows in small batches.
 
 CREATE TABLE schedules (
   id BLOB PRIMARY KEY,
@@ -78,10 +78,10 @@ CREATE TABLE ticks (
   CHECK ((outcome = 'fired') = (task_id IS NOT NULL))
 ) STRICT, WITHOUT ROWID;
 
--- Finds the skipped range that covers an instant without reading the ticks before it.
+-- Finds the skipped range that contains a given time without reading the ticks before it.
 CREATE INDEX ticks_ranges ON ticks (schedule_id, until) WHERE until IS NOT NULL;
 
--- Differs from postgres: retention finds old rows by this index, because there are no month tables to drop.
+-- Differs from postgres: retention finds old rows with this index, because there are no month tables to drop.
 CREATE INDEX ticks_by_time ON ticks (scheduled_for);
 
 CREATE TABLE tasks (

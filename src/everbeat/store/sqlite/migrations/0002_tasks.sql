@@ -1,4 +1,5 @@
--- The task engine: leases with deadlines, attempts, logs, dead letters, idempotency keys. Processes of before go on working.
+-- The task engine: leases with deadlines, attempts, logs, dead letters, idempotency keys. Processes of the previous version can
+-- keep running.
 
 ALTER TABLE tasks ADD COLUMN schedule_name TEXT;
 ALTER TABLE tasks ADD COLUMN traceparent TEXT;
@@ -10,7 +11,7 @@ ALTER TABLE tasks ADD COLUMN progress_message TEXT;
 ALTER TABLE tasks ADD COLUMN log_bytes INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE tasks ADD COLUMN error TEXT;
 
--- Differs from postgres: tasks_running stays on lease_until, because here no update of a row spares its indexes.
+-- Differs from postgres: tasks_running keeps lease_until, because SQLite has no HOT updates that it would prevent.
 DROP INDEX tasks_ready;
 DROP INDEX tasks_of_schedule;
 CREATE INDEX tasks_ready ON tasks (queue, tenant_id, priority, run_at, id) WHERE state = 'ready';
@@ -31,7 +32,7 @@ ALTER TABLE task_history ADD COLUMN outcome TEXT;
 
 CREATE INDEX task_history_executions ON task_history (schedule_id, id) WHERE schedule_id IS NOT NULL;
 
--- Attempts that did not end their task; the one that did is in task_history.
+-- Attempts that did not end their task. The attempt that ended it is in task_history.
 CREATE TABLE attempts (
   task_id BLOB NOT NULL,
   tenant_id BLOB NOT NULL,

@@ -1,5 +1,5 @@
--- Tenants with weights and quotas, API keys, the audit trail, fair keys, payloads kept elsewhere. Processes of before go on
--- working.
+-- Tenants with weights and quotas, API keys, the audit log, fair keys, payloads in a blob store. Processes of the previous
+-- version can keep running.
 
 CREATE TABLE tenants (
   id BLOB PRIMARY KEY,
@@ -15,11 +15,11 @@ CREATE TABLE tenants (
   updated_at INTEGER NOT NULL
 ) STRICT;
 
--- Whoever needs no tenants is this one; it has no limits unless somebody sets them.
+-- The default tenant, for installations that do not use tenants. It has no limits unless they are set.
 INSERT INTO tenants (id, name, created_at, updated_at)
 VALUES (zeroblob(16), 'default', unixepoch() * 1000000, unixepoch() * 1000000);
 
--- Only the hash of a key is kept. A fleet key works for every tenant.
+-- Only the hash of a key is stored. A fleet key is valid for every tenant.
 CREATE TABLE api_keys (
   id BLOB PRIMARY KEY,
   tenant_id BLOB NOT NULL REFERENCES tenants (id),
@@ -36,7 +36,7 @@ CREATE TABLE api_keys (
 
 CREATE INDEX api_keys_of_tenant ON api_keys (tenant_id, id);
 
--- Who did what. Rows are added and never changed.
+-- Who changed what. Rows are only inserted, never changed or deleted.
 CREATE TABLE audit_log (
   id BLOB PRIMARY KEY,
   tenant_id BLOB NOT NULL,
@@ -67,15 +67,16 @@ ALTER TABLE task_history ADD COLUMN payload_ref TEXT;
 ALTER TABLE dead_letters ADD COLUMN fair_key TEXT NOT NULL DEFAULT '';
 ALTER TABLE dead_letters ADD COLUMN payload_ref TEXT;
 
--- Claims serve flows: (tenant, priority, fair key, type) of a queue, each in order of time, found by hopping from one to the next.
+-- Claims take tasks from flows: (tenant, priority, fair key, type) of a queue, each in order of time. A loose index scan finds
+-- the flows.
 DROP INDEX tasks_ready;
 CREATE INDEX tasks_ready ON tasks (queue, tenant_id, priority, fair_key, type, run_at, id) WHERE state = 'ready';
--- Differs from postgres: tasks_running stays on lease_until, so what a tenant has running is counted by an index of its own.
+-- Differs from postgres: tasks_running keeps lease_until, so a separate index counts the running tasks of a tenant.
 CREATE INDEX tasks_running_of_tenant ON tasks (tenant_id) WHERE state = 'running';
--- A tenant's list must not walk through the tasks of the others.
+-- A list of a tenant's tasks must not read the tasks of other tenants.
 CREATE INDEX tasks_of_tenant ON tasks (tenant_id, id);
 CREATE INDEX task_history_of_tenant ON task_history (tenant_id, id);
--- Which payloads of the blob store are still needed.
+-- Finds the payloads of the blob store that are still in use.
 CREATE INDEX tasks_payload_refs ON tasks (payload_ref) WHERE payload_ref IS NOT NULL;
 CREATE INDEX task_history_payload_refs ON task_history (payload_ref) WHERE payload_ref IS NOT NULL;
 CREATE INDEX dead_letters_payload_refs ON dead_letters (payload_ref) WHERE payload_ref IS NOT NULL;

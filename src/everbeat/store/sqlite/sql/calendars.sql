@@ -1,9 +1,9 @@
 -- name: calendar_list
--- The tenant's calendars by name.
+-- The tenant's calendars in order of name.
 SELECT name, revision, definition FROM calendars WHERE tenant_id = :tenant_id ORDER BY name;
 
 -- name: calendar_exists
--- Whether the tenant has a calendar of this name.
+-- Whether the tenant has a calendar with this name.
 SELECT 1 AS is_there FROM calendars WHERE tenant_id = :tenant_id AND name = :name;
 
 -- name: calendar_write
@@ -14,5 +14,5 @@ ON CONFLICT (tenant_id, name) DO UPDATE SET revision = excluded.revision, defini
   updated_at = excluded.updated_at;
 
 -- name: calendar_delete
--- Remove a calendar.
+-- Delete a calendar.
 DELETE FROM calendars WHERE tenant_id = :tenant_id AND name = :name;

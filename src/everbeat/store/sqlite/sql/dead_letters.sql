@@ -1,9 +1,9 @@
 -- fragment: dead_letter
--- A dead letter as it is read.
+-- The columns of a dead letter in queries.
 task_id, tenant_id, {{shown_columns}}, attempt, reason, error, worker, created_at, died_at, replayed_at, replayed_as, replays
 
 -- name: dead_find
--- Dead letters by task.
+-- Dead letters by task id.
 SELECT {{dead_letter}}
 FROM dead_letters
 WHERE task_id IN (SELECT unhex(value) FROM json_each(:task_ids)) AND tenant_id = :tenant_id AND purged_at IS NULL;
@@ -21,13 +21,13 @@ WHERE tenant_id = :tenant_id AND purged_at IS NULL
 ORDER BY died_at DESC, task_id DESC LIMIT :limit;
 
 -- name: dead_replay
--- Note that a dead letter is replayed, and as what; only one it could note may become a task.
+-- Record that a dead letter is replayed, and the new task id. It may be replayed only if it is returned.
 UPDATE dead_letters SET replayed_at = ?4, replayed_as = ?3, replays = replays + 1
 WHERE task_id = ?1 AND tenant_id = ?2 AND purged_at IS NULL AND (?5 OR replayed_at IS NULL)
 RETURNING task_id;
 
 -- name: dead_purge
--- Empty dead letters and hide them; that they were there stays on record.
+-- Remove the payloads and errors of dead letters, and hide them. The rows are kept as a record.
 UPDATE dead_letters SET purged_at = :now, payload = 'null', payload_ref = NULL, error = NULL
 WHERE task_id IN (
   SELECT task_id FROM dead_letters

@@ -1,35 +1,35 @@
 -- name: key_find
--- The keys of these hashes or ids, in whatever state they are.
+-- The keys with these hashes or ids, including expired and revoked ones.
 SELECT id, tenant_id, name, hash, hint, scopes, is_fleet, created_at, expires_at, last_used_at, revoked_at FROM api_keys
 WHERE hash IN (SELECT unhex(value) FROM json_each(:hashes)) OR id IN (SELECT unhex(value) FROM json_each(:ids));
 
 -- name: key_exists
--- Whether there is any key that can be used.
+-- Whether any usable key exists.
 SELECT EXISTS (SELECT 1 FROM api_keys WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > :now)) AS is_there;
 
 -- name: key_create
--- Keep a key, of a tenant that is there; one that is known stays as it is.
+-- Insert a key, if the tenant exists and no key has the same hash.
 INSERT INTO api_keys (id, tenant_id, name, hash, hint, scopes, is_fleet, created_at, expires_at)
 SELECT :id, t.id, :name, :hash, :hint, :scopes, :is_fleet, :now, :expires_at FROM tenants AS t WHERE t.id = :tenant_id
 ON CONFLICT (hash) DO NOTHING;
 
 -- name: key_revoke
--- Revoke a key for good.
+-- Revoke a key that is not revoked yet.
 UPDATE api_keys SET revoked_at = :now
 WHERE id = :id AND revoked_at IS NULL AND (:tenant_id IS NULL OR tenant_id = :tenant_id);
 
 -- name: key_admins
--- How many keys can be used to manage tenants and keys.
+-- The number of usable keys with the scope admin.
 SELECT count(*) AS count FROM api_keys
 WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > :now) AND ' ' || scopes || ' ' LIKE '% admin %';
 
 -- name: key_list
--- Keys of a tenant, or of all, in the order they were made.
+-- Keys of a tenant, or of all, in the order of their creation.
 SELECT id, tenant_id, name, hash, hint, scopes, is_fleet, created_at, expires_at, last_used_at, revoked_at FROM api_keys
 WHERE id > :after AND (:tenant_id IS NULL OR tenant_id = :tenant_id)
 ORDER BY id LIMIT :limit;
 
 -- name: key_touch
--- Note that keys were used just now.
+-- Record that keys have just been used.
 UPDATE api_keys SET last_used_at = :now
 WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND (last_used_at IS NULL OR last_used_at < :now);

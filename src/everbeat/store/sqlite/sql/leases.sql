@@ -1,12 +1,12 @@
 -- Differs from postgres: a verb is several statements in one immediate transaction, because SQLite has no data-modifying
--- common table expressions. Nothing else can write in between. Batches come as JSON, with ids in hex.
+-- common table expressions. No other writer can interfere. Batches are passed as JSON, with ids in hex.
 
 -- name: task_flows
--- Flows of a queue with ready tasks, of tenants up to the last one, after the place given. Found by hopping from one to the
--- next: one index seek each, however many tasks lie between.
--- Differs from postgres: SQLite seeks to the first entry that equals such a bound and walks on from there, so the bound has the
--- latest time there is; and it seeks by columns of another row only if the pluses hide their types.
-WITH RECURSIVE hop (place) AS (
+-- Flows of a queue with ready tasks, after the given flow, of tenants up to last_tenant_id. A loose index scan: one index seek
+-- for each flow, however many tasks it has.
+-- Differs from postgres: SQLite seeks to the first entry that equals the bound and scans on from there, so the bound also
+-- contains the latest possible time. It seeks by columns of another row only if unary pluses hide their types.
+WITH RECURSIVE flow (first_row) AS (
   SELECT (
     SELECT rowid FROM tasks
     WHERE state = 'ready' AND queue = :queue AND tenant_id <= :last_tenant_id
@@ -19,28 +19,28 @@ WITH RECURSIVE hop (place) AS (
       AND (t.tenant_id, t.priority, t.fair_key, t.type, t.run_at)
         > (+h.tenant_id, +h.priority, +h.fair_key, +h.type, 9223372036854775807)
     ORDER BY t.tenant_id, t.priority, t.fair_key, t.type LIMIT 1)
-  FROM hop CROSS JOIN tasks AS h ON h.rowid = hop.place
+  FROM flow CROSS JOIN tasks AS h ON h.rowid = flow.first_row
   LIMIT :limit
 )
-SELECT t.queue, t.tenant_id, t.priority, t.fair_key, t.type FROM hop CROSS JOIN tasks AS t ON t.rowid = hop.place;
+SELECT t.queue, t.tenant_id, t.priority, t.fair_key, t.type FROM flow CROSS JOIN tasks AS t ON t.rowid = flow.first_row;
 
 -- name: task_claim_tenants
--- Tenants that may run only so many at a time.
+-- Tenants with their limits of running tasks.
 SELECT id, max_running FROM tenants WHERE id IN (SELECT unhex(value) FROM json_each(:tenant_ids));
 
 -- name: task_claim_running
--- How many tasks of a tenant are running, also those whose lease has run out and which nobody has ended yet.
+-- The number of running tasks of a tenant, including those with an expired lease that have not been ended yet.
 SELECT count(*) FROM tasks WHERE tenant_id = :tenant_id AND state = 'running';
 
 -- name: task_claim_oldest
--- When the oldest ready tasks of a lane were due.
+-- When the oldest ready tasks of a flow were due.
 SELECT run_at, id FROM tasks
 WHERE queue = :queue AND tenant_id = :tenant_id AND priority = :priority AND fair_key = :fair_key AND type = :type
   AND state = 'ready'
 ORDER BY run_at, id LIMIT :limit;
 
 -- name: task_claim_pick
--- The oldest ready tasks of a lane.
+-- The oldest ready tasks of a flow.
 SELECT rowid, run_at, id, type, queue, payload, payload_ref, attempt + 1, max_attempts, fence + 1, scheduled_for,
   schedule_name, schedule_id, origin, timeout_seconds, traceparent, first_started_at
 FROM tasks
@@ -49,7 +49,8 @@ WHERE queue = :queue AND tenant_id = :tenant_id AND priority = :priority AND fai
 ORDER BY run_at, id LIMIT :limit;
 
 -- name: task_claim_picks
--- The oldest ready tasks of several lanes, so many of each: one statement, because each costs the thread a turn with Python's lock.
+-- The oldest ready tasks of several flows, up to the limit for each. One statement, because each statement makes the thread
+-- release and reacquire the GIL.
 SELECT l.key, t.rowid, t.run_at, t.id, t.type, t.queue, t.payload, t.payload_ref, t.attempt + 1, t.max_attempts, t.fence + 1,
   t.scheduled_for, t.schedule_name, t.schedule_id, t.origin, t.timeout_seconds, t.traceparent, t.first_started_at
 FROM json_each(:queue_types) AS l
@@ -60,7 +61,8 @@ CROSS JOIN tasks AS t ON t.rowid IN (
   ORDER BY o.run_at, o.id LIMIT :limit);
 
 -- name: task_claim
--- Take ready tasks under a lease; attempts are counted here, so that a task that kills its worker still dies in the end.
+-- Claim ready tasks under a lease. The attempt is counted at the claim, so that a task that crashes its worker cannot be
+-- retried forever.
 UPDATE tasks SET state = 'running', attempt = attempt + 1, fence = fence + 1, lease_owner = :worker,
   lease_seconds = :lease_seconds, started_at = :now, first_started_at = coalesce(first_started_at, :now),
   deadline_at = min(:now + CAST(timeout_seconds * 1000000 AS INTEGER), coalesce(first_started_at, :now) + :total),
@@ -70,27 +72,28 @@ UPDATE tasks SET state = 'running', attempt = attempt + 1, fence = fence + 1, le
 WHERE rowid IN (SELECT value FROM json_each(:rows)) AND state = 'ready';
 
 -- name: task_heartbeat_find
--- Leases that hold, and until when they are renewed: up to their deadlines, and not if they are to be cancelled.
+-- Tasks whose leases are valid, and the new ends of the leases: at most the deadline, and unchanged after a cancel request.
 SELECT t.rowid, t.tenant_id, r.value ->> 0, t.id, t.fence, t.cancel_requested, t.attempt, t.lease_owner, t.log_bytes,
   CASE WHEN t.cancel_requested THEN t.lease_until
     ELSE min(:now + CAST(t.lease_seconds * 1000000 AS INTEGER), coalesce(t.deadline_at, 9223372036854775807)) END
 FROM json_each(:leases) AS r
 CROSS JOIN tasks AS t ON t.id = unhex(r.value ->> 1) AND t.tenant_id = coalesce(unhex(r.value ->> 0), t.tenant_id) AND t.fence = r.value ->> 2
--- The plus, here and below: statistics taken while nothing ran would have the planner go by the leases, for each one named.
+-- The plus, here and below, prevents the use of the index on lease_until. The planner would use it for each lease if its
+-- statistics were collected while no task was running.
 WHERE t.state = 'running' AND +t.lease_until > :now;
 
 -- name: task_heartbeat
--- Renew a lease, with its progress.
+-- Renew a lease, and store the progress.
 UPDATE tasks SET lease_until = ?2, progress_fraction = coalesce(?3, progress_fraction),
   progress_message = coalesce(?4, progress_message), log_bytes = log_bytes + ?5
 WHERE rowid = ?1 AND state = 'running';
 
 -- name: task_log_insert
--- A log line of an attempt.
+-- Insert a log line of an attempt.
 INSERT INTO task_log (task_id, id, tenant_id, at, attempt, worker, text) VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: task_complete_insert
--- History rows of running tasks, under their lease.
+-- Insert the history rows of running tasks with valid leases, as completed.
 INSERT INTO task_history (id, tenant_id, {{copied_columns}}, run_at, state, attempt, worker, fence, traceparent,
   progress_fraction, progress_message, result, outcome, created_at, started_at, finished_at)
 SELECT t.id, t.tenant_id, {{t.copied_columns}}, t.run_at, 'completed', t.attempt, t.lease_owner, t.fence,
@@ -101,23 +104,23 @@ WHERE t.state = 'running' AND +t.lease_until > :now
 RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, worker;
 
 -- name: task_complete
--- The live rows go when their history is written.
+-- Delete the live rows after the history rows are written.
 DELETE FROM tasks WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND state = 'running';
 
 -- name: task_completed
--- Which of these were completed before under the same fence.
+-- The tasks among these that were completed earlier with the same fence.
 SELECT h.id, h.fence FROM json_each(:leases) AS r
 CROSS JOIN task_history AS h ON h.id = unhex(r.value ->> 1) AND h.tenant_id = coalesce(unhex(r.value ->> 0), h.tenant_id) AND h.fence = r.value ->> 2
 WHERE h.state = 'completed';
 
 -- name: task_queues
--- Which queues tasks are of, live or finished.
+-- The queues of tasks, live or finished.
 SELECT id, queue FROM tasks WHERE id IN (SELECT unhex(value) FROM json_each(:ids))
 UNION ALL
 SELECT id, queue FROM task_history WHERE id IN (SELECT unhex(value) FROM json_each(:ids));
 
 -- name: task_running
--- Leases that hold, with what deciding about them needs.
+-- Tasks whose leases are valid, with the columns that the retry decision needs.
 SELECT t.id, t.tenant_id, t.queue, t.fence, t.attempt, t.max_attempts, t.retry, t.cancel_requested,
   coalesce(t.deadline_at, t.started_at + CAST(t.timeout_seconds * 1000000 AS INTEGER)) AS deadline_at,
   coalesce(t.first_started_at, t.started_at) AS first_started_at
@@ -126,36 +129,36 @@ CROSS JOIN tasks AS t ON t.id = unhex(r.value ->> 1) AND t.tenant_id = coalesce(
 WHERE t.state = 'running' AND +t.lease_until > :now;
 
 -- name: task_expired
--- Running tasks whose lease has run out.
+-- Running tasks with an expired lease.
 SELECT id, tenant_id, queue, fence, attempt, max_attempts, retry, cancel_requested,
   coalesce(deadline_at, started_at + CAST(timeout_seconds * 1000000 AS INTEGER)) AS deadline_at,
   coalesce(first_started_at, started_at) AS first_started_at
 FROM tasks WHERE state = 'running' AND lease_until <= :now ORDER BY lease_until LIMIT :limit;
 
 -- name: task_end_attempt
--- Keep an attempt that ended without ending its task.
+-- Store an attempt that did not end its task.
 INSERT INTO attempts (task_id, tenant_id, fence, attempt, worker, started_at, ended_at, outcome, error)
 SELECT id, tenant_id, fence, attempt, lease_owner, started_at, ?5, ?6, ?9 FROM tasks
 WHERE id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4 AND NOT cancel_requested
 RETURNING task_id, worker;
 
 -- name: task_end
--- Put a task back whose attempt ended without ending it. Released work does not count as an attempt.
--- One that was told to stop since it was looked at is not put back: that is to be decided anew.
+-- Put back a task whose attempt did not end it. A released task is not charged an attempt.
+-- A task that got a cancel request after it was read is not put back. The caller has to decide again.
 UPDATE tasks SET state = ?7, run_at = coalesce(?8, run_at), attempt = attempt - iif(?6 = 'released', 1, 0),
   error = coalesce(?9, error), lease_owner = NULL, lease_until = NULL
 WHERE id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4 AND NOT cancel_requested
 RETURNING {{change_columns}}, fence;
 
 -- name: task_finish_dead_letter
--- The dead letter of a task whose attempt ended it dead.
+-- Insert the dead letter of a task, if its attempt ended it as dead.
 INSERT INTO dead_letters (task_id, tenant_id, {{copied_columns}}, attempt, reason, error, worker, created_at, died_at)
 SELECT id, tenant_id, {{copied_columns}}, attempt, coalesce(?10, ?6), coalesce(?9, error), lease_owner, created_at, ?5
 FROM tasks
 WHERE ?7 = 'dead' AND id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4;
 
 -- name: task_finish_insert
--- The history of a task whose attempt ended it without completing.
+-- Insert the history row of a task that its attempt ended without completing it.
 INSERT INTO task_history (id, tenant_id, {{copied_columns}}, run_at, state, attempt, worker, fence, traceparent,
   progress_fraction, progress_message, error, reason, outcome, created_at, started_at, finished_at)
 SELECT id, tenant_id, {{copied_columns}}, run_at, ?7, attempt, lease_owner, fence, traceparent, progress_fraction,
@@ -164,13 +167,13 @@ FROM tasks
 WHERE id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4;
 
 -- name: task_finish
--- The live row goes when its history is written.
+-- Delete the live row after the history row is written.
 DELETE FROM tasks
 WHERE id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4
 RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, lease_owner AS worker;
 
 -- name: task_ended
--- How attempts under these fences were ended before.
+-- How attempts with these fences were ended earlier.
 SELECT a.task_id AS id, a.fence, a.outcome, NULL AS state FROM json_each(:leases) AS r
 CROSS JOIN attempts AS a
   ON a.task_id = unhex(r.value ->> 1) AND a.tenant_id = coalesce(unhex(r.value ->> 0), a.tenant_id) AND a.fence = r.value ->> 2

@@ -1,10 +1,10 @@
 -- name: idempotent_response_find
--- The answer kept under an idempotency key, if it has not expired.
+-- The response stored under an idempotency key, if it has not expired.
 SELECT key, fingerprint, status, body FROM idempotent_answers
 WHERE tenant_id = :tenant_id AND key = :key AND expires_at > :now;
 
 -- name: idempotent_response_keep
--- Keep an answer for a day; an expired one under the same key gives way.
+-- Store a response for 24 hours. An expired one with the same key is replaced.
 INSERT INTO idempotent_answers (tenant_id, key, fingerprint, status, body, expires_at)
 VALUES (:tenant_id, :key, :fingerprint, :status, :body, :now + 86400000000)
 ON CONFLICT (tenant_id, key) DO UPDATE SET fingerprint = excluded.fingerprint, status = excluded.status,
@@ -12,48 +12,48 @@ ON CONFLICT (tenant_id, key) DO UPDATE SET fingerprint = excluded.fingerprint, s
 WHERE idempotent_answers.expires_at <= :now;
 
 -- name: idempotent_response_prune
--- Forget answers past their time.
+-- Delete expired responses.
 DELETE FROM idempotent_answers WHERE (tenant_id, key) IN (
   SELECT tenant_id, key FROM idempotent_answers WHERE expires_at < :now ORDER BY expires_at LIMIT :limit);
 
 -- name: blob_unused
--- Which payloads of the blob store no row has a reference to.
+-- The payloads of the blob store that no row refers to.
 SELECT r.value AS ref FROM json_each(:refs) AS r
 WHERE NOT EXISTS (SELECT 1 FROM tasks WHERE payload_ref = r.value)
   AND NOT EXISTS (SELECT 1 FROM task_history WHERE payload_ref = r.value)
   AND NOT EXISTS (SELECT 1 FROM dead_letters WHERE payload_ref = r.value);
 
 -- name: month_prune_ticks
--- Remove a piece of the ledger of before an instant.
+-- Delete a limited number of old ledger rows.
 DELETE FROM ticks WHERE (schedule_id, scheduled_for) IN (
   SELECT schedule_id, scheduled_for FROM ticks WHERE scheduled_for < :before_at ORDER BY scheduled_for LIMIT :limit);
 
 -- name: month_prune_history
--- Remove a piece of the history of before an instant.
+-- Delete a limited number of old finished tasks.
 DELETE FROM task_history WHERE (id, finished_at) IN (
   SELECT id, finished_at FROM task_history WHERE finished_at < :before_at ORDER BY finished_at LIMIT :limit);
 
 -- name: month_prune_attempts
--- Remove a piece of the attempts of before an instant.
+-- Delete a limited number of old attempts.
 DELETE FROM attempts WHERE rowid IN (SELECT rowid FROM attempts WHERE ended_at < :before_at ORDER BY ended_at LIMIT :limit);
 
 -- name: month_prune_log
--- Remove a piece of the log lines of before an instant.
+-- Delete a limited number of old log lines.
 DELETE FROM task_log WHERE rowid IN (SELECT rowid FROM task_log WHERE at < :before_at ORDER BY at LIMIT :limit);
 
 -- name: migration_table
--- Where the applied migrations are kept.
+-- The table of applied migrations.
 CREATE TABLE IF NOT EXISTS everbeat_migrations (
   number INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL) STRICT;
 
 -- name: migration_version
--- The newest migration applied.
+-- The newest applied migration.
 SELECT coalesce(max(number), 0) AS version FROM everbeat_migrations;
 
 -- name: migration_exists
--- Whether this database was ever migrated.
+-- Whether this database has been migrated before.
 SELECT count(*) > 0 AS is_there FROM sqlite_schema WHERE name = 'everbeat_migrations';
 
 -- name: migration_insert
--- Note an applied migration.
+-- Record an applied migration.
 INSERT INTO everbeat_migrations (number, name, applied_at) VALUES (:number, :name, :now);

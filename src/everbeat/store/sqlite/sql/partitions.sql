@@ -1,6 +1,6 @@
 -- name: partition_renew
--- Renew what is owned and wanted, release what is owned and not wanted, take what is wanted and free.
--- A lease that ends later than any lease can (the clock was set back) counts as expired.
+-- Renew owned partitions that are wanted, release owned ones that are not, and take wanted ones that are free or expired.
+-- A lease that ends later than any valid lease counts as expired: the clock was set back.
 UPDATE partitions SET
   owner = iif(partition IN (SELECT value FROM json_each(:wanted)), :node, NULL),
   epoch = epoch + iif(partition IN (SELECT value FROM json_each(:wanted)) AND owner IS NOT :node, 1, 0),
@@ -11,7 +11,7 @@ WHERE owner = :node OR (partition IN (SELECT value FROM json_each(:wanted)) AND 
 RETURNING partition, owner, epoch;
 
 -- name: partition_renew_heartbeat
--- The node's heartbeat.
+-- Record a heartbeat of a node.
 INSERT INTO nodes (id, name, roles, version, started_at, seen_at, lease_seconds, lag_seconds, fired_per_second)
 VALUES (:node, :name, :roles, :version, :now, :now, :lease_seconds, :lag_seconds, :fired_per_second)
 ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, lease_seconds = excluded.lease_seconds,
@@ -23,25 +23,25 @@ SELECT id FROM nodes
 WHERE instr(roles, 'scheduler') > 0 AND seen_at > :now - lease_seconds * 1000000 AND seen_at < :now + lease_seconds * 1000000;
 
 -- name: partition_renew_newest
--- The newest heartbeat there is: later than now if the clock was set back.
+-- The time of the newest heartbeat. It is in the future if the clock was set back.
 SELECT max(seen_at) AS newest_at FROM nodes;
 
 -- name: partition_release
--- Release everything a node owns.
+-- Release all partitions of a node.
 UPDATE partitions SET owner = NULL, lease_until = NULL WHERE owner = :node;
 
 -- name: partition_list
--- Who owns what.
+-- All partitions with their owners.
 SELECT partition, owner, epoch, lease_until FROM partitions ORDER BY partition;
 
 -- name: node_delete
--- Sign a node off.
+-- Delete a node.
 DELETE FROM nodes WHERE id = :node;
 
 -- name: node_list
--- The nodes known.
+-- All nodes.
 SELECT * FROM nodes ORDER BY started_at, id;
 
 -- name: node_prune
--- Forget nodes that have not been seen for long.
+-- Delete nodes without a recent heartbeat.
 DELETE FROM nodes WHERE seen_at < :now - :unseen_seconds * 1000000;

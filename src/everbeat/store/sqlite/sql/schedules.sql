@@ -1,5 +1,5 @@
 -- fragment: schedule_columns
--- All columns of schedules.
+-- All columns of the table.
 id, tenant_id, name, description, partition, trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars,
 starts_at, ends_at, target, target_kind, queue, task_type, payload, overlap, max_concurrent, concurrency, catch_up,
 misfire_grace_seconds, jitter_seconds, priority, max_attempts, retry, timeout_seconds, labels, enabled, status, revision,
@@ -13,33 +13,33 @@ jitter_seconds, priority, max_attempts, retry, timeout_seconds, labels, enabled,
 next_tick_at, due_at, last_tick_at, fault, note, updated_at
 
 -- fragment: due_columns
--- What the ticker reads of a schedule.
+-- The columns that the ticker needs.
 id, tenant_id, partition, revision, cursor_at, next_tick_at, due_at, catch_up, misfire_grace_seconds, jitter_seconds,
 trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at
 
 -- name: schedule_find
--- The tenant's schedules of these names or ids.
+-- The tenant's schedules with these names or ids.
 SELECT {{schedule_columns}} FROM schedules WHERE tenant_id = :tenant_id AND name IN (SELECT value FROM json_each(:names))
 UNION ALL
 SELECT {{schedule_columns}} FROM schedules WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND tenant_id = :tenant_id
   AND name NOT IN (SELECT value FROM json_each(:names));
 
 -- name: schedule_insert
--- One new row; a name already taken leaves it out.
--- Differs from postgres: one row at a time, because the driver repeats it without a round trip.
+-- Insert a row. If its name is taken, it is not inserted.
+-- Differs from postgres: one row at a time, because a repeated execution needs no round trip.
 INSERT INTO schedules ({{schedule_columns}})
 VALUES ({{:schedule_columns}})
 ON CONFLICT (tenant_id, name) DO NOTHING;
 
 -- name: schedule_replace
--- One row rewritten, only if it is still at the revision and position the writer saw.
+-- Replace a row, only if its revision, status and next tick are as expected.
 UPDATE schedules SET ({{schedule_edited_columns}})
   = ({{:schedule_edited_columns}})
 WHERE id = :id AND tenant_id = :tenant_id AND revision = :expected_revision AND status = :expected_status
   AND next_tick_at IS :expected_next_tick_at;
 
 -- name: schedule_list
--- The tenant's schedules by name, filtered, after a given name.
+-- The tenant's schedules that match a filter, in order of name, after a given name.
 SELECT {{schedule_columns}} FROM schedules
 WHERE tenant_id = :tenant_id AND (:after_name IS NULL OR name > :after_name)
   AND (:status IS NULL OR status = :status)
@@ -50,48 +50,48 @@ WHERE tenant_id = :tenant_id AND (:after_name IS NULL OR name > :after_name)
 ORDER BY name LIMIT :limit;
 
 -- name: schedule_delete
--- Remove schedules; the ledger keeps their ticks.
+-- Delete schedules. Their ledger rows are kept.
 DELETE FROM schedules WHERE tenant_id = :tenant_id AND id IN (SELECT unhex(value) FROM json_each(:ids));
 
 -- name: schedule_count
--- How many schedules the tenant has, by status.
+-- The number of the tenant's schedules by status.
 SELECT status, count(*) AS count FROM schedules WHERE tenant_id = :tenant_id GROUP BY status;
 
 -- name: schedule_due
--- The near future of one partition, the oldest first.
--- Differs from postgres: one partition at a time, because SQLite has no lateral joins and a call costs no round trip.
+-- Schedules of one partition that are due soon, the earliest first.
+-- Differs from postgres: one partition at a time, because SQLite has no lateral joins and a call needs no round trip.
 SELECT {{due_columns}}
 FROM schedules
 WHERE partition = :partition AND status = 'active' AND due_at <= :now + :horizon_seconds * 1000000
 ORDER BY due_at LIMIT :limit;
 
 -- name: schedule_fault
--- Set a schedule aside with the reason.
+-- Pause a schedule that has a fault, and store the reason.
 UPDATE schedules SET status = 'paused', fault = :fault, next_tick_at = NULL, due_at = NULL, updated_at = :now
 WHERE id = :id AND status = 'active';
 
 -- name: schedule_overdue
--- Active schedules whose tick should have fired some time ago, the worst first.
+-- Active schedules with a tick that should have fired some time ago, the most overdue first.
 SELECT {{schedule_columns}} FROM schedules
 WHERE status = 'active' AND due_at < :now - :late_seconds * 1000000
   AND partition IN (SELECT partition FROM partitions)
 ORDER BY due_at LIMIT :limit;
 
 -- name: schedule_faulty
--- Schedules that were set aside.
+-- Schedules that were paused because of a fault.
 SELECT {{schedule_columns}} FROM schedules WHERE fault IS NOT NULL AND (:tenant_id IS NULL OR tenant_id = :tenant_id)
 ORDER BY id LIMIT :limit;
 
 -- name: schedule_past_rules
--- The rules these schedules had before.
+-- The former rules of these schedules.
 SELECT p.schedule_id, p.rule, p.since, p.until FROM schedules AS s CROSS JOIN past_rules AS p ON p.schedule_id = s.id
 WHERE s.id IN (SELECT unhex(value) FROM json_each(:ids)) AND s.tenant_id = :tenant_id ORDER BY p.schedule_id, p.until;
 
 -- name: schedule_past_rule_insert
--- Keep a rule that an edit replaces.
+-- Store a rule that an edit has replaced.
 INSERT INTO past_rules (schedule_id, since, until, rule) VALUES (:schedule_id, :since, :until, :rule)
 ON CONFLICT DO NOTHING;
 
 -- name: schedule_using_calendar
--- Schedules whose rule may name a calendar; the caller looks closer.
+-- Schedules whose rule may refer to a calendar. This is a text search; the caller checks the rule.
 SELECT {{schedule_columns}} FROM schedules WHERE tenant_id = :tenant_id AND calendars IS NOT NULL AND instr(calendars, :name) > 0;

@@ -1,77 +1,78 @@
 -- Differs from postgres: a verb is several statements in one immediate transaction, because SQLite has no data-modifying
--- common table expressions. Nothing else can write in between. Batches come as JSON, with ids in hex.
+-- common table expressions. No other writer can interfere. Batches are passed as JSON, with ids in hex.
 
 -- fragment: copied_columns
--- What a task keeps when it moves from tasks to task_history or dead_letters. A new column of tasks is added here.
+-- The columns that are copied from tasks to task_history and dead_letters. Add new columns of tasks here.
 queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name, scheduled_for, priority, max_attempts, retry,
 timeout_seconds, labels, fair_key
 
 -- fragment: shown_columns
--- The copied columns as they are read.
+-- The copied columns in queries.
 queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name AS schedule, scheduled_for, priority, max_attempts,
 retry, timeout_seconds, labels, fair_key
 
 -- fragment: live_task
--- A task of tasks as it is read.
+-- The columns of a live task in queries.
 id, tenant_id, {{shown_columns}}, state, run_at, attempt, progress_fraction, progress_message, NULL AS result, error,
 created_at, started_at, NULL AS finished_at, lease_owner AS worker, lease_until, fence, cancel_requested, traceparent,
 NULL AS outcome, NULL AS reason
 
 -- fragment: finished_task
--- A task of task_history as it is read.
+-- The columns of a finished task in queries.
 id, tenant_id, {{shown_columns}}, state, run_at, attempt, progress_fraction, progress_message, result, error,
 created_at, started_at, finished_at, worker, NULL AS lease_until, fence, 0 AS cancel_requested, traceparent,
 outcome, reason
 
 -- fragment: change_columns
--- What a verb returns of a task that it changed and that waits.
+-- The columns that a verb returns of a changed task that is now ready, scheduled or held.
 id, tenant_id, queue, type, state, attempt, schedule_id, priority, fair_key, run_at
 
 -- name: task_submit
--- A new task: ready, or scheduled if its time is to come.
+-- Insert a task: running if it has a lease owner, scheduled if its time is in the future, otherwise ready.
 INSERT INTO tasks (id, tenant_id, partition, {{copied_columns}}, run_at, state, traceparent, created_at, lease_owner,
   lease_seconds, attempt, fence, started_at, first_started_at, deadline_at, lease_until)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: task_key_insert
--- Take an idempotency key for a day; an expired one gives way.
+-- Insert an idempotency key for 24 hours. An expired one is replaced.
 INSERT INTO task_keys (tenant_id, key, task_id, fingerprint, expires_at) VALUES (?1, ?2, ?3, ?4, ?5 + 86400000000)
 ON CONFLICT (tenant_id, key) DO UPDATE SET task_id = excluded.task_id, fingerprint = excluded.fingerprint,
   expires_at = excluded.expires_at
 WHERE task_keys.expires_at <= ?5;
 
 -- name: task_key_find
--- What keys stand for that have not expired.
+-- The tasks of idempotency keys that have not expired.
 SELECT k.tenant_id, k.key, k.task_id, k.fingerprint
 FROM json_each(:keys) AS n
 CROSS JOIN task_keys AS k ON k.tenant_id = unhex(n.value ->> 0) AND k.key = n.value ->> 1
 WHERE k.expires_at > :now;
 
 -- name: task_promote
--- Make delayed tasks ready whose time has come.
+-- Make delayed tasks ready that are due.
 UPDATE tasks SET state = 'ready'
 WHERE rowid IN (SELECT rowid FROM tasks WHERE state = 'scheduled' AND run_at <= :now ORDER BY run_at LIMIT :limit)
   AND state = 'scheduled'
 RETURNING {{change_columns}};
 
 -- name: task_promote_next
--- When the next delayed task comes due.
+-- When the next delayed task is due.
 SELECT min(run_at) AS next_at FROM tasks WHERE state = 'scheduled' AND run_at > :now;
 
 -- name: task_release_held_schedules
--- Schedules with held tasks. Paused ones keep what they hold.
+-- Schedules with held tasks. Held tasks of paused schedules stay held.
 SELECT id, overlap, concurrency FROM schedules
 WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND status <> 'paused';
 
 -- name: task_release_held_candidates
--- Which of these schedules hold tasks; those that are gone are told apart.
+-- The schedules among these that have held tasks, and whether each of them still exists.
 SELECT unhex(r.value) AS schedule_id, EXISTS (SELECT 1 FROM schedules AS s WHERE s.id = unhex(r.value)) AS is_there
 FROM json_each(:ids) AS r
 WHERE EXISTS (SELECT 1 FROM tasks AS t WHERE t.state = 'held' AND t.schedule_id = unhex(r.value))
 LIMIT :limit;
 
 -- name: task_release_held_any
--- Schedules that hold tasks and have room for one, or something to replace: those that can only wait must not use up the limit.
+-- Schedules whose held tasks can be released, or can replace an unfinished task. Schedules whose held tasks can only wait are
+-- excluded, so that they do not use up the limit.
 WITH RECURSIVE held (schedule_id) AS (
   SELECT min(schedule_id) FROM tasks WHERE state = 'held'
   UNION ALL
@@ -81,7 +82,7 @@ WITH RECURSIVE held (schedule_id) AS (
 SELECT held.schedule_id, s.id IS NOT NULL AS is_there
 FROM held LEFT JOIN schedules AS s ON s.id = held.schedule_id
 WHERE held.schedule_id IS NOT NULL AND s.status IS NOT 'paused' AND (
-  -- The usual case apart: what runs is the oldest there is, and found without counting all that waits behind it.
+  -- The usual case is separate: the unfinished task is the oldest one, so NOT EXISTS finds it without reading the held tasks.
   CASE coalesce(s.concurrency, 1)
     WHEN 1 THEN NOT EXISTS (
       SELECT 1 FROM tasks AS t WHERE t.schedule_id = held.schedule_id AND t.state <> 'held' AND t.origin <> 'backfill')
@@ -93,13 +94,13 @@ WHERE held.schedule_id IS NOT NULL AND s.status IS NOT 'paused' AND (
 LIMIT :limit;
 
 -- name: task_release_held_replaced
--- What a newer held task of the same schedule replaces: gone if it has not started, else asked to stop.
+-- Tasks that a newer held task of the same schedule replaces. They are cancelled, or get a cancel request if they are running.
 SELECT t.id, t.tenant_id FROM json_each(:ids) AS r CROSS JOIN tasks AS t ON t.schedule_id = unhex(r.value)
 WHERE t.origin = 'tick' AND NOT t.cancel_requested AND EXISTS (
   SELECT 1 FROM tasks AS n WHERE n.schedule_id = t.schedule_id AND n.state = 'held' AND n.scheduled_for > t.scheduled_for);
 
 -- name: task_release_held
--- Release held tasks of a schedule in the order of their ticks, as many as it has room for.
+-- Release held tasks of a schedule in the order of their ticks, up to its concurrency limit.
 UPDATE tasks SET state = iif(run_at > ?3, 'scheduled', 'ready')
 WHERE rowid IN (
   SELECT rowid FROM tasks WHERE state = 'held' AND schedule_id = ?1 ORDER BY scheduled_for, id LIMIT max(0, ?2 - (
@@ -108,20 +109,20 @@ WHERE rowid IN (
 RETURNING {{change_columns}};
 
 -- name: task_hold
--- Keep what a schedule has fired and nobody has started, while it is paused.
+-- Hold tasks of a paused schedule that it has fired and that have not started.
 UPDATE tasks SET state = 'held'
 WHERE schedule_id IN (SELECT unhex(value) FROM json_each(:ids)) AND +tenant_id = :tenant_id AND origin = 'tick'
   AND state IN ('ready', 'scheduled')
 RETURNING {{change_columns}};
 
 -- name: task_cancel_lock
--- The tasks to cancel, as they are.
--- Differs from postgres: without a lock, because the transaction is the only one that writes.
+-- The tasks to cancel, before the change.
+-- Differs from postgres: no row locks, because there is only one writing transaction at a time.
 SELECT id, cancel_requested FROM tasks
 WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND tenant_id = :tenant_id;
 
 -- name: task_cancel_insert
--- The history of tasks that end before they start.
+-- Insert the history rows of tasks that are cancelled before they start.
 INSERT INTO task_history (id, tenant_id, {{copied_columns}}, run_at, state, attempt, worker, fence, traceparent,
   error, reason,
   created_at, started_at, finished_at)
@@ -131,19 +132,19 @@ FROM tasks
 WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND tenant_id = :tenant_id AND state IN ('held', 'scheduled', 'ready');
 
 -- name: task_cancel
--- Tasks that have not started end here.
+-- Delete the live rows of tasks that are cancelled before they start.
 DELETE FROM tasks
 WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND tenant_id = :tenant_id AND state IN ('held', 'scheduled', 'ready')
 RETURNING id, tenant_id, queue, type, attempt, schedule_id;
 
 -- name: task_cancel_running
--- Tasks that run are asked to stop.
+-- Set a cancel request on running tasks.
 UPDATE tasks SET cancel_requested = 1
 WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND tenant_id = :tenant_id AND state = 'running'
 RETURNING id, tenant_id, queue, type, attempt, schedule_id, lease_owner AS worker;
 
 -- name: task_reschedule
--- Move a task that has not started to another time.
+-- Change the time of a task that has not started.
 UPDATE tasks SET run_at = :run_at, state = iif(:run_at > :now, 'scheduled', 'ready')
 WHERE id = :id AND tenant_id = :tenant_id AND state IN ('scheduled', 'ready')
 RETURNING {{change_columns}};
@@ -167,7 +168,7 @@ ORDER BY id DESC LIMIT :limit;
 
 -- name: task_list_of_schedule
 -- Live tasks of a schedule, newest first.
--- The plus: it is the schedule that finds them, not all that its tenant has.
+-- The plus prevents the use of the tenant's index, so that the rows are found by the schedule.
 SELECT {{live_task}}
 FROM tasks WHERE schedule_id = :schedule_id AND +tenant_id = :tenant_id AND id < :before
   AND (:state IS NULL OR state = :state) AND (:queue IS NULL OR queue = :queue) AND (:type IS NULL OR type = :type)
@@ -176,7 +177,7 @@ FROM tasks WHERE schedule_id = :schedule_id AND +tenant_id = :tenant_id AND id <
 ORDER BY id DESC LIMIT :limit;
 
 -- name: task_list_floor
--- How far down a list may look before it answers with what it has.
+-- The lowest id that a scan of live tasks may reach. It bounds a scan with a selective filter.
 SELECT id FROM tasks WHERE tenant_id = :tenant_id AND id < :before ORDER BY id DESC LIMIT 1 OFFSET :scan;
 
 -- name: task_list_past
@@ -198,11 +199,11 @@ FROM task_history WHERE schedule_id = :schedule_id AND +tenant_id = :tenant_id A
 ORDER BY id DESC LIMIT :limit;
 
 -- name: task_list_past_floor
--- How far down a list of finished tasks may look before it answers with what it has.
+-- The lowest id that a scan of finished tasks may reach. It bounds a scan with a selective filter.
 SELECT id FROM task_history WHERE tenant_id = :tenant_id AND id < :before ORDER BY id DESC LIMIT 1 OFFSET :scan;
 
 -- name: task_attempts
--- The attempts at a task that did not end it.
+-- The attempts of a task that did not end it.
 SELECT attempt, fence, worker, started_at, ended_at, outcome, error FROM attempts
 WHERE task_id = :id AND tenant_id = :tenant_id ORDER BY fence;
 
@@ -212,7 +213,7 @@ SELECT id, at, attempt, worker, text FROM task_log
 WHERE task_id = :id AND tenant_id = :tenant_id AND id > :after ORDER BY id LIMIT :limit;
 
 -- name: task_ticks
--- Ticks that have a backfilled task.
+-- Ticks that have a backfill task.
 SELECT scheduled_for FROM tasks
 WHERE schedule_id = :schedule_id AND +tenant_id = :tenant_id AND origin = 'backfill'
   AND scheduled_for >= :from_at AND scheduled_for < :to_at
@@ -222,7 +223,7 @@ WHERE schedule_id = :schedule_id AND +tenant_id = :tenant_id AND origin = 'backf
   AND scheduled_for >= :from_at AND scheduled_for < :to_at;
 
 -- name: task_ready_count
--- How many tasks of a tenant are ready, found by hopping from queue to queue.
+-- The number of a tenant's ready tasks, up to a limit. A loose index scan finds the queues, one index seek for each.
 WITH RECURSIVE queues (queue) AS (
   SELECT min(queue) FROM tasks INDEXED BY tasks_ready WHERE state = 'ready' AND queue > ''
   UNION ALL
@@ -235,12 +236,12 @@ SELECT count(*) AS count FROM (
 );
 
 -- name: task_depths
--- Live tasks of a tenant, or of all, by queue and state.
+-- The number of live tasks of a tenant, or of all, by queue and state.
 SELECT queue, state, count(*) AS count FROM tasks
 WHERE :tenant_id IS NULL OR tenant_id = :tenant_id
 GROUP BY queue, state ORDER BY queue, state;
 
 -- name: task_key_prune
--- Forget idempotency keys past their time.
+-- Delete expired idempotency keys.
 DELETE FROM task_keys WHERE (tenant_id, key) IN (
   SELECT tenant_id, key FROM task_keys WHERE expires_at < :now ORDER BY expires_at LIMIT :limit);

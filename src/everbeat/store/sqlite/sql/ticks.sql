@@ -1,18 +1,18 @@
--- Differs from postgres: a firing is several statements in one immediate transaction over a temporary table, because
--- SQLite has no data-modifying common table expressions. Nothing else can write in between.
+-- Differs from postgres: a firing is several statements in one immediate transaction with a temporary table, because
+-- SQLite has no data-modifying common table expressions. No other writer can interfere.
 
 -- name: tick_fire_table
--- The batch being fired. Without a state its task would be one too many.
+-- The batch that is being fired. `state` is the state of the new task; NULL: the tick is skipped because of an overlap.
 CREATE TEMP TABLE firing (
   schedule_id BLOB PRIMARY KEY, partition INTEGER, epoch INTEGER, revision INTEGER, expected INTEGER, fires INTEGER,
   task_id BLOB, state TEXT, queue TEXT, type TEXT, priority INTEGER, is_new INTEGER);
 
 -- name: tick_fire_input
--- One firing of the batch.
+-- Insert one firing of the batch.
 INSERT INTO temp.firing (schedule_id, partition, epoch, revision, expected, fires, task_id) VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: tick_fire_guard
--- Drop what lost its right to fire: the owner's epoch and lease, then the compare-and-set on position and revision.
+-- Delete firings that are no longer valid: check the epoch and lease of the owner, then the revision and the next tick.
 DELETE FROM temp.firing WHERE NOT EXISTS (
   SELECT 1 FROM schedules AS s CROSS JOIN partitions AS p
   WHERE s.id = firing.schedule_id AND s.status = 'active' AND s.revision = firing.revision
@@ -20,7 +20,7 @@ DELETE FROM temp.firing WHERE NOT EXISTS (
     AND p.partition = firing.partition AND p.owner = :node AND p.epoch = firing.epoch AND p.lease_until > :now);
 
 -- name: tick_fire_decide
--- What becomes of each tick beside the unfinished tasks of its schedule, and which ticks the ledger already holds.
+-- Decide the result of each tick by the unfinished tasks of its schedule, and mark ticks that are not in the ledger yet.
 UPDATE temp.firing SET
   (state, queue, type, priority) = (
     SELECT CASE
@@ -29,7 +29,7 @@ UPDATE temp.firing SET
       ELSE (
         SELECT CASE
           WHEN count(*) < s.concurrency THEN 'ready'
-          -- How many unfinished tasks there may be before a tick is skipped: those that wait for their turn are bounded too.
+          -- The sum is the number of unfinished tasks from which a tick is skipped. It also limits the number of held tasks.
           WHEN s.overlap IN ('queue', 'cancel_previous') AND count(*) < s.concurrency + 1000 THEN 'held' END
         FROM tasks AS t WHERE t.schedule_id = firing.schedule_id AND t.origin <> 'backfill') END,
       s.queue, s.task_type, s.priority
@@ -39,7 +39,7 @@ UPDATE temp.firing SET
 WHERE fires IS NOT NULL;
 
 -- name: tick_fire_ledger
--- The ledger rows; the primary key is the last guard.
+-- Insert the ledger rows. Their primary key is the last check against firing twice.
 INSERT INTO ticks (schedule_id, scheduled_for, tenant_id, outcome, reason, task_id, fired_at, node, epoch)
 SELECT f.schedule_id, f.fires, s.tenant_id, iif(f.state IS NULL, 'skipped', 'fired'), iif(f.state IS NULL, 'overlap', NULL),
   iif(f.state IS NULL, NULL, f.task_id), :now, :node, f.epoch
@@ -47,7 +47,7 @@ FROM temp.firing AS f CROSS JOIN schedules AS s ON s.id = f.schedule_id
 WHERE f.fires IS NOT NULL AND f.is_new;
 
 -- name: tick_fire_tasks
--- The tasks of the ticks that fire.
+-- Insert the tasks of the ticks that fire.
 INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for,
   run_at, priority, state, max_attempts, retry, timeout_seconds, labels, created_at)
 SELECT f.task_id, s.tenant_id, s.partition, s.queue, s.task_type, s.target, s.payload, 'tick', s.id, s.name, f.fires, f.fires,
@@ -56,28 +56,28 @@ FROM temp.firing AS f CROSS JOIN schedules AS s ON s.id = f.schedule_id
 WHERE f.fires IS NOT NULL AND f.is_new AND f.state IS NOT NULL;
 
 -- name: tick_fire
--- One schedule moved on to its next tick.
+-- Advance one schedule to its next tick.
 UPDATE schedules SET next_tick_at = ?1, due_at = ?2, cursor_at = ?3, last_tick_at = coalesce(?4, last_tick_at),
   status = iif(?1 IS NULL, 'finished', 'active')
 WHERE id = ?5 AND status = 'active';
 
 -- name: tick_fire_result
--- What became of the batch.
-SELECT schedule_id, iif(fires IS NULL OR NOT is_new, 'known', coalesce(state, 'overlap')), queue, type, priority FROM temp.firing;
+-- The results of the batch.
+SELECT schedule_id, iif(fires IS NULL OR NOT is_new, 'no_row', coalesce(state, 'overlap')), queue, type, priority FROM temp.firing;
 
 -- name: tick_fire_clear
--- Make room for the next batch.
+-- Clear the table for the next batch.
 DELETE FROM temp.firing;
 
 -- name: tick_skip
--- A ledger row for a run of ticks that did not fire.
+-- Insert a ledger row for a range of skipped ticks.
 INSERT INTO ticks (schedule_id, scheduled_for, tenant_id, outcome, reason, fired_at, node, epoch, until, count)
 SELECT :schedule_id, :first, s.tenant_id, 'skipped', :reason, :now, :node, :epoch, iif(:count > 1, :last, NULL), :count
 FROM schedules AS s WHERE s.id = :schedule_id
 ON CONFLICT DO NOTHING;
 
 -- name: tick_list
--- Ledger rows of a schedule that touch a window, oldest first.
+-- Ledger rows of a schedule that overlap a window, oldest first.
 SELECT * FROM (
   SELECT * FROM ticks
   WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND until >= :from_at AND scheduled_for < :from_at
@@ -89,7 +89,7 @@ SELECT * FROM (
 ) ORDER BY scheduled_for LIMIT :limit;
 
 -- name: tick_totals
--- Ledger rows that begin in a window, summed per schedule, outcome and reason.
+-- Totals of the ledger rows that begin in a window, by schedule, outcome and reason.
 SELECT t.schedule_id, t.outcome, t.reason, sum(t.count) AS count
 FROM json_each(:ids) AS w CROSS JOIN ticks AS t
 WHERE t.schedule_id = unhex(w.value) AND t.tenant_id = :tenant_id AND t.scheduled_for >= :from_at
@@ -97,14 +97,14 @@ WHERE t.schedule_id = unhex(w.value) AND t.tenant_id = :tenant_id AND t.schedule
 GROUP BY t.schedule_id, t.outcome, t.reason;
 
 -- name: tick_ranges
--- Skipped ranges that reach over an edge of a window.
+-- Skipped ranges that cross a boundary of a window.
 SELECT t.* FROM json_each(:ids) AS w CROSS JOIN ticks AS t
 WHERE t.schedule_id = unhex(w.value) AND t.tenant_id = :tenant_id AND t.until >= :from_at
   AND t.scheduled_for < (:ends ->> w.key)
   AND (t.scheduled_for < :from_at OR t.until >= (:ends ->> w.key));
 
 -- name: tick_doubled
--- Ticks with more than one task, live or finished: there should be none.
+-- The number of ticks with more than one task, live or finished. There should be none.
 SELECT schedule_id, count(*) AS count FROM (
   SELECT schedule_id, scheduled_for FROM (
     SELECT schedule_id, scheduled_for FROM tasks

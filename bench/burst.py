@@ -1,4 +1,4 @@
-"""A herd: very many schedules due at one instant, fired by a real server; beside it the same writes by the plain driver."""
+"""Many schedules due at one instant, fired by a real server, compared with the same writes through the plain driver."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from bench.databases import Batch, BenchDatabase, Scale, cpu_seconds, serving
 from bench.report import ResultRow, against_raw, at_least, at_most, median, print_progress, rounds
-from bench.rows import herd_rows
+from bench.rows import burst_rows
 
 _LEASE_SECONDS = 10.0
 _SAMPLE_SECONDS = 0.3
@@ -20,19 +20,19 @@ async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     raw, fired, ages, lost = [], [], [], 0
     for number in range(times):
         raw.append(await _raw(database, count))
-        print_progress(f"{database.name}: raw herd {number + 1}: {raw[-1]:,.0f} ticks/s")
-        herd = await _everbeat(database, count, instants=1)
-        fired.append(herd.rate)
-        ages.append(herd.heartbeat_age)
-        lost += herd.has_lost
+        print_progress(f"{database.name}: raw burst {number + 1}: {raw[-1]:,.0f} ticks/s")
+        burst = await _everbeat(database, count, instants=1)
+        fired.append(burst.rate)
+        ages.append(burst.heartbeat_age)
+        lost += burst.has_lost
         print_progress(
-            f"{database.name}: Everbeat herd {number + 1}: {herd.rate:,.0f} ticks/s, {herd.cpu_seconds:.1f} s of CPU"
+            f"{database.name}: Everbeat burst {number + 1}: {burst.rate:,.0f} ticks/s, {burst.cpu_seconds:.1f} s of CPU"
         )
     mixed = await _everbeat(database, count, instants=100)
     ages.append(mixed.heartbeat_age)
     lost += mixed.has_lost
     inversions = _inversions(mixed.batches)
-    what = f"herd of {count:,}"
+    what = f"burst of {count:,}"
     return [
         against_raw(
             database.name, f"{what}, ticks fired", median(fired), "/s", 0.5, median(raw), f"{rounds(fired)}; raw {rounds(raw)}"
@@ -50,7 +50,7 @@ async def run(database: BenchDatabase, scale: Scale) -> list[ResultRow]:
     ]
 
 
-class _Herd(NamedTuple):
+class _Burst(NamedTuple):
     rate: float
     heartbeat_age: float
     batches: list[Batch]
@@ -59,35 +59,35 @@ class _Herd(NamedTuple):
 
 
 async def _raw(database: BenchDatabase, count: int) -> float:
-    await database.fresh()
+    await database.recreate()
     now = await database.now()
-    await database.load(list(herd_rows(count, now, now + _HOUR, 1, timedelta())))
+    await database.load(list(burst_rows(count, now, now + _HOUR, 1, timedelta())))
     await database.checkpoint()
     return count / await database.raw_fire(_HOUR)
 
 
-async def _everbeat(database: BenchDatabase, count: int, instants: int) -> _Herd:
-    await database.fresh()
+async def _everbeat(database: BenchDatabase, count: int, instants: int) -> _Burst:
+    await database.recreate()
     now = await database.now()
     at = (now + timedelta(seconds=12 + count / 12_000)).replace(microsecond=0)
-    await database.load(list(herd_rows(count, now, at, instants, timedelta(milliseconds=10))))
+    await database.load(list(burst_rows(count, now, at, instants, timedelta(milliseconds=10))))
     await database.checkpoint()
     with serving(database) as (process, _):
         spare = (at - await database.now()).total_seconds()
         if spare < 6:
-            raise RuntimeError(f"the server was ready only {spare:.1f} s before the herd; this machine is too busy")
+            raise RuntimeError(f"the server was ready only {spare:.1f} s before the burst; this machine is too busy")
         await asyncio.sleep(spare - 1)
         busy = cpu_seconds(process.pid)
-        age = await _watch(database, count)
+        age = await _wait_until_fired(database, count)
         busy = cpu_seconds(process.pid) - busy
         logs = process.logs()
     batches = await database.batches()
     seconds = (batches[-1].fired_at - at).total_seconds()
-    return _Herd(count / seconds, age, batches, "ownership_lost" in logs, busy)
+    return _Burst(count / seconds, age, batches, "ownership_lost" in logs, busy)
 
 
-async def _watch(database: BenchDatabase, count: int) -> float:
-    """Wait until all have fired; the greatest age of the heartbeat on the way."""
+async def _wait_until_fired(database: BenchDatabase, count: int) -> float:
+    """Wait until all ticks have fired. Returns the maximum age of the newest heartbeat in the meantime."""
     oldest, samples = 0.0, 0
     while samples < 600:
         oldest = max(oldest, await database.heartbeat_age())
@@ -99,9 +99,9 @@ async def _watch(database: BenchDatabase, count: int) -> float:
 
 
 def _inversions(batches: list[Batch]) -> int:
-    """Batches that hold a tick older than one that an earlier batch had already fired."""
-    wrong, newest = 0, batches[0].first_due_at
+    """Count the batches with a tick that is older than a tick of an earlier batch."""
+    count, newest = 0, batches[0].first_due_at
     for batch in batches:
-        wrong += batch.first_due_at < newest
+        count += batch.first_due_at < newest
         newest = max(newest, batch.last_due_at)
-    return wrong
+    return count
