@@ -1,13 +1,11 @@
 """/v1/worker: claim, heartbeat, complete, fail and release, the requests of pull workers.
 
-A long poll whose client disconnects must not keep tasks. The claim waits for tasks and for the disconnect at the same time, and
-tasks that were claimed for a disconnected client are released.
+A long poll whose client disconnects must not keep tasks: it ends, and tasks that were claimed for it are released.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -51,24 +49,33 @@ _WORKER = {"worker": "host-1:4711"}
 async def _claim_until_disconnected(
     service: LeaseService, caller: Caller, claim: LeaseClaimRequest, receive: Receive, session: KeySession
 ) -> list[ClaimedTask]:
-    claiming = asyncio.create_task(service.claim(caller.lease_tenant_id, claim, queues=caller.queues))
+    """Claim in the task of the request, which is cancelled when the client disconnects or the key ends.
+
+    The claim is not a task of its own: the worker would get its tasks some iterations of the event loop later.
+    """
+    request = asyncio.current_task()
+    assert request is not None
+
+    def interrupt(_ended: asyncio.Future[None]) -> None:
+        request.cancel()
+
     disconnected = asyncio.create_task(wait_disconnected(receive))
+    ends: tuple[asyncio.Future[None], ...] = (disconnected, session.ended)
+    for end in ends:
+        end.add_done_callback(interrupt)
     try:
-        ends: set[asyncio.Future[Any]] = {claiming, disconnected, session.ended}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if claiming.done() and not disconnected.done():
-            return claiming.result()
-        if session.has_ended and not disconnected.done():
-            raise Unauthenticated("The API key of this claim was revoked or has expired.")
-        if claiming.done() and (tasks := claiming.result()):
-            leases = [Lease(id=task.id, fence=task.fence) for task in tasks]
-            await service.release(caller.lease_tenant_id, LeaseReleaseRequest(worker=claim.worker, leases=leases))
+        return await service.claim(caller.lease_tenant_id, claim, queues=caller.queues)
+    except asyncio.CancelledError:  # the service has released tasks that were claimed in the meantime
+        is_interrupted = disconnected.done() or session.has_ended
+        if not is_interrupted or request.uncancel() > 0:
+            raise
+        if not disconnected.done():
+            raise Unauthenticated("The API key of this claim was revoked or has expired.") from None
         return []
     finally:
+        for end in ends:
+            end.remove_done_callback(interrupt)
         disconnected.cancel()
-        if claiming.cancel():  # the service releases tasks that were claimed in the meantime
-            with contextlib.suppress(asyncio.CancelledError):
-                await claiming
 
 
 def claimed_body(tasks: Sequence[ClaimedTask]) -> bytes:
