@@ -12,9 +12,11 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
+from everbeat.core.tasks import TaskKey
 from everbeat.store.postgres.store import PostgresStore
 from tests.cluster.fleet import Site
 from tests.cluster.harness import running_cluster
+from tests.factories import make_task
 from tests.support.postgres import PostgresServer, run_outside_loop
 
 HOWTO = Path(__file__).parents[2] / "docs/howto/postgresql.md"
@@ -81,9 +83,20 @@ def test_a_node_runs_with_the_privileges_that_the_howto_grants(private_postgres:
         cluster.wait_firing(private_postgres, 5)
         cluster.assert_accounted()
         site.close()
+    run_outside_loop(submit_twice_with_one_key(runtime))
     # Not earlier: a node also prunes soon after its start, and would drop these months first.
     run_outside_loop(months(runtime))
     run_outside_loop(assert_refused(runtime))
+
+
+async def submit_twice_with_one_key(url: str) -> None:
+    store = PostgresStore(url, listen=False)
+    try:
+        first, again = (make_task(key=TaskKey("k", b"same")) for _ in range(2))
+        await store.task_submit([first])
+        assert (await store.task_submit([again])).ids == [first.id]
+    finally:
+        await store.close()
 
 
 async def months(url: str) -> None:

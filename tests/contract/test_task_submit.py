@@ -7,11 +7,14 @@ from uuid import UUID
 
 import pytest
 
-from everbeat.core.errors import StoreRefused
+from everbeat.core.errors import KeyTaken, StoreRefused
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.targets import WorkerTarget
 from everbeat.core.tasks import NewTask, Origin, TaskKey, TaskState
 from everbeat.store.base import Store
+from everbeat.store.postgres.store import PostgresStore
+from everbeat.store.postgres.tasks import key_columns, task_columns
+from everbeat.store.rows import group_by_key
 from everbeat.store.values import SubmitResult
 from tests.factories import NOW, OTHER_TENANT, count_rows, make_task, minutes, open_second_store, seconds
 
@@ -103,6 +106,22 @@ async def test_task_submit_with_a_known_key_returns_the_first_task(store: Store)
     submitted = await store.task_submit([other, again], now=NOW + seconds(5))
     assert (submitted.ids, submitted.repeated, submitted.mismatched) == ([other.id, first.id], frozenset({1}), frozenset())
     assert await count_rows(store, "tasks") == 2
+
+
+async def test_task_submit_fails_on_a_taken_key_with_an_error_of_its_own(postgres_url: str) -> None:
+    """The error is told apart from other refusals by its SQLSTATE, and the statement writes nothing."""
+    store = PostgresStore(postgres_url, listen=False)
+    await store.task_submit([keyed()], now=NOW)
+    tasks = [keyed("other"), keyed()]
+    values = {**task_columns(tasks), **key_columns(tasks, group_by_key(tasks).firsts)}
+    for _ in range(8):  # more than five times, so that PostgreSQL may use a generic plan
+        with pytest.raises(KeyTaken, match="an idempotency key is taken"):
+            await store._read("task_submit", now=NOW, **values)
+    assert (await count_rows(store, "tasks"), await count_rows(store, "task_keys")) == (1, 1)
+    with pytest.raises(StoreRefused) as refused:
+        await store.task_submit([keyed("third"), make_task(partition=300)], now=NOW)
+    assert not isinstance(refused.value, KeyTaken)
+    await store.close()
 
 
 async def test_task_submit_with_a_key_of_a_different_task_writes_nothing(store: Store) -> None:

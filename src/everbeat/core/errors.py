@@ -84,6 +84,10 @@ class StoreRefused(StoreError):
     """The database rejected this write. Repeating it unchanged will fail again."""
 
 
+class KeyTaken(StoreRefused):
+    """An idempotency key is in use. Nothing was written."""
+
+
 class StoreUnusable(StoreError):
     """The database file or schema cannot be used as it is: corrupt, too old or too new."""
 

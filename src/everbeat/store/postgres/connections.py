@@ -24,7 +24,7 @@ from uuid import uuid4
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from everbeat.core.errors import StoreRefused, StoreUnavailable, StoreUnusable
+from everbeat.core.errors import KeyTaken, StoreRefused, StoreUnavailable, StoreUnusable
 from everbeat.store.base import Observer
 from everbeat.store.postgres.hosts import Connector
 from everbeat.store.queries import Query
@@ -38,6 +38,8 @@ EVENT_STREAM_CHANNEL = "everbeat_feed"
 _RETRYABLE = ("40001", "40P01")
 _SERVER_LOST = ("08", "25006", "57P0")
 _REFUSED = ("22", "23")
+# Raised by everbeat_raise_key_taken().
+_KEY_TAKEN = "VB001"
 # asyncpg raises InternalClientError on a connection whose loss it has not processed yet.
 _DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, asyncpg.InternalClientError)
 
@@ -53,6 +55,8 @@ def translate_error(error: BaseException) -> Exception:
         return StoreUnavailable(f"cannot connect to the database ({error}); check the URL, and that the server is running")
     if isinstance(error, asyncpg.PostgresError):
         state = getattr(error, "sqlstate", "") or ""
+        if state == _KEY_TAKEN:
+            return KeyTaken(str(error))
         if state.startswith(_REFUSED):
             return StoreRefused(str(error))
         if state == "42501":

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
-import asyncpg
-
 from everbeat.core.access import AuditLogEntry
-from everbeat.core.errors import StoreRefused
+from everbeat.core.errors import KeyTaken
 from everbeat.core.tasks import (
     NewTask,
     TaskChange,
@@ -55,12 +54,9 @@ class PostgresTasks(PostgresBase):
         if not tasks:
             return submit_result(tasks, (), keyed, await self.clock(now=now), {}, set())
         if not keyed.repeats and not audit_log:
-            try:
+            with contextlib.suppress(KeyTaken):
                 (row,) = await self._read("task_submit", now=now, **task_columns(tasks), **key_columns(tasks, keyed.firsts))
                 return submit_result(tasks, tasks, keyed, row["moment"], {}, set())
-            except StoreRefused as error:
-                if not keyed.firsts or not isinstance(error.__cause__, asyncpg.DivisionByZeroError):
-                    raise
         return await self._submit_some(tasks, keyed, has_single_key, audit_log, now)
 
     async def _submit_some(

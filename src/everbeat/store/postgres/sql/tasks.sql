@@ -26,8 +26,8 @@ id, tenant_id, queue, type, state, attempt, schedule_id, priority, fair_key, run
 
 -- name: task_submit
 -- Insert tasks: running if they have a lease owner, scheduled if their time is in the future, otherwise ready. Fields that are
--- equal for many tasks, their shape, are sent once. All idempotency keys must be free: if one is taken, a division by zero
--- fails the statement and rolls it back.
+-- equal for many tasks, their shape, are sent once. All idempotency keys must be free: if one is taken, the statement fails
+-- with an SQLSTATE of its own and is rolled back.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 inserted_keys AS (
   INSERT INTO task_keys AS k (tenant_id, key, task_id, fingerprint, expires_at)
@@ -65,7 +65,8 @@ inserted AS (
       make_interval(secs => (:deadlines::double precision[])[t.shape])
   ) AS l(owner, seconds, count, at, deadline)
 )
-SELECT at AS moment, 1 / CASE WHEN (SELECT count(*) FROM inserted_keys) = cardinality(:keys::text[]) THEN 1 ELSE 0 END AS is_free
+SELECT at AS moment,
+  CASE WHEN (SELECT count(*) FROM inserted_keys) < cardinality(:keys::text[]) THEN everbeat_raise_key_taken() END AS is_taken
 FROM moment;
 
 -- name: task_key_insert

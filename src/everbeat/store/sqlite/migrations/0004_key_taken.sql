@@ -1,0 +1,1 @@
+-- Differs from postgres: nothing to do. A submit looks for taken keys before it writes, because no other writer can interfere.
