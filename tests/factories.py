@@ -31,7 +31,7 @@ from everbeat.services.publisher import ChangePublisher
 from everbeat.services.ticker import TickerSettings
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
-from everbeat.store.sqlite.connections import to_microseconds
+from everbeat.store.sqlite.conversions import to_microseconds
 from everbeat.store.sqlite.store import SqliteStore
 from everbeat.store.values import ClaimRequest, CompleteResult, Firing, LeaseRef, NodeHeartbeat
 

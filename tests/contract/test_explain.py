@@ -16,7 +16,7 @@ import pytest
 
 from everbeat.store.postgres.connections import session_settings
 from everbeat.store.queries import load_blocks, load_numbered
-from everbeat.store.sqlite.connections import to_microseconds
+from everbeat.store.sqlite.conversions import to_microseconds
 from everbeat.store.sqlite.store import SqliteStore
 from tests.factories import NOW, minutes
 from tests.support.postgres import PostgresAdmin, run_outside_loop

@@ -203,8 +203,8 @@ async def test_task_claim_under_concurrency_gives_each_task_to_one_worker(store:
 
 
 async def test_task_submit_with_direct_handoff_creates_a_running_task(store: Store) -> None:
-    task = make_task(lease_owner="w1", lease_seconds=20.0, deadline_seconds=50.0)
-    short = make_task(id=uuid_utils.compat.uuid7(), lease_owner="w1", lease_seconds=20.0, deadline_seconds=5.0)
+    task = make_task(lease_owner="w1", lease_seconds=20.0, timeout_seconds=50.0)
+    short = make_task(id=uuid_utils.compat.uuid7(), lease_owner="w1", lease_seconds=20.0, total_seconds=5.0)
     await store.task_submit([task, short, make_task("other")], now=NOW)
     assert types_of(await claim(store)) == ["other"]
     found, bounded = sorted(await store.task_find(DEFAULT_TENANT, [task.id, short.id]), key=lambda one: one.id)

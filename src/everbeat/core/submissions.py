@@ -18,6 +18,7 @@ from everbeat.core.definitions import (
     utc,
 )
 from everbeat.core.errors import FieldError, InvalidInput
+from everbeat.core.leases import attempt_deadline, lease_end
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.partitioning import partition_of
 from everbeat.core.protocol import DEFAULT_QUEUE, TaskInput
@@ -200,9 +201,9 @@ def target_of(text: str, queue: str, type_: str) -> Target:
     return WorkerTarget(type=type_, queue=queue) if text == _DEFAULT_TEXT else target_from_text(text)
 
 
-def lease_end(new: NewTask, now: datetime) -> datetime:
+def handoff_lease_end(new: NewTask, now: datetime) -> datetime:
     """Return the end of the lease of a task that is written as running by a direct handoff."""
-    return now + timedelta(seconds=min(new.lease_seconds, new.deadline_seconds or new.timeout_seconds))
+    return lease_end(now, new.lease_seconds, attempt_deadline(now, new.timeout_seconds, now, new.total_seconds))
 
 
 def task_as_submitted(new: NewTask, now: datetime) -> TaskRecord:
@@ -236,7 +237,7 @@ def task_as_submitted(new: NewTask, now: datetime) -> TaskRecord:
         started_at=now if is_leased else None,
         finished_at=None,
         worker=new.lease_owner,
-        lease_until=lease_end(new, now) if is_leased else None,
+        lease_until=handoff_lease_end(new, now) if is_leased else None,
         fence=1 if is_leased else 0,
         cancel_requested=False,
         traceparent=new.traceparent,

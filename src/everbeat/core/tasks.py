@@ -156,7 +156,7 @@ class NewTask(NamedTuple):
     # Set by a direct handoff: the task is written as running, with fence 1.
     lease_owner: str | None = None
     lease_seconds: float = 30.0
-    deadline_seconds: float | None = None
+    total_seconds: float | None = None
     # The key of the payload in the blob store, if it is too large for the row. `payload` is then null.
     payload_ref: str | None = None
     # Empty: no fair key.

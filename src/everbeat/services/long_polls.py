@@ -28,7 +28,7 @@ import msgspec
 from everbeat.core.errors import EverbeatError
 from everbeat.core.fairness import Flow
 from everbeat.core.protocol import LeaseClaimRequest
-from everbeat.core.submissions import lease_end
+from everbeat.core.submissions import handoff_lease_end
 from everbeat.core.tasks import ClaimedTask, NewTask, with_payload_ref
 from everbeat.services.fair_dispatch import ClaimScope, EqualShares, FairDispatcher, FairDispatchers, FairnessDirectory
 from everbeat.services.publisher import ChangeEffects, ChangePublisher
@@ -196,7 +196,7 @@ class DirectHandoff:
         reserved = task._replace(
             lease_owner=poll.request.worker,
             lease_seconds=poll.request.lease_seconds,
-            deadline_seconds=min(task.timeout_seconds, self._long_polls.total_seconds),
+            total_seconds=self._long_polls.total_seconds,
         )
         self._taken[poll][1].append(reserved)
         return reserved
@@ -238,7 +238,7 @@ def _claimed_task(task: NewTask, now: datetime) -> ClaimedTask:
         attempt=1,
         max_attempts=task.max_attempts,
         fence=1,
-        lease_until=lease_end(task, now),
+        lease_until=handoff_lease_end(task, now),
         lease_seconds=task.lease_seconds,
         scheduled_for=task.scheduled_for,
         schedule=task.schedule_name,

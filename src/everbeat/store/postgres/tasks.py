@@ -108,10 +108,10 @@ class PostgresTasks(PostgresBase):
         return {taken[row["tenant_id"], row["key"]]: (row["task_id"], row["fingerprint"]) for row in found}
 
     async def task_promote(self, *, limit: int, now: datetime | None = None) -> PromoteResult:
-        first, *rows = await self._read("task_promote", limit=limit, now=now)
-        changes = [waiting_change(row, TaskChangeKind.PROMOTED) for row in rows]
+        rows = await self._read("task_promote", limit=limit, now=now)
+        changes = [waiting_change(row, TaskChangeKind.PROMOTED) for row in rows if row["id"] is not None]
         queues = frozenset(change.queue for change in changes)
-        return PromoteResult(first["moment"], queues, len(changes), first["next_at"], changes)
+        return PromoteResult(rows[0]["moment"], queues, len(changes), rows[0]["next_at"], changes)
 
     async def task_release_held(
         self, schedule_ids: Sequence[UUID] | None, *, limit: int, now: datetime | None = None
@@ -222,7 +222,7 @@ _SHAPE = {
     "traceparents": "traceparent",
     "lease_owners": "lease_owner",
     "lease_seconds": "lease_seconds",
-    "deadlines": "deadline_seconds",
+    "total_seconds": "total_seconds",
 }
 
 

@@ -29,9 +29,9 @@ class SqliteCalendars(SqliteBase):
         }
 
         def work(session: SqliteSession) -> bool:
-            is_new = not session.rows(self._sql["calendar_exists"], values)
-            session.change(self._sql["calendar_write"], values)
-            write_audit_log(session, self._sql, audit_log, self._moment(now))
+            is_new = not session.rows(self._blocks["calendar_exists"], values)
+            session.change(self._blocks["calendar_write"], values)
+            write_audit_log(session, self._blocks, audit_log, self._moment(now))
             return is_new
 
         return await self._connections.write("calendar_write", work)

@@ -12,85 +12,20 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
-from uuid import UUID
 
 import apsw
 
 from everbeat.core.errors import StoreRefused, StoreUnavailable, StoreUnusable
 from everbeat.store.base import Observer
-from everbeat.store.rows import text_of
+from everbeat.store.sqlite.blocks import Block, Columns
+from everbeat.store.sqlite.conversions import convert_binding
 
 T = TypeVar("T")
 Row = dict[str, Any]
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 _BUSY_MILLISECONDS = 10_000
-
-_INSTANTS = frozenset({"scheduled_for", "until", "since", "anchor", "lease_until", "at"})
-_IDS = frozenset({"id", "owner", "node", "replayed_as"})
-_TEXTS = frozenset({"request_id"})
-_BOOLEANS = frozenset({"enabled", "cancel_requested", "is_fleet", "is_there", "is_new"})
-
-
-# A batch contains few distinct times, and each is converted many times.
-@lru_cache(maxsize=8192)
-def to_microseconds(at: datetime) -> int:
-    return (at - _EPOCH) // _MICROSECOND
-
-
-@lru_cache(maxsize=8192)
-def from_microseconds(value: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=value)
-
-
-def hex_text(ids: Iterable[UUID]) -> str:
-    """Ids in hex as a JSON array, because SQLite has no arrays."""
-    return text_of([id_.hex for id_ in ids])
-
-
-def microseconds_of(seconds: float) -> int:
-    return int(seconds * 1_000_000)
-
-
-def bound(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with lists converted to JSON, because SQLite has no arrays. Ids and bytes are in hex, times in microseconds."""
-    return {name: text_of([*map(_item, value)]) if isinstance(value, list) else value for name, value in values.items()}
-
-
-def _item(value: Any) -> Any:
-    if isinstance(value, UUID):
-        return value.hex
-    if isinstance(value, bytes):
-        return value.hex()
-    return to_microseconds(value) if isinstance(value, datetime) else value
-
-
-@lru_cache(maxsize=1024)
-def tenant_of(value: bytes) -> UUID:
-    return UUID(bytes=value)
-
-
-def _bind(_cursor: apsw.Cursor, _number: int, value: Any) -> Any:
-    if isinstance(value, UUID):
-        return value.bytes
-    if isinstance(value, datetime):
-        return to_microseconds(value)
-    raise TypeError(f"a {type(value).__name__} cannot be bound as an SQLite parameter")
-
-
-def _converter(column: str) -> Callable[[Any], Any] | None:
-    if column.endswith("_at") or column in _INSTANTS:
-        return from_microseconds
-    if column == "tenant_id":
-        return tenant_of
-    if column not in _TEXTS and (column.endswith("_id") or column in _IDS):
-        return lambda value: UUID(bytes=value)
-    return bool if column in _BOOLEANS else None
 
 
 def translate_error(error: apsw.Error, path: Path) -> Exception:
@@ -107,53 +42,38 @@ def translate_error(error: apsw.Error, path: Path) -> Exception:
 
 
 class SqliteSession:
-    """One connection, used by one thread. Rows are returned as dicts with ids and times converted."""
+    """One connection, used by one thread. Rows are returned as dicts with the declared columns converted."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self.connection = connection
-        self._converters: dict[tuple[str, ...], list[tuple[str, Callable[[Any], Any] | None]]] = {}
 
-    def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> list[Row]:
-        cursor = self._cursor()
-        return self._converted(cursor, cursor.execute(sql, values))
+    def rows(self, block: Block, values: Mapping[str, Any] | None = None) -> list[Row]:
+        cursor = self._row_cursor(block)
+        return _converted(block, cursor, cursor.execute(block.sql, values))
 
-    def rows_many(self, sql: str, many: Iterable[Any]) -> list[Row]:
+    def rows_many(self, block: Block, many: Iterable[Any]) -> list[Row]:
         """The rows of a statement that is executed for each of the values."""
-        cursor = self._cursor()
-        return self._converted(cursor, cursor.executemany(sql, many))
+        cursor = self._row_cursor(block)
+        return _converted(block, cursor, cursor.executemany(block.sql, many))
 
-    def _converted(self, cursor: apsw.Cursor, found: Iterable[tuple[Any, ...]]) -> list[Row]:
-        rows: list[Row] = []
-        columns: list[tuple[str, Callable[[Any], Any] | None]] | None = None
-        for row in found:
-            if columns is None:  # the description is available only while rows are being read
-                columns = self._columns(cursor)
-            rows.append(
-                {
-                    name: value if value is None or convert is None else convert(value)
-                    for (name, convert), value in zip(columns, row, strict=True)
-                }
-            )
-        return rows
-
-    def tuples(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    def tuples(self, block: Block, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """Rows without conversion, for large results where the conversion would cost more than the query."""
-        return list(self._cursor().execute(sql, values))
+        return list(self._tuple_cursor(block).execute(block.sql, values))
 
-    def tuples_many(self, sql: str, many: Iterable[Any]) -> list[tuple[Any, ...]]:
+    def tuples_many(self, block: Block, many: Iterable[Any]) -> list[tuple[Any, ...]]:
         """The rows of a statement that is executed for each of the values."""
-        return list(self._cursor().executemany(sql, many))
+        return list(self._tuple_cursor(block).executemany(block.sql, many))
 
-    def change(self, sql: str, values: Mapping[str, Any] | None = None) -> int:
+    def change(self, block: Block, values: Mapping[str, Any] | None = None) -> int:
         """Execute a statement and return the number of rows that it changed."""
         before = self.connection.total_changes()
-        for _ in self._cursor().execute(sql, values):
+        for _ in self._cursor().execute(block.sql, values):
             pass
         return self.connection.total_changes() - before
 
-    def change_many(self, sql: str, many: Iterable[Any]) -> int:
+    def change_many(self, block: Block, many: Iterable[Any]) -> int:
         before = self.connection.total_changes()
-        self._cursor().executemany(sql, many)
+        self._cursor().executemany(block.sql, many)
         return self.connection.total_changes() - before
 
     def script(self, sql: str) -> None:
@@ -162,14 +82,36 @@ class SqliteSession:
 
     def _cursor(self) -> apsw.Cursor:
         cursor = self.connection.cursor()
-        cursor.convert_binding = _bind
+        cursor.convert_binding = convert_binding
         return cursor
 
-    def _columns(self, cursor: apsw.Cursor) -> list[tuple[str, Callable[[Any], Any] | None]]:
-        names = tuple(column[0] for column in cursor.get_description())
-        if names not in self._converters:
-            self._converters[names] = [(name, _converter(name)) for name in names]
-        return self._converters[names]
+    def _row_cursor(self, block: Block) -> apsw.Cursor:
+        if block.is_read_as_tuples:
+            raise ValueError(f"SQL block {block.name} is declared to be read as tuples")
+        cursor = self._cursor()
+        if not block.is_checked:
+            cursor.exec_trace = block.check
+        return cursor
+
+    def _tuple_cursor(self, block: Block) -> apsw.Cursor:
+        if not block.is_read_as_tuples:
+            raise ValueError(f"SQL block {block.name} is not declared to be read as tuples")
+        return self._cursor()
+
+
+def _converted(block: Block, cursor: apsw.Cursor, found: Iterable[tuple[Any, ...]]) -> list[Row]:
+    rows: list[Row] = []
+    columns: Columns | None = None
+    for row in found:
+        if columns is None:  # the description is available only while rows are being read
+            columns = block.columns(cursor)
+        rows.append(
+            {
+                name: value if value is None or convert is None else convert(value)
+                for (name, convert), value in zip(columns, row, strict=True)
+            }
+        )
+    return rows
 
 
 class SqliteConnections:

@@ -13,7 +13,8 @@ from everbeat.store.rows import (
 )
 from everbeat.store.shared import Rollback
 from everbeat.store.sqlite.audit_log import write_audit_log
-from everbeat.store.sqlite.connections import SqliteSession, from_microseconds, to_microseconds
+from everbeat.store.sqlite.connections import SqliteSession
+from everbeat.store.sqlite.conversions import from_microseconds, to_microseconds
 from everbeat.store.sqlite.tasks import SqliteTasks
 from everbeat.store.task_changes import (
     submitted_changes,
@@ -43,13 +44,13 @@ class SqliteDeadLetters(SqliteTasks):
             if keyed.firsts and self._taken_keys(session, [one.task for one in replays], keyed, at):
                 return ReplayResult([], [])
             rows = [(one.task_id.bytes, tenant_id.bytes, one.task.id.bytes, moment, again) for one in replays]
-            recorded = {id_ for (id_,) in session.tuples_many(self._sql["dead_replay"], rows)}
+            recorded = {id_ for (id_,) in session.tuples_many(self._blocks["dead_replay"], rows)}
             done = [one for one in replays if one.task_id.bytes in recorded]
             if keyed.firsts and len(done) < len(replays):
                 raise Rollback
             self._insert(session, [one.task for one in done], moment)
             if done:
-                write_audit_log(session, self._sql, audit_log, from_microseconds(moment))
+                write_audit_log(session, self._blocks, audit_log, from_microseconds(moment))
             tasks = [one.task for one in done]
             return ReplayResult([one.task_id for one in done], submitted_changes(tasks, at))
 

@@ -16,7 +16,8 @@ from everbeat.store.rows import (
 from everbeat.store.shared import Rollback
 from everbeat.store.sqlite.audit_log import write_audit_log
 from everbeat.store.sqlite.base import SqliteBase
-from everbeat.store.sqlite.connections import SqliteSession, hex_text
+from everbeat.store.sqlite.connections import SqliteSession
+from everbeat.store.sqlite.conversions import hex_text
 from everbeat.store.values import (
     IdempotentResponse,
     KeyChange,
@@ -43,15 +44,15 @@ class SqliteKeys(SqliteBase):
     ) -> KeyChange:
         def work(session: SqliteSession) -> KeyChange:
             moment = self._moment(now)
-            if only_first and session.rows(self._sql["key_exists"], {"now": moment})[0]["is_there"]:
+            if only_first and session.rows(self._blocks["key_exists"], {"now": moment})[0]["is_there"]:
                 return KeyChange.CONFLICT
             for key in keys:
-                if session.change(self._sql["key_create"], {**key_to_row(key), "now": moment}) != 1:
+                if session.change(self._blocks["key_create"], {**key_to_row(key), "now": moment}) != 1:
                     raise Rollback(KeyChange.ABSENT)
             owner = response_tenant_id or keys[0].tenant_id
             if response is not None and not self._keep_response(session, owner, response, moment):
                 raise Rollback(KeyChange.CONFLICT)
-            write_audit_log(session, self._sql, audit_log, moment)
+            write_audit_log(session, self._blocks, audit_log, moment)
             return KeyChange.DONE
 
         return await self._with_rollback("key_create", work)
@@ -66,13 +67,13 @@ class SqliteKeys(SqliteBase):
     ) -> KeyChange:
         def work(session: SqliteSession) -> KeyChange:
             moment = self._moment(now)
-            admins = session.rows(self._sql["key_admins"], {"now": moment})[0]["count"]
+            admins = session.rows(self._blocks["key_admins"], {"now": moment})[0]["count"]
             for id_ in ids:
-                if session.change(self._sql["key_revoke"], {"id": id_, "tenant_id": tenant_id, "now": moment}) != 1:
+                if session.change(self._blocks["key_revoke"], {"id": id_, "tenant_id": tenant_id, "now": moment}) != 1:
                     raise Rollback(KeyChange.ABSENT)
-            if admins and not session.rows(self._sql["key_admins"], {"now": moment})[0]["count"]:
+            if admins and not session.rows(self._blocks["key_admins"], {"now": moment})[0]["count"]:
                 raise Rollback(KeyChange.LAST_ADMIN)
-            write_audit_log(session, self._sql, audit_log, moment)
+            write_audit_log(session, self._blocks, audit_log, moment)
             return KeyChange.DONE
 
         return await self._with_rollback("key_revoke", work)

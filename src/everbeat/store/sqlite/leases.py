@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,7 @@ import msgspec
 import uuid_utils.compat
 
 from everbeat.core.fairness import ClaimStep, Flow
+from everbeat.core.leases import attempt_deadline, lease_end
 from everbeat.core.tasks import (
     AttemptEnd,
     ClaimedTask,
@@ -34,15 +36,8 @@ from everbeat.store.rows import (
     within_quota,
 )
 from everbeat.store.sqlite.base import SqliteBase
-from everbeat.store.sqlite.connections import (
-    Row,
-    SqliteSession,
-    from_microseconds,
-    hex_text,
-    microseconds_of,
-    tenant_of,
-    to_microseconds,
-)
+from everbeat.store.sqlite.connections import Row, SqliteSession
+from everbeat.store.sqlite.conversions import from_microseconds, hex_text, tenant_of, to_microseconds
 from everbeat.store.task_changes import (
     completed_change,
     final_change,
@@ -70,8 +65,8 @@ class SqliteLeases(SqliteBase):
 
         def work(session: SqliteSession) -> list[Flow]:
             starts = flow_starts(tenant_id, queues, after)
-            sql = self._sql["task_flows"]
-            return [Flow(**row) for start in starts for row in session.rows(sql, {**start._asdict(), **last})]
+            block = self._blocks["task_flows"]
+            return [Flow(**row) for start in starts for row in session.rows(block, {**start._asdict(), **last})]
 
         return await self._connections.read("task_flows", work)
 
@@ -84,7 +79,7 @@ class SqliteLeases(SqliteBase):
         total_seconds: float = 7 * 86_400,
         now: datetime | None = None,
     ) -> ClaimResult:
-        limit, total = sum(claim_request.limit for claim_request in claim_requests), microseconds_of(total_seconds)
+        limit = sum(claim_request.limit for claim_request in claim_requests)
 
         def work(session: SqliteSession) -> tuple[int, list[list[Values]], list[ClaimStep], list[int], dict[UUID, int]]:
             moment = to_microseconds(self._moment(now))
@@ -102,12 +97,12 @@ class SqliteLeases(SqliteBase):
                 start += claim_request.limit
                 parts.append(part)
                 if part:
-                    session.change(self._sql["task_claim"], _lease(claim_request, part, moment, total))
+                    session.change(self._blocks["task_claim"], _lease(claim_request, part, moment, total_seconds))
             return moment, parts, allowed, claimed_counts, remaining
 
         moment, parts, allowed, claimed_counts, remaining = await self._connections.write("task_claim", work)
         tasks = [
-            [_claimed(row, claim_request, moment, total) for row in part]
+            [_claimed(row, claim_request, moment, total_seconds) for row in part]
             for claim_request, part in zip(claim_requests, parts, strict=True)
         ]
         return claim_result(claim_requests, tasks, allowed, claimed_counts, remaining)
@@ -116,10 +111,10 @@ class SqliteLeases(SqliteBase):
         """How many more running tasks each of these tenants may have."""
         if not limited:
             return {}
-        tenants = session.rows(self._sql["task_claim_tenants"], {"tenant_ids": hex_text(limited)})
+        tenants = session.rows(self._blocks["task_claim_tenants"], {"tenant_ids": hex_text(limited)})
         remaining = {row["id"]: row["max_running"] for row in tenants if row["max_running"] is not None}
         for tenant_id in remaining:
-            ((count,),) = session.tuples(self._sql["task_claim_running"], {"tenant_id": tenant_id})
+            ((count,),) = session.tuples(self._blocks["task_claim_running"], {"tenant_id": tenant_id})
             remaining[tenant_id] -= count
         return remaining
 
@@ -137,7 +132,7 @@ class SqliteLeases(SqliteBase):
         ]
         found: list[list[Values]] = [[] for _ in similar]
         for index, *row in session.tuples(
-            self._sql["task_claim_picks"], {"queue_types": text_of(queue_types), "limit": first.limit}
+            self._blocks["task_claim_picks"], {"queue_types": text_of(queue_types), "limit": first.limit}
         ):
             found[index].append(tuple(row))
         return [(one, sorted(rows, key=lambda row: row[1:3])) for one, rows in zip(similar, found, strict=True)]
@@ -146,17 +141,19 @@ class SqliteLeases(SqliteBase):
         """The oldest ready tasks of a step, over its queues and types."""
         if limit <= 0:
             return []
-        sql = self._sql["task_claim_pick"]
+        block = self._blocks["task_claim_pick"]
         wanted = {"tenant_id": step.tenant_id.bytes, "priority": step.priority, "fair_key": step.fair_key}
         queue_types = [{**wanted, "queue": queue, "type": type_} for queue, type_ in step.queue_types]
         if len(queue_types) == 1:
-            return session.tuples(sql, {**queue_types[0], "limit": limit})
+            return session.tuples(block, {**queue_types[0], "limit": limit})
         oldest: list[tuple[Any, Any, int]] = []
         for index, queue_type in enumerate(queue_types):
-            rows = session.tuples(self._sql["task_claim_oldest"], {**queue_type, "limit": limit})
+            rows = session.tuples(self._blocks["task_claim_oldest"], {**queue_type, "limit": limit})
             oldest += [(run_at, id_, index) for run_at, id_ in rows]
         counts = Counter(index for _, _, index in sorted(oldest)[:limit])
-        picked = [row for index, count in counts.items() for row in session.tuples(sql, {**queue_types[index], "limit": count})]
+        picked = [
+            row for index, count in counts.items() for row in session.tuples(block, {**queue_types[index], "limit": count})
+        ]
         return sorted(picked, key=lambda row: row[1:3])
 
     async def task_heartbeat(self, heartbeats: Sequence[HeartbeatWrite], *, now: datetime | None = None) -> list[RenewedLease]:
@@ -168,7 +165,7 @@ class SqliteLeases(SqliteBase):
 
         def work(session: SqliteSession) -> list[RenewedLease]:
             moment = to_microseconds(self._moment(now))
-            found = session.tuples(self._sql["task_heartbeat_find"], {"leases": leases, "now": moment})
+            found = session.tuples(self._blocks["task_heartbeat_find"], {"leases": leases, "now": moment})
             writes, lines, renewed = [], [], []
             for row, tenant_id, lease_tenant, id_, fence, is_cancelled, attempt, worker, logged, until in found:
                 heartbeat = by_lease[lease_tenant, id_, fence]
@@ -177,8 +174,8 @@ class SqliteLeases(SqliteBase):
                 if (kept := truncate_log(text, logged)) is not None:
                     lines.append((id_, uuid_utils.compat.uuid7().bytes, tenant_id, moment, attempt, worker, kept))
                 renewed.append(RenewedLease(heartbeat.lease.id, fence, from_microseconds(until), bool(is_cancelled)))
-            session.change_many(self._sql["task_heartbeat"], writes)
-            session.change_many(self._sql["task_log_insert"], lines)
+            session.change_many(self._blocks["task_heartbeat"], writes)
+            session.change_many(self._blocks["task_log_insert"], lines)
             return renewed
 
         return await self._connections.write("task_heartbeat", work)
@@ -192,13 +189,13 @@ class SqliteLeases(SqliteBase):
 
         def work(session: SqliteSession) -> tuple[list[Values], list[Values]]:
             moment = to_microseconds(self._moment(now))
-            finished = session.tuples(self._sql["task_complete_insert"], {"results": given, "now": moment})
-            session.change(self._sql["task_complete"], {"ids": text_of([row[0].hex() for row in finished])})
+            finished = session.tuples(self._blocks["task_complete_insert"], {"results": given, "now": moment})
+            session.change(self._blocks["task_complete"], {"ids": text_of([row[0].hex() for row in finished])})
             if len(finished) == len(results):
                 return finished, []
             done = {row[:2] for row in finished}
             missed = _leases([lease for lease, _ in results if (lease.id.bytes, lease.fence) not in done])
-            return finished, session.tuples(self._sql["task_completed"], {"leases": missed})
+            return finished, session.tuples(self._blocks["task_completed"], {"leases": missed})
 
         finished, repeated = await self._connections.write("task_complete", work)
         changes = [_completed(ids[row[0]], row) for row in finished]
@@ -222,12 +219,12 @@ class SqliteLeases(SqliteBase):
             for one in endings:
                 row = _ending(one, is_expired, moment)
                 (back if one.state in (TaskState.READY, TaskState.SCHEDULED) else final).append(row)
-            kept = session.rows_many(self._sql["task_end_attempt"], (row[:9] for row in back))
+            kept = session.rows_many(self._blocks["task_end_attempt"], (row[:9] for row in back))
             workers = {row["task_id"]: row["worker"] for row in kept}
-            ended = session.rows_many(self._sql["task_end"], (row[:9] for row in back))
-            session.change_many(self._sql["task_finish_dead_letter"], final)
-            session.change_many(self._sql["task_finish_insert"], final)
-            finished = session.rows_many(self._sql["task_finish"], (row[:5] for row in final))
+            ended = session.rows_many(self._blocks["task_end"], (row[:9] for row in back))
+            session.change_many(self._blocks["task_finish_dead_letter"], final)
+            session.change_many(self._blocks["task_finish_insert"], final)
+            finished = session.rows_many(self._blocks["task_finish"], (row[:5] for row in final))
             return [{**row, "worker": workers[row["id"]]} for row in ended], finished
 
         put_back, finished = await self._connections.write("task_end", work)
@@ -241,24 +238,20 @@ class SqliteLeases(SqliteBase):
         return [EndedAttempt(**row) for row in await self._read("task_ended", leases=_leases(leases))]
 
 
-def _lease(claim_request: ClaimRequest, picked: Sequence[Values], now: int, total: int) -> dict[str, Any]:
+def _lease(claim_request: ClaimRequest, picked: Sequence[Values], now: int, total_seconds: float) -> dict[str, Any]:
     return {
         "rows": text_of([row[0] for row in picked]),
         "worker": claim_request.worker,
         "lease_seconds": claim_request.lease_seconds,
-        "lease": microseconds_of(claim_request.lease_seconds),
-        "total": total,
+        "total_seconds": total_seconds,
         "now": now,
     }
 
 
-def _claimed(row: Values, claim_request: ClaimRequest, now: int, total: int) -> ClaimedTask:
-    """A claimed task from a row of task_claim_pick. The end of the lease is computed as in task_claim."""
+def _claimed(row: Values, claim_request: ClaimRequest, now: int, total_seconds: float) -> ClaimedTask:
+    """A claimed task from a row of task_claim_pick."""
     _, _, id_, type_, queue, payload, ref, attempt, max_attempts, fence, at, name, schedule_id, origin, *rest = row
     timeout, trace, first, tenant = rest
-    lease_until = min(
-        now + microseconds_of(claim_request.lease_seconds), now + microseconds_of(timeout), (first or now) + total
-    )
     claimed = ClaimedTask(
         id=UUID(bytes=id_),
         type=type_,
@@ -267,7 +260,7 @@ def _claimed(row: Values, claim_request: ClaimRequest, now: int, total: int) -> 
         attempt=attempt,
         max_attempts=max_attempts,
         fence=fence,
-        lease_until=from_microseconds(lease_until),
+        lease_until=_lease_until(now, claim_request.lease_seconds, timeout, first, total_seconds),
         lease_seconds=claim_request.lease_seconds,
         scheduled_for=None if at is None else from_microseconds(at),
         schedule=name,
@@ -278,6 +271,17 @@ def _claimed(row: Values, claim_request: ClaimRequest, now: int, total: int) -> 
         tenant_id=tenant,
     )
     return with_payload_ref(claimed, ref)
+
+
+# The tasks of a claim mostly have the same timeout and start for the first time.
+@lru_cache(maxsize=1024)
+def _lease_until(
+    now: int, lease_seconds: float, timeout_seconds: float, first_started_at: int | None, total_seconds: float
+) -> datetime:
+    """The end of a lease, as task_claim computes it."""
+    at = from_microseconds(now)
+    first = at if first_started_at is None else from_microseconds(first_started_at)
+    return lease_end(at, lease_seconds, attempt_deadline(at, timeout_seconds, first, total_seconds))
 
 
 def _leases(leases: Iterable[LeaseRef]) -> str:

@@ -16,21 +16,21 @@ class SqliteMaintenance(SqliteBase):
             return 0, self._migrations[-1].number
 
         def work(session: SqliteSession) -> int:
-            if not session.rows(self._sql["migration_exists"])[0]["is_there"]:
+            if not session.rows(self._blocks["migration_exists"])[0]["is_there"]:
                 return 0
-            return int(session.rows(self._sql["migration_version"])[0]["version"])
+            return int(session.rows(self._blocks["migration_version"])[0]["version"])
 
         return await self._connections.read("migration_version", work), self._migrations[-1].number
 
     async def migrate(self) -> list[str]:
         def work(session: SqliteSession) -> list[str]:
-            session.script(self._sql["migration_table"])
-            version = int(session.rows(self._sql["migration_version"])[0]["version"])
+            session.script(self._blocks["migration_table"].sql)
+            version = int(session.rows(self._blocks["migration_version"])[0]["version"])
             missing = missing_migrations(self._migrations, version)
             for migration in missing:
                 session.script(migration.sql)
                 row = {"number": migration.number, "name": migration.name, "now": self._moment(None)}
-                session.change(self._sql["migration_insert"], row)
+                session.change(self._blocks["migration_insert"], row)
             return [migration.name for migration in missing]
 
         return await self._connections.write("migrate", work)
@@ -43,6 +43,6 @@ class SqliteMaintenance(SqliteBase):
 
         def work(session: SqliteSession) -> int:
             blocks = ("month_prune_ticks", "month_prune_history", "month_prune_attempts", "month_prune_log")
-            return sum(session.change(self._sql[block], values) for block in blocks)
+            return sum(session.change(self._blocks[block], values) for block in blocks)
 
         return await self._connections.write("month_prune", work)

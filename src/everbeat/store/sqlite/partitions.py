@@ -35,10 +35,10 @@ class SqlitePartitions(SqliteBase):
                 "fired_per_second": heartbeat.fired_per_second,
                 "wanted": text_of(sorted(wanted)),
             }
-            newest = session.rows(self._sql["partition_renew_newest"])[0]["newest_at"]
-            session.change(self._sql["partition_renew_heartbeat"], values)
-            changed = session.rows(self._sql["partition_renew"], values)
-            live = session.rows(self._sql["partition_renew_live"], values)
+            newest = session.rows(self._blocks["partition_renew_newest"])[0]["newest_at"]
+            session.change(self._blocks["partition_renew_heartbeat"], values)
+            changed = session.rows(self._blocks["partition_renew"], values)
+            live = session.rows(self._blocks["partition_renew_live"], values)
             return PartitionRenewal(
                 now=moment,
                 owned={row["partition"]: row["epoch"] for row in changed if row["owner"] is not None},
@@ -50,8 +50,8 @@ class SqlitePartitions(SqliteBase):
 
     async def partition_release(self, node_id: UUID) -> int:
         def work(session: SqliteSession) -> int:
-            session.change(self._sql["node_delete"], {"node": node_id})
-            return session.change(self._sql["partition_release"], {"node": node_id})
+            session.change(self._blocks["node_delete"], {"node": node_id})
+            return session.change(self._blocks["partition_release"], {"node": node_id})
 
         return await self._connections.write("partition_release", work)
 

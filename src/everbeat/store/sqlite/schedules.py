@@ -23,7 +23,8 @@ from everbeat.store.rows import (
 from everbeat.store.shared import Rollback
 from everbeat.store.sqlite.audit_log import write_audit_log
 from everbeat.store.sqlite.base import SqliteBase
-from everbeat.store.sqlite.connections import Row, SqliteSession, hex_text
+from everbeat.store.sqlite.connections import Row, SqliteSession
+from everbeat.store.sqlite.conversions import hex_text
 from everbeat.store.sqlite.ticks import write_skips
 from everbeat.store.task_changes import (
     waiting_change,
@@ -54,11 +55,11 @@ class SqliteSchedules(SqliteBase):
 
         def work(session: SqliteSession) -> tuple[list[Row], list[Row]]:
             wanted = {"tenant_id": tenant_id, "names": text_of(list(names)), "ids": hex_text(ids)}
-            found = session.rows(self._sql["schedule_find"], wanted)
+            found = session.rows(self._blocks["schedule_find"], wanted)
             if key is None:
                 return found, []
             return found, session.rows(
-                self._sql["idempotent_response_find"], {"tenant_id": tenant_id, "key": key, "now": moment}
+                self._blocks["idempotent_response_find"], {"tenant_id": tenant_id, "key": key, "now": moment}
             )
 
         rows, responses = await self._connections.read("schedule_find", work)
@@ -82,11 +83,11 @@ class SqliteSchedules(SqliteBase):
             self._write_rows(session, writes)
             quota.check()
             if paused := [write.schedule.id for write in writes if write.schedule.status is Status.PAUSED]:
-                held = session.rows(self._sql["task_hold"], {"tenant_id": tenant_id, "ids": hex_text(paused)})
+                held = session.rows(self._blocks["task_hold"], {"tenant_id": tenant_id, "ids": hex_text(paused)})
             self._write_past(session, writes, moment)
             if response is not None and not self._keep_response(session, tenant_id, response, moment):
                 raise Rollback
-            write_audit_log(session, self._sql, audit_log, moment)
+            write_audit_log(session, self._blocks, audit_log, moment)
             return [waiting_change(row, TaskChangeKind.HELD) for row in held]
 
         try:
@@ -105,12 +106,12 @@ class SqliteSchedules(SqliteBase):
         new = sum(write.expected is None for write in writes)
         if max_schedules is None or not new:
             return ScheduleQuota(0, 0, None)
-        (row,) = session.rows(self._sql["schedule_quota_count"], {"tenant_id": tenant_id, "max_schedules": max_schedules})
+        (row,) = session.rows(self._blocks["schedule_quota_count"], {"tenant_id": tenant_id, "max_schedules": max_schedules})
         return ScheduleQuota(row["count"], new, max_schedules)
 
     def _write_rows(self, session: SqliteSession, writes: Sequence[ScheduleWrite]) -> None:
         new = [schedule_to_row(write.schedule) for write in writes if write.expected is None]
-        if session.change_many(self._sql["schedule_insert"], new) != len(new):
+        if session.change_many(self._blocks["schedule_insert"], new) != len(new):
             raise Rollback
         old = [
             {
@@ -122,12 +123,12 @@ class SqliteSchedules(SqliteBase):
             for write in writes
             if write.expected is not None
         ]
-        if session.change_many(self._sql["schedule_replace"], old) != len(old):
+        if session.change_many(self._blocks["schedule_replace"], old) != len(old):
             raise Rollback
 
     def _write_past(self, session: SqliteSession, writes: Sequence[ScheduleWrite], moment: datetime) -> None:
         for write in writes:
-            write_skips(session, self._sql, write.schedule.id, write.skips, moment, None, None)
+            write_skips(session, self._blocks, write.schedule.id, write.skips, moment, None, None)
         past = [
             {
                 "schedule_id": write.past_rule.schedule_id,
@@ -138,7 +139,7 @@ class SqliteSchedules(SqliteBase):
             for write in writes
             if write.past_rule is not None
         ]
-        session.change_many(self._sql["schedule_past_rule_insert"], past)
+        session.change_many(self._blocks["schedule_past_rule_insert"], past)
 
     async def schedule_due(
         self, partitions: Sequence[int], *, horizon_seconds: float, limit: int, now: datetime | None = None
@@ -149,7 +150,7 @@ class SqliteSchedules(SqliteBase):
             scan = DueScan(moment, [], {})
             values = {"now": moment, "horizon_seconds": horizon_seconds, "limit": limit}
             for partition in partitions:
-                rows = session.rows(self._sql["schedule_due"], {**values, "partition": partition})
+                rows = session.rows(self._blocks["schedule_due"], {**values, "partition": partition})
                 schedules, faults = due_from_rows(rows)
                 scan.schedules.extend(schedules)
                 scan.faults.update(faults)
@@ -160,5 +161,5 @@ class SqliteSchedules(SqliteBase):
     async def schedule_fault(self, faults: Mapping[UUID, str], *, now: datetime | None = None) -> int:
         values = [{"id": id_, "fault": fault, "now": self._moment(now)} for id_, fault in faults.items()]
         return await self._connections.write(
-            "schedule_fault", lambda session: session.change_many(self._sql["schedule_fault"], values)
+            "schedule_fault", lambda session: session.change_many(self._blocks["schedule_fault"], values)
         )

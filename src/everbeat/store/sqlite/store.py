@@ -46,7 +46,7 @@ class SqliteStore(
 
     async def open(self) -> None:
         if self._path.exists():
-            await self._connections.read("open", lambda session: session.rows(self._sql["migration_exists"]))
+            await self._connections.read("open", lambda session: session.rows(self._blocks["migration_exists"]))
 
     async def close(self) -> None:
         await self._notices.close()

@@ -23,7 +23,8 @@ from everbeat.store.rows import (
 )
 from everbeat.store.sqlite.audit_log import write_audit_log
 from everbeat.store.sqlite.base import SqliteBase
-from everbeat.store.sqlite.connections import SqliteSession, hex_text, microseconds_of, to_microseconds
+from everbeat.store.sqlite.connections import SqliteSession
+from everbeat.store.sqlite.conversions import hex_text, to_microseconds
 from everbeat.store.task_changes import (
     cancel_requested_change,
     cancelled_change,
@@ -59,7 +60,7 @@ class SqliteTasks(SqliteBase):
                 new = [task for index, task in enumerate(tasks) if index not in taken and index not in keyed.repeats]
                 self._insert(session, new, to_microseconds(moment))
                 if new:
-                    write_audit_log(session, self._sql, audit_log, moment)
+                    write_audit_log(session, self._blocks, audit_log, moment)
             return submit_result(tasks, new, keyed, moment, taken, mismatched)
 
         return await self._connections.write("task_submit", work)
@@ -69,7 +70,7 @@ class SqliteTasks(SqliteBase):
     ) -> dict[int, tuple[UUID, bytes]]:
         """For each taken key, the earlier task and its fingerprint, by the index of the new task."""
         wanted = text_of([[tenant_id.hex, key] for tenant_id, key in keyed.firsts])
-        rows = session.rows(self._sql["task_key_find"], {"keys": wanted, "now": moment})
+        rows = session.rows(self._blocks["task_key_find"], {"keys": wanted, "now": moment})
         return {keyed.firsts[row["tenant_id"], row["key"]]: (row["task_id"], row["fingerprint"]) for row in rows}
 
     def _insert(self, session: SqliteSession, tasks: Sequence[NewTask], now: int) -> None:
@@ -78,15 +79,15 @@ class SqliteTasks(SqliteBase):
             for task in tasks
             if task.key is not None
         ]
-        session.change_many(self._sql["task_key_insert"], keys)
-        session.change_many(self._sql["task_submit"], [_new_row(task, now) for task in tasks])
+        session.change_many(self._blocks["task_key_insert"], keys)
+        session.change_many(self._blocks["task_submit"], [_new_row(task, now) for task in tasks])
 
     async def task_promote(self, *, limit: int, now: datetime | None = None) -> PromoteResult:
         def work(session: SqliteSession) -> PromoteResult:
             moment = self._moment(now)
-            rows = session.rows(self._sql["task_promote"], {"limit": limit, "now": moment})
+            rows = session.rows(self._blocks["task_promote"], {"limit": limit, "now": moment})
             changes = [waiting_change(row, TaskChangeKind.PROMOTED) for row in rows]
-            (following,) = session.rows(self._sql["task_promote_next"], {"now": moment})
+            (following,) = session.rows(self._blocks["task_promote_next"], {"now": moment})
             queues = frozenset(change.queue for change in changes)
             return PromoteResult(moment, queues, len(changes), following["next_at"], changes)
 
@@ -97,11 +98,13 @@ class SqliteTasks(SqliteBase):
     ) -> HeldReleaseResult:
         def work(session: SqliteSession) -> HeldReleaseResult:
             if schedule_ids is None:
-                held = session.rows(self._sql["task_release_held_any"], {"limit": limit})
+                held = session.rows(self._blocks["task_release_held_any"], {"limit": limit})
             else:
-                held = session.rows(self._sql["task_release_held_candidates"], {"ids": hex_text(schedule_ids), "limit": limit})
+                held = session.rows(
+                    self._blocks["task_release_held_candidates"], {"ids": hex_text(schedule_ids), "limit": limit}
+                )
             wanted = hex_text([row["schedule_id"] for row in held if row["is_there"]])
-            schedules = session.rows(self._sql["task_release_held_schedules"], {"ids": wanted})
+            schedules = session.rows(self._blocks["task_release_held_schedules"], {"ids": wanted})
             moment = self._moment(now)
             changes = self._replace_previous(
                 session, [row["id"] for row in schedules if row["overlap"] == "cancel_previous"], moment
@@ -109,14 +112,14 @@ class SqliteTasks(SqliteBase):
             concurrencies = {row["id"]: row["concurrency"] for row in schedules}
             concurrencies |= {row["schedule_id"]: 1 for row in held if not row["is_there"]}
             values = [(id_.bytes, concurrency, to_microseconds(moment)) for id_, concurrency in concurrencies.items()]
-            rows = session.rows_many(self._sql["task_release_held"], values)
+            rows = session.rows_many(self._blocks["task_release_held"], values)
             changes += [waiting_change(row, TaskChangeKind.RELEASED_FROM_HOLD) for row in rows]
             return HeldReleaseResult(frozenset(row["queue"] for row in rows), changes)
 
         return await self._connections.write("task_release_held", work)
 
     def _replace_previous(self, session: SqliteSession, schedule_ids: Sequence[UUID], moment: datetime) -> list[TaskChange]:
-        rows = session.rows(self._sql["task_release_held_replaced"], {"ids": hex_text(schedule_ids)}) if schedule_ids else []
+        rows = session.rows(self._blocks["task_release_held_replaced"], {"ids": hex_text(schedule_ids)}) if schedule_ids else []
         changes: list[TaskChange] = []
         for tenant_id in {row["tenant_id"] for row in rows}:
             ids = [row["id"] for row in rows if row["tenant_id"] == tenant_id]
@@ -130,7 +133,7 @@ class SqliteTasks(SqliteBase):
             moment = self._moment(now)
             cancelled = self._cancel(session, tenant_id, ids, TaskChangeKind.CANCELLED, moment)
             if cancelled.ended or cancelled.requested:
-                write_audit_log(session, self._sql, audit_log, moment)
+                write_audit_log(session, self._blocks, audit_log, moment)
             return cancelled
 
         return await self._connections.write("task_cancel", work)
@@ -139,10 +142,10 @@ class SqliteTasks(SqliteBase):
         self, session: SqliteSession, tenant_id: UUID, ids: Sequence[UUID], kind: TaskChangeKind, moment: datetime
     ) -> CancelResult:
         values = {"tenant_id": tenant_id, "ids": hex_text(ids)}
-        known = {row["id"] for row in session.rows(self._sql["task_cancel_lock"], values) if row["cancel_requested"]}
-        session.change(self._sql["task_cancel_insert"], {**values, "reason": CANCEL_REASONS[kind], "now": moment})
-        ended = session.rows(self._sql["task_cancel"], values)
-        requested = session.rows(self._sql["task_cancel_running"], values)
+        known = {row["id"] for row in session.rows(self._blocks["task_cancel_lock"], values) if row["cancel_requested"]}
+        session.change(self._blocks["task_cancel_insert"], {**values, "reason": CANCEL_REASONS[kind], "now": moment})
+        ended = session.rows(self._blocks["task_cancel"], values)
+        requested = session.rows(self._blocks["task_cancel_running"], values)
         schedule_ids = frozenset(row["schedule_id"] for row in ended if row["schedule_id"] is not None)
         changes = [cancelled_change(row, kind) for row in ended]
         changes += [cancel_requested_change(row) for row in requested if row["id"] not in known]
@@ -162,16 +165,16 @@ class SqliteTasks(SqliteBase):
         def work(session: SqliteSession) -> list[TaskChange]:
             moment = self._moment(now)
             values = {"tenant_id": tenant_id, "id": id_, "run_at": run_at, "now": moment}
-            rows = session.rows(self._sql["task_reschedule"], values)
+            rows = session.rows(self._blocks["task_reschedule"], values)
             if rows:
-                write_audit_log(session, self._sql, audit_log, moment)
+                write_audit_log(session, self._blocks, audit_log, moment)
             return [waiting_change(row, TaskChangeKind.RESCHEDULED) for row in rows]
 
         return await self._connections.write("task_reschedule", work)
 
 
 def _new_row(task: NewTask, now: int) -> Values:
-    """The parameters of task_submit for a new task, by position. Conversion by name would cost more than the insert."""
+    """The parameters of task_submit for a new task, by position. Binding by name would cost more than the insert."""
     if task.run_at is not None:
         run_at = to_microseconds(task.run_at)
     else:
@@ -187,7 +190,6 @@ def _new_row(task: NewTask, now: int) -> Values:
         task.payload_ref,
         task.origin.value,
         None if task.schedule_id is None else task.schedule_id.bytes,
-        task.schedule_name,
         None if task.scheduled_for is None else to_microseconds(task.scheduled_for),
         task.priority,
         task.max_attempts,
@@ -195,20 +197,13 @@ def _new_row(task: NewTask, now: int) -> Values:
         task.timeout_seconds,
         task.labels,
         task.fair_key,
+        task.schedule_name,
         run_at,
-        "scheduled" if run_at > now else "ready" if task.lease_owner is None else "running",
+        "running" if task.lease_owner is not None else "scheduled" if run_at > now else "ready",
         task.traceparent,
         now,
         task.lease_owner,
         task.lease_seconds,
-        *(_NOT_STARTED if task.lease_owner is None else _started(task, now)),
+        None if task.lease_owner is None else now,
+        task.total_seconds,
     )
-
-
-_NOT_STARTED = (0, 0, None, None, None, None)
-
-
-def _started(task: NewTask, now: int) -> Values:
-    """Attempt, fence, start times, deadline and end of the lease of a task that is handed directly to a worker."""
-    deadline = now + microseconds_of(task.timeout_seconds if task.deadline_seconds is None else task.deadline_seconds)
-    return 1, 1, now, now, deadline, min(now + microseconds_of(task.lease_seconds), deadline)

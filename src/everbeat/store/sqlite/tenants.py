@@ -35,12 +35,12 @@ class SqliteTenants(SqliteBase):
         def work(session: SqliteSession) -> None:
             moment = self._moment(now)
             for write in writes:
-                block = self._sql["tenant_insert" if write.expected is None else "tenant_replace"]
+                block = self._blocks["tenant_insert" if write.expected is None else "tenant_replace"]
                 if session.change(block, tenant_to_row(write)) != 1:
                     raise Rollback
             if response is not None and not self._keep_response(session, response_tenant_id, response, moment):
                 raise Rollback
-            write_audit_log(session, self._sql, audit_log, moment)
+            write_audit_log(session, self._blocks, audit_log, moment)
 
         try:
             await self._connections.write("tenant_write", work)

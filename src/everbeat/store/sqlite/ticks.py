@@ -11,6 +11,7 @@ import msgspec
 
 from everbeat.core.ticks import Outcome, Skip, SkipReason
 from everbeat.store.sqlite.base import SqliteBase
+from everbeat.store.sqlite.blocks import Block
 from everbeat.store.sqlite.connections import SqliteSession
 from everbeat.store.task_changes import (
     fired_change,
@@ -38,19 +39,19 @@ class SqliteTicks(SqliteBase):
         def work(session: SqliteSession) -> tuple[datetime, list[tuple[Any, ...]]]:
             moment = self._moment(now)
             at = {"now": moment, "node": node_id}
-            session.change(self._sql["tick_fire_clear"])
+            session.change(self._blocks["tick_fire_clear"])
             session.change_many(
-                self._sql["tick_fire_input"],
+                self._blocks["tick_fire_input"],
                 [
                     (key, one.partition, one.epoch, one.revision, one.expected, one.fires, one.task_id.bytes)
                     for key, one in by_key.items()
                 ],
             )
-            session.change(self._sql["tick_fire_guard"], at)
-            session.change(self._sql["tick_fire_decide"])
-            session.change(self._sql["tick_fire_ledger"], at)
-            session.change(self._sql["tick_fire_tasks"], at)
-            results = session.tuples(self._sql["tick_fire_result"])
+            session.change(self._blocks["tick_fire_guard"], at)
+            session.change(self._blocks["tick_fire_decide"])
+            session.change(self._blocks["tick_fire_ledger"], at)
+            session.change(self._blocks["tick_fire_tasks"], at)
+            results = session.tuples(self._blocks["tick_fire_result"])
             self._advance(session, [(key, by_key[key]) for key, *_ in results], moment, node_id)
             return moment, results
 
@@ -67,15 +68,15 @@ class SqliteTicks(SqliteBase):
     def _advance(self, session: SqliteSession, moved: list[tuple[bytes, Firing]], moment: datetime, node_id: UUID) -> None:
         """Advance the schedules one by one by primary key. One UPDATE joined with the batch costs five times as much."""
         session.change_many(
-            self._sql["tick_fire"], [(one.next_tick_at, one.due_at, one.cursor_at, one.fires, key) for key, one in moved]
+            self._blocks["tick_fire"], [(one.next_tick_at, one.due_at, one.cursor_at, one.fires, key) for key, one in moved]
         )
         for _, one in moved:
-            write_skips(session, self._sql, one.schedule_id, one.skips, moment, node_id, one.epoch)
+            write_skips(session, self._blocks, one.schedule_id, one.skips, moment, node_id, one.epoch)
 
 
 def write_skips(
     session: SqliteSession,
-    sql: Mapping[str, str],
+    blocks: Mapping[str, Block],
     schedule_id: UUID,
     skips: Sequence[Skip],
     moment: datetime,
@@ -84,4 +85,4 @@ def write_skips(
 ) -> None:
     common = {"schedule_id": schedule_id, "now": moment, "node": node, "epoch": epoch}
     if skips:
-        session.change_many(sql["tick_skip"], [{**msgspec.structs.asdict(skip), **common} for skip in skips])
+        session.change_many(blocks["tick_skip"], [{**msgspec.structs.asdict(skip), **common} for skip in skips])

@@ -1,10 +1,14 @@
+-- fragment: key_columns
+-- The columns of a key in queries.
+id, tenant_id, name, hash, hint, scopes, is_fleet, created_at, expires_at, last_used_at, revoked_at
+
 -- name: key_find
 -- The keys with these hashes or ids, including expired and revoked ones, and the current time.
 SELECT coalesce(:now::timestamptz, clock_timestamp()) AS moment, k.* FROM (SELECT 1) AS always LEFT JOIN (
-  SELECT id, tenant_id, name, hash, hint, scopes, is_fleet, created_at, expires_at, last_used_at, revoked_at FROM api_keys
+  SELECT {{key_columns}} FROM api_keys
   WHERE hash = ANY(:hashes::bytea[])
   UNION
-  SELECT id, tenant_id, name, hash, hint, scopes, is_fleet, created_at, expires_at, last_used_at, revoked_at FROM api_keys
+  SELECT {{key_columns}} FROM api_keys
   WHERE id = ANY(:ids::uuid[])
 ) AS k ON true;
 
@@ -39,7 +43,7 @@ WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > coalesce(:now::
 
 -- name: key_list
 -- Keys of a tenant, or of all, in the order of their creation.
-SELECT id, tenant_id, name, hash, hint, scopes, is_fleet, created_at, expires_at, last_used_at, revoked_at FROM api_keys
+SELECT {{key_columns}} FROM api_keys
 WHERE id > :after AND (:tenant_id::uuid IS NULL OR tenant_id = :tenant_id)
 ORDER BY id LIMIT :limit;
 

@@ -1,20 +1,35 @@
+-- fragment: flow_columns
+-- The columns that identify a flow of a queue.
+tenant_id, priority, fair_key, type
+
+-- fragment: attempt_deadline(started_at, timeout_seconds, first_started_at, total_seconds)
+-- When an attempt must have ended: after its timeout, and before the time limit of all attempts of the task.
+least(started_at + make_interval(secs => timeout_seconds), first_started_at + make_interval(secs => total_seconds))
+
+-- fragment: lease_end(at, seconds, deadline)
+-- The end of a lease that is granted or renewed: at most the deadline of the attempt.
+least(at + make_interval(secs => seconds), deadline)
+
+-- fragment: deadline_of_task
+-- The deadline of a running task. Tasks that nodes of the first version have claimed have no deadline_at.
+coalesce(t.deadline_at, t.started_at + make_interval(secs => t.timeout_seconds))
+
 -- name: task_flows
 -- Flows with ready tasks, after the given flow of each queue, of tenants up to last_tenant_id. A loose index scan: one index
 -- seek for each flow, however many tasks it has.
-SELECT f.queue, f.tenant_id, f.priority, f.fair_key, f.type
+SELECT f.queue, {{f.flow_columns}}
 FROM unnest(:queues::text[], :tenant_ids::uuid[], :priorities::integer[], :fair_keys::text[], :types::text[])
-  AS q(queue, tenant_id, priority, fair_key, type)
+  AS q(queue, {{flow_columns}})
 CROSS JOIN LATERAL (
-  WITH RECURSIVE flow(queue, tenant_id, priority, fair_key, type) AS (
-    SELECT q.queue, q.tenant_id, q.priority, q.fair_key, q.type
+  WITH RECURSIVE flow(queue, {{flow_columns}}) AS (
+    SELECT q.queue, {{q.flow_columns}}
     UNION ALL
-    SELECT n.queue, n.tenant_id, n.priority, n.fair_key, n.type FROM flow CROSS JOIN LATERAL (
+    SELECT n.queue, {{n.flow_columns}} FROM flow CROSS JOIN LATERAL (
       -- Ordered by all leading columns of the index, so that the planner uses no other one. The scan ends at the end of the
       -- queue, or after the last tenant.
-      SELECT t.queue, t.tenant_id, t.priority, t.fair_key, t.type FROM tasks AS t
-      WHERE t.state = 'ready' AND (t.queue, t.tenant_id, t.priority, t.fair_key, t.type)
-        > (flow.queue, flow.tenant_id, flow.priority, flow.fair_key, flow.type)
-      ORDER BY t.queue, t.tenant_id, t.priority, t.fair_key, t.type LIMIT 1
+      SELECT t.queue, {{t.flow_columns}} FROM tasks AS t
+      WHERE t.state = 'ready' AND (t.queue, {{t.flow_columns}}) > (flow.queue, {{flow.flow_columns}})
+      ORDER BY t.queue, {{t.flow_columns}} LIMIT 1
     ) AS n
     WHERE n.queue = flow.queue AND n.tenant_id <= :last_tenant_id
   )
@@ -34,6 +49,10 @@ SELECT r.tenant_id, (
     AND (t.state, t.tenant_id) >= ('running', r.tenant_id) AND (t.state, t.tenant_id) <= ('running', r.tenant_id)
 ) AS count
 FROM unnest(:tenant_ids::uuid[]) AS r(tenant_id);
+
+-- fragment: claim_deadline
+-- The deadline of an attempt that begins with this claim.
+{{attempt_deadline(m.at, t.timeout_seconds, coalesce(t.first_started_at, m.at), :total_seconds::double precision)}}
 
 -- name: task_claim
 -- Claim ready tasks under leases, of each step in order. The attempt is counted at the claim, so that a task that crashes its
@@ -75,11 +94,8 @@ picked AS MATERIALIZED (
 UPDATE tasks AS t SET state = 'running', attempt = t.attempt + 1, fence = t.fence + 1,
   lease_owner = (:workers::text[])[b.request], lease_seconds = (:lease_seconds::double precision[])[b.request],
   started_at = m.at, first_started_at = coalesce(t.first_started_at, m.at),
-  deadline_at = least(m.at + make_interval(secs => t.timeout_seconds),
-    coalesce(t.first_started_at, m.at) + make_interval(secs => :total_seconds::double precision)),
-  lease_until = least(m.at + make_interval(secs => (:lease_seconds::double precision[])[b.request]),
-    m.at + make_interval(secs => t.timeout_seconds),
-    coalesce(t.first_started_at, m.at) + make_interval(secs => :total_seconds::double precision)),
+  deadline_at = {{claim_deadline}},
+  lease_until = {{lease_end(m.at, (:lease_seconds::double precision[])[b.request], {{claim_deadline}})}},
   progress_fraction = NULL, progress_message = NULL
 FROM picked AS p
 CROSS JOIN moment AS m
@@ -95,7 +111,7 @@ RETURNING b.request, p.place, p.step, t.id, t.tenant_id, t.type, t.queue, t.payl
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at)
 UPDATE tasks AS t SET
   lease_until = CASE WHEN t.cancel_requested THEN t.lease_until
-    ELSE least(m.at + make_interval(secs => t.lease_seconds), t.deadline_at) END,
+    ELSE {{lease_end(m.at, t.lease_seconds, {{deadline_of_task}})}} END,
   progress_fraction = coalesce(b.fraction, t.progress_fraction),
   progress_message = coalesce(b.message, t.progress_message),
   log_bytes = least(t.log_bytes::bigint + b.log_bytes, 2147483647)
@@ -152,7 +168,7 @@ CROSS JOIN LATERAL (SELECT id, queue FROM task_history WHERE id = r.id OFFSET 0)
 -- name: task_running
 -- Tasks whose leases are valid, with the columns that the retry decision needs.
 SELECT t.id, t.tenant_id, t.queue, t.fence, t.attempt, t.max_attempts, t.retry, t.cancel_requested,
-  coalesce(t.deadline_at, t.started_at + make_interval(secs => t.timeout_seconds)) AS deadline_at,
+  {{deadline_of_task}} AS deadline_at,
   coalesce(t.first_started_at, t.started_at) AS first_started_at
 FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[]) AS r(tenant_id, id, fence)
 JOIN tasks AS t ON t.id = r.id
@@ -162,7 +178,7 @@ WHERE (t.fence = r.fence AND t.tenant_id = coalesce(r.tenant_id, t.tenant_id) AN
 -- name: task_expired
 -- Running tasks with an expired lease.
 SELECT t.id, t.tenant_id, t.queue, t.fence, t.attempt, t.max_attempts, t.retry, t.cancel_requested,
-  coalesce(t.deadline_at, t.started_at + make_interval(secs => t.timeout_seconds)) AS deadline_at,
+  {{deadline_of_task}} AS deadline_at,
   coalesce(t.first_started_at, t.started_at) AS first_started_at
 FROM tasks AS t
 WHERE t.state = 'running' AND t.lease_until <= coalesce(:now::timestamptz, now())

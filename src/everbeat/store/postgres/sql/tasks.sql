@@ -1,12 +1,15 @@
+-- fragment: common_columns
+-- The columns of tasks, task_history and dead_letters, except schedule_name. Add new columns of tasks here.
+queue, type, target, payload, payload_ref, origin, schedule_id, scheduled_for, priority, max_attempts, retry, timeout_seconds,
+labels, fair_key
+
 -- fragment: copied_columns
--- The columns that are copied from tasks to task_history and dead_letters. Add new columns of tasks here.
-queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name, scheduled_for, priority, max_attempts, retry,
-timeout_seconds, labels, fair_key
+-- The columns that are copied from tasks to task_history and dead_letters.
+{{common_columns}}, schedule_name
 
 -- fragment: shown_columns
 -- The copied columns in queries.
-queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name AS schedule, scheduled_for, priority, max_attempts,
-retry, timeout_seconds, labels, fair_key
+{{common_columns}}, schedule_name AS schedule
 
 -- fragment: live_task
 -- The columns of a live task in queries.
@@ -46,12 +49,12 @@ inserted AS (
     lease_seconds, attempt, fence, started_at, first_started_at, deadline_at, lease_until)
   SELECT t.id, (:tenant_ids::uuid[])[t.shape], t.partition, (:queues::text[])[t.shape], (:types::text[])[t.shape],
     (:targets::text[])[t.shape], t.payload, t.payload_ref, (:origins::text[])[t.shape], (:schedule_ids::uuid[])[t.shape],
-    (:schedule_names::text[])[t.shape], (:scheduled_fors::timestamptz[])[t.shape], (:priorities::integer[])[t.shape],
-    (:max_attempts::integer[])[t.shape], (:retries::text[])[t.shape], (:timeouts::double precision[])[t.shape],
-    (:labels::text[])[t.shape], (:fair_keys::text[])[t.shape], r.run_at,
+    (:scheduled_fors::timestamptz[])[t.shape], (:priorities::integer[])[t.shape], (:max_attempts::integer[])[t.shape],
+    (:retries::text[])[t.shape], (:timeouts::double precision[])[t.shape], (:labels::text[])[t.shape],
+    (:fair_keys::text[])[t.shape], (:schedule_names::text[])[t.shape], r.run_at,
     CASE WHEN l.owner IS NOT NULL THEN 'running' WHEN r.run_at > m.at THEN 'scheduled' ELSE 'ready' END,
-    (:traceparents::text[])[t.shape], m.at, l.owner, l.seconds, l.count, l.count, l.at, l.at, l.at + l.deadline,
-    least(l.at + make_interval(secs => l.seconds), l.at + l.deadline)
+    (:traceparents::text[])[t.shape], m.at, l.owner, l.seconds, l.count, l.count, l.at, l.at, d.deadline_at,
+    {{lease_end(l.at, l.seconds, d.deadline_at)}}
   FROM moment AS m, unnest(:ids::uuid[], :partitions::smallint[], :payloads::text[], :payload_refs::text[],
     :shapes::integer[]) AS t(id, partition, payload, payload_ref, shape)
   CROSS JOIN LATERAL (
@@ -61,9 +64,12 @@ inserted AS (
   CROSS JOIN LATERAL (
     SELECT (:lease_owners::text[])[t.shape], (:lease_seconds::double precision[])[t.shape],
       CASE WHEN (:lease_owners::text[])[t.shape] IS NULL THEN 0 ELSE 1 END,
-      CASE WHEN (:lease_owners::text[])[t.shape] IS NULL THEN NULL ELSE m.at END,
-      make_interval(secs => (:deadlines::double precision[])[t.shape])
-  ) AS l(owner, seconds, count, at, deadline)
+      CASE WHEN (:lease_owners::text[])[t.shape] IS NULL THEN NULL ELSE m.at END
+  ) AS l(owner, seconds, count, at)
+  CROSS JOIN LATERAL (
+    SELECT {{attempt_deadline(l.at, (:timeouts::double precision[])[t.shape],
+      l.at, (:total_seconds::double precision[])[t.shape])}}
+  ) AS d(deadline_at)
 )
 SELECT at AS moment,
   CASE WHEN (SELECT count(*) FROM inserted_keys) < cardinality(:keys::text[]) THEN everbeat_raise_key_taken() END AS is_taken
@@ -90,6 +96,7 @@ JOIN task_keys AS k ON k.tenant_id = n.tenant_id AND k.key = n.key;
 
 -- name: task_promote
 -- Make delayed tasks ready that are due. Several nodes may do this at the same time; rows locked by another one are skipped.
+-- There is a row without a task if none is due.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 due AS MATERIALIZED (
   SELECT id FROM tasks WHERE state = 'scheduled' AND run_at <= (SELECT at FROM moment)
@@ -98,13 +105,12 @@ due AS MATERIALIZED (
 promoted AS (
   UPDATE tasks AS t SET state = 'ready' FROM due AS d WHERE t.id = d.id AND (t.state = 'scheduled') IS TRUE
   RETURNING {{t.change_columns}}
+),
+next_due AS MATERIALIZED (
+  SELECT m.at AS moment, (SELECT min(run_at) FROM tasks WHERE state = 'scheduled' AND run_at > m.at) AS next_at
+  FROM moment AS m
 )
-SELECT m.at AS moment, (SELECT min(run_at) FROM tasks WHERE state = 'scheduled' AND run_at > m.at) AS next_at,
-  NULL::uuid AS id, NULL::uuid AS tenant_id, NULL::text AS queue, NULL::text AS type, NULL::text AS state, NULL::integer AS attempt,
-  NULL::uuid AS schedule_id, NULL::integer AS priority, NULL::text AS fair_key, NULL::timestamptz AS run_at
-FROM moment AS m
-UNION ALL
-SELECT NULL, NULL, {{change_columns}} FROM promoted;
+SELECT n.moment, n.next_at, {{p.change_columns}} FROM next_due AS n LEFT JOIN promoted AS p ON true;
 
 -- name: task_release_held_schedules
 -- Lock schedules with held tasks, so that concurrent firings and releases wait. Held tasks of paused schedules stay held.

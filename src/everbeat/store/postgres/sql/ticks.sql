@@ -1,3 +1,7 @@
+-- fragment: tick_columns
+-- All columns of the table.
+schedule_id, scheduled_for, tenant_id, outcome, reason, task_id, fired_at, node, epoch, until, count
+
 -- name: tick_fire
 -- Fire a batch in one statement: advance the schedules, insert ledger rows and tasks. Three checks prevent a tick from firing
 -- twice: the epoch and lease of the owner, the compare-and-set on next_tick_at and revision, and the primary key of the ledger.
@@ -90,10 +94,10 @@ ON CONFLICT DO NOTHING;
 -- name: tick_list
 -- Ledger rows of a schedule that overlap a window, oldest first.
 SELECT * FROM (
-  (SELECT * FROM ticks WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND until >= :from_at
+  (SELECT {{tick_columns}} FROM ticks WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND until >= :from_at
     AND scheduled_for < :from_at)
   UNION ALL
-  (SELECT * FROM ticks WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND scheduled_for >= :from_at
+  (SELECT {{tick_columns}} FROM ticks WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND scheduled_for >= :from_at
     AND scheduled_for < :to_at
    ORDER BY scheduled_for LIMIT :limit)
 ) AS touching ORDER BY scheduled_for LIMIT :limit;
@@ -112,7 +116,7 @@ GROUP BY t.schedule_id, t.outcome, t.reason;
 -- Skipped ranges that cross a boundary of a window.
 SELECT t.* FROM unnest(:ids::uuid[], :ends::timestamptz[]) AS w(id, end_at)
 CROSS JOIN LATERAL (
-  SELECT * FROM ticks
+  SELECT {{tick_columns}} FROM ticks
   WHERE schedule_id = w.id AND tenant_id = :tenant_id AND until >= :from_at AND scheduled_for < w.end_at
     AND (scheduled_for < :from_at OR until >= w.end_at) OFFSET 0
 ) AS t;

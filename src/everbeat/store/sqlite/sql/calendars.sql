@@ -4,6 +4,7 @@ SELECT name, revision, definition FROM calendars WHERE tenant_id = :tenant_id OR
 
 -- name: calendar_exists
 -- Whether the tenant has a calendar with this name.
+-- returns: is_there bool
 SELECT 1 AS is_there FROM calendars WHERE tenant_id = :tenant_id AND name = :name;
 
 -- name: calendar_write

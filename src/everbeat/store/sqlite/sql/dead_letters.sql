@@ -1,15 +1,19 @@
 -- fragment: dead_letter
 -- The columns of a dead letter in queries.
+-- returns: task_id uuid, tenant_id cached_uuid, {{shown_columns}}, created_at time, died_at time, replayed_at time
+-- returns: replayed_as uuid
 task_id, tenant_id, {{shown_columns}}, attempt, reason, error, worker, created_at, died_at, replayed_at, replayed_as, replays
 
 -- name: dead_find
 -- Dead letters by task id.
+-- returns: {{dead_letter}}
 SELECT {{dead_letter}}
 FROM dead_letters
 WHERE task_id IN (SELECT unhex(value) FROM json_each(:task_ids)) AND tenant_id = :tenant_id AND purged_at IS NULL;
 
 -- name: dead_list
 -- Dead letters, newest first.
+-- returns: {{dead_letter}}
 SELECT {{dead_letter}}
 FROM dead_letters
 WHERE tenant_id = :tenant_id AND purged_at IS NULL
@@ -22,6 +26,7 @@ ORDER BY died_at DESC, task_id DESC LIMIT :limit;
 
 -- name: dead_replay
 -- Record that a dead letter is replayed, and the new task id. It may be replayed only if it is returned.
+-- returns: tuples
 UPDATE dead_letters SET replayed_at = ?4, replayed_as = ?3, replays = replays + 1
 WHERE task_id = ?1 AND tenant_id = ?2 AND purged_at IS NULL AND (?5 OR replayed_at IS NULL)
 RETURNING task_id;

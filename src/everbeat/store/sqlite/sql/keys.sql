@@ -1,10 +1,18 @@
+-- fragment: key_columns
+-- The columns of a key in queries.
+-- returns: id uuid, tenant_id cached_uuid, hash bytes, is_fleet bool, created_at time, expires_at time, last_used_at time
+-- returns: revoked_at time
+id, tenant_id, name, hash, hint, scopes, is_fleet, created_at, expires_at, last_used_at, revoked_at
+
 -- name: key_find
 -- The keys with these hashes or ids, including expired and revoked ones.
-SELECT id, tenant_id, name, hash, hint, scopes, is_fleet, created_at, expires_at, last_used_at, revoked_at FROM api_keys
+-- returns: {{key_columns}}
+SELECT {{key_columns}} FROM api_keys
 WHERE hash IN (SELECT unhex(value) FROM json_each(:hashes)) OR id IN (SELECT unhex(value) FROM json_each(:ids));
 
 -- name: key_exists
 -- Whether any usable key exists.
+-- returns: is_there bool
 SELECT EXISTS (SELECT 1 FROM api_keys WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > :now)) AS is_there;
 
 -- name: key_create
@@ -25,7 +33,8 @@ WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > :now) AND ' ' |
 
 -- name: key_list
 -- Keys of a tenant, or of all, in the order of their creation.
-SELECT id, tenant_id, name, hash, hint, scopes, is_fleet, created_at, expires_at, last_used_at, revoked_at FROM api_keys
+-- returns: {{key_columns}}
+SELECT {{key_columns}} FROM api_keys
 WHERE id > :after AND (:tenant_id IS NULL OR tenant_id = :tenant_id)
 ORDER BY id LIMIT :limit;
 

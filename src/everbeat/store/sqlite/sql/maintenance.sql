@@ -1,5 +1,6 @@
 -- name: idempotent_response_find
 -- The response stored under an idempotency key, if it has not expired.
+-- returns: fingerprint bytes, body bytes
 SELECT key, fingerprint, status, body FROM idempotent_answers
 WHERE tenant_id = :tenant_id AND key = :key AND expires_at > :now;
 
@@ -52,6 +53,7 @@ SELECT coalesce(max(number), 0) AS version FROM everbeat_migrations;
 
 -- name: migration_exists
 -- Whether this database has been migrated before.
+-- returns: is_there bool
 SELECT count(*) > 0 AS is_there FROM sqlite_schema WHERE name = 'everbeat_migrations';
 
 -- name: migration_insert

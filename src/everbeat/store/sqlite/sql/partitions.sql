@@ -1,13 +1,14 @@
 -- name: partition_renew
 -- Renew owned partitions that are wanted, release owned ones that are not, and take wanted ones that are free or expired.
 -- A lease that ends later than any valid lease counts as expired: the clock was set back.
+-- returns: owner uuid
 UPDATE partitions SET
   owner = iif(partition IN (SELECT value FROM json_each(:wanted)), :node, NULL),
   epoch = epoch + iif(partition IN (SELECT value FROM json_each(:wanted)) AND owner IS NOT :node, 1, 0),
-  lease_until = iif(partition IN (SELECT value FROM json_each(:wanted)), :now + CAST(:lease_seconds * 1000000 AS INTEGER), NULL),
+  lease_until = iif(partition IN (SELECT value FROM json_each(:wanted)), :now + {{microseconds(:lease_seconds)}}, NULL),
   lease_seconds = :lease_seconds
 WHERE owner = :node OR (partition IN (SELECT value FROM json_each(:wanted)) AND (
-  owner IS NULL OR lease_until <= :now OR lease_until > :now + CAST(lease_seconds * 1500000 AS INTEGER)))
+  owner IS NULL OR lease_until <= :now OR lease_until > :now + {{microseconds(lease_seconds * 1.5)}}))
 RETURNING partition, owner, epoch;
 
 -- name: partition_renew_heartbeat
@@ -19,11 +20,13 @@ ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, lease_seconds = exclu
 
 -- name: partition_renew_live
 -- The live scheduler nodes.
+-- returns: id uuid
 SELECT id FROM nodes
 WHERE instr(roles, 'scheduler') > 0 AND seen_at > :now - lease_seconds * 1000000 AND seen_at < :now + lease_seconds * 1000000;
 
 -- name: partition_renew_newest
 -- The time of the newest heartbeat. It is in the future if the clock was set back.
+-- returns: newest_at time
 SELECT max(seen_at) AS newest_at FROM nodes;
 
 -- name: partition_release
@@ -32,6 +35,7 @@ UPDATE partitions SET owner = NULL, lease_until = NULL WHERE owner = :node;
 
 -- name: partition_list
 -- All partitions with their owners.
+-- returns: owner uuid, lease_until time
 SELECT partition, owner, epoch, lease_until FROM partitions ORDER BY partition;
 
 -- name: node_delete
@@ -40,6 +44,7 @@ DELETE FROM nodes WHERE id = :node;
 
 -- name: node_list
 -- All nodes.
+-- returns: id uuid, started_at time, seen_at time
 SELECT * FROM nodes ORDER BY started_at, id;
 
 -- name: node_prune

@@ -1,5 +1,7 @@
 -- fragment: schedule_columns
 -- All columns of the table.
+-- returns: id uuid, tenant_id cached_uuid, anchor time, starts_at time, ends_at time, enabled bool, cursor_at time, rule_at time
+-- returns: next_tick_at time, due_at time, last_tick_at time, created_at time, updated_at time
 id, tenant_id, name, description, partition, trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars,
 starts_at, ends_at, target, target_kind, queue, task_type, payload, overlap, max_concurrent, concurrency, catch_up,
 misfire_grace_seconds, jitter_seconds, priority, max_attempts, retry, timeout_seconds, labels, enabled, status, revision,
@@ -14,11 +16,13 @@ next_tick_at, due_at, last_tick_at, fault, note, updated_at
 
 -- fragment: due_columns
 -- The columns that the ticker needs.
+-- returns: id uuid, tenant_id cached_uuid, cursor_at time, next_tick_at time, due_at time, anchor time, starts_at time, ends_at time
 id, tenant_id, partition, revision, cursor_at, next_tick_at, due_at, catch_up, misfire_grace_seconds, jitter_seconds,
 trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at
 
 -- name: schedule_find
 -- The tenant's schedules with these names or ids.
+-- returns: {{schedule_columns}}
 SELECT {{schedule_columns}} FROM schedules WHERE tenant_id = :tenant_id AND name IN (SELECT value FROM json_each(:names))
 UNION ALL
 SELECT {{schedule_columns}} FROM schedules WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND tenant_id = :tenant_id
@@ -40,6 +44,7 @@ WHERE id = :id AND tenant_id = :tenant_id AND revision = :expected_revision AND 
 
 -- name: schedule_list
 -- The tenant's schedules that match a filter, in order of name, after a given name.
+-- returns: {{schedule_columns}}
 SELECT {{schedule_columns}} FROM schedules
 WHERE tenant_id = :tenant_id AND (:after_name IS NULL OR name > :after_name)
   AND (:status IS NULL OR status = :status)
@@ -60,6 +65,7 @@ SELECT status, count(*) AS count FROM schedules WHERE tenant_id = :tenant_id GRO
 -- name: schedule_due
 -- Schedules of one partition that are due soon, the earliest first.
 -- Differs from postgres: one partition at a time, because SQLite has no lateral joins and a call needs no round trip.
+-- returns: {{due_columns}}
 SELECT {{due_columns}}
 FROM schedules
 WHERE partition = :partition AND status = 'active' AND due_at <= :now + :horizon_seconds * 1000000
@@ -72,6 +78,7 @@ WHERE id = :id AND status = 'active';
 
 -- name: schedule_overdue
 -- Active schedules with a tick that should have fired some time ago, the most overdue first.
+-- returns: {{schedule_columns}}
 SELECT {{schedule_columns}} FROM schedules
 WHERE status = 'active' AND due_at < :now - :late_seconds * 1000000
   AND partition IN (SELECT partition FROM partitions)
@@ -79,11 +86,13 @@ ORDER BY due_at LIMIT :limit;
 
 -- name: schedule_faulty
 -- Schedules that were paused because of a fault.
+-- returns: {{schedule_columns}}
 SELECT {{schedule_columns}} FROM schedules WHERE fault IS NOT NULL AND (:tenant_id IS NULL OR tenant_id = :tenant_id)
 ORDER BY id LIMIT :limit;
 
 -- name: schedule_past_rules
 -- The former rules of these schedules.
+-- returns: schedule_id uuid, since time, until time
 SELECT p.schedule_id, p.rule, p.since, p.until FROM schedules AS s CROSS JOIN past_rules AS p ON p.schedule_id = s.id
 WHERE s.id IN (SELECT unhex(value) FROM json_each(:ids)) AND s.tenant_id = :tenant_id ORDER BY p.schedule_id, p.until;
 
@@ -94,4 +103,5 @@ ON CONFLICT DO NOTHING;
 
 -- name: schedule_using_calendar
 -- Schedules whose rule may refer to a calendar. This is a text search; the caller checks the rule.
+-- returns: {{schedule_columns}}
 SELECT {{schedule_columns}} FROM schedules WHERE tenant_id = :tenant_id AND calendars IS NOT NULL AND instr(calendars, :name) > 0;

@@ -1,37 +1,52 @@
 -- Differs from postgres: a verb is several statements in one immediate transaction, because SQLite has no data-modifying
 -- common table expressions. No other writer can interfere. Batches are passed as JSON, with ids in hex.
 
+-- fragment: common_columns
+-- The columns of tasks, task_history and dead_letters, except schedule_name. Add new columns of tasks here.
+queue, type, target, payload, payload_ref, origin, schedule_id, scheduled_for, priority, max_attempts, retry, timeout_seconds,
+labels, fair_key
+
 -- fragment: copied_columns
--- The columns that are copied from tasks to task_history and dead_letters. Add new columns of tasks here.
-queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name, scheduled_for, priority, max_attempts, retry,
-timeout_seconds, labels, fair_key
+-- The columns that are copied from tasks to task_history and dead_letters.
+{{common_columns}}, schedule_name
 
 -- fragment: shown_columns
 -- The copied columns in queries.
-queue, type, target, payload, payload_ref, origin, schedule_id, schedule_name AS schedule, scheduled_for, priority, max_attempts,
-retry, timeout_seconds, labels, fair_key
+-- returns: schedule_id uuid, scheduled_for time
+{{common_columns}}, schedule_name AS schedule
 
 -- fragment: live_task
 -- The columns of a live task in queries.
+-- returns: id uuid, tenant_id cached_uuid, {{shown_columns}}, run_at time, created_at time, started_at time, finished_at time
+-- returns: lease_until time, cancel_requested bool
 id, tenant_id, {{shown_columns}}, state, run_at, attempt, progress_fraction, progress_message, NULL AS result, error,
 created_at, started_at, NULL AS finished_at, lease_owner AS worker, lease_until, fence, cancel_requested, traceparent,
 NULL AS outcome, NULL AS reason
 
 -- fragment: finished_task
 -- The columns of a finished task in queries.
+-- returns: {{live_task}}
 id, tenant_id, {{shown_columns}}, state, run_at, attempt, progress_fraction, progress_message, result, error,
 created_at, started_at, finished_at, worker, NULL AS lease_until, fence, 0 AS cancel_requested, traceparent,
 outcome, reason
 
 -- fragment: change_columns
 -- The columns that a verb returns of a changed task that is now ready, scheduled or held.
+-- returns: id uuid, tenant_id cached_uuid, schedule_id uuid, run_at time
 id, tenant_id, queue, type, state, attempt, schedule_id, priority, fair_key, run_at
 
+-- fragment: handoff_deadline
+-- The deadline of a task that is inserted as running.
+{{attempt_deadline(:started_at, :timeout_seconds, :started_at, :total_seconds)}}
+
 -- name: task_submit
--- Insert a task: running if it has a lease owner, scheduled if its time is in the future, otherwise ready.
+-- Insert a task: running if it has a lease owner, scheduled if its time is in the future, otherwise ready. The values are passed
+-- in the order in which their names appear here.
 INSERT INTO tasks (id, tenant_id, partition, {{copied_columns}}, run_at, state, traceparent, created_at, lease_owner,
   lease_seconds, attempt, fence, started_at, first_started_at, deadline_at, lease_until)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+VALUES (:id, :tenant_id, :partition, {{:copied_columns}}, :run_at, :state, :traceparent, :created_at, :lease_owner,
+  :lease_seconds, :started_at IS NOT NULL, :started_at IS NOT NULL, :started_at, :started_at, {{handoff_deadline}},
+  {{lease_end(:started_at, :lease_seconds, {{handoff_deadline}})}});
 
 -- name: task_key_insert
 -- Insert an idempotency key for 24 hours. An expired one is replaced.
@@ -42,6 +57,7 @@ WHERE task_keys.expires_at <= ?5;
 
 -- name: task_key_find
 -- The tasks of idempotency keys that have not expired.
+-- returns: tenant_id cached_uuid, task_id uuid, fingerprint bytes
 SELECT k.tenant_id, k.key, k.task_id, k.fingerprint
 FROM json_each(:keys) AS n
 CROSS JOIN task_keys AS k ON k.tenant_id = unhex(n.value ->> 0) AND k.key = n.value ->> 1
@@ -49,6 +65,7 @@ WHERE k.expires_at > :now;
 
 -- name: task_promote
 -- Make delayed tasks ready that are due.
+-- returns: {{change_columns}}
 UPDATE tasks SET state = 'ready'
 WHERE rowid IN (SELECT rowid FROM tasks WHERE state = 'scheduled' AND run_at <= :now ORDER BY run_at LIMIT :limit)
   AND state = 'scheduled'
@@ -56,15 +73,18 @@ RETURNING {{change_columns}};
 
 -- name: task_promote_next
 -- When the next delayed task is due.
+-- returns: next_at time
 SELECT min(run_at) AS next_at FROM tasks WHERE state = 'scheduled' AND run_at > :now;
 
 -- name: task_release_held_schedules
 -- Schedules with held tasks. Held tasks of paused schedules stay held.
+-- returns: id uuid
 SELECT id, overlap, concurrency FROM schedules
 WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND status <> 'paused';
 
 -- name: task_release_held_candidates
 -- The schedules among these that have held tasks, and whether each of them still exists.
+-- returns: schedule_id uuid, is_there bool
 SELECT unhex(r.value) AS schedule_id, EXISTS (SELECT 1 FROM schedules AS s WHERE s.id = unhex(r.value)) AS is_there
 FROM json_each(:ids) AS r
 WHERE EXISTS (SELECT 1 FROM tasks AS t WHERE t.state = 'held' AND t.schedule_id = unhex(r.value))
@@ -73,6 +93,7 @@ LIMIT :limit;
 -- name: task_release_held_any
 -- Schedules whose held tasks can be released, or can replace an unfinished task. Schedules whose held tasks can only wait are
 -- excluded, so that they do not use up the limit.
+-- returns: schedule_id uuid, is_there bool
 WITH RECURSIVE held (schedule_id) AS (
   SELECT min(schedule_id) FROM tasks WHERE state = 'held'
   UNION ALL
@@ -95,12 +116,14 @@ LIMIT :limit;
 
 -- name: task_release_held_replaced
 -- Tasks that a newer held task of the same schedule replaces. They are cancelled, or get a cancel request if they are running.
+-- returns: id uuid, tenant_id cached_uuid
 SELECT t.id, t.tenant_id FROM json_each(:ids) AS r CROSS JOIN tasks AS t ON t.schedule_id = unhex(r.value)
 WHERE t.origin = 'tick' AND NOT t.cancel_requested AND EXISTS (
   SELECT 1 FROM tasks AS n WHERE n.schedule_id = t.schedule_id AND n.state = 'held' AND n.scheduled_for > t.scheduled_for);
 
 -- name: task_release_held
 -- Release held tasks of a schedule in the order of their ticks, up to its concurrency limit.
+-- returns: {{change_columns}}
 UPDATE tasks SET state = iif(run_at > ?3, 'scheduled', 'ready')
 WHERE rowid IN (
   SELECT rowid FROM tasks WHERE state = 'held' AND schedule_id = ?1 ORDER BY scheduled_for, id LIMIT max(0, ?2 - (
@@ -110,6 +133,7 @@ RETURNING {{change_columns}};
 
 -- name: task_hold
 -- Hold tasks of a paused schedule that it has fired and that have not started.
+-- returns: {{change_columns}}
 UPDATE tasks SET state = 'held'
 WHERE schedule_id IN (SELECT unhex(value) FROM json_each(:ids)) AND +tenant_id = :tenant_id AND origin = 'tick'
   AND state IN ('ready', 'scheduled')
@@ -118,6 +142,7 @@ RETURNING {{change_columns}};
 -- name: task_cancel_lock
 -- The tasks to cancel, before the change.
 -- Differs from postgres: no row locks, because there is only one writing transaction at a time.
+-- returns: id uuid, cancel_requested bool
 SELECT id, cancel_requested FROM tasks
 WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND tenant_id = :tenant_id;
 
@@ -133,24 +158,28 @@ WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND tenant_id = :tenant_i
 
 -- name: task_cancel
 -- Delete the live rows of tasks that are cancelled before they start.
+-- returns: id uuid, tenant_id cached_uuid, schedule_id uuid
 DELETE FROM tasks
 WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND tenant_id = :tenant_id AND state IN ('held', 'scheduled', 'ready')
 RETURNING id, tenant_id, queue, type, attempt, schedule_id;
 
 -- name: task_cancel_running
 -- Set a cancel request on running tasks.
+-- returns: id uuid, tenant_id cached_uuid, schedule_id uuid
 UPDATE tasks SET cancel_requested = 1
 WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND tenant_id = :tenant_id AND state = 'running'
 RETURNING id, tenant_id, queue, type, attempt, schedule_id, lease_owner AS worker;
 
 -- name: task_reschedule
 -- Change the time of a task that has not started.
+-- returns: {{change_columns}}
 UPDATE tasks SET run_at = :run_at, state = iif(:run_at > :now, 'scheduled', 'ready')
 WHERE id = :id AND tenant_id = :tenant_id AND state IN ('scheduled', 'ready')
 RETURNING {{change_columns}};
 
 -- name: task_find
 -- Tasks by id, live or finished.
+-- returns: {{live_task}}
 SELECT {{live_task}}
 FROM tasks WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND tenant_id = :tenant_id
 UNION ALL
@@ -159,6 +188,7 @@ FROM task_history WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND ten
 
 -- name: task_list
 -- Live tasks between two ids, newest first.
+-- returns: {{live_task}}
 SELECT {{live_task}}
 FROM tasks WHERE tenant_id = :tenant_id AND id < :before AND id >= :floor
   AND (:state IS NULL OR state = :state) AND (:queue IS NULL OR queue = :queue) AND (:type IS NULL OR type = :type)
@@ -169,6 +199,7 @@ ORDER BY id DESC LIMIT :limit;
 -- name: task_list_of_schedule
 -- Live tasks of a schedule, newest first.
 -- The plus prevents the use of the tenant's index, so that the rows are found by the schedule.
+-- returns: {{live_task}}
 SELECT {{live_task}}
 FROM tasks WHERE schedule_id = :schedule_id AND +tenant_id = :tenant_id AND id < :before
   AND (:state IS NULL OR state = :state) AND (:queue IS NULL OR queue = :queue) AND (:type IS NULL OR type = :type)
@@ -178,10 +209,12 @@ ORDER BY id DESC LIMIT :limit;
 
 -- name: task_list_floor
 -- The lowest id that a scan of live tasks may reach. It bounds a scan with a selective filter.
+-- returns: id uuid
 SELECT id FROM tasks WHERE tenant_id = :tenant_id AND id < :before ORDER BY id DESC LIMIT 1 OFFSET :scan;
 
 -- name: task_list_past
 -- Finished tasks between two ids, newest first.
+-- returns: {{finished_task}}
 SELECT {{finished_task}}
 FROM task_history WHERE tenant_id = :tenant_id AND id < :before AND id >= :floor
   AND (:state IS NULL OR state = :state) AND (:queue IS NULL OR queue = :queue) AND (:type IS NULL OR type = :type)
@@ -191,6 +224,7 @@ ORDER BY id DESC LIMIT :limit;
 
 -- name: task_list_past_of_schedule
 -- Finished tasks of a schedule, newest first.
+-- returns: {{finished_task}}
 SELECT {{finished_task}}
 FROM task_history WHERE schedule_id = :schedule_id AND +tenant_id = :tenant_id AND id < :before
   AND (:state IS NULL OR state = :state) AND (:queue IS NULL OR queue = :queue) AND (:type IS NULL OR type = :type)
@@ -200,20 +234,24 @@ ORDER BY id DESC LIMIT :limit;
 
 -- name: task_list_past_floor
 -- The lowest id that a scan of finished tasks may reach. It bounds a scan with a selective filter.
+-- returns: id uuid
 SELECT id FROM task_history WHERE tenant_id = :tenant_id AND id < :before ORDER BY id DESC LIMIT 1 OFFSET :scan;
 
 -- name: task_attempts
 -- The attempts of a task that did not end it.
+-- returns: started_at time, ended_at time
 SELECT attempt, fence, worker, started_at, ended_at, outcome, error FROM attempts
 WHERE task_id = :id AND tenant_id = :tenant_id ORDER BY fence;
 
 -- name: task_log
 -- The log lines of a task.
+-- returns: id uuid, at time
 SELECT id, at, attempt, worker, text FROM task_log
 WHERE task_id = :id AND tenant_id = :tenant_id AND id > :after ORDER BY id LIMIT :limit;
 
 -- name: task_ticks
 -- Ticks that have a backfill task.
+-- returns: scheduled_for time
 SELECT scheduled_for FROM tasks
 WHERE schedule_id = :schedule_id AND +tenant_id = :tenant_id AND origin = 'backfill'
   AND scheduled_for >= :from_at AND scheduled_for < :to_at

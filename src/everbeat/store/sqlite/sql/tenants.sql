@@ -1,9 +1,11 @@
 -- name: tenant_list
 -- Tenants in order of name, after a given name.
+-- returns: id uuid, created_at time, updated_at time
 SELECT * FROM tenants WHERE name > :after_name ORDER BY name LIMIT :limit;
 
 -- name: tenant_find
 -- Tenants with these ids or names.
+-- returns: id uuid, created_at time, updated_at time
 SELECT * FROM tenants WHERE id IN (SELECT unhex(value) FROM json_each(:ids))
 UNION
 SELECT * FROM tenants WHERE name IN (SELECT value FROM json_each(:names));

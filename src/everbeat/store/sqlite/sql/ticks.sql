@@ -1,6 +1,12 @@
 -- Differs from postgres: a firing is several statements in one immediate transaction with a temporary table, because
 -- SQLite has no data-modifying common table expressions. No other writer can interfere.
 
+-- fragment: tick_columns
+-- All columns of the table.
+-- returns: schedule_id uuid, scheduled_for time, tenant_id cached_uuid, task_id uuid, fired_at time, node uuid
+-- returns: until time
+schedule_id, scheduled_for, tenant_id, outcome, reason, task_id, fired_at, node, epoch, until, count
+
 -- name: tick_fire_table
 -- The batch that is being fired. `state` is the state of the new task; NULL: the tick is skipped because of an overlap.
 CREATE TEMP TABLE firing (
@@ -63,6 +69,7 @@ WHERE id = ?5 AND status = 'active';
 
 -- name: tick_fire_result
 -- The results of the batch.
+-- returns: tuples
 SELECT schedule_id, iif(fires IS NULL OR NOT is_new, 'no_row', coalesce(state, 'overlap')), queue, type, priority FROM temp.firing;
 
 -- name: tick_fire_clear
@@ -78,18 +85,20 @@ ON CONFLICT DO NOTHING;
 
 -- name: tick_list
 -- Ledger rows of a schedule that overlap a window, oldest first.
+-- returns: {{tick_columns}}
 SELECT * FROM (
-  SELECT * FROM ticks
+  SELECT {{tick_columns}} FROM ticks
   WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND until >= :from_at AND scheduled_for < :from_at
   UNION ALL
   SELECT * FROM (
-    SELECT * FROM ticks
+    SELECT {{tick_columns}} FROM ticks
     WHERE schedule_id = :schedule_id AND tenant_id = :tenant_id AND scheduled_for >= :from_at AND scheduled_for < :to_at
     ORDER BY scheduled_for LIMIT :limit)
 ) ORDER BY scheduled_for LIMIT :limit;
 
 -- name: tick_totals
 -- Totals of the ledger rows that begin in a window, by schedule, outcome and reason.
+-- returns: schedule_id uuid
 SELECT t.schedule_id, t.outcome, t.reason, sum(t.count) AS count
 FROM json_each(:ids) AS w CROSS JOIN ticks AS t
 WHERE t.schedule_id = unhex(w.value) AND t.tenant_id = :tenant_id AND t.scheduled_for >= :from_at
@@ -98,13 +107,15 @@ GROUP BY t.schedule_id, t.outcome, t.reason;
 
 -- name: tick_ranges
 -- Skipped ranges that cross a boundary of a window.
-SELECT t.* FROM json_each(:ids) AS w CROSS JOIN ticks AS t
+-- returns: {{tick_columns}}
+SELECT {{t.tick_columns}} FROM json_each(:ids) AS w CROSS JOIN ticks AS t
 WHERE t.schedule_id = unhex(w.value) AND t.tenant_id = :tenant_id AND t.until >= :from_at
   AND t.scheduled_for < (:ends ->> w.key)
   AND (t.scheduled_for < :from_at OR t.until >= (:ends ->> w.key));
 
 -- name: tick_doubled
 -- The number of ticks with more than one task, live or finished. There should be none.
+-- returns: schedule_id uuid
 SELECT schedule_id, count(*) AS count FROM (
   SELECT schedule_id, scheduled_for FROM (
     SELECT schedule_id, scheduled_for FROM tasks
