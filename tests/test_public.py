@@ -50,6 +50,10 @@ def nightly(): ...
 """
 
 
+# The processor time of `import asyncio` in a new process, on a machine on which the targets hold.
+_IMPORT_ASYNCIO_SECONDS = 0.05
+
+
 def loaded_after(code: str) -> set[str]:
     script = f"{code}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
@@ -82,8 +86,9 @@ def test_help_loads_no_command() -> None:
     ids=["import", "app", "help"],
 )
 def test_start_up_time(code: str, target_seconds: float) -> None:
-    """The limit is generous because other tests run at the same time."""
-    assert cpu_seconds_of(code) <= 4 * target_seconds
+    """Twice the target, and more on a machine on which `import asyncio` takes longer, because it is slow or busy."""
+    slowness = max(1.0, cpu_seconds_of("import asyncio") / _IMPORT_ASYNCIO_SECONDS)
+    assert cpu_seconds_of(code) <= 2 * target_seconds * slowness
 
 
 @pytest.mark.parametrize("name", COMMANDS)
