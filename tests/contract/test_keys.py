@@ -110,3 +110,44 @@ async def test_key_touch_never_sets_an_earlier_time(store: Store) -> None:
     assert await store.key_touch([key.id, uuid4()], now=NOW) == 1
     assert await store.key_touch([key.id], now=NOW - DAY) == 0
     assert (await store.key_find(ids=[key.id]))[1][0].last_used_at == NOW
+
+
+def make_session(number: int, login: ApiKey, **more: Any) -> ApiKey:
+    return make(number, session_of=login.id, expires_at=NOW + DAY, scopes=login.scopes, **more)
+
+
+async def test_session_keys_are_found_but_not_listed_or_counted(store: Store) -> None:
+    login = make(1, scopes=("admin",))
+    session = make_session(2, login)
+    await create(store, login, session)
+    assert (await store.key_find(hashes=[session.hash], now=NOW))[1] == [session]
+    assert await store.key_list(None, after=None, limit=10) == [login]
+    # The session does not count as a second admin key.
+    assert await store.key_revoke(None, [login.id], now=NOW) is KeyChange.LAST_ADMIN
+
+
+async def test_key_revoke_ends_the_sessions_of_the_key(store: Store) -> None:
+    login, other = make(1), make(3)
+    session, others = make_session(2, login), make_session(4, other)
+    await create(store, login, other, session, others)
+    assert await store.key_revoke(None, [login.id], now=NOW) is KeyChange.DONE
+    found = {key.id: key.revoked_at for key in (await store.key_find(ids=[session.id, others.id]))[1]}
+    assert found == {session.id: NOW, others.id: None}
+
+
+async def test_key_revoke_of_a_session_leaves_its_key(store: Store) -> None:
+    login = make(1)
+    session = make_session(2, login)
+    await create(store, login, session)
+    assert await store.key_revoke(DEFAULT_TENANT, [session.id], now=NOW) is KeyChange.DONE
+    assert await store.key_revoke(DEFAULT_TENANT, [session.id], now=NOW) is KeyChange.ABSENT
+    assert (await store.key_find(ids=[login.id]))[1][0].revoked_at is None
+
+
+async def test_session_prune_deletes_only_expired_sessions(store: Store) -> None:
+    login = make(1, expires_at=NOW + DAY)
+    session = make_session(2, login)
+    await create(store, login, session)
+    assert await store.session_prune(limit=10, now=NOW) == 0
+    assert await store.session_prune(limit=10, now=NOW + 2 * DAY) == 1
+    assert [key.id for key in (await store.key_find(ids=[login.id, session.id]))[1]] == [login.id]

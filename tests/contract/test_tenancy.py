@@ -34,6 +34,7 @@ EXCEPTIONS = {
     "month_prune_history": RETENTION,
     "month_prune_log": RETENTION,
     "month_prune_ticks": RETENTION,
+    "session_prune": RETENTION,
     "schedule_due": FIRING,
     "schedule_fault": FIRING,
     "schedule_overdue": FIRING,

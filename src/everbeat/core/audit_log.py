@@ -33,6 +33,8 @@ class AuditLogAction(StrEnum):
     TENANT_UPDATE = "tenant.update"
     KEY_CREATE = "key.create"
     KEY_REVOKE = "key.revoke"
+    SESSION_CREATE = "session.create"
+    SESSION_END = "session.end"
 
 
 def audit_log_entry(

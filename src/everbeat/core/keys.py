@@ -35,7 +35,10 @@ _WORK_PREFIX = f"{Scope.WORK}:"
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored key. `scopes` are strings: admin, manage, submit, read, work or work:QUEUE."""
+    """A stored key. `scopes` are strings: admin, manage, submit, read, work or work:QUEUE.
+
+    `session_of`: the key of the login, if this key is a browser session. It is revoked with that key.
+    """
 
     id: UUID
     tenant_id: UUID
@@ -48,6 +51,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | None = None
     last_used_at: datetime | None = None
     revoked_at: datetime | None = None
+    session_of: UUID | None = None
 
     def is_usable(self, now: datetime) -> bool:
         return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
@@ -14,7 +14,7 @@ import msgspec
 
 from everbeat.core.access import AuditLogEntry, Caller, Scope
 from everbeat.core.audit_log import AuditLogAction
-from everbeat.core.errors import Conflict, InvalidInput, NotFound
+from everbeat.core.errors import Conflict, InvalidInput, NotFound, Unauthenticated
 from everbeat.core.keys import (
     SECRET_BYTES,
     ApiKey,
@@ -170,6 +170,42 @@ class KeyService:
             expires_at=expires_at,
         )
         return NewKey(key, text)
+
+    async def open_session(self, caller: Caller, *, seconds: float, now: datetime | None = None) -> NewKey:
+        """Create the key of a browser session: it may do what the caller's key may do, and is revoked with that key."""
+        if caller.key_id is None:
+            raise InvalidInput.of("key", "a session needs an API key")
+        moment, keys = await self._store.key_find(ids=[caller.key_id], now=now)
+        if not keys or not keys[0].is_usable(moment):
+            raise Unauthenticated("This API key has been revoked or has expired.")
+        login = keys[0]
+        ends = moment + timedelta(seconds=seconds)
+        text = make_key(self._random_bytes(SECRET_BYTES))
+        session = msgspec.structs.replace(
+            login,
+            id=new_ids(1)[0],
+            hash=hash_of(text),
+            hint=hint_of(text),
+            created_at=moment,
+            expires_at=ends if login.expires_at is None else min(ends, login.expires_at),
+            last_used_at=None,
+            session_of=login.session_of or login.id,
+        )
+        entry = new_audit_log_entry(caller, AuditLogAction.SESSION_CREATE, login.id, name=login.name, hint=login.hint)
+        if await self._store.key_create([session], audit_log=[entry], now=moment) is not KeyChange.DONE:
+            raise NotFound("there is no such tenant")
+        return NewKey(session, text)
+
+    async def end_session(self, caller: Caller, *, now: datetime | None = None) -> None:
+        """Revoke the key of a browser session. Ending it again changes nothing."""
+        if caller.key_id is None:
+            return
+        _, keys = await self._store.key_find(ids=[caller.key_id])
+        if not keys or keys[0].session_of is None:
+            return
+        entry = new_audit_log_entry(caller, AuditLogAction.SESSION_END, keys[0].session_of, name=keys[0].name)
+        await self._store.key_revoke(caller.tenant_id, [keys[0].id], audit_log=[entry], now=now)
+        self._store.publish(Notice.KEYS)
 
     async def page(self, tenant_id: UUID | None, *, after: UUID | None, limit: int) -> list[ApiKey]:
         return await self._store.key_list(tenant_id, after=after, limit=limit)

@@ -95,6 +95,7 @@ class Pruner(SingletonLoop):
         await self._store.node_prune(unseen_seconds=3600, now=now)
         pruned = {
             "responses": await self._store.idempotent_response_prune(limit=self._batch_size, now=now),
+            "sessions": await self._store.session_prune(limit=self._batch_size, now=now),
             "keys": await self._store.task_key_prune(limit=self._batch_size, now=now),
             "months": await self._store.month_prune(before=moment - self._retention, limit=self._batch_size),
         }

@@ -407,10 +407,10 @@ class Store(Protocol):
         """The keys with these hashes or ids, including expired and revoked ones, and the current time."""
 
     async def key_exists(self, *, now: datetime | None = None) -> bool:
-        """Whether any usable key exists."""
+        """Whether any usable key exists, other than those of browser sessions."""
 
     async def key_list(self, tenant_id: UUID | None, *, after: UUID | None, limit: int) -> list[ApiKey]:
-        """The keys of a tenant, or of all (None), in the order of their creation."""
+        """The keys of a tenant, or of all (None), without browser sessions, in the order of their creation."""
 
     async def key_create(
         self,
@@ -432,7 +432,13 @@ class Store(Protocol):
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> KeyChange:
-        """Revoke all of these keys or none, of one tenant or of any (None). The last usable admin key cannot be revoked."""
+        """Revoke all of these keys or none, with their browser sessions, of one tenant or of any (None).
+
+        The last usable admin key cannot be revoked.
+        """
+
+    async def session_prune(self, *, limit: int, now: datetime | None = None) -> int:
+        """Delete browser sessions that have expired. Returns their number."""
 
     async def key_touch(self, ids: Sequence[UUID], *, now: datetime | None = None) -> int:
         """Record that these keys have just been used."""

@@ -23,4 +23,5 @@ def key_to_row(key: ApiKey) -> dict[str, Any]:
         "scopes": " ".join(key.scopes),
         "is_fleet": key.is_fleet,
         "expires_at": key.expires_at,
+        "session_of": key.session_of,
     }

@@ -253,6 +253,9 @@ class SharedVerbs(ABC):
         rows = await self._read("key_list", tenant_id=tenant_id, after=after or FIRST_ID, limit=limit)
         return [key_from_row(row) for row in rows]
 
+    async def session_prune(self, *, limit: int, now: datetime | None = None) -> int:
+        return await self._change("session_prune", limit=limit, now=now)
+
     async def key_touch(self, ids: Sequence[UUID], *, now: datetime | None = None) -> int:
         return await self._change("key_touch", ids=list(ids), now=now)
 

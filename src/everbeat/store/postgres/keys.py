@@ -71,7 +71,7 @@ class PostgresKeys(PostgresBase):
                 admins = await self._count_admins(connection, now)
                 for id_ in ids:
                     values = {"id": id_, "tenant_id": tenant_id, "now": now}
-                    if await execute_on(connection, self._queries["key_revoke"], **values) != 1:
+                    if await execute_on(connection, self._queries["key_revoke"], **values) < 1:
                         raise Rollback(KeyChange.ABSENT)
                 if admins and not await self._count_admins(connection, now):
                     raise Rollback(KeyChange.LAST_ADMIN)

@@ -69,7 +69,7 @@ class SqliteKeys(SqliteBase):
             moment = self._moment(now)
             admins = session.rows(self._blocks["key_admins"], {"now": moment})[0]["count"]
             for id_ in ids:
-                if session.change(self._blocks["key_revoke"], {"id": id_, "tenant_id": tenant_id, "now": moment}) != 1:
+                if session.change(self._blocks["key_revoke"], {"id": id_, "tenant_id": tenant_id, "now": moment}) < 1:
                     raise Rollback(KeyChange.ABSENT)
             if admins and not session.rows(self._blocks["key_admins"], {"now": moment})[0]["count"]:
                 raise Rollback(KeyChange.LAST_ADMIN)
