@@ -9,7 +9,7 @@ UV_COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 
 PYTEST_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help install run tools test chaos fuzz docs check fmt lint types imports bench lock clean
+.PHONY: help install run tools services test chaos fuzz docs check fmt lint types imports bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -35,6 +35,10 @@ run: $(VENV)/.runnable ## Start Everbeat on this machine with a demo schedule
 tools: ## Install pgbouncer, which some tests need (Debian, as root)
 	@command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer || \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends pgbouncer; }
+
+services: ## Install Redis and RabbitMQ, which some tests start on ports of their own (Debian, as root)
+	@{ command -v redis-server && ls /usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server; } >/dev/null 2>&1 || \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends redis-server rabbitmq-server; }
 
 test: install ## Run all tests (they start their own PostgreSQL)
 	@$(BIN)/pytest -n $(PYTEST_WORKERS)

@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,11 +16,19 @@ from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
 from tests.support.clockshim import ClockShim, CompilerMissing
+from tests.support.local_server import LocalServer, ServiceMissing
 from tests.support.pgbouncer import PgBouncer, PgBouncerMissing
 from tests.support.postgres import PostgresAdmin, PostgresMissing, PostgresServer, find_binaries, run_outside_loop
 
 if TYPE_CHECKING:
-    from tests.support.s3 import S3Server  # it takes a second to load, and few tests need it
+    from tests.support.kafka_cluster import KafkaCluster
+    from tests.support.moto_server import MotoServer
+    from tests.support.nats_server import NatsServer
+    from tests.support.rabbitmq import RabbitMq
+    from tests.support.redis_server import RedisServer
+    from tests.support.seaweedfs import S3Server
+
+Server = TypeVar("Server", bound=LocalServer)
 
 
 async def _prepare_template(url: str) -> None:
@@ -152,19 +160,66 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
         await made.close()
 
 
+def run_service(server_type: type[Server]) -> Iterator[Server]:
+    """Start a server of another system. Skips, or fails in CI, if it is not installed."""
+    try:
+        server = server_type()
+    except ServiceMissing as missing:
+        _skip_or_fail(missing)
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """The session's Redis, started for the first test that needs it, as all servers below."""
+    from tests.support.redis_server import RedisServer
+
+    yield from run_service(RedisServer)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMq]:
+    from tests.support.rabbitmq import RabbitMq
+
+    yield from run_service(RabbitMq)
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[NatsServer]:
+    from tests.support.nats_server import NatsServer
+
+    yield from run_service(NatsServer)
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[MotoServer]:
+    """An emulator of SQS."""
+    from tests.support.moto_server import MotoServer
+
+    yield from run_service(MotoServer)
+
+
+@pytest.fixture(scope="session")
+def kafka_cluster() -> Iterator[KafkaCluster]:
+    """A mock cluster of three brokers."""
+    from tests.support.kafka_cluster import KafkaCluster
+
+    with KafkaCluster() as cluster:
+        yield cluster
+
+
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
-    """The session's S3-compatible server, started for the first test that needs it."""
-    from tests.support.s3 import S3Server
+    from tests.support.seaweedfs import S3Server
 
-    with S3Server() as server:
-        yield server
+    yield from run_service(S3Server)
 
 
 @pytest.fixture
 def s3_url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
     """A URL in a new bucket, with the credentials in the environment."""
-    from tests.support.s3 import CREDENTIALS
+    from tests.support.seaweedfs import CREDENTIALS
 
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)

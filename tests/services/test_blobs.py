@@ -16,7 +16,7 @@ import pytest
 from everbeat.core.errors import BlobMissing, BlobsUnavailable, SettingsError
 from everbeat.services.blobs import BlobStore, payload_size, payload_tenant
 from everbeat.services.events import BlobCallFailed, Event
-from tests.support.s3 import S3Server
+from tests.support.seaweedfs import S3Server
 
 TENANT = UUID(int=7)
 PAYLOAD = b'"' + b"x" * 100_000 + b'"'

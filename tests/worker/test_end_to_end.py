@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.support.processes import ServerProcess, free_port, is_alive, wait_until
-from tests.support.s3 import S3Server
+from tests.support.seaweedfs import S3Server
 
 APP = '''
 import asyncio
