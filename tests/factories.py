@@ -256,6 +256,12 @@ def url_of(store: Store) -> str:
     return store._connections._listen_url
 
 
+async def apply_unknown_migration(store: Store) -> None:
+    """Record a migration that this version does not know, as a newer version of Everbeat would."""
+    applied_at = "0" if store.dialect == "sqlite" else "now()"
+    await execute_raw(store, f"INSERT INTO everbeat_migrations (number, name, applied_at) VALUES (9000, 'later', {applied_at})")
+
+
 def open_second_store(store: Store) -> Store:
     """Return a second store on the same database, as another process would open it."""
     if isinstance(store, SqliteStore):

@@ -21,6 +21,7 @@ _EVENTS: list[events.Event] = [
     events.OwnershipChanged(128, 128, 0, 2),
     events.OwnershipLost(128),
     events.ClockSetBack(3600.0),
+    events.SchemaNewer(9, 4),
     events.TicksOverdue(3, 42.0, ["a", "b"]),
     events.LoopRan("ticker", 0.01),
     events.LoopFailed("ticker", StoreUnavailable("unavailable"), True),

@@ -46,6 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     database_notices: bool = True
     database_pooling: Literal["session", "transaction"] = "session"
     database_listen_url: str | None = None
+    migrate: bool = False
     blob_url: str | None = None
     blob_endpoint: str | None = None
     header_deadline_seconds: Annotated[float, msgspec.Meta(ge=1, le=300)] = 15.0
@@ -106,6 +107,7 @@ _CHOICES = {
     "log_format": "console or json",
     "auth": "auto, keys or off",
     "database_notices": "true or false",
+    "migrate": "true or false",
     "database_pooling": "session or transaction",
 }
 

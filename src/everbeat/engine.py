@@ -40,6 +40,7 @@ from everbeat.services.publisher import ChangePublisher
 from everbeat.services.quotas import QuotaService
 from everbeat.services.reaper import Reaper
 from everbeat.services.schedules import ScheduleService
+from everbeat.services.schema import SchemaGuard
 from everbeat.services.tasks import TaskService
 from everbeat.services.tenants import TenantDirectory, TenantService
 from everbeat.services.ticker import Ticker, TickerSettings
@@ -140,6 +141,7 @@ class Engine:
         settings, emit, clock = self.settings, self._emit, self.clock
         engine, maintenance = self.store.pool("engine"), self.store.pool("maintenance")
         heartbeat = NodeHeartbeat(uuid4(), settings.node_name, settings.roles, __version__, settings.lease_seconds)
+        self.schema_guard = SchemaGuard(maintenance, emit=emit)
         self.ownership = Ownership(
             self.store,
             heartbeat,
@@ -179,11 +181,11 @@ class Engine:
         )
 
     def loops(self) -> list[Loop]:
-        """Return the loops that a node with these roles runs. A node without roles runs none."""
+        """Return the loops that a node with these roles runs. A node without roles runs only the schema guard."""
         roles = self.settings.roles
         if not roles:
-            return []
-        loops: list[Loop] = [self.ownership, self.directory, self.long_polls, self.overlap]
+            return [self.schema_guard]
+        loops: list[Loop] = [self.schema_guard, self.ownership, self.directory, self.long_polls, self.overlap]
         if self.event_stream.receives_other_nodes:
             loops.append(EventRelay(self.store.pool("maintenance"), self.event_stream))
         if "scheduler" in roles:

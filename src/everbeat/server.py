@@ -18,7 +18,7 @@ from everbeat.api.startup_gate import StartupGate
 from everbeat.clock import DatabaseClock
 from everbeat.config import Settings
 from everbeat.core.addresses import parse_networks
-from everbeat.core.errors import EverbeatError, SettingsError, StoreUnavailable, StoreUnusable
+from everbeat.core.errors import EverbeatError, SettingsError, StoreUnavailable
 from everbeat.core.zones import load_zone
 from everbeat.engine import Engine
 from everbeat.services.access import Authenticator
@@ -31,6 +31,7 @@ from everbeat.services.sessions import KeySessions
 from everbeat.services.tasks import TaskService
 from everbeat.serving import HttpServer, listen
 from everbeat.store.base import Store
+from everbeat.store.migrate import check_schema
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
 from everbeat.telemetry import Telemetry
@@ -40,6 +41,8 @@ _STUCK_AFTER_SECONDS = 45.0
 _STOP_LOOP_SECONDS = 2.0
 _SCHEMA_CHECK_SECONDS = 0.5
 _STOP_SERVER_SECONDS = 10.0
+# The loops that change no schedules or tasks. They continue while a newer schema has stopped the others.
+_READING_LOOPS = ("access", "directory", "relay", "schema")
 
 
 def make_store(settings: Settings, telemetry: Telemetry | None = None) -> Store:
@@ -80,7 +83,7 @@ class EmbeddedNode:
     Without roles it runs no loops: it can read and submit, but it fires no ticks and serves no long polls.
     """
 
-    def __init__(self, settings: Settings, *, auto_migrate: bool = True, extra: Callable[[Self], list[Loop]] | None = None):
+    def __init__(self, settings: Settings, *, extra: Callable[[Self], list[Loop]] | None = None):
         self.settings = settings
         self.telemetry = Telemetry()
         self.store = make_store(settings, self.telemetry)
@@ -88,10 +91,11 @@ class EmbeddedNode:
         self.is_ready = False
         self._schema_check: asyncio.Task[tuple[int, int]] | None = None
         self._schema_checked_at = 0.0
-        self._auto_migrate = auto_migrate
         load_zone("UTC")  # loads the list of all zones, so that the first request does not have to
         blobs = make_blobs(settings, self.telemetry)
         self.engine = Engine(self.store, DatabaseClock(), settings, blobs=blobs, emit=self.telemetry.on_event)
+        self.engine.schema_guard.on_newer = self._on_newer_schema
+        self._halting: asyncio.Task[None] | None = None
         self._loops = self.engine.loops()
         if extra is not None:
             self._loops += extra(self)
@@ -124,10 +128,12 @@ class EmbeddedNode:
 
     @property
     def tasks(self) -> TaskService:
+        self.engine.schema_guard.check()
         return self.engine.tasks
 
     @property
     def leases(self) -> LeaseService:
+        self.engine.schema_guard.check()
         return self.engine.leases
 
     # Health
@@ -135,7 +141,8 @@ class EmbeddedNode:
     def health(self) -> Health:
         """Return whether the node is alive: the ticker and ownership loops have completed an iteration recently."""
         ages = {loop: round(age, 3) for loop, age in self.loop_monitor.ages().items() if loop in ("ticker", "ownership")}
-        return Health(all(age < _STUCK_AFTER_SECONDS for age in ages.values()), {"loops": ages})
+        is_halted = self.engine.schema_guard.is_newer  # a restart of the same version would not help
+        return Health(is_halted or all(age < _STUCK_AFTER_SECONDS for age in ages.values()), {"loops": ages})
 
     async def ready(self) -> Health:
         """Return whether the node is ready: the database responds and is migrated, and the ownership lease is fresh."""
@@ -145,10 +152,10 @@ class EmbeddedNode:
             # /readyz needs no key. The error may say where the database is, so it is shown only on a server without keys.
             is_public = self.access is not None and self.access.is_required
             return Health(False, {"database": "unavailable" if is_public else str(error)})
-        is_migrated = version >= needed
         owns = len(self.engine.ownership.current())
-        detail = {"database": "ok", "migration": version, "needed": needed, "partitions": owns}
-        return Health(self.is_ready and is_migrated and self.engine.ownership.has_fresh_lease, detail)
+        database = "ok" if version == needed else "older" if version < needed else "newer"
+        detail = {"database": database, "migration": version, "needed": needed, "partitions": owns}
+        return Health(self.is_ready and version == needed and self.engine.ownership.has_fresh_lease, detail)
 
     async def _schema_version(self) -> tuple[int, int]:
         """Return the schema version of the database, and the required one. They are queried at most twice a second."""
@@ -161,7 +168,7 @@ class EmbeddedNode:
     # Start and stop
 
     async def start(self) -> None:
-        """Open the store, migrate it if required, and start the loops. Wait for the database if it is unavailable."""
+        """Open the store, check or migrate its schema, and start the loops. Wait for the database if it is unavailable."""
         await self.store.open()
         await self._prepare(asyncio.Event())
         self._run_loops()
@@ -175,21 +182,28 @@ class EmbeddedNode:
         self._runners = [LoopRunner(loop, self.telemetry.on_event, self.loop_monitor) for loop in self._loops]
         self.is_ready = True
 
-    async def _stop_loops(self) -> None:
+    def _on_newer_schema(self) -> None:
+        self._halting = asyncio.create_task(self._stop_loops(_READING_LOOPS))
+
+    async def _stop_loops(self, kept: tuple[str, ...] = ()) -> None:
+        """Stop the loops, except those to be kept, and release ownership, so that other nodes can take over."""
         self.is_ready = False
+        if self._halting is not None and not kept:
+            await self._halting
         self.engine.event_stream.close()
-        await asyncio.gather(*(runner.stop(_STOP_LOOP_SECONDS) for runner in self._runners))
-        has_run, self._runners = bool(self._runners), []
-        if has_run:
+        stopped = [runner for runner in self._runners if runner.name not in kept]
+        self._runners = [runner for runner in self._runners if runner.name in kept]
+        await asyncio.gather(*(runner.stop(_STOP_LOOP_SECONDS) for runner in stopped))
+        if stopped:
             with contextlib.suppress(EverbeatError, TimeoutError):
                 await asyncio.wait_for(self.engine.ownership.stop(), 3)
 
     async def _prepare(self, stop: asyncio.Event) -> None:
-        """Wait until the database is available. Migrate it if it is empty or `auto_migrate` is set; else it must be current."""
+        """Wait until the database is available. Migrate it if it is empty or may be migrated; otherwise it must be current."""
         while not stop.is_set():
             try:
                 version, needed = await self.store.schema_version()
-                if version == 0 or (self._auto_migrate and version < needed):
+                if version == 0 or (version < needed and self._may_migrate()):
                     for name in await self.store.migrate():
                         self.telemetry.log.info("migrated", migration=name)
                     version, needed = await self.store.schema_version()
@@ -198,12 +212,12 @@ class EmbeddedNode:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), 1)
                 continue
-            if version < needed:
-                raise StoreUnusable(
-                    f"the database is at migration {version}, but this version of Everbeat needs {needed}; "
-                    "run: everbeat migrate"
-                )
+            check_schema(version, needed)
             return
+
+    def _may_migrate(self) -> bool:
+        """Whether an older database is migrated at start. An SQLite file usually belongs to the app that embeds the node."""
+        return self.settings.migrate or self.store.dialect == "sqlite"
 
     def _on_waiting(self, error: StoreUnavailable) -> None:
         self.telemetry.log.warning("waiting_for_database", error=str(error))
@@ -214,6 +228,9 @@ class Node(EmbeddedNode):
 
     def _serves_only_health(self) -> bool:
         return "api" not in self.settings.roles
+
+    def _may_migrate(self) -> bool:
+        return self.settings.migrate
 
     @functools.cached_property
     def _startup_gate(self) -> StartupGate:

@@ -26,6 +26,7 @@ from everbeat.services.events import (
     Pruned,
     RequestRefused,
     ScheduleFaulted,
+    SchemaNewer,
     TaskEvent,
     TasksClaimed,
     TasksFinished,
@@ -93,6 +94,9 @@ class Metrics:
         self.partitions = Gauge("everbeat_partitions_owned", "Partitions that this node owns", registry=registry)
         self.nodes = Gauge("everbeat_live_nodes", "Live scheduler nodes", registry=registry)
         self.ownership = Counter("everbeat_ownership_changes", "Partitions gained and lost", ["change"], registry=registry)
+        self.schema_newer = Gauge(
+            "everbeat_schema_newer", "1 if the database was migrated by a newer version", registry=registry
+        )
         self.clock_set_back = Counter("everbeat_clock_set_back", "Times the database clock was set back", registry=registry)
         self.loops = Histogram("everbeat_loop_seconds", "Loop iterations", ["loop"], buckets=_CALL_BUCKETS, registry=registry)
         self.loop_errors = Counter("everbeat_loop_errors", "Failed iterations", ["loop"], registry=registry)
@@ -124,6 +128,10 @@ class Telemetry:
     def on_event(self, event: Event) -> None:
         if isinstance(event, TicksFired | TicksSkipped | TicksRefused | TicksAlreadyRecorded):
             self._on_ticks(event)
+        elif isinstance(event, SchemaNewer):
+            self.metrics.schema_newer.set(1)
+            meaning = "this node has stopped firing and refuses changes; restart it with the version that migrated the database"
+            self.log.error("schema_is_newer", version=event.version, supported=event.supported, meaning=meaning)
         elif isinstance(event, OwnershipChanged | OwnershipLost | ClockSetBack):
             self._on_ownership(event)
         elif isinstance(event, LoopRan | LoopFailed | EventLoopBlocked):

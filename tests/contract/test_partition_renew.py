@@ -10,7 +10,7 @@ import pytest
 
 from everbeat.store.base import Store
 from everbeat.store.values import NodeInfo, PartitionInfo
-from tests.factories import ALL_PARTITIONS, NOW, minutes, node_heartbeat, open_second_store, seconds
+from tests.factories import ALL_PARTITIONS, NOW, apply_unknown_migration, minutes, node_heartbeat, open_second_store, seconds
 
 ONE, TWO, THREE = UUID(int=1), UUID(int=2), UUID(int=3)
 SOME = frozenset({0, 7, 255})
@@ -157,3 +157,11 @@ async def test_node_prune_removes_nodes_without_a_recent_heartbeat(store: Store)
     assert await store.node_prune(unseen_seconds=60, now=NOW + minutes(1)) == 0
     assert await store.node_prune(unseen_seconds=60, now=NOW + minutes(1) + seconds(1)) == 1
     assert [node.id for node in (await store.node_list())[1]] == [TWO]
+
+
+async def test_partition_renew_gives_nothing_to_a_node_older_than_the_schema(store: Store) -> None:
+    await renew(store, ONE, SOME)
+    await apply_unknown_migration(store)
+    assert await renew(store, ONE, SOME, at=1) == {}
+    assert await renew(store, TWO, ALL_PARTITIONS, at=1) == {}
+    assert {partition.owner for partition in await store.partition_list()} == {None}

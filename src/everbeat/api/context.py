@@ -38,6 +38,7 @@ class ApiContext(NamedTuple):
 
     `allowed_hosts` are accepted in the Host header in addition to the loopback names. If it is None, or if keys are required,
     the Host header is not checked. Without `access`, requests are not authenticated: the caller is in this process.
+    `check_schema` raises an error if the node must not change the database.
     """
 
     schedules: ScheduleService
@@ -62,6 +63,7 @@ class ApiContext(NamedTuple):
     allowed_hosts: frozenset[str] | None = frozenset()
     access: Authenticator | None = None
     body_limits: BodyLimits | None = None
+    check_schema: Callable[[], None] = lambda: None
 
     @classmethod
     def from_engine(
@@ -98,4 +100,5 @@ class ApiContext(NamedTuple):
             allowed_hosts=allowed_hosts,
             access=access,
             body_limits=body_limits,
+            check_schema=engine.schema_guard.check,
         )

@@ -80,6 +80,8 @@ class RequestMiddleware:
         try:
             request.caller = await self._caller(request)
             self._check_origin(request)
+            if request.method not in _SAFE_METHODS:
+                self._context.check_schema()
         except Exception as error:
             kind, response = problem_response(request, error)
             if self._access is not None:

@@ -21,6 +21,7 @@ from everbeat.core.errors import (
     NotFound,
     QuotaExceeded,
     RevisionMismatch,
+    SchemaTooNew,
     StoreRefused,
     StoreUnavailable,
     StoreUnusable,
@@ -71,6 +72,7 @@ UNAVAILABLE = ProblemKind(503, "database-unavailable", "The database is unavaila
 BLOBS_UNAVAILABLE = ProblemKind(503, "blob-store-unavailable", "The blob store is unavailable")
 OVERLOADED = ProblemKind(503, "overloaded", "The server is overloaded")
 UNUSABLE = ProblemKind(503, "database-unusable", "The database cannot be used")
+NEWER = ProblemKind(503, "database-newer", "The database was migrated by a newer version of Everbeat")
 
 _CONTENT_TYPE = (b"content-type", MEDIA_TYPE.encode())
 
@@ -179,6 +181,11 @@ def _expected(error: EverbeatError) -> HttpProblem:
         case BlobsUnavailable():
             retry = str(random.randint(1, 5))
             return HttpProblem(BLOBS_UNAVAILABLE, "The blob store did not respond; try again soon.", {"Retry-After": retry})
+        case SchemaTooNew():
+            retry = str(random.randint(1, 5))
+            return HttpProblem(
+                NEWER, "This node changes nothing any more; send the request to another node.", {"Retry-After": retry}
+            )
         case StoreUnusable():
             retry = str(_UNUSABLE_RETRY_SECONDS)
             return HttpProblem(UNUSABLE, "The database cannot be used; contact the operator.", {"Retry-After": retry})

@@ -10,23 +10,25 @@ import click
 from everbeat.cli.options import CONFIG, DATABASE_URL
 from everbeat.config import Settings, load_settings
 from everbeat.server import make_store
+from everbeat.store.migrate import check_not_newer
 
 
 @click.command()
 @DATABASE_URL
 @CONFIG
-@click.option("--check", is_flag=True, help="Change nothing; exit with 1 if migrations are missing.")
+@click.option("--check", is_flag=True, help="Change nothing; exit with 1 if migrations are missing or unknown.")
 @click.pass_context
 def migrate(context: click.Context, database_url: str | None, config: Path | None, check: bool) -> None:
     """Apply the migrations that the database needs.
 
-    Nodes of the previous version can keep running during the migration.
+    Nodes of an older version stop firing as soon as a migration is applied, and wait to be restarted with the new version.
     """
     settings = load_settings({"database_url": database_url}, file=config)
     before, needed, applied = asyncio.run(_migrate(settings, check))
     if check:
         click.echo(f"the database is at migration {before} of {needed}")
-        context.exit(0 if before >= needed else 1)
+        check_not_newer(before, needed)
+        context.exit(0 if before == needed else 1)
     for name in applied:
         click.echo(f"applied {name}")
     click.echo(f"the database is at migration {needed}" + ("" if applied else "; no migration was missing"))

@@ -39,6 +39,7 @@ _SERVER = [
     click.option("--database-notices/--no-database-notices", default=None, help="Use LISTEN/NOTIFY (yes)."),
     click.option("--database-pooling", help="session, or transaction for PgBouncer's transaction mode (session)."),
     click.option("--database-listen-url", help="Direct URL of PostgreSQL for LISTEN, bypassing the pooler."),
+    click.option("--migrate/--no-migrate", default=None, help="Migrate an older database at start (no; with dev: yes)."),
     click.option("--blob-url", help="Where payloads above 64 KiB are kept: file:///folder or s3://bucket/prefix."),
     click.option("--blob-endpoint", help="The address of an S3-compatible server other than Amazon's."),
     click.option("--auth", help="keys: required; off: not required, loopback only; auto: if the database has any (auto)."),

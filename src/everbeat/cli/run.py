@@ -46,7 +46,7 @@ def dev(app: str | None, config: Path | None, demo: bool, **flags: Any) -> None:
     tasks are run.
     """
     loaded = None if app is None else load_app(app)
-    defaults = {"log_format": "console", "log_level": "warning", "auth": "off"}
+    defaults: dict[str, Any] = {"log_format": "console", "log_level": "warning", "auth": "off", "migrate": True}
     if loaded is not None and not is_server(loaded.url):
         # Producers of the app submit to the database that its URL specifies, so the node must use the same database.
         defaults["database_url"] = loaded.url
@@ -54,7 +54,7 @@ def dev(app: str | None, config: Path | None, demo: bool, **flags: Any) -> None:
     configure_logging(settings.log_level, settings.log_format)
 
     async def run(stopping: StopSignal) -> None:
-        node = Node(settings, auto_migrate=True, extra=(lambda node: [DemoHandler(node)]) if demo else None)
+        node = Node(settings, extra=(lambda node: [DemoHandler(node)]) if demo else None)
         if loaded is None:
             await node.run(stopping.requested, lambda started: _print_welcome(started, demo))
         else:

@@ -12,9 +12,9 @@ import click
 
 from everbeat.config import load_settings
 from everbeat.core.access import LOCAL_CALLER, Caller
-from everbeat.core.errors import StoreUnusable
 from everbeat.server import make_store
 from everbeat.store.base import Store
+from everbeat.store.migrate import check_schema
 
 T = TypeVar("T")
 
@@ -38,10 +38,8 @@ async def _prepare(store: Store) -> None:
     if version == 0:
         await store.migrate()
         click.echo(f"{store.description} was empty and has been migrated", err=True)
-    elif version < needed:
-        raise StoreUnusable(
-            f"the database is at migration {version}, but this version of Everbeat needs {needed}; run: everbeat migrate"
-        )
+    else:
+        check_schema(version, needed)
 
 
 def local_caller() -> Caller:

@@ -92,6 +92,14 @@ class StoreUnusable(StoreError):
     """The database file or schema cannot be used as it is: corrupt, too old or too new."""
 
 
+class SchemaTooOld(StoreUnusable):
+    """The database has to be migrated before this version of Everbeat can use it."""
+
+
+class SchemaTooNew(StoreUnusable):
+    """The database was migrated by a newer version of Everbeat. This version does not change it."""
+
+
 class BlobsUnavailable(EverbeatError):
     """The blob store is unreachable, denied access or timed out."""
 

@@ -56,6 +56,13 @@ class ClockSetBack(NamedTuple):
     seconds: float
 
 
+class SchemaNewer(NamedTuple):
+    """The database was migrated by a newer version while this node was running."""
+
+    version: int
+    supported: int
+
+
 class TicksOverdue(msgspec.Struct, frozen=True):
     count: int
     oldest_seconds: float
@@ -138,6 +145,7 @@ Event = (
     | OwnershipChanged
     | OwnershipLost
     | ClockSetBack
+    | SchemaNewer
     | TicksOverdue
     | LoopRan
     | LoopFailed

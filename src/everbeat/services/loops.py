@@ -79,6 +79,7 @@ class LoopRunner:
 
     def __init__(self, loop: Loop, emit: Emit, loop_monitor: LoopMonitor) -> None:
         self._loop = loop
+        self.name = loop.name
         self._emit = emit
         self._loop_monitor = loop_monitor
         self._is_stopping = False

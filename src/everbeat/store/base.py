@@ -183,7 +183,10 @@ class Store(Protocol):
     async def partition_renew(
         self, heartbeat: NodeHeartbeat, wanted: frozenset[int], *, now: datetime | None = None
     ) -> PartitionRenewal:
-        """Record a heartbeat. Renew wanted partitions, release unwanted ones, and take wanted ones that are free or expired."""
+        """Record a heartbeat. Renew wanted partitions, release unwanted ones, and take wanted ones that are free or expired.
+
+        A node whose version is older than the schema gets none.
+        """
 
     async def partition_release(self, node_id: UUID) -> int:
         """Release all partitions of a node, and delete the node."""

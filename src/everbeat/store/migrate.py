@@ -1,4 +1,7 @@
-"""Loads the numbered migrations and finds those that a database lacks. Each dialect applies them itself."""
+"""Loads the numbered migrations, finds those that a database lacks, and decides whether a schema can be used as it is.
+
+Each dialect applies the migrations itself.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import re
 from importlib.resources import files
 from typing import NamedTuple
 
-from everbeat.core.errors import StoreUnusable
+from everbeat.core.errors import SchemaTooNew, SchemaTooOld
 
 _NAME = re.compile(r"(\d{4})_(\w+)\.sql")
 
@@ -30,10 +33,24 @@ def load_migrations(package: str) -> list[Migration]:
 
 
 def missing_migrations(migrations: list[Migration], version: int) -> list[Migration]:
-    """The migrations that a database at `version` lacks. Raises StoreUnusable if the database is newer than this code."""
-    newest = migrations[-1].number
-    if version > newest:
-        raise StoreUnusable(
-            f"the database is at migration {version}, but this version of Everbeat supports only {newest}; run a newer version"
-        )
+    """The migrations that a database at `version` lacks. Raises SchemaTooNew if the database is newer than this code."""
+    check_not_newer(version, migrations[-1].number)
     return [migration for migration in migrations if migration.number > version]
+
+
+def check_schema(version: int, needed: int) -> None:
+    """Check that code that needs the migration `needed` can use a database at `version`."""
+    check_not_newer(version, needed)
+    if version < needed:
+        raise SchemaTooOld(
+            f"the database is at migration {version}, but this version of Everbeat needs {needed}; "
+            "run: everbeat migrate (or start one node with --migrate)"
+        )
+
+
+def check_not_newer(version: int, supported: int) -> None:
+    if version > supported:
+        raise SchemaTooNew(
+            f"the database is at migration {version}, but this version of Everbeat supports only {supported}; "
+            "run a newer version: pip install --upgrade everbeat"
+        )

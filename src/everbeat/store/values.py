@@ -27,6 +27,7 @@ class Notice(StrEnum):
     DELAYED = "delayed"
     KEYS = "keys"
     TENANTS = "tenants"
+    SCHEMA = "schema"
 
 
 Listener = Callable[[Notice], None]

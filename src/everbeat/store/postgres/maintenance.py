@@ -15,6 +15,7 @@ from everbeat.core.errors import StoreError, StoreUnavailable, StoreUnusable
 from everbeat.store.migrate import Migration, missing_migrations
 from everbeat.store.postgres.base import PostgresBase
 from everbeat.store.postgres.connections import LOCKED, execute_on, fetch_on
+from everbeat.store.values import Notice
 
 T = TypeVar("T")
 
@@ -69,6 +70,9 @@ class PostgresMaintenance(PostgresBase):
                 return None
             await connection.execute(missing[0].sql, timeout=_MIGRATION_SECONDS)
             await execute_on(connection, self._queries["migration_insert"], number=missing[0].number, name=missing[0].name)
+            # Delivered with the commit, so that running nodes stop before a node of the new version writes.
+            payload = f"{Notice.SCHEMA.value}:{self._connections.identity}"
+            await fetch_on(connection, self._queries["notice_send"], payload=payload)
             return missing[0]
 
     async def _retry_when_locked(self, work: Callable[[], Awaitable[T]]) -> T:

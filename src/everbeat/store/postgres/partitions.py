@@ -36,6 +36,7 @@ class PostgresPartitions(PostgresBase):
             lag_seconds=heartbeat.lag_seconds,
             fired_per_second=heartbeat.fired_per_second,
             wanted=sorted(wanted),
+            schema=self._migrations[-1].number,
         )
         owned = dict(zip(row["owned"], row["epochs"], strict=True))
         return PartitionRenewal(row["moment"], owned, frozenset(row["live"]), row["clock_back_seconds"])

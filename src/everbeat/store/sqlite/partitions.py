@@ -34,6 +34,7 @@ class SqlitePartitions(SqliteBase):
                 "lag_seconds": heartbeat.lag_seconds,
                 "fired_per_second": heartbeat.fired_per_second,
                 "wanted": text_of(sorted(wanted)),
+                "schema": self._migrations[-1].number,
             }
             newest = session.rows(self._blocks["partition_renew_newest"])[0]["newest_at"]
             session.change(self._blocks["partition_renew_heartbeat"], values)

@@ -1,8 +1,11 @@
 -- name: partition_renew
 -- Record a heartbeat. Renew owned partitions that are wanted, release owned ones that are not, and take wanted ones that are
 -- free or expired. A lease that ends later than any valid lease counts as expired: the clock was set back. Rows are locked in
--- order, so that two nodes cannot deadlock.
-WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
+-- order, so that two nodes cannot deadlock. A node whose version is older than the schema wants none.
+WITH moment AS (
+  SELECT coalesce(:now::timestamptz, now()) AS at,
+    CASE WHEN :schema::integer >= (SELECT max(number) FROM everbeat_migrations) THEN :wanted::smallint[] ELSE '{}' END AS wanted
+),
 heartbeat AS (
   INSERT INTO nodes (id, name, roles, version, started_at, seen_at, lease_seconds, lag_seconds, fired_per_second)
   SELECT :node, :name, :roles, :version, at, at, :lease_seconds, :lag_seconds, :fired_per_second FROM moment
@@ -11,15 +14,15 @@ heartbeat AS (
 ),
 locked AS (
   SELECT p.partition FROM partitions AS p, moment AS m
-  WHERE p.owner = :node OR (p.partition = ANY(:wanted::smallint[]) AND (
+  WHERE p.owner = :node OR (p.partition = ANY(m.wanted) AND (
     p.owner IS NULL OR p.lease_until <= m.at OR p.lease_until > m.at + make_interval(secs => p.lease_seconds * 1.5)))
   ORDER BY p.partition FOR UPDATE OF p
 ),
 changed AS (
   UPDATE partitions AS p SET
-    owner = CASE WHEN p.partition = ANY(:wanted::smallint[]) THEN :node END,
-    epoch = p.epoch + CASE WHEN p.partition = ANY(:wanted::smallint[]) AND p.owner IS DISTINCT FROM :node THEN 1 ELSE 0 END,
-    lease_until = CASE WHEN p.partition = ANY(:wanted::smallint[]) THEN m.at + make_interval(secs => :lease_seconds) END,
+    owner = CASE WHEN p.partition = ANY(m.wanted) THEN :node::uuid END,
+    epoch = p.epoch + CASE WHEN p.partition = ANY(m.wanted) AND p.owner IS DISTINCT FROM :node THEN 1 ELSE 0 END,
+    lease_until = CASE WHEN p.partition = ANY(m.wanted) THEN m.at + make_interval(secs => :lease_seconds) END,
     lease_seconds = :lease_seconds
   FROM locked AS l, moment AS m WHERE p.partition = l.partition
   RETURNING p.partition, p.owner, p.epoch

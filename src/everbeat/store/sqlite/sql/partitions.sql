@@ -1,13 +1,17 @@
 -- name: partition_renew
 -- Renew owned partitions that are wanted, release owned ones that are not, and take wanted ones that are free or expired.
--- A lease that ends later than any valid lease counts as expired: the clock was set back.
+-- A lease that ends later than any valid lease counts as expired: the clock was set back. A node whose version is older than
+-- the schema wants none.
 -- returns: owner uuid
+WITH wanted(partition) AS MATERIALIZED (
+  SELECT value FROM json_each(:wanted) WHERE :schema >= (SELECT max(number) FROM everbeat_migrations)
+)
 UPDATE partitions SET
-  owner = iif(partition IN (SELECT value FROM json_each(:wanted)), :node, NULL),
-  epoch = epoch + iif(partition IN (SELECT value FROM json_each(:wanted)) AND owner IS NOT :node, 1, 0),
-  lease_until = iif(partition IN (SELECT value FROM json_each(:wanted)), :now + {{microseconds(:lease_seconds)}}, NULL),
+  owner = iif(partition IN (SELECT partition FROM wanted), :node, NULL),
+  epoch = epoch + iif(partition IN (SELECT partition FROM wanted) AND owner IS NOT :node, 1, 0),
+  lease_until = iif(partition IN (SELECT partition FROM wanted), :now + {{microseconds(:lease_seconds)}}, NULL),
   lease_seconds = :lease_seconds
-WHERE owner = :node OR (partition IN (SELECT value FROM json_each(:wanted)) AND (
+WHERE owner = :node OR (partition IN (SELECT partition FROM wanted) AND (
   owner IS NULL OR lease_until <= :now OR lease_until > :now + {{microseconds(lease_seconds * 1.5)}}))
 RETURNING partition, owner, epoch;
 

@@ -1,0 +1,60 @@
+"""The schema guard: notices that a newer version of Everbeat has migrated the database while this node was running.
+
+Migrations allow the writes of the version before them, so that nothing breaks until a node has noticed. Then it stops its
+loops and refuses changes. It does not resume: it has to be restarted with a version that knows the schema. The database checks
+the schema too when a node renews its partitions, so that an old node cannot take partitions again in the meantime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from everbeat.core.errors import SchemaTooNew
+from everbeat.services.events import Emit, SchemaNewer, ignore
+from everbeat.services.loops import Periodic
+from everbeat.store.base import Store
+from everbeat.store.migrate import check_not_newer
+from everbeat.store.values import Notice
+
+_INTERVAL_SECONDS = 1.0
+
+
+class SchemaGuard(Periodic):
+    """Calls `on_newer` once, when the schema has become newer than this node supports. `check` raises from then on."""
+
+    name = "schema"
+    deadline_seconds = 10.0
+
+    def __init__(self, store: Store, *, emit: Emit = ignore) -> None:
+        super().__init__(_INTERVAL_SECONDS)
+        self._store = store
+        self._emit = emit
+        self._error: SchemaTooNew | None = None
+        self.on_newer: Callable[[], None] = lambda: None
+        store.subscribe(self._on_notice)
+
+    @property
+    def is_newer(self) -> bool:
+        return self._error is not None
+
+    def check(self) -> None:
+        """Raise SchemaTooNew if this node must not change the database any more."""
+        if self._error is not None:
+            raise SchemaTooNew(str(self._error))
+
+    async def run_once(self, now: datetime | None = None) -> bool:
+        if self._error is not None:
+            return False
+        version, supported = await self._store.schema_version()
+        try:
+            check_not_newer(version, supported)
+        except SchemaTooNew as error:
+            self._error = error
+            self._emit(SchemaNewer(version, supported))
+            self.on_newer()
+        return False
+
+    def _on_notice(self, notice: Notice) -> None:
+        if notice is Notice.SCHEMA:
+            self.wake()
