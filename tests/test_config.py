@@ -100,3 +100,38 @@ def test_a_lease_leaves_time_for_two_renewal_attempts(lease_seconds: float) -> N
 def test_loopback_addresses_are_recognized() -> None:
     assert all(Settings(host=host).is_loopback for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"))
     assert not any(Settings(host=host).is_loopback for host in ("0.0.0.0", "10.0.0.1", "::", "example.org"))
+
+
+def test_broker_connections_are_tables_of_the_file_with_secrets_from_elsewhere(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("from-file\n")
+    file = tmp_path / "everbeat.toml"
+    file.write_text(
+        '[brokers.orders]\nkind = "kafka"\nservers = "k:9092"\npassword_env = "KAFKA_PASSWORD"\n'
+        f'token_file = "{secret}"\ntenants = ["shop"]\n[brokers.plain]\nkind = "redis"\nurl = "redis://r"\n'
+    )
+    brokers = load_settings({}, environment={"KAFKA_PASSWORD": "hunter2", "EVERBEAT_BROKERS": "no"}, file=file).brokers
+    assert dict(brokers["orders"].options) == {"servers": "k:9092", "password": "hunter2", "token": "from-file"}
+    assert "hunter2" not in repr(brokers)
+    assert brokers["orders"].serves("shop")
+    assert not brokers["orders"].serves("default")
+    assert brokers["plain"].serves("anybody")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("brokers = 3", "must be tables"),
+        ("[brokers.x]\nurl = 'r'", "kind is required"),
+        ("[brokers.'a b']\nkind = 'redis'", "the name must be"),
+        ("[brokers.x]\nkind = 'redis'\ntenants = 'shop'", "tenants must be a list"),
+        ("[brokers.x]\nkind = 'redis'\npassword_env = 'NOT_SET'", "NOT_SET is not set"),
+        ("[brokers.x]\nkind = 'redis'\npassword_file = '/does/not/exist'", "cannot read /does/not/exist"),
+        ("[brokers.x]\nkind = 'redis'\nurl = 'a'\nurl_env = 'HOME'", "url is given twice"),
+    ],
+)
+def test_invalid_broker_connections_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "everbeat.toml"
+    file.write_text(text)
+    with pytest.raises(SettingsError, match=words):
+        load_settings({}, environment={"HOME": "b"}, file=file)

@@ -38,7 +38,7 @@ def commands_of(group: click.Group, prefix: str = "") -> dict[str, click.Command
 
 
 COMMANDS = commands_of(cli)
-FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
+FIELDS = {field.name: field for field in msgspec.structs.fields(Settings) if field.name != "brokers"}  # a table of the file
 DESCRIBED_DEFAULTS = {
     "key_requests_per_second": "`2000` with keys",
     "address_requests_per_second": "`4000` with keys",

@@ -14,13 +14,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from everbeat.core.addresses import parse_networks
+from everbeat.core.brokers import Broker
 from everbeat.core.errors import InvalidInput, SettingsError
+from everbeat.core.names import NAME_MESSAGE, is_name
 
 PREFIX = "EVERBEAT_"
 FILE_NAME = "everbeat.toml"
 _SQLITE = "sqlite:///"
 
-Role = Literal["api", "scheduler"]
+Role = Literal["api", "scheduler", "dispatcher"]
 Auth = Literal["auto", "keys", "off"]
 
 
@@ -30,7 +32,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     database_url: str = "sqlite:///everbeat.db"
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 8080
-    roles: tuple[Role, ...] = ("api", "scheduler")
+    roles: tuple[Role, ...] = ("api", "scheduler", "dispatcher")
     node_name: str = msgspec.field(default_factory=socket.gethostname)
     lease_seconds: Annotated[float, msgspec.Meta(ge=1, le=300)] = 10.0
     horizon_seconds: Annotated[float, msgspec.Meta(ge=1, le=300)] = 5.0
@@ -65,6 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_connections_per_address: Annotated[int, msgspec.Meta(ge=16, le=1_000_000)] = 10_000
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "json"
+    brokers: dict[str, Broker] = {}
 
     @property
     def lease_margin_seconds(self) -> float:
@@ -102,7 +105,7 @@ def is_loopback(host: str) -> bool:
 
 
 _CHOICES = {
-    "roles": "api, scheduler, or both separated by a comma",
+    "roles": "api, scheduler and dispatcher, separated by commas",
     "log_level": "debug, info, warning or error",
     "log_format": "console or json",
     "auth": "auto, keys or off",
@@ -113,6 +116,7 @@ _CHOICES = {
 
 
 _LISTS = ("roles", "trusted_proxies")
+_TABLES = ("brokers",)  # only in the settings file
 
 
 def load_settings(
@@ -130,16 +134,55 @@ def load_settings(
     for name in _LISTS:
         if isinstance(merged.get(name), str):
             merged[name] = [one.strip() for one in merged[name].split(",") if one.strip()]
+    brokers = load_brokers(merged.pop("brokers", {}), environment)
     try:
         settings = msgspec.convert(merged, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise SettingsError(f"settings: {_plain(str(error))}") from None
-    return _checked(settings)
+    return _checked(msgspec.structs.replace(settings, brokers=brokers))
+
+
+def load_brokers(tables: Any, environment: Mapping[str, str] = os.environ) -> dict[str, Broker]:
+    """Return the connections of the `[brokers.NAME]` tables. Options whose name ends in _env or _file are read from there."""
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise SettingsError("settings: brokers must be tables: [brokers.NAME]")
+    return {name: _broker(name, dict(table), environment) for name, table in tables.items()}
+
+
+def _broker(name: str, table: dict[str, Any], environment: Mapping[str, str]) -> Broker:
+    if not is_name(name):
+        raise SettingsError(f"settings: [brokers.{name[:100]}]: the name {NAME_MESSAGE}")
+    kind = table.pop("kind", None)
+    if not isinstance(kind, str) or not is_name(kind):
+        raise SettingsError(f'settings: [brokers.{name}]: kind is required, such as kind = "kafka"')
+    tenants = table.pop("tenants", None)
+    if tenants is not None and not (isinstance(tenants, list) and all(isinstance(one, str) for one in tenants)):
+        raise SettingsError(f"settings: [brokers.{name}]: tenants must be a list of names of tenants")
+    options: dict[str, Any] = {}
+    for key, value in table.items():
+        option, found = key, value
+        if key.endswith("_env"):
+            option, found = key.removesuffix("_env"), environment.get(str(value))
+        elif key.endswith("_file"):
+            option, found = key.removesuffix("_file"), _secret_from_file(name, key, str(value))
+        if found is None:
+            raise SettingsError(f"settings: [brokers.{name}]: {key}: the environment variable {value} is not set")
+        if option in options:
+            raise SettingsError(f"settings: [brokers.{name}]: {option} is given twice")
+        options[option] = found
+    return Broker(name=name, kind=kind, options=options, tenants=None if tenants is None else frozenset(tenants))
+
+
+def _secret_from_file(broker: str, key: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"settings: [brokers.{broker}]: {key}: cannot read {path}: {error}") from None
 
 
 def _checked(settings: Settings) -> Settings:
     if not settings.roles:
-        raise SettingsError("settings: roles is empty; use api, scheduler or both")
+        raise SettingsError("settings: roles is empty; use api, scheduler and dispatcher")
     if settings.auth == "off" and not settings.is_loopback:
         raise SettingsError(
             f"settings: host is {settings.host}, but without API keys Everbeat listens on loopback only; use --auth keys"
@@ -199,7 +242,7 @@ def _from_file(file: Path | None) -> dict[str, Any]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    known = {f"{PREFIX}{name.upper()}": name for name in Settings.__struct_fields__}
+    known = {f"{PREFIX}{name.upper()}": name for name in Settings.__struct_fields__ if name not in _TABLES}
     return {known[name]: value for name, value in environment.items() if name in known}
 
 

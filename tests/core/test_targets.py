@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import pytest
 
-from everbeat.core.targets import Target, target_errors, target_from_text
+from everbeat.core.targets import (
+    Target,
+    TargetRules,
+    delivery_kind,
+    destination_of,
+    is_reserved_queue,
+    queue_of,
+    target_errors,
+    target_from_text,
+    target_kind,
+)
 
-BROKERS = frozenset({"main"})
+KINDS = ("celery", "sqs", "kafka", "redis", "amqp", "nats")
+
+
+def check_pubsub(options: Mapping[str, Any]) -> list[str]:
+    return [] if options.get("topic") else ["topic is required"]
+
+
+RULES = TargetRules({kind: kind for kind in KINDS} | {"gcp": "pubsub"}, {"pubsub": check_pubsub})
 
 
 def errors(**fields: Any) -> list[tuple[str, str]]:
-    return [(error.field, error.message) for error in target_errors(msgspec.convert(fields, Target), BROKERS)]
+    return [(error.field, error.message) for error in target_errors(msgspec.convert(fields, Target), RULES)]
 
 
 def error_fields(**fields: Any) -> list[str]:
@@ -27,12 +45,13 @@ def error_fields(**fields: Any) -> list[str]:
         {"kind": "worker", "type": "mail", "queue": "slow:1"},
         {"kind": "http", "url": "https://example.com/hook?x=1"},
         {"kind": "http", "url": "http://[::1]:8080/", "method": "DELETE", "headers": {"X-Key": "v"}, "success": "200,204,3xx"},
-        {"kind": "celery", "task": "app.add", "broker": "main"},
-        {"kind": "sqs", "queue_url": "https://sqs.example/q", "broker": "main"},
-        {"kind": "kafka", "topic": "t", "broker": "main", "key": "k"},
-        {"kind": "redis", "stream": "s", "broker": "main"},
-        {"kind": "amqp", "exchange": "", "routing_key": "q", "broker": "main"},
-        {"kind": "nats", "subject": "s.t", "broker": "main"},
+        {"kind": "celery", "task": "app.add", "broker": "celery"},
+        {"kind": "sqs", "queue_url": "https://sqs.example/q", "broker": "sqs"},
+        {"kind": "kafka", "topic": "t", "broker": "kafka", "key": "k"},
+        {"kind": "redis", "stream": "s", "broker": "redis"},
+        {"kind": "amqp", "exchange": "", "routing_key": "q", "broker": "amqp"},
+        {"kind": "nats", "subject": "s.t", "broker": "nats"},
+        {"kind": "custom", "name": "pubsub", "broker": "gcp", "options": {"topic": "t"}},
     ],
 )
 def test_valid_targets_are_accepted_and_unchanged(target: dict[str, Any]) -> None:
@@ -87,8 +106,45 @@ def test_every_invalid_field_is_named() -> None:
 
 def test_a_broker_that_is_not_configured_is_refused() -> None:
     assert errors(kind="nats", subject="s", broker="other") == [
-        ("target.broker", 'no broker named "other" is configured on this server')
+        ("target.broker", 'no broker named "other" is configured on this server for this tenant')
     ]
+
+
+def test_a_broker_of_another_kind_is_refused() -> None:
+    assert errors(kind="nats", subject="s", broker="kafka") == [
+        ("target.broker", 'the broker "kafka" is for targets of the kind kafka')
+    ]
+
+
+def test_a_custom_kind_must_be_installed_and_checks_its_options() -> None:
+    assert error_fields(kind="custom", name="unknown") == ["target.name"]
+    assert errors(kind="custom", name="pubsub") == [("target.options", "topic is required")]
+    assert error_fields(kind="custom", name="pubsub", broker="nats", options={"topic": "t"}) == ["target.broker"]
+
+
+def test_a_worker_target_cannot_name_a_reserved_queue() -> None:
+    assert error_fields(kind="worker", type="t", queue="everbeat:http") == ["target.queue"]
+    assert error_fields(kind="worker", type="t", queue="everbeat-http") == []
+
+
+@pytest.mark.parametrize(
+    ("target", "queue", "destination"),
+    [
+        ({"kind": "worker", "type": "t", "queue": "q"}, "q", ""),
+        ({"kind": "http", "url": "https://Example.com:8443/a"}, "everbeat:http", "example.com:8443"),
+        ({"kind": "http", "url": "https://example.com/a?b"}, "everbeat:http", "example.com"),
+        ({"kind": "kafka", "topic": "t", "broker": "main"}, "everbeat:kafka", "broker:main"),
+        ({"kind": "custom", "name": "pubsub", "broker": "gcp"}, "everbeat:pubsub", "pubsub:gcp"),
+        ({"kind": "custom", "name": "pubsub"}, "everbeat:pubsub", "pubsub:"),
+    ],
+)
+def test_the_queue_names_the_kind_and_the_destination_the_host_or_connection(
+    target: dict[str, Any], queue: str, destination: str
+) -> None:
+    parsed = msgspec.convert(target, Target)
+    assert (queue_of(parsed), destination_of(parsed)) == (queue, destination)
+    assert is_reserved_queue(queue) == (target_kind(parsed) != "worker")
+    assert queue in (f"everbeat:{delivery_kind(parsed)}", "q")
 
 
 @pytest.mark.parametrize("target", [{"kind": "unknown"}, {"kind": "worker"}, {"kind": "worker", "type": "t", "more": 1}, {}])

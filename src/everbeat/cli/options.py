@@ -21,7 +21,7 @@ _SERVER = [
     DATABASE_URL,
     click.option("--host", help="The address to listen on; other than loopback requires API keys (127.0.0.1)."),
     click.option("--port", type=int, help="The port to listen on (8080)."),
-    click.option("--roles", help="api, scheduler, or both, separated by a comma (both)."),
+    click.option("--roles", help="api, scheduler and dispatcher, separated by commas (all)."),
     click.option("--node-name", help="The name of this node in /v1/cluster (the host name)."),
     click.option("--lease-seconds", type=float, help="How long ownership of partitions lasts without renewal (10)."),
     click.option("--horizon-seconds", type=float, help="How far ahead schedules are kept in memory (5)."),

@@ -16,7 +16,7 @@ from everbeat.core.errors import FieldError, InvalidInput, TooLarge
 from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
 from everbeat.core.rules import TRIGGER_FIELDS, DstFold, DstGap, Rule, TriggerKind
 from everbeat.core.schedules import MAX_CONCURRENT, CatchUp, Overlap, Retry, RetryKind, Spec, default_concurrency
-from everbeat.core.targets import TARGET_KINDS, Target, target_errors
+from everbeat.core.targets import NO_RULES, TARGET_KINDS, Target, TargetRules, target_errors
 from everbeat.core.tenants import MAX_PAYLOAD_BYTES
 
 MAX_ROW_PAYLOAD_BYTES = 64 * 1024
@@ -158,10 +158,10 @@ def as_invalid_input(error: msgspec.ValidationError) -> InvalidInput:
     return InvalidInput.of(path or "body", message)
 
 
-def parse_definition(data: Any, brokers: frozenset[str] = frozenset()) -> Spec:
+def parse_definition(data: Any, rules: TargetRules = NO_RULES) -> Spec:
     """Parse decoded JSON. Raises InvalidInput with all errors, or TooLarge."""
     definition = convert(data, ScheduleDefinition)
-    errors = [*_text_errors(definition), *target_errors(definition.target, brokers), *retry_errors(definition.retry)]
+    errors = [*_text_errors(definition), *target_errors(definition.target, rules), *retry_errors(definition.retry)]
     spec = None
     try:
         spec = _spec_of(definition)

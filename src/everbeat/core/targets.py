@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, assert_never
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, assert_never
 from urllib.parse import urlsplit
 
 import msgspec
@@ -86,28 +87,111 @@ class NatsTarget(_Target, frozen=True, kw_only=True, tag="nats"):
     broker: Text
 
 
+class CustomTarget(_Target, frozen=True, kw_only=True, tag="custom"):
+    """A target of a kind that an installed package adds. `name`: the kind. It defines the options."""
+
+    name: Text
+    broker: Text | None = None
+    options: dict[str, Any] = {}
+
+
 BrokerTarget = CeleryTarget | SqsTarget | KafkaTarget | RedisTarget | AmqpTarget | NatsTarget
-Target = WorkerTarget | HttpTarget | BrokerTarget
+Target = WorkerTarget | HttpTarget | BrokerTarget | CustomTarget
 
 
-TARGET_KINDS = ("worker", "http", "celery", "sqs", "kafka", "redis", "amqp", "nats")
+TARGET_KINDS = ("worker", "http", "celery", "sqs", "kafka", "redis", "amqp", "nats", "custom")
+
+# Tasks for targets other than workers are in queues with this prefix, one for each kind. Users cannot name them.
+RESERVED_QUEUE_PREFIX = "everbeat:"
+RESERVED_QUEUE_MESSAGE = f"must not start with {RESERVED_QUEUE_PREFIX}, which is reserved for deliveries"
 
 
-def target_errors(target: Target, brokers: frozenset[str] = frozenset()) -> list[FieldError]:
-    """Return the errors that msgspec does not detect. `brokers`: the names of the server's broker connections."""
+def is_reserved_queue(queue: str) -> bool:
+    return queue.startswith(RESERVED_QUEUE_PREFIX)
+
+
+def delivery_kind(target: Target) -> str:
+    """Return the kind that delivers the target: the tag, or the name of a custom kind."""
+    return target.name if isinstance(target, CustomTarget) else target_kind(target)
+
+
+def queue_of_kind(kind: str) -> str:
+    return f"{RESERVED_QUEUE_PREFIX}{kind}"
+
+
+def queue_of(target: Target) -> str:
+    """Return the queue of the tasks of a target."""
+    return target.queue if isinstance(target, WorkerTarget) else queue_of_kind(delivery_kind(target))
+
+
+def destination_of(target: Target) -> str:
+    """Return what deliveries to the target have in common if it is slow or unavailable: a host, or a connection.
+
+    It is the fair key of the tasks, so that claims can skip one destination without affecting the others. Empty for workers.
+    """
+    match target:
+        case WorkerTarget():
+            return ""
+        case HttpTarget():
+            return urlsplit(target.url).netloc.lower()
+        case CustomTarget():
+            return f"{target.name}:{target.broker or ''}"
+        case _:
+            return f"broker:{target.broker}"
+
+
+class TargetRules(NamedTuple):
+    """What the server's settings allow in the targets of a tenant.
+
+    `brokers`: the kinds of the connections that the tenant may use, by name. `custom`: for each kind that a package adds, a
+    function that returns what is wrong with the options of a target.
+    """
+
+    brokers: Mapping[str, str] = {}
+    custom: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {}
+
+
+NO_RULES = TargetRules()
+
+
+def target_errors(target: Target, rules: TargetRules = NO_RULES) -> list[FieldError]:
+    """Return the errors that msgspec does not detect."""
     if isinstance(target, WorkerTarget):
-        return [
-            FieldError(f"target.{field}", NAME_MESSAGE)
-            for field, value in (("type", target.type), ("queue", target.queue))
-            if not is_name(value)
-        ]
+        return _worker_errors(target)
     if isinstance(target, HttpTarget):
         return _http_errors(target)
     if isinstance(target, BrokerTarget):
-        if target.broker in brokers:
-            return []
-        return [FieldError("target.broker", f'no broker named "{target.broker}" is configured on this server')]
+        return _broker_errors(target.broker, target_kind(target), rules)
+    if isinstance(target, CustomTarget):
+        return _custom_errors(target, rules)
     assert_never(target)
+
+
+def _worker_errors(target: WorkerTarget) -> list[FieldError]:
+    errors = [
+        FieldError(f"target.{field}", NAME_MESSAGE)
+        for field, value in (("type", target.type), ("queue", target.queue))
+        if not is_name(value)
+    ]
+    if is_reserved_queue(target.queue):
+        errors.append(FieldError("target.queue", RESERVED_QUEUE_MESSAGE))
+    return errors
+
+
+def _broker_errors(broker: str, kind: str, rules: TargetRules) -> list[FieldError]:
+    if broker not in rules.brokers:
+        return [FieldError("target.broker", f'no broker named "{broker}" is configured on this server for this tenant')]
+    if rules.brokers[broker] != kind:
+        return [FieldError("target.broker", f'the broker "{broker}" is for targets of the kind {rules.brokers[broker]}')]
+    return []
+
+
+def _custom_errors(target: CustomTarget, rules: TargetRules) -> list[FieldError]:
+    check = rules.custom.get(target.name)
+    if check is None:
+        return [FieldError("target.name", f'no package on this server delivers to targets of the kind "{target.name[:100]}"')]
+    errors = [] if target.broker is None else _broker_errors(target.broker, target.name, rules)
+    return errors + [FieldError("target.options", message) for message in check(target.options)]
 
 
 def target_kind(target: Target) -> str:
