@@ -35,7 +35,7 @@ class Accepted(NamedTuple):
     response: DeliveryResponse | None = None
 
 
-class RetryLater(NamedTuple):
+class RetryDelivery(NamedTuple):
     """The delivery failed, and another attempt may succeed.
 
     `after`: seconds until the next attempt; None: by the retry policy of the task. `why`: the error of the attempt. `kind`: a
@@ -64,7 +64,7 @@ class Refused(NamedTuple):
     pauses_schedule: bool = False
 
 
-Outcome = Delivered | Accepted | RetryLater | Refused
+DeliveryOutcome = Delivered | Accepted | RetryDelivery | Refused
 
 
 class DestinationLimits(NamedTuple):
@@ -85,10 +85,10 @@ class Target:
     max_concurrent: int = 100
     timeout_seconds: float = 30.0
 
-    async def deliver(self, task: DeliveryTask) -> Outcome:
+    async def deliver(self, task: DeliveryTask) -> DeliveryOutcome:
         """Send the task and return the outcome.
 
-        It is cancelled at the timeout, and if the task is cancelled or its lease is lost. An exception is recorded as a RetryLater
+        It is cancelled at the timeout, and if the task is cancelled or its lease is lost. An exception is recorded as a RetryDelivery
         that does not blame the destination.
         """
         raise NotImplementedError
