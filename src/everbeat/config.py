@@ -79,6 +79,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return min(2.5, (self.lease_seconds * 2 / 3 - self.lease_margin_seconds) / 2)
 
     @property
+    def idle_transaction_seconds(self) -> float:
+        """After what time the database ends a transaction that its node has left idle, with its row locks.
+
+        A lease is renewed every third of its duration, so the transaction of a frozen node ends before the lease does.
+        """
+        return self.lease_seconds / 3
+
+    @property
     def blob_location(self) -> str | None:
         """Where large payloads are stored. The default for SQLite is next to the file; several machines need a shared place."""
         if self.blob_url is not None or not self.database_url.startswith(_SQLITE):

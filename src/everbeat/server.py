@@ -64,6 +64,7 @@ def make_store(settings: Settings, telemetry: Telemetry | None = None) -> Store:
         api_connections=settings.database_connections,
         timeout_seconds=settings.database_timeout_seconds,
         lease_timeout_seconds=settings.lease_timeout_seconds,
+        idle_transaction_seconds=settings.idle_transaction_seconds,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from typing import Any, assert_never
 
 import structlog
@@ -25,6 +26,7 @@ from everbeat.services.events import (
     ProxyNotTrusted,
     Pruned,
     RequestRefused,
+    RowsLocked,
     ScheduleFaulted,
     SchemaNewer,
     TaskEvent,
@@ -41,6 +43,11 @@ from everbeat.services.events import (
 
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
 _CALL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+# A lock held for less is normal. A longer one is reported at this interval, although it is tried again more often.
+_LOCK_WARNING_SECONDS = 1.0
+_LOCK_WARNING_INTERVAL_SECONDS = 10.0
 
 
 def configure_logging(level: str, form: str) -> None:
@@ -89,6 +96,12 @@ class Metrics:
         )
         self.ticks_refused = Counter("everbeat_ticks_refused", "Firings that a guard refused", registry=registry)
         self.already_recorded = Counter("everbeat_ticks_already_recorded", "Ticks already in the ledger", registry=registry)
+        self.rows_locked = Counter(
+            "everbeat_rows_locked",
+            "Rows that a batch skipped because another transaction had locked them",
+            ["verb"],
+            registry=registry,
+        )
         self.overdue = Gauge("everbeat_overdue_schedules", "Schedules with an overdue tick", registry=registry)
         self.faulted = Counter("everbeat_schedules_faulted", "Schedules paused as faulty", registry=registry)
         self.partitions = Gauge("everbeat_partitions_owned", "Partitions that this node owns", registry=registry)
@@ -115,6 +128,7 @@ class Metrics:
 class Telemetry:
     def __init__(self) -> None:
         self.metrics = Metrics()
+        self._warned_of_lock_at = float("-inf")
         self.log = structlog.get_logger("everbeat") if structlog.is_configured() else _library_logger()
 
     def exposition(self) -> bytes:
@@ -138,6 +152,8 @@ class Telemetry:
             self._on_loop(event)
         elif isinstance(event, TaskEvent):
             self._on_tasks(event)
+        elif isinstance(event, RowsLocked):
+            self._on_locked(event)
         elif isinstance(event, RequestRefused):
             self.metrics.requests_refused.labels(event.problem).inc()
         elif isinstance(event, ProxyNotTrusted):
@@ -162,6 +178,21 @@ class Telemetry:
             self.log.warning("ticks_already_recorded", count=event.count)
         else:
             assert_never(event)
+
+    def _on_locked(self, event: RowsLocked) -> None:
+        self.metrics.rows_locked.labels(event.verb).inc(event.count)
+        now = time.monotonic()
+        if event.longest_seconds < _LOCK_WARNING_SECONDS or now - self._warned_of_lock_at < _LOCK_WARNING_INTERVAL_SECONDS:
+            return
+        self._warned_of_lock_at = now
+        self.log.warning(
+            "rows_locked",
+            verb=event.verb,
+            count=event.count,
+            seconds=round(event.longest_seconds, 3),
+            id=str(event.id),
+            meaning="another transaction holds the lock; only these rows wait, and they are tried again",
+        )
 
     def _on_tasks(self, event: TaskEvent) -> None:
         if isinstance(event, TasksSubmitted):

@@ -22,6 +22,7 @@ from everbeat.core.errors import (
     QuotaExceeded,
     RevisionMismatch,
     SchemaTooNew,
+    StoreLocked,
     StoreRefused,
     StoreUnavailable,
     StoreUnusable,
@@ -69,6 +70,7 @@ RATE_LIMITED = ProblemKind(429, "rate-limited", "Too many requests")
 QUOTA_FOR_NOW = ProblemKind(429, "quota-exceeded", "A quota of the tenant is exhausted for now")
 INTERNAL = ProblemKind(500, "internal-error", "Internal server error")
 UNAVAILABLE = ProblemKind(503, "database-unavailable", "The database is unavailable")
+LOCKED = ProblemKind(503, "locked", "Another transaction has locked what the request changes")
 BLOBS_UNAVAILABLE = ProblemKind(503, "blob-store-unavailable", "The blob store is unavailable")
 OVERLOADED = ProblemKind(503, "overloaded", "The server is overloaded")
 UNUSABLE = ProblemKind(503, "database-unusable", "The database cannot be used")
@@ -178,6 +180,8 @@ def _expected(error: EverbeatError) -> HttpProblem:
             # Random, so that clients refused at the same time do not all retry at the same time.
             retry = str(random.randint(1, 5))
             return HttpProblem(UNAVAILABLE, "The database did not respond; try again soon.", {"Retry-After": retry})
+        case StoreLocked():
+            return HttpProblem(LOCKED, "Nothing was changed by this request; try again.", {"Retry-After": "1"})
         case BlobsUnavailable():
             retry = str(random.randint(1, 5))
             return HttpProblem(BLOBS_UNAVAILABLE, "The blob store did not respond; try again soon.", {"Retry-After": retry})

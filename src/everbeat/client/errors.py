@@ -12,6 +12,7 @@ from everbeat.core.errors import (
     InvalidInput,
     NotFound,
     QuotaExceeded,
+    StoreLocked,
     StoreRefused,
     StoreUnavailable,
     StoreUnusable,
@@ -193,6 +194,8 @@ def _status_of(error: EverbeatError) -> tuple[int | None, str]:
             return (403 if error.retry_after_seconds is None else 429), "quota-exceeded"
         case StoreUnavailable():
             return 503, "database-unavailable"
+        case StoreLocked():
+            return 503, "locked"
         case StoreUnusable():
             return 503, "database-unusable"
         case StoreRefused():

@@ -80,6 +80,10 @@ class StoreUnavailable(StoreError):
     """The database is unreachable or timed out. It is unknown whether a write was committed."""
 
 
+class StoreLocked(StoreError):
+    """Another transaction holds a lock that the operation needs. Nothing was changed; the operation can be repeated."""
+
+
 class StoreRefused(StoreError):
     """The database rejected this write. Repeating it unchanged will fail again."""
 

@@ -29,6 +29,15 @@ class TicksAlreadyRecorded(msgspec.Struct, frozen=True):
     count: int
 
 
+class RowsLocked(NamedTuple):
+    """A batch skipped rows that another transaction has locked. They are tried again. `id`: the row locked for longest."""
+
+    verb: str
+    count: int  # type: ignore[assignment]  # it hides tuple.count, which is not used
+    longest_seconds: float
+    id: UUID
+
+
 class LagHigh(NamedTuple):
     lag_seconds: float
     waiting: int
@@ -140,6 +149,7 @@ Event = (
     | TicksSkipped
     | TicksRefused
     | TicksAlreadyRecorded
+    | RowsLocked
     | LagHigh
     | ScheduleFaulted
     | OwnershipChanged

@@ -5,7 +5,8 @@ It sleeps until the next schedule is due, and fires due schedules in batches: on
 the next positions of the schedules. The ticker only decides when this statement is executed. Guards in the database decide
 whether a tick fires.
 
-Failures handled here: a batch with an unknown outcome is dropped and scanned again (schedules that fired have moved on); a
+Failures handled here: a schedule whose row another transaction has locked is put off, alone, and tried again after a short
+time; a batch with an unknown outcome is dropped and scanned again (schedules that fired have moved on); a
 batch that the database rejects is halved until the faulty schedule is alone and can be paused; a schedule that cannot be
 computed is paused when it is loaded.
 """
@@ -23,7 +24,7 @@ import uuid_utils.compat
 
 from everbeat.clock import DatabaseClock
 from everbeat.core.calendars import Calendar
-from everbeat.core.errors import InvalidInput, StoreRefused
+from everbeat.core.errors import InvalidInput, StoreLocked, StoreRefused
 from everbeat.core.jitter import jitter_of
 from everbeat.core.misfire import FiringInput, Lateness, plan_firing
 from everbeat.core.ticks import Outcome, Skip, SkipReason
@@ -33,6 +34,7 @@ from everbeat.services.event_stream import EventStream
 from everbeat.services.events import (
     Emit,
     LagHigh,
+    RowsLocked,
     ScheduleFaulted,
     TicksAlreadyRecorded,
     TicksFired,
@@ -40,6 +42,7 @@ from everbeat.services.events import (
     TicksSkipped,
     ignore,
 )
+from everbeat.services.lock_retries import LockRetries
 from everbeat.services.loops import wait_for_event
 from everbeat.services.ownership import Ownership
 from everbeat.services.publisher import ChangePublisher
@@ -108,6 +111,7 @@ class Ticker:
         self._publisher = publisher
         self._quotas = quotas or QuotaService(store)
         self._index: TimeIndex[_Entry] = TimeIndex()
+        self._locked: LockRetries[_Entry] = LockRetries()
         self._woken = asyncio.Event()
         self._scanned: frozenset[tuple[int, int]] = frozenset()
         self._scanned_at = float("-inf")
@@ -124,6 +128,7 @@ class Ticker:
         owned = self._ownership.current()
         if not owned:
             self._index.clear()
+            self._locked.clear()
             self._is_stale = True
             return False
         if now is not None:  # a test that steps the clock: everything in sequence
@@ -132,16 +137,15 @@ class Ticker:
             self._taken_ids = set()  # before entries are taken: the scan only starts at the first await of this iteration
             self._scanning = asyncio.create_task(self._scan(owned, None))
         moment = now if now is not None else self._clock.now()
-        entries = self._take(moment)
-        if not entries:
-            return False
-        self._watch_lag(entries[0], moment)
-        batches = _batches(entries, self._settings.batch_size)
+        entries, locked = self._take(moment), self._take_locked(now)
+        if entries:
+            self._watch_lag(entries[0], moment)
+        batches = _batches(entries, self._settings.batch_size) + ([locked] if locked else [])
         results = await asyncio.gather(*(self._fire(batch, owned, moment, now) for batch in batches), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-        return True
+        return bool(entries)
 
     async def wait(self) -> None:
         if not self._ownership.current():
@@ -154,6 +158,8 @@ class Ticker:
         due_at = self._index.next_due_at()
         if due_at is not None and (self._complete_until is None or due_at <= self._complete_until):
             seconds = min(seconds, self._clock.seconds_until(due_at))
+        if (retry_at := self._locked.next_at()) is not None:
+            seconds = min(seconds, retry_at - self._clock.monotonic())
         await wait_for_event(self._woken, seconds)
 
     async def close(self) -> None:
@@ -168,6 +174,13 @@ class Ticker:
         """
         until = moment if self._complete_until is None else min(moment, self._complete_until)
         entries = self._index.take_due(until, self._settings.batch_size * self._settings.parallel_batches)
+        if self._taken_ids is not None:
+            self._taken_ids.update(entry.id for entry in entries)
+        return entries
+
+    def _take_locked(self, now: datetime | None) -> list[_Entry]:
+        """Take the entries that were found locked and are to be tried again; all of them in a test that steps the clock."""
+        entries = self._locked.take(None if now is not None else self._clock.monotonic())
         if self._taken_ids is not None:
             self._taken_ids.update(entry.id for entry in entries)
         return entries
@@ -214,6 +227,7 @@ class Ticker:
             self._clock.observe(sent, scan.now)
             if self._scanned != frozenset(owned.items()):
                 self._index.clear()
+                self._locked.clear()
                 self._owned_since = scan.now
             self._scanned = frozenset(owned.items())
             await self._load_all(scan, now)
@@ -252,7 +266,10 @@ class Ticker:
         except (InvalidInput, ValueError, ArithmeticError) as error:
             faults[schedule.id] = str(error)
             return
-        self._index.put(_Entry(schedule, timeline))
+        if schedule.id in self._locked:
+            self._locked.replace(_Entry(schedule, timeline))
+        else:
+            self._index.put(_Entry(schedule, timeline))
 
     # Firing
 
@@ -275,6 +292,9 @@ class Ticker:
                 result = await self._fire_within_quotas(planned, now)
         except StoreRefused as error:
             await self._fire_halves([entry for entry, _ in planned.values()], owned, moment, now, error)
+            return
+        except StoreLocked:  # not a row, but a whole table is locked: the database responds, so nothing is unknown
+            self._put_off([entry for entry, _ in planned.values()])
             return
         except BaseException:
             self._is_stale, self._scanned_at = True, float("-inf")
@@ -356,10 +376,11 @@ class Ticker:
             if (firing.due_at - result.now).total_seconds() <= horizon:
                 due = entry.due._replace(cursor_at=firing.cursor_at, next_tick_at=firing.next_tick_at, due_at=firing.due_at)
                 self._index.put(_Entry(due, entry.timeline))
+        self._put_off([entry for id_, (entry, _) in planned.items() if id_ in result.locked_ids])
         done = {fired.schedule_id for fired in result.fired}
         refused = 0
         for id_, (entry, _) in planned.items():
-            if id_ in done:
+            if id_ in done or id_ in result.locked_ids:
                 continue
             if entry.due_at > result.now:  # not yet due by the database's clock
                 self._index.put(entry)
@@ -369,6 +390,15 @@ class Ticker:
             self._is_stale = True
             self._emit(TicksRefused(refused))
         self._publish([firing for _, firing in planned.values() if firing.schedule_id in done], result.fired)
+
+    def _put_off(self, entries: list[_Entry]) -> None:
+        """Try these schedules again soon: another transaction has locked them."""
+        monotonic = self._clock.monotonic()
+        for entry in entries:
+            self._locked.add(entry, monotonic)
+        if entries:
+            longest, id_ = self._locked.longest(monotonic) or (0.0, entries[0].id)
+            self._emit(RowsLocked("tick_fire", len(entries), longest, id_))
 
     def _publish(self, firings: list[Firing], fired: list[Fired]) -> None:
         expected = {firing.schedule_id: firing.fires for firing in firings}

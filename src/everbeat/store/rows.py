@@ -320,14 +320,17 @@ def fire_result_from_rows(rows: Sequence[Row], firings: Sequence[Firing]) -> Fir
     """Convert the rows of tick_fire.
 
     The first row contains the current time. A row with a queue contains the new tasks of several schedules; any other row
-    contains one schedule that was advanced.
+    contains one schedule that was advanced, or was skipped because it is locked.
     """
     by_schedule = {firing.schedule_id: firing for firing in firings}
     fired: list[Fired] = []
     changes: list[TaskChange] = []
-    queues, held_schedule_ids = set(), set()
+    queues, held_schedule_ids, locked_ids = set(), set(), set()
     for row in rows[1:]:
         queue = row["queue"]
+        if row["outcome"] == "locked":
+            locked_ids.add(row["id"])
+            continue
         if queue is None:
             outcome = Outcome(row["outcome"]) if row["outcome"] else None
             fired.append(Fired(row["id"], outcome, _reason(row), row["fired_at"]))
@@ -338,7 +341,7 @@ def fire_result_from_rows(rows: Sequence[Row], firings: Sequence[Firing]) -> Fir
             held_schedule_ids.update(schedule_ids)
         else:
             queues.add(queue)
-    return FireResult(rows[0]["moment"], fired, frozenset(queues), frozenset(held_schedule_ids), changes)
+    return FireResult(rows[0]["moment"], fired, frozenset(queues), frozenset(held_schedule_ids), changes, frozenset(locked_ids))
 
 
 ORIGINS = {origin.value: origin for origin in Origin}

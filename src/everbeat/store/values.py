@@ -154,13 +154,18 @@ class Fired(NamedTuple):
 
 
 class FireResult(NamedTuple):
-    """`queues`: the queues with new ready tasks. `held_schedule_ids`: the schedules whose new task is held."""
+    """`queues`: the queues with new ready tasks. `held_schedule_ids`: the schedules whose new task is held.
+
+    `locked_ids`: the schedules that did not fire because another transaction has locked them. On SQLite there are none: a
+    write waits for the one write lock of the file.
+    """
 
     now: datetime
     fired: list[Fired]
     queues: frozenset[str]
     held_schedule_ids: frozenset[UUID]
     changes: Sequence[TaskChange] = ()
+    locked_ids: frozenset[UUID] = frozenset()
 
 
 class NodeInfo(NamedTuple):

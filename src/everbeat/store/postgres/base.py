@@ -13,7 +13,7 @@ import asyncpg
 import msgspec
 
 from everbeat.core.access import AuditLogEntry
-from everbeat.core.errors import EverbeatError, StoreRefused, StoreUnavailable
+from everbeat.core.errors import EverbeatError, StoreLocked, StoreRefused, StoreUnavailable
 from everbeat.store.base import Observer
 from everbeat.store.migrate import load_migrations
 from everbeat.store.notices import Notices
@@ -69,7 +69,7 @@ class PostgresDatabase:
         await self.connections.close()
 
     async def _send_notice(self, notice: Notice) -> None:
-        with contextlib.suppress(StoreUnavailable):  # the other nodes find the change with their next scan
+        with contextlib.suppress(StoreUnavailable, StoreLocked):  # the other nodes find the change with their next scan
             payload = f"{notice.value}:{self.connections.identity}"
             await self.connections.fetch("api", self.queries["notice_send"], payload=payload)
 

@@ -24,7 +24,7 @@ from uuid import uuid4
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from everbeat.core.errors import KeyTaken, StoreRefused, StoreUnavailable, StoreUnusable
+from everbeat.core.errors import KeyTaken, StoreLocked, StoreRefused, StoreUnavailable, StoreUnusable
 from everbeat.store.base import Observer
 from everbeat.store.postgres.hosts import Connector
 from everbeat.store.queries import Query
@@ -33,7 +33,7 @@ from everbeat.store.values import Notice
 T = TypeVar("T")
 
 CHANNEL = "everbeat"
-LOCKED = "55P03"
+_LOCKED = "55P03"
 EVENT_STREAM_CHANNEL = "everbeat_feed"
 _RETRYABLE = ("40001", "40P01")
 _SERVER_LOST = ("08", "25006", "57P0")
@@ -57,6 +57,8 @@ def translate_error(error: BaseException) -> Exception:
         state = getattr(error, "sqlstate", "") or ""
         if state == _KEY_TAKEN:
             return KeyTaken(str(error))
+        if state == _LOCKED:
+            return StoreLocked("another transaction holds a lock that this operation needs, and did not release it in time")
         if state.startswith(_REFUSED):
             return StoreRefused(str(error))
         if state == "42501":
@@ -101,6 +103,7 @@ class PostgresConnections:
         maintenance_connections: int = 2,
         timeout_seconds: float = 10.0,
         lease_timeout_seconds: float = 2.5,
+        idle_transaction_seconds: float = 3.0,
         observer: Observer | None = None,
     ) -> None:
         self._url = url
@@ -108,7 +111,12 @@ class PostgresConnections:
         self._is_pooled = pooling == "transaction"
         self._sizes = {"api": api_connections, "engine": engine_connections, "maintenance": maintenance_connections, "lease": 1}
         self._timeouts = {**dict.fromkeys(self._sizes, timeout_seconds), "lease": lease_timeout_seconds}
-        self._begins = {pool_name: self._begin(session_settings(timeout)) for pool_name, timeout in self._timeouts.items()}
+        self._settings = {
+            pool_name: session_settings(timeout, idle_transaction_seconds) for pool_name, timeout in self._timeouts.items()
+        }
+        self._begins = {pool_name: self._begin(settings) for pool_name, settings in self._settings.items()}
+        # A backend that waits for a client to read its rows is active, not idle. The socket timeout ends it as early.
+        self._socket = {"tcp_user_timeout": str(int(idle_transaction_seconds * 1000))}
         self._pools: dict[str, asyncpg.Pool] = {}
         self._opening = asyncio.Lock()
         self._observer = observer
@@ -131,7 +139,7 @@ class PostgresConnections:
                     command_timeout=self._timeouts[pool_name],
                     max_inactive_connection_lifetime=300,
                     reset=_skip_reset,
-                    server_settings=name if self._is_pooled else name | session_settings(self._timeouts[pool_name]),
+                    server_settings=name if self._is_pooled else name | self._settings[pool_name] | self._socket,
                     statement_cache_size=0 if self._is_pooled else 100,
                 )
         return self._pools[pool_name]
@@ -245,13 +253,15 @@ class PostgresConnections:
                 connection.terminate()
 
 
-def session_settings(timeout_seconds: float) -> dict[str, str]:
+def session_settings(timeout_seconds: float, idle_transaction_seconds: float = 3.0) -> dict[str, str]:
     milliseconds = int(timeout_seconds * 1000)
     return {
         "statement_timeout": str(milliseconds),
         # Shorter than statement_timeout, so that a statement that waits for a lock fails early and frees its connection.
         "lock_timeout": str(milliseconds // 2),
-        "idle_in_transaction_session_timeout": "30000",
+        # Shorter than the lease of a node: a node that is frozen in a transaction must not hold its row locks for longer than
+        # its partitions.
+        "idle_in_transaction_session_timeout": str(int(idle_transaction_seconds * 1000)),
         "jit": "off",
         # Every statement finds its rows by an index. A plan made while a table was small must not be used when it has grown.
         "enable_seqscan": "off",

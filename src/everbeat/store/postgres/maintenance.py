@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import asyncpg
 
-from everbeat.core.errors import StoreError, StoreUnavailable, StoreUnusable
+from everbeat.core.errors import StoreError, StoreLocked, StoreUnusable
 from everbeat.store.migrate import Migration, missing_migrations
 from everbeat.store.postgres.base import PostgresBase
-from everbeat.store.postgres.connections import LOCKED, execute_on, fetch_on
+from everbeat.store.postgres.connections import execute_on, fetch_on
 from everbeat.store.values import Notice
 
 T = TypeVar("T")
@@ -80,10 +80,8 @@ class PostgresMaintenance(PostgresBase):
         for _ in range(_LOCK_TRIES - 1):
             try:
                 return await work()
-            except StoreUnavailable as error:
-                if getattr(error.__cause__, "sqlstate", None) != LOCKED:
-                    raise
-            await asyncio.sleep(random.uniform(0.1, 1.0))
+            except StoreLocked:
+                await asyncio.sleep(random.uniform(0.1, 1.0))
         return await work()
 
     async def month_prune(self, *, before: datetime, limit: int) -> int:
@@ -123,8 +121,6 @@ class PostgresMaintenance(PostgresBase):
 
         try:
             await self._retry_when_locked(drop)
-        except StoreUnavailable as error:
-            if getattr(error.__cause__, "sqlstate", None) != LOCKED:
-                raise
+        except StoreLocked:
             return False
         return True

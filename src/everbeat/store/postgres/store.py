@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from everbeat.core.errors import StoreUnavailable
+from everbeat.core.errors import StoreLocked, StoreUnavailable
 from everbeat.store.base import Observer
 from everbeat.store.postgres.base import PostgresBase, PostgresDatabase
 from everbeat.store.postgres.calendars import PostgresCalendars
@@ -59,7 +59,9 @@ class PostgresStore(
         return self._database.is_listening
 
     async def event_stream_send(self, message: str) -> None:
-        with contextlib.suppress(StoreUnavailable):  # the event is lost; the state that it reports is in the database
+        with contextlib.suppress(
+            StoreUnavailable, StoreLocked
+        ):  # the event is lost; the state that it reports is in the database
             await self._read("event_stream_send", message=message)
 
 

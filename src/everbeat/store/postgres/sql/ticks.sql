@@ -2,9 +2,14 @@
 -- All columns of the table.
 schedule_id, scheduled_for, tenant_id, outcome, reason, task_id, fired_at, node, epoch, until, count
 
+-- fragment: may_fire
+-- Whether schedule s is at the position that firing f expects, and is due.
+s.status = 'active' AND s.revision = f.revision AND s.next_tick_at = f.expected AND s.due_at <= (SELECT at FROM moment)
+
 -- name: tick_fire
 -- Fire a batch in one statement: advance the schedules, insert ledger rows and tasks. Three checks prevent a tick from firing
 -- twice: the epoch and lease of the owner, the compare-and-set on next_tick_at and revision, and the primary key of the ledger.
+-- The statement never waits for a locked row. It returns the schedules that it skipped because they were locked.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 firing AS (
   SELECT f.* FROM unnest(
@@ -17,15 +22,20 @@ firing AS (
     SELECT p.partition, p.epoch FROM partitions AS p
     WHERE p.owner = :node AND p.lease_until > (SELECT at FROM moment))) IS TRUE
 ),
+locked AS MATERIALIZED (
+  -- A row that another transaction has locked is skipped, so that it does not delay the others.
+  SELECT f.* FROM firing AS f JOIN schedules AS s ON s.id = f.schedule_id
+  -- Here IS TRUE leaves the planner only the primary key. A plan made while the table was small would scan all due schedules
+  -- for each row of the batch.
+  WHERE ({{may_fire}}) IS TRUE
+  FOR NO KEY UPDATE OF s SKIP LOCKED
+),
 advanced AS (
   UPDATE schedules AS s SET next_tick_at = f.next_tick_at, due_at = f.due_at, cursor_at = f.cursor_at,
     last_tick_at = coalesce(f.fires, s.last_tick_at),
     status = CASE WHEN f.next_tick_at IS NULL THEN 'finished' ELSE 'active' END
-  FROM firing AS f
-  -- Here IS TRUE leaves the planner only the primary key. A plan made while the table was small would scan all due schedules
-  -- for each row of the batch.
-  WHERE s.id = f.schedule_id AND (s.status = 'active' AND s.revision = f.revision AND s.next_tick_at = f.expected
-    AND s.due_at <= (SELECT at FROM moment)) IS TRUE
+  FROM locked AS f
+  WHERE s.id = f.schedule_id AND ({{may_fire}}) IS TRUE
   RETURNING s.id, s.tenant_id, s.name, s.partition, s.queue, s.task_type, s.target, s.payload, s.priority, s.max_attempts,
     s.retry, s.timeout_seconds, s.labels, s.concurrency, f.fires, f.task_id, f.epoch,
     -- The number of unfinished tasks from which a tick is skipped. It also limits the number of held tasks.
@@ -80,7 +90,13 @@ SELECT NULL, NULL, NULL, NULL, NULL, q.queue, q.type, q.priority, q.state, array
 FROM inserted AS q GROUP BY q.queue, q.type, q.priority, q.state
 UNION ALL
 SELECT NULL, a.id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM advanced AS a
-WHERE (a.id IN (SELECT l.schedule_id FROM ledger AS l)) IS NOT TRUE;
+WHERE (a.id IN (SELECT l.schedule_id FROM ledger AS l)) IS NOT TRUE
+UNION ALL
+SELECT NULL, f.schedule_id, 'locked', NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM firing AS f JOIN schedules AS s ON s.id = f.schedule_id
+-- The first condition is evaluated once: nothing is read if all have fired.
+WHERE (SELECT count(*) FROM advanced) < (SELECT count(*) FROM firing)
+  AND ({{may_fire}} AND f.schedule_id NOT IN (SELECT a.id FROM advanced AS a)) IS TRUE;
 
 -- name: tick_skip
 -- Insert ledger rows for ticks that were skipped by an edit, a pause or a resume.
