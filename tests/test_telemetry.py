@@ -16,6 +16,7 @@ _EVENTS: list[events.Event] = [
     events.TicksSkipped({"overlap": 2, "misfire": 5}),
     events.TicksRefused(1),
     events.TicksAlreadyRecorded(1),
+    events.RowsLocked("tick_fire", 1, 1.5, uuid4()),
     events.LagHigh(7.5, 12),
     events.ScheduleFaulted(uuid4(), "unknown time zone"),
     events.OwnershipChanged(128, 128, 0, 2),

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from everbeat.core.changes import ScheduleWrite
-from everbeat.core.errors import StoreUnavailable
+from everbeat.core.errors import StoreLocked
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import AttemptEnd, AttemptOutcome, TaskState
 from everbeat.store.base import Store
@@ -123,7 +123,7 @@ async def test_month_prune_continues_after_a_reader_blocked_it(postgres_url: str
     reader = await asyncpg.connect(postgres_url)
     async with reader.transaction():
         await reader.fetch("SELECT * FROM ticks")
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreLocked):
             await store.month_prune(before=MARCH, limit=100)
     await reader.close()
     while await store.month_prune(before=MARCH, limit=100):
