@@ -36,6 +36,7 @@ from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
 from everbeat.telemetry import Telemetry
 from everbeat.watchdog import Watchdog
+from everbeat.web.site import Site
 
 _STUCK_AFTER_SECONDS = 45.0
 _STOP_LOOP_SECONDS = 2.0
@@ -104,7 +105,7 @@ class EmbeddedNode:
         if self.access is not None:
             self._loops.append(self.access)
         self._runners: list[LoopRunner] = []
-        self.asgi: Any = build_app(self._api_context(), only_health=self._serves_only_health())
+        self.asgi: Any = build_app(self._api_context(), only_health=self._serves_only_health(), pages=Site())
 
     def _serves_only_health(self) -> bool:
         """Whether the API is limited to health and metrics. Not for an embedded node: its process may use the whole API."""

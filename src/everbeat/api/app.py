@@ -27,7 +27,7 @@ from everbeat.api import (
 )
 from everbeat.api.context import ApiContext, Health
 from everbeat.api.messages import OpenApiDocuments
-from everbeat.api.middleware import RequestMiddleware
+from everbeat.api.middleware import Pages, RequestMiddleware
 from everbeat.api.openapi import build_document, with_optional_security
 from everbeat.api.routing import Route, Router
 
@@ -59,11 +59,13 @@ def openapi_document() -> dict[str, Any]:
     return build_document(ROUTES)
 
 
-def build_app(context: ApiContext, *, only_health: bool = False) -> RequestMiddleware:
-    """Return the ASGI app: the whole API or, for a node without the role `api`, only health and metrics."""
+def build_app(context: ApiContext, *, only_health: bool = False, pages: Pages | None = None) -> RequestMiddleware:
+    """Return the ASGI app: the whole API with the dashboard or, for a node without the role `api`, only health and metrics."""
     routes = tuple(health.ROUTES) if only_health else ROUTES
     open_paths = {route.path for route in routes if route.operation.scope is None}
-    return RequestMiddleware(Router(routes).handle, context, openapi_documents(only_health), open_paths)
+    return RequestMiddleware(
+        Router(routes).handle, context, openapi_documents(only_health), open_paths, None if only_health else pages
+    )
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from everbeat.core.protocol import MAX_SUBMITTED
 from everbeat.services.idempotency import Idempotency
 
 MAX_BODY_BYTES = 12 * 1024 * 1024
+MAX_FORM_BYTES = 1024 * 1024
 
 _MAX_BYTES_WITHOUT_YIELD = 64 * 1024
 _MAX_ERRORS = 100
@@ -78,6 +79,18 @@ async def read_body(request: ApiRequest, *, is_required: bool = True) -> bytes:
         raise HttpProblem(MALFORMED, "A JSON body is required.")
     if raw and content_type is None:
         raise HttpProblem(MEDIA_TYPE_REFUSED, "Send Content-Type: application/json.")
+    return raw
+
+
+async def read_form_body(request: ApiRequest) -> bytes:
+    """Return the body of an HTML form, which is limited to 1 MiB."""
+    content_type = request.header(b"content-type") or ""
+    if content_type.partition(";")[0].strip().lower() != "application/x-www-form-urlencoded":
+        raise HttpProblem(MEDIA_TYPE_REFUSED, "Send the form as application/x-www-form-urlencoded.")
+    length = _length_of(request.headers.get(b"content-length"))
+    raw = await _read_in_time(request.receive, length, request.context.body_limits or BodyLimits())
+    if len(raw) > MAX_FORM_BYTES:
+        raise HttpProblem(TOO_LARGE, "The form is larger than 1 MiB.")
     return raw
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import lru_cache
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import uuid_utils
@@ -23,13 +24,15 @@ from everbeat.api.messages import (
     AnyResponse,
     ApiRequest,
     OpenApiDocuments,
+    RawHeaders,
     Receive,
+    Response,
     Scope,
     Send,
     StreamingResponse,
     wait_disconnected,
 )
-from everbeat.api.problems import FORBIDDEN, HttpProblem, log_failure, problem_response
+from everbeat.api.problems import FORBIDDEN, HttpProblem, ProblemKind, log_failure, problem_response
 from everbeat.core.access import LOCAL_CALLER, Caller
 from everbeat.core.errors import Unauthenticated
 from everbeat.core.keys import contains_key
@@ -42,12 +45,33 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]@/]+)(?::(\d{1,5}))?")
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _HEADERS = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+_PAGE_HEADERS = ((b"x-content-type-options", b"nosniff"),)  # pages and static files say themselves how long they may be kept
 _KEY_IN_URL = (
     "The URL contains an API key. URLs are recorded in logs, proxies and browser histories. Revoke this key, create a new one, "
     "and send it in the header Authorization: Bearer eb_…"
 )
 
 Authority = tuple[str, str | None]
+
+
+class Pages(Protocol):
+    """The pages of the dashboard, served beside the API."""
+
+    @property
+    def open_paths(self) -> Collection[str]:
+        """The paths that need no key."""
+
+    def serves(self, request: ApiRequest) -> bool:
+        """Whether the request is for a page."""
+
+    def credentials(self, request: ApiRequest) -> Sequence[bytes]:
+        """The values of an Authorization header for a request without one, from its session cookie."""
+
+    async def handle(self, request: ApiRequest) -> AnyResponse:
+        """Serve a page."""
+
+    def error_response(self, request: ApiRequest, kind: ProblemKind, error: Exception) -> Response:
+        """The page that shows an error."""
 
 
 class RequestMiddleware:
@@ -59,12 +83,14 @@ class RequestMiddleware:
         context: ApiContext,
         documents: OpenApiDocuments,
         open_paths: Collection[str] = (),
+        pages: Pages | None = None,
     ) -> None:
         self._handle = handle
         self._context = context
         self._documents = documents
         self._access = context.access
-        self._open_paths = frozenset(open_paths)
+        self._pages = pages
+        self._open_paths = frozenset(open_paths) | (frozenset() if pages is None else frozenset(pages.open_paths))
         self._hosts = None
         if context.allowed_hosts is not None:
             self._hosts = _LOOPBACK | {host.lower().strip("[]") for host in context.allowed_hosts}
@@ -76,6 +102,7 @@ class RequestMiddleware:
         if root := scope.get("root_path"):
             request.path = request.path.removeprefix(root)
         request.request_id = _request_id(request)
+        pages = self._pages if self._pages is not None and self._pages.serves(request) else None
         response: AnyResponse
         try:
             request.caller = await self._caller(request)
@@ -83,15 +110,15 @@ class RequestMiddleware:
             if request.method not in _SAFE_METHODS:
                 self._context.check_schema()
         except Exception as error:
-            kind, response = problem_response(request, error)
+            kind, response = _error_response(request, error, pages)
             if self._access is not None:
                 self._access.emit(RequestRefused(kind.slug))
         else:
             try:
-                response = await self._handle(request)
+                response = await (self._handle(request) if pages is None else pages.handle(request))
             except Exception as error:
-                _, response = problem_response(request, error)
-        await _send(request, response, send)
+                _, response = _error_response(request, error, pages)
+        await _send(request, response, send, _HEADERS if pages is None else _PAGE_HEADERS)
 
     async def _caller(self, request: ApiRequest) -> Caller:
         """Authenticate the request. Open paths need no key and do not count toward rate limits."""
@@ -101,7 +128,10 @@ class RequestMiddleware:
         address = _address(request, access)
         access.limits.check_address(address)
         _check_url(request)
-        caller = await access.authenticate(request.header_values(b"authorization"), address)
+        credentials = request.header_values(b"authorization")
+        if not credentials and access.is_required and self._pages is not None:
+            credentials = self._pages.credentials(request)
+        caller = await access.authenticate(credentials, address)
         return caller.with_request(request.request_id, address)
 
     def _check_origin(self, request: ApiRequest) -> None:
@@ -118,8 +148,13 @@ class RequestMiddleware:
                 raise HttpProblem(FORBIDDEN, "The Origin header names another site.")
 
 
-async def _send(request: ApiRequest, response: AnyResponse, send: Send) -> None:
-    headers = [*response.headers, *_HEADERS, (b"x-request-id", request.request_id.encode())]
+def _error_response(request: ApiRequest, error: Exception, pages: Pages | None) -> tuple[ProblemKind, Response]:
+    kind, response = problem_response(request, error)
+    return kind, response if pages is None else pages.error_response(request, kind, error)
+
+
+async def _send(request: ApiRequest, response: AnyResponse, send: Send, more_headers: RawHeaders = _HEADERS) -> None:
+    headers = [*response.headers, *more_headers, (b"x-request-id", request.request_id.encode())]
     if isinstance(response, StreamingResponse):
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         await _send_blocks(request, response, send)
@@ -157,6 +192,13 @@ async def _write_blocks(response: StreamingResponse, send: Send) -> None:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     finally:
         await response.blocks.aclose()  # type: ignore[attr-defined]
+
+
+def client_address(request: ApiRequest) -> str:
+    """The address of the client; behind a trusted proxy, the one that the proxy reports."""
+    access = request.context.access
+    assert access is not None
+    return _address(request, access)
 
 
 def _address(request: ApiRequest, access: Authenticator) -> str:

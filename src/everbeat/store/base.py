@@ -169,6 +169,9 @@ class Store(Protocol):
     async def tick_list(self, tenant_id: UUID, schedule_id: UUID, *, from_: datetime, to: datetime, limit: int) -> list[Tick]:
         """Ledger rows of a schedule that overlap [from, to), oldest first."""
 
+    async def tick_recent(self, tenant_id: UUID, ids: Sequence[UUID], *, from_: datetime, limit: int) -> list[Tick]:
+        """The `limit` newest ledger rows since `from_` of each of these schedules; the rows of a schedule are oldest first."""
+
     async def tick_totals(self, tenant_id: UUID, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[TickTotal]:
         """Totals of ledger rows that begin in [from, end), by schedule, outcome and reason. Each schedule has its own end."""
 

@@ -121,6 +121,10 @@ class SharedVerbs(ABC):
         values = {"tenant_id": tenant_id, "schedule_id": schedule_id, "from_at": from_, "to_at": to, "limit": limit}
         return [tick_from_row(row) for row in await self._read("tick_list", **values)]
 
+    async def tick_recent(self, tenant_id: UUID, ids: Sequence[UUID], *, from_: datetime, limit: int) -> list[Tick]:
+        rows = await self._read("tick_recent", tenant_id=tenant_id, ids=list(ids), from_at=from_, limit=limit)
+        return [tick_from_row(row) for row in rows]
+
     async def tick_totals(self, tenant_id: UUID, ends: Mapping[UUID, datetime], *, from_: datetime) -> list[TickTotal]:
         values = {"tenant_id": tenant_id, "ids": list(ends), "ends": list(ends.values()), "from_at": from_}
         return [total_from_row(row) for row in await self._read("tick_totals", **values)]

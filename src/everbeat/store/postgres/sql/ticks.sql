@@ -118,6 +118,14 @@ SELECT * FROM (
    ORDER BY scheduled_for LIMIT :limit)
 ) AS touching ORDER BY scheduled_for LIMIT :limit;
 
+-- name: tick_recent
+-- The newest ledger rows since a time of each of these schedules, oldest first.
+SELECT {{tick_columns}} FROM unnest(:ids::uuid[]) AS w(id) CROSS JOIN LATERAL (
+  SELECT * FROM ticks AS t
+  WHERE t.schedule_id = w.id AND t.tenant_id = :tenant_id AND t.scheduled_for >= :from_at
+  ORDER BY t.scheduled_for DESC LIMIT :limit
+) AS newest ORDER BY schedule_id, scheduled_for;
+
 -- name: tick_totals
 -- Totals of the ledger rows that begin in a window, by schedule, outcome and reason.
 SELECT t.schedule_id, t.outcome, t.reason, sum(t.count)::bigint AS count

@@ -96,6 +96,17 @@ SELECT * FROM (
     ORDER BY scheduled_for LIMIT :limit)
 ) ORDER BY scheduled_for LIMIT :limit;
 
+-- name: tick_recent
+-- The newest ledger rows since a time of each of these schedules, oldest first. Without LATERAL, the subquery finds the oldest
+-- row to return.
+-- returns: {{tick_columns}}
+SELECT t.schedule_id, t.scheduled_for, t.tenant_id, t.outcome, t.reason, t.task_id, t.fired_at, t.node, t.epoch, t.until, t.count
+FROM json_each(:ids) AS w CROSS JOIN ticks AS t
+WHERE t.schedule_id = unhex(w.value) AND t.tenant_id = :tenant_id AND t.scheduled_for >= max(:from_at, coalesce((
+  SELECT n.scheduled_for FROM ticks AS n WHERE n.schedule_id = unhex(w.value)
+  ORDER BY n.scheduled_for DESC LIMIT 1 OFFSET :limit - 1), :from_at))
+ORDER BY t.schedule_id, t.scheduled_for;
+
 -- name: tick_totals
 -- Totals of the ledger rows that begin in a window, by schedule, outcome and reason.
 -- returns: schedule_id uuid

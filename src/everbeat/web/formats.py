@@ -1,0 +1,107 @@
+"""How the pages write times, durations, numbers and states. Every function is a pure filter for templates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+import msgspec
+
+from everbeat.core.zones import load_zone
+
+_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def utc_time(at: datetime | str | None) -> str:
+    found = as_time(at)
+    return "—" if found is None else f"{found.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def local_time(at: datetime | str | None, zone: str) -> str:
+    found = as_time(at)
+    return "—" if found is None else f"{found.astimezone(load_zone(zone)):%Y-%m-%d %H:%M:%S %Z}"
+
+
+def iso(at: datetime | str | None) -> str:
+    found = as_time(at)
+    return "" if found is None else found.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def as_time(at: datetime | str | None) -> datetime | None:
+    if not isinstance(at, str):
+        return at
+    return datetime.fromisoformat(at)
+
+
+def duration(seconds: float | None) -> str:
+    """A duration with at most two units, such as `1 h 5 min` or `340 ms`."""
+    if seconds is None:
+        return "—"
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    left, parts = round(seconds), []
+    for size, unit in _UNITS:
+        if left >= size:
+            parts.append(f"{left // size} {unit}")
+            left %= size
+        if len(parts) == 2:
+            break
+    return " ".join(parts)
+
+
+def relative(at: datetime | str | None, now: datetime) -> str:
+    """A time relative to now, such as `in 5 min` or `2 h 3 min ago`."""
+    found = as_time(at)
+    if found is None:
+        return "—"
+    seconds = (found - now).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    text = duration(float(round(abs(seconds)))) if abs(seconds) >= 10 else f"{abs(seconds):.0f} s"
+    return f"in {text}" if seconds > 0 else f"{text} ago"
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return "—"
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def count(value: int, singular: str, plural: str | None = None) -> str:
+    return f"{number(value)} {singular if value == 1 else plural or singular + 's'}"
+
+
+def json_text(value: Any) -> str:
+    """A JSON value, or encoded JSON, indented for reading."""
+    if isinstance(value, msgspec.Raw | bytes):
+        return msgspec.json.format(bytes(value), indent=2).decode("utf-8", "replace")
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode("utf-8", "replace")
+
+
+def with_query(query: str, **changed: Any) -> str:
+    """The query string with some parameters changed, or removed if they are None, and without the cursor."""
+    pairs = {name: value for name, value in parse_qsl(query) if name != "cursor"}
+    for name, value in changed.items():
+        pairs.pop(name, None)
+        if value not in (None, ""):
+            pairs[name] = str(value)
+    return "?" + urlencode(pairs) if pairs else "?"
+
+
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    "utc_time": utc_time,
+    "local_time": local_time,
+    "iso": iso,
+    "duration": duration,
+    "relative": relative,
+    "number": number,
+    "count": count,
+    "json_text": json_text,
+    "with_query": with_query,
+}

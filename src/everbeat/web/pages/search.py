@@ -1,0 +1,54 @@
+"""The search of the palette: pages, schedules by the beginning of their name, and tasks by id."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+from uuid import UUID
+
+from everbeat.api.messages import ApiRequest, Response
+from everbeat.api.routing import get
+from everbeat.core.names import is_name
+from everbeat.store.values import ScheduleFilter
+from everbeat.web.pages.declarations import READ
+from everbeat.web.pages.queries import query_of
+from everbeat.web.rendering import page
+
+_PAGES = {
+    "Overview": "/",
+    "Schedules": "/schedules",
+    "Create a schedule": "/schedules/new",
+    "Timeline": "/timeline",
+    "Tasks": "/tasks",
+    "Dead letters": "/dead-letters",
+    "Queues": "/queues",
+    "Workers": "/workers",
+    "Cluster": "/cluster",
+    "Calendars": "/calendars",
+    "Audit": "/audit",
+    "Audit log": "/audit-log",
+}
+_FOUND = 8
+
+
+@get("/search", READ)
+async def search(request: ApiRequest) -> Response:
+    text = query_of(request).get("q", "")
+    found = [(name, href, "page") for name, href in _PAGES.items() if text.lower() in name.lower()]
+    if text and is_name(text):
+        matches = await request.context.schedules.page(
+            request.tenant_id, ScheduleFilter(name_prefix=text), after_name=None, limit=_FOUND
+        )
+        found = [(one.spec.name, f"/schedules/{quote(one.spec.name)}", "schedule") for one in matches] + found
+    if (id_ := _task_id(text)) is not None:
+        found = [(text, f"/tasks/{id_}", "task"), *found]
+    return page(request, "search.html", found=found[: 2 * _FOUND], text=text)
+
+
+def _task_id(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
+ROUTES = [search]

@@ -1,0 +1,60 @@
+"""Tick strips: the last ticks of schedules as rows of cells, each a link to the explanation of its tick."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from urllib.parse import quote
+from uuid import UUID
+
+from markupsafe import Markup
+
+from everbeat.core.schedules import Schedule
+from everbeat.core.ticks import Outcome, Tick
+from everbeat.services.ledger import LedgerEntry
+from everbeat.store.base import Store
+from everbeat.web.formats import iso, local_time
+from everbeat.web.svg import StripCell, tick_strip
+
+_CELLS = 24
+_WINDOW = timedelta(days=62)
+
+
+async def recent_strips(store: Store, schedules: Sequence[Schedule], now: datetime) -> dict[UUID, Markup]:
+    """The strips of a page of schedules, with one query."""
+    if not schedules:
+        return {}
+    ids = [schedule.id for schedule in schedules]
+    rows = await store.tick_recent(schedules[0].tenant_id, ids, from_=now - _WINDOW, limit=_CELLS)
+    by_schedule: dict[UUID, list[Tick]] = {id_: [] for id_ in ids}
+    for row in rows:
+        by_schedule[row.schedule_id].append(row)
+    return {one.id: _strip(one, [_cell(one, row) for row in by_schedule[one.id]]) for one in schedules}
+
+
+def entries_strip(schedule: Schedule, entries: Sequence[LedgerEntry]) -> Markup:
+    """The strip of ledger entries, which include missing and upcoming ticks."""
+    cells = [
+        _strip_cell(schedule, one.scheduled_for, one.outcome, None if one.reason is None else one.reason.value, one.count)
+        for one in entries
+    ]
+    return _strip(schedule, cells)
+
+
+def why_link(schedule: Schedule, at: datetime) -> str:
+    return f"/schedules/{quote(schedule.spec.name)}/why?at={quote(iso(at))}"
+
+
+def _cell(schedule: Schedule, row: Tick) -> StripCell:
+    outcome = "fired" if row.outcome is Outcome.FIRED else "skipped"
+    return _strip_cell(schedule, row.scheduled_for, outcome, None if row.reason is None else row.reason.value, row.count)
+
+
+def _strip_cell(schedule: Schedule, at: datetime, outcome: str, reason: str | None, count: int) -> StripCell:
+    text = outcome if reason is None else f"{outcome}: {reason}"
+    times = "" if count == 1 else f", {count} ticks"
+    return StripCell(outcome, f"{local_time(at, schedule.spec.rule.timezone)} {text}{times}", why_link(schedule, at))
+
+
+def _strip(schedule: Schedule, cells: Sequence[StripCell]) -> Markup:
+    return tick_strip(cells, f"Ticks of {schedule.spec.name}") if cells else Markup('<span class="muted">no ticks yet</span>')

@@ -1,0 +1,124 @@
+"""All pages: their headers, their escaping, and that none needs anything that the Content-Security-Policy forbids."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib.resources import files
+
+import httpx
+import pytest
+
+from everbeat.api.app import ApiContext
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.web.pages import PAGE_ROUTES
+from everbeat.web.rendering import CONTENT_SECURITY_POLICY, environment
+from everbeat.web.static_files import static_files, static_url
+from tests.web.conftest import send
+
+TEMPLATES = sorted(environment().list_templates())
+STATIC = files("everbeat.web").joinpath("static")
+SCRIPT = '"><script>alert(1)</script>{{7*7}}'
+PLAIN_PAGES = sorted({route.path for route in PAGE_ROUTES if route.method == "GET" and "{" not in route.path})
+
+
+async def put_schedule(context: ApiContext, name: str = "nightly", **more: object) -> None:
+    data = {"cron": "0 2 * * *", "target": {"kind": "worker", "type": "report"}, **more}
+    await context.schedules.put(DEFAULT_TENANT, name, data)
+
+
+@pytest.mark.parametrize("path", PLAIN_PAGES)
+async def test_every_page_is_served_with_its_headers(browser: httpx.AsyncClient, path: str) -> None:
+    response = await browser.get(path)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert response.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+    assert response.headers["cache-control"] == "no-store"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert "unsafe" not in CONTENT_SECURITY_POLICY
+
+
+@pytest.mark.parametrize("path", PLAIN_PAGES)
+async def test_every_page_ignores_strange_parameters(browser: httpx.AsyncClient, path: str) -> None:
+    response = await browser.get(f"{path}?nothing=%00&status=no&queue={SCRIPT}&name_prefix=%ff&state=%0a")
+    assert response.status_code in (200, 422)
+    assert "<script>alert" not in response.text
+
+
+@pytest.mark.parametrize("route", PAGE_ROUTES, ids=lambda one: f"{one.method} {one.path}")
+async def test_no_page_is_served_without_a_key(locked: httpx.AsyncClient, route: object) -> None:
+    path = re.sub(r"\{\w+\}", "x", route.path)  # type: ignore[attr-defined]
+    response = await locked.request(route.method, path)  # type: ignore[attr-defined]
+    assert response.status_code == 303
+    assert response.headers["location"].startswith("/login")
+
+
+async def test_input_is_escaped_everywhere(browser: httpx.AsyncClient, context: ApiContext) -> None:
+    await put_schedule(context, description=SCRIPT, payload={"field": SCRIPT}, labels={"label": SCRIPT})
+    await send(browser, "/schedules", "/schedules/nightly/pause", note=SCRIPT)
+    for path in ("/schedules", "/schedules/nightly", "/schedules/nightly/why", f"/search?q={SCRIPT}"):
+        text = (await browser.get(path)).text
+        assert "<script>alert" not in text
+        assert "49" not in re.sub(r"[0-9a-f]{8,}|[\d:.]{4,}", "", text) or "{{7*7}}" in text
+
+
+async def test_the_root_is_json_for_clients_and_a_page_for_browsers(browser: httpx.AsyncClient) -> None:
+    assert (await browser.get("/", headers={"accept": "*/*"})).headers["content-type"] == "application/json"
+    assert (await browser.get("/")).headers["content-type"].startswith("text/html")
+    assert (
+        (await browser.get("/", headers={"accept": "*/*", "hx-request": "true"}))
+        .headers["content-type"]
+        .startswith("text/html")
+    )
+
+
+async def test_errors_are_pages_that_say_what_to_do(browser: httpx.AsyncClient) -> None:
+    response = await browser.get("/schedules/nothing")
+    assert response.status_code == 404
+    assert response.headers["content-type"].startswith("text/html")
+    assert "there is no schedule" in response.text
+    assert response.headers["x-request-id"] in response.text
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_use_nothing_that_the_policy_forbids(name: str) -> None:
+    source, _, _ = environment().loader.get_source(environment(), name)  # type: ignore[union-attr]
+    assert not re.search(r"\sstyle\s*=|<style|\son[a-z]+=['\"]|hx-on|javascript:|hx-vals\s*=\s*['\"]js:|\|\s*safe\b", source)
+    assert not re.search(r"<script(?![^>]*\bsrc=)(?![^>]*type=\"application/json\")", source)
+    # A trigger filter such as click[ctrlKey] is evaluated as code.
+    assert not re.search(r"hx-trigger=\"[^\"]*\[", source)
+    assert not re.search(r"(?:src|href|action)=\"(?:https?:)?//", source)
+
+
+def test_every_form_that_changes_something_has_a_token() -> None:
+    for name in TEMPLATES:
+        source, _, _ = environment().loader.get_source(environment(), name)  # type: ignore[union-attr]
+        for form in re.findall(r"<form[^>]*method=\"post\".*?</form>", source, re.DOTALL):
+            assert "token_field" in form, (name, form[:100])
+
+
+def test_vendored_files_are_as_listed() -> None:
+    listed = {}
+    for line in STATIC.joinpath("vendor/VENDORED").read_text().splitlines():
+        if not line.startswith("#"):
+            digest, name, *_ = line.split()
+            listed[name] = digest
+    found = {one.name for one in STATIC.joinpath("vendor").iterdir() if one.name.endswith((".js", ".css"))}
+    assert found == set(listed)
+    for name, digest in listed.items():
+        assert hashlib.sha256(STATIC.joinpath(f"vendor/{name}").read_bytes()).hexdigest() == digest
+
+
+def test_all_scripts_and_styles_take_less_than_50_kb_compressed() -> None:
+    sizes = {name: len(one.compressed or one.body) for name, one in static_files().items() if name.endswith((".js", ".css"))}
+    assert sum(sizes.values()) < 50_000, sizes
+
+
+async def test_static_files_are_compressed_and_kept_by_browsers(locked: httpx.AsyncClient) -> None:
+    url = static_url("everbeat.css")
+    response = await locked.get(url, headers={"accept-encoding": "gzip"})
+    assert (response.status_code, response.headers["content-encoding"]) == (200, "gzip")
+    assert "immutable" in response.headers["cache-control"]
+    plain = await locked.get(url, headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert plain.content == response.content == static_files()["everbeat.css"].body
