@@ -9,7 +9,7 @@ UV_COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 
 PYTEST_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help install run tools services test chaos fuzz docs check fmt lint types imports bench lock clean
+.PHONY: help install run tools services test chaos fuzz attack docs check fmt lint types imports bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -48,6 +48,9 @@ chaos: install ## Inject random faults into a cluster for CHAOS_SECONDS (180) an
 
 fuzz: install ## Generate requests from the OpenAPI document, FUZZ_EXAMPLES (100) for each operation
 	@$(BIN)/pytest -n 0 -s -m fuzz tests/api/test_fuzz.py
+
+attack: install ## Attack a server on each database and measure what its neighbor notices (a short form is part of check)
+	@$(BIN)/pytest -n 0 -s -m attack tests/attack
 
 docs: install ## Generate the reference of the HTTP API from its OpenAPI document
 	@$(BIN)/python -m everbeat.api.reference docs/reference/api.md

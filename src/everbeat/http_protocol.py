@@ -3,7 +3,8 @@
 The limits of a connection:
 - The head of a request must arrive within `head_seconds`, counted from its first byte. This defends against slow clients that
   occupy connections (slow loris). The same limit applies to a connection that is idle between requests.
-- A head may have up to MAX_HEAD_BYTES and MAX_HEADERS.
+- A target may have up to MAX_TARGET_BYTES, and a head up to MAX_HEAD_BYTES and MAX_HEADERS. The same limits apply to trailers,
+  and to the framing between two parts of a chunked body.
 - At most about _MAX_BUFFERED_BYTES of a body are buffered. Reading is paused until the app has received them.
 - A client that reads nothing of its response for `write_seconds` is disconnected.
 - The app may respond before the whole body has arrived. If little of the body is left, the rest is read and discarded, and the
@@ -30,9 +31,19 @@ import structlog
 import uuid_utils
 
 from everbeat.api.messages import AsgiApp, Message, Scope
-from everbeat.api.problems import HEAD_TOO_LARGE, INTERNAL, MALFORMED, MEDIA_TYPE, TOO_SLOW, HttpProblem, problem_body
+from everbeat.api.problems import (
+    HEAD_TOO_LARGE,
+    INTERNAL,
+    MALFORMED,
+    MEDIA_TYPE,
+    TARGET_TOO_LONG,
+    TOO_SLOW,
+    HttpProblem,
+    problem_body,
+)
 
-MAX_HEAD_BYTES = 64 * 1024
+MAX_TARGET_BYTES = 8 * 1024
+MAX_HEAD_BYTES = 32 * 1024
 MAX_HEADERS = 100
 
 _MAX_BUFFERED_BYTES = 64 * 1024
@@ -93,8 +104,10 @@ class ServerConnection(asyncio.Protocol):
         # The head that is being read.
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._head_bytes = 0
         self._is_reading_head = False
+        # How many parts of requests were parsed, and how many bytes arrived since the last of them.
+        self._progress = 0
+        self._head_bytes = 0
         # The request that is being read, the one that the app is processing, and the pipelined ones that wait for it.
         self._reading: _Exchange | None = None
         self._current: _Exchange | None = None
@@ -140,18 +153,20 @@ class ServerConnection(asyncio.Protocol):
         if self._discarded is not None or self._is_closing:
             self._discard(len(data))
             return
-        headers = self._headers
+        progress = self._progress
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._discarded = 0  # upgrades are not supported: respond to the request, and ignore the rest
         except httptools.HttpParserError as error:
             self._on_malformed(error)
-        # True if the data was only a part of one head.
-        if self._is_reading_head and self._headers is headers and self._discarded is None:
+        # True if the data was only a part of one head, of trailers, or of the framing of a chunk.
+        if self._progress == progress and self._discarded is None:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(HttpProblem(HEAD_TOO_LARGE, f"The head of a request may have at most {MAX_HEAD_BYTES} bytes."))
+                self._refuse(_head_too_large().problem)
+        else:
+            self._head_bytes = 0
 
     def pause_writing(self) -> None:
         self._writable = asyncio.Event()
@@ -168,26 +183,32 @@ class ServerConnection(asyncio.Protocol):
     # httptools
 
     def on_message_begin(self) -> None:
+        self._progress += 1
         self._url = b""
         self._headers = []
-        self._head_bytes = 0
         self._is_reading_head = True
         if self._current is None:
             self._set_deadline(self._settings.head_seconds)
 
     def on_url(self, part: bytes) -> None:
         self._url += part
+        if len(self._url) > MAX_TARGET_BYTES:
+            raise _HeadRefused(
+                HttpProblem(TARGET_TOO_LONG, f"The target of a request may have at most {MAX_TARGET_BYTES} bytes.")
+            )
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
         if len(self._headers) > MAX_HEADERS:
-            raise _HeadTooLarge(f"A request may have at most {MAX_HEADERS} headers.")
+            raise _HeadRefused(HttpProblem(HEAD_TOO_LARGE, f"A request may have at most {MAX_HEADERS} headers."))
 
     def on_headers_complete(self) -> None:
+        self._progress += 1
         self._is_reading_head = False
         headers, parser = self._headers, self._parser
-        if len(self._url) + sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:
-            raise _HeadTooLarge(f"The head of a request may have at most {MAX_HEAD_BYTES} bytes.")
+        self._headers = []  # of the trailers, which are ignored
+        if len(self._url) + sum(len(name) + len(value) + 4 for name, value in headers) > MAX_HEAD_BYTES:
+            raise _head_too_large()
         version = parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise ValueError("only HTTP/1.1 and HTTP/1.0 are supported")
@@ -216,6 +237,7 @@ class ServerConnection(asyncio.Protocol):
             self._pause_reading()
 
     def on_body(self, part: bytes) -> None:
+        self._progress += 1
         exchange = self._reading
         if exchange is not None and not exchange.is_response_sent:
             exchange.add_body(part)
@@ -223,6 +245,7 @@ class ServerConnection(asyncio.Protocol):
                 self._pause_reading()
 
     def on_message_complete(self) -> None:
+        self._progress += 1
         exchange, self._reading = self._reading, None
         if exchange is None:
             return
@@ -346,8 +369,8 @@ class ServerConnection(asyncio.Protocol):
 
     def _on_malformed(self, error: Exception) -> None:
         reading, cause = self._reading, error.__context__
-        if isinstance(cause, _HeadTooLarge):
-            self._refuse(HttpProblem(HEAD_TOO_LARGE, str(cause)))
+        if isinstance(cause, _HeadRefused):
+            self._refuse(cause.problem)
         elif self._current is not None and (reading is None or reading is not self._current):
             self._discarded = 0  # after a complete request, whose response is not sent yet
             self._current.keeps_open = False
@@ -395,8 +418,14 @@ class ServerConnection(asyncio.Protocol):
             self._write_timer = self._loop.call_later(self._settings.write_seconds, self._check_reader, size)
 
 
-class _HeadTooLarge(Exception):
-    pass
+class _HeadRefused(Exception):
+    def __init__(self, problem: HttpProblem) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+
+
+def _head_too_large() -> _HeadRefused:
+    return _HeadRefused(HttpProblem(HEAD_TOO_LARGE, f"The head of a request may have at most {MAX_HEAD_BYTES} bytes."))
 
 
 class _Exchange:

@@ -13,7 +13,7 @@ import pytest
 
 from everbeat.api.messages import Message, Receive, Scope, Send
 from everbeat.config import Settings
-from everbeat.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
+from everbeat.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES
 from everbeat.serving import HttpServer, listen
 from tests.support.certificates import make_certificate
 from tests.support.processes import free_port
@@ -29,6 +29,7 @@ class SmallApp:
 
     def __init__(self) -> None:
         self.seen: list[str] = []
+        self.headers: list[tuple[bytes, bytes]] = []
         self.may_respond = asyncio.Event()
         self.disconnected = asyncio.Event()
 
@@ -44,6 +45,7 @@ class SmallApp:
             body += message.get("body", b"")
             if not message.get("more_body", False):
                 break
+        self.headers = scope["headers"]
         await respond(send, scope["query_string"] + b"|" + body)
 
     async def early(self, _scope: Scope, _receive: Receive, send: Send) -> None:
@@ -288,8 +290,40 @@ async def test_the_size_of_a_head_is_limited(connect: Connect, head: bytes) -> N
     assert b"urn:everbeat:problem:head-too-large" in response
 
 
-async def test_a_long_target_has_the_same_limit(connect: Connect) -> None:
-    assert (await exchange(connect, GET % (b"/" + b"a" * MAX_HEAD_BYTES))).startswith(b"HTTP/1.1 431")
+async def test_the_length_of_a_target_is_limited(connect: Connect) -> None:
+    reader, writer = await connect()
+    writer.write(GET % (b"/?" + b"a" * (MAX_TARGET_BYTES - 2)))
+    assert (await read_response(reader))[0] == 200
+    for pieces in (1, 3):
+        request_ = GET % (b"/?" + b"a" * (MAX_TARGET_BYTES - 1))
+        size = len(request_) // pieces + 1
+        response = await exchange(connect, *(request_[at : at + size] for at in range(0, len(request_), size)))
+        assert response.startswith(b"HTTP/1.1 414")
+        assert b"urn:everbeat:problem:target-too-long" in response
+
+
+TRAILED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"2\r\nhi\r\n0\r\n" + b"".join(b"X-%d: a\r\n" % number for number in range(MAX_HEADERS + 1)) + b"\r\n",
+        b"2\r\nhi\r\n0\r\nX-Endless: " + b"a" * 4_000_000,
+        b"2; extension=" + b"a" * 4_000_000 + b"\r\nhi\r\n0\r\n\r\n",
+    ],
+    ids=["too many trailers", "endless trailers", "an endless chunk extension"],
+)
+async def test_what_surrounds_the_parts_of_a_body_is_limited(connect: Connect, rest: bytes) -> None:
+    response = await exchange(connect, TRAILED, *(rest[at : at + 16_384] for at in range(0, len(rest), 16_384)))
+    assert response[9:12] in (b"431", b"400"), response  # 400: the parser has a limit of its own
+
+
+async def test_trailers_do_not_become_headers(connect: Connect, app: SmallApp) -> None:
+    reader, writer = await connect()
+    writer.write(TRAILED + b"2\r\nhi\r\n0\r\nX-Forwarded-For: 10.0.0.1\r\n\r\n")
+    assert (await read_response(reader))[0] == 200
+    assert [name for name, _ in app.headers] == [b"host", b"transfer-encoding"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+import timeit
 
 import pytest
 from hypothesis import given
@@ -61,6 +62,14 @@ def test_swapped_or_missing_characters_are_detected(secret: bytes, index: int) -
 def test_invalid_text_is_not_a_key(text: str) -> None:
     assert not is_well_formed(text)
     assert not contains_key(text)
+
+
+@pytest.mark.parametrize("pattern", ["eb_", "eb_A", "eb_AAAAAAAAAAAAA", "eb__", "A"])
+def test_a_search_for_keys_takes_time_proportional_to_the_length(pattern: str) -> None:
+    text = (pattern * 8192)[:8192]
+    best = min(timeit.repeat(lambda: contains_key(text), number=1, repeat=5))
+    assert best < 0.003
+    assert contains_key(text + make_key(bytes(32)))
 
 
 @given(SCOPES)

@@ -27,10 +27,11 @@ SECRET_BYTES = 32
 MAX_SCOPES = 100
 MAX_NAME_LENGTH = 200
 
-_SHAPE = re.compile(r"eb_[A-Za-z0-9_-]{49}")
-_START = re.compile(r"(?=eb_)")
+# The last character encodes the last two bits of the checksum.
+_SHAPE = re.compile(r"eb_[A-Za-z0-9_-]{48}[AQgw]")
+_SHAPES = re.compile(f"(?=({_SHAPE.pattern}))")
+_MAX_SHAPES = 32
 _CHECKSUM_LENGTH = 6
-_LENGTH = 52
 _WORK_PREFIX = f"{Scope.WORK}:"
 
 
@@ -80,8 +81,8 @@ def is_well_formed(key: str) -> bool:
 
 
 def contains_key(text: str) -> bool:
-    """Whether a text contains a key."""
-    return any(is_well_formed(text[match.start() : match.start() + _LENGTH]) for match in _START.finditer(text))
+    """Whether a text contains a key. If many parts have the shape of one, the rest is not searched, and the result is True."""
+    return any(count == _MAX_SHAPES or is_well_formed(match[1]) for count, match in enumerate(_SHAPES.finditer(text)))
 
 
 def hash_of(key: str) -> bytes:
