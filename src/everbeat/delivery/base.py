@@ -88,8 +88,8 @@ class Target:
     async def deliver(self, task: DeliveryTask) -> DeliveryOutcome:
         """Send the task and return the outcome.
 
-        It is cancelled at the timeout, and if the task is cancelled or its lease is lost. An exception is recorded as a RetryDelivery
-        that does not blame the destination.
+        It is cancelled at the timeout, and if the task is cancelled or its lease is lost. An exception is recorded as a
+        RetryDelivery that does not blame the destination.
         """
         raise NotImplementedError
 
