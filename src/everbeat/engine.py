@@ -44,6 +44,7 @@ from everbeat.services.schema import SchemaGuard
 from everbeat.services.tasks import TaskService
 from everbeat.services.tenants import TenantDirectory, TenantService
 from everbeat.services.ticker import Ticker, TickerSettings
+from everbeat.services.workers import WorkerDirectory, WorkerRecorder
 from everbeat.store.base import Store
 from everbeat.store.values import NodeHeartbeat
 from everbeat.version import __version__
@@ -89,6 +90,9 @@ class Engine:
         store, publisher, total_seconds = self.store, self.publisher, self.settings.task_total_seconds
         payloads = LargePayloads(self.blobs)
         self.attempts = AttemptEnder(store, publisher)
+        self.workers = WorkerDirectory(store)
+        recorder_store = store.pool("maintenance")
+        self.worker_recorder = WorkerRecorder(recorder_store, self.settings.node_name, monotonic=self.clock.monotonic)
         self.long_polls = LongPolls(
             store,
             publisher,
@@ -105,6 +109,7 @@ class Engine:
             total_seconds=total_seconds,
             payloads=payloads,
             random_fraction=self._random_fraction,
+            recorder=self.worker_recorder,
         )
         self.tasks = TaskService(
             store,
@@ -186,6 +191,7 @@ class Engine:
         if not roles:
             return [self.schema_guard]
         loops: list[Loop] = [self.schema_guard, self.ownership, self.directory, self.long_polls, self.overlap]
+        loops.append(self.worker_recorder)
         if self.event_stream.receives_other_nodes:
             loops.append(EventRelay(self.store.pool("maintenance"), self.event_stream))
         if "scheduler" in roles:

@@ -52,6 +52,8 @@ CONTRACT = {
     "/v1/tenants/{tenant}/keys": {"get", "post"},
     "/v1/keys/{key_id}": {"delete"},
     "/v1/cluster": {"get"},
+    "/v1/queues": {"get"},
+    "/v1/workers": {"get"},
     "/v1/events": {"get"},
     "/v1/calendars": {"get"},
     "/v1/calendars/{name}": {"get", "put", "delete"},

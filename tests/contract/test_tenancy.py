@@ -10,7 +10,7 @@ from everbeat.store.queries import load_blocks
 
 TENANT_TABLES = (
     *("schedules", "past_rules", "ticks", "tasks", "task_history", "attempts", "task_log", "dead_letters", "task_keys"),
-    *("calendars", "idempotent_answers", "api_keys", "audit_log"),
+    *("calendars", "idempotent_answers", "api_keys", "audit_log", "workers"),
 )
 TENANT_DATA = re.compile(rf"\b(?:FROM|JOIN|INTO|UPDATE)\s+({'|'.join(TENANT_TABLES)})\b")
 # The tenant is compared with a value, is part of a key, or is written with a new row.
@@ -24,6 +24,8 @@ KEYS = "a key is found by its hash before its tenant is known"
 OPERATORS = "only operators list all tenants"
 
 EXCEPTIONS = {
+    "worker_prune": RETENTION,
+    "worker_write_seen": "a row is found by its id, which follows from the tenant and the name of the worker",
     "audit_log_list_all": OPERATORS,
     "blob_unused": RETENTION,
     "key_admins": OPERATORS,

@@ -77,6 +77,7 @@ TABLES = [
     "tenants",
     "api_keys",
     "audit_log",
+    "workers",
 ]
 
 # Not verbs on rows. They are tested in tests/migration or tests/services, or by every test.

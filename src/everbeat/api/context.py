@@ -23,6 +23,7 @@ from everbeat.services.ledger import LedgerService
 from everbeat.services.schedules import ScheduleService
 from everbeat.services.tasks import TaskService
 from everbeat.services.tenants import TenantService
+from everbeat.services.workers import WorkerDirectory
 from everbeat.store.base import Store
 
 
@@ -52,6 +53,7 @@ class ApiContext(NamedTuple):
     explainer: Explainer
     audit: AuditService
     cluster: ClusterService
+    workers: WorkerDirectory
     calendars: CalendarService
     tenants: TenantService
     keys: KeyService
@@ -89,6 +91,7 @@ class ApiContext(NamedTuple):
             explainer=engine.explainer,
             audit=engine.audit,
             cluster=engine.cluster,
+            workers=engine.workers,
             calendars=engine.calendars,
             tenants=engine.tenants,
             keys=engine.keys,

@@ -138,7 +138,17 @@ def with_optional_security(document: dict[str, Any]) -> dict[str, Any]:
 
 def _tags(used: list[str]) -> list[str]:
     """Return each tag once, in the order in which readers are likely to need them."""
-    known = ("Schedules", "Calendars", "Tasks", "Workers", "Dead letters", "Operations", "Tenants and keys", "Health")
+    known = (
+        "Schedules",
+        "Calendars",
+        "Tasks",
+        "Workers",
+        "Queues and workers",
+        "Dead letters",
+        "Operations",
+        "Tenants and keys",
+        "Health",
+    )
     return sorted(dict.fromkeys(used), key=lambda tag: (known.index(tag) if tag in known else len(known), tag))
 
 

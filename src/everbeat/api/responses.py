@@ -24,6 +24,7 @@ from everbeat.core.responses import (
 )
 from everbeat.core.schedules import Status
 from everbeat.core.tasks import Origin
+from everbeat.core.workers import WorkerState
 
 
 class ScheduleList(msgspec.Struct):
@@ -237,6 +238,59 @@ class CalendarResponse(msgspec.Struct, kw_only=True):
 
 class CalendarList(msgspec.Struct):
     items: list[CalendarResponse]
+    next_cursor: str | None
+
+
+class QueuePauseResponse(msgspec.Struct):
+    """Who paused a queue, why, since when and until when."""
+
+    by: str
+    note: str | None
+    since: Time
+    until: Time | None
+
+
+class QueueResponse(msgspec.Struct, kw_only=True):
+    """A queue: its unfinished tasks by state, for how long the oldest ready one could have run, the number of live workers that
+    ask for it, and the worker that was seen last. A queue without live workers has `workers: 0`."""
+
+    queue: str
+    ready: int
+    scheduled: int
+    held: int
+    running: int
+    oldest_ready_seconds: float | None
+    workers: int
+    last_worker: str | None
+    last_worker_seen_at: Time | None
+    paused: QueuePauseResponse | None
+
+
+class QueueList(msgspec.Struct):
+    items: list[QueueResponse]
+    next_cursor: str | None
+
+
+class WorkerResponse(msgspec.Struct, kw_only=True):
+    """A worker. `types` null: all types. `running`: tasks of this tenant. `all_tenants`: it belongs to a fleet of the operator.
+    `node`: the node that saw it last. `live`: it asks for tasks. `stopping`: it finishes its tasks. `gone`: it has stopped, or
+    was not seen for a minute, or for the length of its leases if they are longer."""
+
+    worker: str
+    queues: list[str]
+    types: list[str] | None
+    running: int
+    concurrency: int | None
+    version: str | None
+    node: str
+    all_tenants: bool
+    started_at: Time
+    last_seen_at: Time
+    state: WorkerState
+
+
+class WorkerList(msgspec.Struct):
+    items: list[WorkerResponse]
     next_cursor: str | None
 
 

@@ -15,6 +15,7 @@ import msgspec
 from everbeat.core.schedules import Retry
 from everbeat.core.targets import Target
 from everbeat.core.tasks import ClaimedTask
+from everbeat.core.workers import WorkerState
 
 MAX_SUBMITTED = 10_000
 MAX_CLAIMED = 1000
@@ -60,6 +61,8 @@ class LeaseClaimRequest(_RequestBody, frozen=True, kw_only=True):
     max: Annotated[int, msgspec.Meta(ge=1, le=MAX_CLAIMED)] = 1
     wait_seconds: Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT_SECONDS)] = 0
     lease_seconds: Annotated[float, msgspec.Meta(ge=5, le=3600)] = DEFAULT_LEASE_SECONDS
+    concurrency: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    version: Annotated[str, msgspec.Meta(max_length=100)] | None = None
 
 
 class LeaseClaimResponse(msgspec.Struct, frozen=True):
@@ -81,6 +84,7 @@ class LeaseHeartbeat(_RequestBody, frozen=True, kw_only=True):
 class LeaseHeartbeatRequest(_RequestBody, frozen=True, kw_only=True):
     worker: WorkerName
     leases: Annotated[list[LeaseHeartbeat], msgspec.Meta(max_length=MAX_LEASES_PER_REPORT)]
+    state: WorkerState = WorkerState.LIVE
 
 
 class LeaseHeartbeatResult(msgspec.Struct, frozen=True):

@@ -41,6 +41,7 @@ from everbeat.services.group_commit import GroupCommit
 from everbeat.services.long_polls import LongPolls
 from everbeat.services.payloads import FilledTasks, LargePayloads
 from everbeat.services.publisher import ChangePublisher
+from everbeat.services.workers import WorkerRecorder
 from everbeat.store.base import Store
 from everbeat.store.values import EndedAttempt, HeartbeatWrite, LeaseRef, RenewedLease
 
@@ -65,6 +66,7 @@ class LeaseService:
         total_seconds: float = 7 * 86_400,
         payloads: LargePayloads | None = None,
         random_fraction: Callable[[], float] = random.random,
+        recorder: WorkerRecorder | None = None,
     ) -> None:
         self._store = store
         self._attempts = attempts
@@ -73,6 +75,7 @@ class LeaseService:
         self._payloads = payloads or LargePayloads(BlobStore(None))
         self._random_fraction = random_fraction
         self._long_polls = long_polls
+        self._recorder = recorder
         self._completions: GroupCommit[Results, Done] = GroupCommit(self._write_completions, max_rows=_MAX_ROWS, count_rows=len)
         self._heartbeats: GroupCommit[list[HeartbeatWrite], dict[tuple[UUID, int], RenewedLease]] = GroupCommit(
             self._write_heartbeats, max_rows=_MAX_ROWS, count_rows=len
@@ -94,6 +97,8 @@ class LeaseService:
                 raise InvalidInput.of(field, f"{bad[0][:100]!r} {NAME_MESSAGE}")
         if queues is not None and (others := sorted(set(claim.queues) - queues)):
             raise Forbidden(f"This API key may work on {', '.join(sorted(queues))}, but not on the queue {others[0][:200]}.")
+        if self._recorder is not None:
+            self._recorder.claimed(lease_tenant_id, claim)
         tasks = await self._long_polls.claim(lease_tenant_id, claim, now=now)
         if tasks:
             tasks = await self._fill(lease_tenant_id, tasks, now)
@@ -151,6 +156,8 @@ class LeaseService:
         now: datetime | None = None,
     ) -> list[LeaseHeartbeatResult]:
         _check_worker(heartbeat.worker)
+        if self._recorder is not None:
+            self._recorder.heartbeat(lease_tenant_id, heartbeat)
         allowed = await self._allowed(heartbeat.leases, queues)
         writes = [_heartbeat_write(lease_tenant_id, lease) for lease in heartbeat.leases if lease.id in allowed]
         found: dict[tuple[UUID, int], RenewedLease] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from everbeat.core.schedules import Schedule
+from everbeat.core.workers import MAX_WORKERS_KEPT, RETENTION_SECONDS
 from everbeat.services.collector import Collector
 from everbeat.services.events import Emit, Pruned, TicksOverdue, ignore
 from everbeat.services.loops import Periodic, wait_for_event
@@ -97,6 +98,9 @@ class Pruner(SingletonLoop):
             "responses": await self._store.idempotent_response_prune(limit=self._batch_size, now=now),
             "sessions": await self._store.session_prune(limit=self._batch_size, now=now),
             "keys": await self._store.task_key_prune(limit=self._batch_size, now=now),
+            "workers": await self._store.worker_prune(
+                unseen_seconds=RETENTION_SECONDS, keep=MAX_WORKERS_KEPT, limit=self._batch_size, now=now
+            ),
             "months": await self._store.month_prune(before=moment - self._retention, limit=self._batch_size),
         }
         for what, count in pruned.items():

@@ -22,6 +22,7 @@ from everbeat.core.schedules import DEFAULT_TENANT, PastRule, Schedule
 from everbeat.core.tasks import Attempt, AttemptEnd, DeadLetter, LeasedTask, LogLine, NewTask, TaskChange, TaskRecord
 from everbeat.core.tenants import Tenant
 from everbeat.core.ticks import Tick
+from everbeat.core.workers import WorkerInfo, WorkerSighting
 from everbeat.store.values import (
     AuditLogFilter,
     CancelResult,
@@ -49,6 +50,7 @@ from everbeat.store.values import (
     PoolName,
     PromoteResult,
     QueueDepth,
+    QueueTasks,
     RenewedLease,
     Replay,
     ReplayResult,
@@ -59,6 +61,7 @@ from everbeat.store.values import (
     TaskScan,
     TenantWrite,
     TickTotal,
+    WorkerQueue,
 )
 
 
@@ -353,6 +356,28 @@ class Store(Protocol):
 
     async def task_depths(self, tenant_id: UUID | None = None) -> list[QueueDepth]:
         """The number of live tasks of a tenant, or of all, by queue and state."""
+
+    async def task_queue_list(self, tenant_id: UUID) -> list[QueueTasks]:
+        """The numbers of a tenant's live tasks by queue, in order of name."""
+
+    # Workers
+
+    async def worker_write(self, node: str, sightings: Sequence[WorkerSighting], *, now: datetime | None = None) -> int:
+        """Write what a node has learned about workers. A worker that has sent only heartbeats is not created."""
+
+    async def worker_list(
+        self, tenant_id: UUID, *, queue: str | None = None, before: tuple[datetime, UUID] | None = None, limit: int
+    ) -> list[WorkerInfo]:
+        """The workers of a tenant and the fleets, optionally only those of a queue, the last seen first."""
+
+    async def worker_queues(self, tenant_id: UUID, *, now: datetime | None = None) -> list[WorkerQueue]:
+        """The queues that workers of a tenant and fleets have asked for, in order of name."""
+
+    async def worker_running(self, tenant_id: UUID, workers: Sequence[str]) -> dict[str, int]:
+        """The number of running tasks of a tenant by worker."""
+
+    async def worker_prune(self, *, unseen_seconds: float, keep: int, limit: int, now: datetime | None = None) -> int:
+        """Delete workers unseen for `unseen_seconds`, and of each tenant those beyond the `keep` last seen ones."""
 
     # Calendars
 

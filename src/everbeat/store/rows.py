@@ -33,6 +33,7 @@ from everbeat.core.tasks import (
     with_payload_ref,
 )
 from everbeat.core.ticks import Outcome, Skip, SkipReason, Tick
+from everbeat.core.workers import WorkerInfo, WorkerState
 from everbeat.store.task_changes import claimed_changes, fired_change, submitted_changes
 from everbeat.store.values import (
     ClaimRequest,
@@ -64,6 +65,7 @@ _encode = msgspec.json.Encoder().encode
 _retry_from_json = msgspec.json.Decoder(Retry).decode
 _rule_from_json = msgspec.json.Decoder(Rule).decode
 _calendars_from_json = msgspec.json.Decoder(dict[str, tuple[str, ...]]).decode
+_names_from_json = msgspec.json.Decoder(tuple[str, ...]).decode
 _decode = msgspec.json.Decoder().decode
 
 
@@ -297,6 +299,12 @@ def node_from_row(row: Row) -> NodeInfo:
         lag_seconds=row["lag_seconds"],
         fired_per_second=row["fired_per_second"],
     )
+
+
+def worker_from_row(row: Row) -> WorkerInfo:
+    types = None if row["types"] is None else _names_from_json(row["types"])
+    changed = {"queues": _names_from_json(row["queues"]), "types": types, "state": WorkerState(row["state"])}
+    return WorkerInfo(**{**row, **changed})
 
 
 def calendar_from_row(row: Row) -> Calendar:

@@ -17,6 +17,7 @@ from everbeat.core.schedules import PastRule, Schedule
 from everbeat.core.tasks import Attempt, DeadLetter, LeasedTask, LogLine, TaskRecord
 from everbeat.core.tenants import Tenant
 from everbeat.core.ticks import Tick
+from everbeat.core.workers import SILENT_SECONDS, WorkerInfo
 from everbeat.store.key_rows import key_from_row
 from everbeat.store.rows import (
     EARLIEST,
@@ -34,6 +35,7 @@ from everbeat.store.rows import (
     task_from_row,
     tick_from_row,
     total_from_row,
+    worker_from_row,
 )
 from everbeat.store.tenant_rows import audit_log_entry_from_row, audit_log_window, tenant_from_row
 from everbeat.store.values import (
@@ -42,10 +44,12 @@ from everbeat.store.values import (
     IdempotentResponse,
     PartitionInfo,
     QueueDepth,
+    QueueTasks,
     ScheduleFilter,
     TaskFilter,
     TaskScan,
     TickTotal,
+    WorkerQueue,
 )
 
 _TASK_LISTS = {
@@ -172,6 +176,9 @@ class SharedVerbs(ABC):
     async def task_depths(self, tenant_id: UUID | None = None) -> list[QueueDepth]:
         return [QueueDepth(**row) for row in await self._read("task_depths", tenant_id=tenant_id)]
 
+    async def task_queue_list(self, tenant_id: UUID) -> list[QueueTasks]:
+        return [QueueTasks(**row) for row in await self._read("task_queue_list", tenant_id=tenant_id)]
+
     async def task_queues(self, ids: Sequence[UUID]) -> dict[UUID, str]:
         return {row["id"]: row["queue"] for row in await self._read("task_queues", ids=list(ids))}
 
@@ -225,6 +232,24 @@ class SharedVerbs(ABC):
 
     async def node_prune(self, *, unseen_seconds: float, now: datetime | None = None) -> int:
         return await self._change("node_prune", now=now, unseen_seconds=unseen_seconds)
+
+    async def worker_list(
+        self, tenant_id: UUID, *, queue: str | None = None, before: tuple[datetime, UUID] | None = None, limit: int
+    ) -> list[WorkerInfo]:
+        before_at, before_id = before or (LATEST, LAST_ID)
+        values = {"queue": queue, "before_at": before_at, "before_id": before_id, "limit": limit}
+        return [worker_from_row(row) for row in await self._read("worker_list", tenant_id=tenant_id, **values)]
+
+    async def worker_queues(self, tenant_id: UUID, *, now: datetime | None = None) -> list[WorkerQueue]:
+        rows = await self._read("worker_queues", tenant_id=tenant_id, silent_seconds=SILENT_SECONDS, now=now)
+        return [WorkerQueue(**row) for row in rows]
+
+    async def worker_running(self, tenant_id: UUID, workers: Sequence[str]) -> dict[str, int]:
+        rows = await self._read("worker_running", tenant_id=tenant_id, workers=list(workers))
+        return {row["worker"]: row["count"] for row in rows}
+
+    async def worker_prune(self, *, unseen_seconds: float, keep: int, limit: int, now: datetime | None = None) -> int:
+        return await self._change("worker_prune", unseen_seconds=unseen_seconds, keep=keep, limit=limit, now=now)
 
     async def calendar_list(self, tenant_id: UUID) -> list[Calendar]:
         return [calendar_from_row(row) for row in await self._read("calendar_list", tenant_id=tenant_id)]

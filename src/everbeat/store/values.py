@@ -225,6 +225,26 @@ class QueueDepth(msgspec.Struct, frozen=True):
     count: int
 
 
+class QueueTasks(NamedTuple):
+    """The numbers of live tasks in a queue by state, and the time since which the oldest ready one could run."""
+
+    queue: str
+    ready: int
+    scheduled: int
+    held: int
+    running: int
+    oldest_ready_at: datetime | None
+
+
+class WorkerQueue(NamedTuple):
+    """A queue that workers have asked for: the number of live workers, and the one that was seen last."""
+
+    queue: str
+    workers: int
+    last_worker: str
+    last_seen_at: datetime
+
+
 class SubmitResult(NamedTuple):
     """The result of a submit.
 

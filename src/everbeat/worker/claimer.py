@@ -100,6 +100,8 @@ class Claimer:
             max=count,
             wait_seconds=self._poll_seconds,
             lease_seconds=template.lease_seconds,
+            concurrency=template.concurrency,
+            version=template.version,
         )
         self._is_polling = True
         try:

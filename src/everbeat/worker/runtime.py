@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import socket
@@ -11,8 +12,17 @@ from time import monotonic
 
 from everbeat.client.base import Transport
 from everbeat.client.registry import Registry, TaskDefinition
-from everbeat.core.protocol import DEFAULT_LEASE_SECONDS, DEFAULT_QUEUE, MAX_TYPES, LeaseClaimRequest, LeaseCompletion
+from everbeat.core.protocol import (
+    DEFAULT_LEASE_SECONDS,
+    DEFAULT_QUEUE,
+    MAX_TYPES,
+    LeaseClaimRequest,
+    LeaseCompletion,
+    LeaseHeartbeatRequest,
+)
 from everbeat.core.tasks import ClaimedTask
+from everbeat.core.workers import WorkerState
+from everbeat.version import __version__
 from everbeat.worker.calls import HandlerCaller, Interrupted, Outcome
 from everbeat.worker.claimer import Claimer
 from everbeat.worker.heartbeats import HeartbeatThread, TransportFactory
@@ -28,6 +38,7 @@ DEFAULT_GRACE_SECONDS = 30.0
 _CHECK_SECONDS = 0.25
 _CLEANUP_SECONDS = 2.0
 _DRAIN_SECONDS = 5.0
+_ANNOUNCE_SECONDS = 0.5
 _MAX_UNREPORTED = 4000
 _LEASE_LOST = "the server ended the attempt, or another worker has claimed the task"
 
@@ -101,7 +112,14 @@ class Worker:
             on_stop=self._on_stop_requested,
         )
         types = self._types if len(self._types) <= MAX_TYPES else None
-        claim = LeaseClaimRequest(worker=self.name, queues=self.queues, types=types, lease_seconds=self._lease_seconds)
+        claim = LeaseClaimRequest(
+            worker=self.name,
+            queues=self.queues,
+            types=types,
+            lease_seconds=self._lease_seconds,
+            concurrency=self._concurrency,
+            version=__version__,
+        )
         self._claimer = Claimer(
             self._transport, claim, self._telemetry, count_to_claim=self._count_to_claim, receive=self._received
         )
@@ -137,10 +155,12 @@ class Worker:
         try:
             # Stop the claimer first, so that its poll cannot claim the released tasks again.
             await self._claimer.stop()
+            await self._announce(WorkerState.STOPPING)
             self._release(self._runners.take_ready())
             await self._wait_until_ended(grace)
             await self._interrupt_remaining()
             await self._reporter.drain(_DRAIN_SECONDS)
+            await self._announce(WorkerState.GONE)
         finally:
             self._tasks[1].cancel()
             self._runners.close()
@@ -261,6 +281,12 @@ class Worker:
         self._release(waiting)
 
     # Shutdown
+
+    async def _announce(self, state: WorkerState) -> None:
+        """Tell the server that this worker stops. If that fails, the server notices later that it no longer claims."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_ANNOUNCE_SECONDS):
+                await self._transport.heartbeat(LeaseHeartbeatRequest(worker=self.name, leases=[], state=state))
 
     async def _wait_until_ended(self, seconds: float) -> None:
         if not self._runners.running:

@@ -18,6 +18,7 @@ from everbeat.store.postgres.partitions import PostgresPartitions
 from everbeat.store.postgres.schedules import PostgresSchedules
 from everbeat.store.postgres.tenants import PostgresTenants
 from everbeat.store.postgres.ticks import PostgresTicks
+from everbeat.store.postgres.workers import PostgresWorkers
 from everbeat.store.values import Listener, Notice, PoolName
 
 
@@ -30,6 +31,7 @@ class PostgresStore(
     PostgresCalendars,
     PostgresTenants,
     PostgresKeys,
+    PostgresWorkers,
     PostgresMaintenance,
 ):
     """The Store contract on PostgreSQL 14 and later."""

@@ -17,6 +17,7 @@ from everbeat.store.sqlite.partitions import SqlitePartitions
 from everbeat.store.sqlite.schedules import SqliteSchedules
 from everbeat.store.sqlite.tenants import SqliteTenants
 from everbeat.store.sqlite.ticks import SqliteTicks
+from everbeat.store.sqlite.workers import SqliteWorkers
 from everbeat.store.values import Listener, Notice, PoolName
 
 
@@ -29,6 +30,7 @@ class SqliteStore(
     SqliteCalendars,
     SqliteTenants,
     SqliteKeys,
+    SqliteWorkers,
     SqliteMaintenance,
 ):
     """The Store contract on one SQLite file. It uses the clock of the process."""

@@ -279,6 +279,14 @@ SELECT queue, state, count(*) AS count FROM tasks
 WHERE :tenant_id IS NULL OR tenant_id = :tenant_id
 GROUP BY queue, state ORDER BY queue, state;
 
+-- name: task_queue_list
+-- The numbers of a tenant's live tasks by queue.
+-- returns: oldest_ready_at time
+SELECT queue, count(*) FILTER (WHERE state = 'ready') AS ready, count(*) FILTER (WHERE state = 'scheduled') AS scheduled,
+  count(*) FILTER (WHERE state = 'held') AS held, count(*) FILTER (WHERE state = 'running') AS running,
+  min(run_at) FILTER (WHERE state = 'ready') AS oldest_ready_at
+FROM tasks WHERE tenant_id = :tenant_id GROUP BY queue ORDER BY queue;
+
 -- name: task_key_prune
 -- Delete expired idempotency keys.
 DELETE FROM task_keys WHERE (tenant_id, key) IN (
