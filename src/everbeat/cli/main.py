@@ -21,12 +21,16 @@ class LazyCommand(NamedTuple):
 
 COMMANDS = {
     "dev": LazyCommand("everbeat.cli.run", "Run a server, scheduler and worker in one process, for development."),
+    "import": LazyCommand("everbeat.cli.imports", "Create schedules from those of another scheduler."),
     "keys": LazyCommand("everbeat.cli.keys", "Create, list and revoke API keys in the database."),
     "migrate": LazyCommand("everbeat.cli.database", "Apply the migrations that the database needs."),
     "serve": LazyCommand("everbeat.cli.run", "Run a node of a cluster."),
     "tenants": LazyCommand("everbeat.cli.tenants", "Create, list and change tenants in the database."),
     "worker": LazyCommand("everbeat.cli.worker", "Run the tasks of an app."),
 }
+
+# The attribute of the module, if it cannot have the name of the command.
+_ATTRIBUTES = {"import": "import_"}
 
 
 class LazyGroup(click.Group):
@@ -38,7 +42,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name].module), cmd_name)
+        name = _ATTRIBUTES.get(cmd_name, cmd_name)
+        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name].module), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

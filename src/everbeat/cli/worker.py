@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import click
 
 from everbeat.app import Everbeat
+from everbeat.cli.connection import API_KEY_FILE, URL, read_key
 from everbeat.client.errors import NotReachable, ServerProblem
 from everbeat.client.http import HttpTransport
 from everbeat.client.urls import is_server, validate_url
 from everbeat.core.errors import EverbeatError
-from everbeat.core.keys import is_well_formed
 from everbeat.core.protocol import DEFAULT_LEASE_SECONDS
 from everbeat.telemetry import configure_logging
 from everbeat.worker.garbage_collection import tune_garbage_collector
@@ -48,10 +48,8 @@ class _Options(NamedTuple):
 
 @click.command()
 @click.argument("app", metavar="MODULE:APP")
-@click.option("--url", help="The server, or a database to run on in this process  [EVERBEAT_URL]")
-@click.option(
-    "--api-key-file", type=click.Path(dir_okay=False, path_type=Path), help="A file with the API key  [EVERBEAT_API_KEY]"
-)
+@URL
+@API_KEY_FILE
 @click.option("--queues", help="The queues to claim from, separated by commas (those of the declared tasks).")
 @click.option("--concurrency", type=click.IntRange(1, 10_000), default=DEFAULT_CONCURRENCY, show_default=True)
 @click.option(
@@ -90,7 +88,7 @@ def worker(context: click.Context, /, app: str, url: str | None, processes: int,
         os.environ["EVERBEAT_URL"] = validate_url(url)
     if (file := flags["api_key_file"]) is not None:
         # Not as an argument, which other users of the machine can read. Child processes inherit the variable.
-        os.environ["EVERBEAT_API_KEY"] = _read_key(file)
+        os.environ["EVERBEAT_API_KEY"] = read_key(file)
     loaded = load_app(app)
     _check(loaded, app, options)
     if processes > 1:
@@ -99,16 +97,6 @@ def worker(context: click.Context, /, app: str, url: str | None, processes: int,
         run_until_signalled(lambda stopping: _work(loaded, url, options, stopping))
     else:
         run_until_signalled(lambda stopping: _run_in_process(loaded, url, options, stopping))
-
-
-def _read_key(file: Path) -> str:
-    try:
-        text = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.BadParameter(f"{file} cannot be read ({error})", param_hint="--api-key-file") from None
-    if not is_well_formed(text):
-        raise click.BadParameter(f"{file} does not contain an API key (eb_…)", param_hint="--api-key-file")
-    return text
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -1,0 +1,1 @@
+"""Converts the schedules of other schedulers. Modules here read and convert; the command line shows and writes."""
