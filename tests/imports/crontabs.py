@@ -1,5 +1,7 @@
 """Crontabs for the tests: files as Debian packages install them, and a generated crontab with every feature."""
 
+# ruff: noqa: E501 (lines as packages install them)
+
 from __future__ import annotations
 
 import random
