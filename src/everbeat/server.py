@@ -303,7 +303,7 @@ class Node(EmbeddedNode):
         rates = RequestRates(
             settings.key_requests_per_second, settings.address_requests_per_second, settings.bad_keys_per_second
         )
-        return RequestLimits(rates.with_defaults() if is_required else rates)
+        return RequestLimits(rates.with_defaults() if is_required else rates, max_polls_per_key=settings.max_polls_per_key)
 
     def _auth_settings(self) -> AuthSettings:
         settings = self.settings

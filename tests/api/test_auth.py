@@ -167,6 +167,29 @@ async def test_a_key_above_its_rate_gets_429_with_retry_after(context: ApiContex
     assert int(responses[-1].headers["retry-after"]) == 1
 
 
+async def test_a_key_may_have_a_limited_number_of_long_polls(context: ApiContext, store: Store) -> None:
+    access = Authenticator(store, KeySessions(), RequestLimits(max_polls_per_key=2), is_required=True)
+    _, headers = await key_of(store, "work")
+    _, other = await key_of(store, "work")
+    claim = {"worker": "w", "queues": ["default"]}
+    async with make_client(context._replace(access=access)) as client:
+        polls = [
+            asyncio.create_task(client.post("/v1/worker/claim", json={**claim, "wait_seconds": 30}, headers=headers))
+            for _ in range(2)
+        ]
+        async with asyncio.timeout(10):
+            while sum(access.limits._open_polls.values()) < 2:
+                await asyncio.sleep(0.001)
+        refused = await client.post("/v1/worker/claim", json={**claim, "wait_seconds": 1}, headers=headers)
+        assert problem_of(refused, 429)["type"].endswith(":rate-limited")
+        assert refused.headers["retry-after"] == "5"
+        for more in ({"headers": headers}, {"headers": other, "json": {**claim, "wait_seconds": 0.01}}):
+            assert (await client.post("/v1/worker/claim", **{"json": claim, **more})).status_code == 200  # type: ignore[arg-type]
+        await context.leases._long_polls.close()
+        assert [(await poll).status_code for poll in polls] == [200, 200]
+    assert access.limits._open_polls == {}
+
+
 async def test_an_address_above_its_rate_is_refused_without_a_key_query(context: ApiContext) -> None:
     store = FailingStore(StoreUnavailable("unavailable"))
     access = Authenticator(store, KeySessions(), RequestLimits(RequestRates(per_address=1)), is_required=True)  # type: ignore[arg-type]

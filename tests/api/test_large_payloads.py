@@ -74,7 +74,7 @@ async def test_a_worker_gets_a_large_payload_unchanged(client: httpx.AsyncClient
 async def test_a_waiting_worker_gets_a_large_payload_immediately(client: httpx.AsyncClient, context: ApiContext) -> None:
     waiting = asyncio.create_task(claim(client, wait_seconds=10))
     while not any(
-        wait_queue.waiting and not wait_queue.is_signalled for wait_queue in context.leases._long_polls.wait_queues()
+        wait_queue.waiting and not wait_queue.is_signalled for wait_queue in context.leases._long_polls._wait_queues.values()
     ):
         await asyncio.sleep(0.01)
     await submit(client, payload=LARGE)

@@ -136,6 +136,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "last_tenant_id": UUID(int=2**128 - 1),
         "limit": 10_000,
     },
+    "task_ready_queues": {"queue": "", "tenant_id": UUID(int=0), "limit": 1000},
     "task_claim_running": {"tenant_ids": [TENANT]},
     "task_claim": {
         "now": NOW,
@@ -201,6 +202,7 @@ FULLY_READ = {"task_expired": "tasks_running", "task_release_held_any": "tasks_h
 # These statements must use exactly this index, whatever the statistics are. Indexes of month tables have different names.
 BY_INDEX = {
     "task_flows": "tasks_ready",
+    "task_ready_queues": "tasks_ready",
     "task_claim": "tasks_ready|tasks_pkey",
     "task_claim_running": "tasks_running",
     "task_list": "tasks_of_tenant",
@@ -328,6 +330,7 @@ SQLITE_HOT = {
     "schedule_due": "schedules_due",
     "blob_unused": "task_history_payload_refs",
     "task_flows": "tasks_ready",
+    "task_ready_queues": "tasks_ready",
     "task_claim_pick": "tasks_ready",
     "task_claim_picks": "tasks_ready",
     "task_claim_oldest": "tasks_ready",
@@ -376,6 +379,17 @@ def test_sqlite_task_flows_skips_the_tasks_of_each_flow(big_sqlite: apsw.Connect
     assert [row[1:] for row in found] == [(bytes(16), 100, "", "work")]
     ((ready,),) = big_sqlite.execute("SELECT count(*) FROM tasks WHERE state = 'ready' AND tenant_id = zeroblob(16)")
     assert next(steps) < 500 < ready
+
+
+def test_sqlite_task_ready_queues_skips_the_tasks_of_each_queue_and_tenant(big_sqlite: apsw.Connection) -> None:
+    sql = load_blocks("everbeat.store.sqlite")["task_ready_queues"]
+    steps = itertools.count()
+    big_sqlite.set_progress_handler(lambda: next(steps) < 0, 1)
+    found = list(big_sqlite.execute(sql, {"queue": "", "tenant_id": bytes(16), "limit": 10}))
+    big_sqlite.set_progress_handler(None)
+    assert len(found) == 10
+    ((ready,),) = big_sqlite.execute("SELECT count(*) FROM tasks WHERE state = 'ready' AND tenant_id = zeroblob(16)")
+    assert next(steps) < 1000 < ready
 
 
 def _bindings(sql: str) -> Any:

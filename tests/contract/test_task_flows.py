@@ -14,7 +14,7 @@ from everbeat.core.fairness import ClaimStep, Flow
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask, NewTask, TaskState
 from everbeat.store.base import Store
-from everbeat.store.values import ClaimRequest, HeartbeatWrite, LeaseRef
+from everbeat.store.values import ClaimRequest, HeartbeatWrite, LeaseRef, ReadyQueue
 from tests.factories import (
     NOW,
     OTHER_TENANT,
@@ -65,6 +65,26 @@ async def test_task_flows_returns_the_distinct_flows_of_ready_tasks(store: Store
     assert await store.task_flows(B, ["a", "b"], limit=100) == [flow(B, queue="a")]
     assert await store.task_flows(C, ["a", "b"], limit=100) == []
     assert await store.task_flows(A, [], limit=100) == []
+
+
+async def test_task_ready_queues_returns_each_queue_and_tenant_once(store: Store) -> None:
+    pairs = [ReadyQueue(queue, tenant) for queue in "abc" for tenant in (DEFAULT_TENANT, A, B)]
+    tasks = [
+        make_task(type_, queue=queue, tenant_id=tenant, priority=priority)
+        for queue, tenant in pairs
+        for type_ in ("work", "other")
+        for priority in (0, 100, 1000)
+    ]
+    later = make_task(queue="later", run_at=NOW + minutes(1))
+    await store.task_submit([*tasks, later], now=NOW)
+    assert await store.task_ready_queues(after=None, limit=100) == pairs
+    found = await store.task_ready_queues(after=None, limit=4)
+    while len(found) < len(pairs):
+        page = await store.task_ready_queues(after=found[-1], limit=4)
+        assert page
+        found += page
+    assert found == pairs
+    assert await store.task_ready_queues(after=pairs[-1], limit=4) == []
 
 
 async def test_task_flows_continues_after_the_last_flow_of_a_page(store: Store) -> None:

@@ -12,7 +12,7 @@ from everbeat.core.protocol import LeaseClaimRequest, TaskInput
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask, NewTask
 from everbeat.store.base import Store
-from everbeat.store.values import ClaimRequest, ClaimResult, SubmitResult
+from everbeat.store.values import ClaimRequest, ClaimResult, ReadyQueue, SubmitResult
 from tests.factories import SteppedNode, StoreOverride
 
 Poll = asyncio.Task[list[ClaimedTask]]
@@ -25,6 +25,7 @@ class CountingStore(StoreOverride):
         super().__init__(store)
         self.claiming_workers: list[list[str]] = []
         self.flow_queries = 0
+        self.ready_checks = 0
         self.error: Exception | None = None
         self.write_error: Exception | None = None
         self.writes: list[Sequence[NewTask]] = []
@@ -48,6 +49,13 @@ class CountingStore(StoreOverride):
             self.claim_done.set()
             await self.may_respond.wait()
         return flows
+
+    async def task_ready_queues(self, **more: Any) -> list[ReadyQueue]:
+        self.ready_checks += 1
+        if self.error is not None:
+            raise self.error
+        found: list[ReadyQueue] = await self.inner.task_ready_queues(**more)
+        return found
 
     async def task_claim(self, steps: Sequence[ClaimStep], claim_requests: Sequence[ClaimRequest], **more: Any) -> ClaimResult:
         self.claiming_workers.append([claimer.worker for claimer in claim_requests])
@@ -105,7 +113,9 @@ class PollingNode:
         """Wait until no claim is in progress and all polls have received their results."""
         await run_pending()
         async with asyncio.timeout(20):
-            while any(wait_queue._serving is not None for wait_queue in self.long_polls._wait_queues.values()):
+            while self.long_polls._checking is not None or any(
+                wait_queue._serving is not None for wait_queue in self.long_polls._wait_queues.values()
+            ):
                 await asyncio.sleep(0.001)
         await run_pending()
 

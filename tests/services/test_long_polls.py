@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -14,7 +15,7 @@ from everbeat.core.tasks import TaskState
 from everbeat.store.base import Store
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.values import ClaimResult, Notice
-from tests.factories import OTHER_TENANT, open_second_store
+from tests.factories import OTHER_TENANT, make_task, open_second_store
 from tests.services.polling import PollingNode, ids_of, response, run_pending, until
 
 
@@ -134,9 +135,7 @@ async def test_five_thousand_waiting_polls_and_one_task_cost_a_few_claims(pollin
     claims, flow_queries = polling.store.claims, polling.store.flow_queries
     await polling.long_polls.run_once()
     await polling.wait_for_claims()
-    assert (polling.store.claims, polling.store.flow_queries) == (claims, flow_queries + 1), (
-        "one query, whatever the number of waiting polls"
-    )
+    assert (polling.store.claims, polling.store.flow_queries) == (claims, flow_queries), "the polls were not touched"
     await polling.long_polls.close()
     assert [await response(poll) for poll in long_polls[1:]] == [[]] * 4999
 
@@ -357,9 +356,53 @@ async def test_a_notice_of_this_node_does_not_wake_every_wait_queue(polling: Pol
         polling.long_polls.wake(["b"])
     await polling.wait_for_claims()
     assert polling.store.flow_queries == flow_queries
+    assert polling.store.ready_checks == 0
     polling.store.publish(Notice.TASKS)
     await polling.wait_for_claims()
-    assert polling.store.flow_queries == flow_queries + 1, "a notice of another node does"
+    assert (polling.store.ready_checks, polling.store.flow_queries) == (1, flow_queries), "a notice of another node is checked"
+
+
+async def test_many_wait_queues_share_one_check_and_only_those_with_tasks_are_woken(polling: PollingNode) -> None:
+    for number in range(50):
+        await polling.waiting_poll(queues=[f"a-{number}", f"b-{number}", "shared"])
+    theirs = await polling.waiting_poll(queues=["a-7"], tenant=OTHER_TENANT)
+    flow_queries = polling.store.flow_queries
+    await polling.store.task_submit([make_task(queue="b-7", tenant_id=tenant) for tenant in (DEFAULT_TENANT, UUID(int=99))])
+    polling.store.publish(Notice.TASKS)
+    await polling.wait_for_claims()
+    assert polling.store.ready_checks == 1
+    assert polling.store.flow_queries == flow_queries + 1
+    assert not theirs.done()
+    assert sum(poll.done() for poll in polling.open) == 1
+    await polling.long_polls.run_once()
+    await polling.wait_for_claims()
+    assert polling.store.ready_checks == 2
+
+
+async def test_a_check_continues_where_the_last_one_ended(polling: PollingNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("everbeat.services.long_polls._PAGE_SIZE", 2)
+    monkeypatch.setattr("everbeat.services.long_polls._MAX_PAGES", 2)
+    poll = await polling.waiting_poll(queues=["z"])
+    await polling.store.task_submit([make_task(queue=queue) for queue in ("a", "b", "c", "d", "e", "z")])
+    await polling.long_polls.run_once()
+    await polling.wait_for_claims()
+    assert not poll.done()
+    await polling.long_polls.run_once()
+    await polling.wait_for_claims()
+    assert len(await response(poll)) == 1
+
+
+async def test_a_failed_check_leaves_the_polls_waiting(polling: PollingNode) -> None:
+    poll = await polling.waiting_poll()
+    polling.store.error = StoreUnavailable("gone")
+    with pytest.raises(StoreUnavailable):
+        await polling.long_polls.run_once()
+    polling.store.publish(Notice.TASKS)
+    await polling.wait_for_claims()
+    assert not poll.done()
+    polling.store.error = None
+    ids = await polling.submit()
+    assert await ids_of(poll) == ids
 
 
 # Removal of wait queues
@@ -414,7 +457,7 @@ async def test_a_periodic_query_that_finds_nothing_keeps_the_wait_queue(polling:
     flow_queries, claims = polling.store.flow_queries, polling.store.claims
     await polling.long_polls.run_once()
     await polling.wait_for_claims()
-    assert (polling.store.flow_queries, polling.store.claims) == (flow_queries + 1, claims)
+    assert (polling.store.flow_queries, polling.store.claims) == (flow_queries, claims)
     assert list(wait_queue.waiting) == waiting
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -88,6 +89,11 @@ class ApiRequest:
         access = self.context.access
         sessions = KeySessions() if access is None else access.sessions
         return sessions.open(self.caller)
+
+    def open_poll(self) -> AbstractContextManager[None]:
+        """Count a long poll of the caller's key, in a `with` statement. Raises TooManyRequests if it has too many."""
+        access, key_id = self.context.access, self.caller.key_id
+        return nullcontext() if access is None or key_id is None else access.limits.open_poll(key_id)
 
 
 class Response:

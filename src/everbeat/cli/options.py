@@ -50,6 +50,7 @@ _SERVER = [
     click.option("--key-requests-per-second", type=float, help="Request limit per key; 0: no limit (2000 with keys)."),
     click.option("--address-requests-per-second", type=float, help="Request limit per address; 0: no limit (4000 with keys)."),
     click.option("--bad-keys-per-second", type=float, help="Limit of invalid keys per address; 0: no limit (10 with keys)."),
+    click.option("--max-polls-per-key", type=int, help="Maximum number of open long polls per key and node (10000)."),
     click.option("--trusted-proxies", help="Networks whose X-Forwarded-For is trusted, separated by commas."),
     click.option("--max-connections", type=int, help="Maximum number of open connections (20000)."),
     click.option("--header-deadline-seconds", type=float, help="Deadline for the head of a request (15)."),

@@ -2,16 +2,15 @@
 
 Polls for the same tenant, queues and types share a wait queue. When tasks become ready, one claim serves the polls at the
 front of the wait queue, however many wait; its dispatcher decides which tasks the claim takes (services/fair_dispatch.py).
-After a scan that found nothing, the wait queue is known to have no work: further polls wait without a query. Thousands of idle
-polls therefore cost one scan per poll interval and wait queue, and a scan that finds nothing does not touch the polls.
+After a scan that found nothing, the wait queue is known to have no work: further polls wait without a query. A task that is
+submitted on the same node in this situation is handed over directly (services/direct_handoff.py).
 
-A task that is submitted on the same node in this situation is handed over directly (DirectHandoff): it is written as running,
-under the lease of the worker at the front. There is only one commit between the submit and the worker.
+Wait queues are woken by every change in this process that makes tasks ready. Once per poll interval, and after notices of other
+nodes, which are sent at most ten times a second, one query finds all queues that have ready tasks, and only the wait queues for
+these are woken. So the cost of idle polls depends neither on their number nor on the number of wait queues.
 
-Wait queues are woken by every change in this process that makes tasks ready, and by notices of other nodes, which are sent at
-most ten times a second. Failures handled here: a notice is lost (a scan follows within the poll interval); a worker
-disconnects while it waits (its tasks are released immediately); a claim fails (the polls get the error, and the workers
-retry).
+Failures handled here: a notice is lost (a check follows within the poll interval); a worker disconnects while it waits (its
+tasks are released immediately); a claim fails (the polls get the error, and the workers retry).
 """
 
 from __future__ import annotations
@@ -23,26 +22,25 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from datetime import datetime
 from uuid import UUID
 
-import msgspec
-
 from everbeat.core.errors import EverbeatError
 from everbeat.core.fairness import Flow
 from everbeat.core.protocol import LeaseClaimRequest
-from everbeat.core.submissions import handoff_lease_end
-from everbeat.core.tasks import ClaimedTask, NewTask, with_payload_ref
+from everbeat.core.tasks import ClaimedTask, NewTask
 from everbeat.services.fair_dispatch import ClaimScope, EqualShares, FairDispatcher, FairDispatchers, FairnessDirectory
 from everbeat.services.publisher import ChangeEffects, ChangePublisher
 from everbeat.store.base import Store
-from everbeat.store.values import ClaimRequest, Notice
+from everbeat.store.values import ClaimRequest, Notice, ReadyQueue
 
 # The number of tasks in one claim: small at first, because an idle wait queue usually gets one task, and larger while every
 # claim is filled.
 _MIN_CLAIM_SIZE, _MAX_CLAIM_SIZE, _GROWTH = 64, 2000, 8
+# The number of ready queues that one query and one check find at most. The next check continues after them.
+_PAGE_SIZE, _MAX_PAGES = 1000, 10
 
 ReleaseTasks = Callable[[UUID | None, list[ClaimedTask]], Awaitable[None]]
 
 
-class _Poll:
+class WaitingPoll:
     __slots__ = ("can_wait", "done", "request", "timer")
 
     def __init__(self, request: ClaimRequest, done: asyncio.Future[list[ClaimedTask]], can_wait: bool) -> None:
@@ -58,10 +56,10 @@ class WaitQueue:
     def __init__(self, scope: ClaimScope, long_polls: LongPolls, dispatcher: FairDispatcher) -> None:
         self.scope = scope
         self.dispatcher = dispatcher
-        self.waiting: deque[_Poll] = deque()
+        self.waiting: deque[WaitingPoll] = deque()
         self.is_signalled = True
         self.reserved = 0
-        self._no_wait_polls: list[_Poll] = []
+        self._no_wait_polls: list[WaitingPoll] = []
         self._claim_size = _MIN_CLAIM_SIZE
         self._long_polls = long_polls
         self._serving: asyncio.Task[None] | None = None
@@ -71,7 +69,7 @@ class WaitQueue:
         """Whether no poll waits, and no poll that was taken out can be put back."""
         return not self.waiting and not self.reserved and self._serving is None
 
-    def join(self, poll: _Poll) -> None:
+    def join(self, poll: WaitingPoll) -> None:
         self.waiting.append(poll)
         if not poll.can_wait:
             self._no_wait_polls.append(poll)
@@ -79,6 +77,7 @@ class WaitQueue:
             self.wake()
 
     def wake(self) -> None:
+        """Serve the polls. Without polls, the next one is served immediately."""
         self.is_signalled = True
         if self._serving is None and self.waiting:
             self._serving = asyncio.create_task(self._serve())
@@ -96,7 +95,7 @@ class WaitQueue:
     def serves(self, task: NewTask) -> bool:
         return self.scope.serves(task.tenant_id, task.queue, task.type)
 
-    def take_first(self) -> _Poll | None:
+    def take_first(self) -> WaitingPoll | None:
         """Take out the poll at the front. Returns None if there may be other work for it, or if it cannot wait."""
         if self.is_signalled or self._serving is not None:
             return None
@@ -106,7 +105,7 @@ class WaitQueue:
         self.reserved += 1
         return self.waiting.popleft()
 
-    def put_back(self, poll: _Poll) -> None:
+    def put_back(self, poll: WaitingPoll) -> None:
         """Put a poll that got no tasks back to the front."""
         if self._long_polls.is_closed:
             _finish_empty(poll.done)
@@ -138,8 +137,8 @@ class WaitQueue:
             for poll in no_wait_polls:  # there were no tasks, or not enough for the polls before this one
                 _finish_empty(poll.done)
 
-    def _take_front(self) -> list[_Poll]:
-        front: list[_Poll] = []
+    def _take_front(self) -> list[WaitingPoll]:
+        front: list[WaitingPoll] = []
         requested = 0
         while self.waiting and requested < self._claim_size:
             poll = self.waiting.popleft()
@@ -148,13 +147,13 @@ class WaitQueue:
                 requested += poll.request.limit
         return front
 
-    def _fail(self, polls: list[_Poll], error: Exception) -> None:
+    def _fail(self, polls: list[WaitingPoll], error: Exception) -> None:
         self.is_signalled = True
         for poll in polls:
             if not poll.done.done():
                 poll.done.set_exception(error)
 
-    async def _claim(self, front: list[_Poll]) -> bool:
+    async def _claim(self, front: list[WaitingPoll]) -> bool:
         """Serve these polls. Returns whether there may be more tasks, for them or for the polls behind them."""
         if not front:
             return True  # the next poll is to be served
@@ -165,7 +164,7 @@ class WaitQueue:
             return True
         is_filled = all(len(assigned) == poll.request.limit for poll, assigned in zip(front, dispatched, strict=True))
         self._claim_size = min(_MAX_CLAIM_SIZE, self._claim_size * _GROWTH) if is_filled else _MIN_CLAIM_SIZE
-        unserved: list[_Poll] = []
+        unserved: list[WaitingPoll] = []
         undeliverable: list[ClaimedTask] = []
         for poll, assigned in zip(front, dispatched, strict=True):
             if poll.done.done():
@@ -179,76 +178,6 @@ class WaitQueue:
         if undeliverable:
             await self._long_polls.return_tasks(self.scope.tenant_id, undeliverable)
         return may_be_more
-
-
-class DirectHandoff:
-    """Assigns tasks that are about to be written to waiting polls, so that they are written as running."""
-
-    def __init__(self, long_polls: LongPolls) -> None:
-        self._long_polls = long_polls
-        self._taken: dict[_Poll, tuple[WaitQueue, list[NewTask]]] = {}
-
-    def reserve(self, task: NewTask) -> NewTask:
-        """Return the task with the lease of a waiting worker; unchanged if none waits or its tenant has `max_running`."""
-        poll = None if self._long_polls.is_limited(task.tenant_id) else self._poll_for(task)
-        if poll is None:
-            return task
-        reserved = task._replace(
-            lease_owner=poll.request.worker,
-            lease_seconds=poll.request.lease_seconds,
-            total_seconds=self._long_polls.total_seconds,
-        )
-        self._taken[poll][1].append(reserved)
-        return reserved
-
-    def _poll_for(self, task: NewTask) -> _Poll | None:
-        for poll, (wait_queue, tasks) in self._taken.items():
-            if len(tasks) < poll.request.limit and wait_queue.serves(task):
-                return poll
-        for wait_queue in self._long_polls.wait_queues():
-            if wait_queue.serves(task) and (first := wait_queue.take_first()) is not None:
-                self._taken[first] = (wait_queue, [])
-                return first
-        return None
-
-    async def deliver(self, written: Collection[UUID], now: datetime | None) -> None:
-        """Return the written tasks to their polls, after the write or its failure. Polls without a task go to the front."""
-        undeliverable: list[tuple[UUID | None, list[ClaimedTask]]] = []
-        for poll, (wait_queue, tasks) in reversed(self._taken.items()):  # reversed, so that the polls keep their order
-            wait_queue.reserved -= 1
-            assigned = [_claimed_task(task, now) for task in tasks if task.id in written and now is not None]
-            if poll.done.done():
-                undeliverable += [(wait_queue.scope.tenant_id, assigned)] if assigned else []
-            elif assigned:
-                poll.done.set_result(assigned)
-            else:
-                wait_queue.put_back(poll)
-                wait_queue.wake()
-        for lease_tenant_id, assigned in undeliverable:
-            await self._long_polls.return_tasks(lease_tenant_id, assigned)
-
-
-def _claimed_task(task: NewTask, now: datetime) -> ClaimedTask:
-    """Return a new task in the form in which a claim returns it."""
-    claimed = ClaimedTask(
-        id=task.id,
-        type=task.type,
-        queue=task.queue,
-        payload=msgspec.Raw(task.payload.encode()),
-        attempt=1,
-        max_attempts=task.max_attempts,
-        fence=1,
-        lease_until=handoff_lease_end(task, now),
-        lease_seconds=task.lease_seconds,
-        scheduled_for=task.scheduled_for,
-        schedule=task.schedule_name,
-        schedule_id=task.schedule_id,
-        origin=task.origin,
-        timeout_seconds=task.timeout_seconds,
-        traceparent=task.traceparent,
-        tenant_id=task.tenant_id,
-    )
-    return with_payload_ref(claimed, task.payload_ref)
 
 
 class LongPolls:
@@ -275,6 +204,10 @@ class LongPolls:
         self._poll_interval_seconds = poll_interval_seconds
         self.total_seconds = total_seconds
         self._wait_queues: dict[ClaimScope, WaitQueue] = {}
+        self._by_queue: dict[str, dict[ClaimScope, WaitQueue]] = {}
+        self._checked_to: ReadyQueue | None = None
+        self._checking: asyncio.Task[None] | None = None
+        self._needs_check = False
         self._is_publishing = False
         store.subscribe(self._on_notice)
         publisher.subscribe(self._on_changes)
@@ -289,11 +222,9 @@ class LongPolls:
         )
         if now is not None:  # a test that steps the clock
             return (await self._dispatchers.of(scope).dispatch([request], now=now)).tasks[0]
-        wait_queue = self._wait_queues.get(scope)
-        if wait_queue is None:
-            wait_queue = self._wait_queues[scope] = WaitQueue(scope, self, self._dispatchers.of(scope))
+        wait_queue = self._wait_queues.get(scope) or self._add_wait_queue(scope)
         loop = asyncio.get_running_loop()
-        poll = _Poll(request, loop.create_future(), claim.wait_seconds > 0 and not self.is_closed)
+        poll = WaitingPoll(request, loop.create_future(), claim.wait_seconds > 0 and not self.is_closed)
         if poll.can_wait:
             poll.timer = loop.call_later(claim.wait_seconds, _finish_empty, poll.done)
         wait_queue.join(poll)
@@ -317,8 +248,22 @@ class LongPolls:
         with contextlib.suppress(EverbeatError):
             await self._release_tasks(lease_tenant_id, tasks)
 
-    def wait_queues(self) -> Iterable[WaitQueue]:
-        return self._wait_queues.values()
+    def wait_queues_of(self, queue: str) -> Collection[WaitQueue]:
+        """Return the wait queues for this queue."""
+        return self._by_queue.get(queue, {}).values()
+
+    def _add_wait_queue(self, scope: ClaimScope) -> WaitQueue:
+        wait_queue = self._wait_queues[scope] = WaitQueue(scope, self, self._dispatchers.of(scope))
+        for queue in scope.queues:
+            self._by_queue.setdefault(queue, {})[scope] = wait_queue
+        return wait_queue
+
+    def _remove_wait_queue(self, scope: ClaimScope) -> None:
+        del self._wait_queues[scope]
+        for queue in scope.queues:
+            del self._by_queue[queue][scope]
+            if not self._by_queue[queue]:
+                del self._by_queue[queue]
 
     def is_limited(self, tenant_id: UUID) -> bool:
         """Return whether the tenant has a limit of running tasks."""
@@ -338,11 +283,12 @@ class LongPolls:
         woken = frozenset(queues)
         if not woken and not flows:
             return
-        for wait_queue in self._wait_queues.values():
-            if not woken.isdisjoint(wait_queue.scope.queues):
+        for queue in woken:
+            for wait_queue in self.wait_queues_of(queue):
                 wait_queue.dispatcher.mark_stale()
                 wait_queue.wake()
-            if flows and wait_queue.dispatcher.add_flows(flows):
+        for wait_queue in {one for queue in {flow.queue for flow in flows} for one in self.wait_queues_of(queue)}:
+            if wait_queue.dispatcher.add_flows(flows):
                 wait_queue.wake()
         self._publish_notice()
 
@@ -364,24 +310,46 @@ class LongPolls:
             self._is_publishing = False
 
     def _on_notice(self, notice: Notice) -> None:
-        if notice is Notice.TASKS and not self._is_publishing:
-            for wait_queue in self._wait_queues.values():
-                wait_queue.dispatcher.mark_stale()
-                wait_queue.wake()
+        if notice is Notice.TASKS and not self._is_publishing and self._wait_queues:
+            self._needs_check = True
+            if self._checking is None:
+                self._checking = asyncio.create_task(self._check_until_current())
 
-    # The loop: a scan once per poll interval
+    async def _check_until_current(self) -> None:
+        try:
+            while self._needs_check and not self.is_closed:
+                self._needs_check = False
+                with contextlib.suppress(EverbeatError):  # the loop checks again
+                    await self._check_ready_queues()
+        finally:
+            self._checking = None
+
+    # The loop: a check once per poll interval
 
     async def run_once(self, now: datetime | None = None) -> bool:
         self.is_closed = False
         for scope, wait_queue in list(self._wait_queues.items()):
             wait_queue.drop_all_finished()
-            wait_queue.dispatcher.mark_stale()
-            if wait_queue.waiting:
-                wait_queue.wake()
-            elif wait_queue.is_empty:
+            if wait_queue.is_empty:
                 wait_queue.dispatcher.reset()
-                del self._wait_queues[scope]
+                self._remove_wait_queue(scope)
+        await self._check_ready_queues()
         return False
+
+    async def _check_ready_queues(self) -> None:
+        """Wake the wait queues for tasks that are ready. If there are very many queues, the next check continues."""
+        for _ in range(_MAX_PAGES):
+            if not self._wait_queues:
+                return
+            found = await self._store.task_ready_queues(after=self._checked_to, limit=_PAGE_SIZE)
+            self._checked_to = found[-1] if len(found) >= _PAGE_SIZE else None
+            for queue, tenant_id in found:
+                for wait_queue in self.wait_queues_of(queue):
+                    if wait_queue.scope.tenant_id in (None, tenant_id):
+                        wait_queue.dispatcher.mark_stale()
+                        wait_queue.wake()
+            if self._checked_to is None:
+                return
 
     async def wait(self) -> None:
         await asyncio.sleep(self._poll_interval_seconds)
@@ -392,7 +360,8 @@ class LongPolls:
         for wait_queue in self._wait_queues.values():
             for poll in wait_queue.waiting:
                 _finish_empty(poll.done)
-        await asyncio.gather(*self._returning, return_exceptions=True)
+        checking = () if self._checking is None else (self._checking,)
+        await asyncio.gather(*self._returning, *checking, return_exceptions=True)
 
 
 def _finish_empty(done: asyncio.Future[list[ClaimedTask]]) -> None:

@@ -1,4 +1,4 @@
-"""Rate limits of requests: per API key, per address, and per address with wrong keys.
+"""Rate limits of requests: per API key, per address, and per address with wrong keys; and the limit of long polls per key.
 
 Memory is limited: the entries that were not used for the longest time are dropped, and start again with a full budget.
 """
@@ -6,8 +6,9 @@ Memory is limited: the entries that were not used for the longest time are dropp
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from everbeat.core.errors import TooManyRequests
 from everbeat.core.rates import Rate, admit
 
 _MAX_ENTRIES = 50_000
+_POLL_RETRY_SECONDS = 5.0
 
 
 class RequestRates(NamedTuple):
@@ -69,9 +71,17 @@ class RateLimiter:
 
 
 class RequestLimits:
-    """The three rate limits of a server. Each check raises TooManyRequests with the time to wait."""
+    """The limits of a server on requests and on long polls. Each check raises TooManyRequests with the time to wait."""
 
-    def __init__(self, rates: RequestRates = RequestRates(), *, monotonic: Callable[[], float] = time.monotonic) -> None:  # noqa: B008
+    def __init__(
+        self,
+        rates: RequestRates = RequestRates(),  # noqa: B008
+        *,
+        max_polls_per_key: int | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_polls = max_polls_per_key
+        self._open_polls: Counter[UUID] = Counter()
         self._keys = RateLimiter(_rate(rates.per_key, 2), monotonic=monotonic)
         self._addresses = RateLimiter(_rate(rates.per_address, 2), monotonic=monotonic)
         self._bad_keys = RateLimiter(_rate(rates.bad_keys, 5), monotonic=monotonic)
@@ -83,6 +93,23 @@ class RequestLimits:
     def check_address(self, address: str) -> None:
         if wait := self._addresses.take(rate_limit_key(address)):
             raise TooManyRequests("This address has exceeded its limit of requests per second.", wait)
+
+    @contextmanager
+    def open_poll(self, key_id: UUID) -> Iterator[None]:
+        """Count a long poll while it is open."""
+        if self._max_polls is not None and self._open_polls[key_id] >= self._max_polls:
+            raise TooManyRequests(
+                f"This API key has {self._max_polls} open long polls on this node, which is the limit; claim without "
+                "wait_seconds, with a larger max and fewer polls, or with another key.",
+                _POLL_RETRY_SECONDS,
+            )
+        self._open_polls[key_id] += 1
+        try:
+            yield
+        finally:
+            self._open_polls[key_id] -= 1
+            if not self._open_polls[key_id]:
+                del self._open_polls[key_id]
 
     def check_bad_keys(self, address: str) -> None:
         """Check the limit of wrong keys, before a key that is not cached is looked up."""

@@ -18,9 +18,10 @@ from everbeat.core.submissions import new_task, task_as_submitted, task_for_repl
 from everbeat.core.tasks import LIVE_STATES, Attempt, LogLine, NewTask, TaskKey, TaskRecord, TaskState
 from everbeat.services.audit_log import AuditLogEntries, new_audit_log_entries
 from everbeat.services.blobs import BlobStore
+from everbeat.services.direct_handoff import DirectHandoff
 from everbeat.services.group_commit import GroupCommit
 from everbeat.services.ids import ids_from, new_ids
-from everbeat.services.long_polls import DirectHandoff, LongPolls
+from everbeat.services.long_polls import LongPolls
 from everbeat.services.payloads import LargePayloads
 from everbeat.services.publisher import ChangePublisher
 from everbeat.services.quotas import QuotaService

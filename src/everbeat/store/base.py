@@ -51,6 +51,7 @@ from everbeat.store.values import (
     PromoteResult,
     QueueDepth,
     QueueTasks,
+    ReadyQueue,
     RenewedLease,
     Replay,
     ReplayResult,
@@ -230,6 +231,9 @@ class Store(Protocol):
 
         `after`: the last flow of each queue that had more than `limit` flows; the result continues after it.
         """
+
+    async def task_ready_queues(self, *, after: ReadyQueue | None, limit: int) -> list[ReadyQueue]:
+        """The queues that have ready tasks, with the tenants of these tasks, in order, after the given one."""
 
     async def task_claim(
         self,

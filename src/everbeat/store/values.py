@@ -260,6 +260,13 @@ class SubmitResult(NamedTuple):
     changes: Sequence[TaskChange] = ()
 
 
+class ReadyQueue(NamedTuple):
+    """A queue that has ready tasks, and the tenant of these tasks."""
+
+    queue: str
+    tenant_id: UUID
+
+
 class ClaimRequest(NamedTuple):
     """The request of one worker in a claim."""
 

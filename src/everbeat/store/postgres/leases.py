@@ -20,6 +20,7 @@ from everbeat.core.tasks import (
 from everbeat.store.postgres.base import PostgresBase
 from everbeat.store.postgres.connections import Connection, execute_on, fetch_on
 from everbeat.store.rows import (
+    FIRST_ID,
     LAST_ID,
     claim_result,
     claimed_from_row,
@@ -44,6 +45,7 @@ from everbeat.store.values import (
     EndResult,
     HeartbeatWrite,
     LeaseRef,
+    ReadyQueue,
     RenewedLease,
 )
 
@@ -64,6 +66,11 @@ class PostgresLeases(PostgresBase):
             limit=limit,
         )
         return [Flow(*row) for row in rows]
+
+    async def task_ready_queues(self, *, after: ReadyQueue | None, limit: int) -> list[ReadyQueue]:
+        start = after or ReadyQueue("", FIRST_ID)
+        rows = await self._read("task_ready_queues", **start._asdict(), limit=limit)
+        return [ReadyQueue(*row) for row in rows]
 
     async def task_claim(
         self,

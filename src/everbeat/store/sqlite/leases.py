@@ -24,6 +24,7 @@ from everbeat.core.tasks import (
     with_payload_ref,
 )
 from everbeat.store.rows import (
+    FIRST_ID,
     LAST_ID,
     ORIGINS,
     claim_result,
@@ -51,6 +52,7 @@ from everbeat.store.values import (
     EndResult,
     HeartbeatWrite,
     LeaseRef,
+    ReadyQueue,
     RenewedLease,
 )
 
@@ -69,6 +71,11 @@ class SqliteLeases(SqliteBase):
             return [Flow(**row) for start in starts for row in session.rows(block, {**start._asdict(), **last})]
 
         return await self._connections.read("task_flows", work)
+
+    async def task_ready_queues(self, *, after: ReadyQueue | None, limit: int) -> list[ReadyQueue]:
+        start = after or ReadyQueue("", FIRST_ID)
+        rows = await self._read("task_ready_queues", **start._asdict(), limit=limit)
+        return [ReadyQueue(**row) for row in rows]
 
     async def task_claim(
         self,

@@ -36,6 +36,20 @@ CROSS JOIN LATERAL (
   SELECT * FROM flow OFFSET 1 LIMIT :limit
 ) AS f;
 
+-- name: task_ready_queues
+-- The queues with ready tasks, and the tenants of these tasks, after the given queue and tenant. A loose index scan: one index
+-- seek for each pair, however many tasks it has.
+WITH RECURSIVE ready(queue, tenant_id) AS (
+  SELECT :queue::text, :tenant_id::uuid
+  UNION ALL
+  SELECT n.queue, n.tenant_id FROM ready CROSS JOIN LATERAL (
+    SELECT t.queue, t.tenant_id FROM tasks AS t
+    WHERE t.state = 'ready' AND (t.queue, t.tenant_id) > (ready.queue, ready.tenant_id)
+    ORDER BY t.queue, {{t.flow_columns}} LIMIT 1
+  ) AS n
+)
+SELECT queue, tenant_id FROM ready OFFSET 1 LIMIT :limit;
+
 -- name: task_claim_tenants
 -- Lock tenants that have a limit of running tasks. Concurrent claims for them wait, so that each claim counts the tasks of the
 -- previous one.

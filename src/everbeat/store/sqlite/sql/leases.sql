@@ -46,6 +46,26 @@ WITH RECURSIVE flow (first_row) AS (
 )
 SELECT t.queue, {{t.flow_columns}} FROM flow CROSS JOIN tasks AS t ON t.rowid = flow.first_row;
 
+-- name: task_ready_queues
+-- The queues with ready tasks, and the tenants of these tasks, after the given queue and tenant. A loose index scan: one index
+-- seek for each pair, however many tasks it has.
+-- Differs from postgres: for the same reason as in task_flows, the bound also contains the latest possible priority.
+-- returns: tenant_id cached_uuid
+WITH RECURSIVE ready (first_row) AS (
+  SELECT (
+    SELECT rowid FROM tasks
+    WHERE state = 'ready' AND (queue, tenant_id, priority) > (:queue, :tenant_id, 9223372036854775807)
+    ORDER BY queue, {{flow_columns}} LIMIT 1)
+  UNION ALL
+  SELECT (
+    SELECT t.rowid FROM tasks AS t
+    WHERE t.state = 'ready' AND (t.queue, t.tenant_id, t.priority) > (+h.queue, +h.tenant_id, 9223372036854775807)
+    ORDER BY t.queue, {{t.flow_columns}} LIMIT 1)
+  FROM ready CROSS JOIN tasks AS h ON h.rowid = ready.first_row
+  LIMIT :limit
+)
+SELECT t.queue, t.tenant_id FROM ready CROSS JOIN tasks AS t ON t.rowid = ready.first_row;
+
 -- name: task_claim_tenants
 -- Tenants with their limits of running tasks.
 -- returns: id uuid
