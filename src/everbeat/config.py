@@ -65,7 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_polls_per_key: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     trusted_proxies: tuple[str, ...] = ()
     max_connections: Annotated[int, msgspec.Meta(ge=64, le=1_000_000)] = 20_000
-    max_connections_per_address: Annotated[int, msgspec.Meta(ge=16, le=1_000_000)] = 10_000
+    max_connections_per_address: Annotated[int, msgspec.Meta(ge=16, le=1_000_000)] | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "json"
     brokers: dict[str, Broker] = {}

@@ -80,7 +80,10 @@ class DateHeader:
 
 
 class ServerConnection(asyncio.Protocol):
-    """The protocol of one connection. `on_closed` is called once, with the connection, when it is lost."""
+    """The protocol of one connection. `on_closed` is called once, with the connection, when it is lost.
+
+    `closes`: the connection is closed after the first response.
+    """
 
     def __init__(
         self,
@@ -90,12 +93,14 @@ class ServerConnection(asyncio.Protocol):
         on_closed: Callable[[ServerConnection], None],
         *,
         is_tls: bool = False,
+        closes: bool = False,
     ) -> None:
         self._app = app
         self._settings = settings
         self.date = date
         self._on_closed = on_closed
         self._scheme = "https" if is_tls else "http"
+        self._closes = closes
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._parser = httptools.HttpRequestParser(self)
@@ -112,6 +117,7 @@ class ServerConnection(asyncio.Protocol):
         self._reading: _Exchange | None = None
         self._current: _Exchange | None = None
         self._waiting: deque[_Exchange] = deque()
+        self._idle_at = self._loop.time()
         self._tasks: set[asyncio.Task[None]] = set()
         # The transport.
         self._is_reading_paused = False
@@ -228,7 +234,7 @@ class ServerConnection(asyncio.Protocol):
             "query_string": query,
             "headers": headers,
         }
-        keeps_open = version == "1.1" and parser.should_keep_alive() and not parser.should_upgrade()
+        keeps_open = not self._closes and version == "1.1" and parser.should_keep_alive() and not parser.should_upgrade()
         exchange = self._reading = _Exchange(self, scope, keeps_open)
         if self._current is None:
             self._start(exchange)
@@ -274,6 +280,7 @@ class ServerConnection(asyncio.Protocol):
 
     def response_sent(self, exchange: _Exchange) -> None:
         self._current = None
+        self._idle_at = self._loop.time()
         if self._is_closing:
             return
         if not exchange.keeps_open:
@@ -299,6 +306,13 @@ class ServerConnection(asyncio.Protocol):
         self._is_stopping = True
         if self._transport is not None and self._current is None:
             self._close()
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """For how long the connection has been waiting for the head of a request; None while it is busy."""
+        if self._current is not None:
+            return None
+        return self._loop.time() - self._idle_at
 
     def abort(self) -> None:
         for task in self._tasks:
@@ -386,7 +400,7 @@ class ServerConnection(asyncio.Protocol):
             return
         if current is not None:
             current.disconnect()
-        headers, body = _problem(problem)
+        headers, body = problem_message(problem)
         lines = b"".join(b"%b: %b\r\n" % header for header in headers)
         head = _STATUS_LINES[problem.kind.status] + self.date.line() + lines
         self._transport.write(head + b"connection: close\r\n\r\n" + body)
@@ -477,7 +491,7 @@ class _Exchange:
             connection.abort_response()
 
     def _fail(self) -> None:
-        headers, body = _problem(HttpProblem(INTERNAL, "The error was logged."))
+        headers, body = problem_message(HttpProblem(INTERNAL, "The error was logged."))
         self.keeps_open = False
         self._start_response(500, headers)
         self._write(body if self._scope["method"] != "HEAD" else b"", is_last=True)
@@ -591,7 +605,7 @@ class _Exchange:
         return True
 
 
-def _problem(problem: HttpProblem) -> tuple[list[tuple[bytes, bytes]], bytes]:
+def problem_message(problem: HttpProblem) -> tuple[list[tuple[bytes, bytes]], bytes]:
     """Return the headers and the body of an error response that does not come from the app."""
     request_id = str(uuid_utils.uuid7())
     body = problem_body(problem, request_id)

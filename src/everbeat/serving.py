@@ -1,8 +1,8 @@
 """The HTTP server: its listening socket, TLS, and the limits on connections.
 
-The server runs in the event loop of the node. Connections above `max_connections` wait in the backlog of the listening socket,
-so that the process does not run out of file descriptors. Connections above `max_connections_per_address` from one client
-address are closed immediately. Addresses of trusted proxies are exempt, because each represents many clients.
+The server runs in the event loop of the node. The number of connections is limited, in all and per client address, so that the
+process does not run out of file descriptors, and no client can keep others out (connection_limits.py). Addresses of trusted
+proxies have no limit of their own, because each represents many clients.
 """
 
 from __future__ import annotations
@@ -11,22 +11,25 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections import Counter
+from collections.abc import Callable
 
 import structlog
 
 from everbeat.api.messages import AsgiApp
 from everbeat.config import Settings
-from everbeat.core.addresses import is_in_networks, parse_networks
+from everbeat.connection_limits import Admission, Connection, ConnectionTable, health_only
+from everbeat.core.addresses import is_in_networks, parse_networks, rate_limit_key
 from everbeat.core.errors import SettingsError
 from everbeat.http_protocol import ConnectionSettings, DateHeader, ServerConnection
 
 _OTHER_FILES = 256
 _BACKLOG = 1024
 _ACCEPTS_PER_ITERATION = 64
+_MIN_PER_ADDRESS = 16
 _ACCEPT_RETRY_SECONDS = 0.5
 _LOG_SECONDS = 60.0
 _ABORT_SECONDS = 1.0
+_RESERVED_HEAD_SECONDS = 2.0
 
 log = structlog.get_logger("everbeat.http")
 
@@ -37,18 +40,23 @@ class HttpServer:
     def __init__(self, app: AsgiApp, settings: Settings) -> None:
         self._app = app
         self._settings = ConnectionSettings(settings.header_deadline_seconds, settings.write_deadline_seconds)
-        self._max_connections = raise_file_limit(settings.max_connections)
-        self._max_per_address = settings.max_connections_per_address
-        self._proxies = parse_networks(settings.trusted_proxies)
         self._ssl = ssl_context(settings)
         self._date = DateHeader()
         self._open = 0
-        self._by_address: Counter[str] = Counter()
+        self._proxies = parse_networks(settings.trusted_proxies)
+        self._table = self._connection_table(settings)
         self._connections: set[ServerConnection] = set()
-        self._attaching: set[asyncio.Task[None]] = set()
+        self._attaching: dict[Connection, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._is_stopping = False
         self._logged_at = float("-inf")
+
+    def _connection_table(self, settings: Settings) -> ConnectionTable:
+        max_connections = raise_file_limit(settings.max_connections)
+        max_per_address = settings.max_connections_per_address or max(_MIN_PER_ADDRESS, max_connections // 2)
+        return ConnectionTable(
+            max_connections, max_per_address, self._close, lambda address: is_in_networks(address, self._proxies)
+        )
 
     @property
     def open_connections(self) -> int:
@@ -61,7 +69,6 @@ class HttpServer:
             listener.setblocking(False)
             while True:
                 for _ in range(_ACCEPTS_PER_ITERATION):
-                    await self._wait_open(self._max_connections - 1)
                     try:
                         accepted = await self._accept(loop, listener)
                     except OSError as error:  # no file descriptor is left, or the connection ended before it was accepted
@@ -79,7 +86,7 @@ class HttpServer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wait_open(0)
-        for task in tuple(self._attaching):
+        for task in tuple(self._attaching.values()):
             task.cancel()
         for connection in tuple(self._connections):
             connection.abort()
@@ -100,34 +107,52 @@ class HttpServer:
             connection, address = await loop.sock_accept(listener)
         return connection, str(address[0])
 
-    def _admit(self, loop: asyncio.AbstractEventLoop, connection: socket.socket, address: str) -> None:
-        if self._by_address[address] >= self._max_per_address and not is_in_networks(address, self._proxies):
+    def _admit(self, loop: asyncio.AbstractEventLoop, connection: socket.socket, peer: str) -> None:
+        address = peer if is_in_networks(peer, self._proxies) else rate_limit_key(peer)
+        admission = self._table.admit(address)
+        if admission is not Admission.FULL and loop.time() - self._logged_at > _LOG_SECONDS:
+            self._logged_at = loop.time()
+            log.warning("connection_limit_reached", address=address, connections=self._open)
+        if admission is Admission.REFUSED:
             connection.close()
-            if loop.time() - self._logged_at > _LOG_SECONDS:
-                self._logged_at = loop.time()
-                log.warning("too_many_connections_of_one_address", address=address, limit=self._max_per_address)
             return
         connection.setblocking(False)
         self._open += 1
-        self._by_address[address] += 1
-        task = loop.create_task(self._attach(loop, connection, address))
-        self._attaching.add(task)
-        task.add_done_callback(self._attaching.discard)
 
-    async def _attach(self, loop: asyncio.AbstractEventLoop, connection: socket.socket, address: str) -> None:
-        """Create the transport of an accepted socket, after the handshake if TLS is used."""
-
-        def on_closed(closed: ServerConnection | None = None) -> None:
-            if closed is not None:
-                self._connections.discard(closed)
+        def on_closed(closed: ServerConnection) -> None:
+            self._connections.discard(closed)
+            self._table.discard(address, closed)
             self._open -= 1
-            self._by_address[address] -= 1
-            if not self._by_address[address]:
-                del self._by_address[address]
             self._changed.set()
 
-        protocol = ServerConnection(self._app, self._settings, self._date, on_closed, is_tls=self._ssl is not None)
+        protocol = self._protocol(admission, on_closed)
+        self._table.add(address, protocol, admission)
         self._connections.add(protocol)
+        task = self._attaching[protocol] = loop.create_task(self._attach(loop, connection, protocol, on_closed))
+        task.add_done_callback(lambda _: self._attaching.pop(protocol))
+
+    def _protocol(self, admission: Admission, on_closed: Callable[[ServerConnection], None]) -> ServerConnection:
+        is_tls, settings = self._ssl is not None, self._settings
+        if admission is Admission.FULL:
+            return ServerConnection(self._app, settings, self._date, on_closed, is_tls=is_tls)
+        settings = settings._replace(head_seconds=min(settings.head_seconds, _RESERVED_HEAD_SECONDS))
+        return ServerConnection(health_only(self._app), settings, self._date, on_closed, is_tls=is_tls, closes=True)
+
+    def _close(self, connection: Connection) -> None:
+        """Close an idle connection, in whose place another one is accepted."""
+        assert isinstance(connection, ServerConnection)
+        if (task := self._attaching.get(connection)) is not None:
+            task.cancel()
+        connection.abort()
+
+    async def _attach(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        connection: socket.socket,
+        protocol: ServerConnection,
+        on_closed: Callable[[ServerConnection], None],
+    ) -> None:
+        """Create the transport of an accepted socket, after the handshake if TLS is used."""
         if self._is_stopping:
             protocol.stop()
         timeout = None if self._ssl is None else self._settings.head_seconds

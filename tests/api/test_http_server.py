@@ -48,6 +48,9 @@ class SmallApp:
         self.headers = scope["headers"]
         await respond(send, scope["query_string"] + b"|" + body)
 
+    async def healthz(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.echo(scope, receive, send)
+
     async def early(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await respond(send, b"early", status=404)
 
@@ -136,6 +139,12 @@ async def read_response(reader: asyncio.StreamReader) -> tuple[int, dict[str, st
         status, *lines = head.strip().split("\r\n")
         headers = dict(line.split(": ", 1) for line in lines)
         return int(status.split()[1]), headers, await reader.readexactly(int(headers.get("content-length", "0")))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 async def read_rest(reader: asyncio.StreamReader) -> bytes:
@@ -425,19 +434,39 @@ async def test_a_header_value_cannot_inject_another_header(connect: Connect) -> 
 # Limits on connections, and shutdown
 
 
-async def test_connections_per_address_are_limited(app: SmallApp) -> None:
+async def test_a_new_connection_of_an_address_at_its_limit_replaces_an_idle_one(app: SmallApp) -> None:
     async with serving(app, max_connections_per_address=16) as (server, port):
-        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(17)]
-        assert await read_rest(opened[16][0]) == b""
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(16)]
+        for _, writer in opened[1:]:
+            writer.write(GET % b"/wait")
+        opened[0][1].write(b"GET / HTTP/1.1\r\nHost:")
+        await until(lambda: len(app.seen) == 15)
+        opened.append(await asyncio.open_connection("127.0.0.1", port))
+        assert await read_rest(opened[0][0]) == b""
+        opened[16][1].write(GET % b"/?a")
+        assert (await read_response(opened[16][0]))[0] == 200
         assert server.open_connections == 16
-        opened[0][1].close()
-        await opened[0][1].wait_closed()
-        await asyncio.sleep(0.05)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(GET % b"/?a")
-        assert (await read_response(reader))[0] == 200
-        for _, other in (*opened, (reader, writer)):
-            other.transport.abort()
+        app.may_respond.set()
+        for reader, _ in opened[1:16]:
+            assert (await read_response(reader))[0] == 200
+        for _, writer in opened:
+            writer.transport.abort()
+
+
+async def test_an_address_with_busy_connections_only_can_still_ask_for_health(app: SmallApp) -> None:
+    async with serving(app, max_connections_per_address=16) as (_, port):
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(16)]
+        for _, writer in opened:
+            writer.write(GET % b"/wait")
+        await until(lambda: len(app.seen) == 16)
+        for path, status in ((b"/healthz", 200), (b"/?a", 503), (b"/healthz", 200)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(GET % path)
+            assert (await read_response(reader))[0] == status
+            assert await read_rest(reader) == b"", "it is closed after the response"
+            writer.transport.abort()
+        for _, writer in opened:
+            writer.transport.abort()
 
 
 async def test_connections_of_a_trusted_proxy_are_not_limited_per_address(app: SmallApp) -> None:
@@ -449,17 +478,34 @@ async def test_connections_of_a_trusted_proxy_are_not_limited_per_address(app: S
             writer.transport.abort()
 
 
-async def test_above_the_limit_connections_wait_until_others_close(app: SmallApp) -> None:
-    async with serving(app, max_connections=64) as (server, port):
-        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(70)]
-        opened[69][1].write(GET % b"/?a")
-        await asyncio.sleep(0.1)
+async def test_half_sent_heads_do_not_delay_others(app: SmallApp) -> None:
+    async with serving(app, max_connections=64, trusted_proxies=("127.0.0.0/8",)) as (server, port):
+        opened = []
+        for _ in range(200):
+            opened.append(await asyncio.open_connection("127.0.0.1", port))
+            opened[-1][1].write(b"GET / HTTP/1.1\r\nHost:")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET % b"/?a")
+        async with asyncio.timeout(HEAD_SECONDS / 2):
+            assert (await read_response(reader))[0] == 200
         assert server.open_connections <= 64
-        for _, writer in opened[:10]:
-            writer.transport.abort()
-        assert (await read_response(opened[69][0]))[0] == 200
-        for _, writer in opened:
-            writer.transport.abort()
+        for _, other in (*opened, (reader, writer)):
+            other.transport.abort()
+
+
+async def test_handshakes_that_do_not_end_do_not_delay_others(app: SmallApp, tmp_path: Path) -> None:
+    certificate, key = (str(file) for file in make_certificate(tmp_path))
+    limits = {"max_connections": 64, "max_connections_per_address": 16}
+    async with serving(app, tls_certificate=certificate, tls_key=key, **limits) as (server, port):
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
+        context = ssl.create_default_context(cafile=certificate)
+        async with asyncio.timeout(HEAD_SECONDS / 2):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            writer.write(GET % b"/?a")
+            assert (await read_response(reader))[0] == 200
+        assert server.open_connections <= 16
+        for _, other in (*opened, (reader, writer)):
+            other.transport.abort()
 
 
 async def test_stopping_lets_a_request_finish_and_closes_idle_connections(app: SmallApp) -> None:

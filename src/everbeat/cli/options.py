@@ -53,6 +53,7 @@ _SERVER = [
     click.option("--max-polls-per-key", type=int, help="Maximum number of open long polls per key and node (10000)."),
     click.option("--trusted-proxies", help="Networks whose X-Forwarded-For is trusted, separated by commas."),
     click.option("--max-connections", type=int, help="Maximum number of open connections (20000)."),
+    click.option("--max-connections-per-address", type=int, help="Maximum number of connections of one address (half of all)."),
     click.option("--header-deadline-seconds", type=float, help="Deadline for the head of a request (15)."),
     click.option("--body-deadline-seconds", type=float, help="Deadline for the body of a request (30)."),
     click.option("--log-level", help="debug, info, warning or error (info)."),
