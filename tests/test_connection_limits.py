@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from everbeat.connection_limits import Admission, ConnectionTable
+from everbeat.connection_limits import ConnectionAdmission, ConnectionTable
 
-FULL, HEALTH_ONLY, REFUSED = Admission
+FULL, HEALTH_ONLY, REFUSED = ConnectionAdmission
 
 
 class FakeConnection:
@@ -25,7 +25,7 @@ class Server:
         close: Callable[[object], None] = self.closed.append  # type: ignore[assignment]
         self.table = ConnectionTable(8, 4, close, is_exempt, max_reserved=2, monotonic=lambda: self.now)
 
-    def open(self, address: str, idle_seconds: float | None = None) -> tuple[Admission, FakeConnection]:
+    def open(self, address: str, idle_seconds: float | None = None) -> tuple[ConnectionAdmission, FakeConnection]:
         self.now += 1
         connection = FakeConnection(idle_seconds)
         admission = self.table.admit(address)

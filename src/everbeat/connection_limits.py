@@ -28,7 +28,7 @@ _ORDER_SECONDS = 0.1
 _IDLE_SECONDS = 1.0
 
 
-class Connection(Protocol):
+class LimitedConnection(Protocol):
     @property
     def idle_seconds(self) -> float | None:
         """For how long the connection has been waiting for the head of a request; None while it is busy."""
@@ -36,7 +36,7 @@ class Connection(Protocol):
     def __hash__(self) -> int: ...
 
 
-class Admission(Enum):
+class ConnectionAdmission(Enum):
     """Whether a connection is accepted, and for which requests."""
 
     FULL = "full"
@@ -54,7 +54,7 @@ class ConnectionTable:
         self,
         max_connections: int,
         max_per_address: int,
-        close: Callable[[Connection], None],
+        close: Callable[[LimitedConnection], None],
         is_exempt: Callable[[str], bool] = lambda _address: False,
         *,
         max_reserved: int = MAX_RESERVED_CONNECTIONS,
@@ -66,32 +66,32 @@ class ConnectionTable:
         self._close = close
         self._is_exempt = is_exempt
         self._monotonic = monotonic
-        self._by_address: dict[str, dict[Connection, None]] = {}
-        self._reserved: dict[Connection, None] = {}
+        self._by_address: dict[str, dict[LimitedConnection, None]] = {}
+        self._reserved: dict[LimitedConnection, None] = {}
         self._count = 0
         self._order: list[str] = []
         self._ordered_at = float("-inf")
 
-    def admit(self, address: str) -> Admission:
+    def admit(self, address: str) -> ConnectionAdmission:
         """Decide about a new connection. A connection that it replaces is closed."""
         own = self._by_address.get(address, {})
         if len(own) >= self._max_per_address and not self._is_exempt(address):
             if self._replace_one(own):
-                return Admission.FULL
+                return ConnectionAdmission.FULL
         elif self._count < self._max_connections or any(map(self._replace_one, self._greediest())):
-            return Admission.FULL
+            return ConnectionAdmission.FULL
         if len(self._reserved) < self._max_reserved or self._replace_one(self._reserved):
-            return Admission.HEALTH_ONLY
-        return Admission.REFUSED
+            return ConnectionAdmission.HEALTH_ONLY
+        return ConnectionAdmission.REFUSED
 
-    def add(self, address: str, connection: Connection, admission: Admission) -> None:
-        if admission is Admission.HEALTH_ONLY:
+    def add(self, address: str, connection: LimitedConnection, admission: ConnectionAdmission) -> None:
+        if admission is ConnectionAdmission.HEALTH_ONLY:
             self._reserved[connection] = None
         else:
             self._by_address.setdefault(address, {})[connection] = None
             self._count += 1
 
-    def discard(self, address: str, connection: Connection) -> None:
+    def discard(self, address: str, connection: LimitedConnection) -> None:
         """Remove a connection, unless it was replaced before."""
         if connection in self._reserved:
             del self._reserved[connection]
@@ -103,9 +103,9 @@ class ConnectionTable:
             if not own:
                 del self._by_address[address]
 
-    def _replace_one(self, connections: dict[Connection, None]) -> bool:
+    def _replace_one(self, connections: dict[LimitedConnection, None]) -> bool:
         """Close an idle one of these connections. The first ones are examined, and moved to the end."""
-        found: Connection | None = None
+        found: LimitedConnection | None = None
         longest = -1.0
         for connection in list(islice(connections, _SEARCHED)):
             idle_seconds = connection.idle_seconds
@@ -123,7 +123,7 @@ class ConnectionTable:
         self._close(found)
         return True
 
-    def _greediest(self) -> Iterator[dict[Connection, None]]:
+    def _greediest(self) -> Iterator[dict[LimitedConnection, None]]:
         """The connections of the addresses with the most connections. The order is at most a tenth of a second old."""
         now = self._monotonic()
         if now - self._ordered_at >= _ORDER_SECONDS:

@@ -17,7 +17,7 @@ import structlog
 
 from everbeat.api.messages import AsgiApp
 from everbeat.config import Settings
-from everbeat.connection_limits import Admission, Connection, ConnectionTable, health_only
+from everbeat.connection_limits import ConnectionAdmission, ConnectionTable, LimitedConnection, health_only
 from everbeat.core.addresses import is_in_networks, parse_networks, rate_limit_key
 from everbeat.core.errors import SettingsError
 from everbeat.http_protocol import ConnectionSettings, DateHeader, ServerConnection
@@ -46,7 +46,7 @@ class HttpServer:
         self._proxies = parse_networks(settings.trusted_proxies)
         self._table = self._connection_table(settings)
         self._connections: set[ServerConnection] = set()
-        self._attaching: dict[Connection, asyncio.Task[None]] = {}
+        self._attaching: dict[LimitedConnection, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._is_stopping = False
         self._logged_at = float("-inf")
@@ -110,10 +110,10 @@ class HttpServer:
     def _admit(self, loop: asyncio.AbstractEventLoop, connection: socket.socket, peer: str) -> None:
         address = peer if is_in_networks(peer, self._proxies) else rate_limit_key(peer)
         admission = self._table.admit(address)
-        if admission is not Admission.FULL and loop.time() - self._logged_at > _LOG_SECONDS:
+        if admission is not ConnectionAdmission.FULL and loop.time() - self._logged_at > _LOG_SECONDS:
             self._logged_at = loop.time()
             log.warning("connection_limit_reached", address=address, connections=self._open)
-        if admission is Admission.REFUSED:
+        if admission is ConnectionAdmission.REFUSED:
             connection.close()
             return
         connection.setblocking(False)
@@ -131,14 +131,14 @@ class HttpServer:
         task = self._attaching[protocol] = loop.create_task(self._attach(loop, connection, protocol, on_closed))
         task.add_done_callback(lambda _: self._attaching.pop(protocol))
 
-    def _protocol(self, admission: Admission, on_closed: Callable[[ServerConnection], None]) -> ServerConnection:
+    def _protocol(self, admission: ConnectionAdmission, on_closed: Callable[[ServerConnection], None]) -> ServerConnection:
         is_tls, settings = self._ssl is not None, self._settings
-        if admission is Admission.FULL:
+        if admission is ConnectionAdmission.FULL:
             return ServerConnection(self._app, settings, self._date, on_closed, is_tls=is_tls)
         settings = settings._replace(head_seconds=min(settings.head_seconds, _RESERVED_HEAD_SECONDS))
         return ServerConnection(health_only(self._app), settings, self._date, on_closed, is_tls=is_tls, closes=True)
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: LimitedConnection) -> None:
         """Close an idle connection, in whose place another one is accepted."""
         assert isinstance(connection, ServerConnection)
         if (task := self._attaching.get(connection)) is not None:
