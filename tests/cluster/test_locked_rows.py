@@ -37,10 +37,10 @@ asyncio.run(main())
 
 
 class RowLock:
-    """Locks a schedule in another session, from a thread."""
+    """Locks rows in another session, from a thread."""
 
-    def __init__(self, url: str, name: str) -> None:
-        self._url, self._name = url, name
+    def __init__(self, url: str, table: str, where: str) -> None:
+        self._url, self._table, self._where = url, table, where
         self._locked, self._release = threading.Event(), threading.Event()
         self.locked_at = self.released_at = datetime.max.replace(tzinfo=UTC)
         self._thread = threading.Thread(target=lambda: run_outside_loop(self._hold()), daemon=True)
@@ -55,7 +55,7 @@ class RowLock:
         self._thread.join(10)
 
     async def _hold(self) -> None:
-        async with row_locked(self._url, "schedules", "name = $1", self._name) as connection:
+        async with row_locked(self._url, self._table, self._where) as connection:
             self.locked_at = await connection.fetchval("SELECT clock_timestamp()")
             self._locked.set()
             while not self._release.is_set():
@@ -86,7 +86,7 @@ def test_a_locked_schedule_delays_no_other_and_fires_when_it_is_released(
         node = cluster.add()
         cluster.register(100)
         cluster.wait_firing(postgres_server, 300)
-        with RowLock(postgres_url, "job-0") as lock:
+        with RowLock(postgres_url, "schedules", "name = 'job-0'") as lock:
             _pass(seconds)
             during = f"scheduled_for >= '{lock.locked_at}'"
             others = f"{during} AND {_of('job-0', '<>')}"
@@ -105,6 +105,59 @@ def test_a_locked_schedule_delays_no_other_and_fires_when_it_is_released(
         assert "rows_locked" in node.process.logs()
         assert "loop_failed" not in node.process.logs()
         assert 'everbeat_rows_locked_total{verb="tick_fire"}' in node.client.get("/metrics").text
+
+
+# One row of each table that firing or ownership touches, in a cluster of two nodes.
+LOCKS = {
+    "partitions": "partition = 7",
+    "nodes": "id = (SELECT min(id::text)::uuid FROM nodes)",
+    "tenants": "true",
+    "tasks": "id = (SELECT id FROM tasks LIMIT 1)",
+    "ticks": "(schedule_id, scheduled_for) IN (SELECT schedule_id, scheduled_for FROM ticks LIMIT 1)",
+    "task_keys": "true",
+}
+
+
+@pytest.mark.parametrize(("seconds", "max_lag"), [(5, 0.5), pytest.param(20, 0.05, marks=pytest.mark.chaos)])
+def test_locked_rows_of_other_tables_delay_no_schedule_outside_a_locked_partition(
+    seconds: float, max_lag: float, postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path
+) -> None:
+    """The lease is three seconds: if the locks delayed a renewal, partitions would be lost."""
+    with running_cluster(postgres_url, tmp_path) as cluster, contextlib.ExitStack() as locks:
+        node, _ = cluster.add(), cluster.add()
+        cluster.wait_for_owners(2)
+        cluster.register(300)
+        cluster.wait_firing(postgres_server, 600)
+        assert node.client.post("/v1/tasks", json={"type": "t"}, headers={"Idempotency-Key": "k"}).status_code == 201
+        before = _epochs(cluster)
+        held = [locks.enter_context(RowLock(postgres_url, table, where)) for table, where in LOCKS.items()]
+        begins = max(lock.locked_at for lock in held)
+        _pass(seconds)
+        others = f"scheduled_for >= '{begins}' AND {_of_partition(7, '<>')}"
+        # The schedule whose tick row is locked fires as well: its next tick is another row.
+        count = cluster.fired(postgres_server, others)
+        p99 = _p99(cluster, postgres_server, others)
+        assert count >= 290 * (seconds - 1)
+        assert node.client.post("/v1/tasks", json={"type": "t"}, headers={"Idempotency-Key": "other"}).status_code == 201
+        assert {partition for partition, epoch in _epochs(cluster).items() if epoch != before[partition]} <= {7}
+        locks.close()
+        released_at = max(lock.released_at for lock in held)
+        print(f"p99 of the lag while rows of {len(LOCKS)} tables were locked: {p99:.4f} s of {count} ticks")
+        assert p99 <= max_lag
+        first = f"SELECT min(fired_at) FROM ticks WHERE fired_at > '{released_at}' AND {_of_partition(7)}"
+        fired_at = wait_until(lambda: postgres_server.fetch_value(first, cluster.database), 10, "the locked partition fires")
+        print(f"the locked partition fired {(fired_at - released_at).total_seconds():.3f} s after the release")
+        assert (fired_at - released_at).total_seconds() <= 1
+        cluster.assert_accounted()
+        assert all("loop_failed" not in one.process.logs() for one in cluster.nodes)
+
+
+def _epochs(cluster: Cluster) -> dict[int, int]:
+    return {one["partition"]: one["epoch"] for one in cluster.view()["partitions"]}
+
+
+def _of_partition(partition: int, operator: str = "=") -> str:
+    return f"schedule_id IN (SELECT id FROM schedules WHERE partition {operator} {partition})"
 
 
 @contextlib.contextmanager

@@ -58,7 +58,7 @@ async def test_migrations_run_through_the_pooler(postgres_server: PostgresAdmin,
 async def test_timeouts_and_plans_apply_to_each_transaction(pooled_store: PostgresStore) -> None:
     async with pooled_store._transaction("test") as connection:
         names = ("statement_timeout", "lock_timeout", "enable_seqscan", "jit")
-        assert [await connection.fetchval(f"SHOW {name}") for name in names] == ["10s", "5s", "off", "off"]
+        assert [await connection.fetchval(f"SHOW {name}") for name in names] == ["10s", "100ms", "off", "off"]
     async with pooled_store._connections.outside_transaction("api", "test") as connection:
         assert await connection.fetchval("SHOW enable_seqscan") == "on"
 

@@ -175,7 +175,9 @@ async def test_task_complete_under_concurrency_finishes_each_task_once(store: St
     finished = [pair for one in done for pair in one.finished]
     assert len(finished) == len(set(finished)) == 100
     for one, batch in zip(done, batches, strict=True):
-        assert one.finished | one.repeated == {(task.id, 1) for task in batch}
+        # A task that another call is just completing is locked.
+        assert one.finished | one.repeated | one.locked == {(task.id, 1) for task in batch}
+        assert (await complete(store, *batch)).repeated == {(task.id, 1) for task in batch}
     assert await count_rows(store, "task_history") == 100
 
 

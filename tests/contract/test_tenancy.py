@@ -51,6 +51,7 @@ EXCEPTIONS = {
     "task_release_held": LOOPS,
     "task_release_held_any": LOOPS,
     "task_release_held_candidates": LOOPS,
+    "task_release_held_locked": LOOPS,
     "task_release_held_schedules": LOOPS,
     "task_release_held_replaced": LOOPS,
     "tick_fire": FIRING,

@@ -57,6 +57,8 @@ ONLY_POSTGRES = {
     "month_ensure",
     "month_list",
     "notice_send",
+    "task_claim_unlocked_tenants",
+    "task_release_held_locked",
     "tenant_lock",
 }
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everbeat.core.errors import StoreRefused, StoreUnavailable
+from everbeat.core.errors import StoreLocked, StoreRefused, StoreUnavailable
 from everbeat.services.group_commit import GroupCommit
 
 Item = tuple[str, int]  # a name, and its number of rows
@@ -294,3 +294,37 @@ async def _run_random_calls(random: Random, count: int, max_rows: int) -> None:
         else:
             assert number in database.failed
             assert number not in database.committed
+
+
+async def test_an_item_with_a_locked_row_waits_alone_and_later_items_are_not_delayed() -> None:
+    locked, written = {"b"}, list[str]()
+
+    async def write(items: list[Item]) -> list[str]:
+        await asyncio.sleep(0)
+        if locked & {name for name, _ in items}:
+            raise StoreLocked("locked")
+        written.extend(name for name, _ in items)
+        return [f"done {name}" for name, _ in items]
+
+    group: GroupCommit[Item, str] = GroupCommit(write, max_rows=100, count_rows=rows)
+    tasks = {name: add(group, name) for name in "abc"}
+    others = await asyncio.gather(tasks["a"], tasks["c"], add(group, "d"))
+    assert list(others) == ["done a", "done c", "done d"]
+    assert not tasks["b"].done()
+    locked.clear()
+    assert await tasks["b"] == "done b"
+    assert sorted(written) == ["a", "b", "c", "d"]
+
+
+async def test_an_item_whose_row_stays_locked_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("everbeat.services.locked_writes.REQUEST_DELAYS_SECONDS", (0.0, 0.0))
+    tries = 0
+
+    async def write(_items: list[Item]) -> list[str]:
+        nonlocal tries
+        tries += 1
+        raise StoreLocked("locked")
+
+    with pytest.raises(StoreLocked):
+        await GroupCommit(write, max_rows=100, count_rows=rows).add(("a", 1))
+    assert tries == 1 + 3

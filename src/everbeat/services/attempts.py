@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
+from everbeat.core.errors import StoreLocked
+from everbeat.core.lock_retries import REQUEST_DELAYS_SECONDS
 from everbeat.core.protocol import LeaseResult
 from everbeat.core.retries import RetryDecision
 from everbeat.core.tasks import AttemptEnd, AttemptOutcome, ClaimedTask, LeasedTask, TaskState
+from everbeat.services.locked_writes import LOCKED_MESSAGE
 from everbeat.services.publisher import ChangePublisher
 from everbeat.store.base import Store
 from everbeat.store.values import EndedAttempt, EndResult, LeaseRef
@@ -50,9 +54,9 @@ class AttemptEnder:
         """
         results = {(lease.id, lease.fence): LeaseResult(lease.id, "stale") for lease in leases}
         undecided = list(leases)
-        for _ in range(_TRIES):  # if an attempt is cancelled between the two statements, it is decided again
-            if not undecided:
-                break
+        delays = iter(REQUEST_DELAYS_SECONDS)
+        tries = 0
+        while undecided and tries < _TRIES:  # if an attempt is cancelled between the two statements, it is decided again
             moment, running = await self._store.task_running(undecided, now=now)
             endings = [attempt_end(task, *decide(task, moment)) for task in running]
             ended = await self._store.task_end(endings, is_expired=False, now=now) if endings else _NONE_ENDED
@@ -61,6 +65,13 @@ class AttemptEnder:
             self._publisher.publish(ended.changes)
             missed = [one for one in endings if (one.id, one.fence) not in ended.ids]
             undecided = [LeaseRef(one.tenant_id, one.id, one.fence) for one in missed]
+            if not ended.locked:
+                tries += 1
+                continue
+            self._publisher.report_locked("task_end", [id_ for id_, _ in ended.locked])
+            if (delay := next(delays, None)) is None:  # the worker repeats its report; what was recorded is returned again
+                raise StoreLocked(LOCKED_MESSAGE)
+            await asyncio.sleep(delay)
         stale = [lease for lease in leases if results[lease.id, lease.fence].status == "stale"]
         if stale:
             for past in await self._store.task_ended(stale):

@@ -1,7 +1,8 @@
 """Group commit: requests that arrive while a write is in progress are written together by the next one.
 
 Requests share a commit, and each waits until its commit is done. Their order is kept. If the database rejects a batch, the
-halves are written separately, so that only the invalid request fails.
+halves are written separately, so that only the invalid request fails. If a row is locked, each request is written alone and
+without delaying later ones, so that only the request with the locked row waits.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from everbeat.core.errors import StoreRefused
+from everbeat.core.errors import StoreLocked, StoreRefused
+from everbeat.services.locked_writes import retry_while_locked
 
 I = TypeVar("I")  # noqa: E741
 R = TypeVar("R")
@@ -28,6 +30,7 @@ class GroupCommit(Generic[I, R]):
         self._count_rows = count_rows
         self._waiting: deque[tuple[I, asyncio.Future[R]]] = deque()
         self._writing: asyncio.Task[None] | None = None
+        self._writing_alone: set[asyncio.Task[None]] = set()
 
     async def add(self, item: I) -> R:
         """Write an item durably and return its result."""
@@ -66,6 +69,11 @@ class GroupCommit(Generic[I, R]):
             middle = len(batch) // 2
             await self._write_batch(batch[:middle])
             await self._write_batch(batch[middle:])
+        except StoreLocked:
+            for item, done in batch:
+                task = asyncio.create_task(self._write_alone(item, done))
+                self._writing_alone.add(task)
+                task.add_done_callback(self._writing_alone.discard)
         except BaseException as error:
             _fail(batch, error)
             if not isinstance(error, Exception):
@@ -74,6 +82,17 @@ class GroupCommit(Generic[I, R]):
             for (_, done), result in written:
                 if not done.done():
                     done.set_result(result)
+
+    async def _write_alone(self, item: I, done: asyncio.Future[R]) -> None:
+        try:
+            (result,) = await retry_while_locked(lambda: self._write([item]))
+        except BaseException as error:
+            _fail([(item, done)], error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            if not done.done():
+                done.set_result(result)
 
 
 def _fail(batch: list[tuple[I, asyncio.Future[R]]], error: BaseException) -> None:

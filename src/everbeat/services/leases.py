@@ -14,9 +14,11 @@ import contextlib
 import random
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 
-from everbeat.core.errors import EverbeatError, Forbidden, InvalidInput
+from everbeat.core.errors import EverbeatError, Forbidden, InvalidInput, StoreLocked
+from everbeat.core.lock_retries import REQUEST_DELAYS_SECONDS, lock_delay
 from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
 from everbeat.core.protocol import (
     Lease,
@@ -38,6 +40,7 @@ from everbeat.core.tasks import AttemptOutcome, ClaimedTask, ClaimedTaskWithoutP
 from everbeat.services.attempts import AttemptEnder
 from everbeat.services.blobs import BlobStore, payload_tenant
 from everbeat.services.group_commit import GroupCommit
+from everbeat.services.locked_writes import LOCKED_MESSAGE, retry_while_locked
 from everbeat.services.long_polls import LongPolls
 from everbeat.services.payloads import FilledTasks, LargePayloads
 from everbeat.services.publisher import ChangePublisher
@@ -47,10 +50,20 @@ from everbeat.store.values import EndedAttempt, HeartbeatWrite, LeaseRef, Renewe
 
 _MAX_ROWS = 1000
 _PAYLOAD_RETRY_SECONDS = 5.0
+# The response with the cancel requests of the other leases must not wait for long. The next heartbeat comes soon.
+_HEARTBEAT_DELAYS_SECONDS = REQUEST_DELAYS_SECONDS[:4]
 
 _LeaseItem = LeaseHeartbeat | LeaseCompletion | LeaseFailure | Lease
 Results = list[tuple[LeaseRef, str | None]]
 Done = set[tuple[UUID, int]]
+Renewed = dict[tuple[UUID, int], RenewedLease]
+
+
+class Completed(NamedTuple):
+    """The leases of a group commit that are done, and whether any task of this request is locked."""
+
+    leases: Done
+    is_locked: bool
 
 
 class LeaseService:
@@ -76,8 +89,10 @@ class LeaseService:
         self._random_fraction = random_fraction
         self._long_polls = long_polls
         self._recorder = recorder
-        self._completions: GroupCommit[Results, Done] = GroupCommit(self._write_completions, max_rows=_MAX_ROWS, count_rows=len)
-        self._heartbeats: GroupCommit[list[HeartbeatWrite], dict[tuple[UUID, int], RenewedLease]] = GroupCommit(
+        self._completions: GroupCommit[Results, Completed] = GroupCommit(
+            self._write_completions, max_rows=_MAX_ROWS, count_rows=len
+        )
+        self._heartbeats: GroupCommit[list[HeartbeatWrite], Renewed] = GroupCommit(
             self._write_heartbeats, max_rows=_MAX_ROWS, count_rows=len
         )
 
@@ -160,19 +175,35 @@ class LeaseService:
             self._recorder.heartbeat(lease_tenant_id, heartbeat)
         allowed = await self._allowed(heartbeat.leases, queues)
         writes = [_heartbeat_write(lease_tenant_id, lease) for lease in heartbeat.leases if lease.id in allowed]
-        found: dict[tuple[UUID, int], RenewedLease] = {}
+        found: Renewed = {}
         if writes:
             found = await self._heartbeats.add(writes) if now is None else (await self._write_heartbeats([writes], now))[0]
+            found = await self._renew_locked(writes, found, now)
         renewed = {lease: one for lease, one in found.items() if lease[0] in allowed}
         return [_heartbeat_result(lease.id, renewed.get((lease.id, lease.fence))) for lease in heartbeat.leases]
 
-    async def _write_heartbeats(
-        self, groups: list[list[HeartbeatWrite]], now: datetime | None = None
-    ) -> list[dict[tuple[UUID, int], RenewedLease]]:
-        by_group: list[dict[tuple[UUID, int], RenewedLease]] = [{} for _ in groups]
+    async def _renew_locked(self, writes: list[HeartbeatWrite], found: Renewed, now: datetime | None) -> Renewed:
+        """Renew the leases whose tasks were locked, apart from other requests.
+
+        A lease whose task stays locked keeps its end, and its worker continues. The next heartbeat renews it.
+        """
+        found = dict(found)
+        for delay in _HEARTBEAT_DELAYS_SECONDS:
+            locked = [one for one in writes if _is_locked(found.get((one.lease.id, one.lease.fence)))]
+            if not locked:
+                break
+            await asyncio.sleep(delay)
+            for one in locked:
+                del found[one.lease.id, one.lease.fence]
+            found |= (await self._write_heartbeats([locked], now))[0]
+        return found
+
+    async def _write_heartbeats(self, groups: list[list[HeartbeatWrite]], now: datetime | None = None) -> list[Renewed]:
+        by_group: list[Renewed] = [{} for _ in groups]
         for indexes in _batches_without_conflict([[write.lease for write in group] for group in groups]):
             writes = [write for index in indexes for write in groups[index]]
             found = {(one.id, one.fence): one for one in await self._store.task_heartbeat(writes, now=now)}
+            self._publisher.report_locked("task_heartbeat", [one.id for one in found.values() if one.is_locked])
             for index in indexes:
                 by_group[index] = found
         return by_group
@@ -195,19 +226,44 @@ class LeaseService:
         ]
         done: Done = set()
         if results:
-            done = await self._completions.add(results) if now is None else (await self._write_completions([results], now))[0]
+            completed = (
+                await self._completions.add(results) if now is None else (await self._write_completions([results], now))[0]
+            )
+            done = await self._complete_locked(results, completed, now)
         is_done = [one.id in allowed and (one.id, one.fence) in done for one in completions]
         return [LeaseResult(one.id, "ok" if ok else "stale") for one, ok in zip(completions, is_done, strict=True)]
 
-    async def _write_completions(self, groups: list[Results], now: datetime | None = None) -> list[Done]:
-        by_group: list[Done] = [set() for _ in groups]
+    async def _complete_locked(self, results: Results, done: Completed, now: datetime | None) -> Done:
+        """Complete the tasks that were locked, apart from other requests. Raise StoreLocked if they stay locked.
+
+        The worker then repeats the whole report; for the tasks that are done the result is the same.
+        """
+        if not done.is_locked:
+            return done.leases
+        leases = set(done.leases)
+
+        async def write() -> None:
+            locked = [one for one in results if (one[0].id, one[0].fence) not in leases]
+            (again,) = await self._write_completions([locked], now)
+            leases.update(again.leases)
+            if again.is_locked:
+                raise StoreLocked(LOCKED_MESSAGE)
+
+        await asyncio.sleep(lock_delay(0))
+        await retry_while_locked(write)
+        return leases
+
+    async def _write_completions(self, groups: list[Results], now: datetime | None = None) -> list[Completed]:
+        by_group: list[Completed] = [Completed(set(), False) for _ in groups]
         for indexes in _batches_without_conflict([[lease for lease, _ in group] for group in groups]):
             results = [result for index in indexes for result in groups[index]]
             completed = await self._store.task_complete(results, now=now)
             self._publisher.publish(completed.changes)
+            self._publisher.report_locked("task_complete", [id_ for id_, _ in completed.locked])
             done = set(completed.finished | completed.repeated)
             for index in indexes:
-                by_group[index] = done
+                is_locked = any((lease.id, lease.fence) in completed.locked for lease, _ in groups[index])
+                by_group[index] = Completed(done, is_locked)
         return by_group
 
     async def fail(
@@ -292,6 +348,10 @@ def _heartbeat_result(id_: UUID, renewed: RenewedLease | None) -> LeaseHeartbeat
     if renewed is None:
         return LeaseHeartbeatResult(id_, "lost", None)
     return LeaseHeartbeatResult(id_, "cancel" if renewed.cancel_requested else "ok", renewed.lease_until)
+
+
+def _is_locked(renewed: RenewedLease | None) -> bool:
+    return renewed is not None and renewed.is_locked
 
 
 def _storable(text: str | None) -> str | None:

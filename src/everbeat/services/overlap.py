@@ -12,7 +12,8 @@ from datetime import datetime
 from uuid import UUID
 
 from everbeat.clock import Monotonic
-from everbeat.services.loops import Periodic
+from everbeat.core.lock_retries import MAX_DELAY_SECONDS
+from everbeat.services.loops import Periodic, wait_for_event
 from everbeat.services.publisher import ChangeEffects, ChangePublisher
 from everbeat.store.base import Store
 
@@ -39,6 +40,7 @@ class OverlapReleaser(Periodic):
         self._publisher = publisher
         self._batch_size = batch_size
         self._expected: set[UUID] = set()
+        self._locked: set[UUID] = set()
         publisher.subscribe(self._on_changes)
 
     def _on_changes(self, effects: ChangeEffects) -> None:
@@ -72,4 +74,15 @@ class OverlapReleaser(Periodic):
     async def _release(self, schedule_ids: list[UUID] | None, now: datetime | None) -> bool:
         released = await self._store.task_release_held(schedule_ids, limit=self._batch_size, now=now)
         self._publisher.publish(released.changes)
+        if released.locked_ids:
+            self._publisher.report_locked("task_release_held", sorted(released.locked_ids))
+            self._locked.update(released.locked_ids)
         return bool(released.queues)
+
+    async def wait(self) -> None:
+        if not self._locked:
+            await super().wait()
+            return
+        await wait_for_event(self._woken, min(self._interval, MAX_DELAY_SECONDS))
+        self._expected.update(self._locked)
+        self._locked.clear()

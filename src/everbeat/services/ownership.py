@@ -8,7 +8,8 @@ sends another heartbeat immediately.
 Failures handled here: a dead owner (its lease expires and other nodes take over); a paused owner (it relies on its lease only
 until monotonic time before the renewal was sent + lease - margin, and the database checks owner, epoch and lease in every
 firing); a lost response (the renewal is idempotent and is sent again); a clock that was set back (a lease that ends later than
-any lease can is treated as expired); two nodes with the same name (a node gets a random id at every start).
+any lease can is treated as expired); two nodes with the same name (a node gets a random id at every start); a locked row (the
+others are renewed, the node keeps the locked partition until its lease ends, and tries again soon).
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from datetime import datetime
 from uuid import UUID
 
 from everbeat.clock import DatabaseClock, Monotonic
+from everbeat.core.lock_retries import lock_delay
 from everbeat.core.partitioning import partitions_of_node
 from everbeat.services.event_stream import EventKind, EventStream
-from everbeat.services.events import ClockSetBack, Emit, OwnershipChanged, OwnershipLost, ignore
+from everbeat.services.events import ClockSetBack, Emit, OwnershipChanged, OwnershipLost, RowsLocked, ignore
 from everbeat.services.loops import wait_for_event
 from everbeat.store.base import Store
 from everbeat.store.values import NodeHeartbeat, Notice, PartitionRenewal
@@ -57,6 +59,9 @@ class Ownership:
         self._has_renewed = False
         self._owned: Mapping[int, int] = {}
         self._trusted_until = 0.0
+        # Partitions whose row was locked at the last renewal, each with the end of its lease.
+        self._unrenewed: dict[int, float] = {}
+        self._locked_tries: int | None = None
         self._renewed = 0.0
         self._woken = asyncio.Event()
         self._is_stopped = False
@@ -72,7 +77,12 @@ class Ownership:
 
     def current(self) -> Mapping[int, int]:
         """Return the partitions that this node may fire now, with their epochs. Empty once the lease may have expired."""
-        return self._owned if self._monotonic() < self._trusted_until else {}
+        now = self._monotonic()
+        if self._unrenewed and now >= min(self._unrenewed.values()):
+            expired = {partition for partition, until in self._unrenewed.items() if now >= until}
+            self._unrenewed = {partition: until for partition, until in self._unrenewed.items() if partition not in expired}
+            self._owned = {partition: epoch for partition, epoch in self._owned.items() if partition not in expired}
+        return self._owned if now < self._trusted_until else {}
 
     @property
     def has_fresh_lease(self) -> bool:
@@ -90,7 +100,7 @@ class Ownership:
         sent = self._monotonic()
         if self._owned and sent >= self._trusted_until:
             self._emit(OwnershipLost(len(self._owned)))
-            self._owned = {}
+            self._owned, self._unrenewed = {}, {}
         elapsed = max(sent - self._renewed, 0.001)
         rate = (self.fired - self._fired_before) / elapsed
         heartbeat = self._heartbeat._replace(lag_seconds=self.lag_seconds, fired_per_second=round(rate, 3))
@@ -99,8 +109,8 @@ class Ownership:
             return False
         self._clock.observe(sent, renewal.now)
         self._renewed, self._fired_before = sent, self.fired
+        await self._apply(self._with_locked(renewal))
         self._trusted_until = sent + self._heartbeat.lease_seconds - self._margin_seconds
-        await self._apply(renewal)
         live_nodes = renewal.live | ({self.node_id} if is_scheduler else frozenset())
         self._publish_node_changes(live_nodes)
         has_changed, self._live_nodes = live_nodes != self._live_nodes, live_nodes
@@ -114,10 +124,24 @@ class Ownership:
         self._store.publish(Notice.OWNERSHIP)
 
     async def wait(self) -> None:
-        await wait_for_event(self._woken, self._renewed + self._heartbeat.lease_seconds / 3 - self._monotonic())
+        interval = self._heartbeat.lease_seconds / 3
+        if self._locked_tries is not None:
+            interval = min(interval, lock_delay(self._locked_tries))
+        await wait_for_event(self._woken, self._renewed + interval - self._monotonic())
 
     async def close(self) -> None:
         """Do nothing: `stop` releases the partitions."""
+
+    def _with_locked(self, renewal: PartitionRenewal) -> PartitionRenewal:
+        """Add the partitions that were not renewed because they are locked, as long as their leases last."""
+        if not renewal.locked:
+            self._unrenewed, self._locked_tries = {}, None
+            return renewal
+        self._locked_tries = 0 if self._locked_tries is None else self._locked_tries + 1
+        self._emit(RowsLocked("partition_renew", len(renewal.locked), 0.0, self.node_id))
+        kept = {partition: epoch for partition, epoch in self.current().items() if partition in renewal.locked}
+        self._unrenewed = {partition: self._unrenewed.get(partition, self._trusted_until) for partition in kept}
+        return renewal._replace(owned={**kept, **renewal.owned})
 
     async def _apply(self, renewal: PartitionRenewal) -> None:
         if renewal.clock_back_seconds > _CLOCK_BACK_TOLERANCE_SECONDS:

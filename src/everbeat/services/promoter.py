@@ -11,6 +11,7 @@ import asyncio
 from datetime import datetime
 
 from everbeat.clock import DatabaseClock
+from everbeat.core.lock_retries import MAX_DELAY_SECONDS
 from everbeat.services.loops import wait_for_event
 from everbeat.services.publisher import ChangePublisher
 from everbeat.store.base import Store
@@ -36,6 +37,7 @@ class Promoter:
         self._poll_interval_seconds = poll_interval_seconds
         self._batch_size = batch_size
         self._next_at: datetime | None = None
+        self._has_locked = False
         self._woken = asyncio.Event()
         store.subscribe(self._on_notice)
 
@@ -50,10 +52,12 @@ class Promoter:
             self._clock.observe(sent, promoted.now)
         self._next_at = promoted.next_at
         self._publisher.publish(promoted.changes)
-        return promoted.count >= self._batch_size
+        is_full = promoted.count >= self._batch_size
+        self._has_locked = promoted.has_more and not is_full
+        return is_full
 
     async def wait(self) -> None:
-        seconds = self._poll_interval_seconds
+        seconds = min(self._poll_interval_seconds, MAX_DELAY_SECONDS) if self._has_locked else self._poll_interval_seconds
         if self._next_at is not None:
             seconds = min(seconds, max(self._clock.seconds_until(self._next_at), 0.001))
         await wait_for_event(self._woken, seconds)

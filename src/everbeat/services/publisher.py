@@ -21,6 +21,7 @@ from everbeat.services.event_stream import EventStream
 from everbeat.services.events import (
     AttemptEnded,
     Emit,
+    RowsLocked,
     TasksClaimed,
     TasksFinished,
     TasksPromoted,
@@ -61,6 +62,11 @@ class ChangePublisher:
 
     def subscribe(self, listener: EffectsListener) -> None:
         self._listeners.append(listener)
+
+    def report_locked(self, verb: str, ids: Sequence[UUID]) -> None:
+        """Report rows that a batch skipped because another transaction has locked them."""
+        if ids:
+            self._emit(RowsLocked(verb, len(ids), 0.0, ids[0]))
 
     def publish(self, changes: Sequence[TaskChange], *, now: datetime | None = None) -> None:
         """Publish committed changes. With `now`, the promoters are woken only for new tasks that are due soon."""

@@ -9,11 +9,12 @@ import random
 from collections.abc import Callable
 from datetime import datetime
 
+from everbeat.core.lock_retries import MAX_DELAY_SECONDS
 from everbeat.core.retries import after_expiry
 from everbeat.core.submissions import error_text
 from everbeat.core.tasks import AttemptEnd, AttemptOutcome, LeasedTask
 from everbeat.services.attempts import attempt_end
-from everbeat.services.loops import Periodic
+from everbeat.services.loops import Periodic, wait_for_event
 from everbeat.services.publisher import ChangePublisher
 from everbeat.store.base import Store
 
@@ -44,15 +45,23 @@ class Reaper(Periodic):
         self._total_seconds = total_seconds
         self._batch_size = batch_size
         self._random_fraction = random_fraction
+        self._has_locked = False
 
     async def run_once(self, now: datetime | None = None) -> bool:
         moment, expired = await self._store.task_expired(limit=self._batch_size, now=now)
+        self._has_locked = False
         if not expired:
             return False
         endings = [self._ending(task, moment) for task in expired]
         ended = await self._store.task_end(endings, is_expired=True, now=now)
         self._publisher.publish(ended.changes)
-        return len(expired) >= self._batch_size
+        self._publisher.report_locked("task_end", [id_ for id_, _ in ended.locked])
+        self._has_locked = bool(ended.locked)
+        return len(expired) >= self._batch_size and len(ended.locked) < len(expired)
+
+    async def wait(self) -> None:
+        # Locked tasks are tried again sooner, so that they are ended soon after their release.
+        await wait_for_event(self._woken, min(self._interval, MAX_DELAY_SECONDS) if self._has_locked else self._interval)
 
     def _ending(self, task: LeasedTask, moment: datetime) -> AttemptEnd:
         decision = after_expiry(task, now=moment, random_fraction=self._random_fraction(), total_seconds=self._total_seconds)

@@ -21,6 +21,7 @@ from everbeat.services.blobs import BlobStore
 from everbeat.services.direct_handoff import DirectHandoff
 from everbeat.services.group_commit import GroupCommit
 from everbeat.services.ids import ids_from, new_ids
+from everbeat.services.locked_writes import retry_while_locked
 from everbeat.services.long_polls import LongPolls
 from everbeat.services.payloads import LargePayloads
 from everbeat.services.publisher import ChangePublisher
@@ -155,7 +156,7 @@ class TaskService:
     async def _write_one(self, tasks: list[NewTask], key: TaskKey, now: datetime | None) -> list[UUID]:
         """Write a batch under one key. Its ids are consecutive, so only the first one is stored with the key."""
         tasks[0] = tasks[0]._replace(key=key)
-        submitted = await self._store.task_submit(tasks, has_single_key=True, now=now)
+        submitted = await retry_while_locked(lambda: self._store.task_submit(tasks, has_single_key=True, now=now))
         if submitted.mismatched or submitted.repeated:
             await self._payloads.discard(tasks)
         if submitted.mismatched:
@@ -169,7 +170,7 @@ class TaskService:
         self, tasks: Sequence[NewTask], *, audit_log: AuditLogEntries = (), now: datetime | None = None
     ) -> SubmitResult:
         """Write tasks that the caller has built and has reserved quota for."""
-        submitted = await self._store.task_submit(tasks, audit_log=audit_log, now=now)
+        submitted = await retry_while_locked(lambda: self._store.task_submit(tasks, audit_log=audit_log, now=now))
         self._publisher.publish(submitted.changes, now=submitted.now)
         return submitted
 

@@ -26,6 +26,7 @@ from everbeat.clock import DatabaseClock
 from everbeat.core.calendars import Calendar
 from everbeat.core.errors import InvalidInput, StoreLocked, StoreRefused
 from everbeat.core.jitter import jitter_of
+from everbeat.core.lock_retries import LockRetries
 from everbeat.core.misfire import FiringInput, Lateness, plan_firing
 from everbeat.core.ticks import Outcome, Skip, SkipReason
 from everbeat.core.time_index import TimeIndex
@@ -42,7 +43,6 @@ from everbeat.services.events import (
     TicksSkipped,
     ignore,
 )
-from everbeat.services.lock_retries import LockRetries
 from everbeat.services.loops import wait_for_event
 from everbeat.services.ownership import Ownership
 from everbeat.services.publisher import ChangePublisher

@@ -194,13 +194,15 @@ class PartitionRenewal(NamedTuple):
     """The result of a heartbeat.
 
     `owned`: the partitions of the node with their epochs. `live`: the live scheduler nodes. `clock_back_seconds`: how far `now`
-    is behind the newest earlier heartbeat; a large value means that the clock was set back.
+    is behind the newest earlier heartbeat; a large value means that the clock was set back. `locked`: partitions that were
+    neither renewed nor taken nor released, because another transaction has locked them.
     """
 
     now: datetime
     owned: Mapping[int, int]
     live: frozenset[UUID]
     clock_back_seconds: float
+    locked: frozenset[int] = frozenset()
 
 
 class PartitionInfo(NamedTuple):
@@ -304,18 +306,23 @@ class HeartbeatWrite(NamedTuple):
 
 
 class RenewedLease(NamedTuple):
-    """A lease that was valid at the heartbeat. A lease without a result is lost."""
+    """A lease that was valid at the heartbeat. A lease without a result is lost.
+
+    `is_locked`: the lease is valid, but was not renewed, because another transaction has locked the task.
+    """
 
     id: UUID
     fence: int
     lease_until: datetime
     cancel_requested: bool
+    is_locked: bool = False
 
 
 class CompleteResult(NamedTuple):
     """`finished`: completed by this call. `repeated`: completed by an earlier call with the same fence.
 
-    A worker repeats a call if it did not receive the response. `owners`: the tenants of the finished tasks.
+    A worker repeats a call if it did not receive the response. `owners`: the tenants of the finished tasks. `locked`: not
+    completed, because another transaction has locked the task.
     """
 
     finished: frozenset[tuple[UUID, int]]
@@ -323,12 +330,16 @@ class CompleteResult(NamedTuple):
     schedule_ids: frozenset[UUID]
     owners: Mapping[UUID, UUID] = {}
     changes: Sequence[TaskChange] = ()
+    locked: frozenset[tuple[UUID, int]] = frozenset()
 
 
 class EndResult(NamedTuple):
+    """`ids`: the attempts that were ended. `locked`: not ended, because another transaction has locked the task."""
+
     ids: frozenset[tuple[UUID, int]]
     schedule_ids: frozenset[UUID]
     changes: Sequence[TaskChange] = ()
+    locked: frozenset[tuple[UUID, int]] = frozenset()
 
 
 class EndedAttempt(NamedTuple):
@@ -341,20 +352,25 @@ class EndedAttempt(NamedTuple):
 
 
 class PromoteResult(NamedTuple):
-    """`next_at`: when the next delayed task is due, if there is one."""
+    """`next_at`: when the next delayed task is due, if there is one. `has_more`: whether more tasks are due, or are locked."""
 
     now: datetime
     queues: frozenset[str]
     count: int  # type: ignore[assignment]  # it hides tuple.count, which is not used
     next_at: datetime | None
     changes: Sequence[TaskChange] = ()
+    has_more: bool = False
 
 
 class HeldReleaseResult(NamedTuple):
-    """`queues`: the queues of the released tasks. `changes`: the released tasks, and tasks that newer ones replaced."""
+    """`queues`: the queues of the released tasks. `changes`: the released tasks, and tasks that newer ones replaced.
+
+    `locked_ids`: the schedules that were skipped because another transaction has locked them.
+    """
 
     queues: frozenset[str]
     changes: Sequence[TaskChange] = ()
+    locked_ids: frozenset[UUID] = frozenset()
 
 
 class CancelResult(NamedTuple):

@@ -18,7 +18,7 @@ from everbeat.store.base import Observer
 from everbeat.store.migrate import load_migrations
 from everbeat.store.notices import Notices
 from everbeat.store.postgres.audit_log import write_audit_log
-from everbeat.store.postgres.connections import Connection, PostgresConnections, execute_on, retry_on_serialization_failure
+from everbeat.store.postgres.connections import Connection, PostgresConnections, execute_on
 from everbeat.store.postgres.hosts import describe_url
 from everbeat.store.queries import load_numbered
 from everbeat.store.rows import (
@@ -132,24 +132,30 @@ class PostgresBase(SharedVerbs):
     async def _with_current_month(self, now: datetime | None, write: Callable[[], Awaitable[T]]) -> T:
         """Write rows of the current month. The current time is queried only if the write fails because the table is missing."""
         try:
-            return await retry_on_serialization_failure(write)
+            return await self._retry(write)
         except StoreRefused as error:
             if _MISSING_PARTITION not in str(error):
                 raise
         self._database.months.clear()
         return await self._with_months([await self.clock(now=now)], write)
 
-    def _transaction(self, verb: str) -> contextlib.AbstractAsyncContextManager[Connection]:
-        return self._connections.transaction(self._pool_name, verb)
+    async def _retry(self, write: Callable[[], Awaitable[T]]) -> T:
+        return await self._connections.retry(self._pool_name, write)
+
+    def _transaction(self, verb: str, **settings: str) -> contextlib.AbstractAsyncContextManager[Connection]:
+        return self._connections.transaction(self._pool_name, verb, timeout_seconds=None, **settings)
 
     async def _change_with_audit_log(
         self, block: str, audit_log: Sequence[AuditLogEntry], now: datetime | None, /, **values: Any
     ) -> int:
-        async with self._transaction(block) as connection:
-            changed = await execute_on(connection, self._queries[block], **values)
-            if changed:
-                await write_audit_log(connection, self._queries, audit_log, now)
-        return changed
+        async def write() -> int:
+            async with self._transaction(block) as connection:
+                changed = await execute_on(connection, self._queries[block], **values)
+                if changed:
+                    await write_audit_log(connection, self._queries, audit_log, now)
+            return changed
+
+        return await self._retry(write)
 
     async def month_ensure(self, months: Sequence[datetime]) -> list[str]:
         rows = await self._read("month_ensure", months=sorted(months_of(months)))

@@ -27,7 +27,11 @@ class PostgresCalendars(PostgresBase):
             "revision": calendar.revision,
             "definition": text_of(calendar.to_definition()),
         }
-        async with self._transaction("calendar_write") as connection:
-            (row,) = await fetch_on(connection, self._queries["calendar_write"], **values)
-            await write_audit_log(connection, self._queries, audit_log, now)
-        return bool(row["is_new"])
+
+        async def write() -> bool:
+            async with self._transaction("calendar_write") as connection:
+                (row,) = await fetch_on(connection, self._queries["calendar_write"], **values)
+                await write_audit_log(connection, self._queries, audit_log, now)
+            return bool(row["is_new"])
+
+        return await self._retry(write)

@@ -25,6 +25,7 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from everbeat.core.errors import KeyTaken, StoreLocked, StoreRefused, StoreUnavailable, StoreUnusable
+from everbeat.core.lock_retries import REQUEST_DELAYS_SECONDS
 from everbeat.store.base import Observer
 from everbeat.store.postgres.hosts import Connector
 from everbeat.store.queries import Query
@@ -38,6 +39,8 @@ EVENT_STREAM_CHANNEL = "everbeat_feed"
 _RETRYABLE = ("40001", "40P01")
 _SERVER_LOST = ("08", "25006", "57P0")
 _REFUSED = ("22", "23")
+# A request must not hold its locks for long while it waits for another one. It is repeated for about a second instead.
+_REQUEST_LOCK_SECONDS = 0.1
 # Raised by everbeat_raise_key_taken().
 _KEY_TAKEN = "VB001"
 # asyncpg raises InternalClientError on a connection whose loss it has not processed yet.
@@ -112,7 +115,10 @@ class PostgresConnections:
         self._sizes = {"api": api_connections, "engine": engine_connections, "maintenance": maintenance_connections, "lease": 1}
         self._timeouts = {**dict.fromkeys(self._sizes, timeout_seconds), "lease": lease_timeout_seconds}
         self._settings = {
-            pool_name: session_settings(timeout, idle_transaction_seconds) for pool_name, timeout in self._timeouts.items()
+            pool_name: session_settings(
+                timeout, idle_transaction_seconds, _REQUEST_LOCK_SECONDS if pool_name == "api" else timeout / 2
+            )
+            for pool_name, timeout in self._timeouts.items()
         }
         self._begins = {pool_name: self._begin(settings) for pool_name, settings in self._settings.items()}
         # A backend that waits for a client to read its rows is active, not idle. The socket timeout ends it as early.
@@ -201,15 +207,27 @@ class PostgresConnections:
             await pool.expire_connections()
 
     async def fetch(self, pool_name: str, query: Query, **values: Any) -> list[asyncpg.Record]:
-        async def once() -> list[asyncpg.Record]:
-            async with self.use(pool_name, query.name) as connection:
-                return await fetch_on(connection, query, **values)
+        return await self.retry(pool_name, lambda: self.fetch_once(pool_name, query, **values))
 
-        return await retry_on_serialization_failure(once)
+    async def fetch_once(self, pool_name: str, query: Query, **values: Any) -> list[asyncpg.Record]:
+        async with self.use(pool_name, query.name) as connection:
+            return await fetch_on(connection, query, **values)
 
     async def execute(self, pool_name: str, query: Query, **values: Any) -> int:
-        async with self.use(pool_name, query.name) as connection:
-            return await execute_on(connection, query, **values)
+        async def once() -> int:
+            async with self.use(pool_name, query.name) as connection:
+                return await execute_on(connection, query, **values)
+
+        return await self.retry(pool_name, once)
+
+    async def retry(self, pool_name: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Repeat work that another transaction has prevented: after a deadlock, and for a request also while locked."""
+        for delay in REQUEST_DELAYS_SECONDS if pool_name == "api" else ():
+            try:
+                return await retry_on_serialization_failure(work)
+            except StoreLocked:
+                await asyncio.sleep(delay)
+        return await retry_on_serialization_failure(work)
 
     async def listen(
         self, on_notice: Callable[[Notice], None], on_error: Callable[[Exception], None], on_message: Callable[[str], None]
@@ -253,12 +271,14 @@ class PostgresConnections:
                 connection.terminate()
 
 
-def session_settings(timeout_seconds: float, idle_transaction_seconds: float = 3.0) -> dict[str, str]:
+def session_settings(
+    timeout_seconds: float, idle_transaction_seconds: float = 3.0, lock_seconds: float | None = None
+) -> dict[str, str]:
     milliseconds = int(timeout_seconds * 1000)
     return {
         "statement_timeout": str(milliseconds),
         # Shorter than statement_timeout, so that a statement that waits for a lock fails early and frees its connection.
-        "lock_timeout": str(milliseconds // 2),
+        "lock_timeout": str(milliseconds // 2 if lock_seconds is None else int(lock_seconds * 1000)),
         # Shorter than the lease of a node: a node that is frozen in a transaction must not hold its row locks for longer than
         # its partitions.
         "idle_in_transaction_session_timeout": str(int(idle_transaction_seconds * 1000)),

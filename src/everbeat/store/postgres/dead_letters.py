@@ -35,14 +35,18 @@ class PostgresDeadLetters(PostgresTasks):
         now: datetime | None = None,
     ) -> ReplayResult:
         replays = deduplicate(replays, lambda one: one.task_id)
-        try:
+
+        async def write() -> ReplayResult:
             async with self._transaction("dead_replay") as connection:
                 done = await self._replay_on(connection, tenant_id, replays, again, now)
                 if done.changes:
                     await write_audit_log(connection, self._queries, audit_log, now)
+            return done
+
+        try:
+            return await self._retry(write)
         except Rollback:
             return ReplayResult([], [])
-        return done
 
     async def _replay_on(
         self, connection: Connection, tenant_id: UUID, replays: Sequence[Replay], again: bool, now: datetime | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -36,7 +36,7 @@ class PostgresKeys(PostgresBase):
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> KeyChange:
-        try:
+        async def write() -> KeyChange:
             async with self._transaction("key_create") as connection:
                 if only_first and await self._has_usable_key(connection, now):
                     return KeyChange.CONFLICT
@@ -47,10 +47,16 @@ class PostgresKeys(PostgresBase):
                 if response is not None and not await self._keep_response(connection, owner, response, now):
                     raise Rollback(KeyChange.CONFLICT)
                 await write_audit_log(connection, self._queries, audit_log, now)
+            return KeyChange.DONE
+
+        return await self._write_or_roll_back(write)
+
+    async def _write_or_roll_back(self, write: Callable[[], Awaitable[KeyChange]]) -> KeyChange:
+        try:
+            return await self._retry(write)
         except Rollback as rollback:
             change: KeyChange = rollback.result
             return change
-        return KeyChange.DONE
 
     async def _has_usable_key(self, connection: Connection, now: datetime | None) -> bool:
         await fetch_on(connection, self._queries["key_lock"])
@@ -65,7 +71,7 @@ class PostgresKeys(PostgresBase):
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> KeyChange:
-        try:
+        async def write() -> KeyChange:
             async with self._transaction("key_revoke") as connection:
                 await fetch_on(connection, self._queries["key_lock"])
                 admins = await self._count_admins(connection, now)
@@ -76,10 +82,9 @@ class PostgresKeys(PostgresBase):
                 if admins and not await self._count_admins(connection, now):
                     raise Rollback(KeyChange.LAST_ADMIN)
                 await write_audit_log(connection, self._queries, audit_log, now)
-        except Rollback as rollback:
-            change: KeyChange = rollback.result
-            return change
-        return KeyChange.DONE
+            return KeyChange.DONE
+
+        return await self._write_or_roll_back(write)
 
     async def _count_admins(self, connection: Connection, now: datetime | None) -> int:
         (row,) = await fetch_on(connection, self._queries["key_admins"], now=now)

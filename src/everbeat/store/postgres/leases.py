@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -10,6 +10,7 @@ from uuid import UUID
 import asyncpg
 import uuid_utils.compat
 
+from everbeat.core.errors import StoreLocked
 from everbeat.core.fairness import ClaimStep, Flow
 from everbeat.core.tasks import (
     AttemptEnd,
@@ -84,19 +85,33 @@ class PostgresLeases(PostgresBase):
         values = {**_claim_request_columns(claim_requests), "total_seconds": total_seconds, "now": now}
         if not limited:
             return _claims(claim_requests, steps, await self._read("task_claim", **values, **_step_columns(steps)), {})
-        async with self._transaction("task_claim") as connection:
-            # The count is a separate statement, so that its snapshot is taken after the tenants are locked.
-            tenants = await fetch_on(connection, self._queries["task_claim_tenants"], tenant_ids=list(limited))
-            max_running = {row["id"]: row["max_running"] for row in tenants if row["max_running"] is not None}
-            counts = (
-                await fetch_on(connection, self._queries["task_claim_running"], tenant_ids=list(max_running))
-                if max_running
-                else []
-            )
-            remaining = {row["tenant_id"]: max_running[row["tenant_id"]] - row["count"] for row in counts}
-            allowed = within_quota(steps, remaining)
-            rows = await fetch_on(connection, self._queries["task_claim"], **values, **_step_columns(allowed))
-        return _claims(claim_requests, allowed, rows, remaining)
+
+        async def claim(tenants_block: str) -> ClaimResult:
+            async with self._transaction("task_claim") as connection:
+                remaining = await self._remaining_running(connection, tenants_block, limited)
+                allowed = within_quota(steps, remaining)
+                rows = await fetch_on(connection, self._queries["task_claim"], **values, **_step_columns(allowed))
+            return _claims(claim_requests, allowed, rows, remaining)
+
+        try:
+            return await claim("task_claim_tenants")
+        except StoreLocked:  # the other tenants do not wait
+            return await claim("task_claim_unlocked_tenants")
+
+    async def _remaining_running(
+        self, connection: Connection, tenants_block: str, limited: Collection[UUID]
+    ) -> dict[UUID, int]:
+        """Lock tenants, and count how many more running tasks each may have: none, if it cannot be locked."""
+        tenants = await fetch_on(connection, self._queries[tenants_block], tenant_ids=list(limited))
+        max_running = {row["id"]: row["max_running"] for row in tenants if row["max_running"] is not None}
+        # The count is a separate statement, so that its snapshot is taken after the tenants are locked.
+        counts = (
+            await fetch_on(connection, self._queries["task_claim_running"], tenant_ids=list(max_running)) if max_running else []
+        )
+        remaining = {row["tenant_id"]: max_running[row["tenant_id"]] - row["count"] for row in counts}
+        if tenants_block == "task_claim_unlocked_tenants":
+            remaining |= dict.fromkeys(set(limited) - {row["id"] for row in tenants}, 0)
+        return remaining
 
     async def task_heartbeat(self, heartbeats: Sequence[HeartbeatWrite], *, now: datetime | None = None) -> list[RenewedLease]:
         heartbeats = merge_heartbeats(heartbeats)
@@ -118,11 +133,15 @@ class PostgresLeases(PostgresBase):
                     return rows
 
             rows = await self._with_current_month(now, write)
-        return [RenewedLease(row["id"], row["fence"], row["lease_until"], row["cancel_requested"]) for row in rows]
+        return [
+            RenewedLease(row["id"], row["fence"], row["lease_until"], row["cancel_requested"], row["is_locked"]) for row in rows
+        ]
 
     async def _write_log(self, connection: Connection, rows: Sequence[asyncpg.Record], texts: Mapping[LeaseRef, str]) -> None:
         lines = []
         for row in rows:
+            if row["is_locked"]:
+                continue
             text = texts[LeaseRef(row["lease_tenant_id"], row["id"], row["fence"])]
             kept = truncate_log(text, row["log_bytes"] - len(text.encode()))
             if kept is not None:
@@ -138,12 +157,13 @@ class PostgresLeases(PostgresBase):
     ) -> CompleteResult:
         refs = [lease for lease, _ in results]
         values = {**_refs(refs), "results": [result for _, result in results]}
-        rows = await self._with_current_month(now, lambda: self._read("task_complete", now=now, **values))
-        finished = frozenset((row["id"], row["fence"]) for row in rows)
-        missed = [lease for lease in refs if (lease.id, lease.fence) not in finished]
+        found = await self._with_current_month(now, lambda: self._read("task_complete", now=now, **values))
+        rows = [row for row in found if not row["is_locked"]]
+        finished, locked = _lease_pairs(rows), _lease_pairs(row for row in found if row["is_locked"])
+        missed = [lease for lease in refs if (lease.id, lease.fence) not in finished | locked]
         repeated: frozenset[tuple[UUID, int]] = frozenset()
         if missed:
-            repeated = frozenset((row["id"], row["fence"]) for row in await self._read("task_completed", **_refs(missed)))
+            repeated = _lease_pairs(await self._read("task_completed", **_refs(missed)))
         changes = [
             completed_change(
                 row["id"],
@@ -156,7 +176,8 @@ class PostgresLeases(PostgresBase):
             )
             for row in rows
         ]
-        return CompleteResult(finished, repeated, schedule_ids_of(rows), {row["id"]: row["tenant_id"] for row in rows}, changes)
+        owners = {row["id"]: row["tenant_id"] for row in rows}
+        return CompleteResult(finished, repeated, schedule_ids_of(rows), owners, changes, locked)
 
     async def task_running(
         self, leases: Sequence[LeaseRef], *, now: datetime | None = None
@@ -180,15 +201,20 @@ class PostgresLeases(PostgresBase):
                     found.append(await fetch_on(connection, self._queries[block], **values) if part else [])
             return found
 
-        put_back, finished = await self._with_current_month(now, write)
+        ended = await self._with_current_month(now, write)
+        locked = _lease_pairs(row for rows in ended for row in rows if row["is_locked"])
+        put_back, finished = ([row for row in rows if not row["is_locked"]] for rows in ended)
         by_lease = {(one.id, one.fence): one for one in endings}
         changes = [put_back_change(row, by_lease[row["id"], row["fence"]]) for row in put_back]
         changes += [final_change(row, by_lease[row["id"], row["fence"]]) for row in finished]
-        leases = frozenset((row["id"], row["fence"]) for row in (*put_back, *finished))
-        return EndResult(leases, schedule_ids_of(finished), changes)
+        return EndResult(_lease_pairs((*put_back, *finished)), schedule_ids_of(finished), changes, locked)
 
     async def task_ended(self, leases: Sequence[LeaseRef]) -> list[EndedAttempt]:
         return [EndedAttempt(**row) for row in await self._read("task_ended", **_refs(leases))]
+
+
+def _lease_pairs(rows: Iterable[asyncpg.Record]) -> frozenset[tuple[UUID, int]]:
+    return frozenset((row["id"], row["fence"]) for row in rows)
 
 
 def _refs(leases: Sequence[LeaseRef]) -> dict[str, list[Any]]:

@@ -23,6 +23,7 @@ T = TypeVar("T")
 _MIGRATION_SECONDS = 3600
 _LOCK_TRIES = 5
 _PRUNE_LOCK = "300ms"
+_MIGRATION_LOCK = "5s"
 # The table does not exist or is being detached. Another node may prune it at the same time after a change of ownership.
 _DROPPED_BY_OTHERS = ("42P01", "55000")
 _MONTH_TABLE = re.compile(r"(ticks|task_history|attempts|task_log)_(\d{4})_(\d{2})")
@@ -60,7 +61,11 @@ class PostgresMaintenance(PostgresBase):
 
     async def _migrate_one(self) -> Migration | None:
         async with self._connections.transaction(
-            self._pool_name, "migrate", timeout_seconds=_MIGRATION_SECONDS, statement_timeout=f"{_MIGRATION_SECONDS}s"
+            self._pool_name,
+            "migrate",
+            timeout_seconds=_MIGRATION_SECONDS,
+            statement_timeout=f"{_MIGRATION_SECONDS}s",
+            lock_timeout=_MIGRATION_LOCK,
         ) as connection:
             await fetch_on(connection, self._queries["migration_lock"])
             await connection.execute(self._queries["migration_table"].sql)

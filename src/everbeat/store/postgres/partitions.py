@@ -39,7 +39,9 @@ class PostgresPartitions(PostgresBase):
             schema=self._migrations[-1].number,
         )
         owned = dict(zip(row["owned"], row["epochs"], strict=True))
-        return PartitionRenewal(row["moment"], owned, frozenset(row["live"]), row["clock_back_seconds"])
+        return PartitionRenewal(
+            row["moment"], owned, frozenset(row["live"]), row["clock_back_seconds"], frozenset(row["locked"])
+        )
 
     async def partition_release(self, node_id: UUID) -> int:
         async with self._connections.transaction("lease", "partition_release") as connection:

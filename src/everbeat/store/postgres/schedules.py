@@ -42,6 +42,8 @@ from everbeat.store.values import (
 )
 
 _SLICE = 500
+# While a batch waits for one schedule, those that it has written do not fire.
+_BATCH_LOCK = "20ms"
 
 
 class PostgresSchedules(PostgresBase):
@@ -77,10 +79,12 @@ class PostgresSchedules(PostgresBase):
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> ScheduleWriteResult:
+        wait = {"lock_timeout": _BATCH_LOCK} if len(writes) > 1 else {}
+
         async def write() -> ScheduleWriteResult:
             held: list[asyncpg.Record] = []
             try:
-                async with self._transaction("schedule_write") as connection:
+                async with self._transaction("schedule_write", **wait) as connection:
                     quota = await self._schedule_quota(connection, tenant_id, writes, max_schedules)
                     await self._write_rows(connection, writes)
                     quota.check()
@@ -98,7 +102,7 @@ class PostgresSchedules(PostgresBase):
                 return NOT_WRITTEN
             return ScheduleWriteResult(True, [waiting_change(row, TaskChangeKind.HELD) for row in held])
 
-        return await self._with_months([skip.first for write in writes for skip in write.skips], write)
+        return await self._with_months([skip.first for write in writes for skip in write.skips], lambda: self._retry(write))
 
     async def _schedule_quota(
         self, connection: Connection, tenant_id: UUID, writes: Sequence[ScheduleWrite], max_schedules: int | None

@@ -9,6 +9,8 @@ from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
+import asyncpg
+
 from everbeat.core.access import AuditLogEntry
 from everbeat.core.errors import KeyTaken
 from everbeat.core.tasks import (
@@ -18,7 +20,7 @@ from everbeat.core.tasks import (
 )
 from everbeat.store.postgres.audit_log import write_audit_log
 from everbeat.store.postgres.base import PostgresBase
-from everbeat.store.postgres.connections import Connection, fetch_on
+from everbeat.store.postgres.connections import Connection, fetch_on, retry_on_serialization_failure
 from everbeat.store.rows import (
     CANCEL_REASONS,
     KeyedTasks,
@@ -55,7 +57,11 @@ class PostgresTasks(PostgresBase):
             return submit_result(tasks, (), keyed, await self.clock(now=now), {}, set())
         if not keyed.repeats and not audit_log:
             with contextlib.suppress(KeyTaken):
-                (row,) = await self._read("task_submit", now=now, **task_columns(tasks), **key_columns(tasks, keyed.firsts))
+                # Not repeated while a key is locked: other requests may share this write.
+                query, values = self._queries["task_submit"], {**task_columns(tasks), **key_columns(tasks, keyed.firsts)}
+                (row,) = await retry_on_serialization_failure(
+                    lambda: self._connections.fetch_once(self._pool_name, query, now=now, **values)
+                )
                 return submit_result(tasks, tasks, keyed, row["moment"], {}, set())
         return await self._submit_some(tasks, keyed, has_single_key, audit_log, now)
 
@@ -111,7 +117,7 @@ class PostgresTasks(PostgresBase):
         rows = await self._read("task_promote", limit=limit, now=now)
         changes = [waiting_change(row, TaskChangeKind.PROMOTED) for row in rows if row["id"] is not None]
         queues = frozenset(change.queue for change in changes)
-        return PromoteResult(rows[0]["moment"], queues, len(changes), rows[0]["next_at"], changes)
+        return PromoteResult(rows[0]["moment"], queues, len(changes), rows[0]["next_at"], changes, rows[0]["has_more"])
 
     async def task_release_held(
         self, schedule_ids: Sequence[UUID] | None, *, limit: int, now: datetime | None = None
@@ -127,6 +133,10 @@ class PostgresTasks(PostgresBase):
             async with self._transaction("task_release_held") as connection:
                 wanted = [row["schedule_id"] for row in held if row["is_there"]]
                 schedules = await fetch_on(connection, self._queries["task_release_held_schedules"], ids=wanted)
+                locked_ids = frozenset[UUID]()
+                if len(schedules) < len(wanted):
+                    found = await fetch_on(connection, self._queries["task_release_held_locked"], ids=wanted)
+                    locked_ids = frozenset(row["id"] for row in found) - {row["id"] for row in schedules}
                 replacing = [row["id"] for row in schedules if row["overlap"] == "cancel_previous"]
                 changes = await self._replace_previous(connection, replacing, now) if replacing else []
                 concurrencies = {row["id"]: row["concurrency"] for row in schedules}
@@ -134,7 +144,7 @@ class PostgresTasks(PostgresBase):
                 values = {"ids": list(concurrencies), "concurrencies": list(concurrencies.values()), "now": now}
                 rows = await fetch_on(connection, self._queries["task_release_held"], **values)
                 changes += [waiting_change(row, TaskChangeKind.RELEASED_FROM_HOLD) for row in rows]
-                return HeldReleaseResult(frozenset(row["queue"] for row in rows), changes)
+                return HeldReleaseResult(frozenset(row["queue"] for row in rows), changes, locked_ids)
 
         return await self._with_current_month(now, write)
 
@@ -185,10 +195,15 @@ class PostgresTasks(PostgresBase):
         now: datetime | None = None,
     ) -> list[TaskChange]:
         values = {"tenant_id": tenant_id, "id": id_, "run_at": run_at, "now": now}
-        async with self._transaction("task_reschedule") as connection:
-            rows = await fetch_on(connection, self._queries["task_reschedule"], **values)
-            if rows:
-                await write_audit_log(connection, self._queries, audit_log, now)
+
+        async def write() -> list[asyncpg.Record]:
+            async with self._transaction("task_reschedule") as connection:
+                rows = await fetch_on(connection, self._queries["task_reschedule"], **values)
+                if rows:
+                    await write_audit_log(connection, self._queries, audit_log, now)
+                return rows
+
+        rows = await self._retry(write)
         return [waiting_change(row, TaskChangeKind.RESCHEDULED) for row in rows]
 
 

@@ -34,7 +34,7 @@ class PostgresTenants(PostgresBase):
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> bool:
-        try:
+        async def write() -> None:
             async with self._transaction("tenant_write") as connection:
                 for write in writes:
                     block = self._queries["tenant_insert" if write.expected is None else "tenant_replace"]
@@ -43,6 +43,9 @@ class PostgresTenants(PostgresBase):
                 if response is not None and not await self._keep_response(connection, response_tenant_id, response, now):
                     raise Rollback
                 await write_audit_log(connection, self._queries, audit_log, now)
+
+        try:
+            await self._retry(write)
         except Rollback:
             return False
         except StoreRefused as error:

@@ -48,11 +48,13 @@ WHERE id > :after AND session_of IS NULL AND (:tenant_id::uuid IS NULL OR tenant
 ORDER BY id LIMIT :limit;
 
 -- name: key_touch
--- Record that keys have just been used.
-UPDATE api_keys SET last_used_at = coalesce(:now::timestamptz, now())
-WHERE id = ANY(:ids::uuid[]) AND (last_used_at IS NULL OR last_used_at < coalesce(:now::timestamptz, now()));
+-- Record that keys have just been used. A locked key is skipped: the time is for information only.
+WITH used AS MATERIALIZED (SELECT id FROM api_keys WHERE id = ANY(:ids::uuid[]) FOR NO KEY UPDATE SKIP LOCKED)
+UPDATE api_keys AS k SET last_used_at = coalesce(:now::timestamptz, now())
+FROM used AS u WHERE k.id = u.id AND (k.last_used_at IS NULL OR k.last_used_at < coalesce(:now::timestamptz, now()));
 
 -- name: session_prune
 -- Delete browser sessions that have expired.
 DELETE FROM api_keys WHERE id IN (
-  SELECT id FROM api_keys WHERE session_of IS NOT NULL AND expires_at < coalesce(:now::timestamptz, now()) LIMIT :limit);
+  SELECT id FROM api_keys WHERE session_of IS NOT NULL AND expires_at < coalesce(:now::timestamptz, now()) LIMIT :limit
+  FOR UPDATE SKIP LOCKED);

@@ -55,6 +55,10 @@ SELECT queue, tenant_id FROM ready OFFSET 1 LIMIT :limit;
 -- previous one.
 SELECT id, max_running FROM tenants WHERE id = ANY(:tenant_ids::uuid[]) ORDER BY id FOR UPDATE;
 
+-- name: task_claim_unlocked_tenants
+-- As task_claim_tenants, without the tenants that another transaction has locked for some time.
+SELECT id, max_running FROM tenants WHERE id = ANY(:tenant_ids::uuid[]) ORDER BY id FOR UPDATE SKIP LOCKED;
+
 -- name: task_claim_running
 -- The number of running tasks of these tenants, including those with an expired lease that have not been ended yet.
 -- Row comparisons force the index of running tasks. Otherwise the planner may use the index of all tasks of a tenant.
@@ -120,22 +124,42 @@ RETURNING b.request, p.place, p.step, t.id, t.tenant_id, t.type, t.queue, t.payl
   t.lease_seconds, t.scheduled_for, t.schedule_name AS schedule, t.schedule_id, t.origin, t.timeout_seconds,
   t.traceparent;
 
+-- fragment: lease_is_valid
+-- Whether the lease that the report r names is valid, for the task t.
+t.fence = r.fence AND t.tenant_id = coalesce(r.tenant_id, t.tenant_id) AND t.state = 'running' AND t.lease_until > m.at
+
 -- name: task_heartbeat
--- Renew leases up to their deadlines. A lease with a cancel request or an expired lease is not renewed.
-WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at)
-UPDATE tasks AS t SET
-  lease_until = CASE WHEN t.cancel_requested THEN t.lease_until
-    ELSE {{lease_end(m.at, t.lease_seconds, {{deadline_of_task}})}} END,
-  progress_fraction = coalesce(b.fraction, t.progress_fraction),
-  progress_message = coalesce(b.message, t.progress_message),
-  log_bytes = least(t.log_bytes::bigint + b.log_bytes, 2147483647)
-FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :fractions::double precision[], :messages::text[],
-  :log_bytes::integer[]) AS b(tenant_id, id, fence, fraction, message, log_bytes)
-CROSS JOIN moment AS m
-WHERE t.id = b.id
-  AND (t.fence = b.fence AND t.tenant_id = coalesce(b.tenant_id, t.tenant_id) AND t.state = 'running' AND t.lease_until > m.at) IS TRUE
-RETURNING b.tenant_id AS lease_tenant_id, t.tenant_id, t.id, t.fence, t.lease_until, t.cancel_requested, t.attempt, t.lease_owner AS worker, t.log_bytes,
-  m.at AS moment;
+-- Renew leases up to their deadlines. A lease with a cancel request or an expired lease is not renewed. Tasks that another
+-- transaction has locked are not changed; they are returned as they are.
+WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
+reported AS (
+  SELECT * FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :fractions::double precision[], :messages::text[],
+    :log_bytes::integer[]) AS r(tenant_id, id, fence, fraction, message, log_bytes)
+),
+locked AS MATERIALIZED (
+  SELECT r.* FROM reported AS r CROSS JOIN moment AS m JOIN tasks AS t ON t.id = r.id WHERE ({{lease_is_valid}}) IS TRUE
+  FOR NO KEY UPDATE OF t SKIP LOCKED
+),
+renewed AS (
+  UPDATE tasks AS t SET
+    lease_until = CASE WHEN t.cancel_requested THEN t.lease_until
+      ELSE {{lease_end(m.at, t.lease_seconds, {{deadline_of_task}})}} END,
+    progress_fraction = coalesce(r.fraction, t.progress_fraction),
+    progress_message = coalesce(r.message, t.progress_message),
+    log_bytes = least(t.log_bytes::bigint + r.log_bytes, 2147483647)
+  FROM locked AS r CROSS JOIN moment AS m
+  WHERE t.id = r.id AND ({{lease_is_valid}}) IS TRUE
+  RETURNING r.tenant_id AS lease_tenant_id, t.tenant_id, t.id, t.fence, t.lease_until, t.cancel_requested, t.attempt,
+    t.lease_owner AS worker, t.log_bytes, m.at AS moment, false AS is_locked
+)
+SELECT * FROM renewed
+UNION ALL
+SELECT r.tenant_id, t.tenant_id, t.id, t.fence, t.lease_until, t.cancel_requested, t.attempt, t.lease_owner, t.log_bytes, m.at,
+  true
+FROM reported AS r CROSS JOIN moment AS m JOIN tasks AS t ON t.id = r.id
+-- The first condition is evaluated once: nothing is read if no task was skipped.
+WHERE (SELECT count(*) FROM locked) < (SELECT count(*) FROM reported)
+  AND ({{lease_is_valid}} AND r.id NOT IN (SELECT l.id FROM locked AS l)) IS TRUE;
 
 -- name: task_log_insert
 -- Insert log lines of attempts.
@@ -144,24 +168,37 @@ SELECT * FROM unnest(:task_ids::uuid[], :ids::uuid[], :tenant_ids::uuid[], :ats:
   :workers::text[], :texts::text[]);
 
 -- name: task_complete
--- Move running tasks with valid leases to history as completed.
+-- Move running tasks with valid leases to history as completed. Tasks that another transaction has locked are not changed;
+-- they are returned as locked.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
-finished AS (
-  DELETE FROM tasks AS t
-  USING unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :results::text[]) AS r(tenant_id, id, fence, result),
-    moment AS m
+reported AS (
+  SELECT * FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :results::text[]) AS r(tenant_id, id, fence, result)
+),
+locked AS MATERIALIZED (
+  SELECT r.* FROM reported AS r CROSS JOIN moment AS m JOIN tasks AS t ON t.id = r.id
   -- IS TRUE leaves the planner only the primary key, regardless of its statistics.
-  WHERE t.id = r.id
-    AND (t.fence = r.fence AND t.tenant_id = coalesce(r.tenant_id, t.tenant_id) AND t.state = 'running' AND t.lease_until > m.at) IS TRUE
+  WHERE ({{lease_is_valid}}) IS TRUE
+  FOR UPDATE OF t SKIP LOCKED
+),
+finished AS (
+  DELETE FROM tasks AS t USING locked AS r, moment AS m WHERE t.id = r.id AND ({{lease_is_valid}}) IS TRUE
   RETURNING t.*, r.result, m.at AS finished_at
+),
+moved AS (
+  INSERT INTO task_history (id, tenant_id, {{copied_columns}}, run_at, state, attempt, worker, fence, traceparent,
+    progress_fraction, progress_message, result, outcome, created_at, started_at, finished_at)
+  SELECT id, tenant_id, {{copied_columns}}, run_at, 'completed', attempt, lease_owner, fence, traceparent,
+    progress_fraction,
+    progress_message, result, 'completed', created_at, started_at, finished_at
+  FROM finished
+  RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, worker, false AS is_locked
 )
-INSERT INTO task_history (id, tenant_id, {{copied_columns}}, run_at, state, attempt, worker, fence, traceparent,
-  progress_fraction, progress_message, result, outcome, created_at, started_at, finished_at)
-SELECT id, tenant_id, {{copied_columns}}, run_at, 'completed', attempt, lease_owner, fence, traceparent,
-  progress_fraction,
-  progress_message, result, 'completed', created_at, started_at, finished_at
-FROM finished
-RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, worker;
+SELECT * FROM moved
+UNION ALL
+SELECT t.id, t.fence, t.schedule_id, t.tenant_id, t.queue, t.type, t.attempt, t.lease_owner, true
+FROM reported AS r CROSS JOIN moment AS m JOIN tasks AS t ON t.id = r.id
+WHERE (SELECT count(*) FROM locked) < (SELECT count(*) FROM reported)
+  AND ({{lease_is_valid}} AND r.id NOT IN (SELECT l.id FROM locked AS l)) IS TRUE;
 
 -- name: task_completed
 -- The tasks among these that were completed earlier with the same fence.
@@ -198,8 +235,13 @@ FROM tasks AS t
 WHERE t.state = 'running' AND t.lease_until <= coalesce(:now::timestamptz, now())
 ORDER BY t.lease_until LIMIT :limit;
 
+-- fragment: lease_is_ending
+-- Whether the attempt that e ends has a valid lease, or an expired one if is_expired is set, for the task t.
+t.fence = e.fence AND t.tenant_id = e.tenant_id AND t.state = 'running' AND (t.lease_until <= m.at) = :is_expired::boolean
+
 -- name: task_end
--- Put back tasks whose attempt did not end them, and store the attempts. A released task is not charged an attempt.
+-- Put back tasks whose attempt did not end them, and store the attempts. A released task is not charged an attempt. Tasks that
+-- another transaction has locked are not changed; they are returned as locked.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 ending AS (
   SELECT * FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :outcomes::text[], :states::text[],
@@ -209,9 +251,8 @@ old AS MATERIALIZED (
   SELECT t.id, t.tenant_id, t.fence, t.attempt, t.lease_owner, t.started_at, e.outcome, e.state, e.run_at, e.error
   FROM ending AS e CROSS JOIN moment AS m JOIN tasks AS t ON t.id = e.id
   -- A task that got a cancel request after it was read is not put back. The caller has to decide again.
-  WHERE (t.fence = e.fence AND t.tenant_id = e.tenant_id AND t.state = 'running' AND NOT t.cancel_requested
-    AND (t.lease_until <= m.at) = :is_expired::boolean) IS TRUE
-  FOR UPDATE OF t
+  WHERE (NOT t.cancel_requested AND {{lease_is_ending}}) IS TRUE
+  FOR UPDATE OF t SKIP LOCKED
 ),
 moved AS (
   UPDATE tasks AS t SET state = o.state, run_at = coalesce(o.run_at, t.run_at),
@@ -226,17 +267,27 @@ kept AS (
   SELECT o.id, o.tenant_id, o.fence, o.attempt, o.lease_owner, o.started_at, m.at, o.outcome, o.error
   FROM old AS o CROSS JOIN moment AS m
 )
-SELECT {{change_columns}}, fence, worker FROM moved;
+SELECT {{change_columns}}, fence, worker, false AS is_locked FROM moved
+UNION ALL
+SELECT {{t.change_columns}}, t.fence, t.lease_owner, true
+FROM ending AS e CROSS JOIN moment AS m JOIN tasks AS t ON t.id = e.id
+WHERE (SELECT count(*) FROM old) < (SELECT count(*) FROM ending)
+  AND (NOT t.cancel_requested AND {{lease_is_ending}} AND e.id NOT IN (SELECT o.id FROM old AS o)) IS TRUE;
 
 -- name: task_finish
--- Move tasks to history that their attempt ended without completing them. Dead tasks also get a dead letter.
+-- Move tasks to history that their attempt ended without completing them. Dead tasks also get a dead letter. Tasks that another
+-- transaction has locked are not changed; they are returned as locked.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
+ending AS (
+  SELECT * FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :outcomes::text[], :states::text[],
+    :errors::text[], :reasons::text[]) AS e(tenant_id, id, fence, outcome, state, error, reason)
+),
+locked AS MATERIALIZED (
+  SELECT e.* FROM ending AS e CROSS JOIN moment AS m JOIN tasks AS t ON t.id = e.id WHERE ({{lease_is_ending}}) IS TRUE
+  FOR UPDATE OF t SKIP LOCKED
+),
 finished AS (
-  DELETE FROM tasks AS t
-  USING unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :outcomes::text[], :states::text[], :errors::text[],
-    :reasons::text[]) AS e(tenant_id, id, fence, outcome, state, error, reason), moment AS m
-  WHERE t.id = e.id AND (t.fence = e.fence AND t.tenant_id = e.tenant_id AND t.state = 'running'
-    AND (t.lease_until <= m.at) = :is_expired::boolean) IS TRUE
+  DELETE FROM tasks AS t USING locked AS e, moment AS m WHERE t.id = e.id AND ({{lease_is_ending}}) IS TRUE
   RETURNING t.id, t.tenant_id, {{t.copied_columns}}, t.run_at, t.attempt, t.lease_owner,
     t.fence, t.traceparent, t.progress_fraction, t.progress_message, t.created_at, t.started_at,
     e.outcome, e.state AS final_state, coalesce(e.error, t.error) AS final_error, e.reason, m.at AS finished_at
@@ -246,14 +297,22 @@ dead AS (
   SELECT id, tenant_id, {{copied_columns}}, attempt, coalesce(reason, outcome), final_error, lease_owner, created_at,
     finished_at
   FROM finished WHERE final_state = 'dead'
+),
+moved AS (
+  INSERT INTO task_history (id, tenant_id, {{copied_columns}}, run_at, state, attempt, worker, fence, traceparent,
+    progress_fraction, progress_message, error, reason, outcome, created_at, started_at, finished_at)
+  SELECT id, tenant_id, {{copied_columns}}, run_at, final_state, attempt, lease_owner, fence, traceparent,
+    progress_fraction,
+    progress_message, final_error, reason, outcome, created_at, started_at, finished_at
+  FROM finished
+  RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, worker, false AS is_locked
 )
-INSERT INTO task_history (id, tenant_id, {{copied_columns}}, run_at, state, attempt, worker, fence, traceparent,
-  progress_fraction, progress_message, error, reason, outcome, created_at, started_at, finished_at)
-SELECT id, tenant_id, {{copied_columns}}, run_at, final_state, attempt, lease_owner, fence, traceparent,
-  progress_fraction,
-  progress_message, final_error, reason, outcome, created_at, started_at, finished_at
-FROM finished
-RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, worker;
+SELECT * FROM moved
+UNION ALL
+SELECT t.id, t.fence, t.schedule_id, t.tenant_id, t.queue, t.type, t.attempt, t.lease_owner, true
+FROM ending AS e CROSS JOIN moment AS m JOIN tasks AS t ON t.id = e.id
+WHERE (SELECT count(*) FROM locked) < (SELECT count(*) FROM ending)
+  AND ({{lease_is_ending}} AND e.id NOT IN (SELECT l.id FROM locked AS l)) IS TRUE;
 
 -- name: task_ended
 -- How attempts with these fences were ended earlier.

@@ -19,7 +19,7 @@ WHERE a.expires_at <= coalesce(:now::timestamptz, now());
 -- Delete expired responses.
 DELETE FROM idempotent_answers WHERE (tenant_id, key) IN (
   SELECT tenant_id, key FROM idempotent_answers WHERE expires_at < coalesce(:now::timestamptz, now())
-  ORDER BY expires_at LIMIT :limit);
+  ORDER BY expires_at LIMIT :limit FOR UPDATE SKIP LOCKED);
 
 -- name: blob_unused
 -- The payloads of the blob store that no row refers to. Scalar subqueries with LIMIT 1 force an index lookup for each of them,

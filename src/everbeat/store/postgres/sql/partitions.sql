@@ -1,22 +1,35 @@
 -- name: partition_renew
 -- Record a heartbeat. Renew owned partitions that are wanted, release owned ones that are not, and take wanted ones that are
--- free or expired. A lease that ends later than any valid lease counts as expired: the clock was set back. Rows are locked in
--- order, so that two nodes cannot deadlock. A node whose version is older than the schema wants none.
+-- free or expired. A lease that ends later than any valid lease counts as expired: the clock was set back. Rows that another
+-- transaction has locked are skipped and returned: one locked row must not cost the node its other leases. A node whose version
+-- is older than the schema wants none.
 WITH moment AS (
   SELECT coalesce(:now::timestamptz, now()) AS at,
     CASE WHEN :schema::integer >= (SELECT max(number) FROM everbeat_migrations) THEN :wanted::smallint[] ELSE '{}' END AS wanted
 ),
+known AS MATERIALIZED (SELECT id FROM nodes WHERE id = :node FOR NO KEY UPDATE SKIP LOCKED),
 heartbeat AS (
+  UPDATE nodes AS n SET seen_at = m.at, lease_seconds = :lease_seconds, lag_seconds = :lag_seconds,
+    fired_per_second = :fired_per_second
+  FROM known AS k, moment AS m WHERE n.id = k.id
+),
+first_heartbeat AS (
   INSERT INTO nodes (id, name, roles, version, started_at, seen_at, lease_seconds, lag_seconds, fired_per_second)
   SELECT :node, :name, :roles, :version, at, at, :lease_seconds, :lag_seconds, :fired_per_second FROM moment
-  ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, lease_seconds = excluded.lease_seconds,
-    lag_seconds = excluded.lag_seconds, fired_per_second = excluded.fired_per_second
+  WHERE NOT EXISTS (SELECT 1 FROM nodes WHERE id = :node)
+  ON CONFLICT DO NOTHING
 ),
-locked AS (
+chosen AS MATERIALIZED (
   SELECT p.partition FROM partitions AS p, moment AS m
   WHERE p.owner = :node OR (p.partition = ANY(m.wanted) AND (
     p.owner IS NULL OR p.lease_until <= m.at OR p.lease_until > m.at + make_interval(secs => p.lease_seconds * 1.5)))
-  ORDER BY p.partition FOR UPDATE OF p
+),
+locked AS MATERIALIZED (
+  SELECT p.partition FROM chosen AS c JOIN partitions AS p ON p.partition = c.partition, moment AS m
+  -- Checked again, because another node may have taken the partition since the snapshot of this statement.
+  WHERE p.owner = :node OR p.owner IS NULL OR p.lease_until <= m.at
+    OR p.lease_until > m.at + make_interval(secs => p.lease_seconds * 1.5)
+  FOR UPDATE OF p SKIP LOCKED
 ),
 changed AS (
   UPDATE partitions AS p SET
@@ -30,6 +43,7 @@ changed AS (
 SELECT m.at AS moment,
   ARRAY(SELECT partition FROM changed WHERE owner IS NOT NULL ORDER BY partition) AS owned,
   ARRAY(SELECT epoch FROM changed WHERE owner IS NOT NULL ORDER BY partition) AS epochs,
+  ARRAY(SELECT partition FROM chosen EXCEPT SELECT partition FROM locked) AS locked,
   ARRAY(
     SELECT n.id FROM nodes AS n WHERE strpos(n.roles, 'scheduler') > 0
       AND n.seen_at > m.at - make_interval(secs => n.lease_seconds)
@@ -39,16 +53,17 @@ SELECT m.at AS moment,
 FROM moment AS m;
 
 -- name: partition_release
--- Release all partitions of a node.
-UPDATE partitions SET owner = NULL, lease_until = NULL WHERE owner = :node;
+-- Release all partitions of a node, except locked ones, whose leases expire.
+WITH owned AS MATERIALIZED (SELECT partition FROM partitions WHERE owner = :node FOR UPDATE SKIP LOCKED)
+UPDATE partitions AS p SET owner = NULL, lease_until = NULL FROM owned AS o WHERE p.partition = o.partition AND p.owner = :node;
 
 -- name: partition_list
 -- All partitions with their owners.
 SELECT partition, owner, epoch, lease_until FROM partitions ORDER BY partition;
 
 -- name: node_delete
--- Delete a node.
-DELETE FROM nodes WHERE id = :node;
+-- Delete a node. If its row is locked, it is pruned later.
+DELETE FROM nodes WHERE id IN (SELECT id FROM nodes WHERE id = :node FOR UPDATE SKIP LOCKED);
 
 -- name: node_list
 -- All nodes, and the current time.
@@ -56,4 +71,6 @@ SELECT coalesce(:now::timestamptz, now()) AS moment, n.* FROM nodes AS n ORDER B
 
 -- name: node_prune
 -- Delete nodes without a recent heartbeat.
-DELETE FROM nodes WHERE seen_at < coalesce(:now::timestamptz, now()) - make_interval(secs => :unseen_seconds);
+DELETE FROM nodes WHERE id IN (
+  SELECT id FROM nodes WHERE seen_at < coalesce(:now::timestamptz, now()) - make_interval(secs => :unseen_seconds)
+  FOR UPDATE SKIP LOCKED);

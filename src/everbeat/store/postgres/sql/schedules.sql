@@ -74,10 +74,14 @@ LEFT JOIN LATERAL (
 ) AS s ON true;
 
 -- name: schedule_fault
--- Pause schedules that have a fault, and store the reason.
+-- Pause schedules that have a fault, and store the reason. A locked schedule is skipped; the next scan finds its fault again.
+WITH faulty AS MATERIALIZED (
+  SELECT f.* FROM unnest(:ids::uuid[], :faults::text[]) AS f(id, fault) JOIN schedules AS s ON s.id = f.id
+  FOR NO KEY UPDATE OF s SKIP LOCKED
+)
 UPDATE schedules AS s SET status = 'paused', fault = f.fault, next_tick_at = NULL, due_at = NULL,
   updated_at = coalesce(:now::timestamptz, now())
-FROM unnest(:ids::uuid[], :faults::text[]) AS f(id, fault)
+FROM faulty AS f
 WHERE s.id = f.id AND s.status = 'active';
 
 -- name: schedule_overdue

@@ -107,15 +107,24 @@ promoted AS (
   RETURNING {{t.change_columns}}
 ),
 next_due AS MATERIALIZED (
-  SELECT m.at AS moment, (SELECT min(run_at) FROM tasks WHERE state = 'scheduled' AND run_at > m.at) AS next_at
+  SELECT m.at AS moment, (SELECT min(run_at) FROM tasks WHERE state = 'scheduled' AND run_at > m.at) AS next_at,
+    -- Counted up to one more than the promoted ones: a task that is due and was not promoted is locked.
+    (SELECT count(*) FROM (
+      SELECT 1 FROM tasks WHERE state = 'scheduled' AND run_at <= m.at ORDER BY run_at LIMIT (SELECT count(*) + 1 FROM due)
+    ) AS counted) > (SELECT count(*) FROM due) AS has_more
   FROM moment AS m
 )
-SELECT n.moment, n.next_at, {{p.change_columns}} FROM next_due AS n LEFT JOIN promoted AS p ON true;
+SELECT n.moment, n.next_at, n.has_more, {{p.change_columns}} FROM next_due AS n LEFT JOIN promoted AS p ON true;
 
 -- name: task_release_held_schedules
 -- Lock schedules with held tasks, so that concurrent firings and releases wait. Held tasks of paused schedules stay held.
+-- Schedules that another transaction has locked are skipped: this loop must not hold the locks of the others meanwhile.
 SELECT s.id, s.overlap, s.concurrency FROM schedules AS s
-WHERE s.id = ANY(:ids::uuid[]) AND s.status <> 'paused' ORDER BY s.id FOR UPDATE;
+WHERE s.id = ANY(:ids::uuid[]) AND s.status <> 'paused' ORDER BY s.id FOR UPDATE SKIP LOCKED;
+
+-- name: task_release_held_locked
+-- The schedules among these that can have held tasks released.
+SELECT s.id FROM schedules AS s WHERE s.id = ANY(:ids::uuid[]) AND s.status <> 'paused';
 
 -- name: task_release_held_candidates
 -- The schedules among these that have held tasks, and whether each of them still exists.
@@ -150,9 +159,12 @@ LIMIT :limit;
 
 -- name: task_release_held_replaced
 -- Tasks that a newer held task of the same schedule replaces. They are cancelled, or get a cancel request if they are running.
-SELECT t.id, t.tenant_id FROM tasks AS t
-WHERE t.schedule_id = ANY(:ids::uuid[]) AND t.origin = 'tick' AND NOT t.cancel_requested AND EXISTS (
-  SELECT 1 FROM tasks AS n WHERE n.schedule_id = t.schedule_id AND n.state = 'held' AND n.scheduled_for > t.scheduled_for);
+WITH replaced AS MATERIALIZED (
+  SELECT t.id FROM tasks AS t
+  WHERE t.schedule_id = ANY(:ids::uuid[]) AND t.origin = 'tick' AND NOT t.cancel_requested AND EXISTS (
+    SELECT 1 FROM tasks AS n WHERE n.schedule_id = t.schedule_id AND n.state = 'held' AND n.scheduled_for > t.scheduled_for)
+)
+SELECT t.id, t.tenant_id FROM replaced AS r JOIN tasks AS t ON t.id = r.id FOR UPDATE OF t SKIP LOCKED;
 
 -- name: task_release_held
 -- Release held tasks in the order of their ticks, up to the concurrency limits of their schedules.
@@ -166,10 +178,14 @@ next_held AS MATERIALIZED (
   SELECT h.id FROM capacity AS r CROSS JOIN LATERAL (
     SELECT id FROM tasks WHERE state = 'held' AND schedule_id = r.id ORDER BY scheduled_for, id LIMIT greatest(r.free, 0)
   ) AS h
+),
+locked AS MATERIALIZED (
+  -- After the choice: a locked task keeps its place, so that no later tick of its schedule overtakes it.
+  SELECT t.id FROM next_held AS h JOIN tasks AS t ON t.id = h.id WHERE (t.state = 'held') IS TRUE FOR NO KEY UPDATE OF t SKIP LOCKED
 )
 UPDATE tasks AS t SET
   state = CASE WHEN t.run_at > coalesce(:now::timestamptz, now()) THEN 'scheduled' ELSE 'ready' END
-FROM next_held AS h WHERE t.id = h.id AND (t.state = 'held') IS TRUE
+FROM locked AS h WHERE t.id = h.id AND (t.state = 'held') IS TRUE
 RETURNING {{t.change_columns}};
 
 -- name: task_hold
@@ -322,4 +338,4 @@ FROM tasks WHERE tenant_id = :tenant_id GROUP BY queue ORDER BY queue;
 -- Delete expired idempotency keys.
 DELETE FROM task_keys WHERE (tenant_id, key) IN (
   SELECT tenant_id, key FROM task_keys WHERE expires_at < coalesce(:now::timestamptz, now())
-  ORDER BY expires_at LIMIT :limit);
+  ORDER BY expires_at LIMIT :limit FOR UPDATE SKIP LOCKED);

@@ -1,8 +1,8 @@
 """When to try again what another transaction has locked.
 
 A batch skips rows that are locked, so that they do not delay the others. They are tried again alone, after a short time that
-grows up to `_MAX_DELAY_SECONDS`. Whoever holds the lock usually commits within milliseconds; a frozen node holds it until the
-database ends its transaction.
+grows up to `MAX_DELAY_SECONDS`. Whoever holds the lock usually commits within milliseconds; a frozen node holds it until the
+database ends its transaction. Times are arguments; this module reads no clock.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Iterable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
-_FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS = 0.01, 0.25
+_FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS = 0.01, 0.25
 
 # The pauses between the tries of a request that changes locked rows: about a second altogether. The client is then asked to
 # try again, so that requests do not pile up behind a lock.
-REQUEST_DELAYS_SECONDS = (0.01, 0.02, 0.04, 0.08, 0.15, *[_MAX_DELAY_SECONDS] * 3)
+REQUEST_DELAYS_SECONDS = (0.01, 0.02, 0.04, 0.08, 0.15, *[MAX_DELAY_SECONDS] * 3)
 
 
 def lock_delay(tries: int) -> float:
     """The pause after this number of tries."""
-    return min(_FIRST_DELAY_SECONDS * 2.0 ** min(tries, 16), _MAX_DELAY_SECONDS)
+    return min(_FIRST_DELAY_SECONDS * 2.0 ** min(tries, 16), MAX_DELAY_SECONDS)
 
 
 class HasId(Protocol):
