@@ -40,7 +40,7 @@ async def tick(ctx: Context, id: int, t: float, kind: str, pad: str) -> None:
     _writer.write(ctx.scheduled_for.timestamp() + id / 10_000)
 
 
-def producer(url: str, *, api_key: str | None = None) -> tuple[Everbeat, Task[..., ..., Any]]:
+def producer(url: str, *, api_key: str | None = None) -> tuple[Everbeat, Task[..., ..., Any, Any]]:
     """Return an app that only submits to the URL, and its noop task."""
     app = Everbeat(url, name="bench", api_key=api_key)
     return app, app.task(queue=QUEUE, name="noop")(_not_run)

@@ -41,7 +41,7 @@ app = FastAPI(lifespan=lifespan)
 @app.post("/orders/{order}/receipt", status_code=202)
 async def request_receipt(order: int) -> dict[str, str]:
     """A repeated request for the same order returns the same task."""
-    handle = await send_receipt.submit_async(order=order, key=f"receipt-{order}")
+    handle = await send_receipt.options(key=f"receipt-{order}").submit_async(order=order)
     return {"task": str(handle.id)}
 
 

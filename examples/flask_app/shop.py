@@ -49,7 +49,7 @@ def create_order() -> ResponseReturnValue:
     with orders() as database:
         order = database.execute("INSERT INTO orders (item) VALUES (?)", (item,)).lastrowid
     # After the commit, because a worker may start the task immediately and has to find the order.
-    handle = send_receipt.submit(order=order, key=f"receipt-{order}")
+    handle = send_receipt.options(key=f"receipt-{order}").submit(order=order)
     return jsonify(order=order, task=str(handle.id)), 202
 
 

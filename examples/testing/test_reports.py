@@ -45,7 +45,7 @@ def test_every_night_all_reports_are_built(harness: Harness) -> None:
 
 
 def test_a_reminder_is_sent_when_it_is_due(harness: Harness) -> None:
-    remind.submit(user="ann", text="call back", delay="30m")
+    remind.options(delay="30m").submit(user="ann", text="call back")
     harness.advance("29m")
     assert reports.SENT == []
     harness.advance("1m")

@@ -22,6 +22,7 @@ if typing.TYPE_CHECKING:
         TaskCancelled,
         TaskFailed,
         TaskNotFinished,
+        UnexpectedResult,
     )
     from everbeat.client.handles import TaskHandle
     from everbeat.core.errors import EverbeatError
@@ -47,6 +48,7 @@ __all__ = [
     "TaskFailed",
     "TaskHandle",
     "TaskNotFinished",
+    "UnexpectedResult",
     "__version__",
 ]
 
@@ -64,6 +66,7 @@ _MODULES = {
         "TaskCancelled",
         "TaskFailed",
         "TaskNotFinished",
+        "UnexpectedResult",
     ),
     "everbeat.client.handles": ("TaskHandle",),
     "everbeat.core.errors": ("EverbeatError",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
@@ -17,7 +17,7 @@ from everbeat.client.declarations import check_hook, define_schedule, define_tas
 from everbeat.client.durations import Duration, seconds_of
 from everbeat.client.errors import RegistrationError
 from everbeat.client.exchange import RetryBudget
-from everbeat.client.handles import TaskHandle
+from everbeat.client.handles import Result, TaskHandle
 from everbeat.client.http import HttpTransport
 from everbeat.client.inprocess import InProcessTransport
 from everbeat.client.operations import Operation
@@ -56,14 +56,25 @@ class WithContext(Protocol[SubmitParams, R_co]):
 class Decorator(Protocol):
     """Turns a function into a task. Returns a task unchanged."""
 
+    # A task is also a callable, but the first overload that matches is used.
     @overload
-    def __call__(self, function: Task[FunctionParams, SubmitParams, R], /) -> Task[FunctionParams, SubmitParams, R]: ...
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Task[FunctionParams, SubmitParams, R, Result], /
+    ) -> Task[FunctionParams, SubmitParams, R, Result]: ...
+    @overload
+    def __call__(
+        self, function: WithContext[SubmitParams, Coroutine[Any, Any, Result]], /
+    ) -> Task[Concatenate[Context, SubmitParams], SubmitParams, Coroutine[Any, Any, Result], Result]: ...
     @overload
     def __call__(
         self, function: WithContext[SubmitParams, R], /
-    ) -> Task[Concatenate[Context, SubmitParams], SubmitParams, R]: ...
+    ) -> Task[Concatenate[Context, SubmitParams], SubmitParams, R, R]: ...
     @overload
-    def __call__(self, function: Callable[SubmitParams, R], /) -> Task[SubmitParams, SubmitParams, R]: ...
+    def __call__(
+        self, function: Callable[SubmitParams, Coroutine[Any, Any, Result]], /
+    ) -> Task[SubmitParams, SubmitParams, Coroutine[Any, Any, Result], Result]: ...
+    @overload
+    def __call__(self, function: Callable[SubmitParams, R], /) -> Task[SubmitParams, SubmitParams, R, R]: ...
 
 
 class Everbeat:
@@ -102,15 +113,25 @@ class Everbeat:
     # Declaring
 
     @overload
-    def task(self, function: WithContext[SubmitParams, R], /) -> Task[Concatenate[Context, SubmitParams], SubmitParams, R]: ...
+    def task(
+        self, function: WithContext[SubmitParams, Coroutine[Any, Any, Result]], /
+    ) -> Task[Concatenate[Context, SubmitParams], SubmitParams, Coroutine[Any, Any, Result], Result]: ...
     @overload
-    def task(self, function: Callable[SubmitParams, R], /) -> Task[SubmitParams, SubmitParams, R]: ...
+    def task(
+        self, function: WithContext[SubmitParams, R], /
+    ) -> Task[Concatenate[Context, SubmitParams], SubmitParams, R, R]: ...
+    @overload
+    def task(
+        self, function: Callable[SubmitParams, Coroutine[Any, Any, Result]], /
+    ) -> Task[SubmitParams, SubmitParams, Coroutine[Any, Any, Result], Result]: ...
+    @overload
+    def task(self, function: Callable[SubmitParams, R], /) -> Task[SubmitParams, SubmitParams, R, R]: ...
     @overload
     def task(self, *, name: str | None = None, **options: Unpack[TaskOptions]) -> Decorator: ...
     def task(self, *function: Any, name: str | None = None, **options: Any) -> Any:
         """Declare a task. The default name is that of the function. Can be used with and without parentheses."""
 
-        def declare(function: Any) -> Task[..., ..., Any]:
+        def declare(function: Any) -> Task[..., ..., Any, Any]:
             if isinstance(function, Task):
                 raise RegistrationError(f"{function.name} is already a task; put @eb.task below @eb.cron, next to the function")
             return self._declare(function, name, options)
@@ -147,7 +168,7 @@ class Everbeat:
         """Add a hook that is called after each handler that raised: on_error(ctx, error)."""
         return self._add_hook(self.registry.on_error, hook, "ctx", "error")
 
-    def _declare(self, function: Callable[..., Any], name: str | None, options: Mapping[str, Any]) -> Task[..., ..., Any]:
+    def _declare(self, function: Callable[..., Any], name: str | None, options: Mapping[str, Any]) -> Task[..., ..., Any, Any]:
         definition = define_task(function, name, options)
         self.registry.add_task(definition)
         return Task(function, definition, self._connection)
@@ -157,7 +178,7 @@ class Everbeat:
         if callable(rule):
             raise RegistrationError(f"the decorator needs an argument, as in {_EXAMPLES[kind]}")
 
-        def declare(function: Any) -> Task[..., ..., Any]:
+        def declare(function: Any) -> Task[..., ..., Any, Any]:
             task = function
             if not isinstance(function, Task):
                 task_options = {option: options[option] for option in TASK_OPTIONS if option in options}
@@ -166,7 +187,7 @@ class Everbeat:
                 raise RegistrationError(f"{function.name} is a task of another app; declare its schedules there")
             definition = define_schedule(self.name, task.definition, trigger, options)
             self.registry.add_schedule(definition, task.definition.location)
-            return cast(Task[..., ..., Any], task)
+            return cast(Task[..., ..., Any, Any], task)
 
         return cast(Decorator, declare)
 
@@ -177,18 +198,20 @@ class Everbeat:
 
     # Submitting by name
 
-    def submit(self, type: str, payload: Mapping[str, Any] | None = None, **options: Unpack[NamedOptions]) -> TaskHandle:
+    def submit(self, type: str, payload: Mapping[str, Any] | None = None, **options: Unpack[NamedOptions]) -> TaskHandle[Any]:
         """Submit a task by name, without its code. Takes the options of a task and of submit."""
         return self._connection.run_blocking(self._submit_by_name(type, payload, options))
 
     async def submit_async(
         self, type: str, payload: Mapping[str, Any] | None = None, **options: Unpack[NamedOptions]
-    ) -> TaskHandle:
+    ) -> TaskHandle[Any]:
         return await self._connection.run_async(self._submit_by_name(type, payload, options))
 
-    def _submit_by_name(self, type_: str, payload: Any, options: Mapping[str, Any]) -> Operation[TaskHandle]:
+    def _submit_by_name(self, type_: str, payload: Any, options: Mapping[str, Any]) -> Operation[TaskHandle[Any]]:
         arguments = to_json_value({} if payload is None else payload, f"{type_}: the payload")
-        return submit_task(self._connection, named_input(self.registry, type_, arguments, options))
+        task = named_input(self.registry, type_, arguments, options)
+        known = self.registry.tasks.get(type_)
+        return submit_task(self._connection, task, None if known is None else known.types)
 
     # Registering
 

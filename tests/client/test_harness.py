@@ -97,7 +97,7 @@ async def test_async_tests_run_handlers_in_their_own_loop(eb: Everbeat) -> None:
     @eb.task
     def second() -> None:
         received.append(threading.current_thread())
-        third.submit(delay=60)
+        third.options(delay=60).submit()
 
     @eb.task
     def third() -> str:
@@ -115,8 +115,8 @@ def test_a_delayed_task_waits_for_the_clock(eb: Everbeat) -> None:
     def remind(user: int) -> None: ...
 
     with Harness(eb, now=START) as harness:
-        remind.submit(user=1, delay="10m")
-        remind.submit(user=2, run_at=START + timedelta(minutes=5))
+        remind.options(delay="10m").submit(user=1)
+        remind.options(run_at=START + timedelta(minutes=5)).submit(user=2)
         assert harness.run_due() == []
         assert {task.payload["user"] for task in harness.waiting()} == {1, 2}
         harness.clock.advance("9m59s")
@@ -147,9 +147,9 @@ def test_priorities_and_keys_work_as_in_production(eb: Everbeat) -> None:
     def work(name: str) -> None: ...
 
     with Harness(eb, now=START) as harness:
-        work.submit(name="late", priority=200)
-        work.submit(name="early", priority=1)
-        assert work.submit(name="once", key="k") == work.submit(name="once", key="k")
+        work.options(priority=200).submit(name="late")
+        work.options(priority=1).submit(name="early")
+        assert work.options(key="k").submit(name="once") == work.options(key="k").submit(name="once")
         assert [run.arguments["name"] for run in harness.run_due()] == ["early", "once", "late"]
 
 
@@ -297,7 +297,7 @@ def test_each_tick_fires_at_its_own_time(eb: Everbeat) -> None:
 def test_ticks_tasks_and_retries_happen_in_order(eb: Everbeat) -> None:
     @eb.every("10m", anchor=START)
     def ping(ctx: Context) -> None:
-        follow.submit(delay="3m")
+        follow.options(delay="3m").submit()
         if ctx.attempt == 1:
             raise RetryLater(60)
 

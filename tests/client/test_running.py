@@ -78,8 +78,8 @@ def test_sync_code_can_submit_and_read_before_the_app_runs(eb: Everbeat) -> None
     def add(one: int, two: int) -> int:
         return one + two
 
-    handle = add.submit(one=1, two=2, key="once")
-    assert add.submit(one=1, two=2, key="once") == handle
+    handle = add.options(key="once").submit(one=1, two=2)
+    assert add.options(key="once").submit(one=1, two=2) == handle
     assert handle.get().state == "ready"
 
     async def run() -> int:

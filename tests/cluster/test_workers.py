@@ -161,8 +161,8 @@ def test_a_submit_with_a_lost_response_creates_one_task(site: Site) -> None:
         proxy.drop_replies_after(is_request_to("/v1/tasks/batch"))
         made += [one.id for one in job.submit_many([{"number": number} for number in range(20)])]
         proxy.drop_replies_after(is_request_to("/v1/tasks"))
-        made.append(job.submit(number=1, key=f"own-{site.queue}").id)
-        assert job.submit(number=1, key=f"own-{site.queue}").id == made[-1]
+        made.append(job.options(key=f"own-{site.queue}").submit(number=1).id)
+        assert job.options(key=f"own-{site.queue}").submit(number=1).id == made[-1]
         assert proxy.proxy.lost_replies == 3
         app.close()
     found = [row[0] for row in site.reader.rows(f"SELECT id FROM tasks WHERE queue = '{site.queue}'")]

@@ -33,7 +33,7 @@ def run(page: Path) -> dict[str, Any]:
     """Run the blocks of a page and return the names that they define."""
     names: dict[str, Any] = {"__name__": page.stem}
     try:
-        exec(compile(code_of(page), str(page), "exec"), names)
+        exec(compile(code_of(page), str(page), "exec", dont_inherit=True), names)
     finally:
         for made in names.values():
             if isinstance(made, Everbeat):

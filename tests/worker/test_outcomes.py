@@ -208,11 +208,11 @@ async def test_retry_later_sets_the_delay(workers: Workers) -> None:
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        (b'{"account": 1, "other": 2}', "unexpected keyword argument 'other'; its parameters: account"),
-        (b"{}", "missing a required argument: 'account'; its parameters: account"),
+        (b'{"account": 1, "other": 2}', "unknown argument other; its parameters: account"),
+        (b"{}", "missing argument account; its parameters: account"),
         (b"[1]", "must be an object with the handler's arguments, but is a list"),
         (b"null", "but is a NoneType"),
-        (b'{"ctx": 1, "account": 1}', "multiple values for argument 'ctx'"),
+        (b'{"ctx": 1, "account": 1}', "unknown argument ctx; its"),
     ],
 )
 async def test_a_payload_that_does_not_match_fails_without_a_retry(

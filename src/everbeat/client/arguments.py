@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from everbeat.client.annotations import Converter, Mismatch
 from everbeat.client.errors import InvalidArguments
 from everbeat.core.definitions import MAX_DEPTH
 from everbeat.core.names import is_encodable
 
+_NO_CONVERTERS: Mapping[str, Converter] = {}
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1
 
 _HINTS = {
-    "datetime": "pass value.isoformat() and read it back with datetime.fromisoformat",
-    "date": "pass value.isoformat() and read it back with date.fromisoformat",
-    "time": "pass value.isoformat() and read it back with time.fromisoformat",
-    "timedelta": "pass value.total_seconds()",
-    "UUID": "pass str(value)",
-    "Decimal": "pass str(value) to keep it exact, or float(value)",
+    "datetime": "annotate the parameter as datetime, or pass value.isoformat()",
+    "date": "annotate the parameter as date, or pass value.isoformat()",
+    "time": "annotate the parameter as time, or pass value.isoformat()",
+    "timedelta": "annotate the parameter as timedelta, or pass value.total_seconds()",
+    "UUID": "annotate the parameter as UUID, or pass str(value)",
+    "Decimal": "annotate the parameter as Decimal, or pass str(value) to keep it exact",
     "Fraction": "pass str(value)",
     "PosixPath": "pass str(value)",
     "WindowsPath": "pass str(value)",
@@ -36,20 +39,65 @@ _HINTS = {
 }
 
 
-def bind(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the payload of a task: its arguments by name, as plain JSON types. Default values are not included."""
-    try:
-        bound = signature.bind(*args, **kwargs)
-    except TypeError as error:
-        parameters = ", ".join(signature.parameters) or "none"
-        raise InvalidArguments(f"{name}: {error}; its parameters: {parameters}") from None
+def bind(
+    name: str,
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    converters: Mapping[str, Converter] = _NO_CONVERTERS,
+) -> dict[str, Any]:
+    """Return the payload of a task: its arguments by name, as plain JSON types. Default values are not included.
+
+    Arguments with a converter are checked against the annotation of their parameter.
+    """
+    if problem := call_problem(signature, len(args), kwargs):
+        raise InvalidArguments(f"{name}: {problem}")
+    bound = signature.bind(*args, **kwargs)
     given: dict[str, Any] = {}
     for parameter, value in bound.arguments.items():
         if signature.parameters[parameter].kind is inspect.Parameter.VAR_KEYWORD:
             given.update(value)
         else:
             given[parameter] = value
-    return {parameter: to_json_value(value, f"{name}: the argument {parameter}") for parameter, value in given.items()}
+    rest = next((one.name for one in signature.parameters.values() if one.kind is inspect.Parameter.VAR_KEYWORD), "")
+    payload = {}
+    for parameter, value in given.items():
+        path = f"{name}: the argument {parameter}"
+        converter = converters.get(parameter) or converters.get(rest)
+        is_default = parameter in signature.parameters and value is signature.parameters[parameter].default
+        plain = value if converter is None or is_default else _checked(value, converter, path)
+        payload[parameter] = to_json_value(plain, path)
+    return payload
+
+
+def _checked(value: Any, converter: Converter, path: str) -> Any:
+    try:
+        return converter.to_json(value)
+    except Mismatch as error:
+        raise InvalidArguments(f"{path}: {error}") from None
+
+
+def call_problem(signature: inspect.Signature, count: int, names: Iterable[str]) -> str | None:
+    """Return why a call with `count` arguments by position and these by name does not match, or None if it does."""
+    parameters = {name: one for name, one in signature.parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
+    takes_any = len(parameters) < len(signature.parameters)
+    positional = [name for name, one in parameters.items() if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    named = list(names)
+    unknown = [name for name in named if name not in parameters and not takes_any]
+    twice = [name for name in named if name in positional[:count]]
+    filled = {*positional[:count], *named}
+    missing = [name for name, one in parameters.items() if one.default is one.empty and name not in filled]
+    problems = [f"unknown argument {name}{_suggestion(name, parameters)}" for name in unknown]
+    problems += [f"two values for the argument {name}" for name in twice]
+    problems += [f"missing argument {name}" for name in missing]
+    if count > len(positional):
+        problems.append(f"{count} arguments by position, but it takes {len(positional)}")
+    return f"{', '.join(problems)}; its parameters: {', '.join(signature.parameters) or 'none'}" if problems else None
+
+
+def _suggestion(name: str, parameters: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(parameters), 1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def to_json_value(value: Any, path: str) -> Any:
@@ -107,11 +155,11 @@ def _hint(value: Any) -> str:
     if hasattr(value, "_fields") and isinstance(value, tuple):
         return "pass value._asdict() or list(value)"
     if hasattr(kind, "__dataclass_fields__"):
-        return "pass dataclasses.asdict(value)"
+        return "annotate the parameter with its class, or pass dataclasses.asdict(value)"
     if hasattr(kind, "model_dump"):
         return 'pass value.model_dump(mode="json")'
     if hasattr(kind, "__struct_fields__"):
-        return "pass msgspec.to_builtins(value)"
+        return "annotate the parameter with its class, or pass msgspec.to_builtins(value)"
     if kind.__module__.partition(".")[0] == "numpy":
         return "pass value.item() or value.tolist()"
     return _HINTS.get(kind.__name__, "pass strings, numbers, lists and dicts, and an id instead of an object")

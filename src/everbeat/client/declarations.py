@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from everbeat.client.annotations import HandlerTypes
 from everbeat.client.arguments import bind
 from everbeat.client.durations import seconds_of
 from everbeat.client.errors import InvalidArguments, RegistrationError
@@ -74,6 +75,7 @@ def define_task(function: Callable[..., Any], name: str | None, options: Mapping
             labels=spec.labels,
             non_retryable=exception_kinds(options.get("non_retryable", ())),
             signature=signature,
+            types=HandlerTypes(function, signature),
             location=location,
         )
 
@@ -98,7 +100,8 @@ def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, bool]:
     """Return the parameters without the context, and whether the first parameter is the context."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidArguments("it is a generator function; a handler must return its result, not yield")
-    parameters = list(inspect.signature(function).parameters.values())
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
     wants_context = bool(parameters) and parameters[0].name == CONTEXT
     arguments = parameters[1:] if wants_context else parameters
     for parameter in arguments:
@@ -106,7 +109,7 @@ def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, bool]:
             raise InvalidArguments(problem)
     if wants_context and parameters[0].kind not in _POSITIONAL:
         raise InvalidArguments(f"{CONTEXT} is passed by position; remove the * before it")
-    return inspect.Signature(arguments), wants_context
+    return inspect.Signature(arguments, return_annotation=signature.return_annotation), wants_context
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -214,7 +217,8 @@ def _payload(task: TaskDefinition, payload: Any) -> dict[str, Any]:
     if not isinstance(payload, Mapping):
         raise InvalidInput.of("payload", f"must be a dict of arguments, not a {type(payload).__name__}")
     try:
-        return bind(task.type, task.signature, (), payload)
+        # Not `types.parameters`, which would be kept: the module may define the types of annotations later.
+        return bind(task.type, task.signature, (), payload, task.types.resolve() if payload else {})
     except InvalidArguments as error:
         raise InvalidArguments(
             f'{error}. Set the arguments of its ticks, as in payload={{"…": …}}, or give the parameter a default'

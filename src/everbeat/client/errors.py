@@ -123,6 +123,17 @@ class TaskCancelled(TaskFailed):
     """The task was cancelled before it completed."""
 
 
+class UnexpectedResult(EverbeatError):
+    """A task completed, but its result is not of the type that its handler is annotated with. `task` contains the result."""
+
+    def __init__(self, task: TaskResponse, reason: str) -> None:
+        super().__init__(task, reason)
+        self.task, self.reason = task, reason
+
+    def __str__(self) -> str:
+        return f"task {self.task.type} {self.task.id} completed, but its result is not what its annotation says: {self.reason}"
+
+
 class TaskNotFinished(EverbeatError, TimeoutError):
     """The task did not end before the timeout of `wait`. The task is not affected."""
 

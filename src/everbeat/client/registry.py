@@ -7,8 +7,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from everbeat.client.annotations import HandlerTypes
 from everbeat.client.errors import RegistrationError
 from everbeat.core.schedules import Retry
+
+
+def _undefined() -> None:
+    """The handler of a definition without types, in tests and for unknown tasks."""
+
 
 ExceptionKinds = tuple[type[BaseException], ...]
 
@@ -30,6 +36,7 @@ class TaskDefinition:
     # Exceptions that are not retried: the task becomes a dead letter immediately.
     non_retryable: ExceptionKinds = ()
     signature: inspect.Signature = field(default_factory=inspect.Signature)
+    types: HandlerTypes = field(default_factory=lambda: HandlerTypes(_undefined, inspect.Signature()))
     # File and line. Distinguishes two declarations with the same name from one declaration imported twice.
     location: str = ""
 

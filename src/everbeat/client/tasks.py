@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
+from everbeat.client.annotations import HandlerTypes
 from everbeat.client.arguments import bind
 from everbeat.client.connections import Connection
 from everbeat.client.durations import Duration
 from everbeat.client.errors import InvalidArguments
-from everbeat.client.handles import TaskHandle
+from everbeat.client.handles import Result, TaskHandle
 from everbeat.client.operations import Operation, Submit
 from everbeat.client.options import (
     SUBMIT_OPTIONS,
@@ -29,7 +30,8 @@ from everbeat.core.errors import InvalidInput
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.protocol import DEFAULT_QUEUE, TaskInput
 
-# The parameters of the function; the parameters of a submit (without the context); the return type.
+# The parameters of the function; the parameters of a submit (without the context); what a call of the function returns; the
+# result of the task, which is what the coroutine returns if the function is async.
 FunctionParams = ParamSpec("FunctionParams")
 SubmitParams = ParamSpec("SubmitParams")
 R = TypeVar("R")
@@ -38,13 +40,15 @@ Labels = Mapping[str, str]
 KeyOf = Callable[[Mapping[str, Any]], str]
 
 
-def submit_tasks(connection: Connection, tasks: list[TaskInput]) -> Operation[list[TaskHandle]]:
+def submit_tasks(
+    connection: Connection, tasks: list[TaskInput], types: HandlerTypes | None = None
+) -> Operation[list[TaskHandle[Any]]]:
     ids = (yield Submit(tasks)) if tasks else []
-    return [TaskHandle(id_, connection) for id_ in ids]
+    return [TaskHandle(id_, connection, types) for id_ in ids]
 
 
-def submit_task(connection: Connection, task: TaskInput) -> Operation[TaskHandle]:
-    (handle,) = yield from submit_tasks(connection, [task])
+def submit_task(connection: Connection, task: TaskInput, types: HandlerTypes | None = None) -> Operation[TaskHandle[Any]]:
+    (handle,) = yield from submit_tasks(connection, [task], types)
     return handle
 
 
@@ -72,7 +76,7 @@ def named_input(registry: Registry, type_: str, payload: Any, options: Mapping[s
     return msgspec.structs.replace(task, **{**given, "labels": {**task.labels, **given.get("labels", {})}})
 
 
-class Submission(Generic[SubmitParams]):
+class Submission(Generic[SubmitParams, Result]):
     """A task with submit options, as in `build_report.options(delay="10m")`. `submit` has the function's parameter types."""
 
     def __init__(self, definition: TaskDefinition, connection: Connection, options: SubmitOptions) -> None:
@@ -80,18 +84,26 @@ class Submission(Generic[SubmitParams]):
         self._connection = connection
         self._options = options
 
-    def submit(self, *args: SubmitParams.args, **kwargs: SubmitParams.kwargs) -> TaskHandle:
-        return self._connection.run_blocking(self._operation(args, kwargs))
+    def submit(self, *args: SubmitParams.args, **kwargs: SubmitParams.kwargs) -> TaskHandle[Result]:
+        handle: TaskHandle[Result] = self._connection.run_blocking(self._operation(args, kwargs))
+        return handle
 
-    async def submit_async(self, *args: SubmitParams.args, **kwargs: SubmitParams.kwargs) -> TaskHandle:
-        return await self._connection.run_async(self._operation(args, kwargs))
+    async def submit_async(self, *args: SubmitParams.args, **kwargs: SubmitParams.kwargs) -> TaskHandle[Result]:
+        handle: TaskHandle[Result] = await self._connection.run_async(self._operation(args, kwargs))
+        return handle
 
-    def _operation(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Operation[TaskHandle]:
-        payload = bind(self._definition.type, self._definition.signature, args, kwargs)
-        return submit_task(self._connection, input_of(self._definition, payload, self._options))
+    def _operation(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Operation[TaskHandle[Any]]:
+        task = self._definition
+        payload = bind(task.type, task.signature, args, kwargs, task.types.parameters)
+        return submit_task(self._connection, input_of(task, payload, self._options), task.types)
+
+    if not TYPE_CHECKING:  # a type checker would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise _no_attribute(self, name)
 
 
-class Task(Generic[FunctionParams, SubmitParams, R]):
+class Task(Generic[FunctionParams, SubmitParams, R, Result]):
     """A declared task. Calling it runs the function directly; `submit` submits it to a worker."""
 
     __name__: str
@@ -121,116 +133,81 @@ class Task(Generic[FunctionParams, SubmitParams, R]):
         key: str | None = None,
         labels: Labels | None = None,
         fair_key: str | None = None,
-    ) -> Submission[SubmitParams]:
+    ) -> Submission[SubmitParams, Result]:
         """Return the task with submit options. Type checkers fully check `task.options(delay="10m").submit(account=7)`."""
         chosen = SubmitOptions(delay=delay, run_at=run_at, priority=priority, key=key, labels=labels, fair_key=fair_key)
         submit_fields(chosen)
         return Submission(self.definition, self._connection, chosen)
 
-    # One overload for each option that may be the first one present. Without options, a type checker checks the arguments
-    # against the function. With options, it cannot, and the arguments are checked when submitting.
-    @overload
-    def submit(self, *args: SubmitParams.args, **kwargs: SubmitParams.kwargs) -> TaskHandle: ...
-    @overload
-    def submit(
-        self,
-        *args: Any,
-        delay: Duration,
-        priority: int = ...,
-        key: str = ...,
-        labels: Labels = ...,
-        fair_key: str = ...,
-        **arguments: Any,
-    ) -> TaskHandle: ...
-    @overload
-    def submit(
-        self,
-        *args: Any,
-        run_at: datetime,
-        priority: int = ...,
-        key: str = ...,
-        labels: Labels = ...,
-        fair_key: str = ...,
-        **arguments: Any,
-    ) -> TaskHandle: ...
-    @overload
-    def submit(
-        self, *args: Any, priority: int, key: str = ..., labels: Labels = ..., fair_key: str = ..., **arguments: Any
-    ) -> TaskHandle: ...
-    @overload
-    def submit(self, *args: Any, key: str, labels: Labels = ..., fair_key: str = ..., **arguments: Any) -> TaskHandle: ...
-    @overload
-    def submit(self, *args: Any, labels: Labels, fair_key: str = ..., **arguments: Any) -> TaskHandle: ...
-    @overload
-    def submit(self, *args: Any, fair_key: str, **arguments: Any) -> TaskHandle: ...
-    def submit(self, *args: Any, **kwargs: Any) -> TaskHandle:
-        """Submit the task. Takes its arguments and the options delay, run_at, priority, key, labels and fair_key."""
-        return self._connection.run_blocking(self._operation(args, kwargs))
+    def submit(self, *args: SubmitParams.args, **kwargs: SubmitParams.kwargs) -> TaskHandle[Result]:
+        """Submit the task with these arguments. For options, use `task.options(delay="10m").submit(…)`.
 
-    @overload
-    async def submit_async(self, *args: SubmitParams.args, **kwargs: SubmitParams.kwargs) -> TaskHandle: ...
-    @overload
-    async def submit_async(
-        self,
-        *args: Any,
-        delay: Duration,
-        priority: int = ...,
-        key: str = ...,
-        labels: Labels = ...,
-        fair_key: str = ...,
-        **arguments: Any,
-    ) -> TaskHandle: ...
-    @overload
-    async def submit_async(
-        self,
-        *args: Any,
-        run_at: datetime,
-        priority: int = ...,
-        key: str = ...,
-        labels: Labels = ...,
-        fair_key: str = ...,
-        **arguments: Any,
-    ) -> TaskHandle: ...
-    @overload
-    async def submit_async(
-        self, *args: Any, priority: int, key: str = ..., labels: Labels = ..., fair_key: str = ..., **arguments: Any
-    ) -> TaskHandle: ...
-    @overload
-    async def submit_async(
-        self, *args: Any, key: str, labels: Labels = ..., fair_key: str = ..., **arguments: Any
-    ) -> TaskHandle: ...
-    @overload
-    async def submit_async(self, *args: Any, labels: Labels, fair_key: str = ..., **arguments: Any) -> TaskHandle: ...
-    @overload
-    async def submit_async(self, *args: Any, fair_key: str, **arguments: Any) -> TaskHandle: ...
-    async def submit_async(self, *args: Any, **kwargs: Any) -> TaskHandle:
+        Options can also be passed here, but a type checker refuses them: it cannot distinguish them from arguments.
+        """
+        handle: TaskHandle[Result] = self._connection.run_blocking(self._operation(args, kwargs))
+        return handle
+
+    async def submit_async(self, *args: SubmitParams.args, **kwargs: SubmitParams.kwargs) -> TaskHandle[Result]:
         """Like `submit`, without blocking the event loop."""
-        return await self._connection.run_async(self._operation(args, kwargs))
+        handle: TaskHandle[Result] = await self._connection.run_async(self._operation(args, kwargs))
+        return handle
 
-    def submit_many(self, items: Iterable[Mapping[str, Any]], *, key: KeyOf | None = None, **options: Any) -> list[TaskHandle]:
+    def submit_many(
+        self, items: Iterable[Mapping[str, Any]], *, key: KeyOf | None = None, **options: Unpack[ManyOptions]
+    ) -> list[TaskHandle[Result]]:
         """Submit a task for each item, a dict of arguments. Atomic up to 10,000. `key` returns an item's idempotency key."""
         return self._connection.run_blocking(self._many(items, key, options))
 
     async def submit_many_async(
         self, items: Iterable[Mapping[str, Any]], *, key: KeyOf | None = None, **options: Unpack[ManyOptions]
-    ) -> list[TaskHandle]:
+    ) -> list[TaskHandle[Result]]:
         return await self._connection.run_async(self._many(items, key, options))
 
-    def _operation(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Operation[TaskHandle]:
+    def _operation(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Operation[TaskHandle[Any]]:
+        task = self.definition
         options = {name: kwargs[name] for name in SUBMIT_OPTIONS if name in kwargs}
         arguments = {name: value for name, value in kwargs.items() if name not in options}
-        payload = bind(self.name, self.definition.signature, args, arguments)
-        return submit_task(self._connection, input_of(self.definition, payload, options))
+        payload = bind(self.name, task.signature, args, arguments, task.types.parameters)
+        return submit_task(self._connection, input_of(task, payload, options), task.types)
+
+    if not TYPE_CHECKING:  # a type checker would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise _no_attribute(self, name)
 
     def _many(
         self, items: Iterable[Mapping[str, Any]], key: KeyOf | None, options: Mapping[str, Any]
-    ) -> Operation[list[TaskHandle]]:
+    ) -> Operation[list[TaskHandle[Any]]]:
         reject_unknown(options, ManyOptions)
+        task = self.definition
         inputs = []
         for index, item in enumerate(items):
             if not isinstance(item, Mapping):
                 raise InvalidArguments(f"{self.name}: item {index} is a {type(item).__name__}, not a dict of arguments")
-            payload = bind(f"{self.name}, item {index}", self.definition.signature, (), item)
+            payload = bind(f"{self.name}, item {index}", task.signature, (), item, task.types.parameters)
             keyed = options if key is None else {**options, "key": key(item)}
-            inputs.append(input_of(self.definition, payload, keyed))
-        return submit_tasks(self._connection, inputs)
+            inputs.append(input_of(task, payload, keyed))
+        return submit_tasks(self._connection, inputs, task.types)
+
+
+# The names of other task queues, and what to write instead.
+_OTHER_NAMES = {
+    "delay": "submit(…)",
+    "apply_async": "options(delay=…, priority=…, key=…).submit(…)",
+    "send": "submit(…)",
+    "send_with_options": "options(delay=…, priority=…, key=…).submit(…)",
+    "enqueue": "submit(…)",
+    "schedule": "options(run_at=…).submit(…)",
+    "s": "submit(…)",
+    "si": "submit(…)",
+    "apply": "submit(…).wait()",
+    "kiq": "submit_async(…)",
+    "kicker": "options(…).submit_async(…)",
+}
+
+
+def _no_attribute(owner: object, name: str) -> AttributeError:
+    """Return the error for an attribute that does not exist, with a hint if it is the name of another task queue."""
+    instead = _OTHER_NAMES.get(name)
+    hint = "" if instead is None else f"; to submit it to a worker, use .{instead}, or its async version with await"
+    return AttributeError(f"{type(owner).__name__} has no attribute {name}{hint}", name=name, obj=owner)

@@ -167,7 +167,7 @@ class Harness:
         """The attempts that failed, including those that will be retried."""
         return [run for run in self.runs if run.state != "completed"]
 
-    def runs_of(self, task: Task[..., ..., Any] | str) -> list[TaskRun]:
+    def runs_of(self, task: Task[..., ..., Any, Any] | str) -> list[TaskRun]:
         name = task if isinstance(task, str) else task.name
         return [run for run in self.runs if run.type == name]
 

@@ -12,14 +12,34 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from everbeat.client.registry import Hook, Registry
+from everbeat.client.annotations import Mismatch
+from everbeat.client.registry import Hook, Registry, TaskDefinition
 from everbeat.core.protocol import LeaseCompletion, LeaseFailure
 from everbeat.worker.context import Cancelled, Context
-from everbeat.worker.outcomes import check_call, failure_of, location_of, result_of, summary_of, timeout_of, trace_of
+from everbeat.worker.outcomes import (
+    InvalidTaskData,
+    check_call,
+    failure_of,
+    location_of,
+    result_of,
+    summary_of,
+    timeout_of,
+    trace_of,
+)
 from everbeat.worker.running_task import RunningTask, StopReason
 from everbeat.worker.telemetry import WorkerTelemetry
 
 _decode = msgspec.json.Decoder().decode
+
+
+def _arguments_of(definition: TaskDefinition, payload: Any) -> Any:
+    """Return the payload with the annotated types of the handler's parameters. Raises InvalidTaskData."""
+    if not isinstance(payload, dict) or not definition.types.parameters:
+        return payload
+    try:
+        return definition.types.convert(payload)
+    except Mismatch as error:
+        raise InvalidTaskData(f"the payload does not match the handler of {definition.type}: {error}") from None
 
 
 class Interrupted(NamedTuple):
@@ -46,7 +66,7 @@ class HandlerCaller:
         """Call the handler and return its outcome. An error of the handler is returned as an outcome, not raised."""
         task, definition = running_task.task, running_task.definition
         try:
-            payload = _decode(task.payload)
+            payload = _arguments_of(definition, _decode(task.payload))
             if definition.wants_context or self._before or self._after or self._on_error:
                 value = await self._with_context(running_task, payload)
             elif definition.is_async:

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from everbeat.client.arguments import call_problem
+from everbeat.client.declarations import CONTEXT
 from everbeat.client.errors import NonRetryable, RetryLater
 from everbeat.client.registry import TaskDefinition
 from everbeat.core.protocol import MAX_DELAY_SECONDS, ErrorInput, LeaseCompletion, LeaseFailure
@@ -171,14 +173,12 @@ def check_call(definition: TaskDefinition, payload: Any) -> None:
     signature = _signature(definition.function)
     if signature is None:
         return
-    try:
-        signature.bind(*([None] if definition.wants_context else []), **payload)
-    except TypeError as error:
-        names = list(signature.parameters)[1 if definition.wants_context else 0 :]
-        parameters = ", ".join(names) or "none"
-        raise InvalidTaskData(
-            f"the payload does not match the handler of {definition.type}: {error}; its parameters: {parameters}"
-        ) from None
+    arguments = list(signature.parameters.values())[1 if definition.wants_context else 0 :]
+    problem = call_problem(signature.replace(parameters=arguments), 0, payload)
+    if problem is None and definition.wants_context and CONTEXT in payload:
+        problem = f"unknown argument {CONTEXT}"  # it is not an argument, although the handler has **arguments
+    if problem is not None:
+        raise InvalidTaskData(f"the payload does not match the handler of {definition.type}: {problem}")
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
