@@ -38,7 +38,11 @@ def checked_values(package: str, table: str, column: str) -> set[str]:
     assert body is not None
     check = re.search(rf"(?m)^  {column} .*CHECK \({column} IN \((.*?)\)\)", body[1])
     assert check is not None, f"{table}.{column} has no CHECK"
-    return set(re.findall(r"'(\w+)'", check[1]))
+    values = check[1]
+    for statement in text.split(";"):
+        if f"ALTER TABLE {table} " in statement or f"name = '{table}'" in statement:
+            values = (re.findall(rf"CHECK \({column} IN \((.*?)\)\)", statement) or [values])[-1]
+    return set(re.findall(r"'(\w+)'", values))
 
 
 @pytest.mark.parametrize("package", PACKAGES)

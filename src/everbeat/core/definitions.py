@@ -14,10 +14,11 @@ import msgspec
 
 from everbeat.core.errors import FieldError, InvalidInput, TooLarge
 from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
-from everbeat.core.rules import TRIGGER_FIELDS, DstFold, DstGap, Rule, TriggerKind
+from everbeat.core.rules import TRIGGER_FIELDS, DstFold, DstGap, Rule, TriggerKind, default_gap
 from everbeat.core.schedules import MAX_CONCURRENT, CatchUp, Overlap, Retry, RetryKind, Spec, default_concurrency
 from everbeat.core.targets import NO_RULES, TARGET_KINDS, Target, TargetRules, target_errors
 from everbeat.core.tenants import MAX_PAYLOAD_BYTES
+from everbeat.core.triggers.interval import read_every
 
 MAX_ROW_PAYLOAD_BYTES = 64 * 1024
 MAX_DEPTH = 64
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 
 class DstPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    gap: DstGap = DstGap.AFTER
+    gap: DstGap | None = None
     fold: DstFold = DstFold.FIRST
 
 
@@ -63,14 +64,17 @@ class TriggerInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if len(triggers) != 1:
             raise InvalidInput.of("cron", "give exactly one of cron, every_seconds, rrule and at")
         ((kind, expression),) = triggers.items()
+        timezone = self.timezone
+        if kind is TriggerKind.CRON and (every := read_every(expression)) is not None:
+            kind, expression, timezone = TriggerKind.EVERY, every.seconds, every.zone or timezone
         if self.anchor is not None and kind not in (TriggerKind.EVERY, TriggerKind.RRULE):
             raise InvalidInput.of("anchor", "can only be used with every_seconds and rrule")
         return Rule(
             kind=kind,
             expression=expression,
-            timezone=self.timezone,
+            timezone=timezone,
             anchor=None if self.anchor is None else utc(self.anchor, "anchor"),
-            gap=self.dst.gap,
+            gap=self.dst.gap or default_gap(kind),
             fold=self.dst.fold,
             **other_fields,
         )
@@ -359,6 +363,8 @@ def apply_patch(spec: Spec, patch: Any) -> dict[str, Any]:
     if set(TRIGGER_FIELDS.values()) & {field for field, value in patch.items() if value is not None}:
         for field in (*TRIGGER_FIELDS.values(), "anchor"):
             definition.pop(field, None)
+        if spec.rule.gap is default_gap(spec.rule.kind):  # the new trigger may have another default
+            del definition["dst"]["gap"]
     for field, value in patch.items():
         if field in _MERGED_OBJECTS and isinstance(value, dict):
             definition[field] = {**definition[field], **value}

@@ -9,7 +9,14 @@ from typing import assert_never
 from uuid import UUID
 
 from everbeat.core.rules import Rule, TriggerKind
-from everbeat.core.triggers.cron_fields import NICKNAMES, read_fields, split_zone, uses_hash
+from everbeat.core.triggers.cron_fields import (
+    CronFields,
+    read_fields,
+    split_fields,
+    split_zone,
+    uses_hash,
+    years_of,
+)
 from everbeat.core.triggers.once import parse_at
 from everbeat.core.triggers.rrule_days import with_defaults
 from everbeat.core.triggers.rrule_text import Recurrence, read_recurrence
@@ -88,7 +95,7 @@ def _cron(rule: Rule, schedule_id: UUID | None) -> str:
         return f"{_cron_with_unknown_hash(rest)}, {zone}"
     fields = read_fields(rest, b"" if schedule_id is None else schedule_id.bytes)
     times, are_single = _cron_times(*fields[:3])
-    days = _cron_days(*fields[3:])
+    days = _cron_days(fields) + _cron_years(fields)
     if not days:
         return f"{times} every day, {zone}" if are_single else f"{times}, {zone}"
     return f"{times}{days}, {zone}"
@@ -96,10 +103,10 @@ def _cron(rule: Rule, schedule_id: UUID | None) -> str:
 
 def _cron_with_unknown_hash(expression: str) -> str:
     chosen = "chosen from the schedule's id"
-    text = NICKNAMES.get(expression.strip().lower(), expression)
-    minute, hour, *rest = text.upper().split()
-    if minute == "H" and len(rest) == 3 and not uses_hash(" ".join(rest)):
-        days = _cron_days(*read_fields(f"0 0 {' '.join(rest)}", b"")[3:])
+    second, minute, hour, *rest = split_fields(expression)
+    if second == "0" and minute == "H" and not uses_hash(" ".join(rest)):
+        fields = read_fields(f"0 0 0 {' '.join(rest)}", b"")
+        days = _cron_days(fields) + _cron_years(fields)
         if hour == "*":
             return f"Once an hour{days}, at a fixed minute {chosen}"
         if hour == "H":
@@ -107,7 +114,7 @@ def _cron_with_unknown_hash(expression: str) -> str:
         if hour.isdigit():
             start, end = _clock(int(hour), 0), _clock(int(hour), 59)
             return f"Once between {start} and {end}{days or ' every day'}, at a fixed minute {chosen}"
-    return f"Cron {' '.join(text.split())} with each H {chosen}"
+    return f"Cron {' '.join(expression.upper().split())} with each H {chosen}"
 
 
 def _cron_times(second: str, minute: str, hour: str) -> tuple[str, bool]:
@@ -123,16 +130,17 @@ def _cron_times(second: str, minute: str, hour: str) -> tuple[str, bool]:
     if len(hours) == 24:
         return _within(minutes, "minute", 60, "every hour"), False
     step = _step(minutes, 60)
-    if step is not None and (len(hours) == 1 or _is_run(hours)):
-        return f"{_each(step, 'minute')} from {_clock(hours[0], 0)} to {_clock(hours[-1], minutes[-1])}", False
+    span = (hours[0], hours[0]) if len(hours) == 1 else _run(hours, 0, 23)
+    if step is not None and span is not None:
+        return f"{_each(step, 'minute')} from {_clock(span[0], 0)} to {_clock(span[1], minutes[-1])}", False
     if len(minutes) == 1:
         return _hourly(hours, minutes[0]), False
     return f"{_within(minutes, 'minute', 60, _hours(hours))}", False
 
 
 def _hourly(hours: list[int], minute: int) -> str:
-    if _is_run(hours):
-        return f"Every hour from {_clock(hours[0], minute)} to {_clock(hours[-1], minute)}"
+    if span := _run(hours, 0, 23):
+        return f"Every hour from {_clock(span[0], minute)} to {_clock(span[1], minute)}"
     step = _step(hours, 24)
     if step is not None:
         return _each(step, "hour") + (f" at minute {minute}" if minute else "")
@@ -140,8 +148,8 @@ def _hourly(hours: list[int], minute: int) -> str:
 
 
 def _hours(hours: list[int]) -> str:
-    if _is_run(hours):
-        return f"every hour from {_clock(hours[0], 0)} to {_clock(hours[-1], 59)}"
+    if span := _run(hours, 0, 23):
+        return f"every hour from {_clock(span[0], 0)} to {_clock(span[1], 59)}"
     step = _step(hours, 24)
     if step is not None:
         return f"every {ordinal(step)} hour"
@@ -159,11 +167,12 @@ def _within(values: list[int], unit: str, size: int, whole: str) -> str:
         return f"{_each(step, unit)} of {whole}"
     if values == [0] and whole == "every hour":
         return "Every hour"
-    return f"At {unit}{'s' * (len(values) > 1)} {listed(_number_runs(values, str))} of {whole}"
+    return f"At {unit}{'s' * (len(values) > 1)} {listed(_number_runs(values, str, (0, size - 1)))} of {whole}"
 
 
-def _cron_days(day: str, month: str, weekday: str) -> str:
+def _cron_days(fields: CronFields) -> str:
     """Return the text about days that follows the times, with a leading space or comma; empty for every day of the year."""
+    day, month, weekday = fields.day, fields.month, fields.weekday
     months = _values(month, 1, 12)
     every_month = len(months) == 12
     which = "the month" if every_month else _runs(months, _MONTHS, 1)
@@ -185,15 +194,36 @@ def _cron_days(day: str, month: str, weekday: str) -> str:
     return "" if every_month else f" every day{in_months}"
 
 
+def _cron_years(fields: CronFields) -> str:
+    if fields.year == "*":
+        return ""
+    years = list(years_of(fields.year))
+    if len(years) > _MAX_TIMES_LISTED and _run(years, 0, 0) is None:
+        return f" in {len(years)} of the years {years[0]} to {years[-1]}"
+    return f" in {listed(_number_runs(years, str, (0, 0)))}"
+
+
 def _month_days(day: str, months: list[int], which: str) -> str:
     if day.startswith("*/") and "," not in day:
         return f"on every {ordinal(int(day[2:]))} day of {which}, counted from the 1st"
-    names = {"L": "last day", "LW": "last weekday"}
-    special = [names[term] for term in day.split(",") if term in names]
+    special = [text for term in day.split(",") if (text := _special_day(term))]
     plain = _values(day, 1, 31)
     if len(months) == 1 and not special:
-        return f"on {which} {listed(_number_runs(plain, str))}"
-    return f"on the {listed([*_number_runs(plain, ordinal), *special])} of {which}"
+        return f"on {which} {listed(_number_runs(plain, str, (1, 31)))}"
+    return f"on the {listed([*_number_runs(plain, ordinal, (1, 31)), *special])} of {which}"
+
+
+def _special_day(term: str) -> str:
+    """Describe L, LW, L-3, L-3W and 15W. Empty for other terms."""
+    if term in ("L", "LW"):
+        return "last day" if term == "L" else "last weekday"
+    if term.startswith("L-"):
+        day = _counted(-1 - int(term[2:].removesuffix("W")), "day")
+    elif term.endswith("W"):
+        day = ordinal(int(term[:-1]))
+    else:
+        return ""
+    return f"weekday nearest to the {day}" if term.endswith("W") else day
 
 
 def _cron_weekdays(weekday: str, plain: list[int], which: str) -> str:
@@ -212,8 +242,8 @@ def _cron_weekdays(weekday: str, plain: list[int], which: str) -> str:
 
 
 def _weekdays(days: Sequence[int]) -> str:
-    if _is_run(list(days)):
-        return f"{_WEEKDAYS[days[0]]} to {_WEEKDAYS[days[-1]]}"
+    if span := _run(list(days), 0, 6):
+        return f"{_WEEKDAYS[span[0]]} to {_WEEKDAYS[span[1]]}"
     return f"on {listed(_WEEKDAYS[day] for day in days)}"
 
 
@@ -314,19 +344,25 @@ def _step(values: list[int], size: int) -> int | None:
     return step if len(values) > 1 and values == list(range(0, size, step)) and size % step == 0 else None
 
 
-def _is_run(values: list[int]) -> bool:
-    return len(values) > 2 and values == list(range(values[0], values[-1] + 1))
+def _run(values: list[int], low: int, high: int) -> tuple[int, int] | None:
+    """Return the first and last of three or more consecutive values, which may continue from high at low. Otherwise None."""
+    breaks = [index for index in range(1, len(values)) if values[index] != values[index - 1] + 1]
+    if len(values) < 3 or len(breaks) > 1:
+        return None
+    if not breaks:
+        return values[0], values[-1]
+    return (values[breaks[0]], values[breaks[0] - 1]) if (values[0], values[-1]) == (low, high) else None
 
 
 def _runs(values: list[int], names: Sequence[str], base: int) -> str:
-    if _is_run(values):
-        return f"{names[values[0] - base]} to {names[values[-1] - base]}"
+    if span := _run(values, base, base + len(names) - 1):
+        return f"{names[span[0] - base]} to {names[span[1] - base]}"
     return listed(names[value - base] for value in values)
 
 
-def _number_runs(values: list[int], to_text: Callable[[int], str]) -> list[str]:
-    if _is_run(values):
-        return [f"{to_text(values[0])} to {to_text(values[-1])}"]
+def _number_runs(values: list[int], to_text: Callable[[int], str], limits: tuple[int, int]) -> list[str]:
+    if span := _run(values, *limits):
+        return [f"{to_text(span[0])} to {to_text(span[1])}"]
     return [to_text(value) for value in values]
 
 

@@ -236,6 +236,8 @@ def _reason_text(case: ExplainContext, reason: SkipReason) -> str:
             return "its calendars exclude this day or hour"
         case SkipReason.DST_GAP:
             return f"its local time does not exist on that day in {case.zone.key} (DST gap)"
+        case SkipReason.ZONE_CHANGED:
+            return f"the tz database changed its rules for {case.zone.key}, and the tick moved to another time"
         case SkipReason.QUOTA:
             return "the tenant had reached its quota of ready tasks"
         case SkipReason.ENDED:

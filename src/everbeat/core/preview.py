@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from calendar import monthrange
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,7 @@ from everbeat.core.errors import InvalidInput
 from everbeat.core.rules import DstFold, DstGap, Rule, TriggerKind
 from everbeat.core.ticks import SkipReason
 from everbeat.core.timeline import Timeline, compile_rule
-from everbeat.core.triggers.cron_fields import NICKNAMES, read_fields, split_zone, uses_hash
+from everbeat.core.triggers.cron_fields import FIELDS, Field, field_values, read_fields, split_fields, split_zone, uses_hash
 from everbeat.core.triggers.rrule_text import read_recurrence
 from everbeat.core.triggers.wall_clock import LocalTrigger, Mode, to_instant, to_seconds
 from everbeat.core.zones import Transition, transitions
@@ -32,7 +33,8 @@ _MICROSECOND = timedelta(microseconds=1)
 # One year before the maximum of datetime, so that conversion to local time does not overflow.
 _LAST = datetime(9999, 1, 1, tzinfo=UTC)
 _LAST_START = datetime(3000, 1, 1, tzinfo=UTC)
-_STEPPED_FIELDS = (("seconds", 60), ("minutes", 60), ("hours", 24))
+_PLURALS = ("seconds", "minutes", "hours", "days", "months", "days of the week", "years")
+_DAY_FIELD, _WEEKDAY_FIELD = 3, 5
 
 
 class PreviewTick(NamedTuple):
@@ -121,7 +123,7 @@ def _dst_warnings(rule: Rule, timeline: Timeline, after: datetime, ticks: list[d
     trigger = timeline.trigger
     if not isinstance(trigger, LocalTrigger) or trigger.clock.fixed:
         return []
-    if trigger.clock.mode is Mode.REAL and not _is_limited_to_hours(rule):
+    if trigger.clock.mode is Mode.REAL and not trigger.skips_gaps:
         return []
     start = max(after, rule.starts_at or after)
     until = min(max([start + LOOK_AHEAD, *ticks[-1:]]), start + MAX_LOOK_AHEAD, rule.ends_at or _LAST)
@@ -135,14 +137,6 @@ def _dst_warnings(rule: Rule, timeline: Timeline, after: datetime, ticks: list[d
     return gaps + folds
 
 
-def _is_limited_to_hours(rule: Rule) -> bool:
-    """Whether the rule is restricted to certain hours. Only such rules lose ticks at a DST change."""
-    if rule.kind is not TriggerKind.CRON:
-        return False
-    hour = read_fields(split_zone(rule.expression)[1], b"")[2]
-    return hour not in ("*", "*/1")
-
-
 def _gap_warning(rule: Rule, timeline: Timeline, trigger: LocalTrigger, change: Transition) -> list[str]:
     at = to_seconds(change.at)
     low, high = at + _offset_seconds(change.before), at + _offset_seconds(change.after)
@@ -154,6 +148,11 @@ def _gap_warning(rule: Rule, timeline: Timeline, trigger: LocalTrigger, change: 
     where = f"on {to_instant(first):%Y-%m-%d} in {timeline.zone.key} because {missing}."
     if trigger.clock.mode is Mode.REAL:
         return [f"Skipped {where}"]
+    if rule.gap is DstGap.SHIFT:
+        until = to_instant(last - _offset_seconds(change.before))
+        is_used = any(skip is None for _, skip in timeline.occurrences(change.at - _MICROSECOND, until))
+        shifted = [_clock(local + high - low) for local in dict.fromkeys((first, last))]
+        return [f"Moved to {' through '.join(shifted)} {where}"] if is_used else []
     skips = [skip for _, skip in timeline.occurrences(change.at - _MICROSECOND, change.at)]
     if rule.gap is DstGap.SKIP:
         return [f"Skipped {where}"] if SkipReason.DST_GAP in skips else []
@@ -191,7 +190,12 @@ def _expression_warnings(rule: Rule, schedule_id: UUID | None) -> list[str]:
     if rule.kind is TriggerKind.CRON:
         _, text = split_zone(rule.expression)
         seed = b"" if schedule_id is None else schedule_id.bytes
-        return [*_hash_warnings(text, schedule_id), *_step_warnings(text), *_cron_day_warnings(text, seed)]
+        return [
+            *_hash_warnings(text, schedule_id),
+            *_step_warnings(text),
+            *_numbering_warnings(text),
+            *_cron_day_warnings(text, seed),
+        ]
     if rule.kind is TriggerKind.RRULE:
         return _rrule_day_warnings(rule.expression)
     return []
@@ -204,30 +208,46 @@ def _hash_warnings(text: str, schedule_id: UUID | None) -> list[str]:
 
 
 def _step_warnings(text: str) -> Iterator[str]:
-    parts = NICKNAMES.get(text.strip().lower(), text).split()
-    for (unit, size), part in zip(_STEPPED_FIELDS, ["0", *parts][-6:], strict=False):
-        if not part.startswith("*/") or not part[2:].isdigit():
-            continue
-        step = int(part[2:])
-        if step >= size:
-            yield f"{part} in {unit} matches 0 only, because {unit} go up to {size - 1}."
-        elif size % step:
-            values = listed([str(value) for value in range(0, size, step)])
-            yield f"{part} in {unit} means {values}, then 0 again: the last step is shorter."
-    day = parts[-3]
-    if day.startswith("*/") and day[2:].isdigit() and int(day[2:]) > 1:
-        yield f"{day} in days starts again on the 1st of every month."
+    for number, (field, part) in enumerate(zip(FIELDS, split_fields(text), strict=True)):
+        for term in part.split(","):
+            base, _, step = term.partition("/")
+            if step and not base.startswith("H"):
+                yield from _warn_of_step(field, number, base, int(step), is_alone=term == part)
+
+
+def _warn_of_step(field: Field, number: int, base: str, step: int, *, is_alone: bool) -> Iterator[str]:
+    values, plural = field_values(field, base if base == "*" or "-" in base else f"{base}/1"), _PLURALS[number]
+    term = f"{base}/{step}"
+    if step >= field.last - field.low + 1:
+        yield f"{term} in {plural} matches {values[0]} only, because {plural} go up to {field.last}."
+    elif step >= len(values):
+        yield f"{term} in {plural} matches {values[0]} only, because the step leads beyond the last value, {values[-1]}."
+    elif base != "*" or not is_alone or step == 1:
+        return
+    elif number == _DAY_FIELD:
+        yield f"{term} in {plural} starts again on the 1st of every month."
+    elif number <= _WEEKDAY_FIELD and (field.last - field.low + 1) % step:
+        listed_values = listed([str(value) for value in range(field.low, field.last + 1, step)])
+        yield f"{term} in {plural} means {listed_values}, then {field.low} again: the last step is shorter."
+
+
+def _numbering_warnings(text: str) -> Iterator[str]:
+    """Warn about numbers of weekdays in an expression that looks like one of Quartz."""
+    weekday, year = split_fields(text)[_WEEKDAY_FIELD:]
+    has_numbers = any(term[:1].isdigit() for term in re.split("[,-]", weekday.partition("/")[0]))
+    if has_numbers and (year != "*" or "?" in text or len(text.split()) == len(FIELDS)):
+        yield "Numbers of weekdays count from 0 for Sunday, as in crontab. In Quartz, 1 is Sunday; use names such as MON instead."
 
 
 def _cron_day_warnings(text: str, seed: bytes) -> Iterator[str]:
-    _, _, _, day, month, weekday = read_fields(text, seed)
+    _, _, _, day, month, weekday, _ = read_fields(text, seed)
     months = tuple(range(1, 13)) if month.startswith("*") else tuple(int(each) for each in month.split(","))
     both = day != "*" and weekday != "*"
     if both and (day.startswith("*") or weekday.startswith("*")):
         yield "Day-of-month and day-of-week are both set, one with *: runs when both match (crontab AND rule)."
     elif both:
         yield "Day-of-month and day-of-week are both set: runs when either matches (crontab OR rule)."
-    days = day.split(",")
+    days = [each.removesuffix("W") for each in day.split(",")]
     if all(each.isdigit() for each in days):
         yield from _short_month_warnings(tuple(int(each) for each in days), months, only_days=not both)
 

@@ -24,9 +24,14 @@ TRIGGER_FIELDS = {
 
 
 class DstGap(StrEnum):
-    """What happens to a tick at a local time that a DST change skips."""
+    """What happens to a tick at a local time that a DST change skips.
+
+    `after`: it moves to the end of the gap. `shift`: it moves by the length of the gap, because it keeps the offset from before
+    the gap, as in RFC 5545.
+    """
 
     AFTER = "after"
+    SHIFT = "shift"
     SKIP = "skip"
 
 
@@ -36,6 +41,11 @@ class DstFold(StrEnum):
     FIRST = "first"
     SECOND = "second"
     BOTH = "both"
+
+
+def default_gap(kind: TriggerKind) -> DstGap:
+    """Return the policy of a rule that does not specify one."""
+    return DstGap.SHIFT if kind is TriggerKind.RRULE else DstGap.AFTER
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ class SkipReason(StrEnum):
     PAUSED = "paused"
     CALENDAR = "calendar"
     DST_GAP = "dst_gap"
+    ZONE_CHANGED = "zone_changed"
     QUOTA = "quota"
     ENDED = "ended"
 

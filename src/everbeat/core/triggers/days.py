@@ -48,6 +48,7 @@ class CrossedTimes:
         self._per_minute = len(self._seconds)
         self._per_hour = len(self._minutes) * self._per_minute
         self.size = len(self._hours) * self._per_hour
+        self.has_every_hour = len(self._hours) == 24
 
     def __getitem__(self, index: int) -> int:
         hour, rest = divmod(index, self._per_hour)

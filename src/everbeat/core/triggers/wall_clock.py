@@ -131,7 +131,7 @@ class WallClock:
         offset = _offset_at(self.zone, start)
         before, after = _offset_at(self.zone, start - 1), _offset_at(self.zone, end)
         low, high = start + offset, end + offset
-        gap_low = start + before if offset > before and self.mode is not Mode.REAL else None
+        gap_low = start + before if offset > before else None
         if self.mode is Mode.FIRST:
             low = max(low, start + before)
         elif self.mode is Mode.SECOND:
@@ -146,13 +146,19 @@ def wall_clock(zone: ZoneInfo, mode: Mode) -> WallClock:
 
 
 class LocalTrigger:
-    """A trigger that consists of a pattern and a clock. The base of cron and rrule triggers."""
+    """A trigger that consists of a pattern and a clock. The base of cron and rrule triggers.
 
-    def __init__(self, pattern: Pattern, clock: WallClock, gap: DstGap) -> None:
+    `loses_ticks_in_gaps`: whether a trigger that follows elapsed time reports the local times in a gap as skipped. The policy
+    for gaps applies to other triggers only.
+    """
+
+    def __init__(self, pattern: Pattern, clock: WallClock, gap: DstGap, *, loses_ticks_in_gaps: bool = False) -> None:
         self.pattern = pattern
         self.clock = clock
-        self.skips_gaps = gap is DstGap.SKIP and clock.mode is not Mode.REAL and not clock.fixed
-        self._moves_ticks = gap is DstGap.AFTER
+        follows_real_time = clock.mode is Mode.REAL
+        self.skips_gaps = not clock.fixed and (loses_ticks_in_gaps if follows_real_time else gap is DstGap.SKIP)
+        self._moves_ticks = gap is DstGap.AFTER and not follows_real_time
+        self._shifts_ticks = gap is DstGap.SHIFT and not follows_real_time
         # Many schedules share this object and repeat the same call. A single tuple can be replaced without a lock.
         self._memo: tuple[int, int, datetime | None] = (0, 0, None)
 
@@ -176,8 +182,11 @@ class LocalTrigger:
             if self._moves_ticks and earliest <= window.start and self._skips_nominal_time(window):
                 return window.start
             found = self.pattern.first(max(window.low, earliest + window.offset), window.high, window.offset)
-            if found is not None:
-                return found - window.offset
+            instant = None if found is None else found - window.offset
+            if self._shifts_ticks and window.gap_low is not None:
+                instant = self._first_of(instant, window, earliest)
+            if instant is not None:
+                return instant
             window = self._following(window)
             max_windows -= 1
         return None
@@ -188,8 +197,11 @@ class LocalTrigger:
         while window is not None:
             high = min(window.high, until + 1 + window.offset)
             found = self.pattern.last(window.low, high, window.offset)
-            if found is not None:
-                return to_instant(found - window.offset)
+            instant = None if found is None else found - window.offset
+            if self._shifts_ticks and window.gap_low is not None:
+                instant = self._last_of(instant, window, until)
+            if instant is not None:
+                return to_instant(instant)
             if self._moves_ticks and window.start <= until and self._skips_nominal_time(window):
                 return to_instant(window.start)
             window = self._preceding(window)
@@ -205,6 +217,8 @@ class LocalTrigger:
                 total += self.pattern.count(first, last, window.offset)
             if self._moves_ticks and low < window.start <= high and self._lost_in_gap(window):
                 total += 1
+            if self._shifts_ticks and window.gap_low is not None:
+                total += self._count_shifted(window, low, high)
         return total
 
     def gaps_between(self, after: datetime, until: datetime) -> list[datetime]:
@@ -241,6 +255,37 @@ class LocalTrigger:
         target = min(window.start - 1, hint + _MARGIN)
         return self.clock.at(target) if target >= MIN_INSTANT else None
 
+    # With gap = shift, a local time in a gap keeps the offset from before the gap, and so becomes a later local time. The
+    # shifted ticks lie in the window that begins with the gap, and may coincide with other ticks of that window.
+
+    def _first_of(self, instant: int | None, window: Window, earliest: int) -> int | None:
+        low, high = _gap_times(window)
+        before = window.offset_before
+        shifted = self.pattern.first(max(low, earliest + before), high, before)
+        if shifted is None:
+            return instant
+        return shifted - before if instant is None else min(instant, shifted - before)
+
+    def _last_of(self, instant: int | None, window: Window, until: int) -> int | None:
+        low, high = _gap_times(window)
+        before = window.offset_before
+        shifted = self.pattern.last(low, min(high, until + 1 + before), before)
+        if shifted is None:
+            return instant
+        return shifted - before if instant is None else max(instant, shifted - before)
+
+    def _count_shifted(self, window: Window, after: int, until: int) -> int:
+        """Return the number of shifted ticks in (after, until] that do not coincide with another tick."""
+        low, high = _gap_times(window)
+        before, total = window.offset_before, 0
+        low, high = max(low, after + 1 + before), min(high, until + 1 + before)
+        while (found := self.pattern.first(low, high, before)) is not None:
+            local = found - before + window.offset
+            if self.pattern.first(max(local, window.low), min(local + 1, window.high), window.offset) is None:
+                total += 1
+            low = found + 1
+        return total
+
     def _skips_nominal_time(self, window: Window) -> bool:
         """Whether the gap before this window skips a nominal time."""
         if window.gap_low is None:
@@ -253,6 +298,12 @@ class LocalTrigger:
             return False
         end = window.start + window.offset
         return self.pattern.first(end, end + 1, window.offset) is None
+
+
+def _gap_times(window: Window) -> tuple[int, int]:
+    """Return the range of local times in the gap before a window, without those that would be shifted beyond its end."""
+    assert window.gap_low is not None
+    return window.gap_low, min(window.start + window.offset, window.end + window.offset_before)
 
 
 def _year_start(year: int) -> int:
