@@ -80,6 +80,7 @@ TABLES = [
     "api_keys",
     "audit_log",
     "workers",
+    "time_zones",
 ]
 
 # Not verbs on rows. They are tested in tests/migration or tests/services, or by every test.

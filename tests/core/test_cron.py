@@ -65,6 +65,27 @@ def texts(trigger: Trigger, after: datetime = START, limit: int = 3) -> list[str
         ("0 0 1-1/5 * *", ["2026-02-01 00:00:00", "2026-03-01 00:00:00"]),
         ("0 0 30,L 2 *", ["2026-02-28 00:00:00", "2027-02-28 00:00:00"]),
         ("0 */24 * * *", ["2026-01-02 00:00:00", "2026-01-03 00:00:00"]),
+        ("0 22-2/2 * * *", ["2026-01-01 02:00:00", "2026-01-01 22:00:00", "2026-01-02 00:00:00"]),
+        ("55-5/5 8 * * *", ["2026-01-01 08:00:00", "2026-01-01 08:05:00", "2026-01-01 08:55:00"]),
+        ("0 0 * * FRI-MON", ["2026-01-02 00:00:00", "2026-01-03 00:00:00", "2026-01-04 00:00:00", "2026-01-05 00:00:00"]),
+        ("0 0 * * Sunday,5-1/2", ["2026-01-02 00:00:00", "2026-01-04 00:00:00", "2026-01-09 00:00:00"]),
+        ("0 0 * * 7-2", ["2026-01-04 00:00:00", "2026-01-05 00:00:00", "2026-01-06 00:00:00", "2026-01-11 00:00:00"]),
+        ("0 0 1 NOV-MAR *", ["2026-02-01 00:00:00", "2026-03-01 00:00:00", "2026-11-01 00:00:00"]),
+        ("0 0 30-2 * *", ["2026-01-02 00:00:00", "2026-01-30 00:00:00", "2026-01-31 00:00:00", "2026-02-01 00:00:00"]),
+        ("0 0 1 January,march *", ["2026-03-01 00:00:00", "2027-01-01 00:00:00"]),
+        ("0 0 ? * MONDAY#1,FridayL", ["2026-01-05 00:00:00", "2026-01-30 00:00:00"]),
+        ("0 0 15W * *", ["2026-01-15 00:00:00", "2026-02-16 00:00:00", "2026-03-16 00:00:00", "2026-04-15 00:00:00"]),
+        ("0 0 1W * *", ["2026-02-02 00:00:00", "2026-03-02 00:00:00"]),
+        ("0 0 1w 8 *", ["2026-08-03 00:00:00", "2027-08-02 00:00:00"]),
+        ("0 0 31W * *", ["2026-01-30 00:00:00", "2026-03-31 00:00:00", "2026-05-29 00:00:00"]),
+        ("0 0 L-3 * *", ["2026-01-28 00:00:00", "2026-02-25 00:00:00"]),
+        ("0 0 L-30,10 * *", ["2026-01-10 00:00:00", "2026-02-10 00:00:00", "2026-03-01 00:00:00"]),
+        ("0 0 L-1W * *", ["2026-01-30 00:00:00", "2026-02-27 00:00:00"]),
+        ("0 0 15W * SUN", ["2026-01-04 00:00:00", "2026-01-11 00:00:00", "2026-01-15 00:00:00"]),
+        ("0 0 15W * */5", ["2026-05-15 00:00:00"]),
+        ("0 0 0 1 1 ? 2028,2030", ["2028-01-01 00:00:00", "2030-01-01 00:00:00"]),
+        ("30 0 12 ? * MON 2027/2", ["2027-01-04 12:00:30"]),
+        ("0 0 0 29 2 ? *", ["2028-02-29 00:00:00"]),
         ("@hourly", ["2026-01-01 01:00:00", "2026-01-01 02:00:00"]),
         ("@daily", ["2026-01-02 00:00:00"]),
         ("@Midnight", ["2026-01-02 00:00:00"]),
@@ -83,6 +104,28 @@ def test_it_ticks_when_the_expression_matches(expression: str, expected: list[st
 def test_a_prefix_overrides_the_zone() -> None:
     assert effective_zone("CRON_TZ=Asia/Tokyo 0 9 * * *", "Europe/Berlin") == "Asia/Tokyo"
     assert effective_zone("0 9 * * *", "Europe/Berlin") == "Europe/Berlin"
+
+
+def test_a_year_field_ends_the_ticks() -> None:
+    trigger = cron("0 30 2 ? * SUN 2026-2027", "Europe/Berlin")
+    found = ticks(trigger, datetime(2025, 6, 1, tzinfo=UTC), 1000)
+    sundays = [START + timedelta(days=day) for day in range(2 * 365) if (START + timedelta(days=day)).weekday() == 6]
+    assert [tick.date() for tick in found] == [sunday.date() for sunday in sundays]
+    assert trigger.next_after(found[-1]) is None
+    assert trigger.last_until(datetime(2050, 1, 1, tzinfo=UTC)) == found[-1]
+    assert trigger.last_until(datetime(2026, 1, 1, tzinfo=UTC)) is None
+    assert trigger.count_between(datetime(2000, 1, 1, tzinfo=UTC), datetime(2050, 1, 1, tzinfo=UTC)) == len(found)
+
+
+def test_a_wildcard_in_the_hours_loses_no_ticks_in_a_gap_but_certain_hours_do() -> None:
+    after, until = datetime(2027, 3, 28, tzinfo=UTC), datetime(2027, 3, 29, tzinfo=UTC)
+    gap_end = datetime(2027, 3, 28, 1, tzinfo=UTC)
+    for expression in ("*/30 2 * * *", "15 */2 * * *", "* * 2 * * *", "*/5 2-2 28 3 *"):
+        for gap in DstGap:
+            assert cron(expression, "Europe/Paris", gap).gaps_between(after, until) == [gap_end], expression
+    # The first two have a tick at the end of the gap, which needs the row. The others tick in every hour.
+    for expression in ("*/30 1-3 * * *", "*/30 2,3 * * *", "15 * * * *", "*/5 0-23 * * *", "15 */1 * * *"):
+        assert cron(expression, "Europe/Paris").gaps_between(after, until) == [], expression
 
 
 def test_a_leap_day_comes_every_four_years_but_not_in_2100() -> None:
@@ -171,8 +214,8 @@ SEED = UUID("0190a6f0-7c1e-7000-8000-00000000002a").bytes
 )
 def test_the_values_of_h_never_change(expression: str, with_seed: tuple[str, ...], without: tuple[str, ...]) -> None:
     """These values must not change: existing schedules depend on them."""
-    assert read_fields(expression, SEED) == with_seed
-    assert read_fields(expression, b"") == without
+    assert read_fields(expression, SEED) == (*with_seed, "*")
+    assert read_fields(expression, b"") == (*without, "*")
 
 
 def test_only_h_needs_the_seed() -> None:

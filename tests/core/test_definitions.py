@@ -238,3 +238,51 @@ def test_other_numbers_are_refused(fence: Any) -> None:
         convert(
             {"worker": "w", "leases": [{"id": "01a1e231-932d-71cb-8dab-e37075a3e37c", "fence": fence}]}, LeaseReleaseRequest
         )
+
+
+@pytest.mark.parametrize(
+    ("expression", "seconds"),
+    [
+        ("@every 1h30m", "5400"),
+        ("@EVERY  90s", "90"),
+        ("@every 1.5h", "5400"),
+        ("@every 1m1.5s", "61.5"),
+        ("@every 1500ms", "1.5"),
+        ("@every 100s", "100"),
+    ],
+)
+def test_every_in_a_cron_expression_is_an_interval(expression: str, seconds: str) -> None:
+    spec = parse_definition(definition(cron=expression, anchor="2026-01-01T00:00:00Z"))
+    assert (spec.rule.kind, spec.rule.expression) == (TriggerKind.EVERY, seconds)
+    returned = definition_from_spec(spec)
+    assert "cron" not in returned
+    assert returned["every_seconds"] == float(seconds)
+    assert parse_definition(returned) == spec
+
+
+def test_every_keeps_the_zone_of_its_prefix_for_calendars() -> None:
+    assert parse_definition(definition(cron="TZ=Asia/Tokyo @every 1h")).rule.timezone == "Asia/Tokyo"
+
+
+@pytest.mark.parametrize(
+    "expression", ["@every", "@every 1d", "@every 1h 30m", "@every -1h", "@every 1", "@every 500ms", "@every 999999h"]
+)
+def test_an_invalid_duration_is_an_error_of_cron(expression: str) -> None:
+    with pytest.raises(InvalidInput, match="cron: @every: "):
+        parse_definition(definition(cron=expression))
+
+
+def test_the_default_for_gaps_depends_on_the_trigger() -> None:
+    assert parse_definition(definition()).rule.gap is DstGap.AFTER
+    rrule = parse_definition(definition(cron=None, rrule="FREQ=DAILY"))
+    assert rrule.rule.gap is DstGap.SHIFT
+    assert parse_definition(definition(cron=None, rrule="FREQ=DAILY", dst={"gap": "after"})).rule.gap is DstGap.AFTER
+    assert parse_definition(definition(dst={"fold": "both"})).rule.gap is DstGap.AFTER
+
+
+def test_a_patch_with_another_trigger_gets_its_default_unless_another_policy_was_chosen() -> None:
+    default, chosen = parse_definition(definition()), parse_definition(definition(dst={"gap": "skip"}))
+    assert parse_definition(apply_patch(default, {"rrule": "FREQ=DAILY"})).rule.gap is DstGap.SHIFT
+    assert parse_definition(apply_patch(default, {"rrule": "FREQ=DAILY", "dst": {"gap": "after"}})).rule.gap is DstGap.AFTER
+    assert parse_definition(apply_patch(chosen, {"rrule": "FREQ=DAILY"})).rule.gap is DstGap.SKIP
+    assert parse_definition(apply_patch(default, {"cron": "0 5 * * *"})).rule.gap is DstGap.AFTER

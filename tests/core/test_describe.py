@@ -58,6 +58,18 @@ ANCHOR = datetime(2026, 11, 16, 8, 30, tzinfo=UTC)
         ("0 0 * 1,3 1#2", "At 00:00 on the second Monday of January and March"),
         ("0 9 13 * 5", "At 09:00 on the 13th of the month and also on Friday"),
         ("0 0 */2 * 1", "At 00:00 on every 2nd day of the month, counted from the 1st, only if that is Monday"),
+        ("*/15 22-2 * * FRI-MON", "Every 15 minutes from 22:00 to 02:45, Friday to Monday"),
+        ("0 20-2 * * *", "Every hour from 20:00 to 02:00"),
+        ("50-10 9 * * *", "At minutes 50 to 10 of hour 9"),
+        ("0 9 * NOV-MAR MONDAY", "At 09:00 on Monday in November to March"),
+        ("0 9 15W * *", "At 09:00 on the weekday nearest to the 15th of the month"),
+        ("0 9 L-3 * *", "At 09:00 on the 4th to last day of the month"),
+        ("0 9 1,L-1W JANUARY *", "At 09:00 on the 1st and weekday nearest to the 2nd to last day of January"),
+        ("0 0 9 1 1 ? 2027", "At 09:00 on January 1 in 2027"),
+        ("0 0 9 ? * MON 2027-2030", "At 09:00 on Monday in 2027 to 2030"),
+        ("0 0 9 * * ? 2027,2029", "At 09:00 in 2027 and 2029"),
+        ("0 0 9 * * ? 2027/2", "At 09:00 in 487 of the years 2027 to 2999"),
+        ("0 H 9 * * ? 2027", "Once between 09:00 and 09:59 in 2027, at a fixed minute chosen from the schedule's id"),
         ("@daily", "At 00:00 every day"),
         ("@weekly", "At 00:00 on Sunday"),
         ("@hourly", "Every hour"),
@@ -156,7 +168,7 @@ def test_calendars_and_window_come_last() -> None:
     )
 
 
-TERM = st.sampled_from(["*", "1", "2-5", "*/2", "*/9", "3,5,7", "1-6/2", "4/2", "H", "H/3", "*/2,5"])
+TERM = st.sampled_from(["*", "1", "2-5", "*/2", "*/9", "3,5,7", "1-6/2", "4/2", "5-2", "6-1/2", "H", "H/3", "*/2,5"])
 
 
 @given(st.lists(TERM, min_size=5, max_size=6), st.one_of(st.none(), st.uuids()))

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,6 +74,23 @@ def test_ticks_are_shown_in_utc_and_in_local_time() -> None:
         ),
         ("*/25 * * * *", {}, "*/25 in minutes means 0, 25 and 50, then 0 again: the last step is shorter."),
         ("*/90 * * * *", {}, "*/90 in minutes matches 0 only, because minutes go up to 59."),
+        ("0 10/60 * * * *", {"timezone": "UTC"}, "10/60 in minutes matches 10 only, because minutes go up to 59."),
+        ("0-9/10 9 * * *", {}, "0-9/10 in minutes matches 0 only, because the step leads beyond the last value, 9."),
+        ("0 0 1 */13 *", {}, "*/13 in months matches 1 only, because months go up to 12."),
+        ("0 0 1 */5 *", {}, "*/5 in months means 1, 6 and 11, then 1 again: the last step is shorter."),
+        ("0 0 */32 * *", {}, "*/32 in days matches 1 only, because days go up to 31."),
+        ("0 0 31W * *", {}, "Does not run in months without a 31st."),
+        (
+            "0 0 9 ? * 2-6",
+            {},
+            "Numbers of weekdays count from 0 for Sunday, as in crontab. In Quartz, 1 is Sunday; use names such as MON.",
+        ),
+        ("0 0 0 1 * ? 2026", {}, "Ends after 1 more tick."),
+        (
+            "0,30 2 * * *",
+            {"gap": DstGap.SHIFT},
+            "Moved to 03:00 through 03:30 on 2027-03-14 in America/New_York because 02:00 to 02:30 do not exist.",
+        ),
         ("0 0 */2 * *", {}, "*/2 in days starts again on the 1st of every month."),
         ("0 0 * * *", {"ends_at": AFTER + timedelta(days=2)}, "Ends after 2 more ticks."),
         ("0 0 * * *", {"ends_at": AFTER}, "Does not run at any time after 2026-11-16 08:30 UTC."),
@@ -181,6 +199,9 @@ def test_recurrence_rules_also_have_warnings() -> None:
     daily = Rule(kind=TriggerKind.RRULE, expression="FREQ=DAILY;BYHOUR=2;BYMINUTE=30", timezone=NEW_YORK)
     (warning,) = preview(daily, AFTER, 3, {}).warnings
     assert warning == "Moved to 03:00 on 2027-03-14 in America/New_York because 02:30 does not exist."
+    shifted = msgspec.structs.replace(daily, gap=DstGap.SHIFT)
+    (warning,) = preview(shifted, AFTER, 3, {}).warnings
+    assert warning == "Moved to 03:30 on 2027-03-14 in America/New_York because 02:30 does not exist."
 
 
 @pytest.mark.parametrize("count", [0, 101])

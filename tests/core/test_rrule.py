@@ -85,7 +85,7 @@ def assert_agrees(text: str, start: datetime, limit: int) -> None:
     found = ticks(trigger, start - MOMENT, limit)
     oracle = rrulestr(text, dtstart=start.replace(tzinfo=None))
     assert found == [each.replace(tzinfo=UTC) for each in islice(oracle, len(found))]
-    assert len(found) == limit
+    assert len(found) == limit or found[-1].year > 9000  # the last year is 9999
     assert trigger.count_between(start - MOMENT, found[-1]) == len(found)
     for before, tick in pairwise(found):
         assert trigger.last_until(tick - MOMENT) == before

@@ -71,7 +71,7 @@ class ScheduleOptions(TaskOptions, total=False):
     catch_up: Literal["latest", "all", "none"]
     misfire_grace: Duration
     jitter: Duration
-    dst_gap: Literal["after", "skip"]
+    dst_gap: Literal["after", "shift", "skip"]
     dst_fold: Literal["first", "second", "both"]
     exclude: str | list[str]
     only: str | list[str]

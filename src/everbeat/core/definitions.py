@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class DstPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    gap: DstGap | None = None
+    gap: DstGap | msgspec.UnsetType = msgspec.UNSET
     fold: DstFold = DstFold.FIRST
 
 
@@ -74,7 +74,7 @@ class TriggerInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             expression=expression,
             timezone=timezone,
             anchor=None if self.anchor is None else utc(self.anchor, "anchor"),
-            gap=self.dst.gap or default_gap(kind),
+            gap=default_gap(kind) if self.dst.gap is msgspec.UNSET else self.dst.gap,
             fold=self.dst.fold,
             **other_fields,
         )

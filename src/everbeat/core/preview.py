@@ -236,7 +236,7 @@ def _numbering_warnings(text: str) -> Iterator[str]:
     weekday, year = split_fields(text)[_WEEKDAY_FIELD:]
     has_numbers = any(term[:1].isdigit() for term in re.split("[,-]", weekday.partition("/")[0]))
     if has_numbers and (year != "*" or "?" in text or len(text.split()) == len(FIELDS)):
-        yield "Numbers of weekdays count from 0 for Sunday, as in crontab. In Quartz, 1 is Sunday; use names such as MON instead."
+        yield "Numbers of weekdays count from 0 for Sunday, as in crontab. In Quartz, 1 is Sunday; use names such as MON."
 
 
 def _cron_day_warnings(text: str, seed: bytes) -> Iterator[str]:
