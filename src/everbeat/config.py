@@ -68,6 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_connections_per_address: Annotated[int, msgspec.Meta(ge=16, le=1_000_000)] | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "json"
+    delivery_concurrency: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1000
     brokers: dict[str, Broker] = {}
 
     @property

@@ -14,6 +14,7 @@ from everbeat.clock import DatabaseClock
 from everbeat.config import Settings
 from everbeat.core.misfire import Lateness
 from everbeat.core.timeline import TimelineCache
+from everbeat.delivery.registry import TargetRegistry
 from everbeat.services.attempts import AttemptEnder
 from everbeat.services.audit import AuditService
 from everbeat.services.backfill import BackfillService
@@ -22,6 +23,8 @@ from everbeat.services.calendars import CalendarService
 from everbeat.services.cluster import ClusterService
 from everbeat.services.collector import Collector
 from everbeat.services.dead_letters import DeadLetterService
+from everbeat.services.deliverer import Deliverer, DeliveryLeases
+from everbeat.services.delivery_reports import DeliveryReports
 from everbeat.services.event_stream import EventRelay, EventStream
 from everbeat.services.events import Emit, ignore
 from everbeat.services.explainer import Explainer
@@ -41,6 +44,7 @@ from everbeat.services.quotas import QuotaService
 from everbeat.services.reaper import Reaper
 from everbeat.services.schedules import ScheduleService
 from everbeat.services.schema import SchemaGuard
+from everbeat.services.target_rules import TargetRulesOfTenants
 from everbeat.services.tasks import TaskService
 from everbeat.services.tenants import TenantDirectory, TenantService
 from everbeat.services.ticker import Ticker, TickerSettings
@@ -69,6 +73,7 @@ class Engine:
         emit: Emit = ignore,
         random_fraction: Callable[[], float] = random.random,
         ticker_settings: TickerSettings | None = None,
+        registry: TargetRegistry | None = None,
     ) -> None:
         self.store = store
         self.clock = clock
@@ -76,14 +81,17 @@ class Engine:
         self.blobs = blobs or BlobStore(None)
         self._emit = emit
         self._random_fraction = random_fraction
+        self.registry = registry or TargetRegistry(settings.brokers, node_name=settings.node_name)
         self.timelines = TimelineCache()
         self.event_stream = EventStream(store)
         self.publisher = ChangePublisher(store, emit=emit, event_stream=self.event_stream)
         self.directory = TenantDirectory(store)
+        self.target_rules = TargetRulesOfTenants(settings.brokers, self.registry, self.directory)
         self.quotas = QuotaService(store, self.directory, monotonic=clock.monotonic)
         self._build_tasks()
         self._build_schedules()
         self._build_administration()
+        self._build_deliveries()
         self._build_loops(ticker_settings or _ticker_settings(settings))
 
     def _build_tasks(self) -> None:
@@ -117,12 +125,13 @@ class Engine:
             publisher,
             payloads=payloads,
             quotas=self.quotas,
+            rules_of=self.target_rules.of,
         )
         self.dead_letters = DeadLetterService(store, self.tasks, publisher, payloads=payloads)
 
     def _build_schedules(self) -> None:
         store, timelines, late_seconds = self.store, self.timelines, self.settings.late_after_seconds
-        self.schedules = ScheduleService(store, timelines, self.publisher, self.quotas)
+        self.schedules = ScheduleService(store, timelines, self.publisher, self.quotas, rules_of=self.target_rules.of)
         self.calendars = CalendarService(store, self.schedules)
         self.backfill = BackfillService(store, self.schedules, self.tasks, timelines)
         self.ledger = LedgerService(store, timelines, late_seconds=late_seconds)
@@ -141,6 +150,32 @@ class Engine:
         self.tenants = TenantService(self.store)
         self.keys = KeyService(self.store)
         self.idempotent_responses = IdempotentResponses(self.store)
+
+    def _build_deliveries(self) -> None:
+        store, settings = self.store.pool("engine"), self.settings
+        reports = DeliveryReports(
+            store,
+            self.leases,
+            self.attempts,
+            self.schedules,
+            total_seconds=settings.task_total_seconds,
+            random_fraction=self._random_fraction,
+        )
+        self.deliverer = Deliverer(
+            store,
+            self.publisher,
+            self.leases,
+            reports,
+            self.registry,
+            self.directory,
+            worker=f"everbeat:{settings.node_name}"[:200],
+            slots=settings.delivery_concurrency,
+            poll_interval_seconds=_POLL_INTERVAL_SECONDS[store.dialect],
+            total_seconds=settings.task_total_seconds,
+            monotonic=self.clock.monotonic,
+            emit=self._emit,
+        )
+        self.delivery_leases = DeliveryLeases(self.deliverer.renew_leases)
 
     def _build_loops(self, ticker_settings: TickerSettings) -> None:
         settings, emit, clock = self.settings, self._emit, self.clock
@@ -196,6 +231,8 @@ class Engine:
             loops.append(EventRelay(self.store.pool("maintenance"), self.event_stream))
         if "scheduler" in roles:
             loops += [self.ticker, self.promoter, self.reaper, self.auditor, self.pruner]
+        if "dispatcher" in roles:
+            loops += [self.deliverer, self.delivery_leases]
         return loops
 
 

@@ -42,6 +42,7 @@ _STUCK_AFTER_SECONDS = 45.0
 _STOP_LOOP_SECONDS = 2.0
 _SCHEMA_CHECK_SECONDS = 0.5
 _STOP_SERVER_SECONDS = 10.0
+_STOP_DELIVERIES_SECONDS = 10.0
 # The loops that change no schedules or tasks. They continue while a newer schema has stopped the others.
 _READING_LOOPS = ("access", "directory", "relay", "schema")
 
@@ -199,6 +200,8 @@ class EmbeddedNode:
         if stopped:
             with contextlib.suppress(EverbeatError, TimeoutError):
                 await asyncio.wait_for(self.engine.ownership.stop(), 3)
+            with contextlib.suppress(EverbeatError, TimeoutError):
+                await self.engine.deliverer.stop(_STOP_DELIVERIES_SECONDS)
 
     async def _prepare(self, stop: asyncio.Event) -> None:
         """Wait until the database is available. Migrate it if it is empty or may be migrated; otherwise it must be current."""

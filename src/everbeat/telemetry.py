@@ -15,7 +15,11 @@ from prometheus_client.process_collector import ProcessCollector
 from everbeat.services.events import (
     AttemptEnded,
     BlobCallFailed,
+    CircuitBreakerChanged,
     ClockSetBack,
+    DeliveryEnded,
+    DeliveryEvent,
+    DeliveryKindUnavailable,
     Event,
     EventLoopBlocked,
     LagHigh,
@@ -42,6 +46,7 @@ from everbeat.services.events import (
 )
 
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
+_DELIVERY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _CALL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
@@ -118,6 +123,13 @@ class Metrics:
         self.attempts = Counter(
             "everbeat_attempts", "Attempts that did not complete their task", ["outcome", "state"], registry=registry
         )
+        self.deliveries = Counter("everbeat_deliveries", "Deliveries that ended", ["kind", "outcome"], registry=registry)
+        self.delivery_seconds = Histogram(
+            "everbeat_delivery_seconds", "Duration of deliveries", ["kind"], buckets=_DELIVERY_BUCKETS, registry=registry
+        )
+        self.breakers = Gauge(
+            "everbeat_circuit_breakers_open", "Destinations whose circuit breaker is not closed", registry=registry
+        )
         self.requests_refused = Counter(
             "everbeat_requests_refused", "Requests refused by authentication or limits", ["problem"], registry=registry
         )
@@ -152,6 +164,8 @@ class Telemetry:
             self._on_loop(event)
         elif isinstance(event, TaskEvent):
             self._on_tasks(event)
+        elif isinstance(event, DeliveryEvent):
+            self._on_deliveries(event)
         elif isinstance(event, RowsLocked):
             self._on_locked(event)
         elif isinstance(event, RequestRefused):
@@ -207,6 +221,24 @@ class Telemetry:
             self.metrics.attempts.labels(event.outcome, event.state).inc()
             if event.state in ("dead", "failed", "cancelled"):
                 self.metrics.tasks.labels(event.state).inc()
+        else:
+            assert_never(event)
+
+    def _on_deliveries(self, event: DeliveryEvent) -> None:
+        if isinstance(event, DeliveryEnded):
+            self.metrics.deliveries.labels(event.kind, event.outcome).inc()
+            self.metrics.delivery_seconds.labels(event.kind).observe(event.seconds)
+        elif isinstance(event, DeliveryKindUnavailable):
+            self.log.error("delivery_kind_unavailable", kind=event.kind, error=event.error)
+        elif isinstance(event, CircuitBreakerChanged):
+            self.metrics.breakers.set(event.not_closed)
+            self.log.warning(
+                "circuit_breaker_changed",
+                destination=event.destination,
+                tenant=None if event.tenant_id is None else str(event.tenant_id),
+                state=event.state.value,
+                open_seconds=round(event.open_seconds, 3),
+            )
         else:
             assert_never(event)
 

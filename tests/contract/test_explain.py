@@ -105,6 +105,7 @@ ENDINGS = {
     "run_ats": [None] * BATCH,
     "errors": ["x"] * BATCH,
     "reasons": ["x"] * BATCH,
+    "responses": ["{}"] * BATCH,
     "is_expired": True,
 }
 LIST = {
@@ -155,7 +156,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "total_seconds": 604_800.0,
     },
     "task_heartbeat": {**LEASES, "fractions": [0.5] * BATCH, "messages": ["x"] * BATCH, "log_bytes": [0] * BATCH},
-    "task_complete": {**LEASES, "results": ["x"] * BATCH},
+    "task_complete": {**LEASES, "results": ["x"] * BATCH, "responses": ["{}"] * BATCH},
+    "task_accept": {**LEASES, "lease_seconds": [30.0] * BATCH, "responses": ["{}"] * BATCH},
+    "task_targets": {"ids": IDS},
     "task_completed": LEASES,
     "task_queues": {"ids": IDS},
     "task_running": LEASES,

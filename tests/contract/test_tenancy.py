@@ -54,6 +54,7 @@ EXCEPTIONS = {
     "task_release_held_locked": LOOPS,
     "task_release_held_schedules": LOOPS,
     "task_release_held_replaced": LOOPS,
+    "task_targets": "the ids are those of tasks that the deliverer has just claimed",
     "tick_fire": FIRING,
     "tick_fire_decide": FIRING,
     "tick_fire_guard": FIRING,

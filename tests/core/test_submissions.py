@@ -189,7 +189,7 @@ def test_targets_decide_the_queue() -> None:
         WorkerTarget(type="work", queue="q"),
     )
     http = make(target=HttpTarget(url="https://example.org/", headers={"X-A": "b"}))
-    assert http.queue == "http"
+    assert (http.queue, http.fair_key) == ("everbeat:http", "example.org")
     assert target_of(http.target, http.queue, http.type) == HttpTarget(url="https://example.org/", headers={"X-A": "b"})
 
 

@@ -56,6 +56,7 @@ _SERVER = [
     click.option("--max-connections-per-address", type=int, help="Maximum number of connections of one address (half of all)."),
     click.option("--header-deadline-seconds", type=float, help="Deadline for the head of a request (15)."),
     click.option("--body-deadline-seconds", type=float, help="Deadline for the body of a request (30)."),
+    click.option("--delivery-concurrency", type=int, help="Maximum number of deliveries at a time on this node (1000)."),
     click.option("--log-level", help="debug, info, warning or error (info)."),
     click.option("--log-format", help="console or json."),
     CONFIG,

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 # Tasks per pick: one in small claims, more in large ones, so that a claim of 1,000 over 1,000 tenants is about 60 index seeks.
@@ -153,11 +153,24 @@ class _Tenant:
 FlowGroup = tuple[int, UUID, str]
 
 
+class ClaimLimits(Protocol):
+    """Limits the tasks that claims take from fair keys, such as those of destinations that are busy or unavailable."""
+
+    def limits(self, steps: Sequence[ClaimStep]) -> list[int]:
+        """Return how many tasks each step may take, at most its own limit. A group that may take none is parked."""
+
+    def note_claimed(self, steps: Sequence[ClaimStep], counts: Sequence[int]) -> None:
+        """Note how many tasks a claim took by these steps."""
+
+
 class ClaimPlanner:
     """Tracks which flows have ready tasks, and plans what the next claim takes from them."""
 
-    def __init__(self, weight_of: Callable[[UUID], float]) -> None:
+    def __init__(self, weight_of: Callable[[UUID], float], limits: ClaimLimits | None = None) -> None:
         self._weight_of = weight_of
+        self._limits = limits
+        # Groups that the limits exclude for now. They are known, but not scheduled.
+        self._parked: set[FlowGroup] = set()
         self._levels: dict[int, StrideScheduler[UUID]] = {}
         self._tenants: dict[tuple[int, UUID], _Tenant] = {}
         # Groups that filled their last step completely, and therefore probably have more tasks.
@@ -190,6 +203,8 @@ class ClaimPlanner:
                 queue_types.add(queue_type)
                 self._size += 1
             self._added_since_query.add((flow.priority, flow.tenant_id, flow.fair_key))
+            if (flow.priority, flow.tenant_id, flow.fair_key) in self._parked:
+                continue
             tenant.keys.join(flow.fair_key)
             if flow.tenant_id not in self._blocked:
                 self._level(flow.priority).join(flow.tenant_id)
@@ -232,9 +247,36 @@ class ClaimPlanner:
         return True
 
     def _rejoin(self) -> None:
-        for priority, tenant_id in self._tenants:
+        for (priority, tenant_id), tenant in self._tenants.items():
+            if tenant_id not in self._blocked and len(tenant.keys):
+                self._level(priority).join(tenant_id)
+
+    def unpark(self, fair_keys: Collection[str]) -> bool:
+        """Schedule parked groups with these fair keys again. Return whether there were any."""
+        groups = [group for group in self._parked if group[2] in fair_keys]
+        for priority, tenant_id, key in groups:
+            self._parked.discard((priority, tenant_id, key))
+            self._tenants[priority, tenant_id].keys.join(key)
             if tenant_id not in self._blocked:
                 self._level(priority).join(tenant_id)
+        return bool(groups)
+
+    @property
+    def has_parked(self) -> bool:
+        return bool(self._parked)
+
+    @property
+    def parked_keys(self) -> set[tuple[UUID, str]]:
+        """The tenants and fair keys of parked groups."""
+        return {(tenant_id, key) for _, tenant_id, key in self._parked}
+
+    def _park(self, group: FlowGroup) -> None:
+        priority, tenant_id, key = group
+        tenant = self._tenants[priority, tenant_id]
+        self._parked.add(group)
+        tenant.keys.leave(key)
+        if not len(tenant.keys):
+            self._level(priority).leave(tenant_id)
 
     def _level(self, priority: int) -> StrideScheduler[UUID]:
         if priority not in self._levels:
@@ -249,8 +291,10 @@ class ClaimPlanner:
         self._size -= len(tenant.queue_types.pop(key))
         tenant.keys.leave(key)
         self._backlogged.discard(group)
+        self._parked.discard(group)
         if not tenant.queue_types:
             del self._tenants[priority, tenant_id]
+        if not len(tenant.keys):
             self._level(priority).leave(tenant_id)
 
     # Planning
@@ -263,6 +307,19 @@ class ClaimPlanner:
         needed before a lower priority is served.
         """
         self.mark_query_start()
+        while steps := self._plan_levels(count):
+            if self._limits is None:
+                break
+            limits = self._limits.limits(steps)
+            for step, limit in zip(steps, limits, strict=True):
+                if limit <= 0:
+                    self._park((step.priority, step.tenant_id, step.fair_key))
+            allowed = [step._replace(limit=limit) for step, limit in zip(steps, limits, strict=True) if limit > 0]
+            if allowed:
+                return allowed
+        return steps
+
+    def _plan_levels(self, count: int) -> list[ClaimStep]:
         steps: list[ClaimStep] = []
         for priority in sorted(priority for priority, level in self._levels.items() if len(level))[:_MAX_LEVELS]:
             level_steps = self._plan_level(priority, count)
@@ -273,7 +330,7 @@ class ClaimPlanner:
 
     def _has_one_group(self, priority: int) -> bool:
         level = self._levels[priority]
-        return len(level) == 1 and all(len(self._tenants[priority, tenant_id].queue_types) == 1 for tenant_id in level)
+        return len(level) == 1 and all(len(self._tenants[priority, tenant_id].keys) == 1 for tenant_id in level)
 
     def _plan_level(self, priority: int, count: int) -> list[ClaimStep]:
         allocated, spare_tenants = self._levels[priority].allocate(count, _SPARES)
@@ -281,8 +338,8 @@ class ClaimPlanner:
         spares: list[ClaimStep] = []
         for tenant_id, part in allocated.items():
             tenant = self._tenants[priority, tenant_id]
-            if len(tenant.queue_types) == 1:  # the usual case
-                steps += [self._step_for(priority, tenant_id, key, part) for key in tenant.queue_types]
+            if len(tenant.keys) == 1:  # the usual case
+                steps += [self._step_for(priority, tenant_id, key, part) for key in tenant.keys]
                 continue
             keys, spare_keys = tenant.keys.allocate(part, _SPARES)
             steps += [self._step_for(priority, tenant_id, key, size) for key, size in keys.items()]

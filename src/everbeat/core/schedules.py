@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.core.rules import Rule, TriggerKind
-from everbeat.core.targets import Target, WorkerTarget, target_kind
+from everbeat.core.targets import Target, WorkerTarget, destination_of, queue_of, target_kind
 
 DEFAULT_TENANT = UUID(int=0)
 MAX_CONCURRENT = 10_000
@@ -83,7 +83,12 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def queue(self) -> str:
-        return self.target.queue if isinstance(self.target, WorkerTarget) else self.target_kind
+        return queue_of(self.target)
+
+    @property
+    def fair_key(self) -> str:
+        """The fair key of the tasks: the destination of deliveries, and nothing for workers."""
+        return destination_of(self.target)
 
     @property
     def task_type(self) -> str:

@@ -23,7 +23,18 @@ from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.partitioning import partition_of
 from everbeat.core.protocol import DEFAULT_QUEUE, TaskInput
 from everbeat.core.schedules import Retry, Schedule
-from everbeat.core.targets import Target, WorkerTarget, target_errors, target_from_text, target_kind
+from everbeat.core.targets import (
+    NO_RULES,
+    RESERVED_QUEUE_MESSAGE,
+    Target,
+    TargetRules,
+    WorkerTarget,
+    destination_of,
+    is_reserved_queue,
+    queue_of,
+    target_errors,
+    target_from_text,
+)
 from everbeat.core.tasks import DeadLetter, NewTask, Origin, TaskKey, TaskRecord, TaskState
 
 MAX_RESULT_BYTES = 64 * 1024
@@ -49,11 +60,17 @@ _DEFAULT_TEXT = "{}"
 
 
 def new_task(
-    given: TaskInput, id_: UUID, tenant_id: UUID, *, key: str | None = None, traceparent: str | None = None
+    given: TaskInput,
+    id_: UUID,
+    tenant_id: UUID,
+    *,
+    key: str | None = None,
+    traceparent: str | None = None,
+    rules: TargetRules = NO_RULES,
 ) -> NewTask:
     """Return the task that a submission describes. Raises InvalidInput with all errors, or TooLarge."""
     if not (_is_valid_and_simple(given) and (key is None or _KEY.fullmatch(key))):
-        _raise_invalid(given, key)
+        _raise_invalid(given, key, rules)
     queue, target = _destination(given)
     return NewTask(  # positional, because twenty keyword arguments take as long as the checks
         id_,
@@ -73,7 +90,7 @@ def new_task(
         given.delay_seconds,
         traceparent=traceparent if traceparent is not None and _TRACEPARENT.fullmatch(traceparent) else None,
         key=None if key is None else TaskKey(key, _fingerprint(given)),
-        fair_key=given.fair_key or "",
+        fair_key=given.fair_key or ("" if given.target is None else destination_of(given.target)),
     )
 
 
@@ -81,7 +98,7 @@ def _is_valid_and_simple(given: TaskInput) -> bool:
     """Whether the submission is valid and has only simple fields, like nearly all submissions. Others need the full check."""
     return (
         _is_name(given.type)
-        and (given.queue is None or _is_name(given.queue))
+        and (given.queue is None or (_is_name(given.queue) and not is_reserved_queue(given.queue)))
         and (given.fair_key is None or _is_name(given.fair_key))
         and (given.run_at is None or (given.delay_seconds is None and 2 <= given.run_at.year <= 9998))
         and given.target is None
@@ -90,36 +107,40 @@ def _is_valid_and_simple(given: TaskInput) -> bool:
     )
 
 
-def _raise_invalid(given: TaskInput, key: str | None) -> None:
+def _raise_invalid(given: TaskInput, key: str | None, rules: TargetRules) -> None:
     """Raise InvalidInput with all errors, if there are any."""
     errors = [
         FieldError(field, NAME_MESSAGE)
         for field, value in (("type", given.type), ("queue", given.queue), ("fair_key", given.fair_key))
         if value is not None and not is_name(value)
     ]
+    if given.queue is not None and is_reserved_queue(given.queue):
+        errors.append(FieldError("queue", RESERVED_QUEUE_MESSAGE))
     if given.run_at is not None and given.delay_seconds is not None:
         errors.append(FieldError("delay_seconds", "cannot be used together with run_at"))
     if given.run_at is not None and not 2 <= given.run_at.year <= 9998:
         errors.append(FieldError("run_at", "must be in the years 2 to 9998"))
-    errors += [*label_errors(given.labels), *retry_errors(given.retry), *_target_errors(given)]
+    errors += [*label_errors(given.labels), *retry_errors(given.retry), *_target_errors(given, rules)]
     if key is not None and not _KEY.fullmatch(key):
         errors.append(FieldError("idempotency_key", "must be 1 to 255 visible ASCII characters"))
     if errors:
         raise InvalidInput(*errors)
 
 
-def _target_errors(given: TaskInput) -> list[FieldError]:
+def _target_errors(given: TaskInput, rules: TargetRules) -> list[FieldError]:
     target = given.target
     if target is None:
         return []
-    errors = target_errors(target)
+    errors = target_errors(target, rules)
     if isinstance(target, WorkerTarget):
         if target.type != given.type:
             errors.append(FieldError("target.type", "must be equal to type"))
         if given.queue is not None and target.queue != given.queue:
             errors.append(FieldError("target.queue", "must be equal to queue if both are given"))
-    elif given.queue is not None:
-        errors.append(FieldError("queue", "can only be used with worker targets"))
+        return errors
+    for field, value in (("queue", given.queue), ("fair_key", given.fair_key)):
+        if value is not None:
+            errors.append(FieldError(field, "can only be used with worker targets"))
     return errors
 
 
@@ -129,7 +150,7 @@ def _destination(given: TaskInput) -> tuple[str, str]:
         return given.queue or DEFAULT_QUEUE, _DEFAULT_TEXT
     if isinstance(target, WorkerTarget):
         return target.queue, _DEFAULT_TEXT
-    return target_kind(target), _text(target)
+    return queue_of(target), _text(target)
 
 
 def _fingerprint(given: TaskInput) -> bytes:
@@ -168,6 +189,7 @@ def task_from_schedule(
         schedule_name=spec.name,
         scheduled_for=scheduled_for,
         key=key,
+        fair_key=spec.fair_key,
     )
 
 
@@ -177,7 +199,7 @@ def task_for_replay(task: TaskRecord | DeadLetter, id_: UUID, *, run_at: datetim
         id=id_,
         tenant_id=task.tenant_id,
         partition=partition_of(id_),
-        queue=task.queue,
+        queue=queue_of(task.target),
         type=task.type,
         target=_text(task.target),
         payload="null" if task.payload_ref else task.payload.decode(),
@@ -192,7 +214,7 @@ def task_for_replay(task: TaskRecord | DeadLetter, id_: UUID, *, run_at: datetim
         schedule_name=task.schedule,
         scheduled_for=task.scheduled_for,
         payload_ref=task.payload_ref,
-        fair_key=task.fair_key,
+        fair_key=task.fair_key or destination_of(task.target),
     )
 
 

@@ -235,6 +235,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     # The key of the payload in the blob store. `payload` is then null.
     payload_ref: str | None = None
     fair_key: str = ""
+    # What the destination of a delivery answered to the last attempt, as JSON.
+    response: bytes | None = None
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,6 +249,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: datetime | None
     outcome: AttemptOutcome | None
     error: bytes | None
+    response: bytes | None = None
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -273,7 +276,10 @@ class LeasedTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptEnd(NamedTuple):
-    """The end of an attempt, with its fence, and the next state of the task. `run_at` is set only with `scheduled`."""
+    """The end of an attempt, with its fence, and the next state of the task.
+
+    `run_at` is set only with `scheduled`. `response`: what the destination of a delivery answered, as JSON.
+    """
 
     id: UUID
     tenant_id: UUID
@@ -283,6 +289,7 @@ class AttemptEnd(NamedTuple):
     run_at: datetime | None
     error: str | None
     reason: str | None = None
+    response: str | None = None
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 from uuid import UUID
@@ -23,6 +23,7 @@ _NONE_ENDED = EndResult(frozenset(), frozenset())
 
 Next = Literal["retry", "dead", "failed"]
 Decide = Callable[[LeasedTask, datetime], tuple[RetryDecision, str | None]]
+NO_RESPONSES: Mapping[tuple[UUID, int], str] = {}
 LeaseResults = dict[tuple[UUID, int], LeaseResult]
 
 _NEXT: dict[TaskState, Next] = {
@@ -46,11 +47,12 @@ class AttemptEnder:
         now: datetime | None,
         *,
         was_reported: Callable[[EndedAttempt], bool],
+        responses: Mapping[tuple[UUID, int], str] = NO_RESPONSES,
     ) -> LeaseResults:
         """End attempts with the decisions that `decide` returns.
 
         The result of a lease that no longer holds is `stale`, unless `was_reported` returns True for the earlier end of the
-        attempt: then the earlier result is returned again.
+        attempt: then the earlier result is returned again. `responses`: what destinations answered, as JSON.
         """
         results = {(lease.id, lease.fence): LeaseResult(lease.id, "stale") for lease in leases}
         undecided = list(leases)
@@ -58,7 +60,7 @@ class AttemptEnder:
         tries = 0
         while undecided and tries < _TRIES:  # if an attempt is cancelled between the two statements, it is decided again
             moment, running = await self._store.task_running(undecided, now=now)
-            endings = [attempt_end(task, *decide(task, moment)) for task in running]
+            endings = [attempt_end(task, *decide(task, moment), responses.get((task.id, task.fence))) for task in running]
             ended = await self._store.task_end(endings, is_expired=False, now=now) if endings else _NONE_ENDED
             recorded = [one for one in endings if (one.id, one.fence) in ended.ids]
             results |= {(one.id, one.fence): LeaseResult(one.id, "ok", _NEXT.get(one.state, "failed")) for one in recorded}
@@ -94,7 +96,15 @@ class AttemptEnder:
         await self.release([LeaseRef(lease_tenant_id, task.id, task.fence) for task in tasks])
 
 
-def attempt_end(task: LeasedTask, decision: RetryDecision, error: str | None) -> AttemptEnd:
+def attempt_end(task: LeasedTask, decision: RetryDecision, error: str | None, response: str | None = None) -> AttemptEnd:
     return AttemptEnd(
-        task.id, task.tenant_id, task.fence, decision.outcome, decision.state, decision.run_at, error, decision.reason
+        task.id,
+        task.tenant_id,
+        task.fence,
+        decision.outcome,
+        decision.state,
+        decision.run_at,
+        error,
+        decision.reason,
+        response,
     )

@@ -8,6 +8,8 @@ from uuid import UUID
 
 import msgspec
 
+from everbeat.core.circuit_breakers import BreakerState
+
 
 class TicksFired(NamedTuple):
     lags_seconds: list[float]
@@ -141,10 +143,38 @@ class AttemptEnded(NamedTuple):
     state: str
 
 
+class DeliveryEnded(NamedTuple):
+    """A delivery has ended. `outcome`: `delivered`, `accepted`, `retry`, `refused`, or why it was stopped."""
+
+    kind: str
+    outcome: str
+    seconds: float
+
+
+class DeliveryKindUnavailable(NamedTuple):
+    """This node cannot deliver to a kind of target that it is configured for."""
+
+    kind: str
+    error: str
+
+
+class CircuitBreakerChanged(NamedTuple):
+    """The circuit breaker of a destination has changed. `not_closed`: how many of this node are open or half-open."""
+
+    tenant_id: UUID | None
+    destination: str
+    state: BreakerState
+    open_seconds: float
+    not_closed: int
+
+
+DeliveryEvent = DeliveryEnded | DeliveryKindUnavailable | CircuitBreakerChanged
+
 TaskEvent = TasksSubmitted | TasksClaimed | TasksPromoted | TasksFinished | AttemptEnded
 
 Event = (
     TaskEvent
+    | DeliveryEvent
     | TicksFired
     | TicksSkipped
     | TicksRefused

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from everbeat.clock import Monotonic
-from everbeat.core.fairness import ClaimPlanner, Flow
+from everbeat.core.fairness import ClaimLimits, ClaimPlanner, Flow
 from everbeat.core.tasks import ClaimedTask
 from everbeat.services.publisher import ChangePublisher
 from everbeat.store.base import Store
@@ -85,9 +85,11 @@ class FairDispatcher:
         directory: FairnessDirectory,
         total_seconds: float,
         monotonic: Monotonic = time.monotonic,
+        limits: ClaimLimits | None = None,
     ) -> None:
         self.scope = scope
-        self.planner = ClaimPlanner(directory.weight_of)
+        self.planner = ClaimPlanner(directory.weight_of, limits)
+        self._limits = limits
         self._store = store
         self._publisher = publisher
         self._directory = directory
@@ -168,6 +170,8 @@ class FairDispatcher:
                     return False
                 raise
             self._publisher.publish(claims.changes)
+            if self._limits is not None:
+                self._limits.note_claimed(steps, claims.claimed_counts)
             self.planner.record_result(steps, claims.limits, claims.claimed_counts, count, claims.full)
             for part, got in zip(tasks, claims.tasks, strict=True):
                 part += got

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
@@ -36,6 +36,7 @@ from everbeat.core.protocol import (
 )
 from everbeat.core.retries import CANCELLED_KIND, PAYLOAD_MISSING_KIND, TIMEOUT_KIND, RetryDecision, after_failure
 from everbeat.core.submissions import error_text, result_text
+from everbeat.core.targets import RESERVED_QUEUE_MESSAGE, is_reserved_queue
 from everbeat.core.tasks import AttemptOutcome, ClaimedTask, ClaimedTaskWithoutPayload, LeasedTask, TaskError, TaskState
 from everbeat.services.attempts import AttemptEnder
 from everbeat.services.blobs import BlobStore, payload_tenant
@@ -46,7 +47,7 @@ from everbeat.services.payloads import FilledTasks, LargePayloads
 from everbeat.services.publisher import ChangePublisher
 from everbeat.services.workers import WorkerRecorder
 from everbeat.store.base import Store
-from everbeat.store.values import EndedAttempt, HeartbeatWrite, LeaseRef, RenewedLease
+from everbeat.store.values import NO_RESPONSES, EndedAttempt, HeartbeatWrite, LeaseRef, RenewedLease
 
 _MAX_ROWS = 1000
 _PAYLOAD_RETRY_SECONDS = 5.0
@@ -54,7 +55,6 @@ _PAYLOAD_RETRY_SECONDS = 5.0
 _HEARTBEAT_DELAYS_SECONDS = REQUEST_DELAYS_SECONDS[:4]
 
 _LeaseItem = LeaseHeartbeat | LeaseCompletion | LeaseFailure | Lease
-Results = list[tuple[LeaseRef, str | None]]
 Done = set[tuple[UUID, int]]
 Renewed = dict[tuple[UUID, int], RenewedLease]
 
@@ -64,6 +64,16 @@ class Completed(NamedTuple):
 
     leases: Done
     is_locked: bool
+
+
+class Completions(NamedTuple):
+    """Completed leases with their results, and what the destinations of deliveries answered."""
+
+    results: list[tuple[LeaseRef, str | None]]
+    responses: Mapping[LeaseRef, str] = NO_RESPONSES
+
+    def count_rows(self) -> int:
+        return len(self.results)
 
 
 class LeaseService:
@@ -89,8 +99,8 @@ class LeaseService:
         self._random_fraction = random_fraction
         self._long_polls = long_polls
         self._recorder = recorder
-        self._completions: GroupCommit[Results, Completed] = GroupCommit(
-            self._write_completions, max_rows=_MAX_ROWS, count_rows=len
+        self._completions: GroupCommit[Completions, Completed] = GroupCommit(
+            self._write_completions, max_rows=_MAX_ROWS, count_rows=Completions.count_rows
         )
         self._heartbeats: GroupCommit[list[HeartbeatWrite], Renewed] = GroupCommit(
             self._write_heartbeats, max_rows=_MAX_ROWS, count_rows=len
@@ -110,16 +120,20 @@ class LeaseService:
         for field, names in (("queues", claim.queues), ("types", claim.types or ())):
             if bad := [name for name in names if not is_name(name)]:
                 raise InvalidInput.of(field, f"{bad[0][:100]!r} {NAME_MESSAGE}")
+        if any(map(is_reserved_queue, claim.queues)):
+            raise InvalidInput.of("queues", RESERVED_QUEUE_MESSAGE)
         if queues is not None and (others := sorted(set(claim.queues) - queues)):
             raise Forbidden(f"This API key may work on {', '.join(sorted(queues))}, but not on the queue {others[0][:200]}.")
         if self._recorder is not None:
             self._recorder.claimed(lease_tenant_id, claim)
         tasks = await self._long_polls.claim(lease_tenant_id, claim, now=now)
         if tasks:
-            tasks = await self._fill(lease_tenant_id, tasks, now)
+            tasks = await self.fill(lease_tenant_id, tasks, now)
         return tasks
 
-    async def _fill(self, lease_tenant_id: UUID | None, tasks: list[ClaimedTask], now: datetime | None) -> list[ClaimedTask]:
+    async def fill(
+        self, lease_tenant_id: UUID | None, tasks: list[ClaimedTask], now: datetime | None = None
+    ) -> list[ClaimedTask]:
         """Return the tasks with their large payloads. Tasks whose payload is not available are put back."""
         if not any(isinstance(task, ClaimedTaskWithoutPayload) for task in tasks):
             return tasks
@@ -221,11 +235,15 @@ class LeaseService:
         _check_worker(completion.worker)
         completions = completion.results
         allowed = await self._allowed(completions, queues)
-        results: Results = [
-            (LeaseRef(lease_tenant_id, one.id, one.fence), result_text(one.result)) for one in completions if one.id in allowed
-        ]
+        results = Completions(
+            [
+                (LeaseRef(lease_tenant_id, one.id, one.fence), result_text(one.result))
+                for one in completions
+                if one.id in allowed
+            ]
+        )
         done: Done = set()
-        if results:
+        if results.results:
             completed = (
                 await self._completions.add(results) if now is None else (await self._write_completions([results], now))[0]
             )
@@ -233,7 +251,12 @@ class LeaseService:
         is_done = [one.id in allowed and (one.id, one.fence) in done for one in completions]
         return [LeaseResult(one.id, "ok" if ok else "stale") for one, ok in zip(completions, is_done, strict=True)]
 
-    async def _complete_locked(self, results: Results, done: Completed, now: datetime | None) -> Done:
+    async def complete_delivery(self, lease: LeaseRef, result: str | None, response: str | None) -> None:
+        """Complete a task that the deliverer has delivered. If the lease is lost, nothing changes."""
+        completion = Completions([(lease, result)], {} if response is None else {lease: response})
+        await self._complete_locked(completion, await self._completions.add(completion), None)
+
+    async def _complete_locked(self, results: Completions, done: Completed, now: datetime | None) -> Done:
         """Complete the tasks that were locked, apart from other requests. Raise StoreLocked if they stay locked.
 
         The worker then repeats the whole report; for the tasks that are done the result is the same.
@@ -243,8 +266,8 @@ class LeaseService:
         leases = set(done.leases)
 
         async def write() -> None:
-            locked = [one for one in results if (one[0].id, one[0].fence) not in leases]
-            (again,) = await self._write_completions([locked], now)
+            locked = [one for one in results.results if (one[0].id, one[0].fence) not in leases]
+            (again,) = await self._write_completions([Completions(locked, results.responses)], now)
             leases.update(again.leases)
             if again.is_locked:
                 raise StoreLocked(LOCKED_MESSAGE)
@@ -253,16 +276,17 @@ class LeaseService:
         await retry_while_locked(write)
         return leases
 
-    async def _write_completions(self, groups: list[Results], now: datetime | None = None) -> list[Completed]:
+    async def _write_completions(self, groups: list[Completions], now: datetime | None = None) -> list[Completed]:
         by_group: list[Completed] = [Completed(set(), False) for _ in groups]
-        for indexes in _batches_without_conflict([[lease for lease, _ in group] for group in groups]):
-            results = [result for index in indexes for result in groups[index]]
-            completed = await self._store.task_complete(results, now=now)
+        for indexes in _batches_without_conflict([[lease for lease, _ in group.results] for group in groups]):
+            results = [result for index in indexes for result in groups[index].results]
+            responses = {lease: text for index in indexes for lease, text in groups[index].responses.items()}
+            completed = await self._store.task_complete(results, responses=responses, now=now)
             self._publisher.publish(completed.changes)
             self._publisher.report_locked("task_complete", [id_ for id_, _ in completed.locked])
             done = set(completed.finished | completed.repeated)
             for index in indexes:
-                is_locked = any((lease.id, lease.fence) in completed.locked for lease, _ in groups[index])
+                is_locked = any((lease.id, lease.fence) in completed.locked for lease, _ in groups[index].results)
                 by_group[index] = Completed(done, is_locked)
         return by_group
 

@@ -23,11 +23,13 @@ from everbeat.core.errors import Conflict, FieldError, InvalidInput, NotFound, R
 from everbeat.core.names import is_name
 from everbeat.core.responses import RegistrationStatus, schedule_response
 from everbeat.core.schedules import Schedule, Spec, Status
+from everbeat.core.targets import TargetRules
 from everbeat.core.timeline import TimelineCache
 from everbeat.services.audit_log import AuditLogEntries, new_audit_log_entries
 from everbeat.services.idempotency import EncodedResponse, Idempotency, repeated
 from everbeat.services.publisher import ChangePublisher
 from everbeat.services.quotas import QuotaService
+from everbeat.services.target_rules import RulesOf, no_rules
 from everbeat.store.base import Store
 from everbeat.store.values import IdempotentResponse, Notice, ScheduleFilter
 
@@ -46,9 +48,16 @@ class ScheduleService:
     """The operations of /v1/schedules. `now` is None in production: the database's clock decides."""
 
     def __init__(
-        self, store: Store, timelines: TimelineCache, publisher: ChangePublisher, quotas: QuotaService | None = None
+        self,
+        store: Store,
+        timelines: TimelineCache,
+        publisher: ChangePublisher,
+        quotas: QuotaService | None = None,
+        *,
+        rules_of: RulesOf = no_rules,
     ) -> None:
         self._store = store
+        self._rules_of = rules_of
         self._publisher = publisher
         self._quotas = quotas or QuotaService(store)
         self._changes = ScheduleChanges(timelines)
@@ -72,7 +81,7 @@ class ScheduleService:
         by: Caller | None = None,
         now: datetime | None = None,
     ) -> EncodedResponse:
-        spec = parse_definition(data)
+        spec = parse_definition(data, self._rules_of(tenant_id))
         await self._quotas.check_payloads(tenant_id, [spec.payload])
         for _ in range(_TRIES):
             key = None if idempotency is None else idempotency.key
@@ -99,7 +108,7 @@ class ScheduleService:
             if data.get("name", name) != name:
                 raise InvalidInput.of("name", "differs from the name in the path; leave it out or make them equal")
             data = {**data, "name": name}
-        return (await self._register(tenant_id, [parse_definition(data)], by, now))[0]
+        return (await self._register(tenant_id, [parse_definition(data, self._rules_of(tenant_id))], by, now))[0]
 
     async def put_batch(
         self, tenant_id: UUID, items: Sequence[Any], *, by: Caller | None = None, now: datetime | None = None
@@ -107,10 +116,10 @@ class ScheduleService:
         """Create or replace up to 1,000 schedules by name: all or none."""
         if not 1 <= len(items) <= MAX_BATCH:
             raise InvalidInput.of("schedules", f"must have 1 to {MAX_BATCH} items, has {len(items)}")
-        specs = await self._parse_batch(items)
+        specs = await self._parse_batch(items, self._rules_of(tenant_id))
         return await self._register(tenant_id, specs, by, now, is_batch=True)
 
-    async def _parse_batch(self, items: Sequence[Any]) -> list[Spec]:
+    async def _parse_batch(self, items: Sequence[Any], rules: TargetRules) -> list[Spec]:
         specs: list[Spec] = []
         errors: list[FieldError] = []
         seen: set[str] = set()
@@ -118,7 +127,7 @@ class ScheduleService:
             if index % _SLICE == 0:
                 await asyncio.sleep(0)  # the tick loop of this process must not wait for a large batch
             try:
-                spec = parse_definition(item)
+                spec = parse_definition(item, rules)
             except InvalidInput as error:
                 errors.extend(error.under(f"schedules[{index}]").errors)
                 continue
@@ -182,7 +191,7 @@ class ScheduleService:
         def decide(existing: Schedule, moment: datetime, calendars: Calendars) -> ScheduleWrite | None:
             if if_match is not None and existing.revision != if_match:
                 raise RevisionMismatch(f"the schedule is at revision {existing.revision}, not {if_match}; read it again")
-            spec = parse_definition(apply_patch(existing.spec, patch))
+            spec = parse_definition(apply_patch(existing.spec, patch), self._rules_of(tenant_id))
             has_enabled = isinstance(patch, dict) and "enabled" in patch
             return self._changes.update(existing, spec, moment, calendars, enabled=spec.enabled if has_enabled else None)
 

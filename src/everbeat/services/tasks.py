@@ -26,6 +26,7 @@ from everbeat.services.long_polls import LongPolls
 from everbeat.services.payloads import LargePayloads
 from everbeat.services.publisher import ChangePublisher
 from everbeat.services.quotas import QuotaService
+from everbeat.services.target_rules import RulesOf, no_rules
 from everbeat.store.base import Store
 from everbeat.store.values import SubmitResult, TaskFilter
 
@@ -64,8 +65,10 @@ class TaskService:
         *,
         payloads: LargePayloads | None = None,
         quotas: QuotaService | None = None,
+        rules_of: RulesOf = no_rules,
     ) -> None:
         self._store = store
+        self._rules_of = rules_of
         self.quotas = quotas or QuotaService(store)
         self._long_polls = long_polls
         self._publisher = publisher
@@ -86,7 +89,9 @@ class TaskService:
         now: datetime | None = None,
     ) -> tuple[TaskRecord, bool]:
         """Submit a task. Returns the task and whether it is new. If `key` was used before, this is the task that it created."""
-        task = new_task(task_input, uuid_utils.compat.uuid7(), tenant_id, key=key, traceparent=traceparent)
+        task = new_task(
+            task_input, uuid_utils.compat.uuid7(), tenant_id, key=key, traceparent=traceparent, rules=self._rules_of(tenant_id)
+        )
         await self.quotas.check_payloads(tenant_id, [task.payload])
         return await self.add_one(task, now=now)
 
@@ -121,11 +126,12 @@ class TaskService:
         errors: list[FieldError] = []
         has_single_key = key is not None and all(one.idempotency_key is None for one in task_inputs)
         ids = new_ids(len(task_inputs))
+        rules = self._rules_of(tenant_id)
         for index, one in enumerate(task_inputs):
             if index % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)  # the tick loop of this process must not wait for a large batch
             try:
-                task = new_task(one, ids[index], tenant_id, key=one.idempotency_key, traceparent=traceparent)
+                task = new_task(one, ids[index], tenant_id, key=one.idempotency_key, traceparent=traceparent, rules=rules)
                 self._payloads.check(task)
                 tasks.append(task)
             except TooLarge as error:

@@ -24,6 +24,7 @@ from everbeat.core.tenants import Tenant
 from everbeat.core.ticks import Tick
 from everbeat.core.workers import WorkerInfo, WorkerSighting
 from everbeat.store.values import (
+    NO_RESPONSES,
     AuditLogFilter,
     CancelResult,
     ClaimRequest,
@@ -254,9 +255,24 @@ class Store(Protocol):
         """Renew leases up to their deadlines, and store progress and logs. A lease with a cancel request is not renewed."""
 
     async def task_complete(
-        self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None
+        self,
+        results: Sequence[tuple[LeaseRef, str | None]],
+        *,
+        responses: Mapping[LeaseRef, str] = NO_RESPONSES,
+        now: datetime | None = None,
     ) -> CompleteResult:
-        """Complete running tasks under their leases, and move them to history. A stale fence changes nothing."""
+        """Complete running tasks under their leases, and move them to history. A stale fence changes nothing.
+
+        `responses`: what the destinations of deliveries answered, as JSON.
+        """
+
+    async def task_accept(
+        self, acceptances: Sequence[tuple[LeaseRef, float, str | None]], *, now: datetime | None = None
+    ) -> list[RenewedLease]:
+        """Keep tasks running that their destination has accepted, for a time without a heartbeat, and store its response."""
+
+    async def task_targets(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        """The targets of these live tasks, as JSON."""
 
     async def task_queues(self, ids: Sequence[UUID]) -> dict[UUID, str]:
         """The queues of these tasks, live or finished."""

@@ -94,6 +94,7 @@ def schedule_to_row(schedule: Schedule) -> dict[str, Any]:
         "target_kind": spec.target_kind,
         "queue": spec.queue,
         "task_type": spec.task_type,
+        "fair_key": spec.fair_key,
         "payload": spec.payload.decode(),
         "overlap": spec.overlap.value,
         "max_concurrent": spec.max_concurrent,
@@ -389,6 +390,7 @@ def task_from_row(row: Row) -> TaskRecord:
             "retry": row["retry"].encode(),
             "result": _bytes(row["result"]),
             "error": _bytes(row["error"]),
+            "response": _bytes(row["response"]),
             "outcome": AttemptOutcome(row["outcome"]) if row["outcome"] else None,
         }
     )
@@ -399,7 +401,14 @@ def running_from_row(row: Row) -> LeasedTask:
 
 
 def attempt_from_row(row: Row) -> Attempt:
-    return Attempt(**{**row, "outcome": AttemptOutcome(row["outcome"]), "error": _bytes(row["error"])})
+    return Attempt(
+        **{
+            **row,
+            "outcome": AttemptOutcome(row["outcome"]),
+            "error": _bytes(row["error"]),
+            "response": _bytes(row["response"]),
+        }
+    )
 
 
 def dead_letter_from_row(row: Row) -> DeadLetter:

@@ -182,6 +182,9 @@ class SharedVerbs(ABC):
     async def task_queues(self, ids: Sequence[UUID]) -> dict[UUID, str]:
         return {row["id"]: row["queue"] for row in await self._read("task_queues", ids=list(ids))}
 
+    async def task_targets(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        return {row["id"]: row["target"] for row in await self._read("task_targets", ids=list(ids))}
+
     async def task_expired(self, *, limit: int, now: datetime | None = None) -> tuple[datetime, list[LeasedTask]]:
         moment = await self.clock(now=now)
         return moment, [running_from_row(row) for row in await self._read("task_expired", limit=limit, now=now)]

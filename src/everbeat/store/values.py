@@ -298,6 +298,10 @@ class LeaseRef(NamedTuple):
     fence: int
 
 
+# No completion has a response: the default of task_complete.
+NO_RESPONSES: Mapping[LeaseRef, str] = {}
+
+
 class HeartbeatWrite(NamedTuple):
     lease: LeaseRef
     fraction: float | None = None

@@ -39,6 +39,7 @@ from everbeat.store.task_changes import (
     put_back_change,
 )
 from everbeat.store.values import (
+    NO_RESPONSES,
     ClaimRequest,
     ClaimResult,
     CompleteResult,
@@ -153,10 +154,18 @@ class PostgresLeases(PostgresBase):
             await execute_on(connection, self._queries["task_log_insert"], **columns)
 
     async def task_complete(
-        self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None
+        self,
+        results: Sequence[tuple[LeaseRef, str | None]],
+        *,
+        responses: Mapping[LeaseRef, str] = NO_RESPONSES,
+        now: datetime | None = None,
     ) -> CompleteResult:
         refs = [lease for lease, _ in results]
-        values = {**_refs(refs), "results": [result for _, result in results]}
+        values = {
+            **_refs(refs),
+            "results": [result for _, result in results],
+            "responses": [responses.get(lease) for lease in refs],
+        }
         found = await self._with_current_month(now, lambda: self._read("task_complete", now=now, **values))
         rows = [row for row in found if not row["is_locked"]]
         finished, locked = _lease_pairs(rows), _lease_pairs(row for row in found if row["is_locked"])
@@ -178,6 +187,16 @@ class PostgresLeases(PostgresBase):
         ]
         owners = {row["id"]: row["tenant_id"] for row in rows}
         return CompleteResult(finished, repeated, schedule_ids_of(rows), owners, changes, locked)
+
+    async def task_accept(
+        self, acceptances: Sequence[tuple[LeaseRef, float, str | None]], *, now: datetime | None = None
+    ) -> list[RenewedLease]:
+        values = {
+            **_refs([lease for lease, _, _ in acceptances]),
+            "lease_seconds": [seconds for _, seconds, _ in acceptances],
+            "responses": [response for _, _, response in acceptances],
+        }
+        return [RenewedLease(**row) for row in await self._read("task_accept", now=now, **values)]
 
     async def task_running(
         self, leases: Sequence[LeaseRef], *, now: datetime | None = None
@@ -275,7 +294,7 @@ def _claims(
 
 
 def _endings(endings: Sequence[AttemptEnd]) -> dict[str, Any]:
-    ids, tenant_ids, fences, outcomes, states, run_ats, errors, reasons = map(list, zip(*endings, strict=True))
+    ids, tenant_ids, fences, outcomes, states, run_ats, errors, reasons, responses = map(list, zip(*endings, strict=True))
     return {
         "ids": ids,
         "tenant_ids": tenant_ids,
@@ -285,4 +304,5 @@ def _endings(endings: Sequence[AttemptEnd]) -> dict[str, Any]:
         "run_ats": run_ats,
         "errors": errors,
         "reasons": reasons,
+        "responses": responses,
     }

@@ -45,6 +45,7 @@ from everbeat.store.task_changes import (
     put_back_change,
 )
 from everbeat.store.values import (
+    NO_RESPONSES,
     ClaimRequest,
     ClaimResult,
     CompleteResult,
@@ -188,11 +189,17 @@ class SqliteLeases(SqliteBase):
         return await self._connections.write("task_heartbeat", work)
 
     async def task_complete(
-        self, results: Sequence[tuple[LeaseRef, str | None]], *, now: datetime | None = None
+        self,
+        results: Sequence[tuple[LeaseRef, str | None]],
+        *,
+        responses: Mapping[LeaseRef, str] = NO_RESPONSES,
+        now: datetime | None = None,
     ) -> CompleteResult:
         results = deduplicate(results, lambda one: one[0])
         ids = {lease.id.bytes: lease.id for lease, _ in results}
-        given = text_of([(_tenant_hex(lease), lease.id.hex, lease.fence, result) for lease, result in results])
+        given = text_of(
+            [(_tenant_hex(lease), lease.id.hex, lease.fence, result, responses.get(lease)) for lease, result in results]
+        )
 
         def work(session: SqliteSession) -> tuple[list[Values], list[Values]]:
             moment = to_microseconds(self._moment(now))
@@ -208,6 +215,19 @@ class SqliteLeases(SqliteBase):
         changes = [_completed(ids[row[0]], row) for row in finished]
         owners = {change.id: change.tenant_id for change in changes}
         return CompleteResult(_pairs(finished, ids), _pairs(repeated, ids), _schedules(finished), owners, changes)
+
+    async def task_accept(
+        self, acceptances: Sequence[tuple[LeaseRef, float, str | None]], *, now: datetime | None = None
+    ) -> list[RenewedLease]:
+        def work(session: SqliteSession) -> list[RenewedLease]:
+            moment = to_microseconds(self._moment(now))
+            values = (
+                {**lease._asdict(), "lease_seconds": seconds, "response": response, "now": moment}
+                for lease, seconds, response in acceptances
+            )
+            return [RenewedLease(**row) for row in session.rows_many(self._blocks["task_accept"], values)]
+
+        return await self._connections.write("task_accept", work)
 
     async def task_running(
         self, leases: Sequence[LeaseRef], *, now: datetime | None = None
@@ -226,7 +246,7 @@ class SqliteLeases(SqliteBase):
             for one in endings:
                 row = _ending(one, is_expired, moment)
                 (back if one.state in (TaskState.READY, TaskState.SCHEDULED) else final).append(row)
-            kept = session.rows_many(self._blocks["task_end_attempt"], (row[:9] for row in back))
+            kept = session.rows_many(self._blocks["task_end_attempt"], (row[:10] for row in back))
             workers = {row["task_id"]: row["worker"] for row in kept}
             ended = session.rows_many(self._blocks["task_end"], (row[:9] for row in back))
             session.change_many(self._blocks["task_finish_dead_letter"], final)
@@ -302,7 +322,7 @@ def _tenant_hex(lease: LeaseRef) -> str | None:
 def _ending(one: AttemptEnd, is_expired: bool, now: int) -> Values:
     run_at = None if one.run_at is None else to_microseconds(one.run_at)
     lease = (one.id.bytes, one.tenant_id.bytes, one.fence, is_expired, now)
-    return (*lease, one.outcome.value, one.state.value, run_at, one.error, one.reason)
+    return (*lease, one.outcome.value, one.state.value, run_at, one.error, one.response, one.reason)
 
 
 def _completed(id_: UUID, row: Values) -> TaskChange:

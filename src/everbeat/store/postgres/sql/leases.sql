@@ -114,7 +114,7 @@ UPDATE tasks AS t SET state = 'running', attempt = t.attempt + 1, fence = t.fenc
   started_at = m.at, first_started_at = coalesce(t.first_started_at, m.at),
   deadline_at = {{claim_deadline}},
   lease_until = {{lease_end(m.at, (:lease_seconds::double precision[])[b.request], {{claim_deadline}})}},
-  progress_fraction = NULL, progress_message = NULL
+  progress_fraction = NULL, progress_message = NULL, response = NULL
 FROM picked AS p
 CROSS JOIN moment AS m
 CROSS JOIN LATERAL (SELECT width_bucket(p.place, :firsts::bigint[])) AS b(request)
@@ -172,7 +172,8 @@ SELECT * FROM unnest(:task_ids::uuid[], :ids::uuid[], :tenant_ids::uuid[], :ats:
 -- they are returned as locked.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 reported AS (
-  SELECT * FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :results::text[]) AS r(tenant_id, id, fence, result)
+  SELECT * FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :results::text[], :responses::text[])
+    AS r(tenant_id, id, fence, result, response)
 ),
 locked AS MATERIALIZED (
   SELECT r.* FROM reported AS r CROSS JOIN moment AS m JOIN tasks AS t ON t.id = r.id
@@ -182,14 +183,14 @@ locked AS MATERIALIZED (
 ),
 finished AS (
   DELETE FROM tasks AS t USING locked AS r, moment AS m WHERE t.id = r.id AND ({{lease_is_valid}}) IS TRUE
-  RETURNING t.*, r.result, m.at AS finished_at
+  RETURNING t.*, r.result, coalesce(r.response, t.response) AS final_response, m.at AS finished_at
 ),
 moved AS (
   INSERT INTO task_history (id, tenant_id, {{copied_columns}}, run_at, state, attempt, worker, fence, traceparent,
-    progress_fraction, progress_message, result, outcome, created_at, started_at, finished_at)
+    progress_fraction, progress_message, result, response, outcome, created_at, started_at, finished_at)
   SELECT id, tenant_id, {{copied_columns}}, run_at, 'completed', attempt, lease_owner, fence, traceparent,
     progress_fraction,
-    progress_message, result, 'completed', created_at, started_at, finished_at
+    progress_message, result, final_response, 'completed', created_at, started_at, finished_at
   FROM finished
   RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, worker, false AS is_locked
 )
@@ -215,6 +216,24 @@ SELECT id, queue FROM tasks WHERE id = ANY(:ids::uuid[])
 UNION ALL
 SELECT h.id, h.queue FROM unnest(:ids::uuid[]) AS r(id)
 CROSS JOIN LATERAL (SELECT id, queue FROM task_history WHERE id = r.id OFFSET 0) AS h;
+
+-- name: task_targets
+-- The targets of live tasks.
+SELECT id, target FROM tasks WHERE id = ANY(:ids::uuid[]);
+
+-- name: task_accept
+-- Keep running tasks that their destination has accepted, and store its response. Their leases end after the given time
+-- without a heartbeat, and at the latest at their deadlines.
+WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at)
+UPDATE tasks AS t SET lease_seconds = a.lease_seconds, response = a.response,
+  lease_until = CASE WHEN t.cancel_requested THEN t.lease_until
+    ELSE {{lease_end(m.at, a.lease_seconds, {{deadline_of_task}})}} END
+FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :lease_seconds::double precision[], :responses::text[])
+  AS a(tenant_id, id, fence, lease_seconds, response)
+CROSS JOIN moment AS m
+WHERE t.id = a.id
+  AND (t.fence = a.fence AND t.tenant_id = coalesce(a.tenant_id, t.tenant_id) AND t.state = 'running' AND t.lease_until > m.at) IS TRUE
+RETURNING t.id, t.fence, t.lease_until, t.cancel_requested;
 
 -- name: task_running
 -- Tasks whose leases are valid, with the columns that the retry decision needs.
@@ -245,10 +264,12 @@ t.fence = e.fence AND t.tenant_id = e.tenant_id AND t.state = 'running' AND (t.l
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 ending AS (
   SELECT * FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :outcomes::text[], :states::text[],
-    :run_ats::timestamptz[], :errors::text[]) AS e(tenant_id, id, fence, outcome, state, run_at, error)
+    :run_ats::timestamptz[], :errors::text[], :responses::text[])
+    AS e(tenant_id, id, fence, outcome, state, run_at, error, response)
 ),
 old AS MATERIALIZED (
-  SELECT t.id, t.tenant_id, t.fence, t.attempt, t.lease_owner, t.started_at, e.outcome, e.state, e.run_at, e.error
+  SELECT t.id, t.tenant_id, t.fence, t.attempt, t.lease_owner, t.started_at, e.outcome, e.state, e.run_at, e.error,
+    coalesce(e.response, t.response) AS response
   FROM ending AS e CROSS JOIN moment AS m JOIN tasks AS t ON t.id = e.id
   -- A task that got a cancel request after it was read is not put back. The caller has to decide again.
   WHERE (NOT t.cancel_requested AND {{lease_is_ending}}) IS TRUE
@@ -263,8 +284,8 @@ moved AS (
     o.lease_owner AS worker
 ),
 kept AS (
-  INSERT INTO attempts (task_id, tenant_id, fence, attempt, worker, started_at, ended_at, outcome, error)
-  SELECT o.id, o.tenant_id, o.fence, o.attempt, o.lease_owner, o.started_at, m.at, o.outcome, o.error
+  INSERT INTO attempts (task_id, tenant_id, fence, attempt, worker, started_at, ended_at, outcome, error, response)
+  SELECT o.id, o.tenant_id, o.fence, o.attempt, o.lease_owner, o.started_at, m.at, o.outcome, o.error, o.response
   FROM old AS o CROSS JOIN moment AS m
 )
 SELECT {{change_columns}}, fence, worker, false AS is_locked FROM moved
@@ -280,7 +301,7 @@ WHERE (SELECT count(*) FROM old) < (SELECT count(*) FROM ending)
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 ending AS (
   SELECT * FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :outcomes::text[], :states::text[],
-    :errors::text[], :reasons::text[]) AS e(tenant_id, id, fence, outcome, state, error, reason)
+    :errors::text[], :reasons::text[], :responses::text[]) AS e(tenant_id, id, fence, outcome, state, error, reason, response)
 ),
 locked AS MATERIALIZED (
   SELECT e.* FROM ending AS e CROSS JOIN moment AS m JOIN tasks AS t ON t.id = e.id WHERE ({{lease_is_ending}}) IS TRUE
@@ -290,7 +311,8 @@ finished AS (
   DELETE FROM tasks AS t USING locked AS e, moment AS m WHERE t.id = e.id AND ({{lease_is_ending}}) IS TRUE
   RETURNING t.id, t.tenant_id, {{t.copied_columns}}, t.run_at, t.attempt, t.lease_owner,
     t.fence, t.traceparent, t.progress_fraction, t.progress_message, t.created_at, t.started_at,
-    e.outcome, e.state AS final_state, coalesce(e.error, t.error) AS final_error, e.reason, m.at AS finished_at
+    e.outcome, e.state AS final_state, coalesce(e.error, t.error) AS final_error, e.reason,
+    coalesce(e.response, t.response) AS response, m.at AS finished_at
 ),
 dead AS (
   INSERT INTO dead_letters (task_id, tenant_id, {{copied_columns}}, attempt, reason, error, worker, created_at, died_at)
@@ -300,10 +322,10 @@ dead AS (
 ),
 moved AS (
   INSERT INTO task_history (id, tenant_id, {{copied_columns}}, run_at, state, attempt, worker, fence, traceparent,
-    progress_fraction, progress_message, error, reason, outcome, created_at, started_at, finished_at)
+    progress_fraction, progress_message, error, reason, response, outcome, created_at, started_at, finished_at)
   SELECT id, tenant_id, {{copied_columns}}, run_at, final_state, attempt, lease_owner, fence, traceparent,
     progress_fraction,
-    progress_message, final_error, reason, outcome, created_at, started_at, finished_at
+    progress_message, final_error, reason, response, outcome, created_at, started_at, finished_at
   FROM finished
   RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, worker, false AS is_locked
 )

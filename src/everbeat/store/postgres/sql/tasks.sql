@@ -15,13 +15,13 @@ labels, fair_key
 -- The columns of a live task in queries.
 id, tenant_id, {{shown_columns}}, state, run_at, attempt, progress_fraction, progress_message, NULL::text AS result, error,
 created_at, started_at, NULL::timestamptz AS finished_at, lease_owner AS worker, lease_until, fence, cancel_requested, traceparent,
-NULL::text AS outcome, NULL::text AS reason
+NULL::text AS outcome, NULL::text AS reason, response
 
 -- fragment: finished_task
 -- The columns of a finished task in queries.
 id, tenant_id, {{shown_columns}}, state, run_at, attempt, progress_fraction, progress_message, result, error,
 created_at, started_at, finished_at, worker, NULL::timestamptz AS lease_until, fence, false AS cancel_requested, traceparent,
-outcome, reason
+outcome, reason, response
 
 -- fragment: change_columns
 -- The columns that a verb returns of a changed task that is now ready, scheduled or held.
@@ -288,7 +288,7 @@ ORDER BY tenant_id DESC, id DESC OFFSET :scan LIMIT 1;
 
 -- name: task_attempts
 -- The attempts of a task that did not end it.
-SELECT attempt, fence, worker, started_at, ended_at, outcome, error FROM attempts
+SELECT attempt, fence, worker, started_at, ended_at, outcome, error, response FROM attempts
 WHERE task_id = :id AND tenant_id = :tenant_id ORDER BY fence;
 
 -- name: task_log

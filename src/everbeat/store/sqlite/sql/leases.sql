@@ -117,7 +117,7 @@ CROSS JOIN tasks AS t ON t.rowid IN (
 UPDATE tasks SET state = 'running', attempt = attempt + 1, fence = fence + 1, lease_owner = :worker,
   lease_seconds = :lease_seconds, started_at = :now, first_started_at = coalesce(first_started_at, :now),
   deadline_at = {{claim_deadline}}, lease_until = {{lease_end(:now, :lease_seconds, {{claim_deadline}})}},
-  progress_fraction = NULL, progress_message = NULL
+  progress_fraction = NULL, progress_message = NULL, response = NULL
 WHERE rowid IN (SELECT value FROM json_each(:rows)) AND state = 'ready';
 
 -- name: task_heartbeat_find
@@ -146,9 +146,10 @@ INSERT INTO task_log (task_id, id, tenant_id, at, attempt, worker, text) VALUES 
 -- Insert the history rows of running tasks with valid leases, as completed.
 -- returns: tuples
 INSERT INTO task_history (id, tenant_id, {{copied_columns}}, run_at, state, attempt, worker, fence, traceparent,
-  progress_fraction, progress_message, result, outcome, created_at, started_at, finished_at)
+  progress_fraction, progress_message, result, response, outcome, created_at, started_at, finished_at)
 SELECT t.id, t.tenant_id, {{t.copied_columns}}, t.run_at, 'completed', t.attempt, t.lease_owner, t.fence,
-  t.traceparent, t.progress_fraction, t.progress_message, r.value ->> 3, 'completed', t.created_at, t.started_at, :now
+  t.traceparent, t.progress_fraction, t.progress_message, r.value ->> 3, coalesce(r.value ->> 4, t.response),
+  'completed', t.created_at, t.started_at, :now
 FROM json_each(:results) AS r
 CROSS JOIN tasks AS t ON t.id = unhex(r.value ->> 1) AND t.tenant_id = coalesce(unhex(r.value ->> 0), t.tenant_id) AND t.fence = r.value ->> 2
 WHERE t.state = 'running' AND +t.lease_until > :now
@@ -172,6 +173,22 @@ SELECT id, queue FROM tasks WHERE id IN (SELECT unhex(value) FROM json_each(:ids
 UNION ALL
 SELECT id, queue FROM task_history WHERE id IN (SELECT unhex(value) FROM json_each(:ids));
 
+-- name: task_targets
+-- The targets of live tasks.
+-- returns: id uuid
+SELECT id, target FROM tasks WHERE id IN (SELECT unhex(value) FROM json_each(:ids));
+
+-- name: task_accept
+-- Keep a running task that its destination has accepted, and store its response. Its lease ends after the given time without
+-- a heartbeat, and at the latest at its deadline.
+-- returns: id uuid, lease_until time, cancel_requested bool
+UPDATE tasks AS t SET lease_seconds = :lease_seconds, response = :response,
+  lease_until = CASE WHEN t.cancel_requested THEN t.lease_until
+    ELSE {{lease_end(:now, :lease_seconds, {{deadline_of_task}})}} END
+WHERE t.id = :id AND t.tenant_id = coalesce(:tenant_id, t.tenant_id) AND t.fence = :fence AND t.state = 'running'
+  AND +t.lease_until > :now
+RETURNING id, fence, lease_until, cancel_requested;
+
 -- name: task_running
 -- Tasks whose leases are valid, with the columns that the retry decision needs.
 -- returns: id uuid, tenant_id cached_uuid, cancel_requested bool, deadline_at time, first_started_at time
@@ -192,8 +209,8 @@ FROM tasks AS t WHERE t.state = 'running' AND t.lease_until <= :now ORDER BY t.l
 -- name: task_end_attempt
 -- Store an attempt that did not end its task.
 -- returns: task_id uuid
-INSERT INTO attempts (task_id, tenant_id, fence, attempt, worker, started_at, ended_at, outcome, error)
-SELECT id, tenant_id, fence, attempt, lease_owner, started_at, ?5, ?6, ?9 FROM tasks
+INSERT INTO attempts (task_id, tenant_id, fence, attempt, worker, started_at, ended_at, outcome, error, response)
+SELECT id, tenant_id, fence, attempt, lease_owner, started_at, ?5, ?6, ?9, coalesce(?10, response) FROM tasks
 WHERE id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4 AND NOT cancel_requested
 RETURNING task_id, worker;
 
@@ -209,16 +226,16 @@ RETURNING {{change_columns}}, fence;
 -- name: task_finish_dead_letter
 -- Insert the dead letter of a task, if its attempt ended it as dead.
 INSERT INTO dead_letters (task_id, tenant_id, {{copied_columns}}, attempt, reason, error, worker, created_at, died_at)
-SELECT id, tenant_id, {{copied_columns}}, attempt, coalesce(?10, ?6), coalesce(?9, error), lease_owner, created_at, ?5
+SELECT id, tenant_id, {{copied_columns}}, attempt, coalesce(?11, ?6), coalesce(?9, error), lease_owner, created_at, ?5
 FROM tasks
 WHERE ?7 = 'dead' AND id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4;
 
 -- name: task_finish_insert
 -- Insert the history row of a task that its attempt ended without completing it.
 INSERT INTO task_history (id, tenant_id, {{copied_columns}}, run_at, state, attempt, worker, fence, traceparent,
-  progress_fraction, progress_message, error, reason, outcome, created_at, started_at, finished_at)
+  progress_fraction, progress_message, error, reason, response, outcome, created_at, started_at, finished_at)
 SELECT id, tenant_id, {{copied_columns}}, run_at, ?7, attempt, lease_owner, fence, traceparent, progress_fraction,
-  progress_message, coalesce(?9, error), ?10, ?6, created_at, started_at, ?5
+  progress_message, coalesce(?9, error), ?11, coalesce(?10, response), ?6, created_at, started_at, ?5
 FROM tasks
 WHERE id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4;
 

@@ -21,14 +21,14 @@ labels, fair_key
 -- returns: lease_until time, cancel_requested bool
 id, tenant_id, {{shown_columns}}, state, run_at, attempt, progress_fraction, progress_message, NULL AS result, error,
 created_at, started_at, NULL AS finished_at, lease_owner AS worker, lease_until, fence, cancel_requested, traceparent,
-NULL AS outcome, NULL AS reason
+NULL AS outcome, NULL AS reason, response
 
 -- fragment: finished_task
 -- The columns of a finished task in queries.
 -- returns: {{live_task}}
 id, tenant_id, {{shown_columns}}, state, run_at, attempt, progress_fraction, progress_message, result, error,
 created_at, started_at, finished_at, worker, NULL AS lease_until, fence, 0 AS cancel_requested, traceparent,
-outcome, reason
+outcome, reason, response
 
 -- fragment: change_columns
 -- The columns that a verb returns of a changed task that is now ready, scheduled or held.
@@ -240,7 +240,7 @@ SELECT id FROM task_history WHERE tenant_id = :tenant_id AND id < :before ORDER 
 -- name: task_attempts
 -- The attempts of a task that did not end it.
 -- returns: started_at time, ended_at time
-SELECT attempt, fence, worker, started_at, ended_at, outcome, error FROM attempts
+SELECT attempt, fence, worker, started_at, ended_at, outcome, error, response FROM attempts
 WHERE task_id = :id AND tenant_id = :tenant_id ORDER BY fence;
 
 -- name: task_log
