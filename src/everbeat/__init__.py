@@ -27,6 +27,7 @@ if typing.TYPE_CHECKING:
     from everbeat.client.handles import TaskHandle
     from everbeat.core.errors import EverbeatError
     from everbeat.core.schedules import Retry, RetryKind
+    from everbeat.core.shell import shell_command
     from everbeat.worker.context import Cancelled, Context
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "TaskNotFinished",
     "UnexpectedResult",
     "__version__",
+    "shell_command",
 ]
 
 _MODULES = {
@@ -71,6 +73,7 @@ _MODULES = {
     "everbeat.client.handles": ("TaskHandle",),
     "everbeat.core.errors": ("EverbeatError",),
     "everbeat.core.schedules": ("Retry", "RetryKind"),
+    "everbeat.core.shell": ("shell_command",),
     "everbeat.worker.context": ("Cancelled", "Context"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -10,9 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from everbeat.cli.main import cli
+from everbeat.cli.shell_options import allowed_commands, shell_arguments
 from everbeat.cli.worker import AppNotLoaded, load_app
 from everbeat.core.errors import EverbeatError
 from everbeat.core.keys import make_key
+from everbeat.core.shell import AllowedCommands
 from tests.support.processes import ServerProcess
 
 
@@ -165,3 +167,35 @@ def test_a_key_is_read_from_a_file_and_an_invalid_one_is_refused(folder: Path, m
         result = invoke("shop:eb", "--api-key-file", file)
         assert result.exit_code == 2
         assert message in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "Only a worker with --allow-shell can run without an app"),
+        (("--allow-shell-command", "x"), "need --allow-shell"),
+        (("--allow-shell", "--allow-shell-user", "ann"), "without a list of commands, every user and variable is allowed"),
+        (("--allow-shell", "--allow-shell-file", "none"), "cannot be read"),
+        (("--allow-shell", "--allow-shell-command", "echo 'x"), "No closing quotation"),
+    ],
+)
+def test_what_a_shell_worker_needs_is_a_clear_error(folder: Path, options: tuple[str, ...], message: str) -> None:
+    result = invoke(*options)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_the_allowed_commands_are_those_of_the_options_and_the_file(folder: Path) -> None:
+    (folder / "list").write_text("# allowed\n\n/bin/true\n  echo hi\n")
+    flags = {
+        "allow_shell": True,
+        "allow_shell_command": ("df -h",),
+        "allow_shell_file": folder / "list",
+        "allow_shell_user": ("ann",),
+        "allow_shell_variable": (),
+    }
+    allowed = allowed_commands(flags)
+    assert allowed == AllowedCommands(["df -h", "/bin/true", "echo hi"], frozenset({"ann"}), frozenset())
+    arguments = ["--allow-shell", "--allow-shell-file", str(folder / "list"), "--allow-shell-command", "df -h"]
+    assert shell_arguments(flags) == [*arguments, "--allow-shell-user", "ann"]
+    assert allowed_commands({**flags, "allow_shell": False} | dict.fromkeys(list(flags)[1:])) is None

@@ -25,6 +25,7 @@ COMMANDS = {
     "keys": LazyCommand("everbeat.cli.keys", "Create, list and revoke API keys in the database."),
     "migrate": LazyCommand("everbeat.cli.database", "Apply the migrations that the database needs."),
     "serve": LazyCommand("everbeat.cli.run", "Run a node of a cluster."),
+    "shell": LazyCommand("everbeat.cli.shell", "Submit and schedule shell commands."),
     "tenants": LazyCommand("everbeat.cli.tenants", "Create, list and change tenants in the database."),
     "worker": LazyCommand("everbeat.cli.worker", "Run the tasks of an app."),
 }

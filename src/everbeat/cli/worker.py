@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -16,15 +17,18 @@ import click
 
 from everbeat.app import Everbeat
 from everbeat.cli.connection import API_KEY_FILE, URL, read_key
+from everbeat.cli.shell_options import allowed_commands, shell_arguments, shell_options
 from everbeat.client.errors import NotReachable, ServerProblem
 from everbeat.client.http import HttpTransport
 from everbeat.client.urls import is_server, validate_url
 from everbeat.core.errors import EverbeatError
 from everbeat.core.protocol import DEFAULT_LEASE_SECONDS
+from everbeat.core.shell import AllowedCommands
 from everbeat.telemetry import configure_logging
 from everbeat.worker.garbage_collection import tune_garbage_collector
 from everbeat.worker.processes import WorkerProcesses, command_of, pop_parent_pid
 from everbeat.worker.runtime import DEFAULT_CONCURRENCY, DEFAULT_GRACE_SECONDS, Worker
+from everbeat.worker.shell.handler import shell_task
 from everbeat.worker.signals import StopSignal, run_until_signalled
 
 _PROBE_SECONDS = 3.0
@@ -44,10 +48,11 @@ class _Options(NamedTuple):
     prune: bool
     register: bool
     parent: int | None
+    shell: AllowedCommands | None
 
 
 @click.command()
-@click.argument("app", metavar="MODULE:APP")
+@click.argument("app", metavar="[MODULE:APP]", required=False)
 @URL
 @API_KEY_FILE
 @click.option("--queues", help="The queues to claim from, separated by commas (those of the declared tasks).")
@@ -64,12 +69,14 @@ class _Options(NamedTuple):
 @click.option("--name", help="The name of this worker (host:pid:random).")
 @click.option("--prune", is_flag=True, help="Remove schedules that this app registered and no longer declares.")
 @click.option("--no-register", is_flag=True, help="Do not register schedules.")
+@shell_options
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
 @click.pass_context
-def worker(context: click.Context, /, app: str, url: str | None, processes: int, log_level: str, **flags: Any) -> None:
+def worker(context: click.Context, /, app: str | None, url: str | None, processes: int, log_level: str, **flags: Any) -> None:
     """Run the tasks of an app.
 
-    Any number of workers can run the same app. Each task is assigned to one of them.
+    With --allow-shell, it also runs shell tasks, and needs no app. Any number of workers can run the same app. Each task is
+    assigned to one of them.
     """
     configure_logging(log_level, "console" if sys.stderr.isatty() else "json")
     if flags["no_register"] and flags["prune"]:
@@ -83,16 +90,17 @@ def worker(context: click.Context, /, app: str, url: str | None, processes: int,
         prune=flags["prune"],
         register=not flags["no_register"],
         parent=pop_parent_pid(),
+        shell=allowed_commands(flags),
     )
     if url is not None:
         os.environ["EVERBEAT_URL"] = validate_url(url)
     if (file := flags["api_key_file"]) is not None:
         # Not as an argument, which other users of the machine can read. Child processes inherit the variable.
         os.environ["EVERBEAT_API_KEY"] = read_key(file)
-    loaded = load_app(app)
-    _check(loaded, app, options)
+    loaded = _load(app, url, options)
     if processes > 1:
-        context.exit(WorkerProcesses([_child(app, url, log_level, options, number) for number in range(processes)]).run())
+        shared = ["--log-level", log_level, *shell_arguments(flags)]
+        context.exit(WorkerProcesses([_child(app, url, shared, options, number) for number in range(processes)]).run())
     if is_server(url or loaded.url):
         run_until_signalled(lambda stopping: _work(loaded, url, options, stopping))
     else:
@@ -108,6 +116,18 @@ def _names(text: str | None) -> list[str] | None:
     return names
 
 
+def _load(app: str | None, url: str | None, options: _Options) -> Everbeat:
+    """Return the app, or an app without tasks of its own. Adds the shell task if the worker may run commands."""
+    if app is None and options.shell is None:
+        raise click.UsageError("Missing argument 'MODULE:APP'. Only a worker with --allow-shell can run without an app.")
+    loaded = Everbeat(url) if app is None else load_app(app)
+    if options.shell is not None:
+        loaded.registry.add_task(shell_task(options.shell))
+    elif app is not None:
+        _check(loaded, app, options)
+    return loaded
+
+
 def _check(app: Everbeat, target: str, options: _Options) -> None:
     if not app.registry.tasks:
         raise AppNotLoaded(f"{target} declares no tasks, so there is nothing to run; declare one with @eb.task")
@@ -117,9 +137,9 @@ def _check(app: Everbeat, target: str, options: _Options) -> None:
         click.echo(f"everbeat: no task of {target} uses the queue {unknown[0]} (its tasks use {known})", err=True)
 
 
-def _child(app: str, url: str | None, log_level: str, options: _Options, number: int) -> list[str]:
+def _child(app: str | None, url: str | None, shared: Sequence[str], options: _Options, number: int) -> list[str]:
     """Return the command line of one of several processes. Only the first registers the schedules."""
-    arguments = ["worker", app, "--log-level", log_level, "--concurrency", str(options.concurrency)]
+    arguments = ["worker", *([] if app is None else [app]), *shared, "--concurrency", str(options.concurrency)]
     arguments += ["--grace-seconds", str(options.grace_seconds), "--lease-seconds", str(options.lease_seconds)]
     if url is not None:
         arguments += ["--url", url]

@@ -16,6 +16,7 @@ from everbeat.client.arguments import call_problem
 from everbeat.client.declarations import CONTEXT
 from everbeat.client.errors import NonRetryable, RetryLater
 from everbeat.client.registry import TaskDefinition
+from everbeat.core.errors import EverbeatError
 from everbeat.core.protocol import MAX_DELAY_SECONDS, ErrorInput, LeaseCompletion, LeaseFailure
 from everbeat.core.retries import CANCELLED_KIND, TIMEOUT_KIND
 from everbeat.core.submissions import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES, MAX_TRACE_CHARACTERS, truncated_result
@@ -30,6 +31,14 @@ _encode = msgspec.json.Encoder().encode
 
 class InvalidTaskData(NonRetryable):
     """The payload does not match the handler, or JSON cannot represent the result. A retry would not help."""
+
+
+class CommandFailed(EverbeatError):
+    """A command of a shell task failed. Its message has the end of the output; a traceback would add nothing."""
+
+
+class CommandTimedOut(CommandFailed):
+    """A command was ended because it had not ended in time."""
 
 
 # Results
@@ -64,7 +73,7 @@ def _encoded(task: ClaimedTask, value: Any) -> bytes:
 def failure_of(task: ClaimedTask, error: BaseException, definition: TaskDefinition | None = None) -> LeaseFailure:
     """Return the report of an error: its traceback, starting at the handler, and whether and when to retry."""
     message = text_of(error) or type(error).__name__
-    trace = None if isinstance(error, InvalidTaskData) else trace_of(error)
+    trace = None if isinstance(error, InvalidTaskData | CommandFailed) else trace_of(error)
     declared = definition.non_retryable if definition is not None else ()
     non_retryable: tuple[type[BaseException], ...] = (NonRetryable, *declared)
     return LeaseFailure(
@@ -99,6 +108,8 @@ def rejected_of(task: ClaimedTask, reason: str) -> LeaseFailure:
 
 def kind_of(error: BaseException) -> str:
     kind = type(error)
+    if kind is CommandTimedOut:
+        return TIMEOUT_KIND
     name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
     return truncate(name, 200)
 

@@ -1,0 +1,1 @@
+"""Shell tasks: runs commands for workers that were started with --allow-shell."""
