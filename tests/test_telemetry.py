@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from uuid import uuid4
 
 import pytest
 
 from everbeat.core.errors import StoreUnavailable
 from everbeat.services import events
-from everbeat.telemetry import Telemetry, configure_logging
+from everbeat.telemetry import Telemetry, capture_library_logs, configure_logging
 
 _EVENTS: list[events.Event] = [
     events.TicksFired([0.002, 0.3]),
@@ -80,3 +81,24 @@ def test_json_lines_escape_what_could_forge_a_line(capsys: pytest.CaptureFixture
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert json.loads(lines[0])["names"] == ['evil\n{"level": "info"}']
+
+
+def test_what_libraries_log_becomes_structured_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        configure_logging("info", "json")
+        capture_library_logs()
+        try:
+            raise ValueError("two\nlines")
+        except ValueError as error:
+            logging.getLogger("asyncio").error("Task exception was never retrieved\nfuture: x", exc_info=error)
+        logging.getLogger("asyncio").info("not shown")
+    finally:
+        logging.captureWarnings(False)
+        root.handlers, root.level = handlers, level
+    (line,) = capsys.readouterr().err.splitlines()
+    logged = json.loads(line)
+    assert (logged["event"], logged["level"], logged["logger"]) == ("library_log", "error", "asyncio")
+    assert logged["message"].startswith("Task exception was never retrieved")
+    assert "ValueError: two" in logged["exception"]

@@ -75,6 +75,22 @@ def configure_logging(level: str, form: str) -> None:
     )
 
 
+class _LibraryLogs(logging.Handler):
+    """Writes what libraries and asyncio log, such as an exception in a task that nobody awaits, in the format of the node."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        structlog.get_logger("everbeat").log(
+            record.levelno, "library_log", logger=record.name, message=text, exc_info=record.exc_info or None
+        )
+
+
+def capture_library_logs() -> None:
+    """Write the warnings of libraries as structured lines too. For a process that runs no code of users."""
+    logging.basicConfig(handlers=[_LibraryLogs(logging.WARNING)], level=logging.WARNING, force=True)
+    logging.captureWarnings(True)
+
+
 def _library_logger() -> Any:
     """Return a logger that uses the logging configuration of the host process, for a node embedded in it."""
     return structlog.wrap_logger(

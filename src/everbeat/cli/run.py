@@ -18,7 +18,7 @@ from everbeat.client.urls import is_server
 from everbeat.config import Settings, load_settings
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.server import Node
-from everbeat.telemetry import configure_logging
+from everbeat.telemetry import capture_library_logs, configure_logging
 from everbeat.worker.runtime import Worker
 from everbeat.worker.signals import StopSignal, run_until_signalled
 
@@ -32,6 +32,7 @@ def serve(config: Path | None, **flags: Any) -> None:
     """
     settings = load_settings(flags, file=config)
     configure_logging(settings.log_level, settings.log_format)
+    capture_library_logs()
     run_until_signalled(lambda stopping: Node(settings).run(stopping.requested))
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar
 from uuid import uuid4
 
@@ -41,6 +41,9 @@ _SERVER_LOST = ("08", "25006", "57P0")
 _REFUSED = ("22", "23")
 # A request must not hold its locks for long while it waits for another one. It is repeated for about a second instead.
 _REQUEST_LOCK_SECONDS = 0.1
+_CLOSE_SECONDS = 2.0
+# How long statements on connections that were replaced may run. asyncpg would log a warning after a minute.
+_REPLACED_SECONDS = 50.0
 # Raised by everbeat_raise_key_taken().
 _KEY_TAKEN = "VB001"
 # asyncpg raises InternalClientError on a connection whose loss it has not processed yet.
@@ -125,6 +128,8 @@ class PostgresConnections:
         self._socket = {"tcp_user_timeout": str(int(idle_transaction_seconds * 1000))}
         self._pools: dict[str, asyncpg.Pool] = {}
         self._opening = asyncio.Lock()
+        # What asyncpg would leave to the event loop, which would print its exceptions.
+        self._closing: set[asyncio.Task[None]] = set()
         self._observer = observer
         self.identity = str(uuid4())
 
@@ -153,11 +158,10 @@ class PostgresConnections:
     async def close(self) -> None:
         pools, self._pools = list(self._pools.values()), {}
         for pool in pools:
-            try:
-                async with asyncio.timeout(2):
-                    await pool.close()
-            except Exception:
-                pool.terminate()
+            await _close_pool(pool, _CLOSE_SECONDS)
+        for task in list(self._closing):
+            task.cancel()
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
     @contextlib.asynccontextmanager
     async def use(self, pool_name: str, verb: str) -> AsyncIterator[Connection]:
@@ -187,24 +191,47 @@ class PostgresConnections:
     ) -> AsyncIterator[Connection]:
         """A connection outside a transaction, for statements that cannot run in one."""
         started, failed = time.perf_counter(), True
+        pool: asyncpg.Pool | None = None
         try:
             pool = await self._pool(pool_name)
             async with asyncio.timeout(timeout_seconds or self._timeouts[pool_name] * 2):
-                async with pool.acquire(timeout=self._timeouts[pool_name]) as connection:
+                connection = await pool.acquire(timeout=self._timeouts[pool_name])
+                try:
                     yield connection
+                except BaseException:
+                    await self._release_failed(pool, connection)
+                    raise
+                await _suppressed(pool.release(connection, timeout=_CLOSE_SECONDS))
             failed = False
         except _DRIVER_ERRORS as error:
             if str(getattr(error, "sqlstate", "")).startswith(_SERVER_LOST) or isinstance(error, asyncpg.InternalClientError):
                 # The server has stopped or become read-only: all its connections are unusable, not only this one.
-                await self._expire()
+                self._replace_pools(pool_name, pool)
             raise translate_error(error) from error
         finally:
             if self._observer is not None:
                 self._observer(verb, time.perf_counter() - started, failed)
 
-    async def _expire(self) -> None:
-        for pool in self._pools.values():
-            await pool.expire_connections()
+    async def _release_failed(self, pool: asyncpg.Pool, connection: Connection) -> None:
+        """Return a connection to its pool after a failure. If it is unusable, asyncpg closes it.
+
+        This waits until the server has cancelled the statement. If the caller is cancelled meanwhile, it continues.
+        """
+        await asyncio.shield(self._in_background(_suppressed(pool.release(connection, timeout=_CLOSE_SECONDS))))
+
+    def _replace_pools(self, pool_name: str, failed: asyncpg.Pool | None) -> None:
+        """Open new connections for later statements. Those that still run on the old ones may finish."""
+        if failed is None or self._pools.get(pool_name) is not failed:
+            return  # another statement on the same connections has failed first
+        pools, self._pools = list(self._pools.values()), {}
+        for pool in pools:
+            self._in_background(_close_pool(pool, _REPLACED_SECONDS))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        return task
 
     async def fetch(self, pool_name: str, query: Query, **values: Any) -> list[asyncpg.Record]:
         return await self.retry(pool_name, lambda: self.fetch_once(pool_name, query, **values))
@@ -308,6 +335,20 @@ async def _transaction(connection: Connection, begin: str) -> AsyncIterator[None
             with contextlib.suppress(*_DRIVER_ERRORS):
                 await connection.execute("ROLLBACK")
         raise
+
+
+async def _close_pool(pool: asyncpg.Pool, timeout_seconds: float) -> None:
+    """Close the connections of a pool when they are free, at the latest after the timeout."""
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await pool.close()
+    except Exception:
+        pool.terminate()
+
+
+async def _suppressed(work: Awaitable[None]) -> None:
+    with contextlib.suppress(*_DRIVER_ERRORS):
+        await work
 
 
 async def _skip_reset(_connection: Any) -> None:

@@ -19,12 +19,12 @@ ON CONFLICT (id) DO UPDATE SET queues = excluded.queues, types = excluded.types,
 WHERE w.last_seen_at <= excluded.last_seen_at;
 
 -- name: worker_write_seen
--- Write the time and the state of workers that have sent only heartbeats.
+-- Write the time and the state of workers that have sent only heartbeats. A locked row is skipped; the next heartbeat is written.
 WITH seen AS (
   SELECT w.id, u.state, coalesce(:now::timestamptz, now()) - make_interval(secs => u.age_seconds) AS at
   FROM workers AS w
   JOIN unnest(:ids::uuid[], :states::text[], :ages_seconds::double precision[]) AS u(id, state, age_seconds) ON u.id = w.id
-  ORDER BY w.id FOR UPDATE OF w
+  FOR UPDATE OF w SKIP LOCKED
 )
 UPDATE workers AS w SET last_seen_at = s.at, state = s.state, node = :node
 FROM seen AS s WHERE w.id = s.id AND w.last_seen_at <= s.at;
