@@ -19,7 +19,7 @@ ON CONFLICT (id) DO UPDATE SET queues = excluded.queues, types = excluded.types,
 WHERE w.last_seen_at <= excluded.last_seen_at;
 
 -- name: worker_write_seen
--- Write the time and the state of workers that have sent only heartbeats. A locked row is skipped; the next heartbeat is written.
+-- Write the time and the state of workers that have sent only heartbeats. A locked row is skipped until the next heartbeat.
 WITH seen AS (
   SELECT w.id, u.state, coalesce(:now::timestamptz, now()) - make_interval(secs => u.age_seconds) AS at
   FROM workers AS w
