@@ -168,6 +168,7 @@ def test_every_metric_named_anywhere_exists() -> None:
         "everbeat_month_ensure",
         "everbeat_month_drop",
         "everbeat_raise_key_taken",
+        "everbeat_audit_log_prune",
     }
     others |= {"everbeat_owner", "everbeat_runtime"}
     assert sorted(named - known - others) == []

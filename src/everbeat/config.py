@@ -43,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lag_alert_seconds: Annotated[float, msgspec.Meta(gt=0)] = 5.0
     task_total_seconds: Annotated[float, msgspec.Meta(ge=60, le=366 * 86_400)] = 7 * 86_400.0
     retention_days: Annotated[float, msgspec.Meta(ge=1, le=36_500)] = 90.0
+    audit_log_retention_days: Annotated[float, msgspec.Meta(ge=30, le=36_500)] = 400.0
     database_connections: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 8
     database_timeout_seconds: Annotated[float, msgspec.Meta(ge=0.5, le=300)] = 10.0
     database_notices: bool = True

@@ -216,6 +216,7 @@ class Engine:
             maintenance,
             self.ownership,
             retention_days=settings.retention_days,
+            audit_log_retention_days=settings.audit_log_retention_days,
             collector=Collector(maintenance, self.blobs),
             emit=emit,
         )

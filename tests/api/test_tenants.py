@@ -22,7 +22,13 @@ async def create(client: httpx.AsyncClient, name: str = "billing", **more: Any) 
 
 
 async def test_it_creates_reads_and_lists(client: httpx.AsyncClient) -> None:
-    quotas: dict[str, Any] = {"max_ready": 7, "max_running": 2, "submits_per_second": 0.5, "max_payload_bytes": 1000}
+    quotas: dict[str, Any] = {
+        "max_ready": 7,
+        "max_running": 2,
+        "submits_per_second": 0.5,
+        "max_payload_bytes": 1000,
+        "min_priority": 60,
+    }
     tenant = await create(client, weight=3, **quotas)
     assert quotas.items() <= tenant.items()
     assert (tenant["weight"], tenant["max_schedules"], tenant["revision"]) == (3.0, 100_000, 1)
@@ -90,6 +96,8 @@ async def test_a_change_of_another_revision_is_refused(client: httpx.AsyncClient
         ({"name": "a", "max_running": 2**31}, "max_running"),
         ({"name": "a", "submits_per_second": 0}, "submits_per_second"),
         ({"name": "a", "max_payload_bytes": 11 * 1024 * 1024}, "max_payload_bytes"),
+        ({"name": "a", "min_priority": -1}, "min_priority"),
+        ({"name": "a", "min_priority": 1001}, "min_priority"),
         ({"name": "a", "color": "red"}, "color"),
     ],
 )

@@ -86,6 +86,7 @@ def test_a_node_runs_with_the_privileges_that_the_howto_grants(private_postgres:
     run_outside_loop(submit_twice_with_one_key(runtime))
     # Not earlier: a node also prunes soon after its start, and would drop these months first.
     run_outside_loop(months(runtime))
+    run_outside_loop(prune_audit_log(runtime))
     run_outside_loop(assert_refused(runtime))
 
 
@@ -115,6 +116,21 @@ async def months(url: str) -> None:
             assert await store.month_prune(before=datetime(2020, 2, 1, tzinfo=UTC), limit=10) == 1
         finally:
             await reader.close()
+    finally:
+        await store.close()
+
+
+async def prune_audit_log(url: str) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute(
+        "INSERT INTO audit_log (id, tenant_id, at, actor, action, subject, detail) "
+        "VALUES (gen_random_uuid(), gen_random_uuid(), $1, 'a', 'b', 'c', '{}')",
+        LONG_AGO,
+    )
+    await connection.close()
+    store = PostgresStore(url, listen=False)
+    try:
+        assert await store.audit_log_prune(before=datetime(2020, 2, 1, tzinfo=UTC), limit=10) == 1
     finally:
         await store.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -57,13 +58,50 @@ async def test_audit_log_list_filters_by_window_and_action(store: Store) -> None
     assert await subjects(store, action="schedule.create") == ["2", "0"]
 
 
-@pytest.mark.parametrize("statement", ["UPDATE audit_log SET actor = 'changed'", "DELETE FROM audit_log"])
-async def test_audit_log_list_entries_cannot_be_changed(store: Store, statement: str) -> None:
-    await write(store, make_audit_entry(actor="original"))
-    with pytest.raises(Exception, match="append-only"):
-        await execute_raw(store, statement)
+ROW = "id, tenant_id, at, actor, action, subject, detail"
+ON_BOTH = ["UPDATE audit_log SET actor = 'changed'", "DELETE FROM audit_log", "UPDATE audit_log SET id = id"]
+ON_SQLITE = [
+    *(f"INSERT OR {way} INTO audit_log SELECT * FROM audit_log" for way in ("REPLACE", "IGNORE", "ROLLBACK", "FAIL")),
+    f"REPLACE INTO audit_log (rowid, {ROW}) SELECT rowid, randomblob(16), tenant_id, at, 'x', '', '', '' FROM audit_log",
+    f"REPLACE INTO audit_log ({ROW}) SELECT id, tenant_id, at, 'changed', action, subject, detail FROM audit_log",
+    "PRAGMA recursive_triggers = on; REPLACE INTO audit_log SELECT * FROM audit_log",
+    "UPDATE OR REPLACE audit_log SET actor = 'changed'",
+    "INSERT INTO audit_log SELECT * FROM audit_log WHERE true ON CONFLICT DO UPDATE SET actor = 'changed'",
+    "INSERT INTO audit_log_pruning VALUES (0); DELETE FROM audit_log",
+]
+ON_POSTGRES = [
+    "INSERT INTO audit_log SELECT * FROM audit_log ON CONFLICT (id) DO UPDATE SET actor = 'changed'",
+    "DELETE FROM audit_log WHERE set_config('everbeat.audit_log_pruning', 'on', false) = 'on'",
+    "UPDATE audit_log SET actor = 'x' WHERE set_config('everbeat.audit_log_pruning', 'on', false) = 'on'",
+]
+
+
+@pytest.mark.parametrize("at", [0, -366 * 86_400], ids=["young", "old"])
+async def test_audit_log_list_entries_cannot_be_changed(store: Store, at: float) -> None:
+    offset = (datetime.now(UTC) - NOW).total_seconds() + at
+    await write(store, make_audit_entry(actor="original"), at=offset)
+    special = ON_SQLITE if store.dialect == "sqlite" else ON_POSTGRES
+    for statement in [*ON_BOTH, *special]:
+        if at and "pruning" in statement and "DELETE" in statement:
+            continue  # what the pruner does
+        with pytest.raises(Exception, match="append-only"):
+            await execute_raw(store, statement)
     (found,) = await store.audit_log_list(DEFAULT_TENANT, AuditLogFilter(), before=None, limit=10)
     assert found.actor == "original"
+
+
+async def test_audit_log_prune_deletes_old_entries_in_steps(store: Store) -> None:
+    now = datetime.now(UTC)
+    today = (now - NOW).total_seconds()
+    for age in (500, 450, 401, 399, 20, 0):
+        await write(store, make_audit_entry(subject=str(age)), at=today - age * 86_400)
+    before = now - timedelta(days=400)
+    assert [await store.audit_log_prune(before=before, limit=2) for _ in range(3)] == [2, 1, 0]
+    assert await subjects(store) == ["0", "20", "399"]
+    assert await store.audit_log_prune(before=now, limit=10) == 1
+    assert await subjects(store) == ["0", "20"], "the entries of the last 30 days are kept in any case"
+    with pytest.raises(Exception, match="append-only"):
+        await execute_raw(store, "DELETE FROM audit_log")
 
 
 async def test_audit_log_list_table_cannot_be_truncated(store: Store) -> None:

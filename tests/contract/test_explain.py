@@ -183,7 +183,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "task_list_past": {**MATCHING, "state": "completed"},
     "task_list_past_of_schedule": {**MATCHING, "state": "completed"},
     "task_list_past_floor": LIST,
-    "task_ready_count": {"tenant_id": TENANT, "limit": 1000},
+    "task_ready_count": {"tenant_id": TENANT, "limit": 1000, "soon_seconds": 60.0, "now": NOW},
     "task_ticks": {"tenant_id": TENANT, "schedule_id": UUID(int=7), "from_at": NOW - minutes(60), "to_at": NOW},
     "blob_unused": {"refs": [f"tenant/2026-01/{number}" for number in range(BATCH)]},
 }

@@ -96,6 +96,23 @@ async def test_key_revoke_keeps_the_last_admin_key(store: Store) -> None:
     assert sorted(changes) == [KeyChange.DONE, KeyChange.LAST_ADMIN], "only one of two concurrent revocations succeeds"
 
 
+async def test_key_revoke_keeps_the_last_admin_key_that_does_not_expire(store: Store) -> None:
+    lasting = [make(number, scopes=("admin",)) for number in (1, 2)]
+    expiring = [make(number, scopes=("admin",), expires_at=NOW + DAY) for number in (3, 4)]
+    await create(store, *lasting, *expiring)
+    changes = await asyncio.gather(*(store.key_revoke(None, [key.id], now=NOW) for key in lasting))
+    assert sorted(changes) == [KeyChange.DONE, KeyChange.LAST_ADMIN]
+    for key in expiring:
+        assert await store.key_revoke(None, [key.id], now=NOW) is KeyChange.DONE
+
+
+async def test_key_revoke_allows_an_expiring_admin_key_if_none_lasts(store: Store) -> None:
+    expiring = [make(number, scopes=("admin",), expires_at=NOW + DAY) for number in (1, 2)]
+    await create(store, *expiring)
+    assert await store.key_revoke(None, [expiring[0].id], now=NOW) is KeyChange.DONE
+    assert await store.key_revoke(None, [expiring[1].id], now=NOW) is KeyChange.LAST_ADMIN
+
+
 async def test_key_list_continues_after_the_given_key(store: Store) -> None:
     keys = [make(number) for number in range(5)]
     await create(store, *keys)

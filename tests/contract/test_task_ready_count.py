@@ -21,7 +21,17 @@ async def test_task_ready_count_adds_up_the_queues_of_one_tenant(store: Store) -
 async def test_task_ready_count_leaves_out_waiting_and_running_tasks(store: Store) -> None:
     await store.task_submit([make_task(run_at=NOW + seconds(1)), make_task(), make_task()], now=NOW)
     assert len(await claim(store, limit=1)) == 1
-    assert await store.task_ready_count(DEFAULT_TENANT, limit=100) == 1
+    assert await store.task_ready_count(DEFAULT_TENANT, limit=100, now=NOW) == 1
+
+
+async def test_task_ready_count_includes_tasks_that_are_due_soon(store: Store) -> None:
+    later = [make_task(delay_seconds=delay) for delay in (0.001, 30, 60, 61, 3600)]
+    await store.task_submit([make_task(), *later, make_task(run_at=NOW + seconds(1), tenant_id=OTHER_TENANT)], now=NOW)
+    for soon_seconds, expected in ((0, 1), (1, 2), (60, 4), (7200, 6)):
+        count = await store.task_ready_count(DEFAULT_TENANT, limit=100, soon_seconds=soon_seconds, now=NOW)
+        assert count == expected
+    assert await store.task_ready_count(DEFAULT_TENANT, limit=3, soon_seconds=7200, now=NOW) == 3
+    assert await store.task_ready_count(DEFAULT_TENANT, limit=100, now=NOW + seconds(60)) == 4, "due, but not promoted yet"
 
 
 async def test_task_ready_count_stops_at_the_limit(store: Store) -> None:

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID, uuid4
 
+import msgspec
 import pytest
 
 from everbeat.core.schedules import DEFAULT_TENANT, Overlap, Schedule, Status
 from everbeat.core.targets import WorkerTarget
+from everbeat.core.tenants import TenantQuotas
 from everbeat.core.ticks import Outcome, SkipReason
 from everbeat.store.base import Store
-from everbeat.store.values import Fired, FireResult, Firing
+from everbeat.store.values import Fired, FireResult, Firing, TenantWrite
 from tests.factories import (
     NOW,
     OTHER_TENANT,
@@ -52,6 +54,19 @@ async def is_unchanged(store: Store, schedule: Schedule) -> bool:
     """Whether a firing changed nothing."""
     tasks = await count_rows(store, "tasks", schedule.id)
     return await find(store, schedule) == schedule and await ledger(store, schedule.id) == [] and tasks == 0
+
+
+async def test_tick_fire_lowers_a_priority_that_the_tenant_may_not_use(store: Store) -> None:
+    (tenant,) = await store.tenant_find(ids=[DEFAULT_TENANT])
+    quotas = TenantQuotas(min_priority=50)
+    await store.tenant_write([TenantWrite(msgspec.structs.replace(tenant, quotas=quotas), expected=tenant.revision)], now=NOW)
+    schedules = [make_schedule(f"job-{priority}", priority=priority) for priority in (5, 50, 90)]
+    await insert_and_own(store, *schedules, theirs := make_schedule("theirs", priority=5, tenant_id=OTHER_TENANT))
+    firings = [firing_of(one) for one in (*schedules, theirs)]
+    result = await store.tick_fire(NODE, firings, now=NOW)
+    assert sorted(change.priority or 0 for change in result.changes) == [5, 50, 50, 90]
+    tasks = await store.task_find(DEFAULT_TENANT, [firing.task_id for firing in firings if firing.task_id is not None])
+    assert sorted(task.priority for task in tasks) == [50, 50, 90]
 
 
 async def test_tick_fire_writes_ledger_task_and_position_together(store: Store) -> None:

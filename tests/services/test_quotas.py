@@ -168,8 +168,8 @@ async def test_a_rate_below_one_admits_single_submits(node: QuotaNode) -> None:
 async def test_ready_tasks_are_refused_above_the_quota(node: QuotaNode) -> None:
     await node.limit(max_ready=3)
     await node.submit(2)
-    await node.submit(5, delay_seconds=60)  # scheduled, not ready
-    with pytest.raises(QuotaExceeded, match="max_ready: 2 tasks are ready, at most 3 are allowed") as refused:
+    await node.submit(5, delay_seconds=61)  # not due soon
+    with pytest.raises(QuotaExceeded, match="max_ready: 2 tasks are ready or due within a minute, at most 3 are") as refused:
         await node.submit(2)
     assert refused.value.retry_after_seconds is not None
     await node.submit()
@@ -177,7 +177,50 @@ async def test_ready_tasks_are_refused_above_the_quota(node: QuotaNode) -> None:
         await node.submit(run_at=NOW - seconds(1))
     await complete(node.store, *await claim(node.store, limit=1))
     await node.submit()
-    assert await node.store.task_ready_count(DEFAULT_TENANT, limit=99) == 3
+    assert await node.store.task_ready_count(DEFAULT_TENANT, limit=99, now=NOW) == 3
+
+
+@pytest.mark.parametrize("more", [{"delay_seconds": 0.001}, {"delay_seconds": 60}, {"run_at": NOW + seconds(1)}])
+async def test_a_short_delay_does_not_avoid_the_quota(node: QuotaNode, more: dict[str, Any]) -> None:
+    await node.limit(max_ready=3)
+    await node.submit(2, **more)
+    with pytest.raises(QuotaExceeded):
+        await node.submit(2, **more)
+    await node.submit(**more)
+    with pytest.raises(QuotaExceeded):
+        await node.submit()
+
+
+async def test_moving_a_task_to_an_earlier_time_does_not_avoid_the_quota(node: QuotaNode) -> None:
+    await node.limit(max_ready=2)
+    later = [
+        (await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="work", delay_seconds=3600), now=NOW))[0].id for _ in range(4)
+    ]
+    await node.tasks.reschedule(DEFAULT_TENANT, later[0], NOW - seconds(5), now=NOW)
+    await node.tasks.reschedule(DEFAULT_TENANT, later[1], NOW + seconds(30), now=NOW)
+    for run_at in (NOW - seconds(1), NOW, NOW + seconds(60)):
+        with pytest.raises(QuotaExceeded, match="max_ready"):
+            await node.tasks.reschedule(DEFAULT_TENANT, later[2], run_at, now=NOW)
+    await node.tasks.reschedule(DEFAULT_TENANT, later[2], NOW + seconds(61), now=NOW)
+    await node.tasks.reschedule(DEFAULT_TENANT, later[1], NOW, now=NOW)  # it counts already
+    await node.tasks.reschedule(DEFAULT_TENANT, later[0], NOW + minutes(9), now=NOW)
+    await node.tasks.reschedule(DEFAULT_TENANT, later[2], NOW, now=NOW)
+
+
+# min_priority
+
+
+async def test_a_better_priority_than_allowed_is_lowered(node: QuotaNode) -> None:
+    early, _ = await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="work", priority=0), now=NOW)
+    await node.limit(min_priority=50)
+    for priority, expected in ((0, 50), (50, 50), (200, 200)):
+        task, _ = await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="work", priority=priority), now=NOW)
+        assert task.priority == expected
+    (id_,) = await node.tasks.submit_batch(DEFAULT_TENANT, [TaskInput(type="work", priority=3)], now=NOW)
+    assert (await node.tasks.get(DEFAULT_TENANT, id_)).priority == 50
+    assert (await node.tasks.get(DEFAULT_TENANT, early.id)).priority == 0, "tasks that exist are not changed"
+    await node.limit(min_priority=None)
+    assert (await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="work", priority=0), now=NOW))[0].priority == 0
 
 
 async def test_concurrent_submits_do_not_exceed_the_quota(node: QuotaNode) -> None:

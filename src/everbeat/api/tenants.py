@@ -17,7 +17,7 @@ from everbeat.api.routing import get, patch, post
 from everbeat.api.schedules import IF_MATCH
 from everbeat.core.access import Scope
 from everbeat.core.responses import TenantResponse, tenant_response
-from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, MAX_PAYLOAD_BYTES, Tenant, TenantQuotas
+from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, MAX_PAYLOAD_BYTES, MAX_PRIORITY, Tenant, TenantQuotas
 
 _MAX_COUNT = 2**31 - 1
 
@@ -33,6 +33,15 @@ Submits = Annotated[
 ]
 MaxPayload = Annotated[int, msgspec.Meta(ge=0, le=MAX_PAYLOAD_BYTES, description="The maximum size of a payload.")]
 
+MinPriority = Annotated[
+    int,
+    msgspec.Meta(
+        ge=0,
+        le=MAX_PRIORITY,
+        description="The best priority of the tenant's tasks: a lower number of a task or a schedule is raised to this one.",
+    ),
+]
+
 
 class TenantInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A new tenant. A quota of null means no limit."""
@@ -44,6 +53,7 @@ class TenantInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_running: MaxRunning | None = None
     submits_per_second: Submits | None = None
     max_payload_bytes: MaxPayload | None = None
+    min_priority: MinPriority | None = None
 
 
 class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -56,6 +66,7 @@ class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_running: MaxRunning | Absent | None = msgspec.UNSET
     submits_per_second: Submits | Absent | None = msgspec.UNSET
     max_payload_bytes: MaxPayload | Absent | None = msgspec.UNSET
+    min_priority: MinPriority | Absent | None = msgspec.UNSET
 
 
 _EXAMPLE = {"name": "billing", "weight": 3, "max_schedules": 10_000, "max_running": 200, "submits_per_second": 500}

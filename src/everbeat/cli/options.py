@@ -32,6 +32,7 @@ _SERVER = [
     click.option("--lag-alert-seconds", type=float, help="Log a warning if the oldest due tick is later than this (5)."),
     click.option("--task-total-seconds", type=float, help="Total time limit of a task over all attempts (604800)."),
     click.option("--retention-days", type=float, help="How long the ledger and the history are kept (90)."),
+    click.option("--audit-log-retention-days", type=float, help="How long the audit log is kept (400)."),
     click.option(
         "--database-connections", type=int, help="Database connections for the API, in addition to 7 for the engine (8)."
     ),

@@ -12,7 +12,7 @@ import msgspec
 from everbeat.cli.options import CONFIG, DATABASE_URL
 from everbeat.cli.store_access import local_caller, print_table, run_on_store
 from everbeat.core.errors import InvalidInput
-from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, MAX_PAYLOAD_BYTES, Tenant, TenantQuotas
+from everbeat.core.tenants import DEFAULT_MAX_SCHEDULES, MAX_PAYLOAD_BYTES, MAX_PRIORITY, Tenant, TenantQuotas
 from everbeat.services.tenants import TenantService
 from everbeat.store.base import Store
 
@@ -59,6 +59,11 @@ def _limits(command: F) -> F:
             "--submits-per-second", type=_Quota(float, 0.001, 1_000_000), help="Maximum rate of submits, on all nodes."
         ),
         click.option("--max-payload-bytes", type=_Quota(int, 0, MAX_PAYLOAD_BYTES), help="Maximum size of one payload."),
+        click.option(
+            "--min-priority",
+            type=_Quota(int, 0, MAX_PRIORITY),
+            help="Best priority of its tasks; lower numbers are raised to it.",
+        ),
     )
     for option in reversed(options):
         command = option(command)

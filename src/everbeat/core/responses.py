@@ -213,6 +213,7 @@ class TenantResponse(msgspec.Struct, kw_only=True):
     max_running: int | None
     submits_per_second: float | None
     max_payload_bytes: int | None
+    min_priority: int | None
     revision: int
     created_at: Time
     updated_at: Time

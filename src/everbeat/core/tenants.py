@@ -9,17 +9,19 @@ import msgspec
 
 DEFAULT_MAX_SCHEDULES = 100_000
 MAX_PAYLOAD_BYTES = 10 * 1024 * 1024
+MAX_PRIORITY = 1000
 EVERY_TENANT = "all"
 
 
 class TenantQuotas(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of a tenant. None: no limit."""
+    """The limits of a tenant. None: no limit. `min_priority`: the lowest number, and so the best priority, of its tasks."""
 
     max_schedules: int | None = None
     max_ready: int | None = None
     max_running: int | None = None
     submits_per_second: float | None = None
     max_payload_bytes: int | None = None
+    min_priority: int | None = None
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):

@@ -121,6 +121,7 @@ class BackfillService:
         self, tenant_id: UUID, tasks: list[NewTask], audit_log: AuditLogEntries, now: datetime | None
     ) -> list[datetime]:
         created: list[datetime] = []
+        tasks = await self._tasks.quotas.with_allowed_priority(tenant_id, tasks)
         async with self._tasks.quotas.reserve(tenant_id, tasks, is_rate_limited=False, now=now):
             for start in range(0, len(tasks), _BATCH_SIZE):
                 batch = tasks[start : start + _BATCH_SIZE]

@@ -218,8 +218,9 @@ class _Directory:
 def _write(root: Path, name: str, data: bytes) -> None:
     """Write a temporary file and rename it, so that no reader sees a part; then sync the file and the directories above it."""
     path = root / name
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    for directory in (root, *reversed(path.relative_to(root).parents[:-1])):
+        (root / directory).mkdir(mode=0o700, exist_ok=True)
     temporary = path.with_name(f"{path.name}#{uuid4()}")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -137,7 +137,9 @@ class DeadLetterService:
         audit_log: AuditLogEntries,
         now: datetime | None,
     ) -> list[UUID]:
-        async with self._tasks.quotas.reserve(tenant_id, [one.task for one in replays], now=now):
+        tasks = await self._tasks.quotas.with_allowed_priority(tenant_id, [one.task for one in replays])
+        replays = [replay._replace(task=task) for replay, task in zip(replays, tasks, strict=True)]
+        async with self._tasks.quotas.reserve(tenant_id, tasks, now=now):
             replayed = await self._store.dead_replay(tenant_id, replays, again=again, audit_log=audit_log, now=now)
         self._publisher.publish(replayed.changes, now=moment)
         return replayed.task_ids

@@ -233,7 +233,11 @@ class KeyService:
         entry = new_audit_log_entry(by, AuditLogAction.KEY_REVOKE, id_, tenant_id=key.tenant_id, name=key.name, hint=key.hint)
         change = await self._store.key_revoke(tenant_id, [id_], audit_log=[entry], now=now)
         if change is KeyChange.LAST_ADMIN:
-            raise Conflict("this is the last key with the scope admin; create another one before you revoke it")
+            raise Conflict(
+                "this is the last key with the scope admin that does not expire; create another one before you revoke it"
+                if key.expires_at is None
+                else "this is the last key with the scope admin; create another one before you revoke it"
+            )
         self._store.publish(Notice.KEYS)
 
 

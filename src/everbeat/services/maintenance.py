@@ -76,6 +76,7 @@ class Pruner(SingletonLoop):
         ownership: Ownership,
         *,
         retention_days: float,
+        audit_log_retention_days: float = 400.0,
         collector: Collector | None = None,
         emit: Emit = ignore,
         interval_seconds: float = 600,
@@ -84,6 +85,7 @@ class Pruner(SingletonLoop):
         super().__init__(ownership, interval_seconds)
         self._store = store
         self._retention = timedelta(days=retention_days)
+        self._audit_log_retention = timedelta(days=audit_log_retention_days)
         self._collector = collector
         self._emit = emit
         self._batch_size = batch_size
@@ -102,6 +104,9 @@ class Pruner(SingletonLoop):
                 unseen_seconds=RETENTION_SECONDS, keep=MAX_WORKERS_KEPT, limit=self._batch_size, now=now
             ),
             "months": await self._store.month_prune(before=moment - self._retention, limit=self._batch_size),
+            "audit log entries": await self._store.audit_log_prune(
+                before=moment - self._audit_log_retention, limit=self._batch_size
+            ),
         }
         for what, count in pruned.items():
             if count:

@@ -4,9 +4,10 @@ There are no stored counters. The numbers of running tasks, ready tasks and sche
 crash nor a second node can leave a wrong number behind. The state of two quotas is in memory, only for tenants that have them:
 
 submits_per_second: each node that serves requests grants its part of the rate, with a burst of one second.
-max_ready: the number of ready tasks, counted at most one second ago, plus what this node has added since. No request is refused
-because of an old count: the tasks are counted again first. The limit is exact for consecutive requests to one node. Across
-nodes it is accurate to within one second.
+max_ready: the number of tasks that are ready, or will be within a minute, counted at most one second ago, plus what this node
+has added since. No request is refused because of an old count: the tasks are counted again first. The limit is exact for
+consecutive requests to one node. Across nodes it is accurate to within one second. The minute is for requests that avoid the
+quota with a short delay. A task that was accepted for a later time becomes ready at that time, even above the limit.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from asyncio import Lock
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from everbeat.core.errors import QuotaExceeded
@@ -28,6 +29,7 @@ from everbeat.store.base import Store
 
 _MAX_COUNT_AGE_SECONDS = 1.0
 _RETRY_SECONDS = 1.0
+_SOON = timedelta(minutes=1)
 _MAX_TENANTS = 20_000
 _NO_LIMITS = TenantQuotas()
 
@@ -147,13 +149,14 @@ class QuotaService:
             self._full_at.popitem(last=False)
 
     async def _ready_of(self, tasks: Sequence[NewTask], now: datetime | None) -> int:
-        """Return how many of the tasks are ready as soon as they are written, according to the database's clock."""
+        """Return how many of the tasks are ready soon, according to the database's clock."""
         timed = [task.run_at for task in tasks if task.run_at is not None]
-        immediate = sum(task.run_at is None and not task.delay_seconds for task in tasks)
+        soon_seconds = _SOON.total_seconds()
+        delayed = sum(task.run_at is None and (task.delay_seconds or 0) <= soon_seconds for task in tasks)
         if not timed:
-            return immediate
-        moment = await self._store.clock(now=now)
-        return immediate + sum(run_at <= moment for run_at in timed)
+            return delayed
+        soon = await self._store.clock(now=now) + _SOON
+        return delayed + sum(run_at <= soon for run_at in timed)
 
     async def _reserve_ready(self, tenant_id: UUID, limit: int, count: int, now: datetime | None) -> QuotaReservation | None:
         if not count:
@@ -162,9 +165,34 @@ class QuotaService:
             raise QuotaExceeded(f"max_ready: the request has {count} ready tasks, at most {limit} are allowed")
         ready = await self._counted(tenant_id, limit, count, now)
         if ready.total + count > limit:
-            raise QuotaExceeded(f"max_ready: {ready.total} tasks are ready, at most {limit} are allowed", _RETRY_SECONDS)
+            raise QuotaExceeded(
+                f"max_ready: {ready.total} tasks are ready or due within a minute, at most {limit} are allowed", _RETRY_SECONDS
+            )
         ready.pending += count
         return QuotaReservation(ready, count)
+
+    @asynccontextmanager
+    async def reserve_move(
+        self, tenant_id: UUID, from_: datetime, to: datetime, *, now: datetime | None = None
+    ) -> AsyncIterator[None]:
+        """Admit the move of a task to another time, or raise QuotaExceeded. The context must enclose the write."""
+        limit = (await self.of(tenant_id)).max_ready
+        reservation = None
+        if limit is not None and to < from_:
+            soon = await self._store.clock(now=now) + _SOON
+            reservation = await self._reserve_ready(tenant_id, limit, int(to <= soon < from_), now)
+        try:
+            yield
+        finally:
+            if reservation is not None:
+                reservation.done()
+
+    async def with_allowed_priority(self, tenant_id: UUID, tasks: list[NewTask]) -> list[NewTask]:
+        """Return the tasks with priorities that the tenant may use."""
+        lowest = (await self.of(tenant_id)).min_priority
+        if lowest is None:
+            return tasks
+        return [task if task.priority >= lowest else task._replace(priority=lowest) for task in tasks]
 
     # Ticks
 
@@ -208,7 +236,9 @@ class QuotaService:
             is_recent = self._monotonic() - ready.counted_at < _MAX_COUNT_AGE_SECONDS
             if now is not None or not is_recent or ready.total + wanted > limit:
                 ready.added, started = 0, self._monotonic()
-                ready.counted = await self._store.task_ready_count(tenant_id, limit=limit)
+                ready.counted = await self._store.task_ready_count(
+                    tenant_id, limit=limit, soon_seconds=_SOON.total_seconds(), now=now
+                )
                 ready.counted_at = started
         return ready
 

@@ -99,6 +99,7 @@ class TaskService:
         self, task: NewTask, *, audit_log: AuditLogEntries = (), now: datetime | None = None
     ) -> tuple[TaskRecord, bool]:
         """Write a task that the caller has built. Returns the task, or the existing task of its key, and whether it is new."""
+        (task,) = await self.quotas.with_allowed_priority(task.tenant_id, [task])
         async with self.quotas.reserve(task.tenant_id, [task], now=now):
             (task,) = await self._payloads.keep([task])
             result = await self._write([task], now, audit_log)
@@ -141,6 +142,7 @@ class TaskService:
         if errors:
             raise InvalidInput(*errors[:100])
         await self.quotas.check_payloads(tenant_id, [task.payload for task in tasks])
+        tasks = await self.quotas.with_allowed_priority(tenant_id, tasks)
         async with self.quotas.reserve(tenant_id, tasks, now=now):
             return await self._submit_all(await self._payloads.keep(tasks), key, has_single_key, now)
 
@@ -331,7 +333,9 @@ class TaskService:
     ) -> TaskRecord:
         audit_log = new_audit_log_entries(by, AuditLogAction.TASK_RESCHEDULE, id_, tenant_id=tenant_id, run_at=run_at)
         for _ in range(_TRIES):
-            changes = await self._store.task_reschedule(tenant_id, id_, run_at, audit_log=audit_log, now=now)
+            before = await self.get(tenant_id, id_)
+            async with self.quotas.reserve_move(tenant_id, before.run_at, run_at, now=now):
+                changes = await self._store.task_reschedule(tenant_id, id_, run_at, audit_log=audit_log, now=now)
             self._publisher.publish(changes)
             task = await self.get(tenant_id, id_)
             if changes:

@@ -371,8 +371,10 @@ class Store(Protocol):
     ) -> int:
         """Remove the payloads and errors of up to `limit` dead letters, and hide them. The rows are kept as a record."""
 
-    async def task_ready_count(self, tenant_id: UUID, *, limit: int) -> int:
-        """The number of a tenant's ready tasks, counted up to `limit`."""
+    async def task_ready_count(
+        self, tenant_id: UUID, *, limit: int, soon_seconds: float = 0.0, now: datetime | None = None
+    ) -> int:
+        """The number of a tenant's tasks that are ready or due within `soon_seconds`, counted up to `limit`."""
 
     async def task_depths(self, tenant_id: UUID | None = None) -> list[QueueDepth]:
         """The number of live tasks of a tenant, or of all, by queue and state."""
@@ -445,6 +447,9 @@ class Store(Protocol):
     ) -> list[AuditLogEntry]:
         """Audit log entries of a tenant, or of all (None), newest first."""
 
+    async def audit_log_prune(self, *, before: datetime, limit: int) -> int:
+        """Delete audit log entries before that time, the oldest first. Entries of the last 30 days are kept in any case."""
+
     async def idempotent_response_find(
         self, tenant_id: UUID, key: str, *, now: datetime | None = None
     ) -> IdempotentResponse | None:
@@ -485,7 +490,7 @@ class Store(Protocol):
     ) -> KeyChange:
         """Revoke all of these keys or none, with their browser sessions, of one tenant or of any (None).
 
-        The last usable admin key cannot be revoked.
+        The last usable admin key, and the last one that does not expire, cannot be revoked.
         """
 
     async def session_prune(self, *, limit: int, now: datetime | None = None) -> int:

@@ -25,3 +25,8 @@ def key_to_row(key: ApiKey) -> dict[str, Any]:
         "expires_at": key.expires_at,
         "session_of": key.session_of,
     }
+
+
+def is_last_admin(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether a revocation leaves no key with the scope admin, or none that does not expire, where there was one before."""
+    return any(before[kind] and not after[kind] for kind in ("usable", "lasting"))

@@ -169,8 +169,10 @@ class SharedVerbs(ABC):
         rows = await self._read("task_ticks", tenant_id=tenant_id, schedule_id=schedule_id, from_at=from_, to_at=to)
         return [row["scheduled_for"] for row in rows]
 
-    async def task_ready_count(self, tenant_id: UUID, *, limit: int) -> int:
-        (row,) = await self._read("task_ready_count", tenant_id=tenant_id, limit=limit)
+    async def task_ready_count(
+        self, tenant_id: UUID, *, limit: int, soon_seconds: float = 0.0, now: datetime | None = None
+    ) -> int:
+        (row,) = await self._read("task_ready_count", tenant_id=tenant_id, limit=limit, soon_seconds=soon_seconds, now=now)
         return int(row["count"])
 
     async def task_depths(self, tenant_id: UUID | None = None) -> list[QueueDepth]:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from everbeat.core.access import AuditLogEntry
 from everbeat.core.keys import ApiKey
-from everbeat.store.key_rows import key_from_row, key_to_row
+from everbeat.store.key_rows import is_last_admin, key_from_row, key_to_row
 from everbeat.store.postgres.audit_log import write_audit_log
 from everbeat.store.postgres.base import PostgresBase
 from everbeat.store.postgres.connections import Connection, execute_on, fetch_on
@@ -74,18 +74,15 @@ class PostgresKeys(PostgresBase):
         async def write() -> KeyChange:
             async with self._transaction("key_revoke") as connection:
                 await fetch_on(connection, self._queries["key_lock"])
-                admins = await self._count_admins(connection, now)
+                (before,) = await fetch_on(connection, self._queries["key_admins"], now=now)
                 for id_ in ids:
                     values = {"id": id_, "tenant_id": tenant_id, "now": now}
                     if await execute_on(connection, self._queries["key_revoke"], **values) < 1:
                         raise Rollback(KeyChange.ABSENT)
-                if admins and not await self._count_admins(connection, now):
+                (after,) = await fetch_on(connection, self._queries["key_admins"], now=now)
+                if is_last_admin(before, after):
                     raise Rollback(KeyChange.LAST_ADMIN)
                 await write_audit_log(connection, self._queries, audit_log, now)
             return KeyChange.DONE
 
         return await self._write_or_roll_back(write)
-
-    async def _count_admins(self, connection: Connection, now: datetime | None) -> int:
-        (row,) = await fetch_on(connection, self._queries["key_admins"], now=now)
-        return int(row["count"])

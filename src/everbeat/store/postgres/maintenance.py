@@ -89,6 +89,9 @@ class PostgresMaintenance(PostgresBase):
                 await asyncio.sleep(random.uniform(0.1, 1.0))
         return await work()
 
+    async def audit_log_prune(self, *, before: datetime, limit: int) -> int:
+        return int((await self._read("audit_log_prune", before_at=before, limit=limit))[0]["count"])
+
     async def month_prune(self, *, before: datetime, limit: int) -> int:
         dropped = 0
         for row in await self._read("month_list"):

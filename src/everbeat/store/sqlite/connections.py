@@ -7,6 +7,7 @@ that they wait for a write of another process at the start and cannot fail with 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -162,10 +163,8 @@ class SqliteConnections:
 
     def _open(self) -> SqliteSession:
         with self._lock:
-            is_new = not self._path.exists()
+            _create_file(self._path)
             connection = apsw.Connection(str(self._path))
-            if is_new:
-                os.chmod(self._path, 0o600)
             connection.set_busy_timeout(_BUSY_MILLISECONDS)
             for pragma in (
                 "journal_mode = WAL",
@@ -179,6 +178,12 @@ class SqliteConnections:
                 connection.execute(self._writer_setup_sql)
             self._opened.append(connection)
             return SqliteSession(connection)
+
+
+def _create_file(path: Path) -> None:
+    """Create the file, readable by its owner only. SQLite gives the same mode to the files next to it."""
+    with contextlib.suppress(OSError):  # SQLite reports what is wrong, and a file that exists is kept as it is
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _in_transaction(session: SqliteSession, work: Callable[[SqliteSession], T]) -> T:

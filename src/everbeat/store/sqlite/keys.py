@@ -9,7 +9,7 @@ from uuid import UUID
 
 from everbeat.core.access import AuditLogEntry
 from everbeat.core.keys import ApiKey
-from everbeat.store.key_rows import key_from_row, key_to_row
+from everbeat.store.key_rows import is_last_admin, key_from_row, key_to_row
 from everbeat.store.rows import (
     text_of,
 )
@@ -67,11 +67,12 @@ class SqliteKeys(SqliteBase):
     ) -> KeyChange:
         def work(session: SqliteSession) -> KeyChange:
             moment = self._moment(now)
-            admins = session.rows(self._blocks["key_admins"], {"now": moment})[0]["count"]
+            (before,) = session.rows(self._blocks["key_admins"], {"now": moment})
             for id_ in ids:
                 if session.change(self._blocks["key_revoke"], {"id": id_, "tenant_id": tenant_id, "now": moment}) < 1:
                     raise Rollback(KeyChange.ABSENT)
-            if admins and not session.rows(self._blocks["key_admins"], {"now": moment})[0]["count"]:
+            (after,) = session.rows(self._blocks["key_admins"], {"now": moment})
+            if is_last_admin(before, after):
                 raise Rollback(KeyChange.LAST_ADMIN)
             write_audit_log(session, self._blocks, audit_log, moment)
             return KeyChange.DONE

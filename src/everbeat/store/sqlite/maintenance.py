@@ -38,6 +38,15 @@ class SqliteMaintenance(SqliteBase):
     async def month_ensure(self, months: Sequence[datetime]) -> list[str]:
         return []
 
+    async def audit_log_prune(self, *, before: datetime, limit: int) -> int:
+        def work(session: SqliteSession) -> int:
+            session.change(self._blocks["audit_log_prune_begin"], {"now": self._moment(None)})
+            count = session.change(self._blocks["audit_log_prune"], {"before_at": before, "limit": limit})
+            session.change(self._blocks["audit_log_prune_end"])
+            return count
+
+        return await self._connections.write("audit_log_prune", work)
+
     async def month_prune(self, *, before: datetime, limit: int) -> int:
         values = {"before_at": before, "limit": limit}
 

@@ -24,3 +24,7 @@ SELECT {{audit_log_columns}} FROM audit_log
 WHERE (at, id) < (:before_at::timestamptz, :before_id::uuid) AND at >= :from_at AND at < :to_at
   AND (:action::text IS NULL OR action = :action)
 ORDER BY at DESC, id DESC LIMIT :limit;
+
+-- name: audit_log_prune
+-- Delete a limited number of old entries, with the privileges of the table owner.
+SELECT everbeat_audit_log_prune(:before_at::timestamptz, :limit::integer) AS count;

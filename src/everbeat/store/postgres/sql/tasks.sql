@@ -307,7 +307,8 @@ WHERE schedule_id = :schedule_id AND (tenant_id = :tenant_id) IS TRUE AND origin
   AND scheduled_for >= :from_at AND scheduled_for < :to_at;
 
 -- name: task_ready_count
--- The number of a tenant's ready tasks, up to a limit. A loose index scan finds the queues, one index seek for each.
+-- The number of a tenant's tasks that are ready or due soon, up to a limit. A loose index scan finds the queues, one index seek
+-- for each.
 WITH RECURSIVE queues AS (
   (SELECT queue FROM tasks WHERE state = 'ready' AND queue > '' ORDER BY queue LIMIT 1)
   UNION ALL
@@ -318,7 +319,15 @@ SELECT count(*) AS count FROM (
   SELECT 1 FROM queues AS q CROSS JOIN LATERAL (
     SELECT 1 FROM tasks AS t WHERE t.state = 'ready' AND t.queue = q.queue AND t.tenant_id = :tenant_id LIMIT :limit
   ) AS ready
-  WHERE q.queue IS NOT NULL LIMIT :limit
+  WHERE q.queue IS NOT NULL
+  UNION ALL
+  -- The function hides the tenant from the planner, which might otherwise scan the tasks of all tenants for one with many.
+  SELECT 1 FROM unnest(ARRAY[:tenant_id::uuid]) AS q(tenant_id) CROSS JOIN LATERAL (
+    SELECT 1 FROM tasks AS t WHERE t.state = 'scheduled' AND t.tenant_id = q.tenant_id
+      AND t.run_at <= coalesce(:now::timestamptz, now()) + make_interval(secs => :soon_seconds::double precision)
+    ORDER BY t.tenant_id, t.run_at LIMIT :limit
+  ) AS due
+  LIMIT :limit
 ) AS counted;
 
 -- name: task_depths

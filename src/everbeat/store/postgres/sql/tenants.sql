@@ -10,17 +10,17 @@ SELECT * FROM tenants WHERE name = ANY(:names::text[]);
 
 -- name: tenant_insert
 -- Insert a tenant, if neither its id nor its name is taken.
-INSERT INTO tenants (id, name, weight, max_schedules, max_ready, max_running, submits_per_second, max_payload_bytes, revision,
-  created_at, updated_at)
-VALUES (:id, :name, :weight, :max_schedules, :max_ready, :max_running, :submits_per_second, :max_payload_bytes, :revision,
-  :created_at, :updated_at)
+INSERT INTO tenants (id, name, weight, max_schedules, max_ready, max_running, submits_per_second, max_payload_bytes,
+  min_priority, revision, created_at, updated_at)
+VALUES (:id, :name, :weight, :max_schedules, :max_ready, :max_running, :submits_per_second, :max_payload_bytes,
+  :min_priority, :revision, :created_at, :updated_at)
 ON CONFLICT DO NOTHING;
 
 -- name: tenant_replace
 -- Replace a tenant, only if it has the expected revision.
 UPDATE tenants SET name = :name, weight = :weight, max_schedules = :max_schedules, max_ready = :max_ready,
   max_running = :max_running, submits_per_second = :submits_per_second, max_payload_bytes = :max_payload_bytes,
-  revision = :revision, updated_at = :updated_at
+  min_priority = :min_priority, revision = :revision, updated_at = :updated_at
 WHERE id = :id AND revision = :expected;
 
 -- name: tenant_lock

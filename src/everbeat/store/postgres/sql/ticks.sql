@@ -63,7 +63,8 @@ inserted AS (
   INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, schedule_name,
     scheduled_for, run_at, priority, state, max_attempts, retry, timeout_seconds, labels, fair_key, created_at)
   SELECT d.task_id, d.tenant_id, d.partition, d.queue, d.task_type, d.target, d.payload, 'tick', d.id, d.name, d.fires,
-    d.fires, d.priority, CASE WHEN d.is_held THEN 'held' ELSE 'ready' END, d.max_attempts, d.retry, d.timeout_seconds,
+    d.fires, greatest(d.priority, (SELECT n.min_priority FROM tenants AS n WHERE n.id = d.tenant_id)),
+    CASE WHEN d.is_held THEN 'held' ELSE 'ready' END, d.max_attempts, d.retry, d.timeout_seconds,
     d.labels, d.fair_key, coalesce(:now::timestamptz, clock_timestamp())
   FROM decided AS d
   WHERE (d.task_id IN (SELECT l.task_id FROM ledger AS l WHERE l.task_id IS NOT NULL)) IS TRUE

@@ -24,3 +24,17 @@ SELECT {{audit_log_columns}} FROM audit_log
 WHERE (at, id) < (:before_at, :before_id) AND at >= :from_at AND at < :to_at
   AND (:action IS NULL OR action = :action)
 ORDER BY at DESC, id DESC LIMIT :limit;
+
+-- name: audit_log_prune
+-- Delete a limited number of old entries. Entries of the last 30 days are kept in any case.
+-- Differs from postgres: a row in audit_log_pruning permits the deletion.
+DELETE FROM audit_log WHERE rowid IN (
+  SELECT rowid FROM audit_log WHERE at < min(:before_at, (unixepoch() - 30 * 86400) * 1000000) ORDER BY at, id LIMIT :limit);
+
+-- name: audit_log_prune_begin
+-- Permit the deletion of old entries in this transaction.
+INSERT INTO audit_log_pruning (started_at) VALUES (:now);
+
+-- name: audit_log_prune_end
+-- Forbid it again.
+DELETE FROM audit_log_pruning;

@@ -30,8 +30,8 @@ UPDATE api_keys SET revoked_at = :now
 WHERE (id = :id OR session_of = :id) AND revoked_at IS NULL AND (:tenant_id IS NULL OR tenant_id = :tenant_id);
 
 -- name: key_admins
--- The number of usable keys with the scope admin, other than those of browser sessions.
-SELECT count(*) AS count FROM api_keys
+-- The number of usable keys with the scope admin, and of those that do not expire, without those of browser sessions.
+SELECT count(*) AS usable, count(*) FILTER (WHERE expires_at IS NULL) AS lasting FROM api_keys
 WHERE session_of IS NULL AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > :now) AND ' ' || scopes || ' ' LIKE '% admin %';
 
 -- name: key_list

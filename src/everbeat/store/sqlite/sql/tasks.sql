@@ -261,7 +261,8 @@ WHERE schedule_id = :schedule_id AND +tenant_id = :tenant_id AND origin = 'backf
   AND scheduled_for >= :from_at AND scheduled_for < :to_at;
 
 -- name: task_ready_count
--- The number of a tenant's ready tasks, up to a limit. A loose index scan finds the queues, one index seek for each.
+-- The number of a tenant's tasks that are ready or due soon, up to a limit. A loose index scan finds the queues, one index seek
+-- for each.
 WITH RECURSIVE queues (queue) AS (
   SELECT min(queue) FROM tasks INDEXED BY tasks_ready WHERE state = 'ready' AND queue > ''
   UNION ALL
@@ -270,7 +271,11 @@ WITH RECURSIVE queues (queue) AS (
 )
 SELECT count(*) AS count FROM (
   SELECT 1 FROM queues AS q CROSS JOIN tasks AS t INDEXED BY tasks_ready
-  WHERE t.state = 'ready' AND t.queue = q.queue AND t.tenant_id = :tenant_id LIMIT :limit
+  WHERE t.state = 'ready' AND t.queue = q.queue AND t.tenant_id = :tenant_id
+  UNION ALL
+  SELECT 1 FROM tasks INDEXED BY tasks_scheduled_of_tenant
+  WHERE state = 'scheduled' AND tenant_id = :tenant_id AND run_at <= :now + CAST(:soon_seconds * 1000000 AS INTEGER)
+  LIMIT :limit
 );
 
 -- name: task_depths

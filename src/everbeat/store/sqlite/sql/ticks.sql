@@ -38,7 +38,7 @@ UPDATE temp.firing SET
           -- The sum is the number of unfinished tasks from which a tick is skipped. It also limits the number of held tasks.
           WHEN s.overlap IN ('queue', 'cancel_previous') AND count(*) < s.concurrency + 1000 THEN 'held' END
         FROM tasks AS t WHERE t.schedule_id = firing.schedule_id AND t.origin <> 'backfill') END,
-      s.queue, s.task_type, s.priority
+      s.queue, s.task_type, max(s.priority, coalesce((SELECT n.min_priority FROM tenants AS n WHERE n.id = s.tenant_id), 0))
     FROM schedules AS s WHERE s.id = firing.schedule_id),
   is_new = NOT EXISTS (
     SELECT 1 FROM ticks AS t WHERE t.schedule_id = firing.schedule_id AND t.scheduled_for = firing.fires)
@@ -57,7 +57,7 @@ WHERE f.fires IS NOT NULL AND f.is_new;
 INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for,
   run_at, priority, state, max_attempts, retry, timeout_seconds, labels, fair_key, created_at)
 SELECT f.task_id, s.tenant_id, s.partition, s.queue, s.task_type, s.target, s.payload, 'tick', s.id, s.name, f.fires, f.fires,
-  s.priority, f.state, s.max_attempts, s.retry, s.timeout_seconds, s.labels, s.fair_key, :now
+  f.priority, f.state, s.max_attempts, s.retry, s.timeout_seconds, s.labels, s.fair_key, :now
 FROM temp.firing AS f CROSS JOIN schedules AS s ON s.id = f.schedule_id
 WHERE f.fires IS NOT NULL AND f.is_new AND f.state IS NOT NULL;
 
