@@ -24,8 +24,9 @@ from everbeat.client.operations import Operation
 from everbeat.client.options import TASK_OPTIONS, NamedOptions, ScheduleOptions, TaskOptions
 from everbeat.client.registration import Registration, register_schedules
 from everbeat.client.registry import Hook, Registry
+from everbeat.client.servers import Servers
 from everbeat.client.tasks import Task, named_input, submit_task
-from everbeat.client.urls import DEFAULT_URL, is_server, validate_url
+from everbeat.client.urls import DEFAULT_URL, is_server, validate_urls
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.protocol import DEFAULT_LEASE_SECONDS
 from everbeat.worker.context import Context
@@ -80,27 +81,30 @@ class Decorator(Protocol):
 class Everbeat:
     """An app. `url` is a server, or a database on which to run in this process. The default is EVERBEAT_URL.
 
+    Several servers of a cluster can be given as a list, or separated by commas: if one does not respond, the next one is used.
+
     Schedules are registered with the `name` of the app, so that schedules it no longer declares can be pruned.
     `patience` is how long a call is retried while the server does not respond.
     """
 
     def __init__(
         self,
-        url: str | None = None,
+        url: str | Sequence[str] | None = None,
         *,
         name: str = DEFAULT_NAME,
         api_key: str | None = None,
         patience: Duration = 30.0,
     ) -> None:
-        self.url = validate_url(url if url is not None else os.environ.get("EVERBEAT_URL") or DEFAULT_URL)
+        self.url = validate_urls(url if url is not None else os.environ.get("EVERBEAT_URL") or DEFAULT_URL)
         if not is_name(name):
             raise RegistrationError(f"the app's name {name!r} {NAME_MESSAGE}")
         self.name = name
         self.registry = Registry(app=name)
         self._api_key = api_key if api_key is not None else os.environ.get("EVERBEAT_API_KEY") or None
         self._connection: Connection
-        if is_server(self.url):
-            self._connection = HttpConnection(self.url, self._api_key, RetryBudget(seconds_of(patience, "patience")))
+        self._servers = Servers(self.url) if is_server(self.url) else None
+        if self._servers is not None:
+            self._connection = HttpConnection(self._servers, self._api_key, RetryBudget(seconds_of(patience, "patience")))
         else:
             self._connection = NodeConnection(lambda: _start_node(self.url, ()))
         self.client: Client[BlockingMode] = Client(self._connection, BlockingMode)
@@ -280,9 +284,9 @@ class Everbeat:
 
     def http_transport(self) -> HttpTransport:
         """Return a transport to the server of this app, for a worker. The caller closes it."""
-        if not is_server(self.url):
+        if self._servers is None:
             raise RegistrationError(f"{self.url.partition('://')[0]} is a database, not a server; use async with eb.running()")
-        return HttpTransport(self.url, self._api_key)
+        return HttpTransport(self._servers, self._api_key)
 
     async def _connect(self, stack: contextlib.AsyncExitStack) -> Transport:
         transport: Transport

@@ -34,6 +34,14 @@ def test_it_accepts_urls_of_servers_and_databases(url: str) -> None:
     assert Everbeat(url).url == url
 
 
+def test_it_accepts_the_urls_of_several_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Everbeat(["http://a:1", "https://b/"]).url == "http://a:1,https://b"
+    assert Everbeat("http://a:1, http://b:2,http://a:1,").url == "http://a:1,http://b:2"
+    assert Everbeat("postgresql://user@one,two/name").url == "postgresql://user@one,two/name"
+    monkeypatch.setenv("EVERBEAT_URL", "http://a:1,http://b:2")
+    assert Everbeat().http_transport().servers.urls == ("http://a:1", "http://b:2")
+
+
 def test_the_default_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Everbeat().url == "http://127.0.0.1:8080"
     monkeypatch.setenv("EVERBEAT_URL", "http://other:9000/")
@@ -56,6 +64,10 @@ def test_the_default_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPa
         ("http://user:secret@host", "pass the API key as api_key="),
         ("http://host/?a=b", "has a query"),
         (7, "is a int, not a string"),
+        ([7], "is a list, not a string or a list of strings"),
+        ([], "there is no URL"),
+        ("http://a,b:8080", "did you mean http://b:8080?"),
+        (["http://a", "sqlite:///app.db"], '"sqlite:///app.db" is a database; several URLs can only be'),
     ],
 )
 def test_a_wrong_url_is_refused_when_the_app_is_created(url: Any, message: str) -> None:

@@ -20,7 +20,7 @@ from everbeat.cli.connection import API_KEY_FILE, URL, read_key
 from everbeat.cli.shell_options import allowed_commands, shell_arguments, shell_options
 from everbeat.client.errors import NotReachable, ServerProblem
 from everbeat.client.http import HttpTransport
-from everbeat.client.urls import is_server, validate_url
+from everbeat.client.urls import is_server, validate_urls
 from everbeat.core.errors import EverbeatError
 from everbeat.core.protocol import DEFAULT_LEASE_SECONDS
 from everbeat.core.shell import AllowedCommands
@@ -93,7 +93,7 @@ def worker(context: click.Context, /, app: str | None, url: str | None, processe
         shell=allowed_commands(flags),
     )
     if url is not None:
-        os.environ["EVERBEAT_URL"] = validate_url(url)
+        os.environ["EVERBEAT_URL"] = validate_urls(url)
     if (file := flags["api_key_file"]) is not None:
         # Not as an argument, which other users of the machine can read. Child processes inherit the variable.
         os.environ["EVERBEAT_API_KEY"] = read_key(file)
@@ -101,7 +101,7 @@ def worker(context: click.Context, /, app: str | None, url: str | None, processe
     if processes > 1:
         shared = ["--log-level", log_level, *shell_arguments(flags)]
         context.exit(WorkerProcesses([_child(app, url, shared, options, number) for number in range(processes)]).run())
-    if is_server(url or loaded.url):
+    if is_server(loaded.url if url is None else url.strip()):
         run_until_signalled(lambda stopping: _work(loaded, url, options, stopping))
     else:
         run_until_signalled(lambda stopping: _run_in_process(loaded, url, options, stopping))

@@ -30,23 +30,28 @@ from everbeat.client.endpoint import (
 )
 from everbeat.client.exchange import Exchange, NoResponse, RetryBudget, Sleep, exchange
 from everbeat.client.requests import HttpResponse, Request
+from everbeat.client.servers import Servers
 from everbeat.core.protocol import TaskInput
 
 
 class BlockingHttpTransport:
     """The transport for sync code."""
 
-    def __init__(self, url: str, api_key: str | None = None, *, retry_budget: RetryBudget | None = None) -> None:
-        self.url = url
+    def __init__(self, url: str | Servers, api_key: str | None = None, *, retry_budget: RetryBudget | None = None) -> None:
+        self.servers = url if isinstance(url, Servers) else Servers(url)
         self._retry_budget = retry_budget or RetryBudget()
-        self._endpoint = endpoint_of(url, api_key)
-        self._pool = _ConnectionPool(self._endpoint)
-        # Closes the connections of an app that the program does not close itself.
-        weakref.finalize(self, self._pool.close)
-        self._target_prefix, self._head = _request_head_of(self._endpoint)
+        self._by_url = {one: _Server.of(one, api_key) for one in self.servers.urls}
+        for server in self._by_url.values():
+            # Closes the connections of an app that the program does not close itself.
+            weakref.finalize(self, server.pool.close)
+
+    @property
+    def url(self) -> str:
+        return str(self.servers)
 
     def close(self) -> None:
-        self._pool.close()
+        for server in self._by_url.values():
+            server.pool.close()
 
     def request(
         self,
@@ -63,7 +68,7 @@ class BlockingHttpTransport:
         return [id_ for request in requests.submit(tasks) for id_ in requests.ids_of(self._exchange(request), request)]
 
     def _exchange(self, request: Request) -> HttpResponse:
-        steps: Exchange = exchange(request, self.url, self._retry_budget)
+        steps: Exchange = exchange(request, self.servers, self._retry_budget)
         outcome: HttpResponse | NoResponse | None = None
         while True:
             try:
@@ -75,30 +80,32 @@ class BlockingHttpTransport:
                 time.sleep(step.seconds)
                 outcome = None
             else:
-                outcome = self._send(step.request)
+                outcome = self._send(step.request, self._by_url[step.url])
 
-    def _send(self, request: Request) -> HttpResponse | NoResponse:
+    def _send(self, request: Request, server: _Server) -> HttpResponse | NoResponse:
         timeout = request.timeout_seconds or TIMEOUT_SECONDS
         try:
-            connection = self._pool.acquire(timeout)
+            connection = server.pool.acquire(timeout)
         except OSError as error:
             return NoResponse(_reason_of(error), was_sent=False)
         is_reusable = False
         try:
-            response, is_reusable = self._send_over(connection, request, timeout)
+            response, is_reusable = self._send_over(connection, server.bytes_of(request), request.method, timeout)
             return response
         except (OSError, http.client.HTTPException) as error:
             return NoResponse(_reason_of(error), was_sent=True)
         finally:
-            self._pool.release(connection, is_reusable)
+            server.pool.release(connection, is_reusable)
 
-    def _send_over(self, connection: http.client.HTTPConnection, request: Request, timeout: float) -> tuple[HttpResponse, bool]:
+    def _send_over(
+        self, connection: http.client.HTTPConnection, data: bytes, method: str, timeout: float
+    ) -> tuple[HttpResponse, bool]:
         """Return the response, and whether the connection can be reused."""
         sock: socket.socket = connection.sock
         sock.settimeout(timeout)
         # Head and body in one packet; http.client would send two.
-        sock.sendall(self._bytes_of(request))
-        response = http.client.HTTPResponse(sock, method=request.method)
+        sock.sendall(data)
+        response = http.client.HTTPResponse(sock, method=method)
         try:
             response.begin()
             body = response.read()
@@ -107,8 +114,21 @@ class BlockingHttpTransport:
         finally:
             response.close()
 
-    def _bytes_of(self, request: Request) -> bytes:
-        lines = [f"{request.method} {self._target_prefix}{request.path} HTTP/1.1\r\n{self._head}"]
+
+class _Server(NamedTuple):
+    """A server: its connections, the prefix of paths in the request line, and the header lines that all requests share."""
+
+    pool: _ConnectionPool
+    target_prefix: str
+    head: str
+
+    @classmethod
+    def of(cls, url: str, api_key: str | None) -> _Server:
+        endpoint = endpoint_of(url, api_key)
+        return cls(_ConnectionPool(endpoint), *_request_head_of(endpoint))
+
+    def bytes_of(self, request: Request) -> bytes:
+        lines = [f"{request.method} {self.target_prefix}{request.path} HTTP/1.1\r\n{self.head}"]
         lines += [f"{name}: {_header_text(value)}\r\n" for name, value in request.headers.items()]
         if request.body is not None or request.method not in ("GET", "HEAD", "DELETE"):
             lines.append(f"content-length: {len(request.body or b'')}\r\n")

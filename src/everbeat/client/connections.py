@@ -22,6 +22,7 @@ from everbeat.client.exchange import RetryBudget
 from everbeat.client.http import HttpTransport
 from everbeat.client.inprocess import InProcessTransport, LocalNode
 from everbeat.client.operations import Operation, run, run_operation_blocking
+from everbeat.client.servers import Servers
 
 T = TypeVar("T")
 
@@ -72,9 +73,9 @@ class _Attachable:
 class HttpConnection(_Attachable):
     """One blocking transport for all threads, and one async transport per event loop. A forked process opens new ones."""
 
-    def __init__(self, url: str, api_key: str | None, retry_budget: RetryBudget | None = None) -> None:
+    def __init__(self, url: str | Servers, api_key: str | None, retry_budget: RetryBudget | None = None) -> None:
         super().__init__()
-        self._url = url
+        self.servers = url if isinstance(url, Servers) else Servers(url)
         self._api_key = api_key
         self._retry_budget = retry_budget
         self._lock = threading.Lock()
@@ -88,7 +89,7 @@ class HttpConnection(_Attachable):
         with self._lock:
             if self._sync is None or self._pid != os.getpid():
                 self._sync, self._pid = (
-                    BlockingHttpTransport(self._url, self._api_key, retry_budget=self._retry_budget),
+                    BlockingHttpTransport(self.servers, self._api_key, retry_budget=self._retry_budget),
                     os.getpid(),
                 )
             transport = self._sync
@@ -118,7 +119,7 @@ class HttpConnection(_Attachable):
         return entry.transport
 
     async def _open_transport(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[HttpTransport, None]:
-        transport = HttpTransport(self._url, self._api_key, retry_budget=self._retry_budget)
+        transport = HttpTransport(self.servers, self._api_key, retry_budget=self._retry_budget)
         try:
             yield transport
         finally:

@@ -73,14 +73,16 @@ class NotAllowed(ServerProblem):
 class NotReachable(EverbeatError):
     """There was no response from the server. A request that was sent may or may not have taken effect."""
 
-    def __init__(self, url: str, reason: str) -> None:
-        super().__init__(url, reason)
+    def __init__(self, url: str, reason: str, tried_seconds: float = 0.0) -> None:
+        super().__init__(url, reason, tried_seconds)
         self.url = url
         self.reason = reason
+        self.tried_seconds = tried_seconds
 
     def __str__(self) -> str:
+        tried = f"; tried for {self.tried_seconds:.0f} seconds" if self.tried_seconds >= 1 else ""
         return (
-            f"cannot reach Everbeat at {self.url} ({self.reason}); is the server running (everbeat dev starts one), "
+            f"cannot reach Everbeat at {self.url} ({self.reason}{tried}); is the server running (everbeat dev starts one), "
             "and is EVERBEAT_URL correct?"
         )
 

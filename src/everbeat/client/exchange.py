@@ -3,6 +3,8 @@
 The generator yields a request to send or a time to sleep, and receives the outcome. A request that is safe to repeat is
 retried after a lost connection, 429 or 503, until the deadline. Other requests are retried only if they were certainly not
 processed: no connection, or 429. Delays have full jitter, so that clients rejected at the same time do not retry together.
+
+If there are several servers, a request that is repeated goes to the next one at once, and waits only after all have failed.
 """
 
 from __future__ import annotations
@@ -14,13 +16,19 @@ from typing import NamedTuple
 
 from everbeat.client.errors import NotReachable
 from everbeat.client.requests import HttpResponse, Repeat, Request, raise_for_problem, retry_after_seconds
+from everbeat.client.servers import REPORT_AFTER_SECONDS, Servers
 
 _FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS = 0.1, 5.0
 _MAX_DOUBLINGS = 10
+_UNAVAILABLE = 503
+_FAILOVER_TIMEOUT_SECONDS = 5.0
+_CLAIM_MARGIN_SAVED_SECONDS = 5.0
+_SMALL_BODY_BYTES = 64 * 1024
 
 
 class Send(NamedTuple):
     request: Request
+    url: str
 
 
 class Sleep(NamedTuple):
@@ -45,22 +53,54 @@ class RetryBudget(NamedTuple):
     random_fraction: Callable[[], float] = random.random
 
 
-def exchange(request: Request, url: str, retry_budget: RetryBudget) -> Exchange:
+def exchange(request: Request, servers: Servers, retry_budget: RetryBudget) -> Exchange:
     """Return the response, or raise its problem. Retries as described above."""
-    deadline = retry_budget.monotonic() + retry_budget.deadline_seconds
+    started = retry_budget.monotonic()
+    deadline = started + retry_budget.deadline_seconds
     tries = lost_count = 0
+    if servers.has_alternatives:
+        request = _shortened(request)
+    tried: set[str] = set()  # since the last pause
     while True:
-        outcome = yield Send(request)
+        url = servers.current
+        tried.add(url)
+        outcome = yield Send(request, url)
         tries += 1
+        is_down = _note_outcome(servers, url, outcome)
         if isinstance(outcome, HttpResponse) and (outcome.status < 400 or _was_already_deleted(request, outcome, lost_count)):
             return outcome
         wait = _wait_seconds(request, outcome, tries, retry_budget.random_fraction())
-        if wait is None or retry_budget.monotonic() + wait > deadline:
+        now = retry_budget.monotonic()
+        if wait is not None and is_down and servers.current not in tried and now <= deadline:
+            lost_count += not isinstance(outcome, HttpResponse)
+            continue
+        if wait is None or now + wait > deadline:
             if isinstance(outcome, HttpResponse):
                 raise_for_problem(outcome)
-            raise NotReachable(url, outcome.reason if isinstance(outcome, NoResponse) else "no response")
+            raise NotReachable(str(servers), servers.reason, now - started)
+        if is_down and now + wait - started >= REPORT_AFTER_SECONDS:
+            servers.report_outage(deadline - now)
         lost_count += not isinstance(outcome, HttpResponse)
+        tried.clear()
         yield Sleep(wait)
+
+
+def _note_outcome(servers: Servers, url: str, outcome: HttpResponse | NoResponse | None) -> bool:
+    """Record whether the server responds. Returns whether it is down: there was no response, or it is not available."""
+    if isinstance(outcome, HttpResponse) and outcome.status != _UNAVAILABLE:
+        servers.responded(url)
+        return False
+    servers.failed(url, outcome.reason if isinstance(outcome, NoResponse) else "not available")
+    return True
+
+
+def _shortened(request: Request) -> Request:
+    """Return the request with a shorter timeout, because another server can respond instead."""
+    if request.repeat is Repeat.NEVER and request.timeout_seconds is not None:
+        return request._replace(timeout_seconds=max(1.0, request.timeout_seconds - _CLAIM_MARGIN_SAVED_SECONDS))
+    if request.repeat is Repeat.SAFE and request.timeout_seconds is None and len(request.body or b"") <= _SMALL_BODY_BYTES:
+        return request._replace(timeout_seconds=_FAILOVER_TIMEOUT_SECONDS)
+    return request
 
 
 def _was_already_deleted(request: Request, response: HttpResponse, lost_count: int) -> bool:

@@ -16,6 +16,7 @@ from everbeat.client.coalescing import Coalescer
 from everbeat.client.endpoint import CONNECT_TIMEOUT_SECONDS, KEEPALIVE_SECONDS, MAX_CONNECTIONS, TIMEOUT_SECONDS, endpoint_of
 from everbeat.client.exchange import Exchange, NoResponse, RetryBudget, Sleep, exchange
 from everbeat.client.requests import HttpResponse, Request
+from everbeat.client.servers import Servers
 from everbeat.core.protocol import (
     LeaseClaimRequest,
     LeaseCompleteRequest,
@@ -40,11 +41,11 @@ _LARGE_BODY_TIMEOUT_FACTOR = 4
 class HttpTransport:
     """The transport for async code. It belongs to the event loop on which it is first used."""
 
-    def __init__(self, url: str, api_key: str | None = None, *, retry_budget: RetryBudget | None = None) -> None:
-        self.url = url
+    def __init__(self, url: str | Servers, api_key: str | None = None, *, retry_budget: RetryBudget | None = None) -> None:
+        self.servers = url if isinstance(url, Servers) else Servers(url)
         self._api_key = api_key
         self._retry_budget = retry_budget or RetryBudget()
-        self._session: _Session | None = None
+        self._sessions: dict[str, _Session] = {}
         self._coalescer = Coalescer(self._submit)
 
     async def open(self) -> None:
@@ -52,13 +53,17 @@ class HttpTransport:
 
     async def close(self) -> None:
         await self._coalescer.close()
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            await session.close()
+
+    @property
+    def url(self) -> str:
+        return str(self.servers)
 
     def for_thread(self) -> HttpTransport:
-        """Return another transport to the same server, for the event loop of another thread. The caller closes it."""
-        return HttpTransport(self.url, self._api_key, retry_budget=self._retry_budget)
+        """Return another transport to the same servers, for the event loop of another thread. The caller closes it."""
+        return HttpTransport(self.servers, self._api_key, retry_budget=self._retry_budget)
 
     async def request(
         self,
@@ -97,7 +102,7 @@ class HttpTransport:
         return requests.lease_results_of(await self._exchange(requests.release(release)))
 
     async def _exchange(self, request: Request) -> HttpResponse:
-        steps: Exchange = exchange(request, self.url, self._retry_budget)
+        steps: Exchange = exchange(request, self.servers, self._retry_budget)
         outcome: HttpResponse | NoResponse | None = None
         while True:
             try:
@@ -109,16 +114,17 @@ class HttpTransport:
                 await asyncio.sleep(step.seconds)
                 outcome = None
             else:
-                outcome = await self._send(step.request)
+                outcome = await self._send(step.request, step.url)
 
-    async def _send(self, request: Request) -> HttpResponse | NoResponse:
-        if self._session is None:
-            self._session = _Session(self.url, self._api_key)
-        return await self._session.send(request)
+    async def _send(self, request: Request, url: str) -> HttpResponse | NoResponse:
+        session = self._sessions.get(url)
+        if session is None:
+            session = self._sessions[url] = _Session(url, self._api_key)
+        return await session.send(request)
 
 
 class _Session:
-    """The connections of one transport, created on its event loop. Imports aiohttp only then, because the import is slow."""
+    """The connections of a transport to one server, created on its event loop. Only then aiohttp is imported: this is slow."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         import aiohttp

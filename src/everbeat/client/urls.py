@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from everbeat.client.errors import InvalidUrl
@@ -12,10 +13,28 @@ _FORMS = (
 )
 
 
+def validate_urls(urls: str | Sequence[str]) -> str:
+    """Return the normalized URL, or several server URLs separated by commas. Raises InvalidUrl with a hint."""
+    if isinstance(urls, str) and not is_server(urls.strip()):
+        return validate_url(urls)  # the URL of a database may contain commas
+    if not isinstance(urls, str) and not (isinstance(urls, Sequence) and all(isinstance(url, str) for url in urls)):
+        raise InvalidUrl(f"the URL is a {type(urls).__name__}, not a string or a list of strings; use {_FORMS}")
+    parts = urls.split(",") if isinstance(urls, str) else urls
+    normalized = list(dict.fromkeys(validate_url(url) for url in parts if url.strip()))
+    if not normalized:
+        raise InvalidUrl(f"there is no URL in the list; use {_FORMS}")
+    if len(normalized) > 1 and (others := [url for url in normalized if not is_server(url)]):
+        raise InvalidUrl(f'"{others[0]}" is a database; several URLs can only be those of servers')
+    return ",".join(normalized)
+
+
+def server_urls(urls: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the URLs of servers as separate texts."""
+    return tuple(url.rstrip("/") for url in (urls.split(",") if isinstance(urls, str) else urls))
+
+
 def validate_url(url: str) -> str:
     """Return the normalized URL. Raises InvalidUrl with a hint."""
-    if not isinstance(url, str):
-        raise InvalidUrl(f"the URL is a {type(url).__name__}, not a string; use {_FORMS}")
     text = url.strip()
     scheme, separator, _ = text.partition("://")
     if not separator:

@@ -14,6 +14,8 @@ from everbeat.worker.backoff import Backoff
 from everbeat.worker.telemetry import WorkerTelemetry
 
 _MAX_POLL_SECONDS = 25.0
+# With several servers, a poll is shorter, so that a server that has stopped without closing its connections is noticed sooner.
+_FAILOVER_POLL_SECONDS = 10.0
 _TIMEOUT_MARGIN_SECONDS = 15.0
 # The server responds within this time if tasks are ready. After it, the claim is waiting for a task.
 _RESPONSE_SECONDS = 2.0
@@ -43,7 +45,9 @@ class Claimer:
         self._sent_at = 0.0
         self._is_polling = self._was_last_claim_full = False
         # Leases count from the time when the claim was sent. The poll must end early enough for a first heartbeat.
-        self._poll_seconds = min(_MAX_POLL_SECONDS, claim.lease_seconds * 0.8)
+        servers = getattr(transport, "servers", None)
+        longest = _FAILOVER_POLL_SECONDS if servers is not None and servers.has_alternatives else _MAX_POLL_SECONDS
+        self._poll_seconds = min(longest, claim.lease_seconds * 0.8)
 
     def wake(self) -> None:
         """Wake the claimer, because slots may be free."""

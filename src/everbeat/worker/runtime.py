@@ -111,6 +111,8 @@ class Worker:
             lease_seconds=self._lease_seconds,
             on_stop=self._on_stop_requested,
         )
+        if (servers := getattr(self._transport, "servers", None)) is not None:
+            servers.reports_outages = False  # the worker logs them itself
         types = self._types if len(self._types) <= MAX_TYPES else None
         claim = LeaseClaimRequest(
             worker=self.name,
