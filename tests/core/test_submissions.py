@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everbeat.core.broker_targets import KafkaTarget
 from everbeat.core.definitions import MAX_DEPTH
 from everbeat.core.errors import InvalidInput, TooLarge
 from everbeat.core.partitioning import partition_of
@@ -30,7 +31,7 @@ from everbeat.core.submissions import (
     task_from_schedule,
     truncated_result,
 )
-from everbeat.core.targets import HttpTarget, KafkaTarget, WorkerTarget
+from everbeat.core.targets import HttpTarget, WorkerTarget
 from everbeat.core.tasks import Attempt, AttemptOutcome, DeadLetter, LogLine, NewTask, Origin, TaskKey, TaskRecord, TaskState
 from everbeat.core.tenants import MAX_PAYLOAD_BYTES
 from tests.factories import NOW, make_schedule, seconds

@@ -1,4 +1,4 @@
-"""Targets: where a task is sent. One struct per kind, and the validation that needs no network."""
+"""Targets: where a task is sent. Structs, and the validation that needs no network. The kinds of brokers: broker_targets.py."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from everbeat.core.broker_targets import BrokerTarget, Text, broker_target_errors
 from everbeat.core.errors import FieldError
 from everbeat.core.names import NAME_MESSAGE, is_name
-
-Text = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 _SUCCESS = re.compile(r"[1-5](xx|\d\d)(,[1-5](xx|\d\d)){0,9}")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
@@ -54,39 +53,6 @@ class HttpTarget(_Target, frozen=True, kw_only=True, tag="http"):
     mode: Literal["sync", "callback"] = "sync"
 
 
-class CeleryTarget(_Target, frozen=True, kw_only=True, tag="celery"):
-    task: Text
-    broker: Text
-    queue: Text = "celery"
-
-
-class SqsTarget(_Target, frozen=True, kw_only=True, tag="sqs"):
-    queue_url: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
-    broker: Text
-
-
-class KafkaTarget(_Target, frozen=True, kw_only=True, tag="kafka"):
-    topic: Text
-    broker: Text
-    key: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
-
-
-class RedisTarget(_Target, frozen=True, kw_only=True, tag="redis"):
-    stream: Text
-    broker: Text
-
-
-class AmqpTarget(_Target, frozen=True, kw_only=True, tag="amqp"):
-    exchange: Annotated[str, msgspec.Meta(max_length=256)]
-    routing_key: Annotated[str, msgspec.Meta(max_length=256)]
-    broker: Text
-
-
-class NatsTarget(_Target, frozen=True, kw_only=True, tag="nats"):
-    subject: Text
-    broker: Text
-
-
 class CustomTarget(_Target, frozen=True, kw_only=True, tag="custom"):
     """A target of a kind that an installed package adds. `name`: the kind. It defines the options."""
 
@@ -95,7 +61,6 @@ class CustomTarget(_Target, frozen=True, kw_only=True, tag="custom"):
     options: dict[str, Any] = {}
 
 
-BrokerTarget = CeleryTarget | SqsTarget | KafkaTarget | RedisTarget | AmqpTarget | NatsTarget
 Target = WorkerTarget | HttpTarget | BrokerTarget | CustomTarget
 
 
@@ -161,7 +126,7 @@ def target_errors(target: Target, rules: TargetRules = NO_RULES) -> list[FieldEr
     if isinstance(target, HttpTarget):
         return _http_errors(target)
     if isinstance(target, BrokerTarget):
-        return _broker_errors(target.broker, target_kind(target), rules)
+        return _broker_errors(target.broker, target_kind(target), rules) + broker_target_errors(target)
     if isinstance(target, CustomTarget):
         return _custom_errors(target, rules)
     assert_never(target)

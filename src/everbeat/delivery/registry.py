@@ -19,7 +19,13 @@ GROUP = "everbeat.targets"
 
 # The module of each built-in kind. It has a function `make_target(context) -> Target`.
 BUILT_IN: Mapping[str, str] = {
+    "amqp": "everbeat.delivery.amqp",
+    "celery": "everbeat.delivery.celery",
     "http": "everbeat.delivery.http",
+    "kafka": "everbeat.delivery.kafka",
+    "nats": "everbeat.delivery.nats",
+    "redis": "everbeat.delivery.redis",
+    "sqs": "everbeat.delivery.sqs",
 }
 
 
