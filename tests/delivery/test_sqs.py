@@ -125,9 +125,9 @@ async def test_every_message_arrives_although_the_connections_are_cut_under_load
     url = create_queue(moto_server, name)
     async with FaultyProxy("127.0.0.1", moto_server.port) as proxy:
         proxy.losable = lambda request: b"SendMessage" in request
-        proxy.lose_reply_probability = 0.05
+        proxy.lose_reply_probability = 0.1
         target = target_of(broker_of("sqs", region="us-east-1", endpoint=f"http://127.0.0.1:{proxy.port}", **KEYS))
-        tasks = [make_task(queue(url, **({"group_id": "one"} if "fifo" in name else {})), number) for number in range(200)]
+        tasks = [make_task(queue(url, **({"group_id": "one"} if "fifo" in name else {})), number) for number in range(60)]
         load = Load(target, tasks)
         running = asyncio.create_task(load.run())
         await load.some_are_confirmed()
