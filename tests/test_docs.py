@@ -44,6 +44,7 @@ DESCRIBED_DEFAULTS = {
     "address_requests_per_second": "`4000` with keys",
     "bad_keys_per_second": "`10` with keys",
     "trusted_proxies": "none",
+    "webhook_allow": "none",
     "max_connections_per_address": "half of `max_connections`",
     "node_name": "the host name",
 }

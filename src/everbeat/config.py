@@ -17,6 +17,7 @@ from everbeat.core.addresses import parse_networks
 from everbeat.core.brokers import Broker
 from everbeat.core.errors import InvalidInput, SettingsError
 from everbeat.core.names import NAME_MESSAGE, is_name
+from everbeat.core.webhook_addresses import WebhookRules, parse_webhook_allow
 
 PREFIX = "EVERBEAT_"
 FILE_NAME = "everbeat.toml"
@@ -69,7 +70,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_connections_per_address: Annotated[int, msgspec.Meta(ge=16, le=1_000_000)] | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "json"
+    public_url: str | None = None
     delivery_concurrency: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1000
+    webhook_allow: tuple[str, ...] = ()
+    webhook_timeout_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 30.0
+    webhook_max_concurrent: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
+    webhook_ca_file: str | None = None
+    webhook_client_certificate: str | None = None
+    webhook_client_key: str | None = None
     brokers: dict[str, Broker] = {}
 
     @property
@@ -102,6 +110,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return "http" if self.tls_certificate is None else "https"
 
     @property
+    def callback_url(self) -> str | None:
+        """The address of this server in callbacks. A server on loopback is reached by the address that it listens on."""
+        if self.public_url is not None or not self.is_loopback:
+            return None if self.public_url is None else self.public_url.rstrip("/")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+    @property
+    def webhook_rules(self) -> WebhookRules:
+        return parse_webhook_allow(self.webhook_allow)._replace(has_callbacks=self.callback_url is not None)
+
+    @property
     def is_loopback(self) -> bool:
         return is_loopback(self.host)
 
@@ -126,7 +146,7 @@ _CHOICES = {
 }
 
 
-_LISTS = ("roles", "trusted_proxies")
+_LISTS = ("roles", "trusted_proxies", "webhook_allow")
 _TABLES = ("brokers",)  # only in the settings file
 
 
@@ -199,6 +219,7 @@ def _checked(settings: Settings) -> Settings:
             f"settings: host is {settings.host}, but without API keys Everbeat listens on loopback only; use --auth keys"
         )
     _check_tls(settings)
+    _check_webhooks(settings)
     try:
         parse_networks(settings.trusted_proxies)
     except InvalidInput as error:
@@ -222,6 +243,21 @@ def _check_tls(settings: Settings) -> None:
         file = getattr(settings, name)
         if file is not None and not Path(file).is_file():
             raise SettingsError(f"settings: {name}: there is no file {file}")
+
+
+def _check_webhooks(settings: Settings) -> None:
+    if (settings.webhook_client_certificate is None) != (settings.webhook_client_key is None):
+        raise SettingsError("settings: webhook_client_certificate and webhook_client_key require each other; one is missing")
+    for name in ("webhook_ca_file", "webhook_client_certificate", "webhook_client_key"):
+        file = getattr(settings, name)
+        if file is not None and not Path(file).is_file():
+            raise SettingsError(f"settings: {name}: there is no file {file}")
+    try:
+        parse_webhook_allow(settings.webhook_allow)
+    except ValueError as error:
+        raise SettingsError(f"settings: webhook_allow: {error}") from None
+    if settings.public_url is not None and not re.fullmatch(r"https?://[^/?#@\s]+(/[^?#\s]*)?", settings.public_url):
+        raise SettingsError("settings: public_url must be http://host or https://host, without credentials and query")
 
 
 def _check_blobs(settings: Settings) -> None:

@@ -7,6 +7,7 @@ The concrete store, the HTTP server, telemetry and the life cycle of a process b
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from uuid import uuid4
 
@@ -14,6 +15,7 @@ from everbeat.clock import DatabaseClock
 from everbeat.config import Settings
 from everbeat.core.misfire import Lateness
 from everbeat.core.timeline import TimelineCache
+from everbeat.delivery.base import HttpOptions
 from everbeat.delivery.registry import TargetRegistry
 from everbeat.services.attempts import AttemptEnder
 from everbeat.services.audit import AuditService
@@ -81,12 +83,14 @@ class Engine:
         self.blobs = blobs or BlobStore(None)
         self._emit = emit
         self._random_fraction = random_fraction
-        self.registry = registry or TargetRegistry(settings.brokers, node_name=settings.node_name)
+        self.registry = registry or TargetRegistry(
+            settings.brokers, node_name=settings.node_name, http=_http_options(settings, clock)
+        )
         self.timelines = TimelineCache()
         self.event_stream = EventStream(store)
         self.publisher = ChangePublisher(store, emit=emit, event_stream=self.event_stream)
         self.directory = TenantDirectory(store)
-        self.target_rules = TargetRulesOfTenants(settings.brokers, self.registry, self.directory)
+        self.target_rules = TargetRulesOfTenants(settings.brokers, self.registry, self.directory, settings.webhook_rules)
         self.quotas = QuotaService(store, self.directory, monotonic=clock.monotonic)
         self._build_tasks()
         self._build_schedules()
@@ -235,6 +239,19 @@ class Engine:
         if "dispatcher" in roles:
             loops += [self.deliverer, self.delivery_leases]
         return loops
+
+
+def _http_options(settings: Settings, clock: DatabaseClock) -> HttpOptions:
+    return HttpOptions(
+        settings.webhook_rules,
+        settings.webhook_max_concurrent,
+        settings.webhook_timeout_seconds,
+        settings.webhook_ca_file,
+        settings.webhook_client_certificate,
+        settings.webhook_client_key,
+        # The receivers compare the time of the signature with their own clock. A node's clock may be wrong.
+        lambda: clock.now().timestamp() if clock.is_set else time.time(),
+    )
 
 
 def _ticker_settings(settings: Settings) -> TickerSettings:

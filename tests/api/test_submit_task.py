@@ -277,7 +277,7 @@ async def test_the_trace_context_is_passed_to_the_worker(client: httpx.AsyncClie
 async def test_tasks_for_other_targets_are_not_claimed_by_workers(client: httpx.AsyncClient) -> None:
     task = await submit(client, "call", target={"kind": "http", "url": "https://example.com/hook"})
 
-    assert (task["queue"], task["target"]["kind"]) == ("http", "http")
+    assert (task["queue"], task["target"]["kind"]) == ("everbeat:http", "http")
     assert await claim(client) == []
 
 

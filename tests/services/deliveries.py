@@ -19,7 +19,7 @@ from everbeat.core.tasks import TaskRecord
 from everbeat.delivery.base import Delivered, DeliveryOutcome, Target, TargetContext
 from everbeat.delivery.registry import TargetRegistry
 from everbeat.engine import Engine
-from everbeat.services.events import Event
+from everbeat.services.events import Event, ignore
 from everbeat.services.loops import LoopMonitor, LoopRunner
 from everbeat.store.base import Store
 
@@ -77,17 +77,8 @@ class DispatcherNode:
     async def get(self, task: TaskRecord) -> TaskRecord:
         return await self.engine.tasks.get(task.tenant_id, task.id)
 
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Run the loops of a dispatcher, as a server does."""
-        monitor = LoopMonitor()
-        loops = (self.deliverer, self.engine.promoter, self.engine.reaper)
-        runners = [LoopRunner(loop, self.events.append, monitor) for loop in loops]
-        try:
-            yield
-        finally:
-            await asyncio.gather(*(runner.stop(2) for runner in runners))
-            await self.deliverer.stop(0.05)
+    def running(self) -> contextlib.AbstractAsyncContextManager[None]:
+        return run_dispatcher(self.engine)
 
     async def ended(self, task: TaskRecord) -> TaskRecord:
         """Wait until the task is finished, and return it."""
@@ -96,6 +87,19 @@ class DispatcherNode:
 
     async def _is_finished(self, task: TaskRecord) -> bool:
         return (await self.get(task)).finished_at is not None
+
+
+@contextlib.asynccontextmanager
+async def run_dispatcher(engine: Engine) -> AsyncIterator[None]:
+    """Run the loops of a dispatcher, as a server does."""
+    monitor = LoopMonitor()
+    loops = (engine.deliverer, engine.promoter, engine.reaper)
+    runners = [LoopRunner(loop, ignore, monitor) for loop in loops]
+    try:
+        yield
+    finally:
+        await asyncio.gather(*(runner.stop(2) for runner in runners))
+        await engine.deliverer.stop(0.05)
 
 
 async def wait_until(condition: Callable[[], Awaitable[bool]], seconds: float = 10) -> None:

@@ -48,6 +48,7 @@ def dev(app: str | None, config: Path | None, demo: bool, **flags: Any) -> None:
     """
     loaded = None if app is None else load_app(app)
     defaults: dict[str, Any] = {"log_format": "console", "log_level": "warning", "auth": "off", "migrate": True}
+    defaults["webhook_allow"] = "localhost,127.0.0.0/8,::1/128"
     if loaded is not None and not is_server(loaded.url):
         # Producers of the app submit to the database that its URL specifies, so the node must use the same database.
         defaults["database_url"] = loaded.url

@@ -11,11 +11,12 @@ import msgspec
 from everbeat.core.definitions import rfc3339
 from everbeat.core.targets import Target
 from everbeat.core.tasks import Origin
+from everbeat.core.webhooks import EndpointRequest
 
 MAX_RESPONSE_BODY_BYTES = 4096
 
 
-class DeliveryResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DeliveryResponse(msgspec.Struct, frozen=True, kw_only=True):
     """What the destination answered to an attempt; kept with the attempt.
 
     `status`, `size` and `body` (the first 4 KiB, as text) are those of an HTTP response. `message_id` is the id that a broker
@@ -53,6 +54,8 @@ class DeliveryTask(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str | None = None
     callback_url: str | None = None
     callback_token: str | None = None
+    # How the named endpoint of an http target is called.
+    endpoint: EndpointRequest | None = None
 
     @property
     def message_id(self) -> str:

@@ -13,6 +13,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.core.definitions import CalendarFilter, DstPolicy, number, optional_rfc3339, rfc3339, trigger_fields
+from everbeat.core.deliveries import DeliveryResponse
 from everbeat.core.schedules import CatchUp, Overlap, Retry, Schedule, Status
 from everbeat.core.targets import Target
 from everbeat.core.tasks import Attempt, AttemptOutcome, DeadLetter, LogLine, Origin, TaskError, TaskRecord, TaskState
@@ -27,6 +28,7 @@ Absent = msgspec.UnsetType
 _ABSENT = msgspec.UNSET
 
 _decode_retry = msgspec.json.Decoder(Retry).decode
+_decode_response = msgspec.json.Decoder(DeliveryResponse).decode
 _decode_error = msgspec.json.Decoder(TaskError).decode
 
 
@@ -136,7 +138,7 @@ class TaskResponse(msgspec.Struct, kw_only=True):
 
 
 class AttemptResponse(msgspec.Struct, kw_only=True):
-    """One attempt of a task. It has no outcome while it runs."""
+    """One attempt of a task. It has no outcome while it runs. `response`: what the destination of a delivery answered."""
 
     attempt: int
     fence: int
@@ -146,6 +148,7 @@ class AttemptResponse(msgspec.Struct, kw_only=True):
     outcome: AttemptOutcome | None
     error: TaskError | None
     duration_ms: float | int | None
+    response: DeliveryResponse | None
 
 
 class LogLineResponse(msgspec.Struct, kw_only=True):
@@ -299,6 +302,7 @@ def attempt_response(attempt: Attempt) -> AttemptResponse:
         outcome=attempt.outcome,
         error=_error(attempt.error),
         duration_ms=_duration_ms(attempt.started_at, attempt.ended_at),
+        response=None if attempt.response is None else _decode_response(attempt.response),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, assert_never
 from urllib.parse import urlsplit
@@ -12,28 +11,8 @@ import msgspec
 from everbeat.core.broker_targets import BrokerTarget, Text, broker_target_errors
 from everbeat.core.errors import FieldError
 from everbeat.core.names import NAME_MESSAGE, is_name
-
-_SUCCESS = re.compile(r"[1-5](xx|\d\d)(,[1-5](xx|\d\d)){0,9}")
-_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_DENIED_HEADERS = frozenset(
-    [
-        "host",
-        "content-length",
-        "transfer-encoding",
-        "connection",
-        "keep-alive",
-        "upgrade",
-        "te",
-        "trailer",
-        "expect",
-        "proxy-authorization",
-        "proxy-connection",
-        "webhook-id",
-        "webhook-timestamp",
-        "webhook-signature",
-    ]
-)
+from everbeat.core.webhook_addresses import MAX_URL_CHARACTERS, WebhookRules, url_message
+from everbeat.core.webhooks import DEFAULT_RETRY_ON, MAX_HEADERS, STATUS_LIST, header_message
 
 
 class _Target(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True):
@@ -46,10 +25,14 @@ class WorkerTarget(_Target, frozen=True, kw_only=True, tag="worker"):
 
 
 class HttpTarget(_Target, frozen=True, kw_only=True, tag="http"):
-    url: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
+    """A webhook: a URL, or the name of an endpoint. `success` and `retry_on` are lists of statuses, such as "2xx,304"."""
+
+    url: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_URL_CHARACTERS)] | None = None
+    endpoint: Text | None = None
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
     headers: dict[str, str] = {}
     success: str = "2xx"
+    retry_on: str = DEFAULT_RETRY_ON
     mode: Literal["sync", "callback"] = "sync"
 
 
@@ -98,7 +81,7 @@ def destination_of(target: Target) -> str:
         case WorkerTarget():
             return ""
         case HttpTarget():
-            return urlsplit(target.url).netloc.lower()
+            return f"endpoint:{target.endpoint}" if target.url is None else urlsplit(target.url).netloc.lower()
         case CustomTarget():
             return f"{target.name}:{target.broker or ''}"
         case _:
@@ -108,12 +91,13 @@ def destination_of(target: Target) -> str:
 class TargetRules(NamedTuple):
     """What the server's settings allow in the targets of a tenant.
 
-    `brokers`: the kinds of the connections that the tenant may use, by name. `custom`: for each kind that a package adds, a
-    function that returns what is wrong with the options of a target.
+    `brokers`: the kinds of the connections that the tenant may use, by name. `custom`: for each kind that a package adds,
+    a function that returns what is wrong with the options of a target. `webhooks`: None in clients, which judge no addresses.
     """
 
     brokers: Mapping[str, str] = {}
     custom: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {}
+    webhooks: WebhookRules | None = None
 
 
 NO_RULES = TargetRules()
@@ -124,7 +108,7 @@ def target_errors(target: Target, rules: TargetRules = NO_RULES) -> list[FieldEr
     if isinstance(target, WorkerTarget):
         return _worker_errors(target)
     if isinstance(target, HttpTarget):
-        return _http_errors(target)
+        return _http_errors(target, rules.webhooks)
     if isinstance(target, BrokerTarget):
         return _broker_errors(target.broker, target_kind(target), rules) + broker_target_errors(target)
     if isinstance(target, CustomTarget):
@@ -172,32 +156,26 @@ def target_from_text(text: str) -> Target:
     return target
 
 
-def _http_errors(target: HttpTarget) -> list[FieldError]:
+def _http_errors(target: HttpTarget, rules: WebhookRules | None) -> list[FieldError]:
     errors = []
-    if message := _url_message(target.url):
+    if (target.url is None) == (target.endpoint is None):
+        errors.append(FieldError("target.url", "give exactly one of url and endpoint"))
+    if target.url is not None and (message := url_message(target.url, rules)):
         errors.append(FieldError("target.url", message))
-    if not _SUCCESS.fullmatch(target.success):
-        errors.append(FieldError("target.success", 'must be a list of status codes or classes, such as "2xx" or "200,204"'))
-    if len(target.headers) > 50:
-        errors.append(FieldError("target.headers", "must have at most 50 headers"))
-    for name, value in target.headers.items():
-        if not _HEADER.fullmatch(name) or name.lower() in _DENIED_HEADERS:
-            errors.append(FieldError("target.headers", f"{name[:100]!r} cannot be set as a header"))
-        elif len(value) > 4096 or _CONTROL.search(value):
-            errors.append(FieldError("target.headers", f"{name}: must be at most 4096 characters, without control characters"))
+    if target.endpoint is not None and not is_name(target.endpoint):
+        errors.append(FieldError("target.endpoint", NAME_MESSAGE))
+    for field, statuses in (("success", target.success), ("retry_on", target.retry_on)):
+        if not STATUS_LIST.fullmatch(statuses):
+            message = 'must be a list of status codes or classes, such as "2xx" or "200,204"'
+            errors.append(FieldError(f"target.{field}", message))
+    if target.mode == "callback" and rules is not None and not rules.has_callbacks:
+        errors.append(FieldError("target.mode", "callbacks need the setting public_url of the server"))
+    return errors + header_errors("target.headers", target.headers)
+
+
+def header_errors(field: str, headers: Mapping[str, str]) -> list[FieldError]:
+    """Return the errors of headers that a user wants to send."""
+    errors = [FieldError(field, message) for name, value in headers.items() if (message := header_message(name, value))]
+    if len(headers) > MAX_HEADERS:
+        errors.append(FieldError(field, f"must have at most {MAX_HEADERS} headers"))
     return errors
-
-
-def _url_message(url: str) -> str | None:
-    if _CONTROL.search(url) or " " in url:
-        return "must not contain spaces or control characters"
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError as error:
-        return f"is not a valid URL: {error}"
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return "must be an absolute http:// or https:// URL"
-    if parts.username is not None or parts.password is not None:
-        return "must not contain a user name or password; use a header"
-    return None

@@ -10,12 +10,14 @@ id (`DeliveryTask.message_id`), so that a receiver or a broker can remove the du
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from everbeat.core.brokers import Broker
 from everbeat.core.deliveries import DeliveryResponse, DeliveryTask
 from everbeat.core.errors import EverbeatError
+from everbeat.core.webhook_addresses import PUBLIC_ONLY, WebhookRules
 
 
 class Delivered(NamedTuple):
@@ -101,11 +103,24 @@ class Target:
         """Close the connections."""
 
 
+class HttpOptions(NamedTuple):
+    """The settings of webhooks. `now`: the time in seconds since 1970, by the clock of the database."""
+
+    rules: WebhookRules = PUBLIC_ONLY
+    max_concurrent: int = 100
+    timeout_seconds: float = 30.0
+    ca_file: str | None = None
+    client_certificate: str | None = None
+    client_key: str | None = None
+    now: Callable[[], float] = time.time
+
+
 class TargetContext(NamedTuple):
     """What a target gets when it is made. `brokers`: the connections of its kind, by name."""
 
     brokers: Mapping[str, Broker]
     node_name: str = "everbeat"
+    http: HttpOptions = HttpOptions()
 
 
 TargetFactory = Callable[[TargetContext], Target]

@@ -13,9 +13,10 @@ from importlib.metadata import entry_points
 
 from everbeat.core.brokers import Broker
 from everbeat.core.targets import TARGET_KINDS
-from everbeat.delivery.base import SettingMissing, Target, TargetContext, TargetFactory
+from everbeat.delivery.base import HttpOptions, SettingMissing, Target, TargetContext, TargetFactory
 
 GROUP = "everbeat.targets"
+DEFAULT_HTTP_OPTIONS = HttpOptions()
 
 # The module of each built-in kind. It has a function `make_target(context) -> Target`.
 BUILT_IN: Mapping[str, str] = {
@@ -37,10 +38,12 @@ class TargetRegistry:
         brokers: Mapping[str, Broker],
         *,
         node_name: str = "everbeat",
+        http: HttpOptions = DEFAULT_HTTP_OPTIONS,
         extra: Mapping[str, TargetFactory] | None = None,
     ) -> None:
         self._brokers = brokers
         self._node_name = node_name
+        self._http = http
         self._extra = dict(extra or {})
         self._installed = {point.name: point for point in entry_points(group=GROUP) if point.name not in TARGET_KINDS}
         self._targets: dict[str, Target] = {}
@@ -59,7 +62,7 @@ class TargetRegistry:
         target = self._targets.get(kind)
         if target is None:
             brokers = {name: broker for name, broker in self._brokers.items() if broker.kind == kind}
-            target = self._targets[kind] = self._factory(kind)(TargetContext(brokers, self._node_name))
+            target = self._targets[kind] = self._factory(kind)(TargetContext(brokers, self._node_name, self._http))
         return target
 
     def _factory(self, kind: str) -> TargetFactory:

@@ -9,6 +9,7 @@ from uuid import UUID
 from everbeat.core.brokers import Broker
 from everbeat.core.errors import EverbeatError
 from everbeat.core.targets import NO_RULES, TargetRules
+from everbeat.core.webhook_addresses import PUBLIC_ONLY, WebhookRules
 from everbeat.delivery.registry import TargetRegistry
 
 RulesOf = Callable[[UUID], TargetRules]
@@ -25,14 +26,18 @@ def no_rules(_tenant_id: UUID) -> TargetRules:
 class TargetRulesOfTenants:
     """The rules of each tenant. The names of tenants are those that the directory of the node has read."""
 
-    def __init__(self, brokers: Mapping[str, Broker], registry: TargetRegistry, names: TenantNames) -> None:
+    def __init__(
+        self, brokers: Mapping[str, Broker], registry: TargetRegistry, names: TenantNames, webhooks: WebhookRules = PUBLIC_ONLY
+    ) -> None:
+        self._webhooks = webhooks
         self._brokers = brokers
         self._names = names
         self._custom = {kind: _checker(registry, kind) for kind in registry.custom_kinds()}
 
     def of(self, tenant_id: UUID) -> TargetRules:
         tenant = self._names.name_of(tenant_id) or ""
-        return TargetRules({one.name: one.kind for one in self._brokers.values() if one.serves(tenant)}, self._custom)
+        brokers = {one.name: one.kind for one in self._brokers.values() if one.serves(tenant)}
+        return TargetRules(brokers, self._custom, self._webhooks)
 
 
 def _checker(registry: TargetRegistry, kind: str) -> Callable[[Mapping[str, Any]], list[str]]:

@@ -363,6 +363,7 @@ def _last_attempt(task: TaskRecord) -> Attempt:
         ended_at=task.finished_at,
         outcome=task.outcome,
         error=None if task.outcome is None else task.error,
+        response=task.response,
     )
 
 
