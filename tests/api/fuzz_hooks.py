@@ -17,6 +17,7 @@ UNPREDICTABLE = {
     r"(.*\.)?idempotency_key": "was used before with another task",
     r"cursor": "is opaque: only a cursor returned by the list is valid",
     r"(.*\.)?target\.broker": "must be the name of a connection configured on the server",
+    r"(.*\.)?target\.(name|options)": "must be a kind, with its options, of a package that the server has installed",
     r"(.*\.)?target\.headers": "some names are reserved for the connection and the signature",
     r"(.*\.)?target\.url": "is validated as a whole: host, port and escapes",
     r"(.*\.)?(target\.type|target\.queue|queue)": "must match the type and queue outside the target",
