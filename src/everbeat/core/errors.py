@@ -92,6 +92,10 @@ class KeyTaken(StoreRefused):
     """An idempotency key is in use. Nothing was written."""
 
 
+class HandoffPaused(StoreRefused):
+    """A task was to be handed over to a waiting worker, but its queue is paused. Nothing was written."""
+
+
 class StoreUnusable(StoreError):
     """The database file or schema cannot be used as it is: corrupt, too old or too new."""
 

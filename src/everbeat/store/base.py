@@ -18,6 +18,7 @@ from everbeat.core.calendars import Calendar
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.fairness import ClaimStep, Flow
 from everbeat.core.keys import ApiKey
+from everbeat.core.pauses import Pause
 from everbeat.core.schedules import DEFAULT_TENANT, PastRule, Schedule
 from everbeat.core.tasks import Attempt, AttemptEnd, DeadLetter, LeasedTask, LogLine, NewTask, TaskChange, TaskRecord
 from everbeat.core.tenants import Tenant
@@ -251,6 +252,23 @@ class Store(Protocol):
         no more tasks than the limit allows.
         """
 
+    async def task_claim_triggered(
+        self,
+        tenant_id: UUID | None,
+        queues: Sequence[str],
+        types: Sequence[str] | None,
+        claim_request: ClaimRequest,
+        *,
+        limited: Collection[UUID] = (),
+        total_seconds: float = 7 * 86_400,
+        now: datetime | None = None,
+    ) -> ClaimResult:
+        """Claim tasks of manual triggers in those of the queues that are paused; the other verbs leave them ready.
+
+        `limited`: tenants with a limit of running tasks. Those that have reached it get none, and the others at most as many as
+        the first of them may still run.
+        """
+
     async def task_heartbeat(self, heartbeats: Sequence[HeartbeatWrite], *, now: datetime | None = None) -> list[RenewedLease]:
         """Renew leases up to their deadlines, and store progress and logs. A lease with a cancel request is not renewed."""
 
@@ -400,6 +418,34 @@ class Store(Protocol):
 
     async def worker_prune(self, *, unseen_seconds: float, keep: int, limit: int, now: datetime | None = None) -> int:
         """Delete workers unseen for `unseen_seconds`, and of each tenant those beyond the `keep` last seen ones."""
+
+    # Pauses
+
+    async def pause_write(self, pause: Pause, *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None) -> Pause:
+        """Begin a pause, or change the reason and the end of an active one of the same queue or tenant. Returns the stored row.
+
+        Once it is committed, no tick of a paused queue fires, and only tasks of manual triggers are claimed from it.
+        """
+
+    async def pause_end(
+        self,
+        tenant_id: UUID | None,
+        queue: str | None,
+        ended_by: str,
+        *,
+        audit_log: Sequence[AuditLogEntry] = (),
+        now: datetime | None = None,
+    ) -> list[Pause]:
+        """End the pause of exactly this queue, tenant (without a queue) or everything (without a tenant)."""
+
+    async def pause_list(self, tenant_id: UUID | None, *, now: datetime | None = None) -> list[Pause]:
+        """The active pauses of a tenant and those of everything; with None those of all tenants. The oldest first."""
+
+    async def pause_find(self, tenant_id: UUID, queue: str, at: datetime) -> list[Pause]:
+        """The pauses, active or ended, that stopped a queue of a tenant at a time."""
+
+    async def pause_prune(self, *, ended_seconds: float, limit: int, now: datetime | None = None) -> int:
+        """Delete pauses that ended more than `ended_seconds` ago."""
 
     # Calendars
 

@@ -14,6 +14,7 @@ from everbeat.core.calendars import Calendar, parse_calendar
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import EverbeatError, StoreUnusable
 from everbeat.core.fairness import ClaimStep, Flow
+from everbeat.core.pauses import Pause
 from everbeat.core.rules import DstFold, DstGap, Rule, TriggerKind
 from everbeat.core.schedules import CatchUp, Overlap, PastRule, Retry, Schedule, Spec, Status
 from everbeat.core.submissions import target_of
@@ -302,6 +303,16 @@ def node_from_row(row: Row) -> NodeInfo:
     )
 
 
+def pause_from_row(row: Row) -> Pause:
+    return Pause(**row)
+
+
+def pause_to_row(pause: Pause) -> dict[str, Any]:
+    """The values of a new pause. The store sets its beginning."""
+    names = ("id", "tenant_id", "queue", "note", "paused_by", "until_at")
+    return {name: getattr(pause, name) for name in names}
+
+
 def worker_from_row(row: Row) -> WorkerInfo:
     types = None if row["types"] is None else _names_from_json(row["types"])
     changed = {"queues": _names_from_json(row["queues"]), "types": types, "state": WorkerState(row["state"])}
@@ -457,6 +468,16 @@ def claim_result(
     full = frozenset(tenant_id for tenant_id, remaining_count in left.items() if remaining_count <= 0)
     limits = [step.limit for step in steps]
     return ClaimResult(tasks, limits, claimed_counts, full, claimed_changes(requests, tasks))
+
+
+def excluded_and_limit(remaining: Mapping[UUID, int], limit: int) -> tuple[list[UUID], int]:
+    """The tenants that may run no more tasks, and a limit that no other tenant with a limit of running tasks can exceed."""
+    excluded = [tenant_id for tenant_id, count in remaining.items() if count <= 0]
+    return excluded, min([limit, *(count for count in remaining.values() if count > 0)])
+
+
+def triggered_result(request: ClaimRequest, tasks: list[ClaimedTask]) -> ClaimResult:
+    return ClaimResult([tasks], [len(tasks)], [len(tasks)], frozenset(), claimed_changes([request], [tasks]))
 
 
 def deduplicate(items: Iterable[T], key: Callable[[T], Hashable]) -> list[T]:

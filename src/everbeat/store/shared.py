@@ -13,6 +13,7 @@ import msgspec
 from everbeat.core.access import AuditLogEntry
 from everbeat.core.calendars import Calendar
 from everbeat.core.keys import ApiKey
+from everbeat.core.pauses import Pause
 from everbeat.core.schedules import PastRule, Schedule
 from everbeat.core.tasks import Attempt, DeadLetter, LeasedTask, LogLine, TaskRecord
 from everbeat.core.tenants import Tenant
@@ -30,6 +31,7 @@ from everbeat.store.rows import (
     calendar_from_row,
     dead_letter_from_row,
     past_rule_from_row,
+    pause_from_row,
     running_from_row,
     schedule_from_row,
     task_from_row,
@@ -255,6 +257,15 @@ class SharedVerbs(ABC):
 
     async def worker_prune(self, *, unseen_seconds: float, keep: int, limit: int, now: datetime | None = None) -> int:
         return await self._change("worker_prune", unseen_seconds=unseen_seconds, keep=keep, limit=limit, now=now)
+
+    async def pause_list(self, tenant_id: UUID | None, *, now: datetime | None = None) -> list[Pause]:
+        return [pause_from_row(row) for row in await self._read("pause_list", tenant_id=tenant_id, now=now)]
+
+    async def pause_find(self, tenant_id: UUID, queue: str, at: datetime) -> list[Pause]:
+        return [pause_from_row(row) for row in await self._read("pause_find", tenant_id=tenant_id, queue=queue, at=at)]
+
+    async def pause_prune(self, *, ended_seconds: float, limit: int, now: datetime | None = None) -> int:
+        return await self._change("pause_prune", ended_seconds=ended_seconds, limit=limit, now=now)
 
     async def calendar_list(self, tenant_id: UUID) -> list[Calendar]:
         return [calendar_from_row(row) for row in await self._read("calendar_list", tenant_id=tenant_id)]

@@ -24,7 +24,7 @@ from uuid import uuid4
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from everbeat.core.errors import KeyTaken, StoreLocked, StoreRefused, StoreUnavailable, StoreUnusable
+from everbeat.core.errors import HandoffPaused, KeyTaken, StoreLocked, StoreRefused, StoreUnavailable, StoreUnusable
 from everbeat.core.lock_retries import REQUEST_DELAYS_SECONDS
 from everbeat.store.base import Observer
 from everbeat.store.postgres.hosts import Connector
@@ -46,6 +46,8 @@ _CLOSE_SECONDS = 2.0
 _REPLACED_SECONDS = 50.0
 # Raised by everbeat_raise_key_taken().
 _KEY_TAKEN = "VB001"
+# Raised by everbeat_raise_paused().
+_HANDOFF_PAUSED = "VB002"
 # asyncpg raises InternalClientError on a connection whose loss it has not processed yet.
 _DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, asyncpg.InternalClientError)
 
@@ -63,6 +65,8 @@ def translate_error(error: BaseException) -> Exception:
         state = getattr(error, "sqlstate", "") or ""
         if state == _KEY_TAKEN:
             return KeyTaken(str(error))
+        if state == _HANDOFF_PAUSED:
+            return HandoffPaused(str(error))
         if state == _LOCKED:
             return StoreLocked("another transaction holds a lock that this operation needs, and did not release it in time")
         if state.startswith(_REFUSED):

@@ -26,10 +26,12 @@ from everbeat.store.rows import (
     claim_result,
     claimed_from_row,
     deduplicate,
+    excluded_and_limit,
     flow_starts,
     merge_heartbeats,
     running_from_row,
     schedule_ids_of,
+    triggered_result,
     truncate_log,
     within_quota,
 )
@@ -113,6 +115,33 @@ class PostgresLeases(PostgresBase):
         if tenants_block == "task_claim_unlocked_tenants":
             remaining |= dict.fromkeys(set(limited) - {row["id"] for row in tenants}, 0)
         return remaining
+
+    async def task_claim_triggered(
+        self,
+        tenant_id: UUID | None,
+        queues: Sequence[str],
+        types: Sequence[str] | None,
+        claim_request: ClaimRequest,
+        *,
+        limited: Collection[UUID] = (),
+        total_seconds: float = 7 * 86_400,
+        now: datetime | None = None,
+    ) -> ClaimResult:
+        async with self._transaction("task_claim_triggered") as connection:
+            remaining = await self._remaining_running(connection, "task_claim_unlocked_tenants", limited) if limited else {}
+            excluded, limit = excluded_and_limit(remaining, claim_request.limit)
+            rows = await fetch_on(
+                connection,
+                self._queries["task_claim_triggered"],
+                **_claim_request_columns([claim_request._replace(limit=limit)]),
+                tenant_id=tenant_id,
+                queues=list(queues),
+                types=None if types is None else list(types),
+                excluded=excluded,
+                total_seconds=total_seconds,
+                now=now,
+            )
+        return triggered_result(claim_request, [claimed_from_row(row) for row in sorted(rows, key=lambda row: row["place"])])
 
     async def task_heartbeat(self, heartbeats: Sequence[HeartbeatWrite], *, now: datetime | None = None) -> list[RenewedLease]:
         heartbeats = merge_heartbeats(heartbeats)

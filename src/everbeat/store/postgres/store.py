@@ -15,6 +15,7 @@ from everbeat.store.postgres.keys import PostgresKeys
 from everbeat.store.postgres.leases import PostgresLeases
 from everbeat.store.postgres.maintenance import PostgresMaintenance
 from everbeat.store.postgres.partitions import PostgresPartitions
+from everbeat.store.postgres.pauses import PostgresPauses
 from everbeat.store.postgres.schedules import PostgresSchedules
 from everbeat.store.postgres.tenants import PostgresTenants
 from everbeat.store.postgres.ticks import PostgresTicks
@@ -32,6 +33,7 @@ class PostgresStore(
     PostgresTenants,
     PostgresKeys,
     PostgresWorkers,
+    PostgresPauses,
     PostgresMaintenance,
 ):
     """The Store contract on PostgreSQL 14 and later."""

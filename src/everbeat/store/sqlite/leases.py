@@ -29,10 +29,12 @@ from everbeat.store.rows import (
     ORIGINS,
     claim_result,
     deduplicate,
+    excluded_and_limit,
     flow_starts,
     merge_heartbeats,
     running_from_row,
     text_of,
+    triggered_result,
     truncate_log,
     within_quota,
 )
@@ -92,7 +94,8 @@ class SqliteLeases(SqliteBase):
         def work(session: SqliteSession) -> tuple[int, list[list[Values]], list[ClaimStep], list[int], dict[UUID, int]]:
             moment = to_microseconds(self._moment(now))
             remaining = self._remaining_running(session, limited)
-            allowed = within_quota(steps, remaining)
+            paused = session.tuples(self._blocks["task_claim_paused"], {"now": moment})
+            allowed = within_quota(_without_paused(steps, paused), remaining)
             picked: list[Values] = []
             claimed_counts: list[int] = []
             while len(claimed_counts) < len(allowed):
@@ -114,6 +117,37 @@ class SqliteLeases(SqliteBase):
             for claim_request, part in zip(claim_requests, parts, strict=True)
         ]
         return claim_result(claim_requests, tasks, allowed, claimed_counts, remaining)
+
+    async def task_claim_triggered(
+        self,
+        tenant_id: UUID | None,
+        queues: Sequence[str],
+        types: Sequence[str] | None,
+        claim_request: ClaimRequest,
+        *,
+        limited: Collection[UUID] = (),
+        total_seconds: float = 7 * 86_400,
+        now: datetime | None = None,
+    ) -> ClaimResult:
+        def work(session: SqliteSession) -> tuple[int, list[Values]]:
+            moment = to_microseconds(self._moment(now))
+            excluded, limit = excluded_and_limit(self._remaining_running(session, limited), claim_request.limit)
+            values = {
+                "tenant_id": tenant_id,
+                "queues": text_of(list(queues)),
+                "types": None if types is None else text_of(list(types)),
+                "excluded": hex_text(excluded),
+                "limit": limit,
+                "now": moment,
+            }
+            picked = session.tuples(self._blocks["task_claim_triggered"], values)
+            if picked:
+                session.change(self._blocks["task_claim"], _lease(claim_request, picked, moment, total_seconds))
+            return moment, picked
+
+        moment, picked = await self._connections.write("task_claim_triggered", work)
+        rows = [(*row[:-1], tenant_of(row[-1])) for row in picked]
+        return triggered_result(claim_request, [_claimed(row, claim_request, moment, total_seconds) for row in rows])
 
     def _remaining_running(self, session: SqliteSession, limited: Collection[UUID]) -> dict[UUID, int]:
         """How many more running tasks each of these tenants may have."""
@@ -263,6 +297,21 @@ class SqliteLeases(SqliteBase):
 
     async def task_ended(self, leases: Sequence[LeaseRef]) -> list[EndedAttempt]:
         return [EndedAttempt(**row) for row in await self._read("task_ended", leases=_leases(leases))]
+
+
+def _without_paused(steps: Sequence[ClaimStep], paused: Sequence[Values]) -> Sequence[ClaimStep]:
+    """The steps without the queues that are paused. `paused`: the ids of tenants and the queues, None for all of them."""
+    if not paused:
+        return steps
+    stopped = set(paused)
+
+    def is_paused(tenant: bytes, queue: str) -> bool:
+        return not stopped.isdisjoint({(None, None), (tenant, None), (tenant, queue)})
+
+    return [
+        step._replace(queue_types=tuple(one for one in step.queue_types if not is_paused(step.tenant_id.bytes, one[0])))
+        for step in steps
+    ]
 
 
 def _lease(claim_request: ClaimRequest, picked: Sequence[Values], now: int, total_seconds: float) -> dict[str, Any]:

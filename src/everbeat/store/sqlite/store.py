@@ -14,6 +14,7 @@ from everbeat.store.sqlite.keys import SqliteKeys
 from everbeat.store.sqlite.leases import SqliteLeases
 from everbeat.store.sqlite.maintenance import SqliteMaintenance
 from everbeat.store.sqlite.partitions import SqlitePartitions
+from everbeat.store.sqlite.pauses import SqlitePauses
 from everbeat.store.sqlite.schedules import SqliteSchedules
 from everbeat.store.sqlite.tenants import SqliteTenants
 from everbeat.store.sqlite.ticks import SqliteTicks
@@ -31,6 +32,7 @@ class SqliteStore(
     SqliteTenants,
     SqliteKeys,
     SqliteWorkers,
+    SqlitePauses,
     SqliteMaintenance,
 ):
     """The Store contract on one SQLite file. It uses the clock of the process."""

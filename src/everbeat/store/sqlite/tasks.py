@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from everbeat.core.access import AuditLogEntry
+from everbeat.core.errors import HandoffPaused
 from everbeat.core.tasks import (
     NewTask,
     TaskChange,
@@ -58,6 +59,7 @@ class SqliteTasks(SqliteBase):
             new: list[NewTask] = []
             if not mismatched and not (has_single_key and taken):
                 new = [task for index, task in enumerate(tasks) if index not in taken and index not in keyed.repeats]
+                self._check_handoffs(session, new, moment)
                 self._insert(session, new, to_microseconds(moment))
                 if new:
                     write_audit_log(session, self._blocks, audit_log, moment)
@@ -72,6 +74,13 @@ class SqliteTasks(SqliteBase):
         wanted = text_of([[tenant_id.hex, key] for tenant_id, key in keyed.firsts])
         rows = session.rows(self._blocks["task_key_find"], {"keys": wanted, "now": moment})
         return {keyed.firsts[row["tenant_id"], row["key"]]: (row["task_id"], row["fingerprint"]) for row in rows}
+
+    def _check_handoffs(self, session: SqliteSession, tasks: Sequence[NewTask], moment: datetime) -> None:
+        for tenant_id, queue in {(task.tenant_id, task.queue) for task in tasks if task.lease_owner is not None}:
+            values = {"tenant_id": tenant_id, "queue": queue, "now": moment}
+            ((is_paused,),) = session.tuples(self._blocks["task_submit_paused"], values)
+            if is_paused:
+                raise HandoffPaused(f"the queue {queue} is paused")
 
     def _insert(self, session: SqliteSession, tasks: Sequence[NewTask], now: int) -> None:
         keys = [

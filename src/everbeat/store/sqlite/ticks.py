@@ -28,6 +28,7 @@ _RESULTS: dict[str, Callable[[datetime], tuple[Outcome | None, SkipReason | None
     "ready": lambda moment: (Outcome.FIRED, None, moment),
     "held": lambda moment: (Outcome.FIRED, None, moment),
     "overlap": lambda moment: (Outcome.SKIPPED, SkipReason.OVERLAP, moment),
+    "paused": lambda moment: (Outcome.SKIPPED, SkipReason.PAUSED, moment),
     "no_row": lambda _moment: (None, None, None),
 }
 
@@ -48,7 +49,7 @@ class SqliteTicks(SqliteBase):
                 ],
             )
             session.change(self._blocks["tick_fire_guard"], at)
-            session.change(self._blocks["tick_fire_decide"])
+            session.change(self._blocks["tick_fire_decide"], at)
             session.change(self._blocks["tick_fire_ledger"], at)
             session.change(self._blocks["tick_fire_tasks"], at)
             results = session.tuples(self._blocks["tick_fire_result"])

@@ -72,43 +72,8 @@ FROM unnest(:tenant_ids::uuid[]) AS r(tenant_id);
 -- The deadline of an attempt that begins with this claim.
 {{attempt_deadline(m.at, t.timeout_seconds, coalesce(t.first_started_at, m.at), :total_seconds::double precision)}}
 
--- name: task_claim
--- Claim ready tasks under leases, of each step in order. The attempt is counted at the claim, so that a task that crashes its
--- worker cannot be retried forever.
-WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
-picked AS MATERIALIZED (
-  SELECT p.id, p.step, row_number() OVER (ORDER BY p.step, p.run_at, p.id) AS place FROM (
-    SELECT t.id, t.run_at, s.step
-    FROM unnest(:tenant_ids::uuid[], :priorities::integer[], :fair_keys::text[], :limits::bigint[], :first_queue_types::integer[],
-      :last_queue_types::integer[]) WITH ORDINALITY AS s(tenant_id, priority, fair_key, max_count, first, last, step)
-    CROSS JOIN LATERAL (
-      SELECT o.id, o.run_at FROM (
-        -- With several queues or types, first count how many tasks of each are among the oldest, so that only those are locked.
-        SELECT (:queues::text[])[s.first], (:types::text[])[s.first], s.max_count WHERE s.first = s.last
-        UNION ALL
-        SELECT c.queue, c.type, count(*) FROM (
-          SELECT a.queue, a.type
-          FROM unnest((:queues::text[])[s.first:s.last], (:types::text[])[s.first:s.last]) AS a(queue, type)
-          CROSS JOIN LATERAL (
-            SELECT run_at, id FROM tasks
-            WHERE tasks.queue = a.queue AND tenant_id = s.tenant_id AND priority = s.priority AND fair_key = s.fair_key
-              AND tasks.type = a.type AND state = 'ready'
-            ORDER BY run_at, id LIMIT s.max_count
-          ) AS o
-          ORDER BY o.run_at, o.id LIMIT s.max_count
-        ) AS c WHERE s.first < s.last GROUP BY c.queue, c.type
-      ) AS queue_type(queue, type, max_count)
-      CROSS JOIN LATERAL (
-        SELECT id, run_at FROM tasks
-        WHERE tasks.queue = queue_type.queue AND tenant_id = s.tenant_id AND priority = s.priority AND fair_key = s.fair_key
-          AND tasks.type = queue_type.type AND state = 'ready'
-        ORDER BY run_at, id LIMIT queue_type.max_count FOR UPDATE SKIP LOCKED
-      ) AS o
-      ORDER BY o.run_at, o.id
-    ) AS t
-    LIMIT :limit
-  ) AS p
-)
+-- fragment: claim_picked
+-- Claim the picked tasks, and return them in the form of a claim.
 UPDATE tasks AS t SET state = 'running', attempt = t.attempt + 1, fence = t.fence + 1,
   lease_owner = (:workers::text[])[b.request], lease_seconds = (:lease_seconds::double precision[])[b.request],
   started_at = m.at, first_started_at = coalesce(t.first_started_at, m.at),
@@ -122,7 +87,62 @@ WHERE t.id = p.id AND (t.state = 'ready') IS TRUE
 RETURNING b.request, p.place, p.step, t.id, t.tenant_id, t.type, t.queue, t.payload, t.payload_ref, t.attempt, t.max_attempts,
   t.fence, t.lease_until,
   t.lease_seconds, t.scheduled_for, t.schedule_name AS schedule, t.schedule_id, t.origin, t.timeout_seconds,
-  t.traceparent;
+  t.traceparent
+
+-- name: task_claim
+-- Claim ready tasks under leases, of each step in order. The attempt is counted at the claim, so that a task that crashes its
+-- worker cannot be retried forever.
+WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
+picked AS MATERIALIZED (
+  SELECT p.id, p.step, row_number() OVER (ORDER BY p.step, p.run_at, p.id) AS place FROM (
+    SELECT t.id, t.run_at, s.step
+    FROM unnest(:tenant_ids::uuid[], :priorities::integer[], :fair_keys::text[], :limits::bigint[], :first_queue_types::integer[],
+      :last_queue_types::integer[]) WITH ORDINALITY AS s(tenant_id, priority, fair_key, max_count, first, last, step)
+    CROSS JOIN LATERAL (
+      SELECT o.id, o.run_at FROM (
+        -- With several queues or types, first count how many tasks of each are among the oldest, so that only those are locked.
+        SELECT (:queues::text[])[s.first], (:types::text[])[s.first], s.max_count WHERE s.first = s.last
+          AND NOT {{is_paused(s.tenant_id, (:queues::text[])[s.first], (SELECT at FROM moment))}}
+        UNION ALL
+        SELECT c.queue, c.type, count(*) FROM (
+          SELECT a.queue, a.type
+          FROM unnest((:queues::text[])[s.first:s.last], (:types::text[])[s.first:s.last]) AS a(queue, type)
+          CROSS JOIN LATERAL (
+            SELECT run_at, id FROM tasks
+            WHERE tasks.queue = a.queue AND tenant_id = s.tenant_id AND priority = s.priority AND fair_key = s.fair_key
+              AND tasks.type = a.type AND state = 'ready'
+            ORDER BY run_at, id LIMIT s.max_count
+          ) AS o
+          ORDER BY o.run_at, o.id LIMIT s.max_count
+        ) AS c WHERE s.first < s.last AND NOT {{is_paused(s.tenant_id, c.queue, (SELECT at FROM moment))}}
+        GROUP BY c.queue, c.type
+      ) AS queue_type(queue, type, max_count)
+      CROSS JOIN LATERAL (
+        SELECT id, run_at FROM tasks
+        WHERE tasks.queue = queue_type.queue AND tenant_id = s.tenant_id AND priority = s.priority AND fair_key = s.fair_key
+          AND tasks.type = queue_type.type AND state = 'ready'
+        ORDER BY run_at, id LIMIT queue_type.max_count FOR UPDATE SKIP LOCKED
+      ) AS o
+      ORDER BY o.run_at, o.id
+    ) AS t
+    LIMIT :limit
+  ) AS p
+)
+{{claim_picked}};
+
+-- name: task_claim_triggered
+-- Claim tasks of manual triggers in paused queues, the oldest first. Tasks of the excluded tenants stay ready.
+WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
+picked AS MATERIALIZED (
+  SELECT p.id, 1::bigint AS step, row_number() OVER (ORDER BY p.run_at, p.id) AS place FROM (
+    SELECT t.id, t.run_at FROM tasks AS t
+    WHERE t.state = 'ready' AND t.origin = 'trigger' AND t.queue = ANY(:queues::text[])
+      AND (:tenant_id::uuid IS NULL OR t.tenant_id = :tenant_id) AND (:types::text[] IS NULL OR t.type = ANY(:types))
+      AND t.tenant_id <> ALL(:excluded::uuid[]) AND {{is_paused(t.tenant_id, t.queue, (SELECT at FROM moment))}}
+    ORDER BY t.run_at, t.id LIMIT :limit FOR UPDATE OF t SKIP LOCKED
+  ) AS p
+)
+{{claim_picked}};
 
 -- fragment: lease_is_valid
 -- Whether the lease that the report r names is valid, for the task t.

@@ -29,8 +29,8 @@ id, tenant_id, queue, type, state, attempt, schedule_id, priority, fair_key, run
 
 -- name: task_submit
 -- Insert tasks: running if they have a lease owner, scheduled if their time is in the future, otherwise ready. Fields that are
--- equal for many tasks, their shape, are sent once. All idempotency keys must be free: if one is taken, the statement fails
--- with an SQLSTATE of its own and is rolled back.
+-- equal for many tasks, their shape, are sent once. The statement fails and is rolled back, with an SQLSTATE of its own, if an
+-- idempotency key is taken, or if the queue of a task with a lease owner is paused.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at),
 inserted_keys AS (
   INSERT INTO task_keys AS k (tenant_id, key, task_id, fingerprint, expires_at)
@@ -72,7 +72,11 @@ inserted AS (
   ) AS d(deadline_at)
 )
 SELECT at AS moment,
-  CASE WHEN (SELECT count(*) FROM inserted_keys) < cardinality(:keys::text[]) THEN everbeat_raise_key_taken() END AS is_taken
+  CASE WHEN (SELECT count(*) FROM inserted_keys) < cardinality(:keys::text[]) THEN everbeat_raise_key_taken() END AS is_taken,
+  CASE WHEN EXISTS (
+    SELECT 1 FROM unnest(:lease_owners::text[], :tenant_ids::uuid[], :queues::text[]) AS h(owner, tenant_id, queue)
+    WHERE h.owner IS NOT NULL AND {{is_paused(h.tenant_id, h.queue, at)}}
+  ) THEN everbeat_raise_paused() END AS is_paused
 FROM moment;
 
 -- name: task_key_insert

@@ -42,7 +42,9 @@ advanced AS (
     s.concurrency + CASE WHEN s.overlap IN ('queue', 'cancel_previous') THEN 1000 ELSE 0 END AS bound
 ),
 decided AS (
-  SELECT a.*, l.live >= a.bound AS is_overlap, l.live >= a.concurrency AND l.live < a.bound AS is_held
+  SELECT a.*, l.live >= a.concurrency AND l.live < a.bound AS is_held,
+    CASE WHEN {{is_paused(a.tenant_id, a.queue, (SELECT at FROM moment))}} THEN 'paused'
+      WHEN l.live >= a.bound THEN 'overlap' END AS skip_reason
   FROM advanced AS a CROSS JOIN LATERAL (
     SELECT count(*) AS live FROM (
       SELECT 1 FROM tasks AS t WHERE t.schedule_id = a.id AND t.origin <> 'backfill' LIMIT a.bound
@@ -52,8 +54,8 @@ decided AS (
 ),
 ledger AS (
   INSERT INTO ticks (schedule_id, scheduled_for, tenant_id, outcome, reason, task_id, fired_at, node, epoch)
-  SELECT id, fires, tenant_id, CASE WHEN is_overlap THEN 'skipped' ELSE 'fired' END,
-    CASE WHEN is_overlap THEN 'overlap' END, CASE WHEN is_overlap THEN NULL ELSE task_id END,
+  SELECT id, fires, tenant_id, CASE WHEN skip_reason IS NULL THEN 'fired' ELSE 'skipped' END,
+    skip_reason, CASE WHEN skip_reason IS NULL THEN task_id END,
     coalesce(:now::timestamptz, clock_timestamp()), :node, epoch
   FROM decided
   ON CONFLICT DO NOTHING

@@ -107,6 +107,23 @@ CROSS JOIN tasks AS t ON t.rowid IN (
     AND o.fair_key = l.value ->> 3 AND o.type = l.value ->> 4 AND o.state = 'ready'
   ORDER BY o.run_at, o.id LIMIT :limit);
 
+-- name: task_claim_paused
+-- The active pauses, by the ids of their tenants and their queues.
+-- returns: tuples
+SELECT tenant_id, queue FROM pauses WHERE ended_at IS NULL AND (until_at IS NULL OR until_at > :now);
+
+-- name: task_claim_triggered
+-- The oldest ready tasks of manual triggers in paused queues. Tasks of the excluded tenants stay ready.
+-- returns: tuples
+SELECT t.rowid, t.run_at, t.id, t.type, t.queue, t.payload, t.payload_ref, t.attempt + 1, t.max_attempts, t.fence + 1,
+  t.scheduled_for, t.schedule_name, t.schedule_id, t.origin, t.timeout_seconds, t.traceparent, t.first_started_at, t.tenant_id
+FROM tasks AS t
+WHERE t.state = 'ready' AND t.origin = 'trigger' AND t.queue IN (SELECT value FROM json_each(:queues))
+  AND (:tenant_id IS NULL OR t.tenant_id = :tenant_id)
+  AND (:types IS NULL OR t.type IN (SELECT value FROM json_each(:types)))
+  AND t.tenant_id NOT IN (SELECT unhex(value) FROM json_each(:excluded)) AND {{is_paused(t.tenant_id, t.queue, :now)}}
+ORDER BY t.run_at, t.id LIMIT :limit;
+
 -- fragment: claim_deadline
 -- The deadline of an attempt that begins with this claim.
 {{attempt_deadline(:now, timeout_seconds, coalesce(first_started_at, :now), :total_seconds)}}

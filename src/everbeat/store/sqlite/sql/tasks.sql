@@ -48,6 +48,11 @@ VALUES (:id, :tenant_id, :partition, {{:copied_columns}}, :run_at, :state, :trac
   :lease_seconds, :started_at IS NOT NULL, :started_at IS NOT NULL, :started_at, :started_at, {{handoff_deadline}},
   {{lease_end(:started_at, :lease_seconds, {{handoff_deadline}})}});
 
+-- name: task_submit_paused
+-- Whether a queue of a tenant is paused.
+-- returns: tuples
+SELECT {{is_paused(:tenant_id, :queue, :now)}};
+
 -- name: task_key_insert
 -- Insert an idempotency key for 24 hours. An expired one is replaced.
 INSERT INTO task_keys (tenant_id, key, task_id, fingerprint, expires_at) VALUES (?1, ?2, ?3, ?4, ?5 + 86400000000)

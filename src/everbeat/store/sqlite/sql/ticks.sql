@@ -8,10 +8,10 @@
 schedule_id, scheduled_for, tenant_id, outcome, reason, task_id, fired_at, node, epoch, until, count
 
 -- name: tick_fire_table
--- The batch that is being fired. `state` is the state of the new task; NULL: the tick is skipped because of an overlap.
+-- The batch that is being fired. `state` is the state of the new task; NULL: the tick is skipped for the reason in `reason`.
 CREATE TEMP TABLE firing (
   schedule_id BLOB PRIMARY KEY, partition INTEGER, epoch INTEGER, revision INTEGER, expected INTEGER, fires INTEGER,
-  task_id BLOB, state TEXT, queue TEXT, type TEXT, priority INTEGER, is_new INTEGER);
+  task_id BLOB, state TEXT, reason TEXT, queue TEXT, type TEXT, priority INTEGER, is_new INTEGER);
 
 -- name: tick_fire_input
 -- Insert one firing of the batch.
@@ -28,8 +28,9 @@ DELETE FROM temp.firing WHERE NOT EXISTS (
 -- name: tick_fire_decide
 -- Decide the result of each tick by the unfinished tasks of its schedule, and mark ticks that are not in the ledger yet.
 UPDATE temp.firing SET
-  (state, queue, type, priority) = (
+  (state, reason, queue, type, priority) = (
     SELECT CASE
+      WHEN {{is_paused(s.tenant_id, s.queue, :now)}} THEN NULL
       WHEN NOT EXISTS (SELECT 1 FROM tasks AS t WHERE t.schedule_id = firing.schedule_id AND t.origin <> 'backfill') THEN 'ready'
       WHEN s.concurrency = 1 AND s.overlap NOT IN ('queue', 'cancel_previous') THEN NULL
       ELSE (
@@ -38,6 +39,7 @@ UPDATE temp.firing SET
           -- The sum is the number of unfinished tasks from which a tick is skipped. It also limits the number of held tasks.
           WHEN s.overlap IN ('queue', 'cancel_previous') AND count(*) < s.concurrency + 1000 THEN 'held' END
         FROM tasks AS t WHERE t.schedule_id = firing.schedule_id AND t.origin <> 'backfill') END,
+      iif({{is_paused(s.tenant_id, s.queue, :now)}}, 'paused', 'overlap'),
       s.queue, s.task_type, max(s.priority, coalesce((SELECT n.min_priority FROM tenants AS n WHERE n.id = s.tenant_id), 0))
     FROM schedules AS s WHERE s.id = firing.schedule_id),
   is_new = NOT EXISTS (
@@ -47,7 +49,7 @@ WHERE fires IS NOT NULL;
 -- name: tick_fire_ledger
 -- Insert the ledger rows. Their primary key is the last check against firing twice.
 INSERT INTO ticks (schedule_id, scheduled_for, tenant_id, outcome, reason, task_id, fired_at, node, epoch)
-SELECT f.schedule_id, f.fires, s.tenant_id, iif(f.state IS NULL, 'skipped', 'fired'), iif(f.state IS NULL, 'overlap', NULL),
+SELECT f.schedule_id, f.fires, s.tenant_id, iif(f.state IS NULL, 'skipped', 'fired'), iif(f.state IS NULL, f.reason, NULL),
   iif(f.state IS NULL, NULL, f.task_id), :now, :node, f.epoch
 FROM temp.firing AS f CROSS JOIN schedules AS s ON s.id = f.schedule_id
 WHERE f.fires IS NOT NULL AND f.is_new;
@@ -70,7 +72,7 @@ WHERE id = ?5 AND status = 'active';
 -- name: tick_fire_result
 -- The results of the batch.
 -- returns: tuples
-SELECT schedule_id, iif(fires IS NULL OR NOT is_new, 'no_row', coalesce(state, 'overlap')), queue, type, priority FROM temp.firing;
+SELECT schedule_id, iif(fires IS NULL OR NOT is_new, 'no_row', coalesce(state, reason)), queue, type, priority FROM temp.firing;
 
 -- name: tick_fire_clear
 -- Clear the table for the next batch.
