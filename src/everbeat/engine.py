@@ -39,6 +39,7 @@ from everbeat.services.loops import Loop
 from everbeat.services.maintenance import Auditor, Pruner
 from everbeat.services.overlap import OverlapReleaser
 from everbeat.services.ownership import Ownership
+from everbeat.services.pauses import PauseService
 from everbeat.services.payloads import LargePayloads
 from everbeat.services.promoter import Promoter
 from everbeat.services.publisher import ChangePublisher
@@ -152,6 +153,7 @@ class Engine:
     def _build_administration(self) -> None:
         self.cluster = ClusterService(self.store)
         self.tenants = TenantService(self.store)
+        self.pauses = PauseService(self.store, emit=self._emit)
         self.keys = KeyService(self.store)
         self.idempotent_responses = IdempotentResponses(self.store)
 

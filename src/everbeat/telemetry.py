@@ -27,6 +27,7 @@ from everbeat.services.events import (
     LoopRan,
     OwnershipChanged,
     OwnershipLost,
+    PauseChanged,
     ProxyNotTrusted,
     Pruned,
     RequestRefused,
@@ -290,7 +291,7 @@ class Telemetry:
         else:
             assert_never(event)
 
-    def _on_warning(self, event: LagHigh | ScheduleFaulted | TicksOverdue | Pruned | BlobCallFailed) -> None:
+    def _on_warning(self, event: LagHigh | ScheduleFaulted | TicksOverdue | Pruned | BlobCallFailed | PauseChanged) -> None:
         if isinstance(event, LagHigh):
             self.log.warning("fire_lag_high", lag_seconds=round(event.lag_seconds, 3), waiting=event.waiting)
         elif isinstance(event, ScheduleFaulted):
@@ -304,6 +305,9 @@ class Telemetry:
                 )
         elif isinstance(event, Pruned):
             self.log.info("pruned", what=event.what, count=event.count)
+        elif isinstance(event, PauseChanged):
+            name = "paused" if event.change == "begin" else "resumed"
+            self.log.warning(name, scope=event.scope, queue=event.queue, note=event.note)
         elif isinstance(event, BlobCallFailed):
             self.log.warning("blob_store_failed", verb=event.verb, error=event.error)
         else:

@@ -20,6 +20,7 @@ from everbeat.services.idempotent_responses import IdempotentResponses
 from everbeat.services.keys import KeyService
 from everbeat.services.leases import LeaseService
 from everbeat.services.ledger import LedgerService
+from everbeat.services.pauses import PauseService
 from everbeat.services.schedules import ScheduleService
 from everbeat.services.tasks import TaskService
 from everbeat.services.tenants import TenantService
@@ -56,6 +57,7 @@ class ApiContext(NamedTuple):
     workers: WorkerDirectory
     calendars: CalendarService
     tenants: TenantService
+    pauses: PauseService
     keys: KeyService
     timelines: TimelineCache
     store: Store
@@ -94,6 +96,7 @@ class ApiContext(NamedTuple):
             workers=engine.workers,
             calendars=engine.calendars,
             tenants=engine.tenants,
+            pauses=engine.pauses,
             keys=engine.keys,
             timelines=engine.timelines,
             store=engine.store,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
+from uuid import UUID
 
 import msgspec
 
@@ -10,9 +12,10 @@ from everbeat.api import paging
 from everbeat.api.messages import ApiRequest, Response, json_response
 from everbeat.api.operations import Operation, Success
 from everbeat.api.paging import Absent, NameText, PageQuery
-from everbeat.api.responses import QueueList, QueueResponse, WorkerList, WorkerResponse
+from everbeat.api.responses import QueueList, QueuePauseResponse, QueueResponse, WorkerList, WorkerResponse
 from everbeat.api.routing import get
 from everbeat.core.definitions import optional_rfc3339, rfc3339
+from everbeat.core.pauses import Pause
 from everbeat.services.workers import QueueView, WorkerView
 
 
@@ -33,10 +36,16 @@ class WorkersQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=T
 async def list_queues(request: ApiRequest) -> Response:
     query = paging.parse_query(request, PageQuery)
     after = paging.name_after(query.cursor)
-    found = [view for view in await request.context.workers.queues(request.tenant_id) if after is None or view.queue > after]
+    pauses = await request.context.pauses.active(request.tenant_id)
+    views = await request.context.workers.queues(
+        request.tenant_id, [pause.queue for pause in pauses if pause.queue is not None]
+    )
+    found = [view for view in views if after is None or view.queue > after]
     page, last = paging.split_page(found[: query.limit + 1], query.limit)
     next_cursor = None if last is None else paging.name_cursor(last.queue)
-    return json_response(QueueList([_queue(view) for view in page], next_cursor))
+    return json_response(
+        QueueList([_queue(view, _pause_of(pauses, request.tenant_id, view.queue)) for view in page], next_cursor)
+    )
 
 
 @get(
@@ -59,7 +68,22 @@ async def list_workers(request: ApiRequest) -> Response:
     return json_response(WorkerList([_worker(view) for view in page], next_cursor))
 
 
-def _queue(view: QueueView) -> QueueResponse:
+def _pause_of(pauses: Sequence[Pause], tenant_id: UUID, queue: str) -> QueuePauseResponse | None:
+    """Return the pause of the queue itself, or else the one that covers it."""
+    found = [pause for pause in pauses if pause.covers(tenant_id, queue)]
+    if not found:
+        return None
+    pause = max(found, key=lambda one: one.queue is not None)
+    return QueuePauseResponse(
+        by=pause.paused_by,
+        note=pause.note,
+        since=rfc3339(pause.since_at),
+        until=optional_rfc3339(pause.until_at),
+        scope=pause.scope,
+    )
+
+
+def _queue(view: QueueView, paused: QueuePauseResponse | None) -> QueueResponse:
     return QueueResponse(
         queue=view.queue,
         ready=view.ready,
@@ -70,7 +94,7 @@ def _queue(view: QueueView) -> QueueResponse:
         workers=view.workers,
         last_worker=view.last_worker,
         last_worker_seen_at=optional_rfc3339(view.last_worker_seen_at),
-        paused=None,
+        paused=paused,
     )
 
 

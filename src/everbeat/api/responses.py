@@ -10,6 +10,7 @@ import msgspec
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.calendars import WEEKDAYS
 from everbeat.core.explain import Verdict
+from everbeat.core.pauses import PauseScope
 from everbeat.core.responses import (
     AttemptResponse,
     DeadLetterResponse,
@@ -241,13 +242,37 @@ class CalendarList(msgspec.Struct):
     next_cursor: str | None
 
 
+class PauseResponse(msgspec.Struct, kw_only=True):
+    """A pause: of a `queue`, of the `tenant`, or of `all` tenants. `until` null: until it is resumed."""
+
+    id: UUID
+    scope: PauseScope
+    queue: str | None
+    by: str
+    note: str | None
+    since: Time
+    until: Time | None
+
+
+class PauseList(msgspec.Struct):
+    items: list[PauseResponse]
+    next_cursor: str | None
+
+
+class ResumeResponse(msgspec.Struct):
+    """The pauses that have ended."""
+
+    ended: list[PauseResponse]
+
+
 class QueuePauseResponse(msgspec.Struct):
-    """Who paused a queue, why, since when and until when."""
+    """Who paused a queue, why, since when and until when. `scope`: what is paused: the queue, the tenant, or everything."""
 
     by: str
     note: str | None
     since: Time
     until: Time | None
+    scope: PauseScope
 
 
 class QueueResponse(msgspec.Struct, kw_only=True):

@@ -29,6 +29,8 @@ class AuditLogAction(StrEnum):
     TASK_RESCHEDULE = "task.reschedule"
     DEAD_LETTER_REPLAY = "dead_letter.replay"
     DEAD_LETTER_PURGE = "dead_letter.purge"
+    PAUSE_BEGIN = "pause.begin"
+    PAUSE_END = "pause.end"
     TENANT_CREATE = "tenant.create"
     TENANT_UPDATE = "tenant.update"
     KEY_CREATE = "key.create"

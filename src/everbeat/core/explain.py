@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 from everbeat.core.definitions import rfc3339
 from everbeat.core.describe import describe
 from everbeat.core.jitter import jitter_of
+from everbeat.core.pauses import Pause, PauseScope
 from everbeat.core.rules import Rule
 from everbeat.core.schedules import CatchUp, Schedule, Status
 from everbeat.core.tasks import LIVE_STATES, TaskRecord, TaskState
@@ -69,6 +70,7 @@ class ExplainContext(NamedTuple):
 
     `rule` is the rule in force at the instant; None if it cannot be computed. `tick` is the tick of the rule at the instant,
     and `row` its ledger row. The ledger should be complete up to `accounted_until`, and has no rows before `kept_since`.
+    `pause`: the pause of its queue, of its tenant or of everything at that time.
     """
 
     schedule: Schedule
@@ -83,6 +85,7 @@ class ExplainContext(NamedTuple):
     task: TaskRecord | None = None
     attempts: int = 0
     blockers: Sequence[TaskRecord] = ()
+    pause: Pause | None = None
     tick: Occurrence | None = None
     around: NearbyTicks = NearbyTicks(None, None)
 
@@ -168,7 +171,7 @@ def _computed(case: ExplainContext, tick: Occurrence) -> Explanation:
     if tick.at <= case.accounted_until or case.is_past_rule:
         text = "It should have run, but the ledger has neither a task nor a skip. A backfill can run it."
         return _explanation(case, Verdict.MISSING, text, *([] if reason is None else [Fact("reason", reason.value)]))
-    if schedule.status is Status.PAUSED:
+    if schedule.status is Status.PAUSED or case.pause is not None:
         reason = reason or SkipReason.PAUSED
     if reason is not None:
         is_past = tick.at <= case.now
@@ -231,7 +234,7 @@ def _reason_text(case: ExplainContext, reason: SkipReason) -> str:
             policy = "runs only the latest missed tick" if spec.catch_up is CatchUp.LATEST else "does not run missed ticks"
             return f"it could not be fired in time, and the schedule {policy} (catch_up {spec.catch_up.value})"
         case SkipReason.PAUSED:
-            return "the schedule is paused" if case.schedule.status is Status.PAUSED else "the schedule was paused"
+            return _paused_text(case)
         case SkipReason.CALENDAR:
             return "its calendars exclude this day or hour"
         case SkipReason.DST_GAP:
@@ -258,8 +261,30 @@ def _reason_facts(case: ExplainContext, reason: SkipReason) -> Iterator[Fact]:
     elif reason is SkipReason.CALENDAR and case.rule is not None:
         yield Fact("calendars_excluded", ", ".join(case.rule.exclude) or None)
         yield Fact("calendars_only", ", ".join(case.rule.only) or None)
+    elif reason is SkipReason.PAUSED and case.pause is not None:
+        yield from _pause_facts(case.pause)
     elif reason is SkipReason.PAUSED and case.schedule.note is not None:
         yield Fact("note", case.schedule.note)
+
+
+def _paused_text(case: ExplainContext) -> str:
+    if case.pause is None:
+        return "the schedule is paused" if case.schedule.status is Status.PAUSED else "the schedule was paused"
+    what = {
+        PauseScope.QUEUE: f'the queue "{case.pause.queue}"',
+        PauseScope.TENANT: "everything of the tenant",
+        PauseScope.ALL: "everything on this server",
+    }[case.pause.scope]
+    return f"{what} {'is' if case.pause.is_active_at(case.now) else 'was'} paused by {case.pause.paused_by}"
+
+
+def _pause_facts(pause: Pause) -> Iterator[Fact]:
+    yield Fact("paused", pause.scope.value)
+    yield Fact("paused_by", pause.paused_by)
+    yield Fact("paused_since", rfc3339(pause.since_at))
+    end = pause.ended_at or pause.until_at
+    yield from [Fact("paused_until", rfc3339(end))] if end is not None else []
+    yield from [Fact("note", pause.note)] if pause.note is not None else []
 
 
 # Facts of all verdicts

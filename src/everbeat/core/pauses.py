@@ -21,6 +21,12 @@ class PauseScope(StrEnum):
     ALL = "all"
 
 
+def pause_scope(tenant_id: UUID | None, queue: str | None) -> PauseScope:
+    if tenant_id is None:
+        return PauseScope.ALL
+    return PauseScope.TENANT if queue is None else PauseScope.QUEUE
+
+
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
     """A pause. `tenant_id` None: of all tenants. `queue` None: of all queues. `until_at` None: until it is resumed.
 
@@ -39,9 +45,7 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scope(self) -> PauseScope:
-        if self.tenant_id is None:
-            return PauseScope.ALL
-        return PauseScope.TENANT if self.queue is None else PauseScope.QUEUE
+        return pause_scope(self.tenant_id, self.queue)
 
     def is_active_at(self, at: datetime) -> bool:
         ends = [end for end in (self.ended_at, self.until_at) if end is not None]

@@ -24,8 +24,13 @@ class DirectHandoff:
         self._taken: dict[WaitingPoll, tuple[WaitQueue, list[NewTask]]] = {}
 
     def reserve(self, task: NewTask) -> NewTask:
-        """Return the task with the lease of a waiting worker; unchanged if none waits or its tenant has `max_running`."""
-        poll = None if self._long_polls.is_limited(task.tenant_id) else self._poll_for(task)
+        """Return the task with the lease of a waiting worker.
+
+        It is unchanged if no worker waits, if its tenant has `max_running`, or if its queue is paused.
+        """
+        long_polls = self._long_polls
+        is_possible = not long_polls.is_limited(task.tenant_id) and not long_polls.is_paused(task.tenant_id, task.queue)
+        poll = self._poll_for(task) if is_possible else None
         if poll is None:
             return task
         reserved = task._replace(

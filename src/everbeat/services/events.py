@@ -74,6 +74,15 @@ class SchemaNewer(NamedTuple):
     supported: int
 
 
+class PauseChanged(NamedTuple):
+    """A pause has begun or ended. `scope`: queue, tenant or all."""
+
+    change: str
+    scope: str
+    queue: str | None
+    note: str | None
+
+
 class TicksOverdue(msgspec.Struct, frozen=True):
     count: int
     oldest_seconds: float
@@ -186,6 +195,7 @@ Event = (
     | OwnershipLost
     | ClockSetBack
     | SchemaNewer
+    | PauseChanged
     | TicksOverdue
     | LoopRan
     | LoopFailed

@@ -10,8 +10,10 @@ from uuid import UUID
 from everbeat.core.calendars import Calendar
 from everbeat.core.errors import InvalidInput, NotFound
 from everbeat.core.explain import ExplainContext, Explanation, NearbyTicks, explain
+from everbeat.core.pauses import Pause, pause_of
 from everbeat.core.rules import Rule
 from everbeat.core.schedules import Schedule
+from everbeat.core.targets import queue_of
 from everbeat.core.tasks import LIVE_STATES, TaskRecord
 from everbeat.core.ticks import SkipReason, Tick
 from everbeat.core.timeline import Timeline, TimelineCache
@@ -63,6 +65,8 @@ class Explainer:
         )
         case = await self._with_rule(case)
         row = await self._row(case, _search_end(at) if case.tick is None else case.at + _MICROSECOND)
+        if row is None and case.tick is not None and case.at > moment:
+            case = case._replace(pause=await self._pause_ahead(schedule, case.at, moment))
         return explain(case if row is None else await self._with_row(case, row))
 
     async def _with_rule(self, case: ExplainContext) -> ExplainContext:
@@ -110,8 +114,20 @@ class Explainer:
                 return case._replace(row=row)
             attempts = await self._tasks.attempts(tenant_id, row.task_id)
             return case._replace(row=row, task=task, attempts=len(attempts))
+        if row.reason is SkipReason.PAUSED:
+            return case._replace(row=row, pause=await self._pause_at(case.schedule, row.fired_at))
         blockers = await self._blockers(case.schedule, row) if row.reason is SkipReason.OVERLAP else ()
         return case._replace(row=row, blockers=blockers)
+
+    async def _pause_ahead(self, schedule: Schedule, at: datetime, now: datetime) -> Pause | None:
+        """Return the pause that is active now and, unless it is resumed, still is at that time."""
+        active = [pause for pause in await self._store.pause_list(schedule.tenant_id, now=now) if pause.is_active_at(at)]
+        return pause_of(active, schedule.tenant_id, queue_of(schedule.spec.target), at)
+
+    async def _pause_at(self, schedule: Schedule, at: datetime) -> Pause | None:
+        """Return the pause of its queue, its tenant or everything at that time; None if the schedule itself was paused."""
+        queue = queue_of(schedule.spec.target)
+        return pause_of(await self._store.pause_find(schedule.tenant_id, queue, at), schedule.tenant_id, queue, at)
 
     async def _blockers(self, schedule: Schedule, row: Tick) -> Sequence[TaskRecord]:
         """Return the tasks of the schedule that were unfinished when the tick was skipped. Scans a limited number of tasks."""

@@ -36,17 +36,29 @@ class FairnessDirectory(Protocol):
 
     def weight_of(self, tenant_id: UUID) -> float: ...
     def max_running_of(self, tenant_id: UUID) -> int | None: ...
+    def limited_tenants(self) -> Collection[UUID]: ...
+    def is_paused(self, tenant_id: UUID, queue: str) -> bool: ...
+    def has_pauses(self, tenant_id: UUID | None, queues: Collection[str]) -> bool: ...
     async def refresh(self, *, now: datetime | None = None) -> None: ...
 
 
 class EqualShares:
-    """A directory in which all tenants have the same weight and no limits."""
+    """A directory in which all tenants have the same weight, no limits and no pauses."""
 
     def weight_of(self, _tenant_id: UUID) -> float:
         return 1.0
 
     def max_running_of(self, _tenant_id: UUID) -> int | None:
         return None
+
+    def limited_tenants(self) -> Collection[UUID]:
+        return ()
+
+    def is_paused(self, _tenant_id: UUID, _queue: str) -> bool:
+        return False
+
+    def has_pauses(self, _tenant_id: UUID | None, _queues: Collection[str]) -> bool:
+        return False
 
     async def refresh(self, *, now: datetime | None = None) -> None:
         """Do nothing: the values are constant."""
@@ -109,11 +121,16 @@ class FairDispatcher:
     def add_flows(self, flows: Iterable[Flow]) -> bool:
         """Add flows that got ready tasks. Returns whether one is for this wait queue, of a tenant that is not blocked."""
         own = [flow for flow in flows if self.scope.serves(flow.tenant_id, flow.queue, flow.type)]
+        active = self._without_paused(own)
         if len(self.planner) > 2 * _MAX_FLOWS:
             self._needs_scan = True
         else:
-            self.planner.add_ready(own)
-        return any(flow.tenant_id not in self.planner.blocked for flow in own)
+            self.planner.add_ready(active)
+        # The tasks of a paused flow may be of a manual trigger.
+        return len(active) < len(own) or any(flow.tenant_id not in self.planner.blocked for flow in active)
+
+    def _without_paused(self, flows: Iterable[Flow]) -> list[Flow]:
+        return [flow for flow in flows if not self._directory.is_paused(flow.tenant_id, flow.queue)]
 
     def unblock(self, tenant_ids: Iterable[UUID]) -> bool:
         """Unblock tenants that may be able to run more tasks. Returns whether any of them was blocked."""
@@ -133,7 +150,10 @@ class FairDispatcher:
         self._has_scanned = self._is_scan_due()
         if self._has_scanned:
             await self._scan()
-        return not self.planner.is_empty
+        return not self.planner.is_empty or self._has_pauses()
+
+    def _has_pauses(self) -> bool:
+        return self._directory.has_pauses(self.scope.tenant_id, self.scope.queues)
 
     async def dispatch(self, claim_requests: Sequence[ClaimRequest], *, now: datetime | None = None) -> DispatchResult:
         """Claim tasks for these requests, after `find` has returned True. With `now`, as in tests, `find` is not needed."""
@@ -142,6 +162,8 @@ class FairDispatcher:
         if now is not None:
             has_scanned = True
             await self._scan()
+        if self._has_pauses():
+            await self._claim_triggered(tasks, claim_requests, now)
         is_exhausted = await self._claim(tasks, claim_requests, has_scanned, now)
         if not has_scanned and not any(tasks):
             await self._scan()
@@ -149,6 +171,23 @@ class FairDispatcher:
             is_exhausted = await self._claim(tasks, claim_requests, has_scanned, now)
         is_filled = all(len(part) == claim_request.limit for part, claim_request in zip(tasks, claim_requests, strict=True))
         return DispatchResult(tasks, is_filled or not (has_scanned and is_exhausted))
+
+    async def _claim_triggered(
+        self, tasks: list[list[ClaimedTask]], claim_requests: Sequence[ClaimRequest], now: datetime | None
+    ) -> None:
+        """Claim tasks of manual triggers in paused queues, which the planner does not have."""
+        scope = self.scope
+        limited = set(self._directory.limited_tenants())
+        if scope.tenant_id is not None:
+            limited &= {scope.tenant_id}
+        for part, claim_request in zip(tasks, claim_requests, strict=True):
+            claim = await self._store.task_claim_triggered(
+                *scope, claim_request, limited=limited, total_seconds=self._total_seconds, now=now
+            )
+            if not claim.tasks[0]:
+                return
+            self._publisher.publish(claim.changes)
+            part += claim.tasks[0]
 
     async def _claim(
         self, tasks: list[list[ClaimedTask]], claim_requests: Sequence[ClaimRequest], has_scanned: bool, now: datetime | None
@@ -204,7 +243,7 @@ class FairDispatcher:
         flows = await self._store.task_flows(scope.tenant_id, scope.queues, after=before, limit=_MAX_FLOWS)
         counts = Counter(flow.queue for flow in flows)
         self._scan_positions = list({flow.queue: flow for flow in flows if counts[flow.queue] >= _MAX_FLOWS}.values())
-        own = flows if scope.types is None else [flow for flow in flows if flow.type in scope.types]
+        own = self._without_paused(flows if scope.types is None else [flow for flow in flows if flow.type in scope.types])
         if (before or self._scan_positions) and len(self.planner) <= 2 * _MAX_FLOWS:
             self.planner.unblock()
             self.planner.add_ready(own)

@@ -265,6 +265,9 @@ class LongPolls:
             if not self._by_queue[queue]:
                 del self._by_queue[queue]
 
+    def is_paused(self, tenant_id: UUID, queue: str) -> bool:
+        return self._dispatchers.directory.is_paused(tenant_id, queue)
+
     def is_limited(self, tenant_id: UUID) -> bool:
         """Return whether the tenant has a limit of running tasks."""
         return self._dispatchers.directory.max_running_of(tenant_id) is not None

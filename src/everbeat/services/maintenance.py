@@ -103,6 +103,9 @@ class Pruner(SingletonLoop):
             "workers": await self._store.worker_prune(
                 unseen_seconds=RETENTION_SECONDS, keep=MAX_WORKERS_KEPT, limit=self._batch_size, now=now
             ),
+            "pauses": await self._store.pause_prune(
+                ended_seconds=self._retention.total_seconds(), limit=self._batch_size, now=now
+            ),
             "months": await self._store.month_prune(before=moment - self._retention, limit=self._batch_size),
             "audit log entries": await self._store.audit_log_prune(
                 before=moment - self._audit_log_retention, limit=self._batch_size

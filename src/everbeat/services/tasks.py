@@ -12,7 +12,7 @@ import uuid_utils.compat
 
 from everbeat.core.access import Caller
 from everbeat.core.audit_log import AuditLogAction
-from everbeat.core.errors import Conflict, EverbeatError, FieldError, InvalidInput, NotFound, TooLarge
+from everbeat.core.errors import Conflict, EverbeatError, FieldError, HandoffPaused, InvalidInput, NotFound, TooLarge
 from everbeat.core.protocol import MAX_SUBMITTED, TaskInput
 from everbeat.core.submissions import new_task, task_as_submitted, task_for_replay
 from everbeat.core.tasks import LIVE_STATES, Attempt, LogLine, NewTask, TaskKey, TaskRecord, TaskState
@@ -194,14 +194,19 @@ class TaskService:
             raise result.error
         return result
 
-    async def _write_together(self, groups: list[list[NewTask]], now: datetime | None = None) -> list[_WriteResult]:
+    async def _write_together(
+        self, groups: list[list[NewTask]], now: datetime | None = None, *, hand_over: bool = True
+    ) -> list[_WriteResult]:
         """Write many requests together. Requests whose key was used for something else fail, and the others are written."""
         flat = [task for group in groups for task in group]
         handoff = DirectHandoff(self._long_polls)
-        if now is None and len(flat) <= _MAX_SHARED_TASKS:
+        if hand_over and now is None and len(flat) <= _MAX_SHARED_TASKS:
             flat = [handoff.reserve(task) if task.run_at is None and task.delay_seconds is None else task for task in flat]
         try:
             submitted = await self._store.task_submit(flat, now=now)
+        except HandoffPaused:  # the queue was paused a moment ago
+            await handoff.deliver((), None)
+            return await self._write_together(groups, now, hand_over=False)
         except BaseException:
             await handoff.deliver((), None)
             raise

@@ -1,11 +1,11 @@
-"""Tenants: the directory of their weights and quotas that each node keeps in memory, and the operations on tenants."""
+"""Tenants: the directory of their weights, quotas and pauses that each node keeps in memory, and the operations on tenants."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from datetime import datetime
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +15,7 @@ from everbeat.core.access import Caller
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.errors import Conflict, NotFound, RevisionMismatch, StoreError
 from everbeat.core.names import is_name
+from everbeat.core.pauses import Pause, pause_of
 from everbeat.core.responses import tenant_response
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenant_definitions import checked_tenant
@@ -33,7 +34,7 @@ _NO_LIMITS = TenantQuotas()
 
 
 class TenantDirectory:
-    """The weights and quotas of all tenants, and the number of nodes that share the rates.
+    """The weights, quotas and pauses of all tenants, and the number of nodes that share the rates.
 
     It is read again after a notice, and every few seconds. If the database is unavailable, the old values remain in force.
     A loop keeps the directory current. Callers that need current values await `refresh` or `refresh_if_changed` first.
@@ -50,6 +51,9 @@ class TenantDirectory:
         self._monotonic = monotonic
         self._tenants: Mapping[UUID, Tenant] = {}
         self._api_nodes = 1
+        self._limited: frozenset[UUID] = frozenset()
+        self._pauses: Sequence[Pause] = ()
+        self._moment = datetime.min.replace(tzinfo=UTC)
         self.with_max_ready: frozenset[UUID] = frozenset()
         self._read_at = float("-inf")
         self._has_changed = True
@@ -63,6 +67,26 @@ class TenantDirectory:
         """Return the weight of the tenant; 1 if the tenant is unknown."""
         tenant = self._tenants.get(tenant_id)
         return 1.0 if tenant is None else tenant.weight
+
+    def limited_tenants(self) -> Collection[UUID]:
+        """Return the tenants that have a limit of running tasks."""
+        return self._limited
+
+    def is_paused(self, tenant_id: UUID, queue: str) -> bool:
+        """Return whether the queue is paused, as far as this node knows. The store decides again when tasks are claimed."""
+        return bool(self._pauses) and pause_of(self._pauses, tenant_id, queue, self._now()) is not None
+
+    def has_pauses(self, tenant_id: UUID | None, queues: Collection[str]) -> bool:
+        """Return whether any of these queues may be paused, of one tenant or of any (None)."""
+        return any(
+            (tenant_id is None or pause.tenant_id in (None, tenant_id)) and (pause.queue is None or pause.queue in queues)
+            for pause in self._pauses
+            if pause.is_active_at(self._now())
+        )
+
+    def _now(self) -> datetime:
+        """Return the time of the database, as far as it is known since the last read."""
+        return self._moment + timedelta(seconds=max(0.0, self._monotonic() - self._read_at))
 
     def quotas_of(self, tenant_id: UUID) -> TenantQuotas:
         tenant = self._tenants.get(tenant_id)
@@ -127,12 +151,14 @@ class TenantDirectory:
                 if len(page) < _PAGE:
                     break
                 after = page[-1].name
+            pauses = await self._store.pause_list(None, now=now)
             moment, nodes = await self._store.node_list(now=now)
         except BaseException:
             self._has_changed = True
             raise
         alive = [node for node in nodes if (moment - node.seen_at).total_seconds() < node.lease_seconds]
-        self._tenants = tenants
+        self._tenants, self._pauses, self._moment = tenants, pauses, moment
+        self._limited = frozenset(id_ for id_, one in tenants.items() if one.quotas.max_running is not None)
         self.with_max_ready = frozenset(id_ for id_, one in tenants.items() if one.quotas.max_ready is not None)
         self._api_nodes = max(1, sum("api" in node.roles for node in alive))
         self._read_at = self._monotonic()

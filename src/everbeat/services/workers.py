@@ -192,10 +192,10 @@ class WorkerDirectory:
         running = await self._store.worker_running(tenant_id, [info.worker for info in infos])
         return [WorkerView(info, info.state_at(moment), running.get(info.worker, 0)) for info in infos]
 
-    async def queues(self, tenant_id: UUID, *, now: datetime | None = None) -> list[QueueView]:
-        """Return the queues with live tasks, and those that workers have asked for, in order of name."""
+    async def queues(self, tenant_id: UUID, paused: Sequence[str] = (), *, now: datetime | None = None) -> list[QueueView]:
+        """Return the queues with live tasks, those that workers have asked for, and the paused ones, in order of name."""
         moment = await self._store.clock(now=now)
-        views: dict[str, QueueView] = {}
+        views = {queue: QueueView(queue) for queue in paused}
         for tasks in await self._store.task_queue_list(tenant_id):
             oldest = tasks.oldest_ready_at
             age = None if oldest is None else max(0.0, (moment - oldest).total_seconds())
