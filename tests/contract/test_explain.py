@@ -215,6 +215,10 @@ BY_INDEX = {
 }
 
 
+# It has few rows: only the active pauses.
+ACTIVE_PAUSES = "pauses_active"
+
+
 @pytest.fixture(scope="module", params=list(POSTGRES_CONTENTS))
 def big_postgres(request: pytest.FixtureRequest, postgres_server: PostgresAdmin, postgres_template: str) -> Iterator[str]:
     """A large database: without statistics, with statistics from when it was small, or with current statistics."""
@@ -249,13 +253,14 @@ async def test_postgres_finds_rows_by_index(big_postgres: str, verb: str, mode: 
         if (table := table_of(node)) is not None:
             touched.add(table)
             assert node["Node Type"] != "Seq Scan", shown
-        if node["Node Type"] in ("Index Scan", "Index Only Scan", "Bitmap Index Scan") and node["Index Name"] != FULLY_READ.get(
-            verb
+        if node["Node Type"] in ("Index Scan", "Index Only Scan", "Bitmap Index Scan") and node["Index Name"] not in (
+            FULLY_READ.get(verb),
+            ACTIVE_PAUSES,
         ):
             assert re.search(r"[<=>]", node.get("Index Cond", "")), shown
     assert touched == TOUCHED[verb]
     if (index := BY_INDEX.get(verb)) is not None:
-        used = {node["Index Name"] for node in nodes_of(plan) if "Index Name" in node}
+        used = {node["Index Name"] for node in nodes_of(plan) if "Index Name" in node} - {ACTIVE_PAUSES}
         assert all(re.fullmatch(index, name) for name in used), shown
 
 

@@ -110,7 +110,7 @@ async def test_pause_prune_deletes_pauses_that_ended_long_ago(store: Store) -> N
 
 @pytest.mark.parametrize(("queue", "tenant_id"), SCOPES)
 async def test_task_claim_takes_nothing_from_a_paused_queue(store: Store, queue: str | None, tenant_id: UUID | None) -> None:
-    await store.task_submit([make_task(), make_task(type="other")], now=NOW)
+    await store.task_submit([make_task(), make_task("other")], now=NOW)
     await store.pause_write(a_pause(queue, tenant_id, until_at=NOW + minutes(1)), now=NOW)
     assert await claim(store, limit=10, now=NOW + seconds(59)) == []
     assert len(await claim(store, limit=10, now=NOW + seconds(60))) == 2

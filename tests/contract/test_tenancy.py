@@ -10,7 +10,7 @@ from everbeat.store.queries import load_blocks
 
 TENANT_TABLES = (
     *("schedules", "past_rules", "ticks", "tasks", "task_history", "attempts", "task_log", "dead_letters", "task_keys"),
-    *("calendars", "idempotent_answers", "api_keys", "audit_log", "workers"),
+    *("calendars", "idempotent_answers", "api_keys", "audit_log", "workers", "pauses"),
 )
 TENANT_DATA = re.compile(rf"\b(?:FROM|JOIN|INTO|UPDATE)\s+({'|'.join(TENANT_TABLES)})\b")
 # The tenant is compared with a value, is part of a key, or is written with a new row.
@@ -42,12 +42,17 @@ EXCEPTIONS = {
     "schedule_overdue": FIRING,
     "schedule_past_rule_insert": "copies the row of its schedule, which the same transaction has changed by its tenant",
     "task_claim": FOUND,
+    "task_claim_paused": "the tenants of the pauses are compared with those of the steps",
     "task_complete": FOUND,
     "task_expired": LOOPS,
     "task_heartbeat": FOUND,
     "task_promote": LOOPS,
     "task_promote_next": LOOPS,
+    "pause_end": "the tenant is compared with IS, because it is null for the pause of everything",
+    "pause_expire": RETENTION,
+    "pause_prune": RETENTION,
     "task_queues": "compared with the queues of a key, before a write that names the tenant",
+    "task_ready_queues": LOOPS,
     "task_release_held": LOOPS,
     "task_release_held_any": LOOPS,
     "task_release_held_candidates": LOOPS,
@@ -56,7 +61,6 @@ EXCEPTIONS = {
     "task_release_held_replaced": LOOPS,
     "task_targets": "the ids are those of tasks that the deliverer has just claimed",
     "tick_fire": FIRING,
-    "tick_fire_decide": FIRING,
     "tick_fire_guard": FIRING,
 }
 

@@ -29,6 +29,7 @@ ONLY_SQLITE = {
     "partition_renew_newest",
     "task_cancel_insert",
     "task_claim_oldest",
+    "task_claim_paused",
     "task_claim_pick",
     "task_claim_picks",
     "task_complete_insert",
@@ -37,6 +38,7 @@ ONLY_SQLITE = {
     "task_finish_insert",
     "task_heartbeat_find",
     "task_promote_next",
+    "task_submit_paused",
     "tick_fire_clear",
     "tick_fire_decide",
     "tick_fire_guard",
@@ -85,6 +87,7 @@ TABLES = [
     "api_keys",
     "audit_log",
     "workers",
+    "pauses",
     "time_zones",
 ]
 

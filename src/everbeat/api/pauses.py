@@ -32,7 +32,7 @@ class QueuePauseInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     until: Until | None = None
 
 
-class PauseInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TenantPauseInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     note: Note | None = None
     until: Until | None = None
     all_tenants: AllTenants = False
@@ -42,7 +42,7 @@ class QueueResumeInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     pass
 
 
-class ResumeInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TenantResumeInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     all_tenants: AllTenants = False
 
 
@@ -117,13 +117,13 @@ async def resume_queue(request: ApiRequest) -> Response:
         summary="Pause all schedules and queues of the tenant, or of all tenants",
         responses={200: Success("The pause.", PauseResponse)},
         query=NoQuery,
-        body=Body(PauseInput, {"maintenance": {"note": "maintenance"}}, is_required=False),
+        body=Body(TenantPauseInput, {"maintenance": {"note": "maintenance"}}, is_required=False),
         description=_PAUSED,
     ),
 )
 async def pause_all(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    body = as_struct(await read_optional_json(request), PauseInput)
+    body = as_struct(await read_optional_json(request), TenantPauseInput)
     until = None if body.until is None else utc(body.until, "until")
     tenant_id = _tenant(request, body.all_tenants)
     pause = await request.context.pauses.pause(tenant_id, note=body.note, until=until, by=request.caller)
@@ -139,13 +139,13 @@ async def pause_all(request: ApiRequest) -> Response:
         summary="End the pause of the tenant, or that of all tenants",
         responses={200: Success("The pause that has ended, if there was one.", ResumeResponse)},
         query=NoQuery,
-        body=Body(ResumeInput, is_required=False),
+        body=Body(TenantResumeInput, is_required=False),
         description="Queues and schedules that were paused by themselves stay paused.",
     ),
 )
 async def resume_all(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    body = as_struct(await read_optional_json(request), ResumeInput)
+    body = as_struct(await read_optional_json(request), TenantResumeInput)
     ended = await request.context.pauses.resume(_tenant(request, body.all_tenants), by=request.caller)
     return json_response(ResumeResponse([pause_response(pause) for pause in ended]))
 

@@ -15,7 +15,7 @@ UPDATE pauses SET ended_at = until_at WHERE ended_at IS NULL AND until_at <= coa
 -- Insert a pause, or change the reason and the end of an active pause of the same queue or tenant.
 INSERT INTO pauses AS z (id, tenant_id, queue, note, paused_by, since_at, until_at)
 VALUES (:id, :tenant_id, :queue, :note, :paused_by, coalesce(:now::timestamptz, now()), :until_at)
-ON CONFLICT (coalesce(tenant_id, '00000000-0000-0000-0000-000000000000'), coalesce(queue, '')) WHERE ended_at IS NULL
+ON CONFLICT (coalesce(tenant_id, 'ffffffff-ffff-ffff-ffff-ffffffffffff'), coalesce(queue, '')) WHERE ended_at IS NULL
 DO UPDATE SET note = excluded.note, paused_by = excluded.paused_by, until_at = excluded.until_at
 RETURNING {{z.pause_columns}};
 

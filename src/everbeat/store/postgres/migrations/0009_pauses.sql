@@ -15,7 +15,7 @@ CREATE TABLE pauses (
 );
 
 CREATE UNIQUE INDEX pauses_active ON pauses
-  (coalesce(tenant_id, '00000000-0000-0000-0000-000000000000'), coalesce(queue, '')) WHERE ended_at IS NULL;
+  (coalesce(tenant_id, 'ffffffff-ffff-ffff-ffff-ffffffffffff'), coalesce(queue, '')) WHERE ended_at IS NULL;
 CREATE INDEX pauses_since ON pauses (since_at);
 
 -- Tasks of a manual trigger run even while their queue is paused.
