@@ -139,7 +139,7 @@ async def pause_all(request: ApiRequest) -> Response:
         summary="End the pause of the tenant, or that of all tenants",
         responses={200: Success("The pause that has ended, if there was one.", ResumeResponse)},
         query=NoQuery,
-        body=Body(TenantResumeInput, is_required=False),
+        body=Body(TenantResumeInput, {"maintenance": {"all_tenants": False}}, is_required=False),
         description="Queues and schedules that were paused by themselves stay paused.",
     ),
 )
