@@ -49,6 +49,7 @@ EXCEPTIONS = {
     "task_promote": LOOPS,
     "task_promote_next": LOOPS,
     "pause_end": "the tenant is compared with IS, because it is null for the pause of everything",
+    "audit_log_prune": RETENTION,
     "pause_expire": RETENTION,
     "pause_prune": RETENTION,
     "task_queues": "compared with the queues of a key, before a write that names the tenant",
