@@ -6,6 +6,7 @@ import ipaddress
 import os
 import re
 import socket
+import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ import msgspec
 
 from everbeat.core.addresses import parse_networks
 from everbeat.core.brokers import Broker
+from everbeat.core.database_urls import database_url_error, is_postgres
 from everbeat.core.errors import InvalidInput, SettingsError
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.webhook_addresses import WebhookRules, parse_webhook_allow
@@ -135,6 +137,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_exposed(path: Path) -> bool:
+    """Return whether other users than the owner can read the file."""
+    return os.name == "posix" and bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+
+
 _CHOICES = {
     "roles": "api, scheduler and dispatcher, separated by commas",
     "log_level": "debug, info, warning or error",
@@ -226,12 +233,21 @@ def _checked(settings: Settings) -> Settings:
         raise SettingsError(f"settings: {error}") from None
     if settings.scan_seconds > settings.horizon_seconds:
         raise SettingsError("settings: scan_seconds must not be longer than horizon_seconds")
-    if not settings.database_url.startswith(("sqlite:///", "postgresql://", "postgres://")):
-        raise SettingsError("settings: database_url must start with sqlite:/// or postgresql://")
+    _check_database_urls(settings)
     _check_blobs(settings)
-    if settings.database_listen_url and not settings.database_listen_url.startswith(("postgresql://", "postgres://")):
-        raise SettingsError("settings: database_listen_url must start with postgresql://")
     return settings
+
+
+def _check_database_urls(settings: Settings) -> None:
+    has_default_database = bool(os.environ.get("PGDATABASE"))
+    for name in ("database_url", "database_listen_url"):
+        url = getattr(settings, name)
+        if url is None:
+            continue
+        if message := database_url_error(url, has_default_database=has_default_database):
+            raise SettingsError(f"settings: {name} {message}")
+        if name == "database_listen_url" and not is_postgres(url):
+            raise SettingsError("settings: database_listen_url must start with postgresql://")
 
 
 def _check_tls(settings: Settings) -> None:

@@ -53,6 +53,8 @@ def make_store(settings: Settings, telemetry: Telemetry | None = None) -> Store:
         path = Path(settings.database_url.removeprefix("sqlite:///"))
         if not path.parent.is_dir():
             raise SettingsError(f"the folder {path.parent} of the SQLite file does not exist; create it first")
+        if path.is_dir():
+            raise SettingsError(f"settings: database_url names the folder {path}; add the name of a file")
         return SqliteStore(path, observer=observer)
     can_listen = settings.database_pooling == "session" or settings.database_listen_url is not None
     if settings.database_notices and not can_listen and telemetry is not None:
@@ -341,6 +343,9 @@ class Node(EmbeddedNode):
             log.info("first_admin_key", file=str(decision.used_file))
         if decision.unused_file is not None:
             log.warning("admin_key_file_is_not_used", file=str(decision.unused_file), why="the database already has other keys")
+        if decision.exposed_file is not None:
+            hint = f"other users of this machine can read it; run: chmod 600 {decision.exposed_file}"
+            log.warning("admin_key_file_is_exposed", file=str(decision.exposed_file), why=hint)
         if not settings.is_loopback and settings.tls_certificate is None:
             why = "keys and payloads can be read in transit; set tls_certificate and tls_key, or use a proxy with TLS"
             log.warning("listening_without_tls", host=settings.host, why=why)

@@ -24,8 +24,9 @@ from everbeat.services.keys import KeyService
 from everbeat.services.rate_limits import RequestLimits, RequestRates
 from everbeat.services.sessions import KeySessions
 from everbeat.store.base import Store
-from everbeat.store.values import Notice
+from everbeat.store.values import ClaimRequest, Notice
 from tests.api.conftest import claim, definition, make_client, problem_of, submit
+from tests.factories import claim_for, lease_of
 from tests.support.processes import wait_until_async
 
 Headers = dict[str, str]
@@ -151,6 +152,26 @@ async def test_revoking_a_key_ends_its_long_polls_without_a_task(
     await submit(client)
     async with asyncio.timeout(10):
         assert len((await polls[1]).json()["tasks"]) == 1
+
+
+async def test_a_repeated_key_shows_a_submit_key_no_result(client: httpx.AsyncClient, store: Store) -> None:
+    shown = {}
+    for scope in ("submit", "manage"):
+        _, headers = await key_of(store, scope)
+        headers["Idempotency-Key"] = "same"
+        client.headers.pop("authorization", None)
+        first = await client.post("/v1/tasks", json={"type": "a"}, headers=headers)
+        if scope == "submit":
+            ((claimed,),) = await claim_for(store, ["default"], [ClaimRequest("worker", 1, 30)])
+            await store.task_complete([(lease_of(claimed), '{"secret":1}')])
+        else:
+            assert first.status_code == 200
+        again = await client.post("/v1/tasks", json={"type": "a"}, headers=headers)
+        assert again.status_code == 200
+        shown[scope] = again.json()
+    assert shown["submit"]["state"] == "completed"
+    assert (shown["submit"]["result"], shown["submit"]["worker"]) == (None, None)
+    assert (shown["manage"]["result"], shown["manage"]["worker"]) == ({"secret": 1}, "worker")
 
 
 # Limits

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
+import pytest
 from click.testing import CliRunner
 
+from everbeat.cli.connection import read_key
 from everbeat.cli.main import cli
+from everbeat.core.errors import SettingsError
+from everbeat.core.keys import make_key
+from tests.support.postgres import PostgresAdmin
 from tests.support.processes import ServerProcess, free_port, wait_until
 
 
@@ -74,3 +82,43 @@ def test_migrate_refuses_a_database_from_a_newer_version(tmp_path: Path) -> None
     with ServerProcess("migrate", "--database-url", url, folder=tmp_path) as process:
         assert process.wait_exit(20) == 1
     assert "run a newer version" in process.logs()
+
+
+@pytest.mark.parametrize("command", [["migrate"], ["serve", "--port", "1"], ["keys", "list"]])
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("postgresql://u:hunter2@h:abc/db", "database_url has a port"),
+        ("postgresql://u:hunter2/w@h/db", "database_url has a port"),
+        ("postgresql://h", "database_url names no database"),
+        ("sqlite:///", "database_url names no file"),
+    ],
+)
+def test_a_malformed_database_url_is_one_line_and_exit_code_one(command: list[str], url: str, message: str) -> None:
+    found = CliRunner().invoke(cli, [*command, "--database-url", url])
+    assert isinstance(found.exception, SettingsError)
+    assert message in str(found.exception)
+    assert "hunter2" not in str(found.exception)
+
+
+def test_a_database_that_refuses_the_login_is_one_line_and_exit_code_one(postgres_server: PostgresAdmin) -> None:
+    parts = urlsplit(postgres_server.url("everbeat_missing"))
+    nobody = parts._replace(netloc=f"nobody@{parts.hostname}:{parts.port}", path="/postgres")
+    for url, message in ((parts.geturl(), "does not exist on the server"), (nobody.geturl(), "check the user name")):
+        for command in (["migrate"], ["serve", "--port", str(free_port())]):
+            process = [sys.executable, "-m", "everbeat", *command, "--database-url", url]
+            done = subprocess.run(process, capture_output=True, text=True, timeout=30)
+            assert done.returncode == 1, done.stderr
+            last = done.stderr.strip().splitlines()[-1]
+            assert last.startswith("everbeat: ")
+            assert message in last
+            assert "Traceback" not in done.stderr
+
+
+def test_a_key_file_that_others_can_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "key"
+    file.write_text(make_key(b"k" * 32))
+    for mode, is_named in ((0o600, False), (0o644, True), (0o640, True)):
+        file.chmod(mode)
+        assert read_key(file) == make_key(b"k" * 32)
+        assert (f"chmod 600 {file}" in capsys.readouterr().err) == is_named

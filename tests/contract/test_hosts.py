@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from everbeat.store.postgres.hosts import Connector, describe_url, split_hosts
+from everbeat.core.database_urls import split_hosts
+from everbeat.store.postgres.hosts import Connector, describe_url
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from everbeat.core.errors import Conflict, InvalidInput, NotFound, StoreUnavaila
 from everbeat.core.keys import ApiKey, make_key
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.services.access import Authenticator
-from everbeat.services.bootstrap import AuthSettings, decide_auth
+from everbeat.services.bootstrap import AuthDecision, AuthSettings, decide_auth
 from everbeat.services.events import ProxyNotTrusted
 from everbeat.services.keys import KeyService
 from everbeat.services.rate_limits import RateLimiter, RequestLimits, RequestRates
@@ -353,7 +353,7 @@ LOOPBACK = AuthSettings("auto", None, "127.0.0.1", True)
 
 
 async def test_auto_requires_a_key_if_the_database_has_one(observed: ObservedStore) -> None:
-    assert await decide_auth(observed, LOOPBACK) == (False, None, None, None)
+    assert await decide_auth(observed, LOOPBACK) == AuthDecision(False)
     with pytest.raises(Exception, match=r"--auth keys.*everbeat keys create"):
         await decide_auth(observed, AuthSettings("auto", None, "0.0.0.0", False))
     await make(observed)
@@ -377,6 +377,9 @@ async def test_the_first_key_is_read_from_a_file_which_is_created_if_missing(obs
     assert [one.used_file for one in decision].count(file) == 1
     assert not any(one.new_key or one.unused_file for one in decision)
     assert file.stat().st_mode & 0o777 == 0o600
+    for mode, is_exposed in ((0o600, False), (0o400, False), (0o640, True), (0o604, True)):
+        file.chmod(mode)
+        assert (await decide_auth(observed, terms)).exposed_file == (file if is_exposed else None)
     assert await KeyService(observed).is_valid(file.read_text().strip())
     assert [path.name for path in tmp_path.glob("*key*")] == ["admin.key"]
     (tmp_path / "other.key").write_text(make_key(b"o" * 32) + "\n")

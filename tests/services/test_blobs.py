@@ -113,9 +113,15 @@ async def test_a_directory_does_not_need_obstore(without_obstore: None, tmp_path
 
 async def test_a_directory_is_accessible_to_its_owner_only(tmp_path: Path) -> None:
     folder = tmp_path / "blobs"
-    ref = await BlobStore(folder.as_uri()).put(TENANT, PAYLOAD)
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert stat.S_IMODE((folder / ref).stat().st_mode) == 0o600
+    before = os.umask(0)
+    try:
+        ref = await BlobStore(folder.as_uri()).put(TENANT, PAYLOAD)
+    finally:
+        os.umask(before)
+    made = [folder, *folder.rglob("*")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_dir()} == {0o700}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_file()} == {0o600}
+    assert folder / ref in made
 
 
 async def test_a_directory_that_was_deleted_is_created_again_with_the_marker(tmp_path: Path) -> None:

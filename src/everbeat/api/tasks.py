@@ -89,6 +89,13 @@ def created(task: TaskRecord, status: int = 201) -> Response:
     return json_response(task_response(task), status, {"Location": f"/v1/tasks/{task.id}"})
 
 
+def _without_outcome(task: TaskRecord) -> TaskRecord:
+    """Return the task without what its worker has reported, for a key that may submit tasks and not read them."""
+    return msgspec.structs.replace(
+        task, result=None, error=None, progress_fraction=None, progress_message=None, worker=None, lease_until=None
+    )
+
+
 def task_key_of(request: ApiRequest, raw: bytes) -> TaskKey | None:
     """Return the idempotency key of a request that creates tasks. With another path or body, the key is refused."""
     idempotency = idempotency_of(request, raw)
@@ -122,7 +129,9 @@ async def submit_task(request: ApiRequest) -> Response:
     task, is_new = await request.context.tasks.submit(
         request.tenant_id, given, key=key_of(request), traceparent=request.header(b"traceparent")
     )
-    return created(task, 201 if is_new else 200)
+    if is_new:
+        return created(task)
+    return created(task if Scope.READ in request.caller.scopes else _without_outcome(task), 200)
 
 
 @post(

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from everbeat.app import Everbeat
+from everbeat.config import is_exposed
 from everbeat.core.keys import is_well_formed
 
 URL = click.option("--url", help="The server, or a database to run on in this process  [EVERBEAT_URL]")
@@ -23,6 +24,8 @@ def read_key(file: Path) -> str:
         raise click.BadParameter(f"{file} cannot be read ({error})", param_hint="--api-key-file") from None
     if not is_well_formed(text):
         raise click.BadParameter(f"{file} does not contain an API key (eb_…)", param_hint="--api-key-file")
+    if is_exposed(file):
+        click.echo(f"everbeat: other users of this machine can read {file}; run: chmod 600 {file}", err=True)
     return text
 
 

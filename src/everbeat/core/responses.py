@@ -15,6 +15,7 @@ import msgspec
 from everbeat.core.definitions import CalendarFilter, DstPolicy, number, optional_rfc3339, rfc3339, trigger_fields
 from everbeat.core.deliveries import DeliveryResponse
 from everbeat.core.schedules import CatchUp, Overlap, Retry, Schedule, Status
+from everbeat.core.target_secrets import shown_target
 from everbeat.core.targets import Target
 from everbeat.core.tasks import Attempt, AttemptOutcome, DeadLetter, LogLine, Origin, TaskError, TaskRecord, TaskState
 from everbeat.core.tenants import Tenant
@@ -262,7 +263,7 @@ def task_response(task: TaskRecord) -> TaskResponse:
         id=str(task.id),
         type=task.type,
         queue=task.queue,
-        target=task.target,
+        target=shown_target(task.target),
         payload=msgspec.Raw(task.payload),
         payload_omitted=task.payload_ref is not None,
         state=task.state,
@@ -315,7 +316,7 @@ def dead_letter_response(letter: DeadLetter) -> DeadLetterResponse:
         task_id=str(letter.task_id),
         type=letter.type,
         queue=letter.queue,
-        target=letter.target,
+        target=shown_target(letter.target),
         payload=msgspec.Raw(letter.payload),
         payload_omitted=letter.payload_ref is not None,
         origin=letter.origin,
@@ -348,7 +349,7 @@ def schedule_response(schedule: Schedule) -> ScheduleResponse:
         description=spec.description,
         **trigger_fields(rule),
         timezone=rule.timezone,
-        target=spec.target,
+        target=shown_target(spec.target),
         payload=msgspec.Raw(spec.payload),
         overlap=spec.overlap,
         max_concurrent=spec.concurrency,

@@ -23,6 +23,7 @@ from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.partitioning import partition_of
 from everbeat.core.protocol import DEFAULT_QUEUE, TaskInput
 from everbeat.core.schedules import Retry, Schedule
+from everbeat.core.target_secrets import redaction_errors
 from everbeat.core.targets import (
     NO_RULES,
     RESERVED_QUEUE_MESSAGE,
@@ -131,7 +132,7 @@ def _target_errors(given: TaskInput, rules: TargetRules) -> list[FieldError]:
     target = given.target
     if target is None:
         return []
-    errors = target_errors(target, rules)
+    errors = [*target_errors(target, rules), *redaction_errors(target)]
     if isinstance(target, WorkerTarget):
         if target.type != given.type:
             errors.append(FieldError("target.type", "must be equal to type"))

@@ -8,6 +8,7 @@ import secrets
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from everbeat.config import is_exposed
 from everbeat.core.errors import Conflict, InvalidInput, SettingsError
 from everbeat.core.keys import SECRET_BYTES, is_well_formed, make_key
 from everbeat.services.keys import KeyService, NewKey
@@ -35,12 +36,14 @@ class AuthDecision(NamedTuple):
 
     `new_key`: a first key that was just created; its text is stored nowhere else and must be shown. `used_file`: the file
     whose key became the first one. `unused_file`: a file whose key is not valid, because the database had other keys.
+    `exposed_file`: a file that other users can read.
     """
 
     is_required: bool
     new_key: NewKey | None = None
     used_file: Path | None = None
     unused_file: Path | None = None
+    exposed_file: Path | None = None
 
 
 def keys_required_error(host: str) -> SettingsError:
@@ -70,9 +73,11 @@ async def _with_file(store: Store, path: Path) -> AuthDecision:
         first = await KeyService(store).create_first(text)
     except (Conflict, InvalidInput) as error:
         raise SettingsError(f"settings: admin_key_file {path}: {error}") from None
+    exposed_file = path if is_exposed(path) else None
     if first is not None:
-        return AuthDecision(True, used_file=path)
-    return AuthDecision(True, unused_file=None if await KeyService(store).is_valid(text) else path)
+        return AuthDecision(True, used_file=path, exposed_file=exposed_file)
+    unused_file = None if await KeyService(store).is_valid(text) else path
+    return AuthDecision(True, unused_file=unused_file, exposed_file=exposed_file)
 
 
 def _read_key(path: Path) -> str:

@@ -23,6 +23,7 @@ from everbeat.core.errors import Conflict, FieldError, InvalidInput, NotFound, R
 from everbeat.core.names import is_name
 from everbeat.core.responses import RegistrationStatus, schedule_response
 from everbeat.core.schedules import Schedule, Spec, Status
+from everbeat.core.target_secrets import redaction_errors, with_stored_secrets
 from everbeat.core.targets import TargetRules
 from everbeat.core.timeline import TimelineCache
 from everbeat.services.audit_log import AuditLogEntries, new_audit_log_entries
@@ -170,6 +171,7 @@ class ScheduleService:
     def _registration(
         self, tenant_id: UUID, spec: Spec, existing: Schedule | None, moment: datetime, calendars: Calendars
     ) -> ScheduleWrite | None:
+        spec = _with_stored_secrets(spec, None if existing is None else existing.spec)
         if existing is None:
             return self._changes.create(uuid_utils.compat.uuid7(), tenant_id, spec, moment, calendars)
         return self._changes.update(existing, spec, moment, calendars)
@@ -192,6 +194,7 @@ class ScheduleService:
             if if_match is not None and existing.revision != if_match:
                 raise RevisionMismatch(f"the schedule is at revision {existing.revision}, not {if_match}; read it again")
             spec = parse_definition(apply_patch(existing.spec, patch), self._rules_of(tenant_id))
+            spec = _with_stored_secrets(spec, existing.spec)
             has_enabled = isinstance(patch, dict) and "enabled" in patch
             return self._changes.update(existing, spec, moment, calendars, enabled=spec.enabled if has_enabled else None)
 
@@ -314,6 +317,13 @@ class ScheduleService:
         if any(write.schedule.due_at is not None and write.schedule.due_at <= soon for write in writes):
             self._store.publish(Notice.SCHEDULES)
         return True
+
+
+def _with_stored_secrets(spec: Spec, stored: Spec | None) -> Spec:
+    target = with_stored_secrets(spec.target, None if stored is None else stored.target)
+    if errors := redaction_errors(target):
+        raise InvalidInput(*errors)
+    return spec if target is spec.target else msgspec.structs.replace(spec, target=target)
 
 
 def _registered(by: Caller | None, write: ScheduleWrite) -> AuditLogEntries:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -48,6 +49,12 @@ _REPLACED_SECONDS = 50.0
 _KEY_TAKEN = "VB001"
 # Raised by everbeat_raise_paused().
 _HANDOFF_PAUSED = "VB002"
+# Nothing changes by waiting, unlike for a server that is starting.
+_CANNOT_LOG_IN = {
+    "28P01": "the database refused the user name or the password; correct them in the URL, or in PGUSER and PGPASSWORD",
+    "28000": "the database refused this user or this connection; check the user name in the URL, and pg_hba.conf on the server",
+    "3D000": "the database of the URL does not exist on the server; create it with CREATE DATABASE, or correct the URL",
+}
 # asyncpg raises InternalClientError on a connection whose loss it has not processed yet.
 _DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, asyncpg.InternalClientError)
 
@@ -59,6 +66,8 @@ def translate_error(error: BaseException) -> Exception:
     """The Everbeat error for a driver error."""
     if isinstance(error, TimeoutError):
         return StoreUnavailable("the database did not respond in time")
+    if isinstance(error, asyncpg.exceptions.ClientConfigurationError | ssl.SSLCertVerificationError):
+        return StoreUnusable(f"the options of the database URL cannot be used ({error}); correct the URL or the files it names")
     if isinstance(error, OSError):
         return StoreUnavailable(f"cannot connect to the database ({error}); check the URL, and that the server is running")
     if isinstance(error, asyncpg.PostgresError):
@@ -71,6 +80,8 @@ def translate_error(error: BaseException) -> Exception:
             return StoreLocked("another transaction holds a lock that this operation needs, and did not release it in time")
         if state.startswith(_REFUSED):
             return StoreRefused(str(error))
+        if message := _CANNOT_LOG_IN.get(state):
+            return StoreUnusable(message)
         if state == "42501":
             return StoreUnusable(
                 f"the database role lacks a privilege ({error}); docs/howto/postgresql.md lists the privileges that it needs"

@@ -7,15 +7,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 
+from everbeat.core.database_urls import split_hosts
+
 _DEFAULT_PORT = 5432
-
-
-def split_hosts(url: str) -> list[str]:
-    """One URL for each host of a URL: `postgresql://user@a:1,b:2/db` becomes two URLs."""
-    scheme, _, rest = url.partition("://")
-    end = min((at for at in map(rest.find, "/?#") if at >= 0), default=len(rest))
-    user, at, hosts = rest[:end].rpartition("@")
-    return [f"{scheme}://{user}{at}{host}{rest[end:]}" for host in hosts.split(",")]
 
 
 def describe_url(url: str) -> str:

@@ -1,0 +1,67 @@
+"""Secrets in targets: the values of certain headers are written and never read back.
+
+Responses show `***` in place of such a value. A request that sends `***` for a header keeps the stored value, so that a
+definition can be read, changed and written again. The value is kept only for the same scheme, host and port: otherwise a caller
+that may change a schedule could have its secrets sent to a server of their own.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+import msgspec
+
+from everbeat.core.errors import FieldError
+from everbeat.core.targets import HttpTarget, Target
+
+REDACTED = "***"
+
+_SECRET_WORDS = (
+    *("auth", "token", "secret", "password", "passwd", "credential", "cookie", "session", "signature"),
+    *("api-key", "api_key", "apikey", "access-key", "access_key", "private-key", "private_key", "jwt", "bearer"),
+)
+
+
+def is_secret_header(name: str) -> bool:
+    """Return whether the value of a header with this name is taken for a secret."""
+    lower = name.lower()
+    return any(word in lower for word in _SECRET_WORDS) or lower.endswith(("-key", "_key"))
+
+
+def shown_target(target: Target) -> Target:
+    """Return the target as responses show it."""
+    if not isinstance(target, HttpTarget) or not any(map(is_secret_header, target.headers)):
+        return target
+    shown = {name: REDACTED if is_secret_header(name) else value for name, value in target.headers.items()}
+    return msgspec.structs.replace(target, headers=shown)
+
+
+def with_stored_secrets(target: Target, stored: Target | None) -> Target:
+    """Return the target with the stored values of the headers that are redacted, as far as there are any."""
+    if not isinstance(target, HttpTarget) or REDACTED not in target.headers.values():
+        return target
+    known: dict[str, str] = {}
+    if isinstance(stored, HttpTarget) and _origin(stored.url) == _origin(target.url):
+        known = {name.lower(): value for name, value in stored.headers.items() if is_secret_header(name)}
+    headers = {
+        name: known.get(name.lower(), value) if value == REDACTED and is_secret_header(name) else value
+        for name, value in target.headers.items()
+    }
+    return msgspec.structs.replace(target, headers=headers)
+
+
+def redaction_errors(target: Target) -> list[FieldError]:
+    """Return an error for each secret header whose value is redacted, and not known."""
+    if not isinstance(target, HttpTarget):
+        return []
+    message = f"{REDACTED} stands for a stored value, but none is stored for this header and this host; send the value"
+    return [
+        FieldError(f"target.headers.{name[:100]}", message)
+        for name, value in target.headers.items()
+        if value == REDACTED and is_secret_header(name)
+    ]
+
+
+def _origin(url: str) -> tuple[str, str, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, (parts.hostname or ""), parts.port
