@@ -55,6 +55,13 @@ def test_a_secret_is_not_kept_for_another_host(url: str) -> None:
     assert "send the value" in error.message
 
 
+def test_a_secret_is_kept_for_the_same_endpoint_only() -> None:
+    stored = HttpTarget(endpoint="billing", headers={"Authorization": "a"})
+    assert with_stored_secrets(shown_target(stored), stored) == stored
+    for other in (HttpTarget(endpoint="other", headers={"Authorization": REDACTED}), target(Authorization=REDACTED)):
+        assert redaction_errors(with_stored_secrets(other, stored))
+
+
 @pytest.mark.parametrize("stored", [None, WorkerTarget(type="a"), target(Accept=REDACTED)])
 def test_without_a_stored_value_a_redacted_one_is_refused(stored: Target | None) -> None:
     sent = target(Authorization=REDACTED, Accept=REDACTED)

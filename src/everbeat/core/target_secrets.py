@@ -1,8 +1,8 @@
 """Secrets in targets: the values of certain headers are written and never read back.
 
 Responses show `***` in place of such a value. A request that sends `***` for a header keeps the stored value, so that a
-definition can be read, changed and written again. The value is kept only for the same scheme, host and port: otherwise a caller
-that may change a schedule could have its secrets sent to a server of their own.
+definition can be read, changed and written again. The value is kept only for the same endpoint, or the same scheme, host and
+port: otherwise a caller that may change a schedule could have its secrets sent to a server of their own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def with_stored_secrets(target: Target, stored: Target | None) -> Target:
     if not isinstance(target, HttpTarget) or REDACTED not in target.headers.values():
         return target
     known: dict[str, str] = {}
-    if isinstance(stored, HttpTarget) and _origin(stored.url) == _origin(target.url):
+    if isinstance(stored, HttpTarget) and _destination(stored) == _destination(target):
         known = {name.lower(): value for name, value in stored.headers.items() if is_secret_header(name)}
     headers = {
         name: known.get(name.lower(), value) if value == REDACTED and is_secret_header(name) else value
@@ -62,6 +62,6 @@ def redaction_errors(target: Target) -> list[FieldError]:
     ]
 
 
-def _origin(url: str) -> tuple[str, str, int | None]:
-    parts = urlsplit(url)
-    return parts.scheme, (parts.hostname or ""), parts.port
+def _destination(target: HttpTarget) -> tuple[str | None, str, str, int | None]:
+    parts = urlsplit(target.url or "")
+    return target.endpoint, parts.scheme, parts.hostname or "", parts.port
