@@ -17,6 +17,7 @@ from everbeat.core.misfire import Lateness
 from everbeat.core.timeline import TimelineCache
 from everbeat.delivery.base import HttpOptions
 from everbeat.delivery.registry import TargetRegistry
+from everbeat.services.absences import AbsenceMonitor
 from everbeat.services.attempts import AttemptEnder
 from everbeat.services.audit import AuditService
 from everbeat.services.backfill import BackfillService
@@ -148,6 +149,7 @@ class Engine:
             timelines,
             late_seconds=late_seconds,
             retention_days=self.settings.retention_days,
+            workers=self.workers,
         )
 
     def _build_administration(self) -> None:
@@ -218,6 +220,7 @@ class Engine:
         )
         late_seconds = settings.late_after_seconds + settings.lease_seconds + settings.scan_seconds
         self.auditor = Auditor(maintenance, self.ownership, late_seconds=late_seconds, emit=emit)
+        self.absences = AbsenceMonitor(maintenance, self.ownership, emit=emit)
         self.pruner = Pruner(
             maintenance,
             self.ownership,
@@ -237,7 +240,7 @@ class Engine:
         if self.event_stream.receives_other_nodes:
             loops.append(EventRelay(self.store.pool("maintenance"), self.event_stream))
         if "scheduler" in roles:
-            loops += [self.ticker, self.promoter, self.reaper, self.auditor, self.pruner]
+            loops += [self.ticker, self.promoter, self.reaper, self.auditor, self.absences, self.pruner]
         if "dispatcher" in roles:
             loops += [self.deliverer, self.delivery_leases]
         return loops

@@ -39,6 +39,7 @@ from everbeat.services.events import (
     TasksFinished,
     TasksPromoted,
     TasksSubmitted,
+    TasksWithoutWorker,
     TicksAlreadyRecorded,
     TicksFired,
     TicksOverdue,
@@ -54,6 +55,7 @@ _CALL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 # A lock held for less is normal. A longer one is reported at this interval, although it is tried again more often.
 _LOCK_WARNING_SECONDS = 1.0
 _LOCK_WARNING_INTERVAL_SECONDS = 10.0
+_MAX_UNSERVED_LOGGED = 20
 
 
 def configure_logging(level: str, form: str) -> None:
@@ -132,6 +134,11 @@ class Metrics:
         self.schema_newer = Gauge(
             "everbeat_schema_newer", "1 if the database was migrated by a newer version", registry=registry
         )
+        self.unserved = Gauge(
+            "everbeat_unserved_types",
+            "Queues and types with ready tasks for which no live worker asks, by tenant",
+            registry=registry,
+        )
         self.clock_set_back = Counter("everbeat_clock_set_back", "Times the database clock was set back", registry=registry)
         self.loops = Histogram("everbeat_loop_seconds", "Loop iterations", ["loop"], buckets=_CALL_BUCKETS, registry=registry)
         self.loop_errors = Counter("everbeat_loop_errors", "Failed iterations", ["loop"], registry=registry)
@@ -185,6 +192,8 @@ class Telemetry:
             self._on_deliveries(event)
         elif isinstance(event, RowsLocked):
             self._on_locked(event)
+        elif isinstance(event, TasksWithoutWorker):
+            self._on_unserved(event)
         elif isinstance(event, RequestRefused):
             self.metrics.requests_refused.labels(event.problem).inc()
         elif isinstance(event, ProxyNotTrusted):
@@ -224,6 +233,13 @@ class Telemetry:
             id=str(event.id),
             meaning="another transaction holds the lock; only these rows wait, and they are tried again",
         )
+
+    def _on_unserved(self, event: TasksWithoutWorker) -> None:
+        self.metrics.unserved.set(event.count)
+        for one in event.new[:_MAX_UNSERVED_LOGGED]:
+            self.log.warning(
+                "tasks_without_worker", tenant_id=str(one.tenant_id), queue=one.queue, type=one.type, reason=one.reason
+            )
 
     def _on_tasks(self, event: TaskEvent) -> None:
         if isinstance(event, TasksSubmitted):

@@ -52,6 +52,7 @@ CONTRACT = {
     "/v1/tenants/{tenant}/keys": {"get", "post"},
     "/v1/keys/{key_id}": {"delete"},
     "/v1/cluster": {"get"},
+    "/v1/tasks/{id}/why": {"get"},
     "/v1/queues": {"get"},
     "/v1/queues/{queue}/pause": {"post"},
     "/v1/queues/{queue}/resume": {"post"},

@@ -24,7 +24,7 @@ from everbeat.core.responses import (
     Time,
 )
 from everbeat.core.schedules import Status
-from everbeat.core.tasks import Origin
+from everbeat.core.tasks import Origin, TaskState
 from everbeat.core.workers import WorkerState
 
 
@@ -56,6 +56,14 @@ class ExplanationResponse(msgspec.Struct):
     the schedule has ended. `faulty`: the schedule cannot be computed. `forgotten`: the time is older than the ledger."""
 
     verdict: Verdict
+    explanation: str
+    facts: list[FactResponse]
+
+
+class TaskExplanationResponse(msgspec.Struct):
+    """The state of a task, and what it waits for or how it ended. The fact `no_worker`: no live worker asks for such tasks."""
+
+    state: TaskState
     explanation: str
     facts: list[FactResponse]
 

@@ -210,7 +210,7 @@ async def page_of(request: ApiRequest, query: StateQuery, filter_: TaskFilter) -
 async def get_task(request: ApiRequest) -> Response:
     query = paging.parse_query(request, GetTaskQuery)
     tasks = request.context.tasks
-    task = await (tasks.get if query.payload == "omit" else tasks.read)(request.tenant_id, _id(request))
+    task = await (tasks.get if query.payload == "omit" else tasks.read)(request.tenant_id, task_id_of(request))
     return json_response(task_response(task))
 
 
@@ -228,7 +228,7 @@ async def get_task(request: ApiRequest) -> Response:
 async def list_attempts(request: ApiRequest) -> Response:
     query = paging.parse_query(request, PageQuery)
     after = paging.number_after(query.cursor)
-    attempts = await request.context.tasks.attempts(request.tenant_id, _id(request))
+    attempts = await request.context.tasks.attempts(request.tenant_id, task_id_of(request))
     page, last = paging.split_page([one for one in attempts if after is None or one.fence > after], query.limit)
     next_cursor = None if last is None else paging.number_cursor(last.fence)
     return json_response(AttemptList([attempt_response(one) for one in page], next_cursor))
@@ -248,7 +248,7 @@ async def list_attempts(request: ApiRequest) -> Response:
 async def read_log(request: ApiRequest) -> Response:
     query = paging.parse_query(request, PageQuery)
     after = paging.id_after(query.cursor)
-    found = await request.context.tasks.log(request.tenant_id, _id(request), after=after, limit=query.limit + 1)
+    found = await request.context.tasks.log(request.tenant_id, task_id_of(request), after=after, limit=query.limit + 1)
     page, last = paging.split_page(found, query.limit)
     next_cursor = None if last is None else paging.id_cursor(last.id)
     return json_response(LogLineList([log_response(line) for line in page], next_cursor))
@@ -270,7 +270,9 @@ async def read_log(request: ApiRequest) -> Response:
 async def cancel_task(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     convert(await read_optional_json(request), EmptyInput)
-    return json_response(task_response(await request.context.tasks.cancel(request.tenant_id, _id(request), by=request.caller)))
+    return json_response(
+        task_response(await request.context.tasks.cancel(request.tenant_id, task_id_of(request), by=request.caller))
+    )
 
 
 @post(
@@ -291,7 +293,7 @@ async def retry_task(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     convert(await read_optional_json(request), EmptyInput)
     key = task_key_of(request, b"")
-    return created(await request.context.tasks.retry(request.tenant_id, _id(request), key=key, by=request.caller))
+    return created(await request.context.tasks.retry(request.tenant_id, task_id_of(request), key=key, by=request.caller))
 
 
 @post(
@@ -310,11 +312,11 @@ async def retry_task(request: ApiRequest) -> Response:
 async def reschedule_task(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     run_at = utc((await read_as(request, RescheduleInput)).run_at, "run_at")
-    task = await request.context.tasks.reschedule(request.tenant_id, _id(request), run_at, by=request.caller)
+    task = await request.context.tasks.reschedule(request.tenant_id, task_id_of(request), run_at, by=request.caller)
     return json_response(task_response(task))
 
 
-def _id(request: ApiRequest) -> UUID:
+def task_id_of(request: ApiRequest) -> UUID:
     text = request.path_params["id"]
     id_ = paging.uuid_of(text)
     if id_ is None:

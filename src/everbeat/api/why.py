@@ -1,4 +1,4 @@
-"""/v1/schedules/{ref}/why: why a schedule did run, did not run, or will run at a given time."""
+"""/v1/schedules/{ref}/why: why a schedule did, did not or will run at a time. /v1/tasks/{id}/why: what a task waits for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import msgspec
 from everbeat.api import paging
 from everbeat.api.messages import ApiRequest, Response, json_response
 from everbeat.api.operations import Operation, Success
-from everbeat.api.paging import Absent, TimeText
-from everbeat.api.responses import ExplanationResponse, FactResponse
+from everbeat.api.paging import Absent, NoQuery, TimeText
+from everbeat.api.responses import ExplanationResponse, FactResponse, TaskExplanationResponse
 from everbeat.api.routing import get
+from everbeat.api.tasks import task_id_of
 
 
 class WhyQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,4 +44,22 @@ async def why(request: ApiRequest) -> Response:
     return json_response(ExplanationResponse(found.verdict, found.explanation, facts))
 
 
-ROUTES = [why]
+@get(
+    "/v1/tasks/{id}/why",
+    Operation(
+        id="whyTask",
+        tag="Tasks",
+        summary="Explain what a task waits for, or how it ended",
+        responses={200: Success("The state, an explanation, and the facts that support it.", TaskExplanationResponse)},
+        query=NoQuery,
+        problems=(404,),
+    ),
+)
+async def why_task(request: ApiRequest) -> Response:
+    paging.parse_query(request, NoQuery)
+    found = await request.context.explainer.explain_task(request.tenant_id, task_id_of(request))
+    facts = [FactResponse(one.fact, one.value) for one in found.facts]
+    return json_response(TaskExplanationResponse(found.state, found.explanation, facts))
+
+
+ROUTES = [why, why_task]

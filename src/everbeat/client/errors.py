@@ -139,12 +139,13 @@ class UnexpectedResult(EverbeatError):
 class TaskNotFinished(EverbeatError, TimeoutError):
     """The task did not end before the timeout of `wait`. The task is not affected."""
 
-    def __init__(self, task_id: UUID, state: str, waited_seconds: float) -> None:
-        super().__init__(task_id, state, waited_seconds)
-        self.task_id, self.state, self.waited_seconds = task_id, state, waited_seconds
+    def __init__(self, task_id: UUID, state: str, waited_seconds: float, why: str | None = None) -> None:
+        super().__init__(task_id, state, waited_seconds, why)
+        self.task_id, self.state, self.waited_seconds, self.why = task_id, state, waited_seconds, why
 
     def __str__(self) -> str:
-        return f"task {self.task_id} is still {self.state} after {self.waited_seconds:g} seconds"
+        reason = "" if self.why is None else f": {self.why}"
+        return f"task {self.task_id} is still {self.state} after {self.waited_seconds:g} seconds{reason}"
 
 
 class NonRetryable(EverbeatError):

@@ -13,6 +13,7 @@ from everbeat.client.errors import TaskCancelled, TaskFailed, TaskNotFinished, U
 from everbeat.client.exchange import Sleep
 from everbeat.client.operations import Call, Operation
 from everbeat.client.requests import convert
+from everbeat.core.errors import EverbeatError
 from everbeat.core.responses import TaskResponse
 from everbeat.core.tasks import LIVE_STATES, TaskState
 
@@ -43,9 +44,18 @@ def wait_for_task(task_id: UUID, timeout: Duration | None, types: HandlerTypes |
             return _result_of(task, types)
         remaining = float("inf") if timeout_seconds is None else started + timeout_seconds - time.monotonic()
         if remaining <= 0:
-            raise TaskNotFinished(task_id, task.state, timeout_seconds or 0)
+            raise TaskNotFinished(task_id, task.state, timeout_seconds or 0, (yield from _why(task_id)))
         yield Sleep(min(interval, remaining))
         interval = min(interval * _GROWTH, _MAX_POLL_SECONDS)
+
+
+def _why(task_id: UUID) -> Operation[str | None]:
+    """Return what the task waits for, if the server says so: it may be older, or the key may not allow it."""
+    try:
+        response = yield Call("GET", f"/v1/tasks/{task_id}/why", is_optional=True)
+        return str(response.body["explanation"])
+    except (EverbeatError, LookupError, TypeError):
+        return None
 
 
 def _result_of(task: TaskResponse, types: HandlerTypes | None) -> Any:

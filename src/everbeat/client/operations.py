@@ -13,19 +13,21 @@ from uuid import UUID
 
 from everbeat.client.base import ApiResponse, Transport
 from everbeat.client.exchange import Sleep
+from everbeat.core.errors import EverbeatError
 from everbeat.core.protocol import TaskInput
 
 T = TypeVar("T")
 
 
 class Call(NamedTuple):
-    """A request of the HTTP API. The operation receives its ApiResponse."""
+    """A request of the HTTP API. The operation receives its ApiResponse, or the error if the request is optional."""
 
     method: str
     path: str
     query: Mapping[str, Any] | None = None
     body: Any = None
     headers: Mapping[str, str] | None = None
+    is_optional: bool = False
 
 
 class Submit(NamedTuple):
@@ -56,15 +58,22 @@ class BlockingTransport(Protocol):
 
 async def run(transport: Transport, operation: Operation[T]) -> T:
     sent: Any = None
+    failure: EverbeatError | None = None
     while True:
         try:
-            step = operation.send(sent)
+            step = operation.send(sent) if failure is None else operation.throw(failure)
         except StopIteration as done:
             value: T = done.value
             return value
+        failure = None
         match step:
-            case Call(method, path, query, body, headers):
-                sent = await transport.request(method, path, query=query, body=body, headers=headers)
+            case Call(method, path, query, body, headers, is_optional):
+                try:
+                    sent = await transport.request(method, path, query=query, body=body, headers=headers)
+                except EverbeatError as error:
+                    if not is_optional:
+                        raise
+                    failure = error
             case Submit(tasks):
                 sent = await transport.submit(tasks)
             case Sleep(seconds):
@@ -74,15 +83,22 @@ async def run(transport: Transport, operation: Operation[T]) -> T:
 
 def run_operation_blocking(transport: BlockingTransport, operation: Operation[T]) -> T:
     sent: Any = None
+    failure: EverbeatError | None = None
     while True:
         try:
-            step = operation.send(sent)
+            step = operation.send(sent) if failure is None else operation.throw(failure)
         except StopIteration as done:
             value: T = done.value
             return value
+        failure = None
         match step:
-            case Call(method, path, query, body, headers):
-                sent = transport.request(method, path, query=query, body=body, headers=headers)
+            case Call(method, path, query, body, headers, is_optional):
+                try:
+                    sent = transport.request(method, path, query=query, body=body, headers=headers)
+                except EverbeatError as error:
+                    if not is_optional:
+                        raise
+                    failure = error
             case Submit(tasks):
                 sent = transport.submit(tasks)
             case Sleep(seconds):

@@ -19,6 +19,7 @@ from everbeat.core.rules import Rule
 from everbeat.core.schedules import CatchUp, Schedule, Status
 from everbeat.core.tasks import LIVE_STATES, TaskRecord, TaskState
 from everbeat.core.ticks import Occurrence, Outcome, SkipReason, Tick
+from everbeat.core.workers import Absence
 from everbeat.core.zones import transitions
 
 _MAX_BLOCKERS = 10
@@ -87,6 +88,7 @@ class ExplainContext(NamedTuple):
     blockers: Sequence[TaskRecord] = ()
     pause: Pause | None = None
     tick: Occurrence | None = None
+    absence: Absence | None = None
     around: NearbyTicks = NearbyTicks(None, None)
 
 
@@ -135,9 +137,34 @@ def _fired(case: ExplainContext, row: Tick) -> Explanation:
     facts += [Fact("task_reason", task.reason)] if task.reason else []
     facts += [Fact("finished_at", rfc3339(task.finished_at))] if task.finished_at is not None else []
     facts += [Fact("worker", task.worker)] if task.worker else []
-    return _explanation(
-        case, Verdict.FIRED, f"It ran: a task was created, and {_task_state_text(task, case.attempts)}.", *facts
-    )
+    text = f"It ran: a task was created, and {_task_state_text(task, case.attempts)}{_absence_text(task, case.absence)}."
+    return _explanation(case, Verdict.FIRED, text, *facts, *(_absence_facts(case.absence) if _is_unstarted(task) else ()))
+
+
+def explain_task(task: TaskRecord, attempts: int, absence: Absence | None) -> tuple[str, list[Fact]]:
+    """Return what a task waits for, or how it ended, as a sentence and facts."""
+    text = _task_state_text(task, attempts)
+    facts = [Fact("attempts", attempts), Fact("queue", task.queue), Fact("type", task.type)]
+    facts += [Fact("run_at", rfc3339(task.run_at))] if task.state is TaskState.SCHEDULED else []
+    facts += [Fact("worker", task.worker)] if task.worker else []
+    facts += _absence_facts(absence) if _is_unstarted(task) else []
+    return f"{text[:1].upper()}{text[1:]}{_absence_text(task, absence)}.", facts
+
+
+def _is_unstarted(task: TaskRecord) -> bool:
+    return task.state in (TaskState.READY, TaskState.SCHEDULED, TaskState.HELD)
+
+
+def _absence_text(task: TaskRecord, absence: Absence | None) -> str:
+    return f"; {absence.text}" if absence is not None and _is_unstarted(task) else ""
+
+
+def _absence_facts(absence: Absence | None) -> list[Fact]:
+    """Return the facts for tasks that no live worker asks for."""
+    if absence is None:
+        return []
+    seen = None if absence.last_seen_at is None else rfc3339(absence.last_seen_at)
+    return [Fact("no_worker", absence.text), Fact("last_worker", absence.last_worker), Fact("last_worker_seen_at", seen)]
 
 
 def _task_state_text(task: TaskRecord, attempts: int) -> str:
@@ -179,8 +206,12 @@ def _computed(case: ExplainContext, tick: Occurrence) -> Explanation:
         verdict = Verdict.SKIPPED if is_past and schedule.status is Status.PAUSED else Verdict.WILL_SKIP
         return _explanation(case, verdict, text, Fact("reason", reason.value), *_reason_facts(case, reason))
     facts = [] if schedule.due_at is None else [Fact("due_at", rfc3339(_due_at(schedule, tick.at)))]
+    facts += _absence_facts(case.absence)
     if tick.at > case.now:
-        return _explanation(case, Verdict.UPCOMING, f"It will run at {_local(case, tick.at)}{_jitter_text(schedule)}.", *facts)
+        text = f"It will run at {_local(case, tick.at)}{_jitter_text(schedule)}."
+        if case.absence is not None:
+            text = f"It will run at {_local(case, tick.at)}{_jitter_text(schedule)}, but {case.absence.text}."
+        return _explanation(case, Verdict.UPCOMING, text, *facts)
     return _explanation(case, Verdict.DUE, f"It is due and will be fired shortly{_jitter_text(schedule)}.", *facts)
 
 

@@ -109,6 +109,22 @@ class Pruned(msgspec.Struct, frozen=True):
     count: int
 
 
+class UnservedType(NamedTuple):
+    """A queue and type of a tenant with ready tasks for which no live worker asks. `reason`: since when, as a sentence."""
+
+    tenant_id: UUID
+    queue: str
+    type: str
+    reason: str
+
+
+class TasksWithoutWorker(msgspec.Struct, frozen=True):
+    """The number of unserved queues and types, and those that were not reported before."""
+
+    count: int
+    new: list[UnservedType]
+
+
 class BlobCallFailed(NamedTuple):
     """The blob store was unavailable or refused access."""
 
@@ -201,6 +217,7 @@ Event = (
     | LoopFailed
     | EventLoopBlocked
     | Pruned
+    | TasksWithoutWorker
     | RequestRefused
     | ProxyNotTrusted
     | BlobCallFailed

@@ -5,28 +5,39 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 from everbeat.core.calendars import Calendar
 from everbeat.core.errors import InvalidInput, NotFound
-from everbeat.core.explain import ExplainContext, Explanation, NearbyTicks, explain
+from everbeat.core.explain import ExplainContext, Explanation, Fact, NearbyTicks, explain, explain_task
 from everbeat.core.pauses import Pause, pause_of
 from everbeat.core.rules import Rule
 from everbeat.core.schedules import Schedule
-from everbeat.core.targets import queue_of
-from everbeat.core.tasks import LIVE_STATES, TaskRecord
+from everbeat.core.targets import WorkerTarget, is_reserved_queue, queue_of
+from everbeat.core.tasks import LIVE_STATES, TaskRecord, TaskState
 from everbeat.core.ticks import SkipReason, Tick
 from everbeat.core.timeline import Timeline, TimelineCache
+from everbeat.core.workers import Absence
 from everbeat.core.zones import load_zone
 from everbeat.services.ledger import accounted_until
 from everbeat.services.schedules import ScheduleService
 from everbeat.services.tasks import TaskService
+from everbeat.services.workers import WorkerDirectory
 from everbeat.store.base import Store
 from everbeat.store.values import TaskFilter
 
 _MICROSECOND = timedelta(microseconds=1)
 _SECOND = timedelta(seconds=1)
 _MAX_BLOCKERS_SCANNED = 200
+
+
+class TaskExplanation(NamedTuple):
+    """The state of a task, and why it is in this state."""
+
+    state: TaskState
+    explanation: str
+    facts: list[Fact]
 
 
 class Explainer:
@@ -41,12 +52,14 @@ class Explainer:
         *,
         late_seconds: float,
         retention_days: float,
+        workers: WorkerDirectory | None = None,
     ) -> None:
         self._store = store
         self._schedules = schedules
         self._tasks = tasks
         self._timelines = timelines
         self._late_seconds = late_seconds
+        self._workers = workers or WorkerDirectory(store)
         self._retention = timedelta(days=retention_days)
 
     async def explain(self, tenant_id: UUID, ref: str, at: datetime | None, *, now: datetime | None = None) -> Explanation:
@@ -63,11 +76,27 @@ class Explainer:
             kept_since=moment - self._retention,
             rule=None,
         )
-        case = await self._with_rule(case)
+        case = await self._with_rule(case._replace(absence=await self._absence_of_schedule(schedule, moment)))
         row = await self._row(case, _search_end(at) if case.tick is None else case.at + _MICROSECOND)
         if row is None and case.tick is not None and case.at > moment:
             case = case._replace(pause=await self._pause_ahead(schedule, case.at, moment))
         return explain(case if row is None else await self._with_row(case, row))
+
+    async def explain_task(self, tenant_id: UUID, task_id: UUID, *, now: datetime | None = None) -> TaskExplanation:
+        """Explain what a task waits for, or how it ended."""
+        task = await self._tasks.get(tenant_id, task_id)
+        attempts = await self._tasks.attempts(tenant_id, task_id)
+        is_waiting = task.state in (TaskState.READY, TaskState.SCHEDULED, TaskState.HELD)
+        absence = None
+        if is_waiting and not is_reserved_queue(task.queue):
+            absence = await self._workers.absence(tenant_id, task.queue, task.type, now=now)
+        return TaskExplanation(task.state, *explain_task(task, len(attempts), absence))
+
+    async def _absence_of_schedule(self, schedule: Schedule, now: datetime) -> Absence | None:
+        target = schedule.spec.target
+        if not isinstance(target, WorkerTarget):
+            return None
+        return await self._workers.absence(schedule.tenant_id, target.queue, target.type, now=now)
 
     async def _with_rule(self, case: ExplainContext) -> ExplainContext:
         rule, is_past = await self._rule_at(case.schedule, case.at)
