@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
+from everbeat.core.circuit_breakers import BreakerState
 from everbeat.core.errors import StoreUnavailable
 from everbeat.services import events
 from everbeat.telemetry import Telemetry, capture_library_logs, configure_logging
@@ -25,6 +26,10 @@ _EVENTS: list[events.Event] = [
     events.ClockSetBack(3600.0),
     events.SchemaNewer(9, 4),
     events.TicksOverdue(3, 42.0, ["a", "b"]),
+    events.TasksWithoutWorker(1, [events.UnservedType(UUID(int=1), "reports", "build", "no worker has asked for the queue")]),
+    events.DeliveryEnded("http", "delivered", 0.1),
+    events.DeliveryKindUnavailable("kafka", "not installed"),
+    events.CircuitBreakerChanged(None, "https://example.com", next(iter(BreakerState)), 5.0, 1),
     events.LoopRan("ticker", 0.01),
     events.LoopFailed("ticker", StoreUnavailable("unavailable"), True),
     events.LoopFailed("ticker", RuntimeError("a bug"), False),
