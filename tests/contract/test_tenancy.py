@@ -27,7 +27,6 @@ EXCEPTIONS = {
     "worker_prune": RETENTION,
     "worker_write_seen": "a row is found by its id, which follows from the tenant and the name of the worker",
     "audit_log_list_all": OPERATORS,
-    "audit_log_prune": RETENTION,
     "blob_unused": RETENTION,
     "key_admins": OPERATORS,
     "key_exists": KEYS,
