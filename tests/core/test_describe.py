@@ -138,6 +138,15 @@ def test_single_instants() -> None:
             "FREQ=MONTHLY;BYDAY=MO,TU,WE,TH,FR;BYSETPOS=-1",
             "Every month on the last weekday of the month at 03:30",
         ),
+        (
+            "FREQ=DAILY\nEXDATE:20270101T033000,20270102\nEXDATE:20270103T083000Z\nRDATE;TZID=Asia/Tokyo:20270104T120000",
+            "Every day at 03:30, except on 2027-01-01 03:30, 2027-01-02 and 2027-01-03 08:30 UTC, "
+            "and also on 2027-01-04 12:00 Asia/Tokyo",
+        ),
+        (
+            "FREQ=DAILY\nEXDATE:" + ",".join(f"202701{day:02}" for day in range(1, 9)),
+            "Every day at 03:30, except on 8 listed dates",
+        ),
         ("FREQ=YEARLY", "Every year on November 16 at 03:30"),
         ("FREQ=HOURLY;INTERVAL=6", "Every 6 hours"),
         ("FREQ=DAILY;BYHOUR=9,17;BYMINUTE=0;COUNT=5", "Every day at 09:00 and 17:00, 5 times"),

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from everbeat.core.errors import InvalidInput
 from everbeat.core.rules import DstFold, DstGap
 from everbeat.core.triggers.cron import parse_cron
-from everbeat.core.triggers.rrule import RRuleTrigger, effective_zone, parse_rrule
+from everbeat.core.triggers.rrule import effective_zone, parse_rrule
+from everbeat.core.triggers.rrule_dates import RRuleTrigger
 
 ANCHOR = datetime(2026, 1, 31, 9, 30, 15, tzinfo=UTC)
 MOMENT = timedelta(microseconds=1)
@@ -65,7 +66,7 @@ NTH_RULES = st.tuples(
     optional_part("BYHOUR", "3", "0,9,21"),
 ).map("".join)  # fmt: skip
 OTHER_RULES = st.sampled_from(
-    ["FREQ=YEARLY;BYWEEKNO=1,53", "FREQ=YEARLY;BYWEEKNO=20;BYDAY=MO", "FREQ=YEARLY;BYYEARDAY=1,100,-1",
+    ["FREQ=YEARLY;BYWEEKNO=1,20", "FREQ=YEARLY;BYWEEKNO=20;BYDAY=MO", "FREQ=YEARLY;BYYEARDAY=1,100,-1",
      "FREQ=YEARLY;INTERVAL=3;BYYEARDAY=366", "FREQ=DAILY;BYHOUR=1,2,3;BYSETPOS=2", "FREQ=YEARLY;BYWEEKNO=-1;WKST=SU"]
 )  # fmt: skip
 FAST_RULES = st.tuples(
@@ -147,6 +148,103 @@ def test_it_ticks_when_the_rule_matches(text: str, timezone: str, expected: list
         last = trigger.last_until(end)
         assert last is not None
         assert trigger.next_after(last) is None
+
+
+def test_week_numbers_are_those_of_iso_8601() -> None:
+    for number in (1, 2, 52, 53, -1):
+        trigger = rule(f"FREQ=YEARLY;BYWEEKNO={number};BYDAY=MO,TU,WE,TH,FR,SA,SU", anchor=datetime(1990, 1, 1, tzinfo=UTC))
+        days = [
+            datetime(2000, 1, 1, tzinfo=UTC) + timedelta(days=day)
+            for day in range(28 * 365)
+            if day % 365 < 8 or day % 365 > 350
+        ]
+        for day in days:
+            year, week, _ = day.isocalendar()
+            weeks = datetime(year, 12, 28).isocalendar().week  # noqa: DTZ001
+            assert (trigger.last_until(day + MOMENT) == day) == (week == number or week - weeks - 1 == number), day
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FREQ=DAILY;COUNT=700",
+        "FREQ=MONTHLY;BYDAY=MO,TU;BYSETPOS=-1,1;BYHOUR=2,4;COUNT=333",
+        "FREQ=WEEKLY;INTERVAL=2;BYDAY=MO,SU;BYSETPOS=-1;COUNT=99",
+        "FREQ=HOURLY;INTERVAL=7;COUNT=1000",
+        "FREQ=MINUTELY;INTERVAL=90;BYHOUR=3,12;BYDAY=MO;COUNT=50",
+        "FREQ=SECONDLY;INTERVAL=7;BYMINUTE=0;COUNT=2000",
+    ],
+)
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_a_rule_with_count_ends_after_that_many_ticks(text: str, zone: str) -> None:
+    ended, endless = rule(text, zone), rule(text.rpartition(";")[0], zone)
+    found = ticks(ended, ANCHOR - timedelta(days=1), 20_000)
+    count = int(text.rpartition("=")[2])
+    assert found == ticks(endless, ANCHOR - timedelta(days=1), count)
+    assert ended.count_between(ANCHOR - timedelta(days=1), found[-1] + timedelta(days=3660)) == count
+
+
+DATES = st.lists(st.integers(0, 40 * 24).map(lambda hours: ANCHOR + timedelta(hours=hours)), max_size=6)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    text=st.sampled_from(["FREQ=DAILY;COUNT=30", "FREQ=DAILY;BYHOUR=9,15;BYMINUTE=30;BYSECOND=15", "FREQ=HOURLY;INTERVAL=6",
+                          "FREQ=WEEKLY;BYDAY=MO,TU,FR;UNTIL=20260301T000000Z", "FREQ=MINUTELY;INTERVAL=60;BYHOUR=9,15"]),
+    excluded=DATES, added=DATES, is_utc=st.booleans(),
+)  # fmt: skip
+def test_dates_that_are_added_and_excluded_agree_with_dateutil(
+    text: str, excluded: list[datetime], added: list[datetime], is_utc: bool
+) -> None:
+    lines = [f"RRULE:{text}"]
+    for name, dates in (("EXDATE", excluded), ("RDATE", added)):
+        lines += [f"{name}:{','.join(date.strftime('%Y%m%dT%H%M%S') + 'Z' * is_utc for date in dates)}"] * bool(dates)
+    try:
+        trigger = rule("\n".join(lines))
+    except InvalidInput:
+        assume(False)
+    oracle = rrulestr("\n".join(lines).replace("Z", ""), dtstart=ANCHOR.replace(tzinfo=None), forceset=True)
+    expected = [each.replace(tzinfo=UTC) for each in islice(oracle, 40)]
+    found = ticks(trigger, ANCHOR - MOMENT, len(expected))
+    assert found == expected
+    for before, tick in pairwise(found):
+        assert trigger.last_until(tick - MOMENT) == before
+        assert trigger.count_between(before, tick) == 1
+    assert trigger.count_between(ANCHOR - MOMENT, expected[-1]) == len(expected)
+
+
+def test_dates_may_be_local_in_utc_in_another_zone_or_whole_days_on_several_lines() -> None:
+    trigger = rule(
+        """DTSTART;TZID=Europe/Berlin:20260201T090000
+        RRULE:FREQ=DAILY;BYHOUR=9,18;COUNT=12
+        EXDATE;TZID=Europe/Berlin:20260201T090000,20260201T180000
+        EXDATE:20260202T080000Z
+        EXDATE;TZID=Asia/Tokyo:20260203T020000
+        EXDATE;VALUE=DATE:20260203
+        EXDATE:20260204T090000
+        RDATE:20260203T120000,20260204T120000
+        RDATE:20260207T113000Z
+        """
+    )
+    expected = ["02-04 11:00:00", "02-04 17:00:00", "02-05 08:00:00", "02-05 17:00:00", "02-06 08:00:00", "02-06 17:00:00",
+                "02-07 11:30:00"]  # fmt: skip
+    assert texts(trigger, 20, datetime(2026, 1, 1, tzinfo=UTC)) == expected
+
+
+def test_a_folded_line_continues_after_the_line_break() -> None:
+    trigger = rule("RRULE:FREQ=DAILY;BYHO\r\n UR=9;BYMINUTE=0;BYSE\n COND=0\nEXDATE:20260201T0900\n 00Z")
+    assert texts(trigger, 2) == ["02-02 09:00:00", "02-03 09:00:00"]
+
+
+def test_a_time_in_a_gap_follows_the_policy_also_if_it_is_added_or_excluded() -> None:
+    daily = "DTSTART:20270326T023000\nRRULE:FREQ=DAILY"
+    after = datetime(2027, 3, 27, 12, tzinfo=UTC)
+    for gap, expected in ((DstGap.SHIFT, "03-28 01:30:00"), (DstGap.AFTER, "03-28 01:00:00"), (DstGap.SKIP, "03-29 00:30:00")):
+        assert texts(rule(daily, "Europe/Paris", gap=gap), 1, after) == [expected]
+        added = "DTSTART:20270101T120000\nRRULE:FREQ=YEARLY\nRDATE:20270328T023000,20270329T023000"
+        assert texts(rule(added, "Europe/Paris", gap=gap), 1, after) == [expected]
+        for excluded in ("20270328T023000", "20270328T013000Z") if gap is DstGap.SHIFT else ("20270328T023000",):
+            assert texts(rule(f"{daily}\nEXDATE:{excluded}", "Europe/Paris", gap=gap), 1, after) == ["03-29 00:30:00"]
 
 
 def test_a_week_across_two_years_is_one_set() -> None:

@@ -19,7 +19,7 @@ from everbeat.core.triggers.cron_fields import (
 )
 from everbeat.core.triggers.once import parse_at
 from everbeat.core.triggers.rrule_days import with_defaults
-from everbeat.core.triggers.rrule_text import Recurrence, read_recurrence
+from everbeat.core.triggers.rrule_text import ListedDate, Recurrence, read_recurrence
 from everbeat.core.zones import load_zone
 
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -261,7 +261,22 @@ def _rrule(rule: Rule) -> str:
         until = read.until.at
         text += f", until {until:%Y-%m-%d}" if read.until.is_date else f", until {until:%Y-%m-%d %H:%M}"
         text += " UTC" if until.tzinfo is not None else ""
+    text += _listed_dates(", except on", read.excluded) + _listed_dates(", and also on", read.added)
     return f"{text}, {zone}"
+
+
+def _listed_dates(intro: str, dates: Sequence[ListedDate]) -> str:
+    if len(dates) > _MAX_TIMES_LISTED:
+        return f"{intro} {len(dates)} listed dates"
+    return f"{intro} {listed(_listed_date(each) for each in dates)}" if dates else ""
+
+
+def _listed_date(date: ListedDate) -> str:
+    at = date.moment.at
+    if date.moment.is_date:
+        return f"{at:%Y-%m-%d}"
+    suffix = " UTC" if at.tzinfo is not None else f" {date.zone}" if date.zone else ""
+    return f"{at:%Y-%m-%d} {_clock(at.hour, at.minute, at.second)}{suffix}"
 
 
 def _start(read: Recurrence, rule: Rule, zone: str) -> datetime | None:

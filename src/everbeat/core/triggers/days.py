@@ -80,6 +80,10 @@ class DayPattern(ABC):
     def last_day(self, day: int, offset: int) -> int | None:
         """Return the last day at or before this one that may have times."""
 
+    def has_day(self, day: int, offset: int) -> bool:
+        """Return whether this day may have times."""
+        return self.first_day(day, offset) == day
+
     @abstractmethod
     def times_on(self, day: int, offset: int) -> Times:
         """Return the times of a day that first_day or last_day returned."""
@@ -124,9 +128,9 @@ class DayPattern(ABC):
             return 0
         (first, low_time), (last, high_time) = divmod(low, DAY), divmod(high, DAY)
         total = self.count_on_days(first, last, offset)
-        if low_time and self.first_day(first, offset) == first:
+        if low_time and self.has_day(first, offset):
             total -= self.times_on(first, offset).rank(low_time)
-        if high_time and self.first_day(last, offset) == last:
+        if high_time and self.has_day(last, offset):
             total += self.times_on(last, offset).rank(high_time)
         return total
 

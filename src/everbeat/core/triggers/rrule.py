@@ -2,28 +2,31 @@
 
 YEARLY to DAILY rules name local times, and the policies for gaps and folds apply to them. HOURLY, MINUTELY and SECONDLY rules
 count elapsed time from DTSTART, also across gaps and folds, and their BY parts filter by local time. COUNT counts the times of
-a rule before a gap moves or skips one, or a fold repeats one. UNTIL is inclusive; a date includes the whole day in the zone.
+a rule before a gap moves or skips one, or a fold repeats one, and before EXDATE and RDATE. UNTIL is inclusive; a date includes
+the whole day in the zone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from everbeat.core.errors import InvalidInput
 from everbeat.core.rules import DstFold, DstGap
-from everbeat.core.triggers.rrule_text import START_YEARS, Recurrence, invalid_rrule, read_recurrence
-from everbeat.core.triggers.rrule_times import UNITS, DatePattern, ElapsedPattern
-from everbeat.core.triggers.wall_clock import DAY, MAX_INSTANT, LocalTrigger, Mode, to_seconds, wall_clock
+from everbeat.core.triggers.rrule_dates import Dates, RRuleTrigger, sort_dates
+from everbeat.core.triggers.rrule_text import START_YEARS, ListedDate, Recurrence, invalid_rrule, read_recurrence
+from everbeat.core.triggers.rrule_times import UNITS, DatePattern, ElapsedPattern, nth_time
+from everbeat.core.triggers.wall_clock import DAY, MAX_INSTANT, LocalTrigger, Mode, WallClock, to_seconds, wall_clock
 from everbeat.core.zones import load_zone
 
 # An HOURLY, MINUTELY or SECONDLY rule without a tick in this many windows is considered to have none.
 _MAX_WINDOWS = 64
-_COUNT_YEARS = 100
-
-
-class RRuleTrigger(LocalTrigger):
-    """A recurrence rule in its zone."""
+# The windows of a zone take long to find for many years.
+_COUNT_YEARS = 30
+_NEVER_MATCHES = "never matches, because its BY parts, INTERVAL and DTSTART exclude each other"
+# In steps of a loop, a few milliseconds in all.
+_MAX_COUNT_WORK = 30_000
 
 
 def effective_zone(expression: str, timezone: str) -> str:
@@ -41,32 +44,72 @@ def parse_rrule(expression: str, timezone: str, anchor: datetime, gap: DstGap, f
     rule = read_recurrence(expression)
     zone = _zone(rule, timezone)
     start = _start(rule, zone, anchor)
-    if rule.frequency in UNITS:
-        return _elapsed(rule, zone, start, gap)
+    counts_elapsed_time = rule.frequency in UNITS
+    clock = wall_clock(zone, Mode.REAL if counts_elapsed_time else Mode.of(fold))
+    pattern = _elapsed(rule, clock, to_seconds(start)) if counts_elapsed_time else _dated(rule, zone, start)
+    added, excluded = _dates("RDATE", rule.added, zone), _dates("EXDATE", rule.excluded, zone)
+    trigger = RRuleTrigger(pattern, clock, gap, added, excluded)
+    if rule.excluded and trigger.search(min((to_seconds(start), *added.times, *added.instants)) - DAY) is None:
+        raise invalid_rrule("EXDATE: removes every tick; remove some of its dates")
+    return trigger
+
+
+def _dates(name: str, dates: Sequence[ListedDate], zone: ZoneInfo) -> Dates:
+    try:
+        return sort_dates(dates, zone)
+    except InvalidInput as invalid:
+        raise invalid_rrule(f"{name}: TZID: {invalid.errors[0].message}") from None
+
+
+def _dated(rule: Recurrence, zone: ZoneInfo, start: datetime) -> DatePattern:
     wall = to_seconds(start.replace(tzinfo=UTC))
     pattern = DatePattern(rule, wall, _until(rule, zone))
     if pattern.none_before(wall) is None:
         raise invalid_rrule(_no_ticks_message(rule))
-    if rule.limit is not None:
-        pattern = pattern.ending_after(rule.limit)
-    return RRuleTrigger(pattern, wall_clock(zone, Mode.of(fold)), gap)
-
-
-def _elapsed(rule: Recurrence, zone: ZoneInfo, start: datetime, gap: DstGap) -> RRuleTrigger:
-    begin = to_seconds(start)
-    clock = wall_clock(zone, Mode.REAL)
-    trigger = RRuleTrigger(ElapsedPattern(rule, begin, _until(rule, zone)), clock, gap)
-    if trigger.search(begin - 1, _MAX_WINDOWS) is None:
-        raise invalid_rrule(_no_ticks_message(rule))
     if rule.limit is None:
-        return trigger
-    last = begin - 1
-    for _ in range(rule.limit):
-        found = trigger.search(last, _MAX_WINDOWS)
-        if found is None or found > begin + _COUNT_YEARS * 366 * DAY:
-            raise invalid_rrule(f"COUNT: {rule.limit} ticks would take more than {_COUNT_YEARS} years; reduce it, or use UNTIL")
-        last = found
-    return RRuleTrigger(ElapsedPattern(rule, begin, last), clock, gap)
+        return pattern
+    ended = pattern.ending_after(rule.limit)
+    if ended is None:
+        raise invalid_rrule(_takes_too_long(rule.limit, pattern.max_years_counted))
+    return ended
+
+
+def _elapsed(rule: Recurrence, clock: WallClock, begin: int) -> ElapsedPattern:
+    pattern = ElapsedPattern(rule, begin, _until(rule, clock.zone))
+    if rule.limit is not None:
+        return pattern.ending_at(_last_of(rule.limit, pattern, clock, begin))
+    if LocalTrigger(pattern, clock, DstGap.AFTER).search(begin - 1, _MAX_WINDOWS) is None:
+        raise invalid_rrule(_no_ticks_message(rule))
+    return pattern
+
+
+def _last_of(limit: int, pattern: ElapsedPattern, clock: WallClock, begin: int) -> int:
+    """Return the instant of the last tick of a rule with COUNT. Raises InvalidInput if finding it would take too long."""
+    if pattern.none_before(begin) is None:
+        raise invalid_rrule(_NEVER_MATCHES)
+    total = work = days = 0
+    position, end = begin, min(begin + _COUNT_YEARS * 366 * DAY, MAX_INSTANT)
+    while position < end:
+        window = clock.at(position)
+        # Short spans at first, because most rules end soon.
+        length = min(-(-(window.end - position) // DAY), days + 1) if pattern.work_on(1, 0) else 366
+        work += pattern.work_on(length, days)
+        if work > _MAX_COUNT_WORK:
+            raise invalid_rrule(
+                f"COUNT: the last of {limit} ticks is too expensive to find, because INTERVAL and the BY parts rarely match "
+                "together; reduce COUNT, or use UNTIL"
+            )
+        following = min(window.end, position + length * DAY)
+        low, high = position + window.offset, following + window.offset
+        found = pattern.count(low, high, window.offset)
+        if total + found >= limit:
+            return nth_time(pattern, low, high, window.offset, limit - total) - window.offset
+        total, days, position = total + found, days + length, following
+    raise invalid_rrule(_takes_too_long(limit, _COUNT_YEARS) if total else _NEVER_MATCHES)
+
+
+def _takes_too_long(limit: int, years: int) -> str:
+    return f"COUNT: {limit} ticks would take more than {years} years; reduce it, or use UNTIL"
 
 
 def _zone(rule: Recurrence, timezone: str) -> ZoneInfo:
@@ -100,4 +143,4 @@ def _until(rule: Recurrence, zone: ZoneInfo) -> int | None:
 def _no_ticks_message(rule: Recurrence) -> str:
     if rule.until is not None:
         return "UNTIL: there is no tick between DTSTART and UNTIL; change UNTIL or the BY parts"
-    return "never matches, because its BY parts, INTERVAL and DTSTART exclude each other"
+    return _NEVER_MATCHES

@@ -1,8 +1,7 @@
-"""The days of a recurrence rule, one year at a time. dateutil computes the days of a year; INTERVAL is applied here.
+"""The days of a recurrence rule, one year at a time: first those that match the BY parts, then those that INTERVAL selects.
 
-dateutil iterates from DTSTART and, for a rule that never matches, up to the year 9999. It is therefore used only for single
-years, once per kind of year. The weekday of January 1 and whether the year and the one before are leap years
-determine all days of a rule.
+The weekday of January 1 and whether the year and the one before are leap years determine which days match, so they are
+computed once per kind of year.
 """
 
 from __future__ import annotations
@@ -11,20 +10,14 @@ from bisect import bisect_left, bisect_right
 from calendar import isleap
 from collections import defaultdict
 from collections.abc import Iterable
-from datetime import date, datetime
+from datetime import date
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from everbeat.core.triggers.days import ListedTimes, Times
 from everbeat.core.triggers.rrule_text import Recurrence
 from everbeat.core.triggers.wall_clock import EPOCH_ORDINAL, FIRST_DAY, LAST_DAY
 
-if TYPE_CHECKING:
-    from dateutil.rrule import weekday
-
 _CACHED_YEARS = 64
-# dateutil ends a yearly rule when the next year would be after 9999. With this interval it computes only one year.
-_INTERVAL_BEYOND_RANGE = 10_000
 
 
 class RecurrenceDays:
@@ -32,6 +25,8 @@ class RecurrenceDays:
 
     # The calendar repeats after 400 years, but with INTERVAL a leap day may take longer to match.
     max_years_searched = 1000
+    # The last tick of a rule with COUNT has to be found within milliseconds.
+    max_years_counted = 400
 
     def __init__(self, rule: Recurrence, start: date) -> None:
         self._rule = with_defaults(rule, start)
@@ -72,6 +67,11 @@ class RecurrenceDays:
                 return days[index - 1]
         return None
 
+    def contains(self, day: int) -> bool:
+        days = self.of_year(_year_of(day))
+        index = bisect_left(days, day)
+        return index < len(days) and days[index] == day
+
     def between(self, first: int, end: int) -> Iterable[tuple[int, ...]]:
         """Yield the days in [first, end), year by year."""
         for year in range(_year_of(first), _year_of(end - 1) + 1) if first < end else ():
@@ -95,26 +95,25 @@ class RecurrenceDays:
             if not months:
                 return ()
         first = date(year, 1, 1).toordinal() - EPOCH_ORDINAL
-        wanted = self._in_phase(first)
-        if wanted is None:
-            return tuple(first + offset for offset in self._of_kind(year, months))
-        return tuple(day for offset in self._of_kind(year, months) if (day := first + offset) in wanted) if wanted else ()
-
-    def _in_phase(self, first: int) -> set[int] | None:
-        """Return the days of the year from `first` that INTERVAL selects, by weeks or days, or None if it selects all."""
-        if self._rule.interval == 1 or self._rule.frequency not in ("WEEKLY", "DAILY"):
-            return None
-        origin, length = (self._week_origin, 7) if self._rule.frequency == "WEEKLY" else (self._start_day, 1)
-        step = self._rule.interval * length
+        offsets = self._of_kind(year, months)
+        if rule.interval == 1 or rule.frequency not in ("WEEKLY", "DAILY"):
+            return tuple(first + offset for offset in offsets)
+        origin, length = (self._week_origin, 7) if rule.frequency == "WEEKLY" else (self._start_day, 1)
+        step = rule.interval * length
         earliest = first - length + 1
+        if len(offsets) < 732 // step:
+            return tuple(day for offset in offsets if ((day := first + offset) - origin) % step < length)
         starts = range(earliest + (origin - earliest) % step, first + 366, step)
-        return {start + each for start in starts for each in range(length)}
+        selected = (
+            offsets[bisect_left(offsets, each - first) : bisect_left(offsets, each - first + length)] for each in starts
+        )
+        return tuple(first + offset for days in selected for offset in days)
 
     def _of_kind(self, year: int, months: tuple[int, ...]) -> tuple[int, ...]:
         kind = (date(year, 1, 1).weekday(), isleap(year), isleap(year - 1), months)
         offsets = self._kinds.get(kind)
         if offsets is None:
-            self._kinds[kind] = offsets = _dateutil_days(self._rule, 2000 + year % 400, months)
+            self._kinds[kind] = offsets = _matching_days(self._rule, 2000 + year % 400, months)
         return offsets
 
 
@@ -128,6 +127,9 @@ class ChosenDays(RecurrenceDays):
         super().__init__(rule, start)
         self._all_times = times
         self._times_by_year: dict[int, dict[int, Times]] = {}
+        self._chosen_by_kind: dict[tuple[int, ...], dict[int, Times]] = {}
+        # Weeks reach into adjacent years, so their choices cannot be shared between years of the same kind.
+        self.max_years_counted = 20 if rule.frequency == "WEEKLY" else 100
 
     def of_year(self, year: int) -> tuple[int, ...]:
         return tuple(self._times_of_year(year))
@@ -140,13 +142,27 @@ class ChosenDays(RecurrenceDays):
         if times is None:
             if len(self._times_by_year) >= _CACHED_YEARS:
                 self._times_by_year.clear()
-            chosen: dict[int, set[int]] = defaultdict(set)
-            for days in self._periods_of_year(year):
-                for day, time in self._choose(days):
-                    chosen[day].add(time)
-            times = {day: ListedTimes(sorted(chosen[day])) for day in sorted(chosen) if _year_of(day) == year}
-            self._times_by_year[year] = times
+            self._times_by_year[year] = times = self._choose_year(year)
         return times
+
+    def _choose_year(self, year: int) -> dict[int, Times]:
+        if self._rule.frequency == "WEEKLY":
+            chosen = self._choose_all(self._periods_of_year(year))
+            return {day: times for day, times in chosen.items() if _year_of(day) == year}
+        first = date(year, 1, 1).toordinal() - EPOCH_ORDINAL
+        kind = tuple(day - first for day in super().of_year(year))
+        if kind not in self._chosen_by_kind:
+            periods = ([day - first for day in days] for days in self._periods_of_year(year))
+            self._chosen_by_kind[kind] = self._choose_all(periods)
+        chosen = self._chosen_by_kind[kind]
+        return {first + offset: times for offset, times in chosen.items()}
+
+    def _choose_all(self, periods: Iterable[list[int]]) -> dict[int, Times]:
+        chosen: dict[int, set[int]] = defaultdict(set)
+        for days in periods:
+            for day, time in self._choose(days):
+                chosen[day].add(time)
+        return {day: ListedTimes(sorted(chosen[day])) for day in sorted(chosen)}
 
     def _choose(self, days: list[int]) -> Iterable[tuple[int, int]]:
         total = len(days) * self._all_times.size
@@ -176,6 +192,12 @@ class ChosenDays(RecurrenceDays):
                 return day
 
 
+def chosen_from(times: Times, positions: Iterable[int]) -> set[int]:
+    """Return the times that BYSETPOS chooses."""
+    indexes = (position - 1 if position > 0 else times.size + position for position in positions)
+    return {times[index] for index in indexes if 0 <= index < times.size}
+
+
 def with_defaults(rule: Recurrence, start: date) -> Recurrence:
     """Return the rule with missing day parts taken from DTSTART, as RFC 5545 requires."""
     if rule.by_week_number or rule.by_year_day or rule.by_month_day or rule.by_day:
@@ -191,40 +213,60 @@ def with_defaults(rule: Recurrence, start: date) -> Recurrence:
             return rule
 
 
-def _dateutil_days(rule: Recurrence, year: int, months: tuple[int, ...]) -> tuple[int, ...]:
-    from dateutil.rrule import YEARLY, rrule  # not at the top: few schedules need it, and imports should be fast
-
-    month_days = rule.by_month_day
-    if not (rule.by_week_number or rule.by_year_day or rule.by_month_day or rule.by_day):
-        if not months:
-            return tuple(range(365 + isleap(year)))
-        month_days = tuple(range(1, 32))
-    start = datetime(year, 1, 1)  # noqa: DTZ001
-    found = rrule(
-        YEARLY,
-        dtstart=start,
-        interval=_INTERVAL_BEYOND_RANGE,
-        wkst=rule.week_start,
-        bymonth=months or None,
-        bymonthday=month_days or None,
-        byyearday=rule.by_year_day or None,
-        byweekno=rule.by_week_number or None,
-        byweekday=_weekdays(rule, bool(months)) or None,
-        byhour=0,
-        byminute=0,
-        bysecond=0,
-    )
-    return tuple((day - start).days for day in found)
+def _matching_days(rule: Recurrence, year: int, months: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the days of a year, counted from 0, that match all BY parts. Empty `months`: every month."""
+    first = date(year, 1, 1)
+    length = 365 + isleap(year)
+    starts = [(date(year, month, 1) - first).days for month in range(1, 13)] + [length]
+    spans = [(starts[month - 1], starts[month]) for month in months or range(1, 13)]
+    if rule.by_month_day:
+        days = {day for span in spans for each in rule.by_month_day if (day := _counted_day(each, *span)) is not None}
+    else:
+        days = {day for span in spans for day in range(*span)}
+    if rule.by_year_day:
+        days &= {day for each in rule.by_year_day if (day := _counted_day(each, 0, length)) is not None}
+    if rule.by_week_number:
+        days &= _days_of_weeks(rule, year, length)
+    if rule.by_day:
+        days &= _days_of_weekdays(rule, spans if months else [(0, length)], first.weekday())
+    return tuple(sorted(days))
 
 
-def _weekdays(rule: Recurrence, within_months: bool) -> list[weekday]:
-    """Expand MO in MO,1TU to 1MO,2MO,…, because dateutil would require days to match both parts."""
-    from dateutil.rrule import weekday
+def _counted_day(number: int, low: int, high: int) -> int | None:
+    """Return the day with this number in [low, high), counted from its end if the number is negative."""
+    day = low + number - 1 if number > 0 else high + number
+    return day if low <= day < high else None
 
-    if all(nth is None for _, nth in rule.by_day):
-        return [weekday(day) for day, _ in rule.by_day]
-    every = range(1, 6 if within_months else 54)
-    return [weekday(day, each) for day, nth in rule.by_day for each in (every if nth is None else (nth,))]
+
+def _days_of_weekdays(rule: Recurrence, spans: Iterable[tuple[int, int]], first_weekday: int) -> set[int]:
+    days: set[int] = set()
+    for weekday, nth in rule.by_day:
+        for low, high in spans:
+            every = range(low + (weekday - first_weekday - low) % 7, high, 7)
+            index = None if nth is None else _counted_day(nth, 0, len(every))
+            days.update(every if nth is None else () if index is None else (every[index],))
+    return days
+
+
+def _days_of_weeks(rule: Recurrence, year: int, length: int) -> set[int]:
+    """Return the days in the weeks of BYWEEKNO. Week 1 contains January 4. The year also has days of adjacent years' weeks."""
+    first = date(year, 1, 1).toordinal()
+    before, this, after = (_first_week(each, rule.week_start) - first for each in (year - 1, year, year + 1))
+    wanted = rule.by_week_number
+    days: set[int] = set()
+    for low, start, end in ((before, 0, this), (this, max(this, 0), min(after, length))):
+        count = ((this if low == before else after) - low) // 7
+        numbers = {number if number > 0 else count + 1 + number for number in wanted}
+        days.update(day for day in range(start, end) if (day - low) // 7 + 1 in numbers)
+    if 1 in wanted:
+        days.update(range(after, length))
+    return days
+
+
+def _first_week(year: int, week_start: int) -> int:
+    """Return the first day of the week that contains January 4, as an ordinal."""
+    fourth = date(year, 1, 4)
+    return fourth.toordinal() - (fourth.weekday() - week_start) % 7
 
 
 def _year_of(day: int) -> int:

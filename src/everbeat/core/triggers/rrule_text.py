@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from everbeat.core.errors import InvalidInput
 
-MAX_LENGTH = 1000
+MAX_LENGTH = 4000
+MAX_DATES = 200
 MAX_COUNT = 10_000
 MAX_INTERVAL = 315_360_000
 FREQUENCIES = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY")
@@ -31,6 +32,8 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 _BY_DAY = re.compile(r"([+-]?[0-9]{1,2})?(MO|TU|WE|TH|FR|SA|SU)")
 _MOMENT = re.compile(r"([0-9]{4})([0-9]{2})([0-9]{2})(?:T([0-9]{2})([0-9]{2})([0-9]{2})(Z)?)?")
 _SHOWN_LENGTH = 24
+# Long lines of iCalendar are folded: they continue after a line break and one space.
+_FOLD = re.compile(r"\r?\n[ \t](?!\s*(?:(?:RRULE|DTSTART|EXDATE|RDATE|EXRULE)[:;]|FREQ=))", re.IGNORECASE)
 
 
 class Moment(NamedTuple):
@@ -40,8 +43,15 @@ class Moment(NamedTuple):
     is_date: bool
 
 
+class ListedDate(NamedTuple):
+    """One value of EXDATE or RDATE. `zone`: its TZID; None if it has none, also if it is in UTC."""
+
+    moment: Moment
+    zone: str | None
+
+
 class Recurrence(NamedTuple):
-    """The parts of an RRULE and its DTSTART. Each value is within its range."""
+    """The parts of an RRULE, its DTSTART, EXDATE and RDATE. Each value is within its range."""
 
     frequency: str
     interval: int = 1
@@ -59,6 +69,8 @@ class Recurrence(NamedTuple):
     by_position: tuple[int, ...] = ()
     start: Moment | None = None
     zone: str | None = None
+    excluded: tuple[ListedDate, ...] = ()
+    added: tuple[ListedDate, ...] = ()
 
 
 def invalid_rrule(message: str) -> InvalidInput:
@@ -66,13 +78,14 @@ def invalid_rrule(message: str) -> InvalidInput:
 
 
 def read_recurrence(expression: str) -> Recurrence:
-    """Parse RRULE:… or FREQ=…, with at most one DTSTART line. Lines may be separated by any white space."""
+    """Parse RRULE:… or FREQ=…, with at most one DTSTART, and any EXDATE and RDATE. White space separates the lines."""
     if len(expression) > MAX_LENGTH:
         raise invalid_rrule(f"has {len(expression)} characters; at most {MAX_LENGTH} are allowed")
     rule: str | None = None
     start: Moment | None = None
     zone: str | None = None
-    for line in expression.split():
+    dates: dict[str, list[ListedDate]] = {"EXDATE": [], "RDATE": []}
+    for line in _FOLD.sub("", expression).split():
         head, colon, value = line.partition(":")
         name, *parameters = head.split(";") if colon else ["RRULE"]
         if name.upper() == "RRULE" and not parameters:
@@ -83,35 +96,55 @@ def read_recurrence(expression: str) -> Recurrence:
             if start is not None:
                 raise invalid_rrule("has more than one DTSTART; remove the others")
             start, zone = _read_start(parameters, value)
+        elif name.upper() in dates:
+            dates[name.upper()] += _read_dates(name.upper(), parameters, value)
         else:
             raise invalid_rrule(_unknown_line(name))
     if not rule:
         raise invalid_rrule("has no rule; use a rule such as FREQ=WEEKLY;BYDAY=MO,WE;BYHOUR=9;BYMINUTE=0;BYSECOND=0")
-    return _read_rule(rule)._replace(start=start, zone=zone)
+    if sum(map(len, dates.values())) > MAX_DATES:
+        raise invalid_rrule(f"has more than {MAX_DATES} dates in EXDATE and RDATE; use a calendar instead")
+    excluded, added = tuple(dates["EXDATE"]), tuple(dates["RDATE"])
+    return _read_rule(rule)._replace(start=start, zone=zone, excluded=excluded, added=added)
 
 
 def _unknown_line(name: str) -> str:
-    if name.upper() in ("EXDATE", "EXRULE"):
-        return f"{name.upper()} is not supported; use a calendar to exclude days"
-    if name.upper() == "RDATE":
-        return "RDATE is not supported; create another schedule for the extra dates"
-    return f'"{_shown(name)}" is not supported; use RRULE and, if needed, DTSTART'
+    if name.upper() == "EXRULE":
+        return "EXRULE is not supported; use EXDATE, or a calendar to exclude days"
+    return f'"{_shown(name)}" is not supported; use RRULE and, if needed, DTSTART, EXDATE and RDATE'
 
 
 def _read_start(parameters: list[str], value: str) -> tuple[Moment, str | None]:
+    zone = _read_zone("DTSTART", parameters)
+    return _read_date("DTSTART", value, zone), zone
+
+
+def _read_dates(name: str, parameters: list[str], text: str) -> list[ListedDate]:
+    zone = _read_zone(name, parameters)
+    dates = [ListedDate(_read_date(name, value, zone), zone) for value in text.split(",")]
+    if name == "RDATE" and any(date.moment.is_date for date in dates):
+        raise invalid_rrule("RDATE: needs a time of day, such as 20261231T090000")
+    return dates
+
+
+def _read_zone(name: str, parameters: list[str]) -> str | None:
     zone = None
     for parameter in parameters:
         key, _, content = parameter.partition("=")
         if key.upper() == "TZID" and content:
             zone = content
         elif key.upper() != "VALUE" or content.upper() not in ("DATE", "DATE-TIME"):
-            raise invalid_rrule(f'DTSTART: "{_shown(parameter)}" is not supported; use TZID=Zone or VALUE=DATE')
-    start = _read_moment("DTSTART", value)
-    if start.at.year not in START_YEARS:
-        raise invalid_rrule(f"DTSTART: the year must be {START_YEARS.start}–{START_YEARS.stop - 1}")
-    if zone is not None and start.at.tzinfo is not None:
-        raise invalid_rrule("DTSTART: has both TZID and Z; remove one of them")
-    return start, zone
+            raise invalid_rrule(f'{name}: "{_shown(parameter)}" is not supported; use TZID=Zone or VALUE=DATE')
+    return zone
+
+
+def _read_date(name: str, text: str, zone: str | None) -> Moment:
+    moment = _read_moment(name, text)
+    if moment.at.year not in START_YEARS:
+        raise invalid_rrule(f"{name}: the year must be {START_YEARS.start}–{START_YEARS.stop - 1}")
+    if zone is not None and moment.at.tzinfo is not None:
+        raise invalid_rrule(f"{name}: has both TZID and Z; remove one of them")
+    return moment
 
 
 def _read_moment(name: str, text: str) -> Moment:

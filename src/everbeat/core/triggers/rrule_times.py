@@ -5,14 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from copy import copy
-from datetime import timedelta
+from datetime import date, timedelta
+from itertools import product
 from math import gcd
 from typing import NamedTuple
 
 from everbeat.core.triggers.days import CrossedTimes, DayPattern, ListedTimes, Times
-from everbeat.core.triggers.rrule_days import ChosenDays, RecurrenceDays
+from everbeat.core.triggers.rrule_days import ChosenDays, RecurrenceDays, chosen_from
 from everbeat.core.triggers.rrule_text import Recurrence
-from everbeat.core.triggers.wall_clock import DAY, EPOCH, FIRST_DAY, LAST_DAY, MAX_INSTANT, MIN_INSTANT
+from everbeat.core.triggers.wall_clock import DAY, EPOCH, FIRST_DAY, LAST_DAY, MAX_INSTANT, MIN_INSTANT, Pattern, year_start
 
 UNITS = {"HOURLY": 3600, "MINUTELY": 60, "SECONDLY": 1}
 
@@ -53,17 +54,31 @@ class DatePattern(BoundedPattern):
         self._times: Times = CrossedTimes(
             rule.by_hour or (wall.hour,), rule.by_minute or (wall.minute,), rule.by_second or (wall.second,)
         )
+        if rule.by_position and rule.frequency == "DAILY":  # the same choice on every day
+            self._times = ListedTimes(sorted(chosen_from(self._times, rule.by_position)))
+            rule = rule._replace(by_position=())
         self._chosen = ChosenDays(rule, wall.date(), self._times) if rule.by_position else None
         self._days = self._chosen or RecurrenceDays(rule, wall.date())
 
-    def ending_after(self, count: int) -> DatePattern:
-        """Return the same pattern, limited to its first `count` times."""
-        last: int | None = self._start - 1
-        for _ in range(count):
-            last = None if last is None else self.first(last + 1, MAX_INSTANT + 1, 0)
+    @property
+    def max_years_counted(self) -> int:
+        return self._days.max_years_counted
+
+    def ending_after(self, count: int) -> DatePattern | None:
+        """Return the same pattern, limited to its first `count` times. None if they take more than `max_years_counted`."""
         ended = copy(self)
-        ended._last = last
-        return ended
+        begin = (EPOCH + timedelta(seconds=self._start)).year
+        total = 0
+        for year in range(begin, begin + self.max_years_counted):
+            if year > date.max.year:
+                return ended  # there are fewer
+            low, high = year_start(year), year_start(year + 1)
+            found = self.count(low, high, 0)
+            if total + found >= count:
+                ended._last = nth_time(self, low, high, 0, count - total)
+                return ended
+            total += found
+        return None
 
     def lowest(self, offset: int) -> int:
         return self._start
@@ -88,6 +103,8 @@ class DatePattern(BoundedPattern):
         return sum(self._chosen.times_on(day).size for days in years for day in days)
 
     def none_before(self, low: int) -> int | None:
+        if self._times.size == 0:
+            return None
         # UNTIL is the latest local time at the largest offset.
         return self.first(low, MAX_INSTANT + 1, DAY)
 
@@ -113,11 +130,32 @@ class ElapsedPattern(BoundedPattern):
         self._frames: dict[int, Frame] = {}
         self._times: dict[tuple[int, int], Times] = {}
 
+    def ending_at(self, last: int) -> ElapsedPattern:
+        """Return the same pattern, limited to the times up to an instant."""
+        ended = copy(self)
+        ended._until = last
+        return ended
+
+    def work_on(self, days: int, since_start: int) -> int:
+        """Return the effort to count the times of some days, in steps of a loop, when earlier days have been counted."""
+        if self._same_every_day or (self._days is None and not self._filters_times):
+            return 0
+        phases = self._step // gcd(self._step, DAY)
+        hours = len(self._rule.by_hour) or 24
+        uncached = days if phases > _CACHED_TIMES else min(days, max(0, phases - since_start))
+        steps = hours * len(self._minutes) * (60 // self._step + 1) if self._minutes else hours * 3600 // self._step
+        return days * 20 + uncached * steps
+
     def lowest(self, offset: int) -> int:
         return self._start + offset
 
     def end(self, offset: int) -> int:
         return self._until + offset + 1
+
+    def has_day(self, day: int, offset: int) -> bool:
+        if not self._frame(offset).is_reachable or (self._step > DAY and self._phase(day, offset) >= DAY):
+            return False
+        return self._days is None or self._days.contains(day)
 
     def first_day(self, day: int, offset: int) -> int | None:
         if not self._frame(offset).is_reachable:
@@ -216,25 +254,42 @@ class ElapsedPattern(BoundedPattern):
 
     def _find_times(self, phase: int, offset: int) -> Times:
         rule, frame = self._rule, self._frame(offset)
+        seconds: Sequence[int]
         if rule.interval == 1 and not rule.by_position:
             local = self._start + offset
             minutes = rule.by_minute or (range(60) if self._unit < 3600 else (local // 60 % 60,))
             seconds = rule.by_second or (range(60) if self._unit == 1 else (local % 60,))
             return CrossedTimes(rule.by_hour or range(24), minutes, seconds)
+        if frame.within == (0,) and 60 % self._step == 0:
+            seconds = [second for second in self._seconds or range(60) if (second - phase) % self._step == 0]
+            return CrossedTimes(rule.by_hour or range(24), rule.by_minute or range(60), seconds)
         if not self._filters_times and frame.within == (0,):
             return ListedTimes(range(phase, DAY, self._step))
         return ListedTimes([each + more for each in self._periods(phase, self._step) for more in frame.within])
 
     def _periods(self, phase: int, step: int) -> Iterator[int]:
-        """Yield the starts of the periods of a day that match the filters."""
+        """Yield the starts of the periods of a day that match the filters, in order."""
         hours = self._rule.by_hour
         spans = [(hour * 3600, (hour + 1) * 3600) for hour in hours] if hours else [(0, DAY)]
+        if self._minutes:
+            minutes = product(hours or range(24), sorted(self._minutes))
+            spans = [(hour * 3600 + minute * 60, hour * 3600 + minute * 60 + 60) for hour, minute in minutes]
         for low, high in spans:
             for each in range(low + (phase - low) % step, high, step):
-                if (not self._minutes or each // 60 % 60 in self._minutes) and (
-                    not self._seconds or each % 60 in self._seconds
-                ):
+                if not self._seconds or each % 60 in self._seconds:
                     yield each
+
+
+def nth_time(pattern: Pattern, low: int, high: int, offset: int, number: int) -> int:
+    """Return the time in [low, high) with this number, counted from 1. There must be that many."""
+    begin = low
+    while high - low > 1:
+        middle = (low + high) // 2
+        if pattern.count(begin, middle, offset) >= number:
+            high = middle
+        else:
+            low = middle
+    return low
 
 
 class Frame(NamedTuple):

@@ -121,7 +121,7 @@ class WallClock:
 
     def _build(self, year: int) -> Iterator[Window]:
         """Yield the windows of a year. They also end at the end of the year, which limits the search for transitions."""
-        start, end = _year_start(year), _year_start(year + 1)
+        start, end = year_start(year), year_start(year + 1)
         changes = transitions(self.zone, to_instant(max(start - 1, MIN_INSTANT)), to_instant(end - 1))
         edges = [start, *(edge for change in changes if (edge := to_seconds(change.at)) > start), end]
         for low, high in pairwise(edges):
@@ -306,7 +306,7 @@ def _gap_times(window: Window) -> tuple[int, int]:
     return window.gap_low, min(window.start + window.offset, window.end + window.offset_before)
 
 
-def _year_start(year: int) -> int:
+def year_start(year: int) -> int:
     if year > date.max.year:
         return MAX_INSTANT + 1
     return (date(year, 1, 1).toordinal() - EPOCH_ORDINAL) * DAY
