@@ -23,6 +23,8 @@ _EVENTS: list[events.Event] = [
     events.ScheduleFaulted(uuid4(), "unknown time zone"),
     events.OwnershipChanged(128, 128, 0, 2),
     events.OwnershipLost(128),
+    events.CapacityChanged(0.25, True, 7.5),
+    events.CapacityChanged(1.0, False, None),
     events.ClockSetBack(3600.0),
     events.SchemaNewer(9, 4),
     events.TicksOverdue(3, 42.0, ["a", "b"]),

@@ -44,6 +44,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     late_after_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=300)] = 5.0
     catch_up_rate: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 2.0
     lag_alert_seconds: Annotated[float, msgspec.Meta(gt=0)] = 5.0
+    behind_after_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=300)] = 1.0
     task_total_seconds: Annotated[float, msgspec.Meta(ge=60, le=366 * 86_400)] = 7 * 86_400.0
     retention_days: Annotated[float, msgspec.Meta(ge=1, le=36_500)] = 90.0
     audit_log_retention_days: Annotated[float, msgspec.Meta(ge=30, le=36_500)] = 400.0

@@ -195,6 +195,7 @@ class Engine:
             heartbeat,
             clock,
             margin_seconds=settings.lease_margin_seconds,
+            behind_after_seconds=settings.behind_after_seconds,
             emit=emit,
             event_stream=self.event_stream,
             monotonic=clock.monotonic,
@@ -210,6 +211,7 @@ class Engine:
             event_stream=self.event_stream,
             quotas=self.quotas,
         )
+        self.ownership.measure_lag = self.ticker.take_lag
         self.promoter = Promoter(engine, self.publisher, clock)
         self.overlap = OverlapReleaser(maintenance, self.publisher, monotonic=clock.monotonic)
         self.reaper = Reaper(

@@ -15,6 +15,7 @@ from prometheus_client.process_collector import ProcessCollector
 from everbeat.services.events import (
     AttemptEnded,
     BlobCallFailed,
+    CapacityChanged,
     CircuitBreakerChanged,
     ClockSetBack,
     DeliveryEnded,
@@ -129,6 +130,8 @@ class Metrics:
         self.overdue = Gauge("everbeat_overdue_schedules", "Schedules with an overdue tick", registry=registry)
         self.faulted = Counter("everbeat_schedules_faulted", "Schedules paused as faulty", registry=registry)
         self.partitions = Gauge("everbeat_partitions_owned", "Partitions that this node owns", registry=registry)
+        self.capacity = Gauge("everbeat_node_capacity", "The part of its usual share of partitions", registry=registry)
+        self.capacity.set(1)
         self.nodes = Gauge("everbeat_live_nodes", "Live scheduler nodes", registry=registry)
         self.ownership = Counter("everbeat_ownership_changes", "Partitions gained and lost", ["change"], registry=registry)
         self.schema_newer = Gauge(
@@ -182,7 +185,7 @@ class Telemetry:
             self.metrics.schema_newer.set(1)
             meaning = "this node has stopped firing and refuses changes; restart it with the version that migrated the database"
             self.log.error("schema_is_newer", version=event.version, supported=event.supported, meaning=meaning)
-        elif isinstance(event, OwnershipChanged | OwnershipLost | ClockSetBack):
+        elif isinstance(event, OwnershipChanged | OwnershipLost | ClockSetBack | CapacityChanged):
             self._on_ownership(event)
         elif isinstance(event, LoopRan | LoopFailed | EventLoopBlocked):
             self._on_loop(event)
@@ -275,7 +278,16 @@ class Telemetry:
         else:
             assert_never(event)
 
-    def _on_ownership(self, event: OwnershipChanged | OwnershipLost | ClockSetBack) -> None:
+    def _on_capacity(self, event: CapacityChanged) -> None:
+        self.metrics.capacity.set(event.capacity)
+        lag = None if event.lag_seconds is None else round(event.lag_seconds, 3)
+        if event.is_lowered:
+            meaning = "this node fires late, and others keep up: it gives partitions to them"
+            self.log.warning("capacity_lowered", capacity=event.capacity, lag_seconds=lag, meaning=meaning)
+        else:
+            self.log.info("capacity_raised", capacity=event.capacity, lag_seconds=lag)
+
+    def _on_ownership(self, event: OwnershipChanged | OwnershipLost | ClockSetBack | CapacityChanged) -> None:
         if isinstance(event, OwnershipChanged):
             self.metrics.partitions.set(event.owned)
             self.metrics.nodes.set(event.live_nodes)
@@ -285,6 +297,8 @@ class Telemetry:
         elif isinstance(event, OwnershipLost):
             self.metrics.partitions.set(0)
             self.log.error("ownership_lost", partitions=event.partitions, meaning="the lease could not be renewed in time")
+        elif isinstance(event, CapacityChanged):
+            self._on_capacity(event)
         elif isinstance(event, ClockSetBack):
             self.metrics.clock_set_back.inc()
             self.log.error("database_clock_set_back", seconds=round(event.seconds, 3), meaning="nothing fires twice")

@@ -49,3 +49,34 @@ def test_a_node_counts_itself_as_live() -> None:
 def test_shares_are_roughly_equal() -> None:
     nodes = [UUID(int=number) for number in range(4)]
     assert all(40 <= len(partitions_of_node(node, nodes)) <= 90 for node in nodes)
+
+
+@settings(max_examples=25, deadline=None)
+@given(NODES, st.data())
+def test_nodes_of_any_capacities_cover_every_partition_once(nodes: set[UUID], data: st.DataObject) -> None:
+    capacities = {node: data.draw(st.sampled_from([0.0, 0.25, 1.0])) for node in nodes}
+    shares = {node: partitions_of_node(node, nodes, capacities) for node in nodes}
+    assert sum(map(len, shares.values())) == PARTITIONS
+    assert frozenset().union(*shares.values()) == frozenset(range(PARTITIONS))
+    if any(capacities.values()):
+        assert all(shares[node] == frozenset() for node in nodes if capacities[node] == 0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(NODES, st.uuids())
+def test_a_lower_capacity_moves_only_partitions_of_its_node(nodes: set[UUID], slow: UUID) -> None:
+    nodes.add(slow)
+    for before, after in ((1.0, 0.25), (0.25, 0.0)):
+        for node in nodes - {slow}:
+            assert partitions_of_node(node, nodes, {slow: before}) <= partitions_of_node(node, nodes, {slow: after})
+
+
+def test_a_node_with_a_quarter_of_the_capacity_gets_about_a_fifth_beside_another() -> None:
+    one, two = UUID(int=1), UUID(int=2)
+    assert 35 <= len(partitions_of_node(one, {one, two}, {one: 0.25, two: 1.0})) <= 70
+
+
+def test_nodes_without_any_capacity_are_equal() -> None:
+    nodes = {UUID(int=number) for number in range(4)}
+    none = dict.fromkeys(nodes, 0.0)
+    assert all(partitions_of_node(node, nodes, none) == partitions_of_node(node, nodes) for node in nodes)

@@ -9,7 +9,7 @@ import pytest
 
 from everbeat.clock import DatabaseClock
 from everbeat.core.errors import StoreUnavailable
-from everbeat.services.events import ClockSetBack, OwnershipChanged, OwnershipLost
+from everbeat.services.events import CapacityChanged, ClockSetBack, OwnershipChanged, OwnershipLost
 from everbeat.services.ownership import Ownership
 from everbeat.store.base import Store
 from everbeat.store.values import Notice, PartitionRenewal
@@ -231,7 +231,8 @@ async def test_a_clock_set_back_does_not_extend_a_dead_nodes_lease(store: Store)
 async def test_a_heartbeat_carries_lag_and_rate(store: Store) -> None:
     node = SteppedNode(store)
     await node.renew()
-    node.ownership.lag_seconds, node.ownership.fired = 1.5, 30
+    node.ownership.measure_lag = lambda _now: 1.5
+    node.ownership.fired = 30
     await node.renew(NOW + seconds(3))
     (info,) = (await store.node_list(now=NOW))[1]
     assert (info.lag_seconds, info.fired_per_second) == (1.5, 10.0)
@@ -245,3 +246,87 @@ async def test_a_node_without_partitions_publishes_ownership_only_once(store: St
     for _ in range(5):
         await api.run_once(NOW)
     assert notices == [Notice.OWNERSHIP]
+
+
+# Nodes that cannot keep up
+
+
+def report_lag(node: SteppedNode, seconds_late: float) -> None:
+    node.ownership.measure_lag = lambda _now: seconds_late
+
+
+async def test_a_node_that_fires_late_gives_its_partitions_to_one_that_keeps_up(store: Store) -> None:
+    slow, healthy = SteppedNode(store), SteppedNode(store)
+    await renew_all(slow, healthy)
+    report_lag(slow, 5.0)
+    await pass_time(9, slow, healthy)
+    assert 80 < len(slow.owned) < 176
+    await pass_time(6, slow, healthy)
+    await renew_all(slow, healthy)
+    assert 30 < len(slow.owned) < 80
+    assert_all_owned(slow, healthy)
+    await pass_time(15, slow, healthy)
+    await renew_all(slow, healthy)
+    assert slow.owned == frozenset()
+    assert healthy.owned == ALL_PARTITIONS
+    assert [event.capacity for event in slow.events_of(CapacityChanged)] == [0.25, 0.0]
+    nodes = {node.id: node.capacity for node in (await store.node_list(now=slow.now))[1]}
+    assert nodes == {slow.id: 0.0, healthy.id: 1.0}
+
+
+async def test_a_node_that_keeps_up_again_takes_its_partitions_back_after_a_cool_down(store: Store) -> None:
+    slow, healthy = SteppedNode(store), SteppedNode(store)
+    await renew_all(slow, healthy)
+    before = slow.owned
+    report_lag(slow, 5.0)
+    await pass_time(30, slow, healthy)
+    report_lag(slow, 0.0)
+    await pass_time(54, slow, healthy)
+    assert slow.owned == frozenset()
+    await pass_time(78, slow, healthy)
+    await renew_all(slow, healthy)
+    assert slow.owned == before
+    assert_all_owned(slow, healthy)
+    assert [event.capacity for event in slow.events_of(CapacityChanged)] == [0.25, 0.0, 0.25, 1.0]
+
+
+async def test_nothing_moves_while_all_nodes_are_slow(store: Store) -> None:
+    nodes = [SteppedNode(store) for _ in range(3)]
+    await renew_all(*nodes)
+    before = [node.owned for node in nodes]
+    for node in nodes:
+        report_lag(node, 30.0)
+    await pass_time(90, *nodes)
+    # The first heartbeats still see the others without lag, but nobody is behind for longer than a lease by then.
+    assert [node.owned for node in nodes] == before
+    assert all(node.events_of(CapacityChanged) == [] for node in nodes)
+
+
+async def test_a_single_node_keeps_everything_however_late_it_fires(store: Store) -> None:
+    node = SteppedNode(store)
+    await node.renew()
+    report_lag(node, 30.0)
+    await pass_time(60, node)
+    assert node.owned == ALL_PARTITIONS
+
+
+async def test_the_last_node_takes_everything_whatever_its_capacity(store: Store) -> None:
+    slow, healthy = SteppedNode(store), SteppedNode(store)
+    await renew_all(slow, healthy)
+    report_lag(slow, 5.0)
+    await pass_time(30, slow, healthy)
+    assert slow.owned == frozenset()
+    await healthy.ownership.stop()
+    await renew_all(slow)
+    assert slow.owned == ALL_PARTITIONS
+
+
+async def test_a_lost_lease_counts_as_being_behind(store: Store) -> None:
+    lossy, healthy = SteppedNode(store), SteppedNode(store)
+    await renew_all(lossy, healthy)
+    for _ in range(4):
+        await pass_time(9, healthy)
+        await lossy.renew(lossy.now + seconds(9.5))
+        healthy.move_to(lossy.now)
+        await renew_all(healthy, lossy)
+    assert lossy.events_of(CapacityChanged)[0].capacity == 0.25

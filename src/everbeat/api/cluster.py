@@ -58,6 +58,7 @@ def _nodes(view: ClusterView) -> list[NodeResponse]:
             is_alive=view.is_alive(node),
             lag_seconds=node.lag_seconds,
             fired_per_second=node.fired_per_second,
+            capacity=node.capacity,
             partitions=owned[node.id],
         )
         for node in view.nodes

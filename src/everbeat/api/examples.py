@@ -24,7 +24,13 @@ _BY_NAME: dict[str, Any] = {
     **{"reason": "all 3 attempts failed (last outcome: failed)", "kind": "TimeoutError", "rrule": "FREQ=DAILY"},
     **{"fraction": 0.4, "count": 1, "revision": 1, "partition": 25, "warnings": [], "error": None, "fault": None, "note": None},
     **{"next_cursor": None, "url": "https://example.com/hook", "skipped": {"overlap": 2}, "schedules": {"active": 100}},
-    **{"lag_seconds": 0.000698, "fired_per_second": 44.988, "ticks_fired_per_second": 89.925, "traceparent": None},
+    **{
+        "lag_seconds": 0.000698,
+        "fired_per_second": 44.988,
+        "capacity": 1.0,
+        "ticks_fired_per_second": 89.925,
+        "traceparent": None,
+    },
 }
 # Nullable fields whose example is null.
 _NULLS = frozenset({"at", "anchor", "every_seconds", "rrule", "starts_at", "ends_at", "until", "lease_until", "cancel_at"})

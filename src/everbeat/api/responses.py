@@ -191,6 +191,7 @@ class NodeResponse(msgspec.Struct, kw_only=True):
     is_alive: bool
     lag_seconds: float | None
     fired_per_second: float | None
+    capacity: float
     partitions: int
 
 

@@ -30,6 +30,11 @@ _SERVER = [
     click.option("--late-after-seconds", type=float, help="A tick older than this is late; its catch_up policy applies (5)."),
     click.option("--catch-up-rate", type=float, help="Catch up at this multiple of the normal rate; 0: no limit (2)."),
     click.option("--lag-alert-seconds", type=float, help="Log a warning if the oldest due tick is later than this (5)."),
+    click.option(
+        "--behind-after-seconds",
+        type=float,
+        help="A node that fires later than this for longer than a lease gives partitions to nodes that keep up (1).",
+    ),
     click.option("--task-total-seconds", type=float, help="Total time limit of a task over all attempts (604800)."),
     click.option("--retention-days", type=float, help="How long the ledger and the history are kept (90)."),
     click.option("--audit-log-retention-days", type=float, help="How long the audit log is kept (400)."),

@@ -40,6 +40,14 @@ class RowsLocked(NamedTuple):
     id: UUID
 
 
+class CapacityChanged(NamedTuple):
+    """A node takes fewer partitions, because it fires late, or more again. `capacity`: 1 is the usual part."""
+
+    capacity: float
+    is_lowered: bool
+    lag_seconds: float | None
+
+
 class LagHigh(NamedTuple):
     lag_seconds: float
     waiting: int
@@ -209,6 +217,7 @@ Event = (
     | ScheduleFaulted
     | OwnershipChanged
     | OwnershipLost
+    | CapacityChanged
     | ClockSetBack
     | SchemaNewer
     | PauseChanged

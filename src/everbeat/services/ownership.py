@@ -9,27 +9,31 @@ Failures handled here: a dead owner (its lease expires and other nodes take over
 until monotonic time before the renewal was sent + lease - margin, and the database checks owner, epoch and lease in every
 firing); a lost response (the renewal is idempotent and is sent again); a clock that was set back (a lease that ends later than
 any lease can is treated as expired); two nodes with the same name (a node gets a random id at every start); a locked row (the
-others are renewed, the node keeps the locked partition until its lease ends, and tries again soon).
+others are renewed, the node keeps the locked partition until its lease ends, and tries again soon); a node that fires late (it
+lowers its capacity, see core/capacity.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from uuid import UUID
 
 from everbeat.clock import DatabaseClock, Monotonic
+from everbeat.core.capacity import CapacityState, NodeLoad, any_keeps_up, next_capacity
 from everbeat.core.lock_retries import lock_delay
 from everbeat.core.partitioning import partitions_of_node
 from everbeat.services.event_stream import EventKind, EventStream
-from everbeat.services.events import ClockSetBack, Emit, OwnershipChanged, OwnershipLost, RowsLocked, ignore
+from everbeat.services.events import CapacityChanged, ClockSetBack, Emit, OwnershipChanged, OwnershipLost, RowsLocked, ignore
 from everbeat.services.loops import wait_for_event
 from everbeat.store.base import Store
 from everbeat.store.values import NodeHeartbeat, Notice, PartitionRenewal
 
 _CLOCK_BACK_TOLERANCE_SECONDS = 2.0
+# Of the lease. Heartbeats come every third of it.
+_MEASURED_FRACTION = 0.3
 
 
 class Ownership:
@@ -44,6 +48,7 @@ class Ownership:
         clock: DatabaseClock,
         *,
         margin_seconds: float = 1.0,
+        behind_after_seconds: float = 1.0,
         emit: Emit = ignore,
         event_stream: EventStream | None = None,
         monotonic: Monotonic = time.monotonic,
@@ -57,6 +62,10 @@ class Ownership:
         self._monotonic = monotonic
         self._live_nodes: frozenset[UUID] = frozenset()
         self._has_renewed = False
+        self._is_capacity_new = False
+        self._lag_seconds: float | None = None
+        self._measured_at: float | None = None
+        self._was_lost = False
         self._owned: Mapping[int, int] = {}
         self._trusted_until = 0.0
         # Partitions whose row was locked at the last renewal, each with the end of its lease.
@@ -66,7 +75,11 @@ class Ownership:
         self._woken = asyncio.Event()
         self._is_stopped = False
         self.deadline_seconds = heartbeat.lease_seconds
-        self.lag_seconds: float | None = None
+        self._behind_after_seconds = behind_after_seconds
+        self._capacity = CapacityState()
+        self._loads: Mapping[UUID, NodeLoad] = {}
+        # The worst lag of firing since the last call. Set by the engine; a node that fires nothing has none.
+        self.measure_lag: Callable[[datetime | None], float | None] = lambda _now: None
         self.fired = 0
         self._fired_before = 0
         store.subscribe(self._on_notice)
@@ -96,14 +109,18 @@ class Ownership:
         if self._is_stopped:
             return False
         is_scheduler = "scheduler" in self._heartbeat.roles
-        wanted = partitions_of_node(self.node_id, self._live_nodes) if self._live_nodes and is_scheduler else frozenset()
         sent = self._monotonic()
-        if self._owned and sent >= self._trusted_until:
+        is_lost = bool(self._owned) and sent >= self._trusted_until
+        if is_lost:
             self._emit(OwnershipLost(len(self._owned)))
             self._owned, self._unrenewed = {}, {}
         elapsed = max(sent - self._renewed, 0.001)
         rate = (self.fired - self._fired_before) / elapsed
-        heartbeat = self._heartbeat._replace(lag_seconds=self.lag_seconds, fired_per_second=round(rate, 3))
+        self._measure(sent, is_lost, now)
+        heartbeat = self._heartbeat._replace(
+            lag_seconds=self._lag_seconds, fired_per_second=round(rate, 3), capacity=self._capacity.capacity
+        )
+        wanted = self._wanted() if self._live_nodes and is_scheduler else frozenset()
         renewal = await self._store.partition_renew(heartbeat, wanted, now=now)
         if self._is_stopped:
             return False
@@ -113,8 +130,48 @@ class Ownership:
         self._trusted_until = sent + self._heartbeat.lease_seconds - self._margin_seconds
         live_nodes = renewal.live | ({self.node_id} if is_scheduler else frozenset())
         self._publish_node_changes(live_nodes)
-        has_changed, self._live_nodes = live_nodes != self._live_nodes, live_nodes
-        return has_changed
+        before, self._live_nodes = (self._live_nodes, self._capacities()), live_nodes
+        self._loads = {node: load for node, load in renewal.loads.items() if node != self.node_id}
+        return before != (live_nodes, self._capacities())
+
+    def _wanted(self) -> frozenset[int]:
+        return partitions_of_node(self.node_id, self._live_nodes, self._capacities())
+
+    def _capacities(self) -> dict[UUID, float]:
+        return {node: load.capacity for node, load in self._loads.items()} | {self.node_id: self._capacity.capacity}
+
+    def _measure(self, monotonic: float, is_lost: bool, now: datetime | None) -> None:
+        """Measure the lag since the last measurement, and change the capacity of this node if necessary.
+
+        A link that flaps causes many failed heartbeats, between which the node is late or not. So the worst lag of at least a
+        third of the lease counts.
+        """
+        self._was_lost = self._was_lost or is_lost
+        if self._measured_at is None:
+            self._measured_at = monotonic
+        elapsed = monotonic - self._measured_at
+        if elapsed < self._heartbeat.lease_seconds * _MEASURED_FRACTION:
+            return
+        self._measured_at = monotonic
+        self._lag_seconds = self.measure_lag(now)
+        is_lost, self._was_lost = self._was_lost, False
+        before = self._capacity
+        self._capacity = next_capacity(
+            before,
+            elapsed_seconds=min(elapsed, self._heartbeat.lease_seconds),
+            is_behind=is_lost or (self._lag_seconds or 0.0) > self._behind_after_seconds,
+            lease_seconds=self._heartbeat.lease_seconds,
+            others_keep_up=any_keeps_up(self._loads.values(), self._behind_after_seconds),
+        )
+        if before.step == self._capacity.step:
+            return
+        capacity = self._capacity.capacity
+        self._emit(CapacityChanged(capacity, capacity < before.capacity, self._lag_seconds))
+        if self._event_stream.has_subscribers:
+            data = {"change": "capacity", "node": self.node_id, "capacity": capacity}
+            self._event_stream.publish(EventKind.CLUSTER, None, data)
+        # The others see the new capacity with their next heartbeat, which they send after this notice.
+        self._is_capacity_new = True
 
     async def stop(self) -> None:
         """Release all partitions immediately, so that other nodes do not wait for the leases to expire."""
@@ -160,9 +217,9 @@ class Ownership:
                 }
                 self._event_stream.publish(EventKind.CLUSTER, None, data)
         # The first heartbeat of a node is announced too, but only the first: a node that owns nothing would announce each one.
-        if gained or lost or not self._has_renewed:
+        if gained or lost or self._is_capacity_new or not self._has_renewed:
             self._store.publish(Notice.OWNERSHIP)
-        self._has_renewed = True
+        self._has_renewed, self._is_capacity_new = True, False
 
     def _publish_node_changes(self, live_nodes: frozenset[UUID]) -> None:
         """Publish nodes that have joined or left, to the clients of this node only: every node detects such changes itself."""

@@ -25,6 +25,7 @@ import uuid_utils.compat
 from everbeat.clock import DatabaseClock
 from everbeat.core.calendars import Calendar
 from everbeat.core.errors import InvalidInput, StoreLocked, StoreRefused
+from everbeat.core.firing_lag import FiringLag
 from everbeat.core.jitter import jitter_of
 from everbeat.core.lock_retries import LockRetries
 from everbeat.core.misfire import FiringInput, Lateness, plan_firing
@@ -122,6 +123,8 @@ class Ticker:
         self._is_stale = True
         self._alerted_at = float("-inf")
         self._owned_since = datetime.max.replace(tzinfo=UTC)
+        self._lag = FiringLag()
+        self._loaded_at: float | None = None
         store.subscribe(self._on_notice)
 
     async def run_once(self, now: datetime | None = None) -> bool:
@@ -129,6 +132,8 @@ class Ticker:
         if not owned:
             self._index.clear()
             self._locked.clear()
+            self._lag.clear()
+            self._loaded_at = None
             self._is_stale = True
             return False
         if now is not None:  # a test that steps the clock: everything in sequence
@@ -141,11 +146,21 @@ class Ticker:
         if entries:
             self._watch_lag(entries[0], moment)
         batches = _batches(entries, self._settings.batch_size) + ([locked] if locked else [])
+        if entries:
+            self._lag.note_due(max(entries[0].due_at, min(self._owned_since, moment)))
         results = await asyncio.gather(*(self._fire(batch, owned, moment, now) for batch in batches), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+        self._lag.note_fired(now if now is not None else self._clock.now())
         return bool(entries)
+
+    def take_lag(self, now: datetime | None) -> float | None:
+        """Return the worst lag since the last call. Schedules that cannot be loaded are late as well."""
+        lag = self._lag.take(now if now is not None else self._clock.now())
+        if self._loaded_at is None or now is not None:
+            return lag
+        return max(lag or 0.0, self._clock.monotonic() - self._loaded_at - self._settings.horizon_seconds)
 
     async def wait(self) -> None:
         if not self._ownership.current():
@@ -232,6 +247,7 @@ class Ticker:
             self._scanned = frozenset(owned.items())
             await self._load_all(scan, now)
             self._complete_until = _loaded_until(scan.schedules, limit)
+            self._loaded_at = self._clock.monotonic()
         except BaseException:
             self._is_stale = True
             raise
@@ -435,7 +451,6 @@ class Ticker:
     def _watch_lag(self, oldest: _Entry, moment: datetime) -> None:
         # A tick that became due while its partition had no owner is a misfire, not lag of this node.
         lag = max(0.0, (moment - max(oldest.due_at, self._owned_since)).total_seconds())
-        self._ownership.lag_seconds = lag
         monotonic = self._clock.monotonic()
         if lag > self._settings.lag_alert_seconds and monotonic - self._alerted_at > _ALERT_INTERVAL_SECONDS:
             self._alerted_at = monotonic

@@ -300,6 +300,7 @@ def node_from_row(row: Row) -> NodeInfo:
         lease_seconds=row["lease_seconds"],
         lag_seconds=row["lag_seconds"],
         fired_per_second=row["fired_per_second"],
+        capacity=row["capacity"],
     )
 
 

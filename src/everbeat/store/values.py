@@ -10,6 +10,7 @@ from uuid import UUID
 
 import msgspec
 
+from everbeat.core.capacity import NodeLoad
 from everbeat.core.rules import Rule
 from everbeat.core.schedules import CatchUp, Schedule
 from everbeat.core.tasks import ClaimedTask, NewTask, TaskChange, TaskRecord
@@ -178,6 +179,7 @@ class NodeInfo(NamedTuple):
     lease_seconds: float
     lag_seconds: float | None
     fired_per_second: float | None
+    capacity: float = 1.0
 
 
 class NodeHeartbeat(NamedTuple):
@@ -188,12 +190,14 @@ class NodeHeartbeat(NamedTuple):
     lease_seconds: float
     lag_seconds: float | None = None
     fired_per_second: float | None = None
+    capacity: float = 1.0
 
 
 class PartitionRenewal(NamedTuple):
     """The result of a heartbeat.
 
-    `owned`: the partitions of the node with their epochs. `live`: the live scheduler nodes. `clock_back_seconds`: how far `now`
+    `owned`: the partitions of the node with their epochs. `live`: the live scheduler nodes; `loads`: what each of them has
+    reported. `clock_back_seconds`: how far `now`
     is behind the newest earlier heartbeat; a large value means that the clock was set back. `locked`: partitions that were
     neither renewed nor taken nor released, because another transaction has locked them.
     """
@@ -203,6 +207,7 @@ class PartitionRenewal(NamedTuple):
     live: frozenset[UUID]
     clock_back_seconds: float
     locked: frozenset[int] = frozenset()
+    loads: Mapping[UUID, NodeLoad] = {}
 
 
 class PartitionInfo(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
+from everbeat.core.capacity import NodeLoad
 from everbeat.store.postgres.base import PostgresBase
 from everbeat.store.postgres.connections import execute_on
 from everbeat.store.rows import (
@@ -35,12 +36,14 @@ class PostgresPartitions(PostgresBase):
             lease_seconds=heartbeat.lease_seconds,
             lag_seconds=heartbeat.lag_seconds,
             fired_per_second=heartbeat.fired_per_second,
+            capacity=heartbeat.capacity,
             wanted=sorted(wanted),
             schema=self._migrations[-1].number,
         )
         owned = dict(zip(row["owned"], row["epochs"], strict=True))
+        loads = {id_: NodeLoad(*load) for id_, *load in zip(row["live"], row["capacities"], row["lags"], strict=True)}
         return PartitionRenewal(
-            row["moment"], owned, frozenset(row["live"]), row["clock_back_seconds"], frozenset(row["locked"])
+            row["moment"], owned, frozenset(row["live"]), row["clock_back_seconds"], frozenset(row["locked"]), loads
         )
 
     async def partition_release(self, node_id: UUID) -> int:

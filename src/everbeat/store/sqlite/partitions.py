@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
+from everbeat.core.capacity import NodeLoad
 from everbeat.store.rows import (
     node_from_row,
     text_of,
@@ -33,6 +34,7 @@ class SqlitePartitions(SqliteBase):
                 "lease_seconds": heartbeat.lease_seconds,
                 "lag_seconds": heartbeat.lag_seconds,
                 "fired_per_second": heartbeat.fired_per_second,
+                "capacity": heartbeat.capacity,
                 "wanted": text_of(sorted(wanted)),
                 "schema": self._migrations[-1].number,
             }
@@ -45,6 +47,7 @@ class SqlitePartitions(SqliteBase):
                 owned={row["partition"]: row["epoch"] for row in changed if row["owner"] is not None},
                 live=frozenset(row["id"] for row in live),
                 clock_back_seconds=0.0 if newest is None else (newest - moment).total_seconds(),
+                loads={row["id"]: NodeLoad(row["capacity"], row["lag_seconds"]) for row in live},
             )
 
         return await self._connections.write("partition_renew", work)

@@ -10,12 +10,12 @@ WITH moment AS (
 known AS MATERIALIZED (SELECT id FROM nodes WHERE id = :node FOR NO KEY UPDATE SKIP LOCKED),
 heartbeat AS (
   UPDATE nodes AS n SET seen_at = m.at, lease_seconds = :lease_seconds, lag_seconds = :lag_seconds,
-    fired_per_second = :fired_per_second
+    fired_per_second = :fired_per_second, capacity = :capacity
   FROM known AS k, moment AS m WHERE n.id = k.id
 ),
 first_heartbeat AS (
-  INSERT INTO nodes (id, name, roles, version, started_at, seen_at, lease_seconds, lag_seconds, fired_per_second)
-  SELECT :node, :name, :roles, :version, at, at, :lease_seconds, :lag_seconds, :fired_per_second FROM moment
+  INSERT INTO nodes (id, name, roles, version, started_at, seen_at, lease_seconds, lag_seconds, fired_per_second, capacity)
+  SELECT :node, :name, :roles, :version, at, at, :lease_seconds, :lag_seconds, :fired_per_second, :capacity FROM moment
   WHERE NOT EXISTS (SELECT 1 FROM nodes WHERE id = :node)
   ON CONFLICT DO NOTHING
 ),
@@ -39,16 +39,19 @@ changed AS (
     lease_seconds = :lease_seconds
   FROM locked AS l, moment AS m WHERE p.partition = l.partition
   RETURNING p.partition, p.owner, p.epoch
+),
+live AS MATERIALIZED (
+  SELECT n.id, n.capacity, n.lag_seconds FROM nodes AS n, moment AS m WHERE strpos(n.roles, 'scheduler') > 0
+    AND n.seen_at > m.at - make_interval(secs => n.lease_seconds)
+    AND n.seen_at < m.at + make_interval(secs => n.lease_seconds)
 )
 SELECT m.at AS moment,
   ARRAY(SELECT partition FROM changed WHERE owner IS NOT NULL ORDER BY partition) AS owned,
   ARRAY(SELECT epoch FROM changed WHERE owner IS NOT NULL ORDER BY partition) AS epochs,
   ARRAY(SELECT partition FROM chosen EXCEPT SELECT partition FROM locked) AS locked,
-  ARRAY(
-    SELECT n.id FROM nodes AS n WHERE strpos(n.roles, 'scheduler') > 0
-      AND n.seen_at > m.at - make_interval(secs => n.lease_seconds)
-      AND n.seen_at < m.at + make_interval(secs => n.lease_seconds)
-  ) AS live,
+  ARRAY(SELECT id FROM live ORDER BY id) AS live,
+  ARRAY(SELECT capacity FROM live ORDER BY id) AS capacities,
+  ARRAY(SELECT lag_seconds FROM live ORDER BY id) AS lags,
   coalesce(extract(epoch FROM (SELECT max(seen_at) FROM nodes) - m.at)::double precision, 0) AS clock_back_seconds
 FROM moment AS m;
 

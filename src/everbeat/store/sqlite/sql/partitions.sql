@@ -17,15 +17,16 @@ RETURNING partition, owner, epoch;
 
 -- name: partition_renew_heartbeat
 -- Record a heartbeat of a node.
-INSERT INTO nodes (id, name, roles, version, started_at, seen_at, lease_seconds, lag_seconds, fired_per_second)
-VALUES (:node, :name, :roles, :version, :now, :now, :lease_seconds, :lag_seconds, :fired_per_second)
+INSERT INTO nodes (id, name, roles, version, started_at, seen_at, lease_seconds, lag_seconds, fired_per_second,
+  capacity)
+VALUES (:node, :name, :roles, :version, :now, :now, :lease_seconds, :lag_seconds, :fired_per_second, :capacity)
 ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, lease_seconds = excluded.lease_seconds,
-  lag_seconds = excluded.lag_seconds, fired_per_second = excluded.fired_per_second;
+  lag_seconds = excluded.lag_seconds, fired_per_second = excluded.fired_per_second, capacity = excluded.capacity;
 
 -- name: partition_renew_live
 -- The live scheduler nodes.
 -- returns: id uuid
-SELECT id FROM nodes
+SELECT id, capacity, lag_seconds FROM nodes
 WHERE instr(roles, 'scheduler') > 0 AND seen_at > :now - lease_seconds * 1000000 AND seen_at < :now + lease_seconds * 1000000;
 
 -- name: partition_renew_newest

@@ -1,0 +1,3 @@
+-- The capacity of a node: a node that cannot keep up takes fewer partitions. Nodes of the previous version can keep running.
+
+ALTER TABLE nodes ADD COLUMN capacity REAL NOT NULL DEFAULT 1 CHECK (capacity >= 0 AND capacity <= 1);
