@@ -22,8 +22,8 @@ from tests.support.processes import wait_until
 SECONDS = float(os.environ.get("LEAK_SECONDS", "60"))
 _SAMPLES = 60
 _SCHEDULES = 50
-# What the nodes may grow by from the second to the last quarter of the run. Each of the three connections to an SQLite file has a
-# page cache of 32 MB, which fills up as the file grows.
+# What the nodes may grow by from the second to the last quarter of the run. Each of the three connections to an SQLite file has
+# a page cache of 32 MB, which fills up as the file grows.
 _MAX_GROWTH_MEGABYTES = {"sqlite": 96.0, "postgres": 24.0}
 _MAX_NEW_FILES = 8
 _MAX_WAL_MEGABYTES = {"sqlite": 32.0, "postgres": 1200.0}
