@@ -128,8 +128,16 @@ class HttpServer:
         protocol = self._protocol(admission, on_closed)
         self._table.add(address, protocol, admission)
         self._connections.add(protocol)
-        task = self._attaching[protocol] = loop.create_task(self._attach(loop, connection, protocol, on_closed))
-        task.add_done_callback(lambda _: self._attaching.pop(protocol))
+
+        def on_attached(_task: asyncio.Task[None]) -> None:
+            del self._attaching[protocol]
+            if not protocol.was_connected:  # the handshake failed, or the task was cancelled, perhaps before it began
+                with contextlib.suppress(OSError, RuntimeError):
+                    connection.close()
+                on_closed(protocol)
+
+        task = self._attaching[protocol] = loop.create_task(self._attach(loop, connection, protocol))
+        task.add_done_callback(on_attached)
 
     def _protocol(self, admission: ConnectionAdmission, on_closed: Callable[[ServerConnection], None]) -> ServerConnection:
         is_tls, settings = self._ssl is not None, self._settings
@@ -145,24 +153,16 @@ class HttpServer:
             task.cancel()
         connection.abort()
 
-    async def _attach(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        connection: socket.socket,
-        protocol: ServerConnection,
-        on_closed: Callable[[ServerConnection], None],
-    ) -> None:
+    async def _attach(self, loop: asyncio.AbstractEventLoop, connection: socket.socket, protocol: ServerConnection) -> None:
         """Create the transport of an accepted socket, after the handshake if TLS is used."""
         if self._is_stopping:
             protocol.stop()
         timeout = None if self._ssl is None else self._settings.head_seconds
         try:
             await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._ssl, ssl_handshake_timeout=timeout)
-        except (OSError, TimeoutError, asyncio.CancelledError):  # ssl.SSLError is an OSError
+        except (OSError, TimeoutError):  # ssl.SSLError is an OSError
             with contextlib.suppress(OSError, RuntimeError):
                 connection.close()
-            if not protocol.was_connected:
-                on_closed(protocol)
 
 
 def ssl_context(settings: Settings) -> ssl.SSLContext | None:

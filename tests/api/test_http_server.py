@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -491,6 +492,18 @@ async def test_half_sent_heads_do_not_delay_others(app: SmallApp) -> None:
         assert server.open_connections <= 64
         for _, other in (*opened, (reader, writer)):
             other.transport.abort()
+
+
+async def test_connections_that_are_replaced_before_they_are_served_are_counted_as_closed(app: SmallApp) -> None:
+    def open_many(port: int) -> list[socket.socket]:
+        return [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
+
+    async with serving(app, max_connections=64) as (server, port):
+        opened = open_many(port)  # the event loop, and with it the server, accepts them all at once
+        await until(lambda: server.open_connections == 32)
+        for connection in opened:
+            connection.close()
+        await until(lambda: server.open_connections == 0)
 
 
 async def test_handshakes_that_do_not_end_do_not_delay_others(app: SmallApp, tmp_path: Path) -> None:
