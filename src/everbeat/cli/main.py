@@ -24,6 +24,8 @@ COMMANDS = {
     "import": LazyCommand("everbeat.cli.imports", "Create schedules from those of another scheduler."),
     "keys": LazyCommand("everbeat.cli.keys", "Create, list and revoke API keys in the database."),
     "migrate": LazyCommand("everbeat.cli.database", "Apply the migrations that the database needs."),
+    "outbox": LazyCommand("everbeat.cli.outbox", "Create and inspect the outbox in the database of an application."),
+    "relay": LazyCommand("everbeat.cli.outbox", "Move the rows of an outbox to a server."),
     "serve": LazyCommand("everbeat.cli.run", "Run a node of a cluster."),
     "shell": LazyCommand("everbeat.cli.shell", "Submit and schedule shell commands."),
     "tenants": LazyCommand("everbeat.cli.tenants", "Create, list and change tenants in the database."),
