@@ -59,7 +59,7 @@ class OutboxTable:
     def __init__(self, url: str, *, notices: bool = True) -> None:
         self._url = url
         self._notices = notices
-        self._connection: asyncpg.Connection[Any] | None = None
+        self._connection: asyncpg.Connection | None = None
         self._notified = asyncio.Event()
 
     async def close(self) -> None:
@@ -118,7 +118,7 @@ class OutboxTable:
         )
         return rows
 
-    async def _open(self) -> asyncpg.Connection[Any]:
+    async def _open(self) -> asyncpg.Connection:
         if self._connection is None or self._connection.is_closed():
             # Without prepared statements, so that it works behind a pooler in transaction mode.
             self._connection = await asyncpg.connect(

@@ -1,0 +1,1 @@
+-- Differs from postgres: nothing to do. Applications do not share the file of a server.
