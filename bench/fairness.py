@@ -219,7 +219,7 @@ def _task(id_: UUID, spec: _TaskSpec, number: int, type_: str) -> NewTask:
         queue=QUEUE,
         type=type_,
         target="{}",
-        payload=json.dumps(payload(number, spec.tag)),
+        payload=json.dumps(payload(number, spec.tag)).encode(),
         origin=Origin.SUBMIT,
         priority=100,
         max_attempts=3,

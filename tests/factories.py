@@ -18,6 +18,7 @@ from everbeat.config import Settings
 from everbeat.core.access import AuditLogEntry
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.partitioning import PARTITIONS, partition_of
+from everbeat.core.protocol import TaskInput, raw_json
 from everbeat.core.rules import Rule, TriggerKind
 from everbeat.core.schedules import DEFAULT_TENANT, Schedule, Spec, Status
 from everbeat.core.targets import WorkerTarget
@@ -127,7 +128,7 @@ def make_task(type_: str = "work", *, tenant_id: UUID = DEFAULT_TENANT, **more: 
         "partition": partition_of(id_),
         "queue": "default",
         "target": "{}",
-        "payload": "{}",
+        "payload": b"{}",
         "origin": Origin.SUBMIT,
         "priority": 100,
         "max_attempts": 3,
@@ -392,3 +393,10 @@ class SteppedNode:
 def ledger_summary(ticks: Sequence[Tick], start: datetime = NOW) -> list[tuple[float, str, int]]:
     """Summarize ledger rows: seconds since the start, `fired` or the reason, number of ticks."""
     return [((one.scheduled_for - start).total_seconds(), str(one.reason or one.outcome), one.count) for one in ticks]
+
+
+def make_input(**fields: Any) -> TaskInput:
+    """Return the input of a task. Its payload is given as a value."""
+    if "payload" in fields:
+        fields["payload"] = raw_json(fields["payload"])
+    return TaskInput(**fields)

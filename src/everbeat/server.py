@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from everbeat.api.app import ApiContext, Health, build_app
+from everbeat.api.body_checks import BodyChecks
 from everbeat.api.body_limits import BodyLimits
 from everbeat.api.startup_gate import StartupGate
 from everbeat.clock import DatabaseClock
@@ -108,6 +109,7 @@ class EmbeddedNode:
         if self.access is not None:
             self._loops.append(self.access)
         self._runners: list[LoopRunner] = []
+        self._body_checks = BodyChecks()
         self.asgi: Any = build_app(self._api_context(), only_health=self._serves_only_health(), pages=Site())
 
     def _serves_only_health(self) -> bool:
@@ -127,6 +129,7 @@ class EmbeddedNode:
             allowed_hosts=frozenset({"localhost", "127.0.0.1", "[::1]", self.settings.host}),
             access=self.access,
             body_limits=BodyLimits(self.settings.body_deadline_seconds),
+            body_checks=self._body_checks,
         )
 
     # Called directly by clients in this process
@@ -181,6 +184,7 @@ class EmbeddedNode:
     async def stop(self) -> None:
         """Stop the loops and release ownership, so that other nodes can take over, and close the store."""
         await self._stop_loops()
+        self._body_checks.close()
         await self.store.close()
 
     def _run_loops(self) -> None:
@@ -364,5 +368,6 @@ class Node(EmbeddedNode):
         self._server_task.cancel()
         await asyncio.wait({self._server_task})
         await server.stop(_STOP_SERVER_SECONDS)
+        self._body_checks.close()
         await self.store.close()
         self.telemetry.log.info("stopped")

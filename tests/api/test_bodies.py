@@ -167,9 +167,9 @@ async def test_the_name_of_an_unknown_field_is_truncated(client: httpx.AsyncClie
 async def test_large_bodies_share_a_rate_and_small_ones_are_not_delayed() -> None:
     body_limits = BodyLimits(large_bytes_per_second=1_000_000)
     started = time.monotonic()
-    await asyncio.gather(*(body_limits.throttle(50_000, 100_000) for _ in range(4)))
+    await asyncio.gather(*(body_limits.throttle("key", 50_000, 100_000) for _ in range(4)))
     assert time.monotonic() - started > 0.19
-    await asyncio.gather(*(body_limits.throttle(50_000, 50_000) for _ in range(100)))
+    await asyncio.gather(*(body_limits.throttle("key", 50_000, 50_000) for _ in range(100)))
     assert time.monotonic() - started < 2
 
 

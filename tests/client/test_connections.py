@@ -16,7 +16,7 @@ from everbeat.client.errors import BlockingCall, ConflictProblem, NotFoundProble
 from everbeat.client.inprocess import InProcessTransport
 from everbeat.client.operations import Call, Operation, Submit
 from everbeat.core.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
-from everbeat.core.protocol import TaskInput
+from everbeat.core.protocol import TaskInput, raw_json
 from tests.client.fakes import FakeNode
 from tests.client.scripted import ScriptedServer
 
@@ -133,7 +133,7 @@ async def test_an_app_of_a_server_in_this_process_does_not_go_over_http() -> Non
         await asyncio.to_thread(eb.submit, "report", {"account": 7})
         with pytest.raises(BlockingCall):
             eb.submit("report")
-    assert [task.payload for task in node.submitted] == [{"account": 7}] * 2
+    assert [task.payload for task in node.submitted] == [raw_json({"account": 7})] * 2
 
 
 @pytest.mark.parametrize(

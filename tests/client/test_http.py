@@ -17,14 +17,15 @@ from everbeat.client.errors import NotReachable, ServerProblem
 from everbeat.client.exchange import RetryBudget
 from everbeat.client.http import HttpTransport
 from everbeat.client.requests import Repeat
-from everbeat.core.protocol import LeaseClaimRequest, TaskInput
+from everbeat.core.protocol import LeaseClaimRequest
 from tests.client.scripted import Fault, ScriptedServer
+from tests.factories import make_input
 from tests.support.certificates import make_certificate
 from tests.support.processes import wait_until, wait_until_async
 
 FAST_RETRY = RetryBudget(deadline_seconds=5, random_fraction=lambda: 0.05)
 NO_RETRY = RetryBudget(deadline_seconds=0)
-TASK = TaskInput(type="report", payload={"account": 7})
+TASK = make_input(type="report", payload={"account": 7})
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from everbeat.client.errors import ConflictProblem, NotAllowed, NotFoundProblem,
 from everbeat.client.requests import HttpResponse, Repeat, Request
 from everbeat.core.errors import Conflict, EverbeatError, NotFound
 from everbeat.core.protocol import LeaseClaimRequest, LeaseHeartbeatRequest, TaskInput
+from tests.factories import make_input
 
 
 def body_of(request: Request) -> Any:
@@ -29,19 +30,19 @@ def response(status: int = 200, body: Any = None, **headers: str) -> HttpRespons
 
 
 def test_one_task_is_sent_with_its_key_in_the_header() -> None:
-    (request,) = requests.submit([TaskInput(type="report", queue="reports", payload={"account": 7}, idempotency_key="r-7")])
+    (request,) = requests.submit([make_input(type="report", queue="reports", payload={"account": 7}, idempotency_key="r-7")])
     assert (request.method, request.path, request.repeat) == ("POST", "/v1/tasks", Repeat.SAFE)
     assert request.headers == {"content-type": "application/json", "idempotency-key": "r-7"}
     assert body_of(request) == {"type": "report", "queue": "reports", "payload": {"account": 7}}
 
 
 def test_a_task_without_a_key_gets_a_unique_key() -> None:
-    (one,), (other,) = requests.submit([TaskInput(type="a")]), requests.submit([TaskInput(type="a")])
+    (one,), (other,) = requests.submit([make_input(type="a")]), requests.submit([make_input(type="a")])
     assert one.headers["idempotency-key"] != other.headers["idempotency-key"]
 
 
 def test_many_tasks_are_sent_together_with_one_key_except_those_with_their_own() -> None:
-    tasks = [TaskInput(type="a", idempotency_key="mine"), TaskInput(type="b")]
+    tasks = [make_input(type="a", idempotency_key="mine"), make_input(type="b")]
     (request,) = requests.submit(tasks)
     assert (request.path, request.repeat) == ("/v1/tasks/batch", Repeat.SAFE)
     assert body_of(request)["tasks"] == [{"type": "a", "idempotency_key": "mine"}, {"type": "b"}]
@@ -50,25 +51,25 @@ def test_many_tasks_are_sent_together_with_one_key_except_those_with_their_own()
 
 def test_each_batch_has_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "MAX_SUBMITTED", 2)
-    made = list(requests.submit([TaskInput(type="a")] * 4))
+    made = list(requests.submit([make_input(type="a")] * 4))
     assert len({request.headers["idempotency-key"] for request in made}) == 2
 
 
 def test_tasks_above_the_batch_limit_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "MAX_SUBMITTED", 3)
-    batches = [len(body_of(request)["tasks"]) for request in requests.submit([TaskInput(type="a")] * 8)]
+    batches = [len(body_of(request)["tasks"]) for request in requests.submit([make_input(type="a")] * 8)]
     assert batches == [3, 3, 2]
 
 
 def test_a_batch_is_split_before_its_body_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "MAX_BODY_BYTES", 300)
-    made = list(requests.submit([TaskInput(type="a", payload={"text": "x" * 150})] * 4))
+    made = list(requests.submit([make_input(type="a", payload={"text": "x" * 150})] * 4))
     assert [len(body_of(request)["tasks"]) for request in made] == [1, 1, 1, 1]
     assert sum(len(request.body or b"") for request in made) > 300
 
 
 def test_the_server_decodes_exactly_the_sent_task() -> None:
-    task = TaskInput(type="a", run_at=datetime(2026, 1, 1, tzinfo=UTC), priority=3, labels={"a": "b"}, max_attempts=9)
+    task = make_input(type="a", run_at=datetime(2026, 1, 1, tzinfo=UTC), priority=3, labels={"a": "b"}, max_attempts=9)
     (request,) = requests.submit([task])
     assert msgspec.json.decode(request.body or b"", type=TaskInput) == task
 

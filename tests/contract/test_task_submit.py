@@ -49,7 +49,7 @@ async def test_task_submit_stores_every_field(store: Store) -> None:
     (found,) = await store.task_find(OTHER_TENANT, [task.id])
     assert (found.id, found.tenant_id, found.type, found.queue) == (task.id, OTHER_TENANT, "mail", "slow")
     assert found.target == WorkerTarget(type="mail", queue="slow")
-    assert (found.payload, found.retry, found.labels) == (task.payload.encode(), b'{"kind":"fixed"}', {"team": "a"})
+    assert (found.payload, found.retry, found.labels) == (task.payload, b'{"kind":"fixed"}', {"team": "a"})
     assert (found.state, found.origin, found.priority) == (TaskState.READY, Origin.TRIGGER, -5)
     assert (found.attempt, found.max_attempts, found.timeout_seconds, found.fence) == (0, 7, 12.5, 0)
     assert (found.schedule_id, found.schedule, found.scheduled_for) == (UUID(int=9), "nightly", NOW - minutes(1))

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everbeat.core.broker_targets import KafkaTarget
-from everbeat.core.definitions import MAX_DEPTH
 from everbeat.core.errors import InvalidInput, TooLarge
 from everbeat.core.partitioning import partition_of
-from everbeat.core.protocol import MAX_DELAY_SECONDS, TaskInput
+from everbeat.core.protocol import MAX_DELAY_SECONDS, TaskInput, raw_json
 from everbeat.core.responses import attempt_response, dead_letter_response, log_response, task_response
 from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
 from everbeat.core.submissions import (
@@ -34,7 +33,7 @@ from everbeat.core.submissions import (
 from everbeat.core.targets import HttpTarget, WorkerTarget
 from everbeat.core.tasks import Attempt, AttemptOutcome, DeadLetter, LogLine, NewTask, Origin, TaskKey, TaskRecord, TaskState
 from everbeat.core.tenants import MAX_PAYLOAD_BYTES
-from tests.factories import NOW, make_schedule, seconds
+from tests.factories import NOW, make_input, make_schedule, seconds
 
 ID = UUID(int=77)
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -46,7 +45,7 @@ JSON = st.recursive(
 
 
 def make(key: str | None = None, traceparent: str | None = None, **more: Any) -> NewTask:
-    return new_task(TaskInput(**{"type": "work", **more}), ID, DEFAULT_TENANT, key=key, traceparent=traceparent)
+    return new_task(make_input(**{"type": "work", **more}), ID, DEFAULT_TENANT, key=key, traceparent=traceparent)
 
 
 def error_fields(key: str | None = None, **more: Any) -> list[str]:
@@ -66,7 +65,7 @@ def decode(body: str) -> TaskInput:
 def test_a_minimal_submission_gets_the_defaults() -> None:
     task = make()
     assert (task.id, task.tenant_id, task.partition) == (ID, DEFAULT_TENANT, partition_of(ID))
-    assert (task.type, task.queue, task.origin, task.payload) == ("work", "default", Origin.SUBMIT, "{}")
+    assert (task.type, task.queue, task.origin, task.payload) == ("work", "default", Origin.SUBMIT, b"{}")
     assert (task.priority, task.max_attempts, task.timeout_seconds) == (100, 3, 3600)
     assert (task.run_at, task.delay_seconds, task.key, task.traceparent) == (None, None, None, None)
     assert msgspec.json.decode(task.retry, type=Retry) == Retry()
@@ -129,8 +128,6 @@ def test_a_full_submission_keeps_all_fields() -> None:
         ({"key": "x" * 256}, ["idempotency_key"]),
         ({"key": "ü"}, ["idempotency_key"]),
         ({"key": "a\n"}, ["idempotency_key"]),
-        ({"payload": "\ud800"}, ["payload"]),
-        ({"payload": {1, object()}}, ["payload"]),
     ],
 )
 def test_invalid_fields_are_named(more: dict[str, Any], fields: list[str]) -> None:
@@ -169,18 +166,10 @@ def test_values_out_of_range_and_unknown_fields_do_not_decode(body: str) -> None
         decode(body)
 
 
-def test_a_payload_that_is_too_large_or_too_deep_is_refused() -> None:
+def test_a_payload_that_is_too_large_is_refused() -> None:
     make(payload="x" * (MAX_PAYLOAD_BYTES - 2))
     with pytest.raises(TooLarge):
         make(payload="x" * (MAX_PAYLOAD_BYTES - 1))
-    deep: Any = 0
-    for _ in range(MAX_DEPTH - 1):
-        deep = [deep]
-    make(payload=deep)
-    assert error_fields(payload=[deep]) == ["payload"]
-    for _ in range(100_000):
-        deep = [deep]
-    assert error_fields(payload=deep) == ["payload"]
 
 
 def test_targets_decide_the_queue() -> None:
@@ -243,7 +232,7 @@ def test_a_different_task_has_a_different_fingerprint(more: dict[str, Any]) -> N
     changed = {**plain, **more}
     if "type" in more:
         changed["type"] = more["type"]
-    assert fingerprint(TaskInput(**plain)) != fingerprint(TaskInput(**changed))
+    assert fingerprint(make_input(**plain)) != fingerprint(make_input(**changed))
 
 
 # Tasks of other origins
@@ -258,10 +247,10 @@ def test_a_task_of_a_schedule_has_the_fields_of_the_schedule() -> None:
         "nightly",
         NOW,
     )
-    assert (task.payload, task.priority, task.max_attempts, task.timeout_seconds) == ('{"a":1}', 3, 7, 9)
+    assert (task.payload, task.priority, task.max_attempts, task.timeout_seconds) == (b'{"a":1}', 3, 7, 9)
     assert (task.queue, task.type, task.labels, task.run_at) == ("default", "work", '{"x":"y"}', NOW + seconds(1))
     own = task_from_schedule(schedule, ID, Origin.TRIGGER, payload=b"[2]")
-    assert (own.payload, own.scheduled_for, own.key) == ("[2]", None, None)
+    assert (own.payload, own.scheduled_for, own.key) == (b"[2]", None, None)
 
 
 @pytest.mark.parametrize("target", [None, WorkerTarget(type="work", queue="q"), HttpTarget(url="https://example.org/")])
@@ -302,14 +291,14 @@ def test_a_new_task_is_ready_or_scheduled(more: dict[str, Any], run_at: datetime
 @given(result=JSON)
 @settings(max_examples=50)
 def test_a_result_is_stored_unchanged(result: Any) -> None:
-    kept = result_text(result)
+    kept = result_text(raw_json(result))
     assert (kept is None) == (result is None)
     assert kept is None or msgspec.json.decode(kept) == result
 
 
 @pytest.mark.parametrize("character", ["x", "ü", "\U0001f600", "\x00", '"'])
 def test_a_result_that_is_too_large_is_truncated_with_a_note(character: str) -> None:
-    kept = result_text({"text": character * MAX_RESULT_BYTES})
+    kept = result_text(raw_json({"text": character * MAX_RESULT_BYTES}))
     assert kept is not None
     assert len(kept.encode()) < MAX_RESULT_BYTES
     note = msgspec.json.decode(kept)

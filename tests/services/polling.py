@@ -8,12 +8,12 @@ from typing import Any
 from uuid import UUID
 
 from everbeat.core.fairness import ClaimStep, Flow
-from everbeat.core.protocol import LeaseClaimRequest, TaskInput
+from everbeat.core.protocol import LeaseClaimRequest
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import ClaimedTask, NewTask
 from everbeat.store.base import Store
 from everbeat.store.values import ClaimRequest, ClaimResult, ReadyQueue, SubmitResult
-from tests.factories import SteppedNode, StoreOverride
+from tests.factories import SteppedNode, StoreOverride, make_input
 
 Poll = asyncio.Task[list[ClaimedTask]]
 
@@ -121,12 +121,12 @@ class PollingNode:
 
     async def submit(self, count: int = 1, *, tenant: UUID = DEFAULT_TENANT, **more: Any) -> list[UUID]:
         """Submit tasks that become ready and wake polls. With a delay, even of zero, tasks are not handed off directly."""
-        given = [TaskInput(type="work", **{"delay_seconds": 0, **more}) for _ in range(count)]
+        given = [make_input(type="work", **{"delay_seconds": 0, **more}) for _ in range(count)]
         return await self.node.tasks.submit_batch(tenant, given)
 
     async def submit_for_handoff(self, count: int = 1, *, tenant: UUID = DEFAULT_TENANT, **more: Any) -> list[UUID]:
         """Submit tasks that may be handed off to a waiting worker."""
-        given = [TaskInput(**{"type": "work", **more}) for _ in range(count)]
+        given = [make_input(**{"type": "work", **more}) for _ in range(count)]
         return await self.node.tasks.submit_batch(tenant, given)
 
     async def states(self, ids: Sequence[UUID]) -> list[tuple[str, int]]:

@@ -265,10 +265,10 @@ async def test_a_trigger_creates_the_task_of_a_tick_immediately(node: SteppedNod
 
 async def test_a_trigger_may_have_its_own_payload(node: SteppedNode) -> None:
     await node.put(payload={"a": 1})
-    task = await node.backfill.trigger(DEFAULT_TENANT, "job", {"b": [2]}, now=NOW)
+    task = await node.backfill.trigger(DEFAULT_TENANT, "job", b'{"b":[2]}', now=NOW)
     assert msgspec.json.decode((await get(node, task)).payload) == {"b": [2]}
     with pytest.raises(TooLarge):
-        await node.backfill.trigger(DEFAULT_TENANT, "job", "x" * 70_000, now=NOW)
+        await node.backfill.trigger(DEFAULT_TENANT, "job", b'"%b"' % (b"x" * 70_000), now=NOW)
 
 
 async def test_a_paused_schedule_can_be_triggered(node: SteppedNode) -> None:

@@ -32,7 +32,7 @@ def blobs(tmp_path: Path) -> BlobStore:
 async def submit_large_task(store: Store, blobs: BlobStore) -> str:
     """Submit a ready task with a large payload, and return the payload's reference."""
     ref = await blobs.put(DEFAULT_TENANT, b"1")
-    await store.task_submit([make_task(payload="null", payload_ref=ref)], now=START)
+    await store.task_submit([make_task(payload=b"null", payload_ref=ref)], now=START)
     return ref
 
 
@@ -62,7 +62,7 @@ async def test_a_payload_used_again_before_the_second_check_stays(store: Store, 
     ref = await blobs.put(DEFAULT_TENANT, b"2")
     collector = Collector(store, blobs)
     await collect(collector, START + 2 * DAY)
-    await store.task_submit([make_task(payload="null", payload_ref=ref)], now=START)
+    await store.task_submit([make_task(payload=b"null", payload_ref=ref)], now=START)
     assert await collect(collector, START + 3 * DAY) == 0
     assert await list_refs(blobs) == {ref}
 

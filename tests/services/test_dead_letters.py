@@ -10,14 +10,23 @@ from uuid import UUID, uuid4
 import pytest
 
 from everbeat.core.errors import NotFound
-from everbeat.core.protocol import TaskInput
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import DeadLetter, Origin, TaskState
 from everbeat.services import dead_letters as module
 from everbeat.services.events import TasksSubmitted
 from everbeat.store.base import Store
 from everbeat.store.values import DeadFilter, QueueDepth
-from tests.factories import NOW, OTHER_TENANT, SteppedNode, count_rows, execute_raw, minutes, open_second_store, seconds
+from tests.factories import (
+    NOW,
+    OTHER_TENANT,
+    SteppedNode,
+    count_rows,
+    execute_raw,
+    make_input,
+    minutes,
+    open_second_store,
+    seconds,
+)
 from tests.services.workers import Worker, attempts, get, submit
 
 
@@ -29,7 +38,7 @@ def node(store: Store) -> SteppedNode:
 async def make_dead_letters(node: SteppedNode, count: int = 1, *, tenant_id: UUID = DEFAULT_TENANT, **more: Any) -> list[UUID]:
     """Create dead letters of the given number of tasks, one second apart, and return their ids, oldest first."""
     worker = Worker(node, tenant_id=tenant_id)
-    given = [TaskInput(**{"type": "work", "queue": "q", "max_attempts": 1, **more}) for _ in range(count)]
+    given = [make_input(**{"type": "work", "queue": "q", "max_attempts": 1, **more}) for _ in range(count)]
     ids = await node.tasks.submit_batch(tenant_id, given, now=node.now)
     for _ in ids:
         node.move_to(node.now + seconds(1))

@@ -19,6 +19,7 @@ from everbeat.core.protocol import (
     LeaseFailRequest,
     LeaseFailure,
     LeaseResult,
+    raw_json,
 )
 from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
 from everbeat.core.submissions import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES, MAX_TRACE_CHARACTERS
@@ -172,7 +173,9 @@ async def live_tasks(node: SteppedNode, count: int) -> list[Lease]:
 
 
 def completion(lease: Lease, result: Any = None) -> LeaseCompleteRequest:
-    return LeaseCompleteRequest(worker="worker", results=[LeaseCompletion(id=lease.id, fence=lease.fence, result=result)])
+    return LeaseCompleteRequest(
+        worker="worker", results=[LeaseCompletion(id=lease.id, fence=lease.fence, result=raw_json(result))]
+    )
 
 
 async def test_concurrent_completions_each_get_their_own_response(node: SteppedNode) -> None:

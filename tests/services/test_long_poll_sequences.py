@@ -217,7 +217,7 @@ def _ready(task: ClaimedTask) -> NewTask:
         queue=task.queue,
         type=task.type,
         target="{}",
-        payload="{}",
+        payload=b"{}",
         origin=task.origin,
         priority=100,
         max_attempts=3,

@@ -55,7 +55,7 @@ def ref_of(number: int, size: int) -> str:
 
 async def claimed(store: Store, *sizes: int, lease_seconds: float = 30) -> list[ClaimedTask]:
     refs = [ref_of(number, size) for number, size in enumerate(sizes)]
-    await store.task_submit([make_task(payload="null", payload_ref=ref) for ref in refs])
+    await store.task_submit([make_task(payload=b"null", payload_ref=ref) for ref in refs])
     return await claim(store, now=await store.clock(), lease_seconds=lease_seconds)
 
 
@@ -78,7 +78,7 @@ async def test_the_first_payload_is_always_loaded_and_the_rest_up_to_the_budget(
 async def test_a_claim_cancelled_while_payloads_are_loaded_loses_no_task(store: Store) -> None:
     blobs = SlowBlobStore()
     leases = Engine(store, DatabaseClock(), Settings(), blobs=blobs).leases
-    task = make_task(payload="null", payload_ref=ref_of(0, 70_000))
+    task = make_task(payload=b"null", payload_ref=ref_of(0, 70_000))
     await store.task_submit([task])
     claiming = asyncio.create_task(leases.claim(DEFAULT_TENANT, LeaseClaimRequest(worker="w", queues=["default"])))
     await blobs.reading.wait()
@@ -93,7 +93,7 @@ async def test_a_claim_cancelled_while_payloads_are_loaded_loses_no_task(store: 
 
 async def test_if_one_payload_cannot_be_written_none_is_kept(store: Store) -> None:
     blobs = SlowBlobStore(refused_after=2)
-    tasks = [make_task(payload=f'"{"x" * 70_000}"') for _ in range(5)]
+    tasks = [make_task(payload=b'"%b"' % (b"x" * 70_000)) for _ in range(5)]
     with pytest.raises(BlobsUnavailable):
         await LargePayloads(blobs).keep(tasks)
     assert sorted(blobs.deleted) == sorted(blobs.kept)

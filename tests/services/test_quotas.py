@@ -10,7 +10,6 @@ import pytest
 
 from everbeat.core.access import LOCAL_CALLER
 from everbeat.core.errors import QuotaExceeded
-from everbeat.core.protocol import TaskInput
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tenants import TenantQuotas
 from everbeat.core.ticks import SkipReason
@@ -26,7 +25,7 @@ from everbeat.services.tenants import TenantDirectory, TenantService
 from everbeat.services.ticker import TickerSettings
 from everbeat.store.base import Store
 from everbeat.store.values import AuditLogFilter
-from tests.factories import NOW, SteppedNode, claim, complete, definition, ledger, ledger_summary, minutes, seconds
+from tests.factories import NOW, SteppedNode, claim, complete, definition, ledger, ledger_summary, make_input, minutes, seconds
 
 
 class FakeClock:
@@ -54,7 +53,7 @@ class QuotaNode:
         await TenantService(self.store).patch("default", quotas)
 
     async def submit(self, count: int = 1, **more: Any) -> None:
-        given = [TaskInput(type="work", **more) for _ in range(count)]
+        given = [make_input(type="work", **more) for _ in range(count)]
         if count == 1:
             await self.tasks.submit(DEFAULT_TENANT, given[0], now=NOW)
         else:
@@ -225,7 +224,7 @@ async def test_a_better_priority_than_allowed_is_lowered(node: QuotaNode) -> Non
 
 async def test_concurrent_submits_do_not_exceed_the_quota(node: QuotaNode) -> None:
     await node.limit(max_ready=7)
-    given = TaskInput(type="work")
+    given = make_input(type="work")
     made = await asyncio.gather(*(node.tasks.submit(DEFAULT_TENANT, given) for _ in range(40)), return_exceptions=True)
     assert sum(isinstance(one, QuotaExceeded) for one in made) == 33
     assert await node.store.task_ready_count(DEFAULT_TENANT, limit=99) == 7

@@ -8,12 +8,11 @@ from uuid import UUID
 
 import pytest
 
-from everbeat.core.protocol import TaskInput
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import TaskRecord, TaskState
 from everbeat.store.base import Store
 from everbeat.store.values import TaskFilter, TaskScan
-from tests.factories import NOW, OTHER_TENANT, SteppedNode, StoreOverride, minutes
+from tests.factories import NOW, OTHER_TENANT, SteppedNode, StoreOverride, make_input, minutes
 from tests.services.workers import Worker, submit, submit_many
 
 ANY = TaskFilter()
@@ -85,7 +84,7 @@ async def test_a_filter_by_queue_type_schedule_and_label(node: SteppedNode) -> N
         {"type": "b", "queue": "one", "labels": {"team": "x"}},
         {"type": "a", "queue": "two", "labels": {"team": "y", "odd": ""}},
     ]
-    await node.tasks.submit_batch(DEFAULT_TENANT, [TaskInput(**one) for one in given * 3], now=NOW)
+    await node.tasks.submit_batch(DEFAULT_TENANT, [make_input(**one) for one in given * 3], now=NOW)
     worker = Worker(node)
     await worker.complete(*await worker.claim(4, queues=["one", "two"]))
     job = await node.put()
@@ -158,7 +157,7 @@ async def test_a_selective_filter_ends_a_page_early_and_the_next_page_continues(
 
     node = SteppedNode(ShortScanStore(store))
     types = ["rare" if number % 11 == 0 else "common" for number in range(44)]
-    ids = await node.tasks.submit_batch(DEFAULT_TENANT, [TaskInput(type=one) for one in types], now=NOW)
+    ids = await node.tasks.submit_batch(DEFAULT_TENANT, [make_input(type=one) for one in types], now=NOW)
     worker = Worker(node)
     await worker.complete(*(await worker.claim(30))[::2])
     found = await read_all_pages(node, TaskFilter(type="rare"), limit=3)

@@ -12,13 +12,23 @@ import msgspec
 import pytest
 
 from everbeat.core.errors import Conflict, InvalidInput, NotFound, StoreRefused, StoreUnavailable, TooLarge
-from everbeat.core.protocol import MAX_SUBMITTED, TaskInput
+from everbeat.core.protocol import MAX_SUBMITTED
 from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
 from everbeat.core.tasks import NewTask, Origin, TaskKey, TaskRecord, TaskState
 from everbeat.services.events import TasksFinished, TasksSubmitted
 from everbeat.store.base import Store
 from everbeat.store.values import QueueDepth, SubmitResult, TaskFilter
-from tests.factories import NOW, OTHER_TENANT, SteppedNode, StoreOverride, count_rows, minutes, open_second_store, seconds
+from tests.factories import (
+    NOW,
+    OTHER_TENANT,
+    SteppedNode,
+    StoreOverride,
+    count_rows,
+    make_input,
+    minutes,
+    open_second_store,
+    seconds,
+)
 from tests.services.workers import Worker, get, outcomes_of, submit, submit_many
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -57,7 +67,7 @@ class CountingStore(StoreOverride):
 
 
 async def test_a_submitted_task_has_the_given_fields(node: SteppedNode) -> None:
-    given = TaskInput(
+    given = make_input(
         type="report",
         queue="reports",
         payload={"n": [1, 2.5, None, "ü"]},
@@ -88,9 +98,9 @@ async def test_priority_takes_precedence_over_age(node: SteppedNode, worker: Wor
 
 
 async def test_a_key_creates_one_task_and_returns_it_afterwards(node: SteppedNode, worker: Worker) -> None:
-    given = TaskInput(type="work", payload={"a": 1, "b": 2})
+    given = make_input(type="work", payload={"a": 1, "b": 2})
     first, is_new = await node.tasks.submit(DEFAULT_TENANT, given, key="once", now=NOW)
-    same = TaskInput(type="work", payload={"b": 2, "a": 1})
+    same = make_input(type="work", payload={"b": 2, "a": 1})
     again, is_new_again = await node.tasks.submit(DEFAULT_TENANT, same, key="once", now=NOW + minutes(1))
     assert (is_new, is_new_again, again) == (True, False, first)
     await worker.complete(await worker.claim_one())
@@ -121,7 +131,7 @@ async def test_keys_of_tenants_are_separate(node: SteppedNode) -> None:
 async def test_concurrent_submits_with_one_key_create_one_task(store: Store) -> None:
     second_store = open_second_store(store)
     nodes = [SteppedNode(store), SteppedNode(second_store)]
-    given = TaskInput(type="work")
+    given = make_input(type="work")
     results = await asyncio.gather(*(node.tasks.submit(DEFAULT_TENANT, given, key="once") for node in nodes for _ in range(10)))
     assert len({task.id for task, _ in results}) == 1
     assert sum(is_new for _, is_new in results) == 1
@@ -130,11 +140,11 @@ async def test_concurrent_submits_with_one_key_create_one_task(store: Store) -> 
 
 
 async def test_a_refused_key_does_not_affect_submits_of_the_same_batch(node: SteppedNode) -> None:
-    await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="first"), key="taken")
-    calls = [node.tasks.submit(DEFAULT_TENANT, TaskInput(type=f"type-{n}"), key=f"key-{n}") for n in range(5)]
-    calls += [node.tasks.submit(DEFAULT_TENANT, TaskInput(type="wrong"), key="taken") for _ in range(3)]
-    calls += [node.tasks.submit(DEFAULT_TENANT, TaskInput(type="first"), key="taken")]
-    calls += [node.tasks.submit(DEFAULT_TENANT, TaskInput(type=f"one-{n}"), key="contested") for n in range(3)]
+    await node.tasks.submit(DEFAULT_TENANT, make_input(type="first"), key="taken")
+    calls = [node.tasks.submit(DEFAULT_TENANT, make_input(type=f"type-{n}"), key=f"key-{n}") for n in range(5)]
+    calls += [node.tasks.submit(DEFAULT_TENANT, make_input(type="wrong"), key="taken") for _ in range(3)]
+    calls += [node.tasks.submit(DEFAULT_TENANT, make_input(type="first"), key="taken")]
+    calls += [node.tasks.submit(DEFAULT_TENANT, make_input(type=f"one-{n}"), key="contested") for n in range(3)]
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(result).__name__ for result in results[:9]] == ["tuple"] * 5 + ["InvalidInput"] * 3 + ["tuple"]
     contested = [result for result in results[9:] if not isinstance(result, BaseException)]
@@ -143,12 +153,12 @@ async def test_a_refused_key_does_not_affect_submits_of_the_same_batch(node: Ste
 
 
 async def test_a_key_of_a_refused_batch_is_free_for_other_submits(node: SteppedNode) -> None:
-    await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="first"), key="taken")
-    batch = [TaskInput(type="wrong", idempotency_key="taken"), TaskInput(type="one", idempotency_key="free")]
+    await node.tasks.submit(DEFAULT_TENANT, make_input(type="first"), key="taken")
+    batch = [make_input(type="wrong", idempotency_key="taken"), make_input(type="one", idempotency_key="free")]
     filler, refused, written = await asyncio.gather(
-        node.tasks.submit(DEFAULT_TENANT, TaskInput(type="filler")),  # delays the others, so that they are written together
+        node.tasks.submit(DEFAULT_TENANT, make_input(type="filler")),  # delays the others, so that they are written together
         node.tasks.submit_batch(DEFAULT_TENANT, batch),
-        node.tasks.submit(DEFAULT_TENANT, TaskInput(type="two"), key="free"),
+        node.tasks.submit(DEFAULT_TENANT, make_input(type="two"), key="free"),
         return_exceptions=True,
     )
     assert not isinstance(filler, BaseException)
@@ -161,9 +171,9 @@ async def test_a_key_of_a_refused_batch_is_free_for_other_submits(node: SteppedN
 async def test_concurrent_submits_share_a_write(store: Store) -> None:
     counting = CountingStore(store)
     node = SteppedNode(counting)
-    await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="first"))  # loads the tenants, so that the others need not wait
+    await node.tasks.submit(DEFAULT_TENANT, make_input(type="first"))  # loads the tenants, so that the others need not wait
     counting.sizes.clear()
-    results = await asyncio.gather(*(node.tasks.submit(DEFAULT_TENANT, TaskInput(type=f"type-{n}")) for n in range(200)))
+    results = await asyncio.gather(*(node.tasks.submit(DEFAULT_TENANT, make_input(type=f"type-{n}")) for n in range(200)))
     assert len(counting.sizes) <= 3
     assert [task.type for task, _ in results] == [f"type-{n}" for n in range(200)]
     found = {task.id: task.type for task in await store.task_find(DEFAULT_TENANT, [task.id for task, _ in results])}
@@ -176,7 +186,7 @@ async def test_a_submit_that_the_database_refuses_fails_alone(store: Store) -> N
     node = SteppedNode(counting)
     names = ["good"] * 10 + ["bad"] + ["good"] * 10
     results = await asyncio.gather(
-        *(node.tasks.submit(DEFAULT_TENANT, TaskInput(type=name)) for name in names), return_exceptions=True
+        *(node.tasks.submit(DEFAULT_TENANT, make_input(type=name)) for name in names), return_exceptions=True
     )
     assert [isinstance(result, StoreRefused) for result in results] == [name == "bad" for name in names]
     assert await count_rows(store, "tasks") == 20
@@ -187,9 +197,9 @@ async def test_an_unavailable_database_is_reported_and_the_next_submit_works(sto
     counting.is_unavailable = True
     node = SteppedNode(counting)
     with pytest.raises(StoreUnavailable):
-        await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="work"))
+        await node.tasks.submit(DEFAULT_TENANT, make_input(type="work"))
     counting.is_unavailable = False
-    await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="work"))
+    await node.tasks.submit(DEFAULT_TENANT, make_input(type="work"))
     assert await count_rows(store, "tasks") == 1
 
 
@@ -197,7 +207,7 @@ async def test_an_unavailable_database_is_reported_and_the_next_submit_works(sto
 
 
 async def test_a_batch_is_atomic_and_its_ids_are_in_order(node: SteppedNode) -> None:
-    given = [TaskInput(type=f"type-{n}", idempotency_key=f"key-{n}" if n % 3 == 0 else None) for n in range(50)]
+    given = [make_input(type=f"type-{n}", idempotency_key=f"key-{n}" if n % 3 == 0 else None) for n in range(50)]
     ids = await node.tasks.submit_batch(DEFAULT_TENANT, given, now=NOW)
     found = {task.id: task.type for task in await node.store.task_find(DEFAULT_TENANT, ids)}
     assert [found[id_] for id_ in ids] == [one.type for one in given]
@@ -206,19 +216,19 @@ async def test_a_batch_is_atomic_and_its_ids_are_in_order(node: SteppedNode) -> 
 
 
 async def test_a_batch_with_invalid_tasks_is_refused_and_the_error_names_them(node: SteppedNode) -> None:
-    given = [TaskInput(type="work"), TaskInput(type="bad name"), TaskInput(type="work", labels={"": "x"})]
+    given = [make_input(type="work"), make_input(type="bad name"), make_input(type="work", labels={"": "x"})]
     with pytest.raises(InvalidInput) as caught:
         await node.tasks.submit_batch(DEFAULT_TENANT, given, now=NOW)
     assert {error.field.partition(".")[0] for error in caught.value.errors} == {"tasks[1]", "tasks[2]"}
     with pytest.raises(TooLarge) as large:
-        await node.tasks.submit_batch(DEFAULT_TENANT, [*given[:1], TaskInput(type="work", payload="x" * 70_000)], now=NOW)
+        await node.tasks.submit_batch(DEFAULT_TENANT, [*given[:1], make_input(type="work", payload="x" * 70_000)], now=NOW)
     assert large.value.errors[0].field.startswith("tasks[1]")
     assert await count_rows(node.store, "tasks") == 0
 
 
 async def test_a_batch_whose_key_was_used_for_another_task_is_refused(node: SteppedNode) -> None:
     await submit(node, key="taken")
-    given = [TaskInput(type="work"), TaskInput(type="other", idempotency_key="taken")]
+    given = [make_input(type="work"), make_input(type="other", idempotency_key="taken")]
     with pytest.raises(InvalidInput) as caught:
         await node.tasks.submit_batch(DEFAULT_TENANT, given, now=NOW)
     assert [error.field for error in caught.value.errors] == ["tasks[1].idempotency_key"]
@@ -226,16 +236,16 @@ async def test_a_batch_whose_key_was_used_for_another_task_is_refused(node: Step
 
 
 async def test_a_key_twice_in_a_batch_is_one_task_or_is_refused(node: SteppedNode) -> None:
-    same = TaskInput(type="work", idempotency_key="k")
+    same = make_input(type="work", idempotency_key="k")
     ids = await node.tasks.submit_batch(DEFAULT_TENANT, [same, same], now=NOW)
     assert (len(set(ids)), await count_rows(node.store, "tasks")) == (1, 1)
-    other = TaskInput(type="other", idempotency_key="q")
+    other = make_input(type="other", idempotency_key="q")
     with pytest.raises(InvalidInput):
-        await node.tasks.submit_batch(DEFAULT_TENANT, [other, TaskInput(type="work", idempotency_key="q")], now=NOW)
+        await node.tasks.submit_batch(DEFAULT_TENANT, [other, make_input(type="work", idempotency_key="q")], now=NOW)
 
 
 async def test_a_key_for_the_whole_batch_creates_it_once(node: SteppedNode) -> None:
-    given = [TaskInput(type="a"), TaskInput(type="b", idempotency_key="own"), TaskInput(type="c")]
+    given = [make_input(type="a"), make_input(type="b", idempotency_key="own"), make_input(type="c")]
     key = TaskKey("batch", b"fingerprint")
     first = await node.tasks.submit_batch(DEFAULT_TENANT, given, key=key, now=NOW)
     assert await node.tasks.submit_batch(DEFAULT_TENANT, given, key=key, now=NOW) == first
@@ -247,7 +257,7 @@ async def test_a_key_for_the_whole_batch_creates_it_once(node: SteppedNode) -> N
 @pytest.mark.parametrize("count", [0, MAX_SUBMITTED + 1])
 async def test_batches_that_are_empty_or_too_long_are_refused(node: SteppedNode, count: int) -> None:
     with pytest.raises(InvalidInput, match="tasks"):
-        await node.tasks.submit_batch(DEFAULT_TENANT, [TaskInput(type="work")] * count, now=NOW)
+        await node.tasks.submit_batch(DEFAULT_TENANT, [make_input(type="work")] * count, now=NOW)
 
 
 async def test_the_longest_batch_is_written(node: SteppedNode) -> None:

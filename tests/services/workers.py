@@ -22,11 +22,11 @@ from everbeat.core.protocol import (
     LeaseReleaseRequest,
     LeaseResult,
     Progress,
-    TaskInput,
+    raw_json,
 )
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import Attempt, ClaimedTask, TaskRecord
-from tests.factories import SteppedNode
+from tests.factories import SteppedNode, make_input
 
 LeasedTaskRef = ClaimedTask | Lease
 
@@ -62,7 +62,7 @@ class Worker:
         return response
 
     async def complete(self, *tasks: LeasedTaskRef, result: Any = None) -> list[str]:
-        results = [LeaseCompletion(id=task.id, fence=task.fence, result=result) for task in tasks]
+        results = [LeaseCompletion(id=task.id, fence=task.fence, result=raw_json(result)) for task in tasks]
         completion = LeaseCompleteRequest(worker=self.name, results=results)
         responses = await self.node.leases.complete(self.tenant_id, completion, now=self.node.now)
         assert [response.id for response in responses] == [task.id for task in tasks]
@@ -88,11 +88,11 @@ class Worker:
 
 async def submit(node: SteppedNode, type_: str = "work", *, tenant_id: UUID = DEFAULT_TENANT, **more: Any) -> TaskRecord:
     key = more.pop("key", None)
-    return (await node.tasks.submit(tenant_id, TaskInput(type=type_, **more), key=key, now=node.now))[0]
+    return (await node.tasks.submit(tenant_id, make_input(type=type_, **more), key=key, now=node.now))[0]
 
 
 async def submit_many(node: SteppedNode, count: int, **more: Any) -> list[UUID]:
-    tasks = [TaskInput(type="work", **more) for _ in range(count)]
+    tasks = [make_input(type="work", **more) for _ in range(count)]
     return await node.tasks.submit_batch(DEFAULT_TENANT, tasks, now=node.now)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Self
 
+from everbeat.api.body_checks import BodyChecks
 from everbeat.api.body_limits import BodyLimits
 from everbeat.core.timeline import TimelineCache
 from everbeat.engine import Engine
@@ -39,8 +40,9 @@ class ApiContext(NamedTuple):
     """The services that handlers use.
 
     `allowed_hosts` are accepted in the Host header in addition to the loopback names. If it is None, or if keys are required,
-    the Host header is not checked. Without `access`, requests are not authenticated: the caller is in this process.
-    `check_schema` raises an error if the node must not change the database.
+    the Host header is not checked. Without `access`, requests are not authenticated: the caller is in this process. Without
+    `body_checks`, large bodies are checked in a thread. `check_schema` raises an error if the node must not change the
+    database.
     """
 
     schedules: ScheduleService
@@ -67,6 +69,7 @@ class ApiContext(NamedTuple):
     allowed_hosts: frozenset[str] | None = frozenset()
     access: Authenticator | None = None
     body_limits: BodyLimits | None = None
+    body_checks: BodyChecks | None = None
     check_schema: Callable[[], None] = lambda: None
 
     @classmethod
@@ -80,6 +83,7 @@ class ApiContext(NamedTuple):
         allowed_hosts: frozenset[str] | None = frozenset(),
         access: Authenticator | None = None,
         body_limits: BodyLimits | None = None,
+        body_checks: BodyChecks | None = None,
     ) -> Self:
         return cls(
             schedules=engine.schedules,
@@ -106,5 +110,6 @@ class ApiContext(NamedTuple):
             allowed_hosts=allowed_hosts,
             access=access,
             body_limits=body_limits,
+            body_checks=body_checks,
             check_schema=engine.schema_guard.check,
         )

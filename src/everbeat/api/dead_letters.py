@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.api import paging
-from everbeat.api.bodies import as_struct, decode, idempotency_of, read_as, read_body, read_optional_json
+from everbeat.api.bodies import decode_as, idempotency_of, read_as, read_body, read_optional_json
 from everbeat.api.filters import schedule_id_of
 from everbeat.api.messages import ApiRequest, Response, json_response
 from everbeat.api.operations import IDEMPOTENCY, Body, Operation, Success
@@ -140,7 +140,7 @@ async def replay_dead_letter(request: ApiRequest) -> Response:
 async def replay_dead_letters(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request)
-    body = as_struct(await decode(raw), ReplayInput)
+    body = await decode_as(request, raw, ReplayInput)
     filter_ = await _filter_of(request, body.filter)
     context, tenant_id, by = request.context, request.tenant_id, request.caller
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from everbeat.api import paging
-from everbeat.api.bodies import as_struct, decode, idempotency_of, read_body
+from everbeat.api.bodies import PAYLOAD, decode_as, idempotency_of, read_body
 from everbeat.api.dead_letters import Rate
 from everbeat.api.messages import ApiRequest, Response, json_response
 from everbeat.api.operations import IDEMPOTENCY, Body, Operation, Success
@@ -21,12 +19,13 @@ from everbeat.core.responses import BackfillResponse
 from everbeat.store.values import TaskFilter
 
 _MAX_TICKS_SHOWN = 100
+_NULL = msgspec.Raw(b"null")
 
 
 class TriggerScheduleInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """If the payload is null, that of the schedule is used."""
 
-    payload: Any = None
+    payload: msgspec.Raw = msgspec.field(default_factory=lambda: _NULL)
 
 
 class BackfillInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,9 +56,10 @@ async def trigger_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request, is_required=False)
     key = task_key_of(request, raw)
-    body = as_struct(await decode(raw) if raw else {}, TriggerScheduleInput)
+    body = await decode_as(request, raw or b"{}", TriggerScheduleInput, opaque=PAYLOAD)
+    payload = None if body.payload == _NULL else bytes(body.payload)
     backfill, ref = request.context.backfill, request.path_params["ref"]
-    return created(await backfill.trigger(request.tenant_id, ref, body.payload, key=key, by=request.caller))
+    return created(await backfill.trigger(request.tenant_id, ref, payload, key=key, by=request.caller))
 
 
 @post(
@@ -82,7 +82,7 @@ async def trigger_schedule(request: ApiRequest) -> Response:
 async def backfill_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request)
-    body = as_struct(await decode(raw), BackfillInput)
+    body = await decode_as(request, raw, BackfillInput)
     context, tenant_id = request.context, request.tenant_id
     idempotency = idempotency_of(request, raw)
 

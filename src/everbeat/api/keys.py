@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.api import paging
-from everbeat.api.bodies import as_struct, decode, idempotency_of, read_body
+from everbeat.api.bodies import decode_as, idempotency_of, read_body
 from everbeat.api.messages import NO_CONTENT, ApiRequest, Response, json_response
 from everbeat.api.operations import IDEMPOTENCY, Body, Operation, Success
 from everbeat.api.paging import NoQuery, PageQuery
@@ -80,7 +80,7 @@ async def create_key(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request)
     idempotency = idempotency_of(request, raw)
-    body = as_struct(await decode(raw), KeyInput)
+    body = await decode_as(request, raw, KeyInput)
     expires_at = None if body.expires_at is None else paging.bounded("expires_at", utc(body.expires_at, "expires_at"))
     context = request.context
     tenant = await context.tenants.get(request.path_params["tenant"])

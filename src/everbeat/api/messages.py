@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.api.context import ApiContext
+from everbeat.api.memory_shares import MemoryShare
 from everbeat.core.access import LOCAL_CALLER, Caller
 from everbeat.services.sessions import KeySession, KeySessions
 
@@ -35,10 +36,14 @@ class OpenApiDocuments(NamedTuple):
 
 
 class ApiRequest:
-    """One request. `caller` and `path_params` are set before the handler runs."""
+    """One request. `caller` and `path_params` are set before the handler runs.
+
+    `body_share` is the memory of its body. It is released when the response has been built.
+    """
 
     __slots__ = (
         "_has_repeated_headers",
+        "body_share",
         "caller",
         "context",
         "documents",
@@ -67,6 +72,7 @@ class ApiRequest:
         self.path_params: Mapping[str, str] = {}
         self.request_id = ""
         self.caller: Caller = LOCAL_CALLER
+        self.body_share: MemoryShare | None = None
 
     @property
     def tenant_id(self) -> UUID:

@@ -118,6 +118,9 @@ class RequestMiddleware:
                 response = await (self._handle(request) if pages is None else pages.handle(request))
             except Exception as error:
                 _, response = _error_response(request, error, pages)
+            finally:
+                if request.body_share is not None:
+                    request.body_share.release()
         await _send(request, response, send, _HEADERS if pages is None else _PAGE_HEADERS)
 
     async def _caller(self, request: ApiRequest) -> Caller:

@@ -79,7 +79,9 @@ def without_field(name: str, type_: type[msgspec.Struct], excluded: str) -> type
     for field in msgspec.structs.fields(type_):
         if field.name == excluded:
             continue
-        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        default = field.default
+        if field.default_factory is not msgspec.NODEFAULT:
+            default = msgspec.field(default_factory=field.default_factory)
         fields.append((field.name, field.type) if field.required else (field.name, field.type, default))
     return msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
 

@@ -8,14 +8,14 @@ from uuid import UUID
 import msgspec
 
 from everbeat.api import paging
-from everbeat.api.bodies import as_struct, read_optional_json
+from everbeat.api.bodies import read_optional_json
 from everbeat.api.messages import ApiRequest, Response, json_response
 from everbeat.api.operations import Body, Operation, Success
 from everbeat.api.paging import NoQuery
 from everbeat.api.responses import PauseList, PauseResponse, ResumeResponse
 from everbeat.api.routing import get, post
 from everbeat.core.access import Scope
-from everbeat.core.definitions import Instant, optional_rfc3339, rfc3339, utc
+from everbeat.core.definitions import Instant, optional_rfc3339, rfc3339, utc, convert
 from everbeat.core.errors import Forbidden, InvalidInput
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.pauses import Pause
@@ -81,7 +81,7 @@ async def list_pauses(request: ApiRequest) -> Response:
 )
 async def pause_queue(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    body = as_struct(await read_optional_json(request), QueuePauseInput)
+    body = convert(await read_optional_json(request), QueuePauseInput)
     until = None if body.until is None else utc(body.until, "until")
     queue, caller = _queue(request), request.caller
     return json_response(
@@ -103,7 +103,7 @@ async def pause_queue(request: ApiRequest) -> Response:
 )
 async def resume_queue(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    as_struct(await read_optional_json(request), QueueResumeInput)
+    convert(await read_optional_json(request), QueueResumeInput)
     ended = await request.context.pauses.resume(request.tenant_id, _queue(request), by=request.caller)
     return json_response(ResumeResponse([pause_response(pause) for pause in ended]))
 
@@ -123,7 +123,7 @@ async def resume_queue(request: ApiRequest) -> Response:
 )
 async def pause_all(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    body = as_struct(await read_optional_json(request), TenantPauseInput)
+    body = convert(await read_optional_json(request), TenantPauseInput)
     until = None if body.until is None else utc(body.until, "until")
     tenant_id = _tenant(request, body.all_tenants)
     pause = await request.context.pauses.pause(tenant_id, note=body.note, until=until, by=request.caller)
@@ -145,7 +145,7 @@ async def pause_all(request: ApiRequest) -> Response:
 )
 async def resume_all(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    body = as_struct(await read_optional_json(request), TenantResumeInput)
+    body = convert(await read_optional_json(request), TenantResumeInput)
     ended = await request.context.pauses.resume(_tenant(request, body.all_tenants), by=request.caller)
     return json_response(ResumeResponse([pause_response(pause) for pause in ended]))
 

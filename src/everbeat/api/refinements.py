@@ -79,6 +79,7 @@ def _refine_tasks(components: dict[str, Schema]) -> None:
         properties = components[component]["properties"]
         properties["type"].update(NAME)
         properties["queue"] = _NAME_OR_NULL
+        properties["payload"]["default"] = {}
         if "fair_key" in properties:
             properties["fair_key"] = _NAME_OR_NULL
         _refine_labels(properties["labels"])

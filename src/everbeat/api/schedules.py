@@ -9,7 +9,10 @@ import msgspec
 
 from everbeat.api import paging
 from everbeat.api.bodies import (
+    PAYLOAD,
+    Items,
     decode,
+    decode_items,
     idempotency_of,
     if_match_revision,
     read_body,
@@ -105,7 +108,7 @@ async def create_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request)
     idempotency = idempotency_of(request, raw)
-    data = await decode(raw)
+    data = await decode(request, raw, PAYLOAD)
     response = await request.context.schedules.create(request.tenant_id, data, idempotency=idempotency, by=request.caller)
     created = msgspec.json.decode(response.body)
     headers = {"Location": f"/v1/schedules/{created['id']}", "ETag": f'"{created["revision"]}"'}
@@ -130,12 +133,12 @@ async def put_schedules(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request)
     context, tenant_id = request.context, request.tenant_id
-    batch = convert(await decode(raw), ScheduleBatchInput)
+    items = await decode_items(request, raw, ScheduleBatchInput, Items("schedules", Any, PAYLOAD, MAX_BATCH))
 
     async def put_all() -> bytes:
-        registered = await context.schedules.put_batch(tenant_id, batch.schedules, by=request.caller)
-        items = [RegisteredScheduleResponse(str(one.schedule.id), one.schedule.spec.name, one.status) for one in registered]
-        return msgspec.json.encode(ScheduleBatchResponse(items))
+        registered = await context.schedules.put_batch(tenant_id, items, by=request.caller)
+        results = [RegisteredScheduleResponse(str(one.schedule.id), one.schedule.spec.name, one.status) for one in registered]
+        return msgspec.json.encode(ScheduleBatchResponse(results))
 
     response = await context.idempotent_responses.once(tenant_id, idempotency_of(request, raw), put_all)
     return json_response(response.body, response.status)
@@ -204,7 +207,7 @@ async def get_schedule(request: ApiRequest) -> Response:
 )
 async def put_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    data = await read_json(request)
+    data = await read_json(request, PAYLOAD)
     registered = await request.context.schedules.put(request.tenant_id, request.path_params["ref"], data, by=request.caller)
     return _response(registered.schedule, 201 if registered.status == "created" else 200)
 
@@ -226,7 +229,7 @@ async def put_schedule(request: ApiRequest) -> Response:
 async def patch_schedule(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     if_match = if_match_revision(request)
-    data = await read_json(request)
+    data = await read_json(request, PAYLOAD)
     schedules, ref = request.context.schedules, request.path_params["ref"]
     return _response(await schedules.patch(request.tenant_id, ref, data, if_match=if_match, by=request.caller))
 

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.api import paging
-from everbeat.api.bodies import Items, as_struct, decode, idempotency_of, key_of, read_as, read_body, read_optional_json
+from everbeat.api.bodies import PAYLOAD, Items, decode_as, idempotency_of, key_of, read_as, read_body, read_optional_json
 from everbeat.api.filters import label_of, schedule_id_of
 from everbeat.api.messages import ApiRequest, Response, json_response
 from everbeat.api.openapi import TaskSubmission
@@ -121,7 +121,7 @@ def task_key_of(request: ApiRequest, raw: bytes) -> TaskKey | None:
 )
 async def submit_task(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    given = await read_as(request, TaskInput)
+    given = await read_as(request, TaskInput, opaque=PAYLOAD)
     if given.idempotency_key is not None:
         raise InvalidInput.of(
             "idempotency_key", "must be sent as the header Idempotency-Key; only tasks of a batch have this field"
@@ -152,7 +152,7 @@ async def submit_tasks(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request)
     key = task_key_of(request, raw)
-    batch = as_struct(await decode(raw), TaskBatchInput, Items("tasks", TaskInput))
+    batch = await decode_as(request, raw, TaskBatchInput, Items("tasks", TaskInput, PAYLOAD))
     ids = await request.context.tasks.submit_batch(
         request.tenant_id, batch.tasks, key=key, traceparent=request.header(b"traceparent")
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from everbeat.api import paging
-from everbeat.api.bodies import as_struct, decode, idempotency_of, if_match_revision, read_as, read_body
+from everbeat.api.bodies import decode_as, idempotency_of, if_match_revision, read_as, read_body
 from everbeat.api.messages import ApiRequest, Response, json_response
 from everbeat.api.operations import IDEMPOTENCY, Body, Operation, Success
 from everbeat.api.paging import Absent, NoQuery, PageQuery
@@ -109,7 +109,7 @@ async def create_tenant(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     raw = await read_body(request)
     idempotency = idempotency_of(request, raw)
-    body = as_struct(await decode(raw), TenantInput)
+    body = await decode_as(request, raw, TenantInput)
     quotas = TenantQuotas(**{name: getattr(body, name) for name in TenantQuotas.__struct_fields__})
     response = await request.context.tenants.create(
         body.name, weight=body.weight, quotas=quotas, idempotency=idempotency, by=request.caller

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from everbeat.api import paging
-from everbeat.api.bodies import Items, read_as
+from everbeat.api.bodies import RESULT, Items, read_as
 from everbeat.api.messages import ApiRequest, Receive, Response, json_response, wait_disconnected
 from everbeat.api.operations import Body, Operation, Success
 from everbeat.api.paging import NoQuery
@@ -23,6 +23,7 @@ from everbeat.core.access import Caller, Scope
 from everbeat.core.definitions import rfc3339
 from everbeat.core.errors import Unauthenticated
 from everbeat.core.protocol import (
+    MAX_LEASES_PER_REPORT,
     Lease,
     LeaseClaimRequest,
     LeaseCompleteRequest,
@@ -174,7 +175,7 @@ async def claim_tasks(request: ApiRequest) -> Response:
 async def heartbeat_leases(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     caller = request.caller
-    heartbeat = await read_as(request, LeaseHeartbeatRequest, Items("leases", LeaseHeartbeat))
+    heartbeat = await read_as(request, LeaseHeartbeatRequest, Items("leases", LeaseHeartbeat, max_items=MAX_LEASES_PER_REPORT))
     return json_response(
         _heartbeat_body(await request.context.leases.heartbeat(caller.lease_tenant_id, heartbeat, queues=caller.queues))
     )
@@ -193,7 +194,7 @@ async def heartbeat_leases(request: ApiRequest) -> Response:
 async def complete_tasks(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     caller = request.caller
-    completion = await read_as(request, LeaseCompleteRequest, Items("results", LeaseCompletion))
+    completion = await read_as(request, LeaseCompleteRequest, Items("results", LeaseCompletion, RESULT, MAX_LEASES_PER_REPORT))
     return _results_response(await request.context.leases.complete(caller.lease_tenant_id, completion, queues=caller.queues))
 
 
@@ -210,7 +211,7 @@ async def complete_tasks(request: ApiRequest) -> Response:
 async def fail_tasks(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     caller = request.caller
-    failures = await read_as(request, LeaseFailRequest, Items("failures", LeaseFailure))
+    failures = await read_as(request, LeaseFailRequest, Items("failures", LeaseFailure, max_items=MAX_LEASES_PER_REPORT))
     return _results_response(await request.context.leases.fail(caller.lease_tenant_id, failures, queues=caller.queues))
 
 
@@ -227,7 +228,7 @@ async def fail_tasks(request: ApiRequest) -> Response:
 async def release_tasks(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     caller = request.caller
-    leases = await read_as(request, LeaseReleaseRequest, Items("leases", Lease))
+    leases = await read_as(request, LeaseReleaseRequest, Items("leases", Lease, max_items=MAX_LEASES_PER_REPORT))
     return _results_response(await request.context.leases.release(caller.lease_tenant_id, leases, queues=caller.queues))
 
 

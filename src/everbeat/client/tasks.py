@@ -28,7 +28,7 @@ from everbeat.client.options import (
 from everbeat.client.registry import Registry, TaskDefinition
 from everbeat.core.errors import InvalidInput
 from everbeat.core.names import NAME_MESSAGE, is_name
-from everbeat.core.protocol import DEFAULT_QUEUE, TaskInput
+from everbeat.core.protocol import DEFAULT_QUEUE, TaskInput, raw_json
 
 # The parameters of the function; the parameters of a submit (without the context); what a call of the function returns; the
 # result of the task, which is what the coroutine returns if the function is async.
@@ -57,7 +57,7 @@ def input_of(task: TaskDefinition, payload: dict[str, Any], options: Mapping[str
     return TaskInput(
         type=task.type,
         queue=task.queue,
-        payload=payload,
+        payload=raw_json(payload),
         max_attempts=task.max_attempts,
         retry=task.retry,
         timeout_seconds=task.timeout_seconds,
@@ -71,7 +71,8 @@ def named_input(registry: Registry, type_: str, payload: Any, options: Mapping[s
     if not isinstance(type_, str) or not is_name(type_):
         raise InvalidInput.of("type", NAME_MESSAGE)
     known = registry.tasks.get(type_)
-    task = input_of(known, payload, {}) if known is not None else TaskInput(type=type_, queue=DEFAULT_QUEUE, payload=payload)
+    unknown = TaskInput(type=type_, queue=DEFAULT_QUEUE, payload=raw_json(payload))
+    task = unknown if known is None else input_of(known, payload, {})
     given = {**checked_task_fields(type_, options), **submit_fields(options)}
     return msgspec.structs.replace(task, **{**given, "labels": {**task.labels, **given.get("labels", {})}})
 

@@ -6,13 +6,15 @@ msgspec checks structure and types. All other errors are collected, so that one 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from everbeat.core.errors import FieldError, InvalidInput, TooLarge
+from everbeat.core.json_text import is_nested_deeper
 from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
 from everbeat.core.rules import TRIGGER_FIELDS, DstFold, DstGap, Rule, TriggerKind, default_gap
 from everbeat.core.schedules import MAX_CONCURRENT, CatchUp, Overlap, Retry, RetryKind, Spec, default_concurrency
@@ -131,12 +133,33 @@ def as_struct(data: Any, type_: type[T]) -> T:
         try:
             return msgspec.convert(data, type_)
         except msgspec.ValidationError as error:
-            match = _WHOLE_NUMBER.fullmatch(str(error))
-            path = "" if match is None else re.sub(r"\[\d+\]", "[]", match[1])
-            if not path or path in seen:
-                raise
-            seen.add(path)
-            data = _with_integers(data, re.findall(r"\[\]|[^.\[\]]+", path))
+            data = _with_integers(data, _path_of_whole_number(error, seen))
+
+
+def decode_struct(raw: bytes, type_: Callable[..., T]) -> T:
+    """Decode valid JSON like msgspec, but accept 3.0 as an integer, as JSON Schema does."""
+    decoder: msgspec.json.Decoder[T] = _decoder_of(type_)
+    seen: set[str] = set()
+    while True:
+        try:
+            return decoder.decode(raw)
+        except msgspec.ValidationError as error:
+            raw = _encode(_with_integers(msgspec.json.decode(raw), _path_of_whole_number(error, seen)))
+
+
+@lru_cache
+def _decoder_of(type_: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(type_)
+
+
+def _path_of_whole_number(error: msgspec.ValidationError, seen: set[str]) -> Sequence[str]:
+    """Return where a float is that may have to be an integer. If there is none, or it was seen before, raise the error."""
+    match = _WHOLE_NUMBER.fullmatch(str(error))
+    path = "" if match is None else re.sub(r"\[\d+\]", "[]", match[1])
+    if not path or path in seen:
+        raise error
+    seen.add(path)
+    return re.findall(r"\[\]|[^.\[\]]+", path)
 
 
 def _with_integers(data: Any, path: Sequence[str]) -> Any:
@@ -213,38 +236,40 @@ def _spec_of(definition: ScheduleDefinition) -> Spec:
 
 def _row_payload(payload: Any) -> bytes:
     """Encode the payload of a schedule. Its limit is lower, because it is stored in the row and read with it."""
-    encoded = encode_payload(payload)
+    encoded = _encoded(payload)
     if len(encoded) > MAX_ROW_PAYLOAD_BYTES:
         raise TooLarge.of(
             "payload",
             f"is {len(encoded)} bytes; the payload of a schedule may have at most {MAX_ROW_PAYLOAD_BYTES}: "
             "store larger data elsewhere and put a reference here",
         )
+    check_payload_depth(encoded)
     return encoded
 
 
 def encode_payload(payload: Any) -> bytes:
-    """Encode a payload as compact JSON and check its size and depth."""
-    try:
-        encoded = _encode(payload)
-    except (UnicodeEncodeError, msgspec.MsgspecError, OverflowError, RecursionError, TypeError) as error:
-        raise InvalidInput.of("payload", f"cannot be written as JSON: {error}") from None
-    # Most payloads have fewer brackets than the allowed number of levels, and need no check of their depth.
-    if encoded.count(b"{") + encoded.count(b"[") >= MAX_DEPTH and _depth(payload) > MAX_DEPTH:
-        raise InvalidInput.of("payload", f"is nested deeper than {MAX_DEPTH} levels")
-    if len(encoded) > MAX_PAYLOAD_BYTES:
-        raise TooLarge.of("payload", f"is {len(encoded)} bytes; at most {MAX_PAYLOAD_BYTES} are allowed")
+    """Encode a payload as compact JSON and check its size and depth. Raw JSON stays as it is."""
+    encoded = _encoded(payload)
+    check_payload_size(encoded)
+    check_payload_depth(encoded)
     return encoded
 
 
-def _depth(value: Any) -> int:
-    depth, level = 0, [value]
-    while level and depth <= MAX_DEPTH:
-        depth += 1
-        level = [
-            child for one in level if isinstance(one, dict | list) for child in (one.values() if isinstance(one, dict) else one)
-        ]
-    return depth
+def _encoded(payload: Any) -> bytes:
+    try:
+        return _encode(payload)
+    except (UnicodeEncodeError, msgspec.MsgspecError, OverflowError, RecursionError, TypeError) as error:
+        raise InvalidInput.of("payload", f"cannot be written as JSON: {error}") from None
+
+
+def check_payload_size(payload: bytes) -> None:
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise TooLarge.of("payload", f"is {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES} are allowed")
+
+
+def check_payload_depth(payload: bytes) -> None:
+    if is_nested_deeper(payload, MAX_DEPTH - 1):  # what is in the innermost list or object is a level
+        raise InvalidInput.of("payload", f"is nested deeper than {MAX_DEPTH} levels")
 
 
 def _text_errors(definition: ScheduleDefinition) -> list[FieldError]:

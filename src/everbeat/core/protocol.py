@@ -27,9 +27,16 @@ DEFAULT_LEASE_SECONDS = 30.0
 MAX_DELAY_SECONDS = 10 * 366 * 86_400
 DEFAULT_QUEUE = "default"
 
+_encode = msgspec.json.Encoder().encode
+_EMPTY, _NULL = msgspec.Raw(b"{}"), msgspec.Raw(b"null")
+
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 WorkerName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Fence = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+def raw_json(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(_encode(value))
 
 
 class _RequestBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -41,7 +48,7 @@ class TaskInput(_RequestBody, frozen=True, kw_only=True):
 
     type: str
     queue: str | None = None
-    payload: Any = {}
+    payload: msgspec.Raw = msgspec.field(default_factory=lambda: _EMPTY)
     run_at: Instant | None = None
     delay_seconds: Annotated[float, msgspec.Meta(ge=0, le=MAX_DELAY_SECONDS)] | None = None
     priority: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 100
@@ -100,7 +107,7 @@ class LeaseHeartbeatResponse(msgspec.Struct, frozen=True):
 class LeaseCompletion(_RequestBody, frozen=True, kw_only=True):
     id: UUID
     fence: Fence
-    result: Any = None
+    result: msgspec.Raw = msgspec.field(default_factory=lambda: _NULL)
 
 
 class LeaseCompleteRequest(_RequestBody, frozen=True, kw_only=True):

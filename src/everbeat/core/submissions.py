@@ -12,7 +12,8 @@ from uuid import UUID
 import msgspec
 
 from everbeat.core.definitions import (
-    encode_payload,
+    MAX_ROW_PAYLOAD_BYTES,
+    check_payload_size,
     label_errors,
     retry_errors,
     utc,
@@ -58,6 +59,7 @@ def _text(value: Any) -> str:
 
 # Stored instead of the default retry policy, empty labels, or a worker target, which follows from queue and type.
 _DEFAULT_TEXT = "{}"
+_NO_PAYLOAD = msgspec.Raw(b"null")
 
 
 def new_task(
@@ -73,6 +75,8 @@ def new_task(
     if not (_is_valid_and_simple(given) and (key is None or _KEY.fullmatch(key))):
         _raise_invalid(given, key, rules)
     queue, target = _destination(given)
+    payload = bytes(given.payload)
+    check_payload_size(payload)
     return NewTask(  # positional, because twenty keyword arguments take as long as the checks
         id_,
         tenant_id,
@@ -80,7 +84,7 @@ def new_task(
         queue,
         given.type,
         target,
-        encode_payload(given.payload).decode(),
+        payload,
         _SUBMIT,
         given.priority,
         given.max_attempts,
@@ -155,8 +159,16 @@ def _destination(given: TaskInput) -> tuple[str, str]:
 
 
 def _fingerprint(given: TaskInput) -> bytes:
-    """Return a hash of everything except the key. Two submissions with the same key must have the same hash."""
-    return hashlib.sha256(_ordered(msgspec.structs.replace(given, idempotency_key=None))).digest()
+    """Return a hash of everything except the key. Two submissions with the same key must have the same hash.
+
+    The order of the fields of a small payload does not matter. A large payload is not decoded.
+    """
+    payload = bytes(given.payload)
+    if len(payload) <= MAX_ROW_PAYLOAD_BYTES:
+        payload = _ordered(msgspec.json.decode(payload))
+    digest = hashlib.sha256(_ordered(msgspec.structs.replace(given, idempotency_key=None, payload=_NO_PAYLOAD)))
+    digest.update(payload)
+    return digest.digest()
 
 
 def task_from_schedule(
@@ -178,7 +190,7 @@ def task_from_schedule(
         queue=spec.queue,
         type=spec.task_type,
         target=_text(spec.target),
-        payload=(spec.payload if payload is None else payload).decode(),
+        payload=spec.payload if payload is None else payload,
         origin=origin,
         priority=spec.priority,
         max_attempts=spec.max_attempts,
@@ -203,7 +215,7 @@ def task_for_replay(task: TaskRecord | DeadLetter, id_: UUID, *, run_at: datetim
         queue=queue_of(task.target),
         type=task.type,
         target=_text(task.target),
-        payload="null" if task.payload_ref else task.payload.decode(),
+        payload=b"null" if task.payload_ref else task.payload,
         origin=Origin.REPLAY,
         priority=task.priority,
         max_attempts=task.max_attempts,
@@ -239,7 +251,7 @@ def task_as_submitted(new: NewTask, now: datetime) -> TaskRecord:
         type=new.type,
         queue=new.queue,
         target=target_of(new.target, new.queue, new.type),
-        payload=new.payload.encode(),
+        payload=new.payload,
         state=TaskState.RUNNING if is_leased else TaskState.SCHEDULED if run_at > now else TaskState.READY,
         priority=new.priority,
         run_at=run_at,
@@ -272,11 +284,11 @@ def task_as_submitted(new: NewTask, now: datetime) -> TaskRecord:
 # Results and errors, truncated to their limits
 
 
-def result_text(result: Any) -> str | None:
+def result_text(result: msgspec.Raw) -> str | None:
     """Return the text to store for a result: None, its JSON, or, if it is too large, a note with its beginning."""
-    if result is None:
+    encoded = bytes(result)
+    if encoded == b"null":
         return None
-    encoded = _encode(result)
     if len(encoded) <= MAX_RESULT_BYTES:
         return encoded.decode()
     return _text(truncated_result(encoded))

@@ -139,7 +139,7 @@ class NewTask(NamedTuple):
     queue: str
     type: str
     target: str
-    payload: str
+    payload: bytes
     origin: Origin
     priority: int
     max_attempts: int

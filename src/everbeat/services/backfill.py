@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 import uuid_utils.compat
@@ -13,7 +13,7 @@ import uuid_utils.compat
 from everbeat.core.access import Caller
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.calendars import Calendar
-from everbeat.core.definitions import encode_payload, rfc3339
+from everbeat.core.definitions import check_payload_size, rfc3339
 from everbeat.core.errors import Conflict, InvalidInput
 from everbeat.core.schedules import Schedule, Status
 from everbeat.core.submissions import task_from_schedule
@@ -51,7 +51,7 @@ class BackfillService:
         self,
         tenant_id: UUID,
         ref: str,
-        payload: Any = None,
+        payload: bytes | None = None,
         *,
         key: TaskKey | None = None,
         by: Caller | None = None,
@@ -59,10 +59,10 @@ class BackfillService:
     ) -> TaskRecord:
         """Create a task of the schedule now, in addition to its ticks. This also works while the schedule is paused."""
         schedule = await self._schedules.get(tenant_id, ref)
-        encoded = None if payload is None else encode_payload(payload)
-        task = task_from_schedule(schedule, uuid_utils.compat.uuid7(), Origin.TRIGGER, payload=encoded, key=key)
-        if encoded is not None:
-            await self._tasks.quotas.check_payloads(tenant_id, [encoded])
+        task = task_from_schedule(schedule, uuid_utils.compat.uuid7(), Origin.TRIGGER, payload=payload, key=key)
+        if payload is not None:
+            check_payload_size(payload)
+            await self._tasks.quotas.check_payloads(tenant_id, [payload])
         audit_log = new_audit_log_entries(
             by, AuditLogAction.SCHEDULE_TRIGGER, schedule.id, name=schedule.spec.name, task_id=task.id
         )

@@ -74,7 +74,7 @@ def _claimed_task(task: NewTask, now: datetime) -> ClaimedTask:
         id=task.id,
         type=task.type,
         queue=task.queue,
-        payload=msgspec.Raw(task.payload.encode()),
+        payload=msgspec.Raw(task.payload),
         attempt=1,
         max_attempts=task.max_attempts,
         fence=1,

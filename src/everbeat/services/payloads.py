@@ -21,7 +21,6 @@ from everbeat.services.blobs import BlobStore, payload_size
 
 MAX_CLAIMED_BYTES = 32 * 1024 * 1024
 _MAX_CONCURRENT_CALLS = 8
-_ALWAYS_SMALL_LENGTH = MAX_ROW_PAYLOAD_BYTES // 4  # characters, of at most four bytes each
 _MAX_FILL_SECONDS = 10.0
 
 T = TypeVar("T", TaskRecord, DeadLetter)
@@ -50,7 +49,7 @@ class LargePayloads:
     def check(self, task: NewTask) -> None:
         """Raise TooLarge if the payload needs a blob store and this server has none."""
         if not self._blobs.is_configured and is_large(task):
-            size = len(task.payload.encode())
+            size = len(task.payload)
             raise TooLarge.of(
                 "payload", f"is {size} bytes; at most {MAX_ROW_PAYLOAD_BYTES} without a blob store (setting blob_url)"
             )
@@ -68,8 +67,8 @@ class LargePayloads:
         async def put(index: int) -> None:
             task = tasks[index]
             async with semaphore:
-                ref = await self._blobs.put(task.tenant_id, task.payload.encode())
-            stored[index] = task._replace(payload="null", payload_ref=ref)
+                ref = await self._blobs.put(task.tenant_id, task.payload)
+            stored[index] = task._replace(payload=b"null", payload_ref=ref)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -147,7 +146,7 @@ class LargePayloads:
 
 def is_large(task: NewTask) -> bool:
     """Whether the payload is too large for a row."""
-    return len(task.payload) > _ALWAYS_SMALL_LENGTH and len(task.payload.encode()) > MAX_ROW_PAYLOAD_BYTES
+    return len(task.payload) > MAX_ROW_PAYLOAD_BYTES
 
 
 def _with_payload(task: ClaimedTaskWithoutPayload, payload: bytes) -> ClaimedTask:

@@ -82,17 +82,14 @@ class QuotaService:
         await self._directory.refresh_if_changed()
         return self._directory.quotas_of(tenant_id)
 
-    async def check_payloads(
-        self, tenant_id: UUID, payloads: Sequence[bytes | str], known: Collection[bytes | str] = ()
-    ) -> None:
+    async def check_payloads(self, tenant_id: UUID, payloads: Sequence[bytes], known: Collection[bytes] = ()) -> None:
         """Raise QuotaExceeded if a payload is larger than the tenant may send. Payloads in `known` are allowed."""
         limit = (await self.of(tenant_id)).max_payload_bytes
         if limit is None:
             return
         for payload in payloads:
-            size = len(payload.encode() if isinstance(payload, str) else payload)
-            if size > limit and payload not in known:
-                raise QuotaExceeded(f"max_payload_bytes: the payload has {size} bytes, at most {limit} are allowed")
+            if len(payload) > limit and payload not in known:
+                raise QuotaExceeded(f"max_payload_bytes: the payload has {len(payload)} bytes, at most {limit} are allowed")
 
     # Submitting
 

@@ -260,7 +260,7 @@ def task_columns(tasks: Sequence[NewTask]) -> dict[str, Sequence[Any]]:
     return {
         "ids": [task.id for task in tasks],
         "partitions": [task.partition for task in tasks],
-        "payloads": [task.payload for task in tasks],
+        "payloads": [task.payload.decode() for task in tasks],
         "payload_refs": [task.payload_ref for task in tasks],
         "shapes": numbers,
         **dict(zip(_SHAPE, zip(*shapes, strict=True), strict=True)),

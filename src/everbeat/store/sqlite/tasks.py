@@ -195,7 +195,7 @@ def _new_row(task: NewTask, now: int) -> Values:
         task.queue,
         task.type,
         task.target,
-        task.payload,
+        task.payload.decode(),
         task.payload_ref,
         task.origin.value,
         None if task.schedule_id is None else task.schedule_id.bytes,
