@@ -193,7 +193,7 @@ async def test_a_short_delay_does_not_avoid_the_quota(node: QuotaNode, more: dic
 async def test_moving_a_task_to_an_earlier_time_does_not_avoid_the_quota(node: QuotaNode) -> None:
     await node.limit(max_ready=2)
     later = [
-        (await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="work", delay_seconds=3600), now=NOW))[0].id for _ in range(4)
+        (await node.tasks.submit(DEFAULT_TENANT, make_input(type="work", delay_seconds=3600), now=NOW))[0].id for _ in range(4)
     ]
     await node.tasks.reschedule(DEFAULT_TENANT, later[0], NOW - seconds(5), now=NOW)
     await node.tasks.reschedule(DEFAULT_TENANT, later[1], NOW + seconds(30), now=NOW)
@@ -210,16 +210,16 @@ async def test_moving_a_task_to_an_earlier_time_does_not_avoid_the_quota(node: Q
 
 
 async def test_a_better_priority_than_allowed_is_lowered(node: QuotaNode) -> None:
-    early, _ = await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="work", priority=0), now=NOW)
+    early, _ = await node.tasks.submit(DEFAULT_TENANT, make_input(type="work", priority=0), now=NOW)
     await node.limit(min_priority=50)
     for priority, expected in ((0, 50), (50, 50), (200, 200)):
-        task, _ = await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="work", priority=priority), now=NOW)
+        task, _ = await node.tasks.submit(DEFAULT_TENANT, make_input(type="work", priority=priority), now=NOW)
         assert task.priority == expected
-    (id_,) = await node.tasks.submit_batch(DEFAULT_TENANT, [TaskInput(type="work", priority=3)], now=NOW)
+    (id_,) = await node.tasks.submit_batch(DEFAULT_TENANT, [make_input(type="work", priority=3)], now=NOW)
     assert (await node.tasks.get(DEFAULT_TENANT, id_)).priority == 50
     assert (await node.tasks.get(DEFAULT_TENANT, early.id)).priority == 0, "tasks that exist are not changed"
     await node.limit(min_priority=None)
-    assert (await node.tasks.submit(DEFAULT_TENANT, TaskInput(type="work", priority=0), now=NOW))[0].priority == 0
+    assert (await node.tasks.submit(DEFAULT_TENANT, make_input(type="work", priority=0), now=NOW))[0].priority == 0
 
 
 async def test_concurrent_submits_do_not_exceed_the_quota(node: QuotaNode) -> None:

@@ -136,12 +136,7 @@ class _CheckerProcess:
     def kill(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                with contextlib.suppress(OSError):
-                    pipe.close()
-            process.wait()
+            _end(process)
 
     def _started(self) -> subprocess.Popen[bytes] | None:
         if self._process is None and not self._cannot_start:
@@ -170,10 +165,18 @@ def _start() -> subprocess.Popen[bytes]:
         assert process.stdout is not None
         _read(process.stdout, len(READY))
     except OSError:
-        process.kill()
-        process.wait()
+        _end(process)
         raise
     return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with contextlib.suppress(OSError):
+            pipe.close()
+    process.wait()
 
 
 def _exchange(process: subprocess.Popen[bytes], raw: bytes, request: OutlineRequest) -> OutlineAnswer:

@@ -139,21 +139,13 @@ def outline(
     return found if found.list_end else JsonOutline(array("Q", (start, _after_space(raw, position) + 1, *_NOTHING)))
 
 
-def is_nested_deeper(raw: bytes, depth: int, start: int = 0, end: int | None = None) -> bool:
+def is_nested_deeper(raw: bytes, depth: int) -> bool:
     """Whether valid JSON has more than this number of levels of lists and objects."""
-    end = len(raw) if end is None else end
     # Most values have fewer brackets than the allowed number of levels.
-    if raw.count(b"{", start, end) + raw.count(b"[", start, end) <= depth:
+    start = _after_space(raw, 0)
+    if raw[start] not in _OPENING or raw.count(b"{") + raw.count(b"[") <= depth:
         return False
-    level, position = 0, start
-    while (match := _next_token(raw, position, end)) is not None:
-        token = match[1]
-        # What was skipped has one more level, if it has any brackets.
-        if level >= depth and any(one[1] for one in _brackets(raw, position, match.end())):
-            return True
-        level += 1 if token == b"{" or token == b"[" else -1 if token else 0
-        position = match.end()
-    return False
+    return _end_of_container(raw, start, depth, checks_keys=False)[1]
 
 
 class _Scanner:
@@ -173,9 +165,11 @@ class _Scanner:
         raw, opaque, position, seen = self._raw, _NOTHING, start + 1, set[bytes]()
         while match := _key_at(raw, position):
             key, begin = _add_key(seen, match[1]), match.end()
-            position = self.end_of_value(begin)
+            if key == self._opaque_field and raw[begin] in _OPENING:
+                position, is_deep = _end_of_container(raw, begin, self._max_opaque_depth)
+            else:
+                position, is_deep = self.end_of_value(begin), False
             if key == self._opaque_field and position - begin >= self._min_opaque_bytes:
-                is_deep = self._max_opaque_depth is not None and is_nested_deeper(raw, self._max_opaque_depth, begin, position)
                 opaque = (begin, position, int(is_deep))
         return _after_space(raw, position) + 1, opaque
 
@@ -212,34 +206,40 @@ class _Scanner:
 
     def end_of_value(self, position: int) -> int:
         if self._raw[position] in _OPENING:
-            return _end_of_container(self._raw, position)
+            return _end_of_container(self._raw, position)[0]
         match = _scalar_at(self._raw, position)
         assert match is not None
         return match.end()
 
 
-def _end_of_container(raw: bytes, position: int) -> int:
-    """Return the end of the list or object that begins here, after a check of its keys."""
-    opened: list[set[bytes] | None] = []  # the keys of each open object; None for a list
-    while True:
-        # At the beginning, the container itself must not be skipped as a whole.
-        match = _next_token(raw, position) if opened else None
-        if match is None:
-            token, key, position = raw[position : position + 1], None, position + 1
-        else:
-            token, key, position = match[1], match[2], match.end()
-        if key is not None:
+def _end_of_container(raw: bytes, position: int, max_depth: int | None = None, *, checks_keys: bool = True) -> tuple[int, bool]:
+    """Check the keys of the list or object that begins here. Return its end, and whether it has too many levels."""
+    max_depth = len(raw) if max_depth is None else max_depth
+    is_deep = False
+    # The keys of each open object; None for a list. The container itself must not be skipped as a whole.
+    opened: list[set[bytes] | None] = [set() if raw[position : position + 1] == b"{" else None]
+    position += 1
+    while opened:
+        match = _next_token(raw, position)
+        assert match is not None
+        # What was skipped has one more level, if it has any brackets.
+        if len(opened) >= max_depth and not is_deep:
+            is_deep = len(opened) > max_depth or any(
+                one[1] for one in _brackets(raw, position, match.start(match.lastindex or 0))
+            )
+        position, token = match.end(), match[1]
+        if token is None:
             keys = opened[-1]
             assert keys is not None
-            _add_key(keys, key)
+            if checks_keys:
+                _add_key(keys, match[2])
         elif token == b"{":
             opened.append(set())
         elif token == b"[":
             opened.append(None)
         else:
             opened.pop()
-            if not opened:
-                return position
+    return position, is_deep
 
 
 def _add_key(seen: set[bytes], text: bytes) -> bytes:

@@ -6,7 +6,6 @@ names the revision and position that it is based on, and the loser of a race rea
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -31,13 +30,13 @@ from everbeat.services.idempotency import EncodedResponse, Idempotency, repeated
 from everbeat.services.publisher import ChangePublisher
 from everbeat.services.quotas import QuotaService
 from everbeat.services.target_rules import RulesOf, no_rules
+from everbeat.services.time_slices import TimeSlices
 from everbeat.store.base import Store
 from everbeat.store.values import IdempotentResponse, Notice, ScheduleFilter
 
 MAX_BATCH = 1000
 _TRIES = 20
 _NOTICE_HORIZON = timedelta(seconds=60)
-_SLICE = 25
 
 
 class RegisteredSchedule(NamedTuple):
@@ -124,9 +123,9 @@ class ScheduleService:
         specs: list[Spec] = []
         errors: list[FieldError] = []
         seen: set[str] = set()
+        slices = TimeSlices()
         for index, item in enumerate(items):
-            if index % _SLICE == 0:
-                await asyncio.sleep(0)  # the tick loop of this process must not wait for a large batch
+            await slices.pause()  # the tick loop of this process must not wait for a large batch
             try:
                 spec = parse_definition(item, rules)
             except InvalidInput as error:
@@ -149,9 +148,9 @@ class ScheduleService:
             known = {schedule.spec.name: schedule for schedule in found.schedules}
             calendars = await self._calendars(tenant_id, [*specs, *(one.spec for one in found.schedules)])
             registered, writes = [], []
+            slices = TimeSlices()
             for index, spec in enumerate(specs):
-                if index % _SLICE == 0:
-                    await asyncio.sleep(0)
+                await slices.pause()
                 try:
                     write = self._registration(tenant_id, spec, known.get(spec.name), found.now, calendars)
                 except InvalidInput as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -27,12 +26,12 @@ from everbeat.services.payloads import LargePayloads
 from everbeat.services.publisher import ChangePublisher
 from everbeat.services.quotas import QuotaService
 from everbeat.services.target_rules import RulesOf, no_rules
+from everbeat.services.time_slices import TimeSlices
 from everbeat.store.base import Store
 from everbeat.store.values import SubmitResult, TaskFilter
 
 _MAX_ROWS = 1000
 _MAX_SHARED_TASKS = 100
-_SLICE = 250
 _TRIES = 5
 
 
@@ -128,9 +127,9 @@ class TaskService:
         has_single_key = key is not None and all(one.idempotency_key is None for one in task_inputs)
         ids = new_ids(len(task_inputs))
         rules = self._rules_of(tenant_id)
+        slices = TimeSlices()
         for index, one in enumerate(task_inputs):
-            if index % _SLICE == _SLICE - 1:
-                await asyncio.sleep(0)  # the tick loop of this process must not wait for a large batch
+            await slices.pause()  # the tick loop of this process must not wait for a large batch
             try:
                 task = new_task(one, ids[index], tenant_id, key=one.idempotency_key, traceparent=traceparent, rules=rules)
                 self._payloads.check(task)

@@ -81,7 +81,8 @@ async def large_definitions(target: Target) -> None:
     """Schedules and calendars with far too many values."""
     size = _size(target)
     bodies = {
-        "/v1/schedules/large": b'{"cron":"0 0 * * *","target":{"kind":"worker","type":"x"},"payload":%b}' % _filled(b"[],", size),
+        "/v1/schedules/large": b'{"cron":"0 0 * * *","target":{"kind":"worker","type":"x"},"payload":%b}'
+        % _filled(b"[],", size),
         "/v1/schedules/wide": b'{"cron":"0 0 * * *","target":{"kind":"worker","type":"x"},"labels":%b}' % _filled(b"{},", size),
         "/v1/calendars/dates": b'{"dates":%b}' % _filled(b'"2026-01-01",', size, after=b'"2026-01-02"]'),
         "/v1/calendars/file": json.dumps({"ics": "\r\n".join([_ICS_LINE] * (size // 30))}).encode(),
