@@ -15,7 +15,7 @@ from everbeat.api.paging import NoQuery
 from everbeat.api.responses import PauseList, PauseResponse, ResumeResponse
 from everbeat.api.routing import get, post
 from everbeat.core.access import Scope
-from everbeat.core.definitions import Instant, optional_rfc3339, rfc3339, utc, convert
+from everbeat.core.definitions import Instant, convert, optional_rfc3339, rfc3339, utc
 from everbeat.core.errors import Forbidden, InvalidInput
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.pauses import Pause
