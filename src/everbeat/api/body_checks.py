@@ -22,7 +22,6 @@ from typing import IO
 import msgspec
 import structlog
 
-import everbeat
 from everbeat.api.json_checker import ANSWER_LENGTH, LENGTHS, READY, OutlineAnswer, OutlineRequest, answer
 from everbeat.core.json_text import JsonOutline
 
@@ -149,7 +148,7 @@ class _CheckerProcess:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    package = str(Path(everbeat.__file__).parent.parent)
+    package = str(Path(__file__).parents[2])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.Popen(
         [sys.executable, "-m", "everbeat.api.json_checker"],
