@@ -34,7 +34,7 @@ def test_a_key_with_less_interrupts_the_share_of_the_largest_key_that_has_grown_
     assert (interrupted, stalled.size, moving.size, shares.bytes_held) == (["x"], 0, 40, 70)
 
 
-def test_many_keys_of_one_address_make_room_for_another_address() -> None:
+def test_many_keys_of_one_address_give_memory_to_another_address() -> None:
     shares, interrupted = MemoryShares(100), list[str]()
     for number in range(10):
         held(shares, 10, f"x{number}", interrupted=interrupted)

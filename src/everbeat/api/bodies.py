@@ -41,7 +41,7 @@ MAX_FIELDS_VALUES = 150_000
 _MIN_OPAQUE_BYTES = 4096
 _MAX_ERRORS = 100
 _DEADLINE_PASSED = "the deadline of the body has passed"
-_MADE_ROOM = "the body makes room for those of other callers"
+_GAVE_MEMORY = "the body gives its memory to those of other callers"
 _JSON_TYPE = re.compile(r"application/(json|[a-z0-9!#$&^_.+-]+\+json)", re.IGNORECASE)
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _REVISION = re.compile(r'(?:W/)?"(\d{1,18})"|(\d{1,18})')
@@ -220,7 +220,7 @@ async def _read_in_time(request: ApiRequest, length: int | None) -> bytes:
             finally:
                 deadline.cancel()
     except _Interrupted as interrupted:
-        if interrupted.reason == _MADE_ROOM:
+        if interrupted.reason == _GAVE_MEMORY:
             raise _overloaded() from None
         raise HttpProblem(TOO_SLOW, f"The body did not arrive within {body_limits.deadline_seconds:g} seconds.") from None
 
@@ -324,7 +324,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
 async def _outline(
     request: ApiRequest, raw: bytes, list_field: str | None, opaque: Opaque | None, max_items: int = 0
 ) -> JsonOutline:
-    """Check a large body. While it waits for its turn, it may have to make room for bodies of other callers."""
+    """Check a large body. While it waits for its turn, it may have to give its memory to those of other callers."""
     field, max_depth = (None, None) if opaque is None else opaque
     wanted = OutlineRequest(list_field, field, max_items, _MIN_OPAQUE_BYTES, None if max_depth is None else max_depth - 1)
     checks = request.context.body_checks
@@ -457,11 +457,11 @@ def _interruptible(share: MemoryShare) -> Generator[Callable[[str], None]]:
             share.interrupt = None
             task.cancel(reason)
 
-    share.interrupt = functools.partial(interrupt, _MADE_ROOM)
+    share.interrupt = functools.partial(interrupt, _GAVE_MEMORY)
     try:
         yield interrupt
     except asyncio.CancelledError as cancelled:
-        if cancelled.args not in ((_DEADLINE_PASSED,), (_MADE_ROOM,)) or task.uncancel() > 0:
+        if cancelled.args not in ((_DEADLINE_PASSED,), (_GAVE_MEMORY,)) or task.uncancel() > 0:
             raise
         raise _Interrupted(cancelled.args[0]) from None
     finally:

@@ -28,7 +28,7 @@ class MemoryShare:
 
     def grow(self, count: int, limit: int | None = None) -> bool:
         """Take more memory, so that all holders together have at most `limit`. Return False if that is not possible."""
-        if not self._owner.make_room(self._groups, count, limit):
+        if not self._owner.free_memory(self._groups, count, limit):
             return False
         self._add(count)
         for group in self._groups:  # to the end: it has grown most recently
@@ -77,7 +77,7 @@ class MemoryShares:
         groups = (self._by_key, key), (self._by_address, address)
         return MemoryShare(self, tuple(siblings.get(name) or _Group(name, siblings) for siblings, name in groups))
 
-    def make_room(self, groups: tuple[_Group, ...], count: int, limit: int | None = None) -> bool:
+    def free_memory(self, groups: tuple[_Group, ...], count: int, limit: int | None = None) -> bool:
         """Interrupt holders of other groups until `count` more bytes fit. Return False if none holds more than these groups."""
         limit = self._max_bytes if limit is None else min(limit, self._max_bytes)
         while self.bytes_held + count > limit:
