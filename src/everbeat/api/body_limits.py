@@ -2,7 +2,7 @@
 
 The size of each body is limited, but thousands of clients may send at the same time. Small bodies may use all of the memory.
 Large bodies may use only a part of it, so that clients that send many of them affect only each other. The memory is shared
-fairly between keys and addresses (`memory_shares.py`): bodies that stall give theirs to those of others. Large bodies also share
+fairly between keys and addresses (`memory_shares.py`): bodies that stall give theirs to others. Large bodies also share
 a maximum rate, in equal parts for the keys that send them: read at the full speed of a local network, they would leave too
 little CPU time for the tick loop.
 """
