@@ -7,6 +7,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 UV_COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet
 # Three processes even on two cores, because many cluster tests mostly wait.
 PYTEST_WORKERS ?= 3
+# The port of `make run`.
+PORT ?= 8080
 
 .DEFAULT_GOAL := help
 .PHONY: help install run tools services test chaos fuzz attack docs check fmt lint types imports bench lock clean
@@ -29,8 +31,8 @@ $(VENV)/.installed: $(VENV)/.runnable requirements-dev.lock
 
 install: $(VENV)/.installed ## Install Everbeat and its development tools into .venv
 
-run: $(VENV)/.runnable ## Start Everbeat on this machine with a demo schedule
-	@$(BIN)/everbeat dev --demo
+run: $(VENV)/.runnable ## Start Everbeat on this machine with a demo schedule (make run PORT=8099 on another port)
+	@$(BIN)/everbeat dev --demo --port $(PORT)
 
 tools: ## Install pgbouncer, which some tests need (Debian, as root)
 	@command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer || \

@@ -29,6 +29,7 @@ from everbeat.client.tasks import Task, named_input, submit_task
 from everbeat.client.urls import DEFAULT_URL, is_server, validate_urls
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.protocol import DEFAULT_LEASE_SECONDS
+from everbeat.logs import set_library_level
 from everbeat.worker.context import Context
 
 DEFAULT_NAME = "everbeat"
@@ -247,12 +248,16 @@ class Everbeat:
         prune: bool = False,
         grace_seconds: float = 30.0,
         lease_seconds: float = DEFAULT_LEASE_SECONDS,
+        log_level: str | None = None,
     ) -> AsyncIterator[Everbeat]:
         """Run the app in this process until the end of the block.
 
         If the URL is a database, this starts a scheduler and a worker. Several such processes can share one database;
-        together they fire each tick once. If the URL is a server, this starts a worker.
+        together they fire each tick once. If the URL is a server, this starts a worker. `log_level` is the level of the logger
+        `everbeat`; by default EVERBEAT_LOG_LEVEL, and otherwise as the process has configured it.
         """
+        if (level := log_level or os.environ.get("EVERBEAT_LOG_LEVEL")) is not None:
+            set_library_level(level)
         if self._is_running:
             raise RegistrationError("this app is already running in this process")
         self._is_running = True

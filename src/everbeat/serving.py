@@ -206,7 +206,8 @@ def listen(settings: Settings) -> socket.socket:
     """Open the listening socket."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # On Windows, SO_REUSEADDR would let a second server listen on the same port.
+    listener.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR), 1)
     try:
         listener.bind((settings.host, settings.port))
         listener.listen(_BACKLOG)

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from everbeat.logs import get_logger
 from everbeat.services.events import (
     AttemptEnded,
     BlobCallFailed,
@@ -95,19 +96,6 @@ def capture_library_logs() -> None:
     logging.captureWarnings(True)
 
 
-def _library_logger() -> Any:
-    """Return a logger that uses the logging configuration of the host process, for a node embedded in it."""
-    return structlog.wrap_logger(
-        logging.getLogger("everbeat"),
-        processors=[
-            structlog.stdlib.filter_by_level,
-            structlog.processors.format_exc_info,
-            structlog.processors.KeyValueRenderer(key_order=["event"]),
-        ],
-        wrapper_class=structlog.stdlib.BoundLogger,
-    )
-
-
 class Metrics:
     """The Prometheus metrics of a node."""
 
@@ -168,7 +156,7 @@ class Telemetry:
     def __init__(self) -> None:
         self.metrics = Metrics()
         self._warned_of_lock_at = float("-inf")
-        self.log = structlog.get_logger("everbeat") if structlog.is_configured() else _library_logger()
+        self.log = get_logger()
 
     def exposition(self) -> bytes:
         return generate_latest(self.metrics.registry)

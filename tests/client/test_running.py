@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from everbeat import Context, Everbeat
 from everbeat.client.errors import BlockingCall, RegistrationError
+from everbeat.core.errors import InvalidInput
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -113,3 +115,27 @@ async def test_a_failed_start_can_be_repeated(eb: Everbeat, ticks: asyncio.Queue
     del eb.registry.schedules["ping"]["cron"]
     async with eb.running(), asyncio.timeout(20):
         await ticks.get()
+
+
+@pytest.mark.parametrize(("level", "is_logged"), [("info", True), ("warning", False)])
+async def test_the_log_level_applies(
+    level: str, is_logged: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger("everbeat")
+    monkeypatch.setattr(logger, "level", logger.level)
+    eb = Everbeat(f"sqlite:///{tmp_path}/log.db")
+    eb.task(name="work")(lambda: None)
+    async with eb.running(log_level=level):
+        pass
+    assert any("worker_started" in record.getMessage() for record in caplog.records) is is_logged
+    caplog.clear()
+    monkeypatch.setenv("EVERBEAT_LOG_LEVEL", level)
+    async with eb.running():
+        pass
+    assert any("worker_started" in record.getMessage() for record in caplog.records) is is_logged
+
+
+async def test_a_wrong_log_level_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="log_level: 'loud' is not one of debug, info"):
+        async with Everbeat(f"sqlite:///{tmp_path}/log.db").running(log_level="loud"):
+            pass

@@ -80,3 +80,11 @@ def test_the_examples_of_exactly_once_effects_are_correct() -> None:
 def query(statement: str) -> Any:
     with closing(sqlite3.connect("bank.db")) as bank:
         return bank.execute(statement).fetchone()[0]
+
+
+def test_the_example_of_tests_passes_outside_the_repository_and_without_plugins(tmp_path: Path) -> None:
+    for path in (ROOT / "examples" / "testing").glob("*.py"):
+        (tmp_path / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

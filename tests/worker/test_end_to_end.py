@@ -320,7 +320,7 @@ def test_processes_end_when_their_parent_is_killed_before_they_start(deployment:
 
 def test_dev_runs_an_app_in_its_own_process(deployment: Deployment) -> None:
     database = f"sqlite:///{deployment.folder}/dev.db"
-    arguments = ("dev", "shop:eb", "--port", str(deployment.port), "--database-url", database)
+    arguments = ("dev", "shop:eb", "--no-reload", "--port", str(deployment.port), "--database-url", database)
     deployment.server = ServerProcess(*arguments, folder=deployment.folder, env=deployment.env, name="dev")
     deployment.start_server()
     wait_until(lambda: "is running in this process" in deployment.server.logs(), 10, deployment.server.logs)

@@ -12,13 +12,15 @@ import click
 from everbeat.app import Everbeat
 from everbeat.cli.demo import DEMO_SCHEDULE, DemoHandler
 from everbeat.cli.options import server_options
-from everbeat.cli.worker import load_app
+from everbeat.cli.reload import arguments_of_child, run_reloading
+from everbeat.cli.worker import load_app, wait_until_stopped
 from everbeat.client.inprocess import InProcessTransport
 from everbeat.client.urls import is_server
 from everbeat.config import Settings, load_settings
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.server import Node
 from everbeat.telemetry import capture_library_logs, configure_logging
+from everbeat.worker.processes import pop_parent_pid
 from everbeat.worker.runtime import Worker
 from everbeat.worker.signals import StopSignal, run_until_signalled
 
@@ -40,12 +42,17 @@ def serve(config: Path | None, **flags: Any) -> None:
 @click.argument("app", metavar="[MODULE:APP]", required=False)
 @server_options
 @click.option("--demo", is_flag=True, help="Register a demo schedule and show its ticks.")
-def dev(app: str | None, config: Path | None, demo: bool, **flags: Any) -> None:
+@click.option("--reload/--no-reload", default=True, show_default=True, help="Restart when a Python file of the app changes.")
+@click.pass_context
+def dev(context: click.Context, /, app: str | None, config: Path | None, demo: bool, reload: bool, **flags: Any) -> None:
     """Run a server, scheduler and worker in one process, for development.
 
     The database is an SQLite file. With MODULE:APP, such as reports:eb, the schedules of that app are registered and its
-    tasks are run.
+    tasks are run. When a Python file in the current directory changes, they are restarted.
     """
+    if app is not None and reload:
+        context.exit(run_reloading(arguments_of_child(), Path.cwd()))
+    parent = pop_parent_pid()
     loaded = None if app is None else load_app(app)
     defaults: dict[str, Any] = {"log_format": "console", "log_level": "warning", "auth": "off", "migrate": True}
     defaults["webhook_allow"] = "localhost,127.0.0.0/8,::1/128"
@@ -60,14 +67,14 @@ def dev(app: str | None, config: Path | None, demo: bool, **flags: Any) -> None:
         if loaded is None:
             await node.run(stopping.requested, lambda started: _print_welcome(started, demo))
         else:
-            await _run_with_app(node, loaded, demo, stopping)
+            await _run_with_app(node, loaded, demo, stopping, parent)
         click.echo("Stopped. The catch_up policy of each schedule applies to ticks that become due before the next start.")
 
     run_until_signalled(run)
     sys.stdout.flush()
 
 
-async def _run_with_app(node: Node, app: Everbeat, demo: bool, stopping: StopSignal) -> None:
+async def _run_with_app(node: Node, app: Everbeat, demo: bool, stopping: StopSignal, parent: int | None) -> None:
     """Run the node and a worker. The worker is stopped first, so that the node can still process its reports and releases."""
     transport = InProcessTransport(node)
     worker = Worker(app.registry, transport)
@@ -83,9 +90,7 @@ async def _run_with_app(node: Node, app: Everbeat, demo: bool, stopping: StopSig
 
     with app.attached(transport):
         running = asyncio.create_task(node.run(node_stopping, on_started))
-        requested = asyncio.create_task(stopping.requested.wait())
-        await asyncio.wait({running, requested}, return_when=asyncio.FIRST_COMPLETED)
-        requested.cancel()
+        await wait_until_stopped(stopping, parent, running)
         await worker.stop()
         node_stopping.set()
         await running

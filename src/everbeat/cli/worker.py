@@ -177,7 +177,7 @@ async def _work(app: Everbeat, url: str | None, options: _Options, stopping: Sto
         stopping.on_second_signal = runtime.release_all_leases
         tune_garbage_collector()
         running = asyncio.create_task(runtime.run())
-        await _wait_until_stopped(stopping, options.parent, running)
+        await wait_until_stopped(stopping, options.parent, running)
         if not running.done():
             await runtime.stop()
         await running
@@ -223,10 +223,10 @@ async def _run_in_process(app: Everbeat, url: str | None, options: _Options, sto
         lease_seconds=options.lease_seconds,
     ):
         tune_garbage_collector()
-        await _wait_until_stopped(stopping, options.parent)
+        await wait_until_stopped(stopping, options.parent)
 
 
-async def _wait_until_stopped(stopping: StopSignal, parent: int | None, *others: asyncio.Task[None]) -> None:
+async def wait_until_stopped(stopping: StopSignal, parent: int | None, *others: asyncio.Task[None]) -> None:
     """Wait for a signal, the end of one of the other tasks, or the end of the parent process."""
     requested = asyncio.create_task(stopping.requested.wait())
     while not _has_parent_ended(parent):

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from time import monotonic
 from types import FrameType
+from typing import Any
 
 import structlog
 
@@ -40,7 +41,7 @@ class WorkerProcess:
     def start(self) -> None:
         self._started_at = monotonic()
         environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
-        self.process = subprocess.Popen(self._command, env=environment, process_group=0)
+        self.process = subprocess.Popen(self._command, env=environment, **group_options())
 
     def ended(self) -> int | None:
         """Return the exit code if the process has ended since the last call, else None. Sets the time of the restart."""
@@ -113,6 +114,11 @@ class WorkerProcesses:
     def _signal_all(self, number: int) -> None:
         for child in self._children:
             child.send(number)
+
+
+def group_options() -> dict[str, Any]:
+    """Return the options of Popen that give a child a process group of its own. Windows has another one."""
+    return {"process_group": 0} if os.name == "posix" else {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}  # type: ignore[attr-defined]
 
 
 def command_of(arguments: Sequence[str]) -> list[str]:

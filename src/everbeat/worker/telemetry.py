@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 
-import structlog
-
 from everbeat.core.tasks import ClaimedTask
+from everbeat.logs import get_logger
 from everbeat.worker.running_task import RunningTask
 
 _MAX_LINES_PER_SECOND = 20
@@ -33,7 +32,7 @@ class WorkerTelemetry:
 
     def __init__(self, worker: str) -> None:
         self.stats = Stats()
-        self._log = structlog.get_logger("everbeat").bind(worker=worker)
+        self._log = get_logger().bind(worker=worker)
         self._lock = threading.Lock()
         self._unavailable_since: float | None = None
         self._is_outage_logged = False
