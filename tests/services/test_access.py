@@ -347,6 +347,19 @@ async def test_changes_of_keys_publish_a_notice(observed: ObservedStore) -> None
     assert notices == [Notice.KEYS] * 2
 
 
+def test_a_long_poll_with_many_names_counts_several_times() -> None:
+    limits = RequestLimits(max_polls_per_key=10)
+    key, other = UUID(int=1), UUID(int=2)
+    with limits.open_poll(key, 49), limits.open_poll(key, 100), limits.open_poll(key, 299):  # 1 + 3 + 6
+        with pytest.raises(TooManyRequests), limits.open_poll(key):
+            pass
+        with limits.open_poll(other, 1100), pytest.raises(TooManyRequests), limits.open_poll(other):
+            pass  # the only one may be larger than the limit
+    with limits.open_poll(key, 450):
+        pass
+    assert limits._open_polls == {}
+
+
 # The start of a server
 
 LOOPBACK = AuthSettings("auto", None, "127.0.0.1", True)

@@ -96,10 +96,13 @@ class ApiRequest:
         sessions = KeySessions() if access is None else access.sessions
         return sessions.open(self.caller)
 
-    def open_poll(self) -> AbstractContextManager[None]:
-        """Count a long poll of the caller's key, in a `with` statement. Raises TooManyRequests if it has too many."""
+    def open_poll(self, names: int) -> AbstractContextManager[None]:
+        """Count a long poll of the caller's key, in a `with` statement. Raises TooManyRequests if it has too many.
+
+        `names`: the number of queues and types of the poll.
+        """
         access, key_id = self.context.access, self.caller.key_id
-        return nullcontext() if access is None or key_id is None else access.limits.open_poll(key_id)
+        return nullcontext() if access is None or key_id is None else access.limits.open_poll(key_id, names)
 
 
 class Response:

@@ -156,7 +156,7 @@ async def claim_tasks(request: ApiRequest) -> Response:
     claim = await read_as(request, LeaseClaimRequest)
     service, caller = request.context.leases, request.caller
     if claim.wait_seconds > 0:
-        with request.open_poll(), request.open_session() as session:
+        with request.open_poll(len(claim.queues) + len(claim.types or ())), request.open_session() as session:
             tasks = await _claim_until_disconnected(service, caller, claim, request.receive, session)
             return json_response(claimed_body(tasks))
     return json_response(claimed_body(await service.claim(caller.lease_tenant_id, claim, queues=caller.queues)))

@@ -18,6 +18,7 @@ from everbeat.core.rates import Rate, admit
 
 _MAX_ENTRIES = 50_000
 _POLL_RETRY_SECONDS = 5.0
+_NAMES_PER_POLL = 50
 
 
 class RequestRates(NamedTuple):
@@ -95,19 +96,20 @@ class RequestLimits:
             raise TooManyRequests("This address has exceeded its limit of requests per second.", wait)
 
     @contextmanager
-    def open_poll(self, key_id: UUID) -> Iterator[None]:
-        """Count a long poll while it is open."""
-        if self._max_polls is not None and self._open_polls[key_id] >= self._max_polls:
+    def open_poll(self, key_id: UUID, names: int = 0) -> Iterator[None]:
+        """Count a long poll while it is open: more than once if it names many queues and types, because of the memory."""
+        weight = 1 + names // _NAMES_PER_POLL
+        if self._max_polls is not None and self._open_polls[key_id] and self._open_polls[key_id] + weight > self._max_polls:
             raise TooManyRequests(
-                f"This API key has {self._max_polls} open long polls on this node, which is the limit; claim without "
-                "wait_seconds, with a larger max and fewer polls, or with another key.",
+                f"This API key may have {self._max_polls} open long polls on this node, and would have more; claim without "
+                "wait_seconds, with fewer polls and a larger max, with fewer queues and types, or with another key.",
                 _POLL_RETRY_SECONDS,
             )
-        self._open_polls[key_id] += 1
+        self._open_polls[key_id] += weight
         try:
             yield
         finally:
-            self._open_polls[key_id] -= 1
+            self._open_polls[key_id] -= weight
             if not self._open_polls[key_id]:
                 del self._open_polls[key_id]
 
