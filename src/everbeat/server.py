@@ -275,9 +275,9 @@ class Node(EmbeddedNode):
 
     def _log_started(self) -> None:
         gc.freeze()
-        # While a body with many small objects is decoded, the tick loop has to wait. With the default threshold of 700 objects,
-        # garbage collection would take three times as long as decoding.
-        gc.set_threshold(50_000, 20, 50)
+        # The tick loop waits for garbage collections. With the default threshold of 700 objects they take too much of the time
+        # in all; with a much higher one, a single collection takes too long while thousands of connections are opened.
+        gc.set_threshold(5_000, 4, 250)
         if self.store.dialect == "sqlite":
             # The writer thread has to acquire the GIL after every row. With the default interval, it would wait 5 ms each
             # time that the event loop is busy.
