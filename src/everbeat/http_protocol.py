@@ -204,7 +204,10 @@ class ServerConnection(asyncio.Protocol):
             )
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        name = name.lower()
+        if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            raise _HeadRefused(HttpProblem(MALFORMED, "The only transfer encoding that is supported is chunked."))
+        self._headers.append((name, value))
         if len(self._headers) > MAX_HEADERS:
             raise _HeadRefused(HttpProblem(HEAD_TOO_LARGE, f"A request may have at most {MAX_HEADERS} headers."))
 

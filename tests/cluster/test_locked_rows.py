@@ -77,7 +77,8 @@ def _pass(seconds: float) -> None:
     wait_until(lambda: time.monotonic() >= until, seconds + 5)
 
 
-# The bound is 50 ms. Beside other tests a node may be ten times as slow; a node that waits for the lock is so by seconds.
+# The bound is 50 ms, or 1.5 times the lag before the lock if the machine is busy. Beside other tests a node may be ten times as
+# slow; a node that waits for the lock is so by seconds.
 @pytest.mark.parametrize(("seconds", "max_lag"), [(4, 0.5), pytest.param(20, 0.05, marks=pytest.mark.chaos)])
 def test_a_locked_schedule_delays_no_other_and_fires_when_it_is_released(
     seconds: float, max_lag: float, postgres_server: PostgresAdmin, postgres_url: str, tmp_path: Path
@@ -86,6 +87,7 @@ def test_a_locked_schedule_delays_no_other_and_fires_when_it_is_released(
         node = cluster.add()
         cluster.register(100)
         cluster.wait_firing(postgres_server, 300)
+        max_lag = max(max_lag, 1.5 * _p99(cluster, postgres_server, "true"))
         with RowLock(postgres_url, "schedules", "name = 'job-0'") as lock:
             _pass(seconds)
             during = f"scheduled_for >= '{lock.locked_at}'"
@@ -129,7 +131,7 @@ def test_locked_rows_of_other_tables_delay_no_schedule_outside_a_locked_partitio
         cluster.register(100)
         cluster.wait_firing(postgres_server, 300)
         assert node.client.post("/v1/tasks", json={"type": "t"}, headers={"Idempotency-Key": "k"}).status_code == 201
-        before = _epochs(cluster)
+        before, max_lag = _epochs(cluster), max(max_lag, 1.5 * _p99(cluster, postgres_server, "true"))
         held = [locks.enter_context(RowLock(postgres_url, table, where)) for table, where in LOCKS.items()]
         begins = max(lock.locked_at for lock in held)
         _pass(seconds)
