@@ -23,11 +23,14 @@ from everbeat.services.audit import AuditService
 from everbeat.services.backfill import BackfillService
 from everbeat.services.blobs import BlobStore
 from everbeat.services.calendars import CalendarService
+from everbeat.services.callbacks import CallbackKey, CallbackService
 from everbeat.services.cluster import ClusterService
 from everbeat.services.collector import Collector
 from everbeat.services.dead_letters import DeadLetterService
 from everbeat.services.deliverer import Deliverer, DeliveryLeases
+from everbeat.services.delivery_preparation import WebhookPreparation
 from everbeat.services.delivery_reports import DeliveryReports
+from everbeat.services.endpoints import EndpointService
 from everbeat.services.event_stream import EventRelay, EventStream
 from everbeat.services.events import Emit, ignore
 from everbeat.services.explainer import Explainer
@@ -139,6 +142,7 @@ class Engine:
         store, timelines, late_seconds = self.store, self.timelines, self.settings.late_after_seconds
         self.schedules = ScheduleService(store, timelines, self.publisher, self.quotas, rules_of=self.target_rules.of)
         self.calendars = CalendarService(store, self.schedules)
+        self.endpoints = EndpointService(store, rules_of=self.target_rules.of)
         self.backfill = BackfillService(store, self.schedules, self.tasks, timelines)
         self.ledger = LedgerService(store, timelines, late_seconds=late_seconds)
         self.audit = AuditService(store, timelines, late_seconds=late_seconds)
@@ -169,6 +173,8 @@ class Engine:
             total_seconds=settings.task_total_seconds,
             random_fraction=self._random_fraction,
         )
+        key = CallbackKey(store)
+        self.callbacks = CallbackService(key, self.leases)
         self.deliverer = Deliverer(
             store,
             self.publisher,
@@ -180,6 +186,9 @@ class Engine:
             slots=settings.delivery_concurrency,
             poll_interval_seconds=_POLL_INTERVAL_SECONDS[store.dialect],
             total_seconds=settings.task_total_seconds,
+            preparation=WebhookPreparation(
+                store, key, callback_url=settings.callback_url, max_concurrent=settings.webhook_max_concurrent
+            ),
             monotonic=self.clock.monotonic,
             emit=self._emit,
         )

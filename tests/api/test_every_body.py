@@ -17,7 +17,7 @@ ROUTES = [
     (method.upper(), path)
     for path, methods in sorted(DOCUMENT["paths"].items())
     for method, operation in methods.items()
-    if "requestBody" in operation
+    if "requestBody" in operation and not path.startswith("/v1/callbacks/")  # the token is checked before the body
 ]
 EVERY_ROUTE = pytest.mark.parametrize(("method", "path"), ROUTES, ids=[" ".join(route) for route in ROUTES])
 

@@ -11,8 +11,10 @@ from everbeat.api import (
     audit,
     audit_log,
     calendars,
+    callbacks,
     cluster,
     dead_letters,
+    endpoints,
     events,
     executions,
     health,
@@ -54,6 +56,8 @@ ROUTES: tuple[Route, ...] = (
     *cluster.ROUTES,
     *events.ROUTES,
     *calendars.ROUTES,
+    *endpoints.ROUTES,
+    *callbacks.ROUTES,
     *health.ROUTES,
 )
 

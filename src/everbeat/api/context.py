@@ -13,8 +13,10 @@ from everbeat.services.access import Authenticator
 from everbeat.services.audit import AuditService
 from everbeat.services.backfill import BackfillService
 from everbeat.services.calendars import CalendarService
+from everbeat.services.callbacks import CallbackService
 from everbeat.services.cluster import ClusterService
 from everbeat.services.dead_letters import DeadLetterService
+from everbeat.services.endpoints import EndpointService
 from everbeat.services.event_stream import EventStream
 from everbeat.services.explainer import Explainer
 from everbeat.services.idempotent_responses import IdempotentResponses
@@ -58,6 +60,8 @@ class ApiContext(NamedTuple):
     cluster: ClusterService
     workers: WorkerDirectory
     calendars: CalendarService
+    endpoints: EndpointService
+    callbacks: CallbackService
     tenants: TenantService
     pauses: PauseService
     keys: KeyService
@@ -99,6 +103,8 @@ class ApiContext(NamedTuple):
             cluster=engine.cluster,
             workers=engine.workers,
             calendars=engine.calendars,
+            endpoints=engine.endpoints,
+            callbacks=engine.callbacks,
             tenants=engine.tenants,
             pauses=engine.pauses,
             keys=engine.keys,

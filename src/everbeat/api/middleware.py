@@ -46,6 +46,8 @@ _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]@/]+)(?::(\d{1,5}))?")
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _HEADERS = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 _PAGE_HEADERS = ((b"x-content-type-options", b"nosniff"),)  # pages and static files say themselves how long they may be kept
+# The handlers of these paths check a token of their own instead of an API key.
+_TOKEN_PATHS = ("/v1/callbacks/",)
 _KEY_IN_URL = (
     "The URL contains an API key. URLs are recorded in logs, proxies and browser histories. Revoke this key, create a new one, "
     "and send it in the header Authorization: Bearer eb_…"
@@ -126,6 +128,8 @@ class RequestMiddleware:
     async def _caller(self, request: ApiRequest) -> Caller:
         """Authenticate the request. Open paths need no key and do not count toward rate limits."""
         access = self._access
+        if request.path.startswith(_TOKEN_PATHS):
+            return self._token_caller(request)
         if access is None or request.path in self._open_paths:
             return LOCAL_CALLER.with_request(request.request_id, None)
         address = _address(request, access)
@@ -136,6 +140,14 @@ class RequestMiddleware:
             credentials = self._pages.credentials(request)
         caller = await access.authenticate(credentials, address)
         return caller.with_request(request.request_id, address)
+
+    def _token_caller(self, request: ApiRequest) -> Caller:
+        """Return a caller without any scope: the handlers of these paths check a token of their own."""
+        address = None
+        if self._access is not None:
+            address = _address(request, self._access)
+            self._access.limits.check_address(address)
+        return LOCAL_CALLER._replace(scopes=frozenset()).with_request(request.request_id, address)
 
     def _check_origin(self, request: ApiRequest) -> None:
         if self._hosts is None or (self._access is not None and self._access.is_required):

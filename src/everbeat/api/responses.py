@@ -9,6 +9,7 @@ import msgspec
 
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.calendars import WEEKDAYS
+from everbeat.core.endpoints import Method
 from everbeat.core.explain import Verdict
 from everbeat.core.pauses import PauseScope
 from everbeat.core.responses import (
@@ -249,6 +250,45 @@ class CalendarResponse(msgspec.Struct, kw_only=True):
 class CalendarList(msgspec.Struct):
     items: list[CalendarResponse]
     next_cursor: str | None
+
+
+class EndpointResponse(msgspec.Struct, kw_only=True):
+    """An endpoint. The values of its headers are never returned: null stands for a stored value.
+
+    `secret`: the signing secret, only in the response to the request that made it. `old_secret_until`: until when requests are
+    also signed with the secret before the last rotation.
+    """
+
+    name: str
+    url: str
+    method: Method | None
+    headers: dict[str, None]
+    max_concurrent: int | None
+    rate_per_second: float | int | None
+    secret: str | msgspec.UnsetType = msgspec.UNSET
+    old_secret_until: Time | None
+    revision: int
+    created_at: Time
+    updated_at: Time
+
+
+class EndpointList(msgspec.Struct):
+    items: list[EndpointResponse]
+    next_cursor: str | None
+
+
+class CallbackResponse(msgspec.Struct):
+    """`stale`: the attempt has ended, and nothing changed. `next`: what follows a failure."""
+
+    status: Literal["ok", "stale"]
+    next: Literal["retry", "dead", "failed"] | None = None
+
+
+class CallbackHeartbeatResponse(msgspec.Struct):
+    """`cancel`: the task is to be cancelled. `lease_until`: when the attempt ends unless its end is reported before."""
+
+    status: Literal["ok", "stale", "cancel"]
+    lease_until: Time | None
 
 
 class PauseResponse(msgspec.Struct, kw_only=True):

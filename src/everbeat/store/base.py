@@ -16,6 +16,7 @@ from uuid import UUID
 from everbeat.core.access import AuditLogEntry
 from everbeat.core.calendars import Calendar
 from everbeat.core.changes import ScheduleWrite
+from everbeat.core.endpoints import WebhookEndpoint
 from everbeat.core.fairness import ClaimStep, Flow
 from everbeat.core.keys import ApiKey
 from everbeat.core.pauses import Pause
@@ -464,6 +465,32 @@ class Store(Protocol):
 
     async def schedule_using_calendar(self, tenant_id: UUID, name: str) -> list[Schedule]:
         """Schedules whose rule may refer to the calendar. The caller checks this."""
+
+    # Endpoints
+
+    async def endpoint_list(self, tenant_id: UUID, *, after_name: str | None, limit: int) -> list[WebhookEndpoint]:
+        """The tenant's endpoints in order of name, after the given name."""
+
+    async def endpoint_find(self, keys: Sequence[tuple[UUID, str]]) -> list[WebhookEndpoint]:
+        """The endpoints with these tenants and names."""
+
+    async def endpoint_write(
+        self,
+        endpoint: WebhookEndpoint,
+        *,
+        expected: int | None,
+        audit_log: Sequence[AuditLogEntry] = (),
+        now: datetime | None = None,
+    ) -> bool:
+        """Write an endpoint, and return whether it was as expected. `expected`: its revision, None if it must be new."""
+
+    async def endpoint_delete(
+        self, tenant_id: UUID, name: str, *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
+    ) -> int:
+        """Delete an endpoint."""
+
+    async def server_secret(self, name: str, candidate: str, *, now: datetime | None = None) -> str:
+        """The secret of the server with this name. If there is none, the candidate becomes the secret."""
 
     # Tenants
 

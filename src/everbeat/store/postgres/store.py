@@ -11,6 +11,7 @@ from everbeat.store.base import Observer
 from everbeat.store.postgres.base import PostgresBase, PostgresDatabase
 from everbeat.store.postgres.calendars import PostgresCalendars
 from everbeat.store.postgres.dead_letters import PostgresDeadLetters
+from everbeat.store.postgres.endpoints import PostgresEndpoints
 from everbeat.store.postgres.keys import PostgresKeys
 from everbeat.store.postgres.leases import PostgresLeases
 from everbeat.store.postgres.maintenance import PostgresMaintenance
@@ -30,6 +31,7 @@ class PostgresStore(
     PostgresLeases,
     PostgresPartitions,
     PostgresCalendars,
+    PostgresEndpoints,
     PostgresTenants,
     PostgresKeys,
     PostgresWorkers,

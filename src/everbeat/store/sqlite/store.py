@@ -10,6 +10,7 @@ from everbeat.store.base import Observer
 from everbeat.store.notices import Notices
 from everbeat.store.sqlite.calendars import SqliteCalendars
 from everbeat.store.sqlite.dead_letters import SqliteDeadLetters
+from everbeat.store.sqlite.endpoints import SqliteEndpoints
 from everbeat.store.sqlite.keys import SqliteKeys
 from everbeat.store.sqlite.leases import SqliteLeases
 from everbeat.store.sqlite.maintenance import SqliteMaintenance
@@ -29,6 +30,7 @@ class SqliteStore(
     SqliteLeases,
     SqlitePartitions,
     SqliteCalendars,
+    SqliteEndpoints,
     SqliteTenants,
     SqliteKeys,
     SqliteWorkers,
