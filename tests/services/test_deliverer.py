@@ -46,7 +46,7 @@ async def test_a_delivered_task_is_completed_with_its_result_and_response(node: 
     response = DeliveryResponse(duration_ms=3.5, status=200, size=2, body="ok")
     node.target.behaviors["a"] = answering(Delivered({"sum": 3}, response))
     async with node.running():
-        task = await node.submit(payload={"x": 1})
+        task = await node.submit(payload=msgspec.Raw(b'{"x":1}'))
         done = await node.ended(task)
     assert (done.state, done.attempt, msgspec.json.decode(done.result or b"")) == (TaskState.COMPLETED, 1, {"sum": 3})
     assert msgspec.json.decode(done.response or b"", type=DeliveryResponse) == response

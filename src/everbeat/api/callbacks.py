@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.api import paging
-from everbeat.api.bodies import as_struct, decode, read_body
+from everbeat.api.bodies import RESULT, Opaque, decode_as, read_body
 from everbeat.api.messages import ApiRequest, Response, json_response
 from everbeat.api.operations import Body, Operation, Success
 from everbeat.api.paging import NoQuery
@@ -18,11 +18,12 @@ from everbeat.core.callbacks import CallbackClaims
 from everbeat.core.definitions import optional_rfc3339
 from everbeat.core.protocol import MAX_DELAY_SECONDS, ErrorInput, LeaseFailure, LeaseHeartbeat, Progress
 
+_NO_RESULT = msgspec.Raw(b"null")
 _STALE = "`stale`: the attempt has ended, and nothing changed."
 
 
 class CallbackResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    result: Any = None
+    result: msgspec.Raw = msgspec.field(default_factory=lambda: _NO_RESULT)
 
 
 class CallbackFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,7 +52,7 @@ class CallbackHeartbeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ),
 )
 async def complete_callback(request: ApiRequest) -> Response:
-    claims, body = await _read(request, CallbackResult, is_required=False)
+    claims, body = await _read(request, CallbackResult, is_required=False, opaque=RESULT)
     result = await request.context.callbacks.complete(claims, body.result)
     return json_response(CallbackResponse(result.status))
 
@@ -105,12 +106,14 @@ async def heartbeat_callback(request: ApiRequest) -> Response:
     return json_response(CallbackHeartbeatResponse(status, optional_rfc3339(result.lease_until)))
 
 
-async def _read(request: ApiRequest, type_: Any, *, is_required: bool = True) -> tuple[CallbackClaims, Any]:
+async def _read(
+    request: ApiRequest, type_: Any, *, is_required: bool = True, opaque: Opaque | None = None
+) -> tuple[CallbackClaims, Any]:
     """Check the token before the body is read, and return what it allows, and the body."""
     claims = await request.context.callbacks.claims(_task_id(request.path_params["id"]), _token(request))
     paging.parse_query(request, NoQuery)
     raw = await read_body(request, is_required=is_required)
-    return claims, as_struct(await decode(raw) if raw else {}, type_)
+    return claims, await decode_as(request, raw or b"{}", type_, opaque=opaque)
 
 
 def _task_id(text: str) -> UUID:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everbeat.api import paging
-from everbeat.api.bodies import as_struct, read_json
+from everbeat.api.bodies import read_as
 from everbeat.api.messages import NO_CONTENT, ApiRequest, Response, json_response
 from everbeat.api.operations import Body, Operation, Success
 from everbeat.api.paging import NoQuery, PageQuery
@@ -12,6 +12,7 @@ from everbeat.api.routing import delete, get, post, put
 from everbeat.core.access import Scope
 from everbeat.core.definitions import number, optional_rfc3339, rfc3339
 from everbeat.core.endpoints import EndpointInput, WebhookEndpoint
+from everbeat.core.target_secrets import shown_headers
 
 _EXAMPLE = {
     "url": "https://billing.example.org/hooks",
@@ -45,7 +46,7 @@ async def list_endpoints(request: ApiRequest) -> Response:
     Operation(
         id="getEndpoint",
         tag="Endpoints",
-        summary="Read an endpoint, without its secrets and the values of its headers",
+        summary="Read an endpoint, without its secrets",
         responses={200: Success("The endpoint.", EndpointResponse, headers=("ETag",))},
         query=NoQuery,
         problems=(404,),
@@ -74,7 +75,7 @@ async def get_endpoint(request: ApiRequest) -> Response:
 )
 async def put_endpoint(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    given = as_struct(await read_json(request), EndpointInput)
+    given = await read_as(request, EndpointInput)
     name = request.path_params["name"]
     endpoint, secret = await request.context.endpoints.put(request.tenant_id, name, given, by=request.caller)
     return _response(endpoint, 200 if secret is None else 201, secret)
@@ -132,7 +133,7 @@ def _item(endpoint: WebhookEndpoint) -> EndpointResponse:
         name=endpoint.name,
         url=endpoint.url,
         method=endpoint.method,
-        headers=dict.fromkeys(endpoint.headers),
+        headers=shown_headers(endpoint.headers),
         max_concurrent=endpoint.max_concurrent,
         rate_per_second=None if endpoint.rate_per_second is None else number(endpoint.rate_per_second),
         old_secret_until=optional_rfc3339(endpoint.old_secret_until),

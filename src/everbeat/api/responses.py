@@ -253,7 +253,7 @@ class CalendarList(msgspec.Struct):
 
 
 class EndpointResponse(msgspec.Struct, kw_only=True):
-    """An endpoint. The values of its headers are never returned: null stands for a stored value.
+    """An endpoint. `***` stands for the value of a header that looks like a secret.
 
     `secret`: the signing secret, only in the response to the request that made it. `old_secret_until`: until when requests are
     also signed with the secret before the last rotation.
@@ -262,7 +262,7 @@ class EndpointResponse(msgspec.Struct, kw_only=True):
     name: str
     url: str
     method: Method | None
-    headers: dict[str, None]
+    headers: dict[str, str]
     max_concurrent: int | None
     rate_per_second: float | int | None
     secret: str | msgspec.UnsetType = msgspec.UNSET

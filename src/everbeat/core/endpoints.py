@@ -11,6 +11,7 @@ import msgspec
 
 from everbeat.core.errors import FieldError, InvalidInput
 from everbeat.core.names import NAME_MESSAGE, is_name
+from everbeat.core.target_secrets import REDACTED, is_secret_header, origin_of
 from everbeat.core.targets import header_errors
 from everbeat.core.webhook_addresses import MAX_URL_CHARACTERS, WebhookRules, url_message
 from everbeat.core.webhooks import EndpointRequest
@@ -22,11 +23,11 @@ RatePerSecond = Annotated[float, msgspec.Meta(gt=0, le=100_000)]
 
 
 class EndpointInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An endpoint in requests. A header with the value null keeps its stored value, which is never returned."""
+    """An endpoint in requests. `***` as the value of a header keeps the stored secret, which is never returned."""
 
     url: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_URL_CHARACTERS)]
     method: Method | None = None
-    headers: dict[str, str | None] = {}
+    headers: dict[str, str] = {}
     max_concurrent: MaxConcurrent | None = None
     rate_per_second: RatePerSecond | None = None
 
@@ -68,22 +69,19 @@ def new_endpoint(
     secret: str,
 ) -> WebhookEndpoint:
     """Return the endpoint that a request describes: a new one with the secret, or the existing one changed."""
-    headers = _merged_headers(given.headers, {} if existing is None else existing.headers)
     errors = [] if is_name(name) else [FieldError("name", NAME_MESSAGE)]
     if message := url_message(given.url, rules):
         errors.append(FieldError("url", message))
-    errors += header_errors("headers", {field: value or "" for field, value in headers.items()})
-    errors += [
-        FieldError("headers", f"{field}: has no stored value to keep") for field, value in headers.items() if value is None
-    ]
+    errors += header_errors("headers", given.headers)
     if errors:
         raise InvalidInput(*errors)
+    headers = _with_stored_secrets(given, existing)
     return WebhookEndpoint(
         tenant_id=tenant_id,
         name=name,
         url=given.url,
         method=given.method,
-        headers={field: value for field, value in headers.items() if value is not None},
+        headers=headers,
         max_concurrent=given.max_concurrent,
         rate_per_second=given.rate_per_second,
         secret=secret if existing is None else existing.secret,
@@ -112,6 +110,16 @@ def is_same(one: WebhookEndpoint, other: WebhookEndpoint) -> bool:
     return one == msgspec.structs.replace(other, revision=one.revision, updated_at=one.updated_at)
 
 
-def _merged_headers(given: Mapping[str, str | None], stored: Mapping[str, str]) -> dict[str, str | None]:
-    by_name = {name.lower(): value for name, value in stored.items()}
-    return {name: by_name.get(name.lower()) if value is None else value for name, value in given.items()}
+def _with_stored_secrets(given: EndpointInput, existing: WebhookEndpoint | None) -> dict[str, str]:
+    """Return the headers with the stored values of those that are redacted: only for the same scheme, host and port."""
+    stored: dict[str, str] = {}
+    if existing is not None and origin_of(existing.url) == origin_of(given.url):
+        stored = {name.lower(): value for name, value in existing.headers.items()}
+    headers: dict[str, str] = {}
+    for name, value in given.headers.items():
+        if value == REDACTED and is_secret_header(name):
+            if name.lower() not in stored:
+                raise InvalidInput.of("headers", f"{name}: no value is stored for this header and this host; send the value")
+            value = stored[name.lower()]
+        headers[name] = value
+    return headers

@@ -7,6 +7,7 @@ port: otherwise a caller that may change a schedule could have its secrets sent 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,12 +29,16 @@ def is_secret_header(name: str) -> bool:
     return any(word in lower for word in _SECRET_WORDS) or lower.endswith(("-key", "_key"))
 
 
+def shown_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return headers as responses show them."""
+    return {name: REDACTED if is_secret_header(name) else value for name, value in headers.items()}
+
+
 def shown_target(target: Target) -> Target:
     """Return the target as responses show it."""
     if not isinstance(target, HttpTarget) or not any(map(is_secret_header, target.headers)):
         return target
-    shown = {name: REDACTED if is_secret_header(name) else value for name, value in target.headers.items()}
-    return msgspec.structs.replace(target, headers=shown)
+    return msgspec.structs.replace(target, headers=shown_headers(target.headers))
 
 
 def with_stored_secrets(target: Target, stored: Target | None) -> Target:
@@ -63,5 +68,10 @@ def redaction_errors(target: Target) -> list[FieldError]:
 
 
 def _destination(target: HttpTarget) -> tuple[str | None, str, str, int | None]:
-    parts = urlsplit(target.url or "")
-    return target.endpoint, parts.scheme, parts.hostname or "", parts.port
+    return target.endpoint, *origin_of(target.url or "")
+
+
+def origin_of(url: str) -> tuple[str, str, int | None]:
+    """Return the scheme, the host and the port of a URL."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port

@@ -6,6 +6,8 @@ import base64
 import secrets
 from uuid import UUID
 
+import msgspec
+
 from everbeat.core.callbacks import KEY_BYTES, SECRET_NAME, CallbackClaims, make_token, read_token
 from everbeat.core.errors import Unauthenticated
 from everbeat.core.protocol import (
@@ -56,7 +58,7 @@ class CallbackService:
             raise Unauthenticated(_BAD_TOKEN)
         return claims
 
-    async def complete(self, claims: CallbackClaims, result: object) -> LeaseResult:
+    async def complete(self, claims: CallbackClaims, result: msgspec.Raw) -> LeaseResult:
         completion = LeaseCompletion(id=claims.task_id, fence=claims.fence, result=result)
         request = LeaseCompleteRequest(worker=_WORKER, results=[completion])
         return (await self._leases.complete(claims.tenant_id, request))[0]

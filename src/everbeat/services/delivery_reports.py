@@ -90,7 +90,9 @@ class DeliveryReports:
         lease = _lease_of(task)
         match outcome:
             case Delivered():
-                await self._leases.complete_delivery(lease, result_text(outcome.result), _response_text(outcome.response))
+                await self._leases.complete_delivery(
+                    lease, result_text(msgspec.Raw(msgspec.json.encode(outcome.result))), _response_text(outcome.response)
+                )
             case Accepted():
                 seconds = _UNLIMITED_LEASE_SECONDS if outcome.lease_seconds is None else outcome.lease_seconds
                 await self._store.task_accept([(lease, seconds, _response_text(outcome.response))])
