@@ -61,6 +61,9 @@ async def test_why_of_a_schedule_names_the_absence(node: SteppedNode) -> None:
         'but no worker has asked for the queue "reports" since 11:58 UTC, when host:25558 was last seen.'
     )
     assert {one.fact: one.value for one in why.facts}["last_worker"] == "host:25558"
+    now = await node.engine.explainer.explain(DEFAULT_TENANT, "job", None, now=NOW + seconds(3))
+    assert now.verdict is Verdict.NOT_SCHEDULED
+    assert 'at that time. No worker has asked for the queue "reports" since 11:58 UTC' in now.explanation
     await node.step(NOW + minutes(1) + seconds(1))
     fired = await node.engine.explainer.explain(DEFAULT_TENANT, "job", NOW + minutes(1), now=node.now)
     assert "no worker has claimed it" in fired.explanation

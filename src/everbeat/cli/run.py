@@ -81,7 +81,7 @@ async def _run_with_app(node: Node, app: Everbeat, demo: bool, stopping: StopSig
     node_stopping = asyncio.Event()
 
     async def on_started(started: Node) -> None:
-        await _print_welcome(started, demo)
+        await _print_welcome(started, demo, next(iter(app.registry.schedules), "NAME"))
         registration = await app.register_async() if app.registry.schedules else "no schedules declared"
         if app.registry.tasks:
             await worker.start()
@@ -97,7 +97,7 @@ async def _run_with_app(node: Node, app: Everbeat, demo: bool, stopping: StopSig
         await transport.close()
 
 
-async def _print_welcome(node: Node, demo: bool) -> None:
+async def _print_welcome(node: Node, demo: bool, schedule: str = "NAME") -> None:
     settings: Settings = node.settings
     base = f"{settings.scheme}://{settings.host}:{settings.port}"
     click.echo(f"Everbeat is running: {base}/v1/schedules   (database: {node.store.description}, stop: Ctrl-C)")
@@ -108,7 +108,7 @@ async def _print_welcome(node: Node, demo: bool) -> None:
         f"""  curl -s {base}/v1/preview -H 'Content-Type: application/json' """
         """-d '{"cron": "30 2 * * *", "timezone": "America/New_York", "count": 3}'"""
     )
-    name = DEMO_SCHEDULE["name"] if demo else "NAME"
+    name = DEMO_SCHEDULE["name"] if demo else schedule
     click.echo(f"  curl -s '{base}/v1/schedules/{name}/ticks?limit=5'")
     click.echo(f"  curl -s {base}/v1/audit")
     if demo:

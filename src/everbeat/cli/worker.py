@@ -158,6 +158,7 @@ async def _work(app: Everbeat, url: str | None, options: _Options, stopping: Sto
     transport = (
         app.http_transport() if url is None or url == app.url else HttpTransport(url, os.environ.get("EVERBEAT_API_KEY"))
     )
+    transport.servers.reports_outages = False  # this command and the worker report them
     await transport.open()
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(transport.close)

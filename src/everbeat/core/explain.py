@@ -137,7 +137,8 @@ def _fired(case: ExplainContext, row: Tick) -> Explanation:
     facts += [Fact("task_reason", task.reason)] if task.reason else []
     facts += [Fact("finished_at", rfc3339(task.finished_at))] if task.finished_at is not None else []
     facts += [Fact("worker", task.worker)] if task.worker else []
-    text = f"It ran: a task was created, and {_task_state_text(task, case.attempts)}{_absence_text(task, case.absence)}."
+    state = f"{_task_state_text(task, case.attempts)}{_absence_text(task, case.absence)}"
+    text = _sentence(f"It ran: a task was created, and {state}")
     return _explanation(case, Verdict.FIRED, text, *facts, *(_absence_facts(case.absence) if _is_unstarted(task) else ()))
 
 
@@ -148,7 +149,11 @@ def explain_task(task: TaskRecord, attempts: int, absence: Absence | None) -> tu
     facts += [Fact("run_at", rfc3339(task.run_at))] if task.state is TaskState.SCHEDULED else []
     facts += [Fact("worker", task.worker)] if task.worker else []
     facts += _absence_facts(absence) if _is_unstarted(task) else []
-    return f"{text[:1].upper()}{text[1:]}{_absence_text(task, absence)}.", facts
+    return _sentence(f"{text[:1].upper()}{text[1:]}{_absence_text(task, absence)}"), facts
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith("?") else f"{text}."
 
 
 def _is_unstarted(task: TaskRecord) -> bool:
@@ -210,7 +215,7 @@ def _computed(case: ExplainContext, tick: Occurrence) -> Explanation:
     if tick.at > case.now:
         text = f"It will run at {_local(case, tick.at)}{_jitter_text(schedule)}."
         if case.absence is not None:
-            text = f"It will run at {_local(case, tick.at)}{_jitter_text(schedule)}, but {case.absence.text}."
+            text = _sentence(f"It will run at {_local(case, tick.at)}{_jitter_text(schedule)}, but {case.absence.text}")
         return _explanation(case, Verdict.UPCOMING, text, *facts)
     return _explanation(case, Verdict.DUE, f"It is due and will be fired shortly{_jitter_text(schedule)}.", *facts)
 
@@ -243,7 +248,11 @@ def _not_scheduled(case: ExplainContext) -> Explanation:
             f"The local time {case.at.astimezone(case.zone):%H:%M} occurs twice on that day in {case.zone.key}; the schedule "
             f"runs at the {'second' if case.around.repeated > case.at else 'first'} one, {_local(case, case.around.repeated)}."
         )
-    return _explanation(case, Verdict.NOT_SCHEDULED, text, *_nearby_tick_facts(case))
+    if case.absence is None or case.at < case.now or schedule.status is not Status.ACTIVE:
+        return _explanation(case, Verdict.NOT_SCHEDULED, text, *_nearby_tick_facts(case))
+    # Asked without a time: the next ticks will create tasks that no worker takes.
+    text = f"{text} {_sentence(case.absence.text[:1].upper() + case.absence.text[1:])}"
+    return _explanation(case, Verdict.NOT_SCHEDULED, text, *_nearby_tick_facts(case), *_absence_facts(case.absence))
 
 
 def _nearby_tick_facts(case: ExplainContext) -> Iterator[Fact]:
