@@ -6,7 +6,9 @@ The limits of a connection:
 - A target may have up to MAX_TARGET_BYTES, and a head up to MAX_HEAD_BYTES and MAX_HEADERS. The same limits apply to trailers,
   and to the framing between two parts of a chunked body.
 - At most about _MAX_BUFFERED_BYTES of a body are buffered. Reading is paused until the app has received them.
-- A client that reads nothing of its response for `write_seconds` is disconnected.
+- A client that reads too little of its response within `write_seconds` is disconnected: less than 4 KiB per second, unless that
+  is the rest. A response is written in parts of 128 KiB, each when the client has read most of the one before. So a connection
+  buffers little, and the body of the response exists only once.
 - The app may respond before the whole body has arrived. If little of the body is left, the rest is read and discarded, and the
   connection stays open. Otherwise the response contains `Connection: close`. The connection is then closed only after more of
   the body was discarded, because a client that is still sending would often lose the response to a TCP reset.
@@ -47,6 +49,8 @@ MAX_HEAD_BYTES = 32 * 1024
 MAX_HEADERS = 100
 
 _MAX_BUFFERED_BYTES = 64 * 1024
+_MAX_WRITTEN_BYTES = 128 * 1024
+_MIN_READ_BYTES_PER_SECOND = 4 * 1024
 _MAX_SMALL_REST_BYTES, _SMALL_REST_SECONDS = 1024 * 1024, 1.0
 _MAX_DISCARDED_BYTES, _DISCARD_SECONDS = 32 * 1024 * 1024, 2.0
 _NEVER = math.inf
@@ -130,6 +134,7 @@ class ServerConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = _NEVER
         self._write_timer: asyncio.TimerHandle | None = None
+        self._written = 0
 
     # asyncio.Protocol
 
@@ -176,7 +181,8 @@ class ServerConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writable = asyncio.Event()
-        self._check_reader(self._transport.get_write_buffer_size() + 1)
+        if self._write_timer is None:
+            self._watch_reader()
 
     def resume_writing(self) -> None:
         if self._writable is not None:
@@ -266,6 +272,7 @@ class ServerConnection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         if not self._is_closing:
+            self._written += len(data)
             self._transport.write(data)
 
     async def wait_writable(self) -> None:
@@ -372,17 +379,21 @@ class ServerConnection(asyncio.Protocol):
         else:
             self._close()
 
-    def _check_reader(self, size_before: int) -> None:
-        """Abort the connection if the client has read nothing since the last check."""
+    def _watch_reader(self) -> None:
+        size = self._transport.get_write_buffer_size()
+        least = min(size, int(_MIN_READ_BYTES_PER_SECOND * self._settings.write_seconds))
+        seconds = self._settings.write_seconds
+        self._write_timer = self._loop.call_later(seconds, self._check_reader, self._written - size + least)
+
+    def _check_reader(self, expected: int) -> None:
+        """Abort the connection if the client has read less than expected since the last check."""
         self._write_timer = None
         size = self._transport.get_write_buffer_size()
-        if size == 0:
-            return
-        if size >= size_before:
+        if self._written - size < expected:
             self._is_closing = True
             self._transport.abort()
-            return
-        self._write_timer = self._loop.call_later(self._settings.write_seconds, self._check_reader, size)
+        elif size > 0:
+            self._watch_reader()
 
     def _on_malformed(self, error: Exception) -> None:
         reading, cause = self._reading, error.__context__
@@ -432,7 +443,7 @@ class ServerConnection(asyncio.Protocol):
         self._transport.close()
         size = self._transport.get_write_buffer_size()
         if size > 0 and self._write_timer is None:
-            self._write_timer = self._loop.call_later(self._settings.write_seconds, self._check_reader, size)
+            self._watch_reader()
 
 
 class _HeadRefused(Exception):
@@ -542,7 +553,16 @@ class _Exchange:
             self._start_response(message["status"], message["headers"])
             return
         has_more = message.get("more_body", False)
-        self._write(message.get("body", b""), is_last=not has_more)
+        body = memoryview(message.get("body", b""))
+        # The client may not have read the response before this one.
+        await self._connection.wait_writable()
+        while len(body) > _MAX_WRITTEN_BYTES and not self._is_disconnected:
+            self._write(bytes(body[:_MAX_WRITTEN_BYTES]), is_last=False)
+            body = body[_MAX_WRITTEN_BYTES:]
+            await self._connection.wait_writable()
+        if self._is_disconnected:
+            return
+        self._write(bytes(body), is_last=not has_more)
         if has_more:
             await self._connection.wait_writable()
 

@@ -15,6 +15,7 @@ from typing import Any, Self
 from everbeat.api.app import ApiContext, Health, build_app
 from everbeat.api.body_checks import BodyChecks
 from everbeat.api.body_limits import BodyLimits
+from everbeat.api.response_limits import ResponseLimits
 from everbeat.api.startup_gate import StartupGate
 from everbeat.clock import DatabaseClock
 from everbeat.config import Settings
@@ -130,6 +131,7 @@ class EmbeddedNode:
             access=self.access,
             body_limits=BodyLimits(self.settings.body_deadline_seconds),
             body_checks=self._body_checks,
+            response_limits=ResponseLimits(),
         )
 
     # Called directly by clients in this process

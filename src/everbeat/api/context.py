@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 
 from everbeat.api.body_checks import BodyChecks
 from everbeat.api.body_limits import BodyLimits
+from everbeat.api.response_limits import ResponseLimits
 from everbeat.core.timeline import TimelineCache
 from everbeat.engine import Engine
 from everbeat.services.access import Authenticator
@@ -74,6 +75,7 @@ class ApiContext(NamedTuple):
     access: Authenticator | None = None
     body_limits: BodyLimits | None = None
     body_checks: BodyChecks | None = None
+    response_limits: ResponseLimits | None = None
     check_schema: Callable[[], None] = lambda: None
 
     @classmethod
@@ -88,6 +90,7 @@ class ApiContext(NamedTuple):
         access: Authenticator | None = None,
         body_limits: BodyLimits | None = None,
         body_checks: BodyChecks | None = None,
+        response_limits: ResponseLimits | None = None,
     ) -> Self:
         return cls(
             schedules=engine.schedules,
@@ -117,5 +120,6 @@ class ApiContext(NamedTuple):
             access=access,
             body_limits=body_limits,
             body_checks=body_checks,
+            response_limits=response_limits,
             check_schema=engine.schema_guard.check,
         )

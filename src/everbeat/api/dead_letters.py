@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 from uuid import UUID
 
@@ -12,7 +13,7 @@ from everbeat.api.bodies import decode_as, idempotency_of, read_as, read_body, r
 from everbeat.api.filters import schedule_id_of
 from everbeat.api.messages import ApiRequest, Response, json_response
 from everbeat.api.operations import IDEMPOTENCY, Body, Operation, Success
-from everbeat.api.paging import Absent, NameText, NoQuery, WindowQuery
+from everbeat.api.paging import Absent, NameText, NoQuery, PageCollector, WindowQuery
 from everbeat.api.responses import DeadLetterList
 from everbeat.api.routing import get, post
 from everbeat.api.tasks import CREATED, EmptyInput, created, task_key_of
@@ -21,9 +22,11 @@ from everbeat.core.definitions import Instant, convert, utc
 from everbeat.core.errors import FieldError, InvalidInput, NotFound
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.responses import DeadLetterResponse, PurgeResponse, ReplayResponse, dead_letter_response
+from everbeat.core.tasks import DeadLetter
 from everbeat.store.values import DeadFilter
 
 _MAX_IDS = 1000
+_SIZE_WITHOUT_CONTENT = 1000
 _LINKS = {
     name: {"operationId": name, "parameters": {"task_id": "$response.body#/items/0/task_id"}}
     for name in ("getDeadLetter", "replayDeadLetter")
@@ -77,11 +80,19 @@ async def list_dead_letters(request: ApiRequest) -> Response:
         to_at=paging.optional_time("to", query.to),
         schedule_id=await schedule_id_of(request, paging.given(query.schedule)),
     )
-    before = paging.time_id_before(query.cursor)
-    found = await request.context.dead_letters.page(request.tenant_id, filter_, before=before, limit=query.limit + 1)
-    page, last = paging.split_page(found, query.limit)
+
+    async def fetch(last: DeadLetter | None, count: int) -> Sequence[DeadLetter]:
+        before = paging.time_id_before(query.cursor) if last is None else (last.died_at, last.task_id)
+        return await request.context.dead_letters.page(request.tenant_id, filter_, before=before, limit=count)
+
+    collector = PageCollector[DeadLetter, DeadLetterResponse](fetch, _size_of, dead_letter_response)
+    items, last = await collector.collect(query.limit)
     next_cursor = None if last is None else paging.time_id_cursor(last.died_at, last.task_id)
-    return json_response(DeadLetterList([dead_letter_response(letter) for letter in page], next_cursor))
+    return json_response(DeadLetterList(items, next_cursor))
+
+
+def _size_of(letter: DeadLetter) -> int:
+    return len(letter.payload) + len(letter.error or b"") + _SIZE_WITHOUT_CONTENT
 
 
 @get(

@@ -11,6 +11,7 @@ machine. The Origin header must not name another site; this stops cross-site req
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import lru_cache
@@ -23,6 +24,7 @@ from everbeat.api.context import ApiContext
 from everbeat.api.messages import (
     AnyResponse,
     ApiRequest,
+    Message,
     OpenApiDocuments,
     RawHeaders,
     Receive,
@@ -32,9 +34,10 @@ from everbeat.api.messages import (
     StreamingResponse,
     wait_disconnected,
 )
-from everbeat.api.problems import FORBIDDEN, HttpProblem, ProblemKind, log_failure, problem_response
+from everbeat.api.problems import FORBIDDEN, OVERLOADED, HttpProblem, ProblemKind, log_failure, problem_response
+from everbeat.api.response_limits import LARGE_BYTES, ResponseLimits
 from everbeat.core.access import LOCAL_CALLER, Caller
-from everbeat.core.errors import Unauthenticated
+from everbeat.core.errors import TooManyRequests, Unauthenticated
 from everbeat.core.keys import contains_key
 from everbeat.services.access import Authenticator
 from everbeat.services.events import RequestRefused
@@ -52,6 +55,9 @@ _KEY_IN_URL = (
     "The URL contains an API key. URLs are recorded in logs, proxies and browser histories. Revoke this key, create a new one, "
     "and send it in the header Authorization: Bearer eb_…"
 )
+
+_GAVE_MEMORY = "the response gives its memory to those of other callers"
+_UNREAD_RETRY_SECONDS = 5.0
 
 Authority = tuple[str, str | None]
 
@@ -123,7 +129,21 @@ class RequestMiddleware:
             finally:
                 if request.body_share is not None:
                     request.body_share.release()
-        await _send(request, response, send, _HEADERS if pages is None else _PAGE_HEADERS)
+        await self._send(request, response, send, pages)
+
+    async def _send(self, request: ApiRequest, response: AnyResponse, send: Send, pages: Pages | None) -> None:
+        headers = _HEADERS if pages is None else _PAGE_HEADERS
+        limits = self._context.response_limits
+        if limits is None or not (isinstance(response, StreamingResponse) or len(response.body) > LARGE_BYTES):
+            await _send(request, response, send, headers)
+            return
+        sending = _LimitedSending(request, limits)
+        try:
+            if isinstance(response, Response):
+                sending.reserve(len(response.body))
+        except Exception as error:
+            _, response = _error_response(request, error, pages)
+        await sending.run(response, send, headers)
 
     async def _caller(self, request: ApiRequest) -> Caller:
         """Authenticate the request. Open paths need no key and do not count toward rate limits."""
@@ -161,6 +181,58 @@ class RequestMiddleware:
         for origin in request.header_values(b"origin"):
             if _origin(origin) != _with_port(host, request.scope["scheme"]):
                 raise HttpProblem(FORBIDDEN, "The Origin header names another site.")
+
+
+class _LimitedSending:
+    """Sends a response within the limits.
+
+    If it has to give its memory to others, it is not completed, and the server closes the connection.
+    """
+
+    def __init__(self, request: ApiRequest, limits: ResponseLimits) -> None:
+        self._request = request
+        self._limits = limits
+        caller = request.caller
+        self._share = limits.share(caller.key_id or caller.tenant_id, caller.address)
+        self._task = asyncio.current_task()
+
+    def reserve(self, count: int) -> None:
+        if not self._limits.fits_key(self._share, count):
+            message = f"This key has {self._share.key_size} bytes of responses that were not read yet; read them first."
+            raise TooManyRequests(message, _UNREAD_RETRY_SECONDS)
+        if not self._share.grow(count):
+            detail = "Too many responses were not read yet; try again soon."
+            raise HttpProblem(OVERLOADED, detail, {"Retry-After": str(random.randint(1, 5))})
+        self._share.interrupt = self._interrupt
+
+    def _interrupt(self) -> None:
+        assert self._task is not None
+        self._task.cancel(_GAVE_MEMORY)
+
+    async def run(self, response: AnyResponse, send: Send, headers: RawHeaders) -> None:
+        try:
+            if isinstance(response, StreamingResponse):
+                send = self._counted(send)
+            await _send(self._request, response, send, headers)
+        except asyncio.CancelledError as cancelled:
+            if cancelled.args != (_GAVE_MEMORY,) or self._task is None or self._task.uncancel() > 0:
+                raise
+        finally:
+            self._share.release()
+
+    def _counted(self, send: Send) -> Send:
+        """Count each large block of a stream while it is sent."""
+
+        async def send_counted(message: Message) -> None:
+            size = len(message.get("body", b""))
+            if size > LARGE_BYTES:
+                self.reserve(size)
+            try:
+                await send(message)
+            finally:
+                self._share.release()
+
+        return send_counted
 
 
 def _error_response(request: ApiRequest, error: Exception, pages: Pages | None) -> tuple[ProblemKind, Response]:

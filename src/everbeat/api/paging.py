@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, TypeVar
+from typing import Annotated, Generic, TypeVar
 from urllib.parse import parse_qsl
 from uuid import UUID
 
@@ -18,8 +18,10 @@ from everbeat.api.problems import MALFORMED, HttpProblem
 from everbeat.core.definitions import convert, rfc3339, utc
 from everbeat.core.errors import InvalidInput
 from everbeat.core.names import is_name
+from everbeat.services.time_slices import TimeSlices
 
 MAX_LIMIT = 1000
+MAX_PAGE_BYTES = 4 * 1024 * 1024
 NAME_PATTERN = "^[A-Za-z0-9._:-]+$"
 
 Absent = msgspec.UnsetType
@@ -29,8 +31,10 @@ NameText = Annotated[
 TimeText = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
 Q = TypeVar("Q", bound=msgspec.Struct)
 Item = TypeVar("Item")
+R = TypeVar("R")
 
 _MAX_PARAMETERS = 100
+_FIRST_PORTION, _MAX_PORTION = 50, 150
 _INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _LOST_PLUS = re.compile(r"(.*:\d\d(?:\.\d+)?) (\d\d:?\d\d)")
@@ -200,6 +204,45 @@ def uuid_of(text: str) -> UUID | None:
 def split_page(found: Sequence[Item], limit: int) -> tuple[Sequence[Item], Item | None]:
     """Return the page, and its last item if there are more. `found` was queried with one item more than the limit."""
     return (found[:limit], found[limit - 1]) if len(found) > limit else (found, None)
+
+
+class PageCollector(Generic[Item, R]):
+    """Collects the responses of a page of large items, until it has as many items or bytes as it may have.
+
+    `fetch` returns a number of items after the given one. They are fetched in portions, so that the items of a page do not need
+    much memory, and the tick loop of this process does not have to wait.
+    """
+
+    def __init__(
+        self,
+        fetch: Callable[[Item | None, int], Awaitable[Sequence[Item]]],
+        size_of: Callable[[Item], int],
+        respond: Callable[[Item], R],
+    ) -> None:
+        self._fetch = fetch
+        self._size_of = size_of
+        self._respond = respond
+
+    async def collect(self, limit: int) -> tuple[list[R], Item | None]:
+        """Return the responses, and the last item if there are more."""
+        responses: list[R] = []
+        last: Item | None = None
+        size, portion, slices = 0, _FIRST_PORTION, TimeSlices()
+        while True:
+            wanted = min(portion, limit - len(responses))
+            found = await self._fetch(last, wanted + 1)
+            for item in found[:wanted]:
+                await slices.pause()
+                size += self._size_of(item)
+                if responses and size > MAX_PAGE_BYTES:
+                    return responses, last
+                responses.append(self._respond(item))
+                last = item
+            if len(found) <= wanted:
+                return responses, None
+            if len(responses) >= limit:
+                return responses, last
+            portion = _MAX_PORTION
 
 
 def _encoded(text: str) -> str:

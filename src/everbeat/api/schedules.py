@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -22,7 +22,7 @@ from everbeat.api.bodies import (
 from everbeat.api.messages import NO_CONTENT, ApiRequest, Response, json_response
 from everbeat.api.openapi import SCHEDULE_NAME, SchedulePatch, ScheduleReplacement
 from everbeat.api.operations import IDEMPOTENCY, Body, Operation, Success
-from everbeat.api.paging import Absent, NameText, NoQuery, PageQuery
+from everbeat.api.paging import Absent, NameText, NoQuery, PageCollector, PageQuery
 from everbeat.api.responses import ScheduleBatchResponse, ScheduleList
 from everbeat.api.routing import delete, get, patch, post, put
 from everbeat.core.access import Scope
@@ -35,7 +35,7 @@ from everbeat.services.schedules import MAX_BATCH
 from everbeat.store.values import ScheduleFilter
 
 MAX_NOTE_LENGTH = 2000
-_ITEMS_PER_STEP = 50
+_SIZE_WITHOUT_CONTENT = 2000
 
 _EXAMPLE = {
     "name": "nightly-report",
@@ -163,16 +163,18 @@ async def list_schedules(request: ApiRequest) -> Response:
         type=paging.optional_name("type", query.type),
         target=paging.given(query.target),
     )
-    found = await request.context.schedules.page(
-        request.tenant_id, filter_, after_name=paging.name_after(query.cursor), limit=query.limit + 1
-    )
-    page, last = paging.split_page(found, query.limit)
-    items = []
-    for index, schedule in enumerate(page):
-        if index % _ITEMS_PER_STEP == 0:
-            await asyncio.sleep(0)  # a large page must not delay the tick loop of this process
-        items.append(schedule_response(schedule))
+
+    async def fetch(last: Schedule | None, count: int) -> Sequence[Schedule]:
+        after_name = paging.name_after(query.cursor) if last is None else last.spec.name
+        return await request.context.schedules.page(request.tenant_id, filter_, after_name=after_name, limit=count)
+
+    collector = PageCollector[Schedule, ScheduleResponse](fetch, _size_of, schedule_response)
+    items, last = await collector.collect(query.limit)
     return json_response(ScheduleList(items, None if last is None else paging.name_cursor(last.spec.name)))
+
+
+def _size_of(schedule: Schedule) -> int:
+    return len(schedule.spec.payload) + _SIZE_WITHOUT_CONTENT
 
 
 @get(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -14,18 +14,18 @@ from everbeat.api.filters import label_of, schedule_id_of
 from everbeat.api.messages import ApiRequest, Response, json_response
 from everbeat.api.openapi import TaskSubmission
 from everbeat.api.operations import IDEMPOTENCY, Body, Operation, Success
-from everbeat.api.paging import Absent, NameText, NoQuery, PageQuery
+from everbeat.api.paging import Absent, NameText, NoQuery, PageCollector, PageQuery
 from everbeat.api.responses import AttemptList, LogLineList, TaskIdsResponse, TaskList
 from everbeat.api.routing import get, post
 from everbeat.core.access import Scope
 from everbeat.core.definitions import Instant, convert, utc
 from everbeat.core.errors import InvalidInput, NotFound
 from everbeat.core.protocol import MAX_SUBMITTED, TaskInput
-from everbeat.core.responses import TaskResponse, attempt_response, log_response, task_response
-from everbeat.core.tasks import TaskKey, TaskRecord, TaskState
+from everbeat.core.responses import LogLineResponse, TaskResponse, attempt_response, log_response, task_response
+from everbeat.core.tasks import LogLine, TaskKey, TaskRecord, TaskState
 from everbeat.store.values import TaskFilter
 
-_ITEMS_PER_STEP = 50
+_SIZE_WITHOUT_CONTENT = 1000
 
 _EXAMPLE = {"type": "build-report", "queue": "reports", "payload": {"account": 7}}
 _LATER = {"type": "remind", "payload": {"user": 3}, "delay_seconds": 600, "priority": 10, "labels": {"team": "billing"}}
@@ -187,13 +187,21 @@ async def page_of(request: ApiRequest, query: StateQuery, filter_: TaskFilter) -
     if not isinstance(query.state, Absent):
         filter_ = filter_._replace(state=query.state.value)
     before = paging.id_after(query.cursor)
-    page = await request.context.tasks.page(request.tenant_id, filter_, before=before, limit=query.limit)
-    items = []
-    for index, task in enumerate(page.tasks):
-        if index % _ITEMS_PER_STEP == 0:
-            await asyncio.sleep(0)  # a large page must not delay the tick loop of this process
-        items.append(task_response(task))
-    return json_response(TaskList(items, None if page.next_before is None else paging.id_cursor(page.next_before)))
+
+    async def fetch(last: TaskRecord | None, count: int) -> Sequence[TaskRecord]:
+        nonlocal before
+        start = before if last is None else last.id
+        page = await request.context.tasks.page(request.tenant_id, filter_, before=start, limit=count)
+        before = page.next_before  # if the filter matches few tasks, a page is short although more follow
+        return page.tasks
+
+    items, last = await PageCollector[TaskRecord, TaskResponse](fetch, _size_of, task_response).collect(query.limit)
+    end = before if last is None else last.id
+    return json_response(TaskList(items, None if end is None else paging.id_cursor(end)))
+
+
+def _size_of(task: TaskRecord) -> int:
+    return len(task.payload) + len(task.result or b"") + len(task.error or b"") + _SIZE_WITHOUT_CONTENT
 
 
 @get(
@@ -247,11 +255,15 @@ async def list_attempts(request: ApiRequest) -> Response:
 )
 async def read_log(request: ApiRequest) -> Response:
     query = paging.parse_query(request, PageQuery)
-    after = paging.id_after(query.cursor)
-    found = await request.context.tasks.log(request.tenant_id, task_id_of(request), after=after, limit=query.limit + 1)
-    page, last = paging.split_page(found, query.limit)
-    next_cursor = None if last is None else paging.id_cursor(last.id)
-    return json_response(LogLineList([log_response(line) for line in page], next_cursor))
+    id_ = task_id_of(request)
+
+    async def fetch(last: LogLine | None, count: int) -> Sequence[LogLine]:
+        after = paging.id_after(query.cursor) if last is None else last.id
+        return await request.context.tasks.log(request.tenant_id, id_, after=after, limit=count)
+
+    collector = PageCollector[LogLine, LogLineResponse](fetch, lambda line: len(line.text), log_response)
+    lines, last = await collector.collect(query.limit)
+    return json_response(LogLineList(lines, None if last is None else paging.id_cursor(last.id)))
 
 
 @post(
