@@ -38,6 +38,8 @@ class SmallApp:
         self.seen.append(scope["path"])
         await getattr(self, scope["path"].strip("/") or "echo")(scope, receive, send)
 
+    large_requests = 0
+
     async def echo(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond with the query string and the body of the request."""
         body = b""
@@ -66,6 +68,7 @@ class SmallApp:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def large(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        self.large_requests += 1
         await respond(send, b"x" * 30_000_000)
 
     async def endless(self, _scope: Scope, receive: Receive, send: Send) -> None:
@@ -400,6 +403,30 @@ async def test_a_client_that_does_not_read_is_disconnected(app: SmallApp, path: 
                 await app.disconnected.wait()
         writer.transport.abort()
         del reader
+
+
+async def test_a_client_that_reads_a_few_bytes_from_time_to_time_is_disconnected(app: SmallApp) -> None:
+    async with serving(app) as (server, port):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.setblocking(False)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.send(GET % b"/large")
+            async with asyncio.timeout(WRITE_SECONDS * 3 + 5):
+                while server.open_connections or not app.large_requests:
+                    with contextlib.suppress(BlockingIOError, ConnectionError):
+                        client.recv(1)
+                    await asyncio.sleep(0.05)
+
+
+async def test_a_response_is_not_copied_into_the_buffer_of_the_connection(app: SmallApp) -> None:
+    async with serving(app) as (server, port):
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(GET % b"/large" * 3)
+        await asyncio.sleep(0.3)
+        (connection,) = server._connections
+        assert 0 < connection._transport.get_write_buffer_size() < 300_000
+        assert app.large_requests == 1, "the next request waits until this response is written"
+        writer.transport.abort()
 
 
 async def test_a_client_that_reads_slowly_is_served(connect: Connect) -> None:

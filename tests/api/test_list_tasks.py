@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from everbeat.api import paging
 from everbeat.store.base import Store
 from tests.api.conftest import ON_BOTH_STORES, claim, complete, definition, fields_of, submit
 from tests.factories import OTHER_TENANT, make_task
@@ -118,3 +119,21 @@ async def test_tasks_of_other_tenants_are_not_listed(client: httpx.AsyncClient, 
 
     assert await listed(client) == []
     assert await claim(client) == []
+
+
+async def test_a_page_of_large_tasks_is_short_and_the_next_ones_follow(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paging, "MAX_PAGE_BYTES", 200_000)
+    tasks = [
+        {"type": "large" if number % 10 else "small", "payload": "x" * (40_000 if number % 10 else 1)} for number in range(35)
+    ]
+    ids = (await client.post("/v1/tasks/batch", json={"tasks": tasks})).json()["ids"]
+    found: list[str] = []
+    cursor: str | None = None
+    while cursor is not None or not found:
+        page = (await client.get("/v1/tasks", params={"limit": 30, **({"cursor": cursor} if cursor else {})})).json()
+        assert 1 <= len(page["items"]) <= 6
+        found += [item["id"] for item in page["items"]]
+        cursor = page["next_cursor"]
+    assert found == ids[::-1]

@@ -21,11 +21,6 @@ class MemoryShare:
         self.size = 0
         self.interrupt: Callable[[], None] | None = None
 
-    @property
-    def key_size(self) -> int:
-        """The size of all shares of this key."""
-        return self._groups[0].size
-
     def grow(self, count: int, limit: int | None = None) -> bool:
         """Take more memory, so that all holders together have at most `limit`. Return False if that is not possible."""
         if not self._owner.free_memory(self._groups, count, limit):
@@ -44,6 +39,12 @@ class MemoryShare:
             group.shares.pop(self, None)
             if not group.shares:
                 group.siblings.pop(group.name, None)
+
+    def grow_anyway(self, count: int) -> None:
+        """Take more memory, even if there is none left."""
+        self._add(count)
+        for group in self._groups:
+            group.shares[self] = None
 
     def _add(self, count: int) -> None:
         self.size += count
@@ -76,6 +77,11 @@ class MemoryShares:
         """Return a share of a key and an address, which holds nothing yet."""
         groups = (self._by_key, key), (self._by_address, address)
         return MemoryShare(self, tuple(siblings.get(name) or _Group(name, siblings) for siblings, name in groups))
+
+    def key_size(self, key: Hashable) -> int:
+        """Return the size of all shares of a key."""
+        group = self._by_key.get(key)
+        return 0 if group is None else group.size
 
     def free_memory(self, groups: tuple[_Group, ...], count: int, limit: int | None = None) -> bool:
         """Interrupt holders of other groups until `count` more bytes fit. Return False if none holds more than these groups."""

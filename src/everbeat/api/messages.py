@@ -106,14 +106,18 @@ class ApiRequest:
 
 
 class Response:
-    """A response with its whole body. `headers` includes the content type, but not the content length."""
+    """A response with its whole body. `headers` includes the content type, but not the content length.
 
-    __slots__ = ("body", "headers", "status")
+    If it is not refusable, it is sent even if its key has too many unread responses: the tasks in it are already claimed.
+    """
+
+    __slots__ = ("body", "headers", "is_refusable", "status")
 
     def __init__(self, status: int, body: bytes = b"", headers: RawHeaders = ()) -> None:
         self.status = status
         self.body = body
         self.headers = headers
+        self.is_refusable = True
 
 
 class StreamingResponse:

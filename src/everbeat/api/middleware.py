@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import lru_cache
 from typing import Protocol
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import uuid_utils
 
@@ -37,7 +38,7 @@ from everbeat.api.messages import (
 from everbeat.api.problems import FORBIDDEN, OVERLOADED, HttpProblem, ProblemKind, log_failure, problem_response
 from everbeat.api.response_limits import LARGE_BYTES, ResponseLimits
 from everbeat.core.access import LOCAL_CALLER, Caller
-from everbeat.core.errors import TooManyRequests, Unauthenticated
+from everbeat.core.errors import Unauthenticated
 from everbeat.core.keys import contains_key
 from everbeat.services.access import Authenticator
 from everbeat.services.events import RequestRefused
@@ -57,7 +58,6 @@ _KEY_IN_URL = (
 )
 
 _GAVE_MEMORY = "the response gives its memory to those of other callers"
-_UNREAD_RETRY_SECONDS = 5.0
 
 Authority = tuple[str, str | None]
 
@@ -115,6 +115,8 @@ class RequestMiddleware:
         try:
             request.caller = await self._caller(request)
             self._check_origin(request)
+            if self._context.response_limits is not None and request.path not in self._open_paths:
+                self._context.response_limits.check_key(_key_of(request))
             if request.method not in _SAFE_METHODS:
                 self._context.check_schema()
         except Exception as error:
@@ -140,7 +142,7 @@ class RequestMiddleware:
         sending = _LimitedSending(request, limits)
         try:
             if isinstance(response, Response):
-                sending.reserve(len(response.body))
+                sending.reserve(len(response.body), may_refuse=response.is_refusable)
         except Exception as error:
             _, response = _error_response(request, error, pages)
         await sending.run(response, send, headers)
@@ -183,6 +185,10 @@ class RequestMiddleware:
                 raise HttpProblem(FORBIDDEN, "The Origin header names another site.")
 
 
+def _key_of(request: ApiRequest) -> UUID:
+    return request.caller.key_id or request.caller.tenant_id
+
+
 class _LimitedSending:
     """Sends a response within the limits.
 
@@ -192,14 +198,14 @@ class _LimitedSending:
     def __init__(self, request: ApiRequest, limits: ResponseLimits) -> None:
         self._request = request
         self._limits = limits
-        caller = request.caller
-        self._share = limits.share(caller.key_id or caller.tenant_id, caller.address)
+        self._share = limits.share(_key_of(request), request.caller.address)
         self._task = asyncio.current_task()
 
-    def reserve(self, count: int) -> None:
-        if not self._limits.fits_key(self._share, count):
-            message = f"This key has {self._share.key_size} bytes of responses that were not read yet; read them first."
-            raise TooManyRequests(message, _UNREAD_RETRY_SECONDS)
+    def reserve(self, count: int, *, may_refuse: bool = True) -> None:
+        if not may_refuse:
+            self._share.grow_anyway(count)
+            return
+        self._limits.check_key(_key_of(self._request), count)
         if not self._share.grow(count):
             detail = "Too many responses were not read yet; try again soon."
             raise HttpProblem(OVERLOADED, detail, {"Retry-After": str(random.randint(1, 5))})

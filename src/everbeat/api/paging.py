@@ -34,7 +34,7 @@ Item = TypeVar("Item")
 R = TypeVar("R")
 
 _MAX_PARAMETERS = 100
-_FIRST_PORTION, _MAX_PORTION = 50, 150
+_FIRST_PORTION, _MAX_PORTION = 25, 200
 _INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _LOST_PLUS = re.compile(r"(.*:\d\d(?:\.\d+)?) (\d\d:?\d\d)")
@@ -242,7 +242,7 @@ class PageCollector(Generic[Item, R]):
                 return responses, None
             if len(responses) >= limit:
                 return responses, last
-            portion = _MAX_PORTION
+            portion = min(_MAX_PORTION, 1 + (MAX_PAGE_BYTES - size) * len(responses) // max(size, 1))
 
 
 def _encoded(text: str) -> str:

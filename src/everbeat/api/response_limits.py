@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from everbeat.api.memory_shares import MemoryShare, MemoryShares
+from everbeat.core.errors import TooManyRequests
 
 LARGE_BYTES = 64 * 1024
 
 _MEGABYTE = 1024 * 1024
+_RETRY_SECONDS = 5.0
 
 
 class ResponseLimits:
@@ -21,7 +23,7 @@ class ResponseLimits:
 
     def __init__(self, *, max_bytes: int = 128 * _MEGABYTE, max_bytes_per_key: int = 32 * _MEGABYTE) -> None:
         self._shares = MemoryShares(max_bytes)
-        self.max_bytes_per_key = max_bytes_per_key
+        self._max_bytes_per_key = max_bytes_per_key
 
     @property
     def bytes_in_memory(self) -> int:
@@ -30,6 +32,9 @@ class ResponseLimits:
     def share(self, key: Hashable, address: Hashable) -> MemoryShare:
         return self._shares.share(key, address)
 
-    def fits_key(self, share: MemoryShare, count: int) -> bool:
-        """Whether the key may hold `count` more bytes. A single response may be larger than the limit."""
-        return share.key_size == 0 or share.key_size + count <= self.max_bytes_per_key
+    def check_key(self, key: Hashable, count: int = 0) -> None:
+        """Raise TooManyRequests if the key may not hold `count` more bytes. A single response may be larger than the limit."""
+        size = self._shares.key_size(key)
+        if size and size + count > self._max_bytes_per_key:
+            message = f"this key has {size} bytes of responses that were not read yet; read them first"
+            raise TooManyRequests(message, _RETRY_SECONDS)

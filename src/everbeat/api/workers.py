@@ -110,6 +110,12 @@ def claimed_body(tasks: Sequence[ClaimedTask]) -> bytes:
     return _encode(ClaimedTasksResponse(responses))
 
 
+def _claimed_response(tasks: Sequence[ClaimedTask]) -> Response:
+    response = json_response(claimed_body(tasks))
+    response.is_refusable = False
+    return response
+
+
 def _heartbeat_body(results: Sequence[LeaseHeartbeatResult]) -> bytes:
     formatted: dict[datetime | None, str | None] = {None: None}
     for one in results:
@@ -158,8 +164,8 @@ async def claim_tasks(request: ApiRequest) -> Response:
     if claim.wait_seconds > 0:
         with request.open_poll(len(claim.queues) + len(claim.types or ())), request.open_session() as session:
             tasks = await _claim_until_disconnected(service, caller, claim, request.receive, session)
-            return json_response(claimed_body(tasks))
-    return json_response(claimed_body(await service.claim(caller.lease_tenant_id, claim, queues=caller.queues)))
+            return _claimed_response(tasks)
+    return _claimed_response(await service.claim(caller.lease_tenant_id, claim, queues=caller.queues))
 
 
 @post(

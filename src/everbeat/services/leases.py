@@ -43,7 +43,7 @@ from everbeat.services.blobs import BlobStore, payload_tenant
 from everbeat.services.group_commit import GroupCommit
 from everbeat.services.locked_writes import LOCKED_MESSAGE, retry_while_locked
 from everbeat.services.long_polls import LongPolls
-from everbeat.services.payloads import FilledTasks, LargePayloads
+from everbeat.services.payloads import FilledTasks, LargePayloads, split_by_size
 from everbeat.services.publisher import ChangePublisher
 from everbeat.services.workers import WorkerRecorder
 from everbeat.store.base import Store
@@ -128,6 +128,9 @@ class LeaseService:
             self._recorder.claimed(lease_tenant_id, claim)
         tasks = await self._long_polls.claim(lease_tenant_id, claim, now=now)
         if tasks:
+            tasks, rest = split_by_size(tasks)
+            if rest:
+                await self._long_polls.return_tasks(lease_tenant_id, rest)
             tasks = await self.fill(lease_tenant_id, tasks, now)
         return tasks
 

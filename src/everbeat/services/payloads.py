@@ -19,7 +19,7 @@ from everbeat.core.errors import BlobMissing, BlobsUnavailable, TooLarge
 from everbeat.core.tasks import ClaimedTask, ClaimedTaskWithoutPayload, DeadLetter, NewTask, TaskRecord
 from everbeat.services.blobs import BlobStore, payload_size
 
-MAX_CLAIMED_BYTES = 32 * 1024 * 1024
+MAX_CLAIMED_BYTES = 16 * 1024 * 1024
 _MAX_CONCURRENT_CALLS = 8
 _MAX_FILL_SECONDS = 10.0
 
@@ -142,6 +142,16 @@ class LargePayloads:
                 for task in tasks:
                     group.create_task(get(task))
         return found
+
+
+def split_by_size(tasks: list[ClaimedTask]) -> tuple[list[ClaimedTask], list[ClaimedTask]]:
+    """Return the tasks whose payloads fit into one claim, and the rest. Payloads in the blob store are not counted."""
+    size = 0
+    for index, task in enumerate(tasks):
+        size += len(bytes(task.payload))
+        if index and size > MAX_CLAIMED_BYTES:
+            return tasks[:index], tasks[index:]
+    return tasks, []
 
 
 def is_large(task: NewTask) -> bool:
