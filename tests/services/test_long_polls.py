@@ -379,6 +379,44 @@ async def test_many_wait_queues_share_one_check_and_only_those_with_tasks_are_wo
     assert polling.store.ready_checks == 2
 
 
+async def test_wait_queues_that_get_nothing_are_woken_in_turn(polling: PollingNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("everbeat.services.long_polls._MAX_IN_VAIN", 3)
+    await polling.store.task_submit([make_task("unwanted")])
+    polls = [await polling.waiting_poll(types=[f"type-{number}"]) for number in range(12)]
+    scans = []
+    for _ in range(6):
+        before = polling.store.flow_queries
+        await polling.long_polls.run_once()
+        await polling.wait_for_claims()
+        scans.append(polling.store.flow_queries - before)
+    assert scans == [12, 3, 3, 3, 3, 3]
+    await polling.store.task_submit([make_task("type-7")])  # on another node
+    for _ in range(4):
+        await polling.long_polls.run_once()
+        await polling.wait_for_claims()
+    assert [poll.done() for poll in polls] == [number == 7 for number in range(12)]
+
+
+async def test_a_queue_that_was_empty_in_between_is_not_woken_in_turn(
+    polling: PollingNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everbeat.services.long_polls._MAX_IN_VAIN", 0)
+    unwanted, wanted = make_task("unwanted"), make_task("wanted")
+    await polling.store.task_submit([unwanted])
+    poll = await polling.waiting_poll(types=["wanted"])
+    await polling.long_polls.run_once()
+    await polling.wait_for_claims()
+    await polling.store.task_submit([wanted])
+    await polling.long_polls.run_once()
+    await polling.wait_for_claims()
+    assert not poll.done()
+    await polling.store.task_cancel(DEFAULT_TENANT, [unwanted.id, wanted.id])
+    await polling.long_polls.run_once()
+    await polling.store.task_submit([make_task("wanted")])
+    await polling.long_polls.run_once()
+    assert len(await response(poll)) == 1
+
+
 async def test_a_check_continues_where_the_last_one_ended(polling: PollingNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everbeat.services.long_polls._PAGE_SIZE", 2)
     monkeypatch.setattr("everbeat.services.long_polls._MAX_PAGES", 2)

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
+import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from datetime import datetime
@@ -36,6 +38,8 @@ from everbeat.store.values import ClaimRequest, Notice, ReadyQueue
 _MIN_CLAIM_SIZE, _MAX_CLAIM_SIZE, _GROWTH = 64, 2000, 8
 # The number of ready queues that one query and one check find at most. The next check continues after them.
 _PAGE_SIZE, _MAX_PAGES = 1000, 10
+# The number of wait queues that one check wakes although they got nothing after the last check that woke them.
+_MAX_IN_VAIN = 20
 
 ReleaseTasks = Callable[[UUID | None, list[ClaimedTask]], Awaitable[None]]
 
@@ -59,6 +63,8 @@ class WaitQueue:
         self.waiting: deque[WaitingPoll] = deque()
         self.is_signalled = True
         self.reserved = 0
+        # The number of the last check that woke the wait queue, if it has got no tasks since then.
+        self.last_check: int | None = None
         self._no_wait_polls: list[WaitingPoll] = []
         self._claim_size = _MIN_CLAIM_SIZE
         self._long_polls = long_polls
@@ -162,6 +168,8 @@ class WaitQueue:
         except Exception as error:
             self._fail(front, error)
             return True
+        if any(dispatched):
+            self.last_check = None
         is_filled = all(len(assigned) == poll.request.limit for poll, assigned in zip(front, dispatched, strict=True))
         self._claim_size = min(_MAX_CLAIM_SIZE, self._claim_size * _GROWTH) if is_filled else _MIN_CLAIM_SIZE
         unserved: list[WaitingPoll] = []
@@ -208,6 +216,8 @@ class LongPolls:
         self._checked_to: ReadyQueue | None = None
         self._checking: asyncio.Task[None] | None = None
         self._needs_check = False
+        self._check_number = 0
+        self._woken_by_checks: set[WaitQueue] = set()
         self._is_publishing = False
         store.subscribe(self._on_notice)
         publisher.subscribe(self._on_changes)
@@ -259,7 +269,7 @@ class LongPolls:
         return wait_queue
 
     def _remove_wait_queue(self, scope: ClaimScope) -> None:
-        del self._wait_queues[scope]
+        self._woken_by_checks.discard(self._wait_queues.pop(scope))
         for queue in scope.queues:
             del self._by_queue[queue][scope]
             if not self._by_queue[queue]:
@@ -341,18 +351,40 @@ class LongPolls:
 
     async def _check_ready_queues(self) -> None:
         """Wake the wait queues for tasks that are ready. If there are very many queues, the next check continues."""
+        if not self._wait_queues:
+            return
+        is_complete, found = self._checked_to is None, list[ReadyQueue]()
         for _ in range(_MAX_PAGES):
-            if not self._wait_queues:
-                return
-            found = await self._store.task_ready_queues(after=self._checked_to, limit=_PAGE_SIZE)
-            self._checked_to = found[-1] if len(found) >= _PAGE_SIZE else None
-            for queue, tenant_id in found:
-                for wait_queue in self.wait_queues_of(queue):
-                    if wait_queue.scope.tenant_id in (None, tenant_id):
-                        wait_queue.dispatcher.mark_stale()
-                        wait_queue.wake()
+            page = await self._store.task_ready_queues(after=self._checked_to, limit=_PAGE_SIZE)
+            found += page
+            self._checked_to = page[-1] if len(page) >= _PAGE_SIZE else None
             if self._checked_to is None:
-                return
+                break
+        ready = {
+            wait_queue
+            for queue, tenant_id in found
+            for wait_queue in self.wait_queues_of(queue)
+            if wait_queue.scope.tenant_id in (None, tenant_id)
+        }
+        if is_complete and self._checked_to is None:
+            for wait_queue in self._woken_by_checks - ready:
+                wait_queue.last_check = None
+            self._woken_by_checks.clear()
+        self._wake_checked(ready)
+
+    def _wake_checked(self, ready: set[WaitQueue]) -> None:
+        """Wake these wait queues, but only a few of those that got nothing after their last wake-up, in turn.
+
+        They wait for other types than those of the ready tasks, for example, or for a tenant that is at its limit.
+        """
+        self._check_number += 1
+        in_vain = [wait_queue for wait_queue in ready if wait_queue.last_check is not None]
+        woken = heapq.nsmallest(_MAX_IN_VAIN, in_vain, key=lambda one: one.last_check or 0)
+        for wait_queue in itertools.chain(ready.difference(in_vain), woken):
+            wait_queue.last_check = self._check_number
+            wait_queue.dispatcher.mark_stale()
+            wait_queue.wake()
+        self._woken_by_checks |= ready
 
     async def wait(self) -> None:
         await asyncio.sleep(self._poll_interval_seconds)
