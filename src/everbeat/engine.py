@@ -55,6 +55,7 @@ from everbeat.services.target_rules import TargetRulesOfTenants
 from everbeat.services.tasks import TaskService
 from everbeat.services.tenants import TenantDirectory, TenantService
 from everbeat.services.ticker import Ticker, TickerSettings
+from everbeat.services.time_zones import TimeZoneWatcher
 from everbeat.services.workers import WorkerDirectory, WorkerRecorder
 from everbeat.store.base import Store
 from everbeat.store.values import NodeHeartbeat
@@ -199,6 +200,7 @@ class Engine:
         engine, maintenance = self.store.pool("engine"), self.store.pool("maintenance")
         heartbeat = NodeHeartbeat(uuid4(), settings.node_name, settings.roles, __version__, settings.lease_seconds)
         self.schema_guard = SchemaGuard(maintenance, emit=emit)
+        self.time_zones = TimeZoneWatcher(maintenance, self.schedules, self.timelines, emit=emit)
         self.ownership = Ownership(
             self.store,
             heartbeat,
@@ -247,7 +249,7 @@ class Engine:
         if not roles:
             return [self.schema_guard]
         loops: list[Loop] = [self.schema_guard, self.ownership, self.directory, self.long_polls, self.overlap]
-        loops.append(self.worker_recorder)
+        loops += [self.worker_recorder, self.time_zones]
         if self.event_stream.receives_other_nodes:
             loops.append(EventRelay(self.store.pool("maintenance"), self.event_stream))
         if "scheduler" in roles:

@@ -47,6 +47,8 @@ from everbeat.services.events import (
     TicksOverdue,
     TicksRefused,
     TicksSkipped,
+    ZonesChanged,
+    ZonesOutdated,
 )
 
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
@@ -173,6 +175,8 @@ class Telemetry:
             self.metrics.schema_newer.set(1)
             meaning = "this node has stopped firing and refuses changes; restart it with the version that migrated the database"
             self.log.error("schema_is_newer", version=event.version, supported=event.supported, meaning=meaning)
+        elif isinstance(event, ZonesChanged | ZonesOutdated):
+            self._on_zones(event)
         elif isinstance(event, OwnershipChanged | OwnershipLost | ClockSetBack | CapacityChanged):
             self._on_ownership(event)
         elif isinstance(event, LoopRan | LoopFailed | EventLoopBlocked):
@@ -192,6 +196,13 @@ class Telemetry:
             self.log.warning("proxy_not_trusted", address=event.address, meaning=meaning)
         else:
             self._on_warning(event)
+
+    def _on_zones(self, event: ZonesChanged | ZonesOutdated) -> None:
+        if isinstance(event, ZonesChanged):
+            self.log.warning("tz_database_changed", zones=event.zones[:20], schedules_moved=event.moved)
+        else:
+            meaning = "another node has a newer tz database; update this node's system tzdata or tzdata package"
+            self.log.warning("tz_database_outdated", zones=event.zones[:20], meaning=meaning)
 
     def _on_ticks(self, event: TicksFired | TicksSkipped | TicksRefused | TicksAlreadyRecorded) -> None:
         if isinstance(event, TicksFired):

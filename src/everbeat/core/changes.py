@@ -17,7 +17,7 @@ import msgspec
 from everbeat.core.calendars import Calendar
 from everbeat.core.errors import InvalidInput
 from everbeat.core.jitter import jitter_of
-from everbeat.core.misfire import skip_past_ticks
+from everbeat.core.misfire import moved_tick_skips, skip_past_ticks
 from everbeat.core.partitioning import partition_of
 from everbeat.core.rules import TRIGGER_FIELDS, Rule
 from everbeat.core.schedules import PastRule, Schedule, Spec, Status, anchored, same_spec
@@ -143,6 +143,34 @@ class ScheduleChanges:
         )
         return ScheduleWrite(schedule, expected=existing, skips=self._skips_of_past_ticks(existing, status, moment, calendars))
 
+    def rezone(self, existing: Schedule, moment: datetime, calendars: Calendars) -> ScheduleWrite | None:
+        """Return the write that moves the next tick after a change of the tz database, or None if it does not move.
+
+        The cursor stays, so that an overdue tick can still be caught up, and ticks before it are never computed again. The
+        ticks up to the cursor belong to a past rule, because they were computed with the former data.
+        """
+        if existing.status is not Status.ACTIVE or existing.next_tick_at is None:
+            return None
+        timeline = self._timelines.get(existing.spec.rule, existing.id, calendars)
+        next_tick_at = timeline.next_tick(existing.cursor_at)
+        if next_tick_at == existing.next_tick_at:
+            return None
+        former = (existing.moved_tick_at, existing.next_tick_at)
+        moved = [at for at in former if at is not None and at > existing.cursor_at and timeline.last_until(at) != at]
+        schedule = msgspec.structs.replace(
+            existing,
+            status=Status.FINISHED if next_tick_at is None else Status.ACTIVE,
+            next_tick_at=next_tick_at,
+            due_at=None if next_tick_at is None else next_tick_at + jitter_of(existing.id, existing.spec.jitter_seconds),
+            moved_tick_at=moved[0] if moved else None,
+            rule_at=existing.cursor_at,
+            revision=existing.revision + 1,
+            updated_at=moment,
+        )
+        past = PastRule(schedule_id=existing.id, rule=existing.spec.rule, since=existing.rule_at, until=existing.cursor_at)
+        has_past = existing.cursor_at > existing.rule_at
+        return ScheduleWrite(schedule, expected=existing, past_rule=past if has_past else None)
+
     def _skips_of_past_ticks(
         self, existing: Schedule, status: Status, moment: datetime, calendars: Calendars
     ) -> tuple[Skip, ...]:
@@ -152,8 +180,9 @@ class ScheduleChanges:
         reason = SkipReason.PAUSED if is_pausing else SkipReason.MISFIRE
         if status is Status.FINISHED:
             reason = SkipReason.ENDED if existing.status is Status.ACTIVE else SkipReason.PAUSED
+        moved = moved_tick_skips(existing.moved_tick_at, existing.cursor_at, moment)
         timeline = self._timeline_if_valid(existing, calendars)
-        return () if timeline is None else skip_past_ticks(timeline, existing.cursor_at, moment, reason)
+        return moved if timeline is None else (*moved, *skip_past_ticks(timeline, existing.cursor_at, moment, reason))
 
     def _timeline_if_valid(self, existing: Schedule, calendars: Calendars) -> Timeline | None:
         try:

@@ -102,6 +102,9 @@ def explain(case: ExplainContext) -> Explanation:
     if case.schedule.fault is not None and (case.rule is None or case.at > case.accounted_until):
         reason = f"The schedule is paused because it cannot be computed or fired: {case.schedule.fault}"
         return _explanation(case, Verdict.FAULTY, reason, Fact("fault", case.schedule.fault))
+    if case.tick is None and case.at == case.schedule.moved_tick_at and case.at > case.schedule.cursor_at:
+        reason_text, fact = _reason_text(case, SkipReason.ZONE_CHANGED), Fact("reason", SkipReason.ZONE_CHANGED.value)
+        return _explanation(case, Verdict.WILL_SKIP, f"It will not run: {reason_text}.", fact, *_nearby_tick_facts(case))
     if case.tick is None:
         return _not_scheduled(case)
     if case.at < case.kept_since:

@@ -35,6 +35,7 @@ class FiringInput(NamedTuple):
     catch_up: CatchUp
     grace_seconds: float
     jitter: timedelta
+    moved_tick_at: datetime | None = None
 
 
 class FiringPlan(NamedTuple):
@@ -49,6 +50,19 @@ class FiringPlan(NamedTuple):
 
 def plan_firing(due: FiringInput, timeline: Timeline, now: datetime, lateness: Lateness = DEFAULT_LATENESS) -> FiringPlan:
     """Plan the firing of a schedule whose next tick is at or before now."""
+    plan = _plan(due, timeline, now, lateness)
+    moved = moved_tick_skips(due.moved_tick_at, due.cursor_at, plan.cursor_at)
+    return plan._replace(skips=(*moved, *plan.skips)) if moved else plan
+
+
+def moved_tick_skips(moved_tick_at: datetime | None, cursor_at: datetime, until: datetime) -> tuple[Skip, ...]:
+    """Return the skip of a tick that a change of the tz database moved, if the cursor passes it."""
+    if moved_tick_at is None or not cursor_at < moved_tick_at <= until:
+        return ()
+    return (Skip(moved_tick_at, moved_tick_at, 1, SkipReason.ZONE_CHANGED),)
+
+
+def _plan(due: FiringInput, timeline: Timeline, now: datetime, lateness: Lateness) -> FiringPlan:
     late_before = now - due.jitter - timedelta(seconds=lateness.late_after_seconds)
     if due.next_tick_at >= late_before:
         return _fire(due, timeline, now, 0)

@@ -100,6 +100,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
     `cursor_at`: the ledger is complete up to this instant. `next_tick_at`: the next tick to fire. `due_at`: when to fire it,
     which is later than the tick by the jitter or the catch-up rate. `rule_at`: when the current rule took effect.
+    `moved_tick_at`: the tick that was next until a change of the tz database moved it. It gets a row when the cursor passes it.
     """
 
     id: UUID
@@ -115,6 +116,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     next_tick_at: datetime | None = None
     due_at: datetime | None = None
     last_tick_at: datetime | None = None
+    moved_tick_at: datetime | None = None
     fault: str | None = None
     note: str | None = None
 

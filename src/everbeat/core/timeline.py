@@ -205,9 +205,10 @@ def _anchor(rule: Rule, field: str) -> datetime:
 
 
 class TimelineCache:
-    """An LRU cache of compiled timelines by rule. Calendars are compared by identity."""
+    """An LRU cache of compiled timelines by rule. Calendars are compared by identity. `generation` grows when it is cleared."""
 
     def __init__(self, size: int = 10_000) -> None:
+        self.generation = 0
         self._size = size
         self._entries: OrderedDict[object, Timeline] = OrderedDict()
         self._lock = Lock()
@@ -223,8 +224,11 @@ class TimelineCache:
             if timeline is not None:
                 self._entries.move_to_end(key)
                 return timeline
+            generation = self.generation
         timeline = compile_rule(rule, schedule_id, calendars)
         with self._lock:
+            if generation != self.generation:  # compiled with data that has been replaced meanwhile
+                return compile_rule(rule, schedule_id, calendars)
             self._entries[key] = timeline
             while len(self._entries) > self._size:
                 self._entries.popitem(last=False)
@@ -233,4 +237,5 @@ class TimelineCache:
     def clear(self) -> None:
         """Remove all timelines, for example after a change of the tz database."""
         with self._lock:
+            self.generation += 1
             self._entries.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -93,6 +94,7 @@ _PROBE_STEP_SECONDS = 3 * 86400
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # One year from either end of the range of datetime, so that no conversion to local time overflows.
 _FIRST_YEAR, _LAST_YEAR = 2, 9998
+_FINGERPRINT_YEARS = range(2020, 2061)
 
 
 class Transition(NamedTuple):
@@ -118,6 +120,24 @@ def transitions(zone: ZoneInfo, start: datetime, end: datetime) -> list[Transiti
     last_year = min(end.astimezone(UTC).year, _LAST_YEAR)
     years = (_transitions_of_year(zone, year) for year in range(first_year, last_year + 1))
     return [transition for transition in chain.from_iterable(years) if start < transition.at <= end]
+
+
+def forget_zones() -> None:
+    """Read the tz database again for zones that are loaded from now on."""
+    ZoneInfo.clear_cache()
+    for cached in (load_zone, _known_zones, _names_by_key):
+        cached.cache_clear()
+
+
+def fingerprint_of(zone: ZoneInfo) -> str:
+    """Return a hash of the offsets of a zone in the years that matter. It does not depend on how its file is encoded."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(str(_offset(zone, _seconds(datetime(_FINGERPRINT_YEARS[0], 1, 1, tzinfo=UTC)))).encode())
+    for year in _FINGERPRINT_YEARS:
+        # Not cached: these years would replace those in use.
+        for change in _transitions_of_year.__wrapped__(zone, year):
+            digest.update(f"{change.at.isoformat()} {change.after}".encode())
+    return digest.hexdigest()
 
 
 @lru_cache(maxsize=4096)

@@ -20,7 +20,7 @@ from everbeat.core.errors import InvalidInput
 from everbeat.core.rules import Rule
 from everbeat.core.schedules import PastRule, Schedule
 from everbeat.core.tenants import Tenant
-from everbeat.core.ticks import Outcome, Tick
+from everbeat.core.ticks import Outcome, SkipReason, Tick
 from everbeat.core.timeline import Timeline, TimelineCache
 from everbeat.services.ledger import accounted_until
 from everbeat.store.base import Store
@@ -178,6 +178,8 @@ class AuditService:
             last = ends[schedule.id]
             count = _count_recorded(totals.get(schedule.id, []), ranges.get(schedule.id, []), periods, start, last)
             count.expected = sum(period.ticks_in(start, end) for period in periods)
+            # The rules do not contain a tick that a change of the tz database moved. Its row is recorded in addition.
+            count.expected += count.skipped[SkipReason.ZONE_CHANGED.value]
             recorded = count.fired + count.skipped.total()
             if schedule.fault is not None:  # the rule cannot be computed, so the ledger is the only source
                 count.expected = recorded

@@ -91,6 +91,19 @@ class PauseChanged(NamedTuple):
     note: str | None
 
 
+class ZonesChanged(NamedTuple):
+    """The tz database has changed on this node. `moved`: the number of schedules whose next tick has moved."""
+
+    zones: list[str]
+    moved: int
+
+
+class ZonesOutdated(NamedTuple):
+    """Another node has a newer version of these zones."""
+
+    zones: list[str]
+
+
 class TicksOverdue(msgspec.Struct, frozen=True):
     count: int
     oldest_seconds: float
@@ -220,6 +233,8 @@ Event = (
     | CapacityChanged
     | ClockSetBack
     | SchemaNewer
+    | ZonesChanged
+    | ZonesOutdated
     | PauseChanged
     | TicksOverdue
     | LoopRan

@@ -250,6 +250,22 @@ class ScheduleService:
         for schedule in schedules:
             await self._decide(tenant_id, str(schedule.id), decide, now, lambda _: ())
 
+    async def rezone(self, schedule: Schedule, *, now: datetime | None = None) -> bool:
+        """Move the next tick of a schedule after a change of the tz database. Returns whether it has moved."""
+        calendars = await self._calendars(schedule.tenant_id, [schedule.spec])
+        if self._changes.rezone(schedule, schedule.updated_at, calendars) is None:
+            return False
+        moved = False
+
+        def decide(existing: Schedule, moment: datetime, calendars: Calendars) -> ScheduleWrite | None:
+            nonlocal moved
+            write = self._changes.rezone(existing, moment, calendars)
+            moved = write is not None
+            return write
+
+        await self._decide(schedule.tenant_id, str(schedule.id), decide, now, lambda _: ())
+        return moved
+
     async def _decide(
         self,
         tenant_id: UUID,

@@ -73,8 +73,11 @@ DEFAULT_SETTINGS = TickerSettings()
 
 
 class _Entry(NamedTuple):
+    """A schedule that is due soon. `generation`: that of the timeline cache when the timeline was read."""
+
     due: DueSchedule
     timeline: Timeline
+    generation: int
 
     @property
     def id(self) -> UUID:
@@ -273,7 +276,9 @@ class Ticker:
 
     def _load(self, schedule: DueSchedule, calendars: Mapping[str, Calendar], faults: dict[UUID, str]) -> None:
         known = self._index.get(schedule.id)
-        if known is not None and known.due == schedule and not (schedule.rule.exclude or schedule.rule.only):
+        generation = self._timelines.generation
+        is_known = known is not None and known.due == schedule and known.generation == generation
+        if is_known and not (schedule.rule.exclude or schedule.rule.only):
             return
         try:
             timeline = self._timelines.get(schedule.rule, schedule.id, calendars)
@@ -283,9 +288,9 @@ class Ticker:
             faults[schedule.id] = str(error)
             return
         if schedule.id in self._locked:
-            self._locked.replace(_Entry(schedule, timeline))
+            self._locked.replace(_Entry(schedule, timeline, generation))
         else:
-            self._index.put(_Entry(schedule, timeline))
+            self._index.put(_Entry(schedule, timeline, generation))
 
     # Firing
 
@@ -295,6 +300,9 @@ class Ticker:
         for entry in entries:
             epoch = owned.get(entry.due.partition)
             if epoch is None:
+                continue
+            if entry.generation != self._timelines.generation:
+                self._is_stale = True  # the tz database has changed: the next scan loads the schedule again
                 continue
             try:
                 planned[entry.id] = (entry, self._plan(entry, epoch, moment))
@@ -365,6 +373,7 @@ class Ticker:
             schedule.catch_up,
             schedule.misfire_grace_seconds,
             jitter_of(schedule.id, schedule.jitter_seconds),
+            schedule.moved_tick_at,
         )
         plan = plan_firing(due, entry.timeline, moment, self._settings.lateness)
         return Firing(
@@ -391,7 +400,7 @@ class Ticker:
                 continue
             if (firing.due_at - result.now).total_seconds() <= horizon:
                 due = entry.due._replace(cursor_at=firing.cursor_at, next_tick_at=firing.next_tick_at, due_at=firing.due_at)
-                self._index.put(_Entry(due, entry.timeline))
+                self._index.put(entry._replace(due=due))
         self._put_off([entry for id_, (entry, _) in planned.items() if id_ in result.locked_ids])
         done = {fired.schedule_id for fired in result.fired}
         refused = 0

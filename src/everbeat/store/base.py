@@ -66,6 +66,8 @@ from everbeat.store.values import (
     TenantWrite,
     TickTotal,
     WorkerQueue,
+    ZoneInUse,
+    ZoneVersion,
 )
 
 
@@ -491,6 +493,20 @@ class Store(Protocol):
 
     async def server_secret(self, name: str, candidate: str, *, now: datetime | None = None) -> str:
         """The secret of the server with this name. If there is none, the candidate becomes the secret."""
+
+    # Time zones
+
+    async def schedule_zones(self) -> list[ZoneInUse]:
+        """The zones of all active schedules."""
+
+    async def schedule_in_zones(self, zones: Sequence[str], *, after: UUID | None, limit: int) -> list[Schedule]:
+        """Active schedules whose rule may depend on these zones, after the given id. The caller checks this."""
+
+    async def zone_list(self, names: Sequence[str]) -> list[ZoneVersion]:
+        """The versions of these zones that nodes have used, the oldest of each zone first."""
+
+    async def zone_write(self, fingerprints: Mapping[str, str], *, now: datetime | None = None) -> int:
+        """Store versions of zones by name, unless they are known. Returns how many are new."""
 
     # Tenants
 

@@ -116,6 +116,7 @@ def schedule_to_row(schedule: Schedule) -> dict[str, Any]:
         "next_tick_at": schedule.next_tick_at,
         "due_at": schedule.due_at,
         "last_tick_at": schedule.last_tick_at,
+        "moved_tick_at": schedule.moved_tick_at,
         "fault": schedule.fault,
         "note": schedule.note,
         "created_at": schedule.created_at,
@@ -138,6 +139,7 @@ def schedule_from_row(row: Row) -> Schedule:
         next_tick_at=row["next_tick_at"],
         due_at=row["due_at"],
         last_tick_at=row["last_tick_at"],
+        moved_tick_at=row["moved_tick_at"],
         fault=row["fault"],
         note=row["note"],
     )
@@ -219,6 +221,7 @@ def due_from_row(row: Row) -> DueSchedule:
         misfire_grace_seconds=row["misfire_grace_seconds"],
         jitter_seconds=row["jitter_seconds"],
         rule=rule_from_row(row),
+        moved_tick_at=row["moved_tick_at"],
     )
 
 

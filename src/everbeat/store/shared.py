@@ -14,6 +14,7 @@ from everbeat.core.access import AuditLogEntry
 from everbeat.core.calendars import Calendar
 from everbeat.core.keys import ApiKey
 from everbeat.core.pauses import Pause
+from everbeat.core.rules import TriggerKind
 from everbeat.core.schedules import PastRule, Schedule
 from everbeat.core.tasks import Attempt, DeadLetter, LeasedTask, LogLine, TaskRecord
 from everbeat.core.tenants import Tenant
@@ -52,6 +53,8 @@ from everbeat.store.values import (
     TaskScan,
     TickTotal,
     WorkerQueue,
+    ZoneInUse,
+    ZoneVersion,
 )
 
 _TASK_LISTS = {
@@ -120,6 +123,24 @@ class SharedVerbs(ABC):
     async def schedule_using_calendar(self, tenant_id: UUID, name: str) -> list[Schedule]:
         rows = await self._read("schedule_using_calendar", tenant_id=tenant_id, name=f'"{name}"')
         return [schedule_from_row(row) for row in rows]
+
+    # Time zones
+
+    async def schedule_zones(self) -> list[ZoneInUse]:
+        rows = await self._read("schedule_zones")
+        return [ZoneInUse(row["timezone"], TriggerKind(row["trigger_kind"]), row["trigger_text"]) for row in rows]
+
+    async def schedule_in_zones(self, zones: Sequence[str], *, after: UUID | None, limit: int) -> list[Schedule]:
+        rows = await self._read("schedule_in_zones", zones=list(zones), after=after or FIRST_ID, limit=limit)
+        return [schedule_from_row(row) for row in rows]
+
+    async def zone_list(self, names: Sequence[str]) -> list[ZoneVersion]:
+        rows = await self._read("zone_list", names=list(names))
+        return [ZoneVersion(row["name"], row["fingerprint"], row["since"]) for row in rows]
+
+    async def zone_write(self, fingerprints: Mapping[str, str], *, now: datetime | None = None) -> int:
+        values = {"names": list(fingerprints), "fingerprints": list(fingerprints.values())}
+        return await self._change("zone_write", now=now, **values)
 
     # Ticks
 

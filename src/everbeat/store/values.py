@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.core.capacity import NodeLoad
-from everbeat.core.rules import Rule
+from everbeat.core.rules import Rule, TriggerKind
 from everbeat.core.schedules import CatchUp, Schedule
 from everbeat.core.tasks import ClaimedTask, NewTask, TaskChange, TaskRecord
 from everbeat.core.tenants import Tenant
@@ -114,6 +114,23 @@ class DueSchedule(NamedTuple):
     misfire_grace_seconds: float
     jitter_seconds: float
     rule: Rule
+    moved_tick_at: datetime | None = None
+
+
+class ZoneInUse(NamedTuple):
+    """The zone of active schedules. `trigger_text`: their trigger, if it may contain a zone that takes precedence."""
+
+    timezone: str
+    kind: TriggerKind
+    trigger_text: str | None
+
+
+class ZoneVersion(NamedTuple):
+    """A version of a time zone that nodes have used since this time."""
+
+    name: str
+    fingerprint: str
+    since: datetime
 
 
 class DueScan(NamedTuple):

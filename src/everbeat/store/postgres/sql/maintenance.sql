@@ -86,3 +86,14 @@ INSERT INTO everbeat_migrations (number, name) VALUES (:number, :name);
 -- name: notice_send
 -- Send a notice to the other nodes.
 SELECT pg_notify('everbeat', :payload);
+
+-- name: zone_list
+-- The versions of these time zones that nodes have used.
+SELECT name, fingerprint, since FROM time_zones WHERE name = ANY(:names::text[]) ORDER BY name, since;
+
+-- name: zone_write
+-- Store versions of time zones, unless they are known.
+INSERT INTO time_zones (name, fingerprint, since)
+SELECT z.name, z.fingerprint, coalesce(:now::timestamptz, clock_timestamp())
+FROM unnest(:names::text[], :fingerprints::text[]) AS z(name, fingerprint)
+ON CONFLICT DO NOTHING;

@@ -3,19 +3,19 @@
 id, tenant_id, name, description, partition, trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars,
 starts_at, ends_at, target, target_kind, queue, task_type, fair_key, payload, overlap, max_concurrent, concurrency, catch_up,
 misfire_grace_seconds, jitter_seconds, priority, max_attempts, retry, timeout_seconds, labels, enabled, status, revision,
-cursor_at, rule_at, next_tick_at, due_at, last_tick_at, fault, note, created_at, updated_at
+cursor_at, rule_at, next_tick_at, due_at, last_tick_at, moved_tick_at, fault, note, created_at, updated_at
 
 -- fragment: schedule_edited_columns
 -- The columns that an edit writes.
 name, description, trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at, target,
 target_kind, queue, task_type, fair_key, payload, overlap, max_concurrent, concurrency, catch_up, misfire_grace_seconds,
 jitter_seconds, priority, max_attempts, retry, timeout_seconds, labels, enabled, status, revision, cursor_at, rule_at,
-next_tick_at, due_at, last_tick_at, fault, note, updated_at
+next_tick_at, due_at, last_tick_at, moved_tick_at, fault, note, updated_at
 
 -- fragment: due_columns
 -- The columns that the ticker needs.
 id, tenant_id, partition, revision, cursor_at, next_tick_at, due_at, catch_up, misfire_grace_seconds, jitter_seconds,
-trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at
+trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at, moved_tick_at
 
 -- name: schedule_find
 -- The tenant's schedules with these names or ids.
@@ -109,3 +109,14 @@ ON CONFLICT DO NOTHING;
 -- name: schedule_using_calendar
 -- Schedules whose rule may refer to a calendar. This is a text search; the caller checks the rule.
 SELECT {{schedule_columns}} FROM schedules WHERE tenant_id = :tenant_id AND calendars IS NOT NULL AND strpos(calendars, :name) > 0;
+
+-- name: schedule_zones
+-- The zones of all active schedules. Triggers that may contain a zone of their own are returned with their text.
+SELECT DISTINCT timezone, trigger_kind, CASE WHEN trigger_text ILIKE '%TZ%=%' THEN trigger_text END AS trigger_text
+FROM schedules WHERE status = 'active' AND trigger_kind IN ('cron', 'rrule');
+
+-- name: schedule_in_zones
+-- Active schedules of all tenants whose rule may depend on one of these zones, in order of id; the caller checks the rule.
+SELECT {{schedule_columns}} FROM schedules
+WHERE status = 'active' AND trigger_kind IN ('cron', 'rrule') AND (timezone = ANY(:zones::text[]) OR trigger_text ILIKE '%TZ%=%') AND id > :after::uuid
+ORDER BY id LIMIT :limit;

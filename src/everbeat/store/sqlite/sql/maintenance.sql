@@ -59,3 +59,14 @@ SELECT count(*) > 0 AS is_there FROM sqlite_schema WHERE name = 'everbeat_migrat
 -- name: migration_insert
 -- Record an applied migration.
 INSERT INTO everbeat_migrations (number, name, applied_at) VALUES (:number, :name, :now);
+
+-- name: zone_list
+-- The versions of these time zones that nodes have used.
+-- returns: since time
+SELECT name, fingerprint, since FROM time_zones WHERE name IN (SELECT value FROM json_each(:names)) ORDER BY name, since;
+
+-- name: zone_write
+-- Store versions of time zones, unless they are known.
+INSERT INTO time_zones (name, fingerprint, since)
+SELECT n.value, f.value, :now FROM json_each(:names) AS n JOIN json_each(:fingerprints) AS f ON f.key = n.key
+WHERE true ON CONFLICT DO NOTHING;

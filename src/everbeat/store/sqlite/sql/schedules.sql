@@ -1,24 +1,25 @@
 -- fragment: schedule_columns
 -- All columns of the table.
 -- returns: id uuid, tenant_id cached_uuid, anchor time, starts_at time, ends_at time, enabled bool, cursor_at time, rule_at time
--- returns: next_tick_at time, due_at time, last_tick_at time, created_at time, updated_at time
+-- returns: next_tick_at time, due_at time, last_tick_at time, moved_tick_at time, created_at time, updated_at time
 id, tenant_id, name, description, partition, trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars,
 starts_at, ends_at, target, target_kind, queue, task_type, fair_key, payload, overlap, max_concurrent, concurrency, catch_up,
 misfire_grace_seconds, jitter_seconds, priority, max_attempts, retry, timeout_seconds, labels, enabled, status, revision,
-cursor_at, rule_at, next_tick_at, due_at, last_tick_at, fault, note, created_at, updated_at
+cursor_at, rule_at, next_tick_at, due_at, last_tick_at, moved_tick_at, fault, note, created_at, updated_at
 
 -- fragment: schedule_edited_columns
 -- The columns that an edit writes.
 name, description, trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at, target,
 target_kind, queue, task_type, fair_key, payload, overlap, max_concurrent, concurrency, catch_up, misfire_grace_seconds,
 jitter_seconds, priority, max_attempts, retry, timeout_seconds, labels, enabled, status, revision, cursor_at, rule_at,
-next_tick_at, due_at, last_tick_at, fault, note, updated_at
+next_tick_at, due_at, last_tick_at, moved_tick_at, fault, note, updated_at
 
 -- fragment: due_columns
 -- The columns that the ticker needs.
 -- returns: id uuid, tenant_id cached_uuid, cursor_at time, next_tick_at time, due_at time, anchor time, starts_at time, ends_at time
+-- returns: moved_tick_at time
 id, tenant_id, partition, revision, cursor_at, next_tick_at, due_at, catch_up, misfire_grace_seconds, jitter_seconds,
-trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at
+trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at, moved_tick_at
 
 -- name: schedule_find
 -- The tenant's schedules with these names or ids.
@@ -105,3 +106,15 @@ ON CONFLICT DO NOTHING;
 -- Schedules whose rule may refer to a calendar. This is a text search; the caller checks the rule.
 -- returns: {{schedule_columns}}
 SELECT {{schedule_columns}} FROM schedules WHERE tenant_id = :tenant_id AND calendars IS NOT NULL AND instr(calendars, :name) > 0;
+
+-- name: schedule_zones
+-- The zones of all active schedules. Triggers that may contain a zone of their own are returned with their text.
+SELECT DISTINCT timezone, trigger_kind, CASE WHEN trigger_text LIKE '%TZ%=%' THEN trigger_text END AS trigger_text
+FROM schedules WHERE status = 'active' AND trigger_kind IN ('cron', 'rrule');
+
+-- name: schedule_in_zones
+-- Active schedules of all tenants whose rule may depend on one of these zones, in order of id; the caller checks the rule.
+-- returns: {{schedule_columns}}
+SELECT {{schedule_columns}} FROM schedules
+WHERE status = 'active' AND trigger_kind IN ('cron', 'rrule') AND (timezone IN (SELECT value FROM json_each(:zones)) OR trigger_text LIKE '%TZ%=%') AND id > :after
+ORDER BY id LIMIT :limit;

@@ -1,0 +1,168 @@
+"""Watches the tz database: when the rules of a zone change, the next ticks of its schedules are computed again.
+
+The files of the zones in use are compared with those that were read. If the rules of a zone differ, all cached zones and
+timelines are dropped, and every schedule whose next tick would be at another instant is moved. A write names the revision and
+position that it is based on, and a schedule that has already been moved needs no write, so several nodes may do this at once.
+
+The versions of each zone are stored. A node that starts with a new version checks the schedules too, and so does one that
+starts within a day after a change, because a node with the former version may have fired ticks meanwhile. A version that
+another one has replaced changes nothing: a node that has not been updated yet must not undo the work of the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import struct
+import zoneinfo
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+from zoneinfo import ZoneInfo
+
+from everbeat.core.errors import InvalidInput
+from everbeat.core.rules import TriggerKind
+from everbeat.core.schedules import Schedule
+from everbeat.core.timeline import TimelineCache
+from everbeat.core.triggers import cron, rrule
+from everbeat.core.zones import fingerprint_of, forget_zones, load_zone
+from everbeat.services.events import Emit, ZonesChanged, ZonesOutdated, ignore
+from everbeat.services.loops import Periodic
+from everbeat.services.schedules import ScheduleService
+from everbeat.store.base import Store
+
+_INTERVAL_SECONDS = 30.0
+_LIST_EVERY = 20
+_PAGE = 500
+# After a change, nodes with the former version may fire ticks until all are updated.
+_ROLLOUT = timedelta(days=1)
+
+
+class _Zone(NamedTuple):
+    """What was read of a zone: the state and content of its file, the fingerprint of its rules, and of those in use before."""
+
+    stat: tuple[int, int, int]
+    content: bytes
+    fingerprint: str
+    former: str
+
+
+class TimeZoneWatcher(Periodic):
+    """Notices changes of the tz database on this node, and moves the affected schedules."""
+
+    name = "time_zones"
+    deadline_seconds = 300.0
+
+    def __init__(self, store: Store, schedules: ScheduleService, timelines: TimelineCache, *, emit: Emit = ignore) -> None:
+        super().__init__(_INTERVAL_SECONDS)
+        self._store = store
+        self._schedules = schedules
+        self._timelines = timelines
+        self._emit = emit
+        self._known: dict[str, _Zone] = {}
+        self._in_use: set[str] = set()
+        self._runs = 0
+        self._outdated: frozenset[str] = frozenset()
+
+    async def run_once(self, now: datetime | None = None) -> bool:
+        if self._runs % _LIST_EVERY == 0:  # reads all schedules
+            self._in_use |= await self._zones_in_use()
+        self._runs += 1
+        read = await asyncio.to_thread(_read_changed, self._in_use, self._known)
+        changed = sorted(name for name, zone in read.items() if zone.fingerprint != zone.former)
+        if changed:
+            forget_zones()
+            self._timelines.clear()
+        recent = await self._store_versions(read, now)
+        moved = await self._move(sorted({*changed, *recent}), now)
+        self._known.update(read)  # last, so that everything is tried again after a failure
+        if changed or moved:
+            self._emit(ZonesChanged(sorted({*changed, *recent}), moved))
+        return False
+
+    async def _zones_in_use(self) -> set[str]:
+        names = set()
+        for zone in await self._store.schedule_zones():
+            name = zone.timezone
+            if zone.trigger_text is not None:
+                try:
+                    module = cron if zone.kind is TriggerKind.CRON else rrule
+                    name = module.effective_zone(zone.trigger_text, zone.timezone)
+                except InvalidInput:  # a faulty schedule
+                    continue
+            names.add(name)
+        return names
+
+    async def _store_versions(self, read: Mapping[str, _Zone], now: datetime | None) -> set[str]:
+        """Store new versions of zones. Return the zones whose current version is new or recent, and is that of this node."""
+        if not read and not self._outdated:
+            return set()
+        names = sorted({*read, *self._outdated})
+        known: dict[str, dict[str, datetime]] = {}
+        for version in await self._store.zone_list(names):
+            known.setdefault(version.name, {})[version.fingerprint] = version.since
+        own = {name: (read.get(name) or self._known[name]).fingerprint for name in names}
+        new = {name: fingerprint for name, fingerprint in own.items() if fingerprint not in known.get(name, {})}
+        if new:
+            await self._store.zone_write(new, now=now)
+        outdated = frozenset(
+            name for name in names if name not in new and own[name] != max(known[name], key=known[name].__getitem__)
+        )
+        if outdated - self._outdated:
+            self._emit(ZonesOutdated(sorted(outdated)))
+        self._outdated = outdated
+        moment = await self._store.clock(now=now)
+        recent = {
+            name for name in read if name not in new and len(known[name]) > 1 and moment - known[name][own[name]] < _ROLLOUT
+        }
+        return {name for name in (*new, *recent) if name not in outdated and name in read}
+
+    async def _move(self, zones: list[str], now: datetime | None) -> int:
+        """Move the schedules in these zones whose next tick has changed. Returns their number."""
+        moved, after = 0, None
+        while zones:
+            page = await self._store.schedule_in_zones(zones, after=after, limit=_PAGE)
+            for schedule in page:
+                moved += await self._move_schedule(schedule, now)
+            if len(page) < _PAGE:
+                break
+            after = page[-1].id
+        return moved
+
+    async def _move_schedule(self, schedule: Schedule, now: datetime | None) -> bool:
+        await asyncio.sleep(0)  # the tick loop of this process must not wait
+        try:
+            return await self._schedules.rezone(schedule, now=now)
+        except InvalidInput:  # the zone or the rule is no longer valid: the ticker pauses the schedule with this reason
+            return False
+
+
+def _read_changed(names: Iterable[str], known: Mapping[str, _Zone]) -> dict[str, _Zone]:
+    """Read the zones whose files are new or have changed. A file that cannot be read, or only in part, is read next time."""
+    changed = {}
+    for name in sorted(names):
+        try:
+            path = _path_of(name)
+            status = path.stat()
+            stat = (status.st_mtime_ns, status.st_size, status.st_ino)
+            before = known.get(name)
+            if before is not None and before.stat == stat:
+                continue
+            content = hashlib.blake2b(path.read_bytes()).digest()
+            former = fingerprint_of(load_zone(name)) if before is None else before.fingerprint
+            is_same = before is not None and before.content == content
+            changed[name] = _Zone(stat, content, former if is_same else fingerprint_of(ZoneInfo.no_cache(name)), former)
+        except (OSError, ValueError, IndexError, struct.error, InvalidInput):
+            continue
+    return changed
+
+
+def _path_of(name: str) -> Path:
+    """Return the file from which zoneinfo would load a zone: of the system, or of the tzdata package."""
+    for folder in zoneinfo.TZPATH:
+        path = Path(folder, name)
+        if path.is_file():
+            return path
+    return Path(str(resources.files("tzdata.zoneinfo").joinpath(name)))
