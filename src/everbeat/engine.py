@@ -22,6 +22,7 @@ from everbeat.services.attempts import AttemptEnder
 from everbeat.services.audit import AuditService
 from everbeat.services.backfill import BackfillService
 from everbeat.services.blobs import BlobStore
+from everbeat.services.bulk import BulkRunner, BulkService
 from everbeat.services.calendars import CalendarService
 from everbeat.services.callbacks import CallbackKey, CallbackService
 from everbeat.services.cluster import ClusterService
@@ -161,6 +162,7 @@ class Engine:
         self.cluster = ClusterService(self.store)
         self.tenants = TenantService(self.store)
         self.pauses = PauseService(self.store, emit=self._emit)
+        self.bulk = BulkService(self.store)
         self.keys = KeyService(self.store)
         self.idempotent_responses = IdempotentResponses(self.store)
 
@@ -231,6 +233,7 @@ class Engine:
             total_seconds=settings.task_total_seconds,
             random_fraction=self._random_fraction,
         )
+        self.bulk_runner = BulkRunner(maintenance, self.schedules, self.tasks, self.backfill)
         late_seconds = settings.late_after_seconds + settings.lease_seconds + settings.scan_seconds
         self.auditor = Auditor(maintenance, self.ownership, late_seconds=late_seconds, emit=emit)
         self.absences = AbsenceMonitor(maintenance, self.ownership, emit=emit)
@@ -253,7 +256,7 @@ class Engine:
         if self.event_stream.receives_other_nodes:
             loops.append(EventRelay(self.store.pool("maintenance"), self.event_stream))
         if "scheduler" in roles:
-            loops += [self.ticker, self.promoter, self.reaper, self.auditor, self.absences, self.pruner]
+            loops += [self.ticker, self.promoter, self.reaper, self.auditor, self.absences, self.pruner, self.bulk_runner]
         if "dispatcher" in roles:
             loops += [self.deliverer, self.delivery_leases]
         return loops

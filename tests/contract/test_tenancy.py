@@ -10,7 +10,7 @@ from everbeat.store.queries import load_blocks
 
 TENANT_TABLES = (
     *("schedules", "past_rules", "ticks", "tasks", "task_history", "attempts", "task_log", "dead_letters", "task_keys"),
-    *("calendars", "idempotent_answers", "api_keys", "audit_log", "workers", "pauses"),
+    *("calendars", "idempotent_answers", "api_keys", "audit_log", "workers", "pauses", "bulk_operations"),
 )
 TENANT_DATA = re.compile(rf"\b(?:FROM|JOIN|INTO|UPDATE)\s+({'|'.join(TENANT_TABLES)})\b")
 # The tenant is compared with a value, is part of a key, or is written with a new row.
@@ -27,6 +27,9 @@ EXCEPTIONS = {
     "worker_prune": RETENTION,
     "worker_write_seen": "a row is found by its id, which follows from the tenant and the name of the worker",
     "audit_log_list_all": OPERATORS,
+    "bulk_advance": "the node has read the operation, and owns it",
+    "bulk_claim": "a node executes the operations of all tenants",
+    "bulk_prune": RETENTION,
     "blob_unused": RETENTION,
     "key_admins": OPERATORS,
     "key_exists": KEYS,

@@ -90,6 +90,7 @@ TABLES = [
     "audit_log",
     "workers",
     "pauses",
+    "bulk_operations",
     "time_zones",
 ]
 

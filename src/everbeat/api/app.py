@@ -10,6 +10,7 @@ import msgspec
 from everbeat.api import (
     audit,
     audit_log,
+    bulk,
     calendars,
     callbacks,
     cluster,
@@ -47,6 +48,7 @@ ROUTES: tuple[Route, ...] = (
     *workers.ROUTES,
     *queues.ROUTES,
     *pauses.ROUTES,
+    *bulk.ROUTES,
     *dead_letters.ROUTES,
     *preview.ROUTES,
     *audit.ROUTES,

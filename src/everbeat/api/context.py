@@ -13,6 +13,7 @@ from everbeat.engine import Engine
 from everbeat.services.access import Authenticator
 from everbeat.services.audit import AuditService
 from everbeat.services.backfill import BackfillService
+from everbeat.services.bulk import BulkService
 from everbeat.services.calendars import CalendarService
 from everbeat.services.callbacks import CallbackService
 from everbeat.services.cluster import ClusterService
@@ -65,6 +66,7 @@ class ApiContext(NamedTuple):
     callbacks: CallbackService
     tenants: TenantService
     pauses: PauseService
+    bulk: BulkService
     keys: KeyService
     timelines: TimelineCache
     store: Store
@@ -110,6 +112,7 @@ class ApiContext(NamedTuple):
             callbacks=engine.callbacks,
             tenants=engine.tenants,
             pauses=engine.pauses,
+            bulk=engine.bulk,
             keys=engine.keys,
             timelines=engine.timelines,
             store=engine.store,

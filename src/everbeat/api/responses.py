@@ -8,6 +8,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.core.audit_log import AuditLogAction
+from everbeat.core.bulk import BulkAction, BulkState, BulkSubject
 from everbeat.core.calendars import WEEKDAYS
 from everbeat.core.endpoints import Method
 from everbeat.core.explain import Verdict
@@ -289,6 +290,39 @@ class CallbackHeartbeatResponse(msgspec.Struct):
 
     status: Literal["ok", "stale", "cancel"]
     lease_until: Time | None
+
+
+class BulkErrorResponse(msgspec.Struct):
+    """Why one schedule or task was not changed. `subject`: the name of the schedule or the id of the task."""
+
+    subject: str
+    message: str
+
+
+class BulkOperationResponse(msgspec.Struct, kw_only=True):
+    """A bulk operation. `matched`: how many matched at its creation. `done` and `failed`: how many were handled so far.
+
+    A dry run has no `id`. `errors`: the first 20.
+    """
+
+    id: UUID | None
+    subject: BulkSubject
+    action: BulkAction
+    filter: dict[str, Any]
+    note: str | None
+    matched: int
+    done: int
+    failed: int
+    state: BulkState
+    errors: list[BulkErrorResponse]
+    by: str
+    created_at: Time
+    finished_at: Time | None
+
+
+class BulkOperationList(msgspec.Struct):
+    items: list[BulkOperationResponse]
+    next_cursor: str | None
 
 
 class PauseResponse(msgspec.Struct, kw_only=True):

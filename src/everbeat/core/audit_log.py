@@ -34,6 +34,8 @@ class AuditLogAction(StrEnum):
     DEAD_LETTER_PURGE = "dead_letter.purge"
     PAUSE_BEGIN = "pause.begin"
     PAUSE_END = "pause.end"
+    BULK_BEGIN = "bulk.begin"
+    BULK_CANCEL = "bulk.cancel"
     TENANT_CREATE = "tenant.create"
     TENANT_UPDATE = "tenant.update"
     KEY_CREATE = "key.create"

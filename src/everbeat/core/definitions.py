@@ -27,7 +27,7 @@ MAX_DEPTH = 64
 _encode = msgspec.json.Encoder().encode
 _YEAR_SECONDS = 366 * 86_400
 
-_RESERVED_NAMES = frozenset({"batch", ".", ".."})
+_RESERVED_NAMES = frozenset({"batch", "bulk", ".", ".."})
 
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 T = TypeVar("T")

@@ -103,6 +103,9 @@ class Pruner(SingletonLoop):
             "workers": await self._store.worker_prune(
                 unseen_seconds=RETENTION_SECONDS, keep=MAX_WORKERS_KEPT, limit=self._batch_size, now=now
             ),
+            "operations": await self._store.bulk_prune(
+                finished_seconds=self._retention.total_seconds(), limit=self._batch_size, now=now
+            ),
             "pauses": await self._store.pause_prune(
                 ended_seconds=self._retention.total_seconds(), limit=self._batch_size, now=now
             ),

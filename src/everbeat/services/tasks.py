@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -11,7 +11,16 @@ import uuid_utils.compat
 
 from everbeat.core.access import Caller
 from everbeat.core.audit_log import AuditLogAction
-from everbeat.core.errors import Conflict, EverbeatError, FieldError, HandoffPaused, InvalidInput, NotFound, TooLarge
+from everbeat.core.errors import (
+    Conflict,
+    EverbeatError,
+    FieldError,
+    HandoffPaused,
+    InvalidInput,
+    NotFound,
+    StoreLocked,
+    TooLarge,
+)
 from everbeat.core.protocol import MAX_SUBMITTED, TaskInput
 from everbeat.core.submissions import new_task, task_as_submitted, task_for_replay
 from everbeat.core.tasks import LIVE_STATES, Attempt, LogLine, NewTask, TaskKey, TaskRecord, TaskState
@@ -331,6 +340,30 @@ class TaskService:
         new = task_for_replay(task, uuid_utils.compat.uuid7())._replace(key=key)
         audit_log = new_audit_log_entries(by, AuditLogAction.TASK_RETRY, id_, tenant_id=tenant_id, task_id=new.id)
         return (await self.add_one(new, audit_log=audit_log, now=now))[0]
+
+    async def cancel_many(self, tenant_id: UUID, ids: Sequence[UUID], *, now: datetime | None = None) -> None:
+        """Cancel those of the tasks that have not ended, as `cancel` does."""
+        waiting = list(ids)
+        for _ in range(_TRIES):
+            cancelled = await self._store.task_cancel(tenant_id, waiting, now=now)
+            self._publisher.publish(cancelled.changes)
+            done = {*cancelled.ended, *cancelled.requested}
+            waiting = [id_ for id_ in waiting if id_ not in done]
+            live = {task.id for task in await self._store.task_find(tenant_id, waiting) if task.state in LIVE_STATES}
+            waiting = [id_ for id_ in waiting if id_ in live]
+            if not waiting:
+                return
+        raise StoreLocked("tasks are locked or were changed by other requests too many times; try again")
+
+    async def retry_many(self, tenant_id: UUID, keys: Mapping[UUID, TaskKey], *, now: datetime | None = None) -> list[UUID]:
+        """Run finished tasks again as new tasks, each under its key. Returns the ids of those that are not finished."""
+        found = await self._store.task_find(tenant_id, list(keys))
+        finished = [task for task in found if task.state not in LIVE_STATES]
+        new = [task_for_replay(task, uuid_utils.compat.uuid7())._replace(key=keys[task.id]) for task in finished]
+        new = await self.quotas.with_allowed_priority(tenant_id, new)
+        async with self.quotas.reserve(tenant_id, new, now=now):
+            await self.add(new, now=now)
+        return sorted(set(keys) - {task.id for task in finished})
 
     async def reschedule(
         self, tenant_id: UUID, id_: UUID, run_at: datetime, *, by: Caller | None = None, now: datetime | None = None

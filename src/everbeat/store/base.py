@@ -14,6 +14,7 @@ from typing import Protocol
 from uuid import UUID
 
 from everbeat.core.access import AuditLogEntry
+from everbeat.core.bulk import BulkOperation, BulkProgress
 from everbeat.core.calendars import Calendar
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.endpoints import WebhookEndpoint
@@ -62,6 +63,8 @@ from everbeat.store.values import (
     ScheduleWriteResult,
     SubmitResult,
     TaskFilter,
+    TaskIds,
+    TaskMatch,
     TaskScan,
     TenantWrite,
     TickTotal,
@@ -342,6 +345,9 @@ class Store(Protocol):
     async def task_list(self, tenant_id: UUID, filter_: TaskFilter, *, before: UUID | None, limit: int, live: bool) -> TaskScan:
         """Live or finished tasks, newest first. The scan is bounded and may end before it has found `limit` tasks."""
 
+    async def task_match(self, tenant_id: UUID, filter_: TaskMatch, *, before: UUID | None, limit: int, live: bool) -> TaskIds:
+        """The ids of live or finished tasks that match, newest first. The scan is bounded, like that of task_list."""
+
     async def task_attempts(self, tenant_id: UUID, id_: UUID) -> list[Attempt]:
         """The attempts of a task that did not end it, oldest first."""
 
@@ -449,6 +455,43 @@ class Store(Protocol):
 
     async def pause_prune(self, *, ended_seconds: float, limit: int, now: datetime | None = None) -> int:
         """Delete pauses that ended more than `ended_seconds` ago."""
+
+    # Bulk operations
+
+    async def bulk_write(
+        self, operation: BulkOperation, *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
+    ) -> bool:
+        """Write a new operation. False if there is one with this id."""
+
+    async def bulk_claim(self, owner: UUID, *, lease_seconds: float, now: datetime | None = None) -> BulkOperation | None:
+        """Take a running operation that no node is working on; None if there is none."""
+
+    async def bulk_advance(
+        self,
+        operation: BulkOperation,
+        progress: BulkProgress,
+        owner: UUID,
+        *,
+        lease_seconds: float,
+        now: datetime | None = None,
+    ) -> BulkOperation | None:
+        """Store a step of an operation. None if another node has continued it, or if it was cancelled: nothing is stored."""
+
+    async def bulk_find(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[BulkOperation]:
+        """The tenant's operations with these ids."""
+
+    async def bulk_list(
+        self, tenant_id: UUID, *, before: tuple[datetime, UUID] | None = None, limit: int
+    ) -> list[BulkOperation]:
+        """The tenant's operations, newest first."""
+
+    async def bulk_cancel(
+        self, tenant_id: UUID, id_: UUID, *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
+    ) -> bool:
+        """Cancel a running operation. What it has done stays."""
+
+    async def bulk_prune(self, *, finished_seconds: float, limit: int, now: datetime | None = None) -> int:
+        """Delete operations that ended more than `finished_seconds` ago."""
 
     # Calendars
 

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import msgspec
 
+from everbeat.core.bulk import MAX_ERRORS, BulkAction, BulkError, BulkOperation, BulkProgress, BulkState, BulkSubject
 from everbeat.core.calendars import Calendar, parse_calendar
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import EverbeatError, StoreUnusable
@@ -305,6 +306,40 @@ def node_from_row(row: Row) -> NodeInfo:
         fired_per_second=row["fired_per_second"],
         capacity=row["capacity"],
     )
+
+
+def bulk_from_row(row: Row) -> BulkOperation:
+    values = dict(row)
+    return BulkOperation(
+        **{
+            **values,
+            "subject": BulkSubject(values["subject"]),
+            "action": BulkAction(values["action"]),
+            "state": BulkState(values["state"]),
+            "errors": msgspec.json.decode(values["errors"], type=tuple[BulkError, ...]),
+            "page": msgspec.json.decode(values["page"], type=tuple[str, ...]),
+        }
+    )
+
+
+def bulk_to_row(operation: BulkOperation) -> dict[str, Any]:
+    names = ("id", "tenant_id", "filter", "note", "actor", "key_id", "matched", "position")
+    values = {name: getattr(operation, name) for name in names}
+    return {**values, "subject": operation.subject.value, "action": operation.action.value}
+
+
+def bulk_progress_to_row(operation: BulkOperation, progress: BulkProgress) -> dict[str, Any]:
+    return {
+        "id": operation.id,
+        "expected": operation.position,
+        "expected_page": text_of(operation.page),
+        "position": progress.position,
+        "page": text_of(progress.page),
+        "done": progress.done,
+        "failed": progress.failed,
+        "errors": text_of((*operation.errors, *progress.errors)[:MAX_ERRORS]),
+        "state": progress.state.value,
+    }
 
 
 def pause_from_row(row: Row) -> Pause:

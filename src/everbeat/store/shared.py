@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.core.access import AuditLogEntry
+from everbeat.core.bulk import BulkOperation
 from everbeat.core.calendars import Calendar
 from everbeat.core.keys import ApiKey
 from everbeat.core.pauses import Pause
@@ -29,6 +30,8 @@ from everbeat.store.rows import (
     MAX_SCANNED,
     Row,
     attempt_from_row,
+    bulk_from_row,
+    bulk_to_row,
     calendar_from_row,
     dead_letter_from_row,
     past_rule_from_row,
@@ -50,6 +53,8 @@ from everbeat.store.values import (
     QueueTasks,
     ScheduleFilter,
     TaskFilter,
+    TaskIds,
+    TaskMatch,
     TaskScan,
     TickTotal,
     WorkerQueue,
@@ -278,6 +283,38 @@ class SharedVerbs(ABC):
 
     async def worker_prune(self, *, unseen_seconds: float, keep: int, limit: int, now: datetime | None = None) -> int:
         return await self._change("worker_prune", unseen_seconds=unseen_seconds, keep=keep, limit=limit, now=now)
+
+    async def bulk_write(
+        self, operation: BulkOperation, *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
+    ) -> bool:
+        return await self._change_with_audit_log("bulk_write", audit_log, now, **bulk_to_row(operation), now=now) == 1
+
+    async def bulk_find(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[BulkOperation]:
+        return [bulk_from_row(row) for row in await self._read("bulk_find", tenant_id=tenant_id, ids=list(ids))]
+
+    async def bulk_list(
+        self, tenant_id: UUID, *, before: tuple[datetime, UUID] | None = None, limit: int
+    ) -> list[BulkOperation]:
+        before_at, before_id = before or (LATEST, LAST_ID)
+        values = {"before_at": before_at, "before_id": before_id, "limit": limit}
+        return [bulk_from_row(row) for row in await self._read("bulk_list", tenant_id=tenant_id, **values)]
+
+    async def bulk_cancel(
+        self, tenant_id: UUID, id_: UUID, *, audit_log: Sequence[AuditLogEntry] = (), now: datetime | None = None
+    ) -> bool:
+        return await self._change_with_audit_log("bulk_cancel", audit_log, now, tenant_id=tenant_id, id=id_, now=now) == 1
+
+    async def bulk_prune(self, *, finished_seconds: float, limit: int, now: datetime | None = None) -> int:
+        return await self._change("bulk_prune", finished_seconds=finished_seconds, limit=limit, now=now)
+
+    async def task_match(self, tenant_id: UUID, filter_: TaskMatch, *, before: UUID | None, limit: int, live: bool) -> TaskIds:
+        block, floor_block = ("task_match", "task_list_floor") if live else ("task_match_past", "task_list_past_floor")
+        values = {**filter_._asdict(), "tenant_id": tenant_id, "before": before or LAST_ID, "limit": limit}
+        values |= {"from_at": filter_.from_at or EARLIEST, "to_at": filter_.to_at or LATEST}
+        floor_rows = await self._read(floor_block, scan=max(MAX_SCANNED, limit), **values)
+        floor = floor_rows[0]["id"] if floor_rows else None
+        ids = [row["id"] for row in await self._read(block, floor=floor or FIRST_ID, **values)]
+        return TaskIds(ids, ids[-1] if len(ids) == limit else floor)
 
     async def pause_list(self, tenant_id: UUID | None, *, now: datetime | None = None) -> list[Pause]:
         return [pause_from_row(row) for row in await self._read("pause_list", tenant_id=tenant_id, now=now)]

@@ -29,6 +29,7 @@ class Notice(StrEnum):
     KEYS = "keys"
     TENANTS = "tenants"
     SCHEMA = "schema"
+    BULK = "bulk"
 
 
 Listener = Callable[[Notice], None]
@@ -415,6 +416,27 @@ class TaskFilter(NamedTuple):
     schedule_id: UUID | None = None
     label_key: str | None = None
     label_value: str | None = None
+
+
+class TaskMatch(NamedTuple):
+    """Selects tasks for a bulk operation. The times are those of the creation of a task; the beginning is inclusive."""
+
+    state: str | None = None
+    queue: str | None = None
+    type: str | None = None
+    schedule_id: UUID | None = None
+    label_key: str | None = None
+    label_value: str | None = None
+    error_kind: str | None = None
+    from_at: datetime | None = None
+    to_at: datetime | None = None
+
+
+class TaskIds(NamedTuple):
+    """Ids found, newest first. `scanned_to`: where to continue; None if there are no more."""
+
+    ids: list[UUID]
+    scanned_to: UUID | None
 
 
 class TaskScan(NamedTuple):

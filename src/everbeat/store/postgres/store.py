@@ -9,6 +9,7 @@ from typing import Any
 from everbeat.core.errors import StoreLocked, StoreUnavailable
 from everbeat.store.base import Observer
 from everbeat.store.postgres.base import PostgresBase, PostgresDatabase
+from everbeat.store.postgres.bulk_operations import PostgresBulkOperations
 from everbeat.store.postgres.calendars import PostgresCalendars
 from everbeat.store.postgres.dead_letters import PostgresDeadLetters
 from everbeat.store.postgres.endpoints import PostgresEndpoints
@@ -36,6 +37,7 @@ class PostgresStore(
     PostgresKeys,
     PostgresWorkers,
     PostgresPauses,
+    PostgresBulkOperations,
     PostgresMaintenance,
 ):
     """The Store contract on PostgreSQL 14 and later."""

@@ -8,6 +8,7 @@ from typing import Self
 
 from everbeat.store.base import Observer
 from everbeat.store.notices import Notices
+from everbeat.store.sqlite.bulk_operations import SqliteBulkOperations
 from everbeat.store.sqlite.calendars import SqliteCalendars
 from everbeat.store.sqlite.dead_letters import SqliteDeadLetters
 from everbeat.store.sqlite.endpoints import SqliteEndpoints
@@ -35,6 +36,7 @@ class SqliteStore(
     SqliteKeys,
     SqliteWorkers,
     SqlitePauses,
+    SqliteBulkOperations,
     SqliteMaintenance,
 ):
     """The Store contract on one SQLite file. It uses the clock of the process."""

@@ -290,6 +290,27 @@ ORDER BY id DESC LIMIT :limit;
 SELECT id FROM task_history WHERE (tenant_id, id) < (:tenant_id, :before) AND tenant_id >= :tenant_id
 ORDER BY tenant_id DESC, id DESC OFFSET :scan LIMIT 1;
 
+-- fragment: task_matches
+-- The conditions of the filter of a bulk operation. IS TRUE leaves the planner only the index on (tenant_id, id).
+(:state::text IS NULL OR (state = :state) IS TRUE) AND (:queue::text IS NULL OR (queue = :queue) IS TRUE)
+  AND (:type::text IS NULL OR type = :type) AND (:schedule_id::uuid IS NULL OR (schedule_id = :schedule_id) IS TRUE)
+  AND (:label_key::text IS NULL OR jsonb_exists(labels::jsonb, :label_key))
+  AND (:label_value::text IS NULL OR labels::jsonb ->> :label_key = :label_value)
+  AND (:error_kind::text IS NULL OR error::jsonb ->> 'kind' = :error_kind)
+  AND created_at >= :from_at AND created_at < :to_at
+
+-- name: task_match
+-- The ids of live tasks between two ids that match the filter of a bulk operation, newest first.
+SELECT id FROM tasks WHERE (tenant_id, id) < (:tenant_id, :before) AND (tenant_id, id) >= (:tenant_id, :floor)
+  AND {{task_matches}}
+ORDER BY tenant_id DESC, id DESC LIMIT :limit;
+
+-- name: task_match_past
+-- The ids of finished tasks between two ids that match the filter of a bulk operation, newest first.
+SELECT id FROM task_history WHERE (tenant_id, id) < (:tenant_id, :before) AND (tenant_id, id) >= (:tenant_id, :floor)
+  AND {{task_matches}}
+ORDER BY tenant_id DESC, id DESC LIMIT :limit;
+
 -- name: task_attempts
 -- The attempts of a task that did not end it.
 SELECT attempt, fence, worker, started_at, ended_at, outcome, error, response FROM attempts

@@ -242,6 +242,27 @@ ORDER BY id DESC LIMIT :limit;
 -- returns: id uuid
 SELECT id FROM task_history WHERE tenant_id = :tenant_id AND id < :before ORDER BY id DESC LIMIT 1 OFFSET :scan;
 
+-- fragment: task_matches
+-- The conditions of the filter of a bulk operation.
+(:state IS NULL OR state = :state) AND (:queue IS NULL OR queue = :queue) AND (:type IS NULL OR type = :type)
+  AND (:schedule_id IS NULL OR schedule_id = :schedule_id)
+  AND (:label_key IS NULL OR EXISTS (SELECT 1 FROM json_each(labels) AS l WHERE l.key = :label_key
+    AND (:label_value IS NULL OR l.value = :label_value)))
+  AND (:error_kind IS NULL OR error ->> 'kind' = :error_kind)
+  AND created_at >= :from_at AND created_at < :to_at
+
+-- name: task_match
+-- The ids of live tasks between two ids that match the filter of a bulk operation, newest first.
+-- returns: id uuid
+SELECT id FROM tasks WHERE tenant_id = :tenant_id AND id < :before AND id >= :floor AND {{task_matches}}
+ORDER BY id DESC LIMIT :limit;
+
+-- name: task_match_past
+-- The ids of finished tasks between two ids that match the filter of a bulk operation, newest first.
+-- returns: id uuid
+SELECT id FROM task_history WHERE tenant_id = :tenant_id AND id < :before AND id >= :floor AND {{task_matches}}
+ORDER BY id DESC LIMIT :limit;
+
 -- name: task_attempts
 -- The attempts of a task that did not end it.
 -- returns: started_at time, ended_at time
