@@ -43,6 +43,7 @@ class Objects(NamedTuple):
     task_id: str
     dead_id: str
     lease: dict[str, Any]
+    operation_id: str
 
     def of(self, template: str) -> list[dict[str, str]]:
         """Return values for the path parameters that refer to existing objects."""
@@ -56,6 +57,10 @@ class Objects(NamedTuple):
             return [{"name": SECRET_NAME}]
         if template.startswith("/v1/endpoints/"):
             return [{"name": SECRET_NAME}]
+        if template.startswith("/v1/operations/"):
+            return [{"id": self.operation_id}]
+        if template.startswith("/v1/queues/"):
+            return []  # the names of queues are those of the tenant; there is nothing to find
         raise AssertionError(f"add the parameters of {template} here")
 
 
@@ -94,8 +99,11 @@ async def objects(client: httpx.AsyncClient, store: Store) -> Objects:
     task = await submit(client, SECRET_NAME, queue=SECRET_NAME, payload={"a": SECRET_NAME}, delay_seconds=3600)
     await submit(client, SECRET_NAME, queue="running")
     (lease,) = await claim(client, "running")
+    bulk = {"action": "cancel", "filter": {"type": SECRET_NAME}}
+    operation = (await client.post("/v1/tasks/bulk", json=bulk)).json()
     del client.headers["Authorization"]
-    return Objects(schedule["id"], task["id"], dead_task["id"], {"id": lease["id"], "fence": lease["fence"]})
+    lease_ref = {"id": lease["id"], "fence": lease["fence"]}
+    return Objects(schedule["id"], task["id"], dead_task["id"], lease_ref, operation["id"])
 
 
 def without_ids(response: httpx.Response, *ids: str) -> str:

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.api import paging
-from everbeat.api.bodies import as_struct, decode, key_of, read_body
+from everbeat.api.bodies import key_of, read_as
 from everbeat.api.filters import label_of, schedule_id_of
 from everbeat.api.messages import ApiRequest, Response, json_response
 from everbeat.api.operations import IDEMPOTENCY, Body, Operation, Success
@@ -109,7 +109,7 @@ _HOW = (
 )
 async def change_schedules(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    body = as_struct(await decode(await read_body(request)), ScheduleBulkInput)
+    body = await read_as(request, ScheduleBulkInput)
     given = body.filter
     _check_names({"queue": given.queue, "type": given.type, "name_prefix": given.name_prefix})
     filter_ = ScheduleFilter(
@@ -140,7 +140,7 @@ async def change_schedules(request: ApiRequest) -> Response:
 )
 async def change_tasks(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
-    body = as_struct(await decode(await read_body(request)), TaskBulkInput)
+    body = await read_as(request, TaskBulkInput)
     given = body.filter
     _check_names({"queue": given.queue, "type": given.type})
     label_key, label_value = label_of(given.label)
