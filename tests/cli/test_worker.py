@@ -174,7 +174,7 @@ def test_a_key_is_read_from_a_file_and_an_invalid_one_is_refused(folder: Path, m
     [
         ((), "Only a worker with --allow-shell can run without an app"),
         (("--allow-shell-command", "x"), "need --allow-shell"),
-        (("--allow-shell", "--allow-shell-user", "ann"), "without a list of commands, every user and variable is allowed"),
+        (("--allow-shell", "--allow-shell-user", "ann"), "without a list of commands, everything is allowed"),
         (("--allow-shell", "--allow-shell-file", "none"), "cannot be read"),
         (("--allow-shell", "--allow-shell-command", "echo 'x"), "No closing quotation"),
     ],
@@ -193,9 +193,13 @@ def test_the_allowed_commands_are_those_of_the_options_and_the_file(folder: Path
         "allow_shell_file": folder / "list",
         "allow_shell_user": ("ann",),
         "allow_shell_variable": (),
+        "allow_shell_directory": ("/srv",),
+        "allow_shell_stdin": True,
     }
     allowed = allowed_commands(flags)
-    assert allowed == AllowedCommands(["df -h", "/bin/true", "echo hi"], frozenset({"ann"}), frozenset())
-    arguments = ["--allow-shell", "--allow-shell-file", str(folder / "list"), "--allow-shell-command", "df -h"]
-    assert shell_arguments(flags) == [*arguments, "--allow-shell-user", "ann"]
+    commands = ["df -h", "/bin/true", "echo hi"]
+    assert allowed == AllowedCommands(commands, frozenset({"ann"}), frozenset(), frozenset({"/srv"}), True)
+    arguments = ["--allow-shell", "--allow-shell-file", str(folder / "list"), "--allow-shell-stdin"]
+    arguments += ["--allow-shell-command", "df -h", "--allow-shell-user", "ann", "--allow-shell-directory", "/srv"]
+    assert shell_arguments(flags) == arguments
     assert allowed_commands({**flags, "allow_shell": False} | dict.fromkeys(list(flags)[1:])) is None

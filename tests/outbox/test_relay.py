@@ -230,6 +230,35 @@ async def test_a_relay_that_is_too_slow_releases_its_shards(
     assert server.numbers == [1]
 
 
+async def test_a_frozen_relay_loses_its_shards_and_cannot_remove_rows(
+    connection: Connection, server: RecordingServer, relays: Relays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_table, "IDLE_TRANSACTION_SECONDS", 0.5)
+    await add(connection, 1, "k")
+    frozen, released = asyncio.Event(), asyncio.Event()
+    original = server.request
+
+    async def freeze(method: str, path: str, *, body: Any = None) -> Any:
+        frozen.set()
+        await released.wait()
+        return await original(method, path, body=body)
+
+    server.request = freeze  # type: ignore[method-assign]
+    first = asyncio.create_task(relays.make().run_once())
+    await frozen.wait()
+    server.request = original  # type: ignore[method-assign]
+    second = relays.make()
+    assert not await second.run_once()  # the shards are still locked
+    while not await second.run_once():
+        await asyncio.sleep(0.05)
+    await add(connection, 2, "k")
+    released.set()
+    assert not await first
+    assert await second.run_once()
+    assert server.numbers == [1, 2]
+    assert len(server.batches) == 3
+
+
 async def test_an_insert_wakes_a_waiting_relay_and_a_busy_one_is_not_notified(
     connection: Connection, server: RecordingServer, relays: Relays
 ) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from everbeat.core.shell import SHELL_TYPE, AllowedCommands, shell_command
 from everbeat.worker.shell import output, process
 from everbeat.worker.shell.handler import shell_task
-from tests.support.processes import ServerProcess, free_port, is_alive, wait_until, wait_until_async
+from tests.support.processes import ServerProcess, free_port, wait_until, wait_until_async
 from tests.worker.conftest import Workers
 from tests.worker.fakes import FakeTask
 
@@ -150,12 +152,15 @@ async def test_an_invalid_payload_is_not_retried(workers: Workers, payload: Any,
         (shell_command("backup --all", env={"LANG": "C"}), None),
         (shell_command("backup --all", user="root"), "does not allow the user root"),
         (shell_command("backup --all", shell="/tmp/sh"), "allows only the shell /bin/sh"),
+        (shell_command("backup --all", cwd="/tmp"), "does not allow the directory /tmp"),
+        (shell_command("backup --all", cwd="/srv"), None),
+        (shell_command("backup --all", stdin="drop table"), "does not allow a standard input"),
     ],
 )
 def test_a_worker_with_a_list_of_commands_runs_no_others(payload: Any, message: str | None) -> None:
     from everbeat.core.shell import CommandNotAllowed, parse_shell_command
 
-    allowed = AllowedCommands(["backup --all", "/bin/echo *"], frozenset({"nobody"}), frozenset({"LANG"}))
+    allowed = AllowedCommands(["backup --all", "/bin/echo *"], frozenset({"nobody"}), frozenset({"LANG"}), frozenset({"/srv"}))
     if message is None:
         allowed.check(parse_shell_command(payload))
     else:
@@ -235,31 +240,43 @@ async def test_a_killed_supervisor_takes_its_command_with_it(workers: Workers, t
     assert "it is unknown how the command ended" in message_of(task)
 
 
-def test_a_killed_worker_leaves_no_commands_and_another_worker_runs_the_task_again(tmp_path: Path) -> None:
+def test_a_killed_worker_leaves_no_commands(tmp_path: Path) -> None:
     """A real server and `everbeat worker --allow-shell` without an app, killed with SIGKILL while a command runs."""
-    import httpx
-
     port = free_port()
     base = f"http://127.0.0.1:{port}"
-    command = f"echo $$ >> {tmp_path}/started; trap '' TERM; sleep 600 & echo $! >> {tmp_path}/children; wait"
+    command = f"echo $$ > {tmp_path}/pid; trap '' TERM; sleep 600 & echo $! > {tmp_path}/child; wait"
     server = ServerProcess("serve", "--port", str(port), "--database-url", f"sqlite:///{tmp_path}/s.db", folder=tmp_path)
-    arguments = ("worker", "--allow-shell", "--url", base, "--lease-seconds", "5", "--concurrency", "2")
-    with server, ServerProcess(*arguments, folder=tmp_path, name="first") as first:
+    worker = ServerProcess("worker", "--allow-shell", "--url", base, folder=tmp_path, name="worker")
+    with server, worker:
         server.wait_ready(f"{base}/readyz", 30)
         body = {"type": SHELL_TYPE, "queue": "shell", "payload": shell_command(command, kill_after_seconds=0.5)}
-        with httpx.Client(base_url=base, trust_env=False) as client:
-            task = client.post("/v1/tasks", json=body).raise_for_status().json()["id"]
-            wait_until(lambda: (tmp_path / "children").exists() and (tmp_path / "children").read_text(), 30, first.logs)
-            first.kill9()
-            pids = [int(line) for name in ("started", "children") for line in (tmp_path / name).read_text().split()]
-            wait_until(lambda: all(has_ended(pid) for pid in pids), 10, "the command and its child have ended")
-            with ServerProcess(*arguments, folder=tmp_path, name="second") as second:
-                wait_until(lambda: len((tmp_path / "started").read_text().split()) == 2, 30, second.logs)
-                client.post(f"/v1/tasks/{task}/cancel").raise_for_status()
-                wait_until(lambda: client.get(f"/v1/tasks/{task}").json()["state"] == "cancelled", 15, second.logs)
-                assert second.terminate() == 0
-    assert all(has_ended(int(pid)) for pid in (tmp_path / "started").read_text().split())
-    assert not any(is_alive(pid) and not has_ended(pid) for pid in pids)
+        httpx.post(f"{base}/v1/tasks", json=body, trust_env=False).raise_for_status()
+        pids = [int(wait_until(functools.partial(_content, tmp_path / name), 30, worker.logs)) for name in ("pid", "child")]
+        assert not any(has_ended(pid) for pid in pids)
+        worker.kill9()
+        wait_until(lambda: all(has_ended(pid) for pid in pids), 10, "the command and its child have ended")
+
+
+def _content(file: Path) -> str:
+    return file.read_text().strip() if file.exists() else ""
+
+
+async def test_a_stopping_worker_ends_its_commands_and_releases_the_tasks(workers: Workers, tmp_path: Path) -> None:
+    task = workers.server.submit(SHELL_TYPE, shell_command(f"echo $$ > {tmp_path}/pid; sleep 600"))
+    worker = await workers.start(shell_task(EVERYTHING))
+    pid = await pid_in(tmp_path / "pid")
+    await worker.stop(0)
+    assert task.state == "ready"
+    await wait_until_async(lambda: has_ended(pid))
+
+
+async def test_a_lost_lease_ends_the_command(workers: Workers, tmp_path: Path) -> None:
+    task = workers.server.submit(SHELL_TYPE, shell_command(f"echo $$ > {tmp_path}/pid; sleep 600"))
+    await workers.start(shell_task(EVERYTHING), lease_seconds=5)
+    pid = await pid_in(tmp_path / "pid")
+    workers.server.steal(task)
+    await wait_until_async(lambda: has_ended(pid))
+    assert task.worker == "other"
 
 
 # Output

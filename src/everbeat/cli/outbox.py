@@ -14,7 +14,7 @@ import click
 from everbeat.cli.connection import API_KEY_FILE, read_key
 from everbeat.client.exchange import RetryBudget
 from everbeat.client.http import HttpTransport
-from everbeat.client.urls import DEFAULT_URL, is_server, validate_url
+from everbeat.client.urls import DEFAULT_URL, is_server, validate_urls
 from everbeat.core.protocol import MAX_SUBMITTED
 from everbeat.outbox.relay import DEFAULT_BATCH_SIZE, DEFAULT_POLL_SECONDS, Relay
 from everbeat.outbox.table import OutboxTable, install_sql
@@ -59,7 +59,7 @@ def status(outbox_url: str | None) -> None:
 
 @click.command()
 @OUTBOX_URL
-@click.option("--url", help="The server  [EVERBEAT_URL]")
+@click.option("--url", help="The server, or several, separated by commas  [EVERBEAT_URL]")
 @API_KEY_FILE
 @click.option("--batch-size", type=click.IntRange(1, MAX_SUBMITTED), default=DEFAULT_BATCH_SIZE, show_default=True)
 @click.option("--poll-seconds", type=click.FloatRange(0.05, 60), default=DEFAULT_POLL_SECONDS, show_default=True)
@@ -81,7 +81,7 @@ def relay(
     Any number of relays can run. A row is removed when the server has acknowledged its task.
     """
     configure_logging(log_level, "console" if sys.stderr.isatty() else "json")
-    server = validate_url(url or os.environ.get("EVERBEAT_URL") or DEFAULT_URL)
+    server = validate_urls(url or os.environ.get("EVERBEAT_URL") or DEFAULT_URL)
     if not is_server(server):
         raise click.UsageError("--url must be a server; in a shared database no relay is needed")
     key = os.environ.get("EVERBEAT_API_KEY") or None if api_key_file is None else read_key(api_key_file)
@@ -89,6 +89,7 @@ def relay(
     async def run(stopping: StopSignal) -> None:
         # Without retries of its own: meanwhile the relay would keep shards locked.
         transport = HttpTransport(server, key, retry_budget=RetryBudget(0.0))
+        transport.servers.reports_outages = False  # the relay does it
         table = OutboxTable(_database(outbox_url), notices=notices)
         telemetry = RelayTelemetry()
         runner = Relay(table, transport, telemetry, batch_size=batch_size, poll_seconds=poll_seconds)

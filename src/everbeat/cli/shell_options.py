@@ -18,6 +18,10 @@ _COMMAND = "allow_shell_command"
 _FILE = "allow_shell_file"
 _USER = "allow_shell_user"
 _VARIABLE = "allow_shell_variable"
+_DIRECTORY = "allow_shell_directory"
+_STDIN = "allow_shell_stdin"
+# What a list of commands restricts too, unless it is allowed.
+_ADDITIONS = (_USER, _VARIABLE, _DIRECTORY, _STDIN)
 
 
 def shell_options(command: F) -> F:
@@ -33,6 +37,10 @@ def shell_options(command: F) -> F:
         click.option(
             "--allow-shell-variable", multiple=True, help="A variable that a payload may set, with a list of commands."
         ),
+        click.option(
+            "--allow-shell-directory", multiple=True, help="A directory that a payload may name, with a list of commands."
+        ),
+        click.option("--allow-shell-stdin", is_flag=True, help="Allow a standard input in payloads, with a list of commands."),
     )
     for option in reversed(options):
         command = option(command)
@@ -43,19 +51,25 @@ def allowed_commands(flags: Mapping[str, Any]) -> AllowedCommands | None:
     """Return what the worker may run, or None if it runs no commands."""
     has_list = bool(flags[_COMMAND]) or flags[_FILE] is not None
     if not flags[_ALLOW]:
-        if has_list or flags[_USER] or flags[_VARIABLE]:
+        if has_list or any(flags[name] for name in _ADDITIONS):
             raise click.UsageError("the options --allow-shell-… need --allow-shell")
         return None
     if not has_list:
-        if flags[_USER] or flags[_VARIABLE]:
-            raise click.UsageError("without a list of commands, every user and variable is allowed; add --allow-shell-command")
+        if any(flags[name] for name in _ADDITIONS):
+            raise click.UsageError("without a list of commands, everything is allowed; add --allow-shell-command")
         return AllowedCommands()
     lines = [*flags[_COMMAND], *_lines_of(flags[_FILE])]
     try:
         commands = parse_allowed_commands(lines)
     except InvalidInput as error:
         raise click.UsageError(str(error)) from None
-    return AllowedCommands(commands, frozenset(flags[_USER]), frozenset(flags[_VARIABLE]))
+    return AllowedCommands(
+        commands=commands,
+        users=frozenset(flags[_USER]),
+        variables=frozenset(flags[_VARIABLE]),
+        directories=frozenset(flags[_DIRECTORY]),
+        allows_stdin=flags[_STDIN],
+    )
 
 
 def shell_arguments(flags: Mapping[str, Any]) -> list[str]:
@@ -68,7 +82,9 @@ def _arguments(flags: Mapping[str, Any]) -> Iterator[str]:
         yield "--allow-shell"
     if flags[_FILE] is not None:
         yield from ("--allow-shell-file", str(flags[_FILE]))
-    for name in (_COMMAND, _USER, _VARIABLE):
+    if flags[_STDIN]:
+        yield "--allow-shell-stdin"
+    for name in (_COMMAND, _USER, _VARIABLE, _DIRECTORY):
         for value in flags[name]:
             yield from (f"--{name.replace('_', '-')}", value)
 

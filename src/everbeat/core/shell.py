@@ -59,13 +59,15 @@ class CommandNotAllowed(EverbeatError):
 class AllowedCommands(NamedTuple):
     """What a worker runs. `commands` None: everything.
 
-    With a list, a payload may set only these users and variables, and no shell, because each of them could make an allowed
-    command run something else.
+    With a list, a payload may set only these users, variables and directories, and a standard input only if it is allowed,
+    because each of them could make an allowed command do something else.
     """
 
     commands: Sequence[str] | None = None
     users: frozenset[str] = frozenset()
     variables: frozenset[str] = frozenset()
+    directories: frozenset[str] = frozenset()
+    allows_stdin: bool = False
 
     def check(self, command: ShellCommand) -> None:
         """Raise CommandNotAllowed if the worker must not run the command."""
@@ -77,6 +79,10 @@ class AllowedCommands(NamedTuple):
             raise CommandNotAllowed(f"this worker allows only the shell {DEFAULT_SHELL}")
         if command.user is not None and command.user not in self.users:
             raise CommandNotAllowed(f"this worker does not allow the user {command.user}")
+        if command.cwd is not None and command.cwd not in self.directories:
+            raise CommandNotAllowed(f"this worker does not allow the directory {command.cwd}")
+        if command.stdin and not self.allows_stdin:
+            raise CommandNotAllowed("this worker does not allow a standard input")
         if denied := sorted(set(command.env) - self.variables):
             raise CommandNotAllowed(f"this worker does not allow the variable {denied[0]}")
 
