@@ -212,7 +212,8 @@ async def test_a_role_needs_only_execute_and_nobody_else_has_it(postgres_url: st
 
 def test_a_sync_driver_writes_tasks_too(postgres_url: str) -> None:
     with psycopg.connect(postgres_url) as connection:
-        id_ = SharedDatabase().submit(connection, "receipt", {"percent": "100%"}, key="k")
-        row = connection.execute("SELECT payload FROM tasks WHERE id = %s", [id_]).fetchone()
+        at = datetime(2099, 1, 31, 9, 0, 0, 5, tzinfo=UTC)
+        id_ = SharedDatabase().submit(connection, "receipt", {"percent": "100%"}, key="k", run_at=at)
+        row = connection.execute("SELECT payload, run_at FROM tasks WHERE id = %s", [id_]).fetchone()
     assert row is not None
-    assert json.loads(row[0]) == {"percent": "100%"}
+    assert (json.loads(row[0]), row[1]) == ({"percent": "100%"}, at)

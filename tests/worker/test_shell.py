@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +242,24 @@ async def test_a_killed_supervisor_takes_its_command_with_it(workers: Workers, t
     await wait_until_async(lambda: has_ended(command))
     await workers.until_ended(task)
     assert "it is unknown how the command ended" in message_of(task)
+
+
+def test_a_worker_that_dies_before_it_has_read_the_start_of_a_command_leaves_no_processes(tmp_path: Path) -> None:
+    """The socket then has unread data, and the supervisor gets an error from it instead of its end."""
+    own, other = socket.socketpair()
+    spec = {
+        "argv": ["/bin/sh", "-c", f"trap '' TERM; sleep 600 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/pid; wait"],
+        **{"env": {}, "base_env": {"PATH": os.defpath}, "cwd": None, "user": None, "nice": 0, "stdin": ""},
+        "kill_after_seconds": 0.2,
+    }
+    command = [sys.executable, "-I", "-S", str(Path(process.__file__).with_name("supervisor.py")), str(other.fileno())]
+    with other, subprocess.Popen(command, pass_fds=[other.fileno()]) as supervisor:
+        own.sendall(json.dumps(spec).encode() + b"\n")
+        pids = [int(wait_until(functools.partial(_content, tmp_path / name))) for name in ("pid", "child")]
+        other.close()
+        own.close()
+        assert supervisor.wait(10) == 0
+    assert all(has_ended(pid) for pid in pids)
 
 
 def test_a_killed_worker_leaves_no_commands(tmp_path: Path) -> None:

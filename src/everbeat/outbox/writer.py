@@ -13,7 +13,6 @@ from everbeat.client.arguments import bind, to_json_value
 from everbeat.client.options import NamedOptions
 from everbeat.client.registry import Registry
 from everbeat.client.tasks import Task, named_input
-from everbeat.core.definitions import rfc3339
 from everbeat.core.errors import InvalidInput
 from everbeat.core.protocol import TaskInput
 from everbeat.core.schedules import DEFAULT_TENANT
@@ -114,10 +113,7 @@ def _encoded(registry: Registry, task: str | AnyTask, payload: Mapping[str, Any]
     """Return the task as JSON. It is validated now, because the relay could only move an invalid one aside."""
     given = _input(registry, task, {} if payload is None else payload, options)
     new_task(given, uuid4(), DEFAULT_TENANT, key=given.idempotency_key)
-    encoded = msgspec.to_builtins(given)
-    if given.run_at is not None:
-        encoded["run_at"] = rfc3339(given.run_at)
-    return msgspec.json.encode(encoded).decode()
+    return msgspec.json.encode(given).decode()
 
 
 def _input(registry: Registry, task: str | AnyTask, payload: Mapping[str, Any], options: Mapping[str, Any]) -> TaskInput:

@@ -52,7 +52,13 @@ def main(control: int) -> None:
     for stream in (0, 1, 2):
         os.dup2(null, stream)
     _send(control, {"pid": pid})
-    _send(control, _Command(pid, control, wakeup, spec["kill_after_seconds"]).wait())
+    try:
+        ending = _Command(pid, control, wakeup, spec["kill_after_seconds"]).wait()
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+        raise
+    _send(control, ending)
 
 
 class _Command:
@@ -91,7 +97,10 @@ class _Command:
         return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _read_control(self, control: int) -> None:
-        line = os.read(control, 4096)
+        try:
+            line = os.read(control, 4096)
+        except OSError:  # the worker has died before it has read what this process has sent
+            line = b""
         if not line:
             self._control = None
         words = line.split()
@@ -246,7 +255,9 @@ def _input(data: bytes) -> int:
 def _read_line(descriptor: int) -> bytes:
     line = b""
     while not line.endswith(b"\n"):
-        part = os.read(descriptor, 65_536)
+        part = b""
+        with contextlib.suppress(OSError):
+            part = os.read(descriptor, 65_536)
         if not part:
             os._exit(1)  # the worker died before it sent the command
         line += part
