@@ -29,6 +29,7 @@ _EVENTS: list[events.Event] = [
     events.SchemaNewer(9, 4),
     events.TicksOverdue(3, 42.0, ["a", "b"]),
     events.TasksWithoutWorker(1, [events.UnservedType(UUID(int=1), "reports", "build", "no worker has asked for the queue")]),
+    events.PauseChanged("paused", "queue", "reports", "maintenance"),
     events.DeliveryEnded("http", "delivered", 0.1),
     events.DeliveryKindUnavailable("kafka", "not installed"),
     events.CircuitBreakerChanged(None, "https://example.com", next(iter(BreakerState)), 5.0, 1),

@@ -50,9 +50,10 @@ def bind(
 
     Arguments with a converter are checked against the annotation of their parameter.
     """
-    if problem := call_problem(signature, len(args), kwargs):
-        raise InvalidArguments(f"{name}: {problem}")
-    bound = signature.bind(*args, **kwargs)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise InvalidArguments(f"{name}: {call_problem(signature, len(args), kwargs) or error}") from None
     given: dict[str, Any] = {}
     for parameter, value in bound.arguments.items():
         if signature.parameters[parameter].kind is inspect.Parameter.VAR_KEYWORD:
