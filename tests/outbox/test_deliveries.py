@@ -44,7 +44,7 @@ def deliver(
 
 
 def test_exactly_the_committed_rows_become_tasks_in_order(outbox_url: str, real_server: str, tmp_path: Path) -> None:
-    deliver(outbox_url, real_server, tmp_path, rows=6000, kills=3, kill_after_seconds=0.05, batch_size=20)
+    deliver(outbox_url, real_server, tmp_path, rows=4000, kills=3, kill_after_seconds=0.05, batch_size=20)
 
 
 @pytest.mark.chaos
