@@ -35,7 +35,7 @@ class ClockShim:
 
     @classmethod
     def create(cls) -> Self:
-        library = _build()
+        library = build_shim(SOURCE)
         folder = make_folder("everbeat-clock-")
         folder.chmod(0o755)
         return cls(library, folder)
@@ -56,17 +56,18 @@ class ClockShim:
             file.write(struct.pack("=q", round(seconds * 1_000_000)))
 
 
-def _build() -> Path:
+def build_shim(source: Path) -> Path:
+    """Compile a library for LD_PRELOAD. It is kept between runs."""
     if sys.platform != "linux":
-        raise CompilerMissing("the clock shim needs Linux (LD_PRELOAD)")
+        raise CompilerMissing("the shims need Linux (LD_PRELOAD)")
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise CompilerMissing("no C compiler (cc, gcc or clang) to build the clock shim")
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    library = cache_folder() / f"clockshim-{digest}.so"
+        raise CompilerMissing("no C compiler (cc, gcc or clang) to build the shims")
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+    library = cache_folder() / f"{source.stem}-{digest}.so"
     if not library.exists():
         draft = library.with_suffix(f".{os.getpid()}")
-        command = [compiler, "-O2", "-Wall", "-shared", "-fPIC", "-o", str(draft), str(SOURCE), "-ldl"]
+        command = [compiler, "-O2", "-Wall", "-shared", "-fPIC", "-o", str(draft), str(source), "-ldl"]
         subprocess.run(command, check=True)
         draft.chmod(0o755)
         draft.rename(library)

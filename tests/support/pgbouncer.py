@@ -52,7 +52,16 @@ class PgBouncer:
         if (account := unprivileged_account()) is not None:  # PgBouncer refuses to run as root
             for path in (self._folder, *self._folder.iterdir()):
                 os.chown(path, account.pw_uid, account.pw_gid)
-        with (self._folder / "log").open("wb") as log:
+        self._start()
+        return self
+
+    def restart(self) -> None:
+        """Kill it, so that all connections are reset, and start it on the same port."""
+        self._stop()
+        self._start()
+
+    def _start(self) -> None:
+        with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self._program, str(self._folder / "pgbouncer.ini")],
                 env=clean_environment(),
@@ -65,12 +74,14 @@ class PgBouncer:
             )
         watchdog().kill_later(self._process.pid, signal.SIGKILL)
         wait_until(self._accepts_connections, 20, lambda: f"PgBouncer ready\n{self.logs()}")
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def _stop(self) -> None:
         self._process.kill()
         self._process.wait()
         watchdog().forget(self._process.pid)
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def logs(self) -> str:
