@@ -139,11 +139,12 @@ def as_struct(data: Any, type_: type[T]) -> T:
 def decode_struct(raw: bytes, type_: Callable[..., T]) -> T:
     """Decode valid JSON like msgspec, but accept 3.0 as an integer, as JSON Schema does."""
     decoder: msgspec.json.Decoder[T] = _decoder_of(type_)
-    seen: set[str] = set()
+    seen: set[str] | None = None
     while True:
         try:
             return decoder.decode(raw)
         except msgspec.ValidationError as error:
+            seen = set() if seen is None else seen
             raw = _encode(_with_integers(msgspec.json.decode(raw), _path_of_whole_number(error, seen)))
 
 

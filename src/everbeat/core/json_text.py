@@ -142,10 +142,10 @@ def outline(
 def is_nested_deeper(raw: bytes, depth: int) -> bool:
     """Whether valid JSON has more than this number of levels of lists and objects."""
     # Most values have fewer brackets than the allowed number of levels.
-    start = _after_space(raw, 0)
-    if raw[start] not in _OPENING or raw.count(b"{") + raw.count(b"[") <= depth:
+    if raw.count(b"{") + raw.count(b"[") <= depth:
         return False
-    return _end_of_container(raw, start, depth, checks_keys=False)[1]
+    start = _after_space(raw, 0)
+    return raw[start] in _OPENING and _end_of_container(raw, start, depth, checks_keys=False)[1]
 
 
 class _Scanner:
