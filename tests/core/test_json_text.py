@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from everbeat.core import json_text
@@ -52,7 +52,7 @@ TEXTS = [
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=30,
+    max_leaves=12,
 )
 # Few characters, so that many texts are nearly valid and many keys are equal.
 FRAGMENTS = st.lists(
@@ -96,7 +96,7 @@ def test_the_same_texts_are_accepted_as_when_values_are_built(raw: bytes) -> Non
 
 
 @given(fragments=FRAGMENTS)
-@settings(max_examples=300)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 def test_random_texts_are_accepted_as_when_values_are_built(fragments: list[str]) -> None:
     raw = "".join(fragments).encode()
     assert is_checked(raw) == is_accepted(raw)
@@ -106,7 +106,7 @@ def test_random_texts_are_accepted_as_when_values_are_built(fragments: list[str]
     values=st.lists(st.dictionaries(st.sampled_from(["a", "payload", '"']), VALUES), max_size=4),
     indent=st.sampled_from([None, 1]),
 )
-@settings(max_examples=100)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 def test_the_outline_says_where_items_and_payloads_are(values: list[dict[str, Any]], indent: int | None) -> None:
     raw = json.dumps({"before": [{}], "tasks": values, "after": 1}, indent=indent).encode()
     found = outline(raw, "tasks", "payload", max_items=4, min_opaque_bytes=2, max_opaque_depth=5)
@@ -120,7 +120,7 @@ def test_the_outline_says_where_items_and_payloads_are(values: list[dict[str, An
 
 
 @given(value=VALUES, depth=st.integers(0, 6))
-@settings(max_examples=200)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 def test_levels_are_counted(value: Any, depth: int) -> None:
     raw = json.dumps(value).encode()
     found = outline(b'{"payload":%b}' % raw, None, "payload", max_items=0, min_opaque_bytes=0, max_opaque_depth=depth)
