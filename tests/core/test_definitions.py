@@ -53,6 +53,7 @@ def test_a_full_definition_is_returned_unchanged() -> None:
         misfire_grace_seconds=90,
         jitter_seconds=1.5,
         dst={"gap": "skip", "fold": "both"},
+        hooks={"on_success": [{"kind": "worker", "type": "a", "queue": "b"}], "on_failure": [], "on_missed": []},
         calendars={"exclude": ["holidays"], "only": ["office"]},
         starts_at="2026-01-01T00:00:00.000000Z",
         ends_at="2027-01-01T00:00:00.000000Z",

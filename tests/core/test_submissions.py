@@ -367,6 +367,7 @@ def test_a_task_response_has_the_documented_fields() -> None:
         "retry": {},
         "timeout_seconds": 3600,
         "labels": {},
+        "hooks": {"on_success": [], "on_failure": [], "on_missed": []},
         "fair_key": None,
         "origin": "submit",
         "schedule_id": None,

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from everbeat.core.errors import FieldError, InvalidInput, TooLarge
+from everbeat.core.hooks import NO_HOOKS, Hooks, hook_errors
 from everbeat.core.json_text import is_nested_deeper
 from everbeat.core.names import NAME_MESSAGE, has_control_characters, is_encodable, is_name
 from everbeat.core.rules import TRIGGER_FIELDS, DstFold, DstGap, Rule, TriggerKind, default_gap
@@ -102,6 +103,7 @@ class ScheduleDefinition(TriggerInput, frozen=True, kw_only=True, forbid_unknown
     retry: Retry = Retry()
     timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=7 * 86_400)] = 3600
     labels: dict[str, str] = {}
+    hooks: Hooks = NO_HOOKS
     enabled: bool = True
 
 
@@ -190,6 +192,7 @@ def parse_definition(data: Any, rules: TargetRules = NO_RULES) -> Spec:
     """Parse decoded JSON. Raises InvalidInput with all errors, or TooLarge."""
     definition = convert(data, ScheduleDefinition)
     errors = [*_text_errors(definition), *target_errors(definition.target, rules), *retry_errors(definition.retry)]
+    errors += hook_errors(definition.hooks, rules)
     spec = None
     try:
         spec = _spec_of(definition)
@@ -231,6 +234,7 @@ def _spec_of(definition: ScheduleDefinition) -> Spec:
         retry=definition.retry,
         timeout_seconds=definition.timeout_seconds,
         labels=definition.labels,
+        hooks=definition.hooks,
         enabled=definition.enabled,
     )
 
@@ -372,11 +376,12 @@ def definition_from_spec(spec: Spec) -> dict[str, Any]:
         },
         "timeout_seconds": number(spec.timeout_seconds),
         "labels": spec.labels,
+        "hooks": msgspec.to_builtins(spec.hooks),
         "enabled": spec.enabled,
     }
 
 
-_MERGED_OBJECTS = frozenset({"dst", "retry", "calendars"})
+_MERGED_OBJECTS = frozenset({"dst", "retry", "calendars", "hooks"})
 
 
 def apply_patch(spec: Spec, patch: Any) -> dict[str, Any]:

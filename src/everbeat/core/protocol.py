@@ -12,6 +12,7 @@ from uuid import UUID
 
 import msgspec
 
+from everbeat.core.hooks import NO_HOOKS, Hooks
 from everbeat.core.schedules import Retry
 from everbeat.core.targets import Target
 from everbeat.core.tasks import ClaimedTask
@@ -58,6 +59,7 @@ class TaskInput(_RequestBody, frozen=True, kw_only=True):
     target: Target | None = None
     labels: dict[str, str] = {}
     fair_key: str | None = None
+    hooks: Hooks = NO_HOOKS
     idempotency_key: str | None = None
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from everbeat.core.definitions import CalendarFilter, DstPolicy, number, optional_rfc3339, rfc3339, trigger_fields
 from everbeat.core.deliveries import DeliveryResponse
+from everbeat.core.hooks import Hooks, hooks_from_text, shown_hooks
 from everbeat.core.schedules import CatchUp, Overlap, Retry, Schedule, Status
 from everbeat.core.target_secrets import shown_target
 from everbeat.core.targets import Target
@@ -61,6 +62,7 @@ class ScheduleResponse(msgspec.Struct, kw_only=True):
     retry: Retry
     timeout_seconds: float | int
     labels: dict[str, str]
+    hooks: Hooks
     enabled: bool
     status: Status
     next_tick_at: Time | None
@@ -120,6 +122,7 @@ class TaskResponse(msgspec.Struct, kw_only=True):
     retry: Retry
     timeout_seconds: float | int
     labels: dict[str, str]
+    hooks: Hooks
     fair_key: str | None
     origin: Origin
     schedule_id: Id | None
@@ -274,6 +277,7 @@ def task_response(task: TaskRecord) -> TaskResponse:
         retry=_whole_numbers(_decode_retry(task.retry)),
         timeout_seconds=number(task.timeout_seconds),
         labels=task.labels,
+        hooks=shown_hooks(hooks_from_text(task.hooks)),
         fair_key=task.fair_key or None,
         origin=task.origin,
         schedule_id=optional_id(task.schedule_id),
@@ -365,6 +369,7 @@ def schedule_response(schedule: Schedule) -> ScheduleResponse:
         retry=_whole_numbers(spec.retry),
         timeout_seconds=number(spec.timeout_seconds),
         labels=spec.labels,
+        hooks=shown_hooks(spec.hooks),
         enabled=spec.enabled,
         status=schedule.status,
         next_tick_at=optional_rfc3339(schedule.next_tick_at),

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import msgspec
 
+from everbeat.core.hooks import NO_HOOKS, Hooks
 from everbeat.core.rules import Rule, TriggerKind
 from everbeat.core.targets import Target, WorkerTarget, destination_of, queue_of, target_kind
 
@@ -70,6 +71,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     retry: Retry = Retry()
     timeout_seconds: float = 3600
     labels: dict[str, str] = {}
+    hooks: Hooks = NO_HOOKS
     enabled: bool = True
 
     @property

@@ -19,6 +19,7 @@ from everbeat.core.definitions import (
     utc,
 )
 from everbeat.core.errors import FieldError, InvalidInput
+from everbeat.core.hooks import NO_HOOKS, hook_errors, hooks_text, hooks_with_stored_secrets
 from everbeat.core.leases import attempt_deadline, lease_end
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.partitioning import partition_of
@@ -96,6 +97,7 @@ def new_task(
         traceparent=traceparent if traceparent is not None and _TRACEPARENT.fullmatch(traceparent) else None,
         key=None if key is None else TaskKey(key, _fingerprint(given)),
         fair_key=given.fair_key or ("" if given.target is None else destination_of(given.target)),
+        hooks=hooks_text(given.hooks) if given.hooks else None,
     )
 
 
@@ -108,6 +110,7 @@ def _is_valid_and_simple(given: TaskInput) -> bool:
         and (given.run_at is None or (given.delay_seconds is None and 2 <= given.run_at.year <= 9998))
         and given.target is None
         and not given.labels
+        and not given.hooks
         and given.retry == _DEFAULT_RETRY
     )
 
@@ -126,6 +129,8 @@ def _raise_invalid(given: TaskInput, key: str | None, rules: TargetRules) -> Non
     if given.run_at is not None and not 2 <= given.run_at.year <= 9998:
         errors.append(FieldError("run_at", "must be in the years 2 to 9998"))
     errors += [*label_errors(given.labels), *retry_errors(given.retry), *_target_errors(given, rules)]
+    errors += hook_errors(given.hooks, rules, of_task=True)
+    errors += hooks_with_stored_secrets(given.hooks, NO_HOOKS)[1]
     if key is not None and not _KEY.fullmatch(key):
         errors.append(FieldError("idempotency_key", "must be 1 to 255 visible ASCII characters"))
     if errors:
@@ -203,6 +208,7 @@ def task_from_schedule(
         scheduled_for=scheduled_for,
         key=key,
         fair_key=spec.fair_key,
+        hooks=hooks_text(spec.hooks),
     )
 
 
@@ -228,6 +234,7 @@ def task_for_replay(task: TaskRecord | DeadLetter, id_: UUID, *, run_at: datetim
         scheduled_for=task.scheduled_for,
         payload_ref=task.payload_ref,
         fair_key=task.fair_key or destination_of(task.target),
+        hooks=task.hooks,
     )
 
 
@@ -278,6 +285,7 @@ def task_as_submitted(new: NewTask, now: datetime) -> TaskRecord:
         traceparent=new.traceparent,
         payload_ref=new.payload_ref,
         fair_key=new.fair_key,
+        hooks=new.hooks,
     )
 
 

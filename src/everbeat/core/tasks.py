@@ -18,6 +18,7 @@ class Origin(StrEnum):
     TRIGGER = "trigger"
     BACKFILL = "backfill"
     REPLAY = "replay"
+    HOOK = "hook"
 
 
 class TaskState(StrEnum):
@@ -161,6 +162,8 @@ class NewTask(NamedTuple):
     payload_ref: str | None = None
     # Empty: no fair key.
     fair_key: str = ""
+    # The stored form of core/hooks.py.
+    hooks: str | None = None
 
 
 class ClaimedTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,6 +238,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     # The key of the payload in the blob store. `payload` is then null.
     payload_ref: str | None = None
     fair_key: str = ""
+    hooks: str | None = None
     # What the destination of a delivery answered to the last attempt, as JSON.
     response: bytes | None = None
 
@@ -321,3 +325,4 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     replays: int
     payload_ref: str | None = None
     fair_key: str = ""
+    hooks: str | None = None

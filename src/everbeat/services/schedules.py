@@ -19,6 +19,7 @@ from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.changes import Calendars, ScheduleChanges, ScheduleWrite
 from everbeat.core.definitions import apply_patch, parse_definition
 from everbeat.core.errors import Conflict, FieldError, InvalidInput, NotFound, RevisionMismatch
+from everbeat.core.hooks import NO_HOOKS, hooks_with_stored_secrets
 from everbeat.core.names import is_name
 from everbeat.core.responses import RegistrationStatus, schedule_response
 from everbeat.core.schedules import Schedule, Spec, Status
@@ -336,9 +337,14 @@ class ScheduleService:
 
 def _with_stored_secrets(spec: Spec, stored: Spec | None) -> Spec:
     target = with_stored_secrets(spec.target, None if stored is None else stored.target)
-    if errors := redaction_errors(target):
+    errors = redaction_errors(target)
+    hooks = spec.hooks
+    if hooks:
+        hooks, hook_errors = hooks_with_stored_secrets(hooks, NO_HOOKS if stored is None else stored.hooks)
+        errors += hook_errors
+    if errors:
         raise InvalidInput(*errors)
-    return spec if target is spec.target else msgspec.structs.replace(spec, target=target)
+    return spec if target is spec.target and not hooks else msgspec.structs.replace(spec, target=target, hooks=hooks)
 
 
 def _registered(by: Caller | None, write: ScheduleWrite) -> AuditLogEntries:

@@ -15,6 +15,7 @@ from everbeat.core.calendars import Calendar, parse_calendar
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.errors import EverbeatError, StoreUnusable
 from everbeat.core.fairness import ClaimStep, Flow
+from everbeat.core.hooks import hooks_from_text, hooks_text
 from everbeat.core.pauses import Pause
 from everbeat.core.rules import DstFold, DstGap, Rule, TriggerKind
 from everbeat.core.schedules import CatchUp, Overlap, PastRule, Retry, Schedule, Spec, Status
@@ -97,6 +98,7 @@ def schedule_to_row(schedule: Schedule) -> dict[str, Any]:
         "queue": spec.queue,
         "task_type": spec.task_type,
         "fair_key": spec.fair_key,
+        "hooks": hooks_text(spec.hooks),
         "payload": spec.payload.decode(),
         "overlap": spec.overlap.value,
         "max_concurrent": spec.max_concurrent,
@@ -151,6 +153,7 @@ def _spec_from_row(row: Row) -> Spec:
         name=row["name"],
         rule=rule_from_row(row),
         target=target_from_text(row["target"]),
+        hooks=hooks_from_text(row["hooks"]),
         payload=row["payload"].encode(),
         description=row["description"],
         overlap=Overlap(row["overlap"]),

@@ -229,6 +229,7 @@ _SHAPE = {
     "timeouts": "timeout_seconds",
     "labels": "labels",
     "fair_keys": "fair_key",
+    "hooks": "hooks",
     "run_ats": "run_at",
     "delays": "delay_seconds",
     "schedule_ids": "schedule_id",

@@ -206,6 +206,7 @@ def _new_row(task: NewTask, now: int) -> Values:
         task.timeout_seconds,
         task.labels,
         task.fair_key,
+        task.hooks,
         task.schedule_name,
         run_at,
         "running" if task.lease_owner is not None else "scheduled" if run_at > now else "ready",

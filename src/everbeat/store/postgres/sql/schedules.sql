@@ -1,14 +1,14 @@
 -- fragment: schedule_columns
 -- All columns of the table.
 id, tenant_id, name, description, partition, trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars,
-starts_at, ends_at, target, target_kind, queue, task_type, fair_key, payload, overlap, max_concurrent, concurrency, catch_up,
+starts_at, ends_at, target, target_kind, queue, task_type, fair_key, hooks, payload, overlap, max_concurrent, concurrency, catch_up,
 misfire_grace_seconds, jitter_seconds, priority, max_attempts, retry, timeout_seconds, labels, enabled, status, revision,
 cursor_at, rule_at, next_tick_at, due_at, last_tick_at, moved_tick_at, fault, note, created_at, updated_at
 
 -- fragment: schedule_edited_columns
 -- The columns that an edit writes.
 name, description, trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at, target,
-target_kind, queue, task_type, fair_key, payload, overlap, max_concurrent, concurrency, catch_up, misfire_grace_seconds,
+target_kind, queue, task_type, fair_key, hooks, payload, overlap, max_concurrent, concurrency, catch_up, misfire_grace_seconds,
 jitter_seconds, priority, max_attempts, retry, timeout_seconds, labels, enabled, status, revision, cursor_at, rule_at,
 next_tick_at, due_at, last_tick_at, moved_tick_at, fault, note, updated_at
 

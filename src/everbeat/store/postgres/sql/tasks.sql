@@ -1,7 +1,7 @@
 -- fragment: common_columns
 -- The columns of tasks, task_history and dead_letters, except schedule_name. Add new columns of tasks here.
 queue, type, target, payload, payload_ref, origin, schedule_id, scheduled_for, priority, max_attempts, retry, timeout_seconds,
-labels, fair_key
+labels, fair_key, hooks
 
 -- fragment: copied_columns
 -- The columns that are copied from tasks to task_history and dead_letters.
@@ -51,7 +51,7 @@ inserted AS (
     (:targets::text[])[t.shape], t.payload, t.payload_ref, (:origins::text[])[t.shape], (:schedule_ids::uuid[])[t.shape],
     (:scheduled_fors::timestamptz[])[t.shape], (:priorities::integer[])[t.shape], (:max_attempts::integer[])[t.shape],
     (:retries::text[])[t.shape], (:timeouts::double precision[])[t.shape], (:labels::text[])[t.shape],
-    (:fair_keys::text[])[t.shape], (:schedule_names::text[])[t.shape], r.run_at,
+    (:fair_keys::text[])[t.shape], (:hooks::text[])[t.shape], (:schedule_names::text[])[t.shape], r.run_at,
     CASE WHEN l.owner IS NOT NULL THEN 'running' WHEN r.run_at > m.at THEN 'scheduled' ELSE 'ready' END,
     (:traceparents::text[])[t.shape], m.at, l.owner, l.seconds, l.count, l.count, l.at, l.at, d.deadline_at,
     {{lease_end(l.at, l.seconds, d.deadline_at)}}

@@ -37,7 +37,7 @@ advanced AS (
   FROM locked AS f
   WHERE s.id = f.schedule_id AND ({{may_fire}}) IS TRUE
   RETURNING s.id, s.tenant_id, s.name, s.partition, s.queue, s.task_type, s.target, s.payload, s.priority, s.max_attempts,
-    s.retry, s.timeout_seconds, s.labels, s.fair_key, s.concurrency, f.fires, f.task_id, f.epoch,
+    s.retry, s.timeout_seconds, s.labels, s.fair_key, s.hooks, s.concurrency, f.fires, f.task_id, f.epoch,
     -- The number of unfinished tasks from which a tick is skipped. It also limits the number of held tasks.
     s.concurrency + CASE WHEN s.overlap IN ('queue', 'cancel_previous') THEN 1000 ELSE 0 END AS bound
 ),
@@ -63,11 +63,11 @@ ledger AS (
 ),
 inserted AS (
   INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, schedule_name,
-    scheduled_for, run_at, priority, state, max_attempts, retry, timeout_seconds, labels, fair_key, created_at)
+    scheduled_for, run_at, priority, state, max_attempts, retry, timeout_seconds, labels, fair_key, hooks, created_at)
   SELECT d.task_id, d.tenant_id, d.partition, d.queue, d.task_type, d.target, d.payload, 'tick', d.id, d.name, d.fires,
     d.fires, greatest(d.priority, (SELECT n.min_priority FROM tenants AS n WHERE n.id = d.tenant_id)),
     CASE WHEN d.is_held THEN 'held' ELSE 'ready' END, d.max_attempts, d.retry, d.timeout_seconds,
-    d.labels, d.fair_key, coalesce(:now::timestamptz, clock_timestamp())
+    d.labels, d.fair_key, d.hooks, coalesce(:now::timestamptz, clock_timestamp())
   FROM decided AS d
   WHERE (d.task_id IN (SELECT l.task_id FROM ledger AS l WHERE l.task_id IS NOT NULL)) IS TRUE
   RETURNING schedule_id, queue, type, priority, state

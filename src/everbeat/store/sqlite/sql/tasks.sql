@@ -4,7 +4,7 @@
 -- fragment: common_columns
 -- The columns of tasks, task_history and dead_letters, except schedule_name. Add new columns of tasks here.
 queue, type, target, payload, payload_ref, origin, schedule_id, scheduled_for, priority, max_attempts, retry, timeout_seconds,
-labels, fair_key
+labels, fair_key, hooks
 
 -- fragment: copied_columns
 -- The columns that are copied from tasks to task_history and dead_letters.

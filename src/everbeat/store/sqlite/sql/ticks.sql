@@ -57,9 +57,9 @@ WHERE f.fires IS NOT NULL AND f.is_new;
 -- name: tick_fire_tasks
 -- Insert the tasks of the ticks that fire.
 INSERT INTO tasks (id, tenant_id, partition, queue, type, target, payload, origin, schedule_id, schedule_name, scheduled_for,
-  run_at, priority, state, max_attempts, retry, timeout_seconds, labels, fair_key, created_at)
+  run_at, priority, state, max_attempts, retry, timeout_seconds, labels, fair_key, hooks, created_at)
 SELECT f.task_id, s.tenant_id, s.partition, s.queue, s.task_type, s.target, s.payload, 'tick', s.id, s.name, f.fires, f.fires,
-  f.priority, f.state, s.max_attempts, s.retry, s.timeout_seconds, s.labels, s.fair_key, :now
+  f.priority, f.state, s.max_attempts, s.retry, s.timeout_seconds, s.labels, s.fair_key, s.hooks, :now
 FROM temp.firing AS f CROSS JOIN schedules AS s ON s.id = f.schedule_id
 WHERE f.fires IS NOT NULL AND f.is_new AND f.state IS NOT NULL;
 
