@@ -233,7 +233,9 @@ class Engine:
             total_seconds=settings.task_total_seconds,
             random_fraction=self._random_fraction,
         )
-        self.bulk_runner = BulkRunner(maintenance, self.schedules, self.tasks, self.backfill)
+        self.bulk_runner = BulkRunner(
+            maintenance, self.schedules, self.tasks, self.backfill, lease_seconds=settings.lease_seconds
+        )
         late_seconds = settings.late_after_seconds + settings.lease_seconds + settings.scan_seconds
         self.auditor = Auditor(maintenance, self.ownership, late_seconds=late_seconds, emit=emit)
         self.absences = AbsenceMonitor(maintenance, self.ownership, emit=emit)
