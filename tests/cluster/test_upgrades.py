@@ -131,3 +131,16 @@ def test_a_node_that_meets_a_newer_schema_stops_firing_and_says_so(empty_url: st
         assert reader.value("SELECT max(scheduled_for) FROM ticks WHERE outcome = 'fired'") == fired
         assert node.process.terminate() == 0
         assert "Traceback" not in node.process.logs()
+
+
+def test_dev_migrates_an_older_schema_and_refuses_a_newer_one(empty_url: str, tmp_path: Path) -> None:
+    migrate_to(empty_url, OLD_VERSION)
+    port = free_port()
+    arguments = ("dev", "--database-url", empty_url, "--port", str(port))
+    with ServerProcess(*arguments, folder=tmp_path, name="dev") as process:
+        process.wait_ready(f"http://127.0.0.1:{port}/readyz", 40)
+        assert DatabaseReader(empty_url).value("SELECT max(number) FROM everbeat_migrations") == newest(empty_url)
+    migrate_as_newer_version(empty_url)
+    with ServerProcess(*arguments, folder=tmp_path, name="dev-newer") as process:
+        assert process.wait_exit(20) == 1
+    assert "run a newer version: pip install --upgrade everbeat" in process.logs()

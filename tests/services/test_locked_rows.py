@@ -74,6 +74,10 @@ async def test_the_reaper_ends_the_others_and_tries_the_locked_one_again(node: S
         assert [(await get(node, task)).state for task in others] == [TaskState.READY] * 19
         assert (await get(node, locked)).state is TaskState.RUNNING
         await asyncio.wait_for(node.reaper.wait(), 0.9)  # its interval is a second
+        await node.reaper.run_once(NOW + minutes(1))
+        locked_events = node.events_of(RowsLocked)
+        assert [(one.verb, one.id) for one in locked_events] == [("task_end", locked.id)] * 2
+        assert locked_events[1].longest_seconds > 0.2
     await node.reaper.run_once(NOW + minutes(1))
     assert (await get(node, locked)).state is TaskState.READY
 

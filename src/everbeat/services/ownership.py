@@ -71,6 +71,7 @@ class Ownership:
         # Partitions whose row was locked at the last renewal, each with the end of its lease.
         self._unrenewed: dict[int, float] = {}
         self._locked_tries: int | None = None
+        self._locked_since: float | None = None
         self._renewed = 0.0
         self._woken = asyncio.Event()
         self._is_stopped = False
@@ -192,10 +193,11 @@ class Ownership:
     def _with_locked(self, renewal: PartitionRenewal) -> PartitionRenewal:
         """Add the partitions that were not renewed because they are locked, as long as their leases last."""
         if not renewal.locked:
-            self._unrenewed, self._locked_tries = {}, None
+            self._unrenewed, self._locked_tries, self._locked_since = {}, None, None
             return renewal
         self._locked_tries = 0 if self._locked_tries is None else self._locked_tries + 1
-        self._emit(RowsLocked("partition_renew", len(renewal.locked), 0.0, self.node_id))
+        self._locked_since = self._renewed if self._locked_since is None else self._locked_since
+        self._emit(RowsLocked("partition_renew", len(renewal.locked), self._renewed - self._locked_since, self.node_id))
         kept = {partition: epoch for partition, epoch in self.current().items() if partition in renewal.locked}
         self._unrenewed = {partition: self._unrenewed.get(partition, self._trusted_until) for partition in kept}
         return renewal._replace(owned={**kept, **renewal.owned})

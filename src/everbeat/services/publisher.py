@@ -63,10 +63,10 @@ class ChangePublisher:
     def subscribe(self, listener: EffectsListener) -> None:
         self._listeners.append(listener)
 
-    def report_locked(self, verb: str, ids: Sequence[UUID]) -> None:
-        """Report rows that a batch skipped because another transaction has locked them."""
+    def report_locked(self, verb: str, ids: Sequence[UUID], seconds: float = 0.0) -> None:
+        """Report rows that a batch skipped because another transaction has locked them, the first of them for this time."""
         if ids:
-            self._emit(RowsLocked(verb, len(ids), 0.0, ids[0]))
+            self._emit(RowsLocked(verb, len(ids), seconds, ids[0]))
 
     def publish(self, changes: Sequence[TaskChange], *, now: datetime | None = None) -> None:
         """Publish committed changes. With `now`, the promoters are woken only for new tasks that are due soon."""

@@ -6,9 +6,12 @@ Every node reaps: the end of an attempt is a conditional update on its fence, so
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from datetime import datetime
+from uuid import UUID
 
+from everbeat.clock import Monotonic
 from everbeat.core.lock_retries import MAX_DELAY_SECONDS
 from everbeat.core.retries import after_expiry
 from everbeat.core.submissions import error_text
@@ -38,6 +41,7 @@ class Reaper(Periodic):
         interval_seconds: float = 1.0,
         batch_size: int = 500,
         random_fraction: Callable[[], float] = random.random,
+        monotonic: Monotonic = time.monotonic,
     ) -> None:
         super().__init__(interval_seconds)
         self._store = store
@@ -45,23 +49,31 @@ class Reaper(Periodic):
         self._total_seconds = total_seconds
         self._batch_size = batch_size
         self._random_fraction = random_fraction
-        self._has_locked = False
+        self._monotonic = monotonic
+        # The expired tasks that were locked at the last iteration, and since when.
+        self._locked_since: dict[UUID, float] = {}
 
     async def run_once(self, now: datetime | None = None) -> bool:
         moment, expired = await self._store.task_expired(limit=self._batch_size, now=now)
-        self._has_locked = False
         if not expired:
+            self._locked_since.clear()
             return False
         endings = [self._ending(task, moment) for task in expired]
         ended = await self._store.task_end(endings, is_expired=True, now=now)
         self._publisher.publish(ended.changes)
-        self._publisher.report_locked("task_end", [id_ for id_, _ in ended.locked])
-        self._has_locked = bool(ended.locked)
+        self._note_locked(sorted(id_ for id_, _ in ended.locked))
         return len(expired) >= self._batch_size and len(ended.locked) < len(expired)
+
+    def _note_locked(self, ids: list[UUID]) -> None:
+        monotonic = self._monotonic()
+        self._locked_since = {id_: self._locked_since.get(id_, monotonic) for id_ in ids}
+        if ids:
+            ids.sort(key=self._locked_since.__getitem__)
+            self._publisher.report_locked("task_end", ids, monotonic - self._locked_since[ids[0]])
 
     async def wait(self) -> None:
         # Locked tasks are tried again sooner, so that they are ended soon after their release.
-        await wait_for_event(self._woken, min(self._interval, MAX_DELAY_SECONDS) if self._has_locked else self._interval)
+        await wait_for_event(self._woken, min(self._interval, MAX_DELAY_SECONDS) if self._locked_since else self._interval)
 
     def _ending(self, task: LeasedTask, moment: datetime) -> AttemptEnd:
         decision = after_expiry(task, now=moment, random_fraction=self._random_fraction(), total_seconds=self._total_seconds)
