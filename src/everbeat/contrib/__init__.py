@@ -1,0 +1,1 @@
+"""Integrations that users import into their own applications."""
