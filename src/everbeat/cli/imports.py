@@ -219,3 +219,7 @@ def local_zone() -> str:
             continue
         return name
     raise ImportFailed("the time zone of this machine is unknown; name the zone in which cron runs, as in --tz Europe/Berlin")
+
+
+# Their modules add their commands to the group above.
+from everbeat.cli import celery_beat_import  # noqa: E402, F401
