@@ -46,7 +46,7 @@ test: install ## Run all tests (they start their own PostgreSQL)
 	@$(BIN)/pytest -n $(PYTEST_WORKERS)
 
 chaos: install ## Inject random faults into a cluster for CHAOS_SECONDS (180) and into 8 workers with 10,000 tasks
-	@$(BIN)/pytest -n 0 -s -m chaos tests/cluster
+	@$(BIN)/pytest -n 0 -s -m chaos tests/cluster tests/delivery
 
 fuzz: install ## Generate requests from the OpenAPI document, FUZZ_EXAMPLES (100) for each operation
 	@$(BIN)/pytest -n 0 -s -m fuzz tests/api/test_fuzz.py

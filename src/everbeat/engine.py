@@ -177,7 +177,7 @@ class Engine:
             random_fraction=self._random_fraction,
         )
         key = CallbackKey(store)
-        self.callbacks = CallbackService(key, self.leases)
+        self.callbacks = CallbackService(store, key, self.leases)
         self.deliverer = Deliverer(
             store,
             self.publisher,

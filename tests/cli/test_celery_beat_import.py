@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 from everbeat.app import Everbeat
+from everbeat.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
 BROKERS = '[brokers.celery]\nkind = "celery"\nurl = "redis://127.0.0.1:1/0"\n'
@@ -42,22 +45,37 @@ def import_from(folder: Path, app: str, *options: str, **environment: str) -> su
     return run(folder, "-m", "everbeat", "import", "celery-beat", app, "--url", url, *options, **environment)
 
 
-def test_the_beat_schedule_of_an_application_is_compared_and_created_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "shop.py").write_text(APP)
-    shown = import_from(tmp_path, "shop:app", "--dry-run")
-    assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.count("(the next 20 are equal to the original's)") == 2
-    assert "2 created, 0 updated, 0 unchanged" in import_from(tmp_path, "shop:app", "--yes").stdout
-    assert "0 created, 0 updated, 2 unchanged" in import_from(tmp_path, "shop:app", "--yes").stdout
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the Celery application `beat_shop`, as the current folder."""
+    (tmp_path / "everbeat.toml").write_text(BROKERS)
+    (tmp_path / "beat_shop.py").write_text(APP)
     monkeypatch.chdir(tmp_path)
-    app = Everbeat(f"sqlite:///{tmp_path}/import.db")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("beat_shop", None)
+
+
+def invoke(folder: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["import", "celery-beat", *arguments, "--url", f"sqlite:///{folder}/import.db"])
+
+
+def test_the_beat_schedule_of_an_application_is_compared_and_created_once(shop: Path) -> None:
+    shown = invoke(shop, "beat_shop:app", "--dry-run")
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.count("(the next 20 are equal to the original's)") == 2
+    assert "2 created, 0 updated, 0 unchanged" in invoke(shop, "beat_shop:app", "--yes").output
+    assert "0 created, 0 updated, 2 unchanged" in invoke(shop, "beat_shop:app", "--yes").output
+    app = Everbeat(f"sqlite:///{shop}/import.db")
     try:
         report = app.client.schedules.get("beat.report")
     finally:
         app.close()
     assert (report.cron, report.timezone, report.payload) == ("30 2 * * *", "UTC", {"args": [1]})
+
+
+def test_an_application_that_does_not_exist_is_a_clear_error(shop: Path) -> None:
+    assert "there is no Celery application nowhere:app" in str(invoke(shop, "nowhere:app").exception)
 
 
 def test_the_tables_of_django_celery_beat_are_read(tmp_path: Path) -> None:
@@ -75,9 +93,3 @@ def test_the_tables_of_django_celery_beat_are_read(tmp_path: Path) -> None:
         "it is a one-off task on a repeating schedule",
     ):
         assert text in result.stdout, result.stdout
-
-
-def test_an_application_that_does_not_exist_is_a_clear_error(tmp_path: Path) -> None:
-    result = import_from(tmp_path, "nowhere:app")
-    assert result.returncode == 1
-    assert result.stderr.startswith("everbeat: there is no Celery application nowhere:app"), result.stderr

@@ -25,6 +25,15 @@ async def test_task_accept_keeps_the_task_running_with_its_response(store: Store
     assert (found.state, found.response, found.lease_until) == (TaskState.RUNNING, RESPONSE.encode(), NOW + seconds(120))
 
 
+async def test_task_accept_again_changes_the_lease_and_keeps_the_response(store: Store) -> None:
+    task = await start(store, timeout_seconds=600.0)
+    await store.task_accept([(lease_of(task), 500.0, RESPONSE)], now=NOW)
+    (renewed,) = await store.task_accept([(lease_of(task), 20.0, None)], now=NOW)
+    assert renewed.lease_until == NOW + seconds(20)
+    (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
+    assert found.response == RESPONSE.encode()
+
+
 async def test_task_accept_ends_the_lease_at_the_deadline(store: Store) -> None:
     task = await start(store, timeout_seconds=60.0)
     (renewed,) = await store.task_accept([(lease_of(task), 604_800.0, None)], now=NOW)

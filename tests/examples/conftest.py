@@ -17,6 +17,7 @@ import pytest
 from tests.support.processes import ServerProcess, free_port, wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+SOURCE = EXAMPLES.parent / "src"
 
 
 class ExampleRun:
@@ -32,7 +33,7 @@ class ExampleRun:
 
     def run(self, example: str, *arguments: str, name: str, module: str = "everbeat") -> ServerProcess:
         """Start `python -m MODULE ARGUMENTS` as if typed in the example's folder."""
-        env = {**self.env, "PYTHONPATH": str(EXAMPLES / example)}
+        env = {**self.env, "PYTHONPATH": f"{EXAMPLES / example}{os.pathsep}{SOURCE}"}
         command = (sys.executable, "-m", module)
         process = ServerProcess(*arguments, folder=self.folder, env=env, name=name, command=command)
         self._stack.enter_context(process)
@@ -57,7 +58,7 @@ class ExampleRun:
     def script(self, example: str, file: str, *arguments: str) -> str:
         """Run `python FILE ARGUMENTS` and return its output."""
         command = [sys.executable, str(EXAMPLES / example / file), *arguments]
-        environment = {**os.environ, **self.env, "PYTHONPATH": str(EXAMPLES / example)}
+        environment = {**os.environ, **self.env, "PYTHONPATH": f"{EXAMPLES / example}{os.pathsep}{SOURCE}"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.delivery.fleet import get, post
-from tests.examples.conftest import EXAMPLES
+from tests.examples.conftest import EXAMPLES, SOURCE
 from tests.support.processes import ServerProcess, free_port, wait_until
 
 
@@ -30,7 +31,9 @@ def test_a_task_is_delivered_by_the_kind_of_an_installed_package(installed: Path
     (tmp_path / "everbeat.toml").write_text(f'[brokers.archive]\nkind = "logfile"\nfolder = "{tmp_path}"\n')
     arguments = ("--port", url.rpartition(":")[2], "--database-url", f"sqlite:///{tmp_path}/e.db")
     with ServerProcess(
-        *("serve", "--config", str(tmp_path / "everbeat.toml"), *arguments), folder=tmp_path, env={"PYTHONPATH": str(installed)}
+        *("serve", "--config", str(tmp_path / "everbeat.toml"), *arguments),
+        folder=tmp_path,
+        env={"PYTHONPATH": f"{installed}{os.pathsep}{SOURCE}"},
     ) as server:
         server.wait_ready(f"{url}/readyz")
         target = {"kind": "custom", "name": "logfile", "broker": "archive", "options": {"file": "orders.jsonl"}}

@@ -18,6 +18,7 @@ from everbeat.core.callbacks import CallbackClaims
 from everbeat.core.definitions import optional_rfc3339
 from everbeat.core.protocol import MAX_DELAY_SECONDS, ErrorInput, LeaseFailure, LeaseHeartbeat, Progress
 
+MAX_LEASE_SECONDS = 7 * 86_400.0
 _NO_RESULT = msgspec.Raw(b"null")
 _STALE = "`stale`: the attempt has ended, and nothing changed."
 
@@ -35,6 +36,7 @@ class CallbackFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class CallbackHeartbeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     progress: Progress | None = None
     log: str | None = None
+    lease_seconds: Annotated[float, msgspec.Meta(ge=1, le=MAX_LEASE_SECONDS)] | None = None
 
 
 @post(
@@ -91,7 +93,8 @@ async def fail_callback(request: ApiRequest) -> Response:
         scope=None,
         tag="Callbacks",
         summary="Report the progress of a task that its destination has accepted, and ask whether it is cancelled",
-        description=f"{_STALE} `cancel`: the task is cancelled; stop, and report a failure of the kind `cancelled`.",
+        description=f"{_STALE} `cancel`: the task is cancelled; stop, and report a failure of the kind `cancelled`. "
+        "With `lease_seconds`, the attempt ends when no heartbeat arrives for this time; without it, only at the timeout.",
         responses={200: Success("Whether the task is still running.", CallbackHeartbeatResponse)},
         query=NoQuery,
         body=Body(CallbackHeartbeat, {"progress": {"progress": {"fraction": 0.5, "message": "half"}}}, is_required=False),
@@ -101,7 +104,7 @@ async def fail_callback(request: ApiRequest) -> Response:
 async def heartbeat_callback(request: ApiRequest) -> Response:
     claims, body = await _read(request, CallbackHeartbeat, is_required=False)
     heartbeat = LeaseHeartbeat(id=claims.task_id, fence=claims.fence, progress=body.progress, log=body.log)
-    result = await request.context.callbacks.heartbeat(claims, heartbeat)
+    result = await request.context.callbacks.heartbeat(claims, heartbeat, body.lease_seconds)
     status = "stale" if result.status == "lost" else result.status
     return json_response(CallbackHeartbeatResponse(status, optional_rfc3339(result.lease_until)))
 

@@ -33,6 +33,7 @@ URL_HEADER, TOKEN_HEADER = "everbeat-callback-url", "everbeat-callback-token"
 DEFAULT_LEASE_SECONDS = 60.0
 DEFAULT_REPORT_SECONDS = 60.0
 REQUEST_SECONDS = 10.0
+CANCELLED_KIND = "cancelled"
 MAX_TRACE_CHARACTERS = 20_000
 # While the message of a retry waits in Celery's queue, nobody sends heartbeats. Only the timeout of the attempt ends it.
 WAITING_LEASE_SECONDS = 7 * 86_400.0
@@ -42,13 +43,14 @@ _log = logging.getLogger("everbeat.contrib.celery")
 
 @dataclass(eq=False)
 class CeleryAttempt:
-    """An attempt that runs in this process. `status`: what the last heartbeat returned: `ok`, `lost` or `cancel`."""
+    """An attempt that runs in this process. `status`: what the last heartbeat returned: `ok`, `stale` or `cancel`."""
 
     task_id: str
     url: str
     token: str
     progress: dict[str, Any] | None = None
     status: str = "ok"
+    has_seen_cancel: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
 
 
@@ -75,9 +77,12 @@ class CeleryReporter:
             attempt.progress = {"fraction": fraction, "message": message}
 
     def is_cancelled(self) -> bool:
-        """Whether the current task was cancelled, or its lease was lost: its result would not be recorded."""
+        """Whether the current task was cancelled, or its lease was lost. If so, return: the task is reported as cancelled."""
         attempt = self._current()
-        return attempt is not None and attempt.status != "ok"
+        if attempt is None or attempt.status == "ok":
+            return False
+        attempt.has_seen_cancel = True
+        return True
 
     def _current(self) -> CeleryAttempt | None:
         from celery import current_task
@@ -98,7 +103,11 @@ class CeleryReporter:
             attempt.ended.set()
 
     def on_success(self, sender: Any, result: Any, **_: Any) -> None:
-        if attempt := self._ending(sender.request):
+        if (attempt := self._ending(sender.request)) is None:
+            return
+        if attempt.has_seen_cancel:
+            self._report(attempt, "fail", {"error": {"message": "the Celery task has stopped", "kind": CANCELLED_KIND}})
+        else:
             self._report(attempt, "complete", {"result": as_json(result)})
 
     def on_retry(self, sender: Any, request: Any, reason: Any, **_: Any) -> None:
@@ -151,10 +160,10 @@ class CeleryReporter:
                 attempt.status = str(_post(attempt, "heartbeat", body).get("status", "ok"))
             except Exception as error:
                 if _is_final(error):
-                    attempt.status = "lost"
+                    attempt.status = "stale"
                     return
                 delay = min(delay, 2.0)
-            if attempt.status == "lost":
+            if attempt.status == "stale":
                 return
 
     def _report(self, attempt: CeleryAttempt, verb: str, body: dict[str, Any]) -> None:

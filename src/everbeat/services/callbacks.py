@@ -22,6 +22,7 @@ from everbeat.core.protocol import (
 )
 from everbeat.services.leases import LeaseService
 from everbeat.store.base import Store
+from everbeat.store.values import LeaseRef
 
 _WORKER = "callback"
 _BAD_TOKEN = "Send the token of this task: Authorization: Bearer followed by the value of everbeat-callback-token."
@@ -47,7 +48,8 @@ class CallbackKey:
 class CallbackService:
     """The operations of /v1/callbacks. A token of an earlier attempt is answered `stale`, and changes nothing."""
 
-    def __init__(self, key: CallbackKey, leases: LeaseService) -> None:
+    def __init__(self, store: Store, key: CallbackKey, leases: LeaseService) -> None:
+        self._store = store
         self._key = key
         self._leases = leases
 
@@ -67,6 +69,12 @@ class CallbackService:
         request = LeaseFailRequest(worker=_WORKER, failures=[failure])
         return (await self._leases.fail(claims.tenant_id, request))[0]
 
-    async def heartbeat(self, claims: CallbackClaims, heartbeat: LeaseHeartbeat) -> LeaseHeartbeatResult:
+    async def heartbeat(
+        self, claims: CallbackClaims, heartbeat: LeaseHeartbeat, lease_seconds: float | None = None
+    ) -> LeaseHeartbeatResult:
+        """Renew the lease. `lease_seconds`: its duration from now on. It ends at the deadline of the attempt at the latest."""
+        if lease_seconds is not None:
+            lease = LeaseRef(claims.tenant_id, claims.task_id, claims.fence)
+            await self._store.task_accept([(lease, lease_seconds, None)])
         request = LeaseHeartbeatRequest(worker=_WORKER, leases=[heartbeat])
         return (await self._leases.heartbeat(claims.tenant_id, request))[0]

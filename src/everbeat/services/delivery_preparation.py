@@ -8,6 +8,8 @@ from uuid import UUID
 
 import msgspec
 
+from everbeat.core.broker_targets import CeleryTarget
+from everbeat.core.deliveries import DeliveryTask
 from everbeat.core.endpoints import WebhookEndpoint
 from everbeat.core.targets import HttpTarget, Target
 from everbeat.core.tasks import ClaimedTask
@@ -53,6 +55,8 @@ class WebhookPreparation:
         self, task: ClaimedTask, target: Target, endpoints: Mapping[EndpointKey, WebhookEndpoint], now: datetime | None
     ) -> PreparedDelivery:
         plain = prepared(task, target)
+        if isinstance(target, CeleryTarget) and target.mode != "sync" and self._callback_url is not None:
+            return plain._replace(task=await self._with_callback(task, plain.task, self._callback_url))
         if not isinstance(target, HttpTarget):
             return plain
         key = _endpoint_of(task, target)
@@ -68,10 +72,13 @@ class WebhookPreparation:
             if self._callback_url is None:
                 refusal = Refused("callbacks need the setting public_url of the server", "callback-url-missing")
                 return plain._replace(refusal=refusal, limits=limits)
-            token = await self._key.token(task.tenant_id, task.id, task.fence)
-            url = f"{self._callback_url}/v1/callbacks/{task.id}"
-            delivery = msgspec.structs.replace(delivery, callback_url=url, callback_token=token)
+            delivery = await self._with_callback(task, delivery, self._callback_url)
         return plain._replace(task=delivery, limits=limits)
+
+    async def _with_callback(self, task: ClaimedTask, delivery: DeliveryTask, base_url: str) -> DeliveryTask:
+        token = await self._key.token(task.tenant_id, task.id, task.fence)
+        url = f"{base_url}/v1/callbacks/{task.id}"
+        return msgspec.structs.replace(delivery, callback_url=url, callback_token=token)
 
 
 def _endpoint_of(task: ClaimedTask, target: Target) -> EndpointKey | None:

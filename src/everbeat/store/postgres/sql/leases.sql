@@ -242,10 +242,10 @@ CROSS JOIN LATERAL (SELECT id, queue FROM task_history WHERE id = r.id OFFSET 0)
 SELECT id, target FROM tasks WHERE id = ANY(:ids::uuid[]);
 
 -- name: task_accept
--- Keep running tasks that their destination has accepted, and store its response. Their leases end after the given time
--- without a heartbeat, and at the latest at their deadlines.
+-- Keep running tasks that their destination has accepted, and store its response, if there is one. Their leases end after
+-- the given time without a heartbeat, and at the latest at their deadlines.
 WITH moment AS (SELECT coalesce(:now::timestamptz, now()) AS at)
-UPDATE tasks AS t SET lease_seconds = a.lease_seconds, response = a.response,
+UPDATE tasks AS t SET lease_seconds = a.lease_seconds, response = coalesce(a.response, t.response),
   lease_until = CASE WHEN t.cancel_requested THEN t.lease_until
     ELSE {{lease_end(m.at, a.lease_seconds, {{deadline_of_task}})}} END
 FROM unnest(:tenant_ids::uuid[], :ids::uuid[], :fences::bigint[], :lease_seconds::double precision[], :responses::text[])

@@ -196,10 +196,10 @@ SELECT id, queue FROM task_history WHERE id IN (SELECT unhex(value) FROM json_ea
 SELECT id, target FROM tasks WHERE id IN (SELECT unhex(value) FROM json_each(:ids));
 
 -- name: task_accept
--- Keep a running task that its destination has accepted, and store its response. Its lease ends after the given time without
--- a heartbeat, and at the latest at its deadline.
+-- Keep a running task that its destination has accepted, and store its response, if there is one. Its lease ends after the
+-- given time without a heartbeat, and at the latest at its deadline.
 -- returns: id uuid, lease_until time, cancel_requested bool
-UPDATE tasks AS t SET lease_seconds = :lease_seconds, response = :response,
+UPDATE tasks AS t SET lease_seconds = :lease_seconds, response = coalesce(:response, response),
   lease_until = CASE WHEN t.cancel_requested THEN t.lease_until
     ELSE {{lease_end(:now, :lease_seconds, {{deadline_of_task}})}} END
 WHERE t.id = :id AND t.tenant_id = coalesce(:tenant_id, t.tenant_id) AND t.fence = :fence AND t.state = 'running'
