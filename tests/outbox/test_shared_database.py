@@ -104,6 +104,21 @@ async def test_a_repeated_key_returns_the_first_task_and_another_task_is_refused
     assert await enqueue(connection, idempotency_key="k", payload={"a": 2}) != first
 
 
+async def test_two_transactions_with_one_key_write_one_task(postgres_url: str, connection: asyncpg.Connection) -> None:
+    other = await asyncpg.connect(postgres_url)
+    transaction = connection.transaction()
+    await transaction.start()
+    first = await enqueue(connection, idempotency_key="k")
+    second = asyncio.create_task(enqueue(other, idempotency_key="k"))
+    locks = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    while not await connection.fetchval(locks):
+        await asyncio.sleep(0.01)
+    await transaction.commit()
+    assert await second == first
+    assert await connection.fetchval("SELECT count(*) FROM tasks") == 1
+    await other.close()
+
+
 @pytest.mark.parametrize(
     ("task", "message"),
     [

@@ -202,5 +202,5 @@ BEGIN
 END
 $$;
 
--- Whoever may execute it can submit tasks for every tenant.
+-- A role that may execute it can submit tasks for every tenant.
 REVOKE EXECUTE ON FUNCTION everbeat_enqueue(jsonb, text) FROM PUBLIC;
