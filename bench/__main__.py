@@ -22,6 +22,7 @@ from bench import (
     registering,
     submitting,
     ticks,
+    webhooks,
 )
 from bench.databases import BenchDatabase, Scale
 from bench.postgres import PostgresDatabase
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "polls": polls.run,
     "edge": edge.run,
     "fairness": fairness.run,
+    "webhooks": webhooks.run,
 }
 DATABASES: dict[str, Callable[[], BenchDatabase]] = {"postgres": PostgresDatabase, "sqlite": SqliteDatabase}
 NAMES = [*BENCHMARKS, "ticks"]

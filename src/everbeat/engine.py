@@ -192,6 +192,7 @@ class Engine:
             preparation=WebhookPreparation(
                 store, key, callback_url=settings.callback_url, max_concurrent=settings.webhook_max_concurrent
             ),
+            event_stream=self.event_stream,
             monotonic=self.clock.monotonic,
             emit=self._emit,
         )
@@ -212,6 +213,7 @@ class Engine:
             emit=emit,
             event_stream=self.event_stream,
             monotonic=clock.monotonic,
+            deliveries=self.deliverer.state if "dispatcher" in settings.roles else None,
         )
         self.ticker = Ticker(
             engine,

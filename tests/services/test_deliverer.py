@@ -9,6 +9,7 @@ import pytest
 
 from everbeat.core.circuit_breakers import BreakerState
 from everbeat.core.deliveries import DeliveryResponse, DeliveryTask
+from everbeat.core.destinations import NodeDeliveries
 from everbeat.core.errors import InvalidInput
 from everbeat.core.protocol import LeaseClaimRequest, TaskInput
 from everbeat.core.schedules import DEFAULT_TENANT, Retry, RetryKind
@@ -204,6 +205,12 @@ async def test_a_destination_that_fails_is_left_alone_and_its_tasks_keep_their_a
     (changed,) = node.events_of(CircuitBreakerChanged)
     assert (changed.state, changed.not_closed) == (BreakerState.OPEN, 1)
     assert len(failing) == 5
+    await node.engine.ownership.run_once()
+    (shown,) = (await node.engine.cluster.view(DEFAULT_TENANT)).nodes
+    deliveries = msgspec.json.decode(shown.deliveries or "", type=NodeDeliveries)
+    assert [(breaker.destination, breaker.state) for breaker in deliveries.circuit_breakers] == [
+        ("scripted:a", BreakerState.OPEN)
+    ]
 
 
 async def test_a_hanging_destination_takes_few_slots_and_does_not_delay_another(store: Store) -> None:

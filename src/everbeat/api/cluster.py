@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
+from uuid import UUID
+
+import msgspec
 
 from everbeat.api import paging
 from everbeat.api.messages import ApiRequest, Response, json_response
 from everbeat.api.operations import Operation, Success
 from everbeat.api.paging import NoQuery
-from everbeat.api.responses import ClusterRates, ClusterResponse, NodeResponse, PartitionResponse, QueueDepthResponse
+from everbeat.api.responses import (
+    CircuitBreakerResponse,
+    ClusterRates,
+    ClusterResponse,
+    NodeDeliveriesResponse,
+    NodeResponse,
+    PartitionResponse,
+    QueueDepthResponse,
+)
 from everbeat.api.routing import get
 from everbeat.core.access import Scope
 from everbeat.core.definitions import optional_rfc3339, rfc3339
+from everbeat.core.destinations import NodeDeliveries
 from everbeat.core.responses import optional_id
 from everbeat.services.cluster import ClusterView
+
+_decode_deliveries = msgspec.json.Decoder(NodeDeliveries).decode
 
 
 @get(
@@ -33,7 +47,7 @@ async def cluster(request: ApiRequest) -> Response:
     return json_response(
         ClusterResponse(
             now=rfc3339(view.now),
-            nodes=_nodes(view),
+            nodes=_nodes(view, None if Scope.ADMIN in request.caller.scopes else request.tenant_id),
             partitions=_partitions(view),
             unowned=view.unowned,
             lag_seconds=max((node.lag_seconds for node in alive if node.lag_seconds is not None), default=None),
@@ -45,7 +59,7 @@ async def cluster(request: ApiRequest) -> Response:
     )
 
 
-def _nodes(view: ClusterView) -> list[NodeResponse]:
+def _nodes(view: ClusterView, tenant_id: UUID | None) -> list[NodeResponse]:
     owned = Counter(one.owner for one in view.partitions)
     return [
         NodeResponse(
@@ -59,10 +73,26 @@ def _nodes(view: ClusterView) -> list[NodeResponse]:
             lag_seconds=node.lag_seconds,
             fired_per_second=node.fired_per_second,
             capacity=node.capacity,
+            deliveries=_deliveries(node.deliveries, tenant_id),
             partitions=owned[node.id],
         )
         for node in view.nodes
     ]
+
+
+def _deliveries(text: str | None, tenant_id: UUID | None) -> NodeDeliveriesResponse | None:
+    """Return the deliveries of a node, without the destinations of other tenants."""
+    if text is None:
+        return None
+    found = _decode_deliveries(text)
+    return NodeDeliveriesResponse(
+        found.running,
+        [
+            CircuitBreakerResponse(one.destination, one.state, one.failures, one.retry_in_seconds)
+            for one in found.circuit_breakers
+            if tenant_id is None or one.tenant_id in (None, tenant_id)
+        ],
+    )
 
 
 def _partitions(view: ClusterView) -> list[PartitionResponse]:

@@ -10,6 +10,7 @@ import msgspec
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.bulk import BulkAction, BulkState, BulkSubject
 from everbeat.core.calendars import WEEKDAYS
+from everbeat.core.circuit_breakers import BreakerState
 from everbeat.core.endpoints import Method
 from everbeat.core.explain import Verdict
 from everbeat.core.pauses import PauseScope
@@ -183,6 +184,22 @@ class AuditResponse(TickCountsResponse, kw_only=True):
     next_cursor: str | None
 
 
+class CircuitBreakerResponse(msgspec.Struct):
+    """A destination that this node delivers nothing to for now (`open`), or one task at a time (`half_open`)."""
+
+    destination: str
+    state: BreakerState
+    failures: int
+    retry_in_seconds: float
+
+
+class NodeDeliveriesResponse(msgspec.Struct):
+    """The deliveries that run on a dispatcher node, and its circuit breakers that are not closed, of this tenant."""
+
+    running: int
+    circuit_breakers: list[CircuitBreakerResponse]
+
+
 class NodeResponse(msgspec.Struct, kw_only=True):
     id: Id
     name: str
@@ -194,6 +211,7 @@ class NodeResponse(msgspec.Struct, kw_only=True):
     lag_seconds: float | None
     fired_per_second: float | None
     capacity: float
+    deliveries: NodeDeliveriesResponse | None
     partitions: int
 
 

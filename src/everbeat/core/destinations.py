@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 from uuid import UUID
 
+import msgspec
+
 from everbeat.core.circuit_breakers import (
     CLOSED,
     DEFAULT_POLICY,
@@ -38,6 +40,23 @@ class DestinationKey(NamedTuple):
 def destination_key(tenant_id: UUID, fair_key: str) -> DestinationKey:
     """Return the destination of a task from its fair key (core/targets.py, destination_of)."""
     return DestinationKey(None if fair_key.startswith("broker:") else tenant_id, fair_key)
+
+
+class OpenDestination(msgspec.Struct, frozen=True):
+    """A destination whose circuit breaker is not closed. `tenant_id` None: a broker connection, which all tenants share."""
+
+    tenant_id: UUID | None
+    destination: str
+    state: BreakerState
+    failures: int
+    retry_in_seconds: float
+
+
+class NodeDeliveries(msgspec.Struct, frozen=True):
+    """The state of the deliverer of a node, as its heartbeats report it."""
+
+    running: int
+    circuit_breakers: list[OpenDestination] = []
 
 
 class DeliveryResult(NamedTuple):

@@ -20,9 +20,11 @@ from datetime import datetime
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
+import msgspec
+
 from everbeat.clock import Monotonic
 from everbeat.core.deliveries import DeliveryTask
-from everbeat.core.destinations import DeliveryResult, DestinationKey, destination_key
+from everbeat.core.destinations import DeliveryResult, DestinationKey, NodeDeliveries, destination_key
 from everbeat.core.errors import EverbeatError
 from everbeat.core.protocol import LeaseHeartbeat, LeaseHeartbeatRequest
 from everbeat.core.targets import Target as TargetSpec
@@ -32,6 +34,7 @@ from everbeat.delivery.base import DeliveryOutcome, DestinationLimits, Refused, 
 from everbeat.delivery.registry import TargetRegistry
 from everbeat.services.delivery_reports import CancelledDelivery, DeliveryReports
 from everbeat.services.destinations import Destinations
+from everbeat.services.event_stream import EventStream
 from everbeat.services.events import DeliveryEnded, DeliveryKindUnavailable, Emit, ignore
 from everbeat.services.fair_dispatch import ClaimScope, FairDispatcher, FairnessDirectory
 from everbeat.services.leases import LeaseService
@@ -137,6 +140,7 @@ class Deliverer:
         preparation: Preparation | None = None,
         monotonic: Monotonic = time.monotonic,
         emit: Emit = ignore,
+        event_stream: EventStream | None = None,
     ) -> None:
         self._store = store
         self._publisher = publisher
@@ -151,7 +155,7 @@ class Deliverer:
         self._monotonic = monotonic
         self._emit = emit
         self._targets: dict[str, Target] = {}
-        self.destinations = Destinations(slots, self._limits_of_kind, monotonic=monotonic, emit=emit)
+        self.destinations = Destinations(slots, self._limits_of_kind, monotonic=monotonic, emit=emit, event_stream=event_stream)
         self._dispatcher: FairDispatcher | None = None
         self._running: dict[tuple[UUID, int], _RunningDelivery] = {}
         self._woken = asyncio.Event()
@@ -165,6 +169,10 @@ class Deliverer:
     @property
     def running(self) -> int:
         return len(self._running)
+
+    def state(self) -> str:
+        """Return the state for GET /v1/cluster, as JSON."""
+        return msgspec.json.encode(NodeDeliveries(self.running, self.destinations.not_closed())).decode()
 
     # The loop: claim, and begin to deliver
 

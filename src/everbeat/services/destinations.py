@@ -9,29 +9,26 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
 from uuid import UUID
 
 from everbeat.clock import Monotonic
 from everbeat.core.circuit_breakers import DEFAULT_POLICY, BreakerPolicy, BreakerState
-from everbeat.core.destinations import FIRST_WINDOW, DeliveryResult, Destination, DestinationKey, destination_key
+from everbeat.core.destinations import (
+    FIRST_WINDOW,
+    DeliveryResult,
+    Destination,
+    DestinationKey,
+    OpenDestination,
+    destination_key,
+)
 from everbeat.core.fairness import ClaimStep
 from everbeat.delivery.base import DestinationLimits
+from everbeat.services.event_stream import EventKind, EventStream
 from everbeat.services.events import CircuitBreakerChanged, Emit, ignore
 
 _MAX_KEPT = 10_000
 _MAX_REPORTED = 100
 _ENDPOINT = "endpoint:"
-
-
-class OpenDestination(NamedTuple):
-    """A destination whose circuit breaker is not closed, for GET /v1/cluster."""
-
-    tenant_id: UUID | None
-    destination: str
-    state: BreakerState
-    failures: int
-    retry_in_seconds: float
 
 
 class Destinations:
@@ -48,7 +45,9 @@ class Destinations:
         policy: BreakerPolicy = DEFAULT_POLICY,
         monotonic: Monotonic = time.monotonic,
         emit: Emit = ignore,
+        event_stream: EventStream | None = None,
     ) -> None:
+        self._event_stream = event_stream or EventStream()
         self._slots = slots
         self._limits_of_kind = limits_of_kind
         self._policy = policy
@@ -178,6 +177,9 @@ class Destinations:
             self._states[key] = state
         open_seconds = max(0.0, destination.breaker.open_until - now)
         self._emit(CircuitBreakerChanged(key.tenant_id, key.name, state, open_seconds, len(self._states)))
+        if self._event_stream.has_subscribers:
+            data = {"change": "circuit_breaker", "destination": key.name, "state": state.value}
+            self._event_stream.publish(EventKind.CLUSTER, key.tenant_id, data)
 
     def not_closed(self) -> list[OpenDestination]:
         """Return the destinations whose circuit breaker is open or half-open, up to a limit."""

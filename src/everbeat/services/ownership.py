@@ -52,7 +52,9 @@ class Ownership:
         emit: Emit = ignore,
         event_stream: EventStream | None = None,
         monotonic: Monotonic = time.monotonic,
+        deliveries: Callable[[], str] | None = None,
     ) -> None:
+        self._deliveries = deliveries
         self._store = store
         self._heartbeat = heartbeat
         self._clock = clock
@@ -121,6 +123,8 @@ class Ownership:
         heartbeat = self._heartbeat._replace(
             lag_seconds=self._lag_seconds, fired_per_second=round(rate, 3), capacity=self._capacity.capacity
         )
+        if self._deliveries is not None:
+            heartbeat = heartbeat._replace(deliveries=self._deliveries())
         wanted = self._wanted() if self._live_nodes and is_scheduler else frozenset()
         renewal = await self._store.partition_renew(heartbeat, wanted, now=now)
         if self._is_stopped:

@@ -308,6 +308,7 @@ def node_from_row(row: Row) -> NodeInfo:
         lag_seconds=row["lag_seconds"],
         fired_per_second=row["fired_per_second"],
         capacity=row["capacity"],
+        deliveries=row["deliveries"],
     )
 
 

@@ -198,6 +198,8 @@ class NodeInfo(NamedTuple):
     lag_seconds: float | None
     fired_per_second: float | None
     capacity: float = 1.0
+    # The state of the deliverer as JSON (NodeDeliveries); None for nodes without one.
+    deliveries: str | None = None
 
 
 class NodeHeartbeat(NamedTuple):
@@ -209,6 +211,8 @@ class NodeHeartbeat(NamedTuple):
     lag_seconds: float | None = None
     fired_per_second: float | None = None
     capacity: float = 1.0
+    # The state of the deliverer as JSON (NodeDeliveries); None for nodes without one.
+    deliveries: str | None = None
 
 
 class PartitionRenewal(NamedTuple):

@@ -37,6 +37,7 @@ class PostgresPartitions(PostgresBase):
             lag_seconds=heartbeat.lag_seconds,
             fired_per_second=heartbeat.fired_per_second,
             capacity=heartbeat.capacity,
+            deliveries=heartbeat.deliveries,
             wanted=sorted(wanted),
             schema=self._migrations[-1].number,
         )

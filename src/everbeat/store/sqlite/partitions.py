@@ -35,6 +35,7 @@ class SqlitePartitions(SqliteBase):
                 "lag_seconds": heartbeat.lag_seconds,
                 "fired_per_second": heartbeat.fired_per_second,
                 "capacity": heartbeat.capacity,
+                "deliveries": heartbeat.deliveries,
                 "wanted": text_of(sorted(wanted)),
                 "schema": self._migrations[-1].number,
             }

@@ -10,12 +10,14 @@ WITH moment AS (
 known AS MATERIALIZED (SELECT id FROM nodes WHERE id = :node FOR NO KEY UPDATE SKIP LOCKED),
 heartbeat AS (
   UPDATE nodes AS n SET seen_at = m.at, lease_seconds = :lease_seconds, lag_seconds = :lag_seconds,
-    fired_per_second = :fired_per_second, capacity = :capacity
+    fired_per_second = :fired_per_second, capacity = :capacity, deliveries = :deliveries
   FROM known AS k, moment AS m WHERE n.id = k.id
 ),
 first_heartbeat AS (
-  INSERT INTO nodes (id, name, roles, version, started_at, seen_at, lease_seconds, lag_seconds, fired_per_second, capacity)
-  SELECT :node, :name, :roles, :version, at, at, :lease_seconds, :lag_seconds, :fired_per_second, :capacity FROM moment
+  INSERT INTO nodes (id, name, roles, version, started_at, seen_at, lease_seconds, lag_seconds, fired_per_second, capacity,
+    deliveries)
+  SELECT :node, :name, :roles, :version, at, at, :lease_seconds, :lag_seconds, :fired_per_second, :capacity,
+    :deliveries FROM moment
   WHERE NOT EXISTS (SELECT 1 FROM nodes WHERE id = :node)
   ON CONFLICT DO NOTHING
 ),

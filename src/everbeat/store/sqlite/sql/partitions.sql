@@ -18,10 +18,12 @@ RETURNING partition, owner, epoch;
 -- name: partition_renew_heartbeat
 -- Record a heartbeat of a node.
 INSERT INTO nodes (id, name, roles, version, started_at, seen_at, lease_seconds, lag_seconds, fired_per_second,
-  capacity)
-VALUES (:node, :name, :roles, :version, :now, :now, :lease_seconds, :lag_seconds, :fired_per_second, :capacity)
+  capacity, deliveries)
+VALUES (:node, :name, :roles, :version, :now, :now, :lease_seconds, :lag_seconds, :fired_per_second, :capacity,
+  :deliveries)
 ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, lease_seconds = excluded.lease_seconds,
-  lag_seconds = excluded.lag_seconds, fired_per_second = excluded.fired_per_second, capacity = excluded.capacity;
+  lag_seconds = excluded.lag_seconds, fired_per_second = excluded.fired_per_second, capacity = excluded.capacity,
+  deliveries = excluded.deliveries;
 
 -- name: partition_renew_live
 -- The live scheduler nodes.
