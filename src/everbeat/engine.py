@@ -190,7 +190,11 @@ class Engine:
             poll_interval_seconds=_POLL_INTERVAL_SECONDS[store.dialect],
             total_seconds=settings.task_total_seconds,
             preparation=WebhookPreparation(
-                store, key, callback_url=settings.callback_url, max_concurrent=settings.webhook_max_concurrent
+                store,
+                key,
+                callback_url=settings.callback_url,
+                max_concurrent=settings.webhook_max_concurrent,
+                may_use=self.target_rules.may_use,
             ),
             event_stream=self.event_stream,
             monotonic=self.clock.monotonic,

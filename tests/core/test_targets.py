@@ -151,3 +151,27 @@ def test_the_queue_names_the_kind_and_the_destination_the_host_or_connection(
 def test_invalid_targets_are_refused(target: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(target, Target)
+
+
+@pytest.mark.parametrize(
+    ("target", "field"),
+    [
+        ({"kind": "nats", "subject": "a.*", "broker": "nats"}, "target.subject"),
+        ({"kind": "nats", "subject": "a b", "broker": "nats"}, "target.subject"),
+        ({"kind": "nats", "subject": "a\r\nPUB x", "broker": "nats"}, "target.subject"),
+        ({"kind": "nats", "subject": "a", "broker": "nats", "headers": {"Nats-Msg-Id": "1"}}, "target.headers"),
+        ({"kind": "sqs", "queue_url": "file:///etc", "broker": "sqs"}, "target.queue_url"),
+        ({"kind": "sqs", "queue_url": "https://u:p@sqs/q", "broker": "sqs"}, "target.queue_url"),
+        ({"kind": "sqs", "queue_url": "https://sqs/1/q", "broker": "sqs", "group_id": "g"}, "target.group_id"),
+        ({"kind": "sqs", "queue_url": "https://sqs/1/q.fifo", "broker": "sqs", "delay_seconds": 1}, "target.delay_seconds"),
+        ({"kind": "amqp", "exchange": "é" * 200, "routing_key": "k", "broker": "amqp"}, "target.exchange"),
+        (
+            {"kind": "amqp", "exchange": "", "routing_key": "k", "broker": "amqp", "exchange_type": "topic"},
+            "target.exchange_type",
+        ),
+        ({"kind": "redis", "stream": "a\n", "broker": "redis"}, "target.stream"),
+        ({"kind": "kafka", "topic": "ä", "broker": "kafka"}, "target.topic"),
+    ],
+)
+def test_fields_of_broker_targets_that_are_refused(target: dict[str, Any], field: str) -> None:
+    assert field in error_fields(**target)

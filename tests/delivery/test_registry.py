@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from everbeat.core.brokers import Broker
-from everbeat.delivery.base import SettingMissing, Target, TargetContext, option
+from everbeat.delivery.base import ExtraMissing, SettingMissing, Target, TargetContext, option
 from everbeat.delivery.registry import TargetRegistry
 
 BROKERS = {"one": Broker(name="one", kind="echo", options={"url": "x", "wait": 1}), "two": Broker(name="two", kind="other")}
@@ -38,6 +40,28 @@ def test_a_node_delivers_http_the_kinds_of_its_connections_and_those_of_packages
     assert registry.custom_kinds() == {"echo"}
     with pytest.raises(SettingMissing, match="cannot deliver to targets of the kind other"):
         registry.target("other")
+
+
+@pytest.mark.parametrize(
+    ("kind", "package"),
+    [
+        ("kafka", "confluent_kafka"),
+        ("sqs", "aiobotocore"),
+        ("amqp", "aio_pika"),
+        ("redis", "redis"),
+        ("nats", "nats"),
+        ("celery", "celery"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    kind: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    registry = TargetRegistry({"one": Broker(name="one", kind=kind)})
+    with pytest.raises(ExtraMissing, match=rf"the kind {kind} need packages .* pip install \"everbeat\[{kind}\]\""):
+        registry.target(kind)
 
 
 def test_options_have_types_and_defaults() -> None:

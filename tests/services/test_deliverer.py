@@ -7,6 +7,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from everbeat.core.brokers import Broker
 from everbeat.core.circuit_breakers import BreakerState
 from everbeat.core.deliveries import DeliveryResponse, DeliveryTask
 from everbeat.core.destinations import NodeDeliveries
@@ -55,6 +56,18 @@ async def test_a_delivered_task_is_completed_with_its_result_and_response(node: 
     assert (received.id, received.payload, received.attempt, received.fence) == (task.id, b'{"x":1}', 1, 1)
     assert received.message_id == str(task.id)
     assert DeliveryEnded("scripted", "delivered", 0) == node.events_of(DeliveryEnded)[0]._replace(seconds=0)
+
+
+async def test_a_tenant_that_may_no_longer_use_a_connection_is_not_delivered_to_it(
+    node: DispatcherNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await node.submit(max_attempts=1)
+    restricted = {"a": Broker(name="a", kind="scripted", tenants=frozenset({"shop"}))}
+    monkeypatch.setattr(node.engine.target_rules, "_brokers", restricted)
+    async with node.running():
+        done = await node.ended(task)
+    assert (done.state, node.target.received) == (TaskState.DEAD, [])
+    assert b'the tenant may not use the broker \\"a\\"' in (done.error or b"")
 
 
 async def test_a_failed_delivery_is_retried_with_the_same_message_id(node: DispatcherNode) -> None:

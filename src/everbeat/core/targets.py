@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from everbeat.core.broker_targets import BrokerTarget, Text, broker_target_errors
+from everbeat.core.broker_targets import BrokerTarget, CeleryTarget, Text, broker_target_errors
 from everbeat.core.errors import FieldError
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.webhook_addresses import MAX_URL_CHARACTERS, WebhookRules, url_message
@@ -110,7 +110,10 @@ def target_errors(target: Target, rules: TargetRules = NO_RULES) -> list[FieldEr
     if isinstance(target, HttpTarget):
         return _http_errors(target, rules.webhooks)
     if isinstance(target, BrokerTarget):
-        return _broker_errors(target.broker, target_kind(target), rules) + broker_target_errors(target)
+        errors = _broker_errors(target.broker, target_kind(target), rules) + broker_target_errors(target)
+        if isinstance(target, CeleryTarget) and target.mode == "callback":
+            errors += _callback_errors(rules.webhooks)
+        return errors
     if isinstance(target, CustomTarget):
         return _custom_errors(target, rules)
     assert_never(target)
@@ -168,9 +171,15 @@ def _http_errors(target: HttpTarget, rules: WebhookRules | None) -> list[FieldEr
         if not STATUS_LIST.fullmatch(statuses):
             message = 'must be a list of status codes or classes, such as "2xx" or "200,204"'
             errors.append(FieldError(f"target.{field}", message))
-    if target.mode == "callback" and rules is not None and not rules.has_callbacks:
-        errors.append(FieldError("target.mode", "callbacks need the setting public_url of the server"))
+    if target.mode == "callback":
+        errors += _callback_errors(rules)
     return errors + header_errors("target.headers", target.headers)
+
+
+def _callback_errors(rules: WebhookRules | None) -> list[FieldError]:
+    if rules is None or rules.has_callbacks:
+        return []
+    return [FieldError("target.mode", "callbacks need the setting public_url of the server")]
 
 
 def header_errors(field: str, headers: Mapping[str, str]) -> list[FieldError]:

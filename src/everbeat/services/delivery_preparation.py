@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -13,7 +13,7 @@ from everbeat.core.deliveries import DeliveryTask
 from everbeat.core.endpoints import WebhookEndpoint
 from everbeat.core.targets import HttpTarget, Target
 from everbeat.core.tasks import ClaimedTask
-from everbeat.delivery.base import DestinationLimits, Refused
+from everbeat.delivery.base import DestinationLimits, Refused, RetryDelivery
 from everbeat.services.callbacks import CallbackKey
 from everbeat.services.deliverer import PreparedDelivery, prepared
 from everbeat.store.base import Store
@@ -22,10 +22,22 @@ EndpointKey = tuple[UUID, str]
 
 
 class WebhookPreparation:
-    """`callback_url`: the address of this server for callbacks, if it has one. `max_concurrent`: the default of endpoints."""
+    """`callback_url`: the address of this server for callbacks, if it has one. `max_concurrent`: the default of endpoints.
 
-    def __init__(self, store: Store, key: CallbackKey, *, callback_url: str | None, max_concurrent: int) -> None:
+    `may_use`: whether a tenant may use a broker connection.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        key: CallbackKey,
+        *,
+        callback_url: str | None,
+        max_concurrent: int,
+        may_use: Callable[[UUID, str], bool] = lambda _tenant_id, _broker: True,
+    ) -> None:
         self._store = store
+        self._may_use = may_use
         self._key = key
         self._callback_url = callback_url
         self._max_concurrent = max_concurrent
@@ -55,6 +67,11 @@ class WebhookPreparation:
         self, task: ClaimedTask, target: Target, endpoints: Mapping[EndpointKey, WebhookEndpoint], now: datetime | None
     ) -> PreparedDelivery:
         plain = prepared(task, target)
+        broker = getattr(target, "broker", None)
+        if broker is not None and not self._may_use(task.tenant_id, broker):
+            # The settings have changed since the task was created. They may change again, so it is not refused.
+            why = f'the tenant may not use the broker "{broker}"'
+            return plain._replace(refusal=RetryDelivery(None, why, "not-allowed", blames_destination=False))
         if isinstance(target, CeleryTarget) and target.mode != "sync" and self._callback_url is not None:
             return plain._replace(task=await self._with_callback(task, plain.task, self._callback_url))
         if not isinstance(target, HttpTarget):

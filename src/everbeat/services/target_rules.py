@@ -34,6 +34,11 @@ class TargetRulesOfTenants:
         self._names = names
         self._custom = {kind: _checker(registry, kind) for kind in registry.custom_kinds()}
 
+    def may_use(self, tenant_id: UUID, broker: str) -> bool:
+        """Whether the tenant may use a connection. True for one that this node does not have, which is another error."""
+        found = self._brokers.get(broker)
+        return found is None or found.serves(self._names.name_of(tenant_id) or "")
+
     def of(self, tenant_id: UUID) -> TargetRules:
         tenant = self._names.name_of(tenant_id) or ""
         brokers = {one.name: one.kind for one in self._brokers.values() if one.serves(tenant)}
