@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gzip
 from typing import Any
 
@@ -67,10 +68,15 @@ async def bodies_in_chunks_of_a_byte(target: Target) -> None:
     await asyncio.gather(*(send() for _ in range(4)))
 
 
+@functools.cache  # the attacker's work must not count as the server's
+def _bomb(megabytes: int) -> bytes:
+    return gzip.compress(b" " * (megabytes * _MEGABYTE), 1)
+
+
 @attack
 async def compressed_bombs(target: Target) -> None:
     """200 kB that unpack to 200 MB are not unpacked."""
-    bomb = gzip.compress(b" " * (200 * _MEGABYTE), 1) if target.is_long else gzip.compress(b" " * (20 * _MEGABYTE), 1)
+    bomb = _bomb(200 if target.is_long else 20)
     async with target.client("submit") as client:
         for encoding in ("gzip", "deflate", "br", "zstd", "gzip, gzip"):
             response = await client.post("/v1/tasks", content=bomb, headers={**_JSON, "Content-Encoding": encoding})

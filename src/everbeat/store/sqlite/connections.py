@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from everbeat.core.errors import StoreRefused, StoreUnavailable, StoreUnusable
 from everbeat.store.base import Observer
 from everbeat.store.sqlite.blocks import Block, Columns
 from everbeat.store.sqlite.conversions import convert_binding
+from everbeat.store.sqlite.writer import SqliteWriter
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -122,17 +123,20 @@ class SqliteConnections:
         self._path = path
         self._writer_setup_sql = writer_setup_sql
         self._observer = observer
-        self._writer = ThreadPoolExecutor(1, "everbeat-sqlite-writer")
+        self._writer = SqliteWriter("everbeat-sqlite-writer")
         self._readers = ThreadPoolExecutor(readers, "everbeat-sqlite-reader")
         self._local = threading.local()
         self._opened: list[apsw.Connection] = []
         self._lock = threading.Lock()
 
     async def read(self, verb: str, work: Callable[[SqliteSession], T]) -> T:
-        return await self._run(self._readers, verb, work)
+        return await self._run(verb, lambda: self._readers.submit(self._call, work))
 
     async def write(self, verb: str, work: Callable[[SqliteSession], T]) -> T:
-        return await self._run(self._writer, verb, lambda session: _in_transaction(session, work))
+        def write(session: SqliteSession) -> T:
+            return _in_transaction(session, work)
+
+        return await self._run(verb, lambda: self._writer.submit(verb, lambda: self._call(write)))
 
     async def close(self) -> None:
         await asyncio.to_thread(self._shutdown)
@@ -143,10 +147,10 @@ class SqliteConnections:
         for connection in reversed(self._opened):
             connection.close()
 
-    async def _run(self, threads: ThreadPoolExecutor, verb: str, work: Callable[[SqliteSession], T]) -> T:
+    async def _run(self, verb: str, submit: Callable[[], Future[T]]) -> T:
         started, failed = time.perf_counter(), True
         try:
-            result = await asyncio.get_running_loop().run_in_executor(threads, self._call, work)
+            result = await asyncio.wrap_future(submit())
             failed = False
             return result
         except apsw.Error as error:
