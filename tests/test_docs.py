@@ -14,7 +14,10 @@ import everbeat
 from everbeat.api import problems
 from everbeat.api.app import ROUTES, openapi_document
 from everbeat.api.reference import rendered
+from everbeat.cli.exit_codes import ExitCode
 from everbeat.cli.main import cli
+from everbeat.cli.reference import SHARED_NOTE, SHARED_OPTIONS
+from everbeat.cli.reference import rendered as rendered_commands
 from everbeat.config import PREFIX, Settings
 from everbeat.core.tasks import TRANSITIONS, TaskState
 from everbeat.core.ticks import SkipReason
@@ -109,8 +112,30 @@ def test_every_option_is_in_the_section_of_its_command(command: str) -> None:
     text = section_of(command)
     if "all options of `everbeat serve`" in text:
         text += section_of("serve")
+    if SHARED_NOTE in text:
+        text += "".join(f"`{option}`" for option in (*SHARED_OPTIONS, "-o"))
     options = [option for one in COMMANDS[command].params for option in (*one.opts, *one.secondary_opts)]
     assert [option for option in options if not re.search(rf"`{option}[` ]", text)] == []
+
+
+def test_the_generated_part_of_the_reference_is_current() -> None:
+    page = read("reference/cli.md")
+    assert rendered_commands(page) == page, "run: make docs"
+    assert [one for one in SHARED_OPTIONS if f"| `{one} " not in page] == []
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_the_help_of_every_command_has_examples(command: str) -> None:
+    found = COMMANDS[command] if command else cli
+    lines = (found.epilog or "").splitlines()
+    assert lines[:2] == ["\b", "Examples:"]
+    assert len(lines) > 2
+    assert all(re.match(r"  (KEY=\$\(|crontab -l \| )?everbeat ", line) for line in lines[2:])
+
+
+@pytest.mark.parametrize("code", list(ExitCode))
+def test_every_exit_code_is_documented(code: ExitCode) -> None:
+    assert re.search(rf"(?m)^\| {code.value} \| .{{10,}} \|$", read("reference/cli.md"))
 
 
 def test_every_documented_option_exists() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from everbeat.cli.examples import examples
 from everbeat.cli.imports import ImportFailed, ImportOptions, import_, import_options, policy_options, run_import
 from everbeat.core.schedules import CatchUp, Overlap
 from everbeat.delivery.base import ExtraMissing
@@ -15,7 +16,7 @@ from everbeat.imports.celery_beat import CeleryBeatOptions, beat_schedule_entrie
 from everbeat.imports.django_celery_beat import django_entries
 
 
-@import_.command("celery-beat")
+@import_.command("celery-beat", epilog=examples("everbeat import celery-beat project.celery:app --dry-run"))
 @click.argument("app", metavar="MODULE:APP")
 @click.option("--broker", default="celery", show_default=True, help="The broker connection of the server, [brokers.NAME].")
 @click.option("--mode", type=click.Choice(["sync", "callback"]), help="When a task is completed (that of the connection).")

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
+from everbeat.cli.examples import examples
 from everbeat.cli.options import CONFIG, DATABASE_URL
 from everbeat.config import Settings, load_settings
 from everbeat.server import make_store
 from everbeat.store.migrate import check_not_newer
 
 
-@click.command()
+@click.command(epilog=examples("everbeat migrate --check", "everbeat migrate --database-url postgresql://user@host/everbeat"))
 @DATABASE_URL
 @CONFIG
 @click.option("--check", is_flag=True, help="Change nothing; exit with 1 if migrations are missing or unknown.")

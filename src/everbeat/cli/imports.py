@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -14,10 +13,11 @@ from zoneinfo import ZoneInfo
 import click
 
 from everbeat.cli.connection import API_KEY_FILE, URL, connect
+from everbeat.cli.examples import examples
+from everbeat.cli.zones import find_local_zone
 from everbeat.core.errors import EverbeatError, InvalidInput
 from everbeat.core.schedules import CatchUp, Overlap
 from everbeat.core.shell import DEFAULT_SHELL_QUEUE
-from everbeat.core.zones import load_zone
 from everbeat.imports.base import ComparedTimes, ImportPlan, NotCarriedOver, PlannedSchedule, compare_times
 from everbeat.imports.crontab_schedules import (
     DEFAULT_TIMEOUT_SECONDS,
@@ -31,7 +31,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _SHOWN_TICKS = 3
 _SYSTEM_FILES = ("/etc/crontab", "/etc/cron.d/")
-_LOCALTIME = Path("/etc/localtime")
 
 
 class ImportFailed(EverbeatError):
@@ -80,12 +79,12 @@ def policy_options(*, overlap: Overlap, catch_up: CatchUp, max_attempts: int) ->
     return add
 
 
-@click.group("import")
+@click.group("import", epilog=examples("everbeat import crontab /etc/cron.d/* --dry-run"))
 def import_() -> None:
     """Create schedules from those of another scheduler."""
 
 
-@import_.command()
+@import_.command(epilog=examples("everbeat import crontab /etc/cron.d/* --dry-run", "crontab -l | everbeat import crontab -"))
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(allow_dash=True, path_type=Path))
 @click.option("--system", "is_system", is_flag=True, help="The files name a user in each line, as /etc/crontab does.")
 @click.option("--user", help="The user to run the commands as; for a user's crontab (the user of the worker).")
@@ -207,18 +206,12 @@ def _prefix(file: Path, user: str | None, is_system: bool) -> str:
 
 def local_zone() -> str:
     """Return the IANA name of this machine's time zone. Raises ImportFailed if it cannot be found."""
-    names = [os.environ.get("TZ", "").removeprefix(":")]
-    if _LOCALTIME.is_symlink():
-        names.append(str(_LOCALTIME.resolve()).rpartition("zoneinfo/")[2])
-    elif not _LOCALTIME.exists():
-        names.append("UTC")
-    for name in filter(None, names):
-        try:
-            load_zone(name)
-        except InvalidInput:
-            continue
-        return name
-    raise ImportFailed("the time zone of this machine is unknown; name the zone in which cron runs, as in --tz Europe/Berlin")
+    name = find_local_zone()
+    if name is None:
+        raise ImportFailed(
+            "the time zone of this machine is unknown; name the zone in which cron runs, as in --tz Europe/Berlin"
+        )
+    return name
 
 
 # Their modules add their commands to the group above.

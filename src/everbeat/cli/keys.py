@@ -9,6 +9,7 @@ from uuid import UUID
 
 import click
 
+from everbeat.cli.examples import examples
 from everbeat.cli.options import CONFIG, DATABASE_URL
 from everbeat.cli.store_access import local_caller, print_table, run_on_store
 from everbeat.client.durations import seconds_of
@@ -31,12 +32,16 @@ _PAGE_SIZE = 500
 _RESTART_NOTE = "With auth=auto, a server that started before the database had a key requires no keys until it is restarted."
 
 
-@click.group()
+@click.group(epilog=examples("KEY=$(everbeat keys create --scope manage)", "everbeat keys list"))
 def keys() -> None:
     """Create, list and revoke API keys in the database."""
 
 
-@keys.command()
+@keys.command(
+    epilog=examples(
+        "KEY=$(everbeat keys create --scope manage)", "everbeat keys create --tenant acme --scope work:reports --expires-in 90d"
+    )
+)
 @DATABASE_URL
 @CONFIG
 @click.option("--tenant", default="default", show_default=True, help="The tenant of the key. Created if it does not exist.")
@@ -78,7 +83,7 @@ def create(
     click.echo(_RESTART_NOTE, err=True)
 
 
-@keys.command("list")
+@keys.command("list", epilog=examples("everbeat keys list --tenant acme"))
 @DATABASE_URL
 @CONFIG
 @click.option("--tenant", help="List only the keys of this tenant.")
@@ -101,7 +106,7 @@ def list_(database_url: str | None, config: Path | None, tenant: str | None, is_
     print_table(("ID", "TENANT", "KEY", "NAME", "SCOPES", "EXPIRES", "LAST USED", "STATE"), rows)
 
 
-@keys.command()
+@keys.command(epilog=examples("everbeat keys revoke 019a9f00-0000-7000-8000-000000000000"))
 @click.argument("ids", nargs=-1, required=True, type=click.UUID, metavar="ID...")
 @DATABASE_URL
 @CONFIG

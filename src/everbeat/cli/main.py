@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import click
 
+from everbeat.cli.examples import examples
+from everbeat.cli.exit_codes import exit_code_of
 from everbeat.core.errors import EverbeatError
 from everbeat.version import __version__
 
@@ -20,20 +22,35 @@ class LazyCommand(NamedTuple):
 
 
 COMMANDS = {
+    "audit": LazyCommand("everbeat.cli.audit", "Count expected, fired, skipped, missing and doubled ticks."),
+    "calendar": LazyCommand("everbeat.cli.calendars", "List, show, create and delete calendars."),
+    "completion": LazyCommand("everbeat.cli.completion", "Print the script that completes commands and options in a shell."),
+    "context": LazyCommand("everbeat.cli.context_commands", "Name the servers that commands use."),
     "dev": LazyCommand("everbeat.cli.run", "Run a server, scheduler and worker in one process, for development."),
+    "dlq": LazyCommand("everbeat.cli.dead_letters", "List, replay and purge dead letters: tasks that are not retried."),
     "import": LazyCommand("everbeat.cli.imports", "Create schedules from those of another scheduler."),
     "keys": LazyCommand("everbeat.cli.keys", "Create, list and revoke API keys in the database."),
     "migrate": LazyCommand("everbeat.cli.database", "Apply the migrations that the database needs."),
+    "operations": LazyCommand("everbeat.cli.operations", "List, follow and cancel bulk operations."),
     "outbox": LazyCommand("everbeat.cli.outbox", "Create and inspect the outbox in the database of an application."),
+    "pause": LazyCommand("everbeat.cli.queues", "Pause all schedules and queues."),
+    "preview": LazyCommand(
+        "everbeat.cli.preview", "Show the next ticks of a trigger, in local time and UTC, with warnings; needs no server."
+    ),
+    "queue": LazyCommand("everbeat.cli.queues", "List, pause and resume queues."),
     "relay": LazyCommand("everbeat.cli.outbox", "Move the rows of an outbox to a server."),
+    "resume": LazyCommand("everbeat.cli.queues", "End the pause of everything."),
+    "schedule": LazyCommand("everbeat.cli.schedules", "Create, change, list and explain schedules."),
     "serve": LazyCommand("everbeat.cli.run", "Run a node of a cluster."),
     "shell": LazyCommand("everbeat.cli.shell", "Submit and schedule shell commands."),
+    "task": LazyCommand("everbeat.cli.tasks", "Submit, list, cancel, retry and explain tasks."),
     "tenants": LazyCommand("everbeat.cli.tenants", "Create, list and change tenants in the database."),
     "worker": LazyCommand("everbeat.cli.worker", "Run the tasks of an app."),
+    "workers": LazyCommand("everbeat.cli.queues", "List the workers: also written as everbeat worker list."),
 }
 
 # The attribute of the module, if it cannot have the name of the command.
-_ATTRIBUTES = {"import": "import_"}
+_ATTRIBUTES = {"import": "import_", "pause": "pause_everything", "resume": "resume_everything"}
 
 
 class LazyGroup(click.Group):
@@ -49,12 +66,22 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name].module), name)
         return command
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        # `everbeat worker MODULE:APP` runs a worker. An app is never named `list`, because it needs a colon.
+        if args[:2] == ["worker", "list"]:
+            args = ["workers", *args[2:]]
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=examples("everbeat dev --demo", 'everbeat preview "0 2 * * *" --tz Europe/Berlin', "everbeat schedule list"),
+)
 @click.version_option(__version__, prog_name="everbeat")
 def cli() -> None:
     """Everbeat: a distributed cron and task scheduler."""
@@ -62,7 +89,7 @@ def cli() -> None:
 
 def main() -> None:
     try:
-        cli(prog_name="everbeat")
+        cli(prog_name="everbeat", complete_var="_EVERBEAT_COMPLETE")
     except EverbeatError as error:
         click.echo(f"everbeat: {error}", err=True)
-        sys.exit(1)
+        sys.exit(exit_code_of(error))

@@ -12,6 +12,7 @@ from typing import TypeVar
 import click
 
 from everbeat.cli.connection import API_KEY_FILE, read_key
+from everbeat.cli.examples import examples
 from everbeat.client.exchange import RetryBudget
 from everbeat.client.http import HttpTransport
 from everbeat.client.urls import DEFAULT_URL, is_server, validate_urls
@@ -29,18 +30,18 @@ OUTBOX_URL = click.option(
 )
 
 
-@click.group()
+@click.group(epilog=examples("everbeat outbox install --outbox-url postgresql://user@host/app", "everbeat outbox status"))
 def outbox() -> None:
     """Create and inspect the outbox in the database of an application."""
 
 
-@outbox.command()
+@outbox.command(epilog=examples("everbeat outbox sql > migrations/0042_outbox.sql"))
 def sql() -> None:
     """Print the SQL that creates the outbox, for a migration of the application."""
     click.echo(install_sql(), nl=False)
 
 
-@outbox.command()
+@outbox.command(epilog=examples("everbeat outbox install --outbox-url postgresql://user@host/app"))
 @OUTBOX_URL
 def install(outbox_url: str | None) -> None:
     """Create the outbox, or update it."""
@@ -48,7 +49,7 @@ def install(outbox_url: str | None) -> None:
     click.echo("the outbox is installed; start a relay with: everbeat relay", err=True)
 
 
-@outbox.command()
+@outbox.command(epilog=examples("everbeat outbox status --outbox-url postgresql://user@host/app"))
 @OUTBOX_URL
 def status(outbox_url: str | None) -> None:
     """Print how many rows wait, the age of the oldest, and how many were rejected."""
@@ -57,7 +58,7 @@ def status(outbox_url: str | None) -> None:
     click.echo(f"{found.waiting} rows wait{oldest}; {found.rejected} rows were rejected")
 
 
-@click.command()
+@click.command(epilog=examples("everbeat relay --outbox-url postgresql://user@host/app --url http://127.0.0.1:8080"))
 @OUTBOX_URL
 @click.option("--url", help="The server, or several, separated by commas  [EVERBEAT_URL]")
 @API_KEY_FILE

@@ -11,6 +11,7 @@ import click
 
 from everbeat.app import Everbeat
 from everbeat.cli.demo import DEMO_SCHEDULE, DemoHandler
+from everbeat.cli.examples import examples
 from everbeat.cli.options import server_options
 from everbeat.cli.reload import arguments_of_child, run_reloading
 from everbeat.cli.worker import load_app, wait_until_stopped
@@ -25,7 +26,7 @@ from everbeat.worker.runtime import Worker
 from everbeat.worker.signals import StopSignal, run_until_signalled
 
 
-@click.command()
+@click.command(epilog=examples("everbeat serve --database-url postgresql://user@host/everbeat --node-name node1"))
 @server_options
 def serve(config: Path | None, **flags: Any) -> None:
     """Run a node of a cluster.
@@ -38,7 +39,7 @@ def serve(config: Path | None, **flags: Any) -> None:
     run_until_signalled(lambda stopping: Node(settings).run(stopping.requested))
 
 
-@click.command()
+@click.command(epilog=examples("everbeat dev --demo", "everbeat dev reports:eb"))
 @click.argument("app", metavar="[MODULE:APP]", required=False)
 @server_options
 @click.option("--demo", is_flag=True, help="Register a demo schedule and show its ticks.")

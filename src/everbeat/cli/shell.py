@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from everbeat.cli.connection import API_KEY_FILE, URL, connect
+from everbeat.cli.examples import examples
 from everbeat.core.shell import DEFAULT_KILL_AFTER_SECONDS, DEFAULT_SHELL_QUEUE, SHELL_TYPE, shell_command
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,12 +42,16 @@ def _command_options(command: F) -> F:
     return command
 
 
-@click.group()
+@click.group(epilog=examples("everbeat shell submit -- backup --all"))
 def shell() -> None:
     """Submit and schedule shell commands."""
 
 
-@shell.command()
+@shell.command(
+    epilog=examples(
+        "everbeat shell submit -- backup --all", 'everbeat shell submit --line "pg_dump app | gzip > /backups/app.gz"'
+    )
+)
 @_command_options
 @click.option("--key", help="An idempotency key: a second submit with the same key submits nothing.")
 def submit(
@@ -59,7 +64,7 @@ def submit(
         click.echo(app.submit(SHELL_TYPE, payload, key=key, **task_options).id)
 
 
-@shell.command()
+@shell.command(epilog=examples('everbeat shell schedule nightly-backup --cron "0 2 * * *" --tz Europe/Berlin -- backup --all'))
 @click.argument("name")
 @_command_options
 @click.option("--cron", required=True, help="The cron expression.")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from everbeat.cli.examples import examples
 from everbeat.cli.options import CONFIG, DATABASE_URL
 from everbeat.cli.store_access import local_caller, print_table, run_on_store
 from everbeat.core.errors import InvalidInput
@@ -70,12 +71,12 @@ def _limits(command: F) -> F:
     return command
 
 
-@click.group()
+@click.group(epilog=examples("everbeat tenants create acme --weight 2", "everbeat tenants list"))
 def tenants() -> None:
     """Create, list and change tenants in the database."""
 
 
-@tenants.command()
+@tenants.command(epilog=examples("everbeat tenants create acme --max-schedules 1000"))
 @click.argument("name")
 @DATABASE_URL
 @CONFIG
@@ -93,7 +94,7 @@ def create(name: str, database_url: str | None, config: Path | None, **limits: A
     click.echo(f"created the tenant {name}; create a key with: everbeat keys create --tenant {name} --scope manage", err=True)
 
 
-@tenants.command("set")
+@tenants.command("set", epilog=examples("everbeat tenants set acme --weight 2 --max-ready none"))
 @click.argument("name")
 @DATABASE_URL
 @CONFIG
@@ -111,7 +112,7 @@ def set_(name: str, database_url: str | None, config: Path | None, **limits: Any
     click.echo(f"the tenant {tenant.name} is at revision {tenant.revision}", err=True)
 
 
-@tenants.command("list")
+@tenants.command("list", epilog=examples("everbeat tenants list --database-url sqlite:///everbeat.db"))
 @DATABASE_URL
 @CONFIG
 def list_(database_url: str | None, config: Path | None) -> None:

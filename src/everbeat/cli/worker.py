@@ -17,6 +17,7 @@ import click
 
 from everbeat.app import Everbeat
 from everbeat.cli.connection import API_KEY_FILE, URL, read_key
+from everbeat.cli.examples import examples
 from everbeat.cli.shell_options import allowed_commands, shell_arguments, shell_options
 from everbeat.client.errors import NotReachable, ServerProblem
 from everbeat.client.http import HttpTransport
@@ -51,7 +52,7 @@ class _Options(NamedTuple):
     shell: AllowedCommands | None
 
 
-@click.command()
+@click.command(epilog=examples("everbeat worker reports:eb --concurrency 20", "everbeat worker --allow-shell --queues shell"))
 @click.argument("app", metavar="[MODULE:APP]", required=False)
 @URL
 @API_KEY_FILE

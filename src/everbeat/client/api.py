@@ -284,10 +284,35 @@ class DeadLettersClient(Resource[Mode]):
         return fetch(Call("POST", "/v1/dead-letters/purge", body={"filter": dict(filter)}), PurgeResponse)
 
 
+class RequestsClient(Resource[Mode]):
+    """Any request of the HTTP API, for what has no method of its own. Responses are decoded JSON."""
+
+    @operation
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Operation[Any]:
+        """Send a request, for example `send("GET", "/v1/queues")`, and return the body of the response."""
+        return fetch(Call(method, path, query, body, headers), object)
+
+    @operation
+    def pages(
+        self, path: str, query: Mapping[str, Any] | None = None, *, limit: int | None = 100
+    ) -> Operation[builtins.list[Any]]:
+        """Return the items of a list. `limit=None` returns all."""
+        return fetch_all(path, dict[str, Any], limit, query)
+
+
 class Client(Generic[Mode]):
-    """A client of the HTTP API: schedules, tasks and dead letters."""
+    """A client of the HTTP API: schedules, tasks, dead letters, and any other request."""
 
     def __init__(self, connection: Connection, mode: type[Mode]) -> None:
         self.schedules: SchedulesClient[Mode] = SchedulesClient(connection, mode)
         self.tasks: TasksClient[Mode] = TasksClient(connection, mode)
         self.dead_letters: DeadLettersClient[Mode] = DeadLettersClient(connection, mode)
+        self.requests: RequestsClient[Mode] = RequestsClient(connection, mode)
