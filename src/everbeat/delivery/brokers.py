@@ -23,7 +23,7 @@ CONNECT_SECONDS = 10.0
 # Shorter than Target.timeout_seconds, so that the error of the client is recorded and not only a timeout.
 CONFIRM_SECONDS = 20.0
 
-_SECRET_WORDS = ("password", "secret", "token", "key", "seed", "credentials", "passphrase")
+_SECRET_ENDINGS = ("password", "passphrase", "secret", "token", "key", "seed")
 
 C = TypeVar("C")
 
@@ -101,7 +101,7 @@ def secrets_of(broker: Broker) -> list[str]:
     for name, value in broker.options.items():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str):
-                found |= {text} if any(word in name for word in _SECRET_WORDS) else _secrets_of_url(text)
+                found |= {text} if name.endswith(_SECRET_ENDINGS) else _secrets_of_url(text)
     return sorted((text for text in found if text), key=len, reverse=True)
 
 
