@@ -22,8 +22,11 @@ class Shop:
         self.server = server
         self.worker = worker
 
-    def submit(self, name: str, payload: Any = None, **fields: Any) -> str:
-        target = {"kind": "celery", "broker": "shop", "task": f"tests.delivery.celery_app.{name}"}
+    def target(self, name: str, **fields: Any) -> dict[str, Any]:
+        return {"kind": "celery", "broker": "shop", "task": f"tests.delivery.celery_app.{name}", **fields}
+
+    def submit(self, name: str, payload: Any = None, *, options: dict[str, Any] | None = None, **fields: Any) -> str:
+        target = self.target(name, **(options or {}))
         task = post(self.url, "/v1/tasks", {"type": name, "target": target, "payload": payload, "max_attempts": 1, **fields})
         return str(task["id"])
 
@@ -64,6 +67,8 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
 def test_a_celery_worker_reports_ends_retries_progress_and_cancellations_and_its_death_is_noticed(shop: Shop) -> None:
     check_ends_retries_and_progress(shop)
     check_cancellation(shop)
+    check_messages_that_do_not_run(shop)
+    check_overlap(shop)
     check_death(shop)
 
 
@@ -88,6 +93,29 @@ def check_cancellation(shop: Shop) -> None:
     post(shop.url, f"/v1/tasks/{task}/cancel", {})
     assert shop.ended(task)["state"] == "cancelled"
     wait_until(lambda: ["stopped", task] in shop.worker.effects(), 20, shop.worker.log)
+
+
+def check_messages_that_do_not_run(shop: Shop) -> None:
+    expired, lost = shop.submit("add", [1], options={"expires_seconds": 0.001}), shop.submit("die")
+    found = shop.ended(expired)
+    assert (found["state"], found["error"]["kind"]) == ("dead", "revoked")
+    found = shop.ended(lost)
+    assert (found["state"], found["error"]["kind"]) == ("dead", "WorkerLostError")
+
+
+def check_overlap(shop: Shop) -> None:
+    """A tick is skipped while the Celery task of an earlier tick runs."""
+    schedule = {"name": "slow", "every_seconds": 1, "overlap": "skip", "target": shop.target("slow"), "payload": [30]}
+    post(shop.url, "/v1/schedules", schedule)
+
+    def reasons() -> set[str]:
+        return {tick["reason"] for tick in get(shop.url, "/v1/schedules/slow/ticks")["items"] if tick["outcome"] == "skipped"}
+
+    wait_until(lambda: "overlap" in reasons(), 20, shop.server.logs)
+    post(shop.url, "/v1/schedules/slow/pause", {})
+    (running,) = get(shop.url, "/v1/schedules/slow/executions")["items"]
+    post(shop.url, f"/v1/tasks/{running['id']}/cancel", {})
+    assert shop.ended(running["id"])["state"] == "cancelled"
 
 
 def check_death(shop: Shop) -> None:
