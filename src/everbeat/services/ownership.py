@@ -188,7 +188,8 @@ class Ownership:
     async def wait(self) -> None:
         interval = self._heartbeat.lease_seconds / 3
         if self._locked_tries is not None:
-            interval = min(interval, lock_delay(self._locked_tries))
+            # Twice as long as for a single row: a renewal writes all partitions of the node.
+            interval = min(interval, 2 * lock_delay(self._locked_tries))
         await wait_for_event(self._woken, self._renewed + interval - self._monotonic())
 
     async def close(self) -> None:
