@@ -21,6 +21,8 @@ from uuid import UUID
 # Tasks per pick: one in small claims, more in large ones, so that a claim of 1,000 over 1,000 tenants is about 60 index seeks.
 _MAX_PICK_SIZE = 16
 _PICKS = 32
+# With limits there are usually many fair keys with few tasks each, so the picks are smaller.
+_LIMITED_PICKS = 256
 # Additional steps in a plan, in case the flows of the first ones are empty by now. They cost nothing unless they are reached.
 _SPARES = 32
 _MAX_LEVELS = 8
@@ -47,8 +49,8 @@ class ClaimStep(NamedTuple):
     limit: int
 
 
-def pick_size(count: int) -> int:
-    return max(1, min(_MAX_PICK_SIZE, count // _PICKS))
+def pick_size(count: int, picks: int = _PICKS) -> int:
+    return max(1, min(_MAX_PICK_SIZE, count // picks))
 
 
 K = TypeVar("K", bound=Hashable)
@@ -57,8 +59,9 @@ K = TypeVar("K", bound=Hashable)
 class StrideScheduler(Generic[K]):
     """Chooses members in proportion to their weights."""
 
-    def __init__(self, weight_of: Callable[[K], float]) -> None:
+    def __init__(self, weight_of: Callable[[K], float], picks: int = _PICKS) -> None:
         self._weight_of = weight_of
+        self._picks = picks
         # The pass and a serial number. A heap entry with another serial number is stale.
         self._passes: dict[K, tuple[float, int]] = {}
         # The passes of former members that were ahead of the others.
@@ -97,7 +100,7 @@ class StrideScheduler(Generic[K]):
 
     def allocate(self, count: int, spares: int = 0) -> tuple[dict[K, int], list[K]]:
         """Return how many of the next `count` each member gets, and the next `spares` members after these. Charges nothing."""
-        size = pick_size(count)
+        size = pick_size(count, self._picks)
         allocated: dict[K, int] = {}
         repeated: list[tuple[float, int, K]] = []
         popped: list[tuple[float, int, K]] = []
@@ -145,9 +148,9 @@ class StrideScheduler(Generic[K]):
 class _Tenant:
     """The fair keys of one tenant at one priority, and the (queue, type) pairs of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, picks: int) -> None:
         self.queue_types: dict[str, set[tuple[str, str]]] = {}
-        self.keys: StrideScheduler[str] = StrideScheduler(lambda _key: 1.0)
+        self.keys: StrideScheduler[str] = StrideScheduler(lambda _key: 1.0, picks)
 
 
 FlowGroup = tuple[int, UUID, str]
@@ -169,6 +172,7 @@ class ClaimPlanner:
     def __init__(self, weight_of: Callable[[UUID], float], limits: ClaimLimits | None = None) -> None:
         self._weight_of = weight_of
         self._limits = limits
+        self._picks = _PICKS if limits is None else _LIMITED_PICKS
         # Groups that the limits exclude for now. They are known, but not scheduled.
         self._parked: set[FlowGroup] = set()
         self._levels: dict[int, StrideScheduler[UUID]] = {}
@@ -197,7 +201,7 @@ class ClaimPlanner:
     def add_ready(self, flows: Iterable[Flow]) -> None:
         """Add flows that have ready tasks."""
         for flow in flows:
-            tenant = self._tenants.setdefault((flow.priority, flow.tenant_id), _Tenant())
+            tenant = self._tenants.setdefault((flow.priority, flow.tenant_id), _Tenant(self._picks))
             queue_types = tenant.queue_types.setdefault(flow.fair_key, set())
             if (queue_type := (flow.queue, flow.type)) not in queue_types:
                 queue_types.add(queue_type)
@@ -280,7 +284,7 @@ class ClaimPlanner:
 
     def _level(self, priority: int) -> StrideScheduler[UUID]:
         if priority not in self._levels:
-            self._levels[priority] = StrideScheduler(self._weight_of)
+            self._levels[priority] = StrideScheduler(self._weight_of, self._picks)
         return self._levels[priority]
 
     def _remove(self, group: FlowGroup) -> None:
@@ -343,10 +347,10 @@ class ClaimPlanner:
                 continue
             keys, spare_keys = tenant.keys.allocate(part, _SPARES)
             steps += [self._step_for(priority, tenant_id, key, size) for key, size in keys.items()]
-            spares += [self._step_for(priority, tenant_id, key, pick_size(count)) for key in spare_keys]
+            spares += [self._step_for(priority, tenant_id, key, pick_size(count, self._picks)) for key in spare_keys]
         for tenant_id in spare_tenants:
             keys, _ = self._tenants[priority, tenant_id].keys.allocate(1)
-            spares += [self._step_for(priority, tenant_id, key, pick_size(count)) for key in keys]
+            spares += [self._step_for(priority, tenant_id, key, pick_size(count, self._picks)) for key in keys]
         # A group with a backlog comes last and may fill the whole claim, which makes up for groups that have too few tasks.
         for index, step in enumerate(steps):
             if (step.priority, step.tenant_id, step.fair_key) in self._backlogged or len(steps) == 1:
