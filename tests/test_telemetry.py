@@ -27,6 +27,8 @@ _EVENTS: list[events.Event] = [
     events.CapacityChanged(1.0, False, None),
     events.ClockSetBack(3600.0),
     events.SchemaNewer(9, 4),
+    events.ZonesChanged(["Europe/Berlin"], 3),
+    events.ZonesOutdated(["Europe/Berlin"]),
     events.TicksOverdue(3, 42.0, ["a", "b"]),
     events.TasksWithoutWorker(1, [events.UnservedType(UUID(int=1), "reports", "build", "no worker has asked for the queue")]),
     events.PauseChanged("paused", "queue", "reports", "maintenance"),

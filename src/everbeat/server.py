@@ -370,6 +370,7 @@ class Node(EmbeddedNode):
         self._server_task.cancel()
         await asyncio.wait({self._server_task})
         await server.stop(_STOP_SERVER_SECONDS)
+        await self.engine.long_polls.close()  # again, for claims of requests that the server has cancelled
         self._body_checks.close()
         await self.store.close()
         self.telemetry.log.info("stopped")

@@ -114,7 +114,7 @@ class PollingNode:
         await run_pending()
         async with asyncio.timeout(20):
             while self.long_polls._checking is not None or any(
-                wait_queue._serving is not None for wait_queue in self.long_polls._wait_queues.values()
+                wait_queue.serving is not None for wait_queue in self.long_polls._wait_queues.values()
             ):
                 await asyncio.sleep(0.001)
         await run_pending()

@@ -177,7 +177,7 @@ class Walk:
     async def wait_for_claims(self) -> None:
         async with asyncio.timeout(10):
             while any(
-                wait_queue._serving is not None or wait_queue.reserved for wait_queue in self.long_polls._wait_queues.values()
+                wait_queue.serving is not None or wait_queue.reserved for wait_queue in self.long_polls._wait_queues.values()
             ):
                 await asyncio.sleep(0)
         for _ in range(20):

@@ -274,12 +274,42 @@ async def test_closing_ends_polls_with_a_claim_in_progress_and_later_polls(polli
     polling.store.delay_claim_results()
     poll = polling.poll()
     await polling.store.claim_done.wait()
-    await polling.long_polls.close()
+    closing = asyncio.create_task(polling.long_polls.close())
+    await run_pending()
     polling.store.may_respond.set()
     assert await response(poll, 5) == []
     assert await response(polling.poll("late"), 5) == []
+    await closing
     await polling.long_polls.run_once()
     await polling.waiting_poll("after reopening")
+
+
+async def test_closing_waits_for_the_claims_of_polls_that_were_cancelled(polling: PollingNode) -> None:
+    """The store is closed next, and tasks that such a claim has got are returned before."""
+    gone = await polling.waiting_poll()
+    polling.store.delay_claim_results()
+    ids = await polling.submit()
+    await polling.store.claim_done.wait()
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    closing = asyncio.create_task(polling.long_polls.close())
+    await run_pending()
+    assert not closing.done()
+    polling.store.may_respond.set()
+    await closing
+    assert await polling.states(ids) == [("ready", 0)]
+
+
+async def test_closing_does_not_wait_for_a_store_that_does_not_respond(
+    polling: PollingNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everbeat.services.long_polls._CLOSE_SECONDS", 0.01)
+    polling.store.delay_claim_results()
+    poll = polling.poll()
+    await polling.store.claim_done.wait()
+    async with asyncio.timeout(5):
+        await polling.long_polls.close()
+    poll.cancel()
 
 
 # Failed claims

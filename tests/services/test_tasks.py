@@ -82,7 +82,7 @@ async def test_a_submitted_task_has_the_given_fields(node: SteppedNode) -> None:
     assert is_new
     assert kept == submitted, "the returned task equals the stored task"
     assert (kept.type, kept.queue, kept.state, kept.origin) == ("report", "reports", TaskState.READY, Origin.SUBMIT)
-    assert msgspec.json.decode(kept.payload) == given.payload
+    assert msgspec.json.decode(kept.payload) == msgspec.json.decode(given.payload)
     assert (kept.priority, kept.max_attempts, kept.timeout_seconds, kept.labels) == (7, 9, 12.5, {"team": "a"})
     assert msgspec.json.decode(kept.retry, type=Retry) == given.retry
     assert (kept.traceparent, kept.created_at, kept.run_at) == (TRACE, NOW, NOW)

@@ -40,6 +40,8 @@ _MIN_CLAIM_SIZE, _MAX_CLAIM_SIZE, _GROWTH = 64, 2000, 8
 _PAGE_SIZE, _MAX_PAGES = 1000, 10
 # The number of wait queues that one check wakes although they got nothing after the last check that woke them.
 _MAX_IN_VAIN = 20
+# How long closing waits for queries in progress. The leases of tasks that they claim afterwards expire.
+_CLOSE_SECONDS = 3.0
 
 ReleaseTasks = Callable[[UUID | None, list[ClaimedTask]], Awaitable[None]]
 
@@ -68,12 +70,13 @@ class WaitQueue:
         self._no_wait_polls: list[WaitingPoll] = []
         self._claim_size = _MIN_CLAIM_SIZE
         self._long_polls = long_polls
-        self._serving: asyncio.Task[None] | None = None
+        # The task that serves the polls. It may still return tasks after all polls have ended.
+        self.serving: asyncio.Task[None] | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether no poll waits, and no poll that was taken out can be put back."""
-        return not self.waiting and not self.reserved and self._serving is None
+        return not self.waiting and not self.reserved and self.serving is None
 
     def join(self, poll: WaitingPoll) -> None:
         self.waiting.append(poll)
@@ -85,8 +88,8 @@ class WaitQueue:
     def wake(self) -> None:
         """Serve the polls. Without polls, the next one is served immediately."""
         self.is_signalled = True
-        if self._serving is None and self.waiting:
-            self._serving = asyncio.create_task(self._serve())
+        if self.serving is None and self.waiting:
+            self.serving = asyncio.create_task(self._serve())
 
     def drop_finished(self) -> None:
         """Drop finished polls at the front."""
@@ -98,12 +101,18 @@ class WaitQueue:
         if any(poll.done.done() for poll in self.waiting):
             self.waiting = deque(poll for poll in self.waiting if not poll.done.done())
 
+    def end_polls(self) -> None:
+        """End all waiting polls without tasks."""
+        for poll in self.waiting:
+            _finish_empty(poll.done)
+        self.waiting.clear()
+
     def serves(self, task: NewTask) -> bool:
         return self.scope.serves(task.tenant_id, task.queue, task.type)
 
     def take_first(self) -> WaitingPoll | None:
         """Take out the poll at the front. Returns None if there may be other work for it, or if it cannot wait."""
-        if self.is_signalled or self._serving is not None:
+        if self.is_signalled or self.serving is not None:
             return None
         self.drop_finished()
         if not self.waiting or not self.waiting[0].can_wait:
@@ -124,7 +133,7 @@ class WaitQueue:
                 self.is_signalled = False
                 await self._serve_once()
         finally:
-            self._serving = None
+            self.serving = None
             if self.is_signalled and self.waiting:
                 self.wake()
 
@@ -390,13 +399,19 @@ class LongPolls:
         await asyncio.sleep(self._poll_interval_seconds)
 
     async def close(self) -> None:
-        """End all waiting polls without tasks. Polls that arrive from now on do not wait."""
+        """End all waiting polls without tasks, and what runs in the background. Polls that arrive from now on do not wait."""
         self.is_closed = True
         for wait_queue in self._wait_queues.values():
-            for poll in wait_queue.waiting:
-                _finish_empty(poll.done)
-        checking = () if self._checking is None else (self._checking,)
-        await asyncio.gather(*self._returning, *checking, return_exceptions=True)
+            wait_queue.end_polls()
+        while background := self._background_tasks():
+            _, pending = await asyncio.wait(background, timeout=_CLOSE_SECONDS)
+            for task in pending:
+                task.cancel()
+
+    def _background_tasks(self) -> set[asyncio.Task[None]]:
+        """Return the tasks of this service that use the store. They may continue after their polls have ended."""
+        serving = {wait_queue.serving for wait_queue in self._wait_queues.values()}
+        return {task for task in (*self._returning, *serving, self._checking) if task is not None}
 
 
 def _finish_empty(done: asyncio.Future[list[ClaimedTask]]) -> None:
