@@ -111,7 +111,7 @@ async def test_dead_list_of_dead_letters_never_replayed(store: Store) -> None:
 
 async def test_dead_replay_creates_a_new_task_and_records_it(store: Store) -> None:
     dead = await make_dead_letter(store)
-    one = replay(dead, payload="[1]", delay_seconds=60)
+    one = replay(dead, payload=b"[1]", delay_seconds=60)
     assert (await store.dead_replay(DEFAULT_TENANT, [one], again=False, now=NOW + minutes(1))).task_ids == [dead]
     (task,) = await store.task_find(DEFAULT_TENANT, [one.task.id])
     assert (task.type, task.payload, task.origin, task.attempt) == ("again", b"[1]", Origin.REPLAY, 0)
@@ -172,7 +172,7 @@ async def test_dead_replay_under_concurrency_creates_one_task(store: Store) -> N
 
 
 async def test_dead_purge_clears_and_hides_dead_letters_but_keeps_a_record(store: Store) -> None:
-    dead = await make_dead_letter(store, payload='"secret"')
+    dead = await make_dead_letter(store, payload=b'"secret"')
     assert await store.dead_purge(DEFAULT_TENANT, DeadFilter(), limit=10, now=NOW + minutes(1)) == 1
     assert await list_letters(store) == await store.dead_find(DEFAULT_TENANT, [dead]) == []
     ((payload, error, reason),) = await execute_raw(store, "SELECT payload, error, reason FROM dead_letters")

@@ -18,7 +18,7 @@ OTHER = "00000000-0000-0000-0000-000000000000/2026-01/1-1"
 
 
 def large(**more: Any) -> NewTask:
-    return make_task(payload="null", payload_ref=REF, **more)
+    return make_task(payload=b"null", payload_ref=REF, **more)
 
 
 async def claim(store: Store) -> ClaimedTask:
@@ -41,7 +41,7 @@ async def test_task_claim_returns_the_payload_reference(store: Store) -> None:
 
 
 async def test_task_claim_returns_a_small_payload_inline(store: Store) -> None:
-    await store.task_submit([make_task(payload='{"a":1}')], now=NOW)
+    await store.task_submit([make_task(payload=b'{"a":1}')], now=NOW)
     task = await claim(store)
     assert type(task) is ClaimedTask
     assert msgspec.json.decode(task.payload) == {"a": 1}

@@ -79,6 +79,7 @@ async def test_schedule_due_returns_the_fields_that_planning_needs(store: Store)
         "misfire_grace_seconds": 12.5,
         "jitter_seconds": 3,
         "rule": rule,
+        "moved_tick_at": None,
     }
 
 

@@ -36,7 +36,7 @@ SCHEDULE = UUID(int=9)
 
 @pytest.mark.parametrize("state", ["ready", "scheduled", "held"])
 async def test_task_cancel_ends_a_task_that_has_not_started(store: Store, state: str) -> None:
-    task = make_task("mail", payload="[1]", schedule_id=SCHEDULE, schedule_name="nightly", traceparent="00-a-b-01")
+    task = make_task("mail", payload=b"[1]", schedule_id=SCHEDULE, schedule_name="nightly", traceparent="00-a-b-01")
     await store.task_submit([task], now=NOW)
     await execute_raw(store, f"UPDATE tasks SET state = '{state}'")
     cancelled = await store.task_cancel(DEFAULT_TENANT, [task.id], now=NOW + minutes(1))

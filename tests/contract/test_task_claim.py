@@ -58,7 +58,7 @@ async def test_task_claim_takes_the_most_urgent_tasks_of_several_queues(store: S
 async def test_task_claim_returns_the_fields_that_a_worker_needs(store: Store) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     task = make_task(
-        "mail", payload='{"a": 1}', origin=Origin.TRIGGER, schedule_id=UUID(int=9), schedule_name="nightly",
+        "mail", payload=b'{"a": 1}', origin=Origin.TRIGGER, schedule_id=UUID(int=9), schedule_name="nightly",
         scheduled_for=NOW - minutes(1), max_attempts=7, timeout_seconds=90.5, traceparent=trace,
     )  # fmt: skip
     await store.task_submit([task], now=NOW)

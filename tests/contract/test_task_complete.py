@@ -35,7 +35,7 @@ async def start(store: Store, count: int = 1) -> list[ClaimedTask]:
 
 async def test_task_complete_moves_the_task_to_history(store: Store) -> None:
     given = make_task(
-        "mail", queue="slow", target='{"kind":"worker","type":"mail","queue":"slow"}', payload='{"a": 1}',
+        "mail", queue="slow", target='{"kind":"worker","type":"mail","queue":"slow"}', payload=b'{"a": 1}',
         origin=Origin.TICK, priority=3, max_attempts=9, retry='{"kind":"fixed"}', timeout_seconds=90.0, labels='{"team":"a"}',
         schedule_id=UUID(int=9), schedule_name="nightly", scheduled_for=NOW - minutes(1), traceparent="00-a-b-01",
     )  # fmt: skip

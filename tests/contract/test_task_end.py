@@ -168,7 +168,7 @@ async def test_task_end_twice_for_one_lease_ends_the_attempt_once(store: Store) 
 async def test_task_end_of_a_dead_task_writes_history_and_a_dead_letter(store: Store) -> None:
     given = make_task(
         "mail", target='{"kind":"http","url":"https://example.com"}',
-        payload='{"a": 1}', origin=Origin.TICK, priority=3, max_attempts=1,
+        payload=b'{"a": 1}', origin=Origin.TICK, priority=3, max_attempts=1,
         labels='{"a":"b"}', retry='{"kind":"fixed"}', timeout_seconds=90.0, schedule_id=SCHEDULE, schedule_name="nightly",
         scheduled_for=NOW, traceparent="00-a-b-01",
     )  # fmt: skip

@@ -64,7 +64,7 @@ async def test_task_list_pages_newest_first(store: Store, live: bool) -> None:
 @pytest.mark.parametrize("live", [True, False])
 async def test_task_list_returns_the_same_fields_as_task_find(store: Store, live: bool) -> None:
     (task,) = await submit(
-        store, make_task(payload="[1]", labels='{"a":"b"}', schedule_id=SCHEDULE, schedule_name="nightly"), live=live
+        store, make_task(payload=b"[1]", labels='{"a":"b"}', schedule_id=SCHEDULE, schedule_name="nightly"), live=live
     )
     found = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (await listed(store, live=live)).tasks == found

@@ -32,7 +32,7 @@ async def test_task_submit_stores_every_field(store: Store) -> None:
         tenant_id=OTHER_TENANT,
         queue="slow",
         target='{"kind":"worker","type":"mail","queue":"slow"}',
-        payload='{"to":"ä\\u0000"}',
+        payload='{"to":"ä\\u0000"}'.encode(),
         origin=Origin.TRIGGER,
         priority=-5,
         max_attempts=7,
