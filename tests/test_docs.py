@@ -266,6 +266,23 @@ def test_files_and_tests_named_in_the_docs_exist() -> None:
     assert sorted(name for name in tests if f"def {name}(" not in code) == []
 
 
+# The code layout
+
+
+def test_every_package_is_in_the_code_layout_and_in_the_layers() -> None:
+    packages = {path.parent.name for path in (ROOT / "src/everbeat").glob("*/__init__.py")}
+    layout = set(re.findall(r"(?m)^  (\w+)/ ", read("../CONTRIBUTING.md")))
+    layers = set(re.findall(r"(?m)^\| `src/everbeat/(\w+)` \|", read("concepts/architecture.md")))
+    assert (layout, layers) == (packages, packages)
+
+
+def test_every_loop_is_in_the_table_of_loops() -> None:
+    text = read("concepts/architecture.md").split("| loop |")[1].split("\n\n")[0]
+    named = set(re.findall(r"(?m)^\| (\w+) \|", text))
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/everbeat/services").glob("*.py"))
+    assert named == set(re.findall(r'(?m)^    name = "(\w+)"$', sources))
+
+
 # The package
 
 
