@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -18,11 +18,11 @@ from tests.factories import NOW, OTHER_TENANT, claim, count_rows, execute_raw, m
 SCHEDULE = UUID(int=9)
 
 
-async def make_dead_letter(store: Store, type_: str = "work", *, at: datetime = NOW, **more: Any) -> UUID:
+async def make_dead_letter(store: Store, type_: str = "work", *, at: datetime = NOW, error: str = '"no"', **more: Any) -> UUID:
     task = make_task(type_, **more)
     await store.task_submit([task], now=at)
     (claimed,) = await claim(store, task.queue, now=at, tenant_id=task.tenant_id)
-    dead = AttemptEnd(task.id, task.tenant_id, claimed.fence, AttemptOutcome.FAILED, TaskState.DEAD, None, '"no"', "no use")
+    dead = AttemptEnd(task.id, task.tenant_id, claimed.fence, AttemptOutcome.FAILED, TaskState.DEAD, None, error, "no use")
     assert (await store.task_end([dead], is_expired=False, now=at)).ids
     return task.id
 
@@ -57,6 +57,19 @@ async def test_dead_find_finds_the_tenants_dead_letters(store: Store) -> None:
     assert letter.task_id == ours
     assert await store.dead_find(DEFAULT_TENANT, []) == []
     assert [one.task_id for one in await store.dead_find(OTHER_TENANT, [ours, theirs])] == [theirs]
+
+
+async def test_dead_errors_names_the_error_of_each_dead_letter(store: Store) -> None:
+    first = await make_dead_letter(store, "one", queue="q")
+    await make_dead_letter(store, tenant_id=OTHER_TENANT)
+    second = await make_dead_letter(
+        store, "two", at=NOW + timedelta(seconds=1), error='{"message": "boom", "kind": "ValueError"}'
+    )
+    newest, oldest = await store.dead_errors(DEFAULT_TENANT, DeadFilter(), limit=10)
+    assert (newest.task_id, newest.error_kind, newest.message, newest.is_replayed) == (second, "ValueError", "boom", False)
+    assert (oldest.task_id, oldest.queue, oldest.type, oldest.error_kind) == (first, "q", "one", None)
+    assert [one.type for one in await store.dead_errors(DEFAULT_TENANT, DeadFilter(type="one"), limit=10)] == ["one"]
+    assert [one.type for one in await store.dead_errors(DEFAULT_TENANT, DeadFilter(), limit=1)] == ["two"]
 
 
 async def test_dead_list_pages_newest_first(store: Store) -> None:

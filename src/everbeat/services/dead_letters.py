@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
+from hashlib import blake2b
 from typing import NamedTuple
 from uuid import UUID
 
@@ -19,12 +21,15 @@ from everbeat.services.payloads import LargePayloads
 from everbeat.services.publisher import ChangePublisher
 from everbeat.services.tasks import TaskService
 from everbeat.store.base import Store
-from everbeat.store.values import DeadFilter, Replay
+from everbeat.store.values import DeadError, DeadFilter, Replay
 
 MAX_REPLAYED = 100_000
+# Groups are formed from this many of the newest dead letters.
+MAX_GROUPED = 1000
 _BATCH_SIZE = 1000
 _MAX_IDS = 100
 _BULK_SUBJECT = "all that match"
+_VARYING = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|0x[0-9a-f]+|\d+")
 
 
 class BulkReplayResult(NamedTuple):
@@ -33,6 +38,22 @@ class BulkReplayResult(NamedTuple):
     count: int  # type: ignore[assignment]  # hides tuple.count, which is not used
     ids: list[UUID]
     has_more: bool
+
+
+class DeadLetterGroup(NamedTuple):
+    """Dead letters of the same queue and type with the same error, newest first. `id` stays the same while others die."""
+
+    id: str
+    members: list[DeadError]
+
+    @property
+    def newest(self) -> DeadError:
+        return self.members[0]
+
+    @property
+    def waiting(self) -> int:
+        """How many were never replayed."""
+        return sum(not one.is_replayed for one in self.members)
 
 
 class DeadLetterService:
@@ -59,6 +80,14 @@ class DeadLetterService:
         self, tenant_id: UUID, filter_: DeadFilter, *, before: tuple[datetime, UUID] | None, limit: int
     ) -> list[DeadLetter]:
         return await self._store.dead_list(tenant_id, filter_, before=before, limit=limit)
+
+    async def groups(self, tenant_id: UUID, filter_: DeadFilter) -> list[DeadLetterGroup]:
+        """Group the newest dead letters by queue, type and error. The largest group is the first one."""
+        groups: dict[tuple[str, ...], list[DeadError]] = {}
+        for one in await self._store.dead_errors(tenant_id, filter_, limit=MAX_GROUPED):
+            groups.setdefault(_error_key(one), []).append(one)
+        found = [DeadLetterGroup(_group_id(key), members) for key, members in groups.items()]
+        return sorted(found, key=lambda group: -len(group.members))
 
     async def replay(
         self,
@@ -160,3 +189,13 @@ class DeadLetterService:
 
 def _filter_detail(filter_: DeadFilter) -> dict[str, object]:
     return {name: value for name, value in filter_._asdict().items() if value is not None}
+
+
+def _error_key(error: DeadError) -> tuple[str, ...]:
+    """Return what the errors of a group have in common. Numbers and ids in messages differ from task to task."""
+    message = _VARYING.sub("…", error.message or "")
+    return error.queue, error.type, error.reason, error.error_kind or "", message
+
+
+def _group_id(key: tuple[str, ...]) -> str:
+    return blake2b("\0".join(key).encode("utf-8", "replace"), digest_size=8).hexdigest()

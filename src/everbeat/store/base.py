@@ -33,6 +33,7 @@ from everbeat.store.values import (
     ClaimRequest,
     ClaimResult,
     CompleteResult,
+    DeadError,
     DeadFilter,
     DueScan,
     EndedAttempt,
@@ -56,6 +57,7 @@ from everbeat.store.values import (
     QueueDepth,
     QueueTasks,
     ReadyQueue,
+    RecentRun,
     RenewedLease,
     Replay,
     ReplayResult,
@@ -357,6 +359,9 @@ class Store(Protocol):
     async def task_ticks(self, tenant_id: UUID, schedule_id: UUID, *, from_: datetime, to: datetime) -> list[datetime]:
         """The ticks in [from, to) that have a backfill task, live or finished."""
 
+    async def task_recent(self, tenant_id: UUID, ids: Sequence[UUID], *, limit: int) -> list[RecentRun]:
+        """The `limit` newest finished tasks of each of these schedules; those of a schedule are oldest first."""
+
     # Dead letters
 
     async def dead_find(self, tenant_id: UUID, task_ids: Sequence[UUID]) -> list[DeadLetter]:
@@ -372,6 +377,9 @@ class Store(Protocol):
         only_never_replayed: bool = False,
     ) -> list[DeadLetter]:
         """Dead letters, newest first; optionally only those that were never replayed."""
+
+    async def dead_errors(self, tenant_id: UUID, filter_: DeadFilter, *, limit: int) -> list[DeadError]:
+        """Why the newest dead letters died, without their payloads, newest first."""
 
     async def dead_replay(
         self,

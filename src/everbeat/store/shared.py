@@ -17,7 +17,7 @@ from everbeat.core.keys import ApiKey
 from everbeat.core.pauses import Pause
 from everbeat.core.rules import TriggerKind
 from everbeat.core.schedules import PastRule, Schedule
-from everbeat.core.tasks import Attempt, DeadLetter, LeasedTask, LogLine, TaskRecord
+from everbeat.core.tasks import Attempt, DeadLetter, LeasedTask, LogLine, TaskRecord, TaskState
 from everbeat.core.tenants import Tenant
 from everbeat.core.ticks import Tick
 from everbeat.core.workers import SILENT_SECONDS, WorkerInfo
@@ -46,11 +46,13 @@ from everbeat.store.rows import (
 from everbeat.store.tenant_rows import audit_log_entry_from_row, audit_log_window, tenant_from_row
 from everbeat.store.values import (
     AuditLogFilter,
+    DeadError,
     DeadFilter,
     IdempotentResponse,
     PartitionInfo,
     QueueDepth,
     QueueTasks,
+    RecentRun,
     ScheduleFilter,
     TaskFilter,
     TaskIds,
@@ -197,6 +199,10 @@ class SharedVerbs(ABC):
         rows = await self._read("task_ticks", tenant_id=tenant_id, schedule_id=schedule_id, from_at=from_, to_at=to)
         return [row["scheduled_for"] for row in rows]
 
+    async def task_recent(self, tenant_id: UUID, ids: Sequence[UUID], *, limit: int) -> list[RecentRun]:
+        rows = await self._read("task_recent", tenant_id=tenant_id, ids=list(ids), limit=limit)
+        return [RecentRun(**{**row, "state": TaskState(row["state"])}) for row in rows]
+
     async def task_ready_count(
         self, tenant_id: UUID, *, limit: int, soon_seconds: float = 0.0, now: datetime | None = None
     ) -> int:
@@ -245,6 +251,10 @@ class SharedVerbs(ABC):
             only_never_replayed=only_never_replayed,
         )
         return [dead_letter_from_row(row) for row in rows]
+
+    async def dead_errors(self, tenant_id: UUID, filter_: DeadFilter, *, limit: int) -> list[DeadError]:
+        rows = await self._read("dead_errors", **_dead_filter(filter_), tenant_id=tenant_id, limit=limit)
+        return [DeadError(**{**row, "is_replayed": bool(row["is_replayed"])}) for row in rows]
 
     async def dead_purge(
         self,

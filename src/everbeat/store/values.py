@@ -13,7 +13,7 @@ import msgspec
 from everbeat.core.capacity import NodeLoad
 from everbeat.core.rules import Rule, TriggerKind
 from everbeat.core.schedules import CatchUp, Schedule
-from everbeat.core.tasks import ClaimedTask, NewTask, TaskChange, TaskRecord
+from everbeat.core.tasks import ClaimedTask, NewTask, TaskChange, TaskRecord, TaskState
 from everbeat.core.tenants import Tenant
 from everbeat.core.ticks import Outcome, Skip, SkipReason
 
@@ -457,6 +457,29 @@ class DeadFilter(NamedTuple):
     from_at: datetime | None = None
     to_at: datetime | None = None
     task_ids: tuple[UUID, ...] | None = None
+
+
+class RecentRun(NamedTuple):
+    """How a finished task of a schedule ended, and how long it took."""
+
+    schedule_id: UUID
+    state: TaskState
+    started_at: datetime | None
+    finished_at: datetime
+
+
+class DeadError(NamedTuple):
+    """Why a task died: the reason, and the kind and the beginning of the message of its last error."""
+
+    task_id: UUID
+    queue: str
+    type: str
+    schedule: str | None
+    reason: str
+    died_at: datetime
+    is_replayed: bool
+    error_kind: str | None
+    message: str | None
 
 
 class Replay(NamedTuple):

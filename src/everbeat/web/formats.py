@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
+from everbeat.core.tasks import TaskRecord
 from everbeat.core.zones import load_zone
 
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -22,6 +23,11 @@ def utc_time(at: datetime | str | None) -> str:
 def local_time(at: datetime | str | None, zone: str) -> str:
     found = as_time(at)
     return "—" if found is None else f"{found.astimezone(load_zone(zone)):%Y-%m-%d %H:%M:%S %Z}"
+
+
+def local_input(at: datetime, zone: str) -> str:
+    """A time as a date and time field of a browser shows it."""
+    return f"{at.astimezone(load_zone(zone)):%Y-%m-%dT%H:%M:%S}"
 
 
 def iso(at: datetime | str | None) -> str:
@@ -94,14 +100,40 @@ def with_query(query: str, **changed: Any) -> str:
     return "?" + urlencode(pairs) if pairs else "?"
 
 
+def json_line(value: Any) -> str:
+    return msgspec.json.encode(value).decode("utf-8", "replace")
+
+
+def limit(value: float | None) -> str:
+    return "no limit" if value is None else number(value)
+
+
+def ran_for(task: TaskRecord, now: datetime) -> float | None:
+    """The seconds that a task ran, or has been running until now."""
+    if task.started_at is None:
+        return None
+    return max(0.0, ((task.finished_at or now) - task.started_at).total_seconds())
+
+
+def filters_of(query: str) -> str:
+    """The parameters of a list without its cursor, to add them to another address."""
+    text = with_query(query)[1:]
+    return f"&{text}" if text else ""
+
+
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "utc_time": utc_time,
     "local_time": local_time,
     "iso": iso,
+    "local_input": local_input,
     "duration": duration,
     "relative": relative,
     "number": number,
     "count": count,
     "json_text": json_text,
     "with_query": with_query,
+    "json_line": json_line,
+    "limit": limit,
+    "ran_for": ran_for,
+    "filters_of": filters_of,
 }

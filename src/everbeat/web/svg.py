@@ -87,3 +87,72 @@ def _level(value: int, highest: int) -> int:
     if value <= 0 or highest <= 0:
         return 0
     return min(_HEAT_LEVELS, 1 + int((value / highest) ** 0.5 * (_HEAT_LEVELS - 1)))
+
+
+class PartitionCell(NamedTuple):
+    """One partition: the class of its owner, and its label."""
+
+    class_: str
+    label: str
+
+
+def partition_map(cells: Sequence[PartitionCell], label: str) -> Markup:
+    """Partitions as colored cells, 32 in a row."""
+    columns, size, gap = 32, 16, 3
+    rows = -(-len(cells) // columns)
+    width, height = columns * (size + gap), rows * (size + gap)
+    parts = [Markup('<svg class="partitions" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(width, height, label)]
+    for index, cell in enumerate(cells):
+        x, y = index % columns * (size + gap), index // columns * (size + gap)
+        rect = '<rect class="{}" x="{}" y="{}" width="{}" height="{}" rx="3"><title>{}</title></rect>'
+        parts.append(Markup(rect).format(cell.class_, x, y, size, size, cell.label))
+    return Markup("").join([*parts, Markup("</svg>")])
+
+
+class GanttBar(NamedTuple):
+    """One run: its row, where it begins and ends between 0 and 1, the class of its state, its label, and its link."""
+
+    row: str
+    begin: float
+    end: float
+    state: str
+    label: str
+    href: str
+
+
+def gantt(bars: Sequence[GanttBar], marks: Sequence[tuple[float, str]], label: str) -> Markup:
+    """Runs as bars in time, one row for each name. `marks`: labels of the time axis."""
+    rows = list(dict.fromkeys(bar.row for bar in bars))
+    left, width, height, head = 180, 1000, 22, 20
+    span, total = width - left - 8, head + height * len(rows) + 4
+    parts = [Markup('<svg class="gantt" viewBox="0 0 {} {}" role="group" aria-label="{}">').format(width, total, label)]
+    for at, text in marks:
+        x = round(left + at * span, 1)
+        parts.append(Markup('<line class="gantt-grid" x1="{0}" x2="{0}" y1="{1}" y2="{2}"/>').format(x, head - 4, total))
+        parts.append(Markup('<text class="heat-label" x="{}" y="11" text-anchor="middle">{}</text>').format(x, text))
+    for index, name in enumerate(rows):
+        shown = name if len(name) <= 26 else f"{name[:25]}…"
+        baseline = head + index * height + 15
+        parts.append(Markup('<text class="heat-label" x="0" y="{}">{}</text>').format(baseline, shown))
+    for bar in bars:
+        x, y = left + bar.begin * span, head + rows.index(bar.row) * height + 3
+        size = max(3.0, (bar.end - bar.begin) * span)
+        parts.append(Markup('<a href="{}" aria-label="{}"><title>{}</title>').format(bar.href, bar.label, bar.label))
+        rect = '<rect class="gantt-bar run-{}" x="{}" y="{}" width="{}" height="16" rx="3"/></a>'
+        parts.append(Markup(rect).format(bar.state, round(x, 1), y, round(size, 1)))
+    return Markup("").join([*parts, Markup("</svg>")])
+
+
+def share_bar(parts: Sequence[tuple[str, int]], label: str) -> Markup:
+    """Shares of a whole as one bar with a legend, for example skipped ticks by reason."""
+    total, left, width = sum(count for _, count in parts) or 1, 0.0, 600
+    svg = [Markup('<svg class="shares" viewBox="0 0 {} 14" role="img" aria-label="{}">').format(width, label)]
+    legend = []
+    for index, (name, count) in enumerate(parts):
+        size = count / total * width
+        rect = '<rect class="share-{}" x="{}" y="0" width="{}" height="14"><title>{}: {}</title></rect>'
+        svg.append(Markup(rect).format(index % 8, round(left, 1), round(max(size - 1, 1), 1), name, count))
+        square = '<svg width="10" height="10" aria-hidden="true"><rect class="share-{}" width="10" height="10" rx="2"/></svg>'
+        legend.append(Markup(f"<span>{square} {{}} {{}}</span>").format(index % 8, f"{count:,}", name))
+        left += size
+    return Markup("").join([*svg, Markup('</svg><p class="legend">'), *legend, Markup("</p>")])

@@ -3,6 +3,39 @@
 from __future__ import annotations
 
 from everbeat.api.routing import Route
-from everbeat.web.pages import overview, schedule, schedules, search
+from everbeat.web.pages import (
+    audit,
+    bulk,
+    calendars,
+    cluster,
+    dead_letters,
+    overview,
+    queues,
+    schedule,
+    schedule_actions,
+    schedule_form,
+    schedules,
+    search,
+    tasks,
+    tenants,
+    timeline,
+)
 
-PAGE_ROUTES: tuple[Route, ...] = (*overview.ROUTES, *schedules.ROUTES, *schedule.ROUTES, *search.ROUTES)
+_MODULES = (
+    audit,
+    bulk,
+    calendars,
+    cluster,
+    dead_letters,
+    overview,
+    queues,
+    schedule,
+    schedule_actions,
+    schedule_form,
+    schedules,
+    search,
+    tasks,
+    tenants,
+    timeline,
+)
+PAGE_ROUTES: tuple[Route, ...] = tuple(route for module in _MODULES for route in module.ROUTES)

@@ -10,6 +10,7 @@ from everbeat.core.access import Scope
 from everbeat.store.values import DeadFilter
 from everbeat.web.pages.declarations import READ
 from everbeat.web.rendering import page
+from everbeat.web.svg import share_bar
 
 _LISTED = 10
 
@@ -33,6 +34,7 @@ async def overview(request: ApiRequest) -> Response:
         states=states,
         queues=sorted(queues.items(), key=lambda one: -sum(one[1].values()))[:_LISTED],
         dead=dead,
+        pauses=await context.pauses.active(tenant_id),
         faulty=faulty,
     )
 
@@ -41,7 +43,9 @@ async def overview(request: ApiRequest) -> Response:
 async def audit_headline(request: ApiRequest) -> Response:
     """The audit of the last day. It reads every schedule, so it is loaded after the page."""
     report = await request.context.audit.run(request.tenant_id, from_=None, to=None, limit=0)
-    return page(request, "parts/audit_headline.html", report=report, total=report.total)
+    skipped = report.total.skipped
+    bars = share_bar([(reason, count) for reason, count in skipped.most_common()], "Skipped ticks by reason")
+    return page(request, "parts/audit_headline.html", total=report.total, bars=bars, filters={})
 
 
 ROUTES = [overview, audit_headline]

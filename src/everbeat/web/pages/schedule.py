@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
+from statistics import median
+from typing import Any
 from urllib.parse import quote
 
 from everbeat.api import paging
@@ -11,15 +14,19 @@ from everbeat.api.routing import get, post
 from everbeat.core.describe import describe
 from everbeat.core.responses import schedule_response
 from everbeat.core.schedules import Schedule
+from everbeat.core.tasks import TaskRecord
 from everbeat.store.values import TaskFilter
-from everbeat.web.forms import read_form
+from everbeat.web.formats import ran_for
+from everbeat.web.forms import Form, read_form
 from everbeat.web.pages.declarations import MANAGE, READ
 from everbeat.web.pages.queries import query_of
-from everbeat.web.pages.strips import entries_strip
-from everbeat.web.rendering import page, redirect
+from everbeat.web.pages.strips import entries_strip, runs_sparkline
+from everbeat.web.rendering import local_path, page, redirect
 
 _ENTRIES = 48
-_EXECUTIONS = 20
+_EXECUTIONS = 50
+# The last run is compared with at least this many others.
+_COMPARED = 5
 
 
 def schedule_link(schedule: Schedule) -> str:
@@ -39,6 +46,7 @@ async def show_schedule(request: ApiRequest) -> Response:
     executions = await context.tasks.page(
         request.tenant_id, TaskFilter(schedule_id=schedule.id), before=None, limit=_EXECUTIONS
     )
+    gaps = [one for one in entries if one.outcome == "missing"]
     return page(
         request,
         "schedule.html",
@@ -49,9 +57,27 @@ async def show_schedule(request: ApiRequest) -> Response:
         strip=entries_strip(schedule, entries),
         entries=list(reversed(entries)),
         executions=executions.tasks,
+        gaps=gaps,
+        gap_end=gaps[-1].scheduled_for + timedelta(microseconds=1) if gaps else None,
+        pauses=[one for one in await context.pauses.active(request.tenant_id) if one.queue in (None, schedule.spec.queue)],
+        **_durations(executions.tasks),
         now=now,
         link=schedule_link(schedule),
     )
+
+
+def _durations(tasks: Sequence[TaskRecord]) -> dict[str, Any]:
+    """The chart of the last runs, and whether the last one was slower than usual: twice the median of the others."""
+    ended = [task for task in reversed(tasks) if task.started_at is not None and task.finished_at is not None]
+    seconds = [ran_for(task, task.created_at) or 0.0 for task in ended]
+    usual = median(seconds[:-1]) if len(seconds) > _COMPARED else None
+    return {
+        "durations": runs_sparkline(ended, seconds, height=60) if seconds else None,
+        "median": median(seconds) if seconds else None,
+        "slowest": max(seconds, default=None),
+        "last_duration": seconds[-1] if seconds else None,
+        "is_slow": usual is not None and seconds[-1] > max(2 * usual, usual + 1),
+    }
 
 
 @get("/schedules/{ref}/why", READ)
@@ -72,14 +98,14 @@ async def pause(request: ApiRequest) -> Response:
     schedule = await request.context.schedules.pause(
         request.tenant_id, request.path_params["ref"], note=note, by=request.caller
     )
-    return redirect(schedule_link(schedule), f"{schedule.spec.name} is paused. Its ticks are recorded as skipped.")
+    return redirect(_back(form, schedule), f"{schedule.spec.name} is paused. Its ticks are recorded as skipped.")
 
 
 @post("/schedules/{ref}/resume", MANAGE)
 async def resume(request: ApiRequest) -> Response:
-    await read_form(request)
+    form = await read_form(request)
     schedule = await request.context.schedules.resume(request.tenant_id, request.path_params["ref"], by=request.caller)
-    return redirect(schedule_link(schedule), f"{schedule.spec.name} is active again.")
+    return redirect(_back(form, schedule), f"{schedule.spec.name} is active again.")
 
 
 @post("/schedules/{ref}/delete", MANAGE)
@@ -88,6 +114,11 @@ async def delete(request: ApiRequest) -> Response:
     ref = request.path_params["ref"]
     await request.context.schedules.delete(request.tenant_id, ref, by=request.caller)
     return redirect("/schedules", f"{ref} was deleted. Its ledger is kept.")
+
+
+def _back(form: Form, schedule: Schedule) -> str:
+    """Return the page that the form was on: the list, or the schedule."""
+    return local_path(form.text("back")) if form.is_set("back") else schedule_link(schedule)
 
 
 ROUTES = [show_schedule, show_why, pause, resume, delete]

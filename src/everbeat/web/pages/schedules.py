@@ -7,10 +7,10 @@ from everbeat.api.messages import ApiRequest, Response
 from everbeat.api.routing import get
 from everbeat.core.describe import describe
 from everbeat.core.schedules import Status
-from everbeat.store.values import ScheduleFilter
+from everbeat.web.inputs import SCHEDULE_FILTERS, schedule_filter
 from everbeat.web.pages.declarations import READ
 from everbeat.web.pages.queries import query_of
-from everbeat.web.pages.strips import recent_strips
+from everbeat.web.pages.strips import recent_runs, recent_strips
 from everbeat.web.rendering import page
 
 _PAGE_SIZE = 50
@@ -19,14 +19,7 @@ _PAGE_SIZE = 50
 @get("/schedules", READ)
 async def list_schedules(request: ApiRequest) -> Response:
     query = query_of(request)
-    status = query.get("status")
-    filter_ = ScheduleFilter(
-        status=status if status in set(Status) else None,
-        name_prefix=query.get("name_prefix"),
-        queue=query.get("queue"),
-        type=query.get("type"),
-        target=query.get("target"),
-    )
+    filter_ = schedule_filter(query)
     context = request.context
     after = paging.name_after(query["cursor"]) if "cursor" in query else None
     found = await context.schedules.page(request.tenant_id, filter_, after_name=after, limit=_PAGE_SIZE + 1)
@@ -37,9 +30,11 @@ async def list_schedules(request: ApiRequest) -> Response:
         "schedules.html",
         schedules=shown,
         strips=await recent_strips(context.store, shown, now),
+        sparklines=await recent_runs(context.store, shown),
         texts={one.id: describe(one.spec.rule, one.id) for one in shown},
         now=now,
-        filters=query,
+        filters={name: query[name] for name in SCHEDULE_FILTERS if name in query},
+        pauses=await context.pauses.active(request.tenant_id),
         statuses=list(Status),
         next_cursor=None if last is None else paging.name_cursor(last.spec.name),
     )

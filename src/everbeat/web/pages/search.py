@@ -16,7 +16,7 @@ from everbeat.web.rendering import page
 _PAGES = {
     "Overview": "/",
     "Schedules": "/schedules",
-    "Create a schedule": "/schedules/new",
+    "Create a schedule": "/new-schedule",
     "Timeline": "/timeline",
     "Tasks": "/tasks",
     "Dead letters": "/dead-letters",
@@ -24,6 +24,7 @@ _PAGES = {
     "Workers": "/workers",
     "Cluster": "/cluster",
     "Calendars": "/calendars",
+    "Operations": "/operations",
     "Audit": "/audit",
     "Audit log": "/audit-log",
 }

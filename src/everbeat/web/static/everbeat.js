@@ -55,6 +55,60 @@
     if (text && !window.confirm(text)) event.preventDefault();
   });
 
+  // A button with data-confirm-button asks before its form is sent.
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-confirm-button]");
+    if (button && !window.confirm(button.dataset.confirmButton)) event.preventDefault();
+  });
+
+  // A select with data-shows shows the parts of the form that belong to its value.
+  const showParts = (root) => {
+    for (const select of root.querySelectorAll("select[data-shows]")) {
+      for (const part of document.querySelectorAll(`[data-shown-for^="${select.dataset.shows}:"]`)) {
+        part.hidden = part.dataset.shownFor !== `${select.dataset.shows}:${select.value}`;
+      }
+    }
+  };
+  document.addEventListener("change", (event) => {
+    if (event.target.matches("select[data-shows]")) showParts(document);
+    if (event.target.matches("select[data-preset]") && event.target.value) {
+      const input = document.getElementById(event.target.dataset.preset);
+      input.value = event.target.value;
+      input.dispatchEvent(new Event("input", { bubbles: true }));
+    }
+  });
+  document.addEventListener("DOMContentLoaded", () => showParts(document));
+
+  // A part that is about to be replaced keeps the selected rows, the open details, and the position in a log.
+  let kept = null;
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    const root = event.detail.target;
+    if (!root || root.id !== "live") return;
+    if (root.contains(document.activeElement) && document.activeElement.matches("input:not([type=checkbox]), select, textarea")) {
+      event.detail.shouldSwap = false;
+      return;
+    }
+    kept = {
+      selected: [...root.querySelectorAll('input[type="checkbox"][name]:checked')].map((box) => box.value),
+      open: [...root.querySelectorAll("details")].map((one) => one.open),
+      focus: focusPath(root),
+    };
+  });
+  const focusPath = (root) => {
+    const active = document.activeElement;
+    if (!root.contains(active) || !active.matches("a, button, input, summary")) return null;
+    return [...root.querySelectorAll("a, button, input, summary")].indexOf(active);
+  };
+  document.addEventListener("htmx:afterSettle", () => {
+    const root = document.getElementById("live");
+    for (const log of document.querySelectorAll("pre.log")) log.scrollTop = log.scrollHeight;
+    if (!root || !kept) return;
+    for (const box of root.querySelectorAll('input[type="checkbox"][name]')) box.checked = kept.selected.includes(box.value);
+    root.querySelectorAll("details").forEach((one, index) => { if (kept.open[index]) one.open = true; });
+    if (kept.focus !== null && kept.focus >= 0) root.querySelectorAll("a, button, input, summary")[kept.focus]?.focus({ preventScroll: true });
+    kept = null;
+  });
+
   // A checkbox with data-check-all sets all checkboxes of its form.
   document.addEventListener("change", (event) => {
     if (!event.target.matches("[data-check-all]")) return;

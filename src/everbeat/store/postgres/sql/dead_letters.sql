@@ -20,6 +20,17 @@ WHERE tenant_id = :tenant_id AND purged_at IS NULL
   AND (NOT :only_never_replayed::boolean OR replayed_at IS NULL)
 ORDER BY died_at DESC, task_id DESC LIMIT :limit;
 
+-- name: dead_errors
+-- Why tasks died, newest first, without payloads and traces.
+SELECT task_id, queue, type, schedule_name AS schedule, reason, died_at, replayed_at IS NOT NULL AS is_replayed,
+  error::jsonb ->> 'kind' AS error_kind, left(error::jsonb ->> 'message', 300) AS message
+FROM dead_letters
+WHERE tenant_id = :tenant_id AND purged_at IS NULL AND died_at >= :from_at AND died_at < :to_at
+  AND (:queue::text IS NULL OR queue = :queue) AND (:type::text IS NULL OR type = :type)
+  AND (:schedule_id::uuid IS NULL OR schedule_id = :schedule_id)
+  AND (:task_ids::uuid[] IS NULL OR task_id = ANY(:task_ids::uuid[]))
+ORDER BY died_at DESC, task_id DESC LIMIT :limit;
+
 -- name: dead_replay
 -- Record that dead letters are replayed, and the new task ids. Only the returned ones may be replayed.
 UPDATE dead_letters AS d SET replayed_at = coalesce(:now::timestamptz, now()), replayed_as = r.replayed_as,

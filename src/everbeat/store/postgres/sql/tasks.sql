@@ -331,6 +331,14 @@ SELECT scheduled_for FROM task_history
 WHERE schedule_id = :schedule_id AND (tenant_id = :tenant_id) IS TRUE AND origin = 'backfill'
   AND scheduled_for >= :from_at AND scheduled_for < :to_at;
 
+-- name: task_recent
+-- The newest finished tasks of each of these schedules, oldest first.
+SELECT newest.schedule_id, newest.state, newest.started_at, newest.finished_at
+FROM unnest(:ids::uuid[]) AS w(id) CROSS JOIN LATERAL (
+  SELECT h.schedule_id, h.id, h.state, h.started_at, h.finished_at FROM task_history AS h
+  WHERE h.schedule_id = w.id AND (h.tenant_id = :tenant_id) IS TRUE ORDER BY h.id DESC LIMIT :limit
+) AS newest ORDER BY newest.schedule_id, newest.id;
+
 -- name: task_ready_count
 -- The number of a tenant's tasks that are ready or due soon, up to a limit. A loose index scan finds the queues, one index seek
 -- for each.

@@ -24,6 +24,18 @@ WHERE tenant_id = :tenant_id AND purged_at IS NULL
   AND (NOT :only_never_replayed OR replayed_at IS NULL)
 ORDER BY died_at DESC, task_id DESC LIMIT :limit;
 
+-- name: dead_errors
+-- Why tasks died, newest first, without payloads and traces.
+-- returns: task_id uuid, died_at time, is_replayed bool
+SELECT task_id, queue, type, schedule_name AS schedule, reason, died_at, replayed_at IS NOT NULL AS is_replayed,
+  error ->> 'kind' AS error_kind, substr(error ->> 'message', 1, 300) AS message
+FROM dead_letters
+WHERE tenant_id = :tenant_id AND purged_at IS NULL AND died_at >= :from_at AND died_at < :to_at
+  AND (:queue IS NULL OR queue = :queue) AND (:type IS NULL OR type = :type)
+  AND (:schedule_id IS NULL OR schedule_id = :schedule_id)
+  AND (:task_ids IS NULL OR task_id IN (SELECT unhex(value) FROM json_each(:task_ids)))
+ORDER BY died_at DESC, task_id DESC LIMIT :limit;
+
 -- name: dead_replay
 -- Record that a dead letter is replayed, and the new task id. It may be replayed only if it is returned.
 -- returns: tuples

@@ -1,0 +1,50 @@
+"""The cluster: its nodes, and the partition map with owners and epochs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from uuid import UUID
+
+from everbeat.api.messages import ApiRequest, Response
+from everbeat.api.routing import get
+from everbeat.core.access import Scope
+from everbeat.services.cluster import ClusterView
+from everbeat.web.pages.declarations import READ
+from everbeat.web.rendering import page
+from everbeat.web.svg import PartitionCell, partition_map
+
+_COLORS = 8
+
+
+@get("/cluster", READ)
+async def show_cluster(request: ApiRequest) -> Response:
+    context = request.context
+    view = await context.cluster.view(request.tenant_id, all_tenants=Scope.ADMIN in request.caller.scopes)
+    colors = {node.id: index % _COLORS for index, node in enumerate(sorted(view.nodes, key=lambda one: one.name))}
+    return page(
+        request,
+        "cluster.html",
+        view=view,
+        now=view.now,
+        colors=colors,
+        alive=sum(view.is_alive(one) for one in view.nodes),
+        owned=Counter(one.owner for one in view.partitions),
+        epochs=max((one.epoch for one in view.partitions), default=0),
+        map=partition_map(_cells(view, colors), "Partitions by owner"),
+        lag=max((one.lag_seconds for one in view.nodes if view.is_alive(one) and one.lag_seconds is not None), default=None),
+    )
+
+
+def _cells(view: ClusterView, colors: Mapping[UUID, int]) -> list[PartitionCell]:
+    names = {node.id: node.name for node in view.nodes}
+    cells = []
+    for one in view.partitions:
+        is_owned = one.owner is not None and one.lease_until is not None and one.lease_until > view.now
+        owner = names.get(one.owner, "unknown") if is_owned and one.owner is not None else "no owner"
+        class_ = f"node-{colors.get(one.owner, 0)}" if is_owned and one.owner is not None else "node-none"
+        cells.append(PartitionCell(class_, f"partition {one.partition}: {owner}, epoch {one.epoch}"))
+    return cells
+
+
+ROUTES = [show_cluster]
