@@ -57,6 +57,7 @@ attack: install ## Attack a server on each database and measure what its neighbo
 docs: install ## Generate the reference of the HTTP API from its OpenAPI document
 	@$(BIN)/python -m everbeat.api.reference docs/reference/api.md
 	@$(BIN)/python -m everbeat.cli.reference docs/reference/cli.md
+	@$(BIN)/python -m everbeat.cli.file_schema docs/reference/schedules.schema.json
 
 lint: install ## Check style and formatting
 	@$(BIN)/ruff check .

@@ -22,18 +22,25 @@ class LazyCommand(NamedTuple):
 
 
 COMMANDS = {
+    "apply": LazyCommand(
+        "everbeat.cli.plan", "Create and update the schedules of a file, and with --prune delete those that it no longer has."
+    ),
     "audit": LazyCommand("everbeat.cli.audit", "Count expected, fired, skipped, missing and doubled ticks."),
     "calendar": LazyCommand("everbeat.cli.calendars", "List, show, create and delete calendars."),
     "completion": LazyCommand("everbeat.cli.completion", "Print the script that completes commands and options in a shell."),
     "context": LazyCommand("everbeat.cli.context_commands", "Name the servers that commands use."),
     "dev": LazyCommand("everbeat.cli.run", "Run a server, scheduler and worker in one process, for development."),
     "dlq": LazyCommand("everbeat.cli.dead_letters", "List, replay and purge dead letters: tasks that are not retried."),
+    "export": LazyCommand(
+        "everbeat.cli.plan", "Print schedules as a file for plan and apply: as YAML, or as JSON with -o json."
+    ),
     "import": LazyCommand("everbeat.cli.imports", "Create schedules from those of another scheduler."),
     "keys": LazyCommand("everbeat.cli.keys", "Create, list and revoke API keys in the database."),
     "migrate": LazyCommand("everbeat.cli.database", "Apply the migrations that the database needs."),
     "operations": LazyCommand("everbeat.cli.operations", "List, follow and cancel bulk operations."),
     "outbox": LazyCommand("everbeat.cli.outbox", "Create and inspect the outbox in the database of an application."),
     "pause": LazyCommand("everbeat.cli.queues", "Pause all schedules and queues."),
+    "plan": LazyCommand("everbeat.cli.plan", "Show what apply would change, with the old and the new next ticks."),
     "preview": LazyCommand(
         "everbeat.cli.preview", "Show the next ticks of a trigger, in local time and UTC, with warnings; needs no server."
     ),
@@ -41,6 +48,7 @@ COMMANDS = {
     "relay": LazyCommand("everbeat.cli.outbox", "Move the rows of an outbox to a server."),
     "resume": LazyCommand("everbeat.cli.queues", "End the pause of everything."),
     "schedule": LazyCommand("everbeat.cli.schedules", "Create, change, list and explain schedules."),
+    "schema": LazyCommand("everbeat.cli.plan", "Print the JSON Schema of the files of plan and apply, for editors."),
     "serve": LazyCommand("everbeat.cli.run", "Run a node of a cluster."),
     "shell": LazyCommand("everbeat.cli.shell", "Submit and schedule shell commands."),
     "task": LazyCommand("everbeat.cli.tasks", "Submit, list, cancel, retry and explain tasks."),
