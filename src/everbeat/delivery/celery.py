@@ -192,6 +192,7 @@ def _with_password(url: str, password: str) -> str:
 
 class CelerySender(BrokerSender):
     kind = "celery"
+    max_concurrent = 4 * MAX_THREADS
 
     def __init__(self, context: TargetContext) -> None:
         super().__init__(context)
