@@ -22,7 +22,7 @@ def task_of(name: str, **fields: Any) -> CeleryTarget:
 
 
 # The worker starts after the broker has been killed: Celery workers do not always survive the crash of a broker.
-@pytest.mark.parametrize("broker", ["redis_server", "rabbitmq"])
+@pytest.mark.parametrize("broker", ["redis_server", pytest.param("rabbitmq", marks=pytest.mark.chaos)])
 async def test_every_task_runs_under_its_id_although_the_broker_is_killed_under_load(
     broker: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

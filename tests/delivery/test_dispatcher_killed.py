@@ -51,9 +51,9 @@ def all_completed(fleet: BrokerFleet, ids: list[str]) -> bool:
 def test_every_task_is_delivered_although_the_dispatcher_is_killed_between_send_and_record(
     fleet: BrokerFleet, tmp_path: Path
 ) -> None:
-    fleet.delay(1.0)
+    fleet.delay(0.5)
     ids = fleet.submit(COUNT)
-    # The broker has the entry, and its reply is on the way for a second.
+    # The broker has the entry, and its reply is on the way for half a second.
     with redis.Redis.from_url(fleet.brokers.redis.url) as client:
         wait_until(lambda: client.xlen(fleet.name), 20, fleet.servers[0].logs)
     server = fleet.servers[0]

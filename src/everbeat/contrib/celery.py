@@ -33,6 +33,7 @@ URL_HEADER, TOKEN_HEADER = "everbeat-callback-url", "everbeat-callback-token"
 DEFAULT_LEASE_SECONDS = 60.0
 DEFAULT_REPORT_SECONDS = 60.0
 REQUEST_SECONDS = 10.0
+SECOND_HEARTBEAT_SECONDS = 2.0
 CANCELLED_KIND = "cancelled"
 MAX_TRACE_CHARACTERS = 20_000
 # While the message of a retry waits in Celery's queue, nobody sends heartbeats. Only the timeout of the attempt ends it.
@@ -96,7 +97,14 @@ class CeleryReporter:
         if attempt is None:
             return
         self._running[task_id] = attempt
-        threading.Thread(target=self._send_heartbeats, args=(attempt,), name="everbeat-heartbeats", daemon=True).start()
+        # Before the handler begins, so that its death is noticed from here on, and it can ask whether the attempt is stale.
+        # Everbeat may record after it that the task was accepted, with a longer lease: the second one, soon, corrects that.
+        delay = min(self._heartbeat(attempt), SECOND_HEARTBEAT_SECONDS)
+        if attempt.status != "stale":
+            heartbeats = threading.Thread(
+                target=self._send_heartbeats, args=(attempt, delay), name="everbeat-heartbeats", daemon=True
+            )
+            heartbeats.start()
 
     def on_postrun(self, task_id: str, **_: Any) -> None:
         if attempt := self._running.pop(task_id, None):
@@ -149,22 +157,24 @@ class CeleryReporter:
 
     # Requests
 
-    def _send_heartbeats(self, attempt: CeleryAttempt) -> None:
-        delay = 0.0
+    def _send_heartbeats(self, attempt: CeleryAttempt, delay: float) -> None:
         while not attempt.ended.wait(delay):
-            delay = self._lease_seconds / 3
-            body: dict[str, Any] = {"lease_seconds": self._lease_seconds}
-            if attempt.progress is not None:
-                body["progress"] = attempt.progress
-            try:
-                attempt.status = str(_post(attempt, "heartbeat", body).get("status", "ok"))
-            except Exception as error:
-                if _is_final(error):
-                    attempt.status = "stale"
-                    return
-                delay = min(delay, 2.0)
+            delay = self._heartbeat(attempt)
             if attempt.status == "stale":
                 return
+
+    def _heartbeat(self, attempt: CeleryAttempt) -> float:
+        """Send one heartbeat, and return after what time the next one is due."""
+        body: dict[str, Any] = {"lease_seconds": self._lease_seconds}
+        if attempt.progress is not None:
+            body["progress"] = attempt.progress
+        try:
+            attempt.status = str(_post(attempt, "heartbeat", body).get("status", "ok"))
+        except Exception as error:
+            if not _is_final(error):
+                return min(self._lease_seconds / 3, 2.0)
+            attempt.status = "stale"
+        return self._lease_seconds / 3
 
     def _report(self, attempt: CeleryAttempt, verb: str, body: dict[str, Any]) -> None:
         """Send a report until Everbeat has answered, for at most `report_seconds`."""
