@@ -184,3 +184,17 @@ def test_missing_migrations_are_those_after_the_current_version() -> None:
     migrations = [Migration(number, f"000{number}_x", "") for number in (1, 2, 3)]
     assert [one.number for one in missing_migrations(migrations, 1)] == [2, 3]
     assert missing_migrations(migrations, 3) == []
+
+
+async def test_tasks_for_urls_that_an_old_version_stored_move_to_the_reserved_queue(empty: SqliteStore | PostgresStore) -> None:
+    migrations, empty._migrations = empty._migrations, empty._migrations[:7]
+    await empty.migrate()
+    await execute_raw(empty, OLD_TASK, READY, DEFAULT_TENANT, NOW, "ready", 0, None, None, 0, NOW, None)
+    await execute_raw(empty, OLD_TASK, RUNNING, DEFAULT_TENANT, NOW, "ready", 0, None, None, 0, NOW, None)
+    target = '{"kind":"http","url":"https://Hooks.Example.org:8443/a?b=c"}'
+    await execute_raw(empty, "UPDATE tasks SET queue = 'http', target = ? WHERE id = ?", target, READY)
+    await execute_raw(empty, "UPDATE tasks SET queue = 'http' WHERE id = ?", RUNNING)  # a queue that a user has named so
+    empty._migrations = migrations
+    await empty.migrate()
+    found = await execute_raw(empty, "SELECT queue, fair_key FROM tasks ORDER BY queue")
+    assert found == [("everbeat:http", "hooks.example.org:8443"), ("http", "")]

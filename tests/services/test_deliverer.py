@@ -7,6 +7,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from everbeat.core.access import LOCAL_CALLER
 from everbeat.core.brokers import Broker
 from everbeat.core.circuit_breakers import BreakerState
 from everbeat.core.deliveries import DeliveryResponse, DeliveryTask
@@ -288,3 +289,16 @@ async def test_a_kind_that_cannot_be_made_is_reported_and_left_to_other_nodes(st
     async with node.running():
         await node.ended(await node.submit())
     assert [one.kind for one in node.events_of(DeliveryKindUnavailable) if one.kind == "kafka"] == ["kafka"]
+
+
+async def test_a_paused_tenant_gets_no_deliveries_until_it_is_resumed(node: DispatcherNode) -> None:
+    await node.engine.pauses.pause(DEFAULT_TENANT, by=LOCAL_CALLER)
+    async with node.running():
+        task = await node.submit()
+        for _ in range(3):
+            await node.engine.directory.refresh()
+            node.deliverer._woken.set()
+            await asyncio.sleep(0.05)
+        assert (await node.get(task)).state is TaskState.READY
+        await node.engine.pauses.resume(DEFAULT_TENANT, by=LOCAL_CALLER)
+        assert (await node.ended(task)).state is TaskState.COMPLETED
