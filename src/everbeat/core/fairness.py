@@ -173,8 +173,8 @@ class ClaimPlanner:
         self._weight_of = weight_of
         self._limits = limits
         self._picks = _PICKS if limits is None else _LIMITED_PICKS
-        # Groups that the limits exclude for now. They are known, but not scheduled.
-        self._parked: set[FlowGroup] = set()
+        # Groups that the limits exclude for now, by fair key. They are known, but not scheduled.
+        self._parked: dict[str, set[FlowGroup]] = {}
         self._levels: dict[int, StrideScheduler[UUID]] = {}
         self._tenants: dict[tuple[int, UUID], _Tenant] = {}
         # Groups that filled their last step completely, and therefore probably have more tasks.
@@ -207,7 +207,7 @@ class ClaimPlanner:
                 queue_types.add(queue_type)
                 self._size += 1
             self._added_since_query.add((flow.priority, flow.tenant_id, flow.fair_key))
-            if (flow.priority, flow.tenant_id, flow.fair_key) in self._parked:
+            if (flow.priority, flow.tenant_id, flow.fair_key) in self._parked.get(flow.fair_key, ()):
                 continue
             tenant.keys.join(flow.fair_key)
             if flow.tenant_id not in self._blocked:
@@ -257,9 +257,8 @@ class ClaimPlanner:
 
     def unpark(self, fair_keys: Collection[str]) -> bool:
         """Schedule parked groups with these fair keys again. Return whether there were any."""
-        groups = [group for group in self._parked if group[2] in fair_keys]
+        groups = [group for key in fair_keys for group in self._parked.pop(key, ())]
         for priority, tenant_id, key in groups:
-            self._parked.discard((priority, tenant_id, key))
             self._tenants[priority, tenant_id].keys.join(key)
             if tenant_id not in self._blocked:
                 self._level(priority).join(tenant_id)
@@ -272,12 +271,15 @@ class ClaimPlanner:
     @property
     def parked_keys(self) -> set[tuple[UUID, str]]:
         """The tenants and fair keys of parked groups."""
-        return {(tenant_id, key) for _, tenant_id, key in self._parked}
+        return {(tenant_id, key) for groups in self._parked.values() for _, tenant_id, key in groups}
+
+    def is_parked(self, fair_key: str) -> bool:
+        return fair_key in self._parked
 
     def _park(self, group: FlowGroup) -> None:
         priority, tenant_id, key = group
         tenant = self._tenants[priority, tenant_id]
-        self._parked.add(group)
+        self._parked.setdefault(key, set()).add(group)
         tenant.keys.leave(key)
         if not len(tenant.keys):
             self._level(priority).leave(tenant_id)
@@ -295,7 +297,10 @@ class ClaimPlanner:
         self._size -= len(tenant.queue_types.pop(key))
         tenant.keys.leave(key)
         self._backlogged.discard(group)
-        self._parked.discard(group)
+        if parked := self._parked.get(key):
+            parked.discard(group)
+            if not parked:
+                del self._parked[key]
         if not tenant.queue_types:
             del self._tenants[priority, tenant_id]
         if not len(tenant.keys):

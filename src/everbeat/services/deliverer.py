@@ -47,6 +47,10 @@ _MAX_CLAIM = 500
 _MAX_HEARTBEATS = 1000
 _LEASE_SECONDS = 30.0
 _REPORT_SECONDS = 2.0
+# How often all parked destinations are checked. With many of them, less often: each costs some microseconds.
+_PARKED_CHECK_SECONDS = 0.25
+_MIN_PARKED_CHECK_SECONDS = 0.02
+_PARKED_CHECK_COST_SECONDS = 0.00005
 
 
 class PreparedDelivery(NamedTuple):
@@ -162,6 +166,8 @@ class Deliverer:
         self._polled_at = float("-inf")
         self._may_have_new_flows = True
         self._was_full = False
+        self._freed_keys: set[str] = set()
+        self._check_parked_at = float("-inf")
         self._is_stopping = False
         publisher.subscribe(self._on_changes)
         store.subscribe(self._on_notice)
@@ -182,7 +188,7 @@ class Deliverer:
         dispatcher = self._dispatcher or self._make_dispatcher()
         self._poll(dispatcher)
         await self._read_endpoints()
-        dispatcher.planner.unpark(self.destinations.available(dispatcher.planner.parked_keys))
+        self._unpark(dispatcher)
         free = self.destinations.free_slots
         self._was_full = free <= 0
         if self._was_full or (dispatcher.planner.is_empty and not self._may_have_new_flows):
@@ -197,14 +203,14 @@ class Deliverer:
         finally:
             self.destinations.forget_claimed()
         if self.destinations.unknown_endpoints:
+            self._check_parked_at = float("-inf")
             return True
         return bool(dispatched.tasks[0]) and dispatched.may_be_more and self.destinations.free_slots > 0
 
     async def wait(self) -> None:
         seconds = self._poll_interval_seconds
-        if self._dispatcher is not None and self.destinations.free_slots > 0:
-            next_seconds = self.destinations.next_capacity_seconds(self._dispatcher.planner.parked_keys)
-            seconds = seconds if next_seconds is None else max(0.01, min(seconds, next_seconds))
+        if self._dispatcher is not None and self._dispatcher.planner.has_parked:
+            seconds = min(seconds, max(0.01, self._check_parked_at - self._monotonic()))
         await wait_for_event(self._woken, seconds)
 
     async def close(self) -> None:
@@ -259,6 +265,19 @@ class Deliverer:
         dispatcher.mark_stale()
         self._may_have_new_flows = True
 
+    def _unpark(self, dispatcher: FairDispatcher) -> None:
+        """Schedule parked destinations again: those whose deliveries have ended and, less often, all that have capacity."""
+        planner, now = dispatcher.planner, self._monotonic()
+        freed_keys, self._freed_keys = self._freed_keys, set()
+        planner.unpark(freed_keys)
+        if not planner.has_parked or now < self._check_parked_at:
+            return
+        parked_keys = planner.parked_keys
+        planner.unpark(self.destinations.available(parked_keys))
+        next_seconds = self.destinations.next_capacity_seconds(parked_keys) or _PARKED_CHECK_SECONDS
+        at_least = _MIN_PARKED_CHECK_SECONDS + len(parked_keys) * _PARKED_CHECK_COST_SECONDS
+        self._check_parked_at = now + max(at_least, min(next_seconds, _PARKED_CHECK_SECONDS))
+
     async def _read_endpoints(self) -> None:
         if unknown := list(self.destinations.unknown_endpoints):
             for (tenant_id, name), limits in (await self._preparation.endpoint_limits(unknown)).items():
@@ -295,6 +314,7 @@ class Deliverer:
         finally:
             delivery.is_sent = True
             self.destinations.end(one.destination, _result_of(outcome))
+            self._note_capacity(one.destination.name)
             self._emit(DeliveryEnded(one.kind, _name_of(outcome, delivery.stop_reason), self._monotonic() - started))
             if outcome is None and delivery.stop_reason != "cancelled":
                 self._forget(delivery)
@@ -303,10 +323,15 @@ class Deliverer:
         finally:
             self._forget(delivery)
 
+    def _note_capacity(self, fair_key: str) -> None:
+        """Claim for a destination again that was parked, because one of its deliveries has ended."""
+        if self._dispatcher is not None and self._dispatcher.planner.is_parked(fair_key):
+            self._freed_keys.add(fair_key)
+            self._woken.set()
+
     def _forget(self, delivery: _RunningDelivery) -> None:
         self._running.pop((delivery.task.id, delivery.task.fence), None)
-        dispatcher = self._dispatcher
-        if self._was_full or (dispatcher is not None and dispatcher.planner.has_parked):
+        if self._was_full:
             self._woken.set()
 
     async def _record(self, delivery: _RunningDelivery, outcome: DeliveryOutcome | None) -> None:
