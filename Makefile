@@ -2,16 +2,17 @@
 # the development tools (requirements-dev.lock).
 PYTHON ?= python3
 VENV := .venv
+SITE_VENV := build/site-venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-UV_COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet
+UV_COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet
 # Three processes even on two cores, because many cluster tests mostly wait.
 PYTEST_WORKERS ?= 3
 # The port of `make run`.
 PORT ?= 8080
 
 .DEFAULT_GOAL := help
-.PHONY: help install run tools services test chaos fuzz attack docs check fmt lint types imports bench lock clean
+.PHONY: help install run tools services test chaos fuzz attack docs check fmt lint types imports bench site lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -59,6 +60,15 @@ docs: install ## Generate the reference of the HTTP API from its OpenAPI documen
 	@$(BIN)/python -m everbeat.cli.reference docs/reference/cli.md
 	@$(BIN)/python -m everbeat.cli.file_schema docs/reference/schedules.schema.json
 
+$(SITE_VENV)/.installed: requirements-docs.lock
+	@test -x $(SITE_VENV)/bin/python || $(PYTHON) -m venv $(SITE_VENV)
+	@$(SITE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-docs.lock
+	@touch $@
+
+site: $(SITE_VENV)/.installed ## Build the documentation site into build/site, and check its links
+	@NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/mkdocs build --quiet
+	@echo "The site is in build/site; open build/site/index.html, or: python3 -m http.server -d build/site"
+
 lint: install ## Check style and formatting
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -78,10 +88,11 @@ fmt: install ## Format the code
 bench: install ## Compare Everbeat with the raw database (about an hour; python -m bench --quick is shorter)
 	@$(BIN)/python -m bench
 
-lock: install ## Update requirements.lock and requirements-dev.lock
+lock: install ## Update requirements.lock, requirements-dev.lock and requirements-docs.lock
 	@$(PIP) uv
-	@$(UV_COMPILE) --extra dev -o requirements-dev.lock
-	@$(UV_COMPILE) --constraint requirements-dev.lock -o requirements.lock
+	@$(UV_COMPILE) pyproject.toml --extra dev -o requirements-dev.lock
+	@$(UV_COMPILE) pyproject.toml --constraint requirements-dev.lock -o requirements.lock
+	@$(UV_COMPILE) requirements-docs.in --constraint requirements-dev.lock -o requirements-docs.lock
 
 clean: ## Remove the virtual environment, caches and build products
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -25,7 +25,11 @@ from everbeat.telemetry import Metrics
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted(DOCS.rglob("*.md")),
+    *sorted((ROOT / "examples").rglob("README.md")),
+]
 
 
 def commands_of(group: click.Group, prefix: str = "") -> dict[str, click.Command]:
@@ -244,6 +248,21 @@ def test_links_inside_the_docs_work(page: Path) -> None:
     assert broken == []
 
 
+def test_the_navigation_of_the_site_has_every_page_once() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    pages = re.findall(r"(?m)^ +- (?:[\w-]+: )?(\S+(?:\.md|/))$", navigation)
+    assert len(pages) == len(set(pages))
+    existing = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    assert {page for page in existing if not page.startswith("decisions/")} == {one for one in pages if (DOCS / one).is_file()}
+    assert [one for one in pages if not (DOCS / one).exists() and not (ROOT / one).exists()] == []
+
+
+def test_the_entry_page_links_to_every_guide_concept_and_reference_page() -> None:
+    linked = {(DOCS / link.partition("#")[0]).resolve() for link in _LINK.findall(read("index.md"))}
+    folders = ("howto", "concepts", "reference")
+    assert [page_id(page) for folder in folders for page in sorted((DOCS / folder).glob("*.md")) if page not in linked] == []
+
+
 def test_every_page_can_be_reached_from_the_readme() -> None:
     seen, frontier = {ROOT / "README.md"}, {ROOT / "README.md"}
     while frontier:
@@ -258,7 +277,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 
 
 def test_files_and_tests_named_in_the_docs_exist() -> None:
-    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    text = re.sub(r"https?://\S+", "", "\n".join(page.read_text(encoding="utf-8") for page in PAGES))
     files = set(re.findall(r"\b(?:tests|src|bench|docs)/[\w./-]*\w", text))
     assert sorted(name for name in files if not (ROOT / name).exists()) == []
     code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
