@@ -22,6 +22,13 @@ def test_a_schedule_is_added_edited_listed_and_deleted(console: Console) -> None
     assert [one["name"] for one in console.json("schedule", "list", "--name-prefix", "life")] == ["life"]
     assert "life" in console.run("schedule", "list", "--queue", "reports").stdout
     assert "30 2 * * *" in console.run("schedule", "show", "life").stdout
+    between = console.run("schedule", "why", "life", "--at", "in 1 second").stdout
+    assert "the rule was changed at" in between
+    assert "rule changed by" in between
+    console.run("schedule", "pause", "life", "--note", "audit")
+    paused = {fact["fact"]: fact["value"] for fact in console.json("schedule", "why", "life")["facts"]}
+    assert (paused["note"], paused["paused_by"]) == ("audit", "first admin")
+    console.run("schedule", "resume", "life")
     assert "upcoming" in console.run("schedule", "ticks", "life", "--to", "in 3 days").stdout
     assert isinstance(console.try_("schedule", "delete", "life").exception, NotConfirmed)
     console.run("schedule", "delete", "life", "--yes")

@@ -62,8 +62,10 @@ async def test_why_of_a_schedule_names_the_absence(node: SteppedNode) -> None:
     )
     assert {one.fact: one.value for one in why.facts}["last_worker"] == "host:25558"
     now = await node.engine.explainer.explain(DEFAULT_TENANT, "job", None, now=NOW + seconds(3))
-    assert now.verdict is Verdict.NOT_SCHEDULED
-    assert 'at that time. No worker has asked for the queue "reports" since 11:58 UTC' in now.explanation
+    assert now.verdict is Verdict.UPCOMING
+    between = await node.engine.explainer.explain(DEFAULT_TENANT, "job", NOW + seconds(90), now=NOW + seconds(3))
+    assert between.verdict is Verdict.NOT_SCHEDULED
+    assert '12:02:00+00:00. No worker has asked for the queue "reports" since 11:58 UTC' in between.explanation
     await node.step(NOW + minutes(1) + seconds(1))
     fired = await node.engine.explainer.explain(DEFAULT_TENANT, "job", NOW + minutes(1), now=node.now)
     assert "no worker has claimed it" in fired.explanation
@@ -80,7 +82,7 @@ async def test_why_of_a_task_says_what_it_waits_for(node: SteppedNode) -> None:
     found = await explain(DEFAULT_TENANT, waiting.id, now=NOW)
     assert (found.state, found.explanation) == (
         TaskState.READY,
-        'No worker has claimed it from the queue "default" yet; '
+        'It has been ready for 0 seconds at position 1 in the queue "default"; '
         'no worker has asked for the queue "default" in the last 7 days.',
     )
     assert "no_worker" in {one.fact for one in found.facts}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from everbeat.core.calendars import parse_calendar
-from everbeat.core.explain import Explanation, Value, Verdict
+from everbeat.core.explain import Explanation, Verdict
+from everbeat.core.pauses import Pause
 from everbeat.core.protocol import (
     ErrorInput,
     LeaseClaimRequest,
@@ -18,9 +20,10 @@ from everbeat.core.protocol import (
     LeaseFailure,
 )
 from everbeat.core.schedules import DEFAULT_TENANT
-from everbeat.services.explainer import Explainer
+from everbeat.core.task_explanations import Value
+from everbeat.services.explainer import Explainer, TaskExplanation
 from everbeat.store.base import Store
-from tests.factories import NOW, SteppedNode, execute_raw, minutes, seconds
+from tests.factories import NOW, SteppedNode, execute_raw, make_task, minutes, seconds
 
 
 @pytest.fixture
@@ -191,12 +194,72 @@ async def test_not_scheduled_outside_of_its_window(node: SteppedNode) -> None:
     assert "ended at 2026-03-20" in (await explain(node, NOW + timedelta(days=30))).explanation
 
 
-async def test_the_default_instant_is_now(node: SteppedNode) -> None:
-    await node.put()
+async def test_without_an_instant_the_latest_expected_tick_is_explained(node: SteppedNode) -> None:
+    job = await node.put(overlap="allow")
     node.move_to(NOW + seconds(30))
-    why = await explain(node)
-    assert why.verdict is Verdict.NOT_SCHEDULED
-    assert facts_of(why)["next_tick"] == "2026-03-02T12:01:00.000000Z"
+    first = await explain(node)  # none was expected yet
+    assert (first.verdict, facts_of(first)["at"]) == (Verdict.UPCOMING, "2026-03-02T12:01:00.000000Z")
+    await node.run(NOW + minutes(3) + seconds(1), by_seconds=60)
+    latest = await explain(node)
+    assert (latest.verdict, facts_of(latest)["at"]) == (Verdict.FIRED, "2026-03-02T12:03:00.000000Z")
+    await node.put(cron="0 0 * * *")  # the new rule had no tick yet, so the last tick of the old one is the latest
+    edited = await explain(node)
+    assert (edited.verdict, facts_of(edited)["at"]) == (Verdict.FIRED, "2026-03-02T12:03:00.000000Z")
+    await execute_raw(node.store, "DELETE FROM ticks")
+    await node.store.schedule_fault({job.id: "broken"}, now=node.now)
+    assert (await explain(node)).verdict is Verdict.FAULTY
+
+
+async def test_an_instant_between_ticks_names_the_ones_before_and_after_and_the_edit(node: SteppedNode) -> None:
+    await node.put(overlap="allow")
+    await node.step(NOW + minutes(1) + seconds(1))
+    between = await explain(node, NOW + seconds(90))
+    assert between.explanation.startswith(
+        "The schedule has no tick at that time; the one before is 2026-03-02 12:01:00+00:00, "
+        "the next one is 2026-03-02 12:02:00+00:00. "
+    )
+    node.move_to(NOW + minutes(2) - seconds(10))
+    await node.put(cron="0 0 * * *")
+    removed = await explain(node, NOW + minutes(2))
+    assert (removed.verdict, facts_of(removed)["rule_changed_at"]) == (Verdict.NOT_SCHEDULED, "2026-03-02T12:01:50.000000Z")
+    assert "the rule was changed at 2026-03-02 12:01:50+00:00" in removed.explanation
+
+
+async def test_fired_names_the_node_and_a_late_firing(node: SteppedNode) -> None:
+    await node.put()
+    await node.step(NOW + minutes(1) + seconds(8))
+    why = await explain(node, NOW + minutes(1))
+    assert f"by the node {facts_of(why)['fired_by']}" in why.explanation
+    assert "8 seconds late" in why.explanation
+    assert {one.fact: one.link for one in why.facts}["task_id"] == f"/v1/tasks/{facts_of(why)['task_id']}"
+
+
+async def test_a_due_tick_without_an_owner_names_the_partition(node: SteppedNode) -> None:
+    job = await node.put()
+    node.move_to(NOW + minutes(1) + seconds(1))
+    await execute_raw(node.store, "UPDATE partitions SET owner = NULL, lease_until = NULL")
+    why = await explain(node, NOW + minutes(1))
+    assert why.verdict is Verdict.DUE
+    assert f"no node owns the partition {job.partition}" in why.explanation
+
+
+async def test_a_task_names_its_position_pause_quota_and_holders(node: SteppedNode) -> None:
+    async def why(task_id: UUID) -> TaskExplanation:
+        explainer = Explainer(node.store, node.schedules, node.tasks, node.timelines, late_seconds=5, retention_days=90)
+        return await explainer.explain_task(DEFAULT_TENANT, task_id, now=node.now)
+
+    first, second, urgent = make_task("a"), make_task("a"), make_task("a", priority=1)
+    await node.store.task_submit([first, second, urgent], now=NOW)
+    node.move_to(NOW + minutes(4))
+    assert (await why(second.id)).explanation.startswith(
+        'It has been ready for 4 minutes at position 3 in the queue "default"; no worker has asked for'
+    )
+    assert "at position 1 in" in (await why(urgent.id)).explanation
+    pause = Pause(id=UUID(int=1), tenant_id=DEFAULT_TENANT, queue="default", paused_by="ann", note="upgrade", since_at=NOW)
+    await node.store.pause_write(pause, now=node.now)
+    found = await why(second.id)
+    assert 'the queue "default" is paused by ann' in found.explanation
+    assert {one.fact: one.value for one in found.facts}["note"] == "upgrade"
 
 
 async def test_not_registered(node: SteppedNode) -> None:

@@ -46,10 +46,13 @@ class TickList(msgspec.Struct):
 
 
 class FactResponse(msgspec.Struct):
-    """A fact that supports the verdict, and its value: a time as RFC 3339, a number, a boolean or a text."""
+    """A fact that supports the verdict, and its value: a time as RFC 3339, a number, a boolean or a text.
+
+    `link`: the path of the API that has more on it."""
 
     fact: str
     value: str | float | bool | None
+    link: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ExplanationResponse(msgspec.Struct):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -13,13 +14,16 @@ from everbeat.api.paging import Absent, NoQuery, TimeText
 from everbeat.api.responses import ExplanationResponse, FactResponse, TaskExplanationResponse
 from everbeat.api.routing import get
 from everbeat.api.tasks import task_id_of
+from everbeat.core.task_explanations import Fact
 
 
 class WhyQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     at: (
         Annotated[
             TimeText,
-            msgspec.Meta(description="The time in question, by default now; whole seconds mean that second."),
+            msgspec.Meta(
+                description="The time in question, by default the latest expected tick; whole seconds mean that second."
+            ),
         ]
         | Absent
     ) = msgspec.UNSET
@@ -40,8 +44,7 @@ async def why(request: ApiRequest) -> Response:
     query = paging.parse_query(request, WhyQuery)
     at = paging.optional_time("at", query.at)
     found = await request.context.explainer.explain(request.tenant_id, request.path_params["ref"], at)
-    facts = [FactResponse(one.fact, one.value) for one in found.facts]
-    return json_response(ExplanationResponse(found.verdict, found.explanation, facts))
+    return json_response(ExplanationResponse(found.verdict, found.explanation, _facts(found.facts)))
 
 
 @get(
@@ -58,8 +61,11 @@ async def why(request: ApiRequest) -> Response:
 async def why_task(request: ApiRequest) -> Response:
     paging.parse_query(request, NoQuery)
     found = await request.context.explainer.explain_task(request.tenant_id, task_id_of(request))
-    facts = [FactResponse(one.fact, one.value) for one in found.facts]
-    return json_response(TaskExplanationResponse(found.state, found.explanation, facts))
+    return json_response(TaskExplanationResponse(found.state, found.explanation, _facts(found.facts)))
+
+
+def _facts(facts: Sequence[Fact]) -> list[FactResponse]:
+    return [FactResponse(one.fact, one.value, msgspec.UNSET if one.link is None else one.link) for one in facts]
 
 
 ROUTES = [why, why_task]

@@ -14,15 +14,27 @@ from zoneinfo import ZoneInfo
 from everbeat.core.definitions import rfc3339
 from everbeat.core.describe import describe
 from everbeat.core.jitter import jitter_of
-from everbeat.core.pauses import Pause, PauseScope
+from everbeat.core.pauses import Pause
 from everbeat.core.rules import Rule
 from everbeat.core.schedules import CatchUp, Schedule, Status
-from everbeat.core.tasks import LIVE_STATES, TaskRecord, TaskState
+from everbeat.core.task_explanations import (
+    Fact,
+    absence_facts,
+    absence_text,
+    is_unstarted,
+    pause_facts,
+    pause_text,
+    sentence,
+    task_link,
+    task_state_text,
+)
+from everbeat.core.tasks import LIVE_STATES, TaskRecord
 from everbeat.core.ticks import Occurrence, Outcome, SkipReason, Tick
 from everbeat.core.workers import Absence
 from everbeat.core.zones import transitions
 
 _MAX_BLOCKERS = 10
+_LATE_SECONDS = 5.0
 _CLOCK_CHANGE_WINDOW = timedelta(hours=3)
 
 
@@ -42,16 +54,6 @@ class Verdict(StrEnum):
     FORGOTTEN = "forgotten"
 
 
-Value = str | int | float | bool | None
-
-
-class Fact(NamedTuple):
-    """A named value that supports the verdict. Times are in RFC 3339."""
-
-    fact: str
-    value: Value
-
-
 class Explanation(NamedTuple):
     verdict: Verdict
     explanation: str
@@ -66,12 +68,28 @@ class NearbyTicks(NamedTuple):
     repeated: datetime | None = None
 
 
+class ScheduleEdit(NamedTuple):
+    """A change of the rule, or a pause, of the schedule: when, and by whom as far as the audit log has it."""
+
+    at: datetime
+    by: str | None
+
+
+class PartitionOwner(NamedTuple):
+    """The node that owns the partition of the schedule now. `node` None: no node does, so its ticks wait."""
+
+    partition: int
+    node: str | None
+
+
 class ExplainContext(NamedTuple):
     """The data for an explanation.
 
     `rule` is the rule in force at the instant; None if it cannot be computed. `tick` is the tick of the rule at the instant,
     and `row` its ledger row. The ledger should be complete up to `accounted_until`, and has no rows before `kept_since`.
-    `pause`: the pause of its queue, of its tenant or of everything at that time.
+    `pause`: the pause of its queue, of its tenant or of everything at that time; `paused`: that of the schedule itself.
+    `node`: the one that wrote the row. `edit`: the change of the rule after a past rule, or shortly before the instant.
+    `owner`: who owns the partition, for ticks that are due or missing.
     """
 
     schedule: Schedule
@@ -90,6 +108,10 @@ class ExplainContext(NamedTuple):
     tick: Occurrence | None = None
     absence: Absence | None = None
     around: NearbyTicks = NearbyTicks(None, None)
+    node: str | None = None
+    edit: ScheduleEdit | None = None
+    paused: ScheduleEdit | None = None
+    owner: PartitionOwner | None = None
 
 
 def explain(case: ExplainContext) -> Explanation:
@@ -131,69 +153,25 @@ def _recorded(case: ExplainContext, row: Tick) -> Explanation:
 
 def _fired(case: ExplainContext, row: Tick) -> Explanation:
     facts = [Fact("fired_at", rfc3339(row.fired_at)), Fact("lag_ms", _milliseconds(row.fired_at - row.scheduled_for))]
-    facts.append(Fact("task_id", str(row.task_id)))
+    facts += [Fact("fired_by", case.node, "/v1/cluster")] if case.node is not None else []
+    facts.append(Fact("task_id", str(row.task_id), task_link(row.task_id)))
     if case.task is None:
-        text = "It ran: a task was created. The task was removed after the retention period."
+        text = f"It ran: {_created_text(case, row)}. The task was removed after the retention period."
         return _explanation(case, Verdict.FIRED, text, *facts)
     task = case.task
     facts += [Fact("task_state", task.state.value), Fact("attempts", case.attempts)]
     facts += [Fact("task_reason", task.reason)] if task.reason else []
     facts += [Fact("finished_at", rfc3339(task.finished_at))] if task.finished_at is not None else []
     facts += [Fact("worker", task.worker)] if task.worker else []
-    state = f"{_task_state_text(task, case.attempts)}{_absence_text(task, case.absence)}"
-    text = _sentence(f"It ran: a task was created, and {state}")
-    return _explanation(case, Verdict.FIRED, text, *facts, *(_absence_facts(case.absence) if _is_unstarted(task) else ()))
+    state = f"{task_state_text(task, case.attempts)}{absence_text(task, case.absence)}"
+    text = sentence(f"It ran: {_created_text(case, row)}, and {state}")
+    return _explanation(case, Verdict.FIRED, text, *facts, *(absence_facts(case.absence) if is_unstarted(task) else ()))
 
 
-def explain_task(task: TaskRecord, attempts: int, absence: Absence | None) -> tuple[str, list[Fact]]:
-    """Return what a task waits for, or how it ended, as a sentence and facts."""
-    text = _task_state_text(task, attempts)
-    facts = [Fact("attempts", attempts), Fact("queue", task.queue), Fact("type", task.type)]
-    facts += [Fact("run_at", rfc3339(task.run_at))] if task.state is TaskState.SCHEDULED else []
-    facts += [Fact("worker", task.worker)] if task.worker else []
-    facts += _absence_facts(absence) if _is_unstarted(task) else []
-    return _sentence(f"{text[:1].upper()}{text[1:]}{_absence_text(task, absence)}"), facts
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith("?") else f"{text}."
-
-
-def _is_unstarted(task: TaskRecord) -> bool:
-    return task.state in (TaskState.READY, TaskState.SCHEDULED, TaskState.HELD)
-
-
-def _absence_text(task: TaskRecord, absence: Absence | None) -> str:
-    return f"; {absence.text}" if absence is not None and _is_unstarted(task) else ""
-
-
-def _absence_facts(absence: Absence | None) -> list[Fact]:
-    """Return the facts for tasks that no live worker asks for."""
-    if absence is None:
-        return []
-    seen = None if absence.last_seen_at is None else rfc3339(absence.last_seen_at)
-    return [Fact("no_worker", absence.text), Fact("last_worker", absence.last_worker), Fact("last_worker_seen_at", seen)]
-
-
-def _task_state_text(task: TaskRecord, attempts: int) -> str:
-    tries = f"{attempts} attempt" + ("" if attempts == 1 else "s")
-    match task.state:
-        case TaskState.COMPLETED:
-            return f"it completed after {tries}"
-        case TaskState.DEAD:
-            return f"it is a dead letter after {tries}: {task.reason or 'it failed permanently'}"
-        case TaskState.FAILED:
-            return f"it failed after {tries}: {task.reason or 'it is not retried'}"
-        case TaskState.CANCELLED:
-            return "it was cancelled"
-        case TaskState.RUNNING:
-            return f"it is running on {task.worker}, attempt {task.attempt} of {task.max_attempts}"
-        case TaskState.HELD:
-            return "it is held until earlier tasks of the schedule finish or the schedule is resumed"
-        case TaskState.SCHEDULED:
-            return f"it waits until {rfc3339(task.run_at)}" + (f" for its next attempt, after {tries}" if attempts else "")
-        case _:
-            return f'no worker has claimed it from the queue "{task.queue}" yet'
+def _created_text(case: ExplainContext, row: Tick) -> str:
+    by = "" if case.node is None else f" by the node {case.node}"
+    late = (row.fired_at - row.scheduled_for).total_seconds()
+    return f"a task was created{by}" + (f", {late:.0f} seconds late" if late >= _LATE_SECONDS else "")
 
 
 # Explanations from the rule
@@ -205,7 +183,10 @@ def _computed(case: ExplainContext, tick: Occurrence) -> Explanation:
         return _explanation(case, Verdict.FINISHED, "The schedule is finished and no longer runs.")
     if tick.at <= case.accounted_until or case.is_past_rule:
         text = "It should have run, but the ledger has neither a task nor a skip. A backfill can run it."
-        return _explanation(case, Verdict.MISSING, text, *([] if reason is None else [Fact("reason", reason.value)]))
+        if case.owner is not None and case.owner.node is None:
+            text = f"{text} No node owns the partition {case.owner.partition} of the schedule."
+        facts = [] if reason is None else [Fact("reason", reason.value)]
+        return _explanation(case, Verdict.MISSING, text, *facts, *_owner_facts(case))
     if schedule.status is Status.PAUSED or case.pause is not None:
         reason = reason or SkipReason.PAUSED
     if reason is not None:
@@ -214,13 +195,23 @@ def _computed(case: ExplainContext, tick: Occurrence) -> Explanation:
         verdict = Verdict.SKIPPED if is_past and schedule.status is Status.PAUSED else Verdict.WILL_SKIP
         return _explanation(case, verdict, text, Fact("reason", reason.value), *_reason_facts(case, reason))
     facts = [] if schedule.due_at is None else [Fact("due_at", rfc3339(_due_at(schedule, tick.at)))]
-    facts += _absence_facts(case.absence)
+    facts += absence_facts(case.absence)
     if tick.at > case.now:
         text = f"It will run at {_local(case, tick.at)}{_jitter_text(schedule)}."
         if case.absence is not None:
-            text = _sentence(f"It will run at {_local(case, tick.at)}{_jitter_text(schedule)}, but {case.absence.text}")
+            text = sentence(f"It will run at {_local(case, tick.at)}{_jitter_text(schedule)}, but {case.absence.text}")
         return _explanation(case, Verdict.UPCOMING, text, *facts)
-    return _explanation(case, Verdict.DUE, f"It is due and will be fired shortly{_jitter_text(schedule)}.", *facts)
+    if case.owner is not None and case.owner.node is None:
+        text = f"It is due, but no node owns the partition {case.owner.partition} of the schedule; is a scheduler running?"
+        return _explanation(case, Verdict.DUE, text, *facts, *_owner_facts(case))
+    text = f"It is due and will be fired shortly{_jitter_text(schedule)}."
+    return _explanation(case, Verdict.DUE, text, *facts, *_owner_facts(case))
+
+
+def _owner_facts(case: ExplainContext) -> list[Fact]:
+    if case.owner is None:
+        return []
+    return [Fact("partition", case.owner.partition, "/v1/cluster"), Fact("partition_owner", case.owner.node, "/v1/cluster")]
 
 
 def _due_at(schedule: Schedule, tick: datetime) -> datetime:
@@ -241,7 +232,7 @@ def _not_scheduled(case: ExplainContext) -> Explanation:
         return _explanation(case, Verdict.FORGOTTEN, text)
     if schedule.status is Status.FINISHED and case.at > schedule.cursor_at:
         return _explanation(case, Verdict.FINISHED, "The schedule is finished and no longer runs.", *_nearby_tick_facts(case))
-    text = "The schedule has no tick at that time."
+    text = f"The schedule has no tick at that time{_between_text(case)}."
     if rule.starts_at is not None and case.at < rule.starts_at:
         text = f"The schedule starts later, at {_local(case, rule.starts_at)}."
     elif rule.ends_at is not None and case.at > rule.ends_at:
@@ -254,14 +245,24 @@ def _not_scheduled(case: ExplainContext) -> Explanation:
     if case.absence is None or case.at < case.now or schedule.status is not Status.ACTIVE:
         return _explanation(case, Verdict.NOT_SCHEDULED, text, *_nearby_tick_facts(case))
     # Asked without a time: the next ticks will create tasks that no worker takes.
-    text = f"{text} {_sentence(case.absence.text[:1].upper() + case.absence.text[1:])}"
-    return _explanation(case, Verdict.NOT_SCHEDULED, text, *_nearby_tick_facts(case), *_absence_facts(case.absence))
+    text = f"{text} {sentence(case.absence.text[:1].upper() + case.absence.text[1:])}"
+    return _explanation(case, Verdict.NOT_SCHEDULED, text, *_nearby_tick_facts(case), *absence_facts(case.absence))
+
+
+def _between_text(case: ExplainContext) -> str:
+    """Name the ticks before and after the time, and the edit that may have removed a tick."""
+    before, after = case.around.before, case.around.after
+    parts = [] if before is None else [f"the one before is {_local(case, before.at)}"]
+    parts += [] if after is None else [f"the next one is {_local(case, after.at)}"]
+    if case.edit is not None:
+        parts.append(f"the rule was changed at {_local(case, case.edit.at)}" + (f" by {case.edit.by}" if case.edit.by else ""))
+    return f"; {', '.join(parts)}" if parts else ""
 
 
 def _nearby_tick_facts(case: ExplainContext) -> Iterator[Fact]:
     for name, tick in (("previous_tick", case.around.before), ("next_tick", case.around.after)):
         if tick is not None:
-            yield Fact(name, rfc3339(tick.at))
+            yield Fact(name, rfc3339(tick.at), f"/v1/schedules/{case.schedule.id}/why?at={rfc3339(tick.at)}")
             yield Fact(f"{name}_local", tick.at.astimezone(case.zone).isoformat())
 
 
@@ -297,37 +298,25 @@ def _reason_facts(case: ExplainContext, reason: SkipReason) -> Iterator[Fact]:
         yield Fact("max_concurrent", spec.concurrency)
         for task in case.blockers[:_MAX_BLOCKERS]:
             state = "is unfinished" if task.state in LIVE_STATES else f"finished at {rfc3339(task.finished_at or case.now)}"
-            yield Fact("unfinished_task", f"{task.id} {state}")
+            yield Fact("unfinished_task", f"{task.id} {state}", task_link(task.id))
     elif reason is SkipReason.MISFIRE:
         yield Fact("catch_up", spec.catch_up.value)
         yield Fact("misfire_grace_seconds", spec.misfire_grace_seconds)
     elif reason is SkipReason.CALENDAR and case.rule is not None:
-        yield Fact("calendars_excluded", ", ".join(case.rule.exclude) or None)
-        yield Fact("calendars_only", ", ".join(case.rule.only) or None)
+        yield Fact("calendars_excluded", ", ".join(case.rule.exclude) or None, "/v1/calendars")
+        yield Fact("calendars_only", ", ".join(case.rule.only) or None, "/v1/calendars")
     elif reason is SkipReason.PAUSED and case.pause is not None:
-        yield from _pause_facts(case.pause)
-    elif reason is SkipReason.PAUSED and case.schedule.note is not None:
-        yield Fact("note", case.schedule.note)
+        yield from pause_facts(case.pause)
+    elif reason is SkipReason.PAUSED:
+        yield from [Fact("paused_by", case.paused.by, "/v1/audit-log")] if case.paused is not None else []
+        yield from [Fact("paused_since", rfc3339(case.paused.at))] if case.paused is not None else []
+        yield from [Fact("note", case.schedule.note)] if case.schedule.note is not None else []
 
 
 def _paused_text(case: ExplainContext) -> str:
     if case.pause is None:
         return "the schedule is paused" if case.schedule.status is Status.PAUSED else "the schedule was paused"
-    what = {
-        PauseScope.QUEUE: f'the queue "{case.pause.queue}"',
-        PauseScope.TENANT: "everything of the tenant",
-        PauseScope.ALL: "everything on this server",
-    }[case.pause.scope]
-    return f"{what} {'is' if case.pause.is_active_at(case.now) else 'was'} paused by {case.pause.paused_by}"
-
-
-def _pause_facts(pause: Pause) -> Iterator[Fact]:
-    yield Fact("paused", pause.scope.value)
-    yield Fact("paused_by", pause.paused_by)
-    yield Fact("paused_since", rfc3339(pause.since_at))
-    end = pause.ended_at or pause.until_at
-    yield from [Fact("paused_until", rfc3339(end))] if end is not None else []
-    yield from [Fact("note", pause.note)] if pause.note is not None else []
+    return pause_text(case.pause, case.now)
 
 
 # Facts of all verdicts
@@ -345,6 +334,9 @@ def _base_facts(case: ExplainContext) -> Iterator[Fact]:
         yield Fact("trigger", describe(case.rule, case.schedule.id))
     if case.is_past_rule:
         yield Fact("is_past_rule", True)
+    if case.edit is not None:
+        yield Fact("rule_changed_at", rfc3339(case.edit.at))
+        yield Fact("rule_changed_by", case.edit.by, "/v1/audit-log?action=schedule.update")
 
 
 def _clock_change_facts(case: ExplainContext) -> Iterator[Fact]:

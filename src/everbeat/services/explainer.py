@@ -8,13 +8,15 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
+from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.calendars import Calendar
 from everbeat.core.errors import InvalidInput, NotFound
-from everbeat.core.explain import ExplainContext, Explanation, Fact, NearbyTicks, explain, explain_task
+from everbeat.core.explain import ExplainContext, Explanation, NearbyTicks, PartitionOwner, ScheduleEdit, explain
 from everbeat.core.pauses import Pause, pause_of
 from everbeat.core.rules import Rule
-from everbeat.core.schedules import Schedule
+from everbeat.core.schedules import Schedule, Status
 from everbeat.core.targets import WorkerTarget, is_reserved_queue, queue_of
+from everbeat.core.task_explanations import Fact, QueuePosition, RunningLimit, TaskContext, explain_task
 from everbeat.core.tasks import LIVE_STATES, TaskRecord, TaskState
 from everbeat.core.ticks import SkipReason, Tick
 from everbeat.core.timeline import Timeline, TimelineCache
@@ -25,11 +27,15 @@ from everbeat.services.schedules import ScheduleService
 from everbeat.services.tasks import TaskService
 from everbeat.services.workers import WorkerDirectory
 from everbeat.store.base import Store
-from everbeat.store.values import TaskFilter
+from everbeat.store.values import AuditLogFilter, TaskFilter
 
 _MICROSECOND = timedelta(microseconds=1)
 _SECOND = timedelta(seconds=1)
 _MAX_BLOCKERS_SCANNED = 200
+_MAX_POSITION = 10_000
+_MAX_AUDIT_LOG_SCANNED = 200
+_EDIT_WINDOW = timedelta(seconds=10)
+_DAY = timedelta(days=1)
 
 
 class TaskExplanation(NamedTuple):
@@ -63,10 +69,11 @@ class Explainer:
         self._retention = timedelta(days=retention_days)
 
     async def explain(self, tenant_id: UUID, ref: str, at: datetime | None, *, now: datetime | None = None) -> Explanation:
-        """Explain the tick at that instant, by default now. A time in whole seconds means a tick within that second."""
+        """Explain the tick at that instant, by default the latest one that was expected. Whole seconds mean that second."""
         schedule = await self._schedules.get(tenant_id, ref)
         moment = await self._store.clock(now=now)
-        at = moment if at is None else at
+        if at is None:
+            at = await self._latest_tick(schedule, moment)
         case = ExplainContext(
             schedule=schedule,
             at=at,
@@ -80,17 +87,102 @@ class Explainer:
         row = await self._row(case, _search_end(at) if case.tick is None else case.at + _MICROSECOND)
         if row is None and case.tick is not None and case.at > moment:
             case = case._replace(pause=await self._pause_ahead(schedule, case.at, moment))
-        return explain(case if row is None else await self._with_row(case, row))
+        if row is not None:
+            return explain(await self._with_row(case, row))
+        return explain(await self._with_history(case))
 
     async def explain_task(self, tenant_id: UUID, task_id: UUID, *, now: datetime | None = None) -> TaskExplanation:
         """Explain what a task waits for, or how it ended."""
         task = await self._tasks.get(tenant_id, task_id)
         attempts = await self._tasks.attempts(tenant_id, task_id)
         is_waiting = task.state in (TaskState.READY, TaskState.SCHEDULED, TaskState.HELD)
-        absence = None
+        moment = await self._store.clock(now=now)
+        case = TaskContext(task, len(attempts), moment)
+        if is_waiting:
+            pauses = await self._store.pause_list(tenant_id, now=now)
+            case = case._replace(pause=pause_of(pauses, tenant_id, task.queue, moment))
         if is_waiting and not is_reserved_queue(task.queue):
-            absence = await self._workers.absence(tenant_id, task.queue, task.type, now=now)
-        return TaskExplanation(task.state, *explain_task(task, len(attempts), absence))
+            case = case._replace(absence=await self._workers.absence(tenant_id, task.queue, task.type, now=now))
+        if task.state is TaskState.READY:
+            case = case._replace(position=await self._position(task), limit=await self._running_limit(tenant_id))
+        if task.state is TaskState.HELD and task.schedule_id is not None:
+            case = case._replace(holders=await self._holders(tenant_id, task))
+        return TaskExplanation(task.state, *explain_task(case))
+
+    async def _position(self, task: TaskRecord) -> QueuePosition:
+        ahead, examined = await self._store.task_position(
+            task.tenant_id, task.queue, priority=task.priority, run_at=task.run_at, id_=task.id, limit=_MAX_POSITION
+        )
+        return QueuePosition(ahead, is_minimum=examined >= _MAX_POSITION)
+
+    async def _running_limit(self, tenant_id: UUID) -> RunningLimit | None:
+        for tenant in await self._store.tenant_find(ids=[tenant_id]):
+            if tenant.quotas.max_running is not None:
+                depths = await self._store.task_depths(tenant_id)
+                running = sum(one.count for one in depths if one.state == TaskState.RUNNING)
+                return RunningLimit(running, tenant.quotas.max_running)
+        return None
+
+    async def _holders(self, tenant_id: UUID, task: TaskRecord) -> Sequence[TaskRecord]:
+        """Return the unfinished tasks of the schedule that were created before a held one."""
+        filter_ = TaskFilter(schedule_id=task.schedule_id)
+        page = await self._tasks.page(tenant_id, filter_, before=task.id, limit=_MAX_BLOCKERS_SCANNED)
+        return [one for one in page.tasks if one.state in LIVE_STATES and one.state is not TaskState.HELD]
+
+    async def _latest_tick(self, schedule: Schedule, now: datetime) -> datetime:
+        """Return the last time at which the schedule was expected to tick; before its first tick, the next one."""
+        recent = await self._store.tick_recent(schedule.tenant_id, [schedule.id], from_=now - self._retention, limit=1)
+        latest = max((row.until or row.scheduled_for for row in recent if row.scheduled_for <= now), default=None)
+        rule = schedule.spec.rule
+        try:
+            timeline = self._timelines.get(rule, schedule.id, await self._calendars(schedule.tenant_id, rule))
+        except InvalidInput:
+            return latest or now
+        expected = await asyncio.to_thread(timeline.last_until, now)
+        since = max(schedule.rule_at, schedule.created_at)
+        if expected is not None and expected > since and schedule.status is not Status.FINISHED:
+            latest = expected if latest is None else max(latest, expected)
+        if latest is not None:
+            return latest
+        return await asyncio.to_thread(timeline.next_tick, now) or now
+
+    async def _with_history(self, case: ExplainContext) -> ExplainContext:
+        """Add what explains a tick without a row: the owner of the partition, and who paused the schedule."""
+        if case.tick is not None and case.at <= case.now and case.at >= case.kept_since:
+            case = case._replace(owner=await self._owner(case.schedule, case.now))
+        if case.schedule.status is Status.PAUSED:
+            case = case._replace(paused=await self._pause_of_schedule(case.schedule, case.now))
+        return case
+
+    async def _owner(self, schedule: Schedule, now: datetime) -> PartitionOwner | None:
+        for one in await self._store.partition_list():
+            if one.partition == schedule.partition:
+                is_owned = one.owner is not None and one.lease_until is not None and one.lease_until > now
+                return PartitionOwner(one.partition, await self._node_name(one.owner) if is_owned else None)
+        return None
+
+    async def _node_name(self, node: UUID | None) -> str | None:
+        """Return the name of a node, or its id if it has left the cluster."""
+        if node is None:
+            return None
+        _, nodes = await self._store.node_list()
+        return next((one.name for one in nodes if one.id == node), str(node))
+
+    async def _edit(self, schedule: Schedule, at: datetime) -> ScheduleEdit:
+        window = (at - _EDIT_WINDOW, at + _EDIT_WINDOW)
+        found = await self._audit_log_entry(schedule, AuditLogAction.SCHEDULE_UPDATE, *window)
+        return ScheduleEdit(at, None if found is None else found.by)
+
+    async def _pause_of_schedule(self, schedule: Schedule, until: datetime) -> ScheduleEdit | None:
+        return await self._audit_log_entry(schedule, AuditLogAction.SCHEDULE_PAUSE, until - self._retention, until + _SECOND)
+
+    async def _audit_log_entry(
+        self, schedule: Schedule, action: AuditLogAction, from_: datetime, to: datetime
+    ) -> ScheduleEdit | None:
+        """Return the newest entry on the schedule in the window. Scans a limited number of entries with this action."""
+        filter_ = AuditLogFilter(from_at=from_, to_at=to, action=action.value)
+        entries = await self._store.audit_log_list(schedule.tenant_id, filter_, before=None, limit=_MAX_AUDIT_LOG_SCANNED)
+        return next((ScheduleEdit(one.at, one.actor) for one in entries if one.subject == str(schedule.id) and one.at), None)
 
     async def _absence_of_schedule(self, schedule: Schedule, now: datetime) -> Absence | None:
         target = schedule.spec.target
@@ -108,8 +200,21 @@ class Explainer:
         except InvalidInput:  # a faulty schedule, or a past rule with a deleted calendar: explain from the ledger alone
             return case
         case = case._replace(rule=rule, is_past_rule=is_past, zone=timeline.zone or zone)
+        if (edited_at := await self._edited_at(case)) is not None:
+            case = case._replace(edit=await self._edit(case.schedule, edited_at))
         # A rule that ticks once in years takes long to compute; the tick loop must not wait for it.
         return await asyncio.to_thread(_on_timeline, case, timeline)
+
+    async def _edited_at(self, case: ExplainContext) -> datetime | None:
+        """Return when the rule changed: the end of a past rule, or the beginning of the present one shortly before the time."""
+        schedule = case.schedule
+        if not case.is_past_rule:
+            is_recent = schedule.created_at < schedule.rule_at <= case.at < schedule.rule_at + _DAY
+            return schedule.rule_at if is_recent else None
+        for past in await self._store.schedule_past_rules(schedule.tenant_id, [schedule.id]):
+            if past.since < case.at <= past.until:
+                return past.until
+        return None
 
     async def _rule_at(self, schedule: Schedule, at: datetime) -> tuple[Rule | None, bool]:
         """Return the rule that was in force at that instant, and whether it is a past rule."""
@@ -135,7 +240,7 @@ class Explainer:
 
     async def _with_row(self, case: ExplainContext, row: Tick) -> ExplainContext:
         tenant_id = case.schedule.tenant_id
-        case = case._replace(at=max(case.at, row.scheduled_for))
+        case = case._replace(at=max(case.at, row.scheduled_for), node=await self._node_name(row.node))
         if row.task_id is not None:
             try:
                 task = await self._tasks.get(tenant_id, row.task_id)
@@ -144,7 +249,9 @@ class Explainer:
             attempts = await self._tasks.attempts(tenant_id, row.task_id)
             return case._replace(row=row, task=task, attempts=len(attempts))
         if row.reason is SkipReason.PAUSED:
-            return case._replace(row=row, pause=await self._pause_at(case.schedule, row.fired_at))
+            pause = await self._pause_at(case.schedule, row.fired_at)
+            paused = await self._pause_of_schedule(case.schedule, row.fired_at) if pause is None else None
+            return case._replace(row=row, pause=pause, paused=paused)
         blockers = await self._blockers(case.schedule, row) if row.reason is SkipReason.OVERLAP else ()
         return case._replace(row=row, blockers=blockers)
 

@@ -411,6 +411,11 @@ class Store(Protocol):
     ) -> int:
         """The number of a tenant's tasks that are ready or due within `soon_seconds`, counted up to `limit`."""
 
+    async def task_position(
+        self, tenant_id: UUID, queue: str, *, priority: int, run_at: datetime, id_: UUID, limit: int
+    ) -> tuple[int, int]:
+        """How many ready tasks of the tenant are before one in its queue, among the first `limit`; and how many were read."""
+
     async def task_depths(self, tenant_id: UUID | None = None) -> list[QueueDepth]:
         """The number of live tasks of a tenant, or of all, by queue and state."""
 

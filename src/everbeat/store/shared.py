@@ -209,6 +209,14 @@ class SharedVerbs(ABC):
         (row,) = await self._read("task_ready_count", tenant_id=tenant_id, limit=limit, soon_seconds=soon_seconds, now=now)
         return int(row["count"])
 
+    async def task_position(
+        self, tenant_id: UUID, queue: str, *, priority: int, run_at: datetime, id_: UUID, limit: int
+    ) -> tuple[int, int]:
+        (row,) = await self._read(
+            "task_position", tenant_id=tenant_id, queue=queue, priority=priority, run_at=run_at, id=id_, limit=limit
+        )
+        return int(row["ahead"]), int(row["examined"])
+
     async def task_depths(self, tenant_id: UUID | None = None) -> list[QueueDepth]:
         return [QueueDepth(**row) for row in await self._read("task_depths", tenant_id=tenant_id)]
 

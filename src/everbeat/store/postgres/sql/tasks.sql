@@ -339,6 +339,15 @@ FROM unnest(:ids::uuid[]) AS w(id) CROSS JOIN LATERAL (
   WHERE h.schedule_id = w.id AND (h.tenant_id = :tenant_id) IS TRUE ORDER BY h.id DESC LIMIT :limit
 ) AS newest ORDER BY newest.schedule_id, newest.id;
 
+-- name: task_position
+-- How many ready tasks of the tenant are before one in its queue. Reads at most `limit` of them, in the order of the index.
+SELECT count(CASE WHEN (priority, run_at, id) < (:priority, :run_at, :id) THEN 1 END) AS ahead, count(*) AS examined
+FROM (
+  SELECT priority, run_at, id FROM tasks
+  WHERE queue = :queue AND tenant_id = :tenant_id AND state = 'ready' AND priority <= :priority
+  ORDER BY priority LIMIT :limit
+) AS candidates;
+
 -- name: task_ready_count
 -- The number of a tenant's tasks that are ready or due soon, up to a limit. A loose index scan finds the queues, one index seek
 -- for each.

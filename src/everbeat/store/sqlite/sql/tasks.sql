@@ -296,6 +296,15 @@ WHERE h.schedule_id = unhex(w.value) AND +h.tenant_id = :tenant_id AND h.id >= c
   ORDER BY n.id DESC LIMIT 1 OFFSET :limit - 1), x'00')
 ORDER BY h.schedule_id, h.id;
 
+-- name: task_position
+-- How many ready tasks of the tenant are before one in its queue. Reads at most `limit` of them, in the order of the index.
+SELECT count(CASE WHEN (priority, run_at, id) < (:priority, :run_at, :id) THEN 1 END) AS ahead, count(*) AS examined
+FROM (
+  SELECT priority, run_at, id FROM tasks
+  WHERE queue = :queue AND tenant_id = :tenant_id AND state = 'ready' AND priority <= :priority
+  ORDER BY priority LIMIT :limit
+) AS candidates;
+
 -- name: task_ready_count
 -- The number of a tenant's tasks that are ready or due soon, up to a limit. A loose index scan finds the queues, one index seek
 -- for each.
