@@ -20,6 +20,8 @@ UNPREDICTABLE = {
     r"(.*\.)?target\.(name|options)": "must be a kind, with its options, of a package that the server has installed",
     r"(.*\.)?target\.headers": "some names are reserved for the connection and the signature",
     r"(.*\.)?target\.url": "is validated as a whole: host, port and escapes",
+    r"(.*\.)?hooks\.on_(success|failure|missed)(\[\d+\](\..*)?)?": "are targets, as above, and on_missed is for schedules only",
+    r"url|headers": "of an endpoint are those of a target",
     r"(.*\.)?(target\.type|target\.queue|queue)": "must match the type and queue outside the target",
     r"(.*\.)?calendars\.(only|exclude)": "must exist",
     r"(.*\.)?(cron|rrule|timezone|every_seconds)": "has a grammar, or must be in the time zone database",
