@@ -83,7 +83,7 @@ def configure_logging(level: str, form: str) -> None:
 
 
 class _LibraryLogs(logging.Handler):
-    """Writes what libraries and asyncio log, such as an exception in a task that nobody awaits, in the format of the node."""
+    """Writes what libraries and asyncio log, such as an exception in a task that is never awaited, in the format of the node."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
@@ -325,7 +325,7 @@ class Telemetry:
             self.log.warning("fire_lag_high", lag_seconds=round(event.lag_seconds, 3), waiting=event.waiting)
         elif isinstance(event, ScheduleFaulted):
             self.metrics.faulted.inc()
-            self.log.error("schedule_set_aside", schedule_id=str(event.schedule_id), reason=event.reason)
+            self.log.error("schedule_faulted", schedule_id=str(event.schedule_id), reason=event.reason)
         elif isinstance(event, TicksOverdue):
             self.metrics.overdue.set(event.count)
             if event.count:

@@ -154,7 +154,7 @@ def test_a_faulty_schedule_is_paused_and_affects_no_other(
         cluster.wait_firing(postgres_server, 6000, 60)
         audit = cluster.assert_accounted()
         assert [one["name"] for one in audit["faulty"]] == ["job-13"]
-        assert "schedule_set_aside" in node.process.logs()
+        assert "schedule_faulted" in node.process.logs()
         fixed = node.client.patch("/v1/schedules/job-13", json={"timezone": "Europe/Berlin"})
         assert (fixed.status_code, fixed.json()["status"], fixed.json()["fault"]) == (200, "active", None), fixed.text
         wait_until(lambda: node.get("/v1/schedules/job-13")["last_tick_at"], 15, "the repaired schedule fires")

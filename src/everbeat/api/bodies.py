@@ -34,7 +34,7 @@ from everbeat.services.time_slices import TimeSlices
 
 MAX_BODY_BYTES = 12 * 1024 * 1024
 MAX_FORM_BYTES = 1024 * 1024
-# What is decoded of one object, that is, everything except its payload or result. More values would take too long to decode.
+# Limits of the decoded part of one object: everything except its payload or result. More values would take too long to decode.
 MAX_FIELDS_BYTES = 6 * 1024 * 1024
 MAX_FIELDS_VALUES = 150_000
 
@@ -324,7 +324,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
 async def _outline(
     request: ApiRequest, raw: bytes, list_field: str | None, opaque: Opaque | None, max_items: int = 0
 ) -> JsonOutline:
-    """Check a large body. While it waits for its turn, it may have to give its memory to those of other callers."""
+    """Check a large body. While it waits, its memory may be reassigned to bodies of other callers."""
     field, max_depth = (None, None) if opaque is None else opaque
     wanted = OutlineRequest(list_field, field, max_items, _MIN_OPAQUE_BYTES, None if max_depth is None else max_depth - 1)
     checks = request.context.body_checks

@@ -100,7 +100,7 @@ class _Lane:
     def _next(self, done: asyncio.Future[OutlineAnswer] | None = None) -> None:
         """Let the next body begin: that of another key, if one is waiting."""
         if done is not None and not done.cancelled():
-            done.exception()  # the request may have been cancelled, and nobody else retrieves it
+            done.exception()  # the request may have been cancelled, and no other code retrieves the exception
         while self._waiting:
             key, waiters = self._waiting.popitem(last=False)
             waiter = waiters.popleft()

@@ -30,7 +30,7 @@ API_KEY_FILE = click.option(
 )
 CONTEXT = click.option("--context", help="The context to use (see everbeat context)  [EVERBEAT_CONTEXT]")
 
-# A person waits for the answer. Applications are more patient.
+# Shorter than the default of applications, because a person waits for the response.
 _PATIENCE_SECONDS = 5.0
 
 

@@ -7,7 +7,7 @@ One line installs it, in the module that creates the application:
 It connects to the signals of Celery. A message of a target with the mode `callback` carries the callback URL of its attempt and
 a token that is valid for this attempt only; messages without them are left alone. When the task begins, a thread sends
 heartbeats until it ends. If the worker is killed, the heartbeats end, the lease expires, and Everbeat sends the task again. A
-retry by Celery is reported as progress, and the attempt goes on until Celery has no retries left.
+retry by Celery is reported as progress, and the attempt continues until Celery has no retries left.
 
 A report that Everbeat does not get is repeated for `report_seconds`, which delays the next task of this process by as much.
 Then it is given up: the lease expires, and the task is sent again, so handlers have to be idempotent.
@@ -36,7 +36,7 @@ REQUEST_SECONDS = 10.0
 SECOND_HEARTBEAT_SECONDS = 2.0
 CANCELLED_KIND = "cancelled"
 MAX_TRACE_CHARACTERS = 20_000
-# While the message of a retry waits in Celery's queue, nobody sends heartbeats. Only the timeout of the attempt ends it.
+# While the message of a retry waits in Celery's queue, there are no heartbeats. Only the timeout of the attempt ends it.
 WAITING_LEASE_SECONDS = 7 * 86_400.0
 
 _log = logging.getLogger("everbeat.contrib.celery")

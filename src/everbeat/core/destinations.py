@@ -62,7 +62,7 @@ class NodeDeliveries(msgspec.Struct, frozen=True):
 class DeliveryResult(NamedTuple):
     """What a delivery says about its destination.
 
-    `is_failure`: it blames the destination. `hold_seconds`: the destination asked to get nothing for this time.
+    `is_failure`: it counts as a failure of the destination. `hold_seconds`: the destination asked to get nothing for this time.
     """
 
     is_failure: bool = False

@@ -1,7 +1,7 @@
 """When to try again what another transaction has locked.
 
 A batch skips rows that are locked, so that they do not delay the others. They are tried again alone, after a short time that
-grows up to `MAX_DELAY_SECONDS`. Whoever holds the lock usually commits within milliseconds; a frozen node holds it until the
+grows up to `MAX_DELAY_SECONDS`. The holder of the lock usually commits within milliseconds; a frozen node holds it until the
 database ends its transaction. Times are arguments; this module reads no clock.
 """
 

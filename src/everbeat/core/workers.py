@@ -1,4 +1,4 @@
-"""Workers as the server knows them: when each one was last seen, for what it asks, and whether any live one asks for a task."""
+"""What the server knows of workers: when each was last seen, its queues and types, and whether a live one asks for a task."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _without_worker(what: str, last: WorkerInfo | None, now: datetime) -> Absenc
 
 
 def _asked_instead(queue: str, type_: str, live: Sequence[WorkerInfo]) -> str:
-    """Return for which types the workers of the queue ask, those with a similar name first: the function may be renamed."""
+    """Return the types that the workers of the queue ask for, similar names first: the function may have been renamed."""
     types = sorted({name for worker in live for name in worker.types or ()})
     similar = difflib.get_close_matches(type_, types, _MAX_NAMED)
     named = (similar + [name for name in types if name not in similar])[:_MAX_NAMED]

@@ -91,7 +91,7 @@ class Target:
         """Send the task and return the outcome.
 
         It is cancelled at the timeout, and if the task is cancelled or its lease is lost. An exception is recorded as a
-        RetryDelivery that does not blame the destination.
+        RetryDelivery that does not count as a failure of the destination.
         """
         raise NotImplementedError
 

@@ -67,14 +67,14 @@ class BrokerSender(Target):
         return Delivered(response=response)
 
     def failure(self, broker: Broker, error: Exception) -> RetryDelivery | Refused:
-        """Return the outcome of a message that the broker has not confirmed. It is to blame for errors of its connection."""
+        """Return the outcome of a message that the broker has not confirmed. Errors of its connection count as failures of the broker."""
         if isinstance(error, (OSError, EOFError)):
             return unavailable(broker, error)
         return misconfigured(broker, f"{type(error).__name__}: {error}", "error")
 
 
 def unavailable(broker: Broker, error: Exception | str, kind: str = "connection") -> RetryDelivery:
-    """Return the outcome of a failure for which the broker is to blame."""
+    """Return the outcome of a failure of the broker."""
     return RetryDelivery(None, error_text(broker, error), kind)
 
 

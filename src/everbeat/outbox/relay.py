@@ -108,7 +108,7 @@ class Relay:
         send_until = batch.held_until - _COMMIT_SECONDS
 
         async def submit(tasks: Sequence[bytes]) -> None:
-            # Not awaited for longer: a relay that no longer holds the shards must not go on to the next part.
+            # Not awaited for longer: a relay that no longer holds the shards must not continue with the next part.
             async with asyncio.timeout_at(send_until):
                 await self._transport.request("POST", "/v1/tasks/batch", body=batch_body(tasks))
 

@@ -245,7 +245,7 @@ class BulkRunner(Periodic):
         tenant_id = operation.tenant_id
         try:
             schedule = await self._schedules.get(tenant_id, name)
-        except NotFound:  # deleted: by the step before a crash, or by somebody else
+        except NotFound:  # deleted by the step before a crash, or by another request
             if operation.action is BulkAction.DELETE:
                 return
             raise

@@ -41,7 +41,7 @@ class BulkReplayResult(NamedTuple):
 
 
 class DeadLetterGroup(NamedTuple):
-    """Dead letters of the same queue and type with the same error, newest first. `id` stays the same while others die."""
+    """Dead letters of the same queue and type with the same error, newest first. `id` stays the same when others are added."""
 
     id: str
     members: list[DeadError]
