@@ -83,7 +83,7 @@ def configure_logging(level: str, form: str) -> None:
 
 
 class _LibraryLogs(logging.Handler):
-    """Writes what libraries and asyncio log, such as an exception in a task that is never awaited, in the format of the node."""
+    """Writes what libraries and asyncio log, such as an exception in a task that is not awaited, in the format of the node."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()

@@ -2,7 +2,7 @@
 
 Each heartbeat of a node says whether the node has been behind since the previous one. The time for which it was behind is
 added up, and half of the time for which it was not is subtracted. A node that is behind for longer than a lease lowers its
-capacity by one step, but only if another node keeps up: if all are slow, moving partitions does not help. It raises its capacity
+capacity by one step, but only if another node keeps up: if all are slow, moving them does not help. It raises its capacity
 by one step after a cool-down without being behind. If it falls behind again after that, the next cool-down is twice as long.
 """
 

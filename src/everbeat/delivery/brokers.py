@@ -67,7 +67,7 @@ class BrokerSender(Target):
         return Delivered(response=response)
 
     def failure(self, broker: Broker, error: Exception) -> RetryDelivery | Refused:
-        """Return the outcome of a message that the broker has not confirmed. Errors of its connection count as failures of the broker."""
+        """Return the outcome of a message that was not confirmed. Errors of the connection count as failures of the broker."""
         if isinstance(error, (OSError, EOFError)):
             return unavailable(broker, error)
         return misconfigured(broker, f"{type(error).__name__}: {error}", "error")

@@ -131,7 +131,7 @@ class Pruned(msgspec.Struct, frozen=True):
 
 
 class UnservedType(NamedTuple):
-    """A queue and type of a tenant with ready tasks for which no live worker asks. `reason`: since when no worker asks, as a sentence."""
+    """A queue and type of a tenant with ready tasks for which no live worker asks. `reason`: since when, as text."""
 
     tenant_id: UUID
     queue: str
