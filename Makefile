@@ -35,9 +35,11 @@ install: $(VENV)/.installed ## Install Everbeat and its development tools into .
 run: $(VENV)/.runnable ## Start Everbeat on this machine with a demo schedule (make run PORT=8099 on another port)
 	@$(BIN)/everbeat dev --demo --port $(PORT)
 
-tools: ## Install pgbouncer, which some tests need (Debian, as root)
+tools: ## Install pgbouncer and chromium, which some tests need (Debian, as root)
 	@command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer || \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends pgbouncer; }
+	@command -v chromium >/dev/null || \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core; }
 
 services: ## Install Redis and RabbitMQ, which some tests start on ports of their own (Debian, as root)
 	@{ command -v redis-server && ls /usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server; } >/dev/null 2>&1 || \

@@ -185,6 +185,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "task_list_past_floor": LIST,
     "task_ready_count": {"tenant_id": TENANT, "limit": 1000, "soon_seconds": 60.0, "now": NOW},
     "task_ticks": {"tenant_id": TENANT, "schedule_id": UUID(int=7), "from_at": NOW - minutes(60), "to_at": NOW},
+    "task_runs": {"tenant_id": TENANT, "ids": IDS},
     "blob_unused": {"refs": [f"tenant/2026-01/{number}" for number in range(BATCH)]},
 }
 HOT_TABLES = ("schedules", "tasks", "task_history", "attempts")
@@ -196,6 +197,7 @@ TOUCHED = {
     **{verb: {"schedules"} for verb in ("schedule_find", "schedule_list", "schedule_due", "task_release_held_schedules")},
     **{verb: {"schedules", "tasks"} for verb in ("tick_fire", "task_release_held_candidates", "task_release_held_any")},
     "task_completed": HISTORY,
+    "task_runs": HISTORY,
     "blob_unused": LIVE | HISTORY,
     "task_end": LIVE | {"attempts"},
     "task_ended": HISTORY | {"attempts"},
@@ -359,6 +361,14 @@ SQLITE_HOT = {
     "task_list_past_of_schedule": "task_history_executions",
     "task_ready_count": "tasks_ready",
     "task_ticks": "task_history_of_schedule",
+    # What else the pages of the dashboard read.
+    "dead_list": "dead_letters_newest",
+    "dead_errors": "dead_letters_newest",
+    "audit_log_list": "audit_log_of_tenant",
+    "audit_log_list_all": "audit_log_by_time",
+    "bulk_list": "bulk_operations_of_tenant",
+    "tick_recent": None,
+    "tick_list": None,
 }
 del SQLITE_HOT["task_depths"]  # counts all live tasks
 
@@ -368,7 +378,7 @@ def test_sqlite_finds_rows_by_index(big_sqlite: apsw.Connection, block: str) -> 
     sql = load_blocks("everbeat.store.sqlite")[block]
     values = tuple(None for _ in range(sql.count("?"))) if re.search(r"\?(?!\d)", sql) else None
     details = [row[3] for row in big_sqlite.execute(f"EXPLAIN QUERY PLAN {sql}", values or _bindings(sql))]
-    for table in ("schedules", "s", "tasks", "t", "n", "task_history", "h"):
+    for table in ("schedules", "s", "tasks", "t", "n", "task_history", "h", "ticks", "dead_letters", "audit_log"):
         scans = [detail for detail in details if detail.split()[:2] == ["SCAN", table] and "VIRTUAL TABLE" not in detail]
         assert scans == [], details
     assert [detail for detail in details if "AUTOMATIC" in detail] == [], details

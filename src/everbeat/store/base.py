@@ -38,6 +38,7 @@ from everbeat.store.values import (
     DueScan,
     EndedAttempt,
     EndResult,
+    FinishedRun,
     FireResult,
     Firing,
     FoundSchedules,
@@ -57,7 +58,6 @@ from everbeat.store.values import (
     QueueDepth,
     QueueTasks,
     ReadyQueue,
-    RecentRun,
     RenewedLease,
     Replay,
     ReplayResult,
@@ -359,8 +359,8 @@ class Store(Protocol):
     async def task_ticks(self, tenant_id: UUID, schedule_id: UUID, *, from_: datetime, to: datetime) -> list[datetime]:
         """The ticks in [from, to) that have a backfill task, live or finished."""
 
-    async def task_recent(self, tenant_id: UUID, ids: Sequence[UUID], *, limit: int) -> list[RecentRun]:
-        """The `limit` newest finished tasks of each of these schedules; those of a schedule are oldest first."""
+    async def task_runs(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[FinishedRun]:
+        """How the finished ones among these tasks of schedules ended, oldest first."""
 
     # Dead letters
 

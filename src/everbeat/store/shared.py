@@ -48,11 +48,11 @@ from everbeat.store.values import (
     AuditLogFilter,
     DeadError,
     DeadFilter,
+    FinishedRun,
     IdempotentResponse,
     PartitionInfo,
     QueueDepth,
     QueueTasks,
-    RecentRun,
     ScheduleFilter,
     TaskFilter,
     TaskIds,
@@ -199,9 +199,9 @@ class SharedVerbs(ABC):
         rows = await self._read("task_ticks", tenant_id=tenant_id, schedule_id=schedule_id, from_at=from_, to_at=to)
         return [row["scheduled_for"] for row in rows]
 
-    async def task_recent(self, tenant_id: UUID, ids: Sequence[UUID], *, limit: int) -> list[RecentRun]:
-        rows = await self._read("task_recent", tenant_id=tenant_id, ids=list(ids), limit=limit)
-        return [RecentRun(**{**row, "state": TaskState(row["state"])}) for row in rows]
+    async def task_runs(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[FinishedRun]:
+        rows = await self._read("task_runs", tenant_id=tenant_id, ids=list(ids))
+        return [FinishedRun(**{**row, "state": TaskState(row["state"])}) for row in rows]
 
     async def task_ready_count(
         self, tenant_id: UUID, *, limit: int, soon_seconds: float = 0.0, now: datetime | None = None

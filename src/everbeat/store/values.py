@@ -459,7 +459,7 @@ class DeadFilter(NamedTuple):
     task_ids: tuple[UUID, ...] | None = None
 
 
-class RecentRun(NamedTuple):
+class FinishedRun(NamedTuple):
     """How a finished task of a schedule ended, and how long it took."""
 
     schedule_id: UUID

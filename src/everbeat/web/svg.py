@@ -146,7 +146,11 @@ def gantt(bars: Sequence[GanttBar], marks: Sequence[tuple[float, str]], label: s
 def share_bar(parts: Sequence[tuple[str, int]], label: str) -> Markup:
     """Shares of a whole as one bar with a legend, for example skipped ticks by reason."""
     total, left, width = sum(count for _, count in parts) or 1, 0.0, 600
-    svg = [Markup('<svg class="shares" viewBox="0 0 {} 14" role="img" aria-label="{}">').format(width, label)]
+    svg = [
+        Markup('<svg class="shares" viewBox="0 0 {} 14" preserveAspectRatio="none" role="img" aria-label="{}">').format(
+            width, label
+        )
+    ]
     legend = []
     for index, (name, count) in enumerate(parts):
         size = count / total * width

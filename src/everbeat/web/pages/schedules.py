@@ -10,7 +10,7 @@ from everbeat.core.schedules import Status
 from everbeat.web.inputs import SCHEDULE_FILTERS, schedule_filter
 from everbeat.web.pages.declarations import READ
 from everbeat.web.pages.queries import query_of
-from everbeat.web.pages.strips import recent_runs, recent_strips
+from everbeat.web.pages.strips import recent_charts
 from everbeat.web.rendering import page
 
 _PAGE_SIZE = 50
@@ -25,12 +25,13 @@ async def list_schedules(request: ApiRequest) -> Response:
     found = await context.schedules.page(request.tenant_id, filter_, after_name=after, limit=_PAGE_SIZE + 1)
     shown, last = paging.split_page(found, _PAGE_SIZE)
     now = await context.store.clock()
+    charts = await recent_charts(context.store, shown, now)
     return page(
         request,
         "schedules.html",
         schedules=shown,
-        strips=await recent_strips(context.store, shown, now),
-        sparklines=await recent_runs(context.store, shown),
+        strips=charts.strips,
+        sparklines=charts.sparklines,
         texts={one.id: describe(one.spec.rule, one.id) for one in shown},
         now=now,
         filters={name: query[name] for name in SCHEDULE_FILTERS if name in query},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import NamedTuple
 from urllib.parse import quote
 from uuid import UUID
 
@@ -14,7 +15,7 @@ from everbeat.core.tasks import TaskRecord, TaskState
 from everbeat.core.ticks import Outcome, Tick
 from everbeat.services.ledger import LedgerEntry
 from everbeat.store.base import Store
-from everbeat.store.values import RecentRun
+from everbeat.store.values import FinishedRun
 from everbeat.web.formats import iso, local_time
 from everbeat.web.svg import StripCell, sparkline, tick_strip
 
@@ -24,16 +25,33 @@ _BARS = {TaskState.COMPLETED: "ok", TaskState.DEAD: "bad", TaskState.FAILED: "ba
 _WINDOW = timedelta(days=62)
 
 
-async def recent_strips(store: Store, schedules: Sequence[Schedule], now: datetime) -> dict[UUID, Markup]:
-    """The strips of a page of schedules, with one query."""
+class RecentCharts(NamedTuple):
+    """The tick strips of schedules, and the sparklines of the runs of the same ticks."""
+
+    strips: dict[UUID, Markup]
+    sparklines: dict[UUID, Markup]
+
+
+async def recent_charts(store: Store, schedules: Sequence[Schedule], now: datetime) -> RecentCharts:
+    """The charts of a page of schedules, with two queries."""
     if not schedules:
-        return {}
-    ids = [schedule.id for schedule in schedules]
-    rows = await store.tick_recent(schedules[0].tenant_id, ids, from_=now - _WINDOW, limit=_CELLS)
-    by_schedule: dict[UUID, list[Tick]] = {id_: [] for id_ in ids}
-    for row in rows:
-        by_schedule[row.schedule_id].append(row)
-    return {one.id: _strip(one, [_cell(one, row) for row in by_schedule[one.id]]) for one in schedules}
+        return RecentCharts({}, {})
+    tenant_id, ids = schedules[0].tenant_id, [schedule.id for schedule in schedules]
+    rows: dict[UUID, list[Tick]] = {id_: [] for id_ in ids}
+    for row in await store.tick_recent(tenant_id, ids, from_=now - _WINDOW, limit=_CELLS):
+        rows[row.schedule_id].append(row)
+    runs: dict[UUID, list[FinishedRun]] = {id_: [] for id_ in ids}
+    task_ids = [row.task_id for each in rows.values() for row in each[-_RUNS:] if row.task_id is not None]
+    for run in await store.task_runs(tenant_id, task_ids):
+        runs[run.schedule_id].append(run)
+    return RecentCharts(
+        {one.id: _strip(one, [_cell(one, row) for row in rows[one.id]]) for one in schedules},
+        {id_: _sparkline([_seconds(run) for run in found], [run.state for run in found]) for id_, found in runs.items()},
+    )
+
+
+def _seconds(run: FinishedRun) -> float | None:
+    return None if run.started_at is None else (run.finished_at - run.started_at).total_seconds()
 
 
 def entries_strip(schedule: Schedule, entries: Sequence[LedgerEntry]) -> Markup:
@@ -43,23 +61,6 @@ def entries_strip(schedule: Schedule, entries: Sequence[LedgerEntry]) -> Markup:
         for one in entries
     ]
     return _strip(schedule, cells)
-
-
-async def recent_runs(store: Store, schedules: Sequence[Schedule]) -> dict[UUID, Markup]:
-    """The durations and states of the last runs of a page of schedules, with one query."""
-    if not schedules:
-        return {}
-    by_schedule: dict[UUID, list[RecentRun]] = {one.id: [] for one in schedules}
-    for run in await store.task_recent(schedules[0].tenant_id, list(by_schedule), limit=_RUNS):
-        by_schedule[run.schedule_id].append(run)
-    return {
-        one.id: _sparkline(
-            [(run.finished_at - run.started_at).total_seconds() if run.started_at else None for run in runs],
-            [run.state for run in runs],
-        )
-        for one in schedules
-        for runs in [by_schedule[one.id]]
-    }
 
 
 def runs_sparkline(tasks: Sequence[TaskRecord], seconds: Sequence[float], *, height: int = 20) -> Markup:

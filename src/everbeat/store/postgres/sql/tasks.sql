@@ -331,13 +331,10 @@ SELECT scheduled_for FROM task_history
 WHERE schedule_id = :schedule_id AND (tenant_id = :tenant_id) IS TRUE AND origin = 'backfill'
   AND scheduled_for >= :from_at AND scheduled_for < :to_at;
 
--- name: task_recent
--- The newest finished tasks of each of these schedules, oldest first.
-SELECT newest.schedule_id, newest.state, newest.started_at, newest.finished_at
-FROM unnest(:ids::uuid[]) AS w(id) CROSS JOIN LATERAL (
-  SELECT h.schedule_id, h.id, h.state, h.started_at, h.finished_at FROM task_history AS h
-  WHERE h.schedule_id = w.id AND (h.tenant_id = :tenant_id) IS TRUE ORDER BY h.id DESC LIMIT :limit
-) AS newest ORDER BY newest.schedule_id, newest.id;
+-- name: task_runs
+-- How long finished tasks took and how they ended, without their payloads, oldest first.
+SELECT schedule_id, state, started_at, finished_at FROM task_history
+WHERE tenant_id = :tenant_id AND id = ANY(:ids::uuid[]) AND schedule_id IS NOT NULL ORDER BY id;
 
 -- name: task_position
 -- How many ready tasks of the tenant are before one in its queue. Reads at most `limit` of them, in the order of the index.

@@ -286,15 +286,11 @@ SELECT scheduled_for FROM task_history
 WHERE schedule_id = :schedule_id AND +tenant_id = :tenant_id AND origin = 'backfill'
   AND scheduled_for >= :from_at AND scheduled_for < :to_at;
 
--- name: task_recent
--- The newest finished tasks of each of these schedules, oldest first. Without LATERAL, the subquery finds the oldest one.
+-- name: task_runs
+-- How long finished tasks took and how they ended, without their payloads, oldest first.
 -- returns: schedule_id uuid, started_at time, finished_at time
-SELECT h.schedule_id, h.state, h.started_at, h.finished_at
-FROM json_each(:ids) AS w CROSS JOIN task_history AS h
-WHERE h.schedule_id = unhex(w.value) AND +h.tenant_id = :tenant_id AND h.id >= coalesce((
-  SELECT n.id FROM task_history AS n WHERE n.schedule_id = unhex(w.value)
-  ORDER BY n.id DESC LIMIT 1 OFFSET :limit - 1), x'00')
-ORDER BY h.schedule_id, h.id;
+SELECT schedule_id, state, started_at, finished_at FROM task_history
+WHERE id IN (SELECT unhex(value) FROM json_each(:ids)) AND tenant_id = :tenant_id AND schedule_id IS NOT NULL ORDER BY id;
 
 -- name: task_position
 -- How many ready tasks of the tenant are before one in its queue. Reads at most `limit` of them, in the order of the index.
