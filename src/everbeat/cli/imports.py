@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -106,7 +107,7 @@ def crontab(
     for file in files:
         in_system_form = is_system or (user is None and str(file).startswith(_SYSTEM_FILES))
         chosen = CrontabOptions(timezone=zone, user=user, prefix=prefix or _prefix(file, user, in_system_form), **options)
-        plans.append(plan_crontab(_read(file), str(file), chosen, is_system=in_system_form))
+        plans.append(plan_crontab(read_text(file), str(file), chosen, is_system=in_system_form))
     plan = merge_plans(plans)
     plan.notes.append(f"lines without CRON_TZ are in the zone {zone}")
     plan.notes.append(
@@ -166,7 +167,10 @@ def _rule_of(planned: PlannedSchedule) -> str:
         (f"{field} {definition[field]}" for field in ("cron", "every_seconds", "rrule", "at") if field in definition), ""
     )
     payload = definition.get("payload", {})
-    command = payload.get("command") if isinstance(payload, dict) else None
+    if not isinstance(payload, dict):
+        return rule
+    argv = payload.get("argv")
+    command = shlex.join(argv) if isinstance(argv, list) else payload.get("command")
     return f"{rule}  {command}" if command else rule
 
 
@@ -190,7 +194,7 @@ def _confirm(count: int) -> None:
         raise ImportFailed("nothing was created")
 
 
-def _read(file: Path) -> str:
+def read_text(file: Path) -> str:
     try:
         with click.open_file(str(file), encoding="utf-8", errors="replace") as opened:
             return str(opened.read())
@@ -215,4 +219,8 @@ def local_zone() -> str:
 
 
 # Their modules add their commands to the group above.
-from everbeat.cli import celery_beat_import  # noqa: E402, F401
+from everbeat.cli import (  # noqa: E402
+    apscheduler_import,  # noqa: F401
+    celery_beat_import,  # noqa: F401
+    kubernetes_import,  # noqa: F401
+)

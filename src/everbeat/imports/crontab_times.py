@@ -8,7 +8,7 @@ with a star follows elapsed time. Other lines run at the end of a gap, and once 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import NamedTuple
@@ -57,19 +57,20 @@ _RANGES = (
 )
 
 
-class CrontabTimes:
-    """The times of five fields in a zone."""
+class LocalTimes:
+    """The times at which the local time of a zone has these values.
 
-    def __init__(self, expression: str, zone: ZoneInfo) -> None:
-        texts = NICKNAMES.get(expression, expression).split()
-        if len(texts) != len(_RANGES):
-            raise InvalidField(f"has {len(texts)} fields, not {len(_RANGES)}")
-        self._minutes, self._hours, self._days, self._months, weekdays = (
-            _values(text, range_) for text, range_ in zip(texts, _RANGES, strict=True)
-        )
+    `are_days_joined`: a day matches if either day field does. `follows_elapsed_time`: local times in a gap are lost, and those
+    in a fold occur twice.
+    """
+
+    def __init__(
+        self, values: Sequence[set[int]], zone: ZoneInfo, *, are_days_joined: bool, follows_elapsed_time: bool
+    ) -> None:
+        self._minutes, self._hours, self._days, self._months, weekdays = values
         self._weekdays = {day % 7 for day in weekdays}
-        self._are_days_joined = not texts[2].startswith("*") and not texts[4].startswith("*")
-        self._follows_elapsed_time = texts[0].startswith("*") or texts[1].startswith("*")
+        self._are_days_joined = are_days_joined
+        self._follows_elapsed_time = follows_elapsed_time
         self._zone = zone
 
     def next_times(self, after: datetime, count: int) -> list[datetime]:
@@ -112,6 +113,21 @@ class CrontabTimes:
             instant = local.replace(tzinfo=self._zone).astimezone(UTC)
             if instant.astimezone(self._zone).replace(tzinfo=None) == local:
                 return instant
+
+
+class CrontabTimes(LocalTimes):
+    """The times of five fields in a zone."""
+
+    def __init__(self, expression: str, zone: ZoneInfo) -> None:
+        texts = NICKNAMES.get(expression, expression).split()
+        if len(texts) != len(_RANGES):
+            raise InvalidField(f"has {len(texts)} fields, not {len(_RANGES)}")
+        super().__init__(
+            [_values(text, range_) for text, range_ in zip(texts, _RANGES, strict=True)],
+            zone,
+            are_days_joined=not texts[2].startswith("*") and not texts[4].startswith("*"),
+            follows_elapsed_time=texts[0].startswith("*") or texts[1].startswith("*"),
+        )
 
 
 def _values(text: str, range_: _Range) -> set[int]:
