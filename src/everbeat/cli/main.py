@@ -36,6 +36,7 @@ COMMANDS = {
     ),
     "import": LazyCommand("everbeat.cli.imports", "Create schedules from those of another scheduler."),
     "keys": LazyCommand("everbeat.cli.keys", "Create, list and revoke API keys in the database."),
+    "mcp": LazyCommand("everbeat.cli.mcp", "Serve tools for language models (Model Context Protocol) on stdin and stdout."),
     "migrate": LazyCommand("everbeat.cli.database", "Apply the migrations that the database needs."),
     "operations": LazyCommand("everbeat.cli.operations", "List, follow and cancel bulk operations."),
     "outbox": LazyCommand("everbeat.cli.outbox", "Create and inspect the outbox in the database of an application."),
