@@ -31,6 +31,7 @@ COMMANDS = {
     "context": LazyCommand("everbeat.cli.context_commands", "Name the servers that commands use."),
     "dev": LazyCommand("everbeat.cli.run", "Run a server, scheduler and worker in one process, for development."),
     "dlq": LazyCommand("everbeat.cli.dead_letters", "List, replay and purge dead letters: tasks that are not retried."),
+    "doctor": LazyCommand("everbeat.cli.doctor", "Check the configuration, the server and the database, and say what to do."),
     "export": LazyCommand(
         "everbeat.cli.plan", "Print schedules as a file for plan and apply: as YAML, or as JSON with -o json."
     ),
@@ -54,6 +55,7 @@ COMMANDS = {
     "shell": LazyCommand("everbeat.cli.shell", "Submit and schedule shell commands."),
     "task": LazyCommand("everbeat.cli.tasks", "Submit, list, cancel, retry and explain tasks."),
     "tenants": LazyCommand("everbeat.cli.tenants", "Create, list and change tenants in the database."),
+    "top": LazyCommand("everbeat.cli.top", "Show nodes, queues and running tasks, refreshed until Ctrl-C."),
     "worker": LazyCommand("everbeat.cli.worker", "Run the tasks of an app."),
     "workers": LazyCommand("everbeat.cli.queues", "List the workers: also written as everbeat worker list."),
 }

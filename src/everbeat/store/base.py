@@ -33,6 +33,7 @@ from everbeat.store.values import (
     ClaimRequest,
     ClaimResult,
     CompleteResult,
+    DatabaseFinding,
     DeadError,
     DeadFilter,
     DueScan,
@@ -645,6 +646,9 @@ class Store(Protocol):
         """Record that these keys have just been used."""
 
     # Maintenance
+
+    async def database_findings(self) -> list[DatabaseFinding]:
+        """What an operator should know about the tables and indexes: invalid indexes, dead rows, free pages."""
 
     async def month_ensure(self, months: Sequence[datetime]) -> list[str]:
         """Create the missing tables for rows of these months. Returns the names of the new tables."""

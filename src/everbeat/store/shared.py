@@ -46,6 +46,7 @@ from everbeat.store.rows import (
 from everbeat.store.tenant_rows import audit_log_entry_from_row, audit_log_window, tenant_from_row
 from everbeat.store.values import (
     AuditLogFilter,
+    DatabaseFinding,
     DeadError,
     DeadFilter,
     FinishedRun,
@@ -216,6 +217,9 @@ class SharedVerbs(ABC):
             "task_position", tenant_id=tenant_id, queue=queue, priority=priority, run_at=run_at, id=id_, limit=limit
         )
         return int(row["ahead"]), int(row["examined"])
+
+    async def database_findings(self) -> list[DatabaseFinding]:
+        return [DatabaseFinding(**row) for row in await self._read("database_findings")]
 
     async def task_depths(self, tenant_id: UUID | None = None) -> list[QueueDepth]:
         return [QueueDepth(**row) for row in await self._read("task_depths", tenant_id=tenant_id)]

@@ -59,6 +59,14 @@ class AuditLogFilter(NamedTuple):
     action: str | None = None
 
 
+class DatabaseFinding(NamedTuple):
+    """`kind`: invalid_index, dead_rows or free_pages. `name`: of the index or table. `ratio`: the affected part of it."""
+
+    kind: str
+    name: str
+    ratio: float
+
+
 class KeyChange(StrEnum):
     """The result of a change of keys. Unless it is `done`, nothing was changed.
 

@@ -97,3 +97,14 @@ INSERT INTO time_zones (name, fingerprint, since)
 SELECT z.name, z.fingerprint, coalesce(:now::timestamptz, clock_timestamp())
 FROM unnest(:names::text[], :fingerprints::text[]) AS z(name, fingerprint)
 ON CONFLICT DO NOTHING;
+
+-- name: database_findings
+-- Invalid indexes, and tables of which more than a third are dead rows.
+SELECT 'invalid_index' AS kind, i.indexrelid::regclass::text AS name, 1.0::float8 AS ratio
+FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE NOT i.indisvalid AND n.nspname = current_schema()
+UNION ALL
+SELECT 'dead_rows', s.relname::text, s.n_dead_tup::float8 / (s.n_live_tup + s.n_dead_tup)
+FROM pg_stat_user_tables AS s
+WHERE s.schemaname = current_schema() AND s.n_dead_tup > 100000 AND s.n_dead_tup > s.n_live_tup / 2
+ORDER BY kind, name;

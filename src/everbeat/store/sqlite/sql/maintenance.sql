@@ -70,3 +70,10 @@ SELECT name, fingerprint, since FROM time_zones WHERE name IN (SELECT value FROM
 INSERT INTO time_zones (name, fingerprint, since)
 SELECT n.value, f.value, :now FROM json_each(:names) AS n JOIN json_each(:fingerprints) AS f ON f.key = n.key
 WHERE true ON CONFLICT DO NOTHING;
+
+-- name: database_findings
+-- The free pages of a file of which more than half is free.
+-- Differs from postgres: SQLite has no dead rows and no invalid indexes.
+SELECT 'free_pages' AS kind, 'main' AS name, CAST(f.freelist_count AS REAL) / p.page_count AS ratio
+FROM pragma_freelist_count() AS f, pragma_page_count() AS p
+WHERE p.page_count > 25600 AND f.freelist_count > p.page_count / 2;
