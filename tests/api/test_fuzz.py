@@ -85,6 +85,7 @@ def run(address: str, key: str, folder: Path, *options: str) -> int:
     return int(found[1])
 
 
+@pytest.mark.timeout(400)
 def test_the_server_conforms_to_its_document(address: str, key: str, tmp_path: Path) -> None:
     """The short form: the same requests in each run, from examples, edge cases of the schemas, and chains of links."""
     cases = run(address, key, tmp_path, "--seed", str(SEED), "--generation-deterministic", "--max-examples", "3", *SHORT)

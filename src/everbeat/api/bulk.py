@@ -10,10 +10,10 @@ import msgspec
 
 from everbeat.api import paging
 from everbeat.api.bodies import key_of, read_as
-from everbeat.api.filters import label_of, schedule_id_of
+from everbeat.api.filters import LabelText, label_of, schedule_id_of
 from everbeat.api.messages import ApiRequest, Response, json_response
 from everbeat.api.operations import IDEMPOTENCY, Body, Operation, Success
-from everbeat.api.paging import NoQuery, PageQuery
+from everbeat.api.paging import NameText, NoQuery, PageQuery
 from everbeat.api.responses import BulkErrorResponse, BulkOperationList, BulkOperationResponse
 from everbeat.api.routing import get, post
 from everbeat.core.access import Scope
@@ -42,9 +42,9 @@ class ScheduleBulkFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Selects the schedules that meet all given conditions: those of the list of schedules."""
 
     status: Status | None = None
-    name_prefix: str | None = None
-    queue: str | None = None
-    type: str | None = None
+    name_prefix: NameText | None = None
+    queue: NameText | None = None
+    type: NameText | None = None
     target: Literal["worker", "http", "celery", "sqs", "kafka", "redis", "amqp", "nats", "custom"] | None = None
     all: AllOfThem = False
 
@@ -54,10 +54,10 @@ class TaskBulkFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     the creation, from `from` until before `to`."""
 
     state: TaskState | None = None
-    queue: str | None = None
-    type: str | None = None
-    schedule: str | None = None
-    label: str | None = None
+    queue: NameText | None = None
+    type: NameText | None = None
+    schedule: NameText | None = None
+    label: LabelText | None = None
     error_kind: Annotated[str, msgspec.Meta(max_length=200)] | None = None
     from_: Instant | None = msgspec.field(default=None, name="from")
     to: Instant | None = None
@@ -143,12 +143,16 @@ async def change_tasks(request: ApiRequest) -> Response:
     body = await read_as(request, TaskBulkInput)
     given = body.filter
     _check_names({"queue": given.queue, "type": given.type})
-    label_key, label_value = label_of(given.label)
+    try:
+        label_key, label_value = label_of(given.label)
+        schedule_id = await schedule_id_of(request, given.schedule)
+    except InvalidInput as error:
+        raise error.under("filter") from None
     filter_ = TaskMatch(
         state=None if given.state is None else given.state.value,
         queue=given.queue,
         type=given.type,
-        schedule_id=await schedule_id_of(request, given.schedule),
+        schedule_id=schedule_id,
         label_key=label_key,
         label_value=label_value,
         error_kind=given.error_kind,

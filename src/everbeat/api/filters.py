@@ -25,6 +25,14 @@ TenantRef = Annotated[
     ),
 ]
 
+LabelText = Annotated[
+    str,
+    msgspec.Meta(
+        description="A label, or a label and its value: key or key=value.",
+        extra_json_schema={"pattern": r"^[A-Za-z0-9._-]{1,200}([=:][^\u0000-\u0008\u000b-\u001f\u007f]{0,256})?$"},
+    ),
+]
+
 
 async def schedule_id_of(request: ApiRequest, ref: str | None) -> UUID | None:
     """Return the id of a schedule given by id or name. A removed schedule can be given by id. Unknown names match nothing."""

@@ -100,9 +100,10 @@ _UUID = {"type": "string", "format": "uuid"}
 PATH_PARAMETERS = {
     "ref": PathParameter("The id or the name of a schedule.", {"type": "string", "minLength": 1}),
     "name": PathParameter("The name of a calendar or an endpoint.", {"type": "string", **NAME}),
-    "id": PathParameter("The id of a task.", _UUID),
+    "id": PathParameter("The id of a task or of a bulk operation.", _UUID),
     "task_id": PathParameter("The id of the task of a dead letter.", _UUID),
     "tenant": PathParameter("The id or the name of a tenant.", {"type": "string", "minLength": 1}),
+    "queue": PathParameter("The name of a queue.", {"type": "string", **NAME}),
     "key_id": PathParameter("The id of an API key.", _UUID),
 }
 SCHEDULE_NAME = {"ref": PathParameter("The name of the schedule.", {"type": "string", **NAME})}

@@ -10,7 +10,7 @@ import msgspec
 
 from everbeat.api import paging
 from everbeat.api.bodies import PAYLOAD, Items, decode_as, idempotency_of, key_of, read_as, read_body, read_optional_json
-from everbeat.api.filters import label_of, schedule_id_of
+from everbeat.api.filters import LabelText, label_of, schedule_id_of
 from everbeat.api.messages import ApiRequest, Response, json_response
 from everbeat.api.openapi import TaskSubmission
 from everbeat.api.operations import IDEMPOTENCY, Body, Operation, Success
@@ -57,16 +57,7 @@ class TaskQuery(StateQuery, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     queue: NameText | Absent = msgspec.UNSET
     type: NameText | Absent = msgspec.UNSET
     schedule: Annotated[NameText, msgspec.Meta(description="The id or the name of a schedule.")] | Absent = msgspec.UNSET
-    label: (
-        Annotated[
-            str,
-            msgspec.Meta(
-                description="A label, or a label and its value: key or key=value.",
-                extra_json_schema={"pattern": r"^[A-Za-z0-9._-]{1,200}([=:][^\u0000-\u0008\u000b-\u001f\u007f]{0,256})?$"},
-            ),
-        ]
-        | Absent
-    ) = msgspec.UNSET
+    label: LabelText | Absent = msgspec.UNSET
 
 
 class GetTaskQuery(NoQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
