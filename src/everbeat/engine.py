@@ -35,6 +35,7 @@ from everbeat.services.endpoints import EndpointService
 from everbeat.services.event_stream import EventRelay, EventStream
 from everbeat.services.events import Emit, ignore
 from everbeat.services.explainer import Explainer
+from everbeat.services.forecast import ForecastService
 from everbeat.services.idempotent_responses import IdempotentResponses
 from everbeat.services.keys import KeyService
 from everbeat.services.leases import LeaseService
@@ -148,6 +149,7 @@ class Engine:
         self.backfill = BackfillService(store, self.schedules, self.tasks, timelines)
         self.ledger = LedgerService(store, timelines, late_seconds=late_seconds)
         self.audit = AuditService(store, timelines, late_seconds=late_seconds)
+        self.forecast = ForecastService(store, timelines)
         self.explainer = Explainer(
             store,
             self.schedules,

@@ -72,7 +72,7 @@ async def log_in(browser: httpx.AsyncClient, key: str, next_: str = "/") -> http
     return await browser.post("/login", data={"csrf_token": token_in(shown.text), "key": key, "next": next_})
 
 
-async def send(browser: httpx.AsyncClient, page: str, action: str, **fields: str) -> httpx.Response:
+async def send(browser: httpx.AsyncClient, page: str, action: str, /, **fields: str) -> httpx.Response:
     """Send a form of a page to an action of the site."""
     shown = await browser.get(page)
     return await browser.post(action, data={"csrf_token": token_in(shown.text), **fields})

@@ -21,6 +21,7 @@ from everbeat.services.dead_letters import DeadLetterService
 from everbeat.services.endpoints import EndpointService
 from everbeat.services.event_stream import EventStream
 from everbeat.services.explainer import Explainer
+from everbeat.services.forecast import ForecastService
 from everbeat.services.idempotent_responses import IdempotentResponses
 from everbeat.services.keys import KeyService
 from everbeat.services.leases import LeaseService
@@ -59,6 +60,7 @@ class ApiContext(NamedTuple):
     idempotent_responses: IdempotentResponses
     explainer: Explainer
     audit: AuditService
+    forecast: ForecastService
     cluster: ClusterService
     workers: WorkerDirectory
     calendars: CalendarService
@@ -105,6 +107,7 @@ class ApiContext(NamedTuple):
             idempotent_responses=engine.idempotent_responses,
             explainer=engine.explainer,
             audit=engine.audit,
+            forecast=engine.forecast,
             cluster=engine.cluster,
             workers=engine.workers,
             calendars=engine.calendars,

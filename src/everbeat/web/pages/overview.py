@@ -7,12 +7,16 @@ from collections import Counter
 from everbeat.api.messages import ApiRequest, Response
 from everbeat.api.routing import get
 from everbeat.core.access import Scope
+from everbeat.services.forecast import CELL, CELLS
 from everbeat.store.values import DeadFilter
+from everbeat.web.formats import number
 from everbeat.web.pages.declarations import READ
 from everbeat.web.rendering import page
-from everbeat.web.svg import share_bar
+from everbeat.web.svg import heat_map, share_bar
 
 _LISTED = 10
+# The cells in a row of the heat map: two hours of five minutes each.
+_ROW = 24
 
 
 @get("/", READ)
@@ -32,6 +36,7 @@ async def overview(request: ApiRequest) -> Response:
         view=view,
         now=view.now,
         states=states,
+        lag=max((one.lag_seconds for one in view.nodes if view.is_alive(one) and one.lag_seconds is not None), default=None),
         queues=sorted(queues.items(), key=lambda one: -sum(one[1].values()))[:_LISTED],
         dead=dead,
         pauses=await context.pauses.active(tenant_id),
@@ -48,4 +53,16 @@ async def audit_headline(request: ApiRequest) -> Response:
     return page(request, "parts/audit_headline.html", total=report.total, bars=bars, filters={})
 
 
-ROUTES = [overview, audit_headline]
+@get("/overview/forecast", READ)
+async def forecast(request: ApiRequest) -> Response:
+    """What fires in the next 24 hours. It is computed from the rules, so it is loaded after the page."""
+    found = await request.context.forecast.next_day(request.tenant_id)
+    starts = [found.begin + CELL * index for index in range(CELLS)]
+    rows = [(f"{starts[first]:%H:%M}", found.cells[first : first + _ROW]) for first in range(0, CELLS, _ROW)]
+    titles = [f"{at:%H:%M} UTC: {number(value)} ticks" for at, value in zip(starts, found.cells, strict=True)]
+    by_row = [titles[first : first + _ROW] for first in range(0, CELLS, _ROW)]
+    label = f"Ticks of the next 24 hours by five minutes, {number(sum(found.cells))} in all"
+    return page(request, "parts/forecast.html", found=found, map=heat_map(rows, by_row, label))
+
+
+ROUTES = [overview, audit_headline, forecast]

@@ -116,18 +116,33 @@
   });
 
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const drawCharts = (root) => {
-    if (!window.uPlot) return;
-    for (const element of root.querySelectorAll("[data-chart]:not([data-drawn])")) {
-      element.dataset.drawn = "1";
-      const data = JSON.parse(document.getElementById(element.dataset.chart).textContent);
-      const axis = { stroke: color("--muted"), grid: { stroke: color("--border"), width: 1 }, ticks: { stroke: color("--border") } };
-      const series = [{}, ...data.series.map((one) => ({ label: one.label, stroke: color(one.color), width: 2, points: { show: data.x.length < 60 } }))];
-      const chart = new uPlot({ width: element.clientWidth, height: 220, series, axes: [axis, { ...axis, size: 64, values: (_, values) => values.map((v) => v + (data.unit || "")) }] },
-        [data.x, ...data.series.map((one) => one.values)], element);
-      new ResizeObserver(() => chart.setSize({ width: element.clientWidth, height: 220 })).observe(element);
-    }
+  const MAX_POINTS = 600;
+  const lagTimes = [], lagValues = [];
+  let lagChart = null;
+  const makeLagChart = (element) => {
+    const axis = { stroke: color("--muted"), grid: { stroke: color("--border"), width: 1 }, ticks: { stroke: color("--border") } };
+    const size = () => ({ width: element.clientWidth, height: 200 });
+    const series = [{}, { label: "lag", stroke: color("--accent"), width: 2, points: { size: 5 } }];
+    const axes = [axis, { ...axis, size: 70, values: (_, values) => values.map((one) => `${one} ms`) }];
+    const chart = new uPlot({ ...size(), series, axes, legend: { show: false }, scales: { y: { range: (_, low, high) => [0, Math.max(high, 10)] } } }, [lagTimes, lagValues], element);
+    new ResizeObserver(() => chart.setSize(size())).observe(element);
+    return chart;
   };
-  document.addEventListener("DOMContentLoaded", () => drawCharts(document));
-  document.addEventListener("htmx:afterSwap", (event) => drawCharts(event.target));
+  // The event of a tick that fired has the time for which it was scheduled and the time at which it fired.
+  document.addEventListener("sse:tick", (event) => {
+    const element = document.querySelector("[data-lag-chart]");
+    if (!element || !window.uPlot || !event.detail.data) return;
+    const tick = JSON.parse(event.detail.data);
+    if (!tick.fired_at) return;
+    const at = Date.parse(tick.fired_at) / 1000;
+    if (lagTimes.length && at < lagTimes[lagTimes.length - 1]) return;
+    lagTimes.push(at);
+    lagValues.push(Math.max(0, Date.parse(tick.fired_at) - Date.parse(tick.scheduled_for)));
+    if (lagTimes.length > MAX_POINTS) { lagTimes.shift(); lagValues.shift(); }
+    if (lagTimes.length < 2) return;
+    lagChart = lagChart || makeLagChart(element);
+    lagChart.setData([lagTimes, lagValues]);
+    const note = document.querySelector("[data-lag-note]");
+    note.textContent = `${lagTimes.length} ticks since this page was opened, the latest with ${Math.round(lagValues[lagValues.length - 1])} ms.`;
+  });
 })();

@@ -1,0 +1,30 @@
+"""The forecast of ticks for the heat map of the dashboard."""
+
+from __future__ import annotations
+
+from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.core.timeline import TimelineCache
+from everbeat.services.forecast import CELLS, ForecastService
+from everbeat.services.publisher import ChangePublisher
+from everbeat.services.schedules import ScheduleService
+from everbeat.store.base import Store
+from tests.factories import NOW, OTHER_TENANT
+
+TARGET = {"kind": "worker", "type": "work"}
+
+
+async def test_it_counts_the_ticks_of_the_next_day_by_five_minutes(store: Store) -> None:
+    timelines = TimelineCache()
+    schedules = ScheduleService(store, timelines, ChangePublisher(store))
+    for name, cron in (("one", "7 3 * * *"), ("two", "7 3 * * *"), ("often", "* * * * * *"), ("paused", "* * * * * *")):
+        await schedules.put(DEFAULT_TENANT, name, {"cron": cron, "target": TARGET}, now=NOW)
+    await schedules.pause(DEFAULT_TENANT, "paused", note=None, now=NOW)
+    service = ForecastService(store, timelines)
+    found = await service.next_day(DEFAULT_TENANT, now=NOW)
+    assert (found.schedules, found.is_complete, len(found.cells)) == (3, True, CELLS)
+    assert sorted(set(found.cells)) == [300, 302]
+    assert sum(found.cells) == 86_400 + 2
+    assert found.fullest_at is not None
+    assert (found.fullest_at.hour, found.fullest_at.minute, found.fullest) == (3, 7, 2)
+    assert (await service.next_day(OTHER_TENANT, now=NOW)).cells == [0] * CELLS
+    assert await service.next_day(DEFAULT_TENANT, now=NOW) is found
