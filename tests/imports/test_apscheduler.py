@@ -91,6 +91,13 @@ def test_the_times_around_a_dst_change_are_equal(hour: str, minute: str, after: 
     assert not compared.differs, compared.first_difference
 
 
+def test_a_run_that_apscheduler_misses_after_a_dst_change_is_a_difference() -> None:
+    found = planned(CronTrigger(month="*", timezone="Europe/Berlin"))
+    compared = compare_times(found, datetime(2031, 2, 15, tzinfo=UTC))
+    april, may = datetime(2031, 3, 31, 22, tzinfo=UTC), datetime(2031, 4, 30, 22, tzinfo=UTC)
+    assert compared.first_difference == (april, may)
+
+
 def test_an_interval_counts_from_its_start_or_from_a_fixed_time() -> None:
     start = datetime(2030, 5, 6, 12, 0, 5, tzinfo=UTC)
     found = planned(IntervalTrigger(minutes=7, start_date=start, end_date=start + timedelta(minutes=70)))
