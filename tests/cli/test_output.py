@@ -66,6 +66,19 @@ def test_a_terminal_shows_rich_tables_without_markup_and_honors_no_color(
     assert ("\x1b[31m" in shown) == (no_color == "")
 
 
+def test_a_table_that_is_wider_than_the_terminal_is_not_cropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "40")
+    items = [{"id": "x" * 36, "state": "completed", "error": "e" * 70, "at": "2026-11-19T02:00:00.000000Z"}]
+    columns = [Column("ID", "id"), Column("STATE", "state"), Column("AT", "at"), Column("ERROR", "error")]
+    Printer("table").items(items, columns, empty="")
+    shown = terminal.getvalue()
+    assert "x" * 36 in shown
+    assert "2026-11-19 02:00:00Z" in shown
+    assert shown.count("e") >= 70
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

@@ -26,6 +26,7 @@ FORMATS = ("table", "json", "yaml")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(\.\d+)?Z")
 _MAX_CELL = 80
+_MAX_UNWRAPPED = 40
 _STATE_STYLES = {
     **dict.fromkeys(("active", "completed", "fired", "live", "done", "ok"), "green"),
     **dict.fromkeys(("failed", "dead", "missing", "gone", "faulty", "error"), "red"),
@@ -140,13 +141,17 @@ def _print_rich(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    lines = list(rows)
+    widths = [max(len(line[column]) for line in (titles, *lines)) for column in range(len(titles))]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles:
-        table.add_column(title, overflow="fold")
-    for row in rows:
+    for title, width in zip(titles, widths, strict=True):
+        table.add_column(title, overflow="fold", no_wrap=width <= _MAX_UNWRAPPED)  # ids and times stay in one line
+    for line in lines:
         # Text, not markup: a name may contain brackets.
-        table.add_row(*(Text(cell, style=_STATE_STYLES.get(cell, "")) for cell in row))
-    Console().print(table)
+        table.add_row(*(Text(cell, style=_STATE_STYLES.get(cell, "")) for cell in line))
+    # A table that is wider than the terminal is not cropped: the terminal wraps its lines.
+    needed = sum(min(width, _MAX_UNWRAPPED) + 1 for width in widths)
+    Console(width=max(Console().width, needed)).print(table)
 
 
 OUTPUT = click.option(

@@ -40,7 +40,9 @@ def _filters(command: Any) -> Any:
 
 def _bulk_filters(command: Any) -> Any:
     options = (
-        click.option("--error-kind", help="With --all-matching: only with a last error of this kind, such as TimeoutError."),
+        click.option(
+            "--error-kind", help="With --all-matching: only with a last error of this kind: the full name of the exception."
+        ),
         click.option("--from", "from_", help="With --all-matching: only created since this time."),
         click.option("--to", help="With --all-matching: only created before this time."),
     )
