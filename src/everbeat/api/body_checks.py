@@ -1,7 +1,7 @@
 """Checks large bodies in other processes, so that no body blocks the event loop, whatever its shape.
 
 There is one process for bodies of up to 1 MiB, and one for larger ones, so that a large body delays only other large ones. Each
-is started when it is first needed, and ended after a time without bodies. Bodies wait for their turn by key: a key with many
+is started when it is first needed, and ended after a time without bodies. Bodies wait by key, in rotation: a key with many
 bodies delays its own. If a process cannot be started, bodies are checked in a thread, which shares the interpreter with the
 event loop; that happens only if this process does not run in a Python interpreter, for example in some application servers.
 """
@@ -40,21 +40,21 @@ class BodyChecks:
     """The checker processes of a node."""
 
     def __init__(self, *, idle_seconds: float = IDLE_SECONDS) -> None:
-        self._medium = _Lane(idle_seconds)
-        self._large = _Lane(idle_seconds)
+        self._medium = _CheckQueue(idle_seconds)
+        self._large = _CheckQueue(idle_seconds)
 
     async def outline(self, raw: bytes, request: OutlineRequest, key: Hashable) -> JsonOutline:
         """Check a body, and return its outline. Raises BadJson, or CheckerFailed."""
-        lane = self._medium if len(raw) <= _MEDIUM_BYTES else self._large
-        return (await lane.answer(raw, request, key)).outline()
+        queue = self._medium if len(raw) <= _MEDIUM_BYTES else self._large
+        return (await queue.answer(raw, request, key)).outline()
 
     def close(self) -> None:
         self._medium.close()
         self._large.close()
 
 
-class _Lane:
-    """One process, which checks one body at a time."""
+class _CheckQueue:
+    """The bodies that wait for one process, which checks one at a time."""
 
     def __init__(self, idle_seconds: float) -> None:
         self._idle_seconds = idle_seconds
