@@ -73,14 +73,14 @@ def _nodes(view: ClusterView, tenant_id: UUID | None) -> list[NodeResponse]:
             lag_seconds=node.lag_seconds,
             fired_per_second=node.fired_per_second,
             capacity=node.capacity,
-            deliveries=_deliveries(node.deliveries, tenant_id),
+            deliveries=deliveries_response(node.deliveries, tenant_id),
             partitions=owned[node.id],
         )
         for node in view.nodes
     ]
 
 
-def _deliveries(text: str | None, tenant_id: UUID | None) -> NodeDeliveriesResponse | None:
+def deliveries_response(text: str | None, tenant_id: UUID | None) -> NodeDeliveriesResponse | None:
     """Return the deliveries of a node, without the destinations of other tenants."""
     if text is None:
         return None

@@ -12,6 +12,7 @@ import msgspec
 from everbeat.core.tasks import TaskRecord
 from everbeat.core.zones import load_zone
 
+_SECTIONS = frozenset({"queues", "workers", "cluster", "audit", "audit-log", "schedules", "tasks", "calendars", "dead-letters"})
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -104,6 +105,16 @@ def json_line(value: Any) -> str:
     return msgspec.json.encode(value).decode("utf-8", "replace")
 
 
+def page_link(link: str | None) -> str | None:
+    """The page that shows what a path of the API returns, or None if there is none."""
+    if link is None or not link.startswith("/v1/"):
+        return None
+    section, *rest = link.removeprefix("/v1/").partition("?")[0].split("/")
+    if section in ("tasks", "schedules", "calendars", "operations") and rest:
+        return f"/{section}/{rest[0]}"
+    return {"pauses": "/queues", "nodes": "/cluster"}.get(section) or (f"/{section}" if section in _SECTIONS else None)
+
+
 def limit(value: float | None) -> str:
     return "no limit" if value is None else number(value)
 
@@ -134,6 +145,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "with_query": with_query,
     "json_line": json_line,
     "limit": limit,
+    "page_link": page_link,
     "ran_for": ran_for,
     "filters_of": filters_of,
 }

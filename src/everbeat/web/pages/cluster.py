@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from uuid import UUID
 
+from everbeat.api.cluster import deliveries_response
 from everbeat.api.messages import ApiRequest, Response
 from everbeat.api.routing import get
 from everbeat.core.access import Scope
@@ -21,6 +22,8 @@ _COLORS = 8
 async def show_cluster(request: ApiRequest) -> Response:
     context = request.context
     view = await context.cluster.view(request.tenant_id, all_tenants=Scope.ADMIN in request.caller.scopes)
+    tenant_id = None if Scope.ADMIN in request.caller.scopes else request.tenant_id
+    deliveries = [(node, deliveries_response(node.deliveries, tenant_id)) for node in view.nodes if view.is_alive(node)]
     colors = {node.id: index % _COLORS for index, node in enumerate(sorted(view.nodes, key=lambda one: one.name))}
     return page(
         request,
@@ -28,6 +31,7 @@ async def show_cluster(request: ApiRequest) -> Response:
         view=view,
         now=view.now,
         colors=colors,
+        breakers=[(node, one) for node, found in deliveries if found is not None for one in found.circuit_breakers],
         alive=sum(view.is_alive(one) for one in view.nodes),
         owned=Counter(one.owner for one in view.partitions),
         epochs=max((one.epoch for one in view.partitions), default=0),

@@ -13,7 +13,8 @@ from everbeat.web.pages.queries import query_of
 from everbeat.web.pages.strips import recent_charts
 from everbeat.web.rendering import page
 
-_PAGE_SIZE = 50
+# Half of other lists, because the tick strips of a row are large.
+_PAGE_SIZE = 25
 
 
 @get("/schedules", READ)
