@@ -183,6 +183,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "task_list_past": {**MATCHING, "state": "completed"},
     "task_list_past_of_schedule": {**MATCHING, "state": "completed"},
     "task_list_past_floor": LIST,
+    "task_position": {"tenant_id": TENANT, "queue": "q1", "priority": 100, "run_at": NOW, "id": TENANT, "limit": 1000},
     "task_ready_count": {"tenant_id": TENANT, "limit": 1000, "soon_seconds": 60.0, "now": NOW},
     "task_ticks": {"tenant_id": TENANT, "schedule_id": UUID(int=7), "from_at": NOW - minutes(60), "to_at": NOW},
     "task_runs": {"tenant_id": TENANT, "ids": IDS},
@@ -359,6 +360,7 @@ SQLITE_HOT = {
     "task_list_past_floor": "task_history_of_tenant",
     "task_list_of_schedule": "tasks_of_schedule",
     "task_list_past_of_schedule": "task_history_executions",
+    "task_position": "tasks_ready",
     "task_ready_count": "tasks_ready",
     "task_ticks": "task_history_of_schedule",
     # What else the pages of the dashboard read.
