@@ -1,9 +1,12 @@
-"""The forecast of ticks for the heat map of the dashboard."""
+"""The forecast of ticks and the shared audit, which the overview of the dashboard loads after the page."""
 
 from __future__ import annotations
 
+import asyncio
+
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.timeline import TimelineCache
+from everbeat.services.audit import AuditService
 from everbeat.services.forecast import CELLS, ForecastService
 from everbeat.services.publisher import ChangePublisher
 from everbeat.services.schedules import ScheduleService
@@ -28,3 +31,14 @@ async def test_it_counts_the_ticks_of_the_next_day_by_five_minutes(store: Store)
     assert (found.fullest_at.hour, found.fullest_at.minute, found.fullest) == (3, 7, 2)
     assert (await service.next_day(OTHER_TENANT, now=NOW)).cells == [0] * CELLS
     assert await service.next_day(DEFAULT_TENANT, now=NOW) is found
+
+
+async def test_many_dashboards_share_the_audit_of_the_last_day(store: Store) -> None:
+    timelines = TimelineCache()
+    schedules = ScheduleService(store, timelines, ChangePublisher(store))
+    await schedules.put(DEFAULT_TENANT, "one", {"cron": "7 3 * * *", "target": TARGET}, now=NOW)
+    audit = AuditService(store, timelines, late_seconds=5)
+    first, second = await asyncio.gather(*(audit.last_day(DEFAULT_TENANT, now=NOW) for _ in range(2)))
+    assert first is second
+    assert first.schedules == []
+    assert await audit.last_day(OTHER_TENANT, now=NOW) is not first

@@ -7,6 +7,7 @@ from the tasks. The three sources are independent of each other.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -28,6 +29,8 @@ from everbeat.store.values import ScheduleFilter, TickTotal
 
 _MICROSECOND = timedelta(microseconds=1)
 _PAGE = 500
+_MAX_KEPT = 1000
+_KEPT_SECONDS = 60.0
 _MAX_WINDOW = timedelta(days=366)
 
 _Row = TypeVar("_Row", TickTotal, Tick, PastRule)
@@ -94,6 +97,19 @@ class AuditService:
         self._store = store
         self._timelines = timelines
         self._late_seconds = late_seconds
+        self._kept: dict[UUID, tuple[float, AuditReport]] = {}
+        self._lock = asyncio.Lock()
+
+    async def last_day(self, tenant_id: UUID, *, now: datetime | None = None) -> AuditReport:
+        """Audit the last 24 hours without a list of schedules. The report may be a minute old: many dashboards share it."""
+        async with self._lock:
+            kept = self._kept.get(tenant_id)
+            if kept is None or kept[0] <= time.monotonic():
+                if len(self._kept) > _MAX_KEPT:
+                    self._kept.clear()
+                report = await self.run(tenant_id, from_=None, to=None, limit=0, now=now)
+                kept = self._kept[tenant_id] = (time.monotonic() + _KEPT_SECONDS, report)
+            return kept[1]
 
     async def run(
         self,

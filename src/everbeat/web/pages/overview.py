@@ -47,7 +47,7 @@ async def overview(request: ApiRequest) -> Response:
 @get("/overview/audit", READ)
 async def audit_headline(request: ApiRequest) -> Response:
     """The audit of the last day. It reads every schedule, so it is loaded after the page."""
-    report = await request.context.audit.run(request.tenant_id, from_=None, to=None, limit=0)
+    report = await request.context.audit.last_day(request.tenant_id)
     skipped = report.total.skipped
     bars = share_bar([(reason, count) for reason, count in skipped.most_common()], "Skipped ticks by reason")
     return page(request, "parts/audit_headline.html", total=report.total, bars=bars, filters={})
