@@ -153,6 +153,7 @@ def test_every_post_that_creates_something_documents_the_key() -> None:
         if parameter["name"] == "Idempotency-Key"
     }
     creating = {path for path, methods in document["paths"].items() if "201" in methods.get("post", {}).get("responses", ())}
-    # Batches return 200, because there is no single location.
+    # Batches return 200, because there is no single location. Bulk operations return 202, and 200 for a dry run.
     creating |= {"/v1/schedules/batch", "/v1/tasks/batch", "/v1/schedules/{ref}/backfill", "/v1/dead-letters/replay"}
+    creating |= {"/v1/schedules/bulk", "/v1/tasks/bulk"}
     assert keyed == creating

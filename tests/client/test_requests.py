@@ -45,7 +45,10 @@ def test_many_tasks_are_sent_together_with_one_key_except_those_with_their_own()
     tasks = [make_input(type="a", idempotency_key="mine"), make_input(type="b")]
     (request,) = requests.submit(tasks)
     assert (request.path, request.repeat) == ("/v1/tasks/batch", Repeat.SAFE)
-    assert body_of(request)["tasks"] == [{"type": "a", "idempotency_key": "mine"}, {"type": "b"}]
+    assert body_of(request)["tasks"] == [
+        {"type": "a", "payload": {}, "idempotency_key": "mine"},
+        {"type": "b", "payload": {}},
+    ]
     assert request.headers["idempotency-key"]
 
 

@@ -101,7 +101,7 @@ async def test_the_environment_is_that_of_the_payload_and_has_no_secrets_of_the_
 
 async def test_the_directory_standard_input_and_niceness_are_those_of_the_payload(workers: Workers, tmp_path: Path) -> None:
     task = await run(workers, shell_command("pwd; cat; nice", cwd=str(tmp_path), stdin="some\ninput\n", nice=7))
-    assert log_of(task) == [str(tmp_path), "some", "input", "7"]
+    assert log_of(task) == [str(tmp_path), "some", "input", str(os.nice(0) + 7)]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start commands as other users")
@@ -229,6 +229,8 @@ async def test_a_process_in_another_session_that_holds_the_output_open_does_not_
     task = await run(workers, shell_command(f"{command}; echo done"))
     assert log_of(task) == ["done"]
     assert not has_ended(await pid_in(tmp_path / "daemon"))
+    output = os.readlink(f"/proc/{await pid_in(tmp_path / 'daemon')}/fd/1")
+    assert output not in [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()], "the pipe is closed"
     with contextlib.suppress(ProcessLookupError):
         os.kill(await pid_in(tmp_path / "daemon"), signal.SIGKILL)
 

@@ -109,6 +109,9 @@ class CommandProcess:
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
         await self._process.wait()
+        # There is no public way to close the pipes of a process. They stay open if another process holds them.
+        self._process._transport.close()  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
 
 
 @contextlib.contextmanager
