@@ -123,7 +123,9 @@ async def test_task_claim_returns_the_claimed_count_of_each_step(store: Store) -
 async def test_task_claim_takes_the_oldest_task_of_all_queues_and_types_of_a_step(store: Store) -> None:
     given = [("a", "x", 5), ("b", "x", 9), ("a", "y", 7), ("a", "x", 8), ("b", "y", 6), ("b", "x", 1)]
     for number, (queue, type_, age) in enumerate(given):
-        await store.task_submit([make_task(type_, queue=queue, run_at=NOW - minutes(age), payload=str(number))], now=NOW)
+        await store.task_submit(
+            [make_task(type_, queue=queue, run_at=NOW - minutes(age), payload=str(number).encode())], now=NOW
+        )
     queue_types = tuple((queue, type_) for queue in "ab" for type_ in "xy")
     claims = await store.task_claim([step(limit=4, queue_types=queue_types)], [ClaimRequest("w", 10, 30)], now=NOW)
     assert [(one.queue, one.type) for one in claims.tasks[0]] == [("b", "x"), ("a", "x"), ("a", "y"), ("b", "y")]
