@@ -5,7 +5,6 @@ schemathesis loads this file (SCHEMATHESIS_HOOKS) in a separate process.
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Any
 
@@ -30,9 +29,7 @@ UNPREDICTABLE = {
     r"(.*\.)?calendars\.(only|exclude)": "must exist",
     r"(.*\.)?(cron|rrule|timezone|every_seconds)": "has a grammar, or must be in the time zone database",
     r"(.*\.)?anchor": "is allowed only with some triggers",
-    r"filter(\.all)?": "must have a condition, or `all` and no condition",
-    r"(.*\.)?label": "is a label, or a label and its value",
-    r"(.*\.)?(at|run_at|until|after|from|to|starts_at|ends_at)": "is bounded, and compared with the clock or another time",
+    r"(.*\.)?(at|run_at|after|from|to|starts_at|ends_at)": "is bounded, and compared with the clock or another time",
     r"(.*\.)?delay_seconds": "excludes run_at",
     r"(schedules\[\d+\]\.)?name": "is reserved, duplicate, or differs from the name in the path",
     r"(.*\.)?expires_at": "must be in the future",
@@ -55,15 +52,6 @@ def accepted_or_unpredictable(ctx: Any, response: Any, case: Any) -> bool | None
         if response.status_code == 413 or (response.status_code == 422 and is_unpredictable(response.json())):
             return None
         raise
-
-
-@schemathesis.hook
-def before_load_schema(_context: Any, raw_schema: dict[str, Any]) -> None:
-    """In the short form, only one of the three lists of hooks has targets of all kinds. They have the same schema."""
-    if "FUZZ_SHORT" in os.environ:
-        lists = raw_schema["components"]["schemas"]["Hooks"]["properties"]
-        for name in ("on_success", "on_failure"):
-            lists[name]["items"] = {"$ref": "#/components/schemas/WorkerTarget"}
 
 
 @schemathesis.hook
