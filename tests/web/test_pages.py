@@ -122,3 +122,17 @@ async def test_static_files_are_compressed_and_kept_by_browsers(locked: httpx.As
     plain = await locked.get(url, headers={"accept-encoding": "identity"})
     assert "content-encoding" not in plain.headers
     assert plain.content == response.content == static_files()["everbeat.css"].body
+
+
+async def test_the_audit_is_loaded_after_its_page(browser: httpx.AsyncClient, context: ApiContext) -> None:
+    await put_schedule(context)
+    shown = (await browser.get("/audit?from=2026-01-01T00:00")).text
+    assert 'hx-get="/audit/report?from=2026-01-01T00:00"' in shown
+    assert "nightly" not in shown
+    part = (await browser.get("/audit/report", headers={"hx-request": "true"})).text
+    assert "nightly" in part
+    assert "<html" not in part
+    assert "<html" in (await browser.get("/audit/report")).text
+    refused = await browser.get("/audit?from=2026-01-02T00:00&to=2026-01-01T00:00")
+    assert refused.status_code == 422
+    assert "must be earlier than to" in refused.text

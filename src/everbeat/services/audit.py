@@ -123,12 +123,7 @@ class AuditService:
     ) -> AuditReport:
         """Audit all schedules of a tenant, and list those of the page after `after_name`."""
         moment = await self._store.clock(now=now)
-        end = min(to, moment) if to is not None else moment
-        start = from_ if from_ is not None else end - timedelta(days=1)
-        if start > end:
-            raise InvalidInput.of("from", "must be earlier than to, and not in the future")
-        if end - start > _MAX_WINDOW:
-            raise InvalidInput.of("from", "the window must not be longer than 366 days")
+        start, end = audit_window(from_, to, moment)
         end += _MICROSECOND if to is None or to > moment else timedelta(0)
         total, listed = AuditCount(), list[ScheduleAuditCount]()
         name: str | None = None
@@ -220,6 +215,17 @@ class AuditService:
             return self._timelines.get(rule, id_, calendars)
         except InvalidInput:  # a rule that cannot be computed has no expected ticks
             return None
+
+
+def audit_window(from_: datetime | None, to: datetime | None, moment: datetime) -> tuple[datetime, datetime]:
+    """Return the window to audit, which ends now at the latest. Default: the last day."""
+    end = min(to, moment) if to is not None else moment
+    start = from_ if from_ is not None else end - timedelta(days=1)
+    if start > end:
+        raise InvalidInput.of("from", "must be earlier than to, and not in the future")
+    if end - start > _MAX_WINDOW:
+        raise InvalidInput.of("from", "the window must not be longer than 366 days")
+    return start, end
 
 
 def _count_recorded(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from uuid import UUID
 
 import msgspec
@@ -12,6 +11,7 @@ from everbeat.api.messages import ApiRequest, Response
 from everbeat.api.routing import get
 from everbeat.core.access import Scope
 from everbeat.core.audit_log import AuditLogAction
+from everbeat.services.audit import audit_window
 from everbeat.store.values import AuditLogFilter
 from everbeat.web.inputs import optional_choice, optional_moment
 from everbeat.web.pages.declarations import MANAGE, READ
@@ -23,17 +23,23 @@ _PAGE_SIZE = 50
 
 @get("/audit", READ)
 async def show_audit(request: ApiRequest) -> Response:
-    context, query = request.context, query_of(request)
-    now = await context.store.clock()
-    from_ = optional_moment(query, "from") or now - timedelta(days=1)
+    """The page without its figures. The audit reads every schedule, so it is loaded after the page."""
+    query = query_of(request)
+    now = await request.context.store.clock()
+    start, _ = audit_window(optional_moment(query, "from"), optional_moment(query, "to"), now)
+    return page(request, "audit.html", start=start, filters=query)
+
+
+@get("/audit/report", READ)
+async def show_audit_report(request: ApiRequest) -> Response:
+    query = query_of(request)
+    from_, to = optional_moment(query, "from"), optional_moment(query, "to")
     after = paging.name_after(query["cursor"]) if "cursor" in query else None
-    to = optional_moment(query, "to")
-    report = await context.audit.run(request.tenant_id, from_=from_, to=to, after_name=after, limit=_PAGE_SIZE + 1)
+    report = await request.context.audit.run(request.tenant_id, from_=from_, to=to, after_name=after, limit=_PAGE_SIZE + 1)
     shown, last = paging.split_page(report.schedules, _PAGE_SIZE)
     return page(
         request,
-        "audit.html",
-        report=report,
+        "parts/audit_report.html",
         total=report.total,
         schedules=shown,
         filters=query,
@@ -68,4 +74,4 @@ async def show_audit_log(request: ApiRequest) -> Response:
     )
 
 
-ROUTES = [show_audit, show_audit_log]
+ROUTES = [show_audit, show_audit_report, show_audit_log]
