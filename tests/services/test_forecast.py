@@ -16,7 +16,7 @@ from tests.factories import NOW, OTHER_TENANT
 TARGET = {"kind": "worker", "type": "work"}
 
 
-async def test_it_counts_the_ticks_of_the_next_day_by_five_minutes(store: Store) -> None:
+async def test_it_counts_the_ticks_of_the_next_day_by_minute(store: Store) -> None:
     timelines = TimelineCache()
     schedules = ScheduleService(store, timelines, ChangePublisher(store))
     for name, cron in (("one", "7 3 * * *"), ("two", "7 3 * * *"), ("often", "* * * * * *"), ("paused", "* * * * * *")):
@@ -25,10 +25,11 @@ async def test_it_counts_the_ticks_of_the_next_day_by_five_minutes(store: Store)
     service = ForecastService(store, timelines)
     found = await service.next_day(DEFAULT_TENANT, now=NOW)
     assert (found.schedules, found.is_complete, len(found.cells)) == (3, True, CELLS)
-    assert sorted(set(found.cells)) == [300, 302]
+    assert sorted(set(found.cells)) == [60, 62]
     assert sum(found.cells) == 86_400 + 2
     assert found.fullest_at is not None
-    assert (found.fullest_at.hour, found.fullest_at.minute, found.fullest) == (3, 7, 2)
+    assert (found.fullest_at.hour, found.fullest_at.minute, found.fullest) == (3, 7, 3)
+    assert found.fullest_names == ["often", "one", "two"]
     assert (await service.next_day(OTHER_TENANT, now=NOW)).cells == [0] * CELLS
     assert await service.next_day(DEFAULT_TENANT, now=NOW) is found
 

@@ -136,3 +136,14 @@ async def test_the_audit_is_loaded_after_its_page(browser: httpx.AsyncClient, co
     refused = await browser.get("/audit?from=2026-01-02T00:00&to=2026-01-01T00:00")
     assert refused.status_code == 422
     assert "must be earlier than to" in refused.text
+
+
+async def test_the_forecast_names_the_schedules_of_the_busiest_second(browser: httpx.AsyncClient, context: ApiContext) -> None:
+    for index in range(7):
+        await put_schedule(context, f"job-{index}", timezone="UTC")
+    text = (await browser.get("/overview/forecast")).text
+    assert len(re.findall(r'<text class="heat-label"', text)) == 24
+    assert re.search(r"<title>02:00: 7</title>", text)
+    assert "02:00:00 UTC</strong>, with 7 ticks" in text
+    assert text.count('href="/schedules/job-') == 5
+    assert "and 2 more" in text

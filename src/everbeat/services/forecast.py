@@ -1,7 +1,7 @@
 """The forecast: how many ticks the schedules of a tenant have in the next 24 hours, for the heat map of the dashboard.
 
-It is computed from the rules, in a thread and within a time limit, and kept for a few minutes. With many schedules it covers
-only the first ones in order of name, and says so.
+It is computed from the rules, in a thread and within a time limit, and kept for a few minutes. Schedules with the same rule are
+computed once. With many different rules it covers only the first schedules in order of name, and says so.
 """
 
 from __future__ import annotations
@@ -21,27 +21,57 @@ from everbeat.core.timeline import Timeline, TimelineCache
 from everbeat.store.base import Store
 from everbeat.store.values import ScheduleFilter
 
-CELL = timedelta(minutes=5)
-CELLS = 288
+CELL = timedelta(minutes=1)
+CELLS = 1440
 
 _PAGE = 500
 _MAX_SCHEDULES = 20_000
 _MAX_SECONDS = 2.0
 _KEPT_SECONDS = 300.0
-# The seconds of schedules with more ticks a day are not listed: they tick in nearly every cell anyway.
-_MAX_LISTED = 300
+# The ticks of a rule with more ticks a day are counted by minute and not listed: it ticks in nearly every minute anyway.
+_MAX_LISTED = 1500
+_MAX_NAMES = 5
 _MICROSECOND = timedelta(microseconds=1)
+_SECOND = timedelta(seconds=1)
 
 
 class Forecast(NamedTuple):
-    """Ticks by cell of five minutes from `begin`. `fullest_at`: the instant with most ticks, of schedules that tick rarely."""
+    """Ticks by minute from `begin`. `fullest_at`: the second with most ticks. `fullest_names`: schedules that tick then."""
 
     begin: datetime
     cells: list[int]
     fullest_at: datetime | None
     fullest: int
+    fullest_names: list[str]
     schedules: int
     is_complete: bool
+
+
+class _RuleTicks:
+    """The ticks of one rule by minute, and by second if they are listed. `schedules` and `names`: those with this rule."""
+
+    def __init__(self, timeline: Timeline, begin: datetime) -> None:
+        self._timeline = timeline
+        self.schedules = 0
+        self.names: list[str] = []
+        self.cells = Counter[int]()
+        self.seconds: set[datetime] = set()
+        end = begin + CELL * CELLS
+        self._is_listed = timeline.count_between(begin - _MICROSECOND, end - _MICROSECOND) <= _MAX_LISTED
+        if not self._is_listed:
+            for index in range(CELLS):
+                start = begin + CELL * index - _MICROSECOND
+                self.cells[index] = timeline.count_between(start, start + CELL)
+            return
+        for at, skip in timeline.occurrences(begin - _MICROSECOND, end - _MICROSECOND):
+            if skip is None:
+                self.cells[(at - begin) // CELL] += 1
+                self.seconds.add(at.replace(microsecond=0))
+
+    def ticks_in(self, second: datetime) -> bool:
+        if self._is_listed:
+            return second in self.seconds
+        return self._timeline.count_between(second - _MICROSECOND, second + _SECOND - _MICROSECOND) > 0
 
 
 class ForecastService:
@@ -62,29 +92,28 @@ class ForecastService:
         return forecast
 
     async def _compute(self, tenant_id: UUID, now: datetime) -> Forecast:
-        begin = now.replace(minute=now.minute // 5 * 5, second=0, microsecond=0)
+        begin = now.replace(second=0, microsecond=0)
         calendars = {one.name: one for one in await self._store.calendar_list(tenant_id)}
-        cells, instants, count = [0] * CELLS, Counter[datetime](), 0
+        rules: dict[Timeline, _RuleTicks] = {}
         name: str | None = None
-        deadline = time.monotonic() + _MAX_SECONDS
+        count, deadline, is_complete = 0, time.monotonic() + _MAX_SECONDS, False
         active = ScheduleFilter(status=Status.ACTIVE.value)
         while time.monotonic() < deadline and count < _MAX_SCHEDULES:
             page = await self._store.schedule_list(tenant_id, active, after_name=name, limit=_PAGE)
-            count += await asyncio.to_thread(self._add, page, calendars, begin, cells, instants, deadline)
+            added = await asyncio.to_thread(self._add, page, calendars, begin, rules, deadline)
+            count += added
             if len(page) < _PAGE:
+                is_complete = added == len(page)
                 break
             name = page[-1].spec.name
-        else:
-            return _forecast(begin, cells, instants, count, is_complete=False)
-        return _forecast(begin, cells, instants, count, is_complete=time.monotonic() < deadline)
+        return await asyncio.to_thread(_forecast, begin, list(rules.values()), count, is_complete)
 
     def _add(
         self,
         schedules: Sequence[Schedule],
         calendars: Mapping[str, Calendar],
         begin: datetime,
-        cells: list[int],
-        instants: Counter[datetime],
+        rules: dict[Timeline, _RuleTicks],
         deadline: float,
     ) -> int:
         """Add the ticks of these schedules. Returns how many were added before the deadline."""
@@ -95,23 +124,23 @@ class ForecastService:
                 timeline = self._timelines.get(schedule.spec.rule, schedule.id, calendars)
             except InvalidInput:  # a faulty schedule
                 continue
-            _add_ticks(timeline, begin, cells, instants)
+            ticks = rules.get(timeline)
+            if ticks is None:
+                ticks = rules[timeline] = _RuleTicks(timeline, begin)
+            ticks.schedules += 1
+            if len(ticks.names) < _MAX_NAMES:
+                ticks.names.append(schedule.spec.name)
         return len(schedules)
 
 
-def _add_ticks(timeline: Timeline, begin: datetime, cells: list[int], instants: Counter[datetime]) -> None:
-    end = begin + CELL * CELLS
-    if timeline.count_between(begin - _MICROSECOND, end - _MICROSECOND) > _MAX_LISTED:
-        for index in range(CELLS):
-            start = begin + CELL * index - _MICROSECOND
-            cells[index] += timeline.count_between(start, start + CELL)
-        return
-    for at, skip in timeline.occurrences(begin - _MICROSECOND, end - _MICROSECOND):
-        if skip is None:
-            cells[(at - begin) // CELL] += 1
-            instants[at] += 1
-
-
-def _forecast(begin: datetime, cells: list[int], instants: Counter[datetime], count: int, *, is_complete: bool) -> Forecast:
-    (fullest_at, fullest) = max(instants.items(), key=lambda one: (one[1], -one[0].timestamp()), default=(None, 0))
-    return Forecast(begin, cells, fullest_at, fullest, count, is_complete)
+def _forecast(begin: datetime, rules: Sequence[_RuleTicks], count: int, is_complete: bool) -> Forecast:
+    cells, seconds = [0] * CELLS, Counter[datetime]()
+    for rule in rules:
+        for index, ticks in rule.cells.items():
+            cells[index] += ticks * rule.schedules
+        for at in rule.seconds:
+            seconds[at] += rule.schedules
+    fullest_at = max(seconds, key=lambda at: (seconds[at], -at.timestamp()), default=None)
+    then = [] if fullest_at is None else [rule for rule in rules if rule.ticks_in(fullest_at)]
+    names = sorted(name for rule in then for name in rule.names)[:_MAX_NAMES]
+    return Forecast(begin, cells, fullest_at, sum(rule.schedules for rule in then), names, count, is_complete)

@@ -61,10 +61,10 @@ def sparkline(values: Sequence[float | None], classes: Sequence[str], label: str
 
 
 def heat_map(rows: Sequence[tuple[str, Sequence[int]]], titles: Sequence[Sequence[str]], label: str) -> Markup:
-    """Counts as colored cells: one row per label, for example hours with a cell for each five minutes."""
+    """Counts as colored cells: one row per label, such as hours with a cell for each minute. Empty cells are one rectangle."""
     highest = max((value for _, values in rows for value in values), default=0)
     columns = max((len(values) for _, values in rows), default=0)
-    cell, left, gap = 14, 44, 2
+    cell, left, gap = 11, 44, 1
     width, height = left + columns * (cell + gap), len(rows) * (cell + gap)
     parts = [
         Markup('<svg class="heatmap" viewBox="0 0 {0} {1}" width="{0}" height="{1}" role="img" aria-label="{2}">').format(
@@ -73,13 +73,14 @@ def heat_map(rows: Sequence[tuple[str, Sequence[int]]], titles: Sequence[Sequenc
     ]
     for y, (name, values) in enumerate(rows):
         top = y * (cell + gap)
-        parts.append(Markup('<text class="heat-label" x="0" y="{}">{}</text>').format(top + cell - 3, escape(name)))
+        parts.append(Markup('<text class="heat-label" x="0" y="{}">{}</text>').format(top + cell - 2, escape(name)))
+        empty = '<rect class="heat-0" x="{}" y="{}" width="{}" height="{}"/>'
+        parts.append(Markup(empty).format(left, top, len(values) * (cell + gap) - gap, cell))
         for x, value in enumerate(values):
-            parts.append(
-                Markup(
-                    '<rect class="heat heat-{}" x="{}" y="{}" width="{}" height="{}" rx="2"><title>{}</title></rect>'
-                ).format(_level(value, highest), left + x * (cell + gap), top, cell, cell, titles[y][x])
-            )
+            if value <= 0:
+                continue
+            rect = '<rect class="heat-{}" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>'
+            parts.append(Markup(rect).format(_level(value, highest), left + x * (cell + gap), top, cell, cell, titles[y][x]))
     return Markup("").join([*parts, Markup("</svg>")])
 
 

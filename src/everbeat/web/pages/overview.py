@@ -15,8 +15,8 @@ from everbeat.web.rendering import page
 from everbeat.web.svg import heat_map, share_bar
 
 _LISTED = 10
-# The cells in a row of the heat map: two hours of five minutes each.
-_ROW = 24
+# The cells in a row of the heat map: the minutes of an hour.
+_ROW = 60
 
 
 @get("/", READ)
@@ -59,9 +59,9 @@ async def forecast(request: ApiRequest) -> Response:
     found = await request.context.forecast.next_day(request.tenant_id)
     starts = [found.begin + CELL * index for index in range(CELLS)]
     rows = [(f"{starts[first]:%H:%M}", found.cells[first : first + _ROW]) for first in range(0, CELLS, _ROW)]
-    titles = [f"{at:%H:%M} UTC: {number(value)} ticks" for at, value in zip(starts, found.cells, strict=True)]
+    titles = [f"{at:%H:%M}: {number(value)}" for at, value in zip(starts, found.cells, strict=True)]
     by_row = [titles[first : first + _ROW] for first in range(0, CELLS, _ROW)]
-    label = f"Ticks of the next 24 hours by five minutes, {number(sum(found.cells))} in all"
+    label = f"Ticks of the next 24 hours by minute, {number(sum(found.cells))} in all"
     return page(request, "parts/forecast.html", found=found, map=heat_map(rows, by_row, label))
 
 
