@@ -148,7 +148,7 @@ class Engine:
         self.endpoints = EndpointService(store, rules_of=self.target_rules.of)
         self.backfill = BackfillService(store, self.schedules, self.tasks, timelines)
         self.ledger = LedgerService(store, timelines, late_seconds=late_seconds)
-        self.audit = AuditService(store, timelines, late_seconds=late_seconds)
+        self.audit = AuditService(store, timelines, late_seconds=late_seconds, retention_days=self.settings.retention_days)
         self.forecast = ForecastService(store, timelines)
         self.explainer = Explainer(
             store,

@@ -38,7 +38,7 @@ async def test_many_dashboards_share_the_audit_of_the_last_day(store: Store) -> 
     timelines = TimelineCache()
     schedules = ScheduleService(store, timelines, ChangePublisher(store))
     await schedules.put(DEFAULT_TENANT, "one", {"cron": "7 3 * * *", "target": TARGET}, now=NOW)
-    audit = AuditService(store, timelines, late_seconds=5)
+    audit = AuditService(store, timelines, late_seconds=5, retention_days=90)
     first, second = await asyncio.gather(*(audit.last_day(DEFAULT_TENANT, now=NOW) for _ in range(2)))
     assert first is second
     assert first.schedules == []

@@ -26,7 +26,15 @@ REPORT_VIOLATIONS = """
 document.addEventListener("securitypolicyviolation", (event) => console.error("policy violation " + event.violatedDirective));
 """
 PAGES = (
-    *("/", "/schedules", "/schedules/strange", "/schedules/strange/why", "/schedules/strange/revisions", "/new-schedule"),
+    *(
+        "/",
+        "/schedules",
+        "/schedules/strange",
+        "/schedules/strange/why",
+        "/schedules/strange/revisions",
+        "/new-schedule",
+        "/schedules/strange/calendar",
+    ),
     *("/schedules/strange/edit", "/schedules/strange/trigger", "/schedules/strange/backfill?from=2026-01-01", "/timeline"),
     *("/tasks", "/tasks/{task}", "/dead-letters", "/dead-letters/{dead}", "/queues", "/workers", "/cluster", "/calendars"),
     *("/calendars/strange", "/operations", "/audit", "/audit-log", "/tenants", "/tenants/default", "/tasks/bulk?action=retry"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from datetime import UTC, datetime
 from importlib.resources import files
 
 import httpx
@@ -11,10 +12,12 @@ import pytest
 
 from everbeat.api.app import ApiContext
 from everbeat.core.schedules import DEFAULT_TENANT
+from everbeat.services.audit import AuditService
+from everbeat.store.base import Store
 from everbeat.web.pages import PAGE_ROUTES
 from everbeat.web.rendering import CONTENT_SECURITY_POLICY, environment
 from everbeat.web.static_files import static_files, static_url
-from tests.web.conftest import send
+from tests.web.conftest import make_browser, send
 
 TEMPLATES = sorted(environment().list_templates())
 STATIC = files("everbeat.web").joinpath("static")
@@ -147,3 +150,30 @@ async def test_the_forecast_names_the_schedules_of_the_busiest_second(browser: h
     assert "02:00:00 UTC</strong>, with 7 ticks" in text
     assert text.count('href="/schedules/job-') == 5
     assert "and 2 more" in text
+
+
+async def test_the_calendar_of_a_schedule_counts_the_ticks_of_each_day(context: ApiContext, store: Store) -> None:
+    created = datetime(2026, 3, 10, 12, tzinfo=UTC)
+    data = {"cron": "0 2 * * *", "timezone": "Europe/Paris", "target": {"kind": "worker", "type": "report"}}
+    await context.schedules.put(DEFAULT_TENANT, "nightly", data, now=created)
+    await context.schedules.pause(DEFAULT_TENANT, "nightly", note=None, now=created)
+    await context.schedules.resume(DEFAULT_TENANT, "nightly", now=datetime(2026, 3, 20, 12, tzinfo=UTC))
+    audit = AuditService(store, context.timelines, late_seconds=5, retention_days=36_500)
+    async with make_browser(context._replace(audit=audit)) as browser:
+        text = (await browser.get("/schedules/nightly/calendar?month=2026-03")).text
+        assert "March 2026" in text
+        assert text.count("1 skipped") == 10
+        assert text.count("1 missing") == 11
+        # The day of the DST change begins at 23:00 UTC and ends at 22:00 UTC.
+        day = "/schedules/nightly/ticks?from=2026-03-28T23%3A00%3A00Z&amp;to=2026-03-29T22%3A00%3A00Z"
+        assert day in text
+        ledger = (await browser.get(day.replace("&amp;", "&"))).text
+        assert ledger.count('<span class="state state-missing">') == 1
+        assert (await browser.get("/schedules/nightly/calendar?month=2026-13")).status_code == 422
+        assert "missing</span>" not in (await browser.get("/schedules/nightly/calendar?month=2026-02")).text
+    async with make_browser(
+        context._replace(audit=AuditService(store, context.timelines, late_seconds=5, retention_days=1))
+    ) as browser:
+        text = (await browser.get("/schedules/nightly/calendar?month=2026-03")).text
+        assert text.count("not counted") == 22
+        assert "still kept" in text

@@ -32,6 +32,7 @@ _PAGE = 500
 _MAX_KEPT = 1000
 _KEPT_SECONDS = 60.0
 _MAX_WINDOW = timedelta(days=366)
+_MAX_WINDOWS_SECONDS = 2.0
 
 _Row = TypeVar("_Row", TickTotal, Tick, PastRule)
 
@@ -93,10 +94,11 @@ class _Period(NamedTuple):
 
 
 class AuditService:
-    def __init__(self, store: Store, timelines: TimelineCache, *, late_seconds: float) -> None:
+    def __init__(self, store: Store, timelines: TimelineCache, *, late_seconds: float, retention_days: float) -> None:
         self._store = store
         self._timelines = timelines
         self._late_seconds = late_seconds
+        self._retention = timedelta(days=retention_days)
         self._kept: dict[UUID, tuple[float, AuditReport]] = {}
         self._lock = asyncio.Lock()
 
@@ -163,6 +165,24 @@ class AuditService:
             if len(tenants) < _PAGE:
                 break
         return ClusterAuditReport(one.from_, one.to, total, listed, await self._store.schedule_faulty(None, limit=100))
+
+    async def by_window(
+        self, schedule: Schedule, windows: Sequence[tuple[datetime, datetime]], *, now: datetime | None = None
+    ) -> list[AuditCount | None]:
+        """Audit one schedule in each window, such as the days of a month.
+
+        None: the ledger of the window may be removed already, or the window was not reached within the time limit.
+        """
+        moment = await self._store.clock(now=now)
+        calendars = {calendar.name: calendar for calendar in await self._store.calendar_list(schedule.tenant_id)}
+        counts: list[AuditCount | None] = []
+        deadline = time.monotonic() + _MAX_WINDOWS_SECONDS
+        for start, end in windows:
+            found = None
+            if time.monotonic() < deadline and start >= moment - self._retention:
+                ((_, found),) = await self._audit_schedules(schedule.tenant_id, [schedule], calendars, start, end, moment)
+            counts.append(found)
+        return counts
 
     async def _audit_schedules(
         self,
