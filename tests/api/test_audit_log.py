@@ -50,6 +50,9 @@ async def test_changes_of_a_schedule_are_recorded_once(client: httpx.AsyncClient
         *("schedule.create", "schedule.update", "schedule.pause", "schedule.resume", "schedule.trigger", "schedule.delete")
     ]
     assert {one["subject"] for one in found} == {job["id"]}
+    changes = found[1]["detail"].pop("changes")
+    assert [one["field"] for one in changes] == ["priority", "payload"]
+    assert set(changes[1]) == {"field"}
     assert found[1]["detail"] == {"name": "nightly", "revision": 2, "fields": ["payload", "priority"]}
     assert found[2]["detail"]["note"] == "why"
     assert found[4]["detail"]["task_id"] == task["id"]

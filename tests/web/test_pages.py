@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from everbeat.api.app import ApiContext
+from everbeat.core.access import LOCAL_CALLER
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.services.audit import AuditService
 from everbeat.store.base import Store
@@ -177,3 +178,19 @@ async def test_the_calendar_of_a_schedule_counts_the_ticks_of_each_day(context: 
         text = (await browser.get("/schedules/nightly/calendar?month=2026-03")).text
         assert text.count("not counted") == 22
         assert "still kept" in text
+
+
+async def test_revisions_show_old_and_new_values_without_secrets(browser: httpx.AsyncClient, context: ApiContext) -> None:
+    target = {"kind": "http", "url": "https://example.com/old", "headers": {"Authorization": "Bearer s3cr3t-1"}}
+    await put_schedule(context, target=target, payload={"a": "s3cr3t-2"})
+    target = {**target, "url": "https://example.com/new", "headers": {"Authorization": "Bearer s3cr3t-3"}}
+    changes = {"cron": "0 3 * * *", "target": target, "payload": {"a": "s3cr3t-4"}, "description": f"{SCRIPT}{'x' * 300}"}
+    await context.schedules.patch(DEFAULT_TENANT, "nightly", changes, by=LOCAL_CALLER)
+    text = (await browser.get("/schedules/nightly/revisions")).text
+    assert "<code>cron</code>: <del>0 2 * * *</del> → <ins>0 3 * * *</ins>" in text
+    assert "<code>target</code>: changed" in text
+    assert "example.com" not in text
+    assert "<code>payload</code>: changed" in text
+    assert "x" * 200 not in text.replace(f"{SCRIPT}", "")
+    assert "s3cr3t" not in text
+    assert "<script>alert" not in text

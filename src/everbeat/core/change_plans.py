@@ -197,15 +197,15 @@ def _differences(wanted: Mapping[str, Any], current: Mapping[str, Any], is_enabl
             continue
         if old is _ABSENT and new is _ABSENT:
             continue
-        changes += _field_changes(field, None if old is _ABSENT else old, None if new is _ABSENT else new)
+        changes += field_changes(field, None if old is _ABSENT else old, None if new is _ABSENT else new)
     return tuple(changes)
 
 
-def _field_changes(field: str, old: Any, new: Any) -> list[FieldChange]:
+def field_changes(field: str, old: Any, new: Any) -> list[FieldChange]:
     """Return the difference of a field, and for an object those of its fields."""
     if isinstance(old, Mapping) and isinstance(new, Mapping) and field != "payload":
         names = [*old, *(name for name in new if name not in old)]
-        return [change for name in names for change in _field_changes(f"{field}.{name}", old.get(name), new.get(name))]
+        return [change for name in names for change in field_changes(f"{field}.{name}", old.get(name), new.get(name))]
     return [] if old == new else [FieldChange(field, old, new)]
 
 

@@ -18,6 +18,7 @@ from everbeat.core.access import Caller
 from everbeat.core.audit_log import AuditLogAction
 from everbeat.core.changes import Calendars, ScheduleChanges, ScheduleWrite
 from everbeat.core.definitions import apply_patch, parse_definition
+from everbeat.core.edits import recorded_changes
 from everbeat.core.errors import Conflict, FieldError, InvalidInput, NotFound, RevisionMismatch
 from everbeat.core.hooks import NO_HOOKS, hooks_with_stored_secrets
 from everbeat.core.names import is_name
@@ -354,9 +355,18 @@ def _registered(by: Caller | None, write: ScheduleWrite) -> AuditLogEntries:
 
 
 def _updated(by: Caller | None, write: ScheduleWrite, **more: Any) -> AuditLogEntries:
+    if by is None or write.expected is None:
+        return ()
     schedule = write.schedule
+    changes = recorded_changes(write.expected.spec, schedule.spec)
     return new_audit_log_entries(
-        by, AuditLogAction.SCHEDULE_UPDATE, schedule.id, name=schedule.spec.name, revision=schedule.revision, **more
+        by,
+        AuditLogAction.SCHEDULE_UPDATE,
+        schedule.id,
+        name=schedule.spec.name,
+        revision=schedule.revision,
+        **more,
+        changes=changes,
     )
 
 
