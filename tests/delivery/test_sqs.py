@@ -120,6 +120,8 @@ async def test_requests_go_to_the_endpoint_of_the_connection_whatever_host_the_u
     assert_arrived(messages(moto_server, url), task)
 
 
+# A connection that is cut while it is opened can be left to the garbage collector, which warns about it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", ["load", "load.fifo"])
 async def test_every_message_arrives_although_the_connections_are_cut_under_load(moto_server: MotoServer, name: str) -> None:
     url = create_queue(moto_server, name)

@@ -21,6 +21,7 @@ RequestTest = Callable[[bytes], bool]
 CHUNK_BYTES = 65_536
 QUEUED_CHUNKS = 64
 DRAIN_SECONDS = 5.0
+HANDOVER_ITERATIONS = 4
 
 
 def postgres_executes(request: bytes) -> bool:
@@ -58,7 +59,7 @@ class FaultyProxy:
         self._random = random.Random(seed)
         self._loses_next: RequestTest | None = None
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._thawed = asyncio.Event()
         self._thawed.set()
 
@@ -84,10 +85,15 @@ class FaultyProxy:
         server, self._server = self._server, None
         if server is not None:
             server.close()
-        connections = list(self._connections)
-        for connection in connections:
+        # asyncio hands an accepted connection over within a few iterations. Without them it would survive, or never be closed.
+        for _ in range(HANDOVER_ITERATIONS):
+            await asyncio.sleep(0)
+        connections = dict(self._connections)
+        for connection, writer in connections.items():
             connection.cancel()
+            writer.transport.abort()  # a task that has not started does not close its connection
         await asyncio.gather(*connections, return_exceptions=True)
+        await asyncio.sleep(0)
         if server is not None:
             await server.wait_closed()
 
@@ -95,7 +101,7 @@ class FaultyProxy:
         """Accept connections again, on the same port, and forward bytes. Attributes keep their values."""
         self.thaw()
         if self._server is None:
-            self._server = await asyncio.start_server(self._serve, self.host, self.port)
+            self._server = await asyncio.start_server(self._accept, self.host, self.port)
 
     def freeze(self) -> None:
         """Become half-open: connections are accepted and stay open, but no bytes and no close are forwarded."""
@@ -113,11 +119,13 @@ class FaultyProxy:
         else:
             self._loses_next = condition
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._connections[task] = writer
+        task.add_done_callback(lambda task: self._connections.pop(task, None))
         self.accepted += 1
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await self._connect(reader, writer)
         except (OSError, asyncio.CancelledError):
@@ -125,7 +133,6 @@ class FaultyProxy:
             pass
         finally:
             writer.transport.abort()
-            self._connections.discard(task)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._thawed.wait()
