@@ -55,6 +55,16 @@ async def test_a_new_database_gets_every_migration_and_works(empty: Store) -> No
     assert await empty.schedule_count(DEFAULT_TENANT) == {"active": 1}
 
 
+async def test_a_node_that_starts_meanwhile_does_not_take_a_new_database_for_an_old_one(empty: Store) -> None:
+    other, seen = open_second_store(empty), set()
+    migrating = asyncio.create_task(empty.migrate())
+    while not migrating.done():
+        seen.add((await other.schema_version())[0])
+    await migrating
+    await other.close()
+    assert seen <= {0, len(names_of(empty))}
+
+
 async def test_migrating_again_does_nothing(empty: Store) -> None:
     await empty.migrate()
     await insert(empty, make_schedule())

@@ -40,12 +40,15 @@ class PostgresMaintenance(PostgresBase):
             return row["version"], needed
 
     async def migrate(self) -> list[str]:
-        """Apply the missing migrations. Each one commits together with its number, so an interrupted run can be repeated."""
+        """Apply the missing migrations. Each one commits together with its number, so an interrupted run can be repeated.
+
+        An empty database gets all of them in one transaction: a node that starts meanwhile must not take it for an old one.
+        """
         applied: list[str] = []
         version, needed = await self.schema_version()
         while version != needed:
             try:
-                migration = await self._retry_when_locked(self._migrate_one)
+                migrations = await self._retry_when_locked(self._migrate_next)
             except StoreUnusable as error:
                 if not isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError):
                     raise
@@ -53,13 +56,13 @@ class PostgresMaintenance(PostgresBase):
                     f"the database is at migration {version} of {needed}, and this role cannot migrate it ({error.__cause__}); "
                     "run everbeat migrate as the role that owns the tables"
                 ) from error.__cause__
-            if migration is None:
+            if not migrations:
                 break
-            applied.append(migration.name)
-            version = migration.number
+            applied += [migration.name for migration in migrations]
+            version = migrations[-1].number
         return applied
 
-    async def _migrate_one(self) -> Migration | None:
+    async def _migrate_next(self) -> list[Migration]:
         async with self._connections.transaction(
             self._pool_name,
             "migrate",
@@ -72,13 +75,15 @@ class PostgresMaintenance(PostgresBase):
             (row,) = await fetch_on(connection, self._queries["migration_version"])
             missing = missing_migrations(self._migrations, row["version"])
             if not missing:
-                return None
-            await connection.execute(missing[0].sql, timeout=_MIGRATION_SECONDS)
-            await execute_on(connection, self._queries["migration_insert"], number=missing[0].number, name=missing[0].name)
+                return []
+            migrations = missing if row["version"] == 0 else missing[:1]
+            for migration in migrations:
+                await connection.execute(migration.sql, timeout=_MIGRATION_SECONDS)
+                await execute_on(connection, self._queries["migration_insert"], number=migration.number, name=migration.name)
             # Delivered with the commit, so that running nodes stop before a node of the new version writes.
             payload = f"{Notice.SCHEMA.value}:{self._connections.identity}"
             await fetch_on(connection, self._queries["notice_send"], payload=payload)
-            return missing[0]
+            return migrations
 
     async def _retry_when_locked(self, work: Callable[[], Awaitable[T]]) -> T:
         """Repeat work that needs a lock on a table in use, if it cannot get the lock within the lock timeout."""
