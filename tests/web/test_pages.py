@@ -194,3 +194,13 @@ async def test_revisions_show_old_and_new_values_without_secrets(browser: httpx.
     assert "x" * 200 not in text.replace(f"{SCRIPT}", "")
     assert "s3cr3t" not in text
     assert "<script>alert" not in text
+
+
+async def test_a_refresh_of_a_part_leaves_the_message_for_the_next_page(browser: httpx.AsyncClient) -> None:
+    message = {"Cookie": "everbeat_message=It%20was%20saved."}
+    part = await browser.get("/schedules", headers={**message, "HX-Request": "true"})
+    assert "It was saved." not in part.text
+    assert "set-cookie" not in part.headers
+    whole = await browser.get("/schedules", headers=message)
+    assert "It was saved." in whole.text
+    assert "everbeat_message=;" in whole.headers["set-cookie"]

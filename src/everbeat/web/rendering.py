@@ -52,7 +52,8 @@ def environment() -> jinja2.Environment:
 def page(request: ApiRequest, template: str, /, status: int = 200, **values: Any) -> Response:
     """Render a template as a whole page."""
     access = request.context.access
-    message = cookie(request, MESSAGE_COOKIE)
+    # A refresh of a part of the page before must not take the message of the next page.
+    message = None if is_partial(request) else cookie(request, MESSAGE_COOKIE)
     theme = cookie(request, THEME_COOKIE)
     body = (
         environment()
