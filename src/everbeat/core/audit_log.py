@@ -27,6 +27,14 @@ class AuditLogAction(StrEnum):
     ENDPOINT_PUT = "endpoint.put"
     ENDPOINT_ROTATE = "endpoint.rotate"
     ENDPOINT_DELETE = "endpoint.delete"
+    ALERT_PUT = "alert.put"
+    ALERT_DELETE = "alert.delete"
+    INCIDENT_ACKNOWLEDGE = "incident.acknowledge"
+    CHECK_PUT = "check.put"
+    CHECK_ROTATE = "check.rotate"
+    CHECK_PAUSE = "check.pause"
+    CHECK_RESUME = "check.resume"
+    CHECK_DELETE = "check.delete"
     TASK_CANCEL = "task.cancel"
     TASK_RETRY = "task.retry"
     TASK_RESCHEDULE = "task.reschedule"
@@ -42,6 +50,7 @@ class AuditLogAction(StrEnum):
     KEY_REVOKE = "key.revoke"
     SESSION_CREATE = "session.create"
     SESSION_END = "session.end"
+    DATABASE_RESTORED = "database.restored"
 
 
 def audit_log_entry(

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from everbeat.core.alerts import AlertKind
 from everbeat.core.errors import FieldError, InvalidInput, TooLarge
 from everbeat.core.hooks import NO_HOOKS, Hooks, hook_errors
 from everbeat.core.json_text import is_nested_deeper
@@ -114,6 +115,7 @@ _CHOICES: dict[str, Iterable[str]] = {
     "dst.fold": DstFold,
     "retry.kind": RetryKind,
     "target.kind": TARGET_KINDS,
+    "when.kind": AlertKind,
 }
 _PATH = re.compile(r"(?s)(.*) - at `(?:key in )?\$(.*)`")
 _WHOLE_NUMBER = re.compile(r"Expected `int(?: \| null)?`, got `float` - at `\$(.*)`")
@@ -183,9 +185,14 @@ def as_invalid_input(error: msgspec.ValidationError) -> InvalidInput:
     if match := _MISSING.match(message):
         path = f"{path}.{match[1]}" if path else match[1]
         message = "is required" if "missing" in message else "is not a known field"
-    if message.startswith("Invalid") and (choices := _CHOICES.get(re.sub(r"^schedules\[\d+\]\.", "", path))):
+    if message.startswith("Invalid") and (choices := _CHOICES.get(_in_lists(path))):
         message = f"{message}; use one of {', '.join(choices)}"
     return InvalidInput.of(path or "body", message)
+
+
+def _in_lists(path: str) -> str:
+    """Return the path without the list that contains the object: a schedule of a batch, or a target to notify."""
+    return re.sub(r"^notify\[\d+\]\.", "target.", re.sub(r"^schedules\[\d+\]\.", "", path))
 
 
 def parse_definition(data: Any, rules: TargetRules = NO_RULES) -> Spec:

@@ -116,5 +116,9 @@ class BlobMissing(EverbeatError):
     """The blob store is reachable but does not contain the payload."""
 
 
+class ArchiveUnavailable(EverbeatError):
+    """The archive is unreachable, denied access or timed out, or a file in it is not what was written."""
+
+
 class SettingsError(EverbeatError):
     """A setting is missing, invalid or conflicts with another setting."""

@@ -24,6 +24,10 @@ class FiringLag:
         """Forget what is due: the node no longer owns it."""
         self._unfired = None
 
+    def since(self) -> datetime | None:
+        """Return when the oldest tick was due that is being fired."""
+        return self._unfired
+
     def take(self, now: datetime) -> float | None:
         """Return the worst lag since the last call. None if nothing has been due since the node was started."""
         if self._unfired is not None:

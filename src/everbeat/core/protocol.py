@@ -16,6 +16,7 @@ from everbeat.core.hooks import NO_HOOKS, Hooks
 from everbeat.core.schedules import Retry
 from everbeat.core.targets import Target
 from everbeat.core.tasks import ClaimedTask
+from everbeat.core.tracing import TRACEPARENT_PATTERN
 from everbeat.core.workers import WorkerState
 
 MAX_SUBMITTED = 10_000
@@ -61,6 +62,8 @@ class TaskInput(_RequestBody, frozen=True, kw_only=True):
     fair_key: str | None = None
     hooks: Hooks = NO_HOOKS
     idempotency_key: str | None = None
+    # The trace that the task belongs to; instead of the header, which applies to all tasks of a request.
+    traceparent: Annotated[str, msgspec.Meta(pattern=TRACEPARENT_PATTERN)] | None = None
 
 
 class LeaseClaimRequest(_RequestBody, frozen=True, kw_only=True):
@@ -106,7 +109,7 @@ class LeaseHeartbeatResponse(msgspec.Struct, frozen=True):
     leases: list[LeaseHeartbeatResult]
 
 
-class LeaseCompletion(_RequestBody, frozen=True, kw_only=True):
+class LeaseCompletion(_RequestBody, frozen=True, kw_only=True, gc=False):
     id: UUID
     fence: Fence
     result: msgspec.Raw = msgspec.field(default_factory=lambda: _NULL)
@@ -146,7 +149,7 @@ class LeaseReleaseRequest(_RequestBody, frozen=True, kw_only=True):
     leases: Annotated[list[Lease], msgspec.Meta(max_length=MAX_LEASES_PER_REPORT)]
 
 
-class LeaseResult(msgspec.Struct, frozen=True, omit_defaults=True):
+class LeaseResult(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The status of one reported result, failure or release. `next` is set only for a recorded failure."""
 
     id: UUID

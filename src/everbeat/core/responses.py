@@ -221,6 +221,7 @@ class TenantResponse(msgspec.Struct, kw_only=True):
     submits_per_second: float | None
     max_payload_bytes: int | None
     min_priority: int | None
+    retention_days: float | None
     revision: int
     created_at: Time
     updated_at: Time

@@ -39,13 +39,13 @@ from everbeat.core.targets import (
     target_from_text,
 )
 from everbeat.core.tasks import DeadLetter, NewTask, Origin, TaskKey, TaskRecord, TaskState
+from everbeat.core.tracing import TRACEPARENT
 
 MAX_RESULT_BYTES = 64 * 1024
 MAX_ERROR_CHARACTERS = 4000
 MAX_TRACE_CHARACTERS = 16_000
 _TRUNCATED_RESULT_BYTES = 1000
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _DEFAULT_RETRY = Retry()
 _SUBMIT = Origin.SUBMIT
 
@@ -94,11 +94,15 @@ def new_task(
         _text(given.labels) if given.labels else _DEFAULT_TEXT,
         None if given.run_at is None else utc(given.run_at, "run_at"),
         given.delay_seconds,
-        traceparent=traceparent if traceparent is not None and _TRACEPARENT.fullmatch(traceparent) else None,
+        traceparent=_valid_traceparent(given.traceparent or traceparent),
         key=None if key is None else TaskKey(key, _fingerprint(given)),
         fair_key=given.fair_key or ("" if given.target is None else destination_of(given.target)),
         hooks=hooks_text(given.hooks) if given.hooks else None,
     )
+
+
+def _valid_traceparent(text: str | None) -> str | None:
+    return text if text is not None and TRACEPARENT.fullmatch(text) else None
 
 
 def _is_valid_and_simple(given: TaskInput) -> bool:
@@ -164,14 +168,16 @@ def _destination(given: TaskInput) -> tuple[str, str]:
 
 
 def _fingerprint(given: TaskInput) -> bytes:
-    """Return a hash of everything except the key. Two submissions with the same key must have the same hash.
+    """Return a hash of everything except the key and the trace. Two submissions with the same key must have the same hash.
 
     The order of the fields of a small payload does not matter. A large payload is not decoded.
     """
     payload = bytes(given.payload)
     if len(payload) <= MAX_ROW_PAYLOAD_BYTES:
         payload = _ordered(msgspec.json.decode(payload))
-    digest = hashlib.sha256(_ordered(msgspec.structs.replace(given, idempotency_key=None, payload=_NO_PAYLOAD)))
+    digest = hashlib.sha256(
+        _ordered(msgspec.structs.replace(given, idempotency_key=None, payload=_NO_PAYLOAD, traceparent=None))
+    )
     digest.update(payload)
     return digest.digest()
 

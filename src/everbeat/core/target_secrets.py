@@ -1,4 +1,4 @@
-"""Secrets in targets: the values of certain headers are written and never read back.
+"""Secrets in targets: the values of certain headers, and the path of a Slack webhook, are written and never read back.
 
 Responses show `***` in place of such a value. A request that sends `***` for a header keeps the stored value, so that a
 definition can be read, changed and written again. The value is kept only for the same endpoint, or the same scheme, host and
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from everbeat.core.errors import FieldError
+from everbeat.core.message_targets import SlackTarget, is_redacted_url, redacted_url
 from everbeat.core.targets import HttpTarget, Target
 
 REDACTED = "***"
@@ -36,13 +37,17 @@ def shown_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 def shown_target(target: Target) -> Target:
     """Return the target as responses show it."""
+    if isinstance(target, SlackTarget):
+        return msgspec.structs.replace(target, url=redacted_url(target.url))
     if not isinstance(target, HttpTarget) or not any(map(is_secret_header, target.headers)):
         return target
     return msgspec.structs.replace(target, headers=shown_headers(target.headers))
 
 
 def with_stored_secrets(target: Target, stored: Target | None) -> Target:
-    """Return the target with the stored values of the headers that are redacted, as far as there are any."""
+    """Return the target with the stored values of what is redacted, as far as there are any."""
+    if isinstance(target, SlackTarget) and isinstance(stored, SlackTarget) and is_redacted_url(target.url):
+        return stored if origin_of(stored.url) == origin_of(target.url) else target
     if not isinstance(target, HttpTarget) or REDACTED not in target.headers.values():
         return target
     known: dict[str, str] = {}
@@ -56,7 +61,11 @@ def with_stored_secrets(target: Target, stored: Target | None) -> Target:
 
 
 def redaction_errors(target: Target) -> list[FieldError]:
-    """Return an error for each secret header whose value is redacted, and not known."""
+    """Return an error for each secret whose value is redacted, and not known."""
+    if isinstance(target, SlackTarget) and is_redacted_url(target.url):
+        return [
+            FieldError("target.url", f"{REDACTED} stands for a stored path, but none is stored for this host; send the URL")
+        ]
     if not isinstance(target, HttpTarget):
         return []
     message = f"{REDACTED} stands for a stored value, but none is stored for this header and this host; send the value"

@@ -1,15 +1,19 @@
-"""Targets: where a task is sent. Structs, and the validation that needs no network. The kinds of brokers: broker_targets.py."""
+"""Targets: where a task is sent. Structs, and the validation that needs no network.
+
+The kinds of brokers: broker_targets.py. Messages to people: message_targets.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, assert_never
+from typing import Annotated, Any, Literal, NamedTuple, assert_never, get_args
 from urllib.parse import urlsplit
 
 import msgspec
 
 from everbeat.core.broker_targets import BrokerTarget, CeleryTarget, Text, broker_target_errors
 from everbeat.core.errors import FieldError
+from everbeat.core.message_targets import EmailTarget, MessageTarget, SlackTarget, email_errors, slack_errors
 from everbeat.core.names import NAME_MESSAGE, is_name
 from everbeat.core.webhook_addresses import MAX_URL_CHARACTERS, WebhookRules, url_message
 from everbeat.core.webhooks import DEFAULT_RETRY_ON, MAX_HEADERS, STATUS_LIST, header_message
@@ -44,10 +48,12 @@ class CustomTarget(_Target, frozen=True, kw_only=True, tag="custom"):
     options: dict[str, Any] = {}
 
 
-Target = WorkerTarget | HttpTarget | BrokerTarget | CustomTarget
+Target = WorkerTarget | HttpTarget | BrokerTarget | MessageTarget | CustomTarget
 
 
-TARGET_KINDS = ("worker", "http", "celery", "sqs", "kafka", "redis", "amqp", "nats", "custom")
+# The kinds that are built in.
+TargetKind = Literal["worker", "http", "celery", "sqs", "kafka", "redis", "amqp", "nats", "slack", "email"]
+TARGET_KINDS: tuple[str, ...] = (*get_args(TargetKind), "custom")
 
 # Tasks for targets other than workers are in queues with this prefix, one for each kind. Users cannot name them.
 RESERVED_QUEUE_PREFIX = "everbeat:"
@@ -82,6 +88,8 @@ def destination_of(target: Target) -> str:
             return ""
         case HttpTarget():
             return f"endpoint:{target.endpoint}" if target.url is None else urlsplit(target.url).netloc.lower()
+        case SlackTarget():
+            return urlsplit(target.url).netloc.lower()
         case CustomTarget():
             return f"{target.name}:{target.broker or ''}"
         case _:
@@ -114,6 +122,10 @@ def target_errors(target: Target, rules: TargetRules = NO_RULES) -> list[FieldEr
         if isinstance(target, CeleryTarget) and target.mode == "callback":
             errors += _callback_errors(rules.webhooks)
         return errors
+    if isinstance(target, SlackTarget):
+        return slack_errors(target, rules.webhooks)
+    if isinstance(target, EmailTarget):
+        return _broker_errors(target.broker, target_kind(target), rules) + email_errors(target)
     if isinstance(target, CustomTarget):
         return _custom_errors(target, rules)
     assert_never(target)

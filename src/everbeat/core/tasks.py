@@ -19,6 +19,7 @@ class Origin(StrEnum):
     BACKFILL = "backfill"
     REPLAY = "replay"
     HOOK = "hook"
+    ALERT = "alert"
 
 
 class TaskState(StrEnum):
@@ -98,6 +99,8 @@ class TaskChange(NamedTuple):
     `state` and `attempt` are the values after the change. `outcome` is set if the change ended an attempt, `worker` if a
     worker runs or ran the task, `priority`, `fair_key` and `run_at` if the task is ready, scheduled or held, and `origin` if
     it is new. A new task that is written by a direct handoff has the kind `submitted` and the state `running`.
+    `waited_seconds` is the time in ready of a claimed task. `ran_seconds` and `timeout_seconds` belong to an attempt that
+    ended.
     """
 
     id: UUID
@@ -114,6 +117,11 @@ class TaskChange(NamedTuple):
     fair_key: str | None = None
     run_at: datetime | None = None
     origin: Origin | None = None
+    waited_seconds: float | None = None
+    ran_seconds: float | None = None
+    timeout_seconds: float | None = None
+    # That of the submit. Not set if the task was only promoted, held, released from hold or rescheduled.
+    traceparent: str | None = None
 
 
 class TaskError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
@@ -166,7 +174,7 @@ class NewTask(NamedTuple):
     hooks: str | None = None
 
 
-class ClaimedTask(msgspec.Struct, frozen=True, kw_only=True):
+class ClaimedTask(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A task that a worker has claimed. Reports on it must contain the fence."""
 
     id: UUID
@@ -188,7 +196,7 @@ class ClaimedTask(msgspec.Struct, frozen=True, kw_only=True):
     tenant_id: UUID = UUID(int=0)
 
 
-class ClaimedTaskWithoutPayload(ClaimedTask, frozen=True, kw_only=True):
+class ClaimedTaskWithoutPayload(ClaimedTask, frozen=True, kw_only=True, gc=False):
     """A claimed task whose payload has not been read from the blob store yet. Used only inside the server."""
 
     payload_ref: str

@@ -14,7 +14,10 @@ EVERY_TENANT = "all"
 
 
 class TenantQuotas(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of a tenant. None: no limit. `min_priority`: the lowest number, and so the best priority, of its tasks."""
+    """The limits of a tenant. None: no limit. `min_priority`: the lowest number, and so the best priority, of its tasks.
+
+    `retention_days`: how long its ledger and history are kept, if that is shorter than the retention of the cluster.
+    """
 
     max_schedules: int | None = None
     max_ready: int | None = None
@@ -22,6 +25,7 @@ class TenantQuotas(msgspec.Struct, frozen=True, kw_only=True):
     submits_per_second: float | None = None
     max_payload_bytes: int | None = None
     min_priority: int | None = None
+    retention_days: float | None = None
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):

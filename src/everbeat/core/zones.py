@@ -125,7 +125,7 @@ def transitions(zone: ZoneInfo, start: datetime, end: datetime) -> list[Transiti
 def forget_zones() -> None:
     """Read the tz database again for zones that are loaded from now on."""
     ZoneInfo.clear_cache()
-    for cached in (load_zone, _known_zones, _names_by_key):
+    for cached in (load_zone, _known_zones, zone_names, _names_by_key):
         cached.cache_clear()
 
 
@@ -223,6 +223,12 @@ def _known_zones() -> frozenset[str]:
         and not _OFFSET.fullmatch(name)
         and _NAME.fullmatch(name)
     )
+
+
+@cache
+def zone_names() -> tuple[str, ...]:
+    """Return the names of all zones that a schedule can have."""
+    return tuple(sorted(_known_zones()))
 
 
 @cache
