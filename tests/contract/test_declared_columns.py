@@ -98,7 +98,9 @@ def postgres_types(postgres_url: str) -> tuple[dict[tuple[str, str], str], dict[
             by_block = {}
             for name, query in load_numbered("everbeat.store.postgres").items():
                 if name in BLOCKS:
-                    statement = await connection.prepare(query.sql)
+                    # The name of a month is not a parameter. Its columns are those of its table.
+                    sql = query.sql.replace("month_table", name.removeprefix("archive_read_"))
+                    statement = await connection.prepare(sql)
                     by_block[name] = {one.name: one.type.name for one in statement.get_attributes()}
             return {(table, column): type_ for table, column, type_ in tables}, by_block
         finally:

@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 
 from everbeat.store.postgres.connections import session_settings
+from everbeat.store.postgres.samples import SAMPLE_SETTINGS
 from everbeat.store.queries import load_blocks, load_numbered
 from everbeat.store.sqlite.conversions import to_microseconds
 from everbeat.store.sqlite.store import SqliteStore
@@ -44,13 +45,18 @@ PAST_COLUMNS = """id, tenant_id, queue, type, target, payload, origin, schedule_
   attempt, max_attempts, labels, fence, created_at, finished_at"""
 PAST_TEXTS = "'default', 'work', '{}', '{}', 'tick'"
 
+CHECK_COLUMNS = """id, tenant_id, name, description, labels, trigger_kind, trigger_text, timezone, grace_seconds, token, state,
+  state_since, due_at, ping_count, runs, revision, version, created_at, updated_at"""
+CHECK_TEXTS = "'check-' || n, '', '{}', 'every', '60', 'UTC', 60.0, 'token-' || n, 'up', due, due, 1, '[]', 1, 1, due, due"
+
 START = f"'{NOW.isoformat()}'::timestamptz"
 POSTGRES_TABLES = f"""
 ALTER TABLE schedules SET (autovacuum_enabled = false);
 ALTER TABLE tasks SET (autovacuum_enabled = false);
+ALTER TABLE checks SET (autovacuum_enabled = false);
 SELECT everbeat_month_ensure({START}), everbeat_month_ensure({START} - interval '20 days');
 """
-STATISTICS = "ANALYZE schedules; ANALYZE tasks; ANALYZE task_history; ANALYZE attempts;"
+STATISTICS = "ANALYZE checks; ANALYZE schedules; ANALYZE tasks; ANALYZE task_history; ANALYZE attempts;"
 
 
 def postgres_rows(first: int = 1, last: int = TASKS) -> str:
@@ -60,6 +66,9 @@ def postgres_rows(first: int = 1, last: int = TASKS) -> str:
 INSERT INTO schedules ({SCHEDULE_COLUMNS})
 SELECT lpad(to_hex(n), 32, '0')::uuid, '{UUID(int=0)}', 'job-' || n,
   {SCHEDULE_TEXTS.format(partition="n % 256", true="true")}, due, due, due, due, due, due
+FROM (SELECT n, {START} + n * interval '1 second' AS due FROM {schedules}) AS made;
+INSERT INTO checks ({CHECK_COLUMNS})
+SELECT lpad(to_hex(n), 32, '0')::uuid, '{UUID(int=0)}', {CHECK_TEXTS}
 FROM (SELECT n, {START} + n * interval '1 second' AS due FROM {schedules}) AS made;
 INSERT INTO tasks ({TASK_COLUMNS})
 SELECT lpad(to_hex(n), 32, '0')::uuid, {POSTGRES_TENANT}, {TASK_TEXTS}, lpad(to_hex(n / 100), 32, '0')::uuid, due, due, 100,
@@ -118,13 +127,18 @@ LIST = {
     **dict.fromkeys(("state", "queue", "type", "label_key", "label_value")),
 }
 MATCHING = {**LIST, "state": "ready", "queue": "mail", "type": "work", "label_key": "team", "label_value": "red"}
+CHECK_TIMES = ("state_since", "cursor_at", "expected_at", "due_at", "last_ping_at")
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "schedule_find": {"tenant_id": TENANT, "names": ["job-7", "job-8"], "ids": [UUID(int=9)]},
+    "schedule_runs": {"tenant_id": TENANT, "ids": IDS, "limit": 20},
+    "task_slow": {"tenant_id": TENANT, "seconds": 60.0, "limit": 1000, "now": NOW},
+    "task_ready_ages": {"tenant_id": TENANT, "seconds": 60.0, "limit": 1000, "now": NOW},
     "schedule_list": {
         "tenant_id": TENANT,
         "after_name": "job-3",
         "limit": 50,
         **dict.fromkeys(("status", "name_prefix", "queue", "type", "target"), "x"),
+        "zones": ["UTC"],
     },
     "schedule_due": {"now": NOW, "partitions": list(range(256)), "horizon_seconds": 5, "limit": 16},
     "tick_fire": {"now": NOW, **FIRING},
@@ -187,9 +201,25 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "task_ready_count": {"tenant_id": TENANT, "limit": 1000, "soon_seconds": 60.0, "now": NOW},
     "task_ticks": {"tenant_id": TENANT, "schedule_id": UUID(int=7), "from_at": NOW - minutes(60), "to_at": NOW},
     "task_runs": {"tenant_id": TENANT, "ids": IDS},
+    "sample_waiting": {"limit": 100_000},
+    "task_queue_list": {"tenant_id": TENANT},
+    "worker_running": {"tenant_id": TENANT, "workers": ["host:1", "host:2"]},
+    "worker_list": {"tenant_id": TENANT, "before_at": NOW, "before_id": UUID(int=7), "queue": "mail", "limit": 50},
+    "sample_ready": {"max_queues": 1000, "max_flows": 1000, "limit": 10_000},
+    "sample_running": {"near_ratio": 0.9, "limit": 20_000, "now": NOW},
+    "check_due": {"now": NOW, "limit": 500},
+    "check_find": {"tenant_id": TENANT, "names": ["check-7", "check-8"]},
+    "check_find_tokens": {"tokens": ["token-7", "token-8"]},
+    "check_list": {"tenant_id": TENANT, "after_name": "check-3", "state": None, "prefix": None, "limit": 50},
+    "check_advance": {
+        "ids": IDS,
+        **{f"{name}s": [1] * BATCH for name in ("expected", "version", "last_duration_seconds", "ping_count")},
+        **{f"{name}s": ["up"] * BATCH for name in ("state", "reason", "runs")},
+        **{f"{name}s": [NOW] * BATCH for name in CHECK_TIMES},
+    },
     "blob_unused": {"refs": [f"tenant/2026-01/{number}" for number in range(BATCH)]},
 }
-HOT_TABLES = ("schedules", "tasks", "task_history", "attempts")
+HOT_TABLES = ("schedules", "checks", "tasks", "task_history", "attempts", "workers")
 LIVE, HISTORY = {"tasks"}, {"task_history"}
 TOUCHED = {
     **{verb: LIVE for verb in ARGUMENTS if verb.startswith("task_")},
@@ -197,20 +227,37 @@ TOUCHED = {
     **dict.fromkeys(("task_complete", "task_finish", "task_cancel", "task_find", "task_queues", "task_ticks"), LIVE | HISTORY),
     **{verb: {"schedules"} for verb in ("schedule_find", "schedule_list", "schedule_due", "task_release_held_schedules")},
     **{verb: {"schedules", "tasks"} for verb in ("tick_fire", "task_release_held_candidates", "task_release_held_any")},
+    **dict.fromkeys(("sample_waiting", "sample_ready", "sample_running"), LIVE),
+    **{verb: {"checks"} for verb in ARGUMENTS if verb.startswith("check_")},
     "task_completed": HISTORY,
+    "schedule_runs": HISTORY,
     "task_runs": HISTORY,
+    "worker_running": LIVE,
+    "worker_list": {"workers"},
     "blob_unused": LIVE | HISTORY,
     "task_end": LIVE | {"attempts"},
     "task_ended": HISTORY | {"attempts"},
 }
 # These indexes may be read completely or from their start: they contain only rows that the statement needs.
-FULLY_READ = {"task_expired": "tasks_running", "task_release_held_any": "tasks_held"}
+FULLY_READ = {
+    "task_expired": {"tasks_running"},
+    "task_release_held_any": {"tasks_held"},
+    "sample_waiting": {"tasks_held", "tasks_scheduled"},
+    "sample_ready": {"tasks_ready"},
+}
 # These statements must use exactly this index, whatever the statistics are. Indexes of month tables have different names.
 BY_INDEX = {
     "task_flows": "tasks_ready",
     "task_ready_queues": "tasks_ready",
     "task_claim": "tasks_ready|tasks_pkey",
     "task_claim_running": "tasks_running",
+    "sample_waiting": "tasks_(held|scheduled)",
+    "sample_ready": "tasks_ready",
+    "sample_running": "tasks_running",
+    "check_due": "checks_due",
+    "check_find_tokens": "checks_(token_key|old_token)",
+    "check_list": "checks_tenant_id_name_key",
+    "check_advance": "checks_pkey",
     "task_list": "tasks_of_tenant",
     "task_list_floor": "tasks_of_tenant",
     "task_list_past": r"task_history_\d{4}_\d{2}_tenant_id_id_idx",
@@ -256,10 +303,8 @@ async def test_postgres_finds_rows_by_index(big_postgres: str, verb: str, mode: 
         if (table := table_of(node)) is not None:
             touched.add(table)
             assert node["Node Type"] != "Seq Scan", shown
-        if node["Node Type"] in ("Index Scan", "Index Only Scan", "Bitmap Index Scan") and node["Index Name"] not in (
-            FULLY_READ.get(verb),
-            ACTIVE_PAUSES,
-        ):
+        is_index_scan = node["Node Type"] in ("Index Scan", "Index Only Scan", "Bitmap Index Scan")
+        if is_index_scan and node["Index Name"] not in {ACTIVE_PAUSES, *FULLY_READ.get(verb, ())}:
             assert re.search(r"[<=>]", node.get("Index Cond", "")), shown
     assert touched == TOUCHED[verb]
     if (index := BY_INDEX.get(verb)) is not None:
@@ -269,7 +314,8 @@ async def test_postgres_finds_rows_by_index(big_postgres: str, verb: str, mode: 
 
 async def plan_of(url: str, verb: str, mode: str) -> dict[str, Any]:
     query = load_numbered("everbeat.store.postgres")[verb]
-    connection = await asyncpg.connect(url, server_settings={**session_settings(10), "plan_cache_mode": mode})
+    settings = {**session_settings(10), **(SAMPLE_SETTINGS if verb.startswith("sample_") else {}), "plan_cache_mode": mode}
+    connection = await asyncpg.connect(url, server_settings=settings)
     await connection.execute(f"PREPARE hot AS {query.sql}")
     values = ", ".join(literal(ARGUMENTS[verb][name]) for name in query.parameters)
     (row,) = await connection.fetch(f"EXPLAIN (FORMAT JSON) EXECUTE hot ({values})")
@@ -297,6 +343,9 @@ SQLITE_ROWS = (
     f"""INSERT INTO schedules ({SCHEDULE_COLUMNS}) {NUMBERS.format(count=SQLITE_COUNT)}
     SELECT unhex(printf('%032x', n)), zeroblob(16), 'job-' || n, {SCHEDULE_TEXTS.format(partition="n % 256", true="1")},
       due, due, due, due, due, due
+    FROM (SELECT n, {to_microseconds(NOW)} + n * 1000000 AS due FROM numbers)""",
+    f"""INSERT INTO checks ({CHECK_COLUMNS}) {NUMBERS.format(count=SQLITE_COUNT)}
+    SELECT unhex(printf('%032x', n)), zeroblob(16), {CHECK_TEXTS}
     FROM (SELECT n, {to_microseconds(NOW)} + n * 1000000 AS due FROM numbers)""",
     f"""INSERT INTO tasks ({TASK_COLUMNS}) {NUMBERS.format(count=SQLITE_COUNT)}
     SELECT unhex(printf('%032x', n)), {SQLITE_TENANT},
@@ -346,6 +395,8 @@ SQLITE_HOT = {
     "task_claim_picks": "tasks_ready",
     "task_claim_oldest": "tasks_ready",
     "task_claim_running": "tasks_running_of_tenant",
+    "sample_ready": "tasks_ready",
+    "sample_ready_queues": "tasks_ready",
     "task_expired": "tasks_running",
     "task_promote": "tasks_scheduled",
     "task_promote_next": "tasks_scheduled",
@@ -371,8 +422,21 @@ SQLITE_HOT = {
     "bulk_list": "bulk_operations_of_tenant",
     "tick_recent": None,
     "tick_list": None,
+    "check_due": "checks_due",
+    **dict.fromkeys(("check_find", "check_find_tokens", "check_list", "check_advance", "check_replace")),
+    **dict.fromkeys(("check_ping_list", "check_tick_list", "check_tick_recent", "check_tick_totals", "check_transition_list")),
+    "worker_list": "workers_seen",
+    "worker_queues": "workers_seen",
+    "worker_running": "tasks_running_of_tenant",
 }
 del SQLITE_HOT["task_depths"]  # counts all live tasks
+
+
+# With the aliases that the statements use.
+SQLITE_LARGE = (
+    *("schedules", "s", "tasks", "t", "n", "task_history", "h", "ticks", "dead_letters", "audit_log"),
+    *("checks", "c", "check_pings", "check_ticks", "check_transitions"),
+)
 
 
 @pytest.mark.parametrize("block", list(SQLITE_HOT))
@@ -380,7 +444,7 @@ def test_sqlite_finds_rows_by_index(big_sqlite: apsw.Connection, block: str) -> 
     sql = load_blocks("everbeat.store.sqlite")[block]
     values = tuple(None for _ in range(sql.count("?"))) if re.search(r"\?(?!\d)", sql) else None
     details = [row[3] for row in big_sqlite.execute(f"EXPLAIN QUERY PLAN {sql}", values or _bindings(sql))]
-    for table in ("schedules", "s", "tasks", "t", "n", "task_history", "h", "ticks", "dead_letters", "audit_log"):
+    for table in SQLITE_LARGE:
         scans = [detail for detail in details if detail.split()[:2] == ["SCAN", table] and "VIRTUAL TABLE" not in detail]
         assert scans == [], details
     assert [detail for detail in details if "AUTOMATIC" in detail] == [], details
@@ -399,6 +463,28 @@ def test_sqlite_task_flows_skips_the_tasks_of_each_flow(big_sqlite: apsw.Connect
     assert [row[1:] for row in found] == [(bytes(16), 100, "", "work")]
     ((ready,),) = big_sqlite.execute("SELECT count(*) FROM tasks WHERE state = 'ready' AND tenant_id = zeroblob(16)")
     assert next(steps) < 500 < ready
+
+
+def test_sqlite_sample_ready_skips_the_tasks_of_each_flow_and_counts_up_to_its_limit(big_sqlite: apsw.Connection) -> None:
+    sql = load_blocks("everbeat.store.sqlite")["sample_ready"]
+    steps = itertools.count()
+    big_sqlite.set_progress_handler(lambda: next(steps) < 0, 1)
+    ((_, ready, oldest_at),) = big_sqlite.execute(sql, {"queue": "default", "max_flows": 10, "limit": 50})
+    big_sqlite.set_progress_handler(None)
+    assert ready == 50
+    assert oldest_at is not None
+    ((total,),) = big_sqlite.execute("SELECT count(*) FROM tasks WHERE state = 'ready' AND queue = 'default'")
+    assert next(steps) < 2000 < total
+
+
+@pytest.mark.parametrize("block", ["sample_waiting", "sample_running"])
+def test_sqlite_samples_read_partial_indexes_only(big_sqlite: apsw.Connection, block: str) -> None:
+    sql = load_blocks("everbeat.store.sqlite")[block]
+    details = [row[3] for row in big_sqlite.execute(f"EXPLAIN QUERY PLAN {sql}", _bindings(sql))]
+    read = [detail for detail in details if re.match(r"(SCAN|SEARCH) tasks\b", detail)]
+    assert read
+    for detail in read:
+        assert re.search(r"INDEX tasks_(held|scheduled|ready|running|triggered)", detail), details
 
 
 def test_sqlite_task_ready_queues_skips_the_tasks_of_each_queue_and_tenant(big_sqlite: apsw.Connection) -> None:
@@ -429,4 +515,4 @@ async def test_the_tables_contain_the_expected_rows(big_postgres: str) -> None:
     connection = await asyncpg.connect(big_postgres)
     counts = [await connection.fetchval(f"SELECT count(*) FROM {table}") for table in HOT_TABLES]
     await connection.close()
-    assert counts == [SCHEDULES, TASKS, PAST, PAST]
+    assert counts == [SCHEDULES, SCHEDULES, TASKS, PAST, PAST, 0]

@@ -29,6 +29,24 @@ async def test_publish_notifies_listeners_of_this_process_immediately(store: Sto
     assert one == two == [Notice.SCHEDULES, Notice.CALENDARS]
 
 
+async def test_publish_to_others_does_not_notify_this_process(postgres_url: str) -> None:
+    sender, listener = PostgresStore(postgres_url), PostgresStore(postgres_url)
+    own: list[Notice] = []
+    received: list[Notice] = []
+    sender.subscribe(own.append)
+    listener.subscribe(received.append)
+    await sender.open()
+    await listener.open()
+    await until(lambda: set(own) == set(received) == set(Notice))
+    own.clear()
+    received.clear()
+    sender.publish_to_others(Notice.TASKS)
+    await until(lambda: received == [Notice.TASKS])
+    assert own == []
+    await sender.close()
+    await listener.close()
+
+
 async def test_publish_coalesces_notices_to_other_processes(postgres_url: str) -> None:
     sender, listener = PostgresStore(postgres_url), PostgresStore(postgres_url)
     own: list[Notice] = []

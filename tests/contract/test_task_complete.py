@@ -25,7 +25,7 @@ from tests.factories import (
     seconds,
 )
 
-NOTHING = CompleteResult(frozenset(), frozenset(), frozenset(), {}, [])
+NOTHING = CompleteResult(frozenset(), frozenset(), [])
 
 
 async def start(store: Store, count: int = 1) -> list[ClaimedTask]:
@@ -44,7 +44,10 @@ async def test_task_complete_moves_the_task_to_history(store: Store) -> None:
     await store.task_heartbeat([HeartbeatWrite(lease_of(task), 0.9, "nearly")], now=NOW + seconds(2))
     (before,) = await store.task_find(DEFAULT_TENANT, [task.id])
     done = await complete(store, task, now=NOW + seconds(3), result='{"ok": "ä\\u0000"}')
-    assert done[:4] == (frozenset({(task.id, 1)}), frozenset(), frozenset({UUID(int=9)}), {task.id: DEFAULT_TENANT})
+    assert (done.finished, done.repeated) == ({(task.id, 1)}, frozenset())
+    assert [(change.id, change.tenant_id, change.schedule_id) for change in done.changes] == [
+        (task.id, DEFAULT_TENANT, UUID(int=9))
+    ]
     assert await count_rows(store, "tasks") == 0
     (after,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (after.state, after.finished_at, after.result) == (
@@ -72,7 +75,7 @@ async def test_task_complete_again_with_the_same_fence_is_reported_as_a_repetiti
     (task,) = await start(store)
     await complete(store, task)
     again = await complete(store, task, now=NOW + minutes(5), result="1")
-    assert again == CompleteResult(frozenset(), frozenset({(task.id, 1)}), frozenset(), {}, [])
+    assert again == CompleteResult(frozenset(), frozenset({(task.id, 1)}), [])
     (found,) = await store.task_find(DEFAULT_TENANT, [task.id])
     assert (found.finished_at, found.result) == (NOW, None)
     assert await count_rows(store, "task_history") == 1
@@ -80,12 +83,8 @@ async def test_task_complete_again_with_the_same_fence_is_reported_as_a_repetiti
 
 async def test_task_complete_twice_in_one_batch_finishes_once(store: Store) -> None:
     (task,) = await start(store)
-    assert (await complete(store, task, task))[:4] == (
-        frozenset({(task.id, 1)}),
-        frozenset(),
-        frozenset(),
-        {task.id: DEFAULT_TENANT},
-    )
+    done = await complete(store, task, task)
+    assert (done.finished, done.repeated, len(done.changes)) == ({(task.id, 1)}, frozenset(), 1)
     assert await count_rows(store, "task_history") == 1
 
 

@@ -241,7 +241,7 @@ async def test_task_claim_for_all_tenants_is_completed_without_naming_the_tenant
     ]
     completed = await store.task_complete(results, now=NOW)
     assert completed.finished == {(one.id, 1), (two.id, 1)}
-    assert completed.owners == {one.id: one.tenant_id, two.id: two.tenant_id}
+    assert {change.id: change.tenant_id for change in completed.changes} == {one.id: one.tenant_id, two.id: two.tenant_id}
     repeated = await store.task_complete([(LeaseRef(None, one.id, 1), None)], now=NOW)
     assert repeated.repeated == {(one.id, 1)}
     _, running = await store.task_running([LeaseRef(None, three.id, 1), LeaseRef(OTHER_TENANT, three.id, 1)], now=NOW)

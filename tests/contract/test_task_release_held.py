@@ -135,7 +135,7 @@ async def test_task_release_held_releases_in_the_order_of_the_ticks(store: Store
         assert len(tasks) == 1
         ticks += [task.scheduled_for for task in tasks]
         assert await release_held(store, schedule) == frozenset(), "the limit of the schedule is reached"
-        assert (await complete(store, *tasks)).schedule_ids == {schedule.id}
+        assert {one.schedule_id for one in (await complete(store, *tasks)).changes} == {schedule.id}
         assert await release_held(store, schedule) == ({"slow"} if len(ticks) < 4 else frozenset())
     assert ticks == [NOW + minutes(number) for number in range(4)]
 

@@ -158,11 +158,20 @@ async def test_task_submit_with_a_known_key_twice_in_a_batch(store: Store) -> No
 async def test_task_submit_of_a_repeated_batch_with_one_key_writes_it_once(store: Store) -> None:
     """The key of the first task covers the whole batch, so a repeated batch writes nothing."""
     first, rest = keyed(), [make_task(), make_task()]
-    assert (await store.task_submit([first, *rest], has_single_key=True, now=NOW)).repeated == frozenset()
-    submitted = await store.task_submit([keyed(), make_task(), make_task()], has_single_key=True, now=NOW)
+    assert (await store.task_submit([first, *rest], requires_new_keys=True, now=NOW)).repeated == frozenset()
+    submitted = await store.task_submit([keyed(), make_task(), make_task()], requires_new_keys=True, now=NOW)
     assert (submitted.ids[0], submitted.repeated, submitted.mismatched) == (first.id, frozenset({0}), frozenset())
-    assert (await store.task_submit([keyed(fingerprint=b"other"), make_task()], has_single_key=True, now=NOW)).mismatched == {0}
+    assert (
+        await store.task_submit([keyed(fingerprint=b"other"), make_task()], requires_new_keys=True, now=NOW)
+    ).mismatched == {0}
     assert await count_rows(store, "tasks") == 3
+
+
+async def test_task_submit_that_requires_new_keys_writes_nothing_if_a_key_is_in_the_batch_twice(store: Store) -> None:
+    batches = [keyed("one"), make_task(), keyed("two"), make_task(), keyed("one"), make_task()]
+    submitted = await store.task_submit(batches, requires_new_keys=True, now=NOW)
+    assert (submitted.repeated, submitted.changes) == (frozenset({4}), [])
+    assert await count_rows(store, "tasks") == await count_rows(store, "task_keys") == 0
 
 
 async def test_task_submit_of_a_batch_with_one_key_under_concurrency_writes_it_once(store: Store) -> None:
@@ -170,7 +179,7 @@ async def test_task_submit_of_a_batch_with_one_key_under_concurrency_writes_it_o
     for number in range(10):
         results = await asyncio.gather(
             *(
-                one.task_submit([keyed(str(number)), make_task(), make_task()], has_single_key=True, now=NOW)
+                one.task_submit([keyed(str(number)), make_task(), make_task()], requires_new_keys=True, now=NOW)
                 for one in (store, second_store)
             )
         )

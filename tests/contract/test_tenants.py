@@ -50,7 +50,13 @@ async def test_tenant_find_accepts_ids_and_names_and_returns_each_tenant_once(st
 
 async def test_tenant_write_stores_every_quota(store: Store) -> None:
     quotas = TenantQuotas(
-        max_schedules=1, max_ready=2, max_running=3, submits_per_second=0.5, max_payload_bytes=4, min_priority=5
+        max_schedules=1,
+        max_ready=2,
+        max_running=3,
+        submits_per_second=0.5,
+        max_payload_bytes=4,
+        min_priority=5,
+        retention_days=6.5,
     )
     tenant = make_tenant(quotas=quotas, weight=0.25)
     await write(store, tenant)

@@ -1,6 +1,8 @@
-"""schedule_zones, schedule_in_zones, zone_list, zone_write: the zones of schedules, and the versions that nodes have used."""
+"""schedule_page_end, schedule_zones, schedule_in_zones, zone_list, zone_write: zones of schedules, and versions of zones."""
 
 from __future__ import annotations
+
+from uuid import UUID
 
 from everbeat.core.changes import ScheduleWrite
 from everbeat.core.rules import DstGap, Rule, TriggerKind
@@ -10,6 +12,7 @@ from everbeat.store.base import Store
 from everbeat.store.values import ZoneInUse, ZoneVersion
 from tests.factories import NOW, OTHER_TENANT, every, find, insert, ledger, make_schedule, minutes
 
+LAST_ID = UUID(int=2**128 - 1)
 PREFIXED = "CRON_TZ=Asia/Tokyo 0 9 * * *"
 
 
@@ -31,19 +34,34 @@ async def insert_some(store: Store) -> dict[str, object]:
 
 async def test_schedule_zones_are_those_of_active_schedules_of_all_tenants(store: Store) -> None:
     await insert_some(store)
-    assert set(await store.schedule_zones()) == {
+    assert set(await store.schedule_zones(after=None, until=LAST_ID)) == {
         ZoneInUse("Europe/Berlin", TriggerKind.CRON, None),
         ZoneInUse("UTC", TriggerKind.CRON, PREFIXED),
     }
 
 
-async def test_schedule_in_zones_returns_candidates_in_pages(store: Store) -> None:
+async def test_schedule_page_end_walks_over_all_schedules(store: Store) -> None:
+    await insert_some(store)
+    first = await store.schedule_page_end(after=None, limit=4)
+    last = await store.schedule_page_end(after=first, limit=4)
+    assert first is not None
+    assert last is not None
+    assert first < last
+    assert await store.schedule_page_end(after=last, limit=4) is None
+    pages = [await store.schedule_zones(after=None, until=first), await store.schedule_zones(after=first, until=last)]
+    assert {*pages[0], *pages[1]} == set(await store.schedule_zones(after=None, until=LAST_ID))
+
+
+async def test_schedule_in_zones_returns_the_candidates_of_a_range(store: Store) -> None:
     expected = await insert_some(store)
     for zone, ids in expected.items():
-        found = await store.schedule_in_zones([zone], after=None, limit=10)
+        found = await store.schedule_in_zones([zone], after=None, until=LAST_ID)
         assert {one.id for one in found} == ids
-    page = await store.schedule_in_zones(["Europe/Berlin"], after=None, limit=3)
-    rest = await store.schedule_in_zones(["Europe/Berlin"], after=page[-1].id, limit=3)
+    middle = await store.schedule_page_end(after=None, limit=3)
+    assert middle is not None
+    page = await store.schedule_in_zones(["Europe/Berlin"], after=None, until=middle)
+    rest = await store.schedule_in_zones(["Europe/Berlin"], after=middle, until=LAST_ID)
+    assert 0 < len(page) <= 3
     assert [one.id for one in (*page, *rest)] == sorted(expected["Europe/Berlin"])  # type: ignore[call-overload]
 
 

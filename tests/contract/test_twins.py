@@ -19,14 +19,31 @@ PACKAGES = {"sqlite": "everbeat.store.sqlite", "postgres": "everbeat.store.postg
 ONLY_SQLITE = {
     "audit_log_prune_begin",
     "audit_log_prune_end",
+    "archive_count_attempts",
+    "archive_count_task_history",
+    "archive_count_task_log",
+    "archive_count_ticks",
+    "archive_remove_attempts",
+    "archive_remove_task_history",
+    "archive_remove_task_log",
+    "archive_remove_ticks",
     "calendar_exists",
     "month_prune_attempts",
     "month_prune_history",
     "month_prune_log",
     "month_prune_ticks",
+    "tenant_prune_attempts",
+    "tenant_prune_attempts_page",
+    "tenant_prune_task_history",
+    "tenant_prune_task_history_page",
+    "tenant_prune_task_log",
+    "tenant_prune_task_log_page",
+    "tenant_prune_ticks",
+    "tenant_prune_ticks_page",
     "partition_renew_heartbeat",
     "partition_renew_live",
     "partition_renew_newest",
+    "sample_ready_queues",
     "task_cancel_insert",
     "task_claim_oldest",
     "task_claim_paused",
@@ -53,15 +70,25 @@ ONLY_POSTGRES = {
     "clock",
     "event_stream_send",
     "key_lock",
+    "ledger_day_lock",
     "migration_lock",
+    "archive_blocks",
+    "archive_count",
     "month_detach",
+    "month_detach_as_owner",
     "month_detach_finish",
     "month_drop",
     "month_drop_as_owner",
     "month_ensure",
     "month_list",
+    "month_rename",
+    "month_row_count",
     "notice_send",
+    "sample_tables",
+    "sample_wal",
     "task_claim_unlocked_tenants",
+    "tenant_prune",
+    "tenant_prune_count",
     "task_release_held_locked",
     "tenant_lock",
 }
@@ -84,6 +111,10 @@ TABLES = [
     "calendars",
     "endpoints",
     "server_secrets",
+    "checks",
+    "check_pings",
+    "check_ticks",
+    "check_transitions",
     "idempotent_answers",
     "tenants",
     "api_keys",
@@ -91,11 +122,22 @@ TABLES = [
     "workers",
     "pauses",
     "bulk_operations",
+    "service_levels",
+    "alerts",
+    "alert_tenants",
+    "alert_signals",
+    "incidents",
     "time_zones",
+    "audit_findings",
+    "turns",
+    "ledger_days",
+    "tenant_ledger_days",
+    "tenant_retention",
+    "archived_months",
 ]
 
 # Not verbs on rows. They are tested in tests/migration or tests/services, or by every test.
-NOT_ROW_VERBS = {"open", "close", "pool", "migrate", "schema_version", "subscribe", "publish"}
+NOT_ROW_VERBS = {"open", "close", "pool", "migrate", "schema_version", "subscribe", "publish", "pool_use"}
 
 
 def sql_texts(dialect: str) -> dict[str, str]:
@@ -148,7 +190,8 @@ def test_every_block_has_a_comment(dialect: str) -> None:
 @pytest.mark.parametrize("dialect", list(PACKAGES))
 def test_every_block_belongs_to_a_verb_and_is_used(dialect: str) -> None:
     modules = [path for path in files(PACKAGES[dialect]).iterdir() if path.name.endswith(".py")]
-    shared = [files("everbeat.store") / name for name in ("shared.py", "endpoint_verbs.py")]
+    verbs = ("shared.py", "endpoint_verbs.py", "alert_verbs.py", "check_verbs.py")
+    shared = [files("everbeat.store") / name for name in verbs]
     source = "\n".join(path.read_text(encoding="utf-8") for path in [*modules, *shared])
     unused = [name for name in load_blocks(PACKAGES[dialect]) if f'"{name}"' not in source]
     assert unused == []

@@ -14,7 +14,7 @@ from everbeat.core.errors import StoreError, StoreUnusable
 from everbeat.core.schedules import DEFAULT_TENANT
 from everbeat.core.tasks import AttemptEnd, AttemptOutcome, TaskState
 from everbeat.store.base import Store
-from everbeat.store.migrate import Migration, load_migrations, missing_migrations
+from everbeat.store.migrate import Migration, SchemaVersion, load_migrations, missing_migrations
 from everbeat.store.postgres.store import PostgresStore
 from everbeat.store.sqlite.store import SqliteStore
 from everbeat.store.values import HeartbeatWrite, LeaseRef
@@ -47,9 +47,9 @@ def names_of(store: Store) -> list[str]:
 
 async def test_a_new_database_gets_every_migration_and_works(empty: Store) -> None:
     newest = len(names_of(empty))
-    assert await empty.schema_version() == (0, newest)
+    assert (await empty.schema_version())[:2] == (0, newest)
     assert await empty.migrate() == names_of(empty)
-    assert await empty.schema_version() == (newest, newest)
+    assert (await empty.schema_version())[:2] == (newest, newest)
     await empty.open()
     await insert(empty, make_schedule())
     assert await empty.schedule_count(DEFAULT_TENANT) == {"active": 1}
@@ -195,8 +195,8 @@ async def test_a_task_claimed_by_an_old_node_can_be_lost_and_become_dead(empty: 
 
 def test_missing_migrations_are_those_after_the_current_version() -> None:
     migrations = [Migration(number, f"000{number}_x", "") for number in (1, 2, 3)]
-    assert [one.number for one in missing_migrations(migrations, 1)] == [2, 3]
-    assert missing_migrations(migrations, 3) == []
+    assert [one.number for one in missing_migrations(migrations, SchemaVersion(1, 3, 1))] == [2, 3]
+    assert missing_migrations(migrations, SchemaVersion(3, 3, 3)) == []
 
 
 async def test_tasks_for_urls_that_an_old_version_stored_move_to_the_reserved_queue(empty: SqliteStore | PostgresStore) -> None:

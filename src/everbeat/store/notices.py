@@ -43,6 +43,9 @@ class Notices:
 
     def publish(self, notice: Notice) -> None:
         self.notify_local(notice)
+        self.publish_to_others(notice)
+
+    def publish_to_others(self, notice: Notice) -> None:
         if self._send is None:
             return
         self._waiting.add(notice)

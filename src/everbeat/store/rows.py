@@ -39,8 +39,10 @@ from everbeat.core.ticks import Outcome, Skip, SkipReason, Tick
 from everbeat.core.workers import WorkerInfo, WorkerState
 from everbeat.store.task_changes import claimed_changes, fired_change, submitted_changes
 from everbeat.store.values import (
+    AuditedSchedule,
     ClaimRequest,
     ClaimResult,
+    DayTotal,
     DueSchedule,
     Fired,
     FireResult,
@@ -240,6 +242,25 @@ def due_from_rows(rows: Iterable[Row]) -> tuple[list[DueSchedule], dict[UUID, st
     return schedules, faults
 
 
+def audited_from_rows(rows: Iterable[Row]) -> list[AuditedSchedule]:
+    """Decode the schedules of an audit. A row that cannot be decoded is a fault, which the ticker reports."""
+    schedules = []
+    for row in rows:
+        try:
+            rule = rule_from_row(row)
+        except (ValueError, msgspec.DecodeError):
+            continue
+        names = ("id", "tenant_id", "name", "cursor_at", "rule_at", "created_at", "moved_tick_at", "jitter_seconds", "fault")
+        values = {name: row[name] for name in names}
+        schedules.append(AuditedSchedule(**values, status=Status(row["status"]), rule=rule))
+    return schedules
+
+
+def day_total_from_row(row: Row) -> DayTotal:
+    reason = None if row["reason"] is None else SkipReason(row["reason"])
+    return DayTotal(**{**row, "outcome": Outcome(row["outcome"]), "reason": reason})
+
+
 def past_rule_from_row(row: Row) -> PastRule:
     return PastRule(schedule_id=row["schedule_id"], rule=_rule_from_json(row["rule"]), since=row["since"], until=row["until"])
 
@@ -411,25 +432,54 @@ ORIGINS = {origin.value: origin for origin in Origin}
 
 
 def claimed_from_row(row: Row) -> ClaimedTask:
+    return claimed_from_values(*(row[name] for name in CLAIMED_COLUMNS))
+
+
+CLAIMED_COLUMNS = (
+    *("id", "tenant_id", "type", "queue", "payload", "payload_ref", "attempt", "max_attempts", "fence", "lease_until"),
+    *("lease_seconds", "scheduled_for", "schedule", "schedule_id", "origin", "timeout_seconds", "traceparent"),
+)
+
+
+def claimed_from_values(
+    id_: UUID,
+    tenant_id: UUID,
+    type_: str,
+    queue: str,
+    payload: str,
+    payload_ref: str | None,
+    attempt: int,
+    max_attempts: int,
+    fence: int,
+    lease_until: datetime,
+    lease_seconds: float,
+    scheduled_for: datetime | None,
+    schedule: str | None,
+    schedule_id: UUID | None,
+    origin: str,
+    timeout_seconds: float,
+    traceparent: str | None,
+) -> ClaimedTask:
+    """The claimed task with these values, in the order of CLAIMED_COLUMNS: unpacking a row is faster than lookups by name."""
     claimed = ClaimedTask(
-        id=row["id"],
-        type=row["type"],
-        queue=row["queue"],
-        payload=msgspec.Raw(row["payload"].encode()),
-        attempt=row["attempt"],
-        max_attempts=row["max_attempts"],
-        fence=row["fence"],
-        lease_until=row["lease_until"],
-        lease_seconds=row["lease_seconds"],
-        scheduled_for=row["scheduled_for"],
-        schedule=row["schedule"],
-        schedule_id=row["schedule_id"],
-        origin=ORIGINS[row["origin"]],
-        timeout_seconds=row["timeout_seconds"],
-        traceparent=row["traceparent"],
-        tenant_id=row["tenant_id"],
+        id=id_,
+        type=type_,
+        queue=queue,
+        payload=msgspec.Raw(payload.encode()),
+        attempt=attempt,
+        max_attempts=max_attempts,
+        fence=fence,
+        lease_until=lease_until,
+        lease_seconds=lease_seconds,
+        scheduled_for=scheduled_for,
+        schedule=schedule,
+        schedule_id=schedule_id,
+        origin=ORIGINS[origin],
+        timeout_seconds=timeout_seconds,
+        traceparent=traceparent,
+        tenant_id=tenant_id,
     )
-    return with_payload_ref(claimed, row["payload_ref"])
+    return claimed if payload_ref is None else with_payload_ref(claimed, payload_ref)
 
 
 def task_from_row(row: Row) -> TaskRecord:
@@ -503,6 +553,7 @@ def claim_result(
     steps: Sequence[ClaimStep],
     claimed_counts: list[int],
     remaining: Mapping[UUID, int],
+    waited_seconds: Mapping[UUID, float],
 ) -> ClaimResult:
     left = dict(remaining)
     for step, count in zip(steps, claimed_counts, strict=True):
@@ -510,7 +561,7 @@ def claim_result(
             left[step.tenant_id] -= count
     full = frozenset(tenant_id for tenant_id, remaining_count in left.items() if remaining_count <= 0)
     limits = [step.limit for step in steps]
-    return ClaimResult(tasks, limits, claimed_counts, full, claimed_changes(requests, tasks))
+    return ClaimResult(tasks, limits, claimed_counts, full, claimed_changes(requests, tasks, waited_seconds))
 
 
 def excluded_and_limit(remaining: Mapping[UUID, int], limit: int) -> tuple[list[UUID], int]:
@@ -519,8 +570,9 @@ def excluded_and_limit(remaining: Mapping[UUID, int], limit: int) -> tuple[list[
     return excluded, min([limit, *(count for count in remaining.values() if count > 0)])
 
 
-def triggered_result(request: ClaimRequest, tasks: list[ClaimedTask]) -> ClaimResult:
-    return ClaimResult([tasks], [len(tasks)], [len(tasks)], frozenset(), claimed_changes([request], [tasks]))
+def triggered_result(request: ClaimRequest, tasks: list[ClaimedTask], waited_seconds: Mapping[UUID, float]) -> ClaimResult:
+    changes = claimed_changes([request], [tasks], waited_seconds)
+    return ClaimResult([tasks], [len(tasks)], [len(tasks)], frozenset(), changes)
 
 
 def deduplicate(items: Iterable[T], key: Callable[[T], Hashable]) -> list[T]:

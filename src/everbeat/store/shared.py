@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from everbeat.core.access import AuditLogEntry
+from everbeat.core.archives import ArchiveSegment
+from everbeat.core.audit_findings import AuditFinding
 from everbeat.core.bulk import BulkOperation
 from everbeat.core.calendars import Calendar
 from everbeat.core.keys import ApiKey
+from everbeat.core.ledger_days import DayCounts, LedgerDay, day_of
 from everbeat.core.pauses import Pause
+from everbeat.core.retention import RetentionPeriods
 from everbeat.core.rules import TriggerKind
 from everbeat.core.schedules import PastRule, Schedule
+from everbeat.core.service_levels import LevelBucket, LevelTotal
 from everbeat.core.tasks import Attempt, DeadLetter, LeasedTask, LogLine, TaskRecord, TaskState
 from everbeat.core.tenants import Tenant
 from everbeat.core.ticks import Tick
 from everbeat.core.workers import SILENT_SECONDS, WorkerInfo
+from everbeat.store.archive_rows import segment_key
+from everbeat.store.day_rows import counts_from_row, day_from_row
+from everbeat.store.finding_rows import finding_filter_values, finding_from_row
 from everbeat.store.key_rows import key_from_row
 from everbeat.store.rows import (
     EARLIEST,
@@ -30,9 +38,11 @@ from everbeat.store.rows import (
     MAX_SCANNED,
     Row,
     attempt_from_row,
+    audited_from_rows,
     bulk_from_row,
     bulk_to_row,
     calendar_from_row,
+    day_total_from_row,
     dead_letter_from_row,
     past_rule_from_row,
     pause_from_row,
@@ -43,23 +53,31 @@ from everbeat.store.rows import (
     total_from_row,
     worker_from_row,
 )
+from everbeat.store.samples import RunningSample
 from everbeat.store.tenant_rows import audit_log_entry_from_row, audit_log_window, tenant_from_row
 from everbeat.store.values import (
+    AuditedSchedule,
     AuditLogFilter,
     DatabaseFinding,
+    DayTotal,
     DeadError,
     DeadFilter,
+    FindingFilter,
     FinishedRun,
     IdempotentResponse,
+    IncompleteDay,
     PartitionInfo,
     QueueDepth,
     QueueTasks,
     ScheduleFilter,
+    SuspectTick,
     TaskFilter,
     TaskIds,
     TaskMatch,
     TaskScan,
+    TickAudit,
     TickTotal,
+    TurnInfo,
     WorkerQueue,
     ZoneInUse,
     ZoneVersion,
@@ -124,6 +142,15 @@ class SharedVerbs(ABC):
         rows = await self._read("schedule_faulty", tenant_id=tenant_id, limit=limit)
         return [schedule_from_row(row) for row in rows]
 
+    async def schedule_is_many(self, tenant_id: UUID, *, than: int) -> bool:
+        return bool((await self._read("schedule_is_many", tenant_id=tenant_id, than=than))[0]["is_many"])
+
+    async def schedule_audit(self, *, after: UUID | None, limit: int) -> list[AuditedSchedule]:
+        return audited_from_rows(await self._read("schedule_audit", after=after or FIRST_ID, limit=limit))
+
+    async def schedule_audit_find(self, ids: Sequence[UUID]) -> list[AuditedSchedule]:
+        return audited_from_rows(await self._read("schedule_audit_find", ids=list(ids)))
+
     async def schedule_past_rules(self, tenant_id: UUID, ids: Sequence[UUID]) -> list[PastRule]:
         rows = await self._read("schedule_past_rules", tenant_id=tenant_id, ids=list(ids))
         return [past_rule_from_row(row) for row in rows]
@@ -134,12 +161,16 @@ class SharedVerbs(ABC):
 
     # Time zones
 
-    async def schedule_zones(self) -> list[ZoneInUse]:
-        rows = await self._read("schedule_zones")
+    async def schedule_page_end(self, *, after: UUID | None, limit: int) -> UUID | None:
+        rows = await self._read("schedule_page_end", after=after or FIRST_ID, limit=limit)
+        return rows[0]["id"] if rows else None
+
+    async def schedule_zones(self, *, after: UUID | None, until: UUID) -> list[ZoneInUse]:
+        rows = await self._read("schedule_zones", after=after or FIRST_ID, until=until)
         return [ZoneInUse(row["timezone"], TriggerKind(row["trigger_kind"]), row["trigger_text"]) for row in rows]
 
-    async def schedule_in_zones(self, zones: Sequence[str], *, after: UUID | None, limit: int) -> list[Schedule]:
-        rows = await self._read("schedule_in_zones", zones=list(zones), after=after or FIRST_ID, limit=limit)
+    async def schedule_in_zones(self, zones: Sequence[str], *, after: UUID | None, until: UUID) -> list[Schedule]:
+        rows = await self._read("schedule_in_zones", zones=list(zones), after=after or FIRST_ID, until=until)
         return [schedule_from_row(row) for row in rows]
 
     async def zone_list(self, names: Sequence[str]) -> list[ZoneVersion]:
@@ -168,9 +199,77 @@ class SharedVerbs(ABC):
         values = {"tenant_id": tenant_id, "ids": list(ends), "ends": list(ends.values()), "from_at": from_}
         return [tick_from_row(row) for row in await self._read("tick_ranges", **values)]
 
+    async def tick_audit(self, ends: Mapping[UUID, datetime], *, from_: datetime) -> dict[UUID, TickAudit]:
+        rows = await self._read("tick_audit", ids=list(ends), ends=list(ends.values()), from_at=from_)
+        return {row["schedule_id"]: TickAudit(row["recorded"], row["lag_seconds"]) for row in rows}
+
+    async def tick_suspect(self, *, since: datetime, late_seconds: float, limit: int) -> list[SuspectTick]:
+        first = UUID(int=int(since.timestamp() * 1000) << 80)
+        rows = await self._read("tick_suspect", since=first, late_seconds=late_seconds, limit=limit)
+        return [SuspectTick(**row) for row in rows]
+
+    async def tick_day_totals(self, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> list[DayTotal]:
+        return [day_total_from_row(row) for row in await self._read("tick_day_totals", ids=list(ids), from_at=from_, to_at=to)]
+
+    async def tick_day_ranges(self, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> list[Tick]:
+        values = {"ids": list(ids), "from_at": from_, "to_at": to, "month_at": day_of(from_).replace(day=1)}
+        return [tick_from_row(row) for row in await self._read("tick_day_ranges", **values)]
+
+    async def tick_day_doubled(self, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> dict[UUID, int]:
+        rows = await self._read("tick_day_doubled", ids=list(ids), from_at=from_, to_at=to)
+        return {row["schedule_id"]: row["count"] for row in rows}
+
+    async def tick_window_totals(self, tenant_id: UUID, *, from_: datetime, to: datetime) -> dict[str, int]:
+        rows = await self._read("tick_window_totals", tenant_id=tenant_id, from_at=from_, to_at=to)
+        return {row["reason"] or row["outcome"]: row["count"] for row in rows}
+
     async def tick_doubled(self, tenant_id: UUID, ids: Sequence[UUID], *, from_: datetime, to: datetime) -> dict[UUID, int]:
         rows = await self._read("tick_doubled", tenant_id=tenant_id, ids=list(ids), from_at=from_, to_at=to)
         return {row["schedule_id"]: row["count"] for row in rows}
+
+    # The daily roll-up of the ledger
+
+    async def ledger_day_list(self, tenant_id: UUID, ids: Sequence[UUID], days: Sequence[datetime]) -> dict[UUID, DayCounts]:
+        rows = await self._read("ledger_day_list", tenant_id=tenant_id, ids=list(ids), days=list(days))
+        return {row["schedule_id"]: counts_from_row(row) for row in rows}
+
+    async def ledger_day_find(self, day: datetime, ids: Sequence[UUID]) -> list[LedgerDay]:
+        return [day_from_row(row) for row in await self._read("ledger_day_find", day=day, ids=list(ids))]
+
+    async def ledger_day_total(self, tenant_id: UUID, *, from_: datetime, to: datetime) -> DayCounts:
+        (row,) = await self._read("ledger_day_total", tenant_id=tenant_id, from_at=from_, to_at=to)
+        return counts_from_row(row)
+
+    async def ledger_day_incomplete(self, *, limit: int) -> list[IncompleteDay]:
+        return [IncompleteDay(**row) for row in await self._read("ledger_day_incomplete", limit=limit)]
+
+    # Findings of the auditor, and turns of loops
+
+    async def finding_list(self, tenant_id: UUID | None, filter_: FindingFilter, *, limit: int) -> list[AuditFinding]:
+        values = {**finding_filter_values(filter_), "limit": limit}
+        if tenant_id is None:
+            rows = await self._read("finding_list_all", **values)
+        else:
+            rows = await self._read("finding_list", tenant_id=tenant_id, **values)
+        return [finding_from_row(row) for row in rows]
+
+    async def finding_open(self, *, after: UUID | None, limit: int) -> list[AuditFinding]:
+        return [finding_from_row(row) for row in await self._read("finding_open", after=after or FIRST_ID, limit=limit)]
+
+    async def finding_count(self, *, limit: int) -> dict[str, int]:
+        return {row["kind"]: row["count"] for row in await self._read("finding_count", limit=limit)}
+
+    async def finding_prune(self, *, age_seconds: float, limit: int, now: datetime | None = None) -> int:
+        return await self._change("finding_prune", age_seconds=age_seconds, limit=limit, now=now)
+
+    async def turn_end(
+        self, name: str, holder: UUID, *, position: str, interval_seconds: float, now: datetime | None = None
+    ) -> bool:
+        values = {"position": position, "interval_seconds": interval_seconds, "now": now}
+        return await self._change("turn_end", name=name, holder=holder, **values) == 1
+
+    async def turn_list(self) -> list[TurnInfo]:
+        return [TurnInfo(**row) for row in await self._read("turn_list")]
 
     # Tasks
 
@@ -361,6 +460,59 @@ class SharedVerbs(ABC):
     async def tenant_find(self, *, ids: Sequence[UUID] = (), names: Sequence[str] = ()) -> list[Tenant]:
         return [tenant_from_row(row) for row in await self._read("tenant_find", ids=list(ids), names=list(names))]
 
+    async def archive_finish(
+        self,
+        segment: ArchiveSegment,
+        *,
+        rows: int,
+        first_at: datetime | None,
+        last_at: datetime | None,
+        file_bytes: int,
+        now: datetime | None = None,
+    ) -> bool:
+        changed = await self._change(
+            "archive_finish",
+            **segment_key(segment),
+            claim=segment.claim,
+            row_count=rows,
+            first_at=first_at,
+            last_at=last_at,
+            file=segment.file,
+            file_bytes=file_bytes,
+            now=now,
+        )
+        return changed == 1
+
+    async def rollback_obstacles(self) -> dict[str, int]:
+        return {row["name"]: row["count"] for row in await self._read("rollback_obstacles") if row["count"]}
+
+    async def past_rule_prune(self, *, before: datetime, limit: int) -> int:
+        return await self._change("past_rule_prune", before_at=before, limit=limit)
+
+    async def dead_prune(self, *, before: datetime, limit: int) -> int:
+        return await self._change("dead_prune", before_at=before, limit=limit)
+
+    async def prune_count(
+        self,
+        *,
+        periods: RetentionPeriods,
+        workers_unseen_seconds: float,
+        service_levels: timedelta,
+        now: datetime | None = None,
+    ) -> dict[str, int]:
+        moment = await self.clock(now=now)
+        rows = await self._read(
+            "prune_count",
+            now=moment,
+            ledger_before=moment - periods.ledger,
+            history_before=moment - periods.history,
+            audit_before=moment - periods.audit_log,
+            dead_before=EARLIEST if periods.dead_letters is None else moment - periods.dead_letters,
+            workers_before=moment - timedelta(seconds=workers_unseen_seconds),
+            levels_before=moment - service_levels,
+        )
+        return {row["name"]: row["count"] for row in rows}
+
     async def audit_log_list(
         self, tenant_id: UUID | None, filter_: AuditLogFilter, *, before: tuple[datetime, UUID] | None, limit: int
     ) -> list[AuditLogEntry]:
@@ -383,6 +535,34 @@ class SharedVerbs(ABC):
 
     async def key_touch(self, ids: Sequence[UUID], *, now: datetime | None = None) -> int:
         return await self._change("key_touch", ids=list(ids), now=now)
+
+    # Samples for metrics
+
+    async def _read_sample(self, block: str, /, **values: Any) -> Sequence[Any]:
+        return await self._read(block, **values)
+
+    async def sample_waiting(self, *, limit: int) -> dict[str, int]:
+        return {row["state"]: row["count"] for row in await self._read_sample("sample_waiting", limit=limit)}
+
+    async def sample_running(self, *, near_ratio: float, limit: int, now: datetime | None = None) -> list[RunningSample]:
+        rows = await self._read_sample("sample_running", near_ratio=near_ratio, limit=limit, now=now)
+        return [RunningSample(**row) for row in rows]
+
+    async def sample_workers(self, *, limit: int, now: datetime | None = None) -> dict[str, int]:
+        rows = await self._read("sample_workers", silent_seconds=SILENT_SECONDS, limit=limit, now=now)
+        return {row["queue"]: row["workers"] for row in rows}
+
+    # Service levels
+
+    async def service_level_list(self, from_at: datetime) -> list[LevelBucket]:
+        return [LevelBucket(**row) for row in await self._read("service_level_list", from_at=from_at)]
+
+    async def service_level_total(self, from_at: datetime, before_at: datetime) -> LevelTotal | None:
+        (row,) = await self._read("service_level_total", from_at=from_at, before_at=before_at)
+        return None if row["first_at"] is None else LevelTotal(**row)
+
+    async def service_level_prune(self, *, before: datetime, limit: int) -> int:
+        return await self._change("service_level_prune", before_at=before, limit=limit)
 
     # Maintenance
 

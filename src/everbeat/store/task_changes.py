@@ -52,6 +52,7 @@ def _submitted(task: NewTask, now: datetime) -> TaskChange:
         task.fair_key,
         run_at,
         task.origin,
+        traceparent=task.traceparent,
     )
 
 
@@ -75,7 +76,9 @@ def fired_change(firing: Firing, queue: str, type_: str, state: str, priority: i
     )
 
 
-def claimed_changes(requests: Sequence[ClaimRequest], tasks: Sequence[Sequence[ClaimedTask]]) -> list[TaskChange]:
+def claimed_changes(
+    requests: Sequence[ClaimRequest], tasks: Sequence[Sequence[ClaimedTask]], waited_seconds: Mapping[UUID, float]
+) -> list[TaskChange]:
     return [
         TaskChange(
             task.id,
@@ -88,6 +91,8 @@ def claimed_changes(requests: Sequence[ClaimRequest], tasks: Sequence[Sequence[C
             None,
             task.schedule_id,
             request.worker,
+            waited_seconds=waited_seconds.get(task.id),
+            traceparent=task.traceparent,
         )
         for request, part in zip(requests, tasks, strict=True)
         for task in part
@@ -95,7 +100,16 @@ def claimed_changes(requests: Sequence[ClaimRequest], tasks: Sequence[Sequence[C
 
 
 def completed_change(
-    id_: UUID, tenant_id: UUID, queue: str, type_: str, attempt: int, schedule_id: UUID | None, worker: str | None
+    id_: UUID,
+    tenant_id: UUID,
+    queue: str,
+    type_: str,
+    attempt: int,
+    schedule_id: UUID | None,
+    worker: str | None,
+    ran_seconds: float | None,
+    timeout_seconds: float | None,
+    traceparent: str | None,
 ) -> TaskChange:
     return TaskChange(
         id_,
@@ -108,6 +122,9 @@ def completed_change(
         AttemptOutcome.COMPLETED,
         schedule_id,
         worker,
+        ran_seconds=ran_seconds,
+        timeout_seconds=timeout_seconds,
+        traceparent=traceparent,
     )
 
 
@@ -136,7 +153,10 @@ def put_back_change(row: Mapping[str, Any], end: AttemptEnd) -> TaskChange:
     """The change for a task whose attempt ended without ending the task."""
     is_released = end.outcome is AttemptOutcome.RELEASED
     kind = TaskChangeKind.RELEASED if is_released else TaskChangeKind.RETRIED
-    return waiting_change(row, kind, end.outcome, row["worker"])
+    change = waiting_change(row, kind, end.outcome, row["worker"])
+    return change._replace(
+        ran_seconds=row["ran_seconds"], timeout_seconds=row["timeout_seconds"], traceparent=row["traceparent"]
+    )
 
 
 def final_change(row: Mapping[str, Any], end: AttemptEnd) -> TaskChange:
@@ -152,6 +172,9 @@ def final_change(row: Mapping[str, Any], end: AttemptEnd) -> TaskChange:
         end.outcome,
         row["schedule_id"],
         row["worker"],
+        ran_seconds=row["ran_seconds"],
+        timeout_seconds=row["timeout_seconds"],
+        traceparent=row["traceparent"],
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
 from enum import StrEnum
 from typing import Literal, NamedTuple
@@ -10,9 +10,13 @@ from uuid import UUID
 
 import msgspec
 
+from everbeat.core.alerts import AlertKind
+from everbeat.core.audit_findings import FindingKind
 from everbeat.core.capacity import NodeLoad
+from everbeat.core.checks import CheckOutcome
+from everbeat.core.incidents import Incident, IncidentState
 from everbeat.core.rules import Rule, TriggerKind
-from everbeat.core.schedules import CatchUp, Schedule
+from everbeat.core.schedules import CatchUp, Schedule, Status
 from everbeat.core.tasks import ClaimedTask, NewTask, TaskChange, TaskRecord, TaskState
 from everbeat.core.tenants import Tenant
 from everbeat.core.ticks import Outcome, Skip, SkipReason
@@ -53,10 +57,35 @@ class TenantWrite(NamedTuple):
     expected: int | None = None
 
 
+class CheckTickTotal(NamedTuple):
+    """The number of expected pings of a check with an outcome."""
+
+    check_id: UUID
+    outcome: CheckOutcome
+    count: int  # type: ignore[assignment]  # it hides tuple.count, which is not used
+
+
 class AuditLogFilter(NamedTuple):
     from_at: datetime | None = None
     to_at: datetime | None = None
     action: str | None = None
+
+
+class MonthSize(NamedTuple):
+    """A month of a table past its retention. `rows`: an estimate on PostgreSQL, None if unknown. `bytes`: None on SQLite."""
+
+    table: str
+    month: str
+    rows: int | None
+    bytes: int | None
+
+
+class TenantPruneStep(NamedTuple):
+    """How many rows of which table one step deleted, and the position of the next step; None after the last one."""
+
+    table: str
+    deleted: int
+    position: str | None
 
 
 class DatabaseFinding(NamedTuple):
@@ -65,6 +94,34 @@ class DatabaseFinding(NamedTuple):
     kind: str
     name: str
     ratio: float
+
+
+class FindingFilter(NamedTuple):
+    """`before`: the last finding of the previous page. `from_at` and `to_at` limit `scheduled_for`."""
+
+    is_resolved: bool = False
+    kind: FindingKind | None = None
+    schedule_id: UUID | None = None
+    from_at: datetime | None = None
+    to_at: datetime | None = None
+    before: UUID | None = None
+
+
+class Turn(NamedTuple):
+    """A turn that a node has taken. `ran_at`: when the last turn ended. `position`: what the last turn has stored."""
+
+    now: datetime
+    ran_at: datetime | None
+    position: str
+
+
+class TurnInfo(NamedTuple):
+    name: str
+    holder: UUID | None
+    lease_until: datetime | None
+    next_at: datetime | None
+    ran_at: datetime | None
+    position: str
 
 
 class KeyChange(StrEnum):
@@ -81,11 +138,14 @@ class KeyChange(StrEnum):
 
 
 class ScheduleFilter(NamedTuple):
+    """`zones`: the time zones of the schedules; None for all."""
+
     status: str | None = None
     name_prefix: str | None = None
     queue: str | None = None
     type: str | None = None
     target: str | None = None
+    zones: list[str] | None = None
 
 
 class ScheduleWriteResult(NamedTuple):
@@ -247,6 +307,60 @@ class PartitionInfo(NamedTuple):
     lease_until: datetime | None
 
 
+class AuditedSchedule(NamedTuple):
+    """The fields of a schedule that the auditor needs. It does not trust `next_tick_at` and `due_at`."""
+
+    id: UUID
+    tenant_id: UUID
+    name: str
+    status: Status
+    rule: Rule
+    cursor_at: datetime
+    rule_at: datetime
+    created_at: datetime
+    moved_tick_at: datetime | None
+    jitter_seconds: float
+    fault: str | None
+
+
+class TickAudit(NamedTuple):
+    """Of a schedule: the ticks recorded in a window, and the largest lag of those that fired."""
+
+    recorded: int
+    lag_seconds: float
+
+
+class DayTotal(NamedTuple):
+    """The ledger rows of a schedule that begin in a window, by outcome and reason."""
+
+    schedule_id: UUID
+    outcome: Outcome
+    reason: SkipReason | None
+    count: int  # type: ignore[assignment]  # it hides tuple.count, which is not used
+    first_at: datetime
+    last_at: datetime
+    lag_seconds: float
+
+
+class IncompleteDay(NamedTuple):
+    """A day of the roll-up whose counts are out of date, because the cursor of the schedule has moved."""
+
+    schedule_id: UUID
+    day: datetime
+
+
+class SuspectTick(NamedTuple):
+    """A tick without a ledger row (`fired_at` None), with more than one task, or that fired late."""
+
+    tenant_id: UUID
+    schedule_id: UUID
+    name: str
+    jitter_seconds: float
+    scheduled_for: datetime
+    tasks: int
+    fired_at: datetime | None
+
+
 class TickTotal(msgspec.Struct, frozen=True):
     """The number of ticks of one schedule in a window with the same outcome and reason."""
 
@@ -360,16 +474,14 @@ class RenewedLease(NamedTuple):
 class CompleteResult(NamedTuple):
     """`finished`: completed by this call. `repeated`: completed by an earlier call with the same fence.
 
-    A worker repeats a call if it did not receive the response. `owners`: the tenants of the finished tasks. `locked`: not
-    completed, because another transaction has locked the task.
+    A worker repeats a call if it did not receive the response. `locked`: not completed, because another transaction has locked
+    the task.
     """
 
-    finished: frozenset[tuple[UUID, int]]
-    repeated: frozenset[tuple[UUID, int]]
-    schedule_ids: frozenset[UUID]
-    owners: Mapping[UUID, UUID] = {}
+    finished: Set[tuple[UUID, int]]
+    repeated: Set[tuple[UUID, int]]
     changes: Sequence[TaskChange] = ()
-    locked: frozenset[tuple[UUID, int]] = frozenset()
+    locked: Set[tuple[UUID, int]] = frozenset()
 
 
 class EndResult(NamedTuple):
@@ -502,3 +614,40 @@ class ReplayResult(NamedTuple):
 
     task_ids: list[UUID]
     changes: Sequence[TaskChange]
+
+
+class AlertTenant(NamedTuple):
+    """A tenant with alert rules. `version` changes with each evaluation and each change of a rule. `positions` is JSON."""
+
+    tenant_id: UUID
+    version: int
+    positions: str
+
+
+class AlertEvaluation(NamedTuple):
+    """The result of judging the rules of a tenant, from facts that were read at `version`.
+
+    `signal_ids`: the signals that were judged. `tasks`: the notifications.
+    """
+
+    tenant_id: UUID
+    version: int
+    positions: str
+    signal_ids: Sequence[UUID] = ()
+    opened: Sequence[Incident] = ()
+    changed: Sequence[Incident] = ()
+    tasks: Sequence[NewTask] = ()
+
+
+class IncidentCount(NamedTuple):
+    kind: AlertKind
+    state: IncidentState
+    count: int  # type: ignore[assignment]  # it hides tuple.count, which is not used
+
+
+class Completion(NamedTuple):
+    """When a task of a queue and type was last completed."""
+
+    queue: str
+    type: str
+    completed_at: datetime

@@ -30,6 +30,7 @@ from everbeat.core.lock_retries import REQUEST_DELAYS_SECONDS
 from everbeat.store.base import Observer
 from everbeat.store.postgres.hosts import Connector
 from everbeat.store.queries import Query
+from everbeat.store.samples import PoolUse
 from everbeat.store.values import Notice
 
 T = TypeVar("T")
@@ -145,6 +146,7 @@ class PostgresConnections:
         self._opening = asyncio.Lock()
         # What asyncpg would leave to the event loop, which would print its exceptions.
         self._closing: set[asyncio.Task[None]] = set()
+        self._waiting = dict.fromkeys(self._sizes, 0)
         self._observer = observer
         self.identity = str(uuid4())
 
@@ -169,6 +171,15 @@ class PostgresConnections:
                     statement_cache_size=0 if self._is_pooled else 100,
                 )
         return self._pools[pool_name]
+
+    def pool_use(self) -> list[PoolUse]:
+        """The use of each pool. One that has not been used yet has no connections."""
+        uses = []
+        for name, max_size in self._sizes.items():
+            pool = self._pools.get(name)
+            size, idle = (0, 0) if pool is None else (pool.get_size(), pool.get_idle_size())
+            uses.append(PoolUse(name, size - idle, size, max_size, self._waiting[name]))
+        return uses
 
     async def close(self) -> None:
         pools, self._pools = list(self._pools.values()), {}
@@ -210,7 +221,11 @@ class PostgresConnections:
         try:
             pool = await self._pool(pool_name)
             async with asyncio.timeout(timeout_seconds or self._timeouts[pool_name] * 2):
-                connection = await pool.acquire(timeout=self._timeouts[pool_name])
+                self._waiting[pool_name] += 1
+                try:
+                    connection = await pool.acquire(timeout=self._timeouts[pool_name])
+                finally:
+                    self._waiting[pool_name] -= 1
                 try:
                     yield connection
                 except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from everbeat.core.tasks import (
     AttemptEnd,
     ClaimedTask,
     LeasedTask,
+    TaskChange,
     TaskState,
 )
 from everbeat.store.postgres.base import PostgresBase
@@ -25,6 +27,7 @@ from everbeat.store.rows import (
     LAST_ID,
     claim_result,
     claimed_from_row,
+    claimed_from_values,
     deduplicate,
     excluded_and_limit,
     flow_starts,
@@ -141,7 +144,8 @@ class PostgresLeases(PostgresBase):
                 total_seconds=total_seconds,
                 now=now,
             )
-        return triggered_result(claim_request, [claimed_from_row(row) for row in sorted(rows, key=lambda row: row["place"])])
+        tasks = [claimed_from_row(row) for row in sorted(rows, key=lambda row: row["place"])]
+        return triggered_result(claim_request, tasks, _waited_seconds(rows))
 
     async def task_heartbeat(self, heartbeats: Sequence[HeartbeatWrite], *, now: datetime | None = None) -> list[RenewedLease]:
         heartbeats = merge_heartbeats(heartbeats)
@@ -193,29 +197,25 @@ class PostgresLeases(PostgresBase):
         values = {
             **_refs(refs),
             "results": [result for _, result in results],
-            "responses": [responses.get(lease) for lease in refs],
+            "responses": [responses.get(lease) for lease in refs] if responses else None,
         }
         found = await self._with_current_month(now, lambda: self._read("task_complete", now=now, **values))
-        rows = [row for row in found if not row["is_locked"]]
-        finished, locked = _lease_pairs(rows), _lease_pairs(row for row in found if row["is_locked"])
-        missed = [lease for lease in refs if (lease.id, lease.fence) not in finished | locked]
+        # Unpacked, because a lookup by name takes longer than everything else that is done with a row.
+        finished, locked, changes = set[tuple[UUID, int]](), set[tuple[UUID, int]](), list[TaskChange]()
+        for id_, fence, schedule_id, tenant_id, queue, type_, attempt, worker, ran, timeout, traceparent, is_locked in found:
+            if is_locked:
+                locked.add((id_, fence))
+            else:
+                finished.add((id_, fence))
+                changes.append(
+                    completed_change(id_, tenant_id, queue, type_, attempt, schedule_id, worker, ran, timeout, traceparent)
+                )
         repeated: frozenset[tuple[UUID, int]] = frozenset()
-        if missed:
-            repeated = _lease_pairs(await self._read("task_completed", **_refs(missed)))
-        changes = [
-            completed_change(
-                row["id"],
-                row["tenant_id"],
-                row["queue"],
-                row["type"],
-                row["attempt"],
-                row["schedule_id"],
-                row["worker"],
-            )
-            for row in rows
-        ]
-        owners = {row["id"]: row["tenant_id"] for row in rows}
-        return CompleteResult(finished, repeated, schedule_ids_of(rows), owners, changes, locked)
+        if len(finished) < len(refs):
+            known = finished | locked
+            if missed := [lease for lease in refs if (lease.id, lease.fence) not in known]:
+                repeated = _lease_pairs(await self._read("task_completed", **_refs(missed)))
+        return CompleteResult(finished, repeated, changes, locked)
 
     async def task_accept(
         self, acceptances: Sequence[tuple[LeaseRef, float, str | None]], *, now: datetime | None = None
@@ -316,10 +316,18 @@ def _claims(
 ) -> ClaimResult:
     tasks: list[list[ClaimedTask]] = [[] for _ in claim_requests]
     claimed_counts = [0] * len(steps)
-    for row in sorted(rows, key=lambda row: row["place"]):
-        tasks[row["request"] - 1].append(claimed_from_row(row))
-        claimed_counts[row["step"] - 1] += 1
-    return claim_result(claim_requests, tasks, steps, claimed_counts, remaining)
+    waited_seconds: dict[UUID, float] = {}
+    for row in sorted(rows, key=itemgetter(1)):
+        request, _, step, *values, waited = row
+        task = claimed_from_values(*values)
+        tasks[request - 1].append(task)
+        claimed_counts[step - 1] += 1
+        waited_seconds[task.id] = waited
+    return claim_result(claim_requests, tasks, steps, claimed_counts, remaining, waited_seconds)
+
+
+def _waited_seconds(rows: Iterable[asyncpg.Record]) -> dict[UUID, float]:
+    return {row["id"]: row["waited_seconds"] for row in rows}
 
 
 def _endings(endings: Sequence[AttemptEnd]) -> dict[str, Any]:

@@ -8,19 +8,27 @@ from typing import Any
 
 from everbeat.core.errors import StoreLocked, StoreUnavailable
 from everbeat.store.base import Observer
+from everbeat.store.postgres.alerts import PostgresAlerts
+from everbeat.store.postgres.archives import PostgresArchives
+from everbeat.store.postgres.audit_findings import PostgresAuditFindings
 from everbeat.store.postgres.base import PostgresBase, PostgresDatabase
 from everbeat.store.postgres.bulk_operations import PostgresBulkOperations
 from everbeat.store.postgres.calendars import PostgresCalendars
+from everbeat.store.postgres.checks import PostgresChecks
 from everbeat.store.postgres.dead_letters import PostgresDeadLetters
 from everbeat.store.postgres.endpoints import PostgresEndpoints
 from everbeat.store.postgres.keys import PostgresKeys
 from everbeat.store.postgres.leases import PostgresLeases
-from everbeat.store.postgres.maintenance import PostgresMaintenance
+from everbeat.store.postgres.ledger_days import PostgresLedgerDays
 from everbeat.store.postgres.partitions import PostgresPartitions
 from everbeat.store.postgres.pauses import PostgresPauses
+from everbeat.store.postgres.retention import PostgresRetention
+from everbeat.store.postgres.samples import PostgresSamples
 from everbeat.store.postgres.schedules import PostgresSchedules
+from everbeat.store.postgres.service_levels import PostgresServiceLevels
 from everbeat.store.postgres.tenants import PostgresTenants
 from everbeat.store.postgres.ticks import PostgresTicks
+from everbeat.store.postgres.turns import PostgresTurns
 from everbeat.store.postgres.workers import PostgresWorkers
 from everbeat.store.values import Listener, Notice, PoolName
 
@@ -33,12 +41,20 @@ class PostgresStore(
     PostgresPartitions,
     PostgresCalendars,
     PostgresEndpoints,
+    PostgresChecks,
     PostgresTenants,
     PostgresKeys,
     PostgresWorkers,
     PostgresPauses,
     PostgresBulkOperations,
-    PostgresMaintenance,
+    PostgresAuditFindings,
+    PostgresTurns,
+    PostgresLedgerDays,
+    PostgresArchives,
+    PostgresAlerts,
+    PostgresRetention,
+    PostgresSamples,
+    PostgresServiceLevels,
 ):
     """The Store contract on PostgreSQL 14 and later."""
 
@@ -61,6 +77,9 @@ class PostgresStore(
 
     def publish(self, notice: Notice) -> None:
         self._database.notices.publish(notice)
+
+    def publish_to_others(self, notice: Notice) -> None:
+        self._database.notices.publish_to_others(notice)
 
     def event_stream_listen(self, on_message: Callable[[str], None]) -> bool:
         self._database.message_listeners.append(on_message)

@@ -48,7 +48,7 @@ class PostgresTasks(PostgresBase):
         self,
         tasks: Sequence[NewTask],
         *,
-        has_single_key: bool = False,
+        requires_new_keys: bool = False,
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> SubmitResult:
@@ -63,13 +63,13 @@ class PostgresTasks(PostgresBase):
                     lambda: self._connections.fetch_once(self._pool_name, query, now=now, **values)
                 )
                 return submit_result(tasks, tasks, keyed, row["moment"], {}, set())
-        return await self._submit_some(tasks, keyed, has_single_key, audit_log, now)
+        return await self._submit_some(tasks, keyed, requires_new_keys, audit_log, now)
 
     async def _submit_some(
         self,
         tasks: Sequence[NewTask],
         keyed: KeyedTasks,
-        has_single_key: bool,
+        requires_new_keys: bool,
         audit_log: Sequence[AuditLogEntry],
         now: datetime | None,
     ) -> SubmitResult:
@@ -82,7 +82,7 @@ class PostgresTasks(PostgresBase):
             async with self._transaction("task_submit") as connection:
                 taken = await self._insert_keys(connection, tasks, keyed.firsts, now)
                 mismatched = mismatched_keys(tasks, keyed, taken)
-                if mismatched or (has_single_key and taken):
+                if mismatched or (requires_new_keys and (taken or keyed.repeats)):
                     raise Rollback
                 new = sorted([*keyed.unkeyed, *(index for index in keyed.firsts.values() if index not in taken)])
                 if new:

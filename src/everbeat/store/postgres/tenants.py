@@ -40,6 +40,7 @@ class PostgresTenants(PostgresBase):
                     block = self._queries["tenant_insert" if write.expected is None else "tenant_replace"]
                     if await execute_on(connection, block, **tenant_to_row(write)) != 1:
                         raise Rollback
+                    await execute_on(connection, self._queries["tenant_retention_write"], **tenant_to_row(write))
                 if response is not None and not await self._keep_response(connection, response_tenant_id, response, now):
                     raise Rollback
                 await write_audit_log(connection, self._queries, audit_log, now)

@@ -20,6 +20,7 @@ import apsw
 
 from everbeat.core.errors import StoreRefused, StoreUnavailable, StoreUnusable
 from everbeat.store.base import Observer
+from everbeat.store.samples import PoolUse
 from everbeat.store.sqlite.blocks import Block, Columns
 from everbeat.store.sqlite.conversions import convert_binding
 from everbeat.store.sqlite.writer import SqliteWriter
@@ -125,18 +126,29 @@ class SqliteConnections:
         self._observer = observer
         self._writer = SqliteWriter("everbeat-sqlite-writer")
         self._readers = ThreadPoolExecutor(readers, "everbeat-sqlite-reader")
+        self._sizes = {"writer": 1, "reader": readers}
+        self._calls = dict.fromkeys(self._sizes, 0)
         self._local = threading.local()
         self._opened: list[apsw.Connection] = []
         self._lock = threading.Lock()
 
     async def read(self, verb: str, work: Callable[[SqliteSession], T]) -> T:
-        return await self._run(verb, lambda: self._readers.submit(self._call, work))
+        return await self._run(verb, "reader", lambda: self._readers.submit(self._call, work))
 
     async def write(self, verb: str, work: Callable[[SqliteSession], T]) -> T:
         def write(session: SqliteSession) -> T:
             return _in_transaction(session, work)
 
-        return await self._run(verb, lambda: self._writer.submit(verb, lambda: self._call(write)))
+        return await self._run(verb, "writer", lambda: self._writer.submit(verb, lambda: self._call(write)))
+
+    def pool_use(self) -> list[PoolUse]:
+        """The use of the writer and of the readers."""
+        return [
+            PoolUse(
+                name, min(calls, self._sizes[name]), self._sizes[name], self._sizes[name], max(0, calls - self._sizes[name])
+            )
+            for name, calls in self._calls.items()
+        ]
 
     async def close(self) -> None:
         await asyncio.to_thread(self._shutdown)
@@ -147,8 +159,9 @@ class SqliteConnections:
         for connection in reversed(self._opened):
             connection.close()
 
-    async def _run(self, verb: str, submit: Callable[[], Future[T]]) -> T:
+    async def _run(self, verb: str, pool: str, submit: Callable[[], Future[T]]) -> T:
         started, failed = time.perf_counter(), True
+        self._calls[pool] += 1
         try:
             result = await asyncio.wrap_future(submit())
             failed = False
@@ -156,6 +169,7 @@ class SqliteConnections:
         except apsw.Error as error:
             raise translate_error(error, self._path) from error
         finally:
+            self._calls[pool] -= 1
             if self._observer is not None:
                 self._observer(verb, time.perf_counter() - started, failed)
 

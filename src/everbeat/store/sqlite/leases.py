@@ -116,7 +116,12 @@ class SqliteLeases(SqliteBase):
             [_claimed(row, claim_request, moment, total_seconds) for row in part]
             for claim_request, part in zip(claim_requests, parts, strict=True)
         ]
-        return claim_result(claim_requests, tasks, allowed, claimed_counts, remaining)
+        waited = {
+            task.id: _waited_seconds(row, moment)
+            for part, rows in zip(tasks, parts, strict=True)
+            for task, row in zip(part, rows, strict=True)
+        }
+        return claim_result(claim_requests, tasks, allowed, claimed_counts, remaining, waited)
 
     async def task_claim_triggered(
         self,
@@ -147,7 +152,9 @@ class SqliteLeases(SqliteBase):
 
         moment, picked = await self._connections.write("task_claim_triggered", work)
         rows = [(*row[:-1], tenant_of(row[-1])) for row in picked]
-        return triggered_result(claim_request, [_claimed(row, claim_request, moment, total_seconds) for row in rows])
+        tasks = [_claimed(row, claim_request, moment, total_seconds) for row in rows]
+        waited = {task.id: _waited_seconds(row, moment) for task, row in zip(tasks, rows, strict=True)}
+        return triggered_result(claim_request, tasks, waited)
 
     def _remaining_running(self, session: SqliteSession, limited: Collection[UUID]) -> dict[UUID, int]:
         """How many more running tasks each of these tenants may have."""
@@ -247,8 +254,7 @@ class SqliteLeases(SqliteBase):
 
         finished, repeated = await self._connections.write("task_complete", work)
         changes = [_completed(ids[row[0]], row) for row in finished]
-        owners = {change.id: change.tenant_id for change in changes}
-        return CompleteResult(_pairs(finished, ids), _pairs(repeated, ids), _schedules(finished), owners, changes)
+        return CompleteResult(_pairs(finished, ids), _pairs(repeated, ids), changes)
 
     async def task_accept(
         self, acceptances: Sequence[tuple[LeaseRef, float, str | None]], *, now: datetime | None = None
@@ -281,12 +287,12 @@ class SqliteLeases(SqliteBase):
                 row = _ending(one, is_expired, moment)
                 (back if one.state in (TaskState.READY, TaskState.SCHEDULED) else final).append(row)
             kept = session.rows_many(self._blocks["task_end_attempt"], (row[:10] for row in back))
-            workers = {row["task_id"]: row["worker"] for row in kept}
+            attempts = {row.pop("task_id"): row for row in kept}
             ended = session.rows_many(self._blocks["task_end"], (row[:9] for row in back))
             session.change_many(self._blocks["task_finish_dead_letter"], final)
             session.change_many(self._blocks["task_finish_insert"], final)
             finished = session.rows_many(self._blocks["task_finish"], (row[:5] for row in final))
-            return [{**row, "worker": workers[row["id"]]} for row in ended], finished
+            return [{**row, **attempts[row["id"]]} for row in ended], finished
 
         put_back, finished = await self._connections.write("task_end", work)
         changes = [put_back_change(row, by_lease[row["id"], row["fence"]]) for row in put_back]
@@ -327,7 +333,7 @@ def _lease(claim_request: ClaimRequest, picked: Sequence[Values], now: int, tota
 def _claimed(row: Values, claim_request: ClaimRequest, now: int, total_seconds: float) -> ClaimedTask:
     """A claimed task from a row of task_claim_pick."""
     _, _, id_, type_, queue, payload, ref, attempt, max_attempts, fence, at, name, schedule_id, origin, *rest = row
-    timeout, trace, first, tenant = rest
+    timeout, trace, first, _, tenant = rest
     claimed = ClaimedTask(
         id=UUID(bytes=id_),
         type=type_,
@@ -347,6 +353,12 @@ def _claimed(row: Values, claim_request: ClaimRequest, now: int, total_seconds: 
         tenant_id=tenant,
     )
     return with_payload_ref(claimed, ref)
+
+
+def _waited_seconds(row: Values, now: int) -> float:
+    """The time in ready of a claimed task, from a row of task_claim_pick with its tenant."""
+    became_ready_at: int = row[-2]
+    return max(0, now - became_ready_at) / 1_000_000
 
 
 # The tasks of a claim mostly have the same timeout and start for the first time.
@@ -376,9 +388,10 @@ def _ending(one: AttemptEnd, is_expired: bool, now: int) -> Values:
 
 def _completed(id_: UUID, row: Values) -> TaskChange:
     """The change for a row of task_complete_insert."""
-    _, _, schedule_id, tenant_id, queue, type_, attempt, worker = row
+    _, _, schedule_id, tenant_id, queue, type_, attempt, worker, ran_seconds, timeout_seconds, trace = row
     schedule = None if schedule_id is None else UUID(bytes=schedule_id)
-    return completed_change(id_, tenant_of(tenant_id), queue, type_, attempt, schedule, worker)
+    ran = (ran_seconds, timeout_seconds)
+    return completed_change(id_, tenant_of(tenant_id), queue, type_, attempt, schedule, worker, *ran, trace)
 
 
 def _pairs(rows: Iterable[Values], ids: Mapping[bytes, UUID]) -> frozenset[tuple[UUID, int]]:

@@ -46,7 +46,7 @@ class SqliteTasks(SqliteBase):
         self,
         tasks: Sequence[NewTask],
         *,
-        has_single_key: bool = False,
+        requires_new_keys: bool = False,
         audit_log: Sequence[AuditLogEntry] = (),
         now: datetime | None = None,
     ) -> SubmitResult:
@@ -57,7 +57,7 @@ class SqliteTasks(SqliteBase):
             taken = self._taken_keys(session, tasks, keyed, moment) if keyed.firsts else {}
             mismatched = mismatched_keys(tasks, keyed, taken)
             new: list[NewTask] = []
-            if not mismatched and not (has_single_key and taken):
+            if not mismatched and not (requires_new_keys and (taken or keyed.repeats)):
                 new = [task for index, task in enumerate(tasks) if index not in taken and index not in keyed.repeats]
                 self._check_handoffs(session, new, moment)
                 self._insert(session, new, to_microseconds(moment))

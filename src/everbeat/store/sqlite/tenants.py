@@ -38,6 +38,7 @@ class SqliteTenants(SqliteBase):
                 block = self._blocks["tenant_insert" if write.expected is None else "tenant_replace"]
                 if session.change(block, tenant_to_row(write)) != 1:
                     raise Rollback
+                session.change(self._blocks["tenant_retention_write"], tenant_to_row(write))
             if response is not None and not self._keep_response(session, response_tenant_id, response, moment):
                 raise Rollback
             write_audit_log(session, self._blocks, audit_log, moment)

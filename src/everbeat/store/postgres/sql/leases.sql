@@ -10,6 +10,10 @@ least(started_at + make_interval(secs => timeout_seconds), first_started_at + ma
 -- The end of a lease that is granted or renewed: at most the deadline of the attempt.
 least(at + make_interval(secs => seconds), deadline)
 
+-- fragment: seconds_between(since, until)
+-- The seconds from one time to a later one.
+extract(epoch FROM until - since)::double precision
+
 -- fragment: deadline_of_task
 -- The deadline of a running task. Tasks that nodes of the first version have claimed have no deadline_at.
 coalesce(t.deadline_at, t.started_at + make_interval(secs => t.timeout_seconds))
@@ -87,7 +91,7 @@ WHERE t.id = p.id AND (t.state = 'ready') IS TRUE
 RETURNING b.request, p.place, p.step, t.id, t.tenant_id, t.type, t.queue, t.payload, t.payload_ref, t.attempt, t.max_attempts,
   t.fence, t.lease_until,
   t.lease_seconds, t.scheduled_for, t.schedule_name AS schedule, t.schedule_id, t.origin, t.timeout_seconds,
-  t.traceparent
+  t.traceparent, {{seconds_between(greatest(t.run_at, t.created_at, t.ready_at), m.at)}} AS waited_seconds
 
 -- name: task_claim
 -- Claim ready tasks under leases, of each step in order. The attempt is counted at the claim, so that a task that crashes its
@@ -212,11 +216,12 @@ moved AS (
     progress_fraction,
     progress_message, result, final_response, 'completed', created_at, started_at, finished_at
   FROM finished
-  RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, worker, false AS is_locked
+  RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, worker,
+    {{seconds_between(started_at, finished_at)}} AS ran_seconds, timeout_seconds, traceparent, false AS is_locked
 )
 SELECT * FROM moved
 UNION ALL
-SELECT t.id, t.fence, t.schedule_id, t.tenant_id, t.queue, t.type, t.attempt, t.lease_owner, true
+SELECT t.id, t.fence, t.schedule_id, t.tenant_id, t.queue, t.type, t.attempt, t.lease_owner, NULL, NULL, NULL, true
 FROM reported AS r CROSS JOIN moment AS m JOIN tasks AS t ON t.id = r.id
 WHERE (SELECT count(*) FROM locked) < (SELECT count(*) FROM reported)
   AND ({{lease_is_valid}} AND r.id NOT IN (SELECT l.id FROM locked AS l)) IS TRUE;
@@ -298,19 +303,19 @@ old AS MATERIALIZED (
 moved AS (
   UPDATE tasks AS t SET state = o.state, run_at = coalesce(o.run_at, t.run_at),
     attempt = t.attempt - CASE WHEN o.outcome = 'released' THEN 1 ELSE 0 END,
-    error = coalesce(o.error, t.error), lease_owner = NULL, lease_until = NULL
-  FROM old AS o WHERE t.id = o.id AND (t.state = 'running') IS TRUE
-  RETURNING {{t.change_columns}}, t.fence,
-    o.lease_owner AS worker
+    error = coalesce(o.error, t.error), lease_owner = NULL, lease_until = NULL, ready_at = m.at
+  FROM old AS o CROSS JOIN moment AS m WHERE t.id = o.id AND (t.state = 'running') IS TRUE
+  RETURNING {{t.change_columns}}, t.fence, o.lease_owner AS worker, {{seconds_between(o.started_at, m.at)}} AS ran_seconds,
+    t.timeout_seconds, t.traceparent
 ),
 kept AS (
   INSERT INTO attempts (task_id, tenant_id, fence, attempt, worker, started_at, ended_at, outcome, error, response)
   SELECT o.id, o.tenant_id, o.fence, o.attempt, o.lease_owner, o.started_at, m.at, o.outcome, o.error, o.response
   FROM old AS o CROSS JOIN moment AS m
 )
-SELECT {{change_columns}}, fence, worker, false AS is_locked FROM moved
+SELECT {{change_columns}}, fence, worker, ran_seconds, timeout_seconds, traceparent, false AS is_locked FROM moved
 UNION ALL
-SELECT {{t.change_columns}}, t.fence, t.lease_owner, true
+SELECT {{t.change_columns}}, t.fence, t.lease_owner, NULL, NULL, NULL, true
 FROM ending AS e CROSS JOIN moment AS m JOIN tasks AS t ON t.id = e.id
 WHERE (SELECT count(*) FROM old) < (SELECT count(*) FROM ending)
   AND (NOT t.cancel_requested AND {{lease_is_ending}} AND e.id NOT IN (SELECT o.id FROM old AS o)) IS TRUE;
@@ -347,11 +352,12 @@ moved AS (
     progress_fraction,
     progress_message, final_error, reason, response, outcome, created_at, started_at, finished_at
   FROM finished
-  RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, worker, false AS is_locked
+  RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, worker,
+    {{seconds_between(started_at, finished_at)}} AS ran_seconds, timeout_seconds, traceparent, false AS is_locked
 )
 SELECT * FROM moved
 UNION ALL
-SELECT t.id, t.fence, t.schedule_id, t.tenant_id, t.queue, t.type, t.attempt, t.lease_owner, true
+SELECT t.id, t.fence, t.schedule_id, t.tenant_id, t.queue, t.type, t.attempt, t.lease_owner, NULL, NULL, NULL, true
 FROM ending AS e CROSS JOIN moment AS m JOIN tasks AS t ON t.id = e.id
 WHERE (SELECT count(*) FROM locked) < (SELECT count(*) FROM ending)
   AND ({{lease_is_ending}} AND e.id NOT IN (SELECT l.id FROM locked AS l)) IS TRUE;

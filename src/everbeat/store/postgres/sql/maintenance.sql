@@ -34,7 +34,7 @@ WHERE (SELECT true FROM tasks WHERE payload_ref = r.ref LIMIT 1) IS NULL
 SELECT c.relname AS name, i.inhrelid IS NOT NULL AS is_attached, coalesce(i.inhdetachpending, false) AS is_pending,
   pg_has_role(c.relowner, 'USAGE') AS is_mine
 FROM pg_class AS c LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid
-WHERE c.relkind = 'r' AND c.relname ~ '^(ticks|task_history|attempts|task_log)_[0-9]{4}_[0-9]{2}$'
+WHERE c.relkind = 'r' AND c.relname ~ '^(ticks|task_history|attempts|task_log)_[0-9]{4}_[0-9]{2}(_detached)?$'
   AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'ticks'::regclass)
 ORDER BY c.relname;
 
@@ -58,34 +58,17 @@ DROP TABLE IF EXISTS month_table;
 -- Drop a month with the privileges of its owner.
 SELECT everbeat_month_drop(:parent, :child);
 
--- name: migration_table
--- The table of applied migrations.
-CREATE TABLE IF NOT EXISTS everbeat_migrations (
-  number integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now());
-
 -- name: migration_lock
 -- Only one node migrates at a time. The others wait, and then find nothing to apply.
 SELECT pg_advisory_xact_lock(hashtext('everbeat_migrations'));
 
--- name: migration_version
--- The newest applied migration.
-SELECT coalesce(max(number), 0) AS version FROM everbeat_migrations;
-
 -- name: event_stream_send
--- Send an event to the other nodes.
-SELECT pg_notify('everbeat_feed', :message);
-
--- name: migration_exists
--- Whether this database has been migrated before.
-SELECT to_regclass('everbeat_migrations') IS NOT NULL AS is_there;
-
--- name: migration_insert
--- Record an applied migration.
-INSERT INTO everbeat_migrations (number, name) VALUES (:number, :name);
+-- Send an event to the other nodes. As for a notice, the commit does not wait for the disk.
+SELECT set_config('synchronous_commit', 'off', true), pg_notify('everbeat_feed', :message);
 
 -- name: notice_send
--- Send a notice to the other nodes.
-SELECT pg_notify('everbeat', :payload);
+-- Send a notice to the other nodes. It is sent at the commit, which does not wait for the disk: there is nothing to keep.
+SELECT set_config('synchronous_commit', 'off', true), pg_notify('everbeat', :payload);
 
 -- name: zone_list
 -- The versions of these time zones that nodes have used.
@@ -108,3 +91,86 @@ SELECT 'dead_rows', s.relname::text, s.n_dead_tup::float8 / (s.n_live_tup + s.n_
 FROM pg_stat_user_tables AS s
 WHERE s.schemaname = current_schema() AND s.n_dead_tup > 100000 AND s.n_dead_tup > s.n_live_tup / 2
 ORDER BY kind, name;
+
+-- name: migration_table
+-- The migrations that nodes of 0.1.0 read. Those that they must not see are in the next table only.
+CREATE TABLE IF NOT EXISTS everbeat_migrations (
+  number integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now());
+
+-- name: migration_record_table
+-- All applied migrations, and which of them code has to know to use the schema after them.
+CREATE TABLE IF NOT EXISTS everbeat_applied_migrations (
+  number integer PRIMARY KEY, name text NOT NULL, minimum integer NOT NULL, applied_at timestamptz NOT NULL);
+
+-- name: migration_view
+-- The newest migration, the one that code has to know, and the newest one that nodes of 0.1.0 see. A migration that is not in
+-- the record was applied by an unknown version, and requires code that knows it.
+CREATE OR REPLACE VIEW everbeat_schema AS
+SELECT greatest(m.newest, a.newest) AS version, greatest(a.minimum, u.newest) AS minimum, m.newest AS visible
+FROM (SELECT coalesce(max(number), 0) AS newest FROM everbeat_migrations) AS m,
+  (SELECT coalesce(max(number), 0) AS newest, coalesce(max(minimum), 0) AS minimum FROM everbeat_applied_migrations) AS a,
+  (SELECT coalesce(max(o.number), 0) AS newest FROM everbeat_migrations AS o
+   WHERE NOT EXISTS (SELECT 1 FROM everbeat_applied_migrations AS p WHERE p.number = o.number)) AS u;
+
+-- name: migration_seed
+-- Record the migrations that were applied before there was a record.
+INSERT INTO everbeat_applied_migrations (number, name, minimum, applied_at)
+SELECT number, name, least(number, :baseline), applied_at FROM everbeat_migrations WHERE number <= :newest
+ON CONFLICT DO NOTHING;
+
+-- name: migration_version
+-- The version of the schema.
+SELECT version, minimum, visible FROM everbeat_schema;
+
+-- name: migration_unrecorded
+-- The newest migration of a database without a record.
+SELECT coalesce(max(number), 0) AS version FROM everbeat_migrations;
+
+-- name: migration_exists
+-- Whether this database has been migrated before, and whether it has the record.
+SELECT to_regclass('everbeat_migrations') IS NOT NULL AS is_there, to_regclass('everbeat_schema') IS NOT NULL AS has_record;
+
+-- name: migration_insert
+-- Show an applied migration to nodes of 0.1.0.
+INSERT INTO everbeat_migrations (number, name, applied_at) VALUES (:number, :name, now());
+
+-- name: migration_record
+-- Record an applied migration.
+INSERT INTO everbeat_applied_migrations (number, name, minimum, applied_at)
+VALUES (:number, :name, :minimum, now());
+
+-- name: migration_show
+-- Show all applied migrations up to a number to nodes of 0.1.0.
+INSERT INTO everbeat_migrations (number, name, applied_at)
+SELECT number, name, applied_at FROM everbeat_applied_migrations WHERE number <= :visible
+ON CONFLICT DO NOTHING;
+
+-- name: migration_hide
+-- Hide applied migrations after a number from nodes of 0.1.0.
+DELETE FROM everbeat_migrations WHERE number > :visible
+  AND number IN (SELECT number FROM everbeat_applied_migrations);
+
+-- name: fence_raise
+-- Raise the fences of live tasks in order of their ids, so that leases from before are refused. Returns the ids.
+WITH page AS (SELECT id FROM tasks WHERE id > :after ORDER BY id LIMIT :limit)
+UPDATE tasks AS t SET fence = t.fence + :raised_by::bigint FROM page AS p WHERE t.id = p.id RETURNING t.id;
+
+-- name: database_restored
+-- Raise the epochs of all partitions, and end their leases.
+UPDATE partitions SET epoch = epoch + :raised_by::bigint, owner = NULL, lease_until = NULL;
+
+-- name: database_restored_nodes
+-- Delete all nodes.
+DELETE FROM nodes;
+
+-- name: database_restored_turns
+-- End the turns of all loops.
+UPDATE turns SET holder = NULL, lease_until = NULL, next_at = NULL;
+
+-- name: rollback_obstacles
+-- What nodes of 0.1.0 cannot read: alert rules, whose tasks have an unknown origin, and targets of unknown kinds.
+SELECT 'enabled alert rules' AS name, count(*) AS count FROM alerts WHERE enabled
+UNION ALL SELECT 'live tasks of alerts', count(*) FROM tasks WHERE origin = 'alert'
+UNION ALL SELECT 'schedules with the target slack or email', count(*) FROM schedules WHERE target_kind IN ('slack', 'email')
+UNION ALL SELECT 'live tasks with the target slack or email', count(*) FROM tasks
+  WHERE queue IN ('everbeat:slack', 'everbeat:email') AND origin <> 'alert';

@@ -2,10 +2,10 @@
 -- Record a heartbeat. Renew owned partitions that are wanted, release owned ones that are not, and take wanted ones that are
 -- free or expired. A lease that ends later than any valid lease counts as expired: the clock was set back. Rows that another
 -- transaction has locked are skipped and returned: one locked row must not cost the node its other leases. A node whose version
--- is older than the schema wants none.
+-- is too old for the schema wants none.
 WITH moment AS (
   SELECT coalesce(:now::timestamptz, now()) AS at,
-    CASE WHEN :schema::integer >= (SELECT max(number) FROM everbeat_migrations) THEN :wanted::smallint[] ELSE '{}' END AS wanted
+    CASE WHEN :schema::integer >= (SELECT minimum FROM everbeat_schema) THEN :wanted::smallint[] ELSE '{}' END AS wanted
 ),
 known AS MATERIALIZED (SELECT id FROM nodes WHERE id = :node FOR NO KEY UPDATE SKIP LOCKED),
 heartbeat AS (

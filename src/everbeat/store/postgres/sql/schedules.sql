@@ -48,6 +48,7 @@ WHERE tenant_id = :tenant_id AND (:after_name::text IS NULL OR name > :after_nam
   AND (:queue::text IS NULL OR queue = :queue)
   AND (:type::text IS NULL OR task_type = :type)
   AND (:target::text IS NULL OR target_kind = :target)
+  AND (:zones::text[] IS NULL OR timezone = ANY(:zones))
 ORDER BY name LIMIT :limit;
 
 -- name: schedule_delete
@@ -91,6 +92,22 @@ WHERE status = 'active' AND due_at < coalesce(:now::timestamptz, now()) - make_i
   AND partition = ANY(ARRAY(SELECT partition FROM partitions))
 ORDER BY due_at LIMIT :limit;
 
+-- name: schedule_is_many
+-- Whether a tenant has more than this number of schedules.
+SELECT count(*) > :than AS is_many FROM (SELECT 1 FROM schedules WHERE tenant_id = :tenant_id LIMIT :than + 1) AS counted;
+
+-- name: schedule_audit
+-- The rules and cursors of schedules of all tenants in order of id. What the ticker writes to plan its work is not among them.
+SELECT id, tenant_id, name, status, trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at,
+  cursor_at, rule_at, created_at, moved_tick_at, jitter_seconds, fault
+FROM schedules WHERE id > :after::uuid ORDER BY id LIMIT :limit;
+
+-- name: schedule_audit_find
+-- The same fields of schedules with these ids.
+SELECT id, tenant_id, name, status, trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at,
+  cursor_at, rule_at, created_at, moved_tick_at, jitter_seconds, fault
+FROM schedules WHERE id = ANY(:ids::uuid[]);
+
 -- name: schedule_faulty
 -- Schedules that were paused because of a fault.
 SELECT {{schedule_columns}} FROM schedules WHERE fault IS NOT NULL AND (:tenant_id::uuid IS NULL OR tenant_id = :tenant_id) ORDER BY id LIMIT :limit;
@@ -110,13 +127,18 @@ ON CONFLICT DO NOTHING;
 -- Schedules whose rule may refer to a calendar. This is a text search; the caller checks the rule.
 SELECT {{schedule_columns}} FROM schedules WHERE tenant_id = :tenant_id AND calendars IS NOT NULL AND strpos(calendars, :name) > 0;
 
+-- name: schedule_page_end
+-- The id of the last of the next schedules of all tenants, in order of id.
+SELECT id FROM (SELECT id FROM schedules WHERE id > :after::uuid ORDER BY id LIMIT :limit) AS page ORDER BY id DESC LIMIT 1;
+
 -- name: schedule_zones
--- The zones of all active schedules. Triggers that may contain a zone of their own are returned with their text.
+-- The zones of the active schedules in a range of ids. Triggers that may contain a zone of their own are returned with their text.
 SELECT DISTINCT timezone, trigger_kind, CASE WHEN trigger_text ILIKE '%TZ%=%' THEN trigger_text END AS trigger_text
-FROM schedules WHERE status = 'active' AND trigger_kind IN ('cron', 'rrule');
+FROM schedules WHERE id > :after::uuid AND id <= :until::uuid AND status = 'active' AND trigger_kind IN ('cron', 'rrule');
 
 -- name: schedule_in_zones
--- Active schedules of all tenants whose rule may depend on one of these zones, in order of id; the caller checks the rule.
+-- Active schedules of all tenants in a range of ids whose rule may depend on one of these zones; the caller checks the rule.
 SELECT {{schedule_columns}} FROM schedules
-WHERE status = 'active' AND trigger_kind IN ('cron', 'rrule') AND (timezone = ANY(:zones::text[]) OR trigger_text ILIKE '%TZ%=%') AND id > :after::uuid
-ORDER BY id LIMIT :limit;
+WHERE status = 'active' AND trigger_kind IN ('cron', 'rrule') AND (timezone = ANY(:zones::text[]) OR trigger_text ILIKE '%TZ%=%')
+  AND id > :after::uuid AND id <= :until::uuid
+ORDER BY id;

@@ -187,7 +187,7 @@ locked AS MATERIALIZED (
   -- After the choice: a locked task keeps its place, so that no later tick of its schedule overtakes it.
   SELECT t.id FROM next_held AS h JOIN tasks AS t ON t.id = h.id WHERE (t.state = 'held') IS TRUE FOR NO KEY UPDATE OF t SKIP LOCKED
 )
-UPDATE tasks AS t SET
+UPDATE tasks AS t SET ready_at = coalesce(:now::timestamptz, now()),
   state = CASE WHEN t.run_at > coalesce(:now::timestamptz, now()) THEN 'scheduled' ELSE 'ready' END
 FROM locked AS h WHERE t.id = h.id AND (t.state = 'held') IS TRUE
 RETURNING {{t.change_columns}};

@@ -1,12 +1,19 @@
+-- fragment: tenant_columns
+-- The columns of a tenant. Named, because a newer version may add columns.
+id, name, weight, max_schedules, max_ready, max_running, submits_per_second, max_payload_bytes, min_priority, revision, created_at, updated_at
+
 -- name: tenant_list
 -- Tenants in order of name, after a given name.
-SELECT * FROM tenants WHERE name > :after_name ORDER BY name LIMIT :limit;
+SELECT {{t.tenant_columns}}, r.retention_days FROM tenants AS t LEFT JOIN tenant_retention AS r ON r.tenant_id = t.id
+WHERE t.name > :after_name ORDER BY t.name LIMIT :limit;
 
 -- name: tenant_find
 -- Tenants with these ids or names.
-SELECT * FROM tenants WHERE id = ANY(:ids::uuid[])
+SELECT {{t.tenant_columns}}, r.retention_days FROM tenants AS t LEFT JOIN tenant_retention AS r ON r.tenant_id = t.id
+WHERE t.id = ANY(:ids::uuid[])
 UNION
-SELECT * FROM tenants WHERE name = ANY(:names::text[]);
+SELECT {{t.tenant_columns}}, r.retention_days FROM tenants AS t LEFT JOIN tenant_retention AS r ON r.tenant_id = t.id
+WHERE t.name = ANY(:names::text[]);
 
 -- name: tenant_insert
 -- Insert a tenant, if neither its id nor its name is taken.
@@ -23,10 +30,16 @@ UPDATE tenants SET name = :name, weight = :weight, max_schedules = :max_schedule
   min_priority = :min_priority, revision = :revision, updated_at = :updated_at
 WHERE id = :id AND revision = :expected;
 
+-- name: tenant_retention_write
+-- Write the retention of a tenant; null if it has none of its own.
+INSERT INTO tenant_retention (tenant_id, retention_days) VALUES (:id, :retention_days)
+ON CONFLICT (tenant_id) DO UPDATE SET retention_days = excluded.retention_days;
+
 -- name: tenant_lock
 -- Lock a tenant while its quota is checked. This lock mode does not block inserts of rows that reference the tenant.
 SELECT id FROM tenants WHERE id = :tenant_id FOR NO KEY UPDATE;
 
 -- name: schedule_quota_count
--- The number of a tenant's schedules, counted up to the quota.
-SELECT count(*) AS count FROM (SELECT 1 FROM schedules WHERE tenant_id = :tenant_id LIMIT :max_schedules) AS counted;
+-- The number of a tenant's schedules and checks, each counted up to the quota.
+SELECT (SELECT count(*) FROM (SELECT 1 FROM schedules WHERE tenant_id = :tenant_id LIMIT :max_schedules) AS s)
+  + (SELECT count(*) FROM (SELECT 1 FROM checks WHERE tenant_id = :tenant_id LIMIT :max_schedules) AS c) AS count;

@@ -148,6 +148,71 @@ CROSS JOIN LATERAL (
     AND (scheduled_for < :from_at OR until >= w.end_at) OFFSET 0
 ) AS t;
 
+-- name: tick_audit
+-- Of each schedule, the number of ticks in the rows that begin in a window, and the largest lag. A moved tick is not one of the
+-- rule.
+SELECT w.id AS schedule_id, t.recorded, t.lag_seconds
+FROM unnest(:ids::uuid[], :ends::timestamptz[]) AS w(id, end_at)
+CROSS JOIN LATERAL (
+  SELECT coalesce(sum(count) FILTER (WHERE reason IS DISTINCT FROM 'zone_changed'), 0)::bigint AS recorded,
+    coalesce(max(extract(epoch FROM fired_at - scheduled_for)) FILTER (WHERE outcome = 'fired'), 0)::double precision AS lag_seconds
+  FROM ticks WHERE schedule_id = w.id AND scheduled_for >= :from_at AND scheduled_for < w.end_at
+) AS t;
+
+-- name: tick_suspect
+-- Ticks whose tasks were created recently, by the time in their ids, and that have no ledger row, more than one task, or were late.
+WITH made AS (
+  SELECT schedule_id, scheduled_for, count(*) AS tasks FROM (
+    SELECT schedule_id, scheduled_for FROM tasks WHERE id >= :since AND origin = 'tick'
+    UNION ALL
+    SELECT schedule_id, scheduled_for FROM task_history WHERE id >= :since AND origin = 'tick'
+  ) AS recent GROUP BY schedule_id, scheduled_for
+)
+SELECT s.tenant_id, m.schedule_id, s.name, s.jitter_seconds, m.scheduled_for, m.tasks, t.fired_at
+FROM made AS m
+LEFT JOIN ticks AS t ON t.schedule_id = m.schedule_id AND t.scheduled_for = m.scheduled_for
+JOIN schedules AS s ON s.id = m.schedule_id
+WHERE m.tasks > 1 OR t.fired_at IS NULL
+  OR t.fired_at > m.scheduled_for + make_interval(secs => :late_seconds + s.jitter_seconds)
+ORDER BY m.scheduled_for DESC LIMIT :limit;
+
+-- name: tick_day_totals
+-- Of schedules of any tenant, totals of the rows that begin in a window, by outcome and reason.
+SELECT t.schedule_id, t.outcome, t.reason, sum(t.count)::bigint AS count, min(t.scheduled_for) AS first_at,
+  max(t.scheduled_for) AS last_at, coalesce(max(extract(epoch FROM t.fired_at - t.scheduled_for)), 0)::double precision AS lag_seconds
+FROM unnest(:ids::uuid[]) AS w(id)
+CROSS JOIN LATERAL (
+  SELECT * FROM ticks WHERE schedule_id = w.id AND scheduled_for >= :from_at AND scheduled_for < :to_at OFFSET 0
+) AS t
+GROUP BY t.schedule_id, t.outcome, t.reason;
+
+-- name: tick_day_ranges
+-- Skipped ranges of schedules of any tenant that cross a boundary of a window. A range ends in the month in which it begins.
+SELECT t.* FROM unnest(:ids::uuid[]) AS w(id)
+CROSS JOIN LATERAL (
+  SELECT {{tick_columns}} FROM ticks
+  WHERE schedule_id = w.id AND until >= :from_at AND scheduled_for >= :month_at AND scheduled_for < :to_at
+    AND (scheduled_for < :from_at OR until >= :to_at) OFFSET 0
+) AS t;
+
+-- name: tick_day_doubled
+-- The number of ticks with more than one task of each of these schedules of any tenant.
+SELECT schedule_id, count(*) AS count FROM (
+  SELECT schedule_id, scheduled_for FROM (
+    SELECT schedule_id, scheduled_for FROM tasks
+    WHERE schedule_id = ANY(:ids::uuid[]) AND origin = 'tick' AND scheduled_for >= :from_at AND scheduled_for < :to_at
+    UNION ALL
+    SELECT schedule_id, scheduled_for FROM task_history
+    WHERE schedule_id = ANY(:ids::uuid[]) AND origin = 'tick' AND scheduled_for >= :from_at AND scheduled_for < :to_at
+  ) AS made GROUP BY schedule_id, scheduled_for HAVING count(*) > 1
+) AS doubled GROUP BY schedule_id;
+
+-- name: tick_window_totals
+-- Totals of all rows of a tenant that begin in a window, by outcome and reason. An index on the time finds the rows.
+SELECT outcome, reason, sum(count)::bigint AS count FROM ticks
+WHERE scheduled_for >= :from_at AND scheduled_for < :to_at AND tenant_id = :tenant_id
+GROUP BY outcome, reason;
+
 -- name: tick_doubled
 -- The number of ticks with more than one task, live or finished. There should be none.
 SELECT schedule_id, count(*) AS count FROM (

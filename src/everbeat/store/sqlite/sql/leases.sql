@@ -18,6 +18,14 @@ min(started_at + {{microseconds(timeout_seconds)}},
 -- The end of a lease that is granted or renewed: at most the deadline of the attempt.
 min(at + {{microseconds(seconds)}}, deadline)
 
+-- fragment: became_ready(due_at, written_at, again_at)
+-- When a ready task became ready: when it was due, written, released from hold, or put back after an attempt.
+max(due_at, written_at, coalesce(again_at, 0))
+
+-- fragment: seconds_between(since, until)
+-- The seconds from one time to a later one.
+((until - since) / 1000000.0)
+
 -- fragment: deadline_of_task
 -- The deadline of a running task. Tasks that processes of the first version have claimed have no deadline_at.
 coalesce(t.deadline_at, t.started_at + {{microseconds(t.timeout_seconds)}})
@@ -88,7 +96,7 @@ ORDER BY run_at, id LIMIT :limit;
 -- The oldest ready tasks of a flow.
 -- returns: tuples
 SELECT rowid, run_at, id, type, queue, payload, payload_ref, attempt + 1, max_attempts, fence + 1, scheduled_for,
-  schedule_name, schedule_id, origin, timeout_seconds, traceparent, first_started_at
+  schedule_name, schedule_id, origin, timeout_seconds, traceparent, first_started_at, {{became_ready(run_at, created_at, ready_at)}}
 FROM tasks
 WHERE queue = :queue AND ({{flow_columns}}) = ({{:flow_columns}})
   AND state = 'ready'
@@ -99,7 +107,8 @@ ORDER BY run_at, id LIMIT :limit;
 -- release and reacquire the GIL.
 -- returns: tuples
 SELECT l.key, t.rowid, t.run_at, t.id, t.type, t.queue, t.payload, t.payload_ref, t.attempt + 1, t.max_attempts, t.fence + 1,
-  t.scheduled_for, t.schedule_name, t.schedule_id, t.origin, t.timeout_seconds, t.traceparent, t.first_started_at
+  t.scheduled_for, t.schedule_name, t.schedule_id, t.origin, t.timeout_seconds, t.traceparent, t.first_started_at,
+  {{became_ready(t.run_at, t.created_at, t.ready_at)}}
 FROM json_each(:queue_types) AS l
 CROSS JOIN tasks AS t ON t.rowid IN (
   SELECT o.rowid FROM tasks AS o
@@ -116,7 +125,8 @@ SELECT tenant_id, queue FROM pauses WHERE ended_at IS NULL AND (until_at IS NULL
 -- The oldest ready tasks of manual triggers in paused queues. Tasks of the excluded tenants stay ready.
 -- returns: tuples
 SELECT t.rowid, t.run_at, t.id, t.type, t.queue, t.payload, t.payload_ref, t.attempt + 1, t.max_attempts, t.fence + 1,
-  t.scheduled_for, t.schedule_name, t.schedule_id, t.origin, t.timeout_seconds, t.traceparent, t.first_started_at, t.tenant_id
+  t.scheduled_for, t.schedule_name, t.schedule_id, t.origin, t.timeout_seconds, t.traceparent, t.first_started_at,
+  {{became_ready(t.run_at, t.created_at, t.ready_at)}}, t.tenant_id
 FROM tasks AS t
 WHERE t.state = 'ready' AND t.origin = 'trigger' AND t.queue IN (SELECT value FROM json_each(:queues))
   AND (:tenant_id IS NULL OR t.tenant_id = :tenant_id)
@@ -170,7 +180,8 @@ SELECT t.id, t.tenant_id, {{t.copied_columns}}, t.run_at, 'completed', t.attempt
 FROM json_each(:results) AS r
 CROSS JOIN tasks AS t ON t.id = unhex(r.value ->> 1) AND t.tenant_id = coalesce(unhex(r.value ->> 0), t.tenant_id) AND t.fence = r.value ->> 2
 WHERE t.state = 'running' AND +t.lease_until > :now
-RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, worker;
+RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, worker, {{seconds_between(started_at, finished_at)}},
+  timeout_seconds, traceparent;
 
 -- name: task_complete
 -- Delete the live rows after the history rows are written.
@@ -229,16 +240,16 @@ FROM tasks AS t WHERE t.state = 'running' AND t.lease_until <= :now ORDER BY t.l
 INSERT INTO attempts (task_id, tenant_id, fence, attempt, worker, started_at, ended_at, outcome, error, response)
 SELECT id, tenant_id, fence, attempt, lease_owner, started_at, ?5, ?6, ?9, coalesce(?10, response) FROM tasks
 WHERE id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4 AND NOT cancel_requested
-RETURNING task_id, worker;
+RETURNING task_id, worker, {{seconds_between(started_at, ended_at)}} AS ran_seconds;
 
 -- name: task_end
 -- Put back a task whose attempt did not end it. A released task is not charged an attempt.
 -- A task that got a cancel request after it was read is not put back. The caller has to decide again.
 -- returns: {{change_columns}}
 UPDATE tasks SET state = ?7, run_at = coalesce(?8, run_at), attempt = attempt - iif(?6 = 'released', 1, 0),
-  error = coalesce(?9, error), lease_owner = NULL, lease_until = NULL
+  error = coalesce(?9, error), lease_owner = NULL, lease_until = NULL, ready_at = ?5
 WHERE id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4 AND NOT cancel_requested
-RETURNING {{change_columns}}, fence;
+RETURNING {{change_columns}}, fence, timeout_seconds, traceparent;
 
 -- name: task_finish_dead_letter
 -- Insert the dead letter of a task, if its attempt ended it as dead.
@@ -261,7 +272,8 @@ WHERE id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease
 -- returns: id uuid, tenant_id cached_uuid, schedule_id uuid
 DELETE FROM tasks
 WHERE id = ?1 AND tenant_id = ?2 AND fence = ?3 AND state = 'running' AND (lease_until <= ?5) = ?4
-RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, lease_owner AS worker;
+RETURNING id, fence, schedule_id, tenant_id, queue, type, attempt, lease_owner AS worker,
+  {{seconds_between(started_at, ?5)}} AS ran_seconds, timeout_seconds, traceparent;
 
 -- name: task_ended
 -- How attempts with these fences were ended earlier.

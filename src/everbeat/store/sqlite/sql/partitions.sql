@@ -1,10 +1,10 @@
 -- name: partition_renew
 -- Renew owned partitions that are wanted, release owned ones that are not, and take wanted ones that are free or expired.
--- A lease that ends later than any valid lease counts as expired: the clock was set back. A node whose version is older than
--- the schema wants none.
+-- A lease that ends later than any valid lease counts as expired: the clock was set back. A node whose version is too old
+-- for the schema wants none.
 -- returns: owner uuid
 WITH wanted(partition) AS MATERIALIZED (
-  SELECT value FROM json_each(:wanted) WHERE :schema >= (SELECT max(number) FROM everbeat_migrations)
+  SELECT value FROM json_each(:wanted) WHERE :schema >= (SELECT minimum FROM everbeat_schema)
 )
 UPDATE partitions SET
   owner = iif(partition IN (SELECT partition FROM wanted), :node, NULL),

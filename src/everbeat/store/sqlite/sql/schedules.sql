@@ -53,6 +53,7 @@ WHERE tenant_id = :tenant_id AND (:after_name IS NULL OR name > :after_name)
   AND (:queue IS NULL OR queue = :queue)
   AND (:type IS NULL OR task_type = :type)
   AND (:target IS NULL OR target_kind = :target)
+  AND (:zones IS NULL OR timezone IN (SELECT value FROM json_each(:zones)))
 ORDER BY name LIMIT :limit;
 
 -- name: schedule_delete
@@ -85,6 +86,27 @@ WHERE status = 'active' AND due_at < :now - :late_seconds * 1000000
   AND partition IN (SELECT partition FROM partitions)
 ORDER BY due_at LIMIT :limit;
 
+-- name: schedule_is_many
+-- Whether a tenant has more than this number of schedules.
+-- returns: is_many bool
+SELECT count(*) > :than AS is_many FROM (SELECT 1 FROM schedules WHERE tenant_id = :tenant_id LIMIT :than + 1);
+
+-- name: schedule_audit
+-- The rules and cursors of schedules of all tenants in order of id. What the ticker writes to plan its work is not among them.
+-- returns: id uuid, tenant_id cached_uuid, anchor time, starts_at time, ends_at time, cursor_at time, rule_at time
+-- returns: created_at time, moved_tick_at time
+SELECT id, tenant_id, name, status, trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at,
+  cursor_at, rule_at, created_at, moved_tick_at, jitter_seconds, fault
+FROM schedules WHERE id > :after ORDER BY id LIMIT :limit;
+
+-- name: schedule_audit_find
+-- The same fields of schedules with these ids.
+-- returns: id uuid, tenant_id cached_uuid, anchor time, starts_at time, ends_at time, cursor_at time, rule_at time
+-- returns: created_at time, moved_tick_at time
+SELECT id, tenant_id, name, status, trigger_kind, trigger_text, timezone, anchor, dst_gap, dst_fold, calendars, starts_at, ends_at,
+  cursor_at, rule_at, created_at, moved_tick_at, jitter_seconds, fault
+FROM schedules WHERE id IN (SELECT unhex(value) FROM json_each(:ids));
+
 -- name: schedule_faulty
 -- Schedules that were paused because of a fault.
 -- returns: {{schedule_columns}}
@@ -107,14 +129,20 @@ ON CONFLICT DO NOTHING;
 -- returns: {{schedule_columns}}
 SELECT {{schedule_columns}} FROM schedules WHERE tenant_id = :tenant_id AND calendars IS NOT NULL AND instr(calendars, :name) > 0;
 
+-- name: schedule_page_end
+-- The id of the last of the next schedules of all tenants, in order of id.
+-- returns: id uuid
+SELECT id FROM (SELECT id FROM schedules WHERE id > :after ORDER BY id LIMIT :limit) AS page ORDER BY id DESC LIMIT 1;
+
 -- name: schedule_zones
--- The zones of all active schedules. Triggers that may contain a zone of their own are returned with their text.
+-- The zones of the active schedules in a range of ids. Triggers that may contain a zone of their own are returned with their text.
 SELECT DISTINCT timezone, trigger_kind, CASE WHEN trigger_text LIKE '%TZ%=%' THEN trigger_text END AS trigger_text
-FROM schedules WHERE status = 'active' AND trigger_kind IN ('cron', 'rrule');
+FROM schedules WHERE id > :after AND id <= :until AND status = 'active' AND trigger_kind IN ('cron', 'rrule');
 
 -- name: schedule_in_zones
--- Active schedules of all tenants whose rule may depend on one of these zones, in order of id; the caller checks the rule.
+-- Active schedules of all tenants in a range of ids whose rule may depend on one of these zones; the caller checks the rule.
 -- returns: {{schedule_columns}}
 SELECT {{schedule_columns}} FROM schedules
-WHERE status = 'active' AND trigger_kind IN ('cron', 'rrule') AND (timezone IN (SELECT value FROM json_each(:zones)) OR trigger_text LIKE '%TZ%=%') AND id > :after
-ORDER BY id LIMIT :limit;
+WHERE status = 'active' AND trigger_kind IN ('cron', 'rrule') AND (timezone IN (SELECT value FROM json_each(:zones)) OR trigger_text LIKE '%TZ%=%')
+  AND id > :after AND id <= :until
+ORDER BY id;

@@ -129,7 +129,7 @@ WHERE t.origin = 'tick' AND NOT t.cancel_requested AND EXISTS (
 -- name: task_release_held
 -- Release held tasks of a schedule in the order of their ticks, up to its concurrency limit.
 -- returns: {{change_columns}}
-UPDATE tasks SET state = iif(run_at > ?3, 'scheduled', 'ready')
+UPDATE tasks SET state = iif(run_at > ?3, 'scheduled', 'ready'), ready_at = ?3
 WHERE rowid IN (
   SELECT rowid FROM tasks WHERE state = 'held' AND schedule_id = ?1 ORDER BY scheduled_for, id LIMIT max(0, ?2 - (
     SELECT count(*) FROM tasks AS t WHERE t.schedule_id = ?1 AND t.state <> 'held' AND t.origin <> 'backfill'))

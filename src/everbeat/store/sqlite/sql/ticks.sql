@@ -126,6 +126,70 @@ WHERE t.schedule_id = unhex(w.value) AND t.tenant_id = :tenant_id AND t.until >=
   AND t.scheduled_for < (:ends ->> w.key)
   AND (t.scheduled_for < :from_at OR t.until >= (:ends ->> w.key));
 
+-- name: tick_audit
+-- Of each schedule, the number of ticks in the rows that begin in a window, and the largest lag. A moved tick is not one of the
+-- rule.
+-- returns: schedule_id uuid
+SELECT unhex(w.value) AS schedule_id, coalesce(sum(t.count) FILTER (WHERE t.reason IS NOT 'zone_changed'), 0) AS recorded,
+  coalesce(max(t.fired_at - t.scheduled_for) FILTER (WHERE t.outcome = 'fired'), 0) / 1000000.0 AS lag_seconds
+FROM json_each(:ids) AS w LEFT JOIN ticks AS t ON t.schedule_id = unhex(w.value)
+  AND t.scheduled_for >= :from_at AND t.scheduled_for < (:ends ->> w.key)
+GROUP BY w.key;
+
+-- name: tick_suspect
+-- Ticks whose tasks were created recently, by the time in their ids, and that have no ledger row, more than one task, or were late.
+-- returns: tenant_id cached_uuid, schedule_id uuid, scheduled_for time, fired_at time
+WITH made AS (
+  SELECT schedule_id, scheduled_for, count(*) AS tasks FROM (
+    SELECT schedule_id, scheduled_for FROM tasks WHERE id >= :since AND origin = 'tick'
+    UNION ALL
+    SELECT schedule_id, scheduled_for FROM task_history WHERE id >= :since AND origin = 'tick'
+  ) GROUP BY schedule_id, scheduled_for
+)
+SELECT s.tenant_id, m.schedule_id, s.name, s.jitter_seconds, m.scheduled_for, m.tasks, t.fired_at
+FROM made AS m CROSS JOIN schedules AS s ON s.id = m.schedule_id
+LEFT JOIN ticks AS t ON t.schedule_id = m.schedule_id AND t.scheduled_for = m.scheduled_for
+WHERE m.tasks > 1 OR t.fired_at IS NULL
+  OR t.fired_at > m.scheduled_for + {{microseconds((:late_seconds + s.jitter_seconds))}}
+ORDER BY m.scheduled_for DESC LIMIT :limit;
+
+-- name: tick_day_totals
+-- Of schedules of any tenant, totals of the rows that begin in a window, by outcome and reason.
+-- returns: schedule_id uuid, first_at time, last_at time
+SELECT t.schedule_id, t.outcome, t.reason, sum(t.count) AS count, min(t.scheduled_for) AS first_at,
+  max(t.scheduled_for) AS last_at, max(t.fired_at - t.scheduled_for) / 1000000.0 AS lag_seconds
+FROM json_each(:ids) AS w CROSS JOIN ticks AS t
+WHERE t.schedule_id = unhex(w.value) AND t.scheduled_for >= :from_at AND t.scheduled_for < :to_at
+GROUP BY t.schedule_id, t.outcome, t.reason;
+
+-- name: tick_day_ranges
+-- Skipped ranges of schedules of any tenant that cross a boundary of a window. A range ends in the month in which it begins.
+-- returns: {{tick_columns}}
+SELECT {{t.tick_columns}} FROM json_each(:ids) AS w CROSS JOIN ticks AS t
+WHERE t.schedule_id = unhex(w.value) AND t.until >= :from_at AND t.scheduled_for >= :month_at AND t.scheduled_for < :to_at
+  AND (t.scheduled_for < :from_at OR t.until >= :to_at);
+
+-- name: tick_day_doubled
+-- The number of ticks with more than one task of each of these schedules of any tenant.
+-- returns: schedule_id uuid
+SELECT schedule_id, count(*) AS count FROM (
+  SELECT schedule_id, scheduled_for FROM (
+    SELECT schedule_id, scheduled_for FROM tasks
+    WHERE schedule_id IN (SELECT unhex(value) FROM json_each(:ids)) AND origin = 'tick'
+      AND scheduled_for >= :from_at AND scheduled_for < :to_at
+    UNION ALL
+    SELECT schedule_id, scheduled_for FROM task_history
+    WHERE schedule_id IN (SELECT unhex(value) FROM json_each(:ids)) AND origin = 'tick'
+      AND scheduled_for >= :from_at AND scheduled_for < :to_at
+  ) GROUP BY schedule_id, scheduled_for HAVING count(*) > 1
+) GROUP BY schedule_id;
+
+-- name: tick_window_totals
+-- Totals of all rows of a tenant that begin in a window, by outcome and reason. An index on the time finds the rows.
+SELECT outcome, reason, sum(count) AS count FROM ticks
+WHERE scheduled_for >= :from_at AND scheduled_for < :to_at AND +tenant_id = :tenant_id
+GROUP BY outcome, reason;
+
 -- name: tick_doubled
 -- The number of ticks with more than one task, live or finished. There should be none.
 -- returns: schedule_id uuid

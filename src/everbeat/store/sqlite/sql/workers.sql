@@ -38,7 +38,8 @@ GROUP BY q.value ORDER BY q.value;
 
 -- name: worker_running
 -- The number of running tasks of a tenant by worker.
-SELECT lease_owner AS worker, count(*) AS count FROM tasks
+-- Without statistics, the planner would read all live tasks of the tenant.
+SELECT lease_owner AS worker, count(*) AS count FROM tasks INDEXED BY tasks_running_of_tenant
 WHERE state = 'running' AND tenant_id = :tenant_id AND lease_owner IN (SELECT value FROM json_each(:workers))
 GROUP BY lease_owner;
 

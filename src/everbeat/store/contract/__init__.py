@@ -1,0 +1,1 @@
+"""The parts of the Store contract, by subject. store/base.py joins them."""
